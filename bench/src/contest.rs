@@ -1,13 +1,13 @@
-//! One measurement: rounds in which each contestant in turn answers the same number of blocks. The median block of a
-//! round counts, so that a block in which the thread was set aside does not; and of the rounds the best, because on a
-//! shared machine noise only ever adds.
+//! One measurement: rounds in which the contestants take turns on the same number of blocks. The median block of a round
+//! counts, so that a block in which the thread was preempted does not; and the best round, because noise on a shared
+//! machine only adds time.
 
 use crate::contestants::Contestant;
 use crate::traffic::{BLOCK, Law, Traffic};
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// Nanoseconds a decision and a thread, one figure for each contestant.
+/// Returns nanoseconds per decision and thread for each contestant.
 pub(crate) fn measure(
     contestants: &[&dyn Contestant],
     keys: u64,
@@ -54,7 +54,7 @@ fn timed(contestant: &dyn Contestant, traffic: &mut Traffic) -> f64 {
     start.elapsed().as_nanos() as f64
 }
 
-/// Lets a contestant meet every key once.
+/// Runs a contestant once on every key.
 pub(crate) fn fill(contestant: &dyn Contestant, keys: u64) {
     let mut traffic = Traffic::new(keys, Law::Uniform, 0);
     for first in (0..keys).step_by(BLOCK) {

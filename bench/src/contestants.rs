@@ -1,4 +1,4 @@
-//! Who is measured: each answers a block of requests as its users would have it do.
+//! Contestants: Tollgate's store, its peers and the floor, each used as its users would.
 
 use crate::floor::Floor;
 use crate::traffic::{BLOCK, Traffic};
@@ -9,29 +9,29 @@ use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 use throttlecrab::{AdaptiveStore, RateLimiter as Crab};
 use tollgate_core::{
-    Algorithm, Charge, Clock, Cost, CounterKey, Limit, LimitSpec, Outcome, Part, Quota, Scope, Span,
-    SystemClock,
+    Algorithm, Charge, Clock, Cost, CounterKey, KeyPart, Limit, LimitSpec, Outcome, Rate, Scope, SystemClock,
+    TimeDelta,
 };
 use tollgate_store::{HugePages, MemoryConfig, MemoryStore};
 
-/// Time for one unit to come back, so that every key stays live while it is measured.
+/// Seconds until one unit is refilled, so that every key stays live during the measurement.
 const INTERVAL: u64 = 60;
-/// So many units that the most frequent key is never denied.
+/// Burst large enough that the most frequent key is never denied.
 const BURST: u32 = 18_000_000;
 
-/// Someone who decides.
+/// A limiter under measurement.
 pub(crate) trait Contestant: Sync {
     fn name(&self) -> String;
-    /// Answers each request of the block.
+    /// Decides each request of the block.
     fn answer(&self, traffic: &Traffic);
 }
 
 pub(crate) fn limit() -> Limit {
-    let quota = Quota::per(1_000_000, Span::from_secs(INTERVAL * 1_000_000));
+    let quota = Rate::per(1_000_000, TimeDelta::from_secs(INTERVAL * 1_000_000));
     LimitSpec::new(Algorithm::Gcra, quota).burst(u64::from(BURST)).build().expect("a limit")
 }
 
-/// Our store, with a cap of 32 bytes for each expected counter.
+/// Tollgate's store, with 32 bytes of memory per expected counter.
 pub(crate) struct Ours {
     pub(crate) store: MemoryStore<SystemClock>,
     clock: SystemClock,
@@ -40,11 +40,11 @@ pub(crate) struct Ours {
     way: Way,
 }
 
-/// How our store is asked.
+/// How the store is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     OneLimit,
-    /// One limit, at an instant that the caller knows: what a decision costs beside reading the clock.
+    /// One limit, at a time given by the caller: the cost of a decision without reading the clock.
     TimeGiven,
     FourLimits,
     Batch,
@@ -53,9 +53,9 @@ pub(crate) enum Way {
 impl Ours {
     pub(crate) fn new(keys: u64, way: Way, huge_pages: HugePages) -> Self {
         let counters = keys as usize * if way == Way::FourLimits { 4 } else { 1 };
-        // 32 bytes a key, all told, as the bare table has; of which almost nothing aside.
+        // 32 bytes per key in total, as in the bare table, with almost nothing for wide counters.
         let mut config = MemoryConfig::with_bytes((counters * 32).max(1 << 18));
-        config.aside_bytes = Some(1 << 14);
+        config.wide_bytes = Some(1 << 14);
         config.huge_pages = huge_pages;
         let clock = SystemClock::new();
         let scopes = (0..4).map(|n| Scope::new(format!("scope {n}"))).collect();
@@ -77,20 +77,20 @@ impl Contestant for Ours {
         match self.way {
             Way::OneLimit => {
                 for key in &traffic.block {
-                    let key = CounterKey { scope: &self.scopes[0], parts: &[Part::Text(key)] };
+                    let key = CounterKey { scope: &self.scopes[0], parts: &[KeyPart::Text(key)] };
                     black_box(&self.store.apply(&[Charge::new(key, &self.limit, Cost::ONE)]));
                 }
             }
             Way::TimeGiven => {
                 let now = self.clock.now();
                 for key in &traffic.block {
-                    let key = CounterKey { scope: &self.scopes[0], parts: &[Part::Text(key)] };
+                    let key = CounterKey { scope: &self.scopes[0], parts: &[KeyPart::Text(key)] };
                     black_box(&self.store.charge_at(now, &[Charge::new(key, &self.limit, Cost::ONE)]));
                 }
             }
             Way::FourLimits => {
                 for key in &traffic.block {
-                    let parts = [Part::Text(key)];
+                    let parts = [KeyPart::Text(key)];
                     let charge = |n: usize| {
                         Charge::new(
                             CounterKey { scope: &self.scopes[n], parts: &parts },
@@ -104,7 +104,7 @@ impl Contestant for Ours {
             Way::Batch => {
                 let mut out: Vec<Outcome> = Vec::with_capacity(32);
                 for keys in traffic.block.chunks_exact(32) {
-                    let parts: [[Part<'_>; 1]; 32] = std::array::from_fn(|n| [Part::Text(&keys[n])]);
+                    let parts: [[KeyPart<'_>; 1]; 32] = std::array::from_fn(|n| [KeyPart::Text(&keys[n])]);
                     let charges: [Charge<'_>; 32] = std::array::from_fn(|n| {
                         let key = CounterKey { scope: &self.scopes[0], parts: &parts[n] };
                         Charge::new(key, &self.limit, Cost::ONE)
@@ -164,7 +164,7 @@ impl Contestant for Bare {
     }
 }
 
-/// The price of a reading of the clock.
+/// The cost of reading the clock.
 pub(crate) struct ClockAlone(pub(crate) SystemClock);
 
 impl Contestant for ClockAlone {
@@ -224,7 +224,7 @@ impl Contestant for GovernorByNumber {
     }
 }
 
-/// Its library takes `&mut self`: threads share it through a mutex, as its server does through an actor.
+/// throttlecrab's library takes `&mut self`: threads share it through a mutex, as its server does through an actor.
 pub(crate) struct Throttlecrab(Mutex<Crab<AdaptiveStore>>);
 
 impl Throttlecrab {

@@ -1,8 +1,8 @@
-//! Many quotas: how long a million take in and out, how long others wait meanwhile, and what a node needs that starts with all
-//! of them.
+//! Control plane with many quotas: import and export time per million, the wait of other changes meanwhile, and the startup
+//! of a node with all of them.
 //!
-//! `--short`: a million; else ten. Everything by the server's binary over SQLite; with `--postgres` over a PostgreSQL that is
-//! started for it, or over the database of `TOLLGATE_BENCH_DB`.
+//! One million quotas with `--short`, else ten. Uses the server's binary over SQLite; with `--postgres` over a PostgreSQL
+//! that it starts, or over the database of `TOLLGATE_BENCH_DB`.
 
 use crate::databases::Postgres;
 use crate::process::{Server, children_ticks, free_port, tollgate_binary};
@@ -15,16 +15,16 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How many.
+/// Number of quotas.
 #[derive(Clone, Copy)]
 pub(crate) enum Length {
     Short,
     Full,
 }
 
-/// Where they are kept.
+/// Database of the control plane.
 #[derive(Clone, Copy)]
-pub(crate) enum Kept {
+pub(crate) enum Database {
     Sqlite,
     Postgres,
 }
@@ -32,10 +32,10 @@ pub(crate) enum Kept {
 const RULES: &str =
     "domain: d\ndescriptors:\n  - {key: api_key, limit: 100/minute, tiers: {pro: 1000/minute}}\n";
 
-/// How often somebody else changes something while an import runs.
+/// Interval of other changes during an import.
 const OTHERS: Duration = Duration::from_millis(200);
 
-/// A folder that is gone afterwards, whatever happens.
+/// A folder that is removed on drop.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
@@ -44,17 +44,17 @@ impl Drop for Folder {
     }
 }
 
-/// What one step took.
+/// Times of one step in seconds.
 struct Took {
     seconds: f64,
-    /// Processor seconds of the node and of the command.
+    /// CPU seconds of the node and of the command.
     node: f64,
     command: f64,
 }
 
-/// Runs it; needs the server's binary.
+/// Runs the benchmark; needs the server's binary.
 #[allow(clippy::disallowed_methods, reason = "it measures")]
-pub(crate) fn run(length: Length, kept: Kept) -> Result<(), String> {
+pub(crate) fn run(length: Length, database: Database) -> Result<(), String> {
     let rows: u64 = match length {
         Length::Short => 1_000_000,
         Length::Full => 10_000_000,
@@ -67,7 +67,7 @@ pub(crate) fn run(length: Length, kept: Kept) -> Result<(), String> {
     std::fs::write(folder.0.join("rules.yaml"), RULES).map_err(wrong)?;
     let (sent, got) = (folder.0.join("in.ndjson"), folder.0.join("out.ndjson"));
     write_lines(&sent, rows).map_err(wrong)?;
-    let postgres = matches!(kept, Kept::Postgres).then(Postgres::start);
+    let postgres = matches!(database, Database::Postgres).then(Postgres::start);
     let db = match (&postgres, std::env::var("TOLLGATE_BENCH_DB")) {
         (Some(server), _) => server.database("bench"),
         (None, Ok(db)) => db,
@@ -95,25 +95,22 @@ pub(crate) fn run(length: Length, kept: Kept) -> Result<(), String> {
     };
     let path = |path: &Path| path.to_string_lossy().into_owned();
     let millions = rows as f64 / 1e6;
-    report::note("| | measured | bar | processor, s: node; command |\n|---|---:|---:|---:|");
-    let told = |what: &str, took: &Took| {
+    report::note("| | measured | bar | CPU s: node; command |\n|---|---:|---:|---:|");
+    let print_times = |what: &str, took: &Took| {
         let times = format!("{:.1}; {:.1}", took.node, took.command);
         report::bar_row(what, took.seconds / millions, 60.0, &times);
     };
     let (imported, waits) = while_others_write(&node.address, || command(&["quota", "import", &path(&sent)]));
-    told("import, s a million", &imported?);
+    print_times("import, s per million", &imported?);
     let (count, longest) = waits?;
-    report::bar_row("longest wait of another change meanwhile, s", longest.as_secs_f64(), 5.0, "");
-    report::bare_row("changes of others meanwhile", &count.to_string());
-    report::bare_row(
-        "MiB resident at most, and before",
-        &format!("{:.0}; {:.0}", mib(node.peak_kib()), mib(empty)),
-    );
-    told("export, s a million", &command(&["quota", "export", "--file", &path(&got)])?);
+    report::bar_row("longest wait of another change during the import, s", longest.as_secs_f64(), 5.0, "");
+    report::bare_row("other changes during the import", &count.to_string());
+    report::bare_row("peak resident MiB; before", &format!("{:.0}; {:.0}", mib(node.peak_kib()), mib(empty)));
+    print_times("export, s per million", &command(&["quota", "export", "--file", &path(&got)])?);
     let lines = std::fs::read(&got).map_err(wrong)?.iter().filter(|byte| **byte == b'\n').count() as u64;
-    // Those of the import, and the one that somebody else wrote.
+    // The imported quotas, and the one that the concurrent writer created.
     if lines != rows + 1 {
-        return Err(format!("{lines} lines came out where {rows} went in"));
+        return Err(format!("{lines} lines exported after {rows} were imported"));
     }
     drop(node);
     std::fs::remove_file(&got).map_err(wrong)?;
@@ -121,26 +118,23 @@ pub(crate) fn run(length: Length, kept: Kept) -> Result<(), String> {
 
     let began = Instant::now();
     let node = start()?;
-    report::bare_row("a start: it listens after, s", &format!("{:.1}", began.elapsed().as_secs_f64()));
+    report::bare_row("startup: listening after, s", &format!("{:.1}", began.elapsed().as_secs_f64()));
     while !get(&node.address, "/readyz").starts_with("HTTP/1.1 200") {
         std::thread::sleep(Duration::from_millis(50));
     }
     let ready = began.elapsed().as_secs_f64();
-    report::bare_row(
-        "it is ready after, s; processor, s",
-        &format!("{ready:.1}; {:.1}", node.ticks() as f64 / 100.0),
-    );
-    // The caches of the database's connections, and what else a node has that has begun to work, are in it.
+    report::bare_row("ready after, s; CPU s", &format!("{ready:.1}; {:.1}", node.ticks() as f64 / 100.0));
+    // Includes the caches of database connections and other memory of a node that has started working.
     let own = settled(&node).saturating_sub(empty) as f64 * 1_024.0;
-    report::bar_row("memory, bytes a key", own / rows as f64, 64.0, "");
+    report::bar_row("memory, bytes per key", own / rows as f64, 64.0, "");
     if let Ok(quotas) = std::fs::metadata(folder.0.join("snapshot.quotas")) {
-        report::bare_row("MiB of the snapshot of all", &format!("{:.0}", mib(quotas.len() / 1_024)));
+        report::bare_row("snapshot size, MiB", &format!("{:.0}", mib(quotas.len() / 1_024)));
     }
     drop(node);
     Ok(())
 }
 
-/// What a node holds when it has given back what reading needed: when that has not fallen for three seconds.
+/// Returns the resident memory after temporary memory of the startup is freed: when it has not fallen for three seconds.
 fn settled(node: &Server) -> u64 {
     let (mut least, mut same) = (node.resident_kib(), 0);
     while same < 30 {
@@ -152,8 +146,8 @@ fn settled(node: &Server) -> u64 {
     least
 }
 
-/// Does something while somebody else changes one quota again and again: what came of it, and how often it was changed and how
-/// long that took at most.
+/// Runs `work` while another client changes one quota repeatedly. Returns the result, the number of changes and the longest
+/// time of one.
 #[allow(clippy::disallowed_methods, reason = "it measures")]
 fn while_others_write<T>(address: &str, work: impl FnOnce() -> T) -> (T, Result<(u64, Duration), String>) {
     let done = AtomicBool::new(false);
@@ -162,18 +156,18 @@ fn while_others_write<T>(address: &str, work: impl FnOnce() -> T) -> (T, Result<
             let (mut count, mut longest) = (0, Duration::ZERO);
             while !done.load(Ordering::Relaxed) {
                 let began = Instant::now();
-                let answer = ask(address, "PUT /admin/v1/quotas/other", r#"{"tier":"free"}"#);
+                let answer = request(address, "PUT /admin/v1/quotas/other", r#"{"tier":"free"}"#);
                 if !answer.starts_with("HTTP/1.1 200") {
-                    return Err(format!("somebody else's change was answered with {answer}"));
+                    return Err(format!("another change failed: {answer}"));
                 }
                 (count, longest) = (count + 1, longest.max(began.elapsed()));
                 std::thread::sleep(OTHERS);
             }
             Ok((count, longest))
         });
-        let came = work();
+        let result = work();
         done.store(true, Ordering::Relaxed);
-        (came, others.join().unwrap_or_else(|_| Err("somebody else broke off".to_owned())))
+        (result, others.join().unwrap_or_else(|_| Err("the concurrent writer panicked".to_owned())))
     })
 }
 
@@ -199,7 +193,7 @@ fn start(tollgate: &Path, folder: &Path, db: &str) -> Result<Server, String> {
     Server::start_anywhere(tollgate, &args, "admin")
 }
 
-/// A few plans that most have, and one in a hundred with a limit of its own.
+/// Writes quotas: all with a tier, and one in a hundred with an override.
 fn write_lines(path: &Path, rows: u64) -> std::io::Result<()> {
     let mut out = BufWriter::with_capacity(1 << 20, std::fs::File::create(path)?);
     let mut line = String::new();
@@ -224,19 +218,19 @@ fn write_lines(path: &Path, rows: u64) -> std::io::Result<()> {
 }
 
 fn get(address: &str, path: &str) -> String {
-    ask(address, &format!("GET {path}"), "")
+    request(address, &format!("GET {path}"), "")
 }
 
-fn ask(address: &str, what: &str, body: &str) -> String {
+fn request(address: &str, what: &str, body: &str) -> String {
     let mut text = String::new();
     if let Ok(mut stream) = TcpStream::connect(address) {
         let length = body.len();
-        let asked = write!(
+        let sent = write!(
             stream,
             "{what} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
              content-length: {length}\r\n\r\n{body}"
         );
-        if asked.is_ok() {
+        if sent.is_ok() {
             let _ = stream.read_to_string(&mut text);
         }
     }

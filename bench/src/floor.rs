@@ -1,9 +1,9 @@
-//! The floor: a bare flat table of 16-byte slots on huge pages, the least that can be done.
+//! The floor: a bare flat table of 16-byte slots on huge pages, the minimum work possible.
 //!
-//! The same hash, arithmetic and clock as the store, but nothing else: no second thread is minded (plain loads and
-//! stores), nothing expires, nothing is evicted, nothing is counted. The only unsafe code here.
+//! The same hash, arithmetic and clock as the store, and nothing else: no synchronization between threads (plain loads and
+//! stores), no expiry, no eviction, no statistics. The only unsafe code here.
 
-#![allow(unsafe_code, reason = "the named home of unsafe code; each use carries its proof")]
+#![allow(unsafe_code, reason = "the one module with unsafe code; each use has its proof")]
 
 use foldhash::SharedSeed;
 use foldhash::quality::FoldHasher;
@@ -12,7 +12,7 @@ use std::hash::Hasher;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tollgate_core::{Cost, Limit, Outcome, Timestamp};
 
-/// A slot: the whole hash, and the state.
+/// A slot: the whole hash and the state.
 #[repr(C, align(16))]
 struct Slot([AtomicU64; 2]);
 
@@ -24,14 +24,14 @@ pub(crate) struct Floor {
 
 impl Floor {
     pub(crate) fn new(slots: usize) -> Self {
-        // Room to spare at the end, so that probing never wraps.
+        // Spare slots at the end, so that probing never wraps.
         let map = MmapMut::map_anon((slots + 1_024) * 16).expect("memory");
         let _ = map.advise(Advice::HugePage);
         Self { map, slots, seed: SharedSeed::from_u64(12_345) }
     }
 
     fn slots(&self) -> &[Slot] {
-        // SAFETY: the mapping is zeroed, page-aligned, that long, and only ever seen as these atomics.
+        // SAFETY: the mapping is zeroed, page-aligned, of that length, and only accessed as these atomics.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), self.slots + 1_024) }
     }
 
@@ -52,7 +52,7 @@ impl Floor {
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a hint; the place is within the mapping.
+        // SAFETY: a hint; the address is within the mapping.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(self.slots().as_ptr().add(self.home(hash)).cast());

@@ -1,8 +1,8 @@
-//! The gateway beside nginx as a proxy with `limit_req`: the same core, the same upstream, connections kept on both sides.
+//! The gateway compared with nginx and `limit_req`: the same core, the same upstream, keep-alive on both sides.
 //!
-//! The proxy on one core; `wrk` and the upstream (nginx, a fixed answer) on the other. Contestants take turns in every
-//! round, so that a slow spell of the machine hits both; medians are compared. Rates are bounded by the other core as
-//! well, so the proxy's processor time for each request is told beside them: that is the proxy's own.
+//! The proxy runs on one core; `wrk` and the upstream (nginx with a fixed response) on the other. Contestants take turns in
+//! every round, so that a slow period of the machine affects both; medians are compared. The other core limits the rates as
+//! well, so the proxy's CPU time per request is reported with them.
 
 use crate::process::{CLIENT_CORE, Server, tollgate_binary};
 use crate::report;
@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 pub(crate) enum Length {
     Short,
     Full,
-    /// So many requests through the gateway alone, for what becomes of its memory.
+    /// This many requests through the gateway alone, to observe its memory.
     Memory(f64),
 }
 
-/// Requests after which memory is compared: of the whole form, and of the short one.
+/// Requests after which memory is compared: in full and in short runs.
 pub(crate) const MANY: f64 = 10e6;
 pub(crate) const SOME: f64 = 300e3;
 
@@ -40,7 +40,7 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
     let upstream = upstream(&folder)?;
     let (own, nginx) = (gateway(&folder, &upstream.address)?, nginx(&folder, &upstream.address)?);
-    // The first of each is let through; all that follow are denied.
+    // The first request to each is allowed; all later ones are denied.
     for server in [&nginx, &own] {
         load(server, "/denied", 1)?;
     }
@@ -49,7 +49,7 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
         return std::fs::remove_dir_all(&folder).map_err(|error| error.to_string());
     }
     println!(
-        "requests/s, p99 in ms, and µs of the proxy's processor time a request: 64 connections, proxy on one core,"
+        "requests/s, p99 in ms, and µs of the proxy's CPU time per request: 64 connections, proxy on one core,"
     );
     println!("wrk and the upstream on the other, median of {rounds} rounds of {seconds} s");
     println!("{:<10} {:>28} {:>28} {:>8}", "", "nginx", "tollgate", "ratio");
@@ -68,11 +68,11 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     }
     let [(theirs, ours), (_, denied)] = table[..] else { return Ok(()) };
     println!();
-    report::at_least("allowed, rate beside nginx", ours.rate / theirs.rate, 1.0);
-    report::at_least("allowed, by processor time beside nginx", theirs.micros / ours.micros, 1.0);
-    report::at_most("allowed, p99 beside nginx", ours.p99 / theirs.p99, 1.0);
-    report::at_most("a denial, µs of processor time", denied.micros, 10.0);
-    report::at_least("denials a second beside allowed requests", denied.rate / ours.rate, 3.0);
+    report::at_least("allowed, rate ÷ nginx", ours.rate / theirs.rate, 1.0);
+    report::at_least("allowed, nginx CPU time ÷ gateway", theirs.micros / ours.micros, 1.0);
+    report::at_most("allowed, p99 ÷ nginx", ours.p99 / theirs.p99, 1.0);
+    report::at_most("denial, µs of CPU time", denied.micros, 10.0);
+    report::at_least("denials per second ÷ allowed requests", denied.rate / ours.rate, 3.0);
     if let Length::Short = length {
         memory(&own, SOME)?;
     }
@@ -80,7 +80,7 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     std::fs::remove_dir_all(&folder).map_err(|error| error.to_string())
 }
 
-/// What the gateway takes before and after so many requests.
+/// Compares the gateway's memory before and after `total` requests.
 fn memory(gateway: &Server, total: f64) -> Result<(), String> {
     let step = if total >= MANY { 20 } else { 3 };
     load(gateway, "/allowed", 5)?;
@@ -92,10 +92,10 @@ fn memory(gateway: &Server, total: f64) -> Result<(), String> {
         largest = largest.max(gateway.resident_kib());
         println!("{:.2} million requests: {} KiB", requests / 1e6, gateway.resident_kib());
     }
-    // A few connections more or less are a tenth of so little.
-    let most = if total >= MANY { 1.05 } else { 1.10 };
-    let name = format!("memory after {:.1} million requests, beside before", total / 1e6);
-    report::at_most(&name, largest as f64 / before as f64, most);
+    // With so little memory, a few connections more or less are a tenth of it.
+    let max = if total >= MANY { 1.05 } else { 1.10 };
+    let name = format!("memory after {:.1} million requests ÷ before", total / 1e6);
+    report::at_most(&name, largest as f64 / before as f64, max);
     Ok(())
 }
 
@@ -109,17 +109,17 @@ fn nginx_binary() -> Result<PathBuf, String> {
     found
         .into_iter()
         .find(|path| path.exists())
-        .ok_or_else(|| "nginx is missing (package nginx-light)".to_owned())
+        .ok_or_else(|| "nginx not found; install the package nginx-light".to_owned())
 }
 
-/// One process, so that its processor time is all of nginx's.
+/// Writes a configuration with a single process, so that its CPU time is all of nginx's.
 fn nginx_config(folder: &Path, name: &str, inside: &str) -> Result<String, String> {
-    let place = folder.display();
-    let places = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-        .map(|kind| format!("{kind}_temp_path {place}/{name}-{kind};"))
+    let root = folder.display();
+    let temp_paths = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|kind| format!("{kind}_temp_path {root}/{name}-{kind};"))
         .concat();
     let text = format!(
-        "daemon off; master_process off; pid {place}/{name}.pid; error_log /dev/null crit; events {{ worker_connections 4096; }} http {{ access_log off; keepalive_requests 1000000000; keepalive_timeout 1h; {places} {inside} }}"
+        "daemon off; master_process off; pid {root}/{name}.pid; error_log /dev/null crit; events {{ worker_connections 4096; }} http {{ access_log off; keepalive_requests 1000000000; keepalive_timeout 1h; {temp_paths} {inside} }}"
     );
     let path = folder.join(format!("{name}.conf"));
     std::fs::write(&path, text).map_err(|error| error.to_string())?;
@@ -161,7 +161,7 @@ fn gateway(folder: &Path, upstream: &str) -> Result<Server, String> {
 fn load(server: &Server, path: &str, seconds: u32) -> Result<Run, String> {
     let run = wrk::load(server, path, seconds, &["-H", "x-api-key: k"])?;
     if path == "/allowed" && run.refused > 0 {
-        return Err(format!("{} requests did not pass", run.refused));
+        return Err(format!("{} requests were denied", run.refused));
     }
     Ok(run)
 }

@@ -1,7 +1,7 @@
-//! The rate limit service over gRPC beside a bare tonic server that always answers OK: the price of deciding.
+//! The rate limit service over gRPC compared with a bare tonic server that always responds OK: the cost of deciding.
 //!
-//! Server on one core, `h2load` on the other: 8 connections, 16 streams each, one message over and over. Contestants
-//! take turns in every round, so that a slow spell of the machine hits all of them; the medians are compared.
+//! Server on one core, `h2load` on the other: 8 connections with 16 streams each and one repeated message. Contestants take
+//! turns in every round, so that a slow period of the machine affects all of them; medians are compared.
 
 use crate::process::{CLIENT_CORE, Server, median, tollgate_binary};
 use prost::Message as _;
@@ -74,7 +74,7 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     std::fs::remove_dir_all(&folder).map_err(|error| error.to_string())
 }
 
-/// One message as gRPC frames it: no compression, its length, its bytes.
+/// Returns one message in gRPC framing: no compression, length, bytes.
 pub(crate) fn message(limits: usize) -> Vec<u8> {
     let keys = [
         ("user", "0123456789abcdef"),
@@ -127,7 +127,7 @@ impl RateLimitService for AlwaysOk {
     }
 }
 
-/// The floor: the same messages and transport, nothing decided.
+/// The floor: the same messages and transport without decisions.
 pub(crate) fn bare_tonic() -> Result<(), Box<dyn std::error::Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -1,9 +1,9 @@
-//! The HTTP front beside a bare hyper server that answers 200 to everything: the price of deciding.
+//! The HTTP server compared with a bare hyper server that responds 200 to everything: the cost of deciding.
 //!
-//! Server on one core, `wrk` with 64 connections on the other. `/v1/check` is posted as programs do it, `/check` is asked
-//! with the fields that proxies send. The bare server gets the very same requests and looks at none of them. Contestants
-//! take turns in every round; medians are compared. Rates are bounded by `wrk`'s core as well, so the server's own
-//! processor time a request stands beside them.
+//! Server on one core, `wrk` with 64 connections on the other. `/v1/check` is posted as programs do, `/check` is requested
+//! with the headers that proxies send. The bare server gets the same requests and reads none of them. Contestants take turns
+//! in every round; medians are compared. The client's core limits the rates as well, so the server's CPU time per request is
+//! reported with them.
 
 use crate::process::{Server, tollgate_binary};
 use crate::report;
@@ -63,22 +63,22 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     let own = Server::start(&tollgate_binary(&myself)?, &flags, "http")?;
 
     println!(
-        "requests/s, p99 in ms, and µs of the server's processor time a request: 64 connections, server on one"
+        "requests/s, p99 in ms, and µs of the server's CPU time per request: 64 connections, server on one"
     );
     println!("core, median of {rounds} rounds of {seconds} s");
     println!("{:<16} {:>24} {:>24} {:>8}", "", "bare hyper", "tollgate", "ratio");
     let contests = [("POST /v1/check", "/v1/check", &["-s", &script][..]), ("GET /check", "/check", &FIELDS)];
     let mut bars = Vec::new();
-    for (name, path, asked) in contests {
+    for (name, path, options) in contests {
         let mut runs = [Vec::new(), Vec::new()];
         for _ in 0..rounds {
             for (server, runs) in [&bare, &own].into_iter().zip(&mut runs) {
-                runs.push(wrk::load(server, path, seconds, asked)?);
+                runs.push(wrk::load(server, path, seconds, options)?);
             }
         }
         let [theirs, ours] = runs.map(|runs| middle(&runs));
         if ours.refused + theirs.refused > 0 {
-            return Err(format!("{name}: {} answers were not 200", ours.refused + theirs.refused));
+            return Err(format!("{name}: {} responses were not 200", ours.refused + theirs.refused));
         }
         let shown = |run: wrk::Run| format!("{:.0}  {:.2}  {:.1}", run.rate, run.p99, run.micros);
         println!("{name:<16} {:>24} {:>24} {:>8.2}", shown(theirs), shown(ours), ours.rate / theirs.rate);
@@ -86,8 +86,8 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     }
     println!();
     for (name, by_rate, by_time) in bars {
-        report::at_least(&format!("{name}, rate beside bare hyper"), by_rate, 0.85);
-        report::note(&format!("- {name}, by processor time: {by_time:.2}"));
+        report::at_least(&format!("{name}, rate ÷ bare hyper"), by_rate, 0.85);
+        report::note(&format!("- {name}, by CPU time: {by_time:.2}"));
     }
     drop((bare, own));
     std::fs::remove_dir_all(&folder).map_err(|error| error.to_string())
@@ -97,7 +97,7 @@ async fn always(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallibl
     Ok(Response::new(Full::new(Bytes::from_static(b"{\"allowed\":true}"))))
 }
 
-/// The floor: the same requests and transport, nothing read and nothing decided.
+/// The floor: the same requests and transport, without reading or deciding.
 pub(crate) fn bare() -> Result<(), Box<dyn std::error::Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

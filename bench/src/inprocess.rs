@@ -1,4 +1,4 @@
-//! Decisions in one process: the store beside its peers and the floor.
+//! In-process decisions: the store compared with its peers and the floor.
 
 use crate::contest::{fill, measure};
 use crate::contestants::{
@@ -50,18 +50,18 @@ fn size(keys: u64, rounds: usize, blocks: usize) {
             let nanos = measure(&all, keys, law, threads, rounds, blocks);
             rows(&names, &nanos);
             match keys {
-                1_000 => at_least("times governor by String", nanos[2] / nanos[0], 1.5),
-                10_000_000 => at_least("times governor by String", nanos[2] / nanos[0], 4.0),
+                1_000 => at_least("speedup over governor by String", nanos[2] / nanos[0], 1.5),
+                10_000_000 => at_least("speedup over governor by String", nanos[2] / nanos[0], 4.0),
                 _ => {}
             }
-            at_most("the bare flat table", nanos[0] / nanos[1], 1.5);
-            at_most("Limiter::check beside the store", nanos[9] / nanos[0], 2.0);
-            at_most("batches beside the bare table's", nanos[5] / nanos[6], 1.5);
+            at_most("store ÷ bare flat table", nanos[0] / nanos[1], 1.5);
+            at_most("Limiter::check ÷ store", nanos[9] / nanos[0], 2.0);
+            at_most("store batches ÷ bare table batches", nanos[5] / nanos[6], 1.5);
         }
     }
-    let figures = ours.store.figures();
+    let figures = ours.store.stats();
     note(&format!(
-        "\n{keys} keys in a cap of {} bytes: {:.1} bytes a key, {} slots, {} evicted, {} overflowed",
+        "\n{keys} keys in a cap of {} bytes: {:.1} bytes per key, {} slots, {} evicted, {} overflowed",
         figures.bytes_cap,
         figures.bytes_cap as f64 / keys as f64,
         figures.slots,
@@ -75,6 +75,6 @@ fn size(keys: u64, rounds: usize, blocks: usize) {
         let pair: [&dyn Contestant; 2] = [&ours, &four];
         let nanos = measure(&pair, keys, Law::Uniform, 1, rounds, blocks);
         rows(&[ours.name(), four.name()], &nanos);
-        at_most("four limits beside one", nanos[1] / nanos[0], 3.5);
+        at_most("four limits ÷ one", nanos[1] / nanos[0], 3.5);
     }
 }

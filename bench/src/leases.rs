@@ -1,11 +1,11 @@
-//! Leases: one hot key at four nodes, the price of the local path, and a million keys by Zipf's law; each beside central
-//! mode, with a real redis-server on a core of its own.
+//! Leases: one hot key on four nodes, the cost of the local path, and a million keys with a Zipf distribution; each compared
+//! with central mode, with a real redis-server on its own core.
 //!
-//! | file | what |
+//! | module | contents |
 //! |---|---|
-//! | `node` | one node: a process with the stack that the binary has |
+//! | `node` | one node: a process with the same stack as the binary |
 //! | `nodes` | four of them, started together |
-//! | `local` | the local path beside counters in memory |
+//! | `local` | the local path compared with counters in memory |
 
 mod local;
 mod node;
@@ -25,7 +25,7 @@ pub(crate) enum Length {
     Full,
 }
 
-/// Runs all of it; needs redis-server and taskset.
+/// Runs all parts; needs redis-server and taskset.
 pub(crate) fn run(length: Length) -> Result<(), String> {
     let (seconds, rounds) = match length {
         Length::Short => (3, 1),
@@ -36,8 +36,8 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     many_keys(seconds)
 }
 
-/// One key that everybody wants. How much is decided: at a limit that nobody reaches. How exactly: at a limit of ten times
-/// what is decided centrally, with as much demand as there can be.
+/// One hot key. Throughput is measured at a limit that is never reached; accuracy at a limit of ten times the central rate,
+/// with as much demand as possible.
 fn hot_key(seconds: u64, rounds: usize) -> Result<(), String> {
     heading("One hot key, four nodes on one core, Redis on the other");
     println!(
@@ -49,7 +49,7 @@ fn hot_key(seconds: u64, rounds: usize) -> Result<(), String> {
         nodes::run(&Redis::start(SERVER_CORE)?, &load)
     };
     let mut ratios = Vec::new();
-    let (mut least, mut most, mut seen) = (f64::INFINITY, 0.0_f64, 0.0_f64);
+    let (mut min_used, mut max_used, mut max_calls) = (f64::INFINITY, 0.0_f64, 0.0_f64);
     for _ in 0..rounds {
         let central = run("central", 1, 1_000_000)?;
         row("central", &central, None);
@@ -60,17 +60,17 @@ fn hot_key(seconds: u64, rounds: usize) -> Result<(), String> {
         let leased = run("leased", 0, count)?;
         let used = leased.admitted / (count as f64 * (1.0 + leased.span));
         row(&format!("leased, {count}/s"), &leased, Some(used));
-        (least, most) = (least.min(used), most.max(used));
-        seen = seen.max(leased.calls / leased.checks).max(ample.calls / ample.checks);
+        (min_used, max_used) = (min_used.min(used), max_used.max(used));
+        max_calls = max_calls.max(leased.calls / leased.checks).max(ample.calls / ample.checks);
         if leased.rate() < count as f64 {
-            note("(the nodes could not ask for as much as the limit allows: the machine is too busy)");
+            note("(the nodes could not reach the limit: the machine is too busy)");
         }
     }
     println!();
     at_least("throughput, leased ÷ central", median(ratios), 20.0);
-    at_least("admitted of what the limit allows, least", least, 0.95);
-    at_most("admitted of what the limit allows, most", most, 1.0);
-    at_most("script calls, in percent of checks, most", 100.0 * seen, 1.0);
+    at_least("admitted share of the limit, minimum", min_used, 0.95);
+    at_most("admitted share of the limit, maximum", max_used, 1.0);
+    at_most("script calls in percent of checks, maximum", 100.0 * max_calls, 1.0);
     Ok(())
 }
 
@@ -88,9 +88,9 @@ fn row(name: &str, sum: &Sum, used: Option<f64>) {
 
 /// A million keys, few of them hot.
 fn many_keys(seconds: u64) -> Result<(), String> {
-    heading("1,000,000 keys by Zipf's law, four nodes on one core");
+    heading("1,000,000 keys with a Zipf distribution, four nodes on one core");
     println!(
-        "| | limit | checks/s | answered on the node | p50 µs | p99 µs | script calls ÷ checks | Redis busy |"
+        "| | limit | checks/s | decided on the node | p50 µs | p99 µs | script calls ÷ checks | Redis busy |"
     );
     println!("|---|---|---:|---:|---:|---:|---:|---:|");
     let mut share = 0.0;
@@ -103,25 +103,25 @@ fn many_keys(seconds: u64) -> Result<(), String> {
         ("leased", "leased", 1_000, "1s"),
     ] {
         let redis = Redis::start(SERVER_CORE)?;
-        // Leases are made as keys are met.
+        // Leases are created as keys are used.
         let warm = if mode == "central" { 1 } else { 2 * seconds };
         let load = Load { mode, warm, seconds, count, burst: count, keys: 1_000_000, tasks: 64, period };
         let sum = nodes::run(&redis, &load)?;
-        let near = sum.near / sum.checks;
+        let local_share = sum.local / sum.checks;
         println!(
             "| {name} | {count}/{period} | {:.0} | {:.1}% | {:.1} | {:.1} | {:.2}% | {:.0}% |",
             sum.rate(),
-            100.0 * near,
+            100.0 * local_share,
             sum.p50 / 1e3,
             sum.p99 / 1e3,
             100.0 * sum.calls / sum.checks,
             100.0 * sum.busy
         );
         if mode == "leased" && period == "1m" {
-            share = near;
+            share = local_share;
         }
     }
     println!();
-    at_least("answered on the node, leased", share, 0.95);
+    at_least("decided on the node, leased", share, 0.95);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The whole limiter in process: match the rules, charge, fold into a decision.
+//! The whole limiter in process: matches rules, charges, and builds a decision.
 
 use crate::contestants::Contestant;
 use crate::traffic::Traffic;
@@ -8,18 +8,18 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tollgate_core::{SystemClock, Timestamp};
-use tollgate_engine::{Check, Limiter, Trace};
+use tollgate_engine::{Check, Limiter, TraceContext};
 use tollgate_observe::Telemetry;
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
-/// The limit that the store alone is measured with, as a rule.
+/// A rule with the limit that the store alone is measured with.
 const RULES: &str = "domain: bench
 descriptors:
   - {key: user, limit: {count: 1000000, period: 60000000s, burst: 18000000}}
 ";
 
-/// The same, with so little that nearly every request is denied.
+/// A rule with a limit that denies nearly every request.
 const TIGHT: &str = "domain: bench
 descriptors:
   - {key: user, limit: {count: 1, period: 60000000s}}
@@ -28,16 +28,16 @@ descriptors:
 pub(crate) struct ThroughRules {
     limiter: Limiter<MemoryStore<SystemClock>>,
     name: &'static str,
-    /// Whether every request is part of a trace that is sampled.
+    /// Whether every request is part of a sampled trace.
     sampled: bool,
 }
 
 /// How tight the limit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// Everybody passes.
+    /// Every request is allowed.
     Wide,
-    /// Nearly nobody does.
+    /// Nearly every request is denied.
     Tight,
 }
 
@@ -46,7 +46,7 @@ impl ThroughRules {
         Self { limiter: Self::limiter(keys, Room::Wide), name: "tollgate Limiter::check", sampled: false }
     }
 
-    /// With somebody who watches.
+    /// With telemetry.
     pub(crate) fn watched(keys: u64, room: Room, name: &'static str, observe: &Arc<Telemetry>) -> Self {
         Self {
             limiter: Self::limiter(keys, room).with_observer(Arc::clone(observe) as _),
@@ -55,14 +55,14 @@ impl ThroughRules {
         }
     }
 
-    /// With requests whose traces are sampled, all of them.
+    /// With all requests in sampled traces.
     pub(crate) fn sampled(self, name: &'static str) -> Self {
         Self { name, sampled: true, ..self }
     }
 
     fn limiter(keys: u64, room: Room) -> Limiter<MemoryStore<SystemClock>> {
         let mut config = MemoryConfig::with_bytes((keys as usize * 32).max(1 << 18));
-        config.aside_bytes = Some(1 << 14);
+        config.wide_bytes = Some(1 << 14);
         let clock = SystemClock::new();
         let text = if room == Room::Wide { RULES } else { TIGHT };
         let source = Source { name: "bench.yaml".to_owned(), text: text.to_owned() };
@@ -81,11 +81,11 @@ impl Contestant for ThroughRules {
         let mut context = Context::from_waker(Waker::noop());
         for key in &traffic.block {
             let attributes = [("user", key.as_str())];
-            let trace = self.sampled.then(|| Trace::new([1; 16], [1; 8], Timestamp::ZERO));
-            let check = Check::attributes("bench", &attributes).traced(trace.as_ref());
+            let trace = self.sampled.then(|| TraceContext::new([1; 16], [1; 8], Timestamp::ZERO));
+            let check = Check::attributes("bench", &attributes).with_trace(trace.as_ref());
             match pin!(self.limiter.check(&check)).poll(&mut context) {
                 Poll::Ready(decision) => _ = black_box(&decision),
-                Poll::Pending => unreachable!("memory answers at once"),
+                Poll::Pending => unreachable!("the memory store is synchronous"),
             }
         }
     }

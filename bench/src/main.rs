@@ -1,4 +1,4 @@
-//! Measures Tollgate beside its peers, in one run, and prints ratios: machines differ, ratios less so.
+//! Benchmarks of Tollgate and its peers in one run, reported as ratios: machines differ, ratios less so.
 //!
 //! `cargo run --profile dist -p bench -- inprocess [--short]`, `… -- observe [--short]`, `… -- observe-memory [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
 //! `… -- redis [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--memory] [--short]`,
@@ -30,9 +30,9 @@ mod wrk;
 fn main() -> std::process::ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    // What these print is read by the program that starts them.
+    // The parent process reads the output of these.
     if !arguments.first().is_some_and(|first| *first == "lease-node" || first.starts_with("bare-")) {
-        tell_profile();
+        print_profile();
     }
     match arguments[..] {
         ["inprocess"] => inprocess::run(inprocess::Length::Full),
@@ -43,7 +43,7 @@ fn main() -> std::process::ExitCode {
             let length = match how {
                 [] => observe_memory::Length::Full,
                 ["--short"] => observe_memory::Length::Short,
-                _ => return report::outcome(Err("write: bench observe-memory [--short]".to_owned())),
+                _ => return report::outcome(Err("usage: bench observe-memory [--short]".to_owned())),
             };
             return report::outcome(observe_memory::run(length).map_err(|error| error.to_string()));
         }
@@ -62,17 +62,17 @@ fn main() -> std::process::ExitCode {
             return report::outcome(gateway::run(gateway::Length::Memory(gateway::SOME)));
         }
         ["control", ref how @ ..] => {
-            use control::{Kept, Length, run};
-            let (length, kept) = match how {
-                [] => (Length::Full, Kept::Sqlite),
-                ["--short"] => (Length::Short, Kept::Sqlite),
-                ["--postgres"] => (Length::Full, Kept::Postgres),
-                ["--short", "--postgres"] => (Length::Short, Kept::Postgres),
+            use control::{Database, Length, run};
+            let (length, database) = match how {
+                [] => (Length::Full, Database::Sqlite),
+                ["--short"] => (Length::Short, Database::Sqlite),
+                ["--postgres"] => (Length::Full, Database::Postgres),
+                ["--short", "--postgres"] => (Length::Short, Database::Postgres),
                 _ => {
-                    return report::outcome(Err("write: bench control [--short] [--postgres]".to_owned()));
+                    return report::outcome(Err("usage: bench control [--short] [--postgres]".to_owned()));
                 }
             };
-            return report::outcome(run(length, kept));
+            return report::outcome(run(length, database));
         }
         ["redis"] => return report::outcome(redis::run(redis::Length::Full)),
         ["redis", "--short"] => return report::outcome(redis::run(redis::Length::Short)),
@@ -92,14 +92,14 @@ fn main() -> std::process::ExitCode {
     std::process::ExitCode::SUCCESS
 }
 
-/// Figures of another profile than the one that is released say little.
-fn tell_profile() {
+/// Prints the build profile: results of another profile than the released one say little.
+fn print_profile() {
     let myself = std::env::current_exe().unwrap_or_default();
     match process::profile(&myself) {
-        "dist" => report::note("Built by the profile `dist`."),
+        "dist" => report::note("Built with profile `dist`."),
         other => {
             let note = format!(
-                "Built by the profile `{other}`, not by `dist`: these are not the figures of what is released."
+                "Built with profile `{other}`, not `dist`: these are not the results of a release build."
             );
             report::note(&note);
         }

@@ -1,4 +1,4 @@
-//! Servers as processes of their own on one core, and where their binaries are.
+//! Server processes pinned to one core, and the location of their binaries.
 
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
@@ -9,28 +9,33 @@ use std::time::Duration;
 pub(crate) const SERVER_CORE: &str = "0";
 pub(crate) const CLIENT_CORE: &str = "1";
 
-/// A server process on its own core, ended when this is dropped.
+/// A server process on its own core, killed on drop.
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: String,
-    /// Kept open: a server whose output is closed under it may mind.
+    /// Kept open: some servers fail if their output is closed.
     _output: Option<std::io::Lines<BufReader<std::process::ChildStdout>>>,
 }
 
 impl Server {
-    /// Starts one that prints `word` and its address on a line.
+    /// Starts a server that prints `word` and its address on a line.
     pub(crate) fn start(program: &Path, arguments: &[&str], word: &str) -> Result<Self, String> {
         let mut pinned = Command::new("taskset");
         pinned.args(["-c", SERVER_CORE]).arg(program);
-        Self::telling(pinned, program, arguments, word)
+        Self::spawn_announced(pinned, program, arguments, word)
     }
 
-    /// The same on whichever cores there are.
+    /// Does the same without pinning it to a core.
     pub(crate) fn start_anywhere(program: &Path, arguments: &[&str], word: &str) -> Result<Self, String> {
-        Self::telling(Command::new(program), program, arguments, word)
+        Self::spawn_announced(Command::new(program), program, arguments, word)
     }
 
-    fn telling(mut command: Command, program: &Path, arguments: &[&str], word: &str) -> Result<Self, String> {
+    fn spawn_announced(
+        mut command: Command,
+        program: &Path,
+        arguments: &[&str],
+        word: &str,
+    ) -> Result<Self, String> {
         let mut child = command
             .args(arguments)
             .stdout(Stdio::piped())
@@ -48,15 +53,15 @@ impl Server {
                 return Ok(Self { child, address: address.to_owned(), _output: Some(lines) });
             }
         }
-        Err(format!("{} did not say where it listens", program.display()))
+        Err(format!("{} printed no address", program.display()))
     }
 
-    /// Starts one that says nothing: it is there when it takes connections at `address`.
+    /// Starts a server that prints nothing: it is ready when it accepts connections at `address`.
     pub(crate) fn start_at(program: &Path, arguments: &[&str], address: &str) -> Result<Self, String> {
         Self::start_with(SERVER_CORE, program, arguments, &[], address)
     }
 
-    /// The same on a core of the caller's choice, with these variables in its environment.
+    /// Does the same on the given core, with these environment variables.
     pub(crate) fn start_with(
         core: &str,
         program: &Path,
@@ -83,19 +88,19 @@ impl Server {
         Err(format!("{} does not listen on {address}", program.display()))
     }
 
-    /// The processor time that it has used, in clock ticks of the kernel (100 a second).
+    /// Returns its CPU time in kernel clock ticks (100 per second).
     pub(crate) fn ticks(&self) -> u64 {
         ticks(&self.child.id().to_string())
     }
 }
 
 impl Server {
-    /// The memory that it holds, in KiB.
+    /// Returns its resident memory in KiB.
     pub(crate) fn resident_kib(&self) -> u64 {
         self.status("VmRSS:")
     }
 
-    /// The most that it has ever held, in KiB.
+    /// Returns its peak resident memory in KiB.
     pub(crate) fn peak_kib(&self) -> u64 {
         self.status("VmHWM:")
     }
@@ -107,19 +112,19 @@ impl Server {
     }
 }
 
-/// The processor time that a process has used (`self` for this one), in clock ticks of the kernel (100 a second).
+/// Returns the CPU time of a process (`self` for this one) in kernel clock ticks (100 per second).
 pub(crate) fn ticks(process: &str) -> u64 {
     times(process, [11, 12])
 }
 
-/// The same of those processes that this one has started and seen the end of.
+/// Returns the CPU time of terminated child processes in kernel clock ticks.
 pub(crate) fn children_ticks() -> u64 {
     times("self", [13, 14])
 }
 
 fn times(process: &str, which: [usize; 2]) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // What follows the name, which is in parentheses and may hold anything, begins with the third field.
+    // The fields after the name, which is in parentheses and may contain anything, start with the third.
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
     which.iter().filter_map(|at| fields.get(*at)?.parse::<u64>().ok()).sum()
 }
@@ -131,17 +136,21 @@ impl Drop for Server {
     }
 }
 
-/// The server lies beside this program, built by the same profile.
+/// Returns the path of the server's binary, which is in the folder of this program.
 pub(crate) fn tollgate_binary(myself: &Path) -> Result<PathBuf, String> {
     let path = myself.with_file_name("tollgate");
     if path.exists() {
         Ok(path)
     } else {
-        Err(format!("{} is missing: cargo build --profile {} -p tollgate", path.display(), profile(myself)))
+        Err(format!(
+            "{} not found; run cargo build --profile {} -p tollgate",
+            path.display(),
+            profile(myself)
+        ))
     }
 }
 
-/// The profile that a program was built by: the folder that cargo puts it in.
+/// Returns the profile that a program was built with: the folder that cargo puts it in.
 pub(crate) fn profile(program: &Path) -> &str {
     let folder = program.parent().and_then(Path::file_name).and_then(|name| name.to_str());
     match folder.unwrap_or_default() {
@@ -155,13 +164,13 @@ pub(crate) fn median(mut rates: Vec<f64>) -> f64 {
     rates[rates.len() / 2]
 }
 
-/// A port that nobody listens on.
+/// Returns a free port.
 pub(crate) fn free_port() -> Result<String, String> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
     listener.local_addr().map(|address| address.port().to_string()).map_err(|error| error.to_string())
 }
 
-/// A program that `make` puts into `.tools/bin`, or wherever else it is found.
+/// Returns the path of a program in `.tools/bin`, where `make` puts it, or on `PATH`.
 pub(crate) fn tool(name: &str) -> Option<PathBuf> {
     let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools/bin").join(name);
     if made.exists() {

@@ -1,13 +1,13 @@
-//! Counters in Redis: what a request costs the server, how long it takes, what a counter weighs, and a peer beside us.
+//! Counters in Redis: cost of a request for the server, latency, memory per counter, and a comparison with a peer.
 //!
-//! | file | what |
+//! | module | contents |
 //! |---|---|
-//! | `server` | a real redis-server, and what it tells about itself |
-//! | `requests` | what the store is asked |
-//! | `prices` | rate and server time beside the bare script |
-//! | `latency` | percentiles at half of saturation beside a bare `GET` |
-//! | `memory` | bytes a counter |
-//! | `ratelimit` | over gRPC beside envoyproxy/ratelimit |
+//! | `server` | a real redis-server and its statistics |
+//! | `requests` | the requests to the store |
+//! | `prices` | rate and server time compared with the bare script |
+//! | `latency` | percentiles at half of saturation compared with a bare `GET` |
+//! | `memory` | bytes per counter |
+//! | `ratelimit` | over gRPC, compared with envoyproxy/ratelimit |
 
 mod latency;
 mod memory;
@@ -27,17 +27,17 @@ pub(crate) enum Length {
     Full,
 }
 
-/// Decisions a second that a cluster is planned for.
+/// Decisions per second that a cluster is planned for.
 const WANTED: f64 = 500_000.0;
 
-/// Runs all of it; needs redis-server, redis-benchmark, h2load and the server's binary.
+/// Runs all parts; needs redis-server, redis-benchmark, h2load and the server's binary.
 pub(crate) fn run(length: Length) -> Result<(), String> {
     let (requests, rounds, seconds, keys) = match length {
         Length::Short => (100_000, 3, 2.0, 62_500),
         Length::Full => (400_000, 7, 5.0, 1_000_000),
     };
     pin(CLIENT_CORE);
-    // One thread, on the core that the servers do not have.
+    // One thread, on the core without servers.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| error.to_string())?;
     let single = Redis::start(SERVER_CORE)?;
@@ -46,11 +46,11 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     let store = prices::store(&runtime, &single)?;
     latency::measure(&runtime, &single, &store, found.four_a_second / 2.0, seconds, rounds)?;
     memory::measure(&runtime, keys)?;
-    heading("500,000 decisions a second, of four limits each");
-    for (a_core, how) in found.a_core.iter().zip(["calls shared", "a call of their own"]) {
+    heading("500,000 decisions per second with four limits each");
+    for (a_core, how) in found.a_core.iter().zip(["shared calls", "separate calls"]) {
         let shards = (WANTED / a_core).ceil();
         note(&format!(
-            "- {how}: {a_core:.0} a second and core of Redis, so {shards} shards at full load, {} half idle; \
+            "- {how}: {a_core:.0} per second and Redis core, so {shards} shards at full load, {} at half load; \
              {} nodes with one core each at the client's rate above",
             2.0 * shards,
             (WANTED / found.four_a_second).ceil()
@@ -59,7 +59,7 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     ratelimit::measure(requests / 2, rounds.min(5))
 }
 
-/// Keeps this thread, and those that it starts, on a core.
+/// Pins this thread, and those that it starts, to a core.
 pub(crate) fn pin(core: &str) {
     let wanted: usize = core.parse().unwrap_or(0);
     let cores = core_affinity::get_core_ids().unwrap_or_default();

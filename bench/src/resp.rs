@@ -1,9 +1,9 @@
-//! The Redis protocol beside what else speaks it: `CL.THROTTLE` of Tollgate, `GET` of redis-server, `THROTTLE` of
-//! throttlecrab-server, and a bare tokio server that answers +OK to everything.
+//! The Redis protocol compared with its peers: `CL.THROTTLE` of Tollgate, `GET` of redis-server, `THROTTLE` of
+//! throttlecrab-server, and a bare tokio server that responds +OK to everything.
 //!
 //! Server on one core, `redis-benchmark` with 50 connections on the other, 100,000 keys. Contestants take turns in every
-//! round; the medians are compared. Beside the rate stands the server's own processor time for a command: where the
-//! client is the slower of the two, only that tells servers apart.
+//! round; medians are compared. The server's CPU time per command is reported with the rate: where the client is the
+//! bottleneck, only that distinguishes servers.
 
 use crate::process::{CLIENT_CORE, Server, free_port, median, tollgate_binary, tool};
 use crate::report;
@@ -25,19 +25,19 @@ struct Contestant {
     name: &'static str,
     server: Server,
     command: &'static [&'static str],
-    /// Requests of a run, for each of `PIPELINES`, in thousands.
+    /// Requests per run for each of `PIPELINES`, in thousands.
     thousands: [u32; 3],
 }
 
-/// One run.
+/// Result of one run.
 #[derive(Clone, Copy)]
 struct Run {
     rate: f64,
-    /// Nanoseconds of the server's processor time for a command.
+    /// Nanoseconds of the server's CPU time per command.
     nanos: f64,
 }
 
-/// Runs the comparison; needs the server's binary, redis-server and redis-benchmark, and throttlecrab-server for its part.
+/// Runs the comparison; needs the server's binary, redis-server and redis-benchmark, and optionally throttlecrab-server.
 pub(crate) fn run(length: Length) -> Result<(), String> {
     let rounds = match length {
         Length::Short => 3,
@@ -46,7 +46,7 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     let contestants = contestants()?;
     let names: Vec<&str> = contestants.iter().map(|contestant| contestant.name).collect();
     println!(
-        "thousand commands/s (and ns of the server's processor time a command), 50 connections, server on one"
+        "thousand commands/s (and ns of the server's CPU time per command), 50 connections, server on one"
     );
     println!("core, median of {rounds} rounds");
     println!("{:<10} {}", "pipeline", names.iter().map(|name| format!("{name:>24}")).collect::<String>());
@@ -119,7 +119,7 @@ fn contestants() -> Result<Vec<Contestant>, String> {
             thousands: [50, 20, 60],
         });
     } else {
-        report::note("throttlecrab-server is missing, and left out: make .tools/bin/throttlecrab-server");
+        report::note("throttlecrab-server not found, skipped; run make .tools/bin/throttlecrab-server");
     }
     let local = "127.0.0.1:0";
     let flags = ["serve", "--http", local, "--grpc", local, "--resp", local];
@@ -158,7 +158,7 @@ fn load(address: &str, pipeline: u32, requests: u32, command: &[&str]) -> Result
     })
 }
 
-/// The floor: reads and writes, and nothing in between but counting where commands begin.
+/// The floor: reads and writes, and only counts command starts in between.
 pub(crate) fn bare() -> Result<(), Box<dyn std::error::Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

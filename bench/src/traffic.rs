@@ -1,20 +1,20 @@
-//! Who asks: keys of 16 characters, drawn uniformly or by Zipf's law.
+//! Traffic: keys of 16 characters, with a uniform or Zipf distribution.
 //!
-//! Keys are written into a small block before each measurement, as a caller has them: in its cache, as text. Reading
-//! them from a list of millions would measure the list.
+//! Keys are written into a small block before each measurement, as text in the cache, where a caller would have them.
+//! Reading them from a list of millions would measure the list.
 
 use tollgate_core::conformance::SplitMix64;
 use tollgate_testing::zipf;
 
-/// Requests drawn before each measurement.
+/// Number of requests drawn before each measurement.
 pub(crate) const BLOCK: usize = 1_024;
 
-/// How keys are drawn.
+/// Distribution of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Law {
-    /// All alike.
+    /// All keys equally often.
     Uniform,
-    /// The n-th most frequent key as often as 1/n.
+    /// The n-th most frequent key with a weight of 1/n.
     Zipf,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct Traffic {
     random: SplitMix64,
     keys: u64,
     law: Law,
-    /// The present block.
+    /// The current block.
     pub(crate) block: Vec<String>,
     /// The same keys as numbers.
     pub(crate) numbers: Vec<u64>,
@@ -54,7 +54,7 @@ impl Traffic {
         }
     }
 
-    /// A block of the keys from `first` on, in order, to fill a table.
+    /// Fills the block with the keys from `first` on, in order, to fill a table.
     pub(crate) fn block_from(&mut self, first: u64) {
         for n in 0..BLOCK {
             self.put(n, (first + n as u64) % self.keys);
@@ -72,7 +72,7 @@ impl Traffic {
     }
 }
 
-/// Spreads numbers over all words.
+/// Spreads a number over 64 bits.
 pub(crate) fn mix(number: u64) -> u64 {
     SplitMix64::new(number).next_u64()
 }

@@ -1,28 +1,28 @@
-//! Load by `wrk` on the client's core, and what it tells: the rate, the slowest hundredth, and the server's own time.
+//! Load with `wrk` on the client core, and its results: rate, p99 latency, and the server's CPU time.
 
 use crate::process::{CLIENT_CORE, Server, median};
 use std::process::Command;
 
-/// One run.
+/// Result of one run.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Run {
     pub(crate) rate: f64,
     /// Milliseconds.
     pub(crate) p99: f64,
-    /// Microseconds of the server's processor time a request.
+    /// Microseconds of the server's CPU time per request.
     pub(crate) micros: f64,
-    /// Answers that were neither 2xx nor 3xx.
+    /// Number of responses other than 2xx and 3xx.
     pub(crate) refused: u64,
 }
 
-/// The medians of some runs.
+/// Returns the medians of some runs.
 pub(crate) fn middle(runs: &[Run]) -> Run {
     let of = |field: fn(&Run) -> f64| median(runs.iter().map(field).collect());
     let refused = runs.iter().map(|run| run.refused).sum();
     Run { rate: of(|run| run.rate), p99: of(|run| run.p99), micros: of(|run| run.micros), refused }
 }
 
-/// Sends for so many seconds over 64 connections; `more` is told to `wrk` as it is.
+/// Sends requests for `seconds` over 64 connections; `more` are further arguments of `wrk`.
 pub(crate) fn load(server: &Server, path: &str, seconds: u32, more: &[&str]) -> Result<Run, String> {
     let before = server.ticks();
     let output = Command::new("taskset")

@@ -1,5 +1,5 @@
-//! The price of the local path: a lease in hand beside counters in memory, which is what `mode: local` has; on one thread,
-//! while another renews the leases. The store behind is in memory too, so that nothing else is measured.
+//! Cost of the local path: an available lease compared with counters in memory, as in `mode: local`; on one thread, while
+//! another renews the leases. The store behind the leases is in memory too, so that nothing else is measured.
 
 use super::Length;
 use crate::contest::{fill, measure};
@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Mode, Outcomes, Part, PermitId,
-    Quota, Scope, SystemClock,
+    Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec, Mode, Outcomes, PermitId,
+    Rate, Scope, SystemClock, nonzero,
 };
 use tollgate_engine::{Check, DecisionId, Limiter};
 use tollgate_rules::{Options, Ruleset, Source};
@@ -25,7 +25,7 @@ use tollgate_store::{HugePages, LeaseConfig, LeasedStore, MemoryConfig, MemorySt
 type Memory = Arc<MemoryStore<SystemClock>>;
 type Leases = LeasedStore<Memory, Memory, SystemClock>;
 
-/// Units at once: more than one thread asks for while it is measured. One comes back every microsecond.
+/// Burst: more than one thread uses during the measurement. One unit is refilled every microsecond.
 const BURST: u64 = 100_000_000_000;
 
 pub(super) fn measure_all(length: Length) {
@@ -38,12 +38,12 @@ pub(super) fn measure_all(length: Length) {
         let all: [&dyn Contestant; 4] = [&memory, &leased, &rules, &leased_rules];
         let stop = AtomicBool::new(false);
         let nanos = std::thread::scope(|scope| {
-            scope.spawn(|| tend(&leased.leases, &stop));
-            scope.spawn(|| tend(leased_rules.0.store(), &stop));
+            scope.spawn(|| run_lease_tasks(&leased.leases, &stop));
+            scope.spawn(|| run_lease_tasks(leased_rules.0.store(), &stop));
             for contestant in all {
                 fill(contestant, keys.max(1_024));
             }
-            // Leases grow to what is asked for.
+            // Leases grow with demand.
             for _ in 0..20 {
                 let _ = measure(&all[1..], keys, Law::Uniform, 1, 1, 100);
                 std::thread::sleep(Duration::from_millis(50));
@@ -55,10 +55,10 @@ pub(super) fn measure_all(length: Length) {
         heading(&format!("The local path, {keys} key(s), one thread"));
         let names: Vec<String> = all.iter().map(|contestant| contestant.name()).collect();
         rows(&names, &nanos);
-        let figures = leased.leases.stats();
-        let near = figures.local as f64 / (figures.local + figures.denied + figures.central).max(1) as f64;
-        println!("({:.3}% of the charges were paid for out of a lease)", 100.0 * near);
-        at_most("a lease in hand ÷ counters in memory", nanos[1] / nanos[0], 2.0);
+        let stats = leased.leases.stats();
+        let local_share = stats.local as f64 / (stats.local + stats.denied + stats.central).max(1) as f64;
+        println!("({:.3}% of the charges were spent from a lease)", 100.0 * local_share);
+        at_most("available lease ÷ counters in memory", nanos[1] / nanos[0], 2.0);
         at_most("the same through Limiter::check", nanos[3] / nanos[2], 2.0);
     }
 }
@@ -70,19 +70,19 @@ fn leases() -> Leases {
     LeasedStore::new(Arc::clone(&memory), memory, clock, LeaseConfig::default())
 }
 
-/// Renews leases until told to stop.
-fn tend(leases: &Leases, stop: &AtomicBool) {
+/// Renews leases until `stop` is set.
+fn run_lease_tasks(leases: &Leases, stop: &AtomicBool) {
     let mut context = Context::from_waker(Waker::noop());
     while !stop.load(Ordering::Relaxed) {
         for errand in leases.due_tasks() {
-            let errand = pin!(leases.run_task(errand, PermitId(DecisionId::fresh().0)));
-            assert!(errand.poll(&mut context).is_ready(), "memory answers at once");
+            let errand = pin!(leases.run_task(errand, PermitId(DecisionId::generate().0)));
+            assert!(errand.poll(&mut context).is_ready(), "the memory store is synchronous");
         }
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Leases asked directly.
+/// Leases called directly.
 struct Alone {
     leases: Leases,
     scope: Scope,
@@ -91,7 +91,8 @@ struct Alone {
 
 impl Alone {
     fn new() -> Self {
-        let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_second(1_000_000)).burst(BURST).build();
+        let limit =
+            LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(1_000_000))).burst(BURST).build();
         Self { leases: leases(), scope: Scope::new("bench"), limit: limit.expect("a limit") }
     }
 }
@@ -104,7 +105,7 @@ impl Contestant for Alone {
     fn answer(&self, traffic: &Traffic) {
         let mut context = Context::from_waker(Waker::noop());
         for key in &traffic.block {
-            let key = CounterKey { scope: &self.scope, parts: &[Part::Text(key)] };
+            let key = CounterKey { scope: &self.scope, parts: &[KeyPart::Text(key)] };
             let charge = Charge { mode: Mode::Leased, ..Charge::new(key, &self.limit, Cost::ONE) };
             let mut outcomes = Outcomes::default();
             if self.leases.try_charge(&[charge], &mut outcomes) {
@@ -113,13 +114,13 @@ impl Contestant for Alone {
             }
             match pin!(self.leases.charge(&[charge])).poll(&mut context) {
                 Poll::Ready(outcomes) => _ = black_box(&outcomes),
-                Poll::Pending => unreachable!("memory answers at once"),
+                Poll::Pending => unreachable!("the memory store is synchronous"),
             }
         }
     }
 }
 
-/// Leases behind the rules.
+/// Leases behind rules.
 struct Ruled(Limiter<Leases>);
 
 impl Ruled {
@@ -146,7 +147,7 @@ impl Contestant for Ruled {
             let check = Check::attributes("bench", &attributes);
             match pin!(self.0.check(&check)).poll(&mut context) {
                 Poll::Ready(decision) => _ = black_box(&decision),
-                Poll::Pending => unreachable!("memory answers at once"),
+                Poll::Pending => unreachable!("the memory store is synchronous"),
             }
         }
     }

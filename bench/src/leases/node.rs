@@ -1,48 +1,47 @@
-//! One node: a process with the stack that the binary has (leases, over denials remembered, over Redis), which asks itself
-//! as fast as it can.
+//! One node: a process with the same stack as the binary (leases over a deny cache over Redis) that checks as fast as it can.
 //!
-//! `bench lease-node URL MODE PERIOD WARM SECONDS COUNT BURST KEYS TASKS`. It prints a line when it is ready, waits for one,
-//! prints one when it has warmed up, and at the end: checks, admitted, answered here, start and end in microseconds
-//! since 1970, p50 and p99 in nanoseconds.
+//! `bench lease-node URL MODE PERIOD WARM SECONDS COUNT BURST KEYS TASKS`. It prints a line when it is ready, waits for a
+//! line, prints another after the warm-up, and at the end: checks, admitted, decided locally, start and end in microseconds
+//! since the Unix epoch, p50 and p99 in nanoseconds.
 
 use crate::traffic::{Law, Traffic};
 use std::io::{BufRead, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
-use tollgate_core::{PermitId, Span, SystemClock};
+use tollgate_core::{PermitId, SystemClock, TimeDelta};
 use tollgate_engine::{Check, DecisionId, Limiter, Origin};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{DenyCache, LeaseConfig, LeasedStore, RedisConfig, RedisStore};
 
 type Stack = LeasedStore<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
 
-/// One check in so many is timed.
+/// One check in this many is timed.
 const TIMED: u64 = 16;
-/// After so many checks a task lets others run, as one does that reads its requests from a socket.
+/// Number of checks after which a task yields, as one does that reads requests from a socket.
 const TURN: u64 = 16;
 
 #[derive(Default)]
 struct Tally {
     checks: AtomicU64,
     admitted: AtomicU64,
-    /// Decided without the store, by what the rules say for that.
-    astray: AtomicU64,
+    /// Decisions by the fail policy, without the store.
+    failed: AtomicU64,
     ended: AtomicBool,
 }
 
 pub(crate) fn node(arguments: &[&str]) -> Result<(), String> {
     let [url, mode, period, ref numbers @ ..] = *arguments else {
-        return Err("a node needs to be told more".to_owned());
+        return Err("missing arguments: URL MODE PERIOD".to_owned());
     };
     let numbers: Vec<u64> = numbers.iter().filter_map(|number| number.parse().ok()).collect();
     let [warm, seconds, count, burst, keys, tasks] = numbers[..] else {
-        return Err("a node needs six numbers".to_owned());
+        return Err("expected six numbers: WARM SECONDS COUNT BURST KEYS TASKS".to_owned());
     };
     let rules = rules(if mode == "roomy" { "leased" } else { mode }, count, period, burst)?;
     let mut leases = LeaseConfig { nodes: 4, ..LeaseConfig::default() };
     if mode == "roomy" {
-        (leases.max_keys, leases.idle) = (1_000_000, Span::from_secs(10));
+        (leases.max_keys, leases.idle) = (1_000_000, TimeDelta::from_secs(10));
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| error.to_string())?.block_on(async {
@@ -52,21 +51,21 @@ pub(crate) fn node(arguments: &[&str]) -> Result<(), String> {
         let redis = RedisStore::connect(config);
         let stack = LeasedStore::new(DenyCache::new(redis.clone(), clock, 65_536), redis, clock, leases);
         let limiter = Arc::new(Limiter::new(rules, stack, Arc::new(clock)));
-        tokio::spawn(tend(Arc::clone(&limiter)));
-        say("ready")?;
+        tokio::spawn(run_lease_tasks(Arc::clone(&limiter)));
+        print_line("ready")?;
         let mut line = String::new();
         std::io::stdin().lock().read_line(&mut line).map_err(|error| error.to_string())?;
         drive(&limiter, warm, seconds, keys, tasks).await
     })
 }
 
-fn say(what: &str) -> Result<(), String> {
+fn print_line(what: &str) -> Result<(), String> {
     println!("{what}");
     std::io::stdout().flush().map_err(|error| error.to_string())
 }
 
 fn rules(mode: &str, count: u64, period: &str, burst: u64) -> Result<Arc<Ruleset>, String> {
-    // What is said of nothing is central, and leased while it is hot.
+    // Without a mode, a limit is central and leased while hot.
     let mode = if mode == "adaptive" { String::new() } else { format!(", mode: {mode}") };
     let limit = format!("{{count: {count}, period: {period}, burst: {burst}}}");
     let text = format!("domain: bench\ndescriptors:\n  - {{key: user, limit: {limit}{mode}}}\n");
@@ -74,8 +73,8 @@ fn rules(mode: &str, count: u64, period: &str, burst: u64) -> Result<Arc<Ruleset
     Ruleset::load(&[source], &Options::default()).map(Arc::new).map_err(|error| error.to_string())
 }
 
-/// As the binary does it.
-async fn tend(limiter: Arc<Limiter<Stack>>) {
+/// Runs lease tasks as the binary does.
+async fn run_lease_tasks(limiter: Arc<Limiter<Stack>>) {
     loop {
         tokio::select! {
             () = limiter.store().task_ready() => {}
@@ -83,9 +82,9 @@ async fn tend(limiter: Arc<Limiter<Stack>>) {
         }
         for errand in limiter.store().due_tasks() {
             let limiter = Arc::clone(&limiter);
-            tokio::spawn(
-                async move { limiter.store().run_task(errand, PermitId(DecisionId::fresh().0)).await },
-            );
+            tokio::spawn(async move {
+                limiter.store().run_task(errand, PermitId(DecisionId::generate().0)).await;
+            });
         }
     }
 }
@@ -102,7 +101,7 @@ async fn drive(
     let running: Vec<_> = (0..tasks)
         .map(|task| {
             let seed = u64::from(std::process::id()) << 32 | task << 16;
-            tokio::spawn(ask(Arc::clone(limiter), Arc::clone(&tally), keys, seed))
+            tokio::spawn(run_checks(Arc::clone(limiter), Arc::clone(&tally), keys, seed))
         })
         .collect();
     if warm > 0 {
@@ -114,7 +113,7 @@ async fn drive(
         [tally.checks.load(Ordering::Relaxed), tally.admitted.load(Ordering::Relaxed), central]
     };
     let before = if warm > 0 { seen(&tally) } else { [0; 3] };
-    say("warm")?;
+    print_line("warm")?;
     tokio::time::sleep(Duration::from_secs(seconds)).await;
     tally.ended.store(true, Ordering::Relaxed);
     let mut nanos: Vec<u32> = Vec::new();
@@ -126,19 +125,19 @@ async fn drive(
         std::array::from_fn(|at| after[at] - before[at])
     };
     let end = micros();
-    let astray = tally.astray.load(Ordering::Relaxed);
-    if astray > 0 {
-        return Err(format!("{astray} checks were decided without the store"));
+    let failed = tally.failed.load(Ordering::Relaxed);
+    if failed > 0 {
+        return Err(format!("{failed} checks were decided without the store"));
     }
     nanos.sort_unstable();
-    let part = |part: usize| nanos.get(nanos.len() * part / 100).copied().unwrap_or(0);
-    let near = checks.saturating_sub(central);
-    say(&format!("{checks} {admitted} {near} {start} {end} {} {}", part(50), part(99)))
+    let percentile = |percentile: usize| nanos.get(nanos.len() * percentile / 100).copied().unwrap_or(0);
+    let local = checks.saturating_sub(central);
+    print_line(&format!("{checks} {admitted} {local} {start} {end} {} {}", percentile(50), percentile(99)))
 }
 
-/// Asks until told to stop; nanoseconds of the checks that were timed.
+/// Checks until the end of the run; returns nanoseconds of the timed checks.
 #[allow(clippy::disallowed_methods, reason = "a stopwatch")]
-async fn ask(limiter: Arc<Limiter<Stack>>, tally: Arc<Tally>, keys: u64, seed: u64) -> Vec<u32> {
+async fn run_checks(limiter: Arc<Limiter<Stack>>, tally: Arc<Tally>, keys: u64, seed: u64) -> Vec<u32> {
     let mut nanos = Vec::new();
     let mut traffic = Traffic::new(keys, if keys > 1 { Law::Zipf } else { Law::Uniform }, seed);
     let mut n = 0_u64;
@@ -158,7 +157,7 @@ async fn ask(limiter: Arc<Limiter<Stack>>, tally: Arc<Tally>, keys: u64, seed: u
             tally.admitted.fetch_add(u64::from(decision.is_allowed()), Ordering::Relaxed);
             tally.checks.fetch_add(1, Ordering::Relaxed);
             if decision.origin != Origin::Store {
-                tally.astray.fetch_add(1, Ordering::Relaxed);
+                tally.failed.fetch_add(1, Ordering::Relaxed);
             }
             n += 1;
             if n.is_multiple_of(TURN) {

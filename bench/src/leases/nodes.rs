@@ -1,4 +1,4 @@
-//! Four nodes as processes, on one core, started together; what they did, and what Redis saw of it.
+//! Four nodes as processes on one core, started together: their results, and statistics of Redis.
 
 use crate::process::{CLIENT_CORE, median};
 use crate::redis::server::Redis;
@@ -7,36 +7,36 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 const NODES: usize = 4;
 
-/// What nodes are to do.
+/// Load on the nodes.
 pub(super) struct Load {
     pub(super) mode: &'static str,
-    /// Seconds that do not count, and that do.
+    /// Seconds of warm-up, and of measurement.
     pub(super) warm: u64,
     pub(super) seconds: u64,
-    /// The limit: units a period, and at once.
+    /// The limit: units per period, and burst.
     pub(super) count: u64,
     pub(super) burst: u64,
     pub(super) keys: u64,
-    /// Checks under way at each node.
+    /// Concurrent checks on each node.
     pub(super) tasks: usize,
-    /// In what time the units come back.
+    /// Period of the limit.
     pub(super) period: &'static str,
 }
 
-/// What they did together.
+/// Results of all nodes together.
 pub(super) struct Sum {
     pub(super) checks: f64,
     pub(super) admitted: f64,
-    /// Answered without asking Redis.
-    pub(super) near: f64,
-    /// Seconds from the first node's beginning to the last one's end.
+    /// Decided without Redis.
+    pub(super) local: f64,
+    /// Seconds from the first node's start to the last one's end.
     pub(super) span: f64,
-    /// Nanoseconds, the median of the nodes.
+    /// Nanoseconds, median over the nodes.
     pub(super) p50: f64,
     pub(super) p99: f64,
-    /// Script calls that Redis saw.
+    /// Script calls in Redis.
     pub(super) calls: f64,
-    /// The part of the time in which Redis was busy.
+    /// Share of the time in which Redis was busy.
     pub(super) busy: f64,
 }
 
@@ -46,7 +46,7 @@ impl Sum {
     }
 }
 
-/// A node, ended when this is dropped.
+/// A node process, killed on drop.
 struct Node {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -76,7 +76,7 @@ impl Node {
         Ok(Self { child, output })
     }
 
-    fn tell(&mut self) -> Result<(), String> {
+    fn start_load(&mut self) -> Result<(), String> {
         let input = self.child.stdin.as_mut().ok_or("no input")?;
         input.write_all(b"go\n").map_err(|error| error.to_string())
     }
@@ -85,7 +85,7 @@ impl Node {
         let mut line = String::new();
         match self.output.read_line(&mut line) {
             Ok(1..) => Ok(line),
-            Ok(0) => Err("a node has ended".to_owned()),
+            Ok(0) => Err("a node exited early".to_owned()),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -98,32 +98,32 @@ pub(super) fn run(redis: &Redis, load: &Load) -> Result<Sum, String> {
         node.line()?;
     }
     for node in &mut nodes {
-        node.tell()?;
+        node.start_load()?;
     }
-    // All have warmed up.
+    // All nodes have warmed up.
     for node in &mut nodes {
         node.line()?;
     }
-    redis.ask::<()>(redis::cmd("CONFIG").arg("RESETSTAT"))?;
+    redis.query::<()>(redis::cmd("CONFIG").arg("RESETSTAT"))?;
     let cpu = redis.cpu_micros()?;
-    let mut told: Vec<Vec<f64>> = Vec::new();
+    let mut results: Vec<Vec<f64>> = Vec::new();
     for node in &mut nodes {
         let line = node.line()?;
         let numbers: Vec<f64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         if numbers.len() != 7 {
-            return Err(format!("a node said: {line}"));
+            return Err(format!("unexpected output of a node: {line}"));
         }
-        told.push(numbers);
+        results.push(numbers);
     }
-    let sum = |at: usize| told.iter().map(|node| node[at]).sum::<f64>();
-    let middle = |at: usize| median(told.iter().map(|node| node[at]).collect());
-    let start = told.iter().map(|node| node[3]).fold(f64::INFINITY, f64::min);
-    let end = told.iter().map(|node| node[4]).fold(0.0, f64::max);
+    let sum = |at: usize| results.iter().map(|node| node[at]).sum::<f64>();
+    let middle = |at: usize| median(results.iter().map(|node| node[at]).collect());
+    let start = results.iter().map(|node| node[3]).fold(f64::INFINITY, f64::min);
+    let end = results.iter().map(|node| node[4]).fold(0.0, f64::max);
     let span = (end - start) / 1e6;
     Ok(Sum {
         checks: sum(0),
         admitted: sum(1),
-        near: sum(2),
+        local: sum(2),
         span,
         p50: middle(5),
         p99: middle(6),

@@ -1,5 +1,5 @@
-//! How long a check takes at half of saturation, beside a bare `GET` measured the same way: from the same process, at the
-//! same rate, over as many connections, counted from the instant at which each was due.
+//! Latency of a check at half of saturation, compared with a bare `GET` measured in the same way: from the same process, at
+//! the same rate, over as many connections, from the time at which each request was due.
 
 use super::requests::{Kind, Requests};
 use super::server::Redis;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tollgate_store::RedisStore;
 
-/// Measures at `rate` requests a second; prints percentiles and the bar.
+/// Measures at `rate` requests per second; prints percentiles and the bar.
 pub(super) fn measure(
     runtime: &tokio::runtime::Runtime,
     redis: &Redis,
@@ -19,7 +19,7 @@ pub(super) fn measure(
     seconds: f64,
     rounds: usize,
 ) -> Result<(), String> {
-    let asked = Requests::new(30_000);
+    let requests = Requests::new(30_000);
     let url = format!("redis://{}", redis.address());
     let (mut checks, mut gets) = (Vec::new(), Vec::new());
     runtime.block_on(async {
@@ -29,7 +29,7 @@ pub(super) fn measure(
             let connection = client.get_multiplexed_async_connection().await;
             connections.push(connection.map_err(|error| error.to_string())?);
         }
-        asked.fill(store).await?;
+        requests.fill(store).await?;
         for _ in 0..rounds {
             let get = |n: usize| {
                 let mut connection = connections[n % 2].clone();
@@ -42,15 +42,15 @@ pub(super) fn measure(
                 }
             };
             let check = |n: usize| {
-                let (asked, store) = (asked.clone(), store.clone());
-                async move { asked.ask(&store, Kind::Four, n).await.map(drop) }
+                let (requests, store) = (requests.clone(), store.clone());
+                async move { requests.send(&store, Kind::Four, n).await.map(drop) }
             };
             gets.push(paced(rate, seconds, get).await?);
             checks.push(paced(rate, seconds, check).await?);
         }
         Ok::<(), String>(())
     })?;
-    heading(&format!("Waiting for an answer, {rate:.0} requests/s (half of saturation), four limits"));
+    heading(&format!("Latency at {rate:.0} requests/s (half of saturation), four limits"));
     println!("| | p50 µs | p99 µs | p99.9 µs |");
     println!("|---|---:|---:|---:|");
     let middle = |runs: &[Vec<u64>], part: f64| {
@@ -68,31 +68,31 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Asks at a steady rate, whatever the answers do; nanoseconds from when each was due, sorted.
+/// Sends requests at a steady rate, independent of responses; returns sorted nanoseconds from when each was due.
 #[allow(clippy::disallowed_methods, reason = "a stopwatch")]
-async fn paced<F>(rate: f64, seconds: f64, ask: impl Fn(usize) -> F) -> Result<Vec<u64>, String>
+async fn paced<F>(rate: f64, seconds: f64, send: impl Fn(usize) -> F) -> Result<Vec<u64>, String>
 where
     F: Future<Output = Result<(), String>> + Send + 'static,
 {
     let gap = Duration::from_secs_f64(1.0 / rate);
     let start = Instant::now();
-    let mut asked = JoinSet::new();
+    let mut pending = JoinSet::new();
     let mut due = start;
     for n in 0..(rate * seconds) as usize {
-        // At least once: who is behind must not keep those from running who answer.
+        // At least one yield: a sender that is behind must not starve the tasks that receive responses.
         loop {
             tokio::task::yield_now().await;
             if Instant::now() >= due {
                 break;
             }
         }
-        let (answer, since) = (ask(n), due);
-        asked.spawn(async move { answer.await.map(|()| since.elapsed().as_nanos() as u64) });
+        let (response, since) = (send(n), due);
+        pending.spawn(async move { response.await.map(|()| since.elapsed().as_nanos() as u64) });
         due += gap;
     }
-    let mut nanos = Vec::with_capacity(asked.len());
-    while let Some(answer) = asked.join_next().await {
-        nanos.push(answer.map_err(|error| error.to_string())??);
+    let mut nanos = Vec::with_capacity(pending.len());
+    while let Some(response) = pending.join_next().await {
+        nanos.push(response.map_err(|error| error.to_string())??);
     }
     nanos.sort_unstable();
     Ok(nanos)

@@ -1,8 +1,8 @@
-//! What a request costs the Redis server: Tollgate's store beside the bare script of one limit, on the same servers.
+//! Cost of a request for the Redis server: Tollgate's store compared with the bare script of one limit, on the same servers.
 //!
-//! Contestants take turns in every round. Each has a rate (which the slower of client and server sets) and the server's
-//! own processor time a request (which only the server sets); the share of the time in which the server was busy tells
-//! which of the two to read. `redis-benchmark` keeps as many requests under way as the store does.
+//! Contestants take turns in every round. Each has a rate (set by the slower of client and server) and the server's CPU time
+//! per request (set by the server alone); the share of time in which the server was busy shows which of the two to read.
+//! `redis-benchmark` keeps as many requests in flight as the store does.
 
 use super::requests::{Kind, Requests};
 use super::server::Redis;
@@ -11,11 +11,11 @@ use crate::report::{at_least, heading, note};
 use std::process::Command;
 use tollgate_store::RedisStore;
 
-/// Requests under way at once, over two connections.
-pub(super) const UNDER_WAY: usize = 256;
+/// Requests in flight, over two connections.
+pub(super) const IN_FLIGHT: usize = 256;
 const TENANTS: u32 = 30_000;
 
-/// The bare script: one limit, and nothing that is not needed for it.
+/// The bare script: one limit, and nothing else.
 const BARE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -26,64 +26,64 @@ if next > now + ARGV[2] then return 0 end
 redis.call('SET', KEYS[1], string.format('%d', next), 'PX', math.ceil((next - now) / 1000))
 return 1";
 
-/// Who is measured, in this order.
-const ROWS: [(&str, Server, Who); 12] = [
-    ("bare script of one limit", Server::Single, Who::Bare),
-    ("one limit, calls shared", Server::Single, Who::Ours(Kind::One)),
-    ("four limits, calls shared", Server::Single, Who::Ours(Kind::Four)),
-    ("denial of one, calls shared", Server::Single, Who::Ours(Kind::DeniedOne)),
-    ("denial of four, calls shared", Server::Single, Who::Ours(Kind::DeniedFour)),
-    ("bare script, in a cluster", Server::Cluster, Who::Bare),
-    ("one limit, a call of its own", Server::Cluster, Who::Ours(Kind::One)),
-    ("four limits, a call of their own", Server::Cluster, Who::Ours(Kind::Four)),
-    ("denial of one, a call of its own", Server::Cluster, Who::Ours(Kind::DeniedOne)),
-    ("denial of four, a call of its own", Server::Cluster, Who::Ours(Kind::DeniedFour)),
-    ("GET", Server::Single, Who::Get),
-    ("SET with PX", Server::Single, Who::Set),
+/// Contestants in order.
+const ROWS: [(&str, Server, Subject); 12] = [
+    ("bare script of one limit", Server::Single, Subject::Bare),
+    ("one limit, shared calls", Server::Single, Subject::Ours(Kind::One)),
+    ("four limits, shared calls", Server::Single, Subject::Ours(Kind::Four)),
+    ("denial of one, shared calls", Server::Single, Subject::Ours(Kind::DeniedOne)),
+    ("denial of four, shared calls", Server::Single, Subject::Ours(Kind::DeniedFour)),
+    ("bare script, in a cluster", Server::Cluster, Subject::Bare),
+    ("one limit, separate calls", Server::Cluster, Subject::Ours(Kind::One)),
+    ("four limits, separate calls", Server::Cluster, Subject::Ours(Kind::Four)),
+    ("denial of one, separate calls", Server::Cluster, Subject::Ours(Kind::DeniedOne)),
+    ("denial of four, separate calls", Server::Cluster, Subject::Ours(Kind::DeniedFour)),
+    ("GET", Server::Single, Subject::Get),
+    ("SET with PX", Server::Single, Subject::Set),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Server {
     Single,
-    /// A cluster of one, in which requests of different slots have calls of their own.
+    /// A cluster of one, in which requests of different slots need separate calls.
     Cluster,
 }
 
 #[derive(Clone, Copy)]
-enum Who {
+enum Subject {
     Bare,
     Get,
     Set,
     Ours(Kind),
 }
 
-/// What one run came to.
+/// Result of one run.
 #[derive(Clone, Copy)]
 struct Run {
     rate: f64,
-    /// Microseconds of the server's processor time a request.
+    /// Microseconds of the server's CPU time per request.
     cost: f64,
-    /// Of this process's: deciding again, encoding and decoding, tasks.
+    /// Microseconds of this process's CPU time per request: recomputing, encoding and decoding, tasks.
     client: f64,
-    /// Requests that the server had of one read: how deep the pipeline was.
+    /// Requests that the server got per read: the depth of the pipeline.
     depth: f64,
 }
 
 impl Run {
-    /// The part of the time in which the server was busy.
+    /// Returns the share of time in which the server was busy.
     fn busy(self) -> f64 {
         self.rate * self.cost / 1e6
     }
 }
 
-/// Requests a second of four limits when the client asks as fast as it can, and what one core can do of them at most: with
-/// shared calls, with calls of their own.
+/// Requests per second with four limits when the client sends as fast as it can, and the maximum of one Redis core: with
+/// shared calls, and with separate calls.
 pub(super) struct Found {
     pub(super) four_a_second: f64,
     pub(super) a_core: [f64; 2],
 }
 
-/// Measures all, prints the table and the bars.
+/// Measures all contestants; prints the table and the bars.
 pub(super) fn measure(
     runtime: &tokio::runtime::Runtime,
     single: &Redis,
@@ -92,29 +92,31 @@ pub(super) fn measure(
     rounds: usize,
 ) -> Result<Found, String> {
     let stores = [store(runtime, single)?, store(runtime, cluster)?];
-    let asked = Requests::new(TENANTS);
-    let sha: String = single.ask(redis::cmd("SCRIPT").arg("LOAD").arg(BARE))?;
-    let _: String = cluster.ask(redis::cmd("SCRIPT").arg("LOAD").arg(BARE))?;
+    let load_requests = Requests::new(TENANTS);
+    let sha: String = single.query(redis::cmd("SCRIPT").arg("LOAD").arg(BARE))?;
+    let _: String = cluster.query(redis::cmd("SCRIPT").arg("LOAD").arg(BARE))?;
     for store in &stores {
-        runtime.block_on(asked.fill(store))?;
+        runtime.block_on(load_requests.fill(store))?;
     }
     let mut runs = vec![Vec::new(); ROWS.len()];
     // The first round fills what is still empty, and does not count.
     for round in 0..=rounds {
-        for ((_, place, who), runs) in ROWS.iter().zip(&mut runs) {
-            let (server, store) = match place {
+        for ((_, kind, subject), runs) in ROWS.iter().zip(&mut runs) {
+            let (server, store) = match kind {
                 Server::Single => (single, &stores[0]),
                 Server::Cluster => (cluster, &stores[1]),
             };
             let (before, own, reads) = (server.cpu_micros()?, ticks("self"), server.reads()?);
             let key = "tg1:{0000__rand_int__}xxxxxxxx";
-            let rate = match who {
-                Who::Bare => {
+            let rate = match subject {
+                Subject::Bare => {
                     load(server, requests, &["EVALSHA", &sha, "1", key, "1000000", "1000000000000"])?
                 }
-                Who::Get => load(server, requests, &["GET", key])?,
-                Who::Set => load(server, requests, &["SET", key, "1794719042799955", "PX", "1000000"])?,
-                Who::Ours(kind) => runtime.block_on(asked.run(store, *kind, requests, UNDER_WAY))?,
+                Subject::Get => load(server, requests, &["GET", key])?,
+                Subject::Set => load(server, requests, &["SET", key, "1794719042799955", "PX", "1000000"])?,
+                Subject::Ours(requested) => {
+                    runtime.block_on(load_requests.run(store, *requested, requests, IN_FLIGHT))?
+                }
             };
             let cost = (server.cpu_micros()? - before) / f64::from(requests);
             let client = (ticks("self") - own) as f64 * 1e4 / f64::from(requests);
@@ -126,7 +128,7 @@ pub(super) fn measure(
     }
     for store in &stores {
         if store.mismatches() > 0 {
-            return Err("a script and the step disagreed".to_owned());
+            return Err("Redis script result mismatch".to_owned());
         }
     }
     Ok(report(&runs))
@@ -135,13 +137,13 @@ pub(super) fn measure(
 fn report(runs: &[Vec<Run>]) -> Found {
     let rate = |at: usize| median(runs[at].iter().map(|run| run.rate).collect());
     let cost = |at: usize| median(runs[at].iter().map(|run| run.cost).collect());
-    heading("What a request costs Redis");
+    heading("Cost of a request for Redis");
     println!(
-        "| | requests/s | ÷ bare | server busy | µs of the server's processor | bare ÷ it | of the client's | requests a read |"
+        "| | requests/s | ÷ bare | server busy | µs of server CPU | bare ÷ it | µs of client CPU | requests per read |"
     );
     println!("|---|---:|---:|---:|---:|---:|---:|---:|");
-    for (at, (name, place, _)) in ROWS.iter().enumerate() {
-        let bare = if *place == Server::Single { 0 } else { 5 };
+    for (at, (name, kind, _)) in ROWS.iter().enumerate() {
+        let bare = if *kind == Server::Single { 0 } else { 5 };
         println!(
             "| {name} | {:.0} | {:.2} | {:.0}% | {:.1} | {:.2} | {:.1} | {:.0} |",
             rate(at),
@@ -153,22 +155,22 @@ fn report(runs: &[Vec<Run>]) -> Found {
             median(runs[at].iter().map(|run| run.depth).collect()),
         );
     }
-    note("\nBy the server's processor time (the rate where the server is the limit):");
-    for (first, how) in [(0, "calls shared"), (5, "a call of its own")] {
+    note("\nBy the server's CPU time (the rate where the server is the bottleneck):");
+    for (first, how) in [(0, "shared calls"), (5, "separate calls")] {
         at_least(&format!("four limits ÷ the bare script, {how}"), cost(first) / cost(first + 2), 0.6);
         at_least(&format!("one limit ÷ the bare script, {how}"), cost(first) / cost(first + 1), 0.9);
         at_least(&format!("denial ÷ allowance of one, {how}"), cost(first + 1) / cost(first + 3), 1.3);
         at_least(&format!("denial ÷ allowance of four, {how}"), cost(first + 2) / cost(first + 4), 1.3);
     }
-    note("By the rate (with one client core, which decides, encodes and decodes as well):");
-    for (first, how) in [(0, "calls shared"), (5, "a call of its own")] {
+    note("By the rate (with one client core, which also recomputes, encodes and decodes):");
+    for (first, how) in [(0, "shared calls"), (5, "separate calls")] {
         at_least(&format!("four limits ÷ the bare script, {how}"), rate(first + 2) / rate(first), 0.6);
         at_least(&format!("one limit ÷ the bare script, {how}"), rate(first + 1) / rate(first), 0.9);
     }
     Found { four_a_second: rate(2), a_core: [1e6 / cost(2), 1e6 / cost(7)] }
 }
 
-/// A store that waits for as long as it takes: what is slow is to be seen, not cut off.
+/// Returns a store with long timeouts, so that slow responses are measured and not cut off.
 pub(super) fn store(runtime: &tokio::runtime::Runtime, redis: &Redis) -> Result<RedisStore, String> {
     let mut config = tollgate_store::RedisConfig::parse(&redis.url()).map_err(|error| error.to_string())?;
     config.deadline = std::time::Duration::from_secs(5);
@@ -177,11 +179,11 @@ pub(super) fn store(runtime: &tokio::runtime::Runtime, redis: &Redis) -> Result<
     Ok(RedisStore::connect(config))
 }
 
-/// Requests a second of `redis-benchmark`, with as many under way as the store has.
+/// Returns requests per second of `redis-benchmark`, with as many in flight as the store has.
 fn load(redis: &Redis, requests: u32, command: &[&str]) -> Result<f64, String> {
     let output = Command::new("taskset")
         .args(["-c", CLIENT_CORE, "redis-benchmark", "--csv", "-c", "2", "-p", &redis.port])
-        .args(["-P", &(UNDER_WAY / 2).to_string(), "-r", &TENANTS.to_string(), "-n", &requests.to_string()])
+        .args(["-P", &(IN_FLIGHT / 2).to_string(), "-r", &TENANTS.to_string(), "-n", &requests.to_string()])
         .args(command)
         .output()
         .map_err(|error| format!("cannot run redis-benchmark (package redis-tools): {error}"))?;

@@ -1,7 +1,8 @@
-//! The rate limit service over gRPC beside envoyproxy/ratelimit: the same Redis, the same requests of four descriptors.
+//! The rate limit service over gRPC compared with envoyproxy/ratelimit: the same Redis, the same requests with four
+//! descriptors.
 //!
-//! The service has one core; Redis and `h2load` share the other. Two questions: how many a second at most, and how long an
-//! answer takes at a rate that both can do.
+//! The service has one core; Redis and `h2load` share the other. Measures the maximum rate, and the latency at a rate that
+//! both can sustain.
 
 use super::server::Redis;
 use crate::grpc::{METHOD, load, message};
@@ -18,7 +19,7 @@ descriptors:
   - {key: tenant, rate_limit: {unit: hour, requests_per_unit: 1000000000}}
 ";
 
-/// Our rules; `mode` is what stands after each limit.
+/// Tollgate's rules; `mode` is appended to each limit.
 fn rules(mode: &str) -> String {
     let limit = |key: &str, unit: &str| format!("  - {{key: {key}, limit: 1000000000/{unit}{mode}}}\n");
     let all = [("user", "second"), ("api_key", "second"), ("path", "minute"), ("tenant", "hour")];
@@ -30,7 +31,7 @@ struct Contestant {
     name: &'static str,
     server: Server,
     rates: Vec<f64>,
-    /// Microseconds a request of the service's processor time, and of Redis's.
+    /// Microseconds per request of the service's CPU time, and of Redis's.
     own: Vec<f64>,
     redis: Vec<f64>,
     p50: Vec<f64>,
@@ -45,7 +46,7 @@ impl Contestant {
 }
 
 pub(super) fn measure(requests: u32, rounds: usize) -> Result<(), String> {
-    heading("Beside envoyproxy/ratelimit: four descriptors over gRPC, the same Redis");
+    heading("Compared with envoyproxy/ratelimit: four descriptors over gRPC, the same Redis");
     let redis = Redis::start(CLIENT_CORE)?;
     let folder = std::env::temp_dir().join(format!("tollgate-bench-rl-{}", std::process::id()));
     let write = |path: &str, bytes: &[u8]| {
@@ -64,9 +65,9 @@ pub(super) fn measure(requests: u32, rounds: usize) -> Result<(), String> {
     if let Some(program) = tool("service_cmd") {
         contestants.push(Contestant::new("envoyproxy/ratelimit", peer(&program, &folder, &redis)?));
     } else {
-        note("envoyproxy/ratelimit is missing, and left out: make .tools/bin/service_cmd (needs Go)");
+        note("envoyproxy/ratelimit not found, skipped; run make .tools/bin/service_cmd (needs Go)");
     }
-    for (name, rules) in [("tollgate, mode: central", central), ("tollgate, as it comes", adaptive)] {
+    for (name, rules) in [("tollgate, mode: central", central), ("tollgate, default mode", adaptive)] {
         contestants.push(Contestant::new(name, ours(&rules, &redis)?));
     }
     for round in 0..=rounds {
@@ -93,10 +94,7 @@ pub(super) fn measure(requests: u32, rounds: usize) -> Result<(), String> {
             contestant.p99.push(part(0.99));
         }
     }
-    println!(
-        "| | requests/s | µs of its processor | µs of Redis's | p50 µs at {:.0}/s | p99 µs |",
-        half * 8.0
-    );
+    println!("| | requests/s | µs of CPU | µs of Redis CPU | p50 µs at {:.0}/s | p99 µs |", half * 8.0);
     println!("|---|---:|---:|---:|---:|---:|");
     for one in contestants {
         let [rate, own, redis, p50, p99] = [one.rates, one.own, one.redis, one.p50, one.p99].map(median);
@@ -111,9 +109,9 @@ fn ours(rules: &Path, redis: &Redis) -> Result<Server, String> {
     let local = "127.0.0.1:0";
     let flags =
         ["serve", "--rules", &rules, "--grpc", local, "--http", local, "--resp", "off", "--store", &url];
-    // As patient as the other, which has no deadline: what is slow is to be seen.
-    let patient = ["--store-deadline-ms", "1000"];
-    Server::start(&tollgate_binary(&myself)?, &[&flags[..], &patient[..]].concat(), "grpc")
+    // A long deadline, because the peer has none: slow responses are to be measured.
+    let deadline = ["--store-deadline-ms", "1000"];
+    Server::start(&tollgate_binary(&myself)?, &[&flags[..], &deadline[..]].concat(), "grpc")
 }
 
 fn peer(program: &Path, folder: &Path, redis: &Redis) -> Result<Server, String> {
@@ -139,7 +137,7 @@ fn peer(program: &Path, folder: &Path, redis: &Redis) -> Result<Server, String> 
     Server::start_with(SERVER_CORE, program, &[], &environment, &format!("{local}:{grpc}"))
 }
 
-/// Microseconds of each request, at this rate on each of eight connections.
+/// Returns microseconds of each request, at this rate on each of eight connections.
 fn paced(address: &str, payload: &Path, rate: f64, log: &Path) -> Result<Vec<u64>, String> {
     let _ = std::fs::remove_file(log);
     let requests = (rate * 8.0 * 4.0) as u64;
@@ -156,7 +154,7 @@ fn paced(address: &str, payload: &Path, rate: f64, log: &Path) -> Result<Vec<u64
     let times: Vec<u64> =
         text.lines().filter_map(|line| line.split('\t').nth(2)?.trim().parse().ok()).collect();
     if times.is_empty() {
-        return Err(format!("h2load told no times:\n{}", String::from_utf8_lossy(&output.stdout)));
+        return Err(format!("h2load logged no times:\n{}", String::from_utf8_lossy(&output.stdout)));
     }
     Ok(times)
 }

@@ -1,21 +1,22 @@
-//! The requests that Tollgate's store is asked: one or four limits of a tenant, allowed or denied.
+//! Requests to Tollgate's store: one or four limits of a tenant, allowed or denied.
 //!
-//! All counters stay live while they are measured: each unit takes a second to come back.
+//! All counters stay live during the measurement: each unit takes a second to refill.
 
 use crate::traffic::mix;
 use std::sync::Arc;
 use std::time::Instant;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Part, Quota, Scope, Span,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec, Rate, Scope,
+    TimeDelta, nonzero,
 };
 use tollgate_store::RedisStore;
 
-/// What a request is.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     One,
     Four,
-    /// Of tenants who have used up a limit of a day.
+    /// Of tenants that have exhausted a daily limit.
     DeniedOne,
     DeniedFour,
 }
@@ -31,7 +32,7 @@ impl Kind {
     const fn admission(self) -> Admission {
         match self {
             Self::One | Self::Four => Admission::Admitted,
-            Self::DeniedOne | Self::DeniedFour => Admission::Refused,
+            Self::DeniedOne | Self::DeniedFour => Admission::Denied,
         }
     }
 }
@@ -46,7 +47,7 @@ struct Inner {
     /// Scopes of each kind: kinds do not share counters.
     scopes: [[Scope; 4]; 4],
     ample: [Limit; 4],
-    /// One a day.
+    /// One per day.
     tight: Limit,
 }
 
@@ -58,26 +59,26 @@ impl Requests {
             })
         });
         let ample = [86_400, 3_600, 60, 1].map(|seconds| {
-            let quota = Quota::per(seconds, Span::from_secs(seconds));
+            let quota = Rate::per(seconds, TimeDelta::from_secs(seconds));
             LimitSpec::new(Algorithm::Gcra, quota).burst(1_000_000).build().expect("a limit")
         });
-        let tight = LimitSpec::new(Algorithm::Gcra, Quota::per_day(1)).build().expect("a limit");
+        let tight = LimitSpec::new(Algorithm::Gcra, Rate::per_day(nonzero!(1))).build().expect("a limit");
         let tenants = (0..tenants).map(|tenant| format!("{:016x}", mix(u64::from(tenant) + 1))).collect();
         Self(Arc::new(Inner { tenants, scopes, ample, tight }))
     }
 
-    /// One request of the tenant with this number.
-    pub(super) async fn ask(
+    /// Sends one request of the tenant with this number.
+    pub(super) async fn send(
         &self,
         store: &RedisStore,
         kind: Kind,
         tenant: usize,
     ) -> Result<Admission, String> {
         let Inner { tenants, scopes, ample, tight } = &*self.0;
-        let parts = [Part::Text(&tenants[tenant % tenants.len()])];
+        let parts = [KeyPart::Text(&tenants[tenant % tenants.len()])];
         let charge = |at: usize| {
             let key = CounterKey { scope: &scopes[kind as usize][at], parts: &parts };
-            let limit = if at == 0 && kind.admission() == Admission::Refused { tight } else { &ample[at] };
+            let limit = if at == 0 && kind.admission() == Admission::Denied { tight } else { &ample[at] };
             Charge::new(key, limit, Cost::ONE)
         };
         let charges = [charge(0), charge(1), charge(2), charge(3)];
@@ -85,7 +86,7 @@ impl Requests {
         Ok(outcomes.admission)
     }
 
-    /// Every tenant once, of every kind: counters are there, and those to be denied are used up.
+    /// Sends one request per tenant and kind, so that all counters exist and those to be denied are exhausted.
     pub(super) async fn fill(&self, store: &RedisStore) -> Result<(), String> {
         for kind in [Kind::One, Kind::Four, Kind::DeniedOne, Kind::DeniedFour] {
             let all = self.0.tenants.len();
@@ -94,7 +95,7 @@ impl Requests {
                     let (own, store) = (self.clone(), store.clone());
                     tokio::spawn(async move {
                         for tenant in (first..all).step_by(64) {
-                            own.ask(&store, kind, tenant).await?;
+                            own.send(&store, kind, tenant).await?;
                         }
                         Ok::<(), String>(())
                     })
@@ -107,22 +108,22 @@ impl Requests {
         Ok(())
     }
 
-    /// As many requests, so many of them under way at a time; requests a second.
+    /// Sends `requests` requests with this many in flight; returns requests per second.
     #[allow(clippy::disallowed_methods, reason = "a stopwatch")]
     pub(super) async fn run(
         &self,
         store: &RedisStore,
         kind: Kind,
         requests: u32,
-        under_way: usize,
+        in_flight: usize,
     ) -> Result<f64, String> {
         let start = Instant::now();
-        let tasks: Vec<_> = (0..under_way)
+        let tasks: Vec<_> = (0..in_flight)
             .map(|task| {
                 let (own, store) = (self.clone(), store.clone());
                 tokio::spawn(async move {
-                    for n in (task..requests as usize).step_by(under_way) {
-                        let admission = own.ask(&store, kind, mix(n as u64) as usize).await?;
+                    for n in (task..requests as usize).step_by(in_flight) {
+                        let admission = own.send(&store, kind, mix(n as u64) as usize).await?;
                         if admission != kind.admission() {
                             return Err(format!("{kind:?} was {admission:?}"));
                         }

@@ -56,7 +56,7 @@ impl CallerPath {
             (None, Some(control)) => control.quota_id(short_id).await.map_err(control_problem)?,
             (None, None) => None,
         };
-        let detail = "no caller with this id has a quota, or an API key in this node's lists and log; send the request to the \
+        let detail = "no quota has this id, and this node has no caller with it in its lists or log; send the request to the \
                       node that lists the caller, or use the full key";
         known.map(Self::Id).ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "Not found", detail))
     }

@@ -4,10 +4,10 @@
 use std::future::Future;
 use std::sync::Arc;
 use tokio::sync::Mutex;
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 
 /// Time for which a result is reused.
-const MAX_AGE: Span = Span::from_secs(1);
+const MAX_AGE: TimeDelta = TimeDelta::from_secs(1);
 
 pub(crate) struct Coalesced<T>(Mutex<Option<(Timestamp, Arc<T>)>>);
 

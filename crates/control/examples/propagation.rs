@@ -1,7 +1,7 @@
-//! How long a change of one node takes to act on another, over a real PostgreSQL on this machine: prints figures, asserts
-//! nothing about time. `cargo run --profile dist -p tollgate-control --example propagation`.
+//! Measures propagation between two nodes over a real PostgreSQL on this machine: prints latencies, asserts nothing
+//! about them. `cargo run --profile dist -p tollgate-control --example propagation`.
 
-#![allow(clippy::print_stdout, reason = "it is here to print")]
+#![allow(clippy::print_stdout, reason = "the example prints its results")]
 
 #[path = "../tests/databases/mod.rs"]
 mod databases;
@@ -28,13 +28,13 @@ async fn node(address: &str, rules: &Arc<Ruleset>) -> Node {
     tokio::spawn(Arc::clone(&control).run_sync(SyncConfig::default()));
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("a store");
     let limiter = Limiter::new(Arc::clone(rules), store, Arc::new(clock))
-        .with_tenants(control.quota_table())
-        .with_emergencies(control.active_measures());
+        .with_quotas(control.quota_table())
+        .with_measures(control.active_measures());
     Node { control, limiter }
 }
 
-/// Looks until a decision is as it should be.
-async fn felt(node: &Node, key: &str, allowed: bool) {
+/// Polls until a check has the expected verdict.
+async fn wait_for(node: &Node, key: &str, allowed: bool) {
     let attributes = [("api_key", key)];
     let check = Check::attributes("d", &attributes);
     while pollster::block_on(node.limiter.check(&check)).is_allowed() != allowed {
@@ -42,11 +42,11 @@ async fn felt(node: &Node, key: &str, allowed: bool) {
     }
 }
 
-fn tell(what: &str, mut micros: Vec<u64>) {
+fn report(name: &str, mut micros: Vec<u64>) {
     micros.sort_unstable();
     let at = |part: usize| micros[(micros.len() * part / 1_000).min(micros.len() - 1)] as f64 / 1_000.0;
     println!(
-        "{what}: {} changes, p50 {:.2} ms, p99 {:.2} ms, most {:.2} ms",
+        "{name}: {} changes, p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms",
         micros.len(),
         at(500),
         at(990),
@@ -64,7 +64,7 @@ async fn main() {
     let actor = Actor { name: "bench".to_owned(), origin: "here".to_owned() };
     let clock = SystemClock::new();
     let (mut emergencies, mut quotas) = (Vec::new(), Vec::new());
-    // From before the write until the other node decides by it; each node makes every other change.
+    // Measures from before the write until the other node applies it; the nodes take turns at writing.
     for i in 0..CHANGES / 2 {
         let (here, there) = (&nodes[i % 2], &nodes[(i + 1) % 2]);
         let key = format!("some-caller-{i}");
@@ -73,11 +73,11 @@ async fn main() {
         let began = clock.now();
         let draft = serde_json::from_value(draft).expect("a draft");
         let declared = here.control.create_emergency(draft, &rules, &actor).await.expect("a database");
-        felt(there, &key, false).await;
+        wait_for(there, &key, false).await;
         emergencies.push(clock.now().since(began).as_micros());
         let began = clock.now();
         here.control.end_emergency(&declared.expect("a measure").id, &actor).await.expect("a database");
-        felt(there, &key, true).await;
+        wait_for(there, &key, true).await;
         emergencies.push(clock.now().since(began).as_micros());
 
         let shut = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 0, "unit": "day"}]});
@@ -85,13 +85,13 @@ async fn main() {
         let draft = serde_json::from_value(shut).expect("a draft");
         let put = here.control.put_quota(&key, draft, &rules, Precondition::Any, &actor).await;
         put.expect("a database").expect("a quota");
-        felt(there, &key, false).await;
+        wait_for(there, &key, false).await;
         quotas.push(clock.now().since(began).as_micros());
         let began = clock.now();
         here.control.delete_quota(&key, Precondition::Any, &actor).await.expect("a database");
-        felt(there, &key, true).await;
+        wait_for(there, &key, true).await;
         quotas.push(clock.now().since(began).as_micros());
     }
-    tell("emergencies", emergencies);
-    tell("quotas", quotas);
+    report("emergencies", emergencies);
+    report("quotas", quotas);
 }

@@ -1,7 +1,9 @@
-//! What was changed, by whom, from where, before and after: a chain in which each entry's hash covers the one before.
+//! Audit log: every operator change with actor, origin, and state before and after, as a hash chain in which each
+//! entry's hash covers the previous entry.
 //!
-//! Who alters, removes or slips in an entry breaks every hash after it; who cuts the end off contradicts the head. Who can
-//! rewrite the whole table and the head can forge it all: ship the last hash elsewhere to find that out too.
+//! Altering, removing or inserting an entry breaks every later hash; truncating the log contradicts the head.
+//! An attacker who can rewrite both the whole table and the head can forge the log: ship the last hash elsewhere to
+//! detect that too.
 
 use crate::control_plane::ControlPlane;
 use crate::db::on;
@@ -22,59 +24,59 @@ const SELECT: &str = "SELECT seq, at, actor, origin, action, target, before, aft
 const SELECT_BEFORE: &str = "SELECT seq, at, actor, origin, action, target, before, after, hash FROM audit
      WHERE seq < $1 ORDER BY seq DESC LIMIT $2";
 
-/// The most that are read at once.
+/// Maximum number of entries per read.
 const MAX_PAGE: i64 = 1_000;
 
-/// What the audit log has in `after` of something that is gone: the reason, if one was given.
+/// Returns the `after` value of a deletion: the reason, if one was given.
 pub(crate) fn reason_only(reason: &str) -> String {
     if reason.is_empty() { String::new() } else { serde_json::json!({"reason": reason}).to_string() }
 }
 
 type AuditRow = (i64, i64, String, String, String, String, String, String, Vec<u8>);
 
-/// One change.
+/// One entry of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct AuditEntry {
-    /// Its place in the chain, from one.
+    /// Sequence number in the chain, starting at 1.
     pub seq: i64,
-    /// When.
+    /// Time of the change, in RFC 3339.
     #[schema(format = DateTime)]
     pub at: String,
     #[serde(skip)]
     pub(crate) at_millis: i64,
-    /// Who.
+    /// Name of the principal that made the change.
     pub actor: String,
-    /// From where.
+    /// Address that the change came from.
     pub origin: String,
-    /// What was done.
+    /// Action, such as `quota.put`.
     pub action: String,
-    /// To what.
+    /// Object of the change.
     pub target: String,
-    /// What was there before, in JSON; empty if nothing.
+    /// State before the change, in JSON; empty if none.
     pub before: String,
-    /// What is there now; empty if nothing.
+    /// State after the change, in JSON; empty if none.
     pub after: String,
-    /// The hash of this entry and the one before it.
+    /// Hash of this entry and the previous one's hash.
     #[serde(serialize_with = "serialize_hex")]
     #[schema(value_type = String)]
     pub hash: [u8; 32],
 }
 
-/// What a look at the whole chain found.
+/// Result of verifying the whole chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuditVerification {
-    /// Every entry is as it was written.
+    /// Every entry is as written.
     Intact {
-        /// How many there are.
+        /// Number of entries.
         entries: i64,
-        /// The last hash.
+        /// The last hash, in hexadecimal.
         head: String,
     },
-    /// This entry is not as it was written, or is not there.
+    /// An entry was altered or is missing.
     Broken {
-        /// Its place.
+        /// Its sequence number.
         seq: i64,
-        /// What is wrong.
+        /// What is wrong with it.
         why: &'static str,
     },
 }
@@ -97,7 +99,8 @@ impl AuditEntry {
         entry
     }
 
-    /// The hash over the one before and every field, each behind its length, so that no two entries read alike.
+    /// Hashes the previous hash and every field, each prefixed with its length, so that different entries never
+    /// encode alike.
     fn chain_hash(&self, previous: &[u8]) -> [u8; 32] {
         let mut hash = digest::Context::new(&digest::SHA256);
         let (seq, at) = (self.seq.to_be_bytes(), self.at_millis.to_be_bytes());
@@ -113,7 +116,7 @@ impl AuditEntry {
     fn from_row(row: AuditRow) -> Result<Self, ControlError> {
         let (seq, at, actor, origin, action, target, before, after, hash) = row;
         let hash =
-            hash.try_into().map_err(|_| ControlError::Corrupt(format!("the hash of audit entry {seq}")))?;
+            hash.try_into().map_err(|_| ControlError::Corrupt(format!("hash of audit entry {seq}")))?;
         Ok(Self {
             seq,
             at: format_millis(at),
@@ -129,7 +132,7 @@ impl AuditEntry {
     }
 }
 
-/// Writes the entry of the audit log, and moves the head on to it.
+/// Writes an audit entry and moves the head to it.
 macro_rules! record {
     ($tx:ident, $head:ident, $at:expr, $actor:expr, $changed:expr) => {{
         let entry = $crate::audit::AuditEntry::next(&$head, $at, $actor, $changed);
@@ -155,22 +158,22 @@ macro_rules! record {
 pub(crate) use record;
 
 impl ControlPlane {
-    /// Entries before this one, the latest first.
+    /// Returns at most `limit` entries before sequence number `before`, newest first.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
-    pub async fn audit(&self, before: Option<i64>, most: i64) -> Result<Vec<AuditEntry>, ControlError> {
+    /// [`ControlError`] if the database is unavailable.
+    pub async fn audit(&self, before: Option<i64>, limit: i64) -> Result<Vec<AuditEntry>, ControlError> {
         let before = before.unwrap_or(i64::MAX);
         let rows: Vec<AuditRow> = on!(&self.db, pool => {
-            sqlx::query_as(SELECT_BEFORE).bind(before).bind(most).fetch_all(pool).await?
+            sqlx::query_as(SELECT_BEFORE).bind(before).bind(limit).fetch_all(pool).await?
         });
         rows.into_iter().map(AuditEntry::from_row).collect()
     }
 
-    /// Entries after this one, in order; nothing, if there are no more.
+    /// Returns a page of entries after `seq`, in order; empty if there are no more.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn audit_after(&self, seq: i64) -> Result<Vec<AuditEntry>, ControlError> {
         let rows: Vec<AuditRow> = on!(&self.db, pool => {
             sqlx::query_as(SELECT).bind(seq).bind(MAX_PAGE).fetch_all(pool).await?
@@ -178,12 +181,12 @@ impl ControlPlane {
         rows.into_iter().map(AuditEntry::from_row).collect()
     }
 
-    /// Looks at the whole chain.
+    /// Verifies the whole chain.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn verify_audit(&self) -> Result<AuditVerification, ControlError> {
-        // The head first: entries that are added meanwhile only come after it.
+        // The head is read first: entries added meanwhile only follow it.
         let (last, head): (i64, Vec<u8>) = on!(&self.db, pool => {
             sqlx::query_as("SELECT audit_seq, audit_hash FROM head WHERE id = 1").fetch_one(pool).await?
         });
@@ -194,18 +197,18 @@ impl ControlPlane {
                 sqlx::query_as(SELECT).bind(seq).bind(page).fetch_all(pool).await?
             });
             if rows.is_empty() {
-                return Ok(AuditVerification::Broken { seq: seq + 1, why: "it is not there" });
+                return Ok(AuditVerification::Broken { seq: seq + 1, why: "entry is missing" });
             }
             for row in rows {
                 let entry = AuditEntry::from_row(row)?;
                 seq += 1;
                 if entry.seq != seq {
-                    return Ok(AuditVerification::Broken { seq, why: "it is not there" });
+                    return Ok(AuditVerification::Broken { seq, why: "entry is missing" });
                 }
                 if entry.chain_hash(&previous) != entry.hash {
                     return Ok(AuditVerification::Broken {
                         seq,
-                        why: "it does not follow from the one before",
+                        why: "hash does not match the entry and its predecessor",
                     });
                 }
                 previous = entry.hash;
@@ -217,7 +220,7 @@ impl ControlPlane {
         if previous[..] != head[..] {
             return Ok(AuditVerification::Broken {
                 seq: last,
-                why: "it is not the last one that was written",
+                why: "hash does not match the head; later entries may be missing",
             });
         }
         Ok(AuditVerification::Intact { entries: last, head: hex(&previous) })

@@ -1,4 +1,4 @@
-//! What operators decide, opened: the database, the book, and what this node has seen of the one in the other.
+//! Control plane of a node: the database connection, and the in-memory state replicated from it.
 
 use crate::auth::key_hash::KeyHasher;
 use crate::auth::offline::OfflineAccess;
@@ -15,69 +15,69 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, Notify, watch};
 use tollgate_core::Clock;
-use tollgate_engine::Emergencies;
+use tollgate_engine::ActiveMeasures;
 
-/// The database of operators' decisions, and the book that this node decides by.
+/// The control-plane database, and the state that this node has replicated from it.
 pub struct ControlPlane {
     pub(crate) db: Db,
     pub(crate) hasher: KeyHasher,
     pub(crate) quota_table: Arc<QuotaTable>,
-    pub(crate) measures: Arc<Emergencies>,
-    /// What they were made of, for the snapshot, and to tell when they are others.
+    pub(crate) measures: Arc<ActiveMeasures>,
+    /// The rows of the active measures, for the snapshot and to detect changes.
     pub(crate) measure_rows: std::sync::Mutex<Vec<crate::emergency::record::EmergencyRow>>,
-    /// Goes up when the snapshot's emergencies or grants are no longer all there are.
+    /// Increases whenever the snapshot's measures or grants are out of date.
     pub(crate) snapshot_generation: AtomicU64,
     pub(crate) clock: Arc<dyn Clock>,
-    /// One reader at a time takes changes in, so that they are taken in order.
+    /// Serializes readers of changes, so that changes are applied in order.
     pub(crate) sync_lock: Mutex<()>,
-    /// The last revision that is in the book.
+    /// Last control revision in the quota table.
     pub(crate) quota_revision: AtomicI64,
-    /// The last revision up to which emergencies, rules and grants are known; they are read apart from the book.
+    /// Last control revision up to which measures, rules and grants are known; they are read separately from quotas.
     pub(crate) measures_revision: AtomicI64,
-    /// When the book was last known to hold all there is, in milliseconds.
+    /// Time at which the quota table was last known to be current, in milliseconds.
     pub(crate) current_at: AtomicI64,
     pub(crate) verified_tokens: VerifiedTokens,
-    /// Who was let in while the database was there.
+    /// Principals authenticated while the database was available.
     pub(crate) offline_access: OfflineAccess,
-    /// Whether the database did not answer when it was last asked for what is new.
+    /// Whether the last read of changes failed.
     pub(crate) unavailable: AtomicBool,
-    /// The nodes, as they were last read, and when that was.
+    /// The nodes as last read, and the time of that read.
     pub(crate) node_cache: std::sync::Mutex<Option<(i64, Vec<NodeRecord>)>>,
-    /// One import at a time.
+    /// Allows one import at a time.
     pub(crate) import_lock: Arc<Mutex<()>>,
-    /// Whether the book has ever held all there is.
+    /// Whether the quota table was ever current.
     pub(crate) loaded: AtomicBool,
     pub(crate) lag: PropagationLag,
-    /// What API keys are hashed with.
+    /// The secret that API keys are hashed with.
     pub(crate) secret: Vec<u8>,
-    /// Whether the database has been there since the start.
+    /// Whether the database was available at startup or has been since.
     pub(crate) prepared: AtomicBool,
-    /// The revision of the rules that acts.
+    /// The active rule revision.
     pub(crate) published: watch::Sender<Option<Arc<PublishedRules>>>,
-    /// This process among those that share the database.
+    /// Id of this process among those that share the database.
     pub(crate) instance: String,
-    /// What of the rules was last heard of, to tell when it is another.
+    /// The last rules change that listeners were notified of.
     pub(crate) notified_rules: AtomicI64,
     pub(crate) change_listener: OnceLock<ChangeListener>,
-    /// Another node may have asked what this one remembers.
+    /// Signals that another node may have requested this node's traffic sample.
     pub(crate) sample_requested: Notify,
 }
 
-/// What has changed, by whomever.
+/// A change, made on any node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeEvent {
-    /// Agreements with callers, or grants.
+    /// Quotas or grants.
     Quotas,
-    /// What operators decided in an emergency.
+    /// Emergency measures.
     Emergencies,
-    /// Published rules: those that act, or those that wait.
+    /// Published rules, active or pending.
     Rules,
 }
 
 type ChangeListener = Box<dyn Fn(ChangeEvent) + Send + Sync>;
 
 impl ControlPlane {
-    /// Opens the database, makes its tables if they are not there, and reads all agreements.
+    /// Opens the database, creates missing tables, and reads all quotas.
     ///
     /// # Errors
     /// [`ControlError`] if the database cannot be used.
@@ -87,7 +87,8 @@ impl ControlPlane {
         Ok(control)
     }
 
-    /// The same without reading: for those who decide nothing, or who read later, by [`ControlPlane::catch_up`].
+    /// Opens the database without reading quotas: for processes that decide nothing or call
+    /// [`ControlPlane::catch_up`] later.
     ///
     /// # Errors
     /// [`ControlError`] if the database cannot be used.
@@ -95,16 +96,16 @@ impl ControlPlane {
         Self::with_db(Db::open(address).await?, clock).await
     }
 
-    /// The same with a database that is there and is one of ours: nothing is made of an address that was mistyped.
+    /// Opens an existing control-plane database. A mistyped address creates nothing.
     ///
     /// # Errors
-    /// [`ControlError`] if there is none, too.
+    /// [`ControlError`] if the database does not exist or cannot be used.
     pub async fn connect_existing(address: &str, clock: Arc<dyn Clock>) -> Result<Arc<Self>, ControlError> {
         let db = Db::open_existing(address).await?;
         if !is_initialized(&db).await? {
-            let place = redact_password(address)?;
-            let why = "nothing of Tollgate's is in it";
-            return Err(ControlError::Address(format!("there is no such database: {place}: {why}")));
+            let shown = redact_password(address)?;
+            let reason = "it has no Tollgate tables; check the address";
+            return Err(ControlError::Address(format!("no such database: {shown}: {reason}")));
         }
         Self::with_db(db, clock).await
     }
@@ -117,22 +118,22 @@ impl ControlPlane {
             sqlx::query_as("SELECT key_secret FROM head WHERE id = 1").fetch_one(pool).await?
         });
         let control = Self::new(db, &secret, clock);
-        // These decide from the first request on.
+        // Rules and measures must be in place before the first request.
         control.catch_up_rules().await?;
         Ok(control)
     }
 
     pub(crate) fn new(db: Db, secret: &[u8], clock: Arc<dyn Clock>) -> Arc<Self> {
         let hasher = KeyHasher::new(secret);
-        let begun = clock.now().as_micros();
-        let words = {
+        let started = clock.now().as_micros();
+        let table_hash = {
             let hasher = hasher.clone();
             move |api_key: &str| hasher.hash(api_key).table_hash()
         };
         Arc::new(Self {
             db,
             quota_table: Arc::new(QuotaTable::new(hasher.clone())),
-            measures: Arc::new(Emergencies::new(words)),
+            measures: Arc::new(ActiveMeasures::new(table_hash)),
             measure_rows: std::sync::Mutex::default(),
             snapshot_generation: AtomicU64::new(0),
             hasher,
@@ -151,86 +152,86 @@ impl ControlPlane {
             published: watch::Sender::new(None),
             secret: secret.to_vec(),
             prepared: AtomicBool::new(true),
-            // Without randomness nodes are told apart by when they began.
-            instance: generate_id().unwrap_or_else(|_| begun.to_string()),
+            // Without randomness, the start time identifies the node.
+            instance: generate_id().unwrap_or_else(|_| started.to_string()),
             notified_rules: AtomicI64::new(0),
             change_listener: OnceLock::new(),
             sample_requested: Notify::new(),
         })
     }
 
-    /// What the limiter asks.
+    /// Returns the quota table, for the limiter.
     #[must_use]
     pub fn quota_table(&self) -> Arc<QuotaTable> {
         Arc::clone(&self.quota_table)
     }
 
-    /// What the limiter looks at in an emergency.
+    /// Returns the emergency measures, for the limiter.
     #[must_use]
-    pub fn active_measures(&self) -> Arc<Emergencies> {
+    pub fn active_measures(&self) -> Arc<ActiveMeasures> {
         Arc::clone(&self.measures)
     }
 
-    /// A keyed hash of an API key: the first 64 bits of what quotas call its `id`.
+    /// Returns a keyed hash of an API key: the first 64 bits of its quota's `id`.
     #[must_use]
     pub fn key_id(&self, api_key: &str) -> u64 {
         self.hasher.hash(api_key).short_id()
     }
 
-    /// Which database it is.
+    /// Returns the kind of database.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         self.db.kind()
     }
 
-    /// The last revision that acts on this node.
+    /// Returns the last control revision that is active on this node.
     #[must_use]
     pub fn revision(&self) -> i64 {
         self.quota_revision.load(Ordering::Relaxed)
     }
 
-    /// Whether this node has read all there is, at least once.
+    /// Returns whether this node has read all quotas at least once.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.loaded.load(Ordering::Relaxed)
     }
 
-    /// Whether the database did not answer when it was last asked for what is new.
+    /// Returns whether the last read of changes failed.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.unavailable.load(Ordering::Relaxed)
     }
 
-    /// How long changes took to act on this node.
+    /// Returns the propagation lag of changes to this node.
     #[must_use]
     pub const fn lag(&self) -> &PropagationLag {
         &self.lag
     }
 
-    /// For how long this node has not been sure to know everything, in milliseconds.
+    /// Returns the staleness of this node's state, in milliseconds.
     #[must_use]
     pub fn staleness_millis(&self) -> i64 {
         (self.now_millis() - self.current_at.load(Ordering::Relaxed)).max(0)
     }
 
-    /// A word that tells this installation's ids from another's.
+    /// Returns an identifier that distinguishes this installation's ids from another's.
     #[must_use]
     pub fn installation_id(&self) -> String {
         self.hasher.installation_id()
     }
 
-    /// Tells somebody of all changes that this node hears of from now on, its own and others'.
-    pub fn on_change(&self, told: impl Fn(ChangeEvent) + Send + Sync + 'static) {
-        let _ = self.change_listener.set(Box::new(told));
+    /// Sets the listener for all changes that this node applies from now on, its own and those of other nodes.
+    pub fn on_change(&self, listener: impl Fn(ChangeEvent) + Send + Sync + 'static) {
+        let _ = self.change_listener.set(Box::new(listener));
     }
 
-    pub(crate) fn notify(&self, heard: ChangeEvent) {
-        if let Some(told) = self.change_listener.get() {
-            told(heard);
+    pub(crate) fn notify(&self, event: ChangeEvent) {
+        if let Some(listener) = self.change_listener.get() {
+            listener(event);
         }
     }
 
-    /// Lets the database go.
+    /// Closes the database connections.
     pub async fn close(&self) {
         self.db.close().await;
     }

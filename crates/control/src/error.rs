@@ -1,71 +1,73 @@
-//! Why something was not done: the database's reasons, and what is wrong with what was sent.
+//! Errors of the control plane: database errors, and validation errors of what clients send.
 //!
-//! Both stand below every folder, so that a folder need not know another for the sake of its errors.
+//! This module imports from no folder, so that no folder depends on another for its errors.
 
-/// Why something was not done.
+/// An error of a control-plane operation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// The address of the database is none.
+    /// The database address is invalid.
     #[error("{0}")]
     Address(String),
-    /// The database cannot be reached, or did not do it.
-    #[error("the database did not do it: {0}")]
+    /// The database failed or became unavailable.
+    #[error("database error: {0}")]
     Unavailable(sqlx::Error),
-    /// Nobody answers where the database should be.
-    #[error("{address} does not answer: {error}")]
+    /// The database cannot be reached.
+    #[error("cannot reach {address}: {error}")]
     Unreachable {
-        /// Where that is, without a password.
+        /// The address, without a password.
         address: String,
-        /// What happened instead.
+        /// The cause.
         error: sqlx::Error,
     },
-    /// What is kept was made by a newer program.
-    #[error("the database is at version {found}, and this program knows only {known}: use a newer one")]
+    /// The schema was created by a newer version.
+    #[error(
+        "the database's schema version {found} is newer than this binary supports ({known}); upgrade Tollgate"
+    )]
     TooNew {
-        /// What it is at.
+        /// Schema version of the database.
         found: i64,
-        /// What this program knows.
+        /// Newest schema version that this binary supports.
         known: i64,
     },
-    /// Somebody else has changed it since the caller looked.
-    #[error("it has been changed since you looked: read it again")]
+    /// The object was modified since the client read it.
+    #[error("modified since it was read; fetch it and retry")]
     Conflict,
-    /// Who wrote something cannot be the second person who approves of it.
-    #[error("whoever published it cannot approve of it: another person must")]
+    /// The author of a revision cannot approve it.
+    #[error("the author cannot approve their own revision; another operator must")]
     SelfApproval,
-    /// Only what has acted can be gone back to: the way forward has its checks.
+    /// Rollback to a revision that was never active, and so never passed the checks of publishing.
     #[error(
-        "revision {rev} has never acted (it is {status}), so there is no way back to it: let another person approve of it, \
+        "revision {rev} was never active (it is {status}); have another operator approve it, \
          or publish its text again"
     )]
     NeverActive {
-        /// Its number.
+        /// The revision's number.
         rev: i64,
-        /// What became of it.
+        /// The revision's status.
         status: &'static str,
     },
-    /// There is no such thing.
-    #[error("there is no {0}")]
+    /// The object does not exist.
+    #[error("no {0}")]
     NotFound(&'static str),
-    /// What is kept cannot be read.
-    #[error("what is kept cannot be read: {0}")]
+    /// Stored data cannot be read.
+    #[error("stored data is invalid: {0}")]
     Corrupt(String),
 }
 
 impl From<sqlx::Error> for ControlError {
-    /// Told in its words already, and so no source of them: it would be told twice.
+    /// Not marked as the source: the message already contains it, and reports would print it twice.
     fn from(error: sqlx::Error) -> Self {
         Self::Unavailable(error)
     }
 }
 
-/// What is wrong with an agreement, and where.
+/// An invalid field of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidationError {
     /// The field.
     pub place: String,
-    /// What is wrong with it, and what to write.
+    /// What is wrong with it, and how to fix it.
     pub detail: String,
 }
 
@@ -73,28 +75,28 @@ pub(crate) fn invalid(place: &str, detail: impl Into<String>) -> ValidationError
     ValidationError { place: place.to_owned(), detail: detail.into() }
 }
 
-/// A text of so many bytes, without control characters.
-pub(crate) fn check_text(place: &str, text: &str, least: usize, most: usize) -> Result<(), ValidationError> {
+/// Checks that a text has between `min` and `max` bytes and no control characters.
+pub(crate) fn check_text(place: &str, text: &str, min: usize, max: usize) -> Result<(), ValidationError> {
     let problem = |detail: String| Err(ValidationError { place: place.to_owned(), detail });
-    if text.len() < least {
-        return problem("it is empty".to_owned());
+    if text.len() < min {
+        return problem("must not be empty".to_owned());
     }
-    if text.len() > most {
-        return problem(format!("it has at most {most} bytes, not {}", text.len()));
+    if text.len() > max {
+        return problem(format!("must have at most {max} bytes, got {}", text.len()));
     }
     if text.chars().any(char::is_control) {
-        return problem("it has no control characters".to_owned());
+        return problem("must not contain control characters".to_owned());
     }
     Ok(())
 }
 
-/// Seconds since the epoch, rounded down; memory holds those up to the year 2106.
+/// Parses a time to seconds since the epoch, rounded down. The quota table stores times up to the year 2106.
 pub(crate) fn parse_time(place: &str, text: &str) -> Result<i64, ValidationError> {
     let problem = |detail: &str| ValidationError { place: place.to_owned(), detail: detail.to_owned() };
     let time: jiff::Timestamp =
-        text.parse().map_err(|_| problem("it is no time; write one such as 2026-02-01T00:00:00Z"))?;
+        text.parse().map_err(|_| problem("not a valid time; use the form 2026-02-01T00:00:00Z"))?;
     match time.as_second() {
         at @ 0..4_294_967_295 => Ok(at),
-        _ => Err(problem("write a time from 1970 to 2105")),
+        _ => Err(problem("must be between the years 1970 and 2105")),
     }
 }

@@ -1,19 +1,19 @@
-//! What operators decide while traffic flows, kept in SQLite or PostgreSQL: quotas of single callers, published
-//! rules, who may change them, and a log of every change. Knows SQL; nothing here is on the way of a request but [`QuotaTable`],
-//! which is memory alone.
+//! Control plane: quotas, grants, emergency measures, published rules, tokens and the audit log, in SQLite or
+//! PostgreSQL. All SQL is in this crate. Only [`QuotaTable`] is on the request path, and it is in memory.
 //!
-//! | folder | what is in it |
+//! | folder | contents |
 //! |---|---|
-//! | `control_plane` | the whole of it, opened: what a server holds. It owns the state of every folder, and each folder adds its methods |
-//! | `db`, `error` | the two databases as one, their tables, and a change: one transaction, one revision, one entry of the audit log |
-//! | `audit` | what was changed, by whom, in a chain that shows what was tampered with |
-//! | `auth` | tokens and how they are verified; how API keys are kept, as a keyed hash |
-//! | `grant` | extra quota of single callers, once |
-//! | `quota` | what is agreed with callers: one record, lists, imports; [`QuotaTable`], all of them in memory |
-//! | `emergency` | what operators decide in an emergency |
-//! | `preview` | a [`TrafficSample`] of the last traffic, the samples of other nodes, and what candidate rules would have done to both |
-//! | `rules` | [`RuleManager`], the rules that act on this node; publishing others; the guard that rolls them back |
-//! | `replication` | how nodes learn of changes; which nodes there are; the snapshot for a start without the database |
+//! | `control_plane` | the opened control plane of a server. It owns the state of every folder, and each folder adds
+//! its methods |
+//! | `db`, `error` | both databases, their schema, and write transactions: one revision and one audit entry each |
+//! | `audit` | the audit log of operator changes, as a hash chain that reveals tampering |
+//! | `auth` | tokens and their verification; API keys, stored as keyed hashes |
+//! | `grant` | extra units for single callers, once |
+//! | `quota` | quotas of callers: records, lists, imports; [`QuotaTable`], all of them in memory |
+//! | `emergency` | emergency measures |
+//! | `preview` | the [`TrafficSample`] of recent requests, samples of other nodes, and the impact preview |
+//! | `rules` | [`RuleManager`], which owns the active rules of a node; publishing; the rollback guard |
+//! | `replication` | how nodes learn of changes; the list of nodes; the snapshot for a start without the database |
 //!
 //! A folder imports only from those above it (`tests/module_cycles.rs`).
 

@@ -1,11 +1,11 @@
-//! A rehearsal on a whole sample tells what the engine itself would have decided, request by request.
+//! Tests that the replay of a complete sample reports what the engine itself would have decided, request by request.
 
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tollgate_control::{ImpactReport, TrafficSample, replay};
 use tollgate_core::{Clock, Cost, ManualClock, Timestamp};
-use tollgate_engine::{Check, Counters, Limiter};
+use tollgate_engine::{Check, CounterSharing, Limiter};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -20,10 +20,10 @@ fn rules(each: u64, path: u64, algorithm: &str) -> Arc<Ruleset> {
     Arc::new(rules.unwrap_or_else(|errors| panic!("{errors}")))
 }
 
-type Asked = (u64, &'static str, &'static str, u64);
+type TrafficRequest = (u64, &'static str, &'static str, u64);
 
-/// Keys, paths, costs, and milliseconds since the one before.
-fn traffic() -> impl Strategy<Value = Vec<Asked>> {
+/// Generates milliseconds since the previous request, keys, paths and costs.
+fn traffic() -> impl Strategy<Value = Vec<TrafficRequest>> {
     let one = (
         0_u64..400,
         prop::sample::select(vec!["ann", "bob", "cy"]),
@@ -38,22 +38,22 @@ fn limiter(rules: &Arc<Ruleset>, clock: &Arc<ManualClock>) -> Limiter<MemoryStor
     Limiter::new(Arc::clone(rules), store, Arc::clone(clock) as Arc<dyn Clock>)
 }
 
-/// Asks each request in turn; what each said, and the sample that watched.
-fn play(rules: &Arc<Ruleset>, traffic: &[Asked]) -> (Vec<bool>, TrafficSample) {
+/// Checks each request in turn; returns the verdicts and the traffic sample.
+fn play(rules: &Arc<Ruleset>, traffic: &[TrafficRequest]) -> (Vec<bool>, TrafficSample) {
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(START)));
     let sample = Arc::new(TrafficSample::new(Arc::clone(&clock) as _, 7));
     let limiter = limiter(rules, &clock).with_observer(Arc::clone(&sample) as _);
     let mut at = START;
-    let mut said = Vec::new();
+    let mut allowed = Vec::new();
     for (later, key, path, cost) in traffic {
         at += later * 1_000;
         clock.set(Timestamp::from_micros(at));
         let attributes = [("path", *path), ("api_key", *key)];
-        let check = Check::attributes("d", &attributes).costing(Cost::take(*cost));
-        said.push(pollster::block_on(limiter.check(&check)).is_allowed());
+        let check = Check::attributes("d", &attributes).with_cost(Cost::new(*cost));
+        allowed.push(pollster::block_on(limiter.check(&check)).is_allowed());
     }
     drop(limiter);
-    (said, Arc::into_inner(sample).expect("nobody else"))
+    (allowed, Arc::into_inner(sample).expect("no other owner"))
 }
 
 fn share(part: usize, whole: usize) -> f64 {
@@ -63,56 +63,56 @@ fn share(part: usize, whole: usize) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn it_says_what_the_engine_would_have(
+    fn a_replay_agrees_with_the_engine(
         traffic in traffic(), live in (1_u64..8, 1_u64..20), new in (1_u64..8, 1_u64..20),
         algorithm in prop::sample::select(vec!["gcra", "fixed_window", "sliding_window"]),
     ) {
         let (live, new) = (rules(live.0, live.1, algorithm), rules(new.0, new.1, algorithm));
         let (before, sample) = play(&live, &traffic);
         let (after, _) = play(&new, &traffic);
-        let told = replay(&sample.requests(), &live, &new, None, Counters::Shared);
+        let report = replay(&sample.requests(), &live, &new, None, CounterSharing::Shared);
         let pairs: Vec<_> = before.iter().zip(&after).zip(&traffic).collect();
-        let newly: Vec<_> = pairs.iter().filter(|((was, is), _)| **was && !**is).map(|(_, asked)| asked.1).collect();
+        let newly: Vec<_> = pairs.iter().filter(|((was, is), _)| **was && !**is).map(|(_, request)| request.1).collect();
         let allowed = pairs.iter().filter(|((was, is), _)| !**was && **is).count();
-        prop_assert_eq!((told.requests, told.weight), (traffic.len() as u64, traffic.len() as u64));
-        prop_assert_eq!(told.newly_denied_share, share(newly.len(), traffic.len()));
-        prop_assert_eq!(told.newly_allowed_share, share(allowed, traffic.len()));
-        let keys: HashSet<_> = traffic.iter().map(|asked| asked.1).collect();
+        prop_assert_eq!((report.requests, report.weight), (traffic.len() as u64, traffic.len() as u64));
+        prop_assert_eq!(report.newly_denied_share, share(newly.len(), traffic.len()));
+        prop_assert_eq!(report.newly_allowed_share, share(allowed, traffic.len()));
+        let keys: HashSet<_> = traffic.iter().map(|request| request.1).collect();
         let hit: HashSet<_> = newly.iter().copied().collect();
-        prop_assert_eq!(told.tenants_affected_share, share(hit.len(), keys.len()));
+        prop_assert_eq!(report.tenants_affected_share, share(hit.len(), keys.len()));
         let mut by_key: HashMap<&str, usize> = HashMap::new();
         newly.iter().for_each(|key| *by_key.entry(*key).or_default() += 1);
-        prop_assert_eq!(told.top.len(), by_key.len());
+        prop_assert_eq!(report.top.len(), by_key.len());
     }
 
-    /// Nodes with counters of their own: what is told of all is what the engine of each would have said.
+    /// Per-node counters: the report for all nodes is the sum of what each node's engine would have decided.
     #[test]
-    fn nodes_with_counters_of_their_own_add_up(
+    fn per_node_counters_add_up(
         traffic in traffic(), on in prop::collection::vec(0_u32..3, 60), live in 1_u64..8, new in 1_u64..8,
     ) {
         let (live, new) = (rules(live, 1_000, "gcra"), rules(new, 1_000, "gcra"));
         let (_, sample) = play(&live, &traffic);
         let mut sample = sample.requests();
         sample.iter_mut().zip(&on).for_each(|(one, node)| one.node = *node);
-        let told = replay(&sample, &live, &new, None, Counters::OfEachNode);
+        let report = replay(&sample, &live, &new, None, CounterSharing::PerNode);
         let mut newly = 0;
         for node in 0..3 {
-            // Those of others are a look, which costs nothing: so time passes as it did.
-            let here = |(asked, on): (&Asked, &u32)| if *on == node { *asked } else { (asked.0, asked.1, asked.2, 0) };
-            let part: Vec<Asked> = traffic.iter().zip(&on).map(here).collect();
+            // Requests of other nodes become peeks, which cost nothing, so that time passes in the same way.
+            let here = |(request, on): (&TrafficRequest, &u32)| if *on == node { *request } else { (request.0, request.1, request.2, 0) };
+            let part: Vec<TrafficRequest> = traffic.iter().zip(&on).map(here).collect();
             let (before, _) = play(&live, &part);
             let (after, _) = play(&new, &part);
             let pairs = before.iter().zip(&after).zip(&on).filter(|(_, on)| **on == node);
             newly += pairs.filter(|((was, is), _)| **was && !**is).count();
         }
-        prop_assert_eq!(told.newly_denied_share, share(newly, traffic.len()));
+        prop_assert_eq!(report.newly_denied_share, share(newly, traffic.len()));
     }
 }
 
-/// In a shared store, what rules keep on each node is counted on each node, and the rest on all.
+/// With a shared store, rules in local mode count on each node, and the others on all nodes together.
 #[test]
-fn what_is_kept_on_each_node_is_counted_there() {
-    let of = |more: &str| {
+fn local_rules_are_counted_per_node() {
+    let candidate = |more: &str| {
         let text = format!("{{domain: d, descriptors: [{{key: api_key, limit: 6/hour{more}}}]}}");
         Arc::new(Ruleset::load(&[Source::new("t", text)], &Options::default()).expect("rules"))
     };
@@ -121,22 +121,22 @@ fn what_is_kept_on_each_node_is_counted_there() {
     sample.iter_mut().zip([0, 1].into_iter().cycle()).for_each(|(one, node)| one.node = node);
     let nothing = Ruleset::load(&[Source::new("t", "{domain: d, descriptors: []}")], &Options::default());
     let nothing = Arc::new(nothing.expect("rules"));
-    for (candidate, counters, denied) in [
-        (of(""), Counters::Shared, 0.4),
-        (of(", mode: local"), Counters::Shared, 0.0),
-        (of(""), Counters::OfEachNode, 0.0),
+    for (rules, counters, denied) in [
+        (candidate(""), CounterSharing::Shared, 0.4),
+        (candidate(", mode: local"), CounterSharing::Shared, 0.0),
+        (candidate(""), CounterSharing::PerNode, 0.0),
     ] {
-        assert_eq!(replay(&sample, &nothing, &candidate, None, counters).newly_denied_share, denied);
+        assert_eq!(replay(&sample, &nothing, &rules, None, counters).newly_denied_share, denied);
     }
 }
 
 #[test]
-fn without_traffic_nothing_is_known() {
+fn without_traffic_the_report_is_empty() {
     let rules = rules(1, 1, "gcra");
-    assert_eq!(replay(&[], &rules, &rules, None, Counters::Shared), ImpactReport::default());
+    assert_eq!(replay(&[], &rules, &rules, None, CounterSharing::Shared), ImpactReport::default());
 }
 
-/// A rule whose permits nobody gives back in a rehearsal must not deny all of it.
+/// A rule whose permits are never released in a replay must not deny everything.
 #[test]
 fn permits_are_left_out() {
     let live = rules(100, 100, "gcra");
@@ -148,18 +148,18 @@ fn permits_are_left_out() {
     }
     let nothing = Ruleset::load(&[Source::new("t", "{domain: d, descriptors: []}")], &Options::default());
     let nothing = Arc::new(nothing.expect("rules"));
-    let told = replay(&sample.requests(), &nothing, &live, None, Counters::Shared);
-    assert_eq!((told.weight, told.newly_denied_share), (5, 0.0));
+    let report = replay(&sample.requests(), &nothing, &live, None, CounterSharing::Shared);
+    assert_eq!((report.weight, report.newly_denied_share), (5, 0.0));
 }
 
-/// Many callers of few requests: halving the limit of each is seen as what it is, though few are in the sample.
+/// Many callers with few requests: halving everybody's limit is reported correctly, though few callers are sampled.
 #[test]
-fn a_sample_of_many_callers_tells_the_truth_about_all() {
+fn a_sample_of_many_callers_represents_all() {
     let (live, new) = (rules(100, 1_000_000, "gcra"), rules(3, 1_000_000, "gcra"));
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(START)));
     let sample = Arc::new(TrafficSample::new(Arc::clone(&clock) as _, 7));
     let limiter = limiter(&live, &clock).with_observer(Arc::clone(&sample) as _);
-    // Half of the callers ask once, the others six times: three of these are too many.
+    // Half of the callers send one request, the others six, three of which are over the limit.
     let keys: Vec<String> = (0..8_000).map(|i| format!("key-{i}")).collect();
     for round in 0..6 {
         for (i, key) in keys.iter().enumerate() {
@@ -171,10 +171,10 @@ fn a_sample_of_many_callers_tells_the_truth_about_all() {
             }
         }
     }
-    let kept = sample.requests();
-    assert!(kept.len() <= 2_048, "{}", kept.len());
-    let told = replay(&kept, &live, &new, None, Counters::Shared);
+    let sampled = sample.requests();
+    assert!(sampled.len() <= 2_048, "{}", sampled.len());
+    let report = replay(&sampled, &live, &new, None, CounterSharing::Shared);
     let truth = 12_000.0 / 28_000.0;
-    assert!((told.newly_denied_share - truth).abs() < 0.1, "{} for {truth}", told.newly_denied_share);
-    assert!((told.tenants_affected_share - 0.5).abs() < 0.15, "{}", told.tenants_affected_share);
+    assert!((report.newly_denied_share - truth).abs() < 0.1, "{} for {truth}", report.newly_denied_share);
+    assert!((report.tenants_affected_share - 0.5).abs() < 0.15, "{}", report.tenants_affected_share);
 }

@@ -1,18 +1,18 @@
-//! The folders of this crate stand above one another, and no two files import each other: whoever changes one folder need
-//! read only those above it.
+//! Module layering: the folders of this crate form layers, and no two files import each other, so that a change to
+//! one folder requires reading only those above it.
 //!
-//! `control_plane.rs` is the one hub. It owns the state of every folder, and every folder adds methods to it, so between folders
-//! it is left out; between files it is not, so what it owns lies in files that know nothing of it.
+//! `control_plane.rs` is the one hub. It owns the state of every folder, and every folder adds methods to it, so it
+//! is left out between folders; between files it is not, so the state that it owns is in files that do not import it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// What each module imports, by the names of modules: `quota::table`.
+/// The imports of each module, by module name: `quota::table`.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 const HUB: &str = "control_plane";
 
-/// All modules but the tests within them, with their text. `lib.rs` is a map of the others, and is left out.
+/// Collects all modules except tests, with their text. `lib.rs` only lists the others, and is left out.
 fn modules(folder: &Path, name: &str, found: &mut BTreeMap<String, String>) {
     for entry in std::fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -23,18 +23,18 @@ fn modules(folder: &Path, name: &str, found: &mut BTreeMap<String, String>) {
         } else if path.extension().is_some_and(|end| end == "rs") && stem != "tests" && own != "lib" {
             let text = std::fs::read_to_string(&path).expect("a file");
             let own = if stem == "mod" { name.to_owned() } else { own };
-            assert!(found.insert(own, code(&text)).is_none(), "{} is there twice", path.display());
+            assert!(found.insert(own, code(&text)).is_none(), "{} exists twice", path.display());
         }
     }
 }
 
-/// A file without comments, and without the tests at its end.
+/// Returns a file without comments, and without the tests at its end.
 fn code(text: &str) -> String {
     let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-/// The paths of a tree such as `db::{on, time::{tell, timestamp}}`, and what follows it.
+/// Parses the paths of a tree such as `db::{on, time::{tell, timestamp}}`, and returns the rest of the text.
 fn tree<'a>(mut text: &'a str, before: &[&'a str], paths: &mut Vec<Vec<&'a str>>) -> &'a str {
     let mut path = before.to_vec();
     loop {
@@ -62,7 +62,7 @@ fn tree<'a>(mut text: &'a str, before: &[&'a str], paths: &mut Vec<Vec<&'a str>>
     }
 }
 
-/// The modules that this one names, wherever it does: in `use`, in a signature, in a macro.
+/// Returns the modules that this one names anywhere: in `use`, in a signature, in a macro.
 fn imports(own: &str, text: &str, all: &BTreeMap<String, String>) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let names: Vec<&str> = own.split("::").collect();
@@ -70,7 +70,7 @@ fn imports(own: &str, text: &str, all: &BTreeMap<String, String>) -> BTreeSet<St
         let mut paths = Vec::new();
         tree(rest, base, &mut paths);
         for path in paths {
-            // The longest beginning that is a module: what is behind it is an item.
+            // The longest prefix that is a module: the rest is an item.
             let modules = (1..=path.len()).rev().map(|end| path[..end].join("::"));
             found.extend(modules.into_iter().find(|name| all.contains_key(name)).filter(|name| name != own));
         }
@@ -85,7 +85,7 @@ fn imports(own: &str, text: &str, all: &BTreeMap<String, String>) -> BTreeSet<St
         }
         resolve(base, rest);
     }
-    // A module may name those within it without saying where they are.
+    // A module may name its submodules without a path.
     for (at, _) in text.match_indices("use ") {
         let rest = &text[at + "use ".len()..];
         let first: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
@@ -96,34 +96,34 @@ fn imports(own: &str, text: &str, all: &BTreeMap<String, String>) -> BTreeSet<St
     found
 }
 
-/// A way from a module back to itself.
+/// Returns a path from a module back to itself.
 fn cycle(imports: &Imports) -> Option<String> {
     fn follow<'a>(
         at: &'a str,
         imports: &'a Imports,
-        way: &mut Vec<&'a str>,
+        path: &mut Vec<&'a str>,
         done: &mut BTreeSet<&'a str>,
     ) -> bool {
-        if let Some(from) = way.iter().position(|one| *one == at) {
-            way.drain(..from);
-            way.push(at);
+        if let Some(from) = path.iter().position(|one| *one == at) {
+            path.drain(..from);
+            path.push(at);
             return true;
         }
         if done.contains(at) {
             return false;
         }
-        way.push(at);
-        if imports.get(at).is_some_and(|others| others.iter().any(|other| follow(other, imports, way, done)))
+        path.push(at);
+        if imports.get(at).is_some_and(|others| others.iter().any(|other| follow(other, imports, path, done)))
         {
             return true;
         }
-        way.pop();
+        path.pop();
         done.insert(at);
         false
     }
-    let (mut way, mut done) = (Vec::new(), BTreeSet::new());
-    let found = imports.keys().any(|module| follow(module, imports, &mut way, &mut done));
-    found.then(|| way.join(" → "))
+    let (mut path, mut done) = (Vec::new(), BTreeSet::new());
+    let found = imports.keys().any(|module| follow(module, imports, &mut path, &mut done));
+    found.then(|| path.join(" → "))
 }
 
 fn crate_imports() -> Imports {
@@ -156,10 +156,10 @@ fn a_folder_imports_only_from_folders_above_it() {
     assert_eq!(cycle(&folders), None);
 }
 
-/// The tests above would pass if this one saw nothing.
+/// Without this test, the ones above could pass because they find nothing.
 #[test]
 fn a_cycle_is_found() {
-    let of = |texts: &[(&str, &str)]| {
+    let find_cycle = |texts: &[(&str, &str)]| {
         let all: BTreeMap<String, String> =
             texts.iter().map(|(name, text)| ((*name).to_owned(), code(text))).collect();
         let imports: Imports =
@@ -167,12 +167,21 @@ fn a_cycle_is_found() {
         cycle(&imports)
     };
     let b = ("b", "use std::io;\nuse crate::{c, a::{x::Y, Z}};");
-    assert_eq!(of(&[("a", "fn f(b: crate::b::B) {}"), ("a::x", ""), b]).as_deref(), Some("a → b → a"));
-    assert_eq!(of(&[("a", "// use crate::b::B;"), b, ("a::x", "use super::super::q;")]), None);
     assert_eq!(
-        of(&[("a::x", "use super::super::b::B;"), ("b", "use crate::a::x;")]).as_deref(),
+        find_cycle(&[("a", "fn f(b: crate::b::B) {}"), ("a::x", ""), b]).as_deref(),
+        Some("a → b → a")
+    );
+    assert_eq!(find_cycle(&[("a", "// use crate::b::B;"), b, ("a::x", "use super::super::q;")]), None);
+    assert_eq!(
+        find_cycle(&[("a::x", "use super::super::b::B;"), ("b", "use crate::a::x;")]).as_deref(),
         Some("a::x → b → a::x")
     );
-    assert_eq!(of(&[("a", "mod x;\nuse x::Y;"), ("a::x", "use super::Z;")]).as_deref(), Some("a → a::x → a"));
-    assert_eq!(of(&[("a", "use x::Y;"), ("a::x", "use crate::a::Z;")]).as_deref(), Some("a → a::x → a"));
+    assert_eq!(
+        find_cycle(&[("a", "mod x;\nuse x::Y;"), ("a::x", "use super::Z;")]).as_deref(),
+        Some("a → a::x → a")
+    );
+    assert_eq!(
+        find_cycle(&[("a", "use x::Y;"), ("a::x", "use crate::a::Z;")]).as_deref(),
+        Some("a → a::x → a")
+    );
 }

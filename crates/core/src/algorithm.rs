@@ -1,4 +1,11 @@
-//! The names of the algorithms, and what each can be told.
+//! The rate limiting algorithms: their names, and the options that each supports.
+
+pub(crate) mod bucket;
+pub(crate) mod concurrency;
+pub(crate) mod fixed_window;
+pub(crate) mod sliding_log;
+pub(crate) mod sliding_window;
+pub(crate) mod strict_window;
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
-//! Days and months as people count them, in a time zone.
+//! Calendar periods: days and months in a time zone.
 //!
 //! A day in a zone with daylight saving has 23, 24 or 25 hours, so its bounds come from the zone's rules, not from a
 //! division. The bounds found last are remembered in one atomic word: the usual check costs a load and two compares.
 
-use crate::time::{Span, Timestamp};
+use crate::time::{TimeDelta, Timestamp};
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use std::fmt;
@@ -63,23 +63,23 @@ impl Calendar {
     }
 
     /// How far a zone has moved its clocks in one day: usually an hour, two at Troll, three at Casey.
-    const SHIFT: u64 = 3 * 3_600;
+    const MAX_SHIFT: u64 = 3 * 3_600;
 
     /// The longest this period can be.
     #[must_use]
-    pub const fn longest(&self) -> Span {
+    pub const fn max_length(&self) -> TimeDelta {
         match self.unit {
-            CalendarUnit::Day => Span::from_secs(86_400 + Self::SHIFT),
-            CalendarUnit::Month => Span::from_secs(31 * 86_400 + Self::SHIFT),
+            CalendarUnit::Day => TimeDelta::from_secs(86_400 + Self::MAX_SHIFT),
+            CalendarUnit::Month => TimeDelta::from_secs(31 * 86_400 + Self::MAX_SHIFT),
         }
     }
 
     /// The shortest this period can be.
     #[must_use]
-    pub const fn shortest(&self) -> Span {
+    pub const fn min_length(&self) -> TimeDelta {
         match self.unit {
-            CalendarUnit::Day => Span::from_secs(86_400 - Self::SHIFT),
-            CalendarUnit::Month => Span::from_secs(28 * 86_400 - Self::SHIFT),
+            CalendarUnit::Day => TimeDelta::from_secs(86_400 - Self::MAX_SHIFT),
+            CalendarUnit::Month => TimeDelta::from_secs(28 * 86_400 - Self::MAX_SHIFT),
         }
     }
 

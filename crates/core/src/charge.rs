@@ -1,10 +1,10 @@
-//! The seam between deciding and counting: a request as a list of charges, and what came of each.
+//! Charges, the interface between engine and store: a request is a list of charges, and each has an outcome.
 
+use crate::algorithm::concurrency::PermitId;
 use crate::cost::Cost;
-use crate::key::CounterKey;
+use crate::counter_key::CounterKey;
 use crate::limit::Limit;
 use crate::outcome::Outcome;
-use crate::permits::PermitId;
 use crate::time::Timestamp;
 use smallvec::SmallVec;
 
@@ -23,12 +23,12 @@ pub enum Enforcement {
 /// What a counter without a state is taken for where its store may have lost writes: another process answers in the
 /// place of the one that knew them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AfterLoss {
+pub enum LossPolicy {
     /// As unused: callers go on, with quota that they may have spent before.
     #[default]
-    Fresh,
+    AssumeUnused,
     /// As used up at the moment of the loss; it recovers from there as its limit does. No crash hands out fresh quota.
-    UsedUp,
+    AssumeExhausted,
 }
 
 /// Where a charge may be decided.
@@ -59,7 +59,7 @@ pub struct Charge<'a> {
     /// Who holds the permit, where the limit is of concurrency.
     pub permit: PermitId,
     /// What is assumed where its state may have been lost.
-    pub after_loss: AfterLoss,
+    pub loss_policy: LossPolicy,
     /// Where it may be decided.
     pub mode: Mode,
 }
@@ -74,7 +74,7 @@ impl<'a> Charge<'a> {
             cost,
             enforcement: Enforcement::Required,
             permit: PermitId::ANONYMOUS,
-            after_loss: AfterLoss::Fresh,
+            loss_policy: LossPolicy::AssumeUnused,
             mode: Mode::Central,
         }
     }
@@ -93,7 +93,7 @@ pub struct Permit<'a> {
 
 /// Units that were taken and never used, to be given back.
 #[derive(Clone, Copy, Debug)]
-pub struct GiveBack<'a> {
+pub struct UnitReturn<'a> {
     /// Which counter.
     pub key: CounterKey<'a>,
     /// By which limit.
@@ -101,7 +101,7 @@ pub struct GiveBack<'a> {
     /// How many.
     pub units: u64,
     /// When they were taken, by the store's time. What time has given back since is not given back again.
-    pub taken: Timestamp,
+    pub taken_at: Timestamp,
     /// When the bucket was to be full again after they were taken, by the store's time. If that has changed, somebody has
     /// taken after them: their slots lie below others', and cannot be given back without giving back those.
     pub full_at: Timestamp,
@@ -115,7 +115,7 @@ pub enum Admission {
     /// All required charges, and one of the alternatives if there are any.
     Admitted,
     /// None of them.
-    Refused,
+    Denied,
 }
 
 /// What came of a request's charges.
@@ -127,14 +127,14 @@ pub struct Outcomes {
     pub at: Timestamp,
     /// One for each charge, in the same order: what that limit alone says. In a refused request the required charges
     /// that would have fitted tell what remains without this one.
-    pub each: SmallVec<[Outcome; 4]>,
+    pub per_charge: SmallVec<[Outcome; 4]>,
 }
 
 impl Default for Outcomes {
     /// No outcomes: room for a store to write them. Inlined always: what is not yet in the list need then not be copied.
     #[inline(always)]
     fn default() -> Self {
-        Self { admission: Admission::Admitted, at: Timestamp::ZERO, each: SmallVec::new() }
+        Self { admission: Admission::Admitted, at: Timestamp::ZERO, per_charge: SmallVec::new() }
     }
 }
 
@@ -143,9 +143,9 @@ impl Outcomes {
     /// for the engine to judge.
     ///
     /// ```
-    /// use tollgate_core::{Admission, Enforcement, Outcome, Outcomes, Span, Verdict};
-    /// let denied = Outcome { verdict: Verdict::Denied { retry_after: None }, remaining: 0, reset_after: Span::ZERO };
-    /// assert_eq!(Outcomes::admission([(Enforcement::Required, &denied)].into_iter()), Admission::Refused);
+    /// use tollgate_core::{Admission, Enforcement, Outcome, Outcomes, TimeDelta, Verdict};
+    /// let denied = Outcome { verdict: Verdict::Denied { retry_after: None }, remaining: 0, reset_after: TimeDelta::ZERO };
+    /// assert_eq!(Outcomes::admission([(Enforcement::Required, &denied)].into_iter()), Admission::Denied);
     /// assert_eq!(Outcomes::admission([(Enforcement::Independent, &denied)].into_iter()), Admission::Admitted);
     /// ```
     #[must_use]
@@ -153,7 +153,7 @@ impl Outcomes {
         let (mut alternatives, mut fitting) = (0_u32, 0_u32);
         for (enforcement, outcome) in outcomes {
             match enforcement {
-                Enforcement::Required if outcome.verdict.is_denied() => return Admission::Refused,
+                Enforcement::Required if outcome.verdict.is_denied() => return Admission::Denied,
                 Enforcement::Alternative => {
                     alternatives += 1;
                     fitting += u32::from(!outcome.verdict.is_denied());
@@ -161,6 +161,6 @@ impl Outcomes {
                 _ => {}
             }
         }
-        if alternatives > 0 && fitting == 0 { Admission::Refused } else { Admission::Admitted }
+        if alternatives > 0 && fitting == 0 { Admission::Denied } else { Admission::Admitted }
     }
 }

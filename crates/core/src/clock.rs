@@ -1,4 +1,4 @@
-//! The only module that reads time. Everything else takes `now`.
+//! Clocks: the only module that reads time. Everything else takes `now`.
 //!
 //! `SystemClock` is anchored to the wall clock once and then runs on the monotonic one: a stepped wall clock (NTP, a
 //! leap second, an operator) moves no window while the process lives. Reading the wall clock for every decision was
@@ -6,7 +6,7 @@
 
 mod ticks;
 
-use crate::time::{Span, Timestamp};
+use crate::time::{TimeDelta, Timestamp};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
@@ -62,9 +62,9 @@ impl Clock for SystemClock {
 /// A clock that stands still until it is told to move: for tests, rehearsals and simulations.
 ///
 /// ```
-/// use tollgate_core::{Clock, ManualClock, Span, Timestamp};
+/// use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
 /// let clock = ManualClock::at(Timestamp::from_secs(1_000));
-/// clock.advance(Span::from_secs(19));
+/// clock.advance(TimeDelta::from_secs(19));
 /// assert_eq!(clock.now(), Timestamp::from_secs(1_019));
 /// ```
 #[derive(Debug, Default)]
@@ -78,7 +78,7 @@ impl ManualClock {
     }
 
     /// Moves the clock forward.
-    pub fn advance(&self, by: Span) {
+    pub fn advance(&self, by: TimeDelta) {
         self.0.fetch_add(by.as_micros(), Ordering::SeqCst);
     }
 

@@ -1,4 +1,4 @@
-//! What every counter store must do, as a suite that each of them runs.
+//! Conformance suite that every counter store must pass.
 //!
 //! A store is driven beside a [`Ledger`], a plain map stepped by [`Limit::step`](crate::Limit::step), and every field of
 //! every outcome is compared. Time comes from a [`ManualClock`] that the suite moves: `make` hands it to the store,
@@ -12,15 +12,15 @@
 //! ```
 //! use tollgate_core::conformance::{ReferenceStore, block_on, run};
 //! block_on(run(async |clock| ReferenceStore::new(clock)))?;
-//! # Ok::<(), tollgate_core::conformance::Broken>(())
+//! # Ok::<(), tollgate_core::conformance::Violation>(())
 //! ```
 
 mod cases;
 mod dead_store;
+mod fixtures;
 mod ledger;
-mod material;
-mod operators;
 mod remote_store;
+mod reset_and_grant;
 mod rng;
 #[cfg(test)]
 mod tests;
@@ -30,10 +30,10 @@ pub use ledger::{Ledger, ReferenceStore};
 pub use remote_store::RemoteStore;
 pub use rng::SplitMix64;
 
-use crate::charge::{Admission, Charge, GiveBack, Outcomes, Permit};
+use crate::charge::{Admission, Charge, Outcomes, Permit, UnitReturn};
 use crate::clock::{Clock, ManualClock};
 use crate::store::{CounterStore, StoreError};
-use crate::time::{Span, Timestamp};
+use crate::time::{TimeDelta, Timestamp};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -44,24 +44,24 @@ const START: Timestamp = Timestamp::from_micros(1_700_000_017_123_457);
 
 /// What a store does otherwise than it must.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{case}: {what}")]
-pub struct Broken {
+#[error("{case}: {detail}")]
+pub struct Violation {
     /// The case that shows it.
     pub case: &'static str,
     /// What was expected, and what was seen.
-    pub what: String,
+    pub detail: String,
 }
 
 /// Runs every case, each on a store from `make`.
 ///
 /// # Errors
-/// [`Broken`] at the first thing that the store does otherwise than it must.
-pub async fn run<S: CounterStore>(make: impl AsyncFn(Arc<ManualClock>) -> S) -> Result<(), Broken> {
+/// [`Violation`] at the first thing that the store does otherwise than it must.
+pub async fn run<S: CounterStore>(make: impl AsyncFn(Arc<ManualClock>) -> S) -> Result<(), Violation> {
     for name in cases::NAMES {
         let clock = Arc::new(ManualClock::at(START));
         let store = make(Arc::clone(&clock)).await;
-        let mut bench = Bench { case: name, store, clock, ledger: Ledger::default() };
-        cases::run(&mut bench).await?;
+        let mut harness = Harness { case: name, store, clock, ledger: Ledger::default() };
+        cases::run(&mut harness).await?;
     }
     Ok(())
 }
@@ -85,56 +85,56 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 /// A store beside the ledger that it is compared with.
-struct Bench<S> {
+struct Harness<S> {
     case: &'static str,
     store: S,
     clock: Arc<ManualClock>,
     ledger: Ledger,
 }
 
-impl<S: CounterStore> Bench<S> {
+impl<S: CounterStore> Harness<S> {
     fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
     fn advance(&self, micros: u64) {
-        self.clock.advance(Span::from_micros(micros));
+        self.clock.advance(TimeDelta::from_micros(micros));
     }
 
     /// Charges both, and compares all that they say.
-    async fn charge(&mut self, charges: &[Charge<'_>]) -> Result<Outcomes, Broken> {
+    async fn charge(&mut self, charges: &[Charge<'_>]) -> Result<Outcomes, Violation> {
         let now = self.now();
-        let told = self.store.charge(charges).await.map_err(|error| self.failed(&error))?;
+        let actual = self.store.charge(charges).await.map_err(|error| self.violation(&error))?;
         let expected = self.ledger.charge(now, charges);
-        self.compare(&told, &expected, charges)?;
-        Ok(told)
+        self.compare(&actual, &expected, charges)?;
+        Ok(actual)
     }
 
     /// Debits both; what came of it shows in later charges.
-    async fn debit(&mut self, charges: &[Charge<'_>]) -> Result<(), Broken> {
-        self.store.debit(charges).await.map_err(|error| self.failed(&error))?;
+    async fn debit(&mut self, charges: &[Charge<'_>]) -> Result<(), Violation> {
+        self.store.debit(charges).await.map_err(|error| self.violation(&error))?;
         self.ledger.debit(self.clock.now(), charges);
         Ok(())
     }
 
     /// Releases permits in both.
-    async fn release(&mut self, permits: &[Permit<'_>]) -> Result<(), Broken> {
-        self.store.release(permits).await.map_err(|error| self.failed(&error))?;
+    async fn release(&mut self, permits: &[Permit<'_>]) -> Result<(), Violation> {
+        self.store.release(permits).await.map_err(|error| self.violation(&error))?;
         self.ledger.release(permits);
         Ok(())
     }
 
     /// Gives units back in both, twice: the second time nothing may happen.
-    async fn give_back(&mut self, back: &GiveBack<'_>) -> Result<(), Broken> {
+    async fn return_units(&mut self, back: &UnitReturn<'_>) -> Result<(), Violation> {
         for _ in 0..2 {
-            self.store.give_back(back).await.map_err(|error| self.failed(&error))?;
+            self.store.return_units(back).await.map_err(|error| self.violation(&error))?;
         }
-        self.ledger.give_back(self.clock.now(), back);
+        self.ledger.return_units(self.clock.now(), back);
         Ok(())
     }
 
     /// Charges both, and asserts the admission besides: a case says in words what the ledger says in numbers.
-    async fn expect(&mut self, charges: &[Charge<'_>], admission: Admission) -> Result<Outcomes, Broken> {
+    async fn expect(&mut self, charges: &[Charge<'_>], admission: Admission) -> Result<Outcomes, Violation> {
         let outcomes = self.charge(charges).await?;
         self.check(outcomes.admission == admission, || {
             format!("expected {admission:?}, was told {outcomes:?}")
@@ -142,13 +142,18 @@ impl<S: CounterStore> Bench<S> {
         Ok(outcomes)
     }
 
-    fn check(&self, holds: bool, what: impl FnOnce() -> String) -> Result<(), Broken> {
-        if holds { Ok(()) } else { Err(Broken { case: self.case, what: what() }) }
+    fn check(&self, holds: bool, what: impl FnOnce() -> String) -> Result<(), Violation> {
+        if holds { Ok(()) } else { Err(Violation { case: self.case, detail: what() }) }
     }
 
-    fn compare(&self, told: &Outcomes, expected: &Outcomes, charges: &[Charge<'_>]) -> Result<(), Broken> {
-        self.check(told == expected, || {
-            let asked: Vec<String> = charges
+    fn compare(
+        &self,
+        actual: &Outcomes,
+        expected: &Outcomes,
+        charges: &[Charge<'_>],
+    ) -> Result<(), Violation> {
+        self.check(actual == expected, || {
+            let charged: Vec<String> = charges
                 .iter()
                 .map(|charge| {
                     let Charge { key, limit, cost, enforcement, permit, .. } = charge;
@@ -159,12 +164,12 @@ impl<S: CounterStore> Bench<S> {
                     )
                 })
                 .collect();
-            let asked = asked.join("\n");
-            format!("at {:?}, asked\n{asked}\nexpected {expected:?}\nwas told {told:?}", self.clock.now())
+            let charged = charged.join("\n");
+            format!("at {:?}, asked\n{charged}\nexpected {expected:?}\nwas told {actual:?}", self.clock.now())
         })
     }
 
-    fn failed(&self, error: &StoreError) -> Broken {
-        Broken { case: self.case, what: format!("the store failed: {error}") }
+    fn violation(&self, error: &StoreError) -> Violation {
+        Violation { case: self.case, detail: format!("the store failed: {error}") }
     }
 }

@@ -1,65 +1,58 @@
-//! The heart of Tollgate: what a limit is, and what it says to a charge. No I/O, no runtime, no protocol, no rules.
+//! Core types: rates, limits, charges, and the algorithms as pure step functions. No I/O, no runtime, no protocol, no
+//! rules.
 //!
-//! | file | answers |
+//! | module | contents |
 //! |---|---|
-//! | [`time`](Timestamp), [`clock`](Clock) | when is it? |
-//! | [`quota`](Quota), [`calendar`](Calendar) | how many, in which period? |
-//! | [`algorithm`](Algorithm), [`spec`](LimitSpec), [`limit`](Limit) | how it is held: checked once, then a pure `step` |
-//! | [`refund`](Limit::refundable) | how much of an old charge may still be given back |
-//! | [`escrow`](Escrow) | how long units that were taken ahead may be spent |
-//! | [`measures`](Measures) | a limit as plain numbers, for a store that steps it elsewhere |
-//! | [`state`](State) | what a limit remembers of one key |
-//! | `bucket`, `window`, `sliding`, `strict`, `log`, `permits` | one algorithm family each |
-//! | `refund` | how much of an old charge may still be given back |
-//! | [`packed`](Packed) | a state in one 64-bit word that a store can read without knowing the limit |
-//! | [`key`](CounterKey), [`charge`](Charge), [`outcome`](Outcome), [`store`](CounterStore) | the seam between the engine and the counters |
-//! | `conformance` (feature) | what every store must do |
+//! | [`time`](Timestamp), [`clock`](Clock) | timestamps, time deltas, clocks |
+//! | [`rate`](Rate), [`calendar`](Calendar) | counts per period |
+//! | [`algorithm`](Algorithm) | one module per algorithm: `bucket`, `fixed_window`, `sliding_window`, `strict_window`, `sliding_log`, `concurrency` |
+//! | [`limit_spec`](LimitSpec), [`limit`](Limit) | options of a limit, validated once, and the pure `step` |
+//! | [`limit_params`](LimitParams) | a limit as plain numbers, for a store that steps it elsewhere |
+//! | [`refund`](Limit::refundable) | how much of an old charge may still be undone |
+//! | [`escrow`](Escrow) | until when units that were deducted ahead may be spent |
+//! | [`state`](State), [`packed`](Packed) | the state of one counter; the same in one 64-bit word |
+//! | [`counter_key`](CounterKey), [`charge`](Charge), [`outcome`](Outcome), [`store`](CounterStore) | the interface between engine and stores |
+//! | `conformance` (feature) | the suite that every store must pass |
 
 mod algorithm;
-mod bucket;
 mod calendar;
 mod charge;
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod cost;
+mod counter_key;
 mod escrow;
-mod key;
 mod limit;
-mod log;
-mod measures;
+mod limit_params;
+mod limit_spec;
 mod outcome;
 mod packed;
-mod permits;
-mod quota;
+mod rate;
 mod refund;
-mod sliding;
-mod spec;
 mod state;
 mod store;
-mod strict;
 mod time;
-mod window;
 
 pub use algorithm::Algorithm;
-pub use bucket::Tat;
+pub use algorithm::bucket::Tat;
+pub use algorithm::concurrency::{PermitId, Permits};
+pub use algorithm::fixed_window::WindowCount;
+pub use algorithm::sliding_log::AdmissionLog;
+pub use algorithm::sliding_window::SlidingCounts;
+pub use algorithm::strict_window::StrictCounts;
 pub use calendar::{Calendar, CalendarUnit, UnknownZone};
-pub use charge::{Admission, AfterLoss, Charge, Enforcement, GiveBack, Mode, Outcomes, Permit};
+pub use charge::{Admission, Charge, Enforcement, LossPolicy, Mode, Outcomes, Permit, UnitReturn};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use cost::Cost;
+pub use counter_key::{CounterKey, KeyPart, OwnedKeyPart, Scope, StableHasher, secret_prefix};
 pub use escrow::Escrow;
-pub use key::{CounterKey, OwnedPart, Part, Scope, StableHasher, beginning};
 pub use limit::Limit;
-pub use log::AdmissionLog;
-pub use measures::Measures;
+pub use limit_params::LimitParams;
+pub use limit_spec::{LimitError, LimitSpec};
 pub use outcome::{Outcome, Verdict};
 pub use packed::{Packed, Tag};
-pub use permits::{PermitId, Permits};
-pub use quota::{Period, Quota};
-pub use sliding::SlidingCounts;
-pub use spec::{LimitError, LimitSpec};
+pub use rate::{Period, Rate};
 pub use state::State;
 pub use store::{CounterStore, StoreError};
-pub use strict::StrictCounts;
-pub use time::{Span, Timestamp};
-pub use window::WindowCount;
+pub use time::{TimeDelta, Timestamp};

@@ -1,21 +1,21 @@
-//! A limit: a quota and the algorithm that holds it, validated once, then only stepped.
+//! A limit: a rate and the algorithm that enforces it, validated once, then only stepped.
 //!
 //! `step` is pure: the state, the time and the cost go in, an outcome and the new state come out. A denial changes
 //! nothing (but for a state that a clock set back has left in the future, which is mended). Memory runs it as it stands
 //! here; other stores translate it and are held to bit-equal outcomes.
 
 use crate::algorithm::Algorithm;
-use crate::bucket::Bucket;
+use crate::algorithm::bucket::Bucket;
+use crate::algorithm::concurrency::PermitId;
+use crate::algorithm::fixed_window::{Counting, WindowCount};
+use crate::algorithm::sliding_window::window_start;
+use crate::algorithm::strict_window::Slots;
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
 use crate::packed::Packed;
-use crate::permits::PermitId;
-use crate::quota::{Period, Quota};
-use crate::sliding::window_start;
+use crate::rate::{Period, Rate};
 use crate::state::State;
-use crate::strict::Slots;
-use crate::time::{Span, Timestamp};
-use crate::window::{Counting, WindowCount};
+use crate::time::{TimeDelta, Timestamp};
 use std::fmt;
 
 /// What stepping needs, worked out once.
@@ -35,7 +35,7 @@ pub(crate) enum Shape {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     pub(crate) algorithm: Algorithm,
-    pub(crate) quota: Quota,
+    pub(crate) rate: Rate,
     pub(crate) capacity: u64,
     pub(crate) jitter: bool,
     pub(crate) shape: Shape,
@@ -52,8 +52,8 @@ impl Limit {
 
     /// What is held.
     #[must_use]
-    pub const fn quota(&self) -> &Quota {
-        &self.quota
+    pub const fn rate(&self) -> &Rate {
+        &self.rate
     }
 
     /// Units that an unused limit lets through at one instant: the burst of a bucket, the count of a window.
@@ -71,46 +71,46 @@ impl Limit {
     /// The shift of the windows of a key with this stable hash. The caller steps at `now + phase`: all that an
     /// outcome tells is relative to now, so nothing else changes.
     #[must_use]
-    pub fn phase(&self, stable_hash: u64) -> Span {
+    pub fn phase(&self, stable_hash: u64) -> TimeDelta {
         if !self.jitter {
-            return Span::ZERO;
+            return TimeDelta::ZERO;
         }
-        Span::from_micros(stable_hash % self.quota.period.length().as_micros())
+        TimeDelta::from_micros(stable_hash % self.rate.period.length().as_micros())
     }
 
     /// Charges `cost` at `now`.
     ///
     /// ```
-    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Quota, Span, State, Timestamp, Verdict};
-    /// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_second(2)).build()?;
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, TimeDelta, State, Timestamp, Verdict, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(2))).build()?;
     /// let (mut state, now) = (State::default(), Timestamp::from_secs(1_000));
-    /// assert!(limit.step(&mut state, now, Cost::take(2)).verdict.is_allowed());
+    /// assert!(limit.step(&mut state, now, Cost::new(2)).verdict.is_allowed());
     /// let denied = limit.step(&mut state, now, Cost::ONE);
-    /// assert_eq!(denied.verdict, Verdict::Denied { retry_after: Some(Span::from_millis(500)) });
+    /// assert_eq!(denied.verdict, Verdict::Denied { retry_after: Some(TimeDelta::from_millis(500)) });
     /// # Ok::<(), tollgate_core::LimitError>(())
     /// ```
     pub fn step(&self, state: &mut State, now: Timestamp, cost: Cost) -> Outcome {
-        self.step_as(PermitId::ANONYMOUS, state, now, cost)
+        self.step_with_permit(PermitId::ANONYMOUS, state, now, cost)
     }
 
     /// The same, on behalf of the holder of a permit.
     ///
     /// ```
-    /// use tollgate_core::{Algorithm, Cost, LimitSpec, PermitId, Quota, State, Timestamp};
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, PermitId, Rate, State, Timestamp, nonzero};
     /// // One permit, held for a minute at most.
-    /// let limit = LimitSpec::new(Algorithm::Concurrency, Quota::per_minute(1)).build()?;
+    /// let limit = LimitSpec::new(Algorithm::Concurrency, Rate::per_minute(nonzero!(1))).build()?;
     /// let (mut state, now) = (State::default(), Timestamp::from_secs(1_000));
-    /// assert!(limit.step_as(PermitId(1), &mut state, now, Cost::ONE).verdict.is_allowed());
-    /// assert!(limit.step_as(PermitId(2), &mut state, now, Cost::ONE).verdict.is_denied());
+    /// assert!(limit.step_with_permit(PermitId(1), &mut state, now, Cost::ONE).verdict.is_allowed());
+    /// assert!(limit.step_with_permit(PermitId(2), &mut state, now, Cost::ONE).verdict.is_denied());
     /// limit.release(PermitId(1), &mut state);
-    /// assert!(limit.step_as(PermitId(2), &mut state, now, Cost::ONE).verdict.is_allowed());
+    /// assert!(limit.step_with_permit(PermitId(2), &mut state, now, Cost::ONE).verdict.is_allowed());
     /// # Ok::<(), tollgate_core::LimitError>(())
     /// ```
-    pub fn step_as(&self, id: PermitId, state: &mut State, now: Timestamp, cost: Cost) -> Outcome {
-        let period = self.quota.period.length();
+    pub fn step_with_permit(&self, id: PermitId, state: &mut State, now: Timestamp, cost: Cost) -> Outcome {
+        let period = self.rate.period.length();
         match self.shape {
             Shape::Blocked => self.blocked(cost),
-            Shape::Bucket(bucket) => bucket.step_kept(state.bucket(), now, cost),
+            Shape::Bucket(bucket) => bucket.step_tat(state.bucket(), now, cost),
             Shape::Fixed(counting) => {
                 let window = state.window();
                 let bounds = self.window_of(window, self.window_at(now));
@@ -127,19 +127,19 @@ impl Limit {
     /// more, so a key recovers in bounded time.
     ///
     /// ```
-    /// use tollgate_core::{Algorithm, Cost, LimitSpec, PermitId, Quota, Span, State, Timestamp, Verdict};
-    /// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_second(2)).build()?;
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, PermitId, Rate, TimeDelta, State, Timestamp, Verdict, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(2))).build()?;
     /// let (mut state, now) = (State::default(), Timestamp::from_secs(1_000));
     /// limit.debit(PermitId::ANONYMOUS, &mut state, now, 1_000_000);
-    /// let denied = limit.step(&mut state, now, Cost::take(2));
-    /// assert_eq!(denied.verdict, Verdict::Denied { retry_after: Some(Span::from_secs(2)) });
+    /// let denied = limit.step(&mut state, now, Cost::new(2));
+    /// assert_eq!(denied.verdict, Verdict::Denied { retry_after: Some(TimeDelta::from_secs(2)) });
     /// # Ok::<(), tollgate_core::LimitError>(())
     /// ```
     pub fn debit(&self, id: PermitId, state: &mut State, now: Timestamp, units: u64) {
-        let period = self.quota.period.length();
+        let period = self.rate.period.length();
         match self.shape {
             Shape::Blocked => {}
-            Shape::Bucket(bucket) => bucket.debit_kept(state.bucket(), now, units),
+            Shape::Bucket(bucket) => bucket.debit_tat(state.bucket(), now, units),
             Shape::Fixed(counting) => {
                 let window = state.window();
                 let bounds = self.window_of(window, self.window_at(now));
@@ -150,7 +150,7 @@ impl Limit {
             Shape::Log => state.log().debit(now, period, self.capacity, units),
             // Permits that are held are held by somebody: there is nothing to take after the fact.
             Shape::Permits => {
-                let _ = state.permits().step(now, period, self.capacity, Cost::take(units), id);
+                let _ = state.permits().step(now, period, self.capacity, Cost::new(units), id);
             }
         }
     }
@@ -165,16 +165,16 @@ impl Limit {
     /// The instant from which the state is as good as none and may be forgotten.
     ///
     /// ```
-    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Quota, Span, State, Timestamp};
-    /// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_second(2)).build()?;
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, TimeDelta, State, Timestamp, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(2))).build()?;
     /// let (mut state, now) = (State::default(), Timestamp::from_secs(1_000));
     /// let _ = limit.step(&mut state, now, Cost::ONE);
-    /// assert_eq!(limit.expires(&state), now + Span::from_millis(500));
+    /// assert_eq!(limit.expires(&state), now + TimeDelta::from_millis(500));
     /// # Ok::<(), tollgate_core::LimitError>(())
     /// ```
     #[must_use]
     pub fn expires(&self, state: &State) -> Timestamp {
-        let period = self.quota.period.length();
+        let period = self.rate.period.length();
         match (state, self.shape) {
             (State::Bucket(tat), _) => Timestamp::from_micros(Bucket::full_at(*tat)),
             (State::Window(window), Shape::Fixed(_)) => self.window_at(window.start).1,
@@ -191,7 +191,7 @@ impl Limit {
     /// The window that `now` lies in.
     #[inline]
     pub(crate) fn window_at(&self, now: Timestamp) -> (Timestamp, Timestamp) {
-        match &self.quota.period {
+        match &self.rate.period {
             Period::Rolling(span) => {
                 let start = window_start(now, *span);
                 (start, start + *span)
@@ -217,19 +217,19 @@ impl Limit {
     }
 
     pub(crate) fn blocked(&self, cost: Cost) -> Outcome {
-        let verdict = if cost.is_refund() || cost.is_look() {
-            Verdict::PASS
+        let verdict = if cost.is_refund() || cost.is_peek() {
+            Verdict::ALLOWED
         } else {
             Verdict::Denied { retry_after: None }
         };
-        Outcome { verdict, remaining: 0, reset_after: Span::ZERO }
+        Outcome { verdict, remaining: 0, reset_after: TimeDelta::ZERO }
     }
 }
 
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.algorithm, self.quota)?;
-        if self.algorithm.has_burst() && self.capacity != self.quota.count {
+        write!(f, "{} {}", self.algorithm, self.rate)?;
+        if self.algorithm.has_burst() && self.capacity != self.rate.count {
             write!(f, " burst {}", self.capacity)?;
         }
         Ok(())

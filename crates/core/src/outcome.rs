@@ -1,6 +1,6 @@
-//! What a limit says to one charge.
+//! Outcome: a limit's result for one charge.
 
-use crate::time::Span;
+use crate::time::TimeDelta;
 
 /// Whether a charge fits its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,21 +8,21 @@ pub enum Verdict {
     /// It fits. `delay` is how long the caller should hold the request back (zero but for a leaky bucket's queue).
     Allowed {
         /// How long to wait before going on.
-        delay: Span,
+        delay: TimeDelta,
     },
     /// It does not fit.
     Denied {
         /// The exact time after which the same charge would fit if nobody else took any; `None` if it never will.
-        retry_after: Option<Span>,
+        retry_after: Option<TimeDelta>,
     },
     /// Nobody knows: the part of the store that keeps this counter did not answer, or was not asked because another
     /// charge of the request had been denied already. Nothing was taken.
-    Unanswered,
+    Unknown,
 }
 
 impl Verdict {
     /// Allowed at once.
-    pub const PASS: Self = Self::Allowed { delay: Span::ZERO };
+    pub const ALLOWED: Self = Self::Allowed { delay: TimeDelta::ZERO };
 
     /// Whether the charge fits.
     #[must_use]
@@ -39,7 +39,7 @@ impl Verdict {
 
 impl Outcome {
     /// The outcome of a charge that nobody answered.
-    pub const UNANSWERED: Self = Self { verdict: Verdict::Unanswered, remaining: 0, reset_after: Span::ZERO };
+    pub const UNKNOWN: Self = Self { verdict: Verdict::Unknown, remaining: 0, reset_after: TimeDelta::ZERO };
 }
 
 /// The answer of one limit to one charge.
@@ -50,5 +50,5 @@ pub struct Outcome {
     /// Units that could still be taken at this instant, after this charge if it was taken.
     pub remaining: u64,
     /// The time after which the limit is as good as unused (a bucket is full, a window has turned).
-    pub reset_after: Span,
+    pub reset_after: TimeDelta,
 }

@@ -1,4 +1,4 @@
-//! A state in one 64-bit word, with a tag byte that tells a stranger when the word expires.
+//! Packs limit state into 64 bits plus a tag from which expiry can be read without knowing the limit.
 //!
 //! A table of counters must know which slots are free without knowing whose they are: rules come and go, slots stay.
 //! So the word carries its own time at its top, and the tag says how to read it:
@@ -13,13 +13,13 @@
 //! What does not fit (wide buckets, logs, permits, strict windows, huge sliding counts) has no packed form and
 //! lives aside. A second word for the time was rejected: half as many keys in a cache line.
 
+use crate::algorithm::fixed_window::WindowCount;
+use crate::algorithm::sliding_window::SlidingCounts;
 use crate::cost::Cost;
 use crate::limit::{Limit, Shape};
 use crate::outcome::Outcome;
-use crate::quota::Period;
-use crate::sliding::SlidingCounts;
-use crate::time::{Span, Timestamp};
-use crate::window::WindowCount;
+use crate::rate::Period;
+use crate::time::{TimeDelta, Timestamp};
 
 const TIME_BITS: u32 = 53;
 const FRACTION_BITS: u32 = 64 - TIME_BITS;
@@ -100,7 +100,7 @@ impl Limit {
     }
 
     /// Works out [`Limit::packed`].
-    pub(crate) fn fit(&self) -> Option<Packed> {
+    pub(crate) fn packing(&self) -> Option<Packed> {
         let tag = match self.shape {
             Shape::Blocked => Tag::new(Tag::BUCKET, 0),
             Shape::Bucket(bucket) => {
@@ -109,7 +109,7 @@ impl Limit {
             }
             Shape::Fixed(counting) => {
                 let u = self.unit_bits();
-                (counting.most(self.capacity()) <= mask(FRACTION_BITS + u))
+                (counting.max_count(self.capacity()) <= mask(FRACTION_BITS + u))
                     .then(|| Tag::new(Tag::WINDOW, u))?
             }
             Shape::Sliding => {
@@ -123,9 +123,9 @@ impl Limit {
 
     /// log2 of the shortest that the period can be.
     fn unit_bits(&self) -> u32 {
-        let shortest = match &self.quota().period {
+        let shortest = match &self.rate().period {
             Period::Rolling(span) => *span,
-            Period::Calendar(calendar) => calendar.shortest(),
+            Period::Calendar(calendar) => calendar.min_length(),
         };
         shortest.as_micros().ilog2()
     }
@@ -133,11 +133,11 @@ impl Limit {
     /// Steps a packed state; `None` is an unused one. Only for limits whose [`Limit::packed`] is some.
     ///
     /// ```
-    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Quota, Timestamp};
-    /// let limit = LimitSpec::new(Algorithm::FixedWindow, Quota::per_minute(5)).build()?;
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, Timestamp, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::FixedWindow, Rate::per_minute(nonzero!(5))).build()?;
     /// let (now, tag) = (Timestamp::from_secs(1_000), limit.packed().expect("a small window packs").tag);
     /// let (word, _) = limit.step_word(None, now, Cost::ONE);
-    /// let (word, outcome) = limit.step_word(Some(word), now, Cost::take(2));
+    /// let (word, outcome) = limit.step_word(Some(word), now, Cost::new(2));
     /// assert_eq!(outcome.remaining, 2);
     /// assert!(tag.expires(word) > now + outcome.reset_after); // a little late, never early
     /// # Ok::<(), tollgate_core::LimitError>(())
@@ -169,7 +169,7 @@ impl Limit {
             Shape::Sliding => {
                 let mut counts =
                     word.map_or_else(SlidingCounts::default, |word| self.unpack_sliding(word, now));
-                let outcome = counts.step(now, self.quota().period.length(), self.capacity(), cost);
+                let outcome = counts.step(now, self.rate().period.length(), self.capacity(), cost);
                 (self.pack_sliding(counts), outcome)
             }
             _ => (word.unwrap_or(0), self.blocked(cost)),
@@ -195,7 +195,7 @@ impl Limit {
             Shape::Sliding => {
                 let mut counts =
                     word.map_or_else(SlidingCounts::default, |word| self.unpack_sliding(word, now));
-                counts.debit(now, self.quota().period.length(), self.capacity(), units);
+                counts.debit(now, self.rate().period.length(), self.capacity(), units);
                 self.pack_sliding(counts)
             }
             _ => word.unwrap_or(0),
@@ -236,8 +236,8 @@ impl Limit {
     fn unpack_sliding(&self, word: u64, now: Timestamp) -> SlidingCounts {
         let u = self.unit_bits();
         let half = (FRACTION_BITS + u) / 2;
-        let period = self.quota().period.length();
-        let present = crate::sliding::window_start(now, period);
+        let period = self.rate().period.length();
+        let present = crate::algorithm::sliding_window::window_start(now, period);
         let coarse = word >> (FRACTION_BITS + u);
         let start = if coarse == present.as_micros() >> u {
             present
@@ -262,11 +262,11 @@ impl Limit {
     /// The longest that a state of this limit can matter: how long after a step it may still change an answer, also
     /// where the step was made by a clock that had gone back.
     #[must_use]
-    pub fn memory(&self) -> Span {
-        let period = self.quota().period.length().as_micros();
-        Span::from_micros(match self.shape {
+    pub fn retention(&self) -> TimeDelta {
+        let period = self.rate().period.length().as_micros();
+        TimeDelta::from_micros(match self.shape {
             Shape::Blocked => 0,
-            Shape::Bucket(bucket) => bucket.furthest,
+            Shape::Bucket(bucket) => bucket.max_ahead,
             // This window and, where that lies ahead, the next; a sliding one is in view for one more.
             Shape::Fixed(_) => 2 * period,
             Shape::Sliding => 3 * period,

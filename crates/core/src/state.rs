@@ -1,11 +1,11 @@
-//! What a limit remembers of one key.
+//! Counter state: what a limit stores for one key.
 
-use crate::bucket::Tat;
-use crate::log::AdmissionLog;
-use crate::permits::Permits;
-use crate::sliding::SlidingCounts;
-use crate::strict::StrictCounts;
-use crate::window::WindowCount;
+use crate::algorithm::bucket::Tat;
+use crate::algorithm::concurrency::Permits;
+use crate::algorithm::fixed_window::WindowCount;
+use crate::algorithm::sliding_log::AdmissionLog;
+use crate::algorithm::sliding_window::SlidingCounts;
+use crate::algorithm::strict_window::StrictCounts;
 
 /// The state of one counter. A state that another algorithm left behind counts as unused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

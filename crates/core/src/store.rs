@@ -1,6 +1,6 @@
-//! Where counters live, as the engine sees it. Memory, Redis and every decorator implement this one trait.
+//! The counter store interface. Memory, Redis and every decorator implement this one trait.
 
-use crate::charge::{Charge, GiveBack, Outcomes, Permit};
+use crate::charge::{Charge, Outcomes, Permit, UnitReturn};
 use crate::outcome::Outcome;
 use std::future::Future;
 
@@ -32,7 +32,7 @@ pub trait CounterStore: Send + Sync {
 
     /// Gives back what was taken some time ago and not used: no more than time has not given back already, and once
     /// only, however often it is asked for. A store may also leave it to time.
-    fn give_back(&self, _back: &GiveBack<'_>) -> impl Future<Output = Result<(), StoreError>> + Send {
+    fn return_units(&self, _back: &UnitReturn<'_>) -> impl Future<Output = Result<(), StoreError>> + Send {
         std::future::ready(Ok(()))
     }
 }
@@ -59,8 +59,8 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
         (**self).release(permits).await
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        (**self).give_back(back).await
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
+        (**self).return_units(back).await
     }
 }
 
@@ -76,11 +76,11 @@ pub enum StoreError {
     Timeout,
     /// Some of a request's charges could not be decided, because the part of the store that has them did not answer.
     /// Of the others none is taken: the request can be charged again without those.
-    #[error("a part of the store failed: {why}")]
+    #[error("a part of the store failed: {cause}")]
     Partial {
         /// Which of the request's charges, in order.
         failed: Vec<usize>,
         /// Why not.
-        why: Box<StoreError>,
+        cause: Box<StoreError>,
     },
 }

@@ -1,4 +1,4 @@
-//! Points and lengths of time, in microseconds.
+//! Timestamps and time deltas, in microseconds.
 //!
 //! Microseconds because that is what every authority can tell (Redis `TIME` has no more), so that memory and Redis
 //! answer bit-equally. A `Timestamp` fits in 52 bits (until the year 2112), which leaves 12 bits of a word for the
@@ -10,20 +10,20 @@ use std::fmt;
 /// A length of time in whole microseconds.
 ///
 /// ```
-/// use tollgate_core::Span;
-/// assert_eq!(Span::from_secs(2).as_micros(), 2_000_000);
-/// assert_eq!(Span::from_micros(1_000_001).ceil_secs(), 2);
+/// use tollgate_core::TimeDelta;
+/// assert_eq!(TimeDelta::from_secs(2).as_micros(), 2_000_000);
+/// assert_eq!(TimeDelta::from_micros(1_000_001).ceil_secs(), 2);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Span(u64);
+pub struct TimeDelta(u64);
 
-impl Span {
+impl TimeDelta {
     /// No time at all.
     pub const ZERO: Self = Self(0);
     /// The longest span that can be expressed.
     pub const MAX: Self = Self(Timestamp::MAX.0);
 
-    /// A span of `micros` microseconds, cut off at [`Span::MAX`].
+    /// A span of `micros` microseconds, cut off at [`TimeDelta::MAX`].
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         if micros > Self::MAX.0 { Self::MAX } else { Self(micros) }
@@ -60,20 +60,20 @@ impl Span {
     }
 }
 
-impl From<std::time::Duration> for Span {
+impl From<std::time::Duration> for TimeDelta {
     /// Rounds up to a whole microsecond.
     fn from(duration: std::time::Duration) -> Self {
         Self::from_micros(u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX))
     }
 }
 
-impl From<Span> for std::time::Duration {
-    fn from(span: Span) -> Self {
+impl From<TimeDelta> for std::time::Duration {
+    fn from(span: TimeDelta) -> Self {
         Self::from_micros(span.0)
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for TimeDelta {
     /// The largest unit that divides it: `90s`, `5m`, `1h`, `250ms`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u64, &str); 6] = [
@@ -99,10 +99,10 @@ impl fmt::Display for Span {
 /// A point in time: microseconds since the Unix epoch, below 2^52.
 ///
 /// ```
-/// use tollgate_core::{Span, Timestamp};
+/// use tollgate_core::{TimeDelta, Timestamp};
 /// let t = Timestamp::from_secs(100);
-/// assert_eq!((t + Span::from_secs(5)).since(t), Span::from_secs(5));
-/// assert_eq!(t.since(t + Span::from_secs(5)), Span::ZERO); // never negative
+/// assert_eq!((t + TimeDelta::from_secs(5)).since(t), TimeDelta::from_secs(5));
+/// assert_eq!(t.since(t + TimeDelta::from_secs(5)), TimeDelta::ZERO); // never negative
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
@@ -139,22 +139,22 @@ impl Timestamp {
 
     /// How long after `earlier` this is; zero if it is not.
     #[must_use]
-    pub const fn since(self, earlier: Self) -> Span {
-        Span(self.0.saturating_sub(earlier.0))
+    pub const fn since(self, earlier: Self) -> TimeDelta {
+        TimeDelta(self.0.saturating_sub(earlier.0))
     }
 }
 
-impl std::ops::Add<Span> for Timestamp {
+impl std::ops::Add<TimeDelta> for Timestamp {
     type Output = Self;
-    fn add(self, span: Span) -> Self {
+    fn add(self, span: TimeDelta) -> Self {
         Self::from_micros(self.0 + span.0)
     }
 }
 
-impl std::ops::Sub<Span> for Timestamp {
+impl std::ops::Sub<TimeDelta> for Timestamp {
     type Output = Self;
     /// Stops at the epoch.
-    fn sub(self, span: Span) -> Self {
+    fn sub(self, span: TimeDelta) -> Self {
         Self(self.0.saturating_sub(span.0))
     }
 }

@@ -1,3 +1,5 @@
+//! Counters by rule name, found without a lock, with a bounded number of names.
+//!
 //! Figures by rule, for those who watch: found by the rule's name without a lock, and of a bounded number of names whatever rules
 //! come and go. What is beyond that is counted together.
 
@@ -6,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// So many names are told apart. Names of rules that are gone stay, as counters do.
-const MOST: usize = 1_024;
+const MAX_RULES: usize = 1_024;
 /// What the others are called.
 const OTHER: &str = "other";
 
@@ -27,7 +29,7 @@ impl<T> Default for ByRule<T> {
 
 impl<T: Default> ByRule<T> {
     /// Those of one rule.
-    pub(crate) fn of(&self, rule: &str) -> Arc<T> {
+    pub(crate) fn counter(&self, rule: &str) -> Arc<T> {
         match self.known.load().get(rule) {
             Some(known) => Arc::clone(known),
             None => self.add(rule),
@@ -38,7 +40,7 @@ impl<T: Default> ByRule<T> {
     fn add(&self, rule: &str) -> Arc<T> {
         let _one = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.known.load();
-        let name = if known.len() < MOST || known.contains_key(rule) { rule } else { OTHER };
+        let name = if known.len() < MAX_RULES || known.contains_key(rule) { rule } else { OTHER };
         if let Some(known) = known.get(name) {
             return Arc::clone(known);
         }
@@ -66,14 +68,14 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| {
                     for rule in 0..3_000 {
-                        counts.of(&format!("rule-{rule}")).fetch_add(1, Ordering::Relaxed);
+                        counts.counter(&format!("rule-{rule}")).fetch_add(1, Ordering::Relaxed);
                     }
                 });
             }
         });
         let all = counts.all(|rule, count| (rule.to_owned(), count.load(Ordering::Relaxed)));
-        assert_eq!(all.len(), MOST + 1);
+        assert_eq!(all.len(), MAX_RULES + 1);
         assert_eq!(all.iter().map(|(_, count)| count).sum::<u64>(), 6_000);
-        assert!(all.iter().any(|(rule, count)| rule == OTHER && *count == 2 * (3_000 - MOST as u64)));
+        assert!(all.iter().any(|(rule, count)| rule == OTHER && *count == 2 * (3_000 - MAX_RULES as u64)));
     }
 }

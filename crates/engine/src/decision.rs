@@ -1,27 +1,28 @@
-//! What the limiter answers. A decision holds the rule set that it was made by, so that it can always name its rules.
+//! Decision: the complete answer to a check. It holds the rule set it was made with, so that it can always name its
+//! rules.
 
-use crate::check::{Check, Request};
-use crate::emergency::{Act, Effect};
-use crate::grant::{Grants, Paid};
-use crate::ids::DecisionId;
+use crate::check::{Check, CheckInput};
+use crate::decision_id::DecisionId;
+use crate::emergency::{MeasureAction, MeasureEffect};
+use crate::grant::{GrantCharge, Grants};
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
-use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, Span, Verdict};
-use tollgate_rules::{Action, Match, Role, RuleLimit, Ruleset, Tenant};
+use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, TimeDelta, Verdict};
+use tollgate_rules::{Action, CallerOverrides, MatchKind, Role, RuleLimit, Ruleset};
 
 /// Whether the request may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ruling {
+pub enum DecisionVerdict {
     /// It may, after `delay`.
     Allowed {
         /// How long to hold it back; zero for all but queues.
-        delay: Span,
+        delay: TimeDelta,
     },
     /// It may not.
     Denied {
         /// When to come back; `None` if this request can never pass.
-        retry_after: Option<Span>,
+        retry_after: Option<TimeDelta>,
     },
 }
 
@@ -64,20 +65,20 @@ impl Origin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
     /// A fixed length.
-    Span(Span),
+    Rolling(TimeDelta),
     /// A day or month of the calendar.
     Calendar(CalendarUnit),
     /// Permits held at once: no window.
-    Held,
+    Concurrent,
 }
 
 impl Window {
     /// The window of a limit.
     #[must_use]
-    pub fn of(limit: &Limit) -> Self {
-        match &limit.quota().period {
-            _ if limit.algorithm() == tollgate_core::Algorithm::Concurrency => Self::Held,
-            Period::Rolling(span) => Self::Span(*span),
+    pub fn from_limit(limit: &Limit) -> Self {
+        match &limit.rate().period {
+            _ if limit.algorithm() == tollgate_core::Algorithm::Concurrency => Self::Concurrent,
+            Period::Rolling(span) => Self::Rolling(*span),
             Period::Calendar(calendar) => Self::Calendar(calendar.unit()),
         }
     }
@@ -86,10 +87,10 @@ impl Window {
 impl fmt::Display for Window {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Span(span) => span.fmt(f),
+            Self::Rolling(span) => span.fmt(f),
             Self::Calendar(CalendarUnit::Day) => f.write_str("day"),
             Self::Calendar(CalendarUnit::Month) => f.write_str("month"),
-            Self::Held => f.write_str("concurrent"),
+            Self::Concurrent => f.write_str("concurrent"),
         }
     }
 }
@@ -100,7 +101,7 @@ pub(crate) enum LimitRef {
     /// One of the rule set, by its number.
     Rule(u32),
     /// One that the request brought with it or its caller has agreed on, by its place.
-    Own(u16),
+    Inline(u16),
 }
 
 /// What one limit said. Small, since every decision carries some: [`Decision::limit`] tells the rest.
@@ -120,8 +121,8 @@ pub struct LimitStatus {
 impl LimitStatus {
     /// What a limit said that came with a call, apart from all rules.
     #[must_use]
-    pub const fn brought(outcome: Outcome) -> Self {
-        Self { outcome, rule: None, limit: LimitRef::Own(0), descriptor: 0, role: Role::Live }
+    pub const fn inline(outcome: Outcome) -> Self {
+        Self { outcome, rule: None, limit: LimitRef::Inline(0), descriptor: 0, role: Role::Live }
     }
 
     /// The limit's number in the rule set; nothing for one that the request brought with it or its caller has agreed on.
@@ -130,7 +131,7 @@ impl LimitStatus {
     pub const fn number(&self) -> Option<u32> {
         match self.limit {
             LimitRef::Rule(number) => Some(number),
-            LimitRef::Own(_) => None,
+            LimitRef::Inline(_) => None,
         }
     }
 }
@@ -139,61 +140,61 @@ impl LimitStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescriptorStatus {
     /// Whether and how a rule matched.
-    pub matched: Match,
+    pub matched: MatchKind,
     /// The rule that did.
     pub rule: Option<u32>,
 }
 
 /// Which rule a ruling is owed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RulingBy {
+pub enum DecidedBy {
     /// A rule of the rule set.
     Rule(u32),
     /// A limit that the request brought with it.
-    Own,
+    Inline,
     /// A measure of an emergency: [`Decision::emergency`] names it.
     Emergency,
 }
 
 /// What a limit is called that a request brought with it.
-pub const OWN_LIMIT: &str = "inline-limit";
+pub const INLINE_LIMIT: &str = "inline-limit";
 
 /// What is decided, apart from its name and its rules.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct DecisionDetails {
     /// Whether the request may pass.
-    pub ruling: Ruling,
+    pub verdict: DecisionVerdict,
     /// What that rests on.
     pub origin: Origin,
     /// What it is owed to, where it is a denial.
-    pub denied_by: Option<RulingBy>,
+    pub denied_by: Option<DecidedBy>,
     /// The rule by which the request should be served in a lesser way.
-    pub degraded_by: Option<RulingBy>,
+    pub degraded_by: Option<DecidedBy>,
     /// The rule whose soft mark has been passed.
-    pub warned_by: Option<RulingBy>,
-    /// All limits that were met; those that nobody answered for have the verdict [`tollgate_core::Verdict::Unanswered`].
+    pub warned_by: Option<DecidedBy>,
+    /// All limits that were met; those that nobody answered for have the verdict [`tollgate_core::Verdict::Unknown`].
     pub limits: SmallVec<[LimitStatus; 4]>,
     /// One for each descriptor; a single one for attributes.
     pub descriptors: SmallVec<[DescriptorStatus; 4]>,
     /// Limits that the request brought with it, or its caller has agreed on.
-    pub(crate) own: Vec<RuleLimit>,
+    pub(crate) inline_limits: Vec<RuleLimit>,
     /// What was taken of extra quota in place of limits that were over.
-    pub(crate) granted: Option<Box<[Paid]>>,
+    pub(crate) granted: Option<Box<[GrantCharge]>>,
 }
 
-impl Answer {
+impl DecisionDetails {
     /// The answer to a request that no limit applies to, and what every other begins with.
     #[inline(always)]
     pub(crate) fn unmatched() -> Self {
         Self {
-            ruling: Ruling::Allowed { delay: Span::ZERO },
+            verdict: DecisionVerdict::Allowed { delay: TimeDelta::ZERO },
             origin: Origin::Unmatched,
             denied_by: None,
             degraded_by: None,
             warned_by: None,
             limits: SmallVec::new(),
             descriptors: SmallVec::new(),
-            own: Vec::new(),
+            inline_limits: Vec::new(),
             granted: None,
         }
     }
@@ -204,7 +205,7 @@ impl Answer {
         let own = self.limits.iter().filter(|limit| {
             usize::from(limit.descriptor) == descriptor
                 && limit.role != Role::Candidate
-                && limit.outcome.verdict != Verdict::Unanswered
+                && limit.outcome.verdict != Verdict::Unknown
         });
         own.min_by_key(|limit| (!limit.outcome.verdict.is_denied(), limit.outcome.remaining))
     }
@@ -212,31 +213,31 @@ impl Answer {
     /// Whether the request may pass.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
-        matches!(self.ruling, Ruling::Allowed { .. })
+        matches!(self.verdict, DecisionVerdict::Allowed { .. })
     }
 
     /// Whether extra quota has paid in this limit's place: what it says remains is what is left of that.
     #[must_use]
     pub fn is_granted(&self, status: &LimitStatus) -> bool {
-        let paid = |paid: &Paid| self.limits.get(paid.hit) == Some(status);
+        let paid = |paid: &GrantCharge| self.limits.get(paid.limit) == Some(status);
         self.granted.as_ref().is_some_and(|all| all.iter().any(paid))
     }
 
     /// How long to hold an allowed request back.
     #[must_use]
-    pub const fn delay(&self) -> Span {
-        match self.ruling {
-            Ruling::Allowed { delay } => delay,
-            Ruling::Denied { .. } => Span::ZERO,
+    pub const fn delay(&self) -> TimeDelta {
+        match self.verdict {
+            DecisionVerdict::Allowed { delay } => delay,
+            DecisionVerdict::Denied { .. } => TimeDelta::ZERO,
         }
     }
 
     /// How long a denied caller should stay away; `None` when allowed, or when it can never pass.
     #[must_use]
-    pub const fn retry_after(&self) -> Option<Span> {
-        match self.ruling {
-            Ruling::Allowed { .. } => None,
-            Ruling::Denied { retry_after } => retry_after,
+    pub const fn retry_after(&self) -> Option<TimeDelta> {
+        match self.verdict {
+            DecisionVerdict::Allowed { .. } => None,
+            DecisionVerdict::Denied { retry_after } => retry_after,
         }
     }
 }
@@ -246,20 +247,20 @@ impl Answer {
 pub struct Decision {
     /// Its name.
     pub id: DecisionId,
-    pub(crate) answer: Answer,
+    pub(crate) details: DecisionDetails,
     pub(crate) rules: arc_swap::Guard<Arc<Ruleset>>,
     /// What is agreed on with the caller.
-    pub(crate) tenant: Option<Arc<Tenant>>,
+    pub(crate) overrides: Option<Arc<CallerOverrides>>,
     /// Extra quota that the caller was granted.
     pub(crate) grants: Option<Arc<Grants>>,
     /// What the measures of an emergency do to it.
-    pub(crate) effect: Option<Box<Effect>>,
+    pub(crate) effect: Option<Box<MeasureEffect>>,
 }
 
 impl std::ops::Deref for Decision {
-    type Target = Answer;
-    fn deref(&self) -> &Answer {
-        &self.answer
+    type Target = DecisionDetails;
+    fn deref(&self) -> &DecisionDetails {
+        &self.details
     }
 }
 
@@ -279,7 +280,7 @@ impl Decision {
     /// Whether it was made by this very rule set.
     #[must_use]
     #[inline]
-    pub fn is_by(&self, rules: &Arc<Ruleset>) -> bool {
+    pub fn uses_rules(&self, rules: &Arc<Ruleset>) -> bool {
         Arc::ptr_eq(&self.rules, rules)
     }
 
@@ -291,17 +292,17 @@ impl Decision {
 
     /// The tier that is agreed on with the caller.
     #[must_use]
-    pub fn agreed_tier(&self) -> Option<&str> {
-        self.tenant.as_ref().and_then(|tenant| tenant.tier())
+    pub fn override_tier(&self) -> Option<&str> {
+        self.overrides.as_ref().and_then(|tenant| tenant.tier())
     }
 
     /// The name of what a ruling is owed to.
     #[must_use]
-    pub fn name(&self, by: RulingBy) -> &str {
+    pub fn name(&self, by: DecidedBy) -> &str {
         match by {
-            RulingBy::Rule(id) => self.rules.rule(id).map_or("", |rule| rule.name.as_str()),
-            RulingBy::Own => OWN_LIMIT,
-            RulingBy::Emergency => self.emergency().unwrap_or("emergency"),
+            DecidedBy::Rule(id) => self.rules.rule(id).map_or("", |rule| rule.name.as_str()),
+            DecidedBy::Inline => INLINE_LIMIT,
+            DecidedBy::Emergency => self.emergency().unwrap_or("emergency"),
         }
     }
 
@@ -313,8 +314,8 @@ impl Decision {
 
     /// What that measure does.
     #[must_use]
-    pub fn emergency_act(&self) -> Option<Act> {
-        self.effect.as_ref()?.act()
+    pub fn emergency_action(&self) -> Option<MeasureAction> {
+        self.effect.as_ref()?.action()
     }
 
     /// The name of the rule that denied.
@@ -328,7 +329,7 @@ impl Decision {
     pub fn limit(&self, status: &LimitStatus) -> Option<&RuleLimit> {
         match status.limit {
             LimitRef::Rule(id) => self.rules.limit(id),
-            LimitRef::Own(at) => self.own.get(usize::from(at)),
+            LimitRef::Inline(at) => self.inline_limits.get(usize::from(at)),
         }
     }
 
@@ -336,16 +337,16 @@ impl Decision {
     /// statuses are copied for every limit of every decision.
     #[must_use]
     pub fn cost(&self, check: &Check<'_>, status: &LimitStatus) -> Cost {
-        let (asked, attributes) = match check.request {
-            Request::Attributes(attributes) => (check.cost, attributes),
-            Request::Descriptors(descriptors) => match descriptors.get(usize::from(status.descriptor)) {
+        let (asked, attributes) = match check.input {
+            CheckInput::Attributes(attributes) => (check.cost, attributes),
+            CheckInput::Descriptors(descriptors) => match descriptors.get(usize::from(status.descriptor)) {
                 Some(descriptor) => (descriptor.cost(check.cost), descriptor.entries),
                 None => return check.cost,
             },
         };
         let rule = status.rule.and_then(|rule| self.rules.rule(rule));
-        let cost = rule.map_or(asked, |rule| rule.cost_of(asked, attributes));
-        self.limit(status).map_or(cost, |limit| limit.takes(cost))
+        let cost = rule.map_or(asked, |rule| rule.resolve_cost(asked, attributes));
+        self.limit(status).map_or(cost, |limit| limit.cost_for(cost))
     }
 
     /// Whether a denial by this limit denies the request; see [`Role::is_enforced`].
@@ -358,7 +359,7 @@ impl Decision {
     /// The name of a limit's rule.
     #[must_use]
     pub fn limit_name(&self, limit: &LimitStatus) -> &str {
-        self.name(limit.rule.map_or(RulingBy::Own, RulingBy::Rule))
+        self.name(limit.rule.map_or(DecidedBy::Inline, DecidedBy::Rule))
     }
 }
 
@@ -367,9 +368,9 @@ impl Clone for Decision {
         let rules = arc_swap::Guard::from_inner(Arc::clone(&self.rules));
         Self {
             id: self.id,
-            answer: self.answer.clone(),
+            details: self.details.clone(),
             rules,
-            tenant: self.tenant.clone(),
+            overrides: self.overrides.clone(),
             grants: self.grants.clone(),
             effect: self.effect.clone(),
         }

@@ -2,7 +2,7 @@
 //! decision; a queue here only counts who is waiting.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 
 /// Requests that wait until they may proceed.
 #[derive(Debug)]
@@ -40,14 +40,14 @@ impl DelayQueue {
     /// [`QueueFull`], at once, if as many are waiting as may.
     ///
     /// ```
-    /// use tollgate_core::Span;
+    /// use tollgate_core::TimeDelta;
     /// use tollgate_engine::{DelayQueue, QueueFull};
     /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-    /// assert_eq!(DelayQueue::new(1).wait(Span::from_millis(1)).await, Ok(()));
-    /// assert_eq!(DelayQueue::new(0).wait(Span::from_millis(1)).await, Err(QueueFull));
+    /// assert_eq!(DelayQueue::new(1).wait(TimeDelta::from_millis(1)).await, Ok(()));
+    /// assert_eq!(DelayQueue::new(0).wait(TimeDelta::from_millis(1)).await, Err(QueueFull));
     /// # });
     /// ```
-    pub async fn wait(&self, delay: Span) -> Result<(), QueueFull> {
+    pub async fn wait(&self, delay: TimeDelta) -> Result<(), QueueFull> {
         let slot = QueueSlot(&self.waiting);
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= self.max.load(Ordering::Relaxed) {
             return Err(QueueFull);

@@ -1,4 +1,4 @@
-//! What operators decide in an emergency: shut somebody out, tighten, exempt, switch a rule off, or get out of the way.
+//! Emergency measures: block, tighten, exempt, disable a rule, allow all, shadow all.
 //!
 //! While nothing is on, a request pays for one look at a flag. What is on is looked up by the values of the request, so a
 //! thousand measures cost what ten do. Each has an end of its own, which is compared with the clock at each decision: it
@@ -6,8 +6,8 @@
 //! blocking, then exempting; of several factors the smallest. While everything is in shadow nothing is denied, blocks
 //! included.
 
-use crate::check::{Check, Request};
-use crate::decision::{Answer, Origin, Ruling, RulingBy};
+use crate::check::{Check, CheckInput};
+use crate::decision::{DecidedBy, DecisionDetails, DecisionVerdict, Origin};
 use crate::limiter::Limiter;
 use arc_swap::ArcSwapOption;
 use smallvec::SmallVec;
@@ -15,12 +15,12 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tollgate_core::{Span, Timestamp};
-use tollgate_rules::{HitLimit, Match, Plan, TENANT_KEY};
+use tollgate_core::{TimeDelta, Timestamp};
+use tollgate_rules::{CALLER_KEY, LimitOrigin, MatchKind, Plan};
 
 /// What a measure does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum MeasureAction {
     /// Turns away.
     Block,
     /// Decides by so many thousandths of each limit.
@@ -37,7 +37,7 @@ pub enum Act {
 
 /// Whom a measure is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum MeasureTarget {
     /// Everybody.
     All,
     /// A caller, by the word that stands for its key: keys themselves are kept nowhere.
@@ -68,7 +68,7 @@ pub struct Network {
 }
 
 impl Network {
-    fn of(address: IpAddr) -> u128 {
+    fn to_u128(address: IpAddr) -> u128 {
         // An IPv4 client seen through an IPv6 socket is the same client.
         match address.to_canonical() {
             IpAddr::V4(v4) => u128::from(v4.to_ipv6_mapped()),
@@ -76,7 +76,7 @@ impl Network {
         }
     }
 
-    fn holds(&self, address: u128) -> bool {
+    fn contains(&self, address: u128) -> bool {
         address & self.mask == self.first
     }
 }
@@ -117,127 +117,129 @@ pub struct Measure {
     /// `emergency:` and its id: what decisions call it.
     pub name: Box<str>,
     /// What it does.
-    pub act: Act,
+    pub action: MeasureAction,
     /// To whom.
-    pub target: Target,
+    pub target: MeasureTarget,
     /// When it ends.
-    pub until: Timestamp,
+    pub expires_at: Timestamp,
 }
 
-type Measures = SmallVec<[Arc<Measure>; 1]>;
+type MeasureList = SmallVec<[Arc<Measure>; 1]>;
 
 /// What is on, by what it looks for in a request.
 #[derive(Default)]
-struct Active {
-    all: Measures,
-    rules: Measures,
-    keys: HashMap<u64, Measures>,
-    tenants: HashMap<Box<str>, Measures>,
-    endpoints: HashMap<Box<str>, Measures>,
+struct MeasureIndex {
+    all: MeasureList,
+    rules: MeasureList,
+    keys: HashMap<u64, MeasureList>,
+    tenants: HashMap<Box<str>, MeasureList>,
+    endpoints: HashMap<Box<str>, MeasureList>,
     /// Those with a `*` at the end, without it.
-    beginnings: Vec<(Box<str>, Arc<Measure>)>,
+    endpoint_prefixes: Vec<(Box<str>, Arc<Measure>)>,
     networks: Vec<(Network, Arc<Measure>)>,
     last: Timestamp,
 }
 
-impl Active {
-    fn by_address(&self, address: IpAddr, effect: &mut Effect) {
-        let address = Network::of(address);
+impl MeasureIndex {
+    fn by_address(&self, address: IpAddr, effect: &mut MeasureEffect) {
+        let address = Network::to_u128(address);
         for (network, measure) in &self.networks {
-            if network.holds(address) {
-                effect.take(measure);
+            if network.contains(address) {
+                effect.add(measure);
             }
         }
     }
 }
 
 /// All measures that are on, for a limiter to look at and for others to change.
-pub struct Emergencies {
-    on: AtomicBool,
-    active: ArcSwapOption<Active>,
+pub struct ActiveMeasures {
+    any: AtomicBool,
+    active: ArcSwapOption<MeasureIndex>,
     /// The word that stands for an API key.
-    word: Box<dyn Fn(&str) -> u64 + Send + Sync>,
+    key_hash: Box<dyn Fn(&str) -> u64 + Send + Sync>,
 }
 
-impl Default for Emergencies {
+impl Default for ActiveMeasures {
     fn default() -> Self {
         Self::new(|_| 0)
     }
 }
 
-impl std::fmt::Debug for Emergencies {
+impl std::fmt::Debug for ActiveMeasures {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Emergencies").field("on", &self.are_on()).finish_non_exhaustive()
+        f.debug_struct("ActiveMeasures").field("any", &self.any_active()).finish_non_exhaustive()
     }
 }
 
-impl Emergencies {
-    /// None yet. `word` tells the word that stands for an API key.
+impl ActiveMeasures {
+    /// None yet. `key_hash` tells the word that stands for an API key.
     #[must_use]
     pub fn new(word: impl Fn(&str) -> u64 + Send + Sync + 'static) -> Self {
-        Self { on: AtomicBool::new(false), active: ArcSwapOption::empty(), word: Box::new(word) }
+        Self { any: AtomicBool::new(false), active: ArcSwapOption::empty(), key_hash: Box::new(word) }
     }
 
     /// Whether a request has anything to look at.
     #[must_use]
     #[inline]
-    pub fn are_on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
+    pub fn any_active(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
     }
 
     /// These are on from now, and no others.
     pub fn replace(&self, measures: impl IntoIterator<Item = Measure>) {
-        let mut active = Active::default();
+        let mut active = MeasureIndex::default();
         for measure in measures.into_iter().map(Arc::new) {
-            active.last = active.last.max(measure.until);
+            active.last = active.last.max(measure.expires_at);
             match &measure.target {
-                Target::All => active.all.push(measure),
-                Target::Rule(_) => active.rules.push(measure),
-                Target::ApiKey(word) => active.keys.entry(*word).or_default().push(measure),
-                Target::Tenant(name) => active.tenants.entry(name.clone()).or_default().push(measure),
-                Target::Address(network) => active.networks.push((*network, measure)),
-                Target::Endpoint(text) => match text.strip_suffix('*') {
-                    Some(beginning) => active.beginnings.push((beginning.into(), measure)),
+                MeasureTarget::All => active.all.push(measure),
+                MeasureTarget::Rule(_) => active.rules.push(measure),
+                MeasureTarget::ApiKey(word) => active.keys.entry(*word).or_default().push(measure),
+                MeasureTarget::Tenant(name) => active.tenants.entry(name.clone()).or_default().push(measure),
+                MeasureTarget::Address(network) => active.networks.push((*network, measure)),
+                MeasureTarget::Endpoint(text) => match text.strip_suffix('*') {
+                    Some(beginning) => active.endpoint_prefixes.push((beginning.into(), measure)),
                     None => active.endpoints.entry(text.clone()).or_default().push(measure),
                 },
             }
         }
         let any = active.last > Timestamp::ZERO;
         self.active.store(any.then(|| Arc::new(active)));
-        self.on.store(any, Ordering::Relaxed);
+        self.any.store(any, Ordering::Relaxed);
     }
 
     /// Looks at nothing any more once all have ended.
-    pub fn tidy(&self, now: Timestamp) {
-        if self.are_on() && self.active.load().as_ref().is_none_or(|active| active.last <= now) {
-            self.on.store(false, Ordering::Relaxed);
+    pub fn remove_expired(&self, now: Timestamp) {
+        if self.any_active() && self.active.load().as_ref().is_none_or(|active| active.last <= now) {
+            self.any.store(false, Ordering::Relaxed);
         }
     }
 
     /// What bears on this request.
     #[cold]
-    fn effect(&self, check: &Check<'_>, now: Timestamp) -> Option<Box<Effect>> {
+    fn effect(&self, check: &Check<'_>, now: Timestamp) -> Option<Box<MeasureEffect>> {
         let active = self.active.load();
         let active = active.as_ref()?;
-        let mut effect = Effect { at: now, ..Effect::default() };
-        effect.take_all(&active.all);
+        let mut effect = MeasureEffect { at: now, ..MeasureEffect::default() };
+        effect.add_all(&active.all);
         if let Some(address) = check.address {
             active.by_address(address, &mut effect);
         }
-        match check.request {
-            Request::Attributes(attributes) => self.by_values(active, check, attributes, &mut effect),
-            Request::Descriptors(descriptors) => {
+        match check.input {
+            CheckInput::Attributes(attributes) => self.by_values(active, check, attributes, &mut effect),
+            CheckInput::Descriptors(descriptors) => {
                 descriptors.iter().for_each(|one| self.by_values(active, check, one.entries, &mut effect));
             }
         }
         // In shadow it is counted and told what would become of everybody else; a block is none of that.
-        if effect.shadow.is_some() && effect.outright.as_ref().is_some_and(|one| one.act == Act::Block) {
+        if effect.shadow.is_some()
+            && effect.outright.as_ref().is_some_and(|one| one.action == MeasureAction::Block)
+        {
             effect.outright = None;
-            effect.is_spared = true;
+            effect.is_exempt = true;
         }
         // Only where it is not said already what becomes of the request is it of use to know its rules.
         if effect.outright.is_none() {
-            effect.disabled.extend(active.rules.iter().filter(|measure| now < measure.until).cloned());
+            effect.disabled.extend(active.rules.iter().filter(|measure| now < measure.expires_at).cloned());
         }
         let bears = effect.outright.is_some()
             || effect.tighten.is_some()
@@ -246,18 +248,24 @@ impl Emergencies {
         bears.then(|| Box::new(effect))
     }
 
-    fn by_values(&self, active: &Active, check: &Check<'_>, values: &[(&str, &str)], effect: &mut Effect) {
+    fn by_values(
+        &self,
+        active: &MeasureIndex,
+        check: &Check<'_>,
+        values: &[(&str, &str)],
+        effect: &mut MeasureEffect,
+    ) {
         for (key, value) in values {
             match *key {
-                TENANT_KEY if !active.keys.is_empty() => {
-                    effect.take_all(active.keys.get(&(self.word)(value)).map_or(&[][..], |found| found));
+                CALLER_KEY if !active.keys.is_empty() => {
+                    effect.add_all(active.keys.get(&(self.key_hash)(value)).map_or(&[][..], |found| found));
                 }
-                TENANT => effect.take_all(active.tenants.get(*value).map_or(&[][..], |found| found)),
+                TENANT => effect.add_all(active.tenants.get(*value).map_or(&[][..], |found| found)),
                 ENDPOINT => {
-                    effect.take_all(active.endpoints.get(*value).map_or(&[][..], |found| found));
-                    for (beginning, measure) in &active.beginnings {
+                    effect.add_all(active.endpoints.get(*value).map_or(&[][..], |found| found));
+                    for (beginning, measure) in &active.endpoint_prefixes {
                         if value.starts_with(&**beginning) {
-                            effect.take(measure);
+                            effect.add(measure);
                         }
                     }
                 }
@@ -274,7 +282,7 @@ impl Emergencies {
 
 /// What the measures that are on do to one request.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Effect {
+pub(crate) struct MeasureEffect {
     at: Timestamp,
     /// Says alone what becomes of it.
     outright: Option<Arc<Measure>>,
@@ -282,43 +290,43 @@ pub(crate) struct Effect {
     disabled: SmallVec<[Arc<Measure>; 1]>,
     shadow: Option<Arc<Measure>>,
     /// It would be blocked, were not everything in shadow.
-    is_spared: bool,
+    is_exempt: bool,
     /// The one that made a difference.
-    felt: Option<Arc<Measure>>,
+    applied: Option<Arc<Measure>>,
 }
 
 /// Which of two outright measures wins: the higher.
-const fn rank(act: Act) -> u8 {
+const fn rank(act: MeasureAction) -> u8 {
     match act {
-        Act::AllowAll => 3,
-        Act::Block => 2,
-        Act::Exempt => 1,
-        Act::Tighten(_) | Act::DisableRule | Act::ShadowAll => 0,
+        MeasureAction::AllowAll => 3,
+        MeasureAction::Block => 2,
+        MeasureAction::Exempt => 1,
+        MeasureAction::Tighten(_) | MeasureAction::DisableRule | MeasureAction::ShadowAll => 0,
     }
 }
 
-impl Effect {
-    fn take_all(&mut self, measures: &[Arc<Measure>]) {
-        measures.iter().for_each(|measure| self.take(measure));
+impl MeasureEffect {
+    fn add_all(&mut self, measures: &[Arc<Measure>]) {
+        measures.iter().for_each(|measure| self.add(measure));
     }
 
-    fn take(&mut self, measure: &Arc<Measure>) {
-        if self.at >= measure.until {
+    fn add(&mut self, measure: &Arc<Measure>) {
+        if self.at >= measure.expires_at {
             return;
         }
-        let place = match measure.act {
-            Act::ShadowAll => &mut self.shadow,
-            Act::Tighten(factor) => {
-                if let Some(Act::Tighten(other)) = self.tighten.as_ref().map(|other| other.act)
+        let place = match measure.action {
+            MeasureAction::ShadowAll => &mut self.shadow,
+            MeasureAction::Tighten(factor) => {
+                if let Some(MeasureAction::Tighten(other)) = self.tighten.as_ref().map(|other| other.action)
                     && other <= factor
                 {
                     return;
                 }
                 &mut self.tighten
             }
-            Act::DisableRule => return,
+            MeasureAction::DisableRule => return,
             act => {
-                if self.outright.as_ref().is_some_and(|other| rank(other.act) >= rank(act)) {
+                if self.outright.as_ref().is_some_and(|other| rank(other.action) >= rank(act)) {
                     return;
                 }
                 &mut self.outright
@@ -329,31 +337,30 @@ impl Effect {
 
     /// The name of the measure that made a difference.
     pub(crate) fn name(&self) -> Option<&str> {
-        self.felt.as_ref().map(|measure| &*measure.name)
+        self.applied.as_ref().map(|measure| &*measure.name)
     }
 
     /// What it does.
-    pub(crate) fn act(&self) -> Option<Act> {
-        self.felt.as_ref().map(|measure| measure.act)
+    pub(crate) fn action(&self) -> Option<MeasureAction> {
+        self.applied.as_ref().map(|measure| measure.action)
     }
 
     /// Leaves out of a plan what is not to be charged, and makes its limits tighter.
     #[cold]
-    pub(crate) fn bear_on(&mut self, plan: &mut Plan<'_>) {
+    pub(crate) fn apply_to(&mut self, plan: &mut Plan<'_>) {
         if let Some(outright) = &self.outright {
-            self.felt = Some(Arc::clone(outright));
-            plan.hits.clear();
+            self.applied = Some(Arc::clone(outright));
+            plan.limits.clear();
             return;
         }
         let disabled = &self.disabled;
         let mut felt = None;
         let is_off = |rule: Option<&tollgate_rules::Rule>| {
             let name = &rule?.name;
-            let names =
-                |measure: &&Arc<Measure>| matches!(&measure.target, Target::Rule(rule) if **rule == **name);
+            let names = |measure: &&Arc<Measure>| matches!(&measure.target, MeasureTarget::Rule(rule) if **rule == **name);
             disabled.iter().find(names)
         };
-        plan.hits.retain(|hit| match is_off(hit.rule) {
+        plan.limits.retain(|matched| match is_off(matched.rule) {
             Some(measure) => {
                 felt = Some(Arc::clone(measure));
                 false
@@ -361,41 +368,43 @@ impl Effect {
             None => true,
         });
         for (matched, rule) in &mut plan.matches {
-            if *matched == Match::Limited && is_off(*rule).is_some() {
-                *matched = Match::Exempt;
+            if *matched == MatchKind::Limited && is_off(*rule).is_some() {
+                *matched = MatchKind::Exempt;
             }
         }
         if let Some(measure) = &self.tighten
-            && let Act::Tighten(factor) = measure.act
+            && let MeasureAction::Tighten(factor) = measure.action
         {
-            for hit in plan.hits.iter_mut().filter(|hit| hit.limit.role.is_live()) {
-                hit.limit = HitLimit::Own(Box::new(hit.limit.map_limits(|limit| limit.tightened(factor))));
+            for matched in plan.limits.iter_mut().filter(|matched| matched.limit.role.is_live()) {
+                matched.limit = LimitOrigin::Inline(Box::new(
+                    matched.limit.map_limits(|limit| limit.scaled_permille(factor)),
+                ));
                 felt = Some(Arc::clone(measure));
             }
         }
-        self.felt = felt;
+        self.applied = felt;
     }
 
     /// Says what becomes of the request, after its counters have.
     #[cold]
-    pub(crate) fn rule(&mut self, answer: &mut Answer) {
+    pub(crate) fn override_verdict(&mut self, details: &mut DecisionDetails) {
         if let Some(measure) = &self.outright {
-            answer.origin = Origin::Emergency;
-            if measure.act == Act::Block {
-                let left: Span = measure.until.since(self.at);
-                answer.ruling = Ruling::Denied { retry_after: Some(left) };
-                answer.denied_by = Some(RulingBy::Emergency);
+            details.origin = Origin::Emergency;
+            if measure.action == MeasureAction::Block {
+                let left: TimeDelta = measure.expires_at.since(self.at);
+                details.verdict = DecisionVerdict::Denied { retry_after: Some(left) };
+                details.denied_by = Some(DecidedBy::Emergency);
             }
-        } else if self.felt.is_some() && answer.origin == Origin::Unmatched {
+        } else if self.applied.is_some() && details.origin == Origin::Unmatched {
             // Every rule that it meets is off.
-            answer.origin = Origin::Emergency;
+            details.origin = Origin::Emergency;
         }
         if let Some(measure) = &self.shadow
-            && (self.is_spared || !answer.is_allowed())
+            && (self.is_exempt || !details.is_allowed())
         {
-            answer.ruling = Ruling::Allowed { delay: answer.delay() };
-            answer.denied_by = None;
-            self.felt = Some(Arc::clone(measure));
+            details.verdict = DecisionVerdict::Allowed { delay: details.delay() };
+            details.denied_by = None;
+            self.applied = Some(Arc::clone(measure));
         }
     }
 }
@@ -403,34 +412,37 @@ impl Effect {
 impl<S> Limiter<S> {
     /// Decides by these, too.
     #[must_use]
-    pub fn with_emergencies(mut self, emergencies: Arc<Emergencies>) -> Self {
-        self.emergencies = emergencies;
+    pub fn with_measures(mut self, emergencies: Arc<ActiveMeasures>) -> Self {
+        self.measures = emergencies;
         self
     }
 
     /// What bears on a request of what is on.
     #[inline]
-    pub(crate) fn effect_of(&self, check: &Check<'_>) -> Option<Box<Effect>> {
-        if !self.emergencies.are_on() {
+    pub(crate) fn effect_of(&self, check: &Check<'_>) -> Option<Box<MeasureEffect>> {
+        if !self.measures.any_active() {
             return None;
         }
-        self.emergencies.effect(check, self.clock.now())
+        self.measures.effect(check, self.clock.now())
     }
 
     /// Whether nothing is denied at the moment, whatever it is.
     #[inline]
     pub(crate) fn denies_nothing(&self) -> bool {
         self.shadow.load(Ordering::Relaxed)
-            || (self.emergencies.are_on() && self.emergencies.let_all(self.clock.now()))
+            || (self.measures.any_active() && self.measures.allows_all(self.clock.now()))
     }
 }
 
-impl Emergencies {
+impl ActiveMeasures {
     /// Whether everything passes, by either switch.
     #[cold]
-    fn let_all(&self, now: Timestamp) -> bool {
+    fn allows_all(&self, now: Timestamp) -> bool {
         self.active.load().as_ref().is_some_and(|active| {
-            active.all.iter().any(|one| matches!(one.act, Act::AllowAll | Act::ShadowAll) && now < one.until)
+            active.all.iter().any(|one| {
+                matches!(one.action, MeasureAction::AllowAll | MeasureAction::ShadowAll)
+                    && now < one.expires_at
+            })
         })
     }
 }

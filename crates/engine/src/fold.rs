@@ -1,114 +1,116 @@
-//! How many outcomes become one answer: the most restrictive wins.
+//! Folds the outcomes of a request into one decision: the most restrictive wins.
 //!
 //! Pure: a plan and its outcomes in, an answer out, written in place: it is the largest thing on the path of a request.
 //! A denial is named after the rule of the highest `priority`, then after the one that lasts longest; the time to come
 //! back is the longest that any of them asks for, since before that the request cannot pass.
 
-use crate::decision::{Answer, DescriptorStatus, LimitRef, LimitStatus, Origin, Ruling, RulingBy};
-use tollgate_core::{Admission, Outcome, Outcomes, Span, Verdict};
-use tollgate_rules::{Action, Hit, HitLimit, Plan, Role, RuleLimit, SoftAction};
+use crate::decision::{
+    DecidedBy, DecisionDetails, DecisionVerdict, DescriptorStatus, LimitRef, LimitStatus, Origin,
+};
+use tollgate_core::{Admission, Outcome, Outcomes, TimeDelta, Verdict};
+use tollgate_rules::{Action, LimitOrigin, MatchedLimit, Plan, Role, RuleLimit, SoftAction};
 
-pub(crate) fn by(hit: &Hit<'_>) -> RulingBy {
-    hit.rule.map_or(RulingBy::Own, |rule| RulingBy::Rule(rule.id))
+pub(crate) fn decided_by(matched: &MatchedLimit<'_>) -> DecidedBy {
+    matched.rule.map_or(DecidedBy::Inline, |rule| DecidedBy::Rule(rule.id))
 }
 
 /// Whether a denial by this hit turns the request away; a quota's does so only together with all others.
-pub(crate) fn decides(hit: &Hit<'_>) -> bool {
-    hit.limit.role.is_enforced(hit.rule.map_or(Action::Reject, |rule| rule.action))
+pub(crate) fn decides(matched: &MatchedLimit<'_>) -> bool {
+    matched.limit.role.is_enforced(matched.rule.map_or(Action::Reject, |rule| rule.action))
 }
 
 #[inline]
-pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut Answer) {
+pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
     folded.origin = Origin::Store;
-    let mut delay = Span::ZERO;
+    let mut delay = TimeDelta::ZERO;
     let mut denials = false;
-    for (hit, outcome) in plan.hits.iter().zip(&outcomes.each) {
+    for (matched, outcome) in plan.limits.iter().zip(&outcomes.per_charge) {
         let mut outcome = *outcome;
-        if hit.limit.shards.is_some() {
-            outcome.remaining = hit.remaining_of_whole(&outcome);
+        if matched.limit.shards.is_some() {
+            outcome.remaining = matched.remaining_of_whole(&outcome);
         }
-        push_status(folded, hit, outcome);
+        push_status(folded, matched, outcome);
         match outcome.verdict {
-            Verdict::Allowed { delay: Span::ZERO } | Verdict::Unanswered => {}
-            Verdict::Allowed { delay: own } if decides(hit) => delay = delay.max(own),
+            Verdict::Allowed { delay: TimeDelta::ZERO } | Verdict::Unknown => {}
+            Verdict::Allowed { delay: own } if decides(matched) => delay = delay.max(own),
             Verdict::Allowed { .. } => {}
             Verdict::Denied { .. } => {
                 denials = true;
-                if hit.limit.role == Role::Live && !decides(hit) {
-                    folded.degraded_by.get_or_insert(by(hit));
+                if matched.limit.role == Role::Live && !decides(matched) {
+                    folded.degraded_by.get_or_insert(decided_by(matched));
                 }
             }
         }
-        if let Some(soft) = hit.limit.soft
-            && hit.limit.role == Role::Live
-            && outcome.verdict != Verdict::Unanswered
-            && hit.limit.limit.capacity().saturating_sub(outcome.remaining) > soft.at
+        if let Some(soft) = matched.limit.soft
+            && matched.limit.role == Role::Live
+            && outcome.verdict != Verdict::Unknown
+            && matched.limit.limit.capacity().saturating_sub(outcome.remaining) > soft.threshold
         {
             let mark = match soft.action {
                 SoftAction::Warn => &mut folded.warned_by,
                 SoftAction::Degrade => &mut folded.degraded_by,
             };
-            mark.get_or_insert(by(hit));
+            mark.get_or_insert(decided_by(matched));
         }
     }
-    folded.ruling = Ruling::Allowed { delay };
-    if denials && is_refused(plan, outcomes) {
-        refuse(plan, outcomes, folded);
+    folded.verdict = DecisionVerdict::Allowed { delay };
+    if denials && is_denied(plan, outcomes) {
+        deny(plan, outcomes, folded);
     }
 }
 
 /// The limits that were met, where nobody answers for any.
 #[cold]
-pub(crate) fn unanswered(plan: &Plan<'_>, answer: &mut Answer) {
-    plan.hits.iter().for_each(|hit| push_status(answer, hit, Outcome::UNANSWERED));
+pub(crate) fn push_unknown(plan: &Plan<'_>, details: &mut DecisionDetails) {
+    plan.limits.iter().for_each(|matched| push_status(details, matched, Outcome::UNKNOWN));
 }
 
 /// Names the denial, and says when to come back.
 #[cold]
-fn refuse(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut Answer) {
-    let pairs = plan.hits.iter().zip(&outcomes.each);
-    let denying = pairs.filter(|(hit, outcome)| decides(hit) && outcome.verdict.is_denied());
+fn deny(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
+    let pairs = plan.limits.iter().zip(&outcomes.per_charge);
+    let denying = pairs.filter(|(matched, outcome)| decides(matched) && outcome.verdict.is_denied());
     let named = denying.clone().reduce(|best, next| if rank(next) > rank(best) { next } else { best });
-    folded.denied_by = named.map(|(hit, _)| by(hit));
+    folded.denied_by = named.map(|(matched, _)| decided_by(matched));
     let waits = denying.filter_map(|(_, outcome)| match outcome.verdict {
         Verdict::Denied { retry_after } => Some(retry_after),
-        Verdict::Allowed { .. } | Verdict::Unanswered => None,
+        Verdict::Allowed { .. } | Verdict::Unknown => None,
     });
     // One that can never pass outlasts all others.
     let retry_after = waits.reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b))).flatten();
-    folded.ruling = Ruling::Denied { retry_after };
+    folded.verdict = DecisionVerdict::Denied { retry_after };
 }
 
 #[inline]
-fn push_status(folded: &mut Answer, hit: &Hit<'_>, outcome: Outcome) {
-    let limit = match &hit.limit {
-        HitLimit::Rule(limit) => LimitRef::Rule(limit.id),
-        HitLimit::Own(_) | HitLimit::Agreed(_) => {
-            folded.own.push(RuleLimit::clone(&hit.limit));
-            LimitRef::Own(u16::try_from(folded.own.len() - 1).unwrap_or(u16::MAX))
+fn push_status(folded: &mut DecisionDetails, matched: &MatchedLimit<'_>, outcome: Outcome) {
+    let limit = match &matched.limit {
+        LimitOrigin::Rule(limit) => LimitRef::Rule(limit.id),
+        LimitOrigin::Inline(_) | LimitOrigin::Override(_) => {
+            folded.inline_limits.push(RuleLimit::clone(&matched.limit));
+            LimitRef::Inline(u16::try_from(folded.inline_limits.len() - 1).unwrap_or(u16::MAX))
         }
     };
     folded.limits.push(LimitStatus {
         outcome,
-        rule: hit.rule.map(|rule| rule.id),
+        rule: matched.rule.map(|rule| rule.id),
         limit,
-        descriptor: hit.descriptor,
-        role: hit.limit.role,
+        descriptor: matched.descriptor,
+        role: matched.limit.role,
     });
 }
 
 /// The store refuses on behalf of required and alternative charges; where all are independent (the Envoy profile), the
 /// same rule is applied to what each said.
-pub(crate) fn is_refused(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
-    if outcomes.admission == Admission::Refused {
+pub(crate) fn is_denied(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
+    if outcomes.admission == Admission::Denied {
         return true;
     }
     let (mut quotas, mut over) = (0, 0);
-    for (hit, outcome) in plan.hits.iter().zip(&outcomes.each) {
-        if !decides(hit) {
+    for (matched, outcome) in plan.limits.iter().zip(&outcomes.per_charge) {
+        if !decides(matched) {
             continue;
         }
-        match hit.limit.role {
+        match matched.limit.role {
             Role::Quota => {
                 quotas += 1;
                 over += usize::from(outcome.verdict.is_denied());
@@ -120,17 +122,17 @@ pub(crate) fn is_refused(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
     quotas > 0 && quotas == over
 }
 
-fn rank((hit, outcome): (&Hit<'_>, &Outcome)) -> (i32, Span) {
+fn rank((matched, outcome): (&MatchedLimit<'_>, &Outcome)) -> (i32, TimeDelta) {
     let lasts = match outcome.verdict {
-        Verdict::Denied { retry_after } => retry_after.unwrap_or(Span::MAX),
-        Verdict::Allowed { .. } | Verdict::Unanswered => Span::ZERO,
+        Verdict::Denied { retry_after } => retry_after.unwrap_or(TimeDelta::MAX),
+        Verdict::Allowed { .. } | Verdict::Unknown => TimeDelta::ZERO,
     };
-    (hit.rule.map_or(0, |rule| rule.priority), lasts)
+    (matched.rule.map_or(0, |rule| rule.priority), lasts)
 }
 
 /// One status for each descriptor of the request.
-pub(crate) fn descriptors(plan: &Plan<'_>, answer: &mut Answer) {
+pub(crate) fn descriptors(plan: &Plan<'_>, details: &mut DecisionDetails) {
     for (matched, rule) in &plan.matches {
-        answer.descriptors.push(DescriptorStatus { matched: *matched, rule: rule.map(|rule| rule.id) });
+        details.descriptors.push(DescriptorStatus { matched: *matched, rule: rule.map(|rule| rule.id) });
     }
 }

@@ -1,4 +1,4 @@
-//! Extra quota, once: asked when a limit is over, and only then.
+//! Grants: extra units for a caller, charged only when a limit denies.
 //!
 //! A grant is a counter of its own in the same store, which holds the units granted and never gives any back while the
 //! grant lasts (a strict window as long as its life: never more than its units in any window of that length). A request
@@ -9,14 +9,14 @@
 //!
 //! Of a rule with several windows the longest is covered: the shorter ones go on keeping callers from bursting.
 
-use crate::fold::{decides, is_refused};
-use crate::holding::Holding;
+use crate::charge_record::ChargeRecord;
+use crate::fold::{decides, is_denied};
 use crate::limiter::Limiter;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, Limit, LimitError, LimitSpec,
-    Outcome, Outcomes, Part, Quota, Scope, Span, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, LimitError,
+    LimitSpec, Outcome, Outcomes, Rate, Scope, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_rules::{Plan, Role};
 
@@ -28,7 +28,7 @@ pub struct Grant {
     /// The rules whose longest window it extends.
     pub rules: Vec<u32>,
     /// When it ends, used up or not.
-    pub until: Timestamp,
+    pub expires_at: Timestamp,
     limit: Limit,
     scope: Scope,
 }
@@ -45,12 +45,12 @@ impl Grant {
         id: &str,
         units: u64,
         rules: Vec<u32>,
-        lasts: Span,
+        lasts: TimeDelta,
         until: Timestamp,
     ) -> Result<Self, LimitError> {
-        let spec = LimitSpec::new(Algorithm::StrictWindow, Quota::per(units, lasts));
+        let spec = LimitSpec::new(Algorithm::StrictWindow, Rate::per(units, lasts));
         let limit = LimitSpec { slots: Some(1), ..spec }.build()?;
-        Ok(Self { id: id.into(), rules, until, limit, scope: Scope::new("grant") })
+        Ok(Self { id: id.into(), rules, expires_at: until, limit, scope: Scope::new("grant") })
     }
 
     /// How many units were granted.
@@ -59,32 +59,32 @@ impl Grant {
         self.limit.capacity()
     }
 
-    pub(crate) fn charge<'a>(&'a self, name: &'a [Part<'a>; 1], like: &Charge<'a>) -> Charge<'a> {
+    pub(crate) fn charge<'a>(&'a self, name: &'a [KeyPart<'a>; 1], like: &Charge<'a>) -> Charge<'a> {
         let charge = Charge::new(CounterKey { scope: &self.scope, parts: name }, &self.limit, like.cost);
-        Charge { after_loss: like.after_loss, permit: like.permit, ..charge }
+        Charge { loss_policy: like.loss_policy, permit: like.permit, ..charge }
     }
 
     /// Looks at what is left of it.
-    pub(crate) fn look<'a>(&'a self, name: &'a [Part<'a>; 1]) -> Charge<'a> {
-        Charge::new(CounterKey { scope: &self.scope, parts: name }, &self.limit, Cost::LOOK)
+    pub(crate) fn peek<'a>(&'a self, name: &'a [KeyPart<'a>; 1]) -> Charge<'a> {
+        Charge::new(CounterKey { scope: &self.scope, parts: name }, &self.limit, Cost::PEEK)
     }
 
-    pub(crate) fn name(&self) -> [Part<'_>; 1] {
-        [Part::Text(&self.id)]
+    pub(crate) fn name(&self) -> [KeyPart<'_>; 1] {
+        [KeyPart::Text(&self.id)]
     }
 
     fn covers(&self, plan: &Plan<'_>, at: usize) -> bool {
-        let hit = &plan.hits[at];
-        let Some(rule) = hit.rule.filter(|rule| self.rules.contains(&rule.id)) else { return false };
-        let length = |at: usize| plan.hits[at].limit.limit.quota().period.length();
+        let matched = &plan.limits[at];
+        let Some(rule) = matched.rule.filter(|rule| self.rules.contains(&rule.id)) else { return false };
+        let length = |at: usize| plan.limits[at].limit.limit.rate().period.length();
         let spends = |at: usize| {
-            let limit = &plan.hits[at].limit;
+            let limit = &plan.limits[at].limit;
             limit.role == Role::Live && limit.limit.algorithm() != Algorithm::Concurrency
         };
-        let others = (0..plan.hits.len()).filter(|other| {
-            let own = &plan.hits[*other];
+        let others = (0..plan.limits.len()).filter(|other| {
+            let own = &plan.limits[*other];
             own.rule.is_some_and(|own| own.id == rule.id)
-                && own.descriptor == hit.descriptor
+                && own.descriptor == matched.descriptor
                 && spends(*other)
         });
         spends(at) && others.map(length).max() == Some(length(at))
@@ -93,48 +93,51 @@ impl Grant {
 
 /// What was taken of a grant in the place of a hit's own limit.
 #[derive(Clone, Debug)]
-pub(crate) struct Paid {
-    pub(crate) hit: usize,
-    pub(crate) holding: Holding,
+pub(crate) struct GrantCharge {
+    pub(crate) limit: usize,
+    pub(crate) record: ChargeRecord,
 }
 
 /// More tries than any request has limits and grants to try.
-const ROUNDS: usize = 8;
+const MAX_ROUNDS: usize = 8;
 
 /// A request that was turned away, and what may pay for it.
-struct Payment<'a, 'p> {
+struct GrantAllocation<'a, 'p> {
     plan: &'a Plan<'p>,
     charges: &'a [Charge<'a>],
     grants: &'a [Arc<Grant>],
     /// Which grant pays for which hit.
-    by: SmallVec<[Option<usize>; 4]>,
+    assigned: SmallVec<[Option<usize>; 4]>,
     /// Which of them have nothing left, or have ended.
-    spent: SmallVec<[bool; 4]>,
+    exhausted: SmallVec<[bool; 4]>,
     /// What is known of each hit's own limit.
     known: SmallVec<[Outcome; 4]>,
 }
 
-impl Payment<'_, '_> {
+impl GrantAllocation<'_, '_> {
     /// Finds a grant for every limit that is over; whether there is one for each.
     fn cover(&mut self) -> bool {
         for at in 0..self.charges.len() {
-            let over = self.known[at].verdict.is_denied() && decides(&self.plan.hits[at]);
-            if !over || self.by[at].is_some() || self.charges[at].enforcement == Enforcement::Alternative {
+            let over = self.known[at].verdict.is_denied() && decides(&self.plan.limits[at]);
+            if !over
+                || self.assigned[at].is_some()
+                || self.charges[at].enforcement == Enforcement::Alternative
+            {
                 continue;
             }
-            let fits = |grant: &usize| !self.spent[*grant] && self.grants[*grant].covers(self.plan, at);
+            let fits = |grant: &usize| !self.exhausted[*grant] && self.grants[*grant].covers(self.plan, at);
             let Some(grant) = (0..self.grants.len()).find(fits) else { return false };
-            self.by[at] = Some(grant);
+            self.assigned[at] = Some(grant);
         }
-        self.by.iter().any(Option::is_some)
+        self.assigned.iter().any(Option::is_some)
     }
 
     /// Learns who refused; whether it is worth another try.
-    fn refused(&mut self, asked: &[usize], told: &[Outcome]) -> bool {
+    fn record_denials(&mut self, asked: &[usize], told: &[Outcome]) -> bool {
         let mut again = false;
         for (at, outcome) in asked.iter().zip(told).filter(|(_, outcome)| outcome.verdict.is_denied()) {
-            match self.by[*at].take() {
-                Some(grant) => (self.spent[grant], again) = (true, true),
+            match self.assigned[*at].take() {
+                Some(grant) => (self.exhausted[grant], again) = (true, true),
                 None => {
                     again |= self.charges[*at].enforcement == Enforcement::Required;
                     self.known[*at] = *outcome;
@@ -149,58 +152,58 @@ impl<S: CounterStore> Limiter<S> {
     /// Pays for a request that limits turn away, where its caller was granted enough: the outcomes are then as if it had
     /// fitted.
     #[cold]
-    pub(crate) async fn pay(
+    pub(crate) async fn charge_grants(
         &self,
         plan: &Plan<'_>,
         charges: &[Charge<'_>],
         grants: &Grants,
         outcomes: &mut Outcomes,
-    ) -> Option<Box<[Paid]>> {
-        if !is_refused(plan, outcomes) {
+    ) -> Option<Box<[GrantCharge]>> {
+        if !is_denied(plan, outcomes) {
             return None;
         }
         let now = self.clock.now();
-        let mut payment = Payment {
+        let mut payment = GrantAllocation {
             plan,
             charges,
             grants,
-            by: SmallVec::from_elem(None, charges.len()),
-            spent: grants.iter().map(|grant| grant.until <= now).collect(),
-            known: outcomes.each.clone(),
+            assigned: SmallVec::from_elem(None, charges.len()),
+            exhausted: grants.iter().map(|grant| grant.expires_at <= now).collect(),
+            known: outcomes.per_charge.clone(),
         };
-        let names: Vec<[Part<'_>; 1]> = grants.iter().map(|grant| grant.name()).collect();
-        for _ in 0..ROUNDS {
+        let names: Vec<[KeyPart<'_>; 1]> = grants.iter().map(|grant| grant.name()).collect();
+        for _ in 0..MAX_ROUNDS {
             if !payment.cover() {
                 return None;
             }
             // What only counts has counted already.
             let asked: SmallVec<[usize; 4]> = (0..charges.len())
                 .filter(|at| {
-                    payment.by[*at].is_some() || charges[*at].enforcement != Enforcement::Independent
+                    payment.assigned[*at].is_some() || charges[*at].enforcement != Enforcement::Independent
                 })
                 .collect();
-            let charge = |at: &usize| match payment.by[*at] {
+            let charge = |at: &usize| match payment.assigned[*at] {
                 Some(grant) => grants[grant].charge(&names[grant], &charges[*at]),
                 None => charges[*at],
             };
             let wanted: SmallVec<[Charge<'_>; 4]> = asked.iter().map(charge).collect();
             let told = self.store.charge(&wanted).await.ok()?;
-            if told.admission == Admission::Refused {
-                if !payment.refused(&asked, &told.each) {
+            if told.admission == Admission::Denied {
+                if !payment.record_denials(&asked, &told.per_charge) {
                     return None;
                 }
                 continue;
             }
             outcomes.admission = Admission::Admitted;
             let mut paid = Vec::new();
-            for ((at, charge), outcome) in asked.into_iter().zip(&wanted).zip(told.each) {
-                if payment.by[at].is_some() {
-                    paid.push(Paid { hit: at, holding: Holding::of(charge) });
-                    let reset_after = outcomes.each[at].reset_after;
-                    outcomes.each[at] =
-                        Outcome { verdict: Verdict::PASS, remaining: outcome.remaining, reset_after };
+            for ((at, charge), outcome) in asked.into_iter().zip(&wanted).zip(told.per_charge) {
+                if payment.assigned[at].is_some() {
+                    paid.push(GrantCharge { limit: at, record: ChargeRecord::from_charge(charge) });
+                    let reset_after = outcomes.per_charge[at].reset_after;
+                    outcomes.per_charge[at] =
+                        Outcome { verdict: Verdict::ALLOWED, remaining: outcome.remaining, reset_after };
                 } else {
-                    outcomes.each[at] = outcome;
+                    outcomes.per_charge[at] = outcome;
                 }
             }
             return Some(paid.into());

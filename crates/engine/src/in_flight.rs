@@ -12,17 +12,17 @@ pub(crate) struct InFlight(ByRule<AtomicU64>);
 
 /// A request that is counted until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Counted(SmallVec<[Arc<AtomicU64>; 2]>);
+pub(crate) struct InFlightGuard(SmallVec<[Arc<AtomicU64>; 2]>);
 
 impl InFlight {
     /// Counts one request under these rules; nothing, where there are none.
-    pub(crate) fn enter<'r>(&self, rules: impl Iterator<Item = &'r str>) -> Option<Arc<Counted>> {
-        let counts: SmallVec<[_; 2]> = rules.map(|rule| self.0.of(rule)).collect();
+    pub(crate) fn enter<'r>(&self, rules: impl Iterator<Item = &'r str>) -> Option<Arc<InFlightGuard>> {
+        let counts: SmallVec<[_; 2]> = rules.map(|rule| self.0.counter(rule)).collect();
         if counts.is_empty() {
             return None;
         }
         counts.iter().for_each(|count| _ = count.fetch_add(1, Ordering::Relaxed));
-        Some(Arc::new(Counted(counts)))
+        Some(Arc::new(InFlightGuard(counts)))
     }
 
     /// All rules that ever had any, with what they have now.
@@ -31,7 +31,7 @@ impl InFlight {
     }
 }
 
-impl Drop for Counted {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.0.iter().for_each(|count| _ = count.fetch_sub(1, Ordering::Relaxed));
     }

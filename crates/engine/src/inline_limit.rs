@@ -4,7 +4,7 @@
 //! fails, the caller gets an error.
 
 use crate::limiter::Limiter;
-use crate::observer::Bites;
+use crate::observer::Enforced;
 use tollgate_core::{Charge, CounterStore, Outcome, Outcomes, StoreError, Verdict};
 
 impl<S: CounterStore> Limiter<S> {
@@ -16,7 +16,7 @@ impl<S: CounterStore> Limiter<S> {
         if !self.store.try_charge_each(charges, outcomes) {
             return false;
         }
-        self.watched(charges, &mut outcomes[from..]);
+        self.is_observed(charges, &mut outcomes[from..]);
         true
     }
 
@@ -30,30 +30,30 @@ impl<S: CounterStore> Limiter<S> {
             outcomes = self.store.charge(&[charge]).await?;
         }
         let unanswered = || StoreError::Unavailable("it did not decide".to_owned());
-        let mut outcome = outcomes.each.first().copied().ok_or_else(unanswered)?;
-        if outcome.verdict == Verdict::Unanswered {
+        let mut outcome = outcomes.per_charge.first().copied().ok_or_else(unanswered)?;
+        if outcome.verdict == Verdict::Unknown {
             return Err(unanswered());
         }
-        self.watched(&[charge], std::slice::from_mut(&mut outcome));
+        self.is_observed(&[charge], std::slice::from_mut(&mut outcome));
         Ok(outcome)
     }
 
     /// Tells those who watch, and lets pass what is not to be denied.
     #[inline]
-    fn watched(&self, charges: &[Charge<'_>], outcomes: &mut [Outcome]) {
-        let bites = if self.denies_nothing() { Bites::No } else { Bites::Yes };
+    fn is_observed(&self, charges: &[Charge<'_>], outcomes: &mut [Outcome]) {
+        let bites = if self.denies_nothing() { Enforced::No } else { Enforced::Yes };
         for observer in &self.observers {
-            observer.throttled(charges, outcomes, bites);
+            observer.on_inline_limits(charges, outcomes, bites);
         }
-        if bites == Bites::No {
-            outcomes.iter_mut().for_each(let_pass);
+        if bites == Enforced::No {
+            outcomes.iter_mut().for_each(allow);
         }
     }
 }
 
 /// In shadow, or in an emergency that lets everything pass, a denial is counted as one but not told.
-fn let_pass(outcome: &mut Outcome) {
+fn allow(outcome: &mut Outcome) {
     if outcome.verdict.is_denied() {
-        outcome.verdict = Verdict::PASS;
+        outcome.verdict = Verdict::ALLOWED;
     }
 }

@@ -1,32 +1,32 @@
-//! The one decision path: every check, admission and reservation is planned once, charged once and folded once.
+//! The decision path: every check, admission and reservation is planned once, charged once and folded once.
 //!
 //! `Limiter::check` is a future that a caller awaits. Where the store answers without waiting (`CounterStore::try_charge`),
 //! the future is ready in its first poll; where it does not, the same future awaits the same charges. Synchronous twins of
 //! these functions were rejected: each had to plan for itself, and a plan is not free of effects (a counter that is split
 //! into shards moves on to its next shard).
 
-use crate::check::{Check, Request};
-use crate::debts::Debts;
-use crate::decision::{Answer, Decision, Origin, Ruling};
-use crate::emergency::Emergencies;
+use crate::check::{Check, CheckInput};
+use crate::decision::{Decision, DecisionDetails, DecisionVerdict, Origin};
+use crate::decision_id::DecisionId;
+use crate::emergency::ActiveMeasures;
 use crate::fallback::TryCharge;
-use crate::fallbacks::Fallbacks;
+use crate::fallback_counts::FallbackCounts;
 use crate::fold;
 use crate::grant::Grants;
-use crate::ids::DecisionId;
 use crate::in_flight::InFlight;
 use crate::observer::Observer;
 use crate::permit_guard::Renewals;
+use crate::quota_provider::{CallerQuota, QuotaProvider};
+use crate::reconcile::PendingCharges;
 use crate::reconsider::FullCounters;
-use crate::reserve::Reservations;
-use crate::tenants::{Agreed, Tenants};
+use crate::reservation::Reservations;
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tollgate_core::{Clock, CounterStore, Outcomes, PermitId, Span};
-use tollgate_rules::{Charges, Plan, Ruleset, Tenant};
+use tollgate_core::{Clock, CounterStore, Outcomes, PermitId, TimeDelta};
+use tollgate_rules::{CallerOverrides, Charges, Plan, Ruleset};
 
 /// Rules and a store that decide together. Shared by all fronts.
 pub struct Limiter<S> {
@@ -38,17 +38,17 @@ pub struct Limiter<S> {
     pub(crate) clock: Arc<dyn Clock>,
     /// Counters of this process, for rules that fail to local.
     pub(crate) fallback: Option<Box<dyn TryCharge>>,
-    pub(crate) debts: Debts,
-    pub(crate) fallbacks: Fallbacks,
+    pub(crate) pending: PendingCharges,
+    pub(crate) fallback_counts: FallbackCounts,
     pub(crate) in_flight: InFlight,
     /// Permits of requests in progress.
     pub(crate) renewals: Renewals,
     /// Split counters without room in any shard.
     pub(crate) full_counters: FullCounters,
     /// What is agreed with single callers.
-    pub(crate) tenants: Option<Arc<dyn Tenants>>,
+    pub(crate) quotas: Option<Arc<dyn QuotaProvider>>,
     /// What operators have decided in an emergency.
-    pub(crate) emergencies: Arc<Emergencies>,
+    pub(crate) measures: Arc<ActiveMeasures>,
     pub(crate) observers: SmallVec<[Arc<dyn Observer>; 2]>,
     /// Whether one of them follows traces.
     pub(crate) is_traced: bool,
@@ -76,13 +76,13 @@ impl<S: CounterStore> Limiter<S> {
             reservations: Reservations::default(),
             clock,
             fallback: None,
-            debts: Debts::default(),
-            fallbacks: Fallbacks::default(),
+            pending: PendingCharges::default(),
+            fallback_counts: FallbackCounts::default(),
             in_flight: InFlight::default(),
             renewals: Renewals::default(),
             full_counters: FullCounters::default(),
-            tenants: None,
-            emergencies: Arc::default(),
+            quotas: None,
+            measures: Arc::default(),
             observers: SmallVec::new(),
             is_traced: false,
         }
@@ -105,8 +105,8 @@ impl<S: CounterStore> Limiter<S> {
 
     /// How often decisions were made without the store: rule, origin, count.
     #[must_use]
-    pub fn fallbacks(&self) -> Vec<(String, &'static str, u64)> {
-        self.fallbacks.all()
+    pub fn fallback_counts(&self) -> Vec<(String, &'static str, u64)> {
+        self.fallback_counts.all()
     }
 
     /// How many permits are held at this moment, by rule, as far as they are given back by those who hold them.
@@ -117,7 +117,7 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Decides by other rules from now on. Counters of rules that stay keep their state.
     pub fn replace_rules(&self, rules: Arc<Ruleset>) {
-        self.observers.iter().for_each(|observer| observer.acts(&rules));
+        self.observers.iter().for_each(|observer| observer.on_rules_changed(&rules));
         self.rules.store(rules);
     }
 
@@ -129,7 +129,7 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Whether these rules are active.
     #[must_use]
-    pub fn acts_by(&self, rules: &Arc<Ruleset>) -> bool {
+    pub fn is_active(&self, rules: &Arc<Ruleset>) -> bool {
         std::ptr::eq(Arc::as_ptr(&self.rules.load()), Arc::as_ptr(rules))
     }
 
@@ -149,7 +149,7 @@ impl<S: CounterStore> Limiter<S> {
     /// need not be waited for.
     #[inline]
     pub fn check(&self, check: &Check<'_>) -> impl Future<Output = Decision> {
-        self.decide(check, DecisionId::fresh(), |_, _| ())
+        self.decide(check, DecisionId::generate(), |_, _| ())
     }
 
     /// Plans, charges and folds one request, and reports the decision. `keep` sees the plan and its answer before the plan is
@@ -159,53 +159,61 @@ impl<S: CounterStore> Limiter<S> {
         &self,
         check: &Check<'_>,
         id: DecisionId,
-        mut keep: impl FnMut(&Plan<'_>, &Answer),
+        mut keep: impl FnMut(&Plan<'_>, &DecisionDetails),
     ) -> Decision {
         let rules = self.rules.load();
-        let Agreed { tenant, grants } = self.agreed_with(check, &rules);
+        let CallerQuota { overrides: tenant, grants } = self.quota_for(check, &rules);
         let mut effect = self.effect_of(check);
-        let mut answer = Answer::unmatched();
+        let mut details = DecisionDetails::unmatched();
         {
             let permit = PermitId(id.0);
             let mut plan = Plan::default();
             plan_into(&rules, tenant.as_deref(), check, &mut plan);
             if let Some(effect) = &mut effect {
-                effect.bear_on(&mut plan);
+                effect.apply_to(&mut plan);
             }
-            if !plan.hits.is_empty() {
-                match self.try_charge(&plan, permit, grants.is_some(), &mut answer) {
+            if !plan.limits.is_empty() {
+                match self.try_charge(&plan, permit, grants.is_some(), &mut details) {
                     Tried::Decided => {}
                     // Boxed, for it is large, and every check would carry it.
                     tried => {
-                        Box::pin(self.charge(&mut plan, permit, tried, grants.as_deref(), &mut answer)).await;
+                        Box::pin(self.charge(&mut plan, permit, tried, grants.as_deref(), &mut details))
+                            .await;
                     }
                 }
             }
-            fold::descriptors(&plan, &mut answer);
+            fold::descriptors(&plan, &mut details);
             if let Some(effect) = &mut effect {
-                effect.rule(&mut answer);
+                effect.override_verdict(&mut details);
             }
-            if self.shadow.load(Ordering::Relaxed) && !answer.is_allowed() {
-                answer.ruling = Ruling::Allowed { delay: Span::ZERO };
-                answer.denied_by = None;
+            if self.shadow.load(Ordering::Relaxed) && !details.is_allowed() {
+                details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
+                details.denied_by = None;
             }
-            keep(&plan, &answer);
+            keep(&plan, &details);
         }
-        let decision = Decision { id, answer, rules, tenant, grants, effect };
-        self.tell(check, &decision);
+        let decision = Decision { id, details, rules, overrides: tenant, grants, effect };
+        self.notify_observers(check, &decision);
         decision
     }
 
     /// Charges the plan without waiting, where the store can and the outcome is the last word.
     #[inline]
-    fn try_charge(&self, plan: &Plan<'_>, permit: PermitId, has_grants: bool, answer: &mut Answer) -> Tried {
-        if self.debts.are_open() {
+    fn try_charge(
+        &self,
+        plan: &Plan<'_>,
+        permit: PermitId,
+        has_grants: bool,
+        details: &mut DecisionDetails,
+    ) -> Tried {
+        if self.pending.any_pending() {
             return Tried::Declined;
         }
         // One limit needs no list; and one call, which is then inlined.
-        let (one, mut many) = (plan.hits.first().map(|hit| [plan.charge(hit, permit)]), Charges::new());
+        let (one, mut many) =
+            (plan.limits.first().map(|matched| [plan.charge(matched, permit)]), Charges::new());
         let charges = match &one {
-            Some(one) if plan.hits.len() == 1 => &one[..],
+            Some(one) if plan.limits.len() == 1 => &one[..],
             _ => {
                 plan.charges(permit, &mut many);
                 &many
@@ -215,10 +223,10 @@ impl<S: CounterStore> Limiter<S> {
         if !self.store.try_charge(charges, &mut outcomes) {
             return Tried::Declined;
         }
-        if (has_grants || plan.is_split) && fold::is_refused(plan, &outcomes) {
+        if (has_grants || plan.is_split) && fold::is_denied(plan, &outcomes) {
             return Tried::Denied(Box::new(outcomes));
         }
-        fold::fold(plan, &outcomes, answer);
+        fold::fold(plan, &outcomes, details);
         Tried::Decided
     }
 
@@ -229,14 +237,14 @@ impl<S: CounterStore> Limiter<S> {
         permit: PermitId,
         tried: Tried,
         grants: Option<&Grants>,
-        answer: &mut Answer,
+        details: &mut DecisionDetails,
     ) {
         let charged = match tried {
             Tried::Denied(outcomes) => Ok(*outcomes),
             Tried::Declined | Tried::Decided => {
                 let mut charges = Charges::new();
                 plan.charges(permit, &mut charges);
-                match self.pay_first(&charges).await {
+                match self.reconcile_before(&charges).await {
                     Ok(()) => self.store.charge(&charges).await,
                     Err(error) => Err(error),
                 }
@@ -244,16 +252,16 @@ impl<S: CounterStore> Limiter<S> {
         };
         let mut outcomes = match charged {
             Ok(outcomes) => outcomes,
-            Err(error) => return self.fall_back(plan, permit, error, answer).await,
+            Err(error) => return self.apply_fail_policy(plan, permit, error, details).await,
         };
         let mut paid = None;
-        if (grants.is_some() || plan.is_split) && fold::is_refused(plan, &outcomes) {
+        if (grants.is_some() || plan.is_split) && fold::is_denied(plan, &outcomes) {
             paid = self.reconsider(plan, permit, grants, &mut outcomes).await;
         }
-        fold::fold(plan, &outcomes, answer);
+        fold::fold(plan, &outcomes, details);
         if paid.is_some() {
-            answer.origin = Origin::Grant;
-            answer.granted = paid;
+            details.origin = Origin::Grant;
+            details.granted = paid;
         }
     }
 }
@@ -262,18 +270,18 @@ impl<S: CounterStore> Limiter<S> {
 #[inline]
 pub(crate) fn plan_into<'p>(
     rules: &'p Ruleset,
-    tenant: Option<&'p Tenant>,
+    tenant: Option<&'p CallerOverrides>,
     check: &'p Check<'p>,
     plan: &mut Plan<'p>,
 ) {
-    plan.tenant = tenant;
-    match (rules.domain(check.domain), check.request) {
-        (None, Request::Attributes(_)) => plan.matches.push(Default::default()),
-        (None, Request::Descriptors(descriptors)) => {
+    plan.overrides = tenant;
+    match (rules.domain(check.domain), check.input) {
+        (None, CheckInput::Attributes(_)) => plan.matches.push(Default::default()),
+        (None, CheckInput::Descriptors(descriptors)) => {
             plan.matches = SmallVec::from_elem(Default::default(), descriptors.len());
         }
-        (Some(domain), Request::Attributes(attributes)) => domain.plan_into(attributes, check.cost, plan),
-        (Some(domain), Request::Descriptors(descriptors)) => {
+        (Some(domain), CheckInput::Attributes(attributes)) => domain.plan_into(attributes, check.cost, plan),
+        (Some(domain), CheckInput::Descriptors(descriptors)) => {
             domain.plan_descriptors_into(descriptors, check.cost, plan);
         }
     }

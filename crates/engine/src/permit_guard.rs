@@ -5,15 +5,15 @@
 //! only while there are any; a task for each permit was rejected: most requests end long before the first renewal.
 
 use crate::delay_queue::{DelayQueue, QueueFull};
-use crate::held::{Ending, Held};
 use crate::limiter::Limiter;
+use crate::permits::{HeldPermits, ReleaseReason};
 use futures_util::StreamExt;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
-use tollgate_core::{CounterStore, Span, StoreError};
+use tollgate_core::{CounterStore, StoreError, TimeDelta};
 
 /// The longest pause between two rounds of renewals.
 const ROUND: Duration = Duration::from_millis(500);
@@ -37,7 +37,7 @@ struct RenewalTable {
 }
 
 struct RenewalEntry {
-    held: Arc<Held>,
+    held: Arc<HeldPermits>,
     due: Instant,
     every: Duration,
 }
@@ -74,7 +74,7 @@ impl Renewals {
 pub struct PermitGuard<S: CounterStore + 'static> {
     limiter: Arc<Limiter<S>>,
     /// Nothing once it is left to its deadline.
-    held: Option<Arc<Held>>,
+    held: Option<Arc<HeldPermits>>,
     /// Its entry among the renewals.
     renewal: Option<u64>,
     /// The request waits until it may proceed: given back now, everything is as if it had never been taken.
@@ -92,7 +92,7 @@ impl<S: CounterStore + 'static> PermitGuard<S> {
     ///
     /// # Errors
     /// [`QueueFull`] if too many wait already.
-    pub async fn wait(&mut self, queue: &DelayQueue, delay: Span) -> Result<(), QueueFull> {
+    pub async fn wait(&mut self, queue: &DelayQueue, delay: TimeDelta) -> Result<(), QueueFull> {
         queue.wait(delay).await?;
         self.proceed();
         Ok(())
@@ -119,9 +119,9 @@ impl<S: CounterStore + 'static> PermitGuard<S> {
 impl<S: CounterStore + 'static> Drop for PermitGuard<S> {
     fn drop(&mut self) {
         self.stop_renewal();
-        let ending = if self.is_waiting { Ending::Withdrawn } else { Ending::Over };
+        let ending = if self.is_waiting { ReleaseReason::Canceled } else { ReleaseReason::Completed };
         if let Some(held) = self.held.take()
-            && let Some(releasing) = self.limiter.let_go(&held, ending)
+            && let Some(releasing) = self.limiter.start_release(&held, ending)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             runtime.spawn(async move {
@@ -136,9 +136,9 @@ impl<S: CounterStore + 'static> Drop for PermitGuard<S> {
 impl<S: CounterStore + 'static> Limiter<S> {
     /// Guards what an admitted request holds. A request that is to be delayed holds its place in the queue until
     /// [`PermitGuard::wait`] or [`PermitGuard::proceed`]. Permits are renewed while the guard lives and a tokio runtime runs.
-    pub fn guard(self: &Arc<Self>, held: Held, delay: Span) -> PermitGuard<S> {
+    pub fn guard(self: &Arc<Self>, held: HeldPermits, delay: TimeDelta) -> PermitGuard<S> {
         let held = Arc::new(held);
-        let renewal = held.lapses_after().map(|after| {
+        let renewal = held.expires_after().map(|after| {
             let every = Duration::from(after) / 3;
             let mut table = self.renewals.table();
             let id = table.next;
@@ -161,7 +161,12 @@ impl<S: CounterStore + 'static> Limiter<S> {
             }
             id
         });
-        PermitGuard { limiter: Arc::clone(self), held: Some(held), renewal, is_waiting: delay > Span::ZERO }
+        PermitGuard {
+            limiter: Arc::clone(self),
+            held: Some(held),
+            renewal,
+            is_waiting: delay > TimeDelta::ZERO,
+        }
     }
 
     /// How long to pause before the next round; nothing where there is nothing to renew, and the task ends.

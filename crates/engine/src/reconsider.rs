@@ -5,8 +5,8 @@
 //! read all shards for each denial either: the limiter remembers, for as long as a deny cache would, which counters had no room
 //! in any shard.
 
-use crate::fold::{decides, is_refused};
-use crate::grant::{Grants, Paid};
+use crate::fold::{decides, is_denied};
+use crate::grant::{GrantCharge, Grants};
 use crate::limiter::Limiter;
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
@@ -14,16 +14,16 @@ use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, Mode, Outcome, Outcomes, Part, PermitId,
-    Span, StoreError, Timestamp, Verdict,
+    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Mode, Outcome, Outcomes,
+    PermitId, StoreError, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_rules::{Charges, Plan};
 
 /// A shard that had room may be full by the time that it is charged.
-const ROUNDS: usize = 3;
+const MAX_ROUNDS: usize = 3;
 
 /// The longest that a counter is taken for full without reading its shards again.
-const MAX_AGE: Span = Span::from_millis(900);
+const MAX_AGE: TimeDelta = TimeDelta::from_millis(900);
 
 const SLOTS: usize = 1024;
 
@@ -41,7 +41,7 @@ struct FullCounter {
     generation: u64,
     /// The cost that was denied; a smaller one might fit.
     units: u64,
-    until: Timestamp,
+    expires_at: Timestamp,
     /// What remained in all shards together.
     remaining: u64,
 }
@@ -60,13 +60,13 @@ impl FullCounters {
         let (counter, slot) = self.slot(key);
         let known = *slot.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = known.counter == counter && known.generation == self.generation();
-        (is_same && units >= known.units && now < known.until).then_some(known.remaining)
+        (is_same && units >= known.units && now < known.expires_at).then_some(known.remaining)
     }
 
     fn insert(&self, key: &CounterKey<'_>, units: u64, until: Timestamp, remaining: u64) {
         let (counter, slot) = self.slot(key);
         *slot.lock().unwrap_or_else(PoisonError::into_inner) =
-            FullCounter { counter, generation: self.generation(), units, until, remaining };
+            FullCounter { counter, generation: self.generation(), units, expires_at: until, remaining };
     }
 
     fn generation(&self) -> u64 {
@@ -74,7 +74,7 @@ impl FullCounters {
     }
 
     /// Forgets all: units of some counter have come back.
-    pub(crate) fn forget(&self) {
+    pub(crate) fn clear(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -96,17 +96,17 @@ impl<S: CounterStore> Limiter<S> {
         permit: PermitId,
         grants: Option<&Grants>,
         outcomes: &mut Outcomes,
-    ) -> Option<Box<[Paid]>> {
+    ) -> Option<Box<[GrantCharge]>> {
         if plan.is_split {
             self.try_other_shards(plan, permit, outcomes).await;
         }
         let paid = {
             let mut charges = Charges::new();
             plan.charges(permit, &mut charges);
-            self.pay(plan, &charges, grants?, outcomes).await?
+            self.charge_grants(plan, &charges, grants?, outcomes).await?
         };
         for one in &paid {
-            plan.hits[one.hit].remaining = Some(outcomes.each[one.hit].remaining);
+            plan.limits[one.limit].remaining = Some(outcomes.per_charge[one.limit].remaining);
         }
         Some(paid)
     }
@@ -114,29 +114,29 @@ impl<S: CounterStore> Limiter<S> {
     /// Moves charges that one shard denied to shards that have room, and charges the request again. Where a counter has no
     /// room in any shard, the denial stands, and tells what remains in all of them.
     async fn try_other_shards(&self, plan: &mut Plan<'_>, permit: PermitId, outcomes: &mut Outcomes) {
-        for _ in 0..ROUNDS {
-            if !is_refused(plan, outcomes) {
+        for _ in 0..MAX_ROUNDS {
+            if !is_denied(plan, outcomes) {
                 return;
             }
             // Of alternatives one must fit: which of them moves is not for one of them to say.
             let is_denied = |at: &usize| {
-                let hit = &plan.hits[*at];
-                let moves = hit.enforcement != Enforcement::Alternative && decides(hit);
-                outcomes.each[*at].verdict.is_denied() && moves
+                let matched = &plan.limits[*at];
+                let moves = matched.enforcement != Enforcement::Alternative && decides(matched);
+                outcomes.per_charge[*at].verdict.is_denied() && moves
             };
-            let denied: SmallVec<[usize; 4]> = (0..plan.hits.len()).filter(is_denied).collect();
-            if denied.is_empty() || denied.iter().any(|at| plan.hits[*at].limit.shards.is_none()) {
+            let denied: SmallVec<[usize; 4]> = (0..plan.limits.len()).filter(is_denied).collect();
+            if denied.is_empty() || denied.iter().any(|at| plan.limits[*at].limit.shards.is_none()) {
                 return;
             }
             for at in &denied {
-                match self.find_room(plan, *at, &outcomes.each[*at]).await {
+                match self.find_room(plan, *at, &outcomes.per_charge[*at]).await {
                     Room::In { shard, remaining } => {
                         plan.move_to_shard(*at, shard);
-                        plan.hits[*at].remaining =
-                            Some(remaining.saturating_sub(plan.hits[*at].cost.units()));
+                        plan.limits[*at].remaining =
+                            Some(remaining.saturating_sub(plan.limits[*at].cost.units()));
                     }
                     Room::Nowhere(remaining) => {
-                        plan.hits[*at].remaining = remaining;
+                        plan.limits[*at].remaining = remaining;
                         return;
                     }
                 }
@@ -150,35 +150,35 @@ impl<S: CounterStore> Limiter<S> {
             let wanted: SmallVec<[Charge<'_>; 4]> = again.iter().map(|at| charges[*at]).collect();
             let Ok(charged) = self.store.charge(&wanted).await else { return };
             outcomes.admission = charged.admission;
-            for (at, outcome) in again.into_iter().zip(charged.each) {
-                outcomes.each[at] = outcome;
+            for (at, outcome) in again.into_iter().zip(charged.per_charge) {
+                outcomes.per_charge[at] = outcome;
             }
         }
     }
 
     /// Finds the shard of a split counter that has the most room, if that is enough.
     async fn find_room(&self, plan: &Plan<'_>, at: usize, denied: &Outcome) -> Room {
-        let hit = &plan.hits[at];
-        let values = &plan.parts[usize::from(hit.parts.0) + 1..usize::from(hit.parts.1)];
-        let counter = CounterKey { scope: &hit.limit.scope, parts: values };
-        let (units, now) = (hit.cost.units(), self.clock.now());
-        let largest = hit.limit.shards.iter().flatten().map(tollgate_core::Limit::capacity).max();
+        let matched = &plan.limits[at];
+        let values = &plan.parts[usize::from(matched.parts.0) + 1..usize::from(matched.parts.1)];
+        let counter = CounterKey { scope: &matched.limit.scope, parts: values };
+        let (units, now) = (matched.cost.units(), self.clock.now());
+        let largest = matched.limit.shards.iter().flatten().map(tollgate_core::Limit::capacity).max();
         if largest.is_none_or(|largest| units > largest) {
             return Room::Nowhere(None);
         }
         if let Some(remaining) = self.full_counters.get(&counter, units, now) {
             return Room::Nowhere(Some(remaining));
         }
-        let names: Vec<SmallVec<[Part<'_>; 4]>> = hit
+        let names: Vec<SmallVec<[KeyPart<'_>; 4]>> = matched
             .shard_names()
             .iter()
-            .map(|name| std::iter::once(Part::Text(name)).chain(values.iter().copied()).collect())
+            .map(|name| std::iter::once(KeyPart::Text(name)).chain(values.iter().copied()).collect())
             .collect();
-        let mode = if hit.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
+        let mode = if matched.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
         let mut peeks: Vec<(u16, Charge<'_>)> = Vec::with_capacity(names.len());
         for (shard, parts) in (0..).zip(&names) {
-            let key = CounterKey { scope: &hit.limit.scope, parts };
-            let charge = Charge::new(key, hit.limit.of_shard(shard), Cost::LOOK);
+            let key = CounterKey { scope: &matched.limit.scope, parts };
+            let charge = Charge::new(key, matched.limit.for_shard(shard), Cost::PEEK);
             peeks.push((shard, Charge { mode, enforcement: Enforcement::Independent, ..charge }));
         }
         let Some(rooms) = self.read_rooms(peeks).await else { return Room::Nowhere(None) };
@@ -190,7 +190,7 @@ impl<S: CounterStore> Limiter<S> {
             return Room::In { shard, remaining };
         }
         // Permits come back at any time.
-        if hit.limit.limit.algorithm() != Algorithm::Concurrency {
+        if matched.limit.limit.algorithm() != Algorithm::Concurrency {
             let wait = match denied.verdict {
                 Verdict::Denied { retry_after: Some(wait) } => wait.min(MAX_AGE),
                 _ => MAX_AGE,
@@ -206,8 +206,8 @@ impl<S: CounterStore> Limiter<S> {
             let charges: Vec<Charge<'_>> = peeks.iter().map(|(_, charge)| *charge).collect();
             match self.store.charge(&charges).await {
                 Ok(outcomes) => {
-                    let known = |outcome: &Outcome| outcome.verdict != Verdict::Unanswered;
-                    let rooms = peeks.iter().zip(outcomes.each).filter(|(_, outcome)| known(outcome));
+                    let known = |outcome: &Outcome| outcome.verdict != Verdict::Unknown;
+                    let rooms = peeks.iter().zip(outcomes.per_charge).filter(|(_, outcome)| known(outcome));
                     return Some(rooms.map(|((shard, _), outcome)| (*shard, outcome.remaining)).collect());
                 }
                 Err(StoreError::Partial { failed, .. }) => {

@@ -1,12 +1,14 @@
+//! Trace context of a request, and the record of a forwarded request.
+//!
 //! The trace that a request is part of, where its caller follows one and somebody here does too. Fronts read it from their
 //! wire; who watches decisions makes spans of it. A request without one carries an empty pointer, and nothing else.
 
-use crate::ids::DecisionId;
+use crate::decision_id::DecisionId;
 use tollgate_core::Timestamp;
 
 /// A span in the making, by the terms of W3C Trace Context: whose trace, under which span, which one it is, since when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Trace {
+pub struct TraceContext {
     /// The trace.
     pub id: [u8; 16],
     /// The caller's span.
@@ -14,35 +16,35 @@ pub struct Trace {
     /// Ours.
     pub span: [u8; 8],
     /// When ours began.
-    pub began: Timestamp,
+    pub started_at: Timestamp,
 }
 
-impl Trace {
+impl TraceContext {
     /// A new span of this trace, under `parent`.
     #[must_use]
     pub fn new(id: [u8; 16], parent: [u8; 8], began: Timestamp) -> Self {
-        Self { id, parent, span: fresh(), began }
+        Self { id, parent, span: random_id(), started_at: began }
     }
 
     /// A new span under this one.
     #[must_use]
-    pub fn within(&self, began: Timestamp) -> Self {
+    pub fn child(&self, began: Timestamp) -> Self {
         Self::new(self.id, self.span, began)
     }
 }
 
 /// An id as random as decisions' names are. Those count upwards; steps of the golden ratio hide that, and never meet.
-fn fresh() -> [u8; 8] {
-    let DecisionId(name) = DecisionId::fresh();
+fn random_id() -> [u8; 8] {
+    let DecisionId(name) = DecisionId::generate();
     let (thread, count) = ((name >> 64) as u64, name as u64);
     thread.wrapping_add(count.wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1).to_be_bytes()
 }
 
 /// A request that a proxy has passed on and whose answer is over, for those who follow its trace.
 #[derive(Clone, Copy, Debug)]
-pub struct Passed<'a> {
+pub struct ForwardedRequest<'a> {
     /// Its span.
-    pub trace: Trace,
+    pub trace: TraceContext,
     /// The method as it was sent.
     pub method: &'a str,
     /// The route, as a template.

@@ -1,4 +1,4 @@
-//! What is used of a caller's limits, read from the counters without charging; and giving it back.
+//! Usage of a caller's limits, read from the counters without charging; and usage resets.
 //!
 //! Only rules with counters of the caller's own are told of: another's quota is nobody's to give back. Some need more than
 //! the caller's key to be met (an endpoint, say): they are named, with what they need.
@@ -8,17 +8,17 @@ use crate::grant::Grants;
 use crate::limiter::{Limiter, plan_into};
 use smallvec::SmallVec;
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, Limit, Mode, Outcome, Part, Span,
-    StoreError, Timestamp, Verdict,
+    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, Mode, Outcome,
+    StoreError, TimeDelta, Timestamp, Verdict,
 };
-use tollgate_rules::{Attributes, Charges, Domain, HitLimit, Plan, Role, Ruleset};
+use tollgate_rules::{Attributes, Charges, Domain, LimitOrigin, Plan, Role, Ruleset};
 
 /// Gives back whatever was used: more than any counter holds.
-const EVERYTHING: Cost = Cost::refund(u64::MAX);
+const RESET_UNITS: Cost = Cost::refund(u64::MAX);
 
 /// Where a limit comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum LimitSource {
     /// Agreed with this caller.
     Override,
     /// The caller's tier.
@@ -27,7 +27,7 @@ pub enum Source {
     Rule,
 }
 
-impl Source {
+impl LimitSource {
     /// The word in answers.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -41,7 +41,7 @@ impl Source {
 
 /// One limit, and what is used of it.
 #[derive(Clone, Debug)]
-pub struct Used {
+pub struct LimitUsage {
     /// The rule's name.
     pub rule: String,
     /// Its path.
@@ -51,14 +51,14 @@ pub struct Used {
     /// Whether it decides.
     pub role: Role,
     /// Where it comes from.
-    pub source: Source,
+    pub source: LimitSource,
     /// Units that could be taken at this instant; nothing where nobody could tell.
     pub remaining: Option<u64>,
     /// After how long it is as good as unused.
-    pub reset_after: Span,
+    pub reset_after: TimeDelta,
 }
 
-impl Used {
+impl LimitUsage {
     /// Units that are used.
     #[must_use]
     pub fn used(&self) -> Option<u64> {
@@ -68,7 +68,7 @@ impl Used {
 
 /// A rule that the request does not say enough to meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Needs {
+pub struct UnmatchedRule {
     /// The rule's name.
     pub rule: String,
     /// Its path.
@@ -79,7 +79,7 @@ pub struct Needs {
 
 /// What is left of extra quota.
 #[derive(Clone, Debug)]
-pub struct Left {
+pub struct GrantBalance {
     /// The grant's name.
     pub id: String,
     /// The rules that it is for.
@@ -89,7 +89,7 @@ pub struct Left {
     /// What is left of it.
     pub remaining: Option<u64>,
     /// When it ends.
-    pub until: Timestamp,
+    pub expires_at: Timestamp,
 }
 
 /// All limits of one caller.
@@ -100,11 +100,11 @@ pub struct Usage {
     /// The caller's tier.
     pub tier: Option<String>,
     /// In the order of the rules.
-    pub limits: Vec<Used>,
+    pub limits: Vec<LimitUsage>,
     /// What else there would be to tell of.
-    pub needs: Vec<Needs>,
+    pub unmatched: Vec<UnmatchedRule>,
     /// Extra quota.
-    pub grants: Vec<Left>,
+    pub grants: Vec<GrantBalance>,
 }
 
 /// Why nothing can be told.
@@ -123,10 +123,10 @@ pub enum UsageError {
 }
 
 /// The counters of one hit: more than one where the rule splits them.
-struct Counters<'p> {
-    hit: usize,
+struct CounterSet<'p> {
+    limit: usize,
     /// The values that name each.
-    names: Vec<SmallVec<[Part<'p>; 4]>>,
+    names: Vec<SmallVec<[KeyPart<'p>; 4]>>,
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -140,7 +140,7 @@ impl<S: CounterStore> Limiter<S> {
         attributes: &Attributes<'_>,
         rule: Option<&str>,
     ) -> Result<Usage, UsageError> {
-        self.look(domain, attributes, rule, false).await
+        self.peek(domain, attributes, rule, false).await
     }
 
     /// Gives back all that was used of them, and tells what there is then. Permits are held, not used: they stay.
@@ -153,10 +153,10 @@ impl<S: CounterStore> Limiter<S> {
         attributes: &Attributes<'_>,
         rule: Option<&str>,
     ) -> Result<Usage, UsageError> {
-        self.look(domain, attributes, rule, true).await
+        self.peek(domain, attributes, rule, true).await
     }
 
-    async fn look(
+    async fn peek(
         &self,
         domain: Option<&str>,
         attributes: &Attributes<'_>,
@@ -166,11 +166,11 @@ impl<S: CounterStore> Limiter<S> {
         let rules = self.rules();
         let domain = find_domain(&rules, domain)?;
         let only = rule.map(|name| find_rules(&rules, name)).transpose()?;
-        let check = Check::attributes(domain.name(), attributes).costing(Cost::LOOK);
-        let agreed = self.agreed_with(&check, &rules);
+        let check = Check::attributes(domain.name(), attributes).with_cost(Cost::PEEK);
+        let quota = self.quota_for(&check, &rules);
         let mut plan = Plan::default();
-        plan_into(&rules, agreed.tenant.as_deref(), &check, &mut plan);
-        let own = domain.callers_rules(attributes);
+        plan_into(&rules, quota.overrides.as_deref(), &check, &mut plan);
+        let own = domain.per_caller_rules(attributes);
         let wanted = |id: u32| only.as_ref().is_none_or(|only| only.contains(&id));
         let counters = counters(&plan, |id| {
             wanted(id) && own.iter().any(|own| own.rule.id == id && own.missing.is_empty())
@@ -178,14 +178,15 @@ impl<S: CounterStore> Limiter<S> {
         if gives_back {
             let spends = |charge: &Charge<'_>| charge.limit.algorithm() != Algorithm::Concurrency;
             let all: Vec<Charge<'_>> =
-                charges(&plan, &counters, EVERYTHING).into_iter().filter(spends).collect();
+                charges(&plan, &counters, RESET_UNITS).into_iter().filter(spends).collect();
             if !all.is_empty() {
                 self.store.debit(&all).await?;
-                self.full_counters.forget();
+                self.full_counters.clear();
             }
         }
-        let looks = charges(&plan, &counters, Cost::LOOK);
-        let told = if looks.is_empty() { SmallVec::new() } else { self.store.charge(&looks).await?.each };
+        let looks = charges(&plan, &counters, Cost::PEEK);
+        let told =
+            if looks.is_empty() { SmallVec::new() } else { self.store.charge(&looks).await?.per_charge };
         let path = |id: u32| own.iter().find(|own| own.rule.id == id).map_or("", |own| &own.path);
         let mut told = told.into_iter();
         let limits = counters.iter().map(|counter| {
@@ -193,35 +194,40 @@ impl<S: CounterStore> Limiter<S> {
             used(&plan, counter, &outcomes, path)
         });
         let limits = limits.collect();
-        let needs =
-            own.iter().filter(|own| !own.missing.is_empty() && wanted(own.rule.id)).map(|own| Needs {
+        let needs = own.iter().filter(|own| !own.missing.is_empty() && wanted(own.rule.id)).map(|own| {
+            UnmatchedRule {
                 rule: own.rule.name.clone(),
                 descriptor: own.path.clone(),
                 attributes: own.missing.iter().map(|name| (*name).to_owned()).collect(),
-            });
+            }
+        });
         Ok(Usage {
             domain: domain.name().to_owned(),
             tier: plan.tier.map(str::to_owned),
             limits,
-            needs: needs.collect(),
-            grants: self.left(&rules, agreed.grants.as_deref()).await?,
+            unmatched: needs.collect(),
+            grants: self.grant_balances(&rules, quota.grants.as_deref()).await?,
         })
     }
 
     /// What is left of extra quota.
-    async fn left(&self, rules: &Ruleset, grants: Option<&Grants>) -> Result<Vec<Left>, StoreError> {
+    async fn grant_balances(
+        &self,
+        rules: &Ruleset,
+        grants: Option<&Grants>,
+    ) -> Result<Vec<GrantBalance>, StoreError> {
         let now = self.clock.now();
         let mut left = Vec::new();
-        for grant in grants.into_iter().flatten().filter(|grant| now < grant.until) {
+        for grant in grants.into_iter().flatten().filter(|grant| now < grant.expires_at) {
             let name = grant.name();
-            let look = grant.look(&name);
-            let told = self.store.charge(&[look]).await?.each[0];
-            left.push(Left {
+            let look = grant.peek(&name);
+            let told = self.store.charge(&[look]).await?.per_charge[0];
+            left.push(GrantBalance {
                 id: grant.id.to_string(),
                 rules: grant.rules.iter().filter_map(|id| Some(rules.rule(*id)?.name.clone())).collect(),
                 units: grant.units(),
                 remaining: answered(&told),
-                until: grant.until,
+                expires_at: grant.expires_at,
             });
         }
         Ok(left)
@@ -243,7 +249,7 @@ fn find_domain<'r>(rules: &'r Ruleset, name: Option<&str>) -> Result<&'r Domain,
 }
 
 fn find_rules(rules: &Ruleset, name: &str) -> Result<Vec<u32>, UsageError> {
-    let found = rules.callers_rules_called(name);
+    let found = rules.find_per_caller_rules(name);
     if found.is_empty() {
         let shown: String = name.chars().take(50).collect();
         let why = format!(
@@ -254,65 +260,68 @@ fn find_rules(rules: &Ruleset, name: &str) -> Result<Vec<u32>, UsageError> {
     Ok(found)
 }
 
-fn counters<'p>(plan: &Plan<'p>, wanted: impl Fn(u32) -> bool) -> Vec<Counters<'p>> {
-    let hits = plan.hits.iter().enumerate();
-    let counters = hits.filter_map(|(at, hit)| {
-        hit.rule.filter(|rule| wanted(rule.id))?;
-        let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
-        let split = hit.shard_names();
+fn counters<'p>(plan: &Plan<'p>, wanted: impl Fn(u32) -> bool) -> Vec<CounterSet<'p>> {
+    let hits = plan.limits.iter().enumerate();
+    let counters = hits.filter_map(|(at, matched)| {
+        matched.rule.filter(|rule| wanted(rule.id))?;
+        let parts = &plan.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
+        let split = matched.shard_names();
         let names = if split.is_empty() {
             vec![parts.iter().copied().collect()]
         } else {
             let named = |name: &&'static str| {
-                std::iter::once(Part::Text(name)).chain(parts.iter().skip(1).copied()).collect()
+                std::iter::once(KeyPart::Text(name)).chain(parts.iter().skip(1).copied()).collect()
             };
             split.iter().map(named).collect()
         };
-        Some(Counters { hit: at, names })
+        Some(CounterSet { limit: at, names })
     });
     counters.collect()
 }
 
 /// One charge for each counter, each on its own. The store is asked about what may be leased, too.
-fn charges<'a>(plan: &'a Plan<'_>, counters: &'a [Counters<'_>], cost: Cost) -> Charges<'a> {
+fn charges<'a>(plan: &'a Plan<'_>, counters: &'a [CounterSet<'_>], cost: Cost) -> Charges<'a> {
     let each =
-        counters.iter().flat_map(|counter| (0..).zip(&counter.names).map(|named| (counter.hit, named)));
-    let charge = |(hit, (shard, parts)): (usize, (u16, &'a SmallVec<[Part<'_>; 4]>))| {
-        let hit = &plan.hits[hit];
-        let key = CounterKey { scope: &hit.limit.scope, parts };
-        let after_loss = hit.rule.map_or_else(Default::default, |rule| rule.class.after_loss());
-        let mode = if hit.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
+        counters.iter().flat_map(|counter| (0..).zip(&counter.names).map(|named| (counter.limit, named)));
+    let charge = |(matched, (shard, parts)): (usize, (u16, &'a SmallVec<[KeyPart<'_>; 4]>))| {
+        let matched = &plan.limits[matched];
+        let key = CounterKey { scope: &matched.limit.scope, parts };
+        let loss_policy = matched.rule.map_or_else(Default::default, |rule| rule.class.loss_policy());
+        let mode = if matched.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
         let enforcement = Enforcement::Independent;
-        Charge { enforcement, after_loss, mode, ..Charge::new(key, hit.limit.of_shard(shard), cost) }
+        Charge { enforcement, loss_policy, mode, ..Charge::new(key, matched.limit.for_shard(shard), cost) }
     };
     each.map(charge).collect()
 }
 
 fn used<'a>(
     plan: &Plan<'_>,
-    counter: &Counters<'_>,
+    counter: &CounterSet<'_>,
     told: &[Outcome],
     path: impl Fn(u32) -> &'a str,
-) -> Used {
-    let hit = &plan.hits[counter.hit];
-    let rule = hit.rule.expect("only rules' limits have counters here");
-    let replaced = hit.limit.role != Role::Candidate && hit.limit.limit.algorithm() != Algorithm::Concurrency;
-    let source = match &hit.limit {
-        HitLimit::Agreed(_) if replaced => Source::Override,
-        _ if plan.tier.is_some_and(|tier| rule.tiers.iter().any(|(name, _)| name == tier)) => Source::Tier,
-        _ => Source::Rule,
+) -> LimitUsage {
+    let matched = &plan.limits[counter.limit];
+    let rule = matched.rule.expect("only rules' limits have counters here");
+    let replaced =
+        matched.limit.role != Role::Candidate && matched.limit.limit.algorithm() != Algorithm::Concurrency;
+    let source = match &matched.limit {
+        LimitOrigin::Override(_) if replaced => LimitSource::Override,
+        _ if plan.tier.is_some_and(|tier| rule.tiers.iter().any(|(name, _)| name == tier)) => {
+            LimitSource::Tier
+        }
+        _ => LimitSource::Rule,
     };
-    Used {
+    LimitUsage {
         rule: rule.name.clone(),
         descriptor: path(rule.id).to_owned(),
-        limit: hit.limit.limit.clone(),
-        role: hit.limit.role,
+        limit: matched.limit.limit.clone(),
+        role: matched.limit.role,
         source,
         remaining: told.iter().map(answered).sum(),
-        reset_after: told.iter().map(|outcome| outcome.reset_after).max().unwrap_or(Span::ZERO),
+        reset_after: told.iter().map(|outcome| outcome.reset_after).max().unwrap_or(TimeDelta::ZERO),
     }
 }
 
 fn answered(outcome: &Outcome) -> Option<u64> {
-    (outcome.verdict != Verdict::Unanswered).then_some(outcome.remaining)
+    (outcome.verdict != Verdict::Unknown).then_some(outcome.remaining)
 }

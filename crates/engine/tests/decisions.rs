@@ -3,13 +3,13 @@
 mod rig;
 
 use rig::{check, rig, rules};
-use tollgate_core::{Cost, Span};
-use tollgate_engine::{Check, Origin, Ruling};
+use tollgate_core::{Cost, TimeDelta};
+use tollgate_engine::{Check, DecisionVerdict, Origin};
 use tollgate_rules::Descriptor;
 
 /// A caller denied by one limit would otherwise pay for it in all others.
 #[test]
-fn a_denied_request_eats_no_other_limit() {
+fn a_denied_request_charges_no_other_limit() {
     let rig = rig("
 domain: d
 descriptors:
@@ -44,10 +44,10 @@ descriptors:
     let denied = rig.take(&request);
     assert_eq!(denied.denied_by_name(), Some("long"));
     let wait = denied.retry_after().expect("it can pass later");
-    assert_eq!(wait, Span::from_secs(60));
-    rig.clock.advance(Span::from_micros(wait.as_micros() - 1));
+    assert_eq!(wait, TimeDelta::from_secs(60));
+    rig.clock.advance(TimeDelta::from_micros(wait.as_micros() - 1));
     assert!(!rig.take(&request).is_allowed());
-    rig.clock.advance(Span::from_micros(1));
+    rig.clock.advance(TimeDelta::from_micros(1));
     assert!(rig.take(&request).is_allowed());
 }
 
@@ -64,7 +64,7 @@ descriptors:
     assert!(rig.take(&request).is_allowed());
     let denied = rig.take(&request);
     assert_eq!(denied.denied_by_name(), Some("second"));
-    assert_eq!(denied.retry_after(), Some(Span::from_secs(3600)), "the wait is still the longest");
+    assert_eq!(denied.retry_after(), Some(TimeDelta::from_secs(3600)), "the wait is still the longest");
 }
 
 /// A rule on trial must never bite, and must count as if it did.
@@ -88,7 +88,7 @@ descriptors:
 
 /// Degrading is passing with a mark, and the mark names the rule.
 #[test]
-fn degrade_and_soft_marks_pass_and_say_so() {
+fn degrade_and_soft_limits_allow_and_report() {
     let rig = rig("
 domain: d
 descriptors:
@@ -112,16 +112,22 @@ descriptors:
 
 /// A queue tells each request its turn; a full one turns requests away.
 #[test]
-fn delay_tells_the_turn_up_to_the_queue() {
+fn delay_reports_the_wait_up_to_the_queue_limit() {
     let rig = rig("
 domain: d
 descriptors:
   - {key: path, name: queue, limit: 20/minute, action: throttle}
 ");
     for turn in 0..20 {
-        assert_eq!(rig.take(&[("path", "p")]).ruling, Ruling::Allowed { delay: Span::from_secs(3 * turn) });
+        assert_eq!(
+            rig.take(&[("path", "p")]).verdict,
+            DecisionVerdict::Allowed { delay: TimeDelta::from_secs(3 * turn) }
+        );
     }
-    assert_eq!(rig.take(&[("path", "p")]).ruling, Ruling::Denied { retry_after: Some(Span::from_secs(3)) });
+    assert_eq!(
+        rig.take(&[("path", "p")]).verdict,
+        DecisionVerdict::Denied { retry_after: Some(TimeDelta::from_secs(3)) }
+    );
 }
 
 /// A tenant with two pools is served while one of them has room.
@@ -195,7 +201,7 @@ descriptors:
 
 /// The switch that stops all denials must not stop the counting.
 #[test]
-fn global_shadow_lets_pass_and_still_tells() {
+fn global_shadow_allows_and_still_reports() {
     let text = "
 domain: d
 descriptors:

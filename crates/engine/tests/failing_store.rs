@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use tollgate_core::conformance::DeadStore;
 use tollgate_core::{
-    Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, Span, StoreError, SystemClock,
+    Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, StoreError, SystemClock, TimeDelta,
     Timestamp,
 };
 use tollgate_engine::{Limiter, Origin};
@@ -46,7 +46,7 @@ fn each_class_fails_as_it_says() {
         assert_eq!(decision.origin, origin, "{request:?}");
         // Nobody is told of a rule in shadow that it lets something through: it always does.
         let counted: Vec<_> =
-            limiter.fallbacks().into_iter().map(|(_, origin, count)| (origin, count)).collect();
+            limiter.fallback_counts().into_iter().map(|(_, origin, count)| (origin, count)).collect();
         let told = request != [("trial", "u")] && origin != Origin::Unmatched;
         assert_eq!(counted, if told { vec![(origin.name(), 1)] } else { vec![] }, "{request:?}");
         assert_eq!(decision.denied_by_name(), denied_by, "{request:?}");
@@ -57,22 +57,22 @@ fn each_class_fails_as_it_says() {
 /// A store of which a part can be away: the counters whose first value starts with `dead`, or all.
 struct Flaky {
     counters: Memory,
-    away: AtomicU8,
+    outage: AtomicU8,
 }
 
-const WELL: u8 = 0;
-const PARTLY: u8 = 1;
-const GONE: u8 = 2;
+const AVAILABLE: u8 = 0;
+const PARTIAL: u8 = 1;
+const UNAVAILABLE: u8 = 2;
 
 impl Flaky {
     fn fault(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let dead =
             |charge: &Charge<'_>| charge.key.parts.iter().any(|part| part.to_string().starts_with("dead"));
         let failed: Vec<usize> = (0..charges.len()).filter(|at| dead(&charges[*at])).collect();
-        match self.away.load(Ordering::Relaxed) {
-            GONE => Err(StoreError::Timeout),
-            PARTLY if !failed.is_empty() => {
-                Err(StoreError::Partial { failed, why: Box::new(StoreError::Timeout) })
+        match self.outage.load(Ordering::Relaxed) {
+            UNAVAILABLE => Err(StoreError::Timeout),
+            PARTIAL if !failed.is_empty() => {
+                Err(StoreError::Partial { failed, cause: Box::new(StoreError::Timeout) })
             }
             _ => Ok(()),
         }
@@ -104,13 +104,13 @@ fn outage(text: &str) -> Outage {
     let memory = MemoryConfig::with_bytes(1 << 20);
     let counters = MemoryStore::new(&memory, Arc::clone(&clock)).expect("a small store");
     let fallback = MemoryStore::new(&memory, Arc::clone(&time)).expect("a small store");
-    let store = Flaky { counters, away: AtomicU8::new(WELL) };
+    let store = Flaky { counters, outage: AtomicU8::new(AVAILABLE) };
     Outage { limiter: Limiter::new(rules(text), store, time).with_fallback(fallback), clock }
 }
 
 impl Outage {
     fn set(&self, state: u8) {
-        self.limiter.store().away.store(state, Ordering::Relaxed);
+        self.limiter.store().outage.store(state, Ordering::Relaxed);
     }
 
     /// How many of `tries` pass, and on what they rest.
@@ -123,45 +123,45 @@ impl Outage {
 
 /// While the store is away a comfort limit must still bite; when it is back, nobody must get a fresh burst for it.
 #[test]
-fn an_outage_neither_opens_the_gates_nor_ends_in_a_burst() {
+fn an_outage_neither_allows_everything_nor_ends_in_a_burst() {
     let outage = outage("{domain: d, descriptors: [{key: user, name: u, limit: 10/hour}]}");
-    outage.set(GONE);
+    outage.set(UNAVAILABLE);
     assert_eq!(outage.passed(&[("user", "x")], 30), (10, Origin::Local));
-    assert!(pollster::block_on(outage.limiter.pay_debts()), "it cannot be paid yet");
-    outage.set(WELL);
-    outage.clock.advance(Span::from_secs(1));
-    pollster::block_on(outage.limiter.pay_debts());
+    assert!(pollster::block_on(outage.limiter.reconcile()), "it cannot be paid yet");
+    outage.set(AVAILABLE);
+    outage.clock.advance(TimeDelta::from_secs(1));
+    pollster::block_on(outage.limiter.reconcile());
     assert_eq!(outage.passed(&[("user", "x")], 30), (0, Origin::Store), "the outage was paid for");
     assert_eq!(outage.passed(&[("user", "y")], 30), (10, Origin::Store));
-    let counted = outage.limiter.fallbacks();
+    let counted = outage.limiter.fallback_counts();
     assert_eq!(counted, [("u".to_owned(), "local", 30)]);
 }
 
 /// The first request after an outage must not pass on units that the outage has spent, however soon it comes.
 #[test]
-fn whoever_owes_pays_before_he_is_served() {
+fn pending_charges_are_reconciled_before_a_check() {
     let outage = outage(
         "{domain: d, descriptors: [{key: user, name: u, limit: 10/hour}, {key: t, name: t, limit: 50/hour}]}",
     );
     assert_eq!(outage.passed(&[("user", "x")], 4), (4, Origin::Store));
-    outage.set(GONE);
+    outage.set(UNAVAILABLE);
     assert_eq!(outage.passed(&[("user", "x"), ("t", "one")], 3), (3, Origin::Local));
-    outage.set(WELL);
+    outage.set(AVAILABLE);
     assert_eq!(outage.passed(&[("user", "x"), ("t", "one")], 30), (3, Origin::Store), "ten in all");
     // Debts that cannot be paid leave the others alone, and are not forgotten.
-    outage.set(GONE);
+    outage.set(UNAVAILABLE);
     assert_eq!(outage.passed(&[("user", "dead")], 6), (6, Origin::Local));
-    outage.set(PARTLY);
+    outage.set(PARTIAL);
     let (passed, origin) = outage.passed(&[("user", "dead"), ("t", "two")], 30);
     assert_eq!((passed, origin), (4, Origin::Local));
-    outage.set(WELL);
+    outage.set(AVAILABLE);
     assert_eq!(outage.passed(&[("user", "dead")], 30), (0, Origin::Store));
     assert_eq!(outage.passed(&[("t", "two")], 100), (46, Origin::Store));
 }
 
 /// One dead shard must not cost the others their limits, nor a request turned away its quota there.
 #[test]
-fn a_dead_part_leaves_the_others_limits_as_they_are() {
+fn a_dead_shard_leaves_the_others_limits_as_they_are() {
     let outage = outage(
         "
 domain: d
@@ -171,7 +171,7 @@ descriptors:
   - {key: login, name: login, limit: 100/hour, class: security}
 ",
     );
-    outage.set(PARTLY);
+    outage.set(PARTIAL);
     let open = [("tenant", "t"), ("user", "dead")];
     assert_eq!(outage.passed(&open, 3), (3, Origin::FailOpen));
     let closed = [("tenant", "t"), ("login", "dead")];

@@ -5,21 +5,21 @@ mod rig;
 use proptest::prelude::*;
 use rig::{Memory, rules};
 use std::sync::Arc;
-use tollgate_core::{Clock, Cost, Limit, ManualClock, Span, State, Timestamp};
-use tollgate_engine::{Agreed, Check, Grant, Grants, Limiter, Origin, Settlement, Tenants};
+use tollgate_core::{Clock, Cost, Limit, ManualClock, State, TimeDelta, Timestamp};
+use tollgate_engine::{CallerQuota, Check, Grant, Grants, Limiter, Origin, QuotaProvider, Settlement};
 use tollgate_rules::Ruleset;
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 /// Grants for one caller.
 struct Granted(Arc<Grants>);
 
-impl Tenants for Granted {
-    fn find(&self, caller: &str, _: &Ruleset, _: &dyn Clock) -> Agreed {
-        Agreed { tenant: None, grants: (caller == "vip").then(|| Arc::clone(&self.0)) }
+impl QuotaProvider for Granted {
+    fn lookup(&self, caller: &str, _: &Ruleset, _: &dyn Clock) -> CallerQuota {
+        CallerQuota { overrides: None, grants: (caller == "vip").then(|| Arc::clone(&self.0)) }
     }
 }
 
-const DAY: Span = Span::from_secs(86_400);
+const DAY: TimeDelta = TimeDelta::from_secs(86_400);
 
 struct Rig {
     limiter: Limiter<Memory>,
@@ -32,19 +32,19 @@ fn rig(text: &str, grants: &[(&str, u64)]) -> Rig {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
     let until = clock.now() + DAY;
     let grant = |(at, (rule, units)): (usize, &(&str, u64))| {
-        let covered = rules.callers_rules_called(rule);
+        let covered = rules.find_per_caller_rules(rule);
         assert!(!covered.is_empty(), "{rule}");
         Arc::new(Grant::new(&format!("g{at}"), *units, covered, DAY, until).expect("a grant"))
     };
     let grants = Arc::new(grants.iter().enumerate().map(grant).collect::<Grants>());
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
     let time: Arc<dyn Clock> = Arc::clone(&clock) as _;
-    Rig { limiter: Limiter::new(rules, store, time).with_tenants(Arc::new(Granted(grants))), clock }
+    Rig { limiter: Limiter::new(rules, store, time).with_quotas(Arc::new(Granted(grants))), clock }
 }
 
 impl Rig {
     fn take(&self, attributes: &[(&str, &str)], cost: u64) -> tollgate_engine::Decision {
-        let check = Check::attributes("d", attributes).costing(Cost::take(cost));
+        let check = Check::attributes("d", attributes).with_cost(Cost::new(cost));
         pollster::block_on(self.limiter.check(&check))
     }
 
@@ -82,8 +82,8 @@ proptest! {
         let limit: Limit = rig.limiter.rules().rules()[0].limits.limits[0].limit.clone();
         let (mut state, mut left) = (State::default(), units);
         for (wait, cost) in trace {
-            rig.clock.advance(Span::from_millis(wait));
-            let fits = limit.step(&mut state, rig.clock.now(), Cost::take(cost)).verdict.is_allowed();
+            rig.clock.advance(TimeDelta::from_millis(wait));
+            let fits = limit.step(&mut state, rig.clock.now(), Cost::new(cost)).verdict.is_allowed();
             let granted = !fits && cost <= left;
             left -= if granted { cost } else { 0 };
             let decision = rig.take(&[("api_key", "vip")], cost);
@@ -99,14 +99,14 @@ fn only_the_longest_window_of_the_rule_is_extended() {
     let rig = rig("{domain: d, descriptors: [{key: api_key, limit: [3/second, 5/day]}]}", &[("default", 4)]);
     assert_eq!(rig.passes(&[("api_key", "vip")]), 3, "the second's limit stays");
     assert_eq!(rig.left(), [Some(4)]);
-    rig.clock.advance(Span::from_secs(1));
+    rig.clock.advance(TimeDelta::from_secs(1));
     assert_eq!(rig.passes(&[("api_key", "vip")]), 3, "two of the day, one granted");
     assert_eq!(rig.left(), [Some(3)]);
     assert_eq!(rig.passes(&[("api_key", "other")]), 3);
 }
 
 #[test]
-fn a_limit_that_is_not_covered_still_turns_away_and_nothing_is_taken() {
+fn an_uncovered_limit_still_denies_and_nothing_is_charged() {
     let text = "{domain: d, descriptors: [{key: api_key, limit: 2/day}, {key: path, limit: 4/day}]}";
     let rig = rig(text, &[("default", 10)]);
     assert_eq!(rig.passes(&[("api_key", "vip"), ("path", "/a")]), 4);
@@ -129,13 +129,13 @@ fn grants_are_used_one_after_another_until_they_end() {
 }
 
 #[test]
-fn what_a_reservation_took_of_a_grant_goes_back_to_the_grant() {
+fn a_canceled_reservation_refunds_its_grant() {
     let rig = rig("{domain: d, descriptors: [{key: api_key, limit: 5/day}]}", &[("default", 10)]);
     assert_eq!(rig.take(&[("api_key", "vip")], 5).origin, Origin::Store);
     let attributes = [("api_key", "vip")];
-    let check = Check::attributes("d", &attributes).costing(Cost::take(8));
+    let check = Check::attributes("d", &attributes).with_cost(Cost::new(8));
     let reserved =
-        pollster::block_on(rig.limiter.reserve(&check, Span::from_secs(60), None)).expect("reserved");
+        pollster::block_on(rig.limiter.reserve(&check, TimeDelta::from_secs(60), None)).expect("reserved");
     assert_eq!((reserved.decision.origin, rig.left()), (Origin::Grant, vec![Some(2)]));
     let settled = pollster::block_on(rig.limiter.settle(reserved.id.expect("held"), 3));
     assert_eq!((settled, rig.left()), (Ok(Settlement::Settled(3)), vec![Some(7)]));
@@ -144,7 +144,7 @@ fn what_a_reservation_took_of_a_grant_goes_back_to_the_grant() {
 }
 
 #[test]
-fn the_envoy_profile_is_paid_for_too() {
+fn grants_apply_to_the_envoy_profile_too() {
     let rig = rig(
         "{domain: d, profile: envoy, descriptors: [{key: api_key, rate_limit: {unit: day, requests_per_unit: 2}}]}",
         &[("default", 3)],

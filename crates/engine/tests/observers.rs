@@ -4,7 +4,7 @@ mod rig;
 
 use rig::rules;
 use std::sync::{Arc, Mutex};
-use tollgate_core::{Clock, ManualClock, Span, Timestamp};
+use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Decision, Limiter, Observer};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -12,7 +12,7 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 struct Seen(Mutex<Vec<(String, bool)>>);
 
 impl Observer for Seen {
-    fn decided(&self, check: &Check<'_>, decision: &Decision) {
+    fn on_decision(&self, check: &Check<'_>, decision: &Decision) {
         let one = (format!("{} {}", check.domain, decision.id), decision.is_allowed());
         self.0.lock().expect("nobody panics").push(one);
     }
@@ -32,7 +32,7 @@ fn each_decision_is_seen_once() {
     let mut tell = |decision: &Decision| told.push((format!("d {}", decision.id), decision.is_allowed()));
     tell(&pollster::block_on(limiter.check(&check)));
     tell(&pollster::block_on(limiter.check(&check)));
-    let reserved = pollster::block_on(limiter.reserve(&check, Span::from_secs(1), None)).expect("room");
+    let reserved = pollster::block_on(limiter.reserve(&check, TimeDelta::from_secs(1), None)).expect("room");
     tell(&reserved.decision);
     tell(&pollster::block_on(limiter.admit(&check)).0);
     assert_eq!(told.iter().filter(|(_, allowed)| *allowed).count(), 3);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 use tollgate_core::conformance::RemoteStore;
-use tollgate_core::{Clock, Cost, ManualClock, Span, Timestamp};
+use tollgate_core::{Clock, Cost, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Limiter};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -39,7 +39,7 @@ fn checks_admissions_and_reservations_charge_once() {
     assert_eq!(calls(&limiter, |limiter| pollster::block_on(limiter.check(&check))), 1);
     assert_eq!(calls(&limiter, |limiter| pollster::block_on(limiter.admit(&check))), 1);
     let reserve = |limiter: &Limiter<Remote>| {
-        pollster::block_on(limiter.reserve(&check, Span::from_secs(1), None)).expect("a reservation").id
+        pollster::block_on(limiter.reserve(&check, TimeDelta::from_secs(1), None)).expect("a reservation").id
     };
     assert_eq!(calls(&limiter, reserve), 1);
 }
@@ -91,14 +91,14 @@ fn patterns_of_requests_do_not_skip_shards() {
             let attributes = [("user", user)];
             let check = Check::attributes("d", &attributes);
             *passed += usize::from(pollster::block_on(limiter.check(&check)).is_allowed());
-            pollster::block_on(limiter.check(&check.costing(Cost::LOOK)));
+            pollster::block_on(limiter.check(&check.with_cost(Cost::PEEK)));
         }
     }
     assert_eq!(passed, [80, 80]);
 }
 
 #[test]
-fn answers_tell_the_whole_of_a_split_limit() {
+fn outcomes_report_the_whole_of_a_split_limit() {
     let (limiter, _clock) = remote("{domain: d, descriptors: [{key: user, limit: 20/minute, split: 8}]}");
     let attributes = [("user", "u")];
     let check = Check::attributes("d", &attributes);
@@ -121,7 +121,7 @@ fn evenly_split_limits_count_down_one_by_one() {
     let attributes = [("user", "u")];
     let check = Check::attributes("d", &attributes);
     for left in (0..80).rev() {
-        let peek = pollster::block_on(limiter.check(&check.costing(Cost::LOOK)));
+        let peek = pollster::block_on(limiter.check(&check.with_cost(Cost::PEEK)));
         assert_eq!(peek.limits[0].outcome.remaining, left + 1);
         assert_eq!(pollster::block_on(limiter.check(&check)).limits[0].outcome.remaining, left);
     }
@@ -136,21 +136,22 @@ fn a_flood_over_a_split_limit_reads_the_other_shards_seldom() {
     let flood = |limiter: &Limiter<Remote>| assert_eq!(admitted(limiter, &attributes, 100), 0);
     let charged = calls(&limiter, flood);
     assert_eq!(charged, 101, "one for each check, and one that read all shards");
-    clock.advance(Span::from_secs(60));
+    clock.advance(TimeDelta::from_secs(60));
     assert_eq!(admitted(&limiter, &attributes, 20), 8);
 }
 
 /// Permits and reservations of a split counter are given back to the shard that they were taken from.
 #[test]
-fn what_was_moved_to_another_shard_is_given_back_there() {
+fn charges_moved_to_another_shard_are_refunded_there() {
     let (limiter, _clock) = remote("{domain: d, descriptors: [{key: user, limit: 6/minute, split: 3}]}");
     let attributes = [("user", "u")];
     let check = Check::attributes("d", &attributes);
     // The first shard is full when its turn comes again: the reservation finds room in another.
-    pollster::block_on(limiter.check(&check.costing(Cost::take(2))));
+    pollster::block_on(limiter.check(&check.with_cost(Cost::new(2))));
     pollster::block_on(limiter.check(&check));
     pollster::block_on(limiter.check(&check));
-    let reserved = pollster::block_on(limiter.reserve(&check, Span::from_secs(9), None)).expect("reserved");
+    let reserved =
+        pollster::block_on(limiter.reserve(&check, TimeDelta::from_secs(9), None)).expect("reserved");
     assert_eq!(admitted(&limiter, &attributes, 10), 1);
     pollster::block_on(limiter.cancel(reserved.id.expect("allowed"))).expect("canceled");
     assert_eq!(admitted(&limiter, &attributes, 10), 1);
@@ -224,7 +225,7 @@ fn threads_share_the_whole_of_a_split_limit() {
 fn a_cost_beyond_every_shard_reads_nothing() {
     let (limiter, _clock) = remote("{domain: d, descriptors: [{key: user, limit: 80/minute, split: 8}]}");
     let attributes = [("user", "u")];
-    let check = Check::attributes("d", &attributes).costing(Cost::take(11));
+    let check = Check::attributes("d", &attributes).with_cost(Cost::new(11));
     let charged = calls(&limiter, |limiter| assert!(!pollster::block_on(limiter.check(&check)).is_allowed()));
     assert_eq!(charged, 1);
 }
@@ -237,7 +238,7 @@ fn a_canceled_reservation_makes_room_at_once() {
     let attributes = [("user", "u")];
     let check = Check::attributes("d", &attributes);
     let reserve =
-        || pollster::block_on(limiter.reserve(&check, Span::from_secs(60), None)).expect("reserved");
+        || pollster::block_on(limiter.reserve(&check, TimeDelta::from_secs(60), None)).expect("reserved");
     let ids: Vec<_> = (0..8).map(|_| reserve().id.expect("allowed")).collect();
     for id in ids {
         assert_eq!(admitted(&limiter, &attributes, 3), 0);

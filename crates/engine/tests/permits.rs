@@ -3,8 +3,8 @@
 mod rig;
 
 use rig::rig;
-use tollgate_core::Span;
-use tollgate_engine::{Check, Held};
+use tollgate_core::TimeDelta;
+use tollgate_engine::{Check, HeldPermits};
 
 const RULES: &str = "
 domain: d
@@ -17,7 +17,7 @@ descriptors:
 const SLOT: [(&str, &str); 2] = [("user", "u"), ("slot", "s")];
 const QUEUE: [(&str, &str); 1] = [("queue", "q")];
 
-fn admit(rig: &rig::Rig, attributes: &[(&str, &str)]) -> (tollgate_engine::Decision, Option<Held>) {
+fn admit(rig: &rig::Rig, attributes: &[(&str, &str)]) -> (tollgate_engine::Decision, Option<HeldPermits>) {
     pollster::block_on(rig.limiter.admit(&Check::attributes("d", attributes)))
 }
 
@@ -31,7 +31,7 @@ fn releasing_frees_the_permit_and_nothing_else() {
     let (denied, nothing) = admit(&rig, &SLOT);
     assert!(!denied.is_allowed() && nothing.is_none());
     let first = first.expect("a permit is held");
-    assert_eq!(first.lapses_after(), Some(Span::from_secs(60)));
+    assert_eq!(first.expires_after(), Some(TimeDelta::from_secs(60)));
     for _ in 0..2 {
         // Twice is once.
         assert_eq!(pollster::block_on(rig.limiter.release(&first)), Ok(()));
@@ -43,36 +43,36 @@ fn releasing_frees_the_permit_and_nothing_else() {
 
 /// A request that outlives its permit keeps it as long as somebody says so, and loses it when nobody does.
 #[test]
-fn renewing_puts_the_deadline_off() {
+fn renewing_extends_the_deadline() {
     let rig = rig(RULES);
     let (_, held) = admit(&rig, &SLOT);
     let held = held.expect("a permit");
     for _ in 0..5 {
-        rig.clock.advance(Span::from_secs(40));
+        rig.clock.advance(TimeDelta::from_secs(40));
         assert_eq!(pollster::block_on(rig.limiter.renew(&held)), Ok(()));
         assert_eq!(rig.left(&SLOT, "slots"), 1);
     }
-    rig.clock.advance(Span::from_secs(61));
+    rig.clock.advance(TimeDelta::from_secs(61));
     assert_eq!(rig.left(&SLOT, "slots"), 2);
 }
 
 /// Who leaves the queue gives its place to those behind.
 #[test]
-fn withdrawing_gives_the_turn_back() {
+fn canceling_refunds_the_delay_queue_entry() {
     let rig = rig(RULES);
     let (first, none) = admit(&rig, &QUEUE);
-    assert!(first.delay() == Span::ZERO && none.is_none());
+    assert!(first.delay() == TimeDelta::ZERO && none.is_none());
     let (second, held) = admit(&rig, &QUEUE);
-    assert_eq!(second.delay(), Span::from_secs(1));
+    assert_eq!(second.delay(), TimeDelta::from_secs(1));
     let (third, late) = admit(&rig, &QUEUE);
-    assert_eq!(third.delay(), Span::from_secs(2));
-    rig.clock.advance(Span::from_millis(900));
-    assert_eq!(pollster::block_on(rig.limiter.withdraw(&held.expect("a place in the queue"))), Ok(()));
+    assert_eq!(third.delay(), TimeDelta::from_secs(2));
+    rig.clock.advance(TimeDelta::from_millis(900));
+    assert_eq!(pollster::block_on(rig.limiter.cancel_held(&held.expect("a place in the queue"))), Ok(()));
     let (fourth, _) = admit(&rig, &QUEUE);
-    assert_eq!(fourth.delay(), Span::from_millis(1_100), "a second less than if nobody had left");
+    assert_eq!(fourth.delay(), TimeDelta::from_millis(1_100), "a second less than if nobody had left");
     // Once its turn has come there is nothing to give back: that would mint.
-    rig.clock.advance(Span::from_secs(20));
-    assert!(admit(&rig, &QUEUE).0.delay() == Span::ZERO);
-    assert_eq!(pollster::block_on(rig.limiter.withdraw(&late.expect("a place in the queue"))), Ok(()));
-    assert_eq!(admit(&rig, &QUEUE).0.delay(), Span::from_secs(1));
+    rig.clock.advance(TimeDelta::from_secs(20));
+    assert!(admit(&rig, &QUEUE).0.delay() == TimeDelta::ZERO);
+    assert_eq!(pollster::block_on(rig.limiter.cancel_held(&late.expect("a place in the queue"))), Ok(()));
+    assert_eq!(admit(&rig, &QUEUE).0.delay(), TimeDelta::from_secs(1));
 }

@@ -6,30 +6,30 @@ mod rig;
 use proptest::prelude::*;
 use rig::rules;
 use std::sync::{Arc, Mutex};
-use tollgate_core::{Clock, Cost, ManualClock, Span, Timestamp};
-use tollgate_engine::{Agreed, Check, Limiter, Tenants};
+use tollgate_core::{Clock, Cost, ManualClock, TimeDelta, Timestamp};
+use tollgate_engine::{CallerQuota, Check, Limiter, QuotaProvider};
 use tollgate_rules::{Override, Ruleset};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 /// So many a minute, and so many at once where that is another number.
-type Agreement = (u64, Option<u64>);
+type Quota = (u64, Option<u64>);
 
 /// What is agreed with everybody at the moment, or nothing.
-struct Changing(Mutex<Option<Agreement>>);
+struct Changing(Mutex<Option<Quota>>);
 
-impl Tenants for Changing {
-    fn find(&self, _: &str, rules: &Ruleset, _: &dyn Clock) -> Agreed {
-        let Some((count, burst)) = *self.0.lock().expect("a number") else { return Agreed::default() };
+impl QuotaProvider for Changing {
+    fn lookup(&self, _: &str, rules: &Ruleset, _: &dyn Clock) -> CallerQuota {
+        let Some((count, burst)) = *self.0.lock().expect("a number") else { return CallerQuota::default() };
         let own = Override { descriptor: "default".to_owned(), count, period: "minute".to_owned(), burst };
-        let (tenant, unfit) = rules.tenant(None, &[own]);
+        let (tenant, unfit) = rules.compile_overrides(None, &[own]);
         assert!(unfit.is_empty(), "{unfit:?}");
-        Agreed { tenant: Some(Arc::new(tenant)), grants: None }
+        CallerQuota { overrides: Some(Arc::new(tenant)), grants: None }
     }
 }
 
 const MINUTE: u64 = 60_000_000;
 /// What the rule itself says.
-const RULES_OWN: u64 = 20;
+const RULES_LIMIT: u64 = 20;
 
 /// All admissions so far: when, how many units, and by which limit.
 type Past = [(u64, u64, u64)];
@@ -39,7 +39,7 @@ fn sum(past: &Past, within: impl Fn(u64) -> bool) -> u64 {
 }
 
 /// Whether `units` fit now, from the past alone.
-fn fits(algorithm: &str, past: &Past, now: u64, (limit, burst): Agreement, units: u64) -> bool {
+fn fits(algorithm: &str, past: &Past, now: u64, (limit, burst): Quota, units: u64) -> bool {
     let window = now - now % MINUTE;
     match algorithm {
         "fixed_window" => sum(past, |at| at >= window) + units <= limit,
@@ -74,17 +74,17 @@ const ALGORITHMS: [&str; 7] = [
 
 #[derive(Clone, Debug)]
 enum Step {
-    Ask(u64),
+    Check(u64),
     Wait(u64),
     /// Nothing: the rule acts alone again.
-    Change(Option<Agreement>),
+    Change(Option<Quota>),
 }
 
 fn step() -> impl Strategy<Value = Step> {
     // Numbers whose units come back after whole microseconds: what is rounded elsewhere is another test's affair.
     let counts = prop::sample::select(vec![None, Some(1), Some(5), Some(10), Some(20), Some(30), Some(60)]);
     prop_oneof![
-        6 => (1_u64..6).prop_map(Step::Ask),
+        6 => (1_u64..6).prop_map(Step::Check),
         2 => (1_u64..40_000_000).prop_map(Step::Wait),
         // No burst is above its count: see `Bucket::furthest`.
         1 => (counts, prop::option::of(1_u64..20)).prop_map(|(count, burst)| {
@@ -102,30 +102,30 @@ proptest! {
         steps in prop::collection::vec(step(), 1..200),
     ) {
         let rules = rules(&format!(
-            "{{domain: d, descriptors: [{{key: api_key, limit: {RULES_OWN}/minute, algorithm: {algorithm}}}]}}"
+            "{{domain: d, descriptors: [{{key: api_key, limit: {RULES_LIMIT}/minute, algorithm: {algorithm}}}]}}"
         ));
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
         let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
         let changing = Arc::new(Changing(Mutex::new(None)));
-        let limiter = Limiter::new(rules, store, Arc::clone(&clock) as _).with_tenants(Arc::clone(&changing) as _);
-        let (mut past, mut limit) = (Vec::new(), (RULES_OWN, None));
+        let limiter = Limiter::new(rules, store, Arc::clone(&clock) as _).with_quotas(Arc::clone(&changing) as _);
+        let (mut past, mut limit) = (Vec::new(), (RULES_LIMIT, None));
         let has_burst = ["gcra", "token_bucket", "leaky_bucket"].contains(&algorithm);
         let (mut since, mut at_once) = (0, 0);
         for step in steps {
             match step {
                 Step::Wait(micros) => {
-                    clock.advance(Span::from_micros(micros));
+                    clock.advance(TimeDelta::from_micros(micros));
                     at_once = 0;
                 }
                 Step::Change(to) => {
                     let to = to.map(|(count, burst)| (count, burst.filter(|_| has_burst)));
                     *changing.0.lock().expect("a number") = to;
-                    limit = to.unwrap_or((RULES_OWN, None));
+                    limit = to.unwrap_or((RULES_LIMIT, None));
                     (since, at_once) = (past.len(), 0);
                 }
-                Step::Ask(units) => {
+                Step::Check(units) => {
                     let now = clock.now().as_micros();
-                    let check = Check::attributes("d", &[("api_key", "k")]).costing(Cost::take(units));
+                    let check = Check::attributes("d", &[("api_key", "k")]).with_cost(Cost::new(units));
                     let decision = pollster::block_on(limiter.check(&check));
                     let expected = fits(algorithm, &past, now, limit, units);
                     prop_assert_eq!(decision.is_allowed(), expected, "{} after {:?}", algorithm, &past);

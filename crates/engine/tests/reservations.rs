@@ -4,7 +4,7 @@ mod rig;
 
 use proptest::prelude::*;
 use rig::{Rig, rig};
-use tollgate_core::{Cost, Span};
+use tollgate_core::{Cost, TimeDelta};
 use tollgate_engine::{Check, Reservation, ReserveError, SettleError, Settlement};
 
 const RULES: &str = "
@@ -24,8 +24,8 @@ fn reserve(
     cost: u64,
     key: Option<&str>,
 ) -> Result<Reservation, ReserveError> {
-    let check = Check::attributes("d", attributes).costing(Cost::take(cost));
-    pollster::block_on(rig.limiter.reserve(&check, Span::from_secs(60), key))
+    let check = Check::attributes("d", attributes).with_cost(Cost::new(cost));
+    pollster::block_on(rig.limiter.reserve(&check, TimeDelta::from_secs(60), key))
 }
 
 /// A caller that estimated 300 tokens and used 120 must find 880 left, one call charged, and its slot free again.
@@ -72,12 +72,12 @@ fn everything_may_be_repeated() {
 
 /// Cancelled work must leave no trace; what was denied holds nothing.
 #[test]
-fn cancelling_gives_everything_back() {
+fn canceling_refunds_everything() {
     let rig = rig(RULES);
     let id = reserve(&rig, &ALL, 1_000, None).unwrap().id.expect("allowed");
     let denied = reserve(&rig, &ALL, 1, Some("denied")).unwrap();
     assert_eq!((denied.id, denied.decision.denied_by_name()), (None, Some("tokens")));
-    assert_eq!(pollster::block_on(rig.limiter.cancel(id)), Ok(Settlement::Cancelled));
+    assert_eq!(pollster::block_on(rig.limiter.cancel(id)), Ok(Settlement::Canceled));
     assert_eq!(rig.left(&ALL, "tokens"), 1_000);
     assert_eq!(rig.left(&ALL, "calls"), 100);
     assert_eq!(rig.left(&ALL, "slots"), 2);
@@ -89,7 +89,7 @@ fn cancelling_gives_everything_back() {
 fn past_its_deadline_a_reservation_stands() {
     let rig = rig(RULES);
     let id = reserve(&rig, &ALL, 300, Some("k")).unwrap().id.expect("allowed");
-    rig.clock.advance(Span::from_secs(60));
+    rig.clock.advance(TimeDelta::from_secs(60));
     assert_eq!(pollster::block_on(rig.limiter.settle(id, 1)), Err(SettleError::Unknown));
     assert_eq!(rig.left(&ALL, "tokens"), 700);
     assert_eq!(rig.left(&ALL, "slots"), 2);
@@ -108,7 +108,7 @@ proptest! {
         let mut admitted: Vec<(u64, u64)> = Vec::new();
         let (mut open, mut now) = (std::collections::VecDeque::new(), 0_u64);
         for (wait, estimate, real, settle) in steps {
-            rig.clock.advance(Span::from_micros(wait));
+            rig.clock.advance(TimeDelta::from_micros(wait));
             now += wait;
             if let Some(id) = reserve(&rig, &request, estimate, None).unwrap().id {
                 open.push_back((id, admitted.len(), estimate.min(real)));

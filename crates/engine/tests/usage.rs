@@ -3,8 +3,8 @@
 mod rig;
 
 use rig::rig;
-use tollgate_core::{Cost, Span};
-use tollgate_engine::{Source, Usage, UsageError};
+use tollgate_core::{Cost, TimeDelta};
+use tollgate_engine::{LimitSource, Usage, UsageError};
 
 const FORMS: [&str; 8] = [
     "limit: 7/second",
@@ -22,7 +22,7 @@ fn usage(rig: &rig::Rig, attributes: &[(&str, &str)]) -> Usage {
 }
 
 #[test]
-fn looks_charge_nothing_and_a_reset_gives_everything_back() {
+fn peeks_charge_nothing_and_a_reset_refunds_everything() {
     for form in FORMS {
         let rig = rig(&format!("{{domain: d, descriptors: [{{key: api_key, {form}}}]}}"));
         let key = [("api_key", "k")];
@@ -33,13 +33,13 @@ fn looks_charge_nothing_and_a_reset_gives_everything_back() {
                 let told = usage(&rig, &key);
                 assert_eq!((told.limits.len(), told.limits[0].used()), (1, Some(spent)), "{form}");
                 assert_eq!(told.limits[0].remaining, Some(capacity - spent), "{form}");
-                assert!(told.limits[0].reset_after > Span::ZERO, "{form}");
+                assert!(told.limits[0].reset_after > TimeDelta::ZERO, "{form}");
             }
         }
         // Far beyond the limit, as after an outage, and into the next window.
         let check = tollgate_engine::Check::attributes("d", &key);
-        let reserved =
-            pollster::block_on(rig.limiter.reserve(&check, Span::from_secs(60), None)).expect("reserved");
+        let reserved = pollster::block_on(rig.limiter.reserve(&check, TimeDelta::from_secs(60), None))
+            .expect("reserved");
         pollster::block_on(rig.limiter.settle(reserved.id.expect("held"), 1_000)).expect("settled");
         assert!(!rig.take(&key).is_allowed(), "{form}");
         let told = pollster::block_on(rig.limiter.reset(None, &key, None)).expect("a reset");
@@ -70,7 +70,7 @@ fn rules_that_need_more_are_named_with_what_they_need() {
     let told = usage(&rig, &[("api_key", "k")]);
     assert_eq!(told.limits.len(), 2, "the window and the permits: {:?}", told.limits);
     let mut needs: Vec<(&str, Vec<String>)> =
-        told.needs.iter().map(|needs| (needs.rule.as_str(), needs.attributes.clone())).collect();
+        told.unmatched.iter().map(|needs| (needs.rule.as_str(), needs.attributes.clone())).collect();
     needs.sort();
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     assert_eq!(
@@ -84,11 +84,15 @@ fn rules_that_need_more_are_named_with_what_they_need() {
     let order = [("api_key", "k"), ("endpoint", "POST /orders"), ("region", "us"), ("tier", "pro")];
     assert!(rig.take(&order).is_allowed());
     let told = usage(&rig, &order);
-    let names: Vec<(&str, u64, Source)> =
+    let names: Vec<(&str, u64, LimitSource)> =
         told.limits.iter().map(|one| (one.rule.as_str(), one.used().expect("known"), one.source)).collect();
-    let own = ("api_key", 1, Source::Tier);
-    assert_eq!(names, [own, own, ("orders", 1, Source::Rule)], "its window, its permits, and the endpoint's");
-    assert!(told.needs.is_empty(), "another region and a less specific endpoint can never be met");
+    let own = ("api_key", 1, LimitSource::Tier);
+    assert_eq!(
+        names,
+        [own, own, ("orders", 1, LimitSource::Rule)],
+        "its window, its permits, and the endpoint's"
+    );
+    assert!(told.unmatched.is_empty(), "another region and a less specific endpoint can never be met");
     assert_eq!(told.tier.as_deref(), Some("pro"));
 }
 
@@ -116,7 +120,7 @@ fn a_reset_of_one_rule_leaves_the_others_and_other_callers() {
 }
 
 #[test]
-fn split_counters_are_told_as_one() {
+fn split_counters_are_reported_as_one() {
     let rig = rig("{domain: d, descriptors: [{key: api_key, limit: 40/minute, split: 4}]}");
     let key = [("api_key", "k")];
     for _ in 0..8 {

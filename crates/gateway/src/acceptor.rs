@@ -1,4 +1,4 @@
-//! Accepting callers: bounded in number, each with little time to say what it speaks.
+//! Acceptor of client connections: bounds their number, and detects PROXY headers, TLS and HTTP/2 within a deadline.
 
 use crate::h1::Session;
 use crate::h2;
@@ -19,7 +19,7 @@ use tollgate_http::proxy_protocol;
 use tollgate_http::server::accept::{self, ConnectionSlots};
 use tollgate_http::server::{self, Drain, Io, Settings};
 
-/// What the connections of one listener share.
+/// State shared by the connections of one listener.
 pub(crate) struct Acceptor<S: CounterStore + 'static> {
     pub(crate) proxy: Arc<Proxy<S>>,
     pub(crate) drain: Arc<Drain>,
@@ -31,7 +31,7 @@ pub(crate) struct Acceptor<S: CounterStore + 'static> {
 }
 
 impl<S: CounterStore + 'static> Acceptor<S> {
-    /// Takes connections for as long as it is polled; each is served by what acts when it comes.
+    /// Accepts connections for as long as it is polled; each uses the settings that are active when it is accepted.
     pub(crate) async fn accept_all(current: Arc<ArcSwap<Self>>, listener: TcpListener) {
         loop {
             let slots = current.load().slots.clone();
@@ -58,23 +58,23 @@ impl<S: CounterStore + 'static> Acceptor<S> {
         }
     }
 
-    /// Whom a load balancer speaks for. Only trusted ones may say.
+    /// Returns the client address from the PROXY header of a load balancer. Only trusted peers may send one.
     async fn proxied_for(&self, stream: &TcpStream, from: IpAddr) -> Option<IpAddr> {
         if !self.proxy.state().routes.fallback_site().trusts(from) {
-            tracing::debug!(%from, "no trusted peer, where a PROXY header is needed");
+            tracing::debug!(%from, "connection closed; PROXY header from an untrusted peer");
             return None;
         }
         let mut seen = vec![0; proxy_protocol::MAX_HEADER];
         loop {
-            // What follows the header is not for us: look, then take exactly what was its.
+            // Bytes after the header belong to the client's protocol: peek first, then read exactly the header.
             let length = stream.peek(&mut seen).await.ok()?;
             match proxy_protocol::read(&seen[..length]) {
                 Err(error) => {
-                    tracing::debug!(%from, %error, "closed");
+                    tracing::debug!(%from, %error, "connection closed; invalid PROXY header");
                     return None;
                 }
                 Ok(None) if length == 0 || length == seen.len() => return None,
-                // There is something to look at already, so nobody wakes us for more of it.
+                // The socket is already readable, so there is no wake-up for further bytes.
                 Ok(None) => tokio::time::sleep(Duration::from_millis(5)).await,
                 Ok(Some(proxied)) => {
                     let mut left = proxied.length;
@@ -104,14 +104,14 @@ impl<S: CounterStore + 'static> Acceptor<S> {
 
     async fn serve_plain(&self, stream: TcpStream, peer: Peer) {
         let mut first = BytesMut::new();
-        // Whoever has said nothing is idle, not slow.
+        // A client that has sent nothing is idle, not slow.
         let mut deadline = Instant::now() + self.h2.idle_timeout;
         if tokio::time::timeout_at(deadline, self.wait_for_first_byte(&stream)).await != Ok(true) {
             return;
         }
         deadline = deadline.min(Instant::now() + self.h1.header_timeout);
-        // Until it is certain whether HTTP/2 is spoken: mostly at once.
-        let told = async {
+        // Reads until the preface tells HTTP/2 from HTTP/1, usually one read.
+        let detected = async {
             loop {
                 stream.readable().await?;
                 first.reserve(4096);
@@ -131,12 +131,12 @@ impl<S: CounterStore + 'static> Acceptor<S> {
                 }
             }
         };
-        if let Ok(Ok(is_h2)) = tokio::time::timeout_at(deadline, told).await {
+        if let Ok(Ok(is_h2)) = tokio::time::timeout_at(deadline, detected).await {
             self.serve_io(Io::Tcp(stream), first, peer, is_h2).await;
         }
     }
 
-    /// Waits for a first byte; false where draining begins before.
+    /// Waits for the first byte; returns false if draining begins first.
     async fn wait_for_first_byte(&self, stream: &TcpStream) -> bool {
         let draining = self.drain.begun();
         if self.drain.has_begun() {
@@ -144,7 +144,7 @@ impl<S: CounterStore + 'static> Acceptor<S> {
         }
         let mut first = [0];
         tokio::select! {
-            // A new stream counts as readable until a read has found nothing.
+            // A new stream counts as readable until a read finds nothing.
             peeked = stream.peek(&mut first) => peeked.is_ok(),
             () = draining => false,
         }

@@ -1,5 +1,5 @@
-//! One line of JSON a request: also of those that no route takes, that are refused as bad, and whose callers leave early. A
-//! request never waits for it ([`Sink`]): what cannot be written is dropped, and counted.
+//! Access log: one line of JSON per request, including those without a route, rejected ones and those whose clients
+//! disconnect early. A request never waits for it ([`Sink`]): lines that cannot be written are dropped and counted.
 
 use serde_json::json;
 use std::net::IpAddr;
@@ -9,21 +9,21 @@ use std::time::Duration;
 use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_observe::{Output, Sink};
 
-/// What the status of a request is whose caller left before there was an answer; nginx's number for it.
-const CLIENT_CLOSED_REQUEST: u16 = 499;
+/// Status of a request whose client disconnected before the response, as in nginx.
+const CLIENT_CLOSED: u16 = 499;
 
-/// Where lines go.
+/// Writer of the access log.
 pub(crate) struct AccessLog {
     path: PathBuf,
     sink: Sink,
     clock: SystemClock,
 }
 
-/// What is known of a request.
+/// Fields of one line.
 pub(crate) struct AccessRecord {
     pub(crate) started_at: Timestamp,
     pub(crate) remote: IpAddr,
-    /// 0 while there is no answer.
+    /// Response status; 0 while there is none.
     pub(crate) status: u16,
     pub(crate) method: Option<String>,
     pub(crate) host: Option<String>,
@@ -33,7 +33,7 @@ pub(crate) struct AccessRecord {
     pub(crate) decision: Option<String>,
     pub(crate) denied_by: Option<String>,
     pub(crate) degraded_by: Option<String>,
-    /// Bytes of the answer's body.
+    /// Bytes of the response body.
     pub(crate) bytes: u64,
     pub(crate) error: Option<String>,
 }
@@ -58,11 +58,11 @@ impl AccessRecord {
     }
 }
 
-/// A line that is written when it is dropped, whatever becomes of its request.
+/// A line that is written on drop, whatever happens to its request.
 pub(crate) struct AccessLogGuard {
     log: Arc<AccessLog>,
     pub(crate) entry: AccessRecord,
-    /// Whether the answer has come to its end.
+    /// Whether the response is complete.
     pub(crate) is_complete: bool,
 }
 
@@ -74,12 +74,12 @@ impl AccessLogGuard {
 
 impl Drop for AccessLogGuard {
     fn drop(&mut self) {
-        let Self { log, entry, is_complete: is_whole } = self;
+        let Self { log, entry, is_complete } = self;
         if entry.status == 0 {
-            entry.status = CLIENT_CLOSED_REQUEST;
-            entry.error = Some("the caller left before the answer".to_owned());
-        } else if !*is_whole && entry.error.is_none() {
-            entry.error = Some("the caller left before the end of the answer".to_owned());
+            entry.status = CLIENT_CLOSED;
+            entry.error = Some("client disconnected before the response".to_owned());
+        } else if !*is_complete && entry.error.is_none() {
+            entry.error = Some("client disconnected before the end of the response".to_owned());
         }
         log.write(entry);
     }
@@ -90,7 +90,7 @@ impl AccessLog {
     pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
         let output = match path.as_os_str() == "-" {
             true => Output::Stdout,
-            // How much is kept is for whoever moves it away.
+            // Unbounded: rotation is up to external tools.
             false => Output::File { path: path.to_owned(), bytes: u64::MAX, files: 1 },
         };
         Ok(Self { path: path.to_owned(), sink: Sink::open("access log", output)?, clock: SystemClock::new() })
@@ -100,7 +100,7 @@ impl AccessLog {
         &self.path
     }
 
-    /// Hands a line over, or drops it.
+    /// Queues a line, or drops it.
     fn write(&self, entry: &AccessRecord) {
         let took = self.clock.now().since(entry.started_at);
         let mut line = json!({
@@ -129,13 +129,13 @@ impl AccessLog {
         self.sink.write(format!("{line}\n"), 1);
     }
 
-    /// Lines that could not be written.
+    /// Returns the number of lines dropped.
     pub(crate) fn dropped(&self) -> u64 {
         self.sink.counts().1
     }
 
-    /// Waits for so long until all is written: how many lines were not. It takes none after that.
-    pub(crate) fn flush(&self, patience: Duration) -> u64 {
-        self.sink.flush(patience)
+    /// Closes the log and waits up to `timeout` for queued lines. Returns how many lines were lost.
+    pub(crate) fn flush(&self, timeout: Duration) -> u64 {
+        self.sink.flush(timeout)
     }
 }

@@ -1,5 +1,4 @@
-//! What the proxy hands on: a request's body from whichever protocol it came by, and an answer's body with everything
-//! that must end when it does.
+//! Bodies: a request body from either protocol, and a response body together with what must end when it does.
 
 use crate::completion::Completion;
 use crate::h1::exchange::UpstreamBody;
@@ -14,19 +13,19 @@ use std::time::Duration;
 use tollgate_http::h1::chunked::drop_forbidden;
 use tollgate_http::server::{self, LazyTimeout, RequestBody, ResponseBody};
 
-/// Why a body did not come to its end.
+/// Why a body is incomplete.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BodyError {
     #[error(transparent)]
     Message(#[from] server::BodyError),
-    #[error("the HTTP/2 stream failed: {0}")]
+    #[error("HTTP/2 stream failed: {0}")]
     Stream(#[from] hyper::Error),
 }
 
-/// A request's body.
+/// A request body.
 pub(crate) struct ClientBody {
     source: ClientBodySource,
-    /// What is left out behind it.
+    /// Headers that are removed from its trailers.
     guard: Option<Arc<ProtectedHeaders>>,
 }
 
@@ -35,7 +34,7 @@ enum ClientBodySource {
     H2(StreamBody),
 }
 
-/// The body of a request or an answer that comes by HTTP/2.
+/// Body of a request or a response over HTTP/2.
 pub(crate) struct StreamBody {
     body: hyper::body::Incoming,
     room: u64,
@@ -68,7 +67,7 @@ impl StreamBody {
     }
 }
 
-/// A frame, with a change to the fields that it may hold.
+/// Applies a change to the trailers of a frame, if it has any.
 fn with_trailers(frame: Frame<Bytes>, change: impl FnOnce(&mut HeaderMap)) -> Frame<Bytes> {
     match frame.into_trailers() {
         Ok(mut trailers) => {
@@ -88,7 +87,7 @@ impl ClientBody {
         Self { source: ClientBodySource::H2(body), guard: None }
     }
 
-    /// Passes on at most so many bytes, and behind them no fields that are guarded.
+    /// Limits the body to `bytes`, and removes protected headers from its trailers.
     pub(crate) fn limit(&mut self, bytes: u64, guard: Arc<ProtectedHeaders>) {
         self.guard = Some(guard);
         match &mut self.source {
@@ -106,8 +105,8 @@ impl Body for ClientBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Self { source: came_by, guard } = self.get_mut();
-        let polled = match came_by {
+        let Self { source, guard } = self.get_mut();
+        let polled = match source {
             ClientBodySource::H1(body) => Pin::new(body)
                 .poll_frame(cx)
                 .map(|frame| frame.map(|frame| frame.map_err(BodyError::Message))),
@@ -135,17 +134,17 @@ impl Body for ClientBody {
     }
 }
 
-/// Where an answer's body comes from.
+/// Source of a response body.
 pub(crate) enum ResponseSource {
     Local(Bytes),
     H1(UpstreamBody),
     H2 { body: StreamBody, _in_flight: crate::pool::InFlight },
 }
 
-/// An answer's body.
+/// A response body.
 pub(crate) struct ProxiedBody {
     pub(crate) source: ResponseSource,
-    /// What ends when it does.
+    /// What ends with the body.
     pub(crate) completion: Option<Box<Completion>>,
 }
 
@@ -154,7 +153,7 @@ impl ProxiedBody {
         Self { source: ResponseSource::Local(bytes), completion: None }
     }
 
-    /// For a reader that takes it piece by piece: more must come in time.
+    /// Starts the idle timeout, for a reader that polls frame by frame.
     pub(crate) fn start(&mut self) {
         if let ResponseSource::H1(body) = &mut self.source {
             body.start();

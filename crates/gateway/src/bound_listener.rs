@@ -1,5 +1,4 @@
-//! One address that callers reach, and what those who come in there are held to. A change of the settings leaves the address
-//! open, and those who are there: it acts on whoever comes next.
+//! A bound listener. Reloads swap its settings for new connections without closing the socket or existing connections.
 
 use crate::acceptor::Acceptor;
 use crate::config::{ClientLimits, GatewayConfig, ListenerConfig};
@@ -16,7 +15,7 @@ use tollgate_http::h1::head::HeadLimits;
 use tollgate_http::server::accept::{ConnectionSlots, WhenFull};
 use tollgate_http::server::{Drain, Settings};
 
-/// Connections that may wait to be accepted. The usual 128 overflow in a burst, and whoever does not fit waits a second.
+/// Accept backlog. The usual 128 overflow in a burst, and a dropped SYN costs the client a second.
 const BACKLOG: u32 = 4096;
 
 pub(crate) struct BoundListener<S: CounterStore + 'static> {
@@ -24,13 +23,13 @@ pub(crate) struct BoundListener<S: CounterStore + 'static> {
     connections: usize,
     pub(crate) address: SocketAddr,
     current: Arc<ArcSwap<Acceptor<S>>>,
-    /// Until it is opened.
+    /// Socket until accepting starts.
     bound: Option<TcpListener>,
     accepting: Option<AbortOnDrop>,
     watching: Option<AbortOnDrop>,
 }
 
-/// A task that ends when it is dropped.
+/// A task that is aborted on drop.
 pub(crate) struct AbortOnDrop(JoinHandle<()>);
 
 impl AbortOnDrop {
@@ -38,7 +37,7 @@ impl AbortOnDrop {
         Self(tokio::spawn(future))
     }
 
-    /// Waits until it has ended.
+    /// Aborts the task and waits until it has ended.
     pub(crate) async fn stop(mut self) {
         self.0.abort();
         let _ = (&mut self.0).await;
@@ -51,7 +50,7 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// What a door is going to be, once nothing can go wrong any more.
+/// A listener as it will be, built before any change is made.
 pub(crate) struct ListenerPlan<S: CounterStore + 'static> {
     config: ListenerConfig,
     connections: usize,
@@ -60,43 +59,43 @@ pub(crate) struct ListenerPlan<S: CounterStore + 'static> {
 }
 
 enum ListenerSlot {
-    /// The door that is there, by its number.
+    /// Index of an existing listener.
     Existing(usize),
     New(SocketAddr, TcpListener),
 }
 
-/// All doors of the settings: those that are there stay, others are bound here. Nothing of what acts is touched.
+/// Plans all listeners of the settings: existing ones are kept, new ones are bound. Changes nothing that is active.
 pub(crate) fn plan<S: CounterStore + 'static>(
     config: &GatewayConfig,
     proxy: &Arc<Proxy<S>>,
     drain: &Arc<Drain>,
-    doors: &[BoundListener<S>],
+    listeners: &[BoundListener<S>],
 ) -> Result<Vec<ListenerPlan<S>>, String> {
     if config.listeners.is_empty() {
-        return Err("`listeners` is empty; write at least one, such as {address: 127.0.0.1:8000}".to_owned());
+        return Err("`listeners` is empty; add at least one, such as {address: 127.0.0.1:8000}".to_owned());
     }
     let mut planned: Vec<ListenerPlan<S>> = Vec::new();
-    for listener in &config.listeners {
-        let address = listener.address;
+    for settings in &config.listeners {
+        let address = settings.address;
         let is_free = |at: usize| {
             !planned.iter().any(|other| matches!(other.slot, ListenerSlot::Existing(taken) if taken == at))
         };
-        let known = (0..doors.len()).find(|at| doors[*at].config.address == address && is_free(*at));
-        let former = known.map(|at| (&doors[at], doors[at].current.load_full()));
-        let same = |door: &BoundListener<S>| door.config.tls == listener.tls;
-        let tls = match former.as_ref().filter(|(door, _)| same(door)) {
+        let known = (0..listeners.len()).find(|at| listeners[*at].config.address == address && is_free(*at));
+        let former = known.map(|at| (&listeners[at], listeners[at].current.load_full()));
+        let same = |listener: &BoundListener<S>| listener.config.tls == settings.tls;
+        let tls = match former.as_ref().filter(|(listener, _)| same(listener)) {
             Some((_, former)) => former.tls.clone(),
             None => {
-                let tls = listener.tls.as_ref().map(ServerTls::new).transpose();
+                let tls = settings.tls.as_ref().map(ServerTls::new).transpose();
                 tls.map_err(|error| format!("listener {address}: {error}"))?.map(Arc::new)
             }
         };
         let connections = config.callers.connections;
-        let slots = match former.as_ref().filter(|(door, _)| door.connections == connections) {
+        let slots = match former.as_ref().filter(|(listener, _)| listener.connections == connections) {
             Some((_, former)) => former.slots.clone(),
             None => ConnectionSlots::new(connections, WhenFull::Wait),
         };
-        let place = match known {
+        let slot = match known {
             Some(at) => ListenerSlot::Existing(at),
             None => {
                 let bound =
@@ -105,44 +104,44 @@ pub(crate) fn plan<S: CounterStore + 'static>(
             }
         };
         let (h1, h2) = bounds(&config.callers);
-        let (proxy, drain, proxied) = (Arc::clone(proxy), Arc::clone(drain), listener.proxy_protocol);
+        let (proxy, drain, proxied) = (Arc::clone(proxy), Arc::clone(drain), settings.proxy_protocol);
         let shared = Acceptor { proxy, drain, tls, proxy_protocol: proxied, h1, h2, slots };
-        planned.push(ListenerPlan { config: listener.clone(), connections, listener: shared, slot: place });
+        planned.push(ListenerPlan { config: settings.clone(), connections, listener: shared, slot });
     }
     Ok(planned)
 }
 
-/// Puts a plan into force: doors that are not in it are closed.
+/// Applies a plan: listeners that are not in it are closed.
 pub(crate) fn build<S: CounterStore + 'static>(
     planned: Vec<ListenerPlan<S>>,
-    doors: &mut Vec<BoundListener<S>>,
+    listeners: &mut Vec<BoundListener<S>>,
 ) {
-    let mut former: Vec<Option<BoundListener<S>>> = std::mem::take(doors).into_iter().map(Some).collect();
-    for ListenerPlan { config, connections, listener, slot: place } in planned {
-        let door = match place {
+    let mut former: Vec<Option<BoundListener<S>>> = std::mem::take(listeners).into_iter().map(Some).collect();
+    for ListenerPlan { config, connections, listener: acceptor, slot } in planned {
+        let listener = match slot {
             ListenerSlot::New(address, bound) => Some(BoundListener {
                 config,
                 connections,
                 address,
-                current: Arc::new(ArcSwap::from_pointee(listener)),
+                current: Arc::new(ArcSwap::from_pointee(acceptor)),
                 bound: Some(bound),
                 accepting: None,
                 watching: None,
             }),
-            ListenerSlot::Existing(at) => former[at].take().map(|mut door| {
-                if door.config.tls != config.tls {
-                    door.watching = None;
+            ListenerSlot::Existing(at) => former[at].take().map(|mut listener| {
+                if listener.config.tls != config.tls {
+                    listener.watching = None;
                 }
-                door.current.store(Arc::new(listener));
-                BoundListener { config, connections, ..door }
+                listener.current.store(Arc::new(acceptor));
+                BoundListener { config, connections, ..listener }
             }),
         };
-        doors.extend(door);
+        listeners.extend(listener);
     }
 }
 
 impl<S: CounterStore + 'static> BoundListener<S> {
-    /// Takes callers in, if it does not already.
+    /// Starts accepting connections, unless already started.
     pub(crate) fn open(&mut self) {
         if let Some(bound) = self.bound.take() {
             self.accepting = Some(AbortOnDrop::spawn(Acceptor::accept_all(Arc::clone(&self.current), bound)));
@@ -156,7 +155,7 @@ impl<S: CounterStore + 'static> BoundListener<S> {
         self.config.tls.is_some()
     }
 
-    /// Lets nobody in any more: whoever comes finds nobody when this has ended.
+    /// Stops accepting; when this returns, new connections are refused.
     pub(crate) async fn close(self) {
         for task in [self.accepting, self.watching].into_iter().flatten() {
             task.stop().await;

@@ -1,12 +1,12 @@
-//! What ends when an answer's body does: its line in the access log, its span, and what its request held.
+//! Completion of a response: its access log line, its span and its permits, which end with its body.
 
 use crate::access_log::AccessLogGuard;
 
-/// Something that is given back by being dropped.
+/// Something that is released on drop.
 pub(crate) trait DropAction: Send {}
 impl<T: Send> DropAction for T {}
 
-/// Dropped when the answer has been written, has failed, or the caller has left.
+/// Dropped when the response has been written or has failed, or the client has disconnected.
 pub(crate) struct Completion {
     pub(crate) line: Option<AccessLogGuard>,
     pub(crate) _permits: Option<Box<dyn DropAction>>,
@@ -14,21 +14,21 @@ pub(crate) struct Completion {
 }
 
 impl Completion {
-    /// So many bytes of the answer have been handed on.
+    /// Counts bytes of the response body.
     pub(crate) fn count(&mut self, bytes: usize) {
         if let Some(line) = &mut self.line {
             line.entry.bytes += bytes as u64;
         }
     }
 
-    /// The answer could not be read to its end.
+    /// Records that the response could not be read completely.
     pub(crate) fn failed(&mut self, error: &impl ToString) {
         if let Some(line) = &mut self.line {
             line.entry.error = Some(error.to_string());
         }
     }
 
-    /// The answer has come to its end.
+    /// Records that the response is complete.
     pub(crate) fn completed(&mut self) {
         if let Some(line) = &mut self.line {
             line.is_complete = true;

@@ -1,4 +1,4 @@
-//! What an operator can say about the gateway. Unknown keys are errors; everything has a default but the addresses.
+//! Gateway configuration. Unknown keys are errors; everything except addresses has a default.
 
 mod units;
 
@@ -12,14 +12,14 @@ use tollgate_http::h1::head::HeadLimits;
 use tollgate_http::identity::IdentityConfig;
 use tollgate_http::response::ResponseConfig;
 
-/// Everything that the gateway needs to know.
+/// Complete configuration of the gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayConfig {
-    /// What is its own.
+    /// The `gateway` section.
     pub gateway: GatewaySection,
-    /// How callers are told apart.
+    /// How callers are identified.
     pub who: IdentityConfig,
-    /// What they are told.
+    /// Rate limit headers and denial responses.
     pub answers: ResponseConfig,
 }
 
@@ -30,76 +30,76 @@ impl std::ops::Deref for GatewayConfig {
     }
 }
 
-/// The section `gateway` of a settings file.
+/// The `gateway` section of a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatewaySection {
-    /// Where callers come in.
+    /// Listeners.
     pub listeners: Vec<ListenerConfig>,
-    /// Where their requests go, by name.
+    /// Upstreams by name.
     pub upstreams: BTreeMap<String, PoolConfig>,
-    /// Which goes where.
+    /// Routes.
     pub routes: Vec<RouteConfig>,
-    /// What callers may do.
+    /// Limits on client connections and requests.
     #[serde(default)]
     #[serde(rename = "clients", alias = "callers")]
     pub callers: ClientLimits,
-    /// Which headers tell upstreams who asked.
+    /// Headers that forward the client address to upstreams.
     #[serde(default)]
     pub forward: ForwardedHeader,
-    /// One line a request; `-` is the standard output.
+    /// Access log file, one line per request; `-` for standard output.
     pub access_log: Option<PathBuf>,
 }
 
-/// One address that callers reach.
+/// A listener.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListenerConfig {
-    /// Where it listens.
+    /// Address to listen on.
     pub address: SocketAddr,
-    /// With a certificate: TLS, HTTP/2 or HTTP/1.1 as the caller likes.
+    /// Certificate for TLS; the client then negotiates HTTP/2 or HTTP/1.1.
     pub tls: Option<ServerTlsConfig>,
-    /// Whether connections begin with a PROXY header. Only trusted peers may connect then.
+    /// Whether connections start with a PROXY header; only trusted peers may then connect.
     #[serde(default)]
     pub proxy_protocol: bool,
 }
 
-/// A listener's certificate.
+/// Certificate of a listener.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerTlsConfig {
-    /// The chain, in PEM form.
+    /// Certificate chain, PEM.
     pub certificate: PathBuf,
-    /// Its key, in PEM form.
+    /// Private key, PEM.
     pub key: PathBuf,
 }
 
-/// One upstream.
+/// An upstream.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
-    /// `host:port`, at least one.
+    /// Backends as `host:port`, at least one.
     pub addresses: Vec<String>,
-    /// What it speaks.
+    /// Protocol of the backends.
     #[serde(default)]
     pub protocol: UpstreamProtocol,
-    /// Whether by TLS.
+    /// TLS settings; plain text if absent.
     pub tls: Option<UpstreamTlsConfig>,
-    /// The longest that connecting may take, TLS included.
+    /// Timeout for connecting, including the TLS handshake.
     #[serde(default = "PoolConfig::connect_timeout")]
     pub connect_timeout: Time,
-    /// How long a connection may wait for its next request. Less than the upstream's own.
+    /// Maximum idle time of a pooled connection; set it below the upstream's own keep-alive.
     #[serde(default = "PoolConfig::keep_alive")]
     pub keep_alive: Time,
-    /// The most connections that wait, for each address and thread.
+    /// Maximum number of idle connections per backend and thread.
     #[serde(default = "PoolConfig::idle_connections")]
     pub idle_connections: usize,
-    /// The most connections that are open at once, for each address (HTTP/1 alone).
+    /// Maximum number of open connections per backend (HTTP/1 only).
     pub max_connections: Option<usize>,
-    /// When an address that fails is passed over.
+    /// Outlier ejection.
     #[serde(default)]
     pub eject: OutlierEjection,
-    /// How addresses are asked whether they are well.
+    /// Active health check settings.
     pub health: Option<HealthConfig>,
 }
 
@@ -115,34 +115,34 @@ impl PoolConfig {
     }
 }
 
-/// What an upstream speaks.
+/// Protocol of an upstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UpstreamProtocol {
     /// HTTP/1.1.
     #[default]
     Http1,
-    /// HTTP/2, without TLS by prior knowledge.
+    /// HTTP/2; without TLS by prior knowledge.
     Http2,
 }
 
-/// TLS towards an upstream.
+/// TLS settings of an upstream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct UpstreamTlsConfig {
-    /// The authorities that may vouch for it; those of the system where nothing is said.
+    /// CA bundle; the system's if absent.
     pub ca: Option<PathBuf>,
-    /// The name that it must prove, where that is not the address's host.
+    /// Name that the certificate must prove; the backend's host if absent.
     pub server_name: Option<String>,
 }
 
-/// When an address that fails is passed over.
+/// Outlier ejection: when a failing backend stops getting requests.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OutlierEjection {
-    /// After so many failures in a row; 0 never.
+    /// Number of consecutive failures; 0 disables ejection.
     pub after: u32,
-    /// For how long.
+    /// Duration of an ejection.
     #[serde(rename = "for")]
     pub for_: Time,
 }
@@ -153,22 +153,22 @@ impl Default for OutlierEjection {
     }
 }
 
-/// How addresses are asked whether they are well.
+/// Active health check settings.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HealthConfig {
-    /// What is asked for; any status below 400 is well.
+    /// Path to request; any status below 400 is healthy.
     pub path: String,
-    /// How often.
+    /// Interval between checks.
     #[serde(default = "HealthConfig::every")]
     pub every: Time,
-    /// The longest wait for an answer.
+    /// Timeout for a response.
     #[serde(default = "HealthConfig::timeout")]
     pub timeout: Time,
-    /// So many answers in a row make it well again.
+    /// Consecutive successes after which a backend is healthy again.
     #[serde(default = "HealthConfig::two")]
     pub healthy_after: u32,
-    /// So many failures in a row make it unwell.
+    /// Consecutive failures after which a backend is unhealthy.
     #[serde(default = "HealthConfig::two")]
     pub unhealthy_after: u32,
 }
@@ -185,41 +185,41 @@ impl HealthConfig {
     }
 }
 
-/// Which requests go where, and what limits them.
+/// A route: which requests go to which upstream, and with which limits.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouteConfig {
-    /// `api.example.com`, `*.example.com`; any where nothing is said.
+    /// Host, as `api.example.com` or `*.example.com`; any host if absent.
     pub host: Option<String>,
-    /// `/users/{id}`, `/files/{*rest}`.
+    /// Path template, as `/users/{id}` or `/files/{*rest}`.
     pub path: String,
-    /// Any where nothing is said.
+    /// Methods; any if empty.
     #[serde(default)]
     pub methods: Vec<String>,
-    /// The name of an upstream.
+    /// Name of the upstream.
     pub upstream: String,
-    /// The domain whose rules limit it; no limits where nothing is said.
+    /// Domain whose rules apply; no limits if absent.
     pub domain: Option<String>,
-    /// Templates within this route that rules tell apart: `GET /api/users/{id}`.
+    /// Endpoint templates within this route for rules: `GET /api/users/{id}`.
     #[serde(default)]
     pub endpoints: Vec<String>,
-    /// Taken off the front of the path before it is passed on.
+    /// Prefix to remove from the path before forwarding.
     pub strip_prefix: Option<String>,
-    /// What `Host` says to the upstream; as the caller wrote it where nothing is said.
+    /// `Host` header for the upstream; the client's if absent.
     pub host_header: Option<String>,
-    /// The longest wait for an answer's head.
+    /// Timeout for the response head.
     #[serde(default = "RouteConfig::timeout")]
     pub timeout: Time,
-    /// The longest silence within an answer, or a tunnel.
+    /// Maximum idle time within a response or a tunnel.
     #[serde(default = "RouteConfig::idle_timeout")]
     pub idle_timeout: Time,
-    /// How many other attempts an idempotent request has that got no answer at all.
+    /// Number of further attempts for an idempotent request that got no response.
     #[serde(default = "RouteConfig::retries")]
     pub retries: u32,
-    /// The largest body that is passed on.
+    /// Maximum size of a request body.
     #[serde(default = "RouteConfig::max_body")]
     pub max_body: Size,
-    /// Protocols that a connection may switch to.
+    /// Protocols that a connection may be upgraded to.
     #[serde(default = "RouteConfig::upgrades")]
     pub upgrades: Vec<String>,
 }
@@ -241,7 +241,7 @@ impl RouteConfig {
         vec!["websocket".to_owned()]
     }
 
-    /// What a health check is sent by.
+    /// Returns the route of a health check.
     pub(crate) fn probe(timeout: std::time::Duration) -> Self {
         Self {
             host: None,
@@ -261,30 +261,30 @@ impl RouteConfig {
     }
 }
 
-/// What callers may do.
+/// Limits on client connections and requests.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClientLimits {
-    /// Connections open at once, for each listener; more wait to be accepted.
+    /// Maximum number of open connections per listener; more wait to be accepted.
     pub connections: usize,
-    /// From the first byte of a head to its last; of a connection, to its first request.
+    /// Timeout from the first byte of a head to its last, and from a connection's start to its first request.
     pub header_timeout: Time,
-    /// Between two requests of a connection.
+    /// Maximum idle time between two requests on a connection.
     pub idle_timeout: Time,
-    /// Between two pieces of a body, or of an answer that the caller does not read.
+    /// Maximum idle time within a request body, or while the client does not read the response.
     pub body_timeout: Time,
-    /// Bytes of a head.
+    /// Maximum size of a head.
     pub header_bytes: Size,
-    /// Fields of a head.
+    /// Maximum number of header fields in a head.
     pub header_fields: usize,
-    /// Bytes of a target.
+    /// Maximum length of a request target.
     pub target_bytes: Size,
-    /// Requests that wait for their turn at once (`action: delay`); more are turned away with 503.
+    /// Maximum number of requests in the delay queue (`action: delay`); more are shed with 503.
     #[serde(rename = "max_delayed", alias = "held")]
     pub held: usize,
-    /// Streams at once on one HTTP/2 connection.
+    /// Maximum number of concurrent streams on an HTTP/2 connection.
     pub streams: u32,
-    /// How long requests under way may take to end when the process is told to.
+    /// Time that requests in flight get to complete on shutdown.
     pub drain: Time,
 }
 
@@ -306,7 +306,7 @@ impl Default for ClientLimits {
     }
 }
 
-/// Which headers tell upstreams who asked.
+/// Headers that forward the client address to upstreams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ForwardedHeader {
@@ -320,7 +320,7 @@ pub enum ForwardedHeader {
 }
 
 impl GatewaySection {
-    /// Makes the files that it names relative to the folder of the settings' own file.
+    /// Resolves relative file paths against the folder of the configuration file.
     pub fn resolve(&mut self, folder: &Path) {
         for tls in self.listeners.iter_mut().filter_map(|listener| listener.tls.as_mut()) {
             for path in [&mut tls.certificate, &mut tls.key] {

@@ -1,4 +1,4 @@
-//! The gateway as a whole: bound to its addresses, serving, changed while it serves, drained.
+//! The gateway as a whole: binds its listeners, serves, reloads its configuration while serving, and drains.
 
 use crate::bound_listener::{self, AbortOnDrop, BoundListener};
 use crate::config::GatewayConfig;
@@ -16,10 +16,10 @@ use tollgate_http::identity::JwtVerifier;
 use tollgate_http::server::Drain;
 use tollgate_observe::MetricsWriter;
 
-/// A gateway that listens.
+/// A gateway bound to its addresses.
 pub struct Gateway<S: CounterStore + 'static>(Arc<GatewayShared<S>>);
 
-/// A hand on a gateway while it serves: to read its figures, and to change its settings.
+/// A handle to a running gateway, for metrics and reloads.
 pub struct Handle<S: CounterStore + 'static>(Arc<GatewayShared<S>>);
 
 struct GatewayShared<S: CounterStore + 'static> {
@@ -28,11 +28,11 @@ struct GatewayShared<S: CounterStore + 'static> {
     running: Mutex<BackgroundTasks<S>>,
 }
 
-/// What goes on beside requests.
+/// Listeners and tasks that run besides requests.
 struct BackgroundTasks<S: CounterStore + 'static> {
     stage: Stage,
     listeners: Vec<BoundListener<S>>,
-    /// Upstreams that are looked after.
+    /// Health check tasks by upstream.
     tasks: Vec<(Arc<Pool>, AbortOnDrop)>,
     drain_timeout: Duration,
 }
@@ -45,37 +45,37 @@ enum Stage {
 }
 
 impl<S: CounterStore + 'static> Gateway<S> {
-    /// Listens on all addresses of the settings.
+    /// Binds all listeners of the configuration.
     ///
     /// # Errors
-    /// What is wrong with the settings, and where; or why an address cannot be listened on.
+    /// If the configuration is invalid or an address cannot be bound.
     pub fn bind(config: &GatewayConfig, limiter: Arc<Limiter<S>>) -> Result<Self, String> {
         let proxy = Arc::new(Proxy::new(config, limiter)?);
         let drain = Arc::new(Drain::default());
-        let mut doors = Vec::new();
-        bound_listener::build(bound_listener::plan(config, &proxy, &drain, &doors)?, &mut doors);
+        let mut listeners = Vec::new();
+        bound_listener::build(bound_listener::plan(config, &proxy, &drain, &listeners)?, &mut listeners);
         let running = BackgroundTasks {
             stage: Stage::Bound,
-            listeners: doors,
+            listeners,
             tasks: Vec::new(),
             drain_timeout: config.callers.drain.0,
         };
         Ok(Self(Arc::new(GatewayShared { proxy, drain, running: Mutex::new(running) })))
     }
 
-    /// Where it listens, in the order of the settings; and whether by TLS.
+    /// Returns the bound addresses in the order of the configuration, and whether each uses TLS.
     #[must_use]
     pub fn addresses(&self) -> Vec<(SocketAddr, bool)> {
-        self.0.running().listeners.iter().map(|door| (door.address, door.has_tls())).collect()
+        self.0.running().listeners.iter().map(|listener| (listener.address, listener.has_tls())).collect()
     }
 
-    /// A hand on it, for while it serves.
+    /// Returns a handle for use while it serves.
     #[must_use]
     pub fn handle(&self) -> Handle<S> {
         Handle(Arc::clone(&self.0))
     }
 
-    /// Serves until `stop` is ready, and then until those who are there have been answered, within bounds.
+    /// Serves until `stop` is ready, then drains requests in flight within the configured time.
     pub async fn serve(self, stop: impl Future<Output = ()> + Send) {
         let shared = self.0;
         {
@@ -84,20 +84,20 @@ impl<S: CounterStore + 'static> Gateway<S> {
             shared.open(&mut running);
         }
         stop.await;
-        let (doors, tended, drain_for) = {
+        let (listeners, tasks, drain_timeout) = {
             let mut running = shared.running();
             running.stage = Stage::Draining;
-            let (doors, tended) =
+            let (listeners, tasks) =
                 (std::mem::take(&mut running.listeners), std::mem::take(&mut running.tasks));
-            (doors, tended, running.drain_timeout)
+            (listeners, tasks, running.drain_timeout)
         };
-        // Whoever comes from now on finds nobody: the listeners go first.
-        for door in doors {
-            door.close().await;
+        // Listeners close first, so that new connections are refused.
+        for listener in listeners {
+            listener.close().await;
         }
-        drop(tended);
-        if tokio::time::timeout(drain_for, shared.drain.run()).await.is_err() {
-            tracing::warn!("{} connections did not end in time", shared.drain.open());
+        drop(tasks);
+        if tokio::time::timeout(drain_timeout, shared.drain.run()).await.is_err() {
+            tracing::warn!(connections = shared.drain.open(), "drain timed out; closing open connections");
         }
     }
 }
@@ -107,15 +107,15 @@ impl<S: CounterStore + 'static> GatewayShared<S> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts what is not under way yet, and ends what is not wanted any more.
+    /// Starts listeners and health checks that are new, and stops those that are gone.
     fn open(&self, running: &mut BackgroundTasks<S>) {
-        for door in &mut running.listeners {
-            door.open();
+        for listener in &mut running.listeners {
+            listener.open();
         }
         let pools = &self.proxy.state().pools;
-        running.tasks.retain(|(tended, _)| pools.iter().any(|pool| Arc::ptr_eq(pool, tended)));
+        running.tasks.retain(|(checked, _)| pools.iter().any(|pool| Arc::ptr_eq(pool, checked)));
         for pool in pools {
-            if !running.tasks.iter().any(|(tended, _)| Arc::ptr_eq(pool, tended)) {
+            if !running.tasks.iter().any(|(checked, _)| Arc::ptr_eq(pool, checked)) {
                 running.tasks.push((Arc::clone(pool), AbortOnDrop::spawn(health::watch(Arc::clone(pool)))));
             }
         }
@@ -123,11 +123,11 @@ impl<S: CounterStore + 'static> GatewayShared<S> {
 }
 
 impl<S: CounterStore + 'static> Handle<S> {
-    /// Puts changed settings into force, all of them or none. Requests under way end as they began; connections stay, and
-    /// what comes on them next goes by the new routes. Call it on a tokio runtime.
+    /// Applies a changed configuration, all of it or nothing. Requests in flight complete under the old one; connections
+    /// stay open, and their next requests use the new routes. Must be called on a tokio runtime.
     ///
     /// # Errors
-    /// What is wrong with the settings, and where; what acted before still does.
+    /// If the configuration is invalid; the previous one stays active.
     pub fn reload(&self, config: &GatewayConfig) -> Result<(), String> {
         let GatewayShared { proxy, drain, .. } = &*self.0;
         let mut running = self.0.running();
@@ -135,10 +135,10 @@ impl<S: CounterStore + 'static> Handle<S> {
             return Ok(());
         }
         let state = proxy.read(config)?;
-        let doors = bound_listener::plan(config, proxy, drain, &running.listeners)?;
-        // Nothing can go wrong from here on.
+        let listeners = bound_listener::plan(config, proxy, drain, &running.listeners)?;
+        // Nothing below can fail.
         proxy.change(state, config.callers.held);
-        bound_listener::build(doors, &mut running.listeners);
+        bound_listener::build(listeners, &mut running.listeners);
         running.drain_timeout = config.callers.drain.0;
         if running.stage == Stage::Serving {
             self.0.open(&mut running);
@@ -146,19 +146,19 @@ impl<S: CounterStore + 'static> Handle<S> {
         Ok(())
     }
 
-    /// What reads tokens, for whoever looks after its keys.
+    /// Returns the JWT verifier, for reloading its keys.
     #[must_use]
     pub fn tokens(&self) -> Option<Arc<JwtVerifier>> {
         self.0.proxy.state().jwt.clone()
     }
 
-    /// Waits for so long until the last lines of the access log are written: how many were not. Nobody is served any more.
+    /// Waits up to `timeout` for the last lines of the access log. Returns how many were lost. For use after serving has ended.
     #[must_use]
-    pub fn flush_access_log(&self, patience: Duration) -> u64 {
-        self.0.proxy.state().log.as_ref().map_or(0, |log| log.flush(patience))
+    pub fn flush_access_log(&self, timeout: Duration) -> u64 {
+        self.0.proxy.state().log.as_ref().map_or(0, |log| log.flush(timeout))
     }
 
-    /// Adds its figures.
+    /// Writes the gateway's metrics.
     pub fn metrics(&self, page: &mut MetricsWriter) {
         let state = self.0.proxy.state();
         page.gauge("gateway_connections", "Number of open client connections.", self.0.drain.open());
@@ -170,16 +170,16 @@ impl<S: CounterStore + 'static> Handle<S> {
         let help = "Number of access log lines dropped.";
         page.counter("gateway_access_log_dropped_total", help, dropped);
         let each = [
-            ("gateway_endpoint_usable", "Whether a backend receives requests."),
+            ("gateway_endpoint_usable", "Whether a backend is healthy and not ejected."),
             ("gateway_endpoint_requests", "Number of requests in flight at a backend."),
         ];
         for (at, (name, help)) in each.into_iter().enumerate() {
             let mut family = page.gauges(name, help);
             for pool in &state.pools {
-                for endpoint in &pool.backends {
-                    let (usable, in_flight) = endpoint.stats();
+                for backend in &pool.backends {
+                    let (usable, in_flight) = backend.stats();
                     let value = if at == 0 { usize::from(usable) } else { in_flight };
-                    let address = endpoint.address.to_string();
+                    let address = backend.address.to_string();
                     family.add(&[("upstream", &pool.name), ("address", &address)], value);
                 }
             }

@@ -1,4 +1,4 @@
-//! HTTP/2, both sides of it, by hyper: framing and flow control are its affair; what a message may say is ours.
+//! HTTP/2 on both sides, over hyper, which does framing and flow control. This module checks messages and times out streams.
 
 mod stream;
 
@@ -29,13 +29,13 @@ use tollgate_http::h1::head::{self, HeadError};
 use tollgate_http::identity::RequestView;
 use tollgate_http::server::{Drain, Io, LazyTimeout, PrefixedStream};
 
-/// What an HTTP/2 connection begins with.
+/// Connection preface of HTTP/2.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Of a timeout that is set before it is waited for.
+/// Initial value of a timeout that is set before it is used.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What callers may do.
+/// Limits for client connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct H2Settings {
     pub(crate) streams: u32,
@@ -44,9 +44,9 @@ pub(crate) struct H2Settings {
     pub(crate) body_timeout: Duration,
 }
 
-/// Serves one connection to its end.
+/// Serves one connection until it ends.
 ///
-/// `refused` hears of what is no request that could be handled.
+/// `refused` is called for messages that are rejected before they become requests.
 pub(crate) async fn serve<F, Fut>(
     io: Io,
     first: BytesMut,
@@ -60,7 +60,7 @@ pub(crate) async fn serve<F, Fut>(
 {
     let activity = Activity::new();
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
-        let answering = match check(&request) {
+        let handled = match check(&request) {
             Err(error) => {
                 let (status, detail) = (error.status(), error.to_string());
                 refused(status, &detail);
@@ -74,12 +74,12 @@ pub(crate) async fn serve<F, Fut>(
             }
         };
         async move {
-            let mut answer = match answering {
-                Ok(answering) => answering.await,
-                Err(refusal) => refusal,
+            let mut response = match handled {
+                Ok(response) => response.await,
+                Err(problem) => problem,
             };
-            answer.headers_mut().remove(CONNECTION);
-            Ok::<_, Infallible>(answer.map(stream::tracked))
+            response.headers_mut().remove(CONNECTION);
+            Ok::<_, Infallible>(response.map(stream::tracked))
         }
     });
     let streams = stream::StreamExecutor { activity: Arc::clone(&activity), timeout: settings.body_timeout };
@@ -94,26 +94,26 @@ pub(crate) async fn serve<F, Fut>(
     let connection = builder.serve_connection(TokioIo::new(PrefixedStream { first, io }), service);
     let mut connection = pin!(connection);
     let mut begun = pin!(drain.begun());
-    let mut told = false;
-    let mut look = Instant::now() + settings.idle_timeout;
+    let mut is_closing = false;
+    let mut next_check = Instant::now() + settings.idle_timeout;
     loop {
         tokio::select! {
             _ = connection.as_mut() => return,
-            () = begun.as_mut(), if !told => {}
-            () = tokio::time::sleep_until(look), if !told => {
+            () = begun.as_mut(), if !is_closing => {}
+            () = tokio::time::sleep_until(next_check), if !is_closing => {
                 let now = Instant::now();
-                look = activity.quiet_since().unwrap_or(now) + settings.idle_timeout;
-                if look > now {
+                next_check = activity.quiet_since().unwrap_or(now) + settings.idle_timeout;
+                if next_check > now {
                     continue;
                 }
             }
         }
-        told = true;
+        is_closing = true;
         connection.as_mut().graceful_shutdown();
     }
 }
 
-/// The response of the proxy to one request.
+/// Returns the proxy's response to one request.
 pub(crate) async fn respond<S: CounterStore + 'static>(
     proxy: &Proxy<S>,
     peer: &Peer,
@@ -138,12 +138,14 @@ pub(crate) async fn respond<S: CounterStore + 'static>(
             *response.headers_mut() = fields;
             response
         }
-        // Streams cannot switch protocols: the proxy offers no upgrade here.
-        Proxied::Tunnel(..) => problem(StatusCode::BAD_GATEWAY, "the upstream switched protocols unasked"),
+        // Streams cannot switch protocols, so the proxy offers no upgrade here.
+        Proxied::Tunnel(..) => {
+            problem(StatusCode::BAD_GATEWAY, "the upstream switched protocols without an upgrade request")
+        }
     }
 }
 
-/// A response to what is no request that could be handled.
+/// Returns a problem response.
 fn problem(status: StatusCode, detail: &str) -> Response<ProxiedBody> {
     let mut response = Response::new(ProxiedBody::local(problem::body(status, detail).into()));
     *response.status_mut() = status;
@@ -151,7 +153,7 @@ fn problem(status: StatusCode, detail: &str) -> Response<ProxiedBody> {
     response
 }
 
-/// The framing cannot be ambiguous here, but a head can still name two hosts or hide its path.
+/// Rejects heads with conflicting hosts or a hidden path; framing cannot be ambiguous in HTTP/2.
 fn check(request: &Request<hyper::body::Incoming>) -> Result<(), HeadError> {
     if request.method() == Method::CONNECT {
         return Err(HeadError::Method);
@@ -164,7 +166,7 @@ fn check(request: &Request<hyper::body::Incoming>) -> Result<(), HeadError> {
         (Some(host), None, None) | (None, Some(host), None) => host,
         _ => return Err(HeadError::Host),
     };
-    // Who it is that asks is not told here, so an `@` is no part of one either.
+    // User information is not supported, so an `@` makes a host invalid.
     if !head::is_host(host) {
         return Err(HeadError::Host);
     }
@@ -174,7 +176,7 @@ fn check(request: &Request<hyper::body::Incoming>) -> Result<(), HeadError> {
     Ok(())
 }
 
-/// The connection of an endpoint that speaks HTTP/2: one, shared by all requests.
+/// The HTTP/2 connection of a backend, shared by all requests.
 #[derive(Default)]
 pub(crate) struct SharedConnection {
     current: Mutex<Option<ConnectionHandle>>,
@@ -182,7 +184,7 @@ pub(crate) struct SharedConnection {
     opened: AtomicUsize,
 }
 
-/// A handle on a connection, and which of an endpoint's it is.
+/// A handle to a connection, and its number.
 #[derive(Clone)]
 pub(crate) struct ConnectionHandle {
     pub(crate) send: SendRequest<TrackedBody<ClientBody>>,
@@ -195,7 +197,7 @@ impl SharedConnection {
         current.as_ref().filter(|current| !current.send.is_closed()).cloned()
     }
 
-    /// The next request opens another connection; those under way stay on this one.
+    /// Makes the next request open a new connection; requests in flight stay on this one.
     pub(crate) fn discard(&self, shared: &ConnectionHandle) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.as_ref().is_some_and(|current| current.which == shared.which) {
@@ -203,31 +205,31 @@ impl SharedConnection {
         }
     }
 
-    /// A handle on the connection, opened anew if there is none.
-    pub(crate) async fn open(&self, endpoint: &Backend) -> Result<ConnectionHandle, ConnectError> {
+    /// Returns a handle to the connection, and opens one if needed.
+    pub(crate) async fn open(&self, backend: &Backend) -> Result<ConnectionHandle, ConnectError> {
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        // One of those that wait opens it for all.
+        // One of the waiting requests opens it for all.
         let _turn = self.opening.lock().await;
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        let deadline = Instant::now() + endpoint.connect_timeout();
-        let io = endpoint.open(deadline).await?;
+        let deadline = Instant::now() + backend.connect_timeout();
+        let io = backend.open(deadline).await?;
         let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
             .keep_alive_interval(Duration::from_secs(20))
             .keep_alive_timeout(Duration::from_secs(10));
         let io = TokioIo::new(PrefixedStream { first: BytesMut::new(), io });
-        let refused = |error: std::io::Error| ConnectError::Refused(endpoint.address.clone(), error);
+        let refused = |error: std::io::Error| ConnectError::Refused(backend.address.clone(), error);
         let (send, connection) = tokio::time::timeout_at(deadline, builder.handshake(io))
             .await
-            .map_err(|_| ConnectError::Timeout(endpoint.address.clone()))?
+            .map_err(|_| ConnectError::Timeout(backend.address.clone()))?
             .map_err(|error| refused(std::io::Error::other(error)))?;
         tokio::spawn(async move {
-            // Requests on it are told of its end by themselves.
+            // Requests on it receive its errors themselves.
             let _ = connection.await;
         });
         let shared = ConnectionHandle { send, which: self.opened.fetch_add(1, Ordering::Relaxed) };
@@ -236,8 +238,8 @@ impl SharedConnection {
     }
 }
 
-/// Whether the other side says that it has not looked at a request: its stream was refused, or lies behind the last one
-/// that a connection on its way out still answers.
+/// Returns whether the peer has not processed a request: its stream was refused, or is after the last one that a closing
+/// connection still processes.
 pub(crate) fn is_unprocessed(error: &hyper::Error) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<::h2::Error>());
     error.is_canceled()
@@ -247,7 +249,7 @@ pub(crate) fn is_unprocessed(error: &hyper::Error) -> bool {
         })
 }
 
-/// A request as it goes out on a stream.
+/// Builds a request to send on a stream.
 pub(crate) fn outbound(
     method: &Method,
     target: &str,

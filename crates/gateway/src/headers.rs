@@ -1,8 +1,8 @@
-//! What is taken out of a message on its way, and what is added.
+//! Header rewriting: which headers are removed from a message and which are added.
 //!
-//! Fields about one connection end here, in both directions, with those that `Connection` names. What would tell an
-//! upstream who asked is believed of trusted peers alone; of others it is overwritten. Fields are read where they lie and
-//! written where they go: into the bytes of an HTTP/1 head, or into a map for HTTP/2.
+//! Hop-by-hop headers are removed in both directions, including those that `Connection` names. Headers that identify the
+//! client to an upstream are accepted from trusted peers only, and overwritten for others. Fields are read in place and
+//! written to their destination: HTTP/1 bytes or an HTTP/2 header map.
 
 mod names;
 
@@ -18,11 +18,11 @@ use tollgate_http::h1::head::are_values;
 use tollgate_http::headers::{HeaderAppend, HeaderLookup, HeaderSink};
 use tollgate_http::traceparent::TRACEPARENT;
 
-/// The other end of a caller's connection.
+/// The peer of a client connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) address: IpAddr,
-    /// The same as it is written into a field.
+    /// The address as header text.
     text: String,
     scheme: &'static str,
 }
@@ -34,7 +34,7 @@ impl Peer {
     }
 }
 
-/// Fields of our own, among those that are passed on: whoever passes others on leaves out those that are here already.
+/// Writer for headers that the gateway sets itself, and the list of their names: forwarded headers of these names are dropped.
 pub(crate) struct OwnHeaders<'o, A: ?Sized> {
     pub(crate) out: &'o mut A,
     pub(crate) names: SmallVec<[HeaderName; 8]>,
@@ -48,7 +48,7 @@ impl<'o, A: HeaderAppend + ?Sized> OwnHeaders<'o, A> {
 
 impl<A: HeaderAppend + ?Sized> HeaderSink for OwnHeaders<'_, A> {
     fn put(&mut self, name: &HeaderName, value: &[u8]) {
-        // What ends a line would begin another field.
+        // A line break in a value would start another field.
         if are_values(value) && !self.names.contains(name) {
             self.out.add(name.as_str().as_bytes(), value);
             self.names.push(name.clone());
@@ -56,13 +56,13 @@ impl<A: HeaderAppend + ?Sized> HeaderSink for OwnHeaders<'_, A> {
     }
 }
 
-/// The fields of a message that are about one connection.
+/// Names of the hop-by-hop headers of a message.
 struct HopByHop<'h>(SmallVec<[&'h [u8]; 4]>);
 
 impl<'h> HopByHop<'h> {
     fn new(fields: &'h impl HeaderLookup) -> Self {
         let named = fields.all(&CONNECTION).flat_map(|value| value.split(|byte| *byte == b','));
-        // What is said of the connection itself names no field.
+        // Connection options that are not header names.
         let is_field = |name: &&[u8]| !is_any(name, &["", "close", "keep-alive"]);
         Self(named.map(<[u8]>::trim_ascii).filter(is_field).collect())
     }
@@ -76,22 +76,22 @@ impl<'h> HopByHop<'h> {
     }
 }
 
-/// How a caller's fields become those that an upstream gets.
+/// Rules by which a client's headers are forwarded to an upstream.
 pub(crate) struct ForwardRules<'a> {
     pub(crate) peer: &'a Peer,
-    /// Whether what the peer says of others counts.
+    /// Whether forwarding headers from this peer are accepted.
     pub(crate) is_trusted: bool,
     pub(crate) forward: ForwardedHeader,
     pub(crate) protected: &'a Arc<ProtectedHeaders>,
-    /// The host that the target names, where it does.
+    /// Host in the request target, if it has one.
     pub(crate) authority: Option<&'a str>,
-    /// The host that the upstream is told instead of the caller's.
+    /// `Host` for the upstream, if configured.
     pub(crate) host: Option<&'a HeaderValue>,
-    /// Our span in the caller's trace, where it is followed: the upstream's is under it.
+    /// Span of this request in a sampled trace, the parent of the upstream's span.
     pub(crate) traceparent: Option<HeaderValue>,
 }
 
-/// Writes a caller's fields as an upstream gets them.
+/// Writes a client's headers as forwarded to an upstream.
 pub(crate) fn write_upstream_headers<A: HeaderAppend + ?Sized>(
     fields: &impl HeaderLookup,
     passing: &ForwardRules<'_>,
@@ -99,23 +99,23 @@ pub(crate) fn write_upstream_headers<A: HeaderAppend + ?Sized>(
 ) {
     let &ForwardRules { peer, is_trusted, forward, protected: guard, authority, host, .. } = passing;
     let hop = HopByHop::new(fields);
-    let told_host = fields.first(&HOST).or(authority.map(str::as_bytes));
-    // The next reader of a message looks for it first.
-    if let Some(host) = host.map(HeaderValue::as_bytes).or(told_host) {
+    let client_host = fields.first(&HOST).or(authority.map(str::as_bytes));
+    // `Host` first: recipients look for it first.
+    if let Some(host) = host.map(HeaderValue::as_bytes).or(client_host) {
         out.add(b"host", host);
     }
     if let Some(own) = &passing.traceparent {
         out.add(TRACEPARENT.as_str().as_bytes(), own.as_bytes());
     }
     let mut lists = [Vec::new(), Vec::new()];
-    let (mut told_proto, mut told_other, mut told_cookies) = (false, false, false);
+    let (mut has_proto, mut has_host, mut has_cookies) = (false, false, false);
     for (name, value) in fields.each() {
         let is_host = name.len() == 4 && is_any(name, &["host"]);
         let is_followed = passing.traceparent.is_some() && is_any(name, &[TRACEPARENT.as_str()]);
         if is_host || is_followed || is_hop_by_hop(name) || is_gateway_owned(name) {
             continue;
         }
-        // What rules were told, the upstream is told as well: `Connection` cannot take that away.
+        // The upstream gets the identity headers that the rules used: `Connection` cannot remove them.
         if guard.is_alias_of_protected(name) || (hop.names(name) && !guard.is_identity(name)) {
             continue;
         }
@@ -123,20 +123,20 @@ pub(crate) fn write_upstream_headers<A: HeaderAppend + ?Sized>(
             continue;
         }
         if name.len() == 6 && is_any(name, &[COOKIE.as_str()]) {
-            if !std::mem::replace(&mut told_cookies, true) {
+            if !std::mem::replace(&mut has_cookies, true) {
                 add_cookies(fields, out);
             }
             continue;
         }
         match forwarded_kind(name) {
-            // We are the last of those whom the list names.
+            // The peer's address is appended as the last of the list.
             Some(ForwardedKind::For) if forward != ForwardedHeader::Forwarded => extend(&mut lists[0], value),
             Some(ForwardedKind::Forwarded) if forward != ForwardedHeader::XForwarded => {
-                extend(&mut lists[1], value)
+                extend(&mut lists[1], value);
             }
             other => {
-                told_proto |= other == Some(ForwardedKind::Proto);
-                told_other |= other == Some(ForwardedKind::Host);
+                has_proto |= other == Some(ForwardedKind::Proto);
+                has_host |= other == Some(ForwardedKind::Host);
                 out.add(name, value);
             }
         }
@@ -153,10 +153,10 @@ pub(crate) fn write_upstream_headers<A: HeaderAppend + ?Sized>(
             extend(x_for, peer.text.as_bytes());
             out.add(b"x-forwarded-for", x_for);
         }
-        if !told_proto {
+        if !has_proto {
             out.add(b"x-forwarded-proto", peer.scheme.as_bytes());
         }
-        if let (Some(host), false) = (told_host, told_other) {
+        if let (Some(host), false) = (client_host, has_host) {
             out.add(b"x-forwarded-host", host);
         }
     }
@@ -165,13 +165,13 @@ pub(crate) fn write_upstream_headers<A: HeaderAppend + ?Sized>(
             IpAddr::V4(address) => format!("for={address}"),
             IpAddr::V6(address) => format!("for=\"[{address}]\""),
         };
-        let host = told_host.and_then(|host| std::str::from_utf8(host).ok()).unwrap_or_default();
+        let host = client_host.and_then(|host| std::str::from_utf8(host).ok()).unwrap_or_default();
         extend(forwarded, format!("{by};host=\"{host}\";proto={}", peer.scheme).as_bytes());
         out.add(b"forwarded", forwarded);
     }
 }
 
-/// All cookies in one field: HTTP/2 may have them apart, and a reader of HTTP/1 looks at one (RFC 9113, 8.2.3).
+/// Writes all cookies in one field: HTTP/2 may split them, and HTTP/1 recipients expect one (RFC 9113, 8.2.3).
 fn add_cookies<A: HeaderAppend + ?Sized>(fields: &impl HeaderLookup, out: &mut A) {
     let mut all = fields.all(&COOKIE);
     let first = all.next().unwrap_or_default();
@@ -188,7 +188,7 @@ fn options(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
 
-/// Adds to the end of a list.
+/// Appends to a comma-separated list.
 fn extend(list: &mut Vec<u8>, value: &[u8]) {
     if !list.is_empty() {
         list.extend_from_slice(b", ");
@@ -196,8 +196,7 @@ fn extend(list: &mut Vec<u8>, value: &[u8]) {
     list.extend_from_slice(value);
 }
 
-/// Writes an upstream's fields as a caller gets them, but for those that are there already. The length is told by how the
-/// body is sent.
+/// Writes an upstream's headers as sent to the client, except those already set. The body's framing determines the length.
 pub(crate) fn write_client_headers(fields: &impl HeaderLookup, own: &mut OwnHeaders<'_, impl HeaderAppend>) {
     let hop = HopByHop::new(fields);
     for (name, value) in fields.each() {
@@ -213,13 +212,13 @@ fn is_for_proxies(name: &[u8]) -> bool {
     name.len() == 18 && is_any(name, &[PROXY_AUTHENTICATE.as_str()])
 }
 
-/// The protocol that a request asks to switch to, if it is one of those that may be.
+/// Returns the protocol that a request asks to upgrade to, if it is allowed.
 pub(crate) fn upgrade<'f>(fields: &'f impl HeaderLookup, allowed: &[String]) -> Option<&'f [u8]> {
-    let asked = fields.first(&UPGRADE)?;
+    let requested = fields.first(&UPGRADE)?;
     if !fields.all(&CONNECTION).flat_map(options).any(|option| option.eq_ignore_ascii_case(b"upgrade")) {
         return None;
     }
-    allowed.iter().any(|allowed| asked.eq_ignore_ascii_case(allowed.as_bytes())).then_some(asked)
+    allowed.iter().any(|allowed| requested.eq_ignore_ascii_case(allowed.as_bytes())).then_some(requested)
 }
 
 #[cfg(test)]

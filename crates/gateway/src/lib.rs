@@ -1,19 +1,19 @@
-//! The reverse proxy with the limiter inside: it decides on every request before a byte of its body is read, and passes
-//! on what may pass. It knows routes and upstreams, and nothing of how counters are kept.
+//! Reverse proxy with built-in rate limiting: decides on every request before it reads the body, and forwards those that
+//! are allowed. Independent of how counters are stored.
 //!
-//! | file | answers |
+//! | module | contents |
 //! |---|---|
-//! | `config` | what can be said in its file? |
-//! | `proxy_state` | what do its settings come to, and what stays when they change? |
-//! | `bound_listener`, `acceptor` | who is accepted, and what do they speak? |
-//! | `h1`, `h2` | how are messages read and written? |
-//! | `proxy` | what happens to a request, start to end? |
-//! | `message`, `respond` | where do heads lie, and what is the response? |
-//! | `route` | where does it go? |
-//! | `headers` | what is taken out of it and added to it? |
-//! | `upstream`, `pool`, `health` | who answers it, and who instead? |
-//! | `tls`, `body`, `stall` | the means |
-//! | `completion`, `access_log`, `request_span`, `problem` | what is said of it and to its caller? |
+//! | `config` | the configuration |
+//! | `proxy_state` | what a configuration compiles to, and what survives a reload |
+//! | `bound_listener`, `acceptor` | listeners; accepting connections and detecting their protocol |
+//! | `h1`, `h2` | reading and writing messages |
+//! | `proxy` | the life of a request |
+//! | `message`, `respond` | heads of either protocol; responses |
+//! | `route` | routing by host, path and method |
+//! | `headers` | headers that are removed and added |
+//! | `upstream`, `pool`, `health` | attempts and retries, load balancing, health checks |
+//! | `tls`, `body`, `stall` | TLS, bodies, detection of stalled HTTP/2 streams |
+//! | `completion`, `access_log`, `request_span`, `problem` | access log, spans, error responses |
 
 mod acceptor;
 mod access_log;

@@ -1,5 +1,5 @@
-//! A request and its response as the proxy sees them, whichever protocol they come by and go by: heads in the bytes of HTTP/1,
-//! or in maps of HTTP/2. The same rules read and write both, so that the fast path, from bytes to bytes, is no second proxy.
+//! Requests and responses as the proxy handles them, independent of protocol: heads are HTTP/1 bytes or HTTP/2 header maps.
+//! The same code reads and writes both, so that the fast path, from bytes to bytes, is not a second proxy.
 
 use crate::body::ProxiedBody;
 use crate::completion::Completion;
@@ -15,7 +15,7 @@ use tollgate_http::identity::RequestView;
 use tollgate_http::response::{self, DecisionSummary};
 use tollgate_http::server::write;
 
-/// A request's head, wherever it lies: in the bytes of HTTP/1, or in a map of HTTP/2.
+/// A request head: HTTP/1 bytes or an HTTP/2 header map.
 pub(crate) struct Forwarded<'r, F> {
     pub(crate) asked: RequestView<'r, F>,
     pub(crate) method: &'r Method,
@@ -23,9 +23,9 @@ pub(crate) struct Forwarded<'r, F> {
     pub(crate) target: &'r str,
 }
 
-/// Whether a map of fields was built of a request's head.
+/// Representation of a request head.
 pub(crate) trait HeadForm: HeaderLookup + Sync {
-    /// It lies in the bytes that came.
+    /// Whether the head is read from the received bytes, without a header map.
     const ARE_BYTES: bool;
 }
 
@@ -37,9 +37,9 @@ impl HeadForm for HeaderMap {
     const ARE_BYTES: bool = false;
 }
 
-/// What a response's head is written to.
+/// Destination of a response head.
 pub(crate) trait ResponseSink: HeaderAppend + Send {
-    /// Whether its connection can switch protocols.
+    /// Whether the connection can switch protocols.
     const CAN_SWITCH: bool;
 
     fn begin(&mut self, status: StatusCode);
@@ -59,19 +59,19 @@ impl ResponseSink for HeaderMap {
     fn begin(&mut self, _: StatusCode) {}
 }
 
-/// What became of a request; the fields of its response were written where they go.
+/// Result of a request; the response headers have already been written.
 pub(crate) enum Proxied {
     Response {
         status: StatusCode,
-        /// The length that the upstream stated.
+        /// Length that the upstream declared.
         stated_length: Option<u64>,
         body: ProxiedBody,
     },
-    /// No more HTTP follows.
+    /// The connection switched protocols; no more HTTP follows.
     Tunnel(Box<Tunnel>, Option<Box<Completion>>),
 }
 
-/// The fields of a request on their way to its upstream.
+/// The fields of a request as forwarded to its upstream.
 pub(crate) struct UpstreamFields<'a, F> {
     pub(crate) fields: &'a F,
     pub(crate) passing: &'a ForwardRules<'a>,
@@ -94,7 +94,7 @@ impl<F: HeadForm> WriteFields for UpstreamFields<'_, F> {
     }
 }
 
-/// Whether a decision says more than yes or no.
+/// Returns whether a decision has a degrade or warning marker.
 fn is_marked(decision: &Decision) -> bool {
     decision.degraded_by.is_some() || decision.warned_by.is_some()
 }

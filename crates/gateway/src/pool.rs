@@ -1,8 +1,8 @@
-//! Where requests go: endpoints of one upstream, the connections that wait for the next request, and who gets it.
+//! Upstream pools: load balancing over the backends of one upstream, and their idle connections.
 //!
-//! Of two endpoints drawn at random the one with fewer requests under way gets the next: nearly as good as asking all,
-//! without a herd running to the emptiest. An endpoint is passed over while its health check fails, and for a while
-//! after it has failed several requests in a row; when all are passed over, all are tried, for a guess beats a refusal.
+//! Of two backends drawn at random, the one with fewer requests in flight gets the next request: nearly as good as comparing
+//! all, without a herd effect on the least loaded. A backend is skipped while its health check fails, and for a while after
+//! several consecutive failures; if all are skipped, all are tried, because an attempt is better than a certain error.
 
 mod idle;
 
@@ -24,9 +24,9 @@ pub(crate) struct Pool {
     pub(crate) name: String,
     pub(crate) config: PoolConfig,
     pub(crate) backends: Vec<Arc<Backend>>,
-    /// What the file of its authorities held.
+    /// Contents of the CA file, to detect changes.
     authorities: Option<Vec<u8>>,
-    /// Draws pairs of endpoints.
+    /// Counter from which pairs of backends are drawn.
     drawn: AtomicU64,
 }
 
@@ -38,10 +38,10 @@ pub(crate) struct Backend {
     eject_after: u32,
     eject_for: Duration,
     in_flight: AtomicUsize,
-    /// Requests whose head was copied from the client's bytes into those of an idle connection, of all endpoints.
+    /// Requests whose head was copied from client bytes to those of an idle connection, over all backends.
     fast_path: Arc<AtomicU64>,
     idle: IdleConnections,
-    /// What the health check found last.
+    /// Result of the last health check.
     healthy: AtomicBool,
     failures: AtomicU32,
     ejected_until: Mutex<Option<Instant>>,
@@ -54,25 +54,25 @@ pub(crate) struct Backend {
 pub(crate) enum ConnectError {
     #[error("cannot connect to {0}: {1}")]
     Refused(String, std::io::Error),
-    #[error("connecting to {0} took too long")]
+    #[error("connecting to {0} timed out")]
     Timeout(String),
-    /// As many connections as may be are in use: that is no fault of the endpoint's.
-    #[error("all connections to {0} are taken")]
+    /// The connection limit is reached; not a failure of the backend.
+    #[error("all connections to {0} are in use")]
     Full(String),
 }
 
-/// Which connection will do.
+/// Which connection to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectionPreference {
-    /// One that waits, or a new one.
+    /// An idle one, or a new one.
     Any,
-    /// A new one: those that wait may be closed.
+    /// A new one, because idle ones may be closed.
     New,
-    /// A new one, if there is a place for it at once.
+    /// A new one, if a permit is available immediately.
     Spare,
 }
 
-/// A request under way at an endpoint.
+/// A request in flight at a backend.
 pub(crate) struct InFlight(Arc<Backend>);
 
 impl InFlight {
@@ -90,30 +90,30 @@ impl Drop for InFlight {
 impl Pool {
     pub(crate) fn new(name: &str, config: &PoolConfig, fast_path: &Arc<AtomicU64>) -> Result<Self, String> {
         let tls = config.tls.as_ref().map(|tls| ClientTls::new(tls, config.protocol)).transpose()?;
-        let endpoint = |address: &String| {
+        let backend = |address: &String| {
             let tls = tls.as_ref().map(|tls| tls.for_address(address)).transpose()?;
             Ok(Arc::new(Backend::new(address, config, tls, Arc::clone(fast_path))))
         };
         if config.addresses.is_empty() {
-            return Err("`addresses` is empty; write at least one host:port".to_owned());
+            return Err("`addresses` is empty; add at least one host:port".to_owned());
         }
         if config.max_connections == Some(0) {
             return Err(
-                "`max_connections: 0` would let nobody through; write 1 or more, or leave it out".to_owned()
+                "`max_connections: 0` would block all requests; use 1 or more, or remove it".to_owned()
             );
         }
         let authorities = authorities(config);
-        let endpoints = config.addresses.iter().map(endpoint).collect::<Result<Vec<_>, String>>()?;
+        let backends = config.addresses.iter().map(backend).collect::<Result<Vec<_>, String>>()?;
         let (name, config, drawn) = (name.to_owned(), config.clone(), AtomicU64::new(0));
-        Ok(Self { name, config, backends: endpoints, authorities, drawn })
+        Ok(Self { name, config, backends, authorities, drawn })
     }
 
-    /// Whether these settings would make the same one.
+    /// Returns whether these settings would create the same pool.
     pub(crate) fn matches_config(&self, name: &str, config: &PoolConfig) -> bool {
         self.name == name && self.config == *config && self.authorities == authorities(config)
     }
 
-    /// Takes over what is known of addresses that stay when the settings change: a sick one is not asked anew.
+    /// Takes over the health of backends that remain after a reload, so that a failing one is not tried again.
     pub(crate) fn inherit(&self, former: &Self) {
         for own in &self.backends {
             if let Some(known) = former.backends.iter().find(|known| known.address == own.address) {
@@ -122,7 +122,7 @@ impl Pool {
         }
     }
 
-    /// Who gets the next request; `tried` have failed it already.
+    /// Picks the backend for the next request; those in `tried` have already failed it.
     pub(crate) fn pick(&self, tried: &[usize]) -> Option<(usize, InFlight)> {
         if let ([only], []) = (&self.backends[..], tried) {
             return Some((0, only.enter()));
@@ -145,7 +145,7 @@ impl Pool {
         Some((at, self.backends[at].enter()))
     }
 
-    /// A request for this endpoint and no other.
+    /// Starts a request at one particular backend.
     pub(crate) fn at(&self, at: usize) -> InFlight {
         self.backends[at].enter()
     }
@@ -159,7 +159,7 @@ fn authorities(config: &PoolConfig) -> Option<Vec<u8>> {
     std::fs::read(config.tls.as_ref()?.ca.as_ref()?).ok()
 }
 
-/// Spreads a count over 64 bits (the finaliser of SplitMix64).
+/// Spreads a count over 64 bits (the finalizer of SplitMix64).
 const fn mix(count: u64) -> u64 {
     let mut x = count.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -186,7 +186,7 @@ impl Backend {
         }
     }
 
-    /// `checked`: whether a health check will say so when it is well again.
+    /// Takes over the health of `former`; `checked` is true if health checks will report a recovery.
     fn inherit(&self, former: &Self, checked: bool) {
         self.healthy.store(former.healthy.load(Ordering::Relaxed) || !checked, Ordering::Relaxed);
         self.failures.store(former.failures.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -211,38 +211,38 @@ impl Backend {
         if until.is_some_and(|until| Instant::now() < until) {
             return false;
         }
-        // One failure more, and it is out again.
+        // One more failure ejects it again.
         *until = None;
         self.ejected.store(false, Ordering::Relaxed);
         self.failures.store(self.eject_after.saturating_sub(1), Ordering::Relaxed);
         true
     }
 
-    /// It answered.
+    /// Records a response.
     pub(crate) fn record_success(&self) {
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// It did not answer, or with an error that is its own.
+    /// Records a missing response or a failure of the backend.
     pub(crate) fn record_failure(&self) {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         if self.eject_after > 0 && failures >= self.eject_after && !self.ejected.load(Ordering::Relaxed) {
             let until = Instant::now() + self.eject_for;
             *self.ejected_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
             self.ejected.store(true, Ordering::Relaxed);
-            tracing::warn!(endpoint = self.address, failures, "backend ejected");
+            tracing::warn!(backend = self.address, failures, "backend ejected");
         }
     }
 
-    /// What a health check found.
+    /// Records the result of a health check.
     pub(crate) fn set_healthy(&self, healthy: bool) {
         if self.healthy.swap(healthy, Ordering::Relaxed) != healthy {
             if healthy {
-                tracing::info!(endpoint = self.address, "backend healthy");
+                tracing::info!(backend = self.address, "backend healthy");
             } else {
-                tracing::warn!(endpoint = self.address, "backend unhealthy");
+                tracing::warn!(backend = self.address, "backend unhealthy");
             }
         }
     }
@@ -257,44 +257,44 @@ impl Backend {
         self.fast_path.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A connection that waits, if one is still good and may be used now.
+    /// Returns a usable idle connection, if there is one and a permit is available.
     pub(crate) fn take_idle(&self) -> Option<Box<UpstreamConnection>> {
         self.idle.take()
     }
 
-    /// Keeps a connection for the next request.
+    /// Returns a connection to the pool.
     pub(crate) fn put_back(&self, connection: Box<UpstreamConnection>) {
         self.idle.put(connection);
     }
 
-    /// Closes what has waited for too long.
+    /// Closes expired idle connections.
     pub(crate) fn sweep(&self) {
         self.idle.sweep();
     }
 
-    /// A connection for one request.
+    /// Returns a connection for one request.
     pub(crate) async fn connection(
         &self,
         wanted: ConnectionPreference,
     ) -> Result<Box<UpstreamConnection>, ConnectError> {
-        if let (ConnectionPreference::Any, Some(waiting)) = (wanted, self.idle.take()) {
-            return Ok(waiting);
+        if let (ConnectionPreference::Any, Some(idle)) = (wanted, self.idle.take()) {
+            return Ok(idle);
         }
-        let patience = if wanted == ConnectionPreference::Spare { Duration::ZERO } else { self.connect };
-        let place = self.idle.permit(patience).await;
-        let mut place = place.ok_or_else(|| ConnectError::Full(self.address.clone()))?;
-        // Come free in the meantime. Where a new one is wanted, it is opened in the stead of this.
-        if let Some(mut free) = self.idle.take_with(&mut place) {
+        let timeout = if wanted == ConnectionPreference::Spare { Duration::ZERO } else { self.connect };
+        let permit = self.idle.permit(timeout).await;
+        let mut permit = permit.ok_or_else(|| ConnectError::Full(self.address.clone()))?;
+        // A connection became idle in the meantime. If a new one is required, it replaces this one.
+        if let Some(mut free) = self.idle.take_with(&mut permit) {
             if wanted == ConnectionPreference::Any {
                 return Ok(free);
             }
-            place = free.permit.take();
+            permit = free.permit.take();
         }
-        // The wait for a place was ours to bear: the endpoint has its whole time.
-        Ok(Box::new(UpstreamConnection::new(self.open(Instant::now() + self.connect).await?, place)))
+        // The wait for a permit does not reduce the time for connecting.
+        Ok(Box::new(UpstreamConnection::new(self.open(Instant::now() + self.connect).await?, permit)))
     }
 
-    /// A bare stream, for whatever protocol.
+    /// Opens a stream for either protocol.
     pub(crate) async fn open(&self, deadline: Instant) -> Result<Io, ConnectError> {
         let opening = async {
             let stream = TcpStream::connect(&self.address).await?;

@@ -1,11 +1,11 @@
-//! What the gateway says on its own account, in the form of RFC 9457.
+//! Error responses of the gateway itself, as RFC 9457 problem details.
 
 use http::StatusCode;
 use tollgate_http::h1::RawResponse;
 
 pub(crate) const MEDIA_TYPE: &str = "application/problem+json";
 
-/// The body of a response that says what is wrong.
+/// Returns the body of a problem response.
 pub(crate) fn body(status: StatusCode, detail: &str) -> String {
     let body = serde_json::json!({
         "type": "about:blank",
@@ -16,7 +16,7 @@ pub(crate) fn body(status: StatusCode, detail: &str) -> String {
     body.to_string()
 }
 
-/// A whole response.
+/// Returns a complete problem response.
 pub(crate) fn response(status: StatusCode, detail: &str) -> RawResponse {
     RawResponse::new(status, MEDIA_TYPE, body(status, detail))
 }

@@ -1,6 +1,6 @@
-//! The life of a request: who asks, which route, may it pass, is it its turn, then on to the upstream and back.
+//! The life of a request: identity, route, decision, delay queue, then the upstream and back.
 //!
-//! Deciding comes before a byte of the body is read and before any connection to an upstream: a denial costs neither.
+//! The decision comes before the body is read and before a connection to an upstream is used: a denial costs neither.
 
 use crate::access_log::{AccessLogGuard, AccessRecord};
 use crate::body::ClientBody;
@@ -17,38 +17,38 @@ use http::StatusCode;
 use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_core::{Clock, CounterStore, Span, SystemClock, Timestamp};
-use tollgate_engine::{Check, Decision, DelayQueue, Held, Limiter, Trace};
+use tollgate_core::{Clock, CounterStore, SystemClock, TimeDelta, Timestamp};
+use tollgate_engine::{Check, Decision, DelayQueue, HeldPermits, Limiter, TraceContext};
 use tollgate_http::identity::{AmbiguousIdentity, RequestView};
 use tollgate_http::response::DecisionSummary;
 use tollgate_http::server::LazyTimeout;
 use tollgate_http::server::write::Frames;
 use tollgate_http::traceparent;
 
-/// Everything that requests share.
+/// State shared by all requests.
 pub(crate) struct Proxy<S: CounterStore + 'static> {
     limiter: Arc<Limiter<S>>,
     state: ArcSwap<ProxyState>,
-    /// Requests that `action: delay` holds back.
+    /// Delay queue for `action: delay`.
     pub(crate) delayed: DelayQueue,
     clock: SystemClock,
 }
 
-/// What is known of a request by the time that it is decided.
+/// A request after its check.
 struct CheckedRequest<'p> {
     route: &'p Arc<Route>,
     decision: Option<Decision>,
-    held: Option<Held>,
+    held: Option<HeldPermits>,
     remote: IpAddr,
     is_trusted: bool,
-    /// Its own span, where it is part of a trace that is followed.
-    trace: Option<Trace>,
+    /// The request's own span, if it is part of a sampled trace.
+    trace: Option<TraceContext>,
 }
 
-/// Why a request is not decided.
+/// Why a request could not be checked.
 enum CheckFailure {
     NoRoute,
-    /// Its head has two values of who asks.
+    /// The head has conflicting identities.
     Ambiguous(AmbiguousIdentity),
 }
 
@@ -59,24 +59,24 @@ impl<S: CounterStore + 'static> Proxy<S> {
         Ok(Self { limiter, state: ArcSwap::from_pointee(state), delayed, clock: SystemClock::new() })
     }
 
-    /// What acts now.
+    /// Returns the active state.
     pub(crate) fn state(&self) -> Arc<ProxyState> {
         self.state.load_full()
     }
 
-    /// Reads other settings, of which nothing acts yet.
+    /// Builds the state of another configuration without activating it.
     pub(crate) fn read(&self, config: &GatewayConfig) -> Result<ProxyState, String> {
         ProxyState::new(config, &self.limiter.rules(), Some(&self.state.load()))
     }
 
-    /// From now on requests go by these.
-    pub(crate) fn change(&self, state: ProxyState, most_waiting: usize) {
+    /// Activates a state for new requests.
+    pub(crate) fn change(&self, state: ProxyState, max_delayed: usize) {
         self.state.store(Arc::new(state));
-        self.delayed.set_max(most_waiting);
+        self.delayed.set_max(max_delayed);
     }
 
-    /// One request, start to end, by the settings that are active when it comes. The status and the fields of its response
-    /// are written to `out`; `timeout` is of the request's own task.
+    /// Handles one request from start to end with the configuration that is active when it arrives. Writes the status and
+    /// headers of the response to `out`; `timeout` belongs to the request's task.
     pub(crate) async fn handle<F: HeadForm, A: ResponseSink>(
         &self,
         peer: &Peer,
@@ -109,8 +109,8 @@ impl<S: CounterStore + 'static> Proxy<S> {
         if let (Some(held), Some(decision)) = (held, &decision) {
             let delay = decision.delay();
             let mut guard = self.limiter.guard(held, delay);
-            if delay > Span::ZERO && Box::pin(guard.wait(&self.delayed, delay)).await.is_err() {
-                let detail = "too many requests wait for their turn already";
+            if delay > TimeDelta::ZERO && Box::pin(guard.wait(&self.delayed, delay)).await.is_err() {
+                let detail = "the delay queue is full";
                 let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, detail);
                 return record.problem(&failure, None, out);
             }
@@ -126,7 +126,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         }
     }
 
-    /// What came was no request that could be handled.
+    /// Logs a message that was rejected before it became a request.
     pub(crate) fn rejected(&self, peer: &Peer, status: StatusCode, detail: &str) {
         if let Some(log) = &self.state.load().log {
             let mut entry = AccessRecord::new(self.clock.now(), peer.address);
@@ -136,7 +136,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         }
     }
 
-    /// Identifies the caller, finds the route and decides, once.
+    /// Identifies the caller, finds the route and makes the decision, once.
     async fn check<'s>(
         &self,
         state: &'s ProxyState,
@@ -152,13 +152,13 @@ impl<S: CounterStore + 'static> Proxy<S> {
             None => (None, None),
             Some(domain) => {
                 let attributes = caller.attributes();
-                let within = trace.map(|trace| trace.within(now));
+                let within = trace.map(|trace| trace.child(now));
                 let check = Check::attributes(domain, &attributes)
-                    .asked_by("gateway")
-                    .traced(within.as_ref())
-                    .from_address(remote);
+                    .with_protocol("gateway")
+                    .with_trace(within.as_ref())
+                    .with_client_address(remote);
                 let (decision, held) = self.limiter.admit(&check).await;
-                self.limiter.took("gateway", 1, self.clock.now().since(now));
+                self.limiter.record_latency("gateway", 1, self.clock.now().since(now));
                 (Some(decision), held)
             }
         };
@@ -170,14 +170,15 @@ impl From<CheckFailure> for Failure {
     fn from(failure: CheckFailure) -> Self {
         match failure {
             CheckFailure::Ambiguous(error) => Self::new(StatusCode::BAD_REQUEST, &error),
-            CheckFailure::NoRoute => {
-                Self::new(StatusCode::NOT_FOUND, "no route leads there; see `routes` of the gateway")
-            }
+            CheckFailure::NoRoute => Self::new(
+                StatusCode::NOT_FOUND,
+                "no matching route; check `routes` in the gateway configuration",
+            ),
         }
     }
 }
 
-/// The way to the upstream.
+/// Forwards a request to the route's upstream.
 async fn forward<F: HeadForm, A: ResponseSink>(
     state: &ProxyState,
     request: &Forwarded<'_, F>,

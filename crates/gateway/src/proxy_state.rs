@@ -1,8 +1,8 @@
-//! What one reading of the settings comes to: everything that requests look up. Changed settings make another one beside the
-//! traffic, and one pointer is swapped; requests under way end by the one that they began with.
+//! Proxy state: what one configuration compiles to, looked up by every request. A reload builds a new state beside the
+//! traffic and swaps one pointer; requests in flight complete with the state that they started with.
 //!
-//! What stays is kept, not made anew: an upstream whose settings are the same keeps its connections and what is known of its
-//! health, the log its file, and tokens that were verified stay so.
+//! Unchanged parts are kept across reloads: an upstream with the same settings keeps its connections and health, the access
+//! log its file, and verified JWTs stay verified.
 
 use crate::access_log::AccessLog;
 use crate::config::{ForwardedHeader, GatewayConfig};
@@ -20,16 +20,16 @@ pub(crate) struct ProxyState {
     pub(crate) pools: Vec<Arc<Pool>>,
     pub(crate) responses: ResponseConfig,
     pub(crate) forward: ForwardedHeader,
-    /// Fields that callers cannot say whatever they like in.
+    /// Headers that clients may not set freely.
     pub(crate) protected: Arc<ProtectedHeaders>,
     pub(crate) log: Option<Arc<AccessLog>>,
     pub(crate) jwt: Option<Arc<JwtVerifier>>,
-    /// Requests on the fast path, since the process started.
+    /// Number of requests on the fast path since startup.
     pub(crate) fast_path: Arc<AtomicU64>,
 }
 
 impl ProxyState {
-    /// Reads the settings and the files that they name; `former` is what acts until then.
+    /// Compiles a configuration and reads the files that it names; `former` is the state to take unchanged parts from.
     pub(crate) fn new(
         config: &GatewayConfig,
         rules: &Ruleset,
@@ -38,14 +38,17 @@ impl ProxyState {
         for route in &config.routes {
             let known = |domain: &str| rules.domain(domain).is_some();
             if let Some(domain) = route.domain.as_deref().filter(|domain| !known(domain)) {
-                return Err(format!("route `{}`: no rule file has the domain `{domain}`", route.path));
+                return Err(format!(
+                    "route `{}`: unknown domain `{domain}`; add a rule file for it",
+                    route.path
+                ));
             }
         }
         let fast_path = former.map_or_else(Arc::default, |former| Arc::clone(&former.fast_path));
         let known = former.and_then(|former| former.jwt.as_ref());
         let tokens = match known.filter(|known| known.matches_config(&config.who)) {
             Some(known) => Some(Arc::clone(known)),
-            None => JwtVerifier::new(&config.who).map_err(|error| format!("who: {error}"))?,
+            None => JwtVerifier::new(&config.who).map_err(|error| format!("identity: {error}"))?,
         };
         Ok(Self {
             routes: Routes::new(config, tokens.as_ref())?,
@@ -59,7 +62,7 @@ impl ProxyState {
         })
     }
 
-    /// How a caller's fields become those that the route's upstream gets.
+    /// Returns the rules by which a client's headers are forwarded to the route's upstream.
     pub(crate) fn forward_rules<'a>(
         &'a self,
         peer: &'a Peer,

@@ -1,26 +1,26 @@
-//! The span of a request that is part of a trace: from when its head was read until its answer is over. Whatever comes of
-//! it, it is told when it is dropped. Requests without a trace have none, and pass their fields on as they came.
+//! Span of a request in a sampled trace: from the end of its head to the end of its response, recorded on drop. Requests
+//! without a trace have none, and their trace headers are forwarded unchanged.
 
 use crate::route::Route;
 use http::Method;
 use std::sync::Arc;
 use tollgate_core::CounterStore;
-use tollgate_engine::{Limiter, Passed, Trace};
+use tollgate_engine::{ForwardedRequest, Limiter, TraceContext};
 
-/// A span that has begun.
+/// A span in progress.
 pub(crate) struct RequestSpan<S: CounterStore> {
     limiter: Arc<Limiter<S>>,
-    trace: Trace,
+    trace: TraceContext,
     method: Method,
     route: Arc<Route>,
-    /// None, where the caller left before there was one.
+    /// Response status; `None` if the client disconnected before it.
     pub(crate) status: Option<u16>,
 }
 
 impl<S: CounterStore> RequestSpan<S> {
     pub(crate) fn new(
         limiter: &Arc<Limiter<S>>,
-        trace: Trace,
+        trace: TraceContext,
         method: &Method,
         route: &Arc<Route>,
     ) -> Box<Self> {
@@ -37,8 +37,12 @@ impl<S: CounterStore> RequestSpan<S> {
 impl<S: CounterStore> Drop for RequestSpan<S> {
     fn drop(&mut self) {
         let Self { trace, method, route, status, .. } = self;
-        let passed =
-            Passed { trace: *trace, method: method.as_str(), route: &route.config.path, status: *status };
-        self.limiter.passed(&passed);
+        let passed = ForwardedRequest {
+            trace: *trace,
+            method: method.as_str(),
+            route: &route.config.path,
+            status: *status,
+        };
+        self.limiter.record_forwarded(&passed);
     }
 }

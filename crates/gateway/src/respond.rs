@@ -1,5 +1,5 @@
-//! Responses of the proxy: an upstream's, a denial, or what went wrong. Whatever it is, the record of its request (its line in the
-//! access log, its span, its permits) ends with it, or with the request's future.
+//! Responses of the proxy: an upstream's response, a denial or an error. The record of a request (access log line, span,
+//! permits) ends with the response, or with the request's future.
 
 use crate::access_log::{AccessLogGuard, AccessRecord};
 use crate::body::{ProxiedBody, ResponseSource, StreamBody};
@@ -19,14 +19,14 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, UPGRADE};
 use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_core::{Clock, CounterStore, SystemClock, Timestamp, beginning};
+use tollgate_core::{Clock, CounterStore, SystemClock, Timestamp, secret_prefix};
 use tollgate_engine::Decision;
 use tollgate_http::date;
 use tollgate_http::headers::{HeaderLookup, HeaderSink};
 use tollgate_http::identity::RequestView;
 use tollgate_http::response::DecisionSummary;
 
-/// What a request has until its response ends: its line in the log, its span, its permits.
+/// What a request holds until its response ends: access log line, span, permits.
 pub(crate) struct Record<S: CounterStore + 'static> {
     clock: SystemClock,
     pub(crate) line: Option<AccessLogGuard>,
@@ -35,7 +35,7 @@ pub(crate) struct Record<S: CounterStore + 'static> {
 }
 
 impl<S: CounterStore + 'static> Record<S> {
-    /// Of a request that has just come.
+    /// Creates the record of a new request.
     pub(crate) fn new(
         state: &ProxyState,
         asked: &RequestView<'_, impl HeaderLookup>,
@@ -50,7 +50,7 @@ impl<S: CounterStore + 'static> Record<S> {
         Self { clock, line, span: None, held: None }
     }
 
-    /// Adds the route, and what was decided.
+    /// Adds the route and the decision.
     pub(crate) fn add_decision(&mut self, route: &Route, decision: Option<&Decision>, remote: IpAddr) {
         let Some(AccessLogGuard { entry, .. }) = &mut self.line else { return };
         entry.remote = remote;
@@ -63,8 +63,8 @@ impl<S: CounterStore + 'static> Record<S> {
         }
     }
 
-    /// Hangs on a response what ends with it.
-    fn finish(self, status: StatusCode, is_whole: bool) -> Option<Box<Completion>> {
+    /// Attaches what ends with the response.
+    fn finish(self, status: StatusCode, is_complete: bool) -> Option<Box<Completion>> {
         let Self { mut line, mut span, held, .. } = self;
         if line.is_none() && span.is_none() && held.is_none() {
             return None;
@@ -74,7 +74,7 @@ impl<S: CounterStore + 'static> Record<S> {
         }
         if let Some(line) = &mut line {
             line.entry.status = status.as_u16();
-            line.is_complete = is_whole;
+            line.is_complete = is_complete;
         }
         Some(Box::new(Completion {
             line,
@@ -84,7 +84,7 @@ impl<S: CounterStore + 'static> Record<S> {
     }
 
     /// Writes an upstream's response.
-    #[allow(clippy::too_many_arguments, reason = "all that is known of the request, once")]
+    #[allow(clippy::too_many_arguments, reason = "called once, with the whole context of a request")]
     pub(crate) fn send_response<A: ResponseSink>(
         mut self,
         state: &ProxyState,
@@ -111,11 +111,11 @@ impl<S: CounterStore + 'static> Record<S> {
                 if status == StatusCode::SWITCHING_PROTOCOLS {
                     own.out.add(b"connection", b"upgrade");
                     own.out.add(b"upgrade", fields.first(&UPGRADE).unwrap_or_default());
-                    if let Some((source, write, place)) = connection.into_tunnel(end) {
-                        let tunnel = Tunnel { source, write, in_flight, permit: place, idle };
+                    if let Some((source, write, permit)) = connection.into_tunnel(end) {
+                        let tunnel = Tunnel { source, write, in_flight, permit, idle };
                         return Proxied::Tunnel(Box::new(tunnel), self.finish(status, true));
                     }
-                    // An exchange that was answered so has both halves.
+                    // Unreachable: an exchange that switched protocols has both halves.
                     return Proxied::Response {
                         status,
                         stated_length: None,
@@ -155,7 +155,7 @@ impl<S: CounterStore + 'static> Record<S> {
         self.own_response(status, body.unwrap_or_default())
     }
 
-    /// Writes what went wrong; `facts` are of a decision that the caller is still told of.
+    /// Writes an error response; `facts` describe a decision whose rate limit headers are still sent.
     pub(crate) fn problem<A: ResponseSink>(
         self,
         failure: &Failure,
@@ -172,7 +172,7 @@ impl<S: CounterStore + 'static> Record<S> {
         self.own_response(*status, problem::body(*status, detail).into())
     }
 
-    /// The fields that all responses of the gateway's own have.
+    /// Writes the headers common to the gateway's own responses.
     fn put_own(&self, own: &mut impl HeaderSink, media_type: Option<&'static str>) {
         if let Some(media_type) = media_type {
             own.put(&CONTENT_TYPE, media_type.as_bytes());
@@ -187,12 +187,12 @@ impl<S: CounterStore + 'static> Record<S> {
     }
 }
 
-/// The length that a head states: the parser lets only numbers pass.
+/// Returns the declared length; the parser admits only numbers.
 fn stated_length(fields: &impl HeaderLookup) -> Option<u64> {
     std::str::from_utf8(fields.first(&CONTENT_LENGTH)?).ok()?.parse().ok()
 }
 
-/// What is known of a request before anything is decided.
+/// Returns the access record of a request before its check.
 fn entry(
     state: &ProxyState,
     asked: &RequestView<'_, impl HeaderLookup>,
@@ -203,9 +203,9 @@ fn entry(
     AccessRecord {
         method: Some(asked.method.to_owned()),
         host: Some(asked.host().unwrap_or_default().to_owned()),
-        // The query may hold secrets, and is never told; a path that does is shown as all secrets are.
+        // The query may contain secrets and is never logged; a path with a secret is masked.
         path: Some(match is_secret {
-            true => format!("{}…", beginning(asked.path)),
+            true => format!("{}…", secret_prefix(asked.path)),
             false => asked.path.to_owned(),
         }),
         ..AccessRecord::new(began, peer.address)

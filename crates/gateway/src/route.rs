@@ -1,5 +1,5 @@
-//! Which request goes where: by host, then by path template and method. The matching of paths is the edge's, so that a
-//! route's template and the `endpoint` that rules see are one and the same.
+//! Routing: by host, then by path template and method. Paths are matched by `tollgate_http`, so that a route's template and
+//! the `endpoint` attribute of rules are identical.
 
 use crate::config::{GatewayConfig, RouteConfig};
 use std::borrow::Cow;
@@ -7,18 +7,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use tollgate_http::identity::{IdentityResolver, JwtVerifier, ResolvedCaller, normalized_path};
 
-/// A route, ready for use.
+/// A compiled route.
 pub(crate) struct Route {
-    /// What logs call it.
+    /// Name in logs.
     pub(crate) name: String,
     pub(crate) config: RouteConfig,
-    /// Its place among the upstreams.
+    /// Index of the upstream's pool.
     pub(crate) pool: usize,
     pub(crate) host_header: Option<http::HeaderValue>,
 }
 
 impl Route {
-    /// The target that its upstream gets.
+    /// Returns the target to send to the upstream.
     pub(crate) fn target<'t>(&self, whole: &'t str) -> Cow<'t, str> {
         let stripped = self.config.strip_prefix.as_deref().and_then(|prefix| strip(whole, prefix));
         match stripped {
@@ -29,9 +29,8 @@ impl Route {
     }
 }
 
-/// What follows the first segments of a target, if these are the prefix's: read as the path was when it was matched, so that
-/// `//api/x` and `/%61pi/x` lose what `/api/x` does. No more than one slash is left at its front: with two, the next
-/// segment would pass for a host.
+/// Removes `prefix` from a target, comparing segments in normalized form, so that `//api/x` and `/%61pi/x` lose what `/api/x`
+/// does. At most one leading slash remains: with two, the next segment would be read as a host.
 fn strip<'t>(target: &'t str, prefix: &str) -> Option<&'t str> {
     let path = target.find('?').map_or(target, |query| &target[..query]);
     let mut end = 0;
@@ -50,28 +49,29 @@ fn segments(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|segment| !segment.is_empty())
 }
 
-/// The routes of one host, or of a family of hosts.
+/// The routes of one host or one wildcard.
 pub(crate) struct VirtualHost {
     pub(crate) identity: IdentityResolver,
-    /// By endpoint: `GET /users/{id}`, or the path alone for any method.
+    /// Routes by endpoint: `GET /users/{id}`, or the path alone for any method.
     by_endpoint: HashMap<String, Arc<Route>, foldhash::fast::RandomState>,
 }
 
 /// All routes.
 pub(crate) struct Routes {
     exact: HashMap<String, VirtualHost, foldhash::fast::RandomState>,
-    /// `.example.com`, longest first.
+    /// Wildcard hosts as `.example.com`, longest first.
     families: Vec<(String, VirtualHost)>,
     any: Option<VirtualHost>,
-    /// For whoever has no site: it still has an address.
+    /// Identity of requests without a matching host, for their client address.
     fallback_site: IdentityResolver,
 }
 
 impl Routes {
     pub(crate) fn new(config: &GatewayConfig, tokens: Option<&Arc<JwtVerifier>>) -> Result<Self, String> {
         if config.routes.is_empty() {
-            return Err("`routes` is empty; write at least one, such as {path: \"/{*rest}\", upstream: api}"
-                .to_owned());
+            return Err(
+                "`routes` is empty; add at least one, such as {path: \"/{*rest}\", upstream: api}".to_owned()
+            );
         }
         let mut hosts: Vec<Option<String>> = Vec::new();
         for route in &config.routes {
@@ -80,10 +80,9 @@ impl Routes {
                 hosts.push(host);
             }
         }
-        let nobody = IdentityResolver::sharing(&config.who, [], tokens.cloned())
-            .map_err(|error| format!("who: {error}"))?;
-        let mut routes =
-            Self { exact: HashMap::default(), families: Vec::new(), any: None, fallback_site: nobody };
+        let fallback_site = IdentityResolver::sharing(&config.who, [], tokens.cloned())
+            .map_err(|error| format!("identity: {error}"))?;
+        let mut routes = Self { exact: HashMap::default(), families: Vec::new(), any: None, fallback_site };
         for host in hosts {
             let site = VirtualHost::new(config, host.as_deref(), tokens)?;
             match host {
@@ -97,7 +96,7 @@ impl Routes {
                     }
                     _ => {
                         return Err(format!(
-                            "`host: {host}` is none; write api.example.com or *.example.com, without a port"
+                            "invalid `host: {host}`; use api.example.com or *.example.com, without a port"
                         ));
                     }
                 },
@@ -107,7 +106,7 @@ impl Routes {
         Ok(routes)
     }
 
-    /// The routes of a host.
+    /// Returns the routes of a host.
     pub(crate) fn site(&self, host: Option<&str>) -> Option<&VirtualHost> {
         if self.exact.is_empty() && self.families.is_empty() {
             return self.any.as_ref();
@@ -131,7 +130,7 @@ impl Routes {
     }
 }
 
-/// A host without its port and its final dot.
+/// Returns a host without its port and trailing dot.
 fn bare(host: &str) -> &str {
     let end = match host.rfind(']') {
         Some(bracket) => bracket + 1,
@@ -157,12 +156,12 @@ impl VirtualHost {
             let wrong = |text: String| format!("route {} (`{name}`): {text}", at + 1);
             let pool = config.upstreams.keys().position(|pool| *pool == route.upstream).ok_or_else(|| {
                 let known: Vec<&str> = config.upstreams.keys().map(String::as_str).collect();
-                wrong(format!("there is no upstream `{}`; there are: {}", route.upstream, known.join(", ")))
+                wrong(format!("unknown upstream `{}`; configured: {}", route.upstream, known.join(", ")))
             })?;
             let host_header = match route.host_header.as_deref().map(http::HeaderValue::from_str) {
                 None => None,
                 Some(Ok(value)) => Some(value),
-                Some(Err(_)) => return Err(wrong("`host_header` is no host".to_owned())),
+                Some(Err(_)) => return Err(wrong("invalid `host_header`; use a host name".to_owned())),
             };
             check(route).map_err(wrong)?;
             let shared = Arc::new(Route { name: name.clone(), config: route.clone(), pool, host_header });
@@ -171,7 +170,7 @@ impl VirtualHost {
             } else {
                 route.methods.iter().map(|method| format!("{method} ")).collect()
             };
-            // What follows may be nothing.
+            // A `{*rest}` also matches nothing.
             let without_rest = route.path.rfind("/{*").map(|rest| match &route.path[..rest] {
                 "" => "/".to_owned(),
                 path => path.to_owned(),
@@ -179,13 +178,14 @@ impl VirtualHost {
             let own = methods.iter().map(|method| format!("{method}{}", route.path));
             let empty =
                 methods.iter().filter_map(|method| Some(format!("{method}{}", without_rest.as_ref()?)));
-            for (place, template) in own.map(|own| (0, own)).chain(
+            for (kind, template) in own.map(|own| (0, own)).chain(
                 route.endpoints.iter().cloned().map(|own| (1, own)).chain(empty.map(|empty| (2, empty))),
             ) {
                 if by_endpoint.contains_key(&template) {
-                    if place == 0 {
+                    if kind == 0 {
                         return Err(wrong(
-                            "another route before it has the same host, method and path".to_owned(),
+                            "an earlier route has the same host, method and path; remove one of them"
+                                .to_owned(),
                         ));
                     }
                     continue;
@@ -194,12 +194,12 @@ impl VirtualHost {
                 who.routes.push(template);
             }
         }
-        let who =
-            IdentityResolver::sharing(&who, [], tokens.cloned()).map_err(|error| format!("who: {error}"))?;
+        let who = IdentityResolver::sharing(&who, [], tokens.cloned())
+            .map_err(|error| format!("identity: {error}"))?;
         Ok(Self { identity: who, by_endpoint })
     }
 
-    /// The route of a caller's request.
+    /// Returns the route of a request.
     pub(crate) fn route(&self, caller: &ResolvedCaller<'_>) -> Option<&Arc<Route>> {
         let endpoint = caller.get("endpoint")?;
         self.by_endpoint
@@ -222,11 +222,11 @@ fn check(route: &RouteConfig) -> Result<(), String> {
         && (!prefix.starts_with('/') || prefix.ends_with('/') || !begins(prefix))
     {
         return Err(format!(
-            "`strip_prefix: {prefix}` must be whole segments that `path` begins with, without a slash at the end: /api for /api/{{*rest}}"
+            "`strip_prefix: {prefix}` is not a prefix of `path`; use whole segments without a trailing slash, such as /api for /api/{{*rest}}"
         ));
     }
     if route.upgrades.iter().any(|name| name.eq_ignore_ascii_case("h2c")) {
-        return Err("`h2c` cannot be switched to: whoever tunnels it passes by every rule here".to_owned());
+        return Err("upgrade to `h2c` is not allowed, because requests in the tunnel would bypass all rules; remove it from `upgrades`".to_owned());
     }
     Ok(())
 }
@@ -235,7 +235,7 @@ fn check(route: &RouteConfig) -> Result<(), String> {
 mod tests {
     use super::{bare, strip};
 
-    /// Whatever spelling matched the route, the upstream gets the path that the route promises.
+    /// Whatever spelling matched the route, the upstream gets the path without the prefix.
     #[test]
     fn every_spelling_loses_the_prefix() {
         for (target, prefix, rest) in [

@@ -1,8 +1,8 @@
-//! Who is waited for on an HTTP/2 stream: whoever sends, or whoever reads.
+//! Stall detection for bodies on HTTP/2 streams: distinguishes a slow sender from a slow reader.
 //!
-//! hyper asks a body for more only when the other side has had room for what came before. An alarm inside the body therefore
-//! never goes off when it is the other side that does not read: nobody polls it. So each body notes what it was last
-//! asked and answered, and somebody else who is polled looks at that.
+//! hyper polls a body only when the peer's window has room for more. A timeout inside the body therefore never fires when the
+//! peer does not read, because nothing polls it. So each body records its last poll and result, and another task that is
+//! polled checks that record.
 
 use crate::body::BodyError;
 use bytes::Bytes;
@@ -15,47 +15,47 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// How one body gets on.
+/// Progress of one body.
 #[derive(Debug, Default)]
 pub(crate) struct BodyProgress {
-    /// One more than the frames that were taken; zero while there is no body yet.
+    /// One more than the number of frames taken; 0 before there is a body.
     taken: AtomicU64,
-    /// Whether more was asked for, and has not come.
+    /// Whether the reader is waiting for the next frame.
     is_polled: AtomicBool,
     ended: Notify,
 }
 
-/// Whoever should read has taken nothing for too long.
+/// The reader has taken nothing for too long.
 #[derive(Debug)]
 pub(crate) struct Stalled;
 
 impl BodyProgress {
-    /// If it is the reader's turn: how far it has come.
+    /// Returns the progress if the body waits for its reader.
     pub(crate) fn stalled_by_reader(&self) -> Option<u64> {
         let taken = self.taken.load(Ordering::Relaxed);
         (taken > 0 && !self.is_polled.load(Ordering::Relaxed)).then_some(taken)
     }
 
-    /// Waits until the body is done with.
-    pub(crate) async fn ended(&self, patience: Duration) -> Result<(), Stalled> {
+    /// Waits until the body is dropped; fails if its reader stalls for `timeout`.
+    pub(crate) async fn ended(&self, timeout: Duration) -> Result<(), Stalled> {
         let mut ended = pin!(self.ended.notified());
         let mut seen = (None, Instant::now());
         loop {
             tokio::select! {
                 () = ended.as_mut() => return Ok(()),
-                () = tokio::time::sleep(patience / 4) => {}
+                () = tokio::time::sleep(timeout / 4) => {}
             }
-            let owed = self.stalled_by_reader();
-            if owed.is_none() || owed != seen.0 {
-                seen = (owed, Instant::now());
-            } else if seen.1.elapsed() >= patience {
+            let stalled = self.stalled_by_reader();
+            if stalled.is_none() || stalled != seen.0 {
+                seen = (stalled, Instant::now());
+            } else if seen.1.elapsed() >= timeout {
                 return Err(Stalled);
             }
         }
     }
 }
 
-/// A body, if there is one, that notes how it gets on.
+/// A body, possibly empty, that records its progress.
 pub(crate) struct TrackedBody<B> {
     body: Option<B>,
     progress: Arc<BodyProgress>,

@@ -1,4 +1,4 @@
-//! TLS on both sides. A listener's certificate is read again when its files change, without a connection being dropped.
+//! TLS for listeners and upstreams. A listener's certificate is reloaded when its files change, without dropping connections.
 
 use crate::config::{ServerTlsConfig, UpstreamProtocol, UpstreamTlsConfig};
 use rustls::pki_types::ServerName;
@@ -11,7 +11,7 @@ use tollgate_http::tls::{ServerCertificate, authorities, provider};
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A listener's side.
+/// TLS of a listener.
 pub(crate) struct ServerTls {
     certificate: Arc<ServerCertificate>,
     pub(crate) acceptor: TlsAcceptor,
@@ -28,7 +28,7 @@ impl ServerTls {
         Ok(Self { certificate, acceptor: TlsAcceptor::from(Arc::new(server)) })
     }
 
-    /// Looks at the files every second.
+    /// Checks the files every second.
     pub(crate) async fn watch(&self) {
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
@@ -37,7 +37,7 @@ impl ServerTls {
     }
 }
 
-/// An upstream's side.
+/// TLS of an upstream.
 #[derive(Clone)]
 pub(crate) struct ClientTls {
     connector: TlsConnector,
@@ -66,7 +66,7 @@ impl ClientTls {
         Ok(Self { connector: TlsConnector::from(Arc::new(client)), name })
     }
 
-    /// The same, with the name that an address must prove.
+    /// Returns a copy that verifies the host of `address`, unless a server name is configured.
     pub(crate) fn for_address(&self, address: &str) -> Result<Self, String> {
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -83,5 +83,5 @@ impl ClientTls {
 
 fn server_name(host: &str) -> Result<ServerName<'static>, String> {
     ServerName::try_from(host.to_owned())
-        .map_err(|_| format!("`{host}` is no name that a certificate can prove"))
+        .map_err(|_| format!("invalid server name `{host}`; use a DNS name or an IP address"))
 }

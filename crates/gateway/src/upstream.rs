@@ -1,7 +1,7 @@
-//! One request's way to an upstream: an endpoint, a connection, an exchange; and another, where that is safe.
+//! Sending a request to an upstream: picks a backend and a connection, runs the exchange, and retries where that is safe.
 //!
-//! Tried again is only what the caller could repeat itself (an idempotent method), of whose body nothing was sent, and
-//! only if not a byte of an answer came: no request is ever carried out twice by our doing.
+//! Only a request that the client itself could repeat (an idempotent method) is retried, and only if none of its body was sent
+//! and not a byte of a response arrived: the gateway never causes a request to be executed twice.
 
 use crate::body::{BodyError, ClientBody};
 use crate::config::{RouteConfig, UpstreamProtocol};
@@ -18,39 +18,39 @@ use tollgate_http::headers::HeaderAppend;
 use tollgate_http::server::write::{self, Frames};
 use tollgate_http::server::{self, LazyTimeout};
 
-/// How many connections in a row may turn out to be closed.
+/// Maximum number of stale connections in a row.
 const STALE: u32 = 3;
 
-/// What is sent.
+/// A request to an upstream.
 pub(crate) struct UpstreamRequest<'a, H> {
     pub(crate) method: &'a Method,
     pub(crate) target: &'a str,
     pub(crate) head: &'a H,
-    /// How the body follows.
+    /// Framing of the body.
     pub(crate) frames: Frames,
     pub(crate) upgrades: bool,
     pub(crate) route: &'a RouteConfig,
 }
 
-/// The fields of a request, as its upstream gets them.
+/// The header fields of a request to an upstream.
 pub(crate) trait WriteFields: Sync {
-    /// Whether they are copied from the bytes of a head, without a map in between.
+    /// Whether they are copied from the bytes of a head, without a header map.
     const ARE_BYTES: bool;
 
-    /// Writes them into the bytes of a head, or into a map for HTTP/2; again for each attempt.
+    /// Writes the fields into HTTP/1 bytes or an HTTP/2 header map; called for each attempt.
     fn write(&self, out: &mut impl HeaderAppend);
 }
 
-/// The head of an upstream's response, and what follows it.
-#[allow(clippy::large_enum_variant, reason = "the large one is the usual one, and lives for a moment")]
+/// The head of an upstream's response, and the source of its body.
+#[allow(clippy::large_enum_variant, reason = "the large variant is the common one and short-lived")]
 pub(crate) enum Received {
     H1 {
         connection: Box<UpstreamConnection>,
         in_flight: InFlight,
-        /// The request, as far as it is still being sent.
+        /// The rest of the request while it is still being sent.
         pumping: Option<Pump>,
         head: ResponseHead,
-        /// Where the head ends in what was received.
+        /// End of the head in the received bytes.
         end: usize,
     },
     H2 {
@@ -73,7 +73,7 @@ impl Received {
     }
 }
 
-/// Whether a request can be sent again without anybody being the wiser.
+/// Returns whether repeating a request has no further effect.
 pub(crate) fn is_idempotent(method: &Method) -> bool {
     matches!(
         *method,
@@ -81,7 +81,7 @@ pub(crate) fn is_idempotent(method: &Method) -> bool {
     )
 }
 
-/// Why the caller gets no upstream's answer.
+/// Why there is no upstream response.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: StatusCode,
@@ -98,18 +98,18 @@ impl Failure {
     }
 }
 
-/// What became of an attempt that was not answered.
+/// Why an attempt got no response.
 pub(crate) enum AttemptError {
-    /// Nothing came back, and nothing of a body went out.
+    /// Nothing was received, and no part of a body was sent.
     NoResponse(Failure),
-    /// An idle connection turned out to be closed. Nobody's fault.
+    /// An idle connection turned out to be closed; not a failure of the backend.
     Stale(Failure),
-    /// There was no place for another connection. Nothing went out, and the endpoint has done nothing wrong.
+    /// The connection limit is reached. Nothing was sent; not a failure of the backend.
     Full(Failure),
     Failed(Failure),
 }
 
-/// Sends a request, and sends it again where that is safe. `timeout` is of the request's own task.
+/// Sends a request and retries it where that is safe. `timeout` belongs to the request's task.
 pub(crate) async fn send<H: WriteFields>(
     pool: &Pool,
     sent: &UpstreamRequest<'_, H>,
@@ -123,20 +123,20 @@ pub(crate) async fn send<H: WriteFields>(
     let mut tried: SmallVec<[usize; 4]> = SmallVec::new();
     loop {
         let Some((at, in_flight)) = pool.pick(&tried) else {
-            return Err(Failure::new(StatusCode::BAD_GATEWAY, "the upstream has no address"));
+            return Err(Failure::new(StatusCode::BAD_GATEWAY, "the upstream has no backends"));
         };
         let attempt = match pool.protocol() {
             UpstreamProtocol::Http1 => attempt_h1(&in_flight, sent, &mut body, wanted, timeout).await,
             UpstreamProtocol::Http2 => Box::pin(attempt_h2(pool, &in_flight, sent, &mut body)).await,
         };
-        let endpoint = in_flight.backend();
+        let backend = in_flight.backend();
         let failure = match attempt {
             Ok(answered) => {
-                endpoint.record_success();
+                backend.record_success();
                 return Ok(answered.with(in_flight));
             }
             Err(AttemptError::Stale(failure)) => {
-                // Of a body nothing may have been sent.
+                // Part of a body may already be sent.
                 if !idempotent || (body.is_none() && !bodiless) || stale == STALE {
                     return Err(failure);
                 }
@@ -146,18 +146,18 @@ pub(crate) async fn send<H: WriteFields>(
             }
             Err(AttemptError::Failed(failure)) => {
                 if failure.status.is_server_error() {
-                    endpoint.record_failure();
+                    backend.record_failure();
                 }
                 return Err(failure);
             }
             Err(AttemptError::NoResponse(failure)) => {
-                endpoint.record_failure();
+                backend.record_failure();
                 failure
             }
             Err(AttemptError::Full(failure)) => failure,
         };
         if retries == 0 || (body.is_none() && !bodiless) {
-            tracing::debug!(pool = pool.name, detail = failure.detail, "no answer");
+            tracing::debug!(pool = pool.name, detail = failure.detail, "request failed");
             return Err(failure);
         }
         retries -= 1;
@@ -165,8 +165,8 @@ pub(crate) async fn send<H: WriteFields>(
     }
 }
 
-/// An attempt that was answered.
-#[allow(clippy::large_enum_variant, reason = "the large one is the usual one, and lives for a moment")]
+/// The response to an attempt.
+#[allow(clippy::large_enum_variant, reason = "the large variant is the common one and short-lived")]
 enum AttemptResult {
     H1(Box<UpstreamConnection>, Option<Pump>, usize, ResponseHead),
     H2(Response<hyper::body::Incoming>),
@@ -189,12 +189,12 @@ fn connect_failure(error: &ConnectError) -> Failure {
         ConnectError::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
         ConnectError::Full(_) => StatusCode::SERVICE_UNAVAILABLE,
     };
-    tracing::debug!(%error, "no connection");
-    // Which addresses there are behind the gateway is nobody's business.
+    tracing::debug!(%error, "connect failed");
+    // Addresses behind the gateway are not disclosed to clients.
     let detail = match error {
-        ConnectError::Refused(..) => "the upstream cannot be reached",
-        ConnectError::Timeout(_) => "the upstream did not take the connection in time",
-        ConnectError::Full(_) => "all connections to the upstream are taken",
+        ConnectError::Refused(..) => "cannot connect to the upstream",
+        ConnectError::Timeout(_) => "connecting to the upstream timed out",
+        ConnectError::Full(_) => "all connections to the upstream are in use",
     };
     Failure::new(status, detail)
 }
@@ -215,16 +215,16 @@ async fn attempt_h1<H: WriteFields>(
     wanted: ConnectionPreference,
     timeout: &mut LazyTimeout,
 ) -> Result<AttemptResult, AttemptError> {
-    let endpoint = in_flight.backend();
-    let idle = if wanted == ConnectionPreference::Any { endpoint.take_idle() } else { None };
+    let backend = in_flight.backend();
+    let idle = if wanted == ConnectionPreference::Any { backend.take_idle() } else { None };
     let mut connection = match idle {
         Some(idle) => {
             if H::ARE_BYTES && body.is_none() {
-                endpoint.count_fast_path();
+                backend.count_fast_path();
             }
             idle
         }
-        None => match Box::pin(endpoint.connection(wanted)).await {
+        None => match Box::pin(backend.connection(wanted)).await {
             Ok(connection) => connection,
             Err(error @ ConnectError::Full(_)) => return Err(AttemptError::Full(connect_failure(&error))),
             Err(error) => return Err(AttemptError::NoResponse(connect_failure(&error))),
@@ -245,23 +245,25 @@ async fn attempt_h1<H: WriteFields>(
     let mut pumping = None;
     match exchange(&mut connection, &terms, body.take(), &mut pumping, timeout).await {
         Ok((end, head)) => Ok(AttemptResult::H1(connection, pumping, end, head)),
-        Err(error) => Err(attempt_error(error, reused, &endpoint.address)),
+        Err(error) => Err(attempt_error(error, reused, &backend.address)),
     }
 }
 
-/// What it means that an exchange failed; `reused`: on a connection that had waited.
-fn attempt_error(error: ExchangeError, reused: bool, endpoint: &str) -> AttemptError {
+/// Classifies a failed exchange; `reused` is true for a connection that was idle before.
+fn attempt_error(error: ExchangeError, reused: bool, backend: &str) -> AttemptError {
     match error {
         ExchangeError::Reset(_) => {
-            let failure =
-                Failure::new(StatusCode::BAD_GATEWAY, "the upstream closed the connection without an answer");
-            tracing::debug!(%error, endpoint, "no answer");
+            let failure = Failure::new(
+                StatusCode::BAD_GATEWAY,
+                "the upstream closed the connection without a response",
+            );
+            tracing::debug!(%error, backend, "no response");
             if reused { AttemptError::Stale(failure) } else { AttemptError::NoResponse(failure) }
         }
         ExchangeError::Body(error) => AttemptError::Failed(body_failure(&error)),
         ExchangeError::Timeout => AttemptError::Failed(Failure::new(StatusCode::GATEWAY_TIMEOUT, &error)),
         error => {
-            tracing::warn!(%error, endpoint, "a bad answer");
+            tracing::warn!(%error, backend, "invalid upstream response");
             AttemptError::Failed(Failure::new(StatusCode::BAD_GATEWAY, &error))
         }
     }
@@ -273,16 +275,16 @@ async fn attempt_h2<H: WriteFields>(
     sent: &UpstreamRequest<'_, H>,
     body: &mut Option<ClientBody>,
 ) -> Result<AttemptResult, AttemptError> {
-    let endpoint = in_flight.backend();
-    let mut streams = match endpoint.streams.open(endpoint).await {
+    let backend = in_flight.backend();
+    let mut streams = match backend.streams.open(backend).await {
         Ok(streams) => streams,
         Err(error) => return Err(AttemptError::NoResponse(connect_failure(&error))),
     };
     let ready = tokio::time::timeout(sent.route.timeout.0, streams.send.ready()).await;
     if !matches!(ready, Ok(Ok(()))) {
-        // It was told to go away: another one is opened.
-        endpoint.streams.discard(&streams);
-        let failure = Failure::new(StatusCode::BAD_GATEWAY, "the upstream takes no stream");
+        // The connection received GOAWAY; another one is opened.
+        backend.streams.discard(&streams);
+        let failure = Failure::new(StatusCode::BAD_GATEWAY, "the upstream accepts no new streams");
         return Err(AttemptError::Stale(failure));
     }
     let scheme = if pool.config.tls.is_some() { "https" } else { "http" };
@@ -295,7 +297,7 @@ async fn attempt_h2<H: WriteFields>(
         Ok(request) => request,
         Err(error) => return Err(AttemptError::Failed(Failure::new(StatusCode::BAD_REQUEST, &error))),
     };
-    // Time runs from when all was sent, unless the upstream stops taking it.
+    // The response timeout starts when the body has been sent, unless the upstream stops reading it.
     let late = async {
         if !had_body || flow.ended(sent.route.idle_timeout.0).await.is_ok() {
             tokio::time::sleep(sent.route.timeout.0).await;
@@ -309,16 +311,16 @@ async fn attempt_h2<H: WriteFields>(
     match answered {
         Some(Ok(response)) => Ok(AttemptResult::H2(response)),
         Some(Err(error)) => {
-            let of_caller =
+            let from_client =
                 std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<BodyError>());
-            if let Some(error) = of_caller {
+            if let Some(error) = from_client {
                 return Err(AttemptError::Failed(body_failure(error)));
             }
-            tracing::debug!(%error, endpoint = endpoint.address, "no answer");
+            tracing::debug!(%error, backend = backend.address, "no response");
             let failure =
-                Failure::new(StatusCode::BAD_GATEWAY, "the upstream ended the stream without an answer");
+                Failure::new(StatusCode::BAD_GATEWAY, "the upstream closed the stream without a response");
             if h2::is_unprocessed(&error) && !had_body {
-                endpoint.streams.discard(&streams);
+                backend.streams.discard(&streams);
                 return Err(AttemptError::Stale(failure));
             }
             Err(AttemptError::Failed(failure))
@@ -330,7 +332,7 @@ async fn attempt_h2<H: WriteFields>(
     }
 }
 
-/// The fields of a health check's request.
+/// Header fields of a health check.
 struct Probe<'a>(&'a str);
 
 impl WriteFields for Probe<'_> {
@@ -342,7 +344,7 @@ impl WriteFields for Probe<'_> {
     }
 }
 
-/// Asks one endpoint whether it is well. Nothing is found where all its connections are in use.
+/// Probes one backend. Returns `None` if all its connections are in use.
 pub(crate) async fn probe(pool: &Pool, at: usize, path: &str, timeout: Duration) -> Option<bool> {
     let in_flight = pool.at(at);
     let (route, head) = (RouteConfig::probe(timeout), Probe(&in_flight.backend().address));

@@ -1,4 +1,4 @@
-//! The access log of the gateway: a line for everything that came, also for what led nowhere, was refused or was left.
+//! The gateway's access log: a line for every request, including those without a route, rejected ones and abandoned ones.
 
 mod harness;
 
@@ -13,7 +13,7 @@ descriptors:
   - {key: api_key, name: per-key, limit: 2 per 3650d, algorithm: fixed_window}
 ";
 
-/// The file, which is gone when the test is over.
+/// The log file, removed after the test.
 struct Log(PathBuf);
 
 impl Drop for Log {
@@ -44,7 +44,7 @@ fn with_key(method: &str, path: &str) -> Vec<u8> {
     format!("{method} {path} HTTP/1.1\r\nhost: t\r\nx-api-key: k\r\nconnection: close\r\n\r\n").into_bytes()
 }
 
-/// One line a request, with what an operator looks for, and no query: it may hold secrets.
+/// One line per request with what operators need, and without the query, which may contain secrets.
 #[test]
 fn a_line_tells_what_happened() {
     let (gateway, origin, log) = start("");
@@ -52,7 +52,7 @@ fn a_line_tells_what_happened() {
         gateway.exchange(&with_key("GET", "/a?token=secret"));
     }
     let lines = lines(&log, 3);
-    // A line is written when its answer has been: the order is that of the ends.
+    // A line is written when its response is complete, so lines are in order of completion.
     let passed = lines.iter().find(|line| line["status"] == 200).expect("one that passed");
     assert_eq!((&passed["bytes"], &passed["upstream"]), (&7.into(), &origin.address.to_string().into()));
     let denied = lines.iter().find(|line| line["status"] == 429).expect("one that did not");
@@ -62,7 +62,7 @@ fn a_line_tells_what_happened() {
     }
 }
 
-/// Whoever reads logs must not come by keys: some callers have theirs in the path too.
+/// A reader of the log must not obtain keys, which some clients also put into the path.
 #[test]
 fn a_key_in_the_path_is_not_told() {
     let (gateway, _origin, log) = start("");
@@ -82,7 +82,7 @@ fn a_key_in_the_path_is_not_told() {
     assert!(lines.iter().all(|line| !line.to_string().contains("PLANTED")), "{lines:?}");
 }
 
-/// Somebody who looks for a wrong path, or for someone who tries paths, looks here.
+/// Wrong paths, and clients that probe for paths, show up in the log.
 #[test]
 fn what_leads_nowhere_has_its_line() {
     let (gateway, _origin, log) = start(", methods: [GET]");
@@ -98,7 +98,7 @@ fn what_leads_nowhere_has_its_line() {
     assert!(line["route"].is_null() && line["error"].is_null(), "{line}");
 }
 
-/// Callers who give up are the first sign of a slow upstream.
+/// Clients that give up are the first sign of a slow upstream.
 #[test]
 fn callers_who_leave_early_have_their_line() {
     let (gateway, origin, log) = start(", timeout: 1h");
@@ -108,17 +108,20 @@ fn callers_who_leave_early_have_their_line() {
     drop(early);
     let line = &lines(&log, 1)[0];
     assert_eq!((&line["status"], &line["path"]), (&499.into(), &"/hold".into()), "{line}");
-    assert!(line["error"].as_str().is_some_and(|error| error.contains("left before the answer")), "{line}");
+    assert!(
+        line["error"].as_str().is_some_and(|error| error.contains("disconnected before the response")),
+        "{line}"
+    );
     let mut midway = gateway.open();
     midway.send(b"GET /drip HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
     origin.release(1);
-    midway.read_until(b"drip\r\n").expect("the answer has begun");
+    midway.read_until(b"drip\r\n").expect("the response has begun");
     drop(midway);
     let line = &lines(&log, 2)[1];
     assert_eq!((&line["status"], &line["path"]), (&200.into(), &"/drip".into()), "{line}");
     assert!(line["error"].as_str().is_some_and(|error| error.contains("before the end")), "{line}");
     assert!(line["bytes"].as_u64() > Some(0), "{line}");
-    // Whoever had all of it has not left early, whatever its framing; and an upstream's failure is the upstream's.
+    // A client that received everything did not disconnect early, whatever the framing; upstream failures are logged as such.
     for (at, (method, path)) in
         [("GET", "/a"), ("HEAD", "/a"), ("GET", "/status/204"), ("HEAD", "/none")].into_iter().enumerate()
     {
@@ -130,7 +133,7 @@ fn callers_who_leave_early_have_their_line() {
     }
     let mut cut = gateway.open();
     cut.send(b"GET /part HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
-    assert!(cut.response().is_err(), "half an answer is no answer");
+    assert!(cut.response().is_err(), "a truncated response is an error");
     let line = &lines(&log, 7)[6];
-    assert!(line["error"].as_str().is_some_and(|error| !error.contains("caller")), "{line}");
+    assert!(line["error"].as_str().is_some_and(|error| !error.contains("client")), "{line}");
 }

@@ -1,4 +1,4 @@
-//! Connections to upstreams: how many there may be, who gets the next one, and whose fault it is that there is none.
+//! Connections to upstreams: the limit on their number, the order of waiting requests, and failures that are not the backend's.
 
 mod harness;
 
@@ -14,8 +14,8 @@ fn section(address: SocketAddr, settings: &str) -> String {
     )
 }
 
-fn figure(gateway: &Gateway, name: &str, address: SocketAddr) -> u64 {
-    gateway.figure(&format!("{name}{{upstream=\"api\",address=\"{address}\"}}"))
+fn metric(gateway: &Gateway, name: &str, address: SocketAddr) -> u64 {
+    gateway.metric(&format!("{name}{{upstream=\"api\",address=\"{address}\"}}"))
 }
 
 fn send(gateway: &Gateway, method: &str, path: &str) -> WebConnection {
@@ -24,7 +24,7 @@ fn send(gateway: &Gateway, method: &str, path: &str) -> WebConnection {
     open
 }
 
-/// Whoever waits for a connection gets the one that comes free, in its turn; nobody waits beside an idle one.
+/// A waiting request gets the connection that becomes idle, in order; no request waits beside an idle connection.
 #[test]
 fn a_connection_that_comes_free_goes_to_who_has_waited_longest() {
     let origin = Origin::start();
@@ -35,7 +35,7 @@ fn a_connection_that_comes_free_goes_to_who_has_waited_longest() {
         .map(|nth| {
             let method = if nth == 3 { "GET" } else { "POST" };
             let open = send(&gateway, method, &format!("/{nth}"));
-            let waiting = || figure(&gateway, "gateway_endpoint_requests", origin.address) == nth;
+            let waiting = || metric(&gateway, "gateway_endpoint_requests", origin.address) == nth;
             eventually("it to wait", || waiting().then_some(()));
             open
         })
@@ -51,7 +51,7 @@ fn a_connection_that_comes_free_goes_to_who_has_waited_longest() {
     assert_eq!(origin.connections(), 1);
 }
 
-/// That all connections are in use says nothing of the upstream: it is neither passed over nor called unwell.
+/// A connection limit that is reached says nothing about the backend: it is neither ejected nor unhealthy.
 #[test]
 fn a_full_house_is_not_the_upstreams_fault() {
     let origin = Origin::start();
@@ -63,13 +63,13 @@ fn a_full_house_is_not_the_upstreams_fault() {
     for method in ["POST", "GET"] {
         assert_eq!(send(&gateway, method, "/a").response().expect("an answer").status, 503);
     }
-    assert_eq!(figure(&gateway, "gateway_endpoint_usable", origin.address), 1);
+    assert_eq!(metric(&gateway, "gateway_endpoint_usable", origin.address), 1);
     origin.release(1);
     assert_eq!(first.response().expect("an answer").status, 200);
     eventually("room for another", || (gateway.get("/a").status == 200).then_some(()));
 }
 
-/// A tunnel is a connection like any other, for as long as it lasts.
+/// A tunnel counts as a connection for as long as it lasts.
 #[test]
 fn a_tunnel_keeps_its_place() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -85,7 +85,7 @@ fn a_tunnel_keeps_its_place() {
                     b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
                 };
                 stream.write_all(answer).expect("sent");
-                // Until the other side ends.
+                // Until the peer closes.
                 let _ = stream.read(&mut head);
             });
         }

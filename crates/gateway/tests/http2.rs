@@ -1,5 +1,4 @@
-//! HTTP/2 on either side of the gateway, spoken by the `h2` crate: what a caller may do with its windows and fields, and how
-//! long an upstream may take.
+//! HTTP/2 on both sides of the gateway, with the `h2` crate as the peer: flow control windows, headers and timeouts.
 
 mod harness;
 
@@ -19,7 +18,7 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
 }
 
-/// A connection with this much room for each answer. It answers pings for as long as it lasts, and tells its end.
+/// Opens a connection with this window per response. The task answers pings and ends with the connection.
 async fn connect(address: SocketAddr, window: u32) -> (SendRequest<Bytes>, JoinHandle<()>) {
     let stream = TcpStream::connect(address).await.expect("a connection");
     let handshake = h2::client::Builder::new().initial_window_size(window).handshake(stream);
@@ -35,7 +34,7 @@ fn get(path: &str) -> Request<()> {
     request.body(()).expect("a request")
 }
 
-async fn ask(
+async fn exchange(
     send: &SendRequest<Bytes>,
     request: Request<()>,
 ) -> Result<http::Response<h2::RecvStream>, h2::Error> {
@@ -53,7 +52,7 @@ async fn text(mut body: h2::RecvStream) -> Result<String, h2::Error> {
     Ok(String::from_utf8_lossy(&whole).into_owned())
 }
 
-/// Who asks and does not read must not keep others out, however lively its connection is otherwise.
+/// A client that does not read its responses must not block others, however active its connection is otherwise.
 #[test]
 fn answers_that_are_not_read_are_given_up() {
     let origin = Origin::start();
@@ -62,29 +61,31 @@ fn answers_that_are_not_read_are_given_up() {
     let runtime = runtime();
     runtime.block_on(async {
         let (send, serving) = connect(gateway.address(), 0).await;
-        let unread = ask(&send, get("/a")).await.expect("an answer");
-        let under_way = ask(&send, get("/drip")).await.expect("an answer");
+        let unread = exchange(&send, get("/a")).await.expect("an answer");
+        let under_way = exchange(&send, get("/drip")).await.expect("an answer");
         origin.release(1);
         let _gateway = tokio::task::spawn_blocking(move || {
-            let asks = b"GET /a HTTP/1.1\r\nhost: t\r\nx-api-key: k\r\nconnection: close\r\n\r\n";
-            eventually("a slot for another caller", || (gateway.exchange(asks).status == 200).then_some(()));
-            eventually("the upstream to be let go", || (origin.lost() == 1).then_some(()));
+            let request = b"GET /a HTTP/1.1\r\nhost: t\r\nx-api-key: k\r\nconnection: close\r\n\r\n";
+            eventually("a permit for another client", || {
+                (gateway.exchange(request).status == 200).then_some(())
+            });
+            eventually("the upstream connection to be closed", || (origin.lost() == 1).then_some(()));
             gateway
         })
         .await
-        .expect("it is let in");
+        .expect("another client is served");
         for answer in [unread, under_way] {
             assert_eq!(answer.status(), StatusCode::OK);
             let error = text(answer.into_body()).await.expect_err("the stream is reset");
             assert_eq!(error.reason(), Some(h2::Reason::CANCEL), "{error}");
         }
-        // The streams were ended, and not the connection.
-        assert_eq!(ask(&send, get("/a")).await.expect("an answer").status(), StatusCode::OK);
+        // The streams were reset, not the connection.
+        assert_eq!(exchange(&send, get("/a")).await.expect("an answer").status(), StatusCode::OK);
         assert!(!serving.is_finished());
     });
 }
 
-/// A connection is idle when nothing is under way on it, answers included, and only then it is ended.
+/// A connection is idle only when no stream is active on it, and only then is it closed.
 #[test]
 fn answers_under_way_keep_their_connection() {
     let origin = Origin::start();
@@ -93,10 +94,10 @@ fn answers_under_way_keep_their_connection() {
     let runtime = runtime();
     runtime.block_on(async {
         let (send, serving) = connect(gateway.address(), 65_535).await;
-        let drips = ask(&send, get("/drip")).await.expect("an answer");
+        let drips = exchange(&send, get("/drip")).await.expect("an answer");
         let watch = Stopwatch::start();
         while watch.elapsed() < Duration::from_millis(900) {
-            let other = ask(&send, get("/a")).await.expect("the connection takes more");
+            let other = exchange(&send, get("/a")).await.expect("the connection takes more");
             assert_eq!(text(other.into_body()).await.expect("a body"), "hello 0");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -105,7 +106,7 @@ fn answers_under_way_keep_their_connection() {
     });
 }
 
-/// HTTP/2 may send cookies one by one; an upstream that speaks HTTP/1 reads one field.
+/// HTTP/2 may split cookies; an HTTP/1 upstream reads one field.
 #[test]
 fn cookies_are_put_together() {
     let origin = Origin::start();
@@ -116,14 +117,14 @@ fn cookies_are_put_together() {
         for cookie in ["a=1", "b=2", "c=3"] {
             request.headers_mut().append("cookie", cookie.parse().expect("a value"));
         }
-        let answer = ask(&send, request).await.expect("an answer");
+        let answer = exchange(&send, request).await.expect("an answer");
         text(answer.into_body()).await.expect("a body")
     });
     assert!(head.contains("\r\ncookie: a=1; b=2; c=3\r\n"), "{head}");
     assert_eq!(head.matches("cookie").count(), 1, "{head}");
 }
 
-/// A host is one here too: nobody's name stands before it, and what follows is a port.
+/// An authority is a host with an optional port, without user information.
 #[test]
 fn authorities_are_hosts() {
     let origin = Origin::start();
@@ -132,15 +133,15 @@ fn authorities_are_hosts() {
         let (send, _serving) = connect(gateway.address(), 65_535).await;
         for (authority, status) in [("u@a.b", 400), ("u:p@a.b:80", 400), ("a.b:80", 200), ("[::1]:80", 200)] {
             let request = Request::get(format!("http://{authority}/head")).body(()).expect("a request");
-            let answer = ask(&send, request).await.expect("an answer");
+            let answer = exchange(&send, request).await.expect("an answer");
             assert_eq!(answer.status(), status, "{authority}");
         }
     });
     assert_eq!(origin.requests(), 2);
 }
 
-/// An upstream that speaks HTTP/2: it reads what it is sent and then answers with its length, but for `/stuck`, of which it
-/// reads nothing, and `/silent`, which it does not answer.
+/// An HTTP/2 upstream: it reads the request body and responds with its length, except for `/stuck`, of which it reads nothing,
+/// and `/silent`, to which it does not respond.
 async fn upstream(listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
         tokio::spawn(async move {
@@ -165,7 +166,7 @@ async fn upstream(listener: TcpListener) {
     }
 }
 
-/// The time for an answer runs from when all was sent, as with HTTP/1; one that stops reading is given up all the same.
+/// The response timeout starts when the body has been sent, as with HTTP/1; an upstream that stops reading times out as well.
 #[test]
 fn uploads_take_their_time() {
     let runtime = runtime();
@@ -195,15 +196,15 @@ fn uploads_take_their_time() {
     }
 }
 
-/// The body is read by the upstream connection's own task: a client that waits for `100 Continue` must hear of it at once, and
-/// not when some timer runs out.
+/// The upstream connection's own task reads the body: a client that waits for `100 Continue` must get it immediately, not when
+/// some timer expires.
 #[test]
 fn expectations_are_answered_with_an_http2_upstream() {
     let runtime = runtime();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
     let address = listener.local_addr().expect("an address");
     runtime.spawn(upstream(listener));
-    // Longer than a test may take: nothing else wakes the connection.
+    // Longer than any test: nothing else wakes the connection.
     let section = plain(address, ", idle_timeout: 1h")
         .replace(&format!("[\"{address}\"]"), &format!("[\"{address}\"], protocol: http2"));
     let gateway = Gateway::start(RULES, &section);

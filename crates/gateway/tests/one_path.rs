@@ -1,5 +1,5 @@
-//! A request through the gateway is identified once, planned once and charged once, over HTTP/1 and HTTP/2, also over a store
-//! that must be waited for. A plan moves a split counter on to its next shard, so a request that is planned twice skips one.
+//! A request through the gateway is identified, planned and charged exactly once, over HTTP/1 and HTTP/2, also with an
+//! asynchronous store. A plan moves a split counter on to its next shard, so a request that is planned twice skips one.
 
 mod harness;
 
@@ -12,7 +12,7 @@ use tollgate_http::identity::IDENTIFICATIONS;
 
 const RULES: &str = "domain: d\ndescriptors:\n  - {key: api_key, name: per-key, limit: 8/hour, split: 8}\n";
 
-/// One test, for identifications are counted for the whole process.
+/// A single test, because identifications are counted per process.
 #[test]
 fn requests_are_identified_planned_and_charged_once() {
     let origin = Origin::start();
@@ -28,13 +28,10 @@ fn requests_are_identified_planned_and_charged_once() {
         open.send(b"GET /x HTTP/1.1\r\nHost: h\r\nX-Api-Key: first-caller\r\n\r\n").expect("sent");
         assert_eq!(open.response().expect("an answer").status, 200);
     }
-    let (calls, met) = shards(store.take_calls());
-    assert_eq!((calls, met.len()), (8, 8), "{met:?}");
+    let (calls, used_shards) = shards(store.take_calls());
+    assert_eq!((calls, used_shards.len()), (8, 8), "{used_shards:?}");
     assert_eq!(IDENTIFICATIONS.load(Ordering::Relaxed) - before, 8);
-    assert!(
-        gateway.figure("gateway_fast_path_total") >= 1,
-        "one way of several that was never taken proves nothing"
-    );
+    assert!(gateway.metric("gateway_fast_path_total") >= 1, "the fast path must have been taken");
 
     let before = IDENTIFICATIONS.load(Ordering::Relaxed);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -52,7 +49,7 @@ fn requests_are_identified_planned_and_charged_once() {
     });
     assert_eq!(store.take_calls().len(), 8);
     assert_eq!(IDENTIFICATIONS.load(Ordering::Relaxed) - before, 8);
-    // The whole limit was admitted, and no more is.
+    // The whole limit was admitted, and no more.
     let mut open = gateway.open();
     open.send(b"GET /x HTTP/1.1\r\nHost: h\r\nX-Api-Key: second-caller\r\n\r\n").expect("sent");
     assert_eq!(open.response().expect("an answer").status, 429);

@@ -1,4 +1,4 @@
-//! Rules that do more than deny: requests that wait for their turn, pass in a lesser way, or are counted while they last.
+//! Actions other than deny: delayed requests, degraded requests, and concurrency permits.
 
 mod harness;
 
@@ -8,14 +8,14 @@ fn get(path: &str, key: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nhost: t\r\nx-api-key: {key}\r\n\r\n").into_bytes()
 }
 
-/// A queue is worth its wait: those in it are served in their turn, the one too many is told to come back.
+/// Requests in the delay queue are served in order; one too many is denied with a retry time.
 #[test]
 fn what_is_too_early_waits_and_what_is_too_late_is_denied() {
     let rules =
         "domain: d\ndescriptors:\n  - {key: path, name: paced, limit: 4/second, burst: 3, action: delay}\n";
     let origin = Origin::start();
     let gateway = Gateway::start(rules, &plain(origin.address, ""));
-    // Pipelined on one connection they would wait for each other; on several they wait for their turn.
+    // Pipelined on one connection they would wait for each other; on several they wait in the delay queue.
     let mut lines: Vec<_> = (0..5)
         .map(|_| {
             let mut open = gateway.open();
@@ -28,10 +28,10 @@ fn what_is_too_early_waits_and_what_is_too_late_is_denied() {
     statuses.sort_unstable();
     assert!(statuses.starts_with(&[200, 200, 200]) && statuses.ends_with(&[429]), "{statuses:?}");
     let passed = statuses.iter().filter(|status| **status == 200).count();
-    assert_eq!(origin.requests(), passed, "who was denied did not reach the upstream");
+    assert_eq!(origin.requests(), passed, "denied requests do not reach the upstream");
 }
 
-/// Denials are sent together with those behind them; nobody's answer may get lost, or into another's place.
+/// Denials are written together with later responses; no response may get lost or out of order.
 #[test]
 fn denials_among_requests_that_come_together_keep_their_places() {
     let rules = "domain: d\ndescriptors:\n  - {key: path, value: /never, name: never, limit: 0/day}\n";
@@ -64,7 +64,7 @@ fn denials_among_requests_that_come_together_keep_their_places() {
     assert_eq!(origin.requests(), 3, "a denial costs no upstream connection");
 }
 
-/// A caller that leaves the queue does not cost those behind it anything, and its request is not carried out.
+/// A client that leaves the delay queue costs those behind it nothing, and its request is not forwarded.
 #[test]
 fn whoever_leaves_the_queue_gives_its_turn_back() {
     let rules =
@@ -75,20 +75,20 @@ fn whoever_leaves_the_queue_gives_its_turn_back() {
     let waits = || {
         let mut open = gateway.open();
         open.send(&get("/p", "k")).expect("sent");
-        eventually("it to be held", || (gateway.figure("gateway_held_requests") == 1).then_some(()));
+        eventually("it to be held", || (gateway.metric("gateway_held_requests") == 1).then_some(()));
         open
     };
-    // An hour each, if it were not given back: the queue of two would be full at the third.
+    // One hour each: if they were not released, the queue of two would be full at the third.
     for _ in 0..5 {
         drop(waits());
-        eventually("it to be let go", || (gateway.figure("gateway_held_requests") == 0).then_some(()));
+        eventually("it to be let go", || (gateway.metric("gateway_held_requests") == 0).then_some(()));
     }
     let stays = waits();
     assert_eq!(origin.requests(), 1);
     drop(stays);
 }
 
-/// More waiting requests than the gateway will hold are turned away as load, not as the caller's fault.
+/// Requests beyond the delay queue's size are shed (503), not denied.
 #[test]
 fn the_queue_is_bounded_as_a_whole() {
     let rules =
@@ -98,12 +98,12 @@ fn the_queue_is_bounded_as_a_whole() {
     assert_eq!(gateway.get("/p").status, 200);
     let mut first = gateway.open();
     first.send(&get("/p", "k")).expect("sent");
-    eventually("it to be held", || (gateway.figure("gateway_held_requests") == 1).then_some(()));
+    eventually("it to be held", || (gateway.metric("gateway_held_requests") == 1).then_some(()));
     assert_eq!(gateway.get("/p").status, 503);
     assert_eq!(origin.requests(), 1);
 }
 
-/// The upstream is told to serve less, and the caller is warned before it comes to that.
+/// Degraded requests are marked for the upstream, and soft limits warn before.
 #[test]
 fn degraded_and_warned_requests_are_marked_for_the_upstream() {
     let rules = "domain: d\ndescriptors:\n  - {key: api_key, name: fair-use, limit: 2 per 3650d, algorithm: fixed_window, action: degrade}\n  - {key: path, name: watched, limit: 100/hour, algorithm: fixed_window, soft: {at: 4, action: warn}}\n";
@@ -124,7 +124,7 @@ fn degraded_and_warned_requests_are_marked_for_the_upstream() {
 const SLOTS: &str =
     "domain: d\ndescriptors:\n  - {key: api_key, name: slots, concurrency: {limit: 2, ttl: 2s}}\n";
 
-/// Slots are counted from the decision to the last byte of the answer, however that ends.
+/// A permit is held from the decision to the last byte of the response, however that ends.
 #[test]
 fn a_slot_is_free_when_its_request_has_ended() {
     let origin = Origin::start();
@@ -147,28 +147,28 @@ fn a_slot_is_free_when_its_request_has_ended() {
     let denied = gateway.exchange(&get("/a", "k"));
     assert_eq!((denied.status, denied.header("x-ratelimit-denied-by")), (429, Some("slots")));
     assert_eq!(gateway.exchange(&get("/a", "other")).status, 200);
-    // Left by its caller, before there is an answer.
+    // Abandoned before the response.
     drop(second);
-    eventually("the upstream to hear of it", || (origin.lost() == 1).then_some(()));
-    free("the slot of the one that left");
-    // Answered.
+    eventually("the upstream to see the disconnect", || (origin.lost() == 1).then_some(()));
+    free("the permit of the abandoned request");
+    // Completed.
     origin.release(1);
     assert_eq!(first.response().expect("an answer").status, 200);
-    // Left in the middle of the answer, while another holds the second slot.
+    // Abandoned in the middle of the response, while another request holds the second permit.
     let mut drips = held("/drip");
     origin.release(1);
-    drips.read_until(b"drip\r\n").expect("the answer has begun");
+    drips.read_until(b"drip\r\n").expect("the response has begun");
     let other = held("/hold");
     assert_eq!(gateway.exchange(&get("/a", "k")).status, 429);
     drop(drips);
-    free("the slot of the one that left in the middle");
+    free("the permit of the request abandoned midway");
     // Failed by the upstream.
     assert_eq!(gateway.exchange(&get("/cut", "k")).status, 502);
-    free("the slot of the one that failed");
+    free("the permit of the failed request");
     drop(other);
 }
 
-/// A request that lasts longer than its permit keeps its slot: the deadline is for gateways that die.
+/// A request that outlasts its permit's TTL keeps the permit: the TTL is for gateways that crash.
 #[test]
 fn long_requests_keep_their_slots() {
     let origin = Origin::start();
@@ -182,7 +182,7 @@ fn long_requests_keep_their_slots() {
         .collect();
     eventually("both at the upstream", || (origin.requests() == 2).then_some(()));
     let watch = harness::Stopwatch::start();
-    // Beyond the deadline of 2 s, and then some.
+    // Well beyond the TTL of 2 s.
     while watch.elapsed() < std::time::Duration::from_millis(3_200) {
         assert_eq!(gateway.exchange(&get("/a", "k")).status, 429, "after {:?}", watch.elapsed());
         std::thread::sleep(std::time::Duration::from_millis(50));
@@ -193,7 +193,7 @@ fn long_requests_keep_their_slots() {
     }
 }
 
-/// Outbound: many calls to one destination are spread out, and another destination does not wait for them.
+/// Outbound: many calls to one destination are paced, and another destination does not wait for them.
 #[test]
 fn webhooks_are_paced_by_destination() {
     let rules = "domain: d\ndescriptors:\n  - {key: path, name: per-destination, limit: 20/second, burst: 50, action: delay}\n";
@@ -211,7 +211,7 @@ fn webhooks_are_paced_by_destination() {
     for open in &mut calls {
         assert_eq!(open.response().expect("an answer").status, 200);
     }
-    // Eleven at twenty a second: the last cannot have gone before half a second was over.
+    // Eleven at 20 per second: the last cannot have gone out before half a second.
     assert!(watch.elapsed() >= std::time::Duration::from_millis(500), "{:?}", watch.elapsed());
     assert_eq!(origin.requests(), 12);
 }

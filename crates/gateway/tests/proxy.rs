@@ -15,7 +15,7 @@ fn with_key(method: &str, path: &str, more: &str) -> Vec<u8> {
     format!("{method} {path} HTTP/1.1\r\nhost: api.test\r\nx-api-key: k\r\n{more}\r\n").into_bytes()
 }
 
-/// Who is over the limit is told so, in the standard's fields, and the upstream never hears of it.
+/// A denied client gets the standard headers, and the upstream does not see the request.
 #[test]
 fn a_denial_costs_the_upstream_nothing() {
     let origin = Origin::start();
@@ -26,7 +26,7 @@ fn a_denial_costs_the_upstream_nothing() {
         assert!(answer.header("ratelimit").is_some_and(|field| field.contains(&format!("r={left}"))));
     }
     let before = (origin.connections(), origin.requests());
-    // A body is announced, and never sent: the answer does not wait for it.
+    // A body is announced and never sent: the response does not wait for it.
     let mut open = gateway.open();
     open.send(&with_key("POST", "/a", "content-length: 1000000\r\n")).expect("sent");
     let denied = open.response().expect("an answer");
@@ -39,7 +39,7 @@ fn a_denial_costs_the_upstream_nothing() {
     assert_eq!(gateway.get("/a").status, 200);
 }
 
-/// Denied callers keep their connection, so that a client that backs off need not connect anew.
+/// Denied clients keep their connection, so that a client that backs off need not reconnect.
 #[test]
 fn many_requests_share_a_connection_on_both_sides() {
     let origin = Origin::start();
@@ -53,7 +53,7 @@ fn many_requests_share_a_connection_on_both_sides() {
         .collect();
     assert_eq!(statuses, [200, 200, 429, 429, 429]);
     assert_eq!(origin.connections(), 1);
-    // Sent in one piece, answered in order.
+    // Pipelined, with responses in order.
     let mut both = request("GET", "/first", b"");
     both = String::from_utf8(both).expect("text").replace("connection: close\r\n", "").into_bytes();
     both.extend(request("GET", "/status/404", b""));
@@ -62,7 +62,7 @@ fn many_requests_share_a_connection_on_both_sides() {
     assert_eq!(open.response().expect("the second").status, 404);
 }
 
-/// What is about one connection ends at it, and what a stranger says about itself is not passed on.
+/// Hop-by-hop headers are not forwarded, and claims of untrusted clients are overwritten.
 #[test]
 fn fields_of_one_hop_do_not_travel_and_forged_ones_are_overwritten() {
     let origin = Origin::start();
@@ -88,7 +88,7 @@ fn fields_of_one_hop_do_not_travel_and_forged_ones_are_overwritten() {
     for gone in ["x-hop", "keep-alive"] {
         assert_eq!(answer.header(gone), None);
     }
-    // A trusted proxy is believed, and named.
+    // A trusted proxy's headers are accepted, and its address is appended.
     let trusting = Gateway::start(RULES, &plain(origin.address, ", host_header: inner.test"));
     let head = trusting
         .exchange(
@@ -102,7 +102,7 @@ fn fields_of_one_hop_do_not_travel_and_forged_ones_are_overwritten() {
     assert!(head.contains("x-forwarded-host: api.test\r\n"), "{head}");
 }
 
-/// Bodies flow as they come: an answer begins before its request has ended, and trailers arrive.
+/// Bodies are streamed: a response starts before its request has ended, and trailers are forwarded.
 #[test]
 fn bodies_are_passed_on_while_they_come() {
     let origin = Origin::start();
@@ -124,18 +124,18 @@ fn bodies_are_passed_on_while_they_come() {
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
     assert!(
         text.ends_with("0\r\nx-sum: 42\r\n\r\n"),
-        "trailers that reframe the message, or say who asks, are dropped: {text}"
+        "trailers with framing or identity headers are dropped: {text}"
     );
-    // The connection is good for more.
+    // The connection stays usable.
     open.send(&with_key("GET", "/a", "")).expect("sent");
     assert_eq!(open.response().expect("an answer").text(), "hello 0");
-    // A large body, by its length.
+    // A large body with a declared length.
     let body: Vec<u8> = (0..3_000_000_u32).map(|n| (n % 251) as u8).collect();
     let answer = gateway.exchange(&request("POST", "/echo", &body));
     assert_eq!(answer.body, body);
 }
 
-/// Who is answered in the middle of its body reads the answer, and then the end: a reset would take both.
+/// A client that gets a response in the middle of its body can read it, and then the end: a reset would lose both.
 #[test]
 fn an_answer_before_the_body_is_read_arrives() {
     let origin = Origin::start();
@@ -150,7 +150,7 @@ fn an_answer_before_the_body_is_read_arrives() {
     }
 }
 
-/// A client that asks first hears `100` if it may go on, and the denial if not, without having sent its body.
+/// With `Expect: 100-continue` a client gets `100` if allowed and the denial if not, without having sent its body.
 #[test]
 fn expectations_are_answered_before_the_body() {
     let origin = Origin::start();
@@ -165,10 +165,10 @@ fn expectations_are_answered_before_the_body() {
     assert!(origin.heads().iter().all(|head| !head.contains("expect")));
     open.send(&with_key("POST", "/a", "expect: 100-continue\r\ncontent-length: 4\r\n")).expect("sent");
     assert_eq!(open.response().expect("an answer").status, 429);
-    assert!(open.is_at_end(), "whether the body comes is not known, so the connection ends");
+    assert!(open.is_at_end(), "the body may or may not follow, so the connection is closed");
 }
 
-/// Answers without bodies, old clients, and paths that lead nowhere.
+/// Responses without bodies, old clients, and paths without a route.
 #[test]
 fn the_odd_answers_are_framed_rightly() {
     let origin = Origin::start();
@@ -184,32 +184,32 @@ fn the_odd_answers_are_framed_rightly() {
     assert_eq!((old.status, old.header("connection")), (200, Some("close")));
     let lost = gateway.exchange(&request("DELETE", "/a", b""));
     assert_eq!((lost.status, lost.header("content-type")), (404, Some("application/problem+json")));
-    // Cut short by the upstream: the caller must notice.
+    // Truncated by the upstream: the client must notice.
     let mut open = gateway.open();
     open.send(&request("GET", "/part", b"")).expect("sent");
-    assert!(open.response().is_err(), "half an answer is no answer");
+    assert!(open.response().is_err(), "a truncated response is an error");
     assert_eq!(gateway.get("/a").status, 200);
 }
 
-fn nobody() -> String {
+fn unused_address() -> String {
     TcpListener::bind("127.0.0.1:0").and_then(|gone| gone.local_addr()).expect("a free port").to_string()
 }
 
-/// What can be repeated is repeated, once, elsewhere; what cannot is not, whatever happens.
+/// Idempotent requests are retried once on another backend; others are never retried.
 #[test]
 fn only_harmless_requests_are_tried_again() {
     let origin = Origin::start();
-    let (dead, live) = (nobody(), origin.address);
+    let (dead, live) = (unused_address(), origin.address);
     let section = format!(
         "  listeners: [{{address: \"127.0.0.1:0\"}}]\n  upstreams: {{api: {{addresses: [\"{dead}\", \"{live}\"], eject: {{after: 0}}}}, cut: {{addresses: [\"{live}\"]}}}}\n  routes:\n    - {{path: \"/{{*rest}}\", upstream: api}}\n    - {{path: /cut, upstream: cut}}\n"
     );
     let gateway = Gateway::start(RULES, &section);
     for _ in 0..20 {
-        assert_eq!(gateway.get("/a").status, 200, "the dead address is passed over");
+        assert_eq!(gateway.get("/a").status, 200, "the request is retried on the live backend");
     }
     let posts: Vec<u16> = (0..40).map(|_| gateway.exchange(&request("POST", "/a", b"x")).status).collect();
     assert!(posts.contains(&200) && posts.contains(&502) && posts.len() == 40, "{posts:?}");
-    // The upstream takes the request and says nothing: one more attempt for a GET, none for a POST.
+    // The upstream reads the request and does not respond: one more attempt for a GET, none for a POST.
     let before = origin.requests();
     assert_eq!(gateway.get("/cut").status, 502);
     assert_eq!(origin.requests() - before, 2);
@@ -218,7 +218,7 @@ fn only_harmless_requests_are_tried_again() {
     assert_eq!(origin.requests() - before, 1);
 }
 
-/// A rolling update: requests under way are answered, idle connections are closed, the process ends.
+/// A rolling update: requests in flight complete, idle connections are closed, the process ends.
 #[test]
 fn draining_answers_those_who_are_there() {
     let origin = Origin::start();
@@ -232,7 +232,7 @@ fn draining_answers_those_who_are_there() {
     eventually("the request at the upstream", || (origin.requests() == 2).then_some(()));
     gateway.drain();
     assert!(idle.is_at_end());
-    // Whose request was on its way when it began.
+    // A request that was sent as draining began.
     fresh.send(b"GET /a HTTP/1.1\r\nhost: api.test\r\n\r\n").expect("sent");
     let answer = fresh.response().expect("an answer");
     assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
@@ -244,7 +244,7 @@ fn draining_answers_those_who_are_there() {
     eventually("the end", || gateway.has_ended().then_some(()));
 }
 
-/// An upstream that does not answer is given up in time, and the caller is told which side was slow.
+/// A request to an upstream that does not respond times out with a status for the upstream.
 #[test]
 fn slow_upstreams_are_given_up() {
     let origin = Origin::start();
@@ -255,6 +255,6 @@ fn slow_upstreams_are_given_up() {
     drip.send(&with_key("GET", "/drip", "")).expect("sent");
     origin.release(1);
     drip.read_until(b"drip\r\n").expect("the first piece");
-    assert!(drip.is_at_end(), "silence in the middle of an answer ends it");
+    assert!(drip.is_at_end(), "an idle timeout within a response ends it");
     assert_eq!(gateway.get("/a").status, 200);
 }

@@ -1,4 +1,4 @@
-//! Decoding the JSON body of a request, with the place of any mistake.
+//! Decodes JSON request bodies. Errors name the field that is wrong.
 
 use crate::problem::Problem;
 use serde::Deserialize;
@@ -7,25 +7,25 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Decodes a body, which is an object. The place of a mistake is worked out only once there is one.
+/// Decodes a body, which must be a JSON object. Only after a failure is it decoded again with the field's path tracked.
 ///
 /// # Errors
-/// A problem that names the place.
+/// A problem that names the field.
 pub fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
     serde_json::from_slice::<Object<T>>(body).map(|object| object.0).map_err(|first| {
         let mut decoder = serde_json::Deserializer::from_slice(body);
         let Err(error) = serde_path_to_error::deserialize::<_, Object<T>>(&mut decoder) else {
             return Problem::bad(first.to_string());
         };
-        // A body that ends too early has no name for the place where it does.
-        let place = error.path().to_string();
-        let place = place.trim_end_matches(['?', '.']);
+        // The path of a truncated body ends with `?`, or is only that.
+        let field = error.path().to_string();
+        let field = field.trim_end_matches(['?', '.']);
         let problem = Problem::bad(error.inner().to_string());
-        if place.is_empty() { problem } else { problem.in_field(place) }
+        if field.is_empty() { problem } else { problem.in_field(field) }
     })
 }
 
-/// A `T` that is written as a JSON object. Without this, a list of its fields' values would do as well.
+/// Decodes a `T` from a JSON object only. Plain serde would also accept an array of the field values.
 #[derive(Debug)]
 pub struct Object<T>(pub T);
 

@@ -1,4 +1,4 @@
-//! The `Date` of answers that are our own.
+//! The `Date` field of Tollgate's own responses, formatted once per second and thread.
 
 use bytes::BufMut;
 use http::HeaderValue;
@@ -9,18 +9,18 @@ const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
 const MONTHS: [&str; 12] =
     ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-/// The date as HTTP writes it; made once a second.
+/// Returns the HTTP date of `now`.
 #[must_use]
 pub fn now(now: Timestamp) -> HeaderValue {
     with(now, Clone::clone)
 }
 
-/// Writes the date as HTTP does.
+/// Appends the HTTP date of `now` to `out`.
 pub fn write(now: Timestamp, out: &mut impl BufMut) {
     with(now, |value| out.put_slice(value.as_bytes()));
 }
 
-fn with<T>(now: Timestamp, say: impl FnOnce(&HeaderValue) -> T) -> T {
+fn with<T>(now: Timestamp, read: impl FnOnce(&HeaderValue) -> T) -> T {
     thread_local! {
         static LAST: RefCell<(u64, HeaderValue)> = const { RefCell::new((u64::MAX, HeaderValue::from_static(""))) };
     }
@@ -29,11 +29,11 @@ fn with<T>(now: Timestamp, say: impl FnOnce(&HeaderValue) -> T) -> T {
             *second = now.as_secs();
             *value = HeaderValue::from_str(&text(*second)).unwrap_or_else(|_| HeaderValue::from_static(""));
         }
-        say(value)
+        read(value)
     })
 }
 
-/// Days are counted from a 1 March, so that a leap day is a year's last.
+/// Formats a date. Days are counted from 1 March, so that a leap day is the last day of its year.
 fn text(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     let shifted = days + 719_468;

@@ -1,36 +1,36 @@
-//! Header fields, wherever they lie: in a map, or in the bytes of a head that nobody has made a map of.
+//! Header field traits, implemented by header maps and by the bytes of a head that was not converted to a map.
 
 use bytes::{BufMut, BytesMut};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 /// Header fields that can be looked up by name.
 pub trait HeaderLookup {
-    /// All values of a field, in their order.
+    /// Returns all values of a field, in message order.
     fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]>;
 
-    /// All names and values, in the order of the message. Names are as they were written.
+    /// Returns all names and values, in message order. Names keep their original case.
     fn each(&self) -> impl Iterator<Item = (&[u8], &[u8])>;
 
-    /// The first value of a field.
+    /// Returns the first value of a field.
     fn first(&self, name: &HeaderName) -> Option<&[u8]> {
         self.all(name).next()
     }
 
-    /// The last value of a field: the one that the nearest proxy wrote.
+    /// Returns the last value of a field, which is the one from the nearest proxy.
     fn last(&self, name: &HeaderName) -> Option<&[u8]> {
         self.all(name).next_back()
     }
 }
 
-/// What header fields can be put into: a map, or an answer that is being written.
+/// A destination for fields that occur at most once: a map, or a response that is being built.
 pub trait HeaderSink {
-    /// Puts a field there, of which there is at most one.
+    /// Sets a field.
     fn put(&mut self, name: &HeaderName, value: &[u8]);
 }
 
-/// What header fields are appended to, one by one: the bytes of an HTTP/1 head, or a map.
+/// A destination for fields that may repeat: the bytes of an HTTP/1 head, or a map.
 pub trait HeaderAppend {
-    /// Appends a field; there may be others of the same name.
+    /// Appends a field; others of the same name stay.
     fn add(&mut self, name: &[u8], value: &[u8]);
 }
 
@@ -46,7 +46,7 @@ impl HeaderAppend for BytesMut {
 }
 
 impl HeaderAppend for HeaderMap {
-    /// A field that no map can contain is left out; the head parser rejects such fields.
+    /// Skips a field that a map cannot contain; the head parser rejects such fields.
     fn add(&mut self, name: &[u8], value: &[u8]) {
         if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
             self.append(name, value);
@@ -55,7 +55,7 @@ impl HeaderAppend for HeaderMap {
 }
 
 impl HeaderSink for HeaderMap {
-    /// A value that no field can have is left out.
+    /// Skips a value that is invalid in a field.
     fn put(&mut self, name: &HeaderName, value: &[u8]) {
         if let Ok(value) = HeaderValue::from_bytes(value) {
             self.insert(name, value);

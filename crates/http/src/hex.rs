@@ -1,6 +1,7 @@
-//! Bytes as hexadecimal digits. By a table: the standard formatting takes longer for a key than hashing it does.
+//! Hexadecimal encoding by table lookup. Rejected: standard formatting, because for a key it takes longer than hashing
+//! it.
 
-/// Adds two digits for each byte.
+/// Appends two digits per byte.
 pub(crate) fn put(text: &mut Vec<u8>, bytes: &[u8]) {
     const DIGITS: [u8; 16] = *b"0123456789abcdef";
     let start = text.len();

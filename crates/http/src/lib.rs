@@ -1,18 +1,19 @@
-//! What HTTP says of a decision and of a caller, and how it is read: shared by every front, layer and gateway that speaks
-//! HTTP; and, with the feature `server`, the one HTTP/1 server that they stand on. No handlers, no store.
+//! HTTP for Tollgate: a strict HTTP/1 parser, caller identity, and the responses to decisions. Every protocol server,
+//! tower layer and gateway that uses HTTP shares it. With the feature `server` it also has the HTTP/1 server that they
+//! run on. It has no handlers and no store.
 //!
-//! | module | answers |
+//! | module | contents |
 //! |---|---|
-//! | [`response`] | what is a caller told: status, `RateLimit` fields, `Retry-After`, body? |
-//! | [`body`], [`problem`] | how is a JSON body decoded, and what is a client told of a mistake? |
-//! | [`identity`] | who is asking for what: address, key, user, endpoint? |
-//! | [`headers`] | how are header fields looked up, wherever they lie? |
-//! | [`h1`] | what has a stranger sent: how are heads and chunks read? |
-//! | [`date`] | what day is it, as HTTP writes it? |
-//! | [`traceparent`] | which trace is a request part of? |
-//! | `server` | how is a connection accepted, read, answered and drained? (feature `server`) |
-//! | `tls` | which certificate is active, and whose are trusted? (feature `tls`) |
-//! | [`proxy_protocol`] | whom does a load balancer's first line name? |
+//! | [`response`] | the response to a decision: status, `RateLimit` fields, `Retry-After`, body |
+//! | [`body`], [`problem`] | decoding of JSON bodies; problem details (RFC 9457) for errors |
+//! | [`identity`] | the attributes of a request: address, API key, user, endpoint |
+//! | [`headers`] | lookup of header fields, in a map or in the bytes of a head |
+//! | [`h1`] | the HTTP/1 parser for heads and chunked bodies of untrusted clients |
+//! | [`date`] | the `Date` field |
+//! | [`traceparent`] | W3C Trace Context |
+//! | `server` | the HTTP/1 server: accept loop, connections, drain (feature `server`) |
+//! | `tls` | server certificates with reload, trusted authorities (feature `tls`) |
+//! | [`proxy_protocol`] | the PROXY protocol, versions 1 and 2 |
 
 pub mod body;
 pub mod date;

@@ -1,4 +1,4 @@
-//! What was wrong with a request, as problem+json (RFC 9457): a title, the place, and what to do.
+//! Problem details (RFC 9457) for rejected requests: a title, the field that is wrong, and how to fix it.
 
 use crate::h1;
 use crate::headers::HeaderSink;
@@ -6,20 +6,20 @@ use http::header::ALLOW;
 use http::{Method, StatusCode};
 use serde_json::json;
 
-/// The problem type of a path that this version does not have; clients tell it from a missing record by that.
+/// The problem type of a path that this version does not have; it distinguishes that 404 from a missing record.
 pub const NO_SUCH_PATH: &str = "urn:tollgate:problem:no-such-path";
 
 /// The media type of [`Problem::body`].
 pub const MEDIA_TYPE: &str = "application/problem+json";
 
-/// An error that goes to the client.
+/// An error response for the client.
 #[derive(Debug)]
 pub struct Problem {
     /// The status of the response.
     pub status: StatusCode,
-    /// The problem type, a URI; `about:blank` where the status says it all.
+    /// The problem type, a URI; `about:blank` if the status is sufficient.
     pub kind: &'static str,
-    /// What kind of error it is, in a few words.
+    /// The kind of error, in a few words.
     pub title: &'static str,
     /// What is wrong with this request, and what to do.
     pub detail: String,
@@ -30,24 +30,24 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem without a place.
+    /// Creates a problem that names no field.
     pub fn new(status: StatusCode, title: &'static str, detail: impl Into<String>) -> Self {
         Self { status, kind: "about:blank", title, detail: detail.into(), place: None, allow: None }
     }
 
-    /// A request that is malformed.
+    /// Creates the problem for a malformed request (400).
     pub fn bad(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "Bad request", detail)
     }
 
-    /// The same with the part of the request that is wrong.
+    /// Sets the path of the field that is wrong.
     #[must_use]
-    pub fn in_field(mut self, place: impl Into<String>) -> Self {
-        self.place = Some(place.into());
+    pub fn in_field(mut self, field: impl Into<String>) -> Self {
+        self.place = Some(field.into());
         self
     }
 
-    /// No such path; `try_instead` names one that exists.
+    /// Creates the problem for an unknown path (404); `try_instead` names one that exists.
     #[must_use]
     pub fn not_found(path: &str, try_instead: &str) -> Self {
         let shown: String = path.chars().take(100).collect();
@@ -55,13 +55,13 @@ impl Problem {
         Self { kind: NO_SUCH_PATH, ..Self::new(StatusCode::NOT_FOUND, "Not found", detail) }
     }
 
-    /// The path supports one method, and the request has another.
+    /// Creates the problem for a method that the path does not support (405); `allowed` is the one that it does.
     #[must_use]
     pub fn wrong_method(allowed: &Method) -> Self {
         Self::wrong_methods(allowed.to_string())
     }
 
-    /// The same where there are several, as `Allow` lists them.
+    /// Creates the same problem for several allowed methods, in the format of `Allow`.
     #[must_use]
     pub fn wrong_methods(allowed: String) -> Self {
         let mut problem =
@@ -70,7 +70,7 @@ impl Problem {
         problem
     }
 
-    /// The body of the response.
+    /// Returns the JSON body of the response.
     #[must_use]
     pub fn body(&self) -> String {
         let mut body = json!({
@@ -85,13 +85,13 @@ impl Problem {
         body.to_string()
     }
 
-    /// The response, for the HTTP/1 server of this crate.
+    /// Converts the problem to a response of this crate's HTTP/1 server.
     #[must_use]
     pub fn response(self) -> h1::RawResponse {
-        let mut answer = h1::RawResponse::new(self.status, MEDIA_TYPE, self.body());
+        let mut response = h1::RawResponse::new(self.status, MEDIA_TYPE, self.body());
         if let Some(methods) = self.allow {
-            answer.put(&ALLOW, methods.as_bytes());
+            response.put(&ALLOW, methods.as_bytes());
         }
-        answer
+        response
     }
 }

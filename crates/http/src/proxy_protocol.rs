@@ -1,52 +1,53 @@
-//! The PROXY protocol: how a load balancer that passes bytes says whose they are, in the first bytes of a connection.
+//! PROXY protocol parser, versions 1 (a text line) and 2 (binary) as HAProxy defines them. A TCP load balancer sends
+//! the client's address in the first bytes of a connection.
 //!
-//! Pure: bytes in, an address out. A listener reads until [`read`] says that it has enough, and trusts the answer only
-//! from peers it trusts. Versions 1 (a line of text) and 2 (binary), as HAProxy defines them.
+//! The parser does no I/O: bytes in, an address out. A listener reads until [`read`] returns a result, and uses the
+//! result only if it trusts the peer.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The longest line of version 1, its end included.
+/// Maximum length of a version 1 line including its CR LF, in bytes.
 const MAX_LINE: usize = 107;
 const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
-/// What version 2 may carry beside addresses; real extensions are far smaller.
+/// Maximum length of a version 2 body (addresses and extensions), in bytes; real extensions are far smaller.
 const MAX_BLOCK: usize = 4096;
 
-/// The most bytes that a listener needs to hold until an answer is certain.
+/// Number of bytes after which [`read`] always returns a result.
 pub const MAX_HEADER: usize = 16 + MAX_BLOCK;
 
-/// What the first bytes said.
+/// A parsed PROXY header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProxyHeader {
-    /// The two ends of the client's connection; `None` where the proxy speaks for itself, or for what is no internet
-    /// address.
+    /// Source and destination of the client's connection; `None` for the proxy's own connections and for address
+    /// families other than IPv4 and IPv6.
     pub addresses: Option<(SocketAddr, SocketAddr)>,
-    /// How many bytes it took: what follows is the client's.
+    /// Length of the header in bytes; the client's data follows.
     pub length: usize,
 }
 
-/// Bytes that are no PROXY header.
+/// The reason that bytes are not a PROXY header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProxyError {
-    /// Neither version's first bytes.
-    #[error("the connection does not begin with a PROXY header")]
+    /// The first bytes match neither version.
+    #[error("the connection does not start with a PROXY header")]
     NotProxied,
     /// A line that is too long, or not of the form `PROXY TCP4 source destination port port`.
-    #[error("the PROXY line is malformed")]
+    #[error("malformed PROXY line")]
     BadLine,
     /// A binary header of another version, command or length.
-    #[error("the binary PROXY header is malformed")]
+    #[error("malformed binary PROXY header")]
     BadBlock,
 }
 
-/// Reads a header from the first bytes of a connection; `Ok(None)` where more are needed to tell.
+/// Parses a header from the first bytes of a connection. Returns `Ok(None)` if more bytes are needed.
 ///
 /// ```
 /// use tollgate_http::proxy_protocol::read;
 /// let bytes = b"PROXY TCP4 198.51.100.7 192.0.2.1 56324 443\r\nGET / HTTP/1.1\r\n";
-/// let proxied = read(bytes)?.expect("the line is whole");
-/// assert_eq!(proxied.addresses.unwrap().0.to_string(), "198.51.100.7:56324");
-/// assert!(bytes[proxied.length..].starts_with(b"GET / "));
+/// let header = read(bytes)?.expect("a complete line");
+/// assert_eq!(header.addresses.unwrap().0.to_string(), "198.51.100.7:56324");
+/// assert!(bytes[header.length..].starts_with(b"GET / "));
 /// assert_eq!(read(b"PROXY TC")?, None);
 /// # Ok::<(), tollgate_http::proxy_protocol::ProxyError>(())
 /// ```
@@ -88,7 +89,7 @@ fn end_of(family: &str, address: &str, port: &str) -> Option<SocketAddr> {
         "TCP6" => address.parse::<Ipv6Addr>().ok()?.into(),
         _ => return None,
     };
-    // `+5` and `005` are read as numbers by some and not by others.
+    // Parsers disagree on whether `+5` and `005` are numbers.
     let plain = port == "0" || (!port.starts_with('0') && port.bytes().all(|byte| byte.is_ascii_digit()));
     let port = port.parse().ok().filter(|_| plain)?;
     Some(SocketAddr::new(address.to_canonical(), port))
@@ -107,7 +108,7 @@ fn block(bytes: &[u8]) -> Result<Option<ProxyHeader>, ProxyError> {
     }
     let Some(body) = bytes.get(16..length) else { return Ok(None) };
     let ends = match (command, head[1] >> 4) {
-        // The proxy's own connection: a health check.
+        // The proxy's own connection, such as a health check.
         (0, _) => None,
         (_, 1) => Some(addresses::<4>(body)?),
         (_, 2) => Some(addresses::<16>(body)?),
@@ -117,7 +118,7 @@ fn block(bytes: &[u8]) -> Result<Option<ProxyHeader>, ProxyError> {
     Ok(Some(ProxyHeader { addresses: ends, length }))
 }
 
-/// Two addresses of N bytes, then two ports.
+/// Parses two addresses of `N` bytes, then two ports.
 fn addresses<const N: usize>(body: &[u8]) -> Result<(SocketAddr, SocketAddr), ProxyError>
 where
     IpAddr: From<[u8; N]>,

@@ -1,5 +1,5 @@
-//! Certificates, for all who speak TLS: a server's own, read again when its files change without a connection being dropped,
-//! and those of the authorities that are trusted. The one provider of cryptography is named here.
+//! TLS certificates: a server's certificate and key, reloaded when their files change without dropping a connection,
+//! and the trusted authorities. The workspace's only crypto provider is chosen here.
 
 use arc_swap::ArcSwap;
 use rustls::RootCertStore;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// A server's certificate: the one that its files held when they were last good.
+/// A server's certificate, from the last version of its files that was valid.
 #[derive(Debug)]
 pub struct ServerCertificate {
     current: ArcSwap<CertifiedKey>,
@@ -21,26 +21,26 @@ pub struct ServerCertificate {
     watch: Mutex<FileWatch<2>>,
 }
 
-/// The size and the time of a file: another one, if it has changed.
+/// The size and modification time of a file; different after a change.
 type FileStamp = Option<(u64, SystemTime)>;
 
-/// What files were like when they were last good, for those who look again every second or so.
+/// Detects changes of files that are polled about once a second.
 #[derive(Debug)]
 pub struct FileWatch<const N: usize> {
     loaded: [FileStamp; N],
-    /// What was last wrong since, and with which files.
+    /// The last error since then, and the stamps of the files that caused it.
     failed: Option<([FileStamp; N], String)>,
 }
 
 impl<const N: usize> FileWatch<N> {
-    /// Files that are about to be read: a change in between is not missed.
+    /// Starts a watch. Call it before reading the files, so that no change in between is missed.
     #[must_use]
     pub fn new(paths: [&Path; N]) -> Self {
         Self { loaded: paths.map(file_stamp), failed: None }
     }
 
-    /// What is read of files that have changed since they were good. They are tried until they are good again, since
-    /// whether they can be read may change alone; what is wrong with them is told once.
+    /// Calls `read` if the files have changed since they were last valid. It retries until they are valid, because
+    /// their readability may change without their stamps; it returns the same error only once.
     pub fn retry_if_changed<T>(
         &mut self,
         paths: [&Path; N],
@@ -57,9 +57,9 @@ impl<const N: usize> FileWatch<N> {
                 Some(Ok(read))
             }
             Err(error) => {
-                let wrong = Some((now, error.clone()));
-                let is_known = self.failed == wrong;
-                self.failed = wrong;
+                let failed = Some((now, error.clone()));
+                let is_known = self.failed == failed;
+                self.failed = failed;
                 (!is_known).then_some(Err(error))
             }
         }
@@ -73,74 +73,76 @@ impl ResolvesServerCert for ServerCertificate {
 }
 
 impl ServerCertificate {
-    /// Reads a chain and its key, both in PEM form.
+    /// Reads a certificate chain and its key, both in PEM format.
     ///
     /// # Errors
-    /// Which file is wrong, and why.
+    /// The file that is invalid, and why.
     pub fn load(certificate: &Path, key: &Path) -> Result<Arc<Self>, String> {
-        let seen = Mutex::new(FileWatch::new([certificate, key]));
+        let watch = Mutex::new(FileWatch::new([certificate, key]));
         let current = ArcSwap::from_pointee(certified(certificate, key)?);
         let (certificate, key) = (certificate.to_owned(), key.to_owned());
-        Ok(Arc::new(Self { current, certificate, key, watch: seen }))
+        Ok(Arc::new(Self { current, certificate, key, watch }))
     }
 
-    /// Takes what the files hold if they have changed and are good; for a task that calls it every second or so.
+    /// Loads the files if they have changed and are valid. A task calls it about once a second.
     pub fn refresh(&self) {
-        let mut seen = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
         let (certificate, key) = (&*self.certificate, &*self.key);
-        match seen.retry_if_changed([certificate, key], || certified(certificate, key)) {
+        match watch.retry_if_changed([certificate, key], || certified(certificate, key)) {
             None => {}
             Some(Ok(certified)) => {
                 self.current.store(Arc::new(certified));
                 tracing::info!(certificate = %certificate.display(), "certificate reloaded");
             }
-            // Files are written one after the other: this may be half of a change.
-            Some(Err(error)) => tracing::warn!("{error}; the last good certificate stays"),
+            // The two files are written one after the other, so the pair may be incomplete.
+            Some(Err(error)) => {
+                tracing::warn!(%error, "certificate reload failed; keeping the previous certificate");
+            }
         }
     }
 }
 
-/// A look at a file, to tell whether it has changed since another.
+/// Returns the stamp of a file without reading it.
 fn file_stamp(path: &Path) -> FileStamp {
-    let seen = std::fs::metadata(path).ok()?;
-    Some((seen.len(), seen.modified().ok()?))
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.len(), metadata.modified().ok()?))
 }
 
 fn certified(certificate: &Path, key: &Path) -> Result<CertifiedKey, String> {
     CertifiedKey::from_der(certificates(certificate)?, private_key(key)?, &provider()).map_err(|error| {
-        format!("{} and {} do not make a pair: {error}", certificate.display(), key.display())
+        format!("certificate {} and key {} do not match: {error}", certificate.display(), key.display())
     })
 }
 
-/// The provider of cryptography.
+/// Returns the crypto provider.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// All certificates of a file in PEM form.
+/// Reads all certificates of a PEM file.
 ///
 /// # Errors
-/// What is wrong with the file.
+/// The path of the file, and why it is invalid.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let wrong = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let all = CertificateDer::pem_file_iter(path).map_err(|error| wrong(&error))?;
-    let all = all.collect::<Result<Vec<_>, _>>().map_err(|error| wrong(&error))?;
-    if all.is_empty() { Err(wrong(&"there is no certificate in PEM form")) } else { Ok(all) }
+    let with_path = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let all = CertificateDer::pem_file_iter(path).map_err(|error| with_path(&error))?;
+    let all = all.collect::<Result<Vec<_>, _>>().map_err(|error| with_path(&error))?;
+    if all.is_empty() { Err(with_path(&"no PEM certificate found")) } else { Ok(all) }
 }
 
-/// The private key of a file in PEM form.
+/// Reads the private key of a PEM file.
 ///
 /// # Errors
-/// What is wrong with the file.
+/// The path of the file, and why it is invalid.
 pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
     PrivateKeyDer::from_pem_file(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// The authorities of a file.
+/// Reads the trusted authorities of a PEM file.
 ///
 /// # Errors
-/// What is wrong with the file.
+/// The path of the file, and why it is invalid.
 pub fn authorities(path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
@@ -155,28 +157,28 @@ mod tests {
 
     #[test]
     fn a_broken_file_is_reported_once_and_retried_until_it_loads() {
-        let file = std::env::temp_dir().join(format!("tollgate-seen-{}.pem", std::process::id()));
+        let file = std::env::temp_dir().join(format!("tollgate-watch-{}.pem", std::process::id()));
         let write = |text: &str| std::fs::write(&file, text).expect("written");
         write("good");
-        let mut seen = FileWatch::new([&file]);
-        let mut look =
-            |read: Result<u8, &str>| seen.retry_if_changed([&file], || read.map_err(str::to_owned));
-        assert_eq!(look(Ok(1)), None, "it has not changed");
+        let mut watch = FileWatch::new([&file]);
+        let mut poll =
+            |read: Result<u8, &str>| watch.retry_if_changed([&file], || read.map_err(str::to_owned));
+        assert_eq!(poll(Ok(1)), None, "the file has not changed");
         write("broken");
-        assert_eq!(look(Err("broken")), Some(Err("broken".to_owned())));
-        assert_eq!(look(Err("broken")), None, "told already");
-        assert_eq!(look(Err("it may not be read")), Some(Err("it may not be read".to_owned())));
+        assert_eq!(poll(Err("broken")), Some(Err("broken".to_owned())));
+        assert_eq!(poll(Err("broken")), None, "already reported");
+        assert_eq!(poll(Err("permission denied")), Some(Err("permission denied".to_owned())));
         std::fs::remove_file(&file).expect("removed");
         assert_eq!(
-            look(Err("it may not be read")),
-            Some(Err("it may not be read".to_owned())),
-            "of this one"
+            poll(Err("permission denied")),
+            Some(Err("permission denied".to_owned())),
+            "the same error, but of a changed file"
         );
-        assert_eq!(look(Err("it may not be read")), None);
+        assert_eq!(poll(Err("permission denied")), None);
         write("better");
-        assert_eq!(look(Err("not yet")), Some(Err("not yet".to_owned())));
-        assert_eq!(look(Ok(2)), Some(Ok(2)), "as when it may be read at last");
-        assert_eq!(look(Ok(3)), None);
+        assert_eq!(poll(Err("not yet")), Some(Err("not yet".to_owned())));
+        assert_eq!(poll(Ok(2)), Some(Ok(2)), "retried although the stamp is unchanged");
+        assert_eq!(poll(Ok(3)), None);
         std::fs::remove_file(&file).expect("removed");
     }
 }

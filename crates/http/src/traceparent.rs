@@ -1,22 +1,23 @@
-//! The trace that a request is part of, as W3C Trace Context has it: `traceparent`, read and written. Only a trace that its
-//! caller has sampled is followed; of anything else nothing is made, and a proxy passes it on as it came.
+//! W3C TraceContext Context: parses and formats `traceparent`. Only sampled traces are followed; any other value is ignored,
+//! and a proxy forwards it unchanged.
 
 use crate::headers::HeaderLookup;
 use crate::hex;
 use http::header::{HeaderName, HeaderValue};
 use tollgate_core::Timestamp;
-use tollgate_engine::{Limiter, Trace};
+use tollgate_engine::{Limiter, TraceContext};
 
-/// The field's name, in HTTP and in gRPC's metadata.
+/// The field name, in HTTP and in gRPC metadata.
 pub static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// The trace of a request with these fields, if somebody here follows traces, it has one, and that is sampled.
+/// Returns the trace of a request if an observer of `limiter` follows traces and the request's only `traceparent` is
+/// sampled.
 #[inline]
 pub fn from_headers<S>(
     limiter: &Limiter<S>,
     fields: &impl HeaderLookup,
     now: impl FnOnce() -> Timestamp,
-) -> Option<Trace> {
+) -> Option<TraceContext> {
     if !limiter.is_traced() {
         return None;
     }
@@ -25,9 +26,9 @@ pub fn from_headers<S>(
     sampled(only, now)
 }
 
-/// What a `traceparent` says, if it is one and its trace is sampled: the next span of that trace.
-pub fn sampled(text: &[u8], now: impl FnOnce() -> Timestamp) -> Option<Trace> {
-    // Version 00 has these fields and no more; later ones begin with them.
+/// Parses a `traceparent`. Returns a new span of its trace if the value is valid and the trace is sampled.
+pub fn sampled(text: &[u8], now: impl FnOnce() -> Timestamp) -> Option<TraceContext> {
+    // Version 00 has exactly these fields; later versions start with them.
     let (first, rest) = text.split_at_checked(55)?;
     if !(rest.is_empty() || rest[0] == b'-' && &first[..2] != b"00") {
         return None;
@@ -39,10 +40,10 @@ pub fn sampled(text: &[u8], now: impl FnOnce() -> Timestamp) -> Option<Trace> {
     let (id, parent) = (parse::<16>(&first[3..35])?, parse::<8>(&first[36..52])?);
     let [flags] = parse::<1>(&first[53..])?;
     let valid = version != 0xff && id != [0; 16] && parent != [0; 8];
-    (valid && flags & 1 == 1).then(|| Trace::new(id, parent, now()))
+    (valid && flags & 1 == 1).then(|| TraceContext::new(id, parent, now()))
 }
 
-/// Bytes from digits. Lower case alone, as the standard has it.
+/// Decodes hexadecimal digits, in lower case only as the standard requires.
 fn parse<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
@@ -56,9 +57,9 @@ fn parse<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// What tells the next one that its span is under this one.
+/// Formats the `traceparent` for the next hop, with this span as the parent.
 #[must_use]
-pub fn format(trace: &Trace) -> HeaderValue {
+pub fn format(trace: &TraceContext) -> HeaderValue {
     let mut text = Vec::with_capacity(55);
     text.extend_from_slice(b"00-");
     hex::put(&mut text, &trace.id);

@@ -1,7 +1,7 @@
-//! What an answer and a caller cost the allocator: this is on the path of every request.
+//! Allocations of a response and of an identity lookup, both on the path of every request.
 
 use http::{HeaderMap, Method, Uri};
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 use tollgate_engine::Window;
 use tollgate_http::identity::{IdentityConfig, IdentityResolver, RequestView};
 use tollgate_http::response::{DecisionSummary, LegacyHeaders, Policy, ResponseConfig};
@@ -10,11 +10,11 @@ use tollgate_testing::allocations::{CountingAllocator, allocations};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Two fields are two values, however many limits they tell of; four legacy ones are four more.
+/// Two fields take two values, however many limits they list; four legacy fields take four more.
 #[test]
-fn an_answer_allocates_its_values_and_nothing_for_their_parts() {
+fn a_response_allocates_its_values_and_nothing_for_their_parts() {
     let rules = ["global", "per-tenant", "per-key", "per-endpoint"];
-    let window = Window::Span(Span::from_secs(60));
+    let window = Window::Rolling(TimeDelta::from_secs(60));
     let policies =
         || rules.map(|rule| Policy::new(rule, 1_000_000, window).with_remaining(123_456).with_reset(42));
     let settings = ResponseConfig::default();
@@ -25,24 +25,24 @@ fn an_answer_allocates_its_values_and_nothing_for_their_parts() {
         let made =
             allocations(|| settings.write(&DecisionSummary::from_policies(policies()), now, &mut headers));
         assert_eq!(headers.len(), usize::try_from(values).expect("few"));
-        // A value is its bytes, and perhaps a count of who shares them.
+        // A value has its bytes, and perhaps a reference count.
         assert!(made <= 2 * values, "{made} allocations for {values} values");
     }
 }
 
-/// A caller's address is written once; its method, path, host, endpoint and key are borrowed.
+/// The address is formatted once; method, path, host, endpoint and key are borrowed.
 #[test]
-fn a_caller_allocates_its_address_alone() {
+fn a_caller_allocates_only_its_address() {
     let settings = IdentityConfig { routes: vec!["GET /users/{id}".to_owned()], ..IdentityConfig::default() };
-    let who = IdentityResolver::new(&settings).expect("settings");
+    let resolver = IdentityResolver::new(&settings).expect("settings");
     let (uri, mut headers) = (Uri::from_static("/users/17?page=2"), HeaderMap::new());
     headers.insert("host", "api.example".parse().expect("a value"));
     headers.insert("x-forwarded-for", "198.51.100.7, 203.0.113.9".parse().expect("a value"));
     headers.insert("x-api-key", "sk_live_4242424242424242".parse().expect("a value"));
     let peer = "127.0.0.1".parse().expect("an address");
-    let asked = RequestView::new(peer, &Method::GET, &uri, &headers);
+    let request = RequestView::new(peer, &Method::GET, &uri, &headers);
     let made = allocations(|| {
-        let caller = who.resolve_direct(&asked, Timestamp::ZERO).expect("one caller");
+        let caller = resolver.resolve_direct(&request, Timestamp::ZERO).expect("one caller");
         assert_eq!(caller.attributes().len(), 6);
         caller
     });

@@ -1,11 +1,11 @@
-//! The laws that the fuzz targets hold to, over heads and bodies made of the pieces that smugglers use. For every one that
-//! is found, the fuzzer runs longer: `cargo +nightly fuzz run request_head`.
+//! The parser properties of the fuzz targets, tested with heads and bodies composed of typical request-smuggling
+//! fragments. The fuzzers test the same properties for longer: `cargo +nightly fuzz run request_head`.
 
 use proptest::prelude::*;
 use tollgate_http::h1::head::{self, HeadLimits};
 use tollgate_http::h1::properties;
 
-/// Pieces of heads, good and bad, to be put together in any order.
+/// Valid and invalid fragments of heads, combined in any order.
 const PIECES: [&str; 48] = [
     "GET / HTTP/1.1",
     "POST /a HTTP/1.1",
@@ -62,7 +62,7 @@ fn texts() -> impl Strategy<Value = Vec<u8>> {
     proptest::collection::vec(pieces, 0..24).prop_map(|pieces| pieces.concat().into_bytes())
 }
 
-/// Heads that are nearly right, with one thing wrong now and then: most of these pass the first checks.
+/// Heads that are mostly valid, so that most of them pass the first checks.
 fn heads() -> impl Strategy<Value = Vec<u8>> {
     let field = proptest::sample::select(&PIECES[18..38]);
     (0..7_usize, proptest::collection::vec(field, 0..6)).prop_map(|(first, fields)| {
@@ -78,16 +78,16 @@ fn heads() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
-    /// Whatever passes can be read in one way only.
+    /// Every accepted head has only one reading.
     #[test]
-    fn heads_that_pass_are_unambiguous(text in heads(), noise in texts()) {
+    fn accepted_heads_are_unambiguous(text in heads(), noise in texts()) {
         properties::request_head(&text);
         properties::request_head(&noise);
         properties::request_head(&[&text[..text.len() - 2], &noise].concat());
     }
 
     #[test]
-    fn chunks_are_read_alike_however_they_are_cut(text in texts(), size in 0_u32..40) {
+    fn chunks_parse_the_same_however_they_are_split(text in texts(), size in 0_u32..40) {
         properties::chunks(&text);
         let good = format!("{size:x}\r\n{}\r\n0\r\n\r\n", "d".repeat(size as usize));
         properties::chunks(good.as_bytes());
@@ -95,16 +95,16 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn the_properties_hold_for_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         properties::request_head(&bytes);
         properties::chunks(&bytes);
     }
 }
 
-/// The filter refuses much; it must still let usual requests pass.
+/// The parser is strict; it must still accept common requests.
 #[test]
-fn usual_heads_pass() {
-    let usual = [
+fn common_heads_are_accepted() {
+    let common = [
         "GET / HTTP/1.1\r\nhost: example.com\r\n\r\n",
         "GET /a/b.c/d..e/.well-known/x?y=../z HTTP/1.1\r\nHost: [::1]:8080\r\nAccept: */*\r\n\r\n",
         "POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 5\r\nConnection: keep-alive, TE\r\nTE: trailers\r\n\r\n",
@@ -113,7 +113,7 @@ fn usual_heads_pass() {
         "OPTIONS * HTTP/1.1\r\nHost: t\r\n\r\n",
         "GET / HTTP/1.0\r\n\r\n",
     ];
-    for text in usual {
+    for text in common {
         let bytes = text.as_bytes();
         assert!(head::request(bytes, &HeadLimits::default()).is_ok(), "{text}");
         properties::request_head(text.as_bytes());

@@ -1,4 +1,5 @@
-//! The PROXY protocol: every prefix of a header asks for more, nothing that is none is taken for one, and no bytes panic.
+//! PROXY protocol: every prefix of a header needs more bytes, nothing else is accepted as a header, and no input
+//! panics.
 
 use proptest::prelude::*;
 use std::net::SocketAddr;
@@ -12,7 +13,7 @@ fn binary(command: u8, family: u8, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn ends(source: SocketAddr, destination: SocketAddr) -> (u8, Vec<u8>) {
+fn addresses(source: SocketAddr, destination: SocketAddr) -> (u8, Vec<u8>) {
     let mut body = Vec::new();
     let family = match (source, destination) {
         (SocketAddr::V4(one), SocketAddr::V4(other)) => {
@@ -31,7 +32,7 @@ fn ends(source: SocketAddr, destination: SocketAddr) -> (u8, Vec<u8>) {
 
 fn pair() -> impl Strategy<Value = (SocketAddr, SocketAddr)> {
     let v4 = || any::<([u8; 4], u16)>().prop_map(SocketAddr::from);
-    // Mapped addresses are folded, which is tested elsewhere.
+    // IPv4-mapped addresses become IPv4 addresses, which is tested elsewhere.
     let v6 = || {
         any::<([u8; 15], u16)>().prop_map(|(rest, port)| {
             let mut octets = [0x20; 16];
@@ -43,12 +44,13 @@ fn pair() -> impl Strategy<Value = (SocketAddr, SocketAddr)> {
 }
 
 proptest! {
-    /// A wrong address is a wrong limit; a header that is cut by the network must not be taken for a broken one.
+    /// A wrong address would charge another caller's limit; a header that the network splits must not count as
+    /// malformed.
     #[test]
-    fn both_versions_carry_both_ends_and_every_prefix_asks_for_more((source, destination) in pair(), extra in proptest::collection::vec(any::<u8>(), 0..64)) {
+    fn both_versions_contain_both_addresses_and_every_prefix_needs_more((source, destination) in pair(), extra in proptest::collection::vec(any::<u8>(), 0..64)) {
         let name = if source.is_ipv4() { "TCP4" } else { "TCP6" };
         let line = format!("PROXY {name} {} {} {} {}\r\n", source.ip(), destination.ip(), source.port(), destination.port());
-        let (family, mut body) = ends(source, destination);
+        let (family, mut body) = addresses(source, destination);
         body.extend(&extra);
         for header in [line.into_bytes(), binary(1, family, &body)] {
             let whole: Vec<u8> = header.iter().copied().chain(*b"GET / HTTP/1.1\r\n").collect();
@@ -61,9 +63,10 @@ proptest! {
         }
     }
 
-    /// Whatever a stranger sends, the answer is one of three, and at `LONGEST` bytes it is never "more".
+    /// For any input the result is a header, an error or a request for more bytes, the last never at `MAX_HEADER`
+    /// bytes.
     #[test]
-    fn no_bytes_panic_and_none_ask_for_more_forever(start in proptest::sample::select(vec!["", "PROXY ", "PROXY TCP4 ", "\r\n\r\n\0\r\nQUIT\n"]), mut bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn no_input_panics_or_needs_more_bytes_forever(start in proptest::sample::select(vec!["", "PROXY ", "PROXY TCP4 ", "\r\n\r\n\0\r\nQUIT\n"]), mut bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let mut all = start.as_bytes().to_vec();
         all.append(&mut bytes);
         let _ = read(&all);
@@ -72,9 +75,9 @@ proptest! {
     }
 }
 
-/// Health checks of the balancer itself, and what it cannot say.
+/// Headers without addresses: health checks of the load balancer, and unsupported address families.
 #[test]
-fn a_proxy_may_speak_for_itself() {
+fn a_header_may_have_no_addresses() {
     for (bytes, length) in [
         (b"PROXY UNKNOWN\r\n".to_vec(), 15),
         (b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\nGET".to_vec(), 35),
@@ -87,13 +90,13 @@ fn a_proxy_may_speak_for_itself() {
         assert_eq!((found.addresses, found.length), (None, length), "{bytes:?}");
     }
     let mapped = b"PROXY TCP6 ::ffff:192.0.2.7 ::1 5 6\r\n";
-    let source = read(mapped).expect("a header").expect("all of it").addresses.expect("ends").0;
-    assert_eq!(source.to_string(), "192.0.2.7:5", "an IPv4 client is one, whatever the socket");
+    let source = read(mapped).expect("a header").expect("all of it").addresses.expect("addresses").0;
+    assert_eq!(source.to_string(), "192.0.2.7:5", "an IPv4-mapped address is an IPv4 client");
 }
 
-/// What is half right must be refused: guessing at an address is choosing whom to limit.
+/// A partly valid header must be rejected: guessing the address could limit the wrong caller.
 #[test]
-fn what_is_no_header_is_refused() {
+fn invalid_headers_are_rejected() {
     let long = format!("PROXY TCP4 {}", "1".repeat(200));
     for text in [
         "PROXY TCP4 1.2.3.4 5.6.7.8 1\r\n",

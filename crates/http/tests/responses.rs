@@ -1,11 +1,11 @@
-//! What callers are told, read back by a parser of structured fields that nobody here wrote, and held against what then
-//! happens: who waits as long as told gets through.
+//! Responses to decisions, parsed by an independent structured-field parser and compared with later decisions: a caller
+//! that waits as long as `Retry-After` requires is allowed.
 
 use http::HeaderMap;
 use proptest::prelude::*;
 use sfv::{BareItem, List, ListEntry, Parser};
 use std::sync::Arc;
-use tollgate_core::{CalendarUnit, Clock, Cost, ManualClock, Span, Timestamp};
+use tollgate_core::{CalendarUnit, Clock, Cost, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Decision, Limiter, Window};
 use tollgate_http::response::{
     BodyFormat, DecisionSummary, Disposition, LegacyHeaders, Policy, ResponseConfig,
@@ -13,7 +13,7 @@ use tollgate_http::response::{
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
-/// A member of a list: its name and its whole-number parameters; texts are left out.
+/// A member of a list: its name, its integer parameters, and its `qu` parameter.
 type Member = (String, Vec<(String, i64)>, Option<String>);
 
 fn members(headers: &HeaderMap, field: &str) -> Vec<Member> {
@@ -23,7 +23,7 @@ fn members(headers: &HeaderMap, field: &str) -> Vec<Member> {
         .map(|entry| {
             let ListEntry::Item(item) = entry else { panic!("an inner list in `{text}`") };
             let BareItem::String(name) = item.bare_item else {
-                panic!("a name that is no String in `{text}`")
+                panic!("a name that is not a String in `{text}`")
             };
             let (mut numbers, mut unit) = (Vec::new(), None);
             for (key, value) in item.params {
@@ -50,43 +50,43 @@ fn headers(settings: &ResponseConfig, facts: &DecisionSummary<'_>, now: Timestam
 
 fn window() -> impl Strategy<Value = Window> {
     prop_oneof![
-        (1_u64..10_000_000_000).prop_map(|micros| Window::Span(Span::from_micros(micros))),
+        (1_u64..10_000_000_000).prop_map(|micros| Window::Rolling(TimeDelta::from_micros(micros))),
         Just(Window::Calendar(CalendarUnit::Day)),
         Just(Window::Calendar(CalendarUnit::Month)),
-        Just(Window::Held),
+        Just(Window::Concurrent),
     ]
 }
 
 proptest! {
-    /// A field that a client cannot parse is ignored whole: whatever rules are called, and however large numbers are.
+    /// A client ignores a field that it cannot parse, so both must parse for any rule name and any number.
     #[test]
-    fn whatever_the_facts_both_fields_parse_and_say_them(
+    fn both_fields_parse_and_match_the_summary(
         limits in proptest::collection::vec((".{0,20}", any::<u64>(), window(), any::<u64>(), any::<u64>(), any::<bool>()), 1..6),
     ) {
-        const LARGEST: u64 = 999_999_999_999_999;
+        const MAX_INTEGER: u64 = 999_999_999_999_999;
         let policies = limits.iter().map(|(rule, quota, window, left, reset, over)| {
             let policy = Policy::new(rule, *quota, *window).with_remaining(*left).with_reset(*reset);
             if *over { policy.denied() } else { policy }
         });
         let facts = DecisionSummary::from_policies(policies);
         let headers = headers(&ResponseConfig::default(), &facts, Timestamp::ZERO);
-        let told = members(&headers, "ratelimit-policy");
-        prop_assert_eq!(told.len(), limits.len());
-        for (member, (rule, quota, window, ..)) in told.iter().zip(&limits) {
+        let listed = members(&headers, "ratelimit-policy");
+        prop_assert_eq!(listed.len(), limits.len());
+        for (member, (rule, quota, window, ..)) in listed.iter().zip(&limits) {
             let seen: String = rule.chars().map(|c| if (' '..='~').contains(&c) { c } else { '?' }).collect();
             let several = limits.iter().filter(|(other, ..)| other == rule).count() > 1;
             let name = if several { format!("{seen}/{window}") } else { seen };
             prop_assert_eq!(&member.0, &name);
-            prop_assert_eq!(number(member, "q"), Some((*quota).min(LARGEST) as i64));
+            prop_assert_eq!(number(member, "q"), Some((*quota).min(MAX_INTEGER) as i64));
             prop_assert!(number(member, "w").is_none_or(|w| w > 0));
-            prop_assert_eq!(member.2.as_deref(), (*window == Window::Held).then_some("concurrent-requests"));
+            prop_assert_eq!(member.2.as_deref(), (*window == Window::Concurrent).then_some("concurrent-requests"));
         }
         let near = members(&headers, "ratelimit");
         prop_assert_eq!(near.len(), 1);
-        prop_assert!(told.iter().any(|policy| policy.0 == near[0].0), "it names one of the policies");
+        prop_assert!(listed.iter().any(|policy| policy.0 == near[0].0), "it names one of the policies");
         let least = limits.iter().map(|limit| limit.3).min().unwrap_or(0);
         if limits.iter().all(|limit| !limit.5) {
-            prop_assert_eq!(number(&near[0], "r"), Some(least.min(LARGEST) as i64));
+            prop_assert_eq!(number(&near[0], "r"), Some(least.min(MAX_INTEGER) as i64));
         }
     }
 }
@@ -124,85 +124,88 @@ impl Rig {
         Self { limiter: Limiter::new(Arc::new(rules), store, time), clock }
     }
 
-    fn ask(&self, keys: &[&str], cost: u64) -> Decision {
+    fn check(&self, keys: &[&str], cost: u64) -> Decision {
         let attributes: Vec<_> = keys.iter().map(|key| (*key, "x")).collect();
-        pollster::block_on(self.limiter.check(&Check::attributes("d", &attributes).costing(Cost::take(cost))))
+        pollster::block_on(
+            self.limiter.check(&Check::attributes("d", &attributes).with_cost(Cost::new(cost))),
+        )
     }
 }
 
-fn told(decision: &Decision) -> HeaderMap {
+fn fields(decision: &Decision) -> HeaderMap {
     headers(&ResponseConfig::default(), &DecisionSummary::from_decision(decision), Timestamp::ZERO)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// A `Retry-After` that is too short makes callers hammer; a `t` beyond it makes them wait for nothing.
+    /// A `Retry-After` that is too short causes needless retries; a `t` beyond it makes callers wait for nothing.
     #[test]
-    fn who_waits_as_long_as_told_gets_through(
+    fn a_caller_that_waits_for_retry_after_is_allowed(
         keys in proptest::sample::subsequence(vec!["bucket", "token", "fixed", "sliding", "strict", "log", "many"], 1..4),
         steps in proptest::collection::vec((0_u64..3_000_000, 1_u64..3), 1..40),
     ) {
         let rig = Rig::new();
         for (pause, cost) in steps {
-            rig.clock.advance(Span::from_micros(pause));
-            let decision = rig.ask(&keys, cost);
-            let fields = told(&decision);
-            let near = &members(&fields, "ratelimit")[0];
+            rig.clock.advance(TimeDelta::from_micros(pause));
+            let decision = rig.check(&keys, cost);
+            let headers = fields(&decision);
+            let near = &members(&headers, "ratelimit")[0];
             let (left, reset) = (number(near, "r").expect("r"), number(near, "t").expect("t"));
-            let wait: Option<u64> = fields.get("retry-after").map(|v| v.to_str().expect("ASCII").parse().expect("seconds"));
+            let wait: Option<u64> = headers.get("retry-after").map(|v| v.to_str().expect("ASCII").parse().expect("seconds"));
             prop_assert_eq!(wait.is_some(), !decision.is_allowed());
             if let Some(wait) = wait {
-                prop_assert_eq!(reset as u64, wait, "{:?}", fields);
-                rig.clock.advance(Span::from_secs(wait));
-                let again = rig.ask(&keys, cost);
-                prop_assert!(again.is_allowed(), "{:?} then {:?}", fields, told(&again));
+                prop_assert_eq!(reset as u64, wait, "{:?}", headers);
+                rig.clock.advance(TimeDelta::from_secs(wait));
+                let again = rig.check(&keys, cost);
+                prop_assert!(again.is_allowed(), "{:?} then {:?}", headers, fields(&again));
             } else if left == 0 {
-                rig.clock.advance(Span::from_secs(reset as u64));
-                let look = rig.ask(&keys, 0);
+                rig.clock.advance(TimeDelta::from_secs(reset as u64));
+                let peek = rig.check(&keys, 0);
                 let name = near.0.split('/').next().expect("a name").to_owned();
-                let policies = DecisionSummary::from_decision(&look).policies;
+                let policies = DecisionSummary::from_decision(&peek).policies;
                 let policy = policies.iter().find(|policy| policy.rule == name && policy.remaining > 0);
-                prop_assert!(policy.is_some(), "{:?} then {:?}", fields, policies);
+                prop_assert!(policy.is_some(), "{:?} then {:?}", headers, policies);
             }
         }
     }
 }
 
-/// Callers slow down for what they are told; a shadow must not make them, and every window that can deny must be there.
+/// Callers slow down by these fields: a shadow limit must not cause that, and every window that can deny must be
+/// listed.
 #[test]
-fn every_limit_that_can_deny_is_told_and_no_other() {
+fn exactly_the_limits_that_can_deny_are_listed() {
     let rig = Rig::new();
-    let fields = told(&rig.ask(&["many", "shadow", "bucket"], 1));
-    assert_eq!(fields["ratelimit-policy"], r#""bucket";q=7;w=1, "many/1s";q=2;w=1, "many/1m";q=5;w=60"#);
-    assert_eq!(fields["ratelimit"], r#""many/1s";r=1;t=1"#);
-    let held = told(&rig.ask(&["held"], 1));
-    assert_eq!(held["ratelimit-policy"], r#""held";q=2;qu="concurrent-requests""#);
-    let nothing = told(&rig.ask(&["unknown"], 1));
-    assert!(nothing.is_empty(), "an empty list is no field: {nothing:?}");
+    let headers = fields(&rig.check(&["many", "shadow", "bucket"], 1));
+    assert_eq!(headers["ratelimit-policy"], r#""bucket";q=7;w=1, "many/1s";q=2;w=1, "many/1m";q=5;w=60"#);
+    assert_eq!(headers["ratelimit"], r#""many/1s";r=1;t=1"#);
+    let permits = fields(&rig.check(&["held"], 1));
+    assert_eq!(permits["ratelimit-policy"], r#""held";q=2;qu="concurrent-requests""#);
+    let unmatched = fields(&rig.check(&["unknown"], 1));
+    assert!(unmatched.is_empty(), "an empty list has no field: {unmatched:?}");
 }
 
-/// Upstreams serve less, and dashboards warn, by these.
+/// Upstreams degrade their service, and dashboards warn, by these fields.
 #[test]
-fn lesser_and_warned_requests_are_marked() {
+fn degraded_and_warned_requests_are_marked() {
     let rig = Rig::new();
-    assert!(!told(&rig.ask(&["lesser"], 1)).contains_key("x-ratelimit-degraded"));
-    let fields = told(&rig.ask(&["lesser"], 1));
-    assert_eq!(fields["x-ratelimit-degraded"], "lesser");
-    assert!(!fields.contains_key("retry-after"), "it passes");
-    let warned = rig.ask(&["warned"], 6);
-    assert_eq!(told(&warned)["x-ratelimit-warning"], "warned");
+    assert!(!fields(&rig.check(&["lesser"], 1)).contains_key("x-ratelimit-degraded"));
+    let headers = fields(&rig.check(&["lesser"], 1));
+    assert_eq!(headers["x-ratelimit-degraded"], "lesser");
+    assert!(!headers.contains_key("retry-after"), "the request is allowed");
+    let warned = rig.check(&["warned"], 6);
+    assert_eq!(fields(&warned)["x-ratelimit-warning"], "warned");
     let mut upstream = HeaderMap::new();
     tollgate_http::response::write_markers(&DecisionSummary::from_decision(&warned), &mut upstream);
     assert_eq!((upstream.len(), &upstream["x-ratelimit-warning"]), (1, &"warned".parse().expect("a value")));
 }
 
-/// Dashboards and clients of ten years read these; a reset in the wrong form is a wait of fifty years.
+/// Existing clients and dashboards read these fields; with a reset in the wrong format they would wait for fifty years.
 #[test]
-fn legacy_fields_are_written_when_asked_for() {
+fn legacy_fields_are_written_if_configured() {
     let rig = Rig::new();
-    rig.ask(&["token"], 3);
-    let decision = rig.ask(&["token"], 1);
+    rig.check(&["token"], 3);
+    let decision = rig.check(&["token"], 1);
     let now = Timestamp::from_micros(1_700_000_000_500_000);
     let with = |legacy| {
         headers(
@@ -227,13 +230,13 @@ fn legacy_fields_are_written_when_asked_for() {
 }
 
 proptest! {
-    /// The bodies are written by hand; a JSON library builds the same from the same facts.
+    /// The bodies are written without a JSON library; one that builds them from the same facts must agree.
     #[test]
-    fn whatever_the_facts_both_bodies_are_the_json_that_a_library_would_write(
+    fn both_bodies_equal_those_of_a_json_library(
         limits in proptest::collection::vec((".{0,20}", any::<u64>(), window(), any::<u64>(), any::<bool>()), 0..6),
         retry_after in prop_oneof![Just(1), any::<u64>()],
         id in proptest::option::of(any::<u128>()),
-        ruled in prop_oneof![Just(Disposition::Denied), Just(Disposition::Unavailable)],
+        disposition in prop_oneof![Just(Disposition::Denied), Just(Disposition::Unavailable)],
     ) {
         let policies = limits.iter().map(|(rule, quota, window, left, over)| {
             let policy = Policy::new(rule, *quota, *window).with_remaining(*left);
@@ -241,29 +244,32 @@ proptest! {
         });
         let denied_by = limits.first().map(|limit| limit.0.as_str());
         let decision = id.map(tollgate_engine::DecisionId);
-        let facts = DecisionSummary { disposition: ruled, retry_after, denied_by, decision, ..DecisionSummary::from_policies(policies) };
-        let nearest = facts.nearest().filter(|_| ruled == Disposition::Denied).map(|near| match near.window {
-            Window::Held => format!("At most {} at once. ", near.quota),
+        let facts = DecisionSummary { disposition, retry_after, denied_by, decision, ..DecisionSummary::from_policies(policies) };
+        let nearest = facts.nearest().filter(|_| disposition == Disposition::Denied).map(|near| match near.window {
+            Window::Concurrent => format!("At most {} at once. ", near.quota),
             window => format!("At most {} in {window}. ", near.quota),
         });
-        let what = if ruled == Disposition::Denied { "Rate limit exceeded" } else { "No decision can be made" };
+        let reason = match disposition {
+            Disposition::Denied => "Rate limit exceeded",
+            _ => "The request could not be checked",
+        };
         let seconds = if retry_after == 1 { "second" } else { "seconds" };
-        let message = format!("{what}. {}Retry after {retry_after} {seconds}.", nearest.unwrap_or_default());
+        let message = format!("{reason}. {}Retry after {retry_after} {seconds}.", nearest.unwrap_or_default());
 
         let read = |form| {
             let settings = ResponseConfig { body: form, ..ResponseConfig::default() };
             let (_, body) = settings.body(&facts).expect("a denial");
             serde_json::from_slice::<serde_json::Value>(&body).expect("JSON")
         };
-        let (kind, title, status) = match ruled {
+        let (kind, title, status) = match disposition {
             Disposition::Denied => ("quota-exceeded", "Over the limit", 429),
-            _ => ("temporary-reduced-capacity", "Temporarily not decidable", 503),
+            _ => ("temporary-reduced-capacity", "Temporarily unavailable", 503),
         };
         let mut problem = serde_json::json!({
             "type": format!("https://iana.org/assignments/http-problem-types#{kind}"),
             "title": title, "status": status, "detail": message, "retry_after": retry_after,
         });
-        if ruled == Disposition::Denied {
+        if disposition == Disposition::Denied {
             let over = facts.policies.iter().filter(|policy| policy.is_over).map(|policy| {
                 let seen = policy.rule.chars().map(|c| if (' '..='~').contains(&c) { c } else { '?' });
                 let seen: String = seen.collect();
@@ -276,7 +282,7 @@ proptest! {
         }
         prop_assert_eq!(read(BodyFormat::Problem), problem);
 
-        let code = if ruled == Disposition::Denied { "RATE_LIMITED" } else { "UNAVAILABLE" };
+        let code = if disposition == Disposition::Denied { "RATE_LIMITED" } else { "UNAVAILABLE" };
         let mut error = serde_json::json!({"code": code, "message": message, "retry_after": retry_after});
         if let Some(near) = facts.nearest() {
             error["limit"] = near.quota.into();
@@ -289,18 +295,18 @@ proptest! {
     }
 }
 
-/// Programs act on status and type; people read the rest.
+/// Programs act on the status and the problem type; people read the rest.
 #[test]
-fn a_denial_has_the_status_and_the_body_that_were_asked_for() {
+fn a_denial_has_the_configured_status_and_body() {
     let rig = Rig::new();
-    rig.ask(&["many"], 2);
-    let decision = rig.ask(&["many"], 1);
+    rig.check(&["many"], 2);
+    let decision = rig.check(&["many"], 1);
     let facts = DecisionSummary::from_decision(&decision);
     let read = |settings: &str| {
         let settings: ResponseConfig = serde_saphyr::from_str(settings).expect("settings");
-        let answer = settings.respond(&facts, Timestamp::ZERO);
-        let body: serde_json::Value = serde_json::from_slice(answer.body()).expect("JSON");
-        (answer.status().as_u16(), answer.headers()["content-type"].clone(), body)
+        let response = settings.respond(&facts, Timestamp::ZERO);
+        let body: serde_json::Value = serde_json::from_slice(response.body()).expect("JSON");
+        (response.status().as_u16(), response.headers()["content-type"].clone(), body)
     };
     let (status, kind, body) = read("{}");
     assert_eq!((status, kind.to_str().expect("ASCII")), (429, "application/problem+json"));
@@ -317,36 +323,36 @@ fn a_denial_has_the_status_and_the_body_that_were_asked_for() {
             "message": "Rate limit exceeded. At most 2 in 1s. Retry after 1 second."}})
     );
 
-    rig.ask(&["guard"], 1);
-    let abuse = rig.ask(&["guard"], 1);
+    rig.check(&["guard"], 1);
+    let abuse = rig.check(&["guard"], 1);
     let body = ResponseConfig::default().body(&DecisionSummary::from_decision(&abuse)).expect("a denial").1;
     assert!(String::from_utf8_lossy(&body).contains("#abnormal-usage-detected"));
-    let allowed = rig.ask(&["bucket"], 1);
+    let allowed = rig.check(&["bucket"], 1);
     assert_eq!(ResponseConfig::default().body(&DecisionSummary::from_decision(&allowed)), None);
 }
 
-/// 503 says that the caller has done nothing wrong: it must never be a 429, whatever status denials have.
+/// 503 means that the caller has not exceeded a limit; it must not depend on the configured denial status.
 #[test]
-fn what_nobody_could_decide_is_503_whatever_denials_are() {
+fn an_unavailable_limiter_is_503_whatever_the_denial_status() {
     let settings: ResponseConfig = serde_saphyr::from_str("{status: 403}").expect("settings");
     let facts = DecisionSummary {
         disposition: Disposition::Unavailable,
         retry_after: 1,
         ..DecisionSummary::from_policies([])
     };
-    let answer = settings.respond(&facts, Timestamp::ZERO);
+    let response = settings.respond(&facts, Timestamp::ZERO);
     assert_eq!(
-        (answer.status().as_u16(), &answer.headers()["retry-after"]),
+        (response.status().as_u16(), &response.headers()["retry-after"]),
         (503, &"1".parse().expect("a value"))
     );
-    assert!(String::from_utf8_lossy(answer.body()).contains("#temporary-reduced-capacity"));
-    assert!(!answer.headers().contains_key("ratelimit"));
+    assert!(String::from_utf8_lossy(response.body()).contains("#temporary-reduced-capacity"));
+    assert!(!response.headers().contains_key("ratelimit"));
 }
 
-/// A typo that is passed over is a setting that does not act.
+/// A typo that was ignored would be a setting without effect.
 #[test]
-fn settings_that_cannot_be_are_refused_with_what_to_write() {
-    for (text, says) in [
+fn invalid_settings_are_rejected_with_a_fix() {
+    for (text, message) in [
         ("{status: 200}", "429, 403"),
         ("{status: 999}", "429, 403"),
         ("{bodi: plain}", "bodi"),
@@ -355,7 +361,7 @@ fn settings_that_cannot_be_are_refused_with_what_to_write() {
         ("{ratelimit: draft-3}", "draft-11"),
     ] {
         let error = serde_saphyr::from_str::<ResponseConfig>(text).expect_err(text).to_string();
-        assert!(error.contains(says), "{text}: {error}");
+        assert!(error.contains(message), "{text}: {error}");
     }
     assert_eq!(serde_saphyr::from_str::<ResponseConfig>("{}").expect("defaults").body, BodyFormat::Problem);
 }

@@ -1,22 +1,22 @@
-//! `traceparent`, against the standard's own words. One that is read wrongly hangs spans under traces they are not part of,
-//! or makes spans that nobody has asked for.
+//! `traceparent` parsing, compared with the text of the standard. A wrong result attaches spans to the wrong trace, or
+//! creates spans for traces that are not sampled.
 
 use http::HeaderMap;
 use proptest::prelude::*;
 use std::sync::Arc;
 use tollgate_core::{Clock, ManualClock, Timestamp};
-use tollgate_engine::{Check, Decision, Limiter, Observer, Trace};
+use tollgate_engine::{Check, Decision, Limiter, Observer, TraceContext};
 use tollgate_http::traceparent::{self, TRACEPARENT, format, sampled};
 use tollgate_rules::{Options, Ruleset};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 const GOOD: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-fn read(text: &str) -> Option<Trace> {
+fn read(text: &str) -> Option<TraceContext> {
     sampled(text.as_bytes(), || Timestamp::from_secs(7))
 }
 
-/// By the words of the standard, slowly.
+/// A slow parser that follows the text of the standard.
 fn oracle(text: &str) -> Option<(u128, u64)> {
     let parts: Vec<&str> = text.split('-').collect();
     let is_hex = |part: &&str, length: usize| {
@@ -34,7 +34,7 @@ fn oracle(text: &str) -> Option<(u128, u64)> {
     (sampled && number(trace) != 0 && number(span) != 0).then(|| (number(trace), number(span) as u64))
 }
 
-/// Good ones, nearly good ones, and those of later versions.
+/// Valid values, nearly valid ones, and those of later versions.
 fn written() -> impl Strategy<Value = String> {
     let version = prop_oneof![5 => Just("00"), 1 => Just("01"), 1 => Just("fe"), 1 => Just("ff"), 1 => Just("0"), 1 => Just("0G")];
     let digits = |length: usize| {
@@ -53,13 +53,13 @@ fn written() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4_000))]
     #[test]
-    fn what_is_read_is_what_the_standard_says(text in written()) {
+    fn the_parser_follows_the_standard(text in written()) {
         let read = read(&text).map(|trace| (u128::from_be_bytes(trace.id), u64::from_be_bytes(trace.parent)));
         prop_assert_eq!(read, oracle(&text));
     }
 
     #[test]
-    fn no_bytes_are_too_strange(bytes in proptest::collection::vec(any::<u8>(), 0..80), at in 0_usize..55, byte: u8) {
+    fn arbitrary_bytes_are_parsed_like_the_oracle(bytes in proptest::collection::vec(any::<u8>(), 0..80), at in 0_usize..55, byte: u8) {
         let _ = sampled(&bytes, || Timestamp::ZERO);
         let mut near = GOOD.as_bytes().to_vec();
         near[at] = byte;
@@ -72,7 +72,7 @@ proptest! {
 fn only_a_sampled_trace_is_followed() {
     let trace = read(GOOD).expect("the standard's own example");
     assert_eq!((trace.id[0], trace.id[15], trace.parent[7]), (0x4b, 0x36, 0xb7));
-    assert_eq!(trace.began, Timestamp::from_secs(7));
+    assert_eq!(trace.started_at, Timestamp::from_secs(7));
     assert!(read("cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-what-comes-later").is_some());
     for other in [
         "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00",
@@ -90,28 +90,29 @@ fn only_a_sampled_trace_is_followed() {
 }
 
 #[test]
-fn the_next_one_is_told_of_our_span() {
+fn the_next_hop_receives_our_span_as_its_parent() {
     let trace = read(GOOD).expect("a trace");
     let next = read(format(&trace).to_str().expect("text")).expect("a trace");
     assert_eq!((next.id, next.parent), (trace.id, trace.span));
-    let spans: std::collections::HashSet<_> = (0..10_000).map(|_| trace.within(trace.began).span).collect();
+    let spans: std::collections::HashSet<_> =
+        (0..10_000).map(|_| trace.child(trace.started_at).span).collect();
     assert_eq!((spans.len(), spans.contains(&[0; 8])), (10_000, false));
 }
 
 struct Follows(bool);
 
 impl Observer for Follows {
-    fn decided(&self, _: &Check<'_>, _: &Decision) {}
+    fn on_decision(&self, _: &Check<'_>, _: &Decision) {}
     fn follows_traces(&self) -> bool {
         self.0
     }
 }
 
-/// Where nobody follows traces, whatever a caller sends is not looked at.
+/// If no observer follows traces, the field is not parsed.
 #[test]
-fn a_trace_is_looked_for_where_somebody_follows_it() {
+fn a_trace_is_read_only_if_an_observer_follows_traces() {
     let mut fields = HeaderMap::new();
-    let of = |follows: &[bool], fields: &HeaderMap| {
+    let is_traced = |follows: &[bool], fields: &HeaderMap| {
         let clock = Arc::new(ManualClock::default());
         let store =
             MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
@@ -122,11 +123,11 @@ fn a_trace_is_looked_for_where_somebody_follows_it() {
         }
         traceparent::from_headers(&limiter, fields, || Timestamp::ZERO).is_some()
     };
-    assert!(!of(&[true], &fields));
+    assert!(!is_traced(&[true], &fields));
     fields.append(&TRACEPARENT, GOOD.parse().expect("a value"));
-    assert!(of(&[false, true, false], &fields));
-    assert!(!of(&[], &fields) && !of(&[false], &fields));
-    // Two of them: nobody can say whose it is.
+    assert!(is_traced(&[false, true, false], &fields));
+    assert!(!is_traced(&[], &fields) && !is_traced(&[false], &fields));
+    // Two values are ambiguous.
     fields.append(&TRACEPARENT, GOOD.parse().expect("a value"));
-    assert!(!of(&[true], &fields));
+    assert!(!is_traced(&[true], &fields));
 }

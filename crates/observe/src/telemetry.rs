@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::broadcast;
-use tollgate_core::{Clock, Span, SystemClock, Timestamp};
+use tollgate_core::{Clock, SystemClock, TimeDelta, Timestamp};
 use tollgate_engine::{DecisionId, Origin};
 
 /// Interval at which the worker drains the capture buffers.
@@ -142,7 +142,7 @@ impl Telemetry {
 
     /// Masks one part of a counter key.
     #[must_use]
-    pub fn mask_part(&self, part: &tollgate_core::Part<'_>) -> String {
+    pub fn mask_part(&self, part: &tollgate_core::KeyPart<'_>) -> String {
         self.mask.mask_part(part)
     }
 
@@ -359,7 +359,7 @@ fn run(observe: &Weak<Telemetry>) {
     while let Some(observe) = observe.upgrade() {
         observe.run_once();
         let now = observe.clock.now();
-        if now.since(second) >= Span::from_secs(1) {
+        if now.since(second) >= TimeDelta::from_secs(1) {
             // Aligned to whole seconds.
             second = Timestamp::from_secs(now.as_secs());
             observe.tick();

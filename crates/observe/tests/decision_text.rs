@@ -4,8 +4,11 @@
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tollgate_core::conformance::DeadStore;
-use tollgate_core::{Clock, Cost, CounterStore, Span, SystemClock};
-use tollgate_engine::{Act, Agreed, Check, Emergencies, Grant, Grants, Limiter, Measure, Target, Tenants};
+use tollgate_core::{Clock, Cost, CounterStore, SystemClock, TimeDelta};
+use tollgate_engine::{
+    ActiveMeasures, CallerQuota, Check, Grant, Grants, Limiter, Measure, MeasureAction, MeasureTarget,
+    QuotaProvider,
+};
 use tollgate_observe::{DecisionQuery, ExpositionFormat, MetricsWriter, Telemetry, TelemetryConfig};
 use tollgate_rules::{Descriptor, Options, Ruleset, Source, Unit};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -134,10 +137,10 @@ fn costs_are_those_that_were_charged() {
     let expected = [(40, 0), (40, 40), (40, 80), (1, 80), (7, 0), (7, 7)];
     assert_eq!(costs(&observe), expected.map(|(cost, used)| (json!(cost), json!(used))));
     // A request holds one permit at any cost; a descriptor has its own cost.
-    let check = Check::attributes("d", &[("c", "x")]).costing(Cost::take(5));
+    let check = Check::attributes("d", &[("c", "x")]).with_cost(Cost::new(5));
     assert!(pollster::block_on(limiter.check(&check)).is_allowed());
     let own =
-        |units| Descriptor { entries: &[("e", "x")], hits: Some(Cost::take(units)), ..Descriptor::default() };
+        |units| Descriptor { entries: &[("e", "x")], hits: Some(Cost::new(units)), ..Descriptor::default() };
     for units in [30, 20] {
         let descriptors = [own(units)];
         assert!(pollster::block_on(limiter.check(&Check::descriptors("d", &descriptors))).is_allowed());
@@ -174,17 +177,19 @@ fn what_is_decided_without_the_store_is_counted_and_promises_nothing() {
 fn a_measure_of_an_emergency_is_named() {
     let (limiter, observe) =
         observed("{domain: d, descriptors: [{key: a, name: a, limit: 9/hour}]}", memory());
-    let emergencies = Arc::new(Emergencies::default());
-    let until = SystemClock::new().now() + Span::from_secs(600);
+    let emergencies = Arc::new(ActiveMeasures::default());
+    let until = SystemClock::new().now() + TimeDelta::from_secs(600);
     let measure = |name: &str, act, tenant: &str| Measure {
         name: name.into(),
-        act,
-        target: Target::Tenant(tenant.into()),
-        until,
+        action: act,
+        target: MeasureTarget::Tenant(tenant.into()),
+        expires_at: until,
     };
-    emergencies
-        .replace([measure("emergency:17", Act::Block, "bad"), measure("emergency:18", Act::Exempt, "good")]);
-    let limiter = limiter.with_emergencies(emergencies);
+    emergencies.replace([
+        measure("emergency:17", MeasureAction::Block, "bad"),
+        measure("emergency:18", MeasureAction::Exempt, "good"),
+    ]);
+    let limiter = limiter.with_measures(emergencies);
     assert!(check(&limiter, &[("a", "x"), ("tenant", "good")]));
     assert!(!check(&limiter, &[("a", "x"), ("tenant", "bad")]));
     let all = records(&observe);
@@ -199,15 +204,20 @@ fn a_measure_of_an_emergency_is_named() {
     // A measure that did not decide is mentioned too.
     let (limiter, observe) =
         observed("{domain: d, descriptors: [{key: a, name: a, limit: 4/hour}]}", memory());
-    let emergencies = Arc::new(Emergencies::default());
-    let all = |name: &str, act| Measure { name: name.into(), act, target: Target::All, until };
-    emergencies.replace([all("emergency:19", Act::Tighten(500))]);
-    let limiter = limiter.with_emergencies(Arc::clone(&emergencies));
+    let emergencies = Arc::new(ActiveMeasures::default());
+    let all = |name: &str, act| Measure {
+        name: name.into(),
+        action: act,
+        target: MeasureTarget::All,
+        expires_at: until,
+    };
+    emergencies.replace([all("emergency:19", MeasureAction::Tighten(500))]);
+    let limiter = limiter.with_measures(Arc::clone(&emergencies));
     assert_eq!((0..3).map(|_| check(&limiter, &[("a", "x")])).collect::<Vec<_>>(), [true, true, false]);
     let (_, lines, _) = &self::records(&observe)[0];
     assert!(lines.contains("Denied by rule `a`: 2 of 2 units"), "{lines}");
     assert!(lines.contains("Emergency measure `emergency:19` was active: limits were 50%"), "{lines}");
-    emergencies.replace([all("emergency:20", Act::ShadowAll)]);
+    emergencies.replace([all("emergency:20", MeasureAction::ShadowAll)]);
     assert!((0..3).all(|_| check(&limiter, &[("a", "x")])));
     let (record, lines, _) = &self::records(&observe)[0];
     assert_eq!(record["verdict"], "shadow_deny");
@@ -270,9 +280,9 @@ fn what_is_under_way_at_once_promises_no_time() {
 /// Grants for `vip`.
 struct Granted(Arc<Grants>);
 
-impl Tenants for Granted {
-    fn find(&self, caller: &str, _: &Ruleset, _: &dyn Clock) -> Agreed {
-        Agreed { tenant: None, grants: (caller == "vip").then(|| Arc::clone(&self.0)) }
+impl QuotaProvider for Granted {
+    fn lookup(&self, caller: &str, _: &Ruleset, _: &dyn Clock) -> CallerQuota {
+        CallerQuota { overrides: None, grants: (caller == "vip").then(|| Arc::clone(&self.0)) }
     }
 }
 
@@ -281,10 +291,10 @@ impl Tenants for Granted {
 fn what_extra_quota_paid_for_is_told_so() {
     let (limiter, observe) =
         observed("{domain: d, descriptors: [{key: api_key, name: own, limit: 5/hour}]}", memory());
-    let lasts = Span::from_secs(86_400);
-    let rules = limiter.rules().callers_rules_called("own");
+    let lasts = TimeDelta::from_secs(86_400);
+    let rules = limiter.rules().find_per_caller_rules("own");
     let grant = Grant::new("g1", 2, rules, lasts, SystemClock::new().now() + lasts).expect("a grant");
-    let limiter = limiter.with_tenants(Arc::new(Granted(Arc::new(vec![Arc::new(grant)]))));
+    let limiter = limiter.with_quotas(Arc::new(Granted(Arc::new(vec![Arc::new(grant)]))));
     let passed = (0..8).filter(|_| check(&limiter, &[("api_key", "vip")])).count();
     assert_eq!(passed, 7);
     let mut all = records(&observe);

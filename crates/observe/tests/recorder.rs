@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tollgate_core::{SystemClock, Timestamp};
-use tollgate_engine::{Check, Limiter, Trace};
+use tollgate_engine::{Check, Limiter, TraceContext};
 use tollgate_observe::{
     DecisionQuery, ExpositionFormat, LoggedVerdict, MetricsWriter, Telemetry, TelemetryConfig,
 };
@@ -24,7 +24,7 @@ fn observed(text: &str, settings: TelemetryConfig) -> (Limiter<MemoryStore<Syste
 }
 
 fn decide(limiter: &Limiter<MemoryStore<SystemClock>>, pairs: &[(&str, &str)]) -> &'static str {
-    let decision = pollster::block_on(limiter.check(&Check::attributes("d", pairs).asked_by("http")));
+    let decision = pollster::block_on(limiter.check(&Check::attributes("d", pairs).with_protocol("http")));
     if decision.is_allowed() { "allow" } else { "deny" }
 }
 
@@ -171,10 +171,10 @@ fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
             let limiter = &limiter;
             scope.spawn(move || {
                 for _ in 0..5_000 {
-                    let trace = Trace::new([thread + 1; 16], [1; 8], Timestamp::ZERO);
-                    let check = Check::attributes("d", &[("a", "x")]).traced(Some(&trace));
+                    let trace = TraceContext::new([thread + 1; 16], [1; 8], Timestamp::ZERO);
+                    let check = Check::attributes("d", &[("a", "x")]).with_trace(Some(&trace));
                     pollster::block_on(limiter.check(&check));
-                    pollster::block_on(limiter.check(&check.traced(None)));
+                    pollster::block_on(limiter.check(&check.with_trace(None)));
                 }
             });
         }
@@ -205,8 +205,8 @@ fn spans_wait_in_bounded_room_and_none_is_lost_uncounted() {
     traces.record_dropped(taken[3]);
     assert_eq!(metrics(), [20_000, 2_997, 20_000 - 8_192, 1_003]);
     // There is room again.
-    let trace = Trace::new([1; 16], [1; 8], Timestamp::ZERO);
-    pollster::block_on(limiter.check(&Check::attributes("d", &[("a", "x")]).traced(Some(&trace))));
+    let trace = TraceContext::new([1; 16], [1; 8], Timestamp::ZERO);
+    pollster::block_on(limiter.check(&Check::attributes("d", &[("a", "x")]).with_trace(Some(&trace))));
     assert_eq!(traces.drain(10).map(|batch| batch.spans), Some(1));
 }
 
@@ -254,13 +254,14 @@ fn callers_are_not_mistaken_for_each_other() {
 /// Inline limits are counted and logged like those of rules, in batches of any size.
 #[test]
 fn what_callers_bring_themselves_is_watched_too() {
-    use tollgate_core::{Algorithm, Charge, Cost, CounterKey, LimitSpec, Part, Quota, Scope, Span};
+    use tollgate_core::{Algorithm, Charge, Cost, CounterKey, KeyPart, LimitSpec, Rate, Scope, TimeDelta};
     let rules = "{domain: d, descriptors: [{key: a, name: a, limit: 50/hour}]}";
     for (share, logged_allows) in [(0.0, false), (1.0, true)] {
         let (limiter, observe) =
             observed(rules, TelemetryConfig { allowed_sample: share, ..TelemetryConfig::default() });
-        let limit =
-            LimitSpec::new(Algorithm::Gcra, Quota::per(5, Span::from_secs(3_600))).build().expect("a limit");
+        let limit = LimitSpec::new(Algorithm::Gcra, Rate::per(5, TimeDelta::from_secs(3_600)))
+            .build()
+            .expect("a limit");
         let scope = Scope::new("cl.throttle");
         let (mut allowed, mut denied) = (0_u64, 0_u64);
         // Remaining shares by tenths: each of five units is two tenths.
@@ -268,8 +269,8 @@ fn what_callers_bring_themselves_is_watched_too() {
         let mut random = 7_usize;
         for _ in 0..60 {
             random = random.wrapping_mul(1_103_515_245).wrapping_add(12_345);
-            let parts: Vec<[Part<'_>; 1]> =
-                (0..random / 65_536 % 32).map(|n| [Part::Text(["x", "y", "z"][n % 3])]).collect();
+            let parts: Vec<[KeyPart<'_>; 1]> =
+                (0..random / 65_536 % 32).map(|n| [KeyPart::Text(["x", "y", "z"][n % 3])]).collect();
             let charge = |parts| Charge::new(CounterKey { scope: &scope, parts }, &limit, Cost::ONE);
             let charges: Vec<Charge<'_>> = parts.iter().map(|parts| charge(parts)).collect();
             let mut outcomes = Vec::new();
@@ -315,7 +316,7 @@ fn what_callers_bring_themselves_is_watched_too() {
         assert_eq!((&record["protocol"], &record["used_before"]), (&"resp".into(), &5.into()), "{record}");
         // In global shadow mode would-be denials are separate.
         let limiter = limiter.with_global_shadow(true);
-        let parts = [Part::Text("x")];
+        let parts = [KeyPart::Text("x")];
         let charge = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE);
         let mut outcomes = Vec::new();
         limiter.try_charge_inline(&[charge], &mut outcomes);

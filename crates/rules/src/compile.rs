@@ -1,29 +1,29 @@
-//! From drafts to rules: what a descriptor means in its domain, and the tree that finds it.
+//! Rule compiler: turns drafts into rules and the tree that finds them.
 
 mod limits;
 
 use crate::draft::{CostDraft, FileDraft, RuleDraft, ShapeDraft};
-use crate::naming::may_be_secret;
 use crate::network;
 use crate::pattern::Pattern;
-use crate::read::{Placed, Reader};
+use crate::reader::{Reader, Spanned};
 use crate::rule::{Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::scope::ScopePath;
-use crate::syntax::{At, shorten};
-use crate::tree::{Element, Level, Test, TreeNode};
+use crate::sensitivity::may_be_secret;
+use crate::tree::{Element, Level, TreeNode, ValueTest};
+use crate::yaml::{Position, shorten};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tollgate_core::{Algorithm, Mode};
 
 /// Where things stand in the file, for lint: one for each node of the tree.
 #[derive(Clone, Debug)]
-pub(crate) struct NodePlace {
-    pub(crate) at: At,
+pub(crate) struct NodeLocation {
+    pub(crate) at: Position,
     /// `soft`, if the rule has one.
-    pub(crate) soft: Option<At>,
+    pub(crate) soft: Option<Position>,
     /// The limits of the default set, in order.
-    pub(crate) limits: Vec<At>,
+    pub(crate) limits: Vec<Position>,
 }
 
 /// Compiles one file into a domain; its rules are added to those of the files before. `None` if it has no name.
@@ -32,10 +32,10 @@ pub(crate) fn domain(
     file: FileDraft,
     forced: Option<Profile>,
     rules: &mut Vec<Rule>,
-) -> Option<(Domain, Vec<NodePlace>)> {
+) -> Option<(Domain, Vec<NodeLocation>)> {
     let name = file.domain?.value;
     let root = TreeNode {
-        element: Element { key: "".into(), test: Test::Any },
+        element: Element { key: "".into(), test: ValueTest::Any },
         is_secret: false,
         parent: 0,
         rule: None,
@@ -49,12 +49,12 @@ pub(crate) fn domain(
         class: file.class.unwrap_or_default(),
         rules,
         tree: vec![root],
-        places: vec![NodePlace { at: At::default(), soft: None, limits: Vec::new() }],
+        locations: vec![NodeLocation { at: Position::default(), soft: None, limits: Vec::new() }],
     };
     compiler.native_only(&file.shape);
     let scope = ScopePath::domain(&name);
     compiler.level(file.rules, 0, &scope, "");
-    let Compiler { profile, algorithm, tree, places, .. } = compiler;
+    let Compiler { profile, algorithm, tree, locations: places, .. } = compiler;
     let domain = Domain {
         name,
         profile,
@@ -62,7 +62,7 @@ pub(crate) fn domain(
         scope,
         tier_key: file.tier_key.filter(|key| !key.is_empty()).unwrap_or_else(|| "tier".to_owned()),
         replaces: false,
-        asks_tier: false,
+        depends_on_tier: false,
         tree,
         rules: Arc::new([]),
     };
@@ -77,7 +77,7 @@ struct Compiler<'c, 's> {
     class: Class,
     rules: &'c mut Vec<Rule>,
     tree: Vec<TreeNode>,
-    places: Vec<NodePlace>,
+    locations: Vec<NodeLocation>,
 }
 
 impl Compiler<'_, '_> {
@@ -96,7 +96,8 @@ impl Compiler<'_, '_> {
 
     /// Which of the descriptors of one level repeat an earlier one; each is reported.
     fn duplicates(&mut self, drafts: &[RuleDraft]) -> Vec<bool> {
-        let mut seen: HashMap<(&str, Option<&str>), At, foldhash::fast::RandomState> = HashMap::default();
+        let mut seen: HashMap<(&str, Option<&str>), Position, foldhash::fast::RandomState> =
+            HashMap::default();
         let mut twice = vec![false; drafts.len()];
         for (draft, twice) in drafts.iter().zip(&mut twice) {
             let Some(key) = &draft.key else { continue };
@@ -111,7 +112,7 @@ impl Compiler<'_, '_> {
         twice
     }
 
-    fn element(&mut self, key: &Placed<String>, draft: &RuleDraft) -> Option<Element> {
+    fn element(&mut self, key: &Spanned<String>, draft: &RuleDraft) -> Option<Element> {
         let shared = draft.share_threshold.filter(|shared| shared.value);
         let pattern = draft.value.as_ref().and_then(|value| Pattern::new(&value.value));
         if let (Some(shared), None) = (shared, &pattern) {
@@ -141,12 +142,12 @@ impl Compiler<'_, '_> {
         }
         let test = match (network, pattern, &draft.value) {
             (Some((name, prefix)), ..) => {
-                return Some(Element { key: name.into(), test: Test::Network(prefix) });
+                return Some(Element { key: name.into(), test: ValueTest::Network(prefix) });
             }
-            (_, Some(pattern), _) if shared.is_some() => Test::Shared(pattern),
-            (_, Some(pattern), _) => Test::Like(pattern),
-            (_, None, Some(value)) => Test::Exact(value.value.as_str().into()),
-            (_, None, None) => Test::Any,
+            (_, Some(pattern), _) if shared.is_some() => ValueTest::Shared(pattern),
+            (_, Some(pattern), _) => ValueTest::Like(pattern),
+            (_, None, Some(value)) => ValueTest::Exact(value.value.as_str().into()),
+            (_, None, None) => ValueTest::Any,
         };
         Some(Element { key: key.value.as_str().into(), test })
     }
@@ -157,7 +158,7 @@ impl Compiler<'_, '_> {
         let path = if path.is_empty() { element.to_string() } else { format!("{path}/{element}") };
         self.tree[parent as usize].children.insert(&element, id);
         let children = std::mem::take(&mut draft.rules);
-        self.places.push(NodePlace {
+        self.locations.push(NodeLocation {
             at: draft.at,
             soft: draft.soft.map(|soft| soft.at),
             limits: Vec::new(),
@@ -173,7 +174,7 @@ impl Compiler<'_, '_> {
         self.native_only(&draft.shape);
         let split = draft.split.map(|split| scope.split(split.value));
         let (limits, tiers) = self.limit_sets(&draft, split.as_ref().unwrap_or(scope));
-        self.refuse_unleasable(&draft, &limits);
+        self.reject_unleasable(&draft, &limits);
         if !leaf && !draft.unlimited && limits.limits.is_empty() && tiers.is_empty() {
             return None;
         }
@@ -181,7 +182,7 @@ impl Compiler<'_, '_> {
         let class = draft.class.unwrap_or(self.class);
         self.rules.push(Rule {
             id,
-            named: draft.name.is_some(),
+            has_explicit_name: draft.name.is_some(),
             name: draft.name.map_or_else(|| path.to_owned(), |name| name.value),
             limits,
             tiers,
@@ -194,7 +195,7 @@ impl Compiler<'_, '_> {
             },
             action: draft.action.map_or(Action::Reject, |action| action.value),
             mode: draft.mode.map_or(Mode::Adaptive, |mode| mode.value),
-            shared: scope.is_shared(),
+            shared_by_callers: scope.is_shared(),
             fallback: draft.fallback.map(|part| part.value),
             split: draft.split.map(|split| u16::try_from(split.value).unwrap_or(u16::MAX)),
             priority: draft.priority,
@@ -213,7 +214,7 @@ impl Compiler<'_, '_> {
     }
 
     /// Refuses `mode: leased` on limits whose units cannot be taken ahead.
-    fn refuse_unleasable(&mut self, draft: &RuleDraft, limits: &LimitSet) {
+    fn reject_unleasable(&mut self, draft: &RuleDraft, limits: &LimitSet) {
         let Some(mode) = draft.mode.filter(|mode| mode.value == Mode::Leased) else { return };
         let held = |limit: &&RuleLimit| limit.limit.algorithm() != Algorithm::Concurrency;
         let other = limits.limits.iter().filter(held).find(|limit| !limit.limit.is_leasable());
@@ -240,12 +241,12 @@ impl Compiler<'_, '_> {
         ];
         for (name, at) in places {
             if let Some(at) = at {
-                self.refuse_under_envoy(at, &format!("`{name}`"));
+                self.reject_under_envoy(at, &format!("`{name}`"));
             }
         }
     }
 
-    fn refuse_under_envoy(&mut self, at: At, what: &str) {
+    fn reject_under_envoy(&mut self, at: Position, what: &str) {
         if self.profile == Profile::Envoy {
             self.reader.error_help(
                 at,
@@ -258,7 +259,7 @@ impl Compiler<'_, '_> {
     }
 }
 
-fn named(key: &Placed<String>, draft: &RuleDraft) -> String {
+fn named(key: &Spanned<String>, draft: &RuleDraft) -> String {
     match &draft.value {
         Some(value) => format!("{}={}", key.value, value.value),
         None => key.value.clone(),

@@ -1,4 +1,4 @@
-//! Which shard of a split counter a request is charged to: each in turn.
+//! Shards of a split counter: chooses the one that a request is charged to, round robin.
 //!
 //! Every counter has its own turn, on every thread, and threads begin their rounds at different shards. One turn for all
 //! counters was rejected: two split rules in one request, or two callers that alternate, would each reach every second shard
@@ -9,7 +9,7 @@
 use foldhash::fast::{FixedState, RandomState};
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher};
-use tollgate_core::{Cost, Part};
+use tollgate_core::{Cost, KeyPart};
 
 /// The most shards that a counter may be split into.
 pub(crate) const MAX_SHARDS: u64 = 256;
@@ -27,10 +27,10 @@ const fn all_names() -> [&'static str; 256] {
     names
 }
 
-const TURNS: usize = 1024;
+const CURSORS: usize = 1024;
 
 thread_local! {
-    static NEXT: [Cell<u16>; TURNS] = const { [const { Cell::new(0) }; TURNS] };
+    static NEXT: [Cell<u16>; CURSORS] = const { [const { Cell::new(0) }; CURSORS] };
     /// Where this thread's rounds begin.
     static FIRST: u16 = RandomState::default().build_hasher().finish() as u16;
 }
@@ -40,7 +40,7 @@ thread_local! {
 pub(crate) fn next_shard<'p>(
     split: u16,
     rule: u32,
-    path: impl Iterator<Item = &'p Part<'p>>,
+    path: impl Iterator<Item = &'p KeyPart<'p>>,
     cost: Cost,
 ) -> (u16, u16) {
     let split = split.clamp(1, NAMES.len() as u16);
@@ -50,7 +50,7 @@ pub(crate) fn next_shard<'p>(
         let next = turn.get() % split;
         let back = (next + split - 1) % split;
         let (position, next) = match () {
-            () if cost.is_look() => (next, next),
+            () if cost.is_peek() => (next, next),
             () if cost.is_refund() => (back, back),
             () => (next, (next + 1) % split),
         };
@@ -60,16 +60,16 @@ pub(crate) fn next_shard<'p>(
     ((first + position) % split, position)
 }
 
-fn slot<'p>(rule: u32, path: impl Iterator<Item = &'p Part<'p>>) -> usize {
+fn slot<'p>(rule: u32, path: impl Iterator<Item = &'p KeyPart<'p>>) -> usize {
     let mut hasher = FixedState::default().build_hasher();
     hasher.write_u32(rule);
     for part in path {
         match part {
-            Part::Text(text) | Part::Secret(text) => hasher.write(text.as_bytes()),
-            Part::Network { address, .. } => hasher.write_u128(*address),
+            KeyPart::Text(text) | KeyPart::Secret(text) => hasher.write(text.as_bytes()),
+            KeyPart::Network { address, .. } => hasher.write_u128(*address),
         }
     }
-    hasher.finish() as usize % TURNS
+    hasher.finish() as usize % CURSORS
 }
 
 /// The names of all shards of a counter that is split so.
@@ -83,7 +83,7 @@ mod tests {
 
     fn shards(rule: u32, key: &str, cost: Cost, count: usize) -> Vec<u16> {
         // The positions: where rounds begin differs from thread to thread.
-        (0..count).map(|_| next_shard(4, rule, [Part::Text(key)].iter(), cost).1).collect()
+        (0..count).map(|_| next_shard(4, rule, [KeyPart::Text(key)].iter(), cost).1).collect()
     }
 
     #[test]
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn peeks_and_refunds_leave_the_others_in_turn() {
         assert_eq!(shards(7, "b", Cost::ONE, 2), [0, 1]);
-        assert_eq!(shards(7, "b", Cost::LOOK, 3), [2, 2, 2]);
+        assert_eq!(shards(7, "b", Cost::PEEK, 3), [2, 2, 2]);
         assert_eq!(shards(7, "b", Cost::refund(1), 1), [1]);
         assert_eq!(shards(7, "b", Cost::ONE, 4), [1, 2, 3, 0]);
     }
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_round_reaches_every_shard_once() {
         let mut all: Vec<u16> =
-            (0..16).map(|_| next_shard(16, 9, [Part::Text("c")].iter(), Cost::ONE).0).collect();
+            (0..16).map(|_| next_shard(16, 9, [KeyPart::Text("c")].iter(), Cost::ONE).0).collect();
         all.sort_unstable();
         assert_eq!(all, (0..16).collect::<Vec<_>>());
     }

@@ -1,4 +1,4 @@
-//! From the tree to drafts: which keys a file and a descriptor may have, and what type each is.
+//! Rule file decoder: the keys of a file and of a descriptor, and the type of each.
 //!
 //! A key that is absent, or whose value is null, is not there. Unknown keys are errors at every level. A key whose
 //! behaviour is still to come is refused when used, never ignored.
@@ -7,16 +7,16 @@ mod descriptor;
 mod limit;
 
 use crate::draft::{FileDraft, RuleDraft};
-use crate::read::{Placed, Reader, scalar};
+use crate::reader::{Reader, Spanned, scalar};
 use crate::rule::{Class, Profile};
-use crate::syntax::{At, Node, parse};
+use crate::yaml::{Position, YamlNode, parse};
 use tollgate_core::Algorithm;
 
 const FILE_KEYS: [&str; 7] = ["domain", "descriptors", "profile", "algorithm", "class", "jitter", "tier_key"];
 
 /// Reads a file. What is wrong with it is reported to the reader; `None` if nothing useful is left.
 pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
-    const TOP: At = At { line: 1, column: 1, width: 1 };
+    const TOP: Position = Position { line: 1, column: 1, width: 1 };
     let source = reader.source;
     let root = match parse(&source.text) {
         Ok(Some(root)) if !root.is_null() => root,
@@ -58,11 +58,11 @@ pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
 }
 
 /// How deeply descriptors may be nested.
-const DEEPEST: usize = 32;
+const MAX_DEPTH: usize = 32;
 
-fn descriptors(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Vec<RuleDraft> {
-    if depth > DEEPEST {
-        reader.error(node.at, format!("descriptors may be nested {DEEPEST} deep"));
+fn descriptors(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -> Vec<RuleDraft> {
+    if depth > MAX_DEPTH {
+        reader.error(node.at, format!("descriptors may be nested {MAX_DEPTH} deep"));
         return Vec::new();
     }
     let Some(items) = reader.sequence(node, "descriptors", "[{key: user, limit: 100/minute}]") else {
@@ -73,38 +73,38 @@ fn descriptors(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Vec<Ru
     drafts
 }
 
-fn profile(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<Profile>> {
-    let Placed { at, value } = reader.text(node, "profile", "envoy")?;
+fn profile(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<Profile>> {
+    let Spanned { at, value } = reader.text(node, "profile", "envoy")?;
     let value = match value.as_str() {
         "envoy" => Profile::Envoy,
         "native" => Profile::Native,
         other => {
-            reader.unknown_word(at, "profile", other, &["native", "envoy"]);
+            reader.unknown_value(at, "profile", other, &["native", "envoy"]);
             return None;
         }
     };
-    Some(Placed { at, value })
+    Some(Spanned { at, value })
 }
 
-fn class(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Class> {
-    let Placed { at, value } = reader.text(node, "class", "security")?;
+fn class(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Class> {
+    let Spanned { at, value } = reader.text(node, "class", "security")?;
     match value.as_str() {
         "comfort" => Some(Class::Comfort),
         "security" => Some(Class::Security),
         "cost" => Some(Class::Cost),
         "strict" => Some(Class::Strict),
         other => {
-            reader.unknown_word(at, "class", other, &["comfort", "security", "cost", "strict"]);
+            reader.unknown_value(at, "class", other, &["comfort", "security", "cost", "strict"]);
             None
         }
     }
 }
 
-fn algorithm(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<Algorithm>> {
-    let Placed { at, value } = reader.text(node, "algorithm", "gcra")?;
+fn algorithm(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<Algorithm>> {
+    let Spanned { at, value } = reader.text(node, "algorithm", "gcra")?;
     let known = Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::Concurrency);
     if let Some(algorithm) = known.clone().find(|algorithm| algorithm.name() == value) {
-        return Some(Placed { at, value: algorithm });
+        return Some(Spanned { at, value: algorithm });
     }
     if value == Algorithm::Concurrency.name() {
         reader.error_help(
@@ -115,6 +115,6 @@ fn algorithm(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<Algorith
         return None;
     }
     let names: Vec<&str> = known.map(Algorithm::name).collect();
-    reader.unknown_word(at, "algorithm", &value, &names);
+    reader.unknown_value(at, "algorithm", &value, &names);
     None
 }

@@ -1,9 +1,9 @@
-//! What is wrong with a rule file, where, and what to write instead.
+//! Diagnostics of rule files: what is wrong, where, and what to write instead.
 //!
 //! A diagnostic carries its own snippet, so that it can be logged, shown at `/readyz` and printed long after the file
 //! has changed. All errors of all files are collected, up to a bound: one run shows the whole work that is left.
 
-use crate::syntax::At;
+use crate::yaml::Position;
 use std::fmt;
 
 /// How bad it is.
@@ -37,13 +37,13 @@ pub struct Diagnostic {
 }
 
 /// Longer lines are cut in snippets.
-const SNIPPET: usize = 120;
+const MAX_SNIPPET: usize = 120;
 
 impl Diagnostic {
-    pub(crate) fn new(severity: Severity, source: &crate::Source, at: At, message: String) -> Self {
+    pub(crate) fn new(severity: Severity, source: &crate::Source, at: Position, message: String) -> Self {
         let line = source.text.lines().nth(at.line.saturating_sub(1) as usize).unwrap_or("");
         let snippet: String =
-            line.chars().take(SNIPPET).map(|c| if c.is_control() { ' ' } else { c }).collect();
+            line.chars().take(MAX_SNIPPET).map(|c| if c.is_control() { ' ' } else { c }).collect();
         let room = (snippet.chars().count() as u32).saturating_sub(at.column.saturating_sub(1)).max(1);
         Self {
             severity,
@@ -71,7 +71,7 @@ impl fmt::Display for Diagnostic {
         };
         let Self { file, line, column, message, .. } = self;
         write!(f, "{severity}: {message}\n  --> {file}:{line}:{column}")?;
-        if (*column as usize) <= SNIPPET && !self.snippet.is_empty() {
+        if (*column as usize) <= MAX_SNIPPET && !self.snippet.is_empty() {
             let margin = " ".repeat(line.to_string().len());
             let indent = " ".repeat(column.saturating_sub(1) as usize);
             let carets = "^".repeat(self.width as usize);
@@ -88,13 +88,13 @@ impl fmt::Display for Diagnostic {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnostics {
     all: Vec<Diagnostic>,
-    /// Errors beyond [`Self::MOST`].
+    /// Errors beyond [`Self::MAX`].
     more: usize,
 }
 
 impl Diagnostics {
     /// The most errors that are kept.
-    pub const MOST: usize = 100;
+    pub const MAX: usize = 100;
 
     /// The errors, in the order of the files.
     #[must_use]
@@ -108,7 +108,7 @@ impl Diagnostics {
 
     /// Takes one more; its making is skipped once there are enough.
     pub(crate) fn push(&mut self, make: impl FnOnce() -> Diagnostic) {
-        if self.all.len() < Self::MOST {
+        if self.all.len() < Self::MAX {
             self.all.push(make());
         } else {
             self.more += 1;

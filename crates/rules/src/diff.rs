@@ -22,7 +22,7 @@ impl Ruleset {
     /// What putting `after` in the place of these rules would change, in the order of the rules' names.
     #[must_use]
     pub fn diff(&self, after: &Self) -> Vec<RuleChange> {
-        let (mut before, mut after) = (self.described(), after.described());
+        let (mut before, mut after) = (self.descriptions(), after.descriptions());
         before.retain(|rule, said| {
             let same = after.get(rule) == Some(said);
             if same {
@@ -40,7 +40,7 @@ impl Ruleset {
         names.into_iter().map(change).collect()
     }
 
-    fn described(&self) -> BTreeMap<String, String> {
+    fn descriptions(&self) -> BTreeMap<String, String> {
         let mut all = BTreeMap::new();
         for domain in self.domains() {
             for (node, id) in domain.tree.iter().enumerate().filter_map(|(i, node)| Some((i, node.rule?))) {
@@ -71,10 +71,10 @@ fn describe(domain: &Domain, rule: &Rule) -> String {
     if domain.profile == Profile::Envoy {
         text.push_str("; profile envoy");
     }
-    if rule.asks_tier() && domain.tier_key != "tier" {
+    if rule.depends_on_tier() && domain.tier_key != "tier" {
         let _ = write!(text, "; tier from {}", domain.tier_key);
     }
-    if rule.named {
+    if rule.has_explicit_name {
         let _ = write!(text, "; name {}", rule.name);
     }
     let class = match rule.class {
@@ -141,7 +141,7 @@ fn limits(set: &LimitSet) -> String {
         });
         if let Some(soft) = limit.soft {
             let action = if soft.action == SoftAction::Warn { "warn" } else { "degrade" };
-            let _ = write!(text, " {action} at {}", soft.at);
+            let _ = write!(text, " {action} at {}", soft.threshold);
         }
         text
     };

@@ -1,19 +1,19 @@
-//! A rule file as written: every value typed and placed, nothing yet decided by its neighbours.
+//! Rule draft: a rule file as written, typed and with positions, before compilation.
 //!
 //! The step between text and rules: what a limit is depends on the domain's algorithm, the rule's action and the
 //! profile, so the decoder only says what stands there and `compile` says what it means.
 
-use crate::read::Placed;
+use crate::reader::Spanned;
 use crate::rule::{Action, Class, FailPolicy, OnError, Profile, SoftAction};
-use crate::syntax::At;
+use crate::yaml::Position;
 use std::collections::BTreeMap;
-use tollgate_core::{Algorithm, Mode, Period, Span};
+use tollgate_core::{Algorithm, Mode, Period, TimeDelta};
 
 /// One file.
 #[derive(Debug, Default)]
 pub(crate) struct FileDraft {
-    pub(crate) domain: Option<Placed<String>>,
-    pub(crate) profile: Option<Placed<Profile>>,
+    pub(crate) domain: Option<Spanned<String>>,
+    pub(crate) profile: Option<Spanned<Profile>>,
     pub(crate) shape: ShapeDraft,
     pub(crate) class: Option<Class>,
     pub(crate) tier_key: Option<String>,
@@ -23,16 +23,16 @@ pub(crate) struct FileDraft {
 /// What a limit's arithmetic may be told, at any of the three places: file, rule, limit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ShapeDraft {
-    pub(crate) algorithm: Option<Placed<Algorithm>>,
-    pub(crate) burst: Option<Placed<u64>>,
-    pub(crate) slots: Option<Placed<u64>>,
-    pub(crate) jitter: Option<Placed<bool>>,
+    pub(crate) algorithm: Option<Spanned<Algorithm>>,
+    pub(crate) burst: Option<Spanned<u64>>,
+    pub(crate) slots: Option<Spanned<u64>>,
+    pub(crate) jitter: Option<Spanned<bool>>,
 }
 
 /// One limit.
 #[derive(Clone, Debug)]
 pub(crate) struct LimitDraft {
-    pub(crate) at: At,
+    pub(crate) at: Position,
     pub(crate) count: u64,
     pub(crate) period: Period,
     pub(crate) shape: ShapeDraft,
@@ -41,13 +41,13 @@ pub(crate) struct LimitDraft {
 /// `soft`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SoftDraft {
-    pub(crate) mark: SoftMark,
+    pub(crate) threshold: SoftThreshold,
     pub(crate) action: SoftAction,
 }
 
 /// Where a soft mark stands.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum SoftMark {
+pub(crate) enum SoftThreshold {
     Units(u64),
     Percent(u64),
 }
@@ -56,7 +56,7 @@ pub(crate) enum SoftMark {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConcurrencyDraft {
     pub(crate) limit: u64,
-    pub(crate) ttl: Span,
+    pub(crate) ttl: TimeDelta,
 }
 
 /// `cost`.
@@ -93,25 +93,25 @@ impl OnErrorDraft {
 /// One descriptor.
 #[derive(Debug, Default)]
 pub(crate) struct RuleDraft {
-    pub(crate) at: At,
-    pub(crate) key: Option<Placed<String>>,
-    pub(crate) value: Option<Placed<String>>,
-    pub(crate) name: Option<Placed<String>>,
+    pub(crate) at: Position,
+    pub(crate) key: Option<Spanned<String>>,
+    pub(crate) value: Option<Spanned<String>>,
+    pub(crate) name: Option<Spanned<String>>,
     /// The limits of `rate_limit` (one, or none if unlimited) or of `limit`.
     pub(crate) limits: Option<Vec<LimitDraft>>,
     pub(crate) unlimited: bool,
-    pub(crate) replaces: Vec<Placed<String>>,
+    pub(crate) replaces: Vec<Spanned<String>>,
     pub(crate) shape: ShapeDraft,
     pub(crate) tiers: Vec<(String, Vec<LimitDraft>)>,
-    pub(crate) concurrency: Option<Placed<ConcurrencyDraft>>,
+    pub(crate) concurrency: Option<Spanned<ConcurrencyDraft>>,
     pub(crate) class: Option<Class>,
     pub(crate) on_error: Option<OnErrorDraft>,
-    pub(crate) mode: Option<Placed<Mode>>,
+    pub(crate) mode: Option<Spanned<Mode>>,
     /// Thousandths.
-    pub(crate) fallback: Option<Placed<u64>>,
-    pub(crate) split: Option<Placed<u64>>,
-    pub(crate) action: Option<Placed<Action>>,
-    pub(crate) soft: Option<Placed<SoftDraft>>,
+    pub(crate) fallback: Option<Spanned<u64>>,
+    pub(crate) split: Option<Spanned<u64>>,
+    pub(crate) action: Option<Spanned<Action>>,
+    pub(crate) soft: Option<Spanned<SoftDraft>>,
     pub(crate) candidate: Vec<LimitDraft>,
     pub(crate) priority: i32,
     pub(crate) cost: Option<CostDraft>,
@@ -119,7 +119,7 @@ pub(crate) struct RuleDraft {
     pub(crate) quota: bool,
     pub(crate) detailed_metric: bool,
     pub(crate) value_to_metric: bool,
-    pub(crate) share_threshold: Option<Placed<bool>>,
+    pub(crate) share_threshold: Option<Spanned<bool>>,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) rules: Vec<RuleDraft>,
 }

@@ -1,12 +1,12 @@
-//! Why a rule matches a request, or does not, clause by clause.
+//! Rule explanation: why a rule matches a request, or does not, clause by clause.
 //!
 //! Each clause is a key of the rule's path, asked on its own, so that somebody who expected a match sees the one that
 //! failed. The walk itself is not instrumented: it stays as fast as it is, and this asks the tree again.
 
+use crate::matcher::find;
 use crate::plan::Attributes;
 use crate::ruleset::Domain;
-use crate::tree::{Test, TreeNode};
-use crate::walk::find;
+use crate::tree::{TreeNode, ValueTest};
 use std::fmt;
 use tollgate_core::Cost;
 
@@ -18,12 +18,12 @@ pub struct Explanation {
     /// The caller's tier, where it says one.
     pub tier: Option<String>,
     /// One for each rule, in the order of the file.
-    pub rules: Vec<Explained>,
+    pub rules: Vec<RuleExplanation>,
 }
 
 /// Why one rule does or does not match.
 #[derive(Clone, Debug)]
-pub struct Explained {
+pub struct RuleExplanation {
     /// The rule's id.
     pub id: u32,
     /// Its name.
@@ -33,23 +33,23 @@ pub struct Explained {
     /// What is asked of the request, key by key, up to the first that fails.
     pub clauses: Vec<Clause>,
     /// What comes of it.
-    pub finding: Finding,
+    pub result: RuleResult,
 }
 
 /// One key of a rule's path, and what the request has to say to it.
 #[derive(Clone, Debug)]
 pub struct Clause {
     /// What is asked: `endpoint=POST /orders`.
-    pub asked: String,
+    pub condition: String,
     /// What the request says.
-    pub answer: String,
+    pub actual: String,
     /// Whether that is what is asked.
     pub holds: bool,
 }
 
 /// What comes of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub enum RuleResult {
     /// It does not match.
     NoMatch,
     /// It matches, and these limits are charged: limit and counter.
@@ -66,36 +66,42 @@ impl Domain {
     /// Which rules match a request, and why the others do not.
     #[must_use]
     pub fn explain(&self, request: &Attributes<'_>) -> Explanation {
-        let plan = self.plan(request, Cost::LOOK);
+        let plan = self.plan(request, Cost::PEEK);
         let rules = self.tree.iter().filter_map(|node| node.rule.map(|id| (node, id)));
         let rules = rules.map(|(node, id)| {
             let rule = &self.rules[id as usize];
             let clauses = self.clauses(node, request);
             let charged: Vec<(String, String)> = plan
-                .hits
+                .limits
                 .iter()
-                .filter(|hit| hit.rule.is_some_and(|hit| hit.id == id))
-                .map(|hit| {
-                    let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
+                .filter(|matched| matched.rule.is_some_and(|matched| matched.id == id))
+                .map(|matched| {
+                    let parts = &plan.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
                     let values: Vec<String> = parts.iter().map(ToString::to_string).collect();
                     (
-                        hit.limit.limit.to_string(),
-                        format!("{} [{}]", hit.limit.scope.label(), values.join(", ")),
+                        matched.limit.limit.to_string(),
+                        format!("{} [{}]", matched.limit.scope.label(), values.join(", ")),
                     )
                 })
                 .collect();
             let finding = if clauses.iter().any(|clause| !clause.holds) {
-                Finding::NoMatch
+                RuleResult::NoMatch
             } else if rule.unlimited {
-                Finding::Unlimited
+                RuleResult::Unlimited
             } else if !charged.is_empty() {
-                Finding::Limited(charged)
+                RuleResult::Limited(charged)
             } else if rule.limits_for(plan.tier).is_empty() {
-                Finding::Exempt
+                RuleResult::Exempt
             } else {
-                Finding::Replaced(self.replacer(&rule.name, request))
+                RuleResult::Replaced(self.replacer(&rule.name, request))
             };
-            Explained { id, name: rule.name.clone(), location: rule.location.clone(), clauses, finding }
+            RuleExplanation {
+                id,
+                name: rule.name.clone(),
+                location: rule.location.clone(),
+                clauses,
+                result: finding,
+            }
         });
         Explanation {
             domain: self.name.clone(),
@@ -134,41 +140,45 @@ impl Domain {
         let element = &node.element;
         let asked = element.to_string();
         let Some(value) = find(request, &element.key) else {
-            return Clause { asked, answer: format!("the request has no `{}`", element.key), holds: false };
+            return Clause {
+                condition: asked,
+                actual: format!("the request has no `{}`", element.key),
+                holds: false,
+            };
         };
         let agrees = match &element.test {
-            Test::Any => true,
-            Test::Exact(wanted) => **wanted == *value,
-            Test::Like(pattern) | Test::Shared(pattern) => pattern.matches(value),
-            Test::Network(prefix) => prefix.network(value).is_some(),
+            ValueTest::Any => true,
+            ValueTest::Exact(wanted) => **wanted == *value,
+            ValueTest::Like(pattern) | ValueTest::Shared(pattern) => pattern.matches(value),
+            ValueTest::Network(prefix) => prefix.network(value).is_some(),
         };
         if !agrees {
             let why = match &element.test {
-                Test::Network(_) => "is no address of that family",
+                ValueTest::Network(_) => "is no address of that family",
                 _ => "is another value",
             };
-            return Clause { asked, answer: format!("`{value}` {why}"), holds: false };
+            return Clause { condition: asked, actual: format!("`{value}` {why}"), holds: false };
         }
-        if matches!(element.test, Test::Network(_)) {
-            return Clause { asked, answer: format!("`{value}`"), holds: true };
+        if matches!(element.test, ValueTest::Network(_)) {
+            return Clause { condition: asked, actual: format!("`{value}`"), holds: true };
         }
         let level = &self.tree[node.parent as usize].children;
         let winner = level.key(&element.key).and_then(|index| index.specific(value).or(index.any));
         match winner.map(|id| &self.tree[id as usize]) {
             Some(winner) if !std::ptr::eq(winner, node) => Clause {
-                asked,
-                answer: format!("`{value}` belongs to the more specific or earlier `{}`", winner.element),
+                condition: asked,
+                actual: format!("`{value}` belongs to the more specific or earlier `{}`", winner.element),
                 holds: false,
             },
-            _ => Clause { asked, answer: format!("`{value}`"), holds: true },
+            _ => Clause { condition: asked, actual: format!("`{value}`"), holds: true },
         }
     }
 }
 
 impl Explanation {
     /// The rules that match.
-    pub fn matched(&self) -> impl Iterator<Item = &Explained> {
-        self.rules.iter().filter(|rule| rule.finding != Finding::NoMatch)
+    pub fn matched(&self) -> impl Iterator<Item = &RuleExplanation> {
+        self.rules.iter().filter(|rule| rule.result != RuleResult::NoMatch)
     }
 }
 
@@ -186,23 +196,23 @@ impl fmt::Display for Explanation {
     }
 }
 
-impl fmt::Display for Explained {
+impl fmt::Display for RuleExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (file, line) = &self.location;
-        let finding = match &self.finding {
-            Finding::NoMatch => "no match".to_owned(),
-            Finding::Limited(limits) if limits.len() == 1 => "matches, 1 limit".to_owned(),
-            Finding::Limited(limits) => format!("matches, {} limits", limits.len()),
-            Finding::Unlimited => "matches, unlimited".to_owned(),
-            Finding::Exempt => "matches, no limit for this caller".to_owned(),
-            Finding::Replaced(by) => format!("matches, replaced by {by}"),
+        let finding = match &self.result {
+            RuleResult::NoMatch => "no match".to_owned(),
+            RuleResult::Limited(limits) if limits.len() == 1 => "matches, 1 limit".to_owned(),
+            RuleResult::Limited(limits) => format!("matches, {} limits", limits.len()),
+            RuleResult::Unlimited => "matches, unlimited".to_owned(),
+            RuleResult::Exempt => "matches, no limit for this caller".to_owned(),
+            RuleResult::Replaced(by) => format!("matches, replaced by {by}"),
         };
         write!(f, "{} ({file}:{line}): {finding}", self.name)?;
         for clause in &self.clauses {
             let mark = if clause.holds { "yes" } else { "no " };
-            write!(f, "\n  {mark}  {}: {}", clause.asked, clause.answer)?;
+            write!(f, "\n  {mark}  {}: {}", clause.condition, clause.actual)?;
         }
-        if let Finding::Limited(limits) = &self.finding {
+        if let RuleResult::Limited(limits) = &self.result {
             for (limit, counter) in limits {
                 write!(f, "\n  {limit}, counter {counter}")?;
             }

@@ -1,21 +1,21 @@
 //! The rule language: from a YAML file to a plan of charges. Knows no store and no protocol.
 //!
-//! A file goes through four hands, each of which knows only the one before:
+//! A file goes through four stages, each of which depends only on the one before:
 //!
-//! | file | answers |
+//! | module | contents |
 //! |---|---|
-//! | `syntax`, [`diagnostic`](Diagnostics) | what stands where; how an error looks |
-//! | `read`, `decode`, `draft`, `period`, `suggest` | which keys there are, and what type each is |
-//! | `compile`, `scope`, [`rule`](Rule), [`unit`](Unit) | what a descriptor means in its domain; the names of counters |
-//! | `tree`, `pattern`, `network`, `walk`, [`plan`](Plan) | which rules a request meets |
-//! | `lint`, [`explain`](Explanation) | what will never act; why a rule did or did not match |
-//! | [`diff`](RuleChange) | what other rules would change |
-//! | [`outline`](Outlined) | how the descriptors of a domain stand under each other |
-//! | [`naming`](tells_who) | what the name of an attribute tells about its values |
-//! | [`tenant`](Tenant) | what is agreed with one caller in place of the rules' own limits |
-//! | [`ruleset`](Ruleset) | all of it, loaded and read |
+//! | `yaml`, [`diagnostic`](Diagnostics) | the parser, whose nodes carry positions; errors and warnings |
+//! | `reader`, `decode`, `draft`, `period`, `suggest` | the keys of a rule file and the type of each |
+//! | `compile`, `scope`, `placement`, [`rule`](Rule), [`unit`](Unit) | compiled rules, counter scopes, modes |
+//! | `tree`, `pattern`, `network`, `matcher`, [`plan`](Plan) | matching a request to limits |
+//! | `counter_shards` | shards of a split counter |
+//! | `lint`, [`explain`](Explanation) | rules that can never apply; why a rule did or did not match |
+//! | [`diff`](RuleChange) | changes between two rule sets |
+//! | [`outline`](OutlineNode) | the descriptors of a domain, nested as in the file |
+//! | [`sensitivity`](identifies_caller) | attributes that identify a caller or may be secret |
+//! | [`overrides`](CallerOverrides), [`per_caller`](PerCallerRule) | a caller's limits in place of the rules'; rules with a counter per caller |
+//! | [`ruleset`](Ruleset) | all domains, loaded together |
 
-mod callers;
 mod compile;
 mod counter_shards;
 mod decode;
@@ -23,38 +23,40 @@ mod diagnostic;
 mod diff;
 mod draft;
 mod explain;
-mod keeping;
 mod lint;
-mod naming;
+mod matcher;
 mod network;
 mod outline;
+mod overrides;
 mod pattern;
+mod per_caller;
 mod period;
+mod placement;
 mod plan;
-mod read;
+mod reader;
 mod rule;
 mod ruleset;
 mod scope;
+mod sensitivity;
 mod suggest;
-mod syntax;
-mod tenant;
 mod tree;
 mod unit;
-mod walk;
+mod yaml;
 
-pub use callers::CallersRule;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
-pub use explain::{Clause, Explained, Explanation, Finding};
-pub use naming::{may_be_secret, tells_who};
-pub use outline::Outlined;
+pub use explain::{Clause, Explanation, RuleExplanation, RuleResult};
+pub use outline::OutlineNode;
+pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError};
 pub use pattern::Wildcards;
-pub use plan::{Attributes, Charges, Descriptor, Hit, HitLimit, Match, Plan};
+pub use per_caller::PerCallerRule;
+pub use plan::{Attributes, Charges, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan};
 pub use rule::{
-    Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, RuleLimit, Soft, SoftAction,
+    Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, RuleLimit, SoftAction,
+    SoftLimit,
 };
 pub use ruleset::{Domain, Options, Ruleset, Source};
-pub use tenant::{Override, TENANT_KEY, Tenant, Unfit};
+pub use sensitivity::{identifies_caller, may_be_secret};
 pub use unit::Unit;
 
 /// The JSON schema of rule files, for editors.

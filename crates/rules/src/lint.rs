@@ -1,22 +1,22 @@
-//! Rules that load and do nothing: those that can never match, and those that can never bite.
+//! Lints for rules that can never match or never deny.
 //!
 //! Few and right: a warning that is wrong once is never read again. So each check holds only where it can be proved
 //! from the file alone, and says nothing about anything else.
 
-use crate::compile::NodePlace;
-use crate::read::Reader;
+use crate::compile::NodeLocation;
+use crate::reader::Reader;
 use crate::rule::{Action, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::Domain;
-use crate::tree::{KeyIndex, Test, TreeNode};
+use crate::tree::{KeyIndex, TreeNode, ValueTest};
 use std::collections::HashSet;
 use tollgate_core::{Algorithm, Limit, Period};
 
 /// Wildcards of one key that are compared with each other; more would take long.
-const MOST_COMPARED: usize = 1_000;
+const MAX_COMPARED: usize = 1_000;
 
-pub(crate) fn domain(domain: &Domain, places: &[NodePlace], reader: &mut Reader<'_>) {
+pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], reader: &mut Reader<'_>) {
     let names: HashSet<&str> =
-        domain.own_rules().filter(|rule| rule.named).map(|rule| rule.name.as_str()).collect();
+        domain.domain_rules().filter(|rule| rule.has_explicit_name).map(|rule| rule.name.as_str()).collect();
     for (id, node) in domain.tree.iter().enumerate() {
         for index in node.children.keys() {
             never_reached(domain, index, places, reader);
@@ -24,8 +24,8 @@ pub(crate) fn domain(domain: &Domain, places: &[NodePlace], reader: &mut Reader<
         let Some(rule) = node.rule.map(|id| &domain.rules[id as usize]) else { continue };
         let place = &places[id];
         does_nothing(rule, node, place, reader);
-        called_by_a_secret(domain, rule, id, place, reader);
-        never_bites(domain, rule, place, reader);
+        named_by_secret(domain, rule, id, place, reader);
+        never_denies(domain, rule, place, reader);
         soft_at_the_limit(rule, place, reader);
         under_a_stricter_parent(domain, rule, node, place, reader);
         for name in rule.replaces.iter().filter(|name| !names.contains(name.as_str())) {
@@ -40,8 +40,8 @@ pub(crate) fn domain(domain: &Domain, places: &[NodePlace], reader: &mut Reader<
 }
 
 /// Wildcards after one that takes all they could, and a key alone after a `*`.
-fn never_reached(domain: &Domain, index: &KeyIndex, places: &[NodePlace], reader: &mut Reader<'_>) {
-    let patterns: Vec<_> = index.patterns.iter().take(MOST_COMPARED).collect();
+fn never_reached(domain: &Domain, index: &KeyIndex, places: &[NodeLocation], reader: &mut Reader<'_>) {
+    let patterns: Vec<_> = index.patterns.iter().take(MAX_COMPARED).collect();
     for (i, (pattern, node)) in patterns.iter().enumerate() {
         if let Some((earlier, _)) = patterns[..i].iter().find(|(earlier, _)| earlier.covers(pattern)) {
             let message = format!(
@@ -54,7 +54,7 @@ fn never_reached(domain: &Domain, index: &KeyIndex, places: &[NodePlace], reader
         }
     }
     if let Some(any) = index.any
-        && let Some((all, _)) = patterns.iter().find(|(pattern, _)| pattern.takes_all())
+        && let Some((all, _)) = patterns.iter().find(|(pattern, _)| pattern.matches_all())
     {
         let message =
             format!("`{0}` alone can never match: `{0}={1}` takes every value", index.name, all.text());
@@ -63,16 +63,16 @@ fn never_reached(domain: &Domain, index: &KeyIndex, places: &[NodePlace], reader
 }
 
 /// A rule without a name is called by its path, in answers, metrics and logs.
-fn called_by_a_secret(
+fn named_by_secret(
     domain: &Domain,
     rule: &Rule,
     mut id: usize,
-    place: &NodePlace,
+    place: &NodeLocation,
     reader: &mut Reader<'_>,
 ) {
-    while !rule.named && id != 0 {
+    while !rule.has_explicit_name && id != 0 {
         let node = &domain.tree[id];
-        if node.is_secret && matches!(node.element.test, Test::Exact(_)) {
+        if node.is_secret && matches!(node.element.test, ValueTest::Exact(_)) {
             let message = format!(
                 "without a name the rule is called by the `{}` that it is about, in answers, metrics and logs",
                 node.element.key
@@ -85,16 +85,16 @@ fn called_by_a_secret(
 }
 
 /// A key alone without a limit: leaving it out changes nothing.
-fn does_nothing(rule: &Rule, node: &TreeNode, place: &NodePlace, reader: &mut Reader<'_>) {
+fn does_nothing(rule: &Rule, node: &TreeNode, place: &NodeLocation, reader: &mut Reader<'_>) {
     let idle = rule.limits.limits.is_empty() && rule.tiers.is_empty() && !rule.unlimited;
-    if idle && matches!(node.element.test, Test::Any) {
+    if idle && matches!(node.element.test, ValueTest::Any) {
         let message = format!("`{}` has no limit and nothing below it", node.element.key);
         reader.warning(place.at, message, "give it a `limit`, or `descriptors`, or take it out");
     }
 }
 
 /// A window beside a stricter one that is always reached first.
-fn never_bites(domain: &Domain, rule: &Rule, place: &NodePlace, reader: &mut Reader<'_>) {
+fn never_denies(domain: &Domain, rule: &Rule, place: &NodeLocation, reader: &mut Reader<'_>) {
     if !all_or_none(domain, rule) {
         return;
     }
@@ -108,20 +108,20 @@ fn never_bites(domain: &Domain, rule: &Rule, place: &NodePlace, reader: &mut Rea
         if let Some(stricter) = stricter.filter(|other| !holds_back(&limit.limit, &other.limit)) {
             let message = format!(
                 "`{}` never bites: `{}` beside it is always reached first",
-                limit.limit.quota(),
-                stricter.limit.quota()
+                limit.limit.rate(),
+                stricter.limit.rate()
             );
             reader.warning(*at, message, "lower it, or take it out");
         }
     }
 }
 
-fn soft_at_the_limit(rule: &Rule, place: &NodePlace, reader: &mut Reader<'_>) {
+fn soft_at_the_limit(rule: &Rule, place: &NodeLocation, reader: &mut Reader<'_>) {
     let Some(at) = place.soft else { return };
     let sets = std::iter::once(&rule.limits).chain(rule.tiers.iter().map(|(_, set)| set));
     let mut marks = sets
         .flat_map(|set| &set.limits)
-        .filter_map(|limit| limit.soft.map(|soft| soft.at >= limit.limit.capacity()))
+        .filter_map(|limit| limit.soft.map(|soft| soft.threshold >= limit.limit.capacity()))
         .peekable();
     if marks.peek().is_some() && marks.all(|late| late) {
         reader.warning(
@@ -137,7 +137,7 @@ fn under_a_stricter_parent(
     domain: &Domain,
     rule: &Rule,
     node: &TreeNode,
-    place: &NodePlace,
+    place: &NodeLocation,
     reader: &mut Reader<'_>,
 ) {
     if !all_or_none(domain, rule) || !rule.tiers.is_empty() {
@@ -164,8 +164,8 @@ fn under_a_stricter_parent(
             if let Some(stricter) = stricter {
                 let message = format!(
                     "`{}` never bites for attributes: `{}` of `{}` above it is always reached first",
-                    limit.limit.quota(),
-                    stricter.limit.quota(),
+                    limit.limit.rate(),
+                    stricter.limit.rate(),
                     parent.name
                 );
                 let help = "lower it; only an RLS descriptor that ends here meets it alone";
@@ -183,19 +183,19 @@ fn all_or_none(domain: &Domain, rule: &Rule) -> bool {
 }
 
 fn same_period(a: &RuleLimit, b: &RuleLimit) -> bool {
-    a.limit.quota().period == b.limit.quota().period
+    a.limit.rate().period == b.limit.rate().period
 }
 
 /// Whether all that passes `strict` passes `loose`, whatever is asked and when.
 fn holds_back(strict: &Limit, loose: &Limit) -> bool {
-    let (Period::Rolling(short), Period::Rolling(long)) = (&strict.quota().period, &loose.quota().period)
+    let (Period::Rolling(short), Period::Rolling(long)) = (&strict.rate().period, &loose.rate().period)
     else {
         return strict.algorithm() == loose.algorithm()
-            && strict.quota().period == loose.quota().period
+            && strict.rate().period == loose.rate().period
             && strict.capacity() <= loose.capacity();
     };
     let (short, long) = (u128::from(short.as_micros()), u128::from(long.as_micros()));
-    let (few, many) = (u128::from(strict.quota().count), u128::from(loose.quota().count));
+    let (few, many) = (u128::from(strict.rate().count), u128::from(loose.rate().count));
     match (strict.algorithm(), loose.algorithm()) {
         // Burst plus rate over time: one line under the other.
         (a, b) if a.has_burst() && b.has_burst() => {

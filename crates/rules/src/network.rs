@@ -1,7 +1,8 @@
-//! Keys that count networks, not addresses: `remote_address/24`, `remote_address/64`, `remote_address/24/64`.
+//! Network keys, which count networks instead of addresses: `remote_address/24`, `remote_address/64`,
+//! `remote_address/24/64`.
 
 use std::net::IpAddr;
-use tollgate_core::Part;
+use tollgate_core::KeyPart;
 
 /// Which networks of which family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +43,7 @@ impl Prefix {
     }
 
     /// The network that a value lies in; none if it is no address, or of a family that this prefix leaves out.
-    pub(crate) fn network(self, value: &str) -> Option<Part<'static>> {
+    pub(crate) fn network(self, value: &str) -> Option<KeyPart<'static>> {
         let address: IpAddr = value.parse().ok()?;
         // An IPv4 client seen through an IPv6 socket is the same client.
         let (address, prefix) = match address.to_canonical() {
@@ -50,7 +51,7 @@ impl Prefix {
             IpAddr::V6(v6) => (u128::from(v6), self.v6?),
         };
         let mask = if prefix == 0 { 0 } else { u128::MAX << (128 - u32::from(prefix)) };
-        Some(Part::Network { address: address & mask, prefix })
+        Some(KeyPart::Network { address: address & mask, prefix })
     }
 }
 

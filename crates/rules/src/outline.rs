@@ -1,11 +1,11 @@
-//! The rules of a domain as people see them in the file: descriptor under descriptor.
+//! Outline of a domain: its descriptors nested as in the file.
 
 use crate::rule::Rule;
 use crate::ruleset::Domain;
 
 /// One descriptor.
 #[derive(Clone, Debug)]
-pub struct Outlined<'r> {
+pub struct OutlineNode<'r> {
     /// What it asks: `endpoint=POST /orders`.
     pub element: String,
     /// How many descriptors it stands under.
@@ -32,12 +32,12 @@ impl Domain {
     /// assert_eq!(told, [(0, "api_key", false), (1, "endpoint=POST /login", true)]);
     /// ```
     #[must_use]
-    pub fn outline(&self) -> Vec<Outlined<'_>> {
+    pub fn outline(&self) -> Vec<OutlineNode<'_>> {
         let mut depths = vec![0; self.tree.len()];
         let mut outline = Vec::with_capacity(self.tree.len().saturating_sub(1));
         for (at, node) in self.tree.iter().enumerate().skip(1) {
             depths[at] = depths[node.parent as usize] + 1;
-            outline.push(Outlined {
+            outline.push(OutlineNode {
                 element: node.element.to_string(),
                 depth: depths[at] - 1,
                 rule: node.rule.map(|id| &self.rules[id as usize]),

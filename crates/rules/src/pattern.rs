@@ -1,4 +1,4 @@
-//! Values with `*` in them: fixed parts with anything between them.
+//! Wildcard patterns: values with `*` in them.
 
 mod index;
 mod wildcards;
@@ -80,7 +80,7 @@ impl Pattern {
     }
 
     /// Whether it matches every value.
-    pub(crate) fn takes_all(&self) -> bool {
+    pub(crate) fn matches_all(&self) -> bool {
         self.text.bytes().all(|byte| byte == b'*')
     }
 

@@ -1,8 +1,8 @@
-//! Counts and periods as people write them: `100/minute`, `100 per 30s`, `5/250ms`, `1000/day in Europe/Zurich`.
+//! Parsers of rates and periods: `100/minute`, `100 per 30s`, `5/250ms`, `1000/day in Europe/Zurich`.
 
-use crate::read::parse_number;
-use crate::syntax::shorten;
-use tollgate_core::{Calendar, CalendarUnit, Period, Span};
+use crate::reader::parse_number;
+use crate::yaml::shorten;
+use tollgate_core::{Calendar, CalendarUnit, Period, TimeDelta};
 
 /// Names of units and their lengths in microseconds.
 const UNITS: [(&[&str], u64); 9] = [
@@ -18,7 +18,7 @@ const UNITS: [(&[&str], u64); 9] = [
 ];
 
 /// `30s`, `2 hours`, `minute`; a unit alone is one of it. `None` if it is no length of time, or none at all.
-pub(crate) fn parse_span(text: &str) -> Option<Span> {
+pub(crate) fn parse_duration(text: &str) -> Option<TimeDelta> {
     let text = text.trim();
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '_').len();
     let (number, unit) = text.split_at(digits);
@@ -27,7 +27,7 @@ pub(crate) fn parse_span(text: &str) -> Option<Span> {
     let (_, length) =
         UNITS.iter().find(|(names, _)| names.iter().any(|name| name.eq_ignore_ascii_case(unit)))?;
     let micros = number.checked_mul(*length)?;
-    (micros > 0 && micros <= Span::MAX.as_micros()).then(|| Span::from_micros(micros))
+    (micros > 0 && micros <= TimeDelta::MAX.as_micros()).then(|| TimeDelta::from_micros(micros))
 }
 
 /// Reads `COUNT/PERIOD`, `COUNT per PERIOD`, and either with `in ZONE` after a day or a month.
@@ -50,7 +50,7 @@ pub(crate) fn parse_period(text: &str) -> Result<Period, String> {
     match text.split_once(" in ") {
         Some((unit, zone)) => calendar(unit.trim(), zone.trim()),
         None => {
-            let length = parse_span(text);
+            let length = parse_duration(text);
             length.map(Period::Rolling).ok_or_else(|| format!("`{}` is no period", shorten(text.trim())))
         }
     }
@@ -68,10 +68,10 @@ pub(crate) fn calendar(unit: &str, zone: &str) -> Result<Period, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_rate, parse_span};
+    use super::{parse_duration, parse_rate};
 
     #[test]
-    fn rates_mean_what_they_say() {
+    fn rates_are_parsed() {
         for (text, meaning) in [
             ("100/minute", "100 1m"),
             ("100 per 30s", "100 30s"),
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rate_says_why() {
+    fn invalid_rates_are_explained() {
         for (text, why) in [
             ("100", "it has no period"),
             ("x/minute", "`x` is no count"),
@@ -105,11 +105,11 @@ mod tests {
     }
 
     #[test]
-    fn spans_have_many_spellings() {
+    fn durations_have_many_spellings() {
         for (text, micros) in
             [("30s", 30_000_000), ("Minute", 60_000_000), ("1_5 ms", 15_000), ("2h", 7_200_000_000)]
         {
-            assert_eq!(parse_span(text).map(tollgate_core::Span::as_micros), Some(micros), "{text}");
+            assert_eq!(parse_duration(text).map(tollgate_core::TimeDelta::as_micros), Some(micros), "{text}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! What a request is matched to: the limits to charge, with the counter of each.
+//! Plan: the limits that a request matched, each with its counter, ready to charge.
 //!
 //! A plan borrows the rule set and the request and holds its few entries inline: on the usual path nothing is allocated.
 
+use crate::overrides::CallerOverrides;
 use crate::rule::{Action, Role, Rule, RuleLimit};
-use crate::tenant::Tenant;
 use smallvec::SmallVec;
-use tollgate_core::{AfterLoss, Charge, Cost, CounterKey, Enforcement, Limit, Outcome, Part, PermitId};
+use tollgate_core::{Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Outcome, PermitId};
 
 /// A request's attributes, as pairs of key and value.
 pub type Attributes<'a> = [(&'a str, &'a str)];
@@ -25,38 +25,38 @@ impl Descriptor<'_> {
     /// What it costs as part of a request with so many hits; of descriptors, a request without a number is one.
     #[must_use]
     pub fn cost(&self, request: Cost) -> Cost {
-        self.hits.unwrap_or(if request.is_look() { Cost::ONE } else { request })
+        self.hits.unwrap_or(if request.is_peek() { Cost::ONE } else { request })
     }
 }
 
 /// Which limit a hit is about.
 #[derive(Clone, Debug)]
-pub enum HitLimit<'p> {
+pub enum LimitOrigin<'p> {
     /// One of the rule set's.
     Rule(&'p RuleLimit),
     /// One that is agreed on with the caller.
-    Agreed(&'p RuleLimit),
+    Override(&'p RuleLimit),
     /// One that the request brought with it.
-    Own(Box<RuleLimit>),
+    Inline(Box<RuleLimit>),
 }
 
-impl std::ops::Deref for HitLimit<'_> {
+impl std::ops::Deref for LimitOrigin<'_> {
     type Target = RuleLimit;
     fn deref(&self) -> &RuleLimit {
         match self {
-            Self::Rule(limit) | Self::Agreed(limit) => limit,
-            Self::Own(limit) => limit,
+            Self::Rule(limit) | Self::Override(limit) => limit,
+            Self::Inline(limit) => limit,
         }
     }
 }
 
 /// One limit that a request meets.
 #[derive(Clone, Debug)]
-pub struct Hit<'p> {
+pub struct MatchedLimit<'p> {
     /// The rule; none for a limit that the request brought with it.
     pub rule: Option<&'p Rule>,
     /// The limit.
-    pub limit: HitLimit<'p>,
+    pub limit: LimitOrigin<'p>,
     /// The values that name the counter: a range of the plan's parts. Where the counter is split, the first of them names
     /// the shard.
     pub parts: (u16, u16),
@@ -76,7 +76,7 @@ pub struct Hit<'p> {
 
 /// What became of one descriptor of the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Match {
+pub enum MatchKind {
     /// No rule.
     #[default]
     None,
@@ -92,17 +92,17 @@ pub enum Match {
 #[derive(Clone, Debug)]
 pub struct Plan<'p> {
     /// Counter values of all hits, one after another.
-    pub parts: SmallVec<[Part<'p>; 8]>,
+    pub parts: SmallVec<[KeyPart<'p>; 8]>,
     /// The limits to charge.
-    pub hits: SmallVec<[Hit<'p>; 4]>,
+    pub limits: SmallVec<[MatchedLimit<'p>; 4]>,
     /// One for each descriptor of the request (a single one for attributes), with the rule that matched.
-    pub matches: SmallVec<[(Match, Option<&'p Rule>); 4]>,
+    pub matches: SmallVec<[(MatchKind, Option<&'p Rule>); 4]>,
     /// Whether any of the limits has a counter that is split.
     pub is_split: bool,
     /// The caller's tier, where it says one or one is agreed on.
     pub tier: Option<&'p str>,
     /// What is agreed on with the caller: set before planning.
-    pub tenant: Option<&'p Tenant>,
+    pub overrides: Option<&'p CallerOverrides>,
 }
 
 impl Default for Plan<'_> {
@@ -111,11 +111,11 @@ impl Default for Plan<'_> {
     fn default() -> Self {
         Self {
             parts: SmallVec::new(),
-            hits: SmallVec::new(),
+            limits: SmallVec::new(),
             matches: SmallVec::new(),
             is_split: false,
             tier: None,
-            tenant: None,
+            overrides: None,
         }
     }
 }
@@ -127,47 +127,47 @@ impl Plan<'_> {
     /// Adds the charges for the store. `permit` names the holder of any concurrency permits.
     #[inline]
     pub fn charges<'a>(&'a self, permit: PermitId, charges: &mut Charges<'a>) {
-        charges.extend(self.hits.iter().map(|hit| self.charge(hit, permit)));
+        charges.extend(self.limits.iter().map(|matched| self.charge(matched, permit)));
     }
 
     /// The charge of one limit.
     #[inline]
-    pub fn charge<'a>(&'a self, hit: &'a Hit<'a>, permit: PermitId) -> Charge<'a> {
-        let parts = &self.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
-        let key = CounterKey { scope: &hit.limit.scope, parts };
-        let enforcement = hit.enforcement;
-        let after_loss = hit.rule.map_or(AfterLoss::Fresh, |rule| rule.class.after_loss());
-        let (limit, mode) = (hit.charged_limit(), hit.limit.mode);
-        Charge { key, limit, cost: hit.cost, enforcement, permit, after_loss, mode }
+    pub fn charge<'a>(&'a self, matched: &'a MatchedLimit<'a>, permit: PermitId) -> Charge<'a> {
+        let parts = &self.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
+        let key = CounterKey { scope: &matched.limit.scope, parts };
+        let enforcement = matched.enforcement;
+        let loss_policy = matched.rule.map_or(LossPolicy::AssumeUnused, |rule| rule.class.loss_policy());
+        let (limit, mode) = (matched.charged_limit(), matched.limit.mode);
+        Charge { key, limit, cost: matched.cost, enforcement, permit, loss_policy, mode }
     }
 }
 
 impl Plan<'_> {
     /// Moves a split counter's charge to another of its shards.
-    pub fn move_to_shard(&mut self, hit: usize, shard: u16) {
-        let Some(name) = self.hits[hit].shard_names().get(usize::from(shard)) else { return };
-        let (from, to) = self.hits[hit].parts;
+    pub fn move_to_shard(&mut self, matched: usize, shard: u16) {
+        let Some(name) = self.limits[matched].shard_names().get(usize::from(shard)) else { return };
+        let (from, to) = self.limits[matched].parts;
         let (Ok(start), Ok(end)) =
             (u16::try_from(self.parts.len()), u16::try_from(self.parts.len() + usize::from(to - from)))
         else {
             return;
         };
         // Other limits of the rule share the range, so this one gets its own.
-        self.parts.push(Part::Text(name));
+        self.parts.push(KeyPart::Text(name));
         for at in usize::from(from) + 1..usize::from(to) {
             let part = self.parts[at];
             self.parts.push(part);
         }
-        (self.hits[hit].parts, self.hits[hit].shard) = ((start, end), shard);
+        (self.limits[matched].parts, self.limits[matched].shard) = ((start, end), shard);
     }
 }
 
-impl Hit<'_> {
+impl MatchedLimit<'_> {
     /// The limit that the counter is charged by: the rule's, or one shard's.
     #[must_use]
     #[inline]
     pub fn charged_limit(&self) -> &Limit {
-        self.limit.of_shard(self.shard)
+        self.limit.for_shard(self.shard)
     }
 
     /// The names of all shards of its counter; none where it is not split.
@@ -176,7 +176,7 @@ impl Hit<'_> {
         if self.limit.shards.is_none() {
             return &[];
         }
-        self.rule.map_or(&[], Rule::split_names)
+        self.rule.map_or(&[], Rule::shard_names)
     }
 
     /// What remains of the whole limit, as far as one shard's outcome shows: a thread takes the shards in turn, so those
@@ -194,7 +194,7 @@ impl Hit<'_> {
         let in_use = shards.iter().filter(|shard| shard.capacity() > 0).count() as u64;
         let used = self.charged_limit().capacity().saturating_sub(outcome.remaining);
         let position = u64::from(self.position);
-        let (ahead, before, behind) = match self.cost.is_look() {
+        let (ahead, before, behind) = match self.cost.is_peek() {
             false => (position + 1, used, used.saturating_sub(self.cost.units())),
             // A peek reads the shard that is next: those before it have been charged once more.
             true => (position, used + 1, used),

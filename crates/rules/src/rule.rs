@@ -2,7 +2,7 @@
 
 use crate::unit::Unit;
 use std::collections::BTreeMap;
-use tollgate_core::{AfterLoss, Limit, Mode, Scope};
+use tollgate_core::{Limit, LossPolicy, Mode, Scope};
 
 /// Which arithmetic a domain decides by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,10 +32,10 @@ impl Class {
     /// What its counters are taken for where the store may have lost them.
     #[must_use]
     #[inline]
-    pub const fn after_loss(self) -> AfterLoss {
+    pub const fn loss_policy(self) -> LossPolicy {
         match self {
-            Self::Security | Self::Strict => AfterLoss::UsedUp,
-            Self::Comfort | Self::Cost => AfterLoss::Fresh,
+            Self::Security | Self::Strict => LossPolicy::AssumeExhausted,
+            Self::Comfort | Self::Cost => LossPolicy::AssumeUnused,
         }
     }
 }
@@ -122,9 +122,9 @@ impl Role {
 
 /// A mark below the limit that warns or degrades first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Soft {
+pub struct SoftLimit {
     /// Units used at which it acts.
-    pub at: u64,
+    pub threshold: u64,
     /// What it does.
     pub action: SoftAction,
 }
@@ -149,9 +149,9 @@ pub struct RuleLimit {
     /// Where the rule splits its counters, the limit of each shard; they sum to `limit`.
     pub shards: Option<Box<[Limit]>>,
     /// This node's share of it, for when the store is away; none where the number of nodes is not known.
-    pub share: Option<Box<Limit>>,
+    pub node_share: Option<Box<Limit>>,
     /// The share has been set aside: what passes by it need not be charged to the shared counters afterwards.
-    pub paid: bool,
+    pub prepaid: bool,
     /// Where its charges may be decided.
     pub mode: Mode,
     /// What names its counters.
@@ -161,14 +161,14 @@ pub struct RuleLimit {
     /// Whether it decides.
     pub role: Role,
     /// Its soft mark.
-    pub soft: Option<Soft>,
+    pub soft: Option<SoftLimit>,
 }
 
 impl RuleLimit {
     /// The limit that the counter of this shard is charged by.
     #[must_use]
     #[inline]
-    pub fn of_shard(&self, shard: u16) -> &Limit {
+    pub fn for_shard(&self, shard: u16) -> &Limit {
         match &self.shards {
             None => &self.limit,
             Some(shards) => shards.get(usize::from(shard)).unwrap_or(&self.limit),
@@ -183,25 +183,25 @@ impl RuleLimit {
         Self {
             shards: shards.map(|shards| limit.shards(shards)),
             limit,
-            share: self.share.as_ref().map(|share| Box::new(change(share))),
+            node_share: self.node_share.as_ref().map(|share| Box::new(change(share))),
             ..self.clone()
         }
     }
 
-    /// A limit that is asked about in the store; [`crate::keeping`] says what else there is to know of it.
+    /// A limit that is asked about in the store; [`crate::placement`] says what else there is to know of it.
     pub(crate) fn new(
         limit: Limit,
         scope: Scope,
         unit: Option<Unit>,
         role: Role,
-        soft: Option<Soft>,
+        soft: Option<SoftLimit>,
     ) -> Self {
         Self {
             id: 0,
             limit,
             shards: None,
-            share: None,
-            paid: false,
+            node_share: None,
+            prepaid: false,
             mode: Mode::Central,
             scope,
             unit,
@@ -239,7 +239,7 @@ pub struct Rule {
     /// `name` from the file, or the path of keys.
     pub name: String,
     /// Whether the name was given in the file.
-    pub named: bool,
+    pub has_explicit_name: bool,
     /// The limits where no tier's apply.
     pub limits: LimitSet,
     /// Limits by tier, sorted by name.
@@ -255,7 +255,7 @@ pub struct Rule {
     /// Where its charges may be decided; adaptive where the file does not say.
     pub mode: Mode,
     /// Its counters are shared by all callers: none of their values tells who asks.
-    pub shared: bool,
+    pub shared_by_callers: bool,
     /// Thousandths of the limits that are set aside for nodes that are cut off from the store.
     pub fallback: Option<u64>,
     /// Counters that each counter is split into; a request is counted in one of them.
@@ -285,13 +285,13 @@ impl Rule {
 
     /// The first values of its counters' names, where each is split; nothing where they are not.
     #[must_use]
-    pub fn split_names(&self) -> &'static [&'static str] {
+    pub fn shard_names(&self) -> &'static [&'static str] {
         self.split.map_or(&[], crate::counter_shards::names)
     }
 
     /// Whether a caller's tier bears on its limits or its fail policy.
     #[must_use]
-    pub fn asks_tier(&self) -> bool {
+    pub fn depends_on_tier(&self) -> bool {
         !self.tiers.is_empty() || matches!(self.on_error, OnError::ByTier { .. })
     }
 

@@ -1,18 +1,18 @@
-//! The rules of all domains, loaded together and then only read.
+//! Rule set: the rules of all domains, loaded together and then only read.
 
 use crate::compile;
 use crate::decode;
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use crate::draft::FileDraft;
-use crate::keeping;
 use crate::lint;
-use crate::naming::tells_who;
-use crate::read::Reader;
+use crate::overrides::Overridable;
+use crate::placement;
+use crate::reader::Reader;
 use crate::rule::{Profile, Rule, RuleLimit};
 use crate::scope::ScopePath;
-use crate::syntax::shorten;
-use crate::tenant::Overridable;
-use crate::tree::{Test, TreeNode};
+use crate::sensitivity::identifies_caller;
+use crate::tree::{TreeNode, ValueTest};
+use crate::yaml::shorten;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tollgate_core::{Algorithm, StableHasher};
@@ -86,7 +86,7 @@ pub struct Domain {
     /// Whether any rule replaces others.
     pub(crate) replaces: bool,
     /// Whether a caller's tier bears on anything.
-    pub(crate) asks_tier: bool,
+    pub(crate) depends_on_tier: bool,
     /// The root first, then every descriptor in the order of the file.
     pub(crate) tree: Vec<TreeNode>,
     /// Those of all domains; the tree says which are this one's.
@@ -102,12 +102,12 @@ impl Ruleset {
         let mut errors = Diagnostics::default();
         let mut warnings = Vec::new();
         let mut rules = Vec::new();
-        let mut compiled: Vec<(Domain, Vec<compile::NodePlace>, &Source)> = Vec::new();
+        let mut compiled: Vec<(Domain, Vec<compile::NodeLocation>, &Source)> = Vec::new();
         let mut by_name = HashMap::default();
         for source in sources {
             let mut reader = Reader { source, errors: &mut errors, warnings: &mut warnings };
             let Some(mut file) = decode::file(&mut reader) else { continue };
-            refuse_second(&mut reader, &mut file, &by_name, &compiled);
+            reject_duplicate_domain(&mut reader, &mut file, &by_name, &compiled);
             if let Some((domain, places)) = compile::domain(&mut reader, file, options.profile, &mut rules) {
                 by_name.insert(domain.name.clone(), compiled.len());
                 compiled.push((domain, places, source));
@@ -116,16 +116,16 @@ impl Ruleset {
         if !errors.is_empty() {
             return Err(errors);
         }
-        keeping::settle(&mut rules, options);
-        let limits = number(&mut rules);
+        placement::resolve_modes(&mut rules, options);
+        let limits = assign_ids(&mut rules);
         let rules: Arc<[Rule]> = rules.into();
         let mut domains = Vec::with_capacity(compiled.len());
         for (mut domain, places, source) in compiled {
             domain.rules = Arc::clone(&rules);
-            let replaces = domain.own_rules().any(|rule| !rule.replaces.is_empty());
+            let replaces = domain.domain_rules().any(|rule| !rule.replaces.is_empty());
             domain.replaces = replaces;
-            let asks_tier = domain.own_rules().any(Rule::asks_tier);
-            domain.asks_tier = asks_tier;
+            let asks_tier = domain.domain_rules().any(Rule::depends_on_tier);
+            domain.depends_on_tier = asks_tier;
             let mut reader = Reader { source, errors: &mut errors, warnings: &mut warnings };
             lint::domain(&domain, &places, &mut reader);
             domains.push(domain);
@@ -218,39 +218,41 @@ impl Domain {
     pub fn named_values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         self.tree.iter().filter(move |node| *node.element.key == *key).filter_map(|node| {
             match &node.element.test {
-                Test::Exact(value) => Some(&**value),
+                ValueTest::Exact(value) => Some(&**value),
                 _ => None,
             }
         })
     }
 
     /// Everything that a value must be equal to for some rule to match: values that its rules name, and their tiers.
-    pub fn words(&self) -> impl Iterator<Item = &str> {
+    pub fn literal_values(&self) -> impl Iterator<Item = &str> {
         let named = self.tree.iter().filter_map(|node| match &node.element.test {
-            Test::Exact(value) => Some(&**value),
+            ValueTest::Exact(value) => Some(&**value),
             _ => None,
         });
-        named.chain(self.own_rules().flat_map(|rule| rule.tiers.iter().map(|(tier, _)| tier.as_str())))
+        named.chain(self.domain_rules().flat_map(|rule| rule.tiers.iter().map(|(tier, _)| tier.as_str())))
     }
 
     /// The wildcards that its rules have for values that tell who asks.
     pub fn wildcards(&self) -> impl Iterator<Item = &str> {
-        self.tree.iter().filter(|node| tells_who(&node.element.key)).filter_map(|node| {
+        self.tree.iter().filter(|node| identifies_caller(&node.element.key)).filter_map(|node| {
             match &node.element.test {
-                Test::Like(pattern) | Test::Shared(pattern) if !pattern.takes_all() => Some(pattern.text()),
+                ValueTest::Like(pattern) | ValueTest::Shared(pattern) if !pattern.matches_all() => {
+                    Some(pattern.text())
+                }
                 _ => None,
             }
         })
     }
 
     /// Its rules, in the order of the file.
-    pub fn own_rules(&self) -> impl Iterator<Item = &Rule> {
+    pub fn domain_rules(&self) -> impl Iterator<Item = &Rule> {
         self.tree.iter().filter_map(|node| node.rule).map(|id| &self.rules[id as usize])
     }
 }
 
 /// Numbers all limits; returns where each is.
-fn number(rules: &mut [Rule]) -> Vec<(u32, u32)> {
+fn assign_ids(rules: &mut [Rule]) -> Vec<(u32, u32)> {
     let mut places = Vec::new();
     for rule in rules {
         let sets = std::iter::once(&mut rule.limits).chain(rule.tiers.iter_mut().map(|(_, set)| set));
@@ -263,11 +265,11 @@ fn number(rules: &mut [Rule]) -> Vec<(u32, u32)> {
 }
 
 /// One domain a file: the counters of two files with one domain would be each other's.
-fn refuse_second(
+fn reject_duplicate_domain(
     reader: &mut Reader<'_>,
     file: &mut FileDraft,
     by_name: &HashMap<String, usize, foldhash::fast::RandomState>,
-    compiled: &[(Domain, Vec<compile::NodePlace>, &Source)],
+    compiled: &[(Domain, Vec<compile::NodeLocation>, &Source)],
 ) {
     let Some(domain) = &file.domain else { return };
     let Some(first) = by_name.get(&domain.value) else { return };

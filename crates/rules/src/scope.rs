@@ -1,4 +1,4 @@
-//! The names of counters: domain, path, algorithm, period, and nothing that an operator changes while traffic flows.
+//! Counter scopes: domain, path, algorithm, period, and nothing that an operator changes while traffic flows.
 //!
 //! `api|user|endpoint=POST /orders|gcra|1m`. Parts are separated by `|`, a key from its value by `=` (exact) or `~` (one
 //! counter for a pattern), and these marks are escaped inside parts, so no two paths share a name. The count, the burst
@@ -6,11 +6,11 @@
 //! A value that may be a secret is written as its first characters and a hash.
 //! A wildcard with a counter for each value is named like the key alone, since each value meets only one of them.
 
-use crate::naming::may_be_secret;
 use crate::rule::Role;
-use crate::tree::{Element, Test};
+use crate::sensitivity::may_be_secret;
+use crate::tree::{Element, ValueTest};
 use std::fmt::Write;
-use tollgate_core::{Algorithm, Limit, Scope, StableHasher, beginning};
+use tollgate_core::{Algorithm, Limit, Scope, StableHasher, secret_prefix};
 
 /// The part of a name that all limits of a rule share.
 #[derive(Clone, Debug)]
@@ -33,11 +33,13 @@ impl ScopePath {
         let mut path = self.clone();
         key(&mut path.name, &element.key);
         match &element.test {
-            Test::Any | Test::Like(_) => key(&mut path.group, &element.key),
-            Test::Exact(text) if may_be_secret(&element.key) => value(&mut path.name, '=', &hidden(text)),
-            Test::Exact(text) => value(&mut path.name, '=', text),
-            Test::Shared(pattern) => value(&mut path.name, '~', pattern.text()),
-            Test::Network(prefix) => {
+            ValueTest::Any | ValueTest::Like(_) => key(&mut path.group, &element.key),
+            ValueTest::Exact(text) if may_be_secret(&element.key) => {
+                value(&mut path.name, '=', &hidden(text));
+            }
+            ValueTest::Exact(text) => value(&mut path.name, '=', text),
+            ValueTest::Shared(pattern) => value(&mut path.name, '~', pattern.text()),
+            ValueTest::Network(prefix) => {
                 key(&mut path.group, &element.key);
                 let _ = write!(path.name, "{prefix}");
                 let _ = write!(path.group, "{prefix}");
@@ -48,7 +50,7 @@ impl ScopePath {
 
     /// Whether none of the values that name its counters tells who asks.
     pub(crate) fn is_shared(&self) -> bool {
-        self.group.split('|').skip(1).all(|key| !crate::naming::tells_who(key))
+        self.group.split('|').skip(1).all(|key| !crate::sensitivity::identifies_caller(key))
     }
 
     /// The path of counters that are split.
@@ -57,7 +59,7 @@ impl ScopePath {
     }
 
     /// The path of a descriptor that brings its own limit: its keys, all with values of the request's.
-    pub(crate) fn own(&self, entries: &[(&str, &str)]) -> Self {
+    pub(crate) fn inline(&self, entries: &[(&str, &str)]) -> Self {
         let mut path = self.clone();
         for (name, _) in entries {
             key(&mut path.name, name);
@@ -74,7 +76,7 @@ impl ScopePath {
             Kind::Role(Role::Live | Role::Quota) => "",
             Kind::Role(Role::Shadow) => "shadow:",
             Kind::Role(Role::Candidate) => "candidate:",
-            Kind::Own => "own:",
+            Kind::Inline => "own:",
         });
         label.push_str(limit.algorithm().name());
         // Windows of another grid cannot be compared.
@@ -88,7 +90,7 @@ impl ScopePath {
             // Permits carry their own deadlines: a changed time to live keeps them.
             Algorithm::Concurrency => label.push_str("|held"),
             _ => {
-                let _ = write!(label, "|{}", limit.quota().period);
+                let _ = write!(label, "|{}", limit.rate().period);
             }
         }
         Scope::in_group(label, &self.group)
@@ -109,7 +111,7 @@ fn value(path: &mut String, mark: char, value: &str) {
 fn hidden(secret: &str) -> String {
     let mut hasher = StableHasher::default();
     hasher.bytes(secret.as_bytes());
-    format!("{}…{:016x}", beginning(secret), hasher.finish())
+    format!("{}…{:016x}", secret_prefix(secret), hasher.finish())
 }
 
 fn escape(path: &mut String, text: &str, marks: &str) {
@@ -127,5 +129,5 @@ fn escape(path: &mut String, text: &str, marks: &str) {
 pub(crate) enum Kind {
     Role(Role),
     /// A limit that a request brought with it.
-    Own,
+    Inline,
 }

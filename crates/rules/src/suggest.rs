@@ -1,4 +1,4 @@
-//! "Did you mean": the known word nearest to an unknown one.
+//! "Did you mean" suggestions: the known word nearest to an unknown one.
 
 /// The nearest of `known`, if it is near enough to be what was meant.
 pub(crate) fn closest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
@@ -37,7 +37,7 @@ mod tests {
     use super::{closest, distance};
 
     #[test]
-    fn a_slip_of_the_finger_finds_the_key_that_was_meant() {
+    fn a_typo_suggests_the_closest_key() {
         let known = ["rate_limit", "key", "value", "requests_per_unit", "shadow_mode"];
         for (written, meant) in [
             ("rate_limits", Some("rate_limit")),

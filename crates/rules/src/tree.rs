@@ -1,4 +1,4 @@
-//! The rules of a domain as a tree, laid out for matching.
+//! Rule tree of a domain, laid out for matching.
 //!
 //! At each level a key is found by a look at the few there are, or by hash beyond that; a value by hash; wildcards by
 //! their index. So a match costs the same among ten rules as among a hundred thousand.
@@ -12,12 +12,12 @@ use std::collections::HashMap;
 #[derive(Clone, Debug)]
 pub(crate) struct Element {
     pub(crate) key: Box<str>,
-    pub(crate) test: Test,
+    pub(crate) test: ValueTest,
 }
 
 /// What it asks of the value.
 #[derive(Clone, Debug)]
-pub(crate) enum Test {
+pub(crate) enum ValueTest {
     /// Any value, each with a counter of its own.
     Any,
     /// This value.
@@ -34,10 +34,10 @@ impl std::fmt::Display for Element {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.key)?;
         match &self.test {
-            Test::Any => Ok(()),
-            Test::Exact(value) => write!(f, "={value}"),
-            Test::Like(pattern) | Test::Shared(pattern) => write!(f, "={}", pattern.text()),
-            Test::Network(prefix) => prefix.fmt(f),
+            ValueTest::Any => Ok(()),
+            ValueTest::Exact(value) => write!(f, "={value}"),
+            ValueTest::Like(pattern) | ValueTest::Shared(pattern) => write!(f, "={}", pattern.text()),
+            ValueTest::Network(prefix) => prefix.fmt(f),
         }
     }
 }
@@ -59,7 +59,7 @@ pub(crate) struct TreeNode {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Level {
     keys: Vec<KeyIndex>,
-    /// Only beyond [`Self::FEW`] keys.
+    /// Only beyond [`Self::MAX_LINEAR`] keys.
     by_name: HashMap<Box<str>, u32, RandomState>,
 }
 
@@ -82,32 +82,34 @@ pub(crate) const GLOBAL: (&str, &str) = ("global", "aggregate");
 
 impl Level {
     /// Up to here looking at each is faster than hashing.
-    const FEW: usize = 8;
+    const MAX_LINEAR: usize = 8;
 
     pub(crate) fn insert(&mut self, element: &Element, node: u32) {
         let at = self.position(&element.key).unwrap_or_else(|| {
             self.keys.push(KeyIndex::new(&element.key));
             let last = self.keys.len() - 1;
             match self.keys.len() {
-                n if n <= Self::FEW => {}
-                n if n == Self::FEW + 1 => (0..n).for_each(|i| self.file(i)),
-                _ => self.file(last),
+                n if n <= Self::MAX_LINEAR => {}
+                n if n == Self::MAX_LINEAR + 1 => (0..n).for_each(|i| self.index_by_name(i)),
+                _ => self.index_by_name(last),
             }
             last
         });
         let index = &mut self.keys[at];
         match &element.test {
-            Test::Any => index.any = Some(node),
-            Test::Exact(value) => {
+            ValueTest::Any => index.any = Some(node),
+            ValueTest::Exact(value) => {
                 index.exact.insert(value.clone(), node);
             }
-            Test::Like(pattern) | Test::Shared(pattern) => index.patterns.push(pattern.clone(), node),
-            Test::Network(prefix) => index.networks.push((*prefix, node)),
+            ValueTest::Like(pattern) | ValueTest::Shared(pattern) => {
+                index.patterns.push(pattern.clone(), node);
+            }
+            ValueTest::Network(prefix) => index.networks.push((*prefix, node)),
         }
         index.is_plain = index.exact.is_empty() && index.patterns.is_empty() && index.networks.is_empty();
     }
 
-    fn file(&mut self, i: usize) {
+    fn index_by_name(&mut self, i: usize) {
         self.by_name.insert(self.keys[i].name.clone(), u32::try_from(i).unwrap_or(u32::MAX));
     }
 
@@ -126,7 +128,7 @@ impl Level {
 
     /// The keys asked about, if they are few enough to look at each.
     #[inline]
-    pub(crate) fn few(&self) -> Option<&[KeyIndex]> {
+    pub(crate) fn is_small(&self) -> Option<&[KeyIndex]> {
         self.by_name.is_empty().then_some(&self.keys)
     }
 

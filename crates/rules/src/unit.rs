@@ -1,6 +1,6 @@
-//! The units of the Envoy file, with that service's lengths.
+//! Units of Envoy rule files, with the Envoy service's lengths.
 
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 
 /// A unit of time as the Envoy file names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,8 +28,8 @@ impl Unit {
 
     /// Its length.
     #[must_use]
-    pub const fn length(self) -> Span {
-        Span::from_secs(match self {
+    pub const fn length(self) -> TimeDelta {
+        TimeDelta::from_secs(match self {
             Self::Second => 1,
             Self::Minute => 60,
             Self::Hour => 3_600,
@@ -62,7 +62,7 @@ impl Unit {
 
     /// The unit of this length.
     #[must_use]
-    pub fn of_length(length: Span) -> Option<Self> {
+    pub fn from_length(length: TimeDelta) -> Option<Self> {
         Self::ALL.into_iter().find(|unit| unit.length() == length)
     }
 }

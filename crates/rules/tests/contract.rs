@@ -1,7 +1,7 @@
 //! The facts of the Envoy rule file, one by one: a file written for that service loads unchanged and matches the same.
 
 use tollgate_core::{Algorithm, Cost, Enforcement, State, Timestamp};
-use tollgate_rules::{Descriptor, Match, Options, Profile, Role, Ruleset, Source, Unit};
+use tollgate_rules::{Descriptor, MatchKind, Options, Profile, Role, Ruleset, Source, Unit};
 
 type Entries<'a> = &'a [(&'a str, &'a str)];
 
@@ -12,18 +12,18 @@ fn load(descriptors: &str) -> Ruleset {
 }
 
 /// What each descriptor meets: `rule count/unit [values]`, or the kind of match.
-fn met(rules: &Ruleset, descriptors: &[Entries<'_>]) -> Vec<String> {
+fn matched(rules: &Ruleset, descriptors: &[Entries<'_>]) -> Vec<String> {
     let descriptors: Vec<Descriptor<'_>> =
         descriptors.iter().map(|entries| Descriptor { entries, ..Descriptor::default() }).collect();
     let plan = rules.domain("d").expect("its domain").plan_descriptors(&descriptors, Cost::ONE);
     assert_eq!(plan.matches.len(), descriptors.len(), "one match for each descriptor");
-    let describe = |(i, (matched, rule)): (usize, &(Match, Option<&tollgate_rules::Rule>))| {
-        let hit = plan.hits.iter().find(|hit| usize::from(hit.descriptor) == i);
+    let describe = |(i, (matched, rule)): (usize, &(MatchKind, Option<&tollgate_rules::Rule>))| {
+        let hit = plan.limits.iter().find(|hit| usize::from(hit.descriptor) == i);
         let Some(hit) = hit else { return format!("{matched:?}") };
-        assert_eq!(*matched, Match::Limited);
+        assert_eq!(*matched, MatchKind::Limited);
         let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
         let parts: Vec<String> = parts.iter().map(ToString::to_string).collect();
-        format!("{} {} [{}]", rule.unwrap().name, hit.limit.limit.quota(), parts.join(","))
+        format!("{} {} [{}]", rule.unwrap().name, hit.limit.limit.rate(), parts.join(","))
     };
     plan.matches.iter().enumerate().map(describe).collect()
 }
@@ -47,9 +47,9 @@ fn exact_then_wildcards_in_file_order_then_the_key_alone() {
         ("", "k 1/1s []"),
         ("ABC", "k 1/1s [ABC]"), // values and keys are case-sensitive
     ] {
-        assert_eq!(met(&rules, &[&[("k", value)]]), [expected], "{value}");
+        assert_eq!(matched(&rules, &[&[("k", value)]]), [expected], "{value}");
     }
-    assert_eq!(met(&rules, &[&[("K", "abc")]]), ["None"]);
+    assert_eq!(matched(&rules, &[&[("K", "abc")]]), ["None"]);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_limit_applies_only_where_the_walk_ends_and_there_is_no_way_back() {
         (&[("a", "x"), ("b", "z")], "None"), // `a=x` was taken; `a` is not tried again
         (&[], "None"),
     ] {
-        assert_eq!(met(&rules, &[entries]), [expected], "{entries:?}");
+        assert_eq!(matched(&rules, &[entries]), [expected], "{entries:?}");
     }
 }
 
@@ -87,7 +87,7 @@ fn exceptions_and_unlimited_are_matched_and_not_counted() {
 - {key: k, value: vip, rate_limit: {unlimited: true}}",
     );
     assert_eq!(
-        met(&rules, &[&[("k", "friend")], &[("k", "vip")], &[("k", "x")], &[("q", "x")]]),
+        matched(&rules, &[&[("k", "friend")], &[("k", "vip")], &[("k", "x")], &[("q", "x")]]),
         ["Exempt", "Unlimited", "k 1/1m [x]", "None"]
     );
     assert!(rules.domain("other").is_none());
@@ -99,7 +99,7 @@ fn a_shared_threshold_is_one_counter_for_the_pattern() {
         "- {key: k, value: \"a*\", share_threshold: true, rate_limit: {unit: second, requests_per_unit: 1}}
 - {key: k, value: \"b*\", rate_limit: {unit: second, requests_per_unit: 1}}",
     );
-    assert_eq!(met(&rules, &[&[("k", "a1")], &[("k", "b1")]]), ["k=a* 1/1s []", "k=b* 1/1s [b1]"]);
+    assert_eq!(matched(&rules, &[&[("k", "a1")], &[("k", "b1")]]), ["k=a* 1/1s []", "k=b* 1/1s [b1]"]);
 }
 
 #[test]
@@ -110,22 +110,22 @@ fn a_matched_rule_drops_what_it_replaces_whatever_the_order() {
 - {key: c, rate_limit: {unlimited: true, replaces: [{name: special}]}}
 - {key: d, rate_limit: {unit: second, requests_per_unit: 4}}",
     );
-    assert_eq!(met(&rules, &[&[("a", "1")], &[("d", "1")]]), ["base 1/1s [1]", "d 4/1s [1]"]);
-    assert_eq!(met(&rules, &[&[("a", "1")], &[("b", "1")]]), ["None", "special 2/1s [1]"]);
-    assert_eq!(met(&rules, &[&[("b", "1")], &[("a", "1")]]), ["special 2/1s [1]", "None"]);
+    assert_eq!(matched(&rules, &[&[("a", "1")], &[("d", "1")]]), ["base 1/1s [1]", "d 4/1s [1]"]);
+    assert_eq!(matched(&rules, &[&[("a", "1")], &[("b", "1")]]), ["None", "special 2/1s [1]"]);
+    assert_eq!(matched(&rules, &[&[("b", "1")], &[("a", "1")]]), ["special 2/1s [1]", "None"]);
     assert_eq!(
-        met(&rules, &[&[("b", "1")], &[("c", "1")], &[("d", "1")]]),
+        matched(&rules, &[&[("b", "1")], &[("c", "1")], &[("d", "1")]]),
         ["None", "Unlimited", "d 4/1s [1]"]
     );
     // The same in a bag.
     let bag = [("a", "1"), ("b", "1"), ("d", "1")];
     let plan = rules.domain("d").unwrap().plan(&bag, Cost::ONE);
-    let names: Vec<&str> = plan.hits.iter().map(|hit| hit.rule.unwrap().name.as_str()).collect();
+    let names: Vec<&str> = plan.limits.iter().map(|hit| hit.rule.unwrap().name.as_str()).collect();
     assert_eq!(names, ["special", "d"]);
     let bag = [("b", "1"), ("c", "1")];
     let plan = rules.domain("d").unwrap().plan(&bag, Cost::ONE);
-    assert!(plan.hits.is_empty());
-    assert_eq!(plan.matches[0].0, Match::Unlimited);
+    assert!(plan.limits.is_empty());
+    assert_eq!(plan.matches[0].0, MatchKind::Unlimited);
 }
 
 #[test]
@@ -167,11 +167,11 @@ fn shadow_and_quota_are_roles_and_every_descriptor_stands_alone() {
     let descriptors = entries.map(|entries| Descriptor { entries, ..Descriptor::default() });
     let plan = rules.domain("d").unwrap().plan_descriptors(&descriptors, Cost::ONE);
     let roles: Vec<(Role, Enforcement)> =
-        plan.hits.iter().map(|hit| (hit.limit.role, hit.enforcement)).collect();
+        plan.limits.iter().map(|hit| (hit.limit.role, hit.enforcement)).collect();
     assert_eq!(roles, [Role::Shadow, Role::Quota, Role::Live].map(|role| (role, Enforcement::Independent)));
     // Zero requests a unit blocks.
     assert!(
-        plan.hits[2]
+        plan.limits[2]
             .limit
             .limit
             .step(&mut State::default(), Timestamp::from_secs(1), Cost::ONE)
@@ -184,22 +184,22 @@ fn shadow_and_quota_are_roles_and_every_descriptor_stands_alone() {
 fn hits_come_from_the_descriptor_else_from_the_request_where_zero_is_one() {
     let rules = load("- {key: k, rate_limit: {unit: second, requests_per_unit: 1}}");
     for (own, request, cost) in [
-        (None, Cost::LOOK, Cost::ONE),
-        (None, Cost::take(3), Cost::take(3)),
-        (Some(Cost::LOOK), Cost::take(3), Cost::LOOK),
-        (Some(Cost::take(5)), Cost::take(3), Cost::take(5)),
+        (None, Cost::PEEK, Cost::ONE),
+        (None, Cost::new(3), Cost::new(3)),
+        (Some(Cost::PEEK), Cost::new(3), Cost::PEEK),
+        (Some(Cost::new(5)), Cost::new(3), Cost::new(5)),
         (Some(Cost::refund(2)), Cost::ONE, Cost::refund(2)),
     ] {
         let descriptor = [Descriptor { entries: &[("k", "v")], hits: own, limit: None }];
         let plan = rules.domain("d").unwrap().plan_descriptors(&descriptor, request);
-        assert_eq!(plan.hits[0].cost, cost, "{own:?} {request:?}");
+        assert_eq!(plan.limits[0].cost, cost, "{own:?} {request:?}");
     }
 }
 
 #[test]
 fn the_same_descriptor_twice_counts_twice() {
     let rules = load("- {key: k, rate_limit: {unit: second, requests_per_unit: 1}}");
-    assert_eq!(met(&rules, &[&[("k", "v")], &[("k", "v")]]), ["k 1/1s [v]", "k 1/1s [v]"]);
+    assert_eq!(matched(&rules, &[&[("k", "v")], &[("k", "v")]]), ["k 1/1s [v]", "k 1/1s [v]"]);
 }
 
 #[test]
@@ -215,15 +215,15 @@ fn a_descriptors_own_limit_overrides_the_tree_and_drops_what_the_rule_says() {
         Descriptor { entries: &[("q", "v")], ..Descriptor::default() },
     ];
     let plan = rules.domain("d").unwrap().plan_descriptors(&descriptors, Cost::ONE);
-    assert_eq!(plan.hits.len(), 3);
-    for hit in &plan.hits[..2] {
+    assert_eq!(plan.limits.len(), 3);
+    for hit in &plan.limits[..2] {
         assert!(hit.rule.is_none());
         assert_eq!((hit.limit.role, hit.limit.unit), (Role::Live, Some(Unit::Hour)));
         assert_eq!(hit.limit.limit.to_string(), "fixed_window 7/1h");
     }
-    assert_ne!(plan.hits[0].limit.scope, plan.hits[1].limit.scope);
-    assert_ne!(plan.hits[0].limit.scope, rules.rules()[0].limits.limits[0].scope);
-    assert!(matches!(plan.matches[0], (Match::Limited, None)));
+    assert_ne!(plan.limits[0].limit.scope, plan.limits[1].limit.scope);
+    assert_ne!(plan.limits[0].limit.scope, rules.rules()[0].limits.limits[0].scope);
+    assert!(matches!(plan.matches[0], (MatchKind::Limited, None)));
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn what_that_service_reads_loads_unchanged() {
   rate_limit: *base",
     );
     assert_eq!(
-        met(
+        matched(
             &rules,
             &[
                 &[("k", "404")],

@@ -10,7 +10,7 @@ fn rules(descriptors: &str) -> Ruleset {
 const BEFORE: &str = "  - {key: user, limit: 5/minute}\n  - {key: path, value: /a, limit: 1/hour}\n";
 
 #[test]
-fn each_rule_is_told_once() {
+fn each_rule_is_reported_once() {
     let before = rules(BEFORE);
     let after = rules("  - {key: user, limit: 7/minute}\n  - {key: path, value: /b, limit: 1/hour}\n");
     let told: Vec<_> = before
@@ -30,7 +30,7 @@ fn each_rule_is_told_once() {
 
 /// Whatever a rule may say, saying it is a change.
 #[test]
-fn nothing_that_a_rule_says_is_passed_over() {
+fn every_option_of_a_rule_is_compared() {
     for said in [
         "name: n",
         "class: security",

@@ -1,10 +1,10 @@
 //! What a rule can say beyond Envoy's file, and what it means.
 
-use tollgate_core::{Algorithm, Cost, Enforcement, Part, Verdict};
+use tollgate_core::{Algorithm, Cost, Enforcement, KeyPart, Verdict};
 use tollgate_core::{Mode, State, Timestamp};
 use tollgate_rules::{
-    Class, CostFrom, Descriptor, FailPolicy, Finding, Match, OnError, Options, Profile, Ruleset, Soft,
-    SoftAction, Source, Unit,
+    Class, CostFrom, Descriptor, FailPolicy, MatchKind, OnError, Options, Profile, RuleResult, Ruleset,
+    SoftAction, SoftLimit, Source, Unit,
 };
 
 fn load(text: &str) -> Ruleset {
@@ -19,7 +19,7 @@ fn rules(descriptors: &str) -> Ruleset {
 /// The limits that a bag meets, as text with their roles.
 fn limits(rules: &Ruleset, bag: &[(&str, &str)]) -> Vec<String> {
     let plan = rules.domains().next().unwrap().plan(bag, Cost::ONE);
-    plan.hits.iter().map(|hit| format!("{} {:?}", hit.limit.limit, hit.limit.role)).collect()
+    plan.limits.iter().map(|hit| format!("{} {:?}", hit.limit.limit, hit.limit.role)).collect()
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn delay_lets_the_queue_wait() {
     let set = rules("- {key: k, limit: 2/s, action: delay}");
     let limit = &set.rules()[0].limits.limits[0].limit;
     let (mut state, now) = (State::default(), Timestamp::from_secs(100));
-    assert_eq!(limit.step(&mut state, now, Cost::ONE).verdict, Verdict::PASS);
+    assert_eq!(limit.step(&mut state, now, Cost::ONE).verdict, Verdict::ALLOWED);
     let second = limit.step(&mut state, now, Cost::ONE).verdict;
     assert!(matches!(second, Verdict::Allowed { delay } if delay.ceil_millis() == 500), "{second:?}");
     assert!(limit.step(&mut state, now, Cost::ONE).verdict.is_denied());
@@ -111,15 +111,15 @@ fn a_tier_picks_its_limits_and_keeps_the_counter() {
     let descriptors = entries.map(|entries| Descriptor { entries, ..Descriptor::default() });
     let plan = domain.plan_descriptors(&descriptors, Cost::ONE);
     let met: Vec<(u16, u64)> =
-        plan.hits.iter().map(|hit| (hit.descriptor, hit.limit.limit.quota().count)).collect();
+        plan.limits.iter().map(|hit| (hit.descriptor, hit.limit.limit.rate().count)).collect();
     assert_eq!(met, [(0, 100), (0, 9), (1, 10)]);
-    let kinds: Vec<Match> = plan.matches.iter().map(|(kind, _)| *kind).collect();
-    assert_eq!(kinds, [Match::Limited, Match::Limited, Match::Exempt, Match::None]);
+    let kinds: Vec<MatchKind> = plan.matches.iter().map(|(kind, _)| *kind).collect();
+    assert_eq!(kinds, [MatchKind::Limited, MatchKind::Limited, MatchKind::Exempt, MatchKind::None]);
     assert_eq!(plan.tier, Some("pro"));
 }
 
 #[test]
-fn another_attribute_can_tell_the_tier() {
+fn another_attribute_can_select_the_tier() {
     let set = load("{domain: d, tier_key: plan, descriptors: [{key: k, tiers: {pro: 7/s}}]}");
     assert_eq!(limits(&set, &[("k", "v"), ("plan", "pro")]), ["gcra 7/1s Live"]);
 }
@@ -145,12 +145,12 @@ fn the_class_chooses_how_a_rule_fails_and_on_error_wins() {
 }
 
 #[test]
-fn soft_marks_are_units_or_shares() {
+fn soft_limits_are_units_or_percentages() {
     for (soft, mark) in [
-        ("80", Soft { at: 80, action: SoftAction::Warn }),
-        ("80%", Soft { at: 120, action: SoftAction::Warn }),
-        ("\"1%\"", Soft { at: 2, action: SoftAction::Warn }),
-        ("{at: 50%, action: degrade}", Soft { at: 75, action: SoftAction::Degrade }),
+        ("80", SoftLimit { threshold: 80, action: SoftAction::Warn }),
+        ("80%", SoftLimit { threshold: 120, action: SoftAction::Warn }),
+        ("\"1%\"", SoftLimit { threshold: 2, action: SoftAction::Warn }),
+        ("{at: 50%, action: degrade}", SoftLimit { threshold: 75, action: SoftAction::Degrade }),
     ] {
         let set = rules(&format!("- {{key: k, limit: 150/s, soft: {soft}}}"));
         assert_eq!(set.rules()[0].limits.limits[0].soft, Some(mark), "{soft}");
@@ -163,14 +163,14 @@ fn cost_is_the_callers_or_a_number_or_an_attributes() {
         "- {key: a, limit: 1/s}\n- {key: b, limit: 1/s, cost: 5}\n- {key: c, limit: 1/s, cost: tokens}\n- {key: e, concurrency: 3}",
     );
     let costs = |bag: &[(&str, &str)], cost| -> Vec<Cost> {
-        set.domain("d").unwrap().plan(bag, cost).hits.iter().map(|hit| hit.cost).collect()
+        set.domain("d").unwrap().plan(bag, cost).limits.iter().map(|hit| hit.cost).collect()
     };
     let bag = [("a", ""), ("b", ""), ("c", ""), ("e", ""), ("tokens", "42")];
-    assert_eq!(costs(&bag, Cost::take(2)), [Cost::take(2), Cost::take(5), Cost::take(42), Cost::ONE]);
-    assert_eq!(costs(&bag, Cost::LOOK), [Cost::LOOK; 4]);
-    assert_eq!(costs(&bag, Cost::refund(2)), [Cost::refund(2), Cost::refund(5), Cost::refund(2), Cost::LOOK]);
-    assert_eq!(costs(&[("c", ""), ("tokens", "many")], Cost::take(2)), [Cost::take(2)]);
-    assert_eq!(costs(&[("c", "")], Cost::take(2)), [Cost::take(2)]);
+    assert_eq!(costs(&bag, Cost::new(2)), [Cost::new(2), Cost::new(5), Cost::new(42), Cost::ONE]);
+    assert_eq!(costs(&bag, Cost::PEEK), [Cost::PEEK; 4]);
+    assert_eq!(costs(&bag, Cost::refund(2)), [Cost::refund(2), Cost::refund(5), Cost::refund(2), Cost::PEEK]);
+    assert_eq!(costs(&[("c", ""), ("tokens", "many")], Cost::new(2)), [Cost::new(2)]);
+    assert_eq!(costs(&[("c", "")], Cost::new(2)), [Cost::new(2)]);
     assert_eq!(set.rules()[1].cost, CostFrom::Fixed(5));
 }
 
@@ -184,14 +184,14 @@ fn networks_count_clients_together_and_all_prefixes_apply_to_a_bag() {
     let plan = domain.plan(&bag, Cost::ONE);
     let parts: Vec<String> = plan.parts.iter().map(ToString::to_string).collect();
     assert_eq!(parts, ["192.0.2.7", "192.0.2.0/24", "192.0.0.0/16"]);
-    assert!(matches!(plan.parts[1], Part::Network { prefix: 120, .. }));
+    assert!(matches!(plan.parts[1], KeyPart::Network { prefix: 120, .. }));
     let bag = [("remote_address", "2001:db8::1"), ("ip", "not an address")];
     let plan = domain.plan(&bag, Cost::ONE);
-    assert_eq!(plan.hits.len(), 2, "the address and its /64");
+    assert_eq!(plan.limits.len(), 2, "the address and its /64");
     // A descriptor meets one: the first network in the file before the key alone.
     let descriptor = [Descriptor { entries: &[("remote_address", "192.0.2.7")], ..Descriptor::default() }];
     let plan = domain.plan_descriptors(&descriptor, Cost::ONE);
-    assert_eq!(plan.hits[0].rule.unwrap().name, "remote_address/24/64");
+    assert_eq!(plan.limits[0].rule.unwrap().name, "remote_address/24/64");
 }
 
 #[test]
@@ -203,9 +203,9 @@ fn parents_and_children_apply_together_in_the_order_of_the_file() {
         set.domain("d")
             .unwrap()
             .plan(bag, Cost::ONE)
-            .hits
+            .limits
             .iter()
-            .map(|hit| hit.limit.limit.quota().count)
+            .map(|hit| hit.limit.limit.rate().count)
             .collect()
     };
     assert_eq!(counts(&[("a", "1"), ("b", "x"), ("c", "1")]), [1, 2, 3, 4, 5]);
@@ -220,7 +220,7 @@ fn only_what_decides_is_required() {
     );
     let bag = [("k", ""), ("q", ""), ("g", ""), ("s", "")];
     let plan = set.domain("d").unwrap().plan(&bag, Cost::ONE);
-    let enforcement: Vec<Enforcement> = plan.hits.iter().map(|hit| hit.enforcement).collect();
+    let enforcement: Vec<Enforcement> = plan.limits.iter().map(|hit| hit.enforcement).collect();
     assert_eq!(
         enforcement,
         [
@@ -234,26 +234,29 @@ fn only_what_decides_is_required() {
 }
 
 #[test]
-fn an_own_limit_uses_the_domains_algorithm() {
+fn an_inline_limit_uses_the_domains_algorithm() {
     let set = load("{domain: d, algorithm: sliding_window, descriptors: []}");
     let descriptor = [Descriptor { entries: &[("k", "v")], hits: None, limit: Some((5, Unit::Minute)) }];
     let plan = set.domain("d").unwrap().plan_descriptors(&descriptor, Cost::ONE);
-    assert_eq!(plan.hits[0].limit.limit.to_string(), "sliding_window 5/1m");
-    assert_eq!(plan.hits[0].enforcement, Enforcement::Required);
+    assert_eq!(plan.limits[0].limit.limit.to_string(), "sliding_window 5/1m");
+    assert_eq!(plan.limits[0].enforcement, Enforcement::Required);
 }
 
 #[test]
-fn mode_priority_name_and_place_reach_the_engine() {
+fn mode_priority_name_and_location_reach_the_engine() {
     let set = rules("- {key: k, name: n, mode: local, priority: -3, limit: 1/s, class: cost}");
     let rule = &set.rules()[0];
-    assert_eq!((rule.name.as_str(), rule.named, rule.mode, rule.priority), ("n", true, Mode::Local, -3));
+    assert_eq!(
+        (rule.name.as_str(), rule.has_explicit_name, rule.mode, rule.priority),
+        ("n", true, Mode::Local, -3)
+    );
     assert_eq!(rule.location, ("t.yaml".to_owned(), 3));
     assert_eq!(set.rule(0).map(|rule| rule.id), Some(0));
 }
 
 /// Where a limit is decided: as the rule says, and else by what follows from class, sharing and the store.
 #[test]
-fn modes_follow_from_what_the_rule_says_and_does_not_say() {
+fn modes_are_derived_from_the_rule() {
     let text = "domain: d
 descriptors:
 - {key: user, name: usual, limit: 100/s}
@@ -283,7 +286,7 @@ descriptors:
 
 /// Without it a part is set aside and handed out besides.
 #[test]
-fn a_fallback_is_paid_for_by_the_limit_and_shared_by_the_nodes() {
+fn a_fallback_is_deducted_from_the_limit_and_shared_by_the_nodes() {
     let load = |nodes, limit: &str| {
         let text = format!("{{domain: d, descriptors: [{{key: k, limit: {limit}, fallback: 5%}}]}}");
         let options = Options { nodes, ..Options::default() };
@@ -291,15 +294,15 @@ fn a_fallback_is_paid_for_by_the_limit_and_shared_by_the_nodes() {
     };
     let set = load(Some(10), "1000/s");
     let (rule, limit) = (&set.rules()[0], &set.rules()[0].limits.limits[0]);
-    assert_eq!((limit.limit.quota().count, limit.limit.capacity(), limit.paid), (950, 950, true));
-    assert_eq!(limit.share.as_ref().map(|share| (share.quota().count, share.capacity())), Some((5, 5)));
+    assert_eq!((limit.limit.rate().count, limit.limit.capacity(), limit.prepaid), (950, 950, true));
+    assert_eq!(limit.node_share.as_ref().map(|share| (share.rate().count, share.capacity())), Some((5, 5)));
     assert_eq!(rule.on_error, OnError::Always(FailPolicy::Local));
     // A share of less than one, or among nobody knows how many: closed, and nothing is set aside.
     for set in [load(Some(100), "1000/s"), load(None, "1000/s")] {
         let rule = &set.rules()[0];
         assert_eq!(rule.on_error, OnError::Always(FailPolicy::Closed));
-        assert_eq!(rule.limits.limits[0].limit.quota().count, 1_000);
-        assert!(!rule.limits.limits[0].paid);
+        assert_eq!(rule.limits.limits[0].limit.rate().count, 1_000);
+        assert!(!rule.limits.limits[0].prepaid);
     }
 }
 
@@ -308,14 +311,14 @@ fn a_fallback_is_paid_for_by_the_limit_and_shared_by_the_nodes() {
 fn a_split_counter_is_parts_of_the_limit_that_take_turns() {
     let set = rules("- {key: k, limit: 100/s, split: 4}");
     let limit = &set.rules()[0].limits.limits[0];
-    assert_eq!(limit.limit.quota().count, 100);
-    assert!((0..4).all(|shard| limit.of_shard(shard).quota().count == 25));
+    assert_eq!(limit.limit.rate().count, 100);
+    assert!((0..4).all(|shard| limit.for_shard(shard).rate().count == 25));
     let mut parts = std::collections::BTreeMap::new();
     for _ in 0..40 {
         let request = [("k", "v")];
         let domain = set.domains().next().unwrap();
         let plan = domain.plan(&request, Cost::ONE);
-        let (from, to) = plan.hits[0].parts;
+        let (from, to) = plan.limits[0].parts;
         let names: Vec<String> =
             plan.parts[usize::from(from)..usize::from(to)].iter().map(ToString::to_string).collect();
         assert_eq!(names[1], "v");
@@ -400,10 +403,10 @@ fn explain_names_the_clause_that_failed() {
         assert!(text.lines().any(|found| found == line), "no line `{line}` in\n{text}");
     }
     let vip = domain.explain(&[("a", "vip")]);
-    let matched: Vec<(&str, &Finding)> =
-        vip.matched().map(|rule| (rule.name.as_str(), &rule.finding)).collect();
-    assert_eq!(matched, [("a=vip", &Finding::Exempt)]);
-    assert_eq!(vip.rules[0].finding, Finding::NoMatch);
+    let matched: Vec<(&str, &RuleResult)> =
+        vip.matched().map(|rule| (rule.name.as_str(), &rule.result)).collect();
+    assert_eq!(matched, [("a=vip", &RuleResult::Exempt)]);
+    assert_eq!(vip.rules[0].result, RuleResult::NoMatch);
 }
 
 #[test]
@@ -414,7 +417,7 @@ fn a_ruleset_can_be_shared() {
 
 /// A store must be able to tell what it may not write down, whichever way the request came.
 #[test]
-fn values_that_may_be_secrets_are_told_as_such() {
+fn values_that_may_be_secrets_are_marked() {
     let rules = load(
         "domain: d
 descriptors:
@@ -426,7 +429,7 @@ descriptors:
     );
     let domain = rules.domain("d").unwrap();
     let bag = [("api_key", "k"), ("user", "u"), ("X-Session-Id", "abc"), ("generic_key", "g")];
-    let wanted = [Part::Secret("k"), Part::Text("u"), Part::Secret("abc"), Part::Text("g")];
+    let wanted = [KeyPart::Secret("k"), KeyPart::Text("u"), KeyPart::Secret("abc"), KeyPart::Text("g")];
     assert_eq!(domain.plan(&bag, Cost::ONE).parts.as_slice(), wanted);
     let (one, two, three) = (&bag[..1], &bag[1..3], &bag[3..]);
     let by = |limit| [one, two, three].map(|entries| Descriptor { entries, hits: None, limit });
@@ -438,7 +441,7 @@ descriptors:
 
 /// Whoever reads metrics, or the list of hot keys, must not be able to call as somebody else.
 #[test]
-fn a_secret_that_a_rule_names_is_not_in_what_its_counters_are_called() {
+fn a_secret_in_a_rule_is_not_in_its_counter_scopes() {
     let key = "sk_live_4242424242424242";
     let text = |name: &str| {
         format!("domain: d\ndescriptors:\n  - {{key: api_key, value: {key}{name}, limit: 1/s}}\n")

@@ -230,7 +230,7 @@ fn extensions_that_are_wrong_say_why() {
 }
 
 #[test]
-fn the_envoy_profile_refuses_what_would_change_its_arithmetic() {
+fn the_envoy_profile_rejects_what_would_change_its_arithmetic() {
     check(
         &[
             (
@@ -294,7 +294,7 @@ fn files_that_are_no_rule_file() {
 }
 
 #[test]
-fn one_domain_in_two_files_is_refused_and_both_are_named() {
+fn one_domain_in_two_files_is_rejected_and_both_are_named() {
     let files = [Source::new("one.yaml", "domain: d\n"), Source::new("two.yaml", "\ndomain: d\n")];
     let errors = Ruleset::load(&files, &Options::default()).expect_err("the same domain twice");
     let text = errors.to_string();
@@ -307,7 +307,7 @@ fn one_domain_in_two_files_is_refused_and_both_are_named() {
 }
 
 #[test]
-fn all_mistakes_are_told_at_once_and_not_without_end() {
+fn all_errors_are_reported_at_once_up_to_a_maximum() {
     let text = "domain: d\ndescriptors:\n- {key: a, limit: x}\n- {kee: b}\n- {key: c, class: d}\n";
     let errors = errors_of(text, &Options::default());
     assert_eq!(errors.len(), 4, "{errors:#?}"); // `kee` is unknown, and so the key is missing

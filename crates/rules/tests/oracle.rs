@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::fmt::Write;
-use tollgate_core::{Cost, Part};
-use tollgate_rules::{Descriptor, Match, Options, Plan, Ruleset, Source};
+use tollgate_core::{Cost, KeyPart};
+use tollgate_rules::{Descriptor, MatchKind, Options, Plan, Ruleset, Source};
 
 /// Keys, each with or without a value.
 type KeyPath = Vec<(String, Option<String>)>;
@@ -114,11 +114,11 @@ fn descriptor_oracle(level: &[Spec], entries: &[(String, String)]) -> Option<(u3
 }
 
 fn hits(plan: &Plan<'_>) -> Vec<(u32, Vec<String>)> {
-    let values = |parts: &[Part<'_>]| parts.iter().map(ToString::to_string).collect();
-    let parts = |hit: &tollgate_rules::Hit<'_>| {
+    let values = |parts: &[KeyPart<'_>]| parts.iter().map(ToString::to_string).collect();
+    let parts = |hit: &tollgate_rules::MatchedLimit<'_>| {
         values(&plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)])
     };
-    plan.hits.iter().map(|hit| (hit.rule.unwrap().name.parse().unwrap(), parts(hit))).collect()
+    plan.limits.iter().map(|hit| (hit.rule.unwrap().name.parse().unwrap(), parts(hit))).collect()
 }
 
 fn level(depth: u32) -> BoxedStrategy<Vec<Spec>> {
@@ -174,13 +174,13 @@ proptest! {
             let descriptors = [Descriptor { entries: &borrowed, ..Descriptor::default() }];
             let plan = domain.plan_descriptors(&descriptors, Cost::ONE);
             let expected = descriptor_oracle(&tree, request);
-            prop_assert_eq!(plan.matches[0].0 == Match::Limited, expected.is_some());
+            prop_assert_eq!(plan.matches[0].0 == MatchKind::Limited, expected.is_some());
             prop_assert_eq!(hits(&plan), expected.into_iter().collect::<Vec<_>>());
 
             // Explaining asks the tree in another way and finds the same.
             let explained = domain.explain(&borrowed);
             let limited: Vec<u32> = explained.rules.iter()
-                .filter(|rule| matches!(rule.finding, tollgate_rules::Finding::Limited(_)))
+                .filter(|rule| matches!(rule.result, tollgate_rules::RuleResult::Limited(_)))
                 .map(|rule| rule.name.parse().unwrap()).collect();
             let planned: Vec<u32> = hits(&domain.plan(&borrowed, Cost::ONE)).into_iter().map(|(id, _)| id).collect();
             prop_assert_eq!(limited, planned);

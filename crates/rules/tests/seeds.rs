@@ -1,6 +1,6 @@
 //! The two rule files of the project's own brief load as they stand and mean what was said of them.
 
-use tollgate_core::{Algorithm, Cost, Enforcement, Part};
+use tollgate_core::{Algorithm, Cost, Enforcement, KeyPart};
 use tollgate_rules::{Action, Domain, Options, Ruleset, Source};
 
 fn load(name: &str) -> Ruleset {
@@ -13,18 +13,18 @@ fn load(name: &str) -> Ruleset {
 }
 
 /// Each limit met, with its counter's values.
-fn met(domain: &Domain, request: &[(&str, &str)]) -> Vec<String> {
+fn matched(domain: &Domain, request: &[(&str, &str)]) -> Vec<String> {
     let plan = domain.plan(request, Cost::ONE);
-    plan.hits
+    plan.limits
         .iter()
         .map(|hit| {
             let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
-            let told = |part: &Part<'_>| match part {
-                Part::Secret(text) => format!("secret {text}"),
+            let told = |part: &KeyPart<'_>| match part {
+                KeyPart::Secret(text) => format!("secret {text}"),
                 part => part.to_string(),
             };
             let parts: Vec<String> = parts.iter().map(told).collect();
-            format!("{} {} [{}]", hit.rule.unwrap().name, hit.limit.limit.quota(), parts.join(","))
+            format!("{} {} [{}]", hit.rule.unwrap().name, hit.limit.limit.rate(), parts.join(","))
         })
         .collect()
 }
@@ -35,7 +35,7 @@ fn the_platform_limits_keys_writes_addresses_and_all_traffic() {
     let domain = rules.domain("api_platform").expect("its domain");
     let order = [("api_key", "abc"), ("endpoint", "POST /api/v1/orders"), ("global", "aggregate")];
     assert_eq!(
-        met(domain, &order),
+        matched(domain, &order),
         [
             "api_key 100/1m [secret abc]",
             "api_key/endpoint=POST /api/v1/orders 20/1m [secret abc]",
@@ -43,9 +43,12 @@ fn the_platform_limits_keys_writes_addresses_and_all_traffic() {
         ]
     );
     let read = [("global", "aggregate"), ("api_key", "abc"), ("endpoint", "GET /api/v1/orders")];
-    assert_eq!(met(domain, &read), ["api_key 100/1m [secret abc]", "global=aggregate 10000/1s []"]);
+    assert_eq!(matched(domain, &read), ["api_key 100/1m [secret abc]", "global=aggregate 10000/1s []"]);
     let address = [("remote_address", "192.0.2.1")];
-    assert_eq!(met(domain, &address), ["remote_address 30/1m [192.0.2.1]", "global=aggregate 10000/1s []"]);
+    assert_eq!(
+        matched(domain, &address),
+        ["remote_address 30/1m [192.0.2.1]", "global=aggregate 10000/1s []"]
+    );
 }
 
 #[test]
@@ -60,7 +63,7 @@ fn the_gateway_limits_plans_apart_and_lets_search_wait() {
         ("global", "aggregate"),
     ];
     assert_eq!(
-        met(domain, &request),
+        matched(domain, &request),
         [
             "global 10000/1m [aggregate]",
             "remote_address 100/1m [10.0.0.1]",
@@ -71,7 +74,7 @@ fn the_gateway_limits_plans_apart_and_lets_search_wait() {
     let search = [("endpoint", "POST /api/v1/search")];
     let plan = domain.plan(&search, Cost::ONE);
     // The first is the total's.
-    let hit = &plan.hits[1];
+    let hit = &plan.limits[1];
     assert_eq!(hit.rule.unwrap().action, Action::Delay);
     assert_eq!(hit.limit.limit.algorithm(), Algorithm::LeakyBucket);
     assert_eq!(hit.limit.limit.capacity(), 20);

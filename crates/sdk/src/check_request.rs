@@ -7,7 +7,7 @@ use std::borrow::Cow;
 #[cfg(feature = "in-process")]
 use tollgate_core::Cost;
 #[cfg(feature = "in-process")]
-use tollgate_engine::Request;
+use tollgate_engine::CheckInput;
 #[cfg(feature = "in-process")]
 use tollgate_rules::Descriptor;
 
@@ -89,7 +89,7 @@ impl CheckRequest {
 
     #[cfg(feature = "in-process")]
     pub(crate) const fn engine_cost(&self) -> Cost {
-        Cost::take(self.cost)
+        Cost::new(self.cost)
     }
 }
 
@@ -120,10 +120,12 @@ impl CheckRequest {
         &self,
         entries: &'e Entries<'_>,
         descriptors: &'e [Descriptor<'e>],
-    ) -> Request<'e> {
+    ) -> CheckInput<'e> {
         match &self.form {
-            CheckForm::Attributes(_) => Request::Attributes(entries.first().map_or(&[][..], |pairs| pairs)),
-            CheckForm::Descriptors(_) => Request::Descriptors(descriptors),
+            CheckForm::Attributes(_) => {
+                CheckInput::Attributes(entries.first().map_or(&[][..], |pairs| pairs))
+            }
+            CheckForm::Descriptors(_) => CheckInput::Descriptors(descriptors),
         }
     }
 }

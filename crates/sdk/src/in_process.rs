@@ -96,11 +96,17 @@ impl<S: CounterStore + 'static> Decider for InProcess<S> {
         let entries = ask.entries();
         let descriptors = descriptors(&entries);
         let request = ask.engine_request(&entries, &descriptors);
-        let check =
-            Check { domain: &self.domain, request, cost, front: "sdk", trace: trace.as_ref(), address: None };
+        let check = Check {
+            domain: &self.domain,
+            input: request,
+            cost,
+            protocol: "sdk",
+            trace: trace.as_ref(),
+            address: None,
+        };
         let (decision, held) = limiter.admit(&check).await;
         let now = limiter.clock().now();
-        limiter.took("sdk", 1, now.since(began));
+        limiter.record_latency("sdk", 1, now.since(began));
         let facts = DecisionSummary::from_decision(&decision);
         let answer = self.responses.respond(&facts, now);
         let mut decided = LayerDecision::from_response(answer);

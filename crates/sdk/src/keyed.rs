@@ -9,33 +9,10 @@ use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterKey, Limit, LimitError, LimitSpec, Outcome, Part, Quota, Scope, Span,
-    SystemClock, Verdict,
+    Algorithm, Charge, Cost, CounterKey, KeyPart, Limit, LimitError, LimitSpec, Outcome, Rate, Scope,
+    SystemClock, TimeDelta, Verdict,
 };
 use tollgate_store::{MemoryConfig, MemoryError, MemoryStore};
-
-/// A number that is not zero, checked when the program is compiled.
-///
-/// ```
-/// use std::num::NonZeroU32;
-/// let fifty: NonZeroU32 = tollgate_sdk::nonzero!(50);
-/// assert_eq!(fifty.get(), 50);
-/// ```
-///
-/// ```compile_fail
-/// let none: std::num::NonZeroU32 = tollgate_sdk::nonzero!(0);
-/// ```
-#[macro_export]
-macro_rules! nonzero {
-    ($number:expr) => {
-        const {
-            match ::core::num::NonZero::new($number) {
-                Some(number) => number,
-                None => panic!("the number must not be zero"),
-            }
-        }
-    };
-}
 
 /// Memory for counters where nothing else is set: about two million keys.
 const DEFAULT_BYTES: usize = 64 << 20;
@@ -133,7 +110,7 @@ impl KeyedLimiter {
 
     /// The four rates above, which are valid whatever the count.
     fn per(count: NonZeroU32, period: Duration) -> Self {
-        let spec = LimitSpec::new(Algorithm::Gcra, Quota::per(count.get().into(), span(period)));
+        let spec = LimitSpec::new(Algorithm::Gcra, Rate::per(count.get().into(), span(period)));
         match Self::build(spec, DEFAULT_BYTES) {
             Ok(limiter) => limiter,
             // As every constructor of the standard library does where there is no memory.
@@ -144,9 +121,9 @@ impl KeyedLimiter {
     /// Builds a limiter with any limit and at most `bytes` of memory for counters.
     ///
     /// ```
-    /// use tollgate_core::{Algorithm, LimitSpec, Quota};
+    /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
     /// use tollgate_sdk::KeyedLimiter;
-    /// let spec = LimitSpec::new(Algorithm::SlidingWindow, Quota::per_minute(2));
+    /// let spec = LimitSpec::new(Algorithm::SlidingWindow, Rate::per_minute(nonzero!(2)));
     /// let limiter = KeyedLimiter::build(spec, 1 << 20)?;
     /// assert_eq!((0..5).filter(|_| limiter.check("ann").is_ok()).count(), 2);
     /// # Ok::<(), tollgate_sdk::KeyedLimiterError>(())
@@ -176,12 +153,12 @@ impl KeyedLimiter {
     /// # Errors
     /// [`Denied`] if they do not fit; nothing is charged then.
     pub fn check_n(&self, key: impl Key, units: NonZeroU32) -> Result<Allowed, Denied> {
-        verdict(&self.charge(&key, Cost::take(units.get().into())))
+        verdict(&self.charge(&key, Cost::new(units.get().into())))
     }
 
     /// Returns the units that `key` has left, and charges nothing.
     pub fn remaining(&self, key: impl Key) -> u64 {
-        self.charge(&key, Cost::LOOK).remaining
+        self.charge(&key, Cost::PEEK).remaining
     }
 
     /// Waits until `key` has a unit, and charges it. Waiters are served in no particular order.
@@ -201,7 +178,7 @@ impl KeyedLimiter {
     fn charge(&self, key: &impl Key, cost: Cost) -> Outcome {
         key.with_part(|part| {
             let key = CounterKey { scope: &self.scope, parts: &[part] };
-            self.store.apply(&[Charge::new(key, &self.limit, cost)]).each[0]
+            self.store.apply(&[Charge::new(key, &self.limit, cost)]).per_charge[0]
         })
     }
 }
@@ -214,19 +191,19 @@ fn verdict(outcome: &Outcome) -> Result<Allowed, Denied> {
             Err(Denied { retry_after: retry_after.map(Duration::from), remaining, reset_after })
         }
         // A store in memory decides every charge.
-        Verdict::Unanswered => Err(Denied { retry_after: None, remaining, reset_after }),
+        Verdict::Unknown => Err(Denied { retry_after: None, remaining, reset_after }),
     }
 }
 
-fn span(duration: Duration) -> Span {
-    Span::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
+fn span(duration: Duration) -> TimeDelta {
+    TimeDelta::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
 }
 
 /// What a [`KeyedLimiter`] counts by: text, a number, an address, or `()` for one counter in all.
 pub trait Key: sealed::Sealed {
     /// Calls `charge` with the key as a counter's name has it.
     #[doc(hidden)]
-    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R;
+    fn with_part<R>(&self, charge: impl FnOnce(KeyPart<'_>) -> R) -> R;
 }
 
 mod sealed {
@@ -240,35 +217,35 @@ mod sealed {
 }
 
 impl<K: Key + ?Sized> Key for &K {
-    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R {
+    fn with_part<R>(&self, charge: impl FnOnce(KeyPart<'_>) -> R) -> R {
         (**self).with_part(charge)
     }
 }
 
 impl Key for str {
-    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R {
-        charge(Part::Text(self))
+    fn with_part<R>(&self, charge: impl FnOnce(KeyPart<'_>) -> R) -> R {
+        charge(KeyPart::Text(self))
     }
 }
 
 impl Key for String {
-    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R {
-        charge(Part::Text(self))
+    fn with_part<R>(&self, charge: impl FnOnce(KeyPart<'_>) -> R) -> R {
+        charge(KeyPart::Text(self))
     }
 }
 
 impl Key for IpAddr {
-    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R {
+    fn with_part<R>(&self, charge: impl FnOnce(KeyPart<'_>) -> R) -> R {
         let address = match self {
             Self::V4(v4) => v4.to_ipv6_mapped(),
             Self::V6(v6) => *v6,
         };
-        charge(Part::Network { address: address.into(), prefix: 128 })
+        charge(KeyPart::Network { address: address.into(), prefix: 128 })
     }
 }
 
 impl Key for u64 {
-    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R {
+    fn with_part<R>(&self, charge: impl FnOnce(KeyPart<'_>) -> R) -> R {
         // 20 digits at most.
         let mut digits = [0_u8; 20];
         let (mut at, mut rest) = (digits.len(), *self);
@@ -280,19 +257,20 @@ impl Key for u64 {
                 break;
             }
         }
-        charge(Part::Text(std::str::from_utf8(&digits[at..]).unwrap_or_default()))
+        charge(KeyPart::Text(std::str::from_utf8(&digits[at..]).unwrap_or_default()))
     }
 }
 
 impl Key for () {
-    fn with_part<R>(&self, charge: impl FnOnce(Part<'_>) -> R) -> R {
-        charge(Part::Text(""))
+    fn with_part<R>(&self, charge: impl FnOnce(KeyPart<'_>) -> R) -> R {
+        charge(KeyPart::Text(""))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nonzero;
 
     /// The constructors do not fail, whatever the count.
     #[test]
@@ -333,7 +311,7 @@ mod tests {
 
     #[test]
     fn permits_need_more_than_a_key() {
-        let spec = LimitSpec::new(Algorithm::Concurrency, Quota::per_minute(5));
+        let spec = LimitSpec::new(Algorithm::Concurrency, Rate::per_minute(nonzero!(5)));
         assert!(matches!(KeyedLimiter::build(spec, 1 << 20), Err(KeyedLimiterError::Concurrency)));
     }
 

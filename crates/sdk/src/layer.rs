@@ -13,7 +13,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 use tollgate_engine::DelayQueue;
 use tollgate_http::traceparent::TRACEPARENT;
 use tower_layer::Layer;
@@ -121,7 +121,8 @@ where
                 return Ok(denial(decided, is_grpc));
             }
             if !decided.delay.is_zero() {
-                let delay = Span::from_micros(u64::try_from(decided.delay.as_micros()).unwrap_or(u64::MAX));
+                let delay =
+                    TimeDelta::from_micros(u64::try_from(decided.delay.as_micros()).unwrap_or(u64::MAX));
                 if shared.queue.wait(delay).await.is_err() {
                     return Ok(denial(shed(decided), is_grpc));
                 }

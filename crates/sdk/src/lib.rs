@@ -79,6 +79,8 @@ pub use remote::{FailPolicy, Remote, RemoteConfig, RemoteError, RemoteTls};
 pub use reservation::{Reservation, ReservationError};
 #[cfg(feature = "tower")]
 pub use retry_after_layer::{RetryAfterError, RetryAfterLayer, RetryAfterService};
+#[cfg(feature = "in-process")]
+pub use tollgate_core::nonzero;
 pub use tollgate_http::response::ResponseConfig;
 
 /// Compiles the examples of the README and the user guide.

@@ -13,7 +13,7 @@ use http::{HeaderName, HeaderValue, Response, StatusCode, Uri};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-use tollgate_core::{CalendarUnit, Clock, Span, SystemClock};
+use tollgate_core::{CalendarUnit, Clock, SystemClock, TimeDelta};
 use tollgate_engine::Window;
 use tollgate_http::response::{DecisionSummary, Disposition, Policy, ResponseConfig};
 use tonic::Status;
@@ -53,7 +53,7 @@ impl RemoteTls {
                 let wrong = |wrong: String| RemoteError::Authorities { path: path.clone(), wrong };
                 let pem = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
                 if !String::from_utf8_lossy(&pem).contains("-----BEGIN CERTIFICATE-----") {
-                    return Err(wrong("there is no certificate in PEM form".to_owned()));
+                    return Err(wrong("no PEM certificate found".to_owned()));
                 }
                 tls.ca_certificate(Certificate::from_pem(pem))
             }
@@ -285,13 +285,13 @@ fn summary(statuses: &[DescriptorStatus], passes: bool) -> DecisionSummary<'_> {
     let policies = statuses.iter().filter_map(|status| {
         let limit = status.current_limit.as_ref()?;
         let window = match limit.unit {
-            2 => Window::Span(Span::from_secs(60)),
-            3 => Window::Span(Span::from_secs(3_600)),
-            4 => Window::Span(Span::from_secs(86_400)),
+            2 => Window::Rolling(TimeDelta::from_secs(60)),
+            3 => Window::Rolling(TimeDelta::from_secs(3_600)),
+            4 => Window::Rolling(TimeDelta::from_secs(86_400)),
             5 => Window::Calendar(CalendarUnit::Month),
-            6 => Window::Span(Span::from_secs(365 * 86_400)),
-            7 => Window::Span(Span::from_secs(7 * 86_400)),
-            _ => Window::Span(Span::from_secs(1)),
+            6 => Window::Rolling(TimeDelta::from_secs(365 * 86_400)),
+            7 => Window::Rolling(TimeDelta::from_secs(7 * 86_400)),
+            _ => Window::Rolling(TimeDelta::from_secs(1)),
         };
         let reset = status
             .duration_until_reset

@@ -6,7 +6,7 @@ use crate::in_process::InProcess;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
-use tollgate_core::{CounterStore, Span};
+use tollgate_core::{CounterStore, TimeDelta};
 use tollgate_engine::{Check, Limiter, ReservationId, ReserveError, SettleError};
 
 /// An estimate that has been charged. Dropping it lets the estimate stand.
@@ -74,13 +74,13 @@ impl<S: CounterStore + 'static> InProcess<S> {
         let descriptors = descriptors(&entries);
         let check = Check {
             domain: &self.domain,
-            request: request.engine_request(&entries, &descriptors),
+            input: request.engine_request(&entries, &descriptors),
             cost: request.engine_cost(),
-            front: "sdk",
+            protocol: "sdk",
             trace: None,
             address: None,
         };
-        let ttl = Span::from_micros(u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX));
+        let ttl = TimeDelta::from_micros(u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX));
         let reserved = self.limiter.reserve(&check, ttl, None).await?;
         match reserved.id {
             Some(id) => {

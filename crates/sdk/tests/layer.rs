@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
-use tollgate_core::{Clock, ManualClock, Span, Timestamp};
+use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::Limiter;
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_sdk::{CheckRequest, InProcess, TollgateLayer};
@@ -139,8 +139,8 @@ async fn how_long_decisions_take_is_told_to_those_who_watch() {
     #[derive(Default)]
     struct Watch(std::sync::Mutex<Vec<(&'static str, u64)>>);
     impl tollgate_engine::Observer for Watch {
-        fn decided(&self, _: &tollgate_engine::Check<'_>, _: &tollgate_engine::Decision) {}
-        fn took(&self, front: &'static str, requests: u64, _: Span) {
+        fn on_decision(&self, _: &tollgate_engine::Check<'_>, _: &tollgate_engine::Decision) {}
+        fn on_latency(&self, front: &'static str, requests: u64, _: TimeDelta) {
             self.0.lock().expect("a list").push((front, requests));
         }
     }
@@ -269,7 +269,7 @@ async fn a_shed_request_is_told_whole_seconds_that_are_enough() {
     service.clone().oneshot(request("queue")).await.expect("an answer");
     let waiting = tokio::spawn(service.clone().oneshot(request("queue")));
     tokio::task::yield_now().await;
-    clock.advance(Span::from_millis(500));
+    clock.advance(TimeDelta::from_millis(500));
     let shed = service.oneshot(request("queue")).await.expect("an answer");
     assert_eq!(shed.status(), 503);
     assert_eq!(shed.headers()["retry-after"], "2", "its turn is in a second and a half");
@@ -313,7 +313,7 @@ async fn permits_of_long_requests_are_renewed() {
     let served = Arc::new(AtomicU64::new(0));
     let quick = layer.layer(hello(&served));
     for _ in 0..10 {
-        clock.advance(Span::from_secs(20));
+        clock.advance(TimeDelta::from_secs(20));
         tokio::time::sleep(Duration::from_secs(20)).await;
         tokio::task::yield_now().await;
         assert_eq!(quick.clone().oneshot(request("slot")).await.expect("an answer").status(), 429);

@@ -1,25 +1,24 @@
-//! The store of the simulation: the plainest there is, with a clock that may jump, a replica that lags behind, and bugs
-//! that can be planted in it.
+//! The simulated store: a plain ledger with a clock that may jump, a replica that lags behind, and bugs that can be planted.
 
 use crate::Bug;
 use std::collections::VecDeque;
 use tollgate_core::conformance::Ledger;
 use tollgate_core::{
-    Admission, Charge, Cost, CounterKey, Enforcement, GiveBack, Limit, Outcomes, OwnedPart, Part, PermitId,
-    Scope, Timestamp,
+    Admission, Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, Outcomes, OwnedKeyPart, PermitId,
+    Scope, Timestamp, UnitReturn,
 };
 
-/// A charge that travels.
+/// A charge in a message.
 #[derive(Clone, Debug)]
 pub(crate) struct SentCharge {
     scope: Scope,
-    parts: Vec<OwnedPart>,
+    parts: Vec<OwnedKeyPart>,
     limit: Limit,
     cost: Cost,
     enforcement: Enforcement,
 }
 
-/// What a node asks.
+/// A message from a node to the store.
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
     Charge(Vec<SentCharge>),
@@ -31,23 +30,23 @@ impl SentCharge {
     pub(crate) fn charge(charge: &Charge<'_>) -> Self {
         Self {
             scope: charge.key.scope.clone(),
-            parts: charge.key.parts.iter().map(OwnedPart::from).collect(),
+            parts: charge.key.parts.iter().map(OwnedKeyPart::from).collect(),
             limit: charge.limit.clone(),
             cost: charge.cost,
             enforcement: charge.enforcement,
         }
     }
 
-    /// Whether it is about what leases keep beside a counter, not about the counter.
-    fn is_lease_counter(&self) -> bool {
+    /// Returns whether the charge is on a counter derived for leases, not on the limit's own counter.
+    fn is_derived(&self) -> bool {
         ["|escrow", "|leased"].iter().any(|suffix| self.scope.label().ends_with(suffix))
     }
 }
 
-/// Does something with charges as they were before they travelled.
+/// Calls `with` on the charges of a received message.
 fn arrived<T>(sent: &[SentCharge], with: impl FnOnce(&[Charge<'_>]) -> T) -> T {
-    let parts: Vec<Vec<Part<'_>>> =
-        sent.iter().map(|sent| sent.parts.iter().map(OwnedPart::borrowed).collect()).collect();
+    let parts: Vec<Vec<KeyPart<'_>>> =
+        sent.iter().map(|sent| sent.parts.iter().map(OwnedKeyPart::as_part).collect()).collect();
     let charges: Vec<Charge<'_>> = sent
         .iter()
         .zip(&parts)
@@ -61,11 +60,11 @@ fn arrived<T>(sent: &[SentCharge], with: impl FnOnce(&[Charge<'_>]) -> T) -> T {
 
 pub(crate) struct Authority {
     ledger: Ledger,
-    /// What the replica has, and since when.
+    /// State of the replica, and the time it was replicated.
     replica: (Ledger, u64),
-    /// Units deducted of late: when, how many.
+    /// Recently deducted units: time and number.
     deducted: VecDeque<(u64, u64)>,
-    /// How far its clock is off, in microseconds.
+    /// Offset of its clock in microseconds.
     pub(crate) offset: i64,
     bug: Option<Bug>,
 }
@@ -81,7 +80,7 @@ impl Authority {
         }
     }
 
-    /// Its time, where this is the true one.
+    /// Returns the store's time at the true time `now`.
     pub(crate) fn time(&self, now: u64) -> Timestamp {
         Timestamp::from_micros(now.saturating_add_signed(self.offset))
     }
@@ -90,22 +89,21 @@ impl Authority {
         let time = self.time(now);
         match request {
             Request::Charge(sent) => {
-                let leases = sent.iter().any(SentCharge::is_lease_counter);
-                let mut told = arrived(sent, |charges| self.ledger.charge(time, charges));
-                if told.admission == Admission::Admitted {
-                    let units =
-                        sent.iter().filter(|sent| !sent.is_lease_counter()).map(|sent| sent.cost.units());
+                let leases = sent.iter().any(SentCharge::is_derived);
+                let mut outcomes = arrived(sent, |charges| self.ledger.charge(time, charges));
+                if outcomes.admission == Admission::Admitted {
+                    let units = sent.iter().filter(|sent| !sent.is_derived()).map(|sent| sent.cost.units());
                     self.deducted.push_back((now, units.sum()));
                     if leases && self.bug == Some(Bug::SkipsDeduction) {
                         let back: Vec<SentCharge> = sent
                             .iter()
-                            .map(|sent| SentCharge { cost: sent.cost.reversed(), ..sent.clone() })
+                            .map(|sent| SentCharge { cost: sent.cost.negated(), ..sent.clone() })
                             .collect();
                         arrived(&back, |charges| self.ledger.debit(time, charges));
                     }
                 }
-                told.at = time;
-                told
+                outcomes.at = time;
+                outcomes
             }
             Request::Debit(sent) => {
                 arrived(sent, |charges| self.ledger.debit(time, charges));
@@ -114,18 +112,18 @@ impl Authority {
             Request::ReturnUnits { what, taken, full_at, id } => {
                 let times = if self.bug == Some(Bug::ReturnsTwice) { 2 } else { 1 };
                 arrived(std::slice::from_ref(what.as_ref()), |charges| {
-                    for turn in 0..times {
-                        let id = PermitId(id.0 ^ (turn << 120));
+                    for copy in 0..times {
+                        let id = PermitId(id.0 ^ (copy << 120));
                         let units = what.cost.units();
-                        let back = GiveBack {
+                        let back = UnitReturn {
                             key: charges[0].key,
                             limit: &what.limit,
                             units,
-                            taken: *taken,
+                            taken_at: *taken,
                             full_at: *full_at,
                             id,
                         };
-                        self.ledger.give_back(time, &back);
+                        self.ledger.return_units(time, &back);
                     }
                 });
                 nothing(time)
@@ -133,13 +131,13 @@ impl Authority {
         }
     }
 
-    /// The replica catches up.
+    /// Brings the replica up to date.
     pub(crate) fn replicate(&mut self, now: u64) {
         self.replica = (self.ledger.clone(), now);
         self.deducted.clear();
     }
 
-    /// The replica takes over. How many units of what was deducted it does not know.
+    /// Fails over to the replica. Returns the number of deducted units that it does not have.
     pub(crate) fn fail_over(&mut self, now: u64) -> u64 {
         let lost = self.deducted.iter().map(|(_, units)| units).sum();
         self.ledger = self.replica.0.clone();
@@ -147,19 +145,19 @@ impl Authority {
         lost
     }
 
-    /// What remains of a counter.
+    /// Returns what remains of a counter.
     pub(crate) fn remaining(&mut self, key: CounterKey<'_>, limit: &Limit, now: u64) -> u64 {
         let time = self.time(now);
-        let told = self.ledger.charge(time, &[Charge::new(key, limit, Cost::LOOK)]);
-        told.each.first().map_or(0, |outcome| outcome.remaining)
+        let outcomes = self.ledger.charge(time, &[Charge::new(key, limit, Cost::PEEK)]);
+        outcomes.per_charge.first().map_or(0, |outcome| outcome.remaining)
     }
 
-    /// How far it is ahead of the true time.
+    /// Moves the clock by `by` microseconds.
     pub(crate) fn jump(&mut self, by: i64) {
         self.offset = (self.offset + by).max(-3_600_000_000);
     }
 }
 
 fn nothing(at: Timestamp) -> Outcomes {
-    Outcomes { admission: Admission::Admitted, at, each: Default::default() }
+    Outcomes { admission: Admission::Admitted, at, per_charge: Default::default() }
 }

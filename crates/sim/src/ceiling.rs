@@ -1,13 +1,13 @@
-//! The ceiling: whether what was let through is what the limit allows, over every span.
+//! Ceiling check: verifies that no time span admitted more than the limit allows.
 
 use tollgate_core::{Algorithm, Cost, Limit, State, Timestamp};
 
-/// What was let through, and what a disaster may have handed out beside.
+/// Admitted units, and units that a disaster may have added.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CeilingCheck {
-    /// When, how many.
+    /// Time and number of admitted units.
     admitted: Vec<(u64, u64)>,
-    /// From when on, how many more.
+    /// Time from which additional units are excused, and their number.
     excused: Vec<(u64, u64)>,
 }
 
@@ -24,7 +24,7 @@ impl CeilingCheck {
         self.admitted.iter().map(|(_, units)| units).sum()
     }
 
-    /// Where the ceiling was broken, in words.
+    /// Returns a description of the first violation.
     pub(crate) fn violation(&self, limit: &Limit, phase: u64) -> Option<String> {
         let mut admitted = self.admitted.clone();
         admitted.sort_unstable();
@@ -35,7 +35,7 @@ impl CeilingCheck {
         }
     }
 
-    /// A bucket lets a sequence pass just when no span of it has more than burst + rate * t.
+    /// A bucket admits a sequence exactly if no span of it has more than burst + rate * t.
     fn bucket(&self, admitted: &[(u64, u64)], limit: &Limit) -> Option<String> {
         let (mut state, mut spare) = (State::default(), 0_u64);
         let mut excused = self.excused.clone();
@@ -45,21 +45,21 @@ impl CeilingCheck {
             while let Some((_, more)) = excused.next_if(|(from, _)| from <= when) {
                 spare += more;
             }
-            let told = limit.step(&mut state, Timestamp::from_micros(*when), Cost::take(*units));
-            if !told.verdict.is_allowed() {
-                let over = units - told.remaining;
+            let outcome = limit.step(&mut state, Timestamp::from_micros(*when), Cost::new(*units));
+            if !outcome.verdict.is_allowed() {
+                let over = units - outcome.remaining;
                 if over > spare {
                     return Some(format!("{over} units over {limit} at {:.6}", *when as f64 / 1e6));
                 }
                 spare -= over;
-                let _ = limit.step(&mut state, Timestamp::from_micros(*when), Cost::take(told.remaining));
+                let _ = limit.step(&mut state, Timestamp::from_micros(*when), Cost::new(outcome.remaining));
             }
         }
         None
     }
 
     fn windows(&self, admitted: &[(u64, u64)], limit: &Limit, phase: u64) -> Option<String> {
-        let period = limit.quota().period.length().as_micros();
+        let period = limit.rate().period.length().as_micros();
         let (mut window, mut used) = (0, 0);
         let spare: u64 = self.excused.iter().map(|(_, units)| units).sum();
         for (when, units) in admitted {
@@ -75,9 +75,9 @@ impl CeilingCheck {
         None
     }
 
-    /// Any span of a period, wherever it begins.
+    /// Checks every span of one period, wherever it begins.
     fn spans(&self, admitted: &[(u64, u64)], limit: &Limit) -> Option<String> {
-        let period = limit.quota().period.length().as_micros();
+        let period = limit.rate().period.length().as_micros();
         let (mut from, mut used) = (0, 0);
         let spare: u64 = self.excused.iter().map(|(_, units)| units).sum();
         for (when, units) in admitted {

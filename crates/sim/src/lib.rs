@@ -1,18 +1,19 @@
-//! A cluster in virtual time: the real engine and the real leases, over a network that loses, delays, doubles and
-//! reorders, with nodes that pause and crash, clocks that drift, and a store that fails over and forgets.
+//! Deterministic simulation of a cluster: the real engine and the real leases in virtual time, over a network that loses,
+//! delays, duplicates and reorders messages, with nodes that pause and crash, clocks that drift, and a store that fails over
+//! and loses data.
 //!
-//! A run is made of one number. Each run checks what `docs/leases.md` proves: the ceiling over every span, that nothing
-//! leaks, that nodes are served, and that they are served alike. A run that fails prints its history; the same number
-//! gives the same run again: `sim --seed 42 --trace`.
+//! A run is determined by its seed. Each run checks what `docs/internals/lease-proof.md` proves: the ceiling over every
+//! span, no leaked units, no starved node, and fairness between nodes. A failed run prints its history; the same seed
+//! repeats it: `sim --seed 42 --trace`.
 //!
-//! | file | what |
+//! | module | contents |
 //! |---|---|
-//! | `scenario` | what a seed stands for |
+//! | `scenario` | what a seed determines |
 //! | `world` | time, events, the network |
-//! | `authority` | the store: a plain ledger, with a replica and planted bugs |
+//! | `authority` | the store: a plain ledger with a replica and planted bugs |
 //! | `node` | a node: engine and leases over a link |
 //! | `run` | one run: events, tasks, faults |
-//! | `ceiling` | the ceiling |
+//! | `ceiling` | the ceiling check |
 
 mod authority;
 mod ceiling;
@@ -21,31 +22,31 @@ mod run;
 mod scenario;
 mod world;
 
-/// A bug that can be planted, to see that runs find it.
+/// A bug that can be planted, to verify that runs find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
-    /// The store grants leases and does not deduct them.
+    /// The store grants leases without deducting them.
     SkipsDeduction,
-    /// The store gives back twice what is given back.
+    /// The store returns units twice.
     ReturnsTwice,
-    /// Nodes spend leases however old they are.
+    /// Nodes spend leases regardless of their age.
     ForgetsTime,
 }
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Its number.
+    /// Seed of the run.
     pub seed: u64,
-    /// What was wrong, if anything.
+    /// Violated property, if any.
     pub violation: Option<String>,
-    /// What happened, in order.
+    /// Events in order.
     pub history: Vec<String>,
-    /// Checks made, and those answered without asking the store.
+    /// Number of checks.
     pub checks: u64,
-    /// See `checks`.
+    /// Number of checks decided without the store.
     pub local: u64,
-    /// Units let through.
+    /// Number of admitted units.
     pub admitted: u64,
 }
 

@@ -1,4 +1,4 @@
-//! `sim --seeds 1000`, `sim --from 5000 --seeds 1000`, `sim --seed 42 --trace`.
+//! Command line of the simulation: `sim --seeds 1000`, `sim --from 5000 --seeds 1000`, `sim --seed 42 --trace`.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::process::ExitCode;
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     }
     progress.finish_and_clear();
     print_line(&format!(
-        "{seeds} seeds from {from}: {broken} broken; {checks} checks, {local} of them answered without the store, {admitted} units let through"
+        "{seeds} seeds from {from}: {broken} failed; {checks} checks, {local} of them decided without the store, {admitted} units admitted"
     ));
     if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -48,10 +48,10 @@ fn print_report(report: &Report) {
         print_line(line);
     }
     let what = report.violation.as_deref().unwrap_or("holds");
-    print_line(&format!("seed {}: {what}; again with: sim --seed {} --trace", report.seed, report.seed));
+    print_line(&format!("seed {}: {what}; repeat with: sim --seed {} --trace", report.seed, report.seed));
 }
 
-#[allow(clippy::print_stdout, reason = "a program for people")]
+#[allow(clippy::print_stdout, reason = "the output of a command line program")]
 fn print_line(line: &str) {
     println!("{line}");
 }

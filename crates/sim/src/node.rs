@@ -1,4 +1,4 @@
-//! A node: the real engine and the real leases, over a link to the simulated store.
+//! A simulated node: the real engine and the real leases, over a link to the simulated store.
 
 use crate::Bug;
 use crate::authority::{Request, SentCharge};
@@ -8,27 +8,27 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use tollgate_core::{Charge, Clock, Cost, CounterStore, GiveBack, Outcomes, Permit, StoreError, Timestamp};
+use tollgate_core::{Charge, Clock, Cost, CounterStore, Outcomes, Permit, StoreError, Timestamp, UnitReturn};
 use tollgate_engine::Limiter;
 use tollgate_rules::Ruleset;
 use tollgate_store::{LeaseConfig, LeasedStore, MemoryConfig, MemoryStore};
 
 thread_local! {
-    /// When the store decided what the task that is running now has just been told.
+    /// When the store decided the response that the running task has just received.
     static DECIDED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// When the store decided what was last told, if it was; then forgotten.
+/// Takes the time at which the store decided the last response, if there was one.
 pub(crate) fn decided() -> Option<u64> {
     DECIDED.with(Cell::take)
 }
 
-/// A node's own clock: it starts anywhere, and runs a little fast or slow.
+/// A node's own clock, with an arbitrary offset and a small drift.
 #[derive(Clone)]
 pub(crate) struct NodeClock {
     world: Shared,
     offset: u64,
-    /// Parts in a million.
+    /// Drift in parts per million.
     drift: i64,
     frozen: bool,
 }
@@ -44,7 +44,7 @@ impl Clock for NodeClock {
     }
 }
 
-/// A node's way to the store.
+/// A node's link to the store.
 #[derive(Clone)]
 pub(crate) struct Link {
     world: Shared,
@@ -90,9 +90,9 @@ impl CounterStore for Link {
         Ok(())
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        let what = Box::new(SentCharge::charge(&Charge::new(back.key, back.limit, Cost::take(back.units))));
-        self.send(Request::ReturnUnits { what, taken: back.taken, full_at: back.full_at, id: back.id })
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
+        let what = Box::new(SentCharge::charge(&Charge::new(back.key, back.limit, Cost::new(back.units))));
+        self.send(Request::ReturnUnits { what, taken: back.taken_at, full_at: back.full_at, id: back.id })
             .await
             .map(|_| ())
     }
@@ -101,7 +101,7 @@ impl CounterStore for Link {
 /// Leases over a link.
 pub(crate) type Store = LeasedStore<Link, Link, NodeClock>;
 
-/// A process on a node; a node that crashes gets another.
+/// Starts a process on a node; a node that crashed gets a new one.
 pub(crate) fn process(
     world: &Shared,
     node: usize,
@@ -114,12 +114,12 @@ pub(crate) fn process(
         let drift = i64::try_from(world.rng.below(801)).unwrap_or(0) - 400;
         (world.rng.between(1_000_000_000, 2_000_000_000), drift)
     };
-    let stands_still = bug == Some(Bug::ForgetsTime);
-    let clock = NodeClock { world: world.clone(), offset, drift, frozen: stands_still };
+    let frozen = bug == Some(Bug::ForgetsTime);
+    let clock = NodeClock { world: world.clone(), offset, drift, frozen };
     let link = Link { world: world.clone(), node };
     let store = LeasedStore::new(link.clone(), link, clock.clone(), config.clone());
     let time: Arc<dyn Clock> = Arc::new(clock);
-    let fallback = MemoryStore::new(&MemoryConfig::with_bytes(MemoryConfig::LEAST), Arc::clone(&time));
+    let fallback = MemoryStore::new(&MemoryConfig::with_bytes(MemoryConfig::MIN_BYTES), Arc::clone(&time));
     let limiter = Limiter::new(Arc::clone(rules), store, time);
     Arc::new(match fallback {
         Ok(fallback) => limiter.with_fallback(fallback),

@@ -1,4 +1,4 @@
-//! One run: events in their order, tasks as they wake, faults as the dice fall; then peace, and what must hold in it.
+//! One run: events in order, tasks as they wake, random faults; then a recovery phase, and the properties that must hold.
 
 use crate::authority::Authority;
 use crate::ceiling::CeilingCheck;
@@ -12,28 +12,28 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Wake, Waker};
 use tollgate_core::conformance::SplitMix64;
-use tollgate_core::{Cost, CounterKey, Limit, Part, PermitId};
+use tollgate_core::{Cost, CounterKey, KeyPart, Limit, PermitId};
 use tollgate_engine::{Check, Limiter, Origin};
 use tollgate_rules::{Options, Ruleset, Source};
 
-/// When runs begin: an ordinary day.
+/// Start time of all runs, in microseconds.
 const START: u64 = 1_790_000_000_000_000;
-/// How often nodes look after their leases, and replicas catch up.
+/// Interval at which nodes run lease tasks and the replica catches up, in microseconds.
 const TASK_INTERVAL: u64 = 20_000;
 
 type Task = Pin<Box<dyn Future<Output = Option<Done>>>>;
 
-/// A check that came to its end.
+/// A completed check.
 struct Done {
     node: usize,
     allowed: bool,
     origin: Origin,
     units: u64,
-    /// When the store decided; none where the node did.
+    /// When the store decided; `None` if the node did.
     decided: Option<u64>,
 }
 
-/// Puts a task back into the line of those that run.
+/// Puts a task back into the ready queue.
 struct Ready(Arc<Mutex<VecDeque<u64>>>, u64);
 
 impl Wake for Ready {
@@ -52,10 +52,10 @@ pub(crate) struct Run {
     tasks: HashMap<u64, (usize, Task)>,
     ready: Arc<Mutex<VecDeque<u64>>>,
     /// Tasks that became ready while their node was paused.
-    deferred: Vec<u64>,
+    parked: Vec<u64>,
     count: u64,
     ceiling: CeilingCheck,
-    /// The whole limit, and what the store's counters go by.
+    /// The whole limit, without a share set aside for nodes.
     whole: Limit,
     checks: u64,
     local: u64,
@@ -65,17 +65,17 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn new(seed: u64, bug: Option<Bug>) -> Self {
-        let mut dice = SplitMix64::new(seed);
-        let scenario = Scenario::from_seed(&mut dice);
+        let mut rng = SplitMix64::new(seed);
+        let scenario = Scenario::from_seed(&mut rng);
         let load = |nodes| {
             let options = Options { nodes, ..Options::default() };
             let rules = Ruleset::load(&[Source::new("sim.yaml", scenario.rules.as_str())], &options);
             Arc::new(rules.unwrap_or_else(|errors| panic!("{errors}")))
         };
         let rules = load(Some(scenario.nodes as u32));
-        // Without the number of nodes nothing is set aside.
+        // Without the number of nodes, no share is set aside.
         let whole = load(None).rules()[0].limits.limits[0].limit.clone();
-        let mut world = World::new(dice, Authority::new(bug), scenario.network.clone(), START);
+        let mut world = World::new(rng, Authority::new(bug), scenario.network.clone(), START);
         world.note(|| format!("{scenario:?}"));
         let traffic_ends = START + scenario.length;
         for node in 0..scenario.nodes {
@@ -100,7 +100,7 @@ impl Run {
             nodes,
             tasks: HashMap::new(),
             ready: Arc::default(),
-            deferred: Vec::new(),
+            parked: Vec::new(),
             count: 0,
             ceiling: CeilingCheck::default(),
             whole,
@@ -111,7 +111,7 @@ impl Run {
     }
 
     pub(crate) fn finish(mut self) -> Report {
-        let broken = self.traffic().or_else(|| self.peace());
+        let broken = self.traffic().or_else(|| self.recover());
         let mut world = self.world.lock();
         if let Some(broken) = &broken {
             world.note(|| broken.clone());
@@ -126,7 +126,7 @@ impl Run {
         }
     }
 
-    /// Traffic and faults; then the ceiling.
+    /// Runs traffic and faults, then checks the ceiling.
     fn traffic(&mut self) -> Option<String> {
         self.until(self.traffic_ends);
         self.rush();
@@ -135,7 +135,7 @@ impl Run {
         self.ceiling.violation(&self.whole, phase).or_else(|| self.unfair())
     }
 
-    /// Everybody spends at one instant whatever is in hand: what is out and should not be shows here.
+    /// Spends at one instant all units available on all nodes: excess outstanding units show up here.
     fn rush(&mut self) {
         for node in 0..self.scenario.nodes {
             for _ in 0..2 * self.whole.capacity() {
@@ -149,7 +149,7 @@ impl Run {
                 }
             }
         }
-        // And whoever asks the store gets what is left.
+        // Checks that reach the store get what is left there.
         for turn in 0..40 {
             let node = turn % self.scenario.nodes;
             let units = (self.whole.capacity() / 20).max(1);
@@ -159,32 +159,32 @@ impl Run {
         }
     }
 
-    /// With nothing broken and the same demand on all, no node gets much less than another.
+    /// Returns a violation if, without faults and with equal demand, a node got much less than another.
     fn unfair(&self) -> Option<String> {
         let even = self.scenario.pace.iter().all(|pace| *pace == self.scenario.pace[0]);
-        let (most, least) = (self.served.iter().max()?, self.served.iter().min()?);
-        let judged = self.scenario.calm && even && *most >= 400 * self.scenario.cost;
-        (judged && least * 4 < *most).then(|| format!("units served to each node: {:?}", self.served))
+        let (max, min) = (self.served.iter().max()?, self.served.iter().min()?);
+        let comparable = self.scenario.calm && even && *max >= 400 * self.scenario.cost;
+        (comparable && min * 4 < *max).then(|| format!("units served to each node: {:?}", self.served))
     }
 
-    /// Everything is well again and nobody asks: the whole budget comes back, and everybody is served.
-    fn peace(&mut self) -> Option<String> {
+    /// Ends all faults and traffic: the whole budget must return, and every node must be served.
+    fn recover(&mut self) -> Option<String> {
         {
             let mut world = self.world.lock();
-            world.note(|| "peace".to_owned());
+            world.note(|| "recovery".to_owned());
             world.network = crate::world::Network { delay: (100, 500), ..Default::default() };
             world.paused.clear();
         }
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner).extend(std::mem::take(&mut self.deferred));
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner).extend(std::mem::take(&mut self.parked));
         let now = self.world.lock().now;
-        // Long enough for a window to turn twice, and for a bucket to fill.
-        let quota = self.whole.quota();
+        // Long enough for two window changes, and for a bucket to fill.
+        let quota = self.whole.rate();
         let length = quota.period.length().as_micros();
         let fill = u128::from(self.whole.capacity()) * u128::from(length) / u128::from(quota.count.max(1));
         let period = length.max(u64::try_from(fill).unwrap_or(u64::MAX));
         let idle = self.scenario.leases.idle.as_micros() + self.scenario.leases.ttl.as_micros();
         self.until(now + 2 * idle + 1_000_000);
-        // Its clock may have gone back: what was taken then lies ahead for so much longer.
+        // The store's clock may have jumped back: units taken before lie that much further in the future.
         let behind = self.world.lock().authority.offset.min(0).unsigned_abs();
         self.world.lock().now += behind + 4 * period;
         let remaining = self.key(|key, _, run| {
@@ -195,31 +195,31 @@ impl Run {
         });
         let capacity = self.limit().capacity();
         if remaining != capacity {
-            return Some(format!("{remaining} of {capacity} are there after peace: units have leaked"));
+            return Some(format!("{remaining} of {capacity} units remain after recovery: units have leaked"));
         }
         for node in 0..self.scenario.nodes.min(usize::try_from(capacity).unwrap_or(usize::MAX)) {
             let before = self.ceiling.total();
             self.check(node, 1);
             let now = self.world.lock().now;
-            // Long enough that what this one has fetched beside is back for the next.
+            // Long enough for surplus units that this node fetched to be returned for the next.
             self.until(now + 2 * idle + 100_000);
             if self.ceiling.total() != before + 1 {
                 return Some(format!(
-                    "node {node} is not served, though there is budget and nothing is broken"
+                    "node {node} is not served, although units are available and there are no faults"
                 ));
             }
         }
         None
     }
 
-    /// The limit that the store's counters go by.
+    /// Returns the limit of the store's counters.
     fn limit(&self) -> Limit {
         self.rules.rules()[0].limits.limits[0].limit.clone()
     }
 
     fn key<T>(&mut self, with: impl FnOnce(CounterKey<'_>, &Limit, &mut Self) -> T) -> T {
         let rules = Arc::clone(&self.rules);
-        let (parts, whole) = ([Part::Text("alice")], self.whole.clone());
+        let (parts, whole) = ([KeyPart::Text("alice")], self.whole.clone());
         let key = CounterKey { scope: &rules.rules()[0].limits.limits[0].scope, parts: &parts };
         with(key, &whole, self)
     }
@@ -243,7 +243,7 @@ impl Run {
                 if now < self.traffic_ends {
                     let mut world = self.world.lock();
                     let pace = self.scenario.pace[node];
-                    // Now and then a node is quiet for a while.
+                    // Occasionally a node is quiet for a while.
                     let wait = world.rng.below(2 * pace) + if world.rng.chance(5) { 400_000 } else { 0 };
                     world.at(now + wait, Event::Check(node));
                     let units = world.rng.between(1, self.scenario.cost);
@@ -255,10 +255,11 @@ impl Run {
                 }
             }
             Event::RunTasks(node) => {
-                let peace = now > self.traffic_ends;
-                self.world
-                    .lock()
-                    .at(now + if peace { 10 * TASK_INTERVAL } else { TASK_INTERVAL }, Event::RunTasks(node));
+                let recovering = now > self.traffic_ends;
+                self.world.lock().at(
+                    now + if recovering { 10 * TASK_INTERVAL } else { TASK_INTERVAL },
+                    Event::RunTasks(node),
+                );
                 self.run_lease_tasks(node);
             }
             Event::Replicate => {
@@ -274,7 +275,7 @@ impl Run {
                 self.ready
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
-                    .extend(std::mem::take(&mut self.deferred));
+                    .extend(std::mem::take(&mut self.parked));
             }
             Event::Break => self.break_something(now),
         }
@@ -301,13 +302,15 @@ impl Run {
                 world.at(now + length, Event::Resume(node));
             }
             6 | 7 => {
-                world.note(|| format!("node {node}: crashes, and starts again"));
+                world.note(|| format!("node {node}: crashes and restarts"));
                 drop(world);
                 self.tasks.retain(|_, (whose, _)| *whose != node);
-                let share =
-                    self.rules.rules()[0].limits.limits[0].share.as_ref().map_or(0, |share| share.capacity());
+                let share = self.rules.rules()[0].limits.limits[0]
+                    .node_share
+                    .as_ref()
+                    .map_or(0, |share| share.capacity());
                 if self.scenario.fallback {
-                    // A new process does not know what the old one let through of its share.
+                    // The new process does not know what the old one admitted from its share.
                     self.ceiling.excuse(now, share);
                 }
                 self.nodes[node] =
@@ -315,7 +318,7 @@ impl Run {
             }
             8 => {
                 let lost = world.authority.fail_over(now);
-                world.note(|| format!("store: fails over, and forgets {lost} units"));
+                world.note(|| format!("store: fails over and loses {lost} units"));
                 drop(world);
                 self.ceiling.excuse(now, lost);
             }
@@ -330,12 +333,12 @@ impl Run {
         }
     }
 
-    /// A clock that jumps ahead gives back what that time would have, and may void what is still out.
+    /// Excuses what a clock jump adds: the units of that time, and outstanding units that it may void.
     fn excuse_jump(&mut self, now: u64, by: i64) {
         let limit = &self.whole;
-        let period = limit.quota().period.length().as_micros();
+        let period = limit.rate().period.length().as_micros();
         let ahead = by.unsigned_abs();
-        let units = limit.quota().count.saturating_mul(ahead) / period + 1 + limit.capacity();
+        let units = limit.rate().count.saturating_mul(ahead) / period + 1 + limit.capacity();
         self.ceiling.excuse(now, units);
     }
 
@@ -346,7 +349,7 @@ impl Run {
             node,
             Box::pin(async move {
                 let attributes = [("user", "alice")];
-                let check = Check::attributes("sim", &attributes).costing(Cost::take(units));
+                let check = Check::attributes("sim", &attributes).with_cost(Cost::new(units));
                 let decision = limiter.check(&check).await;
                 let decided = node::decided();
                 let (allowed, origin) = (decision.is_allowed(), decision.origin);
@@ -356,7 +359,7 @@ impl Run {
         self.run_lease_tasks(node);
     }
 
-    /// What a node's leases want done.
+    /// Runs the due lease tasks of a node.
     fn run_lease_tasks(&mut self, node: usize) {
         if self.world.lock().paused.contains_key(&node) {
             return;
@@ -389,7 +392,7 @@ impl Run {
             let Some(id) = next else { return };
             let Some((node, task)) = self.tasks.get_mut(&id) else { continue };
             if self.world.lock().paused.contains_key(node) {
-                self.deferred.push(id);
+                self.parked.push(id);
                 continue;
             }
             let waker = Waker::from(Arc::new(Ready(Arc::clone(&self.ready), id)));

@@ -1,26 +1,26 @@
-//! What a seed stands for: a rule, nodes, their traffic, a network and what breaks.
+//! Scenarios: the rule, the nodes, their traffic, the network and the faults that a seed determines.
 
 use crate::world::Network;
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 use tollgate_core::conformance::SplitMix64;
 use tollgate_store::LeaseConfig;
 
-/// Everything that a run is made of.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
     /// The rule file.
     pub(crate) rules: String,
-    /// Whether a part of the limit is set aside for nodes that are cut off.
+    /// Whether a share of the limit is set aside for partitioned nodes.
     pub(crate) fallback: bool,
     pub(crate) nodes: usize,
     pub(crate) leases: LeaseConfig,
     pub(crate) network: Network,
-    /// Microseconds between two checks at each node, on average; and what each costs at most.
+    /// Mean microseconds between two checks on each node; and the maximum cost of a check.
     pub(crate) pace: Vec<u64>,
     pub(crate) cost: u64,
-    /// How long traffic lasts, in microseconds.
+    /// Duration of the traffic in microseconds.
     pub(crate) length: u64,
-    /// Whether anything breaks.
+    /// Whether there are no faults.
     pub(crate) calm: bool,
     /// Whether the store's clock jumps.
     pub(crate) jumps: bool,
@@ -42,26 +42,26 @@ const LIMITS: [(&str, u64); 12] = [
 ];
 
 impl Scenario {
-    pub(crate) fn from_seed(dice: &mut SplitMix64) -> Self {
-        let nodes = usize::try_from(dice.between(1, 6)).unwrap_or(1);
-        let (limit, rate) = *dice.pick(&LIMITS);
-        let fallback = dice.chance(200);
-        let mode = if dice.chance(700) { "mode: leased, " } else { "" };
+    pub(crate) fn from_seed(rng: &mut SplitMix64) -> Self {
+        let nodes = usize::try_from(rng.between(1, 6)).unwrap_or(1);
+        let (limit, rate) = *rng.pick(&LIMITS);
+        let fallback = rng.chance(200);
+        let mode = if rng.chance(700) { "mode: leased, " } else { "" };
         let policy = if fallback { "fallback: 10%" } else { "on_error: closed" };
-        let calm = dice.chance(400);
+        let calm = rng.chance(400);
         let network = Network {
-            delay: (*dice.pick(&[50, 300, 1_000]), *dice.pick(&[400, 2_000, 6_000])),
-            loss: if calm { 0 } else { *dice.pick(&[0, 0, 10, 200]) },
-            doubles: if calm { 0 } else { *dice.pick(&[0, 10, 100]) },
+            delay: (*rng.pick(&[50, 300, 1_000]), *rng.pick(&[400, 2_000, 6_000])),
+            loss: if calm { 0 } else { *rng.pick(&[0, 0, 10, 200]) },
+            doubles: if calm { 0 } else { *rng.pick(&[0, 10, 100]) },
             stragglers: 10,
             ..Network::default()
         };
-        let length = dice.between(2, 9) * 1_000_000;
-        // Together from a tenth of the limit to ten times it, in about two thousand checks.
-        let demand = (rate * dice.between(1, 100) / 10).max(2);
+        let length = rng.between(2, 9) * 1_000_000;
+        // In total from a tenth of the limit to ten times the limit, in about two thousand checks.
+        let demand = (rate * rng.between(1, 100) / 10).max(2);
         let cost = (demand * length / 1_000_000 / 2_000).max(1);
         let checks = (demand / cost).max(1);
-        let even = dice.chance(500);
+        let even = rng.chance(500);
         let pace = (0..nodes as u64)
             .map(|node| {
                 let share = if even { nodes as u64 } else { 1 << (node + 1).min(5) };
@@ -73,21 +73,21 @@ impl Scenario {
             fallback,
             nodes,
             leases: LeaseConfig {
-                share: *dice.pick(&[0.25, 0.25, 0.05, 0.5, 1.0]),
-                ttl: Span::from_millis(*dice.pick(&[10_000, 1_000, 300])),
-                horizon: Span::from_millis(*dice.pick(&[2_000, 200, 50])),
-                idle: Span::from_millis(*dice.pick(&[2_000, 300, 50])),
-                hot: Some(*dice.pick(&[10, 100])),
-                cool: Span::from_millis(*dice.pick(&[5_000, 300])),
+                share: *rng.pick(&[0.25, 0.25, 0.05, 0.5, 1.0]),
+                ttl: TimeDelta::from_millis(*rng.pick(&[10_000, 1_000, 300])),
+                horizon: TimeDelta::from_millis(*rng.pick(&[2_000, 200, 50])),
+                idle: TimeDelta::from_millis(*rng.pick(&[2_000, 300, 50])),
+                hot: Some(*rng.pick(&[10, 100])),
+                cool: TimeDelta::from_millis(*rng.pick(&[5_000, 300])),
                 nodes: nodes as u32,
                 ..LeaseConfig::default()
             },
             network,
             pace,
-            cost: if dice.chance(300) { cost * 3 } else { cost },
+            cost: if rng.chance(300) { cost * 3 } else { cost },
             length,
             calm,
-            jumps: !calm && dice.chance(150),
+            jumps: !calm && rng.chance(150),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Virtual time, the events to come, and the network between nodes and store.
+//! Virtual time, pending events, and the network between nodes and store.
 
 use crate::authority::{Authority, Request};
 use std::cmp::Reverse;
@@ -8,28 +8,28 @@ use std::task::Waker;
 use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{Outcomes, StoreError};
 
-/// What happens at an instant.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
-    /// A request reaches the store.
+    /// A request arrives at the store.
     Arrive(u64),
-    /// An answer reaches its node.
+    /// A response arrives at its node.
     Answer(u64),
-    /// A caller waits no longer.
+    /// A call times out.
     GiveUp(u64),
-    /// A node is asked for a decision.
+    /// A node gets a check.
     Check(usize),
-    /// A node looks after its leases.
+    /// A node runs its lease tasks.
     RunTasks(usize),
     /// The replica catches up.
     Replicate,
-    /// Something breaks.
+    /// A fault occurs.
     Break,
-    /// A node goes on after a pause.
+    /// A node resumes after a pause.
     Resume(usize),
 }
 
-/// A request under way.
+/// A call in progress.
 pub(crate) struct Call {
     node: usize,
     request: Request,
@@ -38,17 +38,17 @@ pub(crate) struct Call {
     waker: Option<Waker>,
 }
 
-/// How messages fare.
+/// Behavior of the network.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Network {
-    /// Microseconds, least and most.
+    /// Minimum and maximum delay in microseconds.
     pub(crate) delay: (u64, u64),
-    /// In a thousand.
+    /// Lost and duplicated messages, per thousand.
     pub(crate) loss: u64,
     pub(crate) doubles: u64,
-    /// These come much later than they should.
+    /// Messages with a much longer delay, per thousand.
     pub(crate) stragglers: u64,
-    /// Which nodes cannot be heard, and which cannot hear, until when.
+    /// Partitioned nodes: whether requests and responses are cut, and until when.
     pub(crate) cut: HashMap<usize, (bool, bool, u64)>,
 }
 
@@ -60,16 +60,16 @@ pub(crate) struct World {
     pub(crate) authority: Authority,
     pub(crate) network: Network,
     calls: HashMap<u64, Call>,
-    /// Nodes that do not run, until when.
+    /// Paused nodes, and until when.
     pub(crate) paused: HashMap<usize, u64>,
     pub(crate) history: Vec<String>,
 }
 
-/// The world, shared by all that is in it.
+/// The world, shared by everything in it.
 #[derive(Clone)]
 pub(crate) struct Shared(Arc<Mutex<World>>);
 
-/// How long a node waits for an answer.
+/// Timeout of a call in microseconds.
 pub(crate) const DEADLINE: u64 = 10_000;
 
 impl Shared {
@@ -83,12 +83,12 @@ impl Shared {
 }
 
 impl World {
-    pub(crate) fn new(dice: SplitMix64, authority: Authority, network: Network, start: u64) -> Self {
+    pub(crate) fn new(rng: SplitMix64, authority: Authority, network: Network, start: u64) -> Self {
         Self {
             now: start,
             queue: BinaryHeap::new(),
             order: 0,
-            rng: dice,
+            rng,
             authority,
             network,
             calls: HashMap::new(),
@@ -107,7 +107,7 @@ impl World {
         self.history.push(line);
     }
 
-    /// The next event, if there is one before `until`; time is then what it was for.
+    /// Advances time to the next event before `until` and returns it.
     pub(crate) fn next(&mut self, until: u64) -> Option<Event> {
         let Reverse((when, ..)) = self.queue.peek()?;
         if *when > until {
@@ -115,12 +115,12 @@ impl World {
             return None;
         }
         let Reverse((when, _, event)) = self.queue.pop()?;
-        // Not back: time may have been moved on past events that wait.
+        // Never backwards: time may have been moved past pending events.
         self.now = self.now.max(when);
         Some(event)
     }
 
-    /// A node asks.
+    /// Sends a request from a node and returns the id of the call.
     pub(crate) fn send(&mut self, node: usize, request: Request) -> u64 {
         self.order += 1;
         let (id, now) = (self.order, self.now);
@@ -130,7 +130,7 @@ impl World {
         id
     }
 
-    /// A message on its way: lost, late, doubled, or stopped by a cut.
+    /// Transmits a message: it may be lost, delayed, duplicated or cut off.
     fn carry(&mut self, node: usize, event: Event, towards_store: bool) {
         let now = self.now;
         let is_cut = self
@@ -151,7 +151,7 @@ impl World {
         }
     }
 
-    /// A request reaches the store, maybe for the second time.
+    /// Handles a request at the store, possibly a duplicate.
     pub(crate) fn arrive(&mut self, id: u64) {
         let Some(call) = self.calls.get(&id) else { return };
         let (node, request, now) = (call.node, call.request.clone(), self.now);
@@ -162,7 +162,7 @@ impl World {
         self.carry(node, Event::Answer(id), false);
     }
 
-    /// A call comes to its end, by an answer or for want of one.
+    /// Completes a call with its response or a timeout.
     pub(crate) fn end(&mut self, id: u64, answered: bool) {
         let Some(call) = self.calls.get_mut(&id) else { return };
         if call.done.is_some() {
@@ -178,13 +178,13 @@ impl World {
         }
     }
 
-    /// What came of a call, once.
+    /// Returns the result of a call, or registers the waker.
     pub(crate) fn done(&mut self, id: u64, waker: &Waker) -> Option<Result<(Outcomes, u64), StoreError>> {
         let call = self.calls.get_mut(&id)?;
         if call.done.is_none() {
             call.waker = Some(waker.clone());
         }
-        // It stays known: a copy of the request may still arrive.
+        // The call is kept: a duplicate of the request may still arrive.
         call.done.clone()
     }
 }

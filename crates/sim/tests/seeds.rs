@@ -1,8 +1,8 @@
-//! Runs of the simulation: none may break, and planted bugs must be found.
+//! Simulation runs: none may violate a property, and planted bugs must be found.
 
 use tollgate_sim::{Bug, run};
 
-/// Without it a change to leases may overshoot, leak or starve in a way that no other test makes happen.
+/// Otherwise a change to leases may overshoot, leak or starve in a way that no other test produces.
 #[test]
 fn two_thousand_seeds_hold() {
     let workers: Vec<_> = (0..2)
@@ -22,25 +22,25 @@ fn two_thousand_seeds_hold() {
         .collect();
     let (mut checks, mut local) = (0, 0);
     for worker in workers {
-        let done = worker.join().unwrap_or_else(|why| std::panic::resume_unwind(why));
+        let done = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         (checks, local) = (checks + done.0, local + done.1);
     }
-    // Else the leases were never used, and nothing was tested.
-    assert!(local * 3 > checks, "{local} of {checks} checks were answered without the store");
+    // Otherwise leases were not used, and nothing was tested.
+    assert!(local * 3 > checks, "{local} of {checks} checks were decided without the store");
 }
 
-/// Without it the simulation may be blind.
+/// Otherwise the simulation may detect nothing.
 #[test]
 fn planted_bugs_are_found() {
     for bug in [Bug::SkipsDeduction, Bug::ReturnsTwice, Bug::ForgetsTime] {
-        // By the ceiling, whatever else it breaks.
+        // Found by the ceiling check, whatever else the bug violates.
         let over = |broken: String| broken.contains(" over ") || broken.contains(" units in a ");
         let found = (0..2_000).find(|seed| run(*seed, Some(bug)).violation.is_some_and(over));
         assert!(found.is_some(), "{bug:?} was not found in 2,000 seeds");
     }
 }
 
-/// Without it a seed that failed cannot be looked at again.
+/// Otherwise a failed seed cannot be reproduced.
 #[test]
 fn a_seed_is_the_same_run_again() {
     for seed in 0..20 {

@@ -1,6 +1,6 @@
-//! A circuit breaker: stops asking a part that keeps failing, and asks again, once, when it may have recovered.
+//! Circuit breaker: stops calling a failing shard and probes it once after a cooldown.
 //!
-//! Closed, every request passes. After `failures` failures within `window` it opens: requests are refused at once, without
+//! Closed, every request passes. After `failures` failures within `within` it opens: requests are refused at once, without
 //! waiting for the dead part. After `cooldown` one request is let through as a probe; if it succeeds the breaker closes, if
 //! it fails it stays open for another `cooldown`. A probe whose caller goes away proves nothing: the next request probes.
 //!
@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 
 /// When to open and when to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,14 +18,14 @@ pub struct BreakerConfig {
     /// So many failures …
     pub failures: usize,
     /// … within this time open it.
-    pub window: Span,
+    pub window: TimeDelta,
     /// How long it stays open before one request may try.
-    pub cooldown: Span,
+    pub cooldown: TimeDelta,
 }
 
 impl Default for BreakerConfig {
     fn default() -> Self {
-        Self { failures: 5, window: Span::from_secs(10), cooldown: Span::from_secs(30) }
+        Self { failures: 5, window: TimeDelta::from_secs(10), cooldown: TimeDelta::from_secs(30) }
     }
 }
 
@@ -56,7 +56,7 @@ impl BreakerState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transition {
     /// Nothing new.
-    None,
+    Unchanged,
     /// It refuses requests from now on.
     Open,
     /// It lets them pass again.
@@ -66,13 +66,13 @@ pub enum Transition {
 /// A circuit breaker.
 ///
 /// ```
-/// use tollgate_core::{Span, Timestamp};
+/// use tollgate_core::{TimeDelta, Timestamp};
 /// use tollgate_store::{Breaker, BreakerConfig, BreakerState};
 /// let breaker = Breaker::new(BreakerConfig { failures: 1, ..BreakerConfig::default() });
 /// let now = Timestamp::from_secs(1_000);
 /// breaker.try_acquire(now).expect("closed").record_failure(now);
 /// assert!(breaker.try_acquire(now).is_none());
-/// assert_eq!(breaker.state(now + Span::from_secs(30)), BreakerState::HalfOpen);
+/// assert_eq!(breaker.state(now + TimeDelta::from_secs(30)), BreakerState::HalfOpen);
 /// ```
 #[derive(Debug)]
 pub struct Breaker {
@@ -156,7 +156,7 @@ impl CallGuard<'_> {
     /// It answered. What it answered is another matter: only silence and refusal are failures.
     pub fn record_success(self) -> Transition {
         if !self.probe {
-            return Transition::None;
+            return Transition::Unchanged;
         }
         // The failures that opened it belong to the past.
         *self.breaker.window() = FailureWindow::default();
@@ -171,11 +171,11 @@ impl CallGuard<'_> {
         if std::mem::take(&mut self.probe) {
             trouble.probing = false;
             trouble.opened = Some(now);
-            return Transition::None;
+            return Transition::Unchanged;
         }
         if trouble.opened.is_some() {
             // Sent before it opened: nothing new.
-            return Transition::None;
+            return Transition::Unchanged;
         }
         while trouble.failures.front().is_some_and(|at| *at + config.window <= now) {
             trouble.failures.pop_front();
@@ -187,7 +187,7 @@ impl CallGuard<'_> {
             self.breaker.has_failures.store(true, Ordering::Release);
             return Transition::Open;
         }
-        Transition::None
+        Transition::Unchanged
     }
 }
 
@@ -207,7 +207,7 @@ mod tests {
     const START: Timestamp = Timestamp::from_secs(1_000);
 
     fn at(secs: u64) -> Timestamp {
-        START + Span::from_secs(secs)
+        START + TimeDelta::from_secs(secs)
     }
 
     fn fail(breaker: &Breaker, secs: u64) -> Transition {
@@ -216,7 +216,7 @@ mod tests {
 
     /// Whoever is told of every change must be told of each once, or a log fills while a shard is away.
     #[test]
-    fn each_transition_is_returned_once() {
+    fn each_transition_is_reported_once() {
         let breaker = Breaker::new(BreakerConfig { failures: 2, ..BreakerConfig::default() });
         let (late, luck) =
             (breaker.try_acquire(at(0)).expect("closed"), breaker.try_acquire(at(0)).expect("closed"));
@@ -229,10 +229,16 @@ mod tests {
         ];
         assert_eq!(
             told,
-            [Transition::None, Transition::Open, Transition::None, Transition::None, Transition::None]
+            [
+                Transition::Unchanged,
+                Transition::Open,
+                Transition::Unchanged,
+                Transition::Unchanged,
+                Transition::Unchanged
+            ]
         );
         assert_eq!(breaker.try_acquire(at(60)).expect("the probe").record_success(), Transition::Closed);
-        assert_eq!(breaker.try_acquire(at(60)).expect("closed").record_success(), Transition::None);
+        assert_eq!(breaker.try_acquire(at(60)).expect("closed").record_success(), Transition::Unchanged);
     }
 
     /// A dead shard must stop being asked after five failures in ten seconds, or every request waits for it.

@@ -1,4 +1,4 @@
-//! Denials remembered: once the store has said "denied until T", this node says so itself until T.
+//! Deny cache: repeats a store's denial on this node until the denial ends, without calling the store.
 //!
 //! A flood over its limit is the traffic that a limiter sees most of, and each such request would cost the store a round
 //! trip to hear the same answer. Until T nothing but a refund or a raised limit can change it, so the answer is exact;
@@ -13,8 +13,8 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, Limit,
-    Outcome, Outcomes, Part, Permit, Span, StoreError, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit,
+    Outcome, Outcomes, Permit, StoreError, TimeDelta, Timestamp, UnitReturn, Verdict,
 };
 
 const WAYS: usize = 4;
@@ -40,7 +40,7 @@ struct CachedDenialSlot {
     /// Asked again from then on.
     valid_until: Timestamp,
     /// The end of the denial.
-    until: Timestamp,
+    denied_until: Timestamp,
     reset: Timestamp,
     /// The cost that was denied; a smaller one might fit.
     units: u64,
@@ -50,7 +50,7 @@ struct CachedDenialSlot {
 
 impl<S, C: Clock> DenyCache<S, C> {
     /// The longest that a denial is believed without asking.
-    pub const MAX_AGE: Span = Span::from_millis(900);
+    pub const MAX_AGE: TimeDelta = TimeDelta::from_millis(900);
 
     /// Remembers up to `entries` denials of `inner`, 64 bytes each.
     #[must_use]
@@ -77,20 +77,20 @@ impl<S, C: Clock> DenyCache<S, C> {
 
     /// 128 bits, so that two counters never share a denial. The limit's numbers are part of it: a raised limit is another.
     /// So is its period, for a limit that a caller brings names its counter without it.
-    fn counter_hash(&self, key: &CounterKey<'_>, limit: &Limit) -> u128 {
+    fn name(&self, key: &CounterKey<'_>, limit: &Limit) -> u128 {
         let half = |seed: &foldhash::fast::RandomState| {
             let mut hasher = seed.build_hasher();
             hasher.write_u64(key.scope.id());
             hasher.write_u64(limit.capacity());
-            hasher.write_u64(limit.quota().count);
-            hasher.write_u64(limit.quota().period.length().as_micros());
+            hasher.write_u64(limit.rate().count);
+            hasher.write_u64(limit.rate().period.length().as_micros());
             for part in key.parts {
                 match part {
-                    Part::Text(text) | Part::Secret(text) => {
+                    KeyPart::Text(text) | KeyPart::Secret(text) => {
                         hasher.write_u64(text.len() as u64);
                         hasher.write(text.as_bytes());
                     }
-                    Part::Network { address, prefix } => {
+                    KeyPart::Network { address, prefix } => {
                         hasher.write_u128(*address);
                         hasher.write_u8(*prefix);
                     }
@@ -107,17 +107,17 @@ impl<S, C: Clock> DenyCache<S, C> {
     }
 
     /// What is remembered of a charge.
-    fn lookup(&self, charge: &Charge<'_>, now: Timestamp) -> Option<Outcome> {
-        if charge.cost.is_refund() || charge.cost.is_look() || charge.enforcement != Enforcement::Required {
+    fn get(&self, charge: &Charge<'_>, now: Timestamp) -> Option<Outcome> {
+        if charge.cost.is_refund() || charge.cost.is_peek() || charge.enforcement != Enforcement::Required {
             return None;
         }
-        let name = self.counter_hash(&charge.key, charge.limit);
+        let name = self.name(&charge.key, charge.limit);
         let set = self.set(name);
         let entry = set.iter().find(|entry| entry.name == name)?;
         if now >= entry.valid_until || charge.cost.units() < entry.units {
             return None;
         }
-        let verdict = Verdict::Denied { retry_after: Some(entry.until.since(now)) };
+        let verdict = Verdict::Denied { retry_after: Some(entry.denied_until.since(now)) };
         Some(Outcome { verdict, remaining: entry.remaining, reset_after: entry.reset.since(now) })
     }
 
@@ -127,12 +127,12 @@ impl<S, C: Clock> DenyCache<S, C> {
         if charge.limit.algorithm() == Algorithm::Concurrency || charge.enforcement != Enforcement::Required {
             return;
         }
-        let name = self.counter_hash(&charge.key, charge.limit);
+        let name = self.name(&charge.key, charge.limit);
         let until = asked + wait;
         let entry = CachedDenialSlot {
             name,
             valid_until: until.min(asked + Self::MAX_AGE),
-            until,
+            denied_until: until,
             reset: asked + outcome.reset_after,
             units: charge.cost.units(),
             remaining: outcome.remaining,
@@ -144,7 +144,7 @@ impl<S, C: Clock> DenyCache<S, C> {
     }
 
     fn remove(&self, charge: &Charge<'_>) {
-        let name = self.counter_hash(&charge.key, charge.limit);
+        let name = self.name(&charge.key, charge.limit);
         for entry in self.set(name).iter_mut().filter(|entry| entry.name == name) {
             *entry = CachedDenialSlot::default();
         }
@@ -155,10 +155,10 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         let asked = self.clock.now();
         let recalled: smallvec::SmallVec<[Option<Outcome>; 4]> =
-            charges.iter().map(|charge| self.lookup(charge, asked)).collect();
+            charges.iter().map(|charge| self.get(charge, asked)).collect();
         if recalled.iter().all(Option::is_none) {
             let outcomes = self.inner.charge(charges).await?;
-            for (charge, outcome) in charges.iter().zip(&outcomes.each) {
+            for (charge, outcome) in charges.iter().zip(&outcomes.per_charge) {
                 self.insert(charge, outcome, asked);
                 if charge.cost.is_refund() {
                     self.remove(charge);
@@ -168,18 +168,18 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
         }
         self.hits[asked.as_micros() as usize % self.hits.len()].0.fetch_add(1, Ordering::Relaxed);
         let mut each: smallvec::SmallVec<[Outcome; 4]> =
-            recalled.into_iter().map(|outcome| outcome.unwrap_or(Outcome::UNANSWERED)).collect();
+            recalled.into_iter().map(|outcome| outcome.unwrap_or(Outcome::UNKNOWN)).collect();
         let counted = |charge: &&Charge<'_>| charge.enforcement == Enforcement::Independent;
         let independent: Vec<Charge<'_>> = charges.iter().filter(counted).copied().collect();
         if !independent.is_empty() {
-            let mut answers = self.inner.charge(&independent).await?.each.into_iter();
+            let mut answers = self.inner.charge(&independent).await?.per_charge.into_iter();
             for (charge, outcome) in charges.iter().zip(&mut each) {
                 if charge.enforcement == Enforcement::Independent {
-                    *outcome = answers.next().unwrap_or(Outcome::UNANSWERED);
+                    *outcome = answers.next().unwrap_or(Outcome::UNKNOWN);
                 }
             }
         }
-        Ok(Outcomes { admission: Admission::Refused, at: asked, each })
+        Ok(Outcomes { admission: Admission::Denied, at: asked, per_charge: each })
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
@@ -192,9 +192,9 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
         self.inner.release(permits).await
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        self.inner.give_back(back).await?;
-        self.remove(&Charge::new(back.key, back.limit, Cost::LOOK));
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
+        self.inner.return_units(back).await?;
+        self.remove(&Charge::new(back.key, back.limit, Cost::PEEK));
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Which keys are hot: a heavy-hitter sketch of fixed size (Space-Saving), over windows of half a second.
+//! Hot key detection: a heavy-hitter sketch of fixed size (Space-Saving), over windows of half a second.
 //!
 //! Each part keeps [`WAYS`] counters. A key without one takes over the smallest, and its count: so a count is too high by at
 //! most what it took over, which is kept beside it, and a key that has more than a [`WAYS`]-th of its part's traffic
@@ -6,7 +6,7 @@
 //! that is asked about, but not which keys there are to ask about.
 
 use std::sync::{Mutex, PoisonError};
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 
 /// Counters of a part.
 const WAYS: usize = 64;
@@ -30,7 +30,7 @@ struct SketchShard {
 
 impl HotKeys {
     /// How long is counted.
-    pub const WINDOW: Span = Span::from_millis(500);
+    pub const WINDOW: TimeDelta = TimeDelta::from_millis(500);
 
     /// Calls a key hot from this many units a second on.
     #[must_use]

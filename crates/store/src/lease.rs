@@ -1,14 +1,14 @@
 //! Decisions out of units that the authority has already deducted: no network on the usual path, and never more than the
 //! limit. `docs/leases.md` has the theorem and its proof.
 //!
-//! | file | what |
+//! | module | contents |
 //! |---|---|
 //! | `config` | the settings |
-//! | `units` | one grant: units, and until when each is good |
-//! | `key_lease` | one key's lease: what is in hand, what is known, what to ask for |
-//! | `table` | names to leases |
-//! | `tasks` | asking for units and giving them back, beside the traffic |
-//! | `stats` | what leases tell about themselves |
+//! | `units` | units of one refill, and until when each is valid |
+//! | `key_lease` | one key's lease: available units, the authority's last known state, the next refill |
+//! | `table` | leases by key |
+//! | `tasks` | refilling and returning units in the background |
+//! | `stats` | statistics |
 //!
 //! A request is settled near first: local counters, then leases; what is left is asked of the store behind, in one call.
 //! If any of it refuses, what the nearer ones gave is put back: all or none, as everywhere. A key without anything in hand
@@ -31,10 +31,10 @@ use crate::memory::{KeyHasher, MemoryStore};
 use key_lease::{SpendReceipt, SpendResult};
 use smallvec::SmallVec;
 use stats::{Counts, add};
-use table::LeaseTable;
+use table::Table;
 use tollgate_core::{
-    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, Measures, Mode, Outcome,
-    Outcomes, Permit, StoreError, Timestamp,
+    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, LimitParams, Mode, Outcome,
+    Outcomes, Permit, StoreError, Timestamp, UnitReturn,
 };
 
 /// A store with leases in front of it.
@@ -47,7 +47,7 @@ pub struct LeasedStore<S, A, C> {
     clock: C,
     hasher: KeyHasher,
     config: LeaseConfig,
-    table: LeaseTable,
+    table: Table,
     hot: Option<HotKeys>,
     /// Counters of this node alone, for rules that ask for them.
     local: Option<MemoryStore<C>>,
@@ -58,13 +58,13 @@ pub struct LeasedStore<S, A, C> {
 #[derive(Default)]
 struct LocalOutcomes {
     /// One for each charge; `None` for those that the store is to be asked about.
-    outcomes: SmallVec<[Option<Outcome>; 4]>,
+    per_charge: SmallVec<[Option<Outcome>; 4]>,
     /// What was spent: charge, name, receipt.
     spent: SmallVec<[(u64, SpendReceipt); 4]>,
     /// Some required charge was denied.
-    denied: bool,
+    is_denied: bool,
     /// The charges that this node's own counters have taken.
-    spent_locally: SmallVec<[usize; 4]>,
+    local: SmallVec<[usize; 4]>,
 }
 
 impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
@@ -76,7 +76,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             clock,
             hasher: KeyHasher::random(),
             hot: config.hot.map(HotKeys::new),
-            table: LeaseTable::new(config.max_keys),
+            table: Table::new(config.max_keys),
             config,
             local: None,
             counts: Counts::default(),
@@ -102,7 +102,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
 
     /// What leases tell about themselves. Looks at every lease; not for every request.
     pub fn stats(&self) -> LeaseStats {
-        self.counts.to_stats(self.table.stats(self.clock.now()))
+        self.counts.with_present(self.table.stats(self.clock.now()))
     }
 
     /// The keys that have the most traffic at this node, hottest first.
@@ -115,19 +115,28 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         matches!(charge.mode, Mode::Leased | Mode::Adaptive)
             && charge.enforcement != Enforcement::Alternative
             && !charge.cost.is_refund()
-            && !charge.cost.is_look()
+            && !charge.cost.is_peek()
     }
 
     /// Settles what can be settled here. With `only_whole`, gives up at the first charge that cannot.
     #[inline]
-    fn settle(&self, charges: &[Charge<'_>], only_whole: bool, now: Timestamp) -> Option<LocalOutcomes> {
-        let mut near =
-            LocalOutcomes { outcomes: SmallVec::from_elem(None, charges.len()), ..LocalOutcomes::default() };
+    fn decide_locally(
+        &self,
+        charges: &[Charge<'_>],
+        only_whole: bool,
+        now: Timestamp,
+    ) -> Option<LocalOutcomes> {
+        let mut near = LocalOutcomes {
+            per_charge: SmallVec::from_elem(None, charges.len()),
+            ..LocalOutcomes::default()
+        };
         if charges.iter().any(is_local) {
-            self.settle_locally(charges, &mut near);
+            self.charge_local_counters(charges, &mut near);
         }
         for (at, charge) in charges.iter().enumerate() {
-            if near.denied && charge.enforcement != Enforcement::Independent || near.outcomes[at].is_some() {
+            if near.is_denied && charge.enforcement != Enforcement::Independent
+                || near.per_charge[at].is_some()
+            {
                 continue;
             }
             let said = if Self::is_leasable(charge) {
@@ -138,12 +147,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             };
             match said {
                 (name, SpendResult::Spent(outcome, receipt)) => {
-                    near.outcomes[at] = Some(outcome);
+                    near.per_charge[at] = Some(outcome);
                     near.spent.push((name, receipt));
                 }
                 (_, SpendResult::Denied(outcome)) => {
-                    near.outcomes[at] = Some(outcome);
-                    near.denied |= charge.enforcement == Enforcement::Required;
+                    near.per_charge[at] = Some(outcome);
+                    near.is_denied |= charge.enforcement == Enforcement::Required;
                 }
                 (_, SpendResult::Empty) if only_whole => {
                     self.undo(charges, &mut near);
@@ -157,17 +166,17 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
 
     /// Charges this node's own counters, all or none of them.
     #[cold]
-    fn settle_locally(&self, charges: &[Charge<'_>], near: &mut LocalOutcomes) {
+    fn charge_local_counters(&self, charges: &[Charge<'_>], near: &mut LocalOutcomes) {
         let Some(local) = &self.local else { return };
         let here: SmallVec<[usize; 4]> = (0..charges.len()).filter(|at| is_local(&charges[*at])).collect();
         let own: SmallVec<[Charge<'_>; 4]> = here.iter().map(|at| charges[*at]).collect();
         let outcomes = local.apply(&own);
-        near.denied |= outcomes.admission == Admission::Refused;
-        for (at, outcome) in here.into_iter().zip(outcomes.each) {
-            near.outcomes[at] = Some(outcome);
+        near.is_denied |= outcomes.admission == Admission::Denied;
+        for (at, outcome) in here.into_iter().zip(outcomes.per_charge) {
+            near.per_charge[at] = Some(outcome);
             let bound = charges[at].enforcement != Enforcement::Independent;
             if bound && outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed() {
-                near.spent_locally.push(at);
+                near.local.push(at);
             }
         }
     }
@@ -180,12 +189,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         }
         let Some(local) = &self.local else { return };
         let alone = |at: usize, cost| Charge { enforcement: Enforcement::Independent, cost, ..charges[at] };
-        for at in near.spent_locally.iter().rev() {
-            let _ = local.apply(&[alone(*at, charges[*at].cost.reversed())]);
+        for at in near.local.iter().rev() {
+            let _ = local.apply(&[alone(*at, charges[*at].cost.negated())]);
         }
-        for at in near.spent_locally.drain(..) {
-            let left = local.apply(&[alone(at, Cost::LOOK)]).each[0];
-            if let Some(outcome) = &mut near.outcomes[at] {
+        for at in near.local.drain(..) {
+            let left = local.apply(&[alone(at, Cost::PEEK)]).per_charge[0];
+            if let Some(outcome) = &mut near.per_charge[at] {
                 *outcome = Outcome { verdict: outcome.verdict, ..left };
             }
         }
@@ -193,17 +202,17 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
 
     /// What to say of a request that was settled here alone.
     #[inline]
-    fn complete(&self, charges: &[Charge<'_>], mut near: LocalOutcomes, now: Timestamp) -> Outcomes {
-        if near.denied {
+    fn finish_locally(&self, charges: &[Charge<'_>], mut near: LocalOutcomes, now: Timestamp) -> Outcomes {
+        if near.is_denied {
             self.undo(charges, &mut near);
         }
-        let admission = if near.denied { Admission::Refused } else { Admission::Admitted };
-        let each = near.outcomes.iter().map(|outcome| outcome.unwrap_or(Outcome::UNANSWERED)).collect();
-        Outcomes { admission, at: now, each }
+        let admission = if near.is_denied { Admission::Denied } else { Admission::Admitted };
+        let each = near.per_charge.iter().map(|outcome| outcome.unwrap_or(Outcome::UNKNOWN)).collect();
+        Outcomes { admission, at: now, per_charge: each }
     }
 
     /// Asks the store about the rest, and puts all together.
-    async fn charge_authority(
+    async fn charge_rest(
         &self,
         charges: &[Charge<'_>],
         mut near: LocalOutcomes,
@@ -211,12 +220,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
     ) -> Result<Outcomes, StoreError> {
         // What is refused already is not taken elsewhere; what only counts still counts.
         let asked = |at: &usize| {
-            near.outcomes[*at].is_none()
-                && (!near.denied || charges[*at].enforcement == Enforcement::Independent)
+            near.per_charge[*at].is_none()
+                && (!near.is_denied || charges[*at].enforcement == Enforcement::Independent)
         };
         let rest: SmallVec<[usize; 4]> = (0..charges.len()).filter(asked).collect();
         if rest.is_empty() {
-            return Ok(self.complete(charges, near, now));
+            return Ok(self.finish_locally(charges, near, now));
         }
         let wanted: SmallVec<[Charge<'_>; 4]> = rest.iter().map(|at| charges[*at]).collect();
         add(&self.counts.central, rest.len() as u64);
@@ -224,27 +233,27 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             Ok(outcomes) => outcomes,
             Err(error) => {
                 self.undo(charges, &mut near);
-                return Err(at_indexes(error, &rest, charges.len()));
+                return Err(remap_error(error, &rest, charges.len()));
             }
         };
         let heard = self.clock.now();
-        for (charge, outcome) in wanted.iter().zip(&outcomes.each) {
+        for (charge, outcome) in wanted.iter().zip(&outcomes.per_charge) {
             if Self::is_leasable(charge) {
-                self.record_outcomes(charge, outcome, now, heard);
+                self.record_outcome(charge, outcome, now, heard);
             }
         }
         let mut whole = near;
-        for (at, outcome) in rest.into_iter().zip(outcomes.each) {
-            whole.outcomes[at] = Some(outcome);
+        for (at, outcome) in rest.into_iter().zip(outcomes.per_charge) {
+            whole.per_charge[at] = Some(outcome);
         }
-        whole.denied |= outcomes.admission == Admission::Refused;
-        let told = self.complete(charges, whole, now);
+        whole.is_denied |= outcomes.admission == Admission::Denied;
+        let told = self.finish_locally(charges, whole, now);
         Ok(Outcomes { at: outcomes.at, ..told })
     }
 
     /// Debits in the store behind. A bucket of which leases may be out is not refunded: that would move its time back
     /// into slots that others hold, and they could be spent twice. What is not refunded comes back with time.
-    async fn debit_authority(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+    async fn debit_inner(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let (refunds, others): (Vec<&Charge<'_>>, Vec<&Charge<'_>>) =
             charges.iter().partition(|charge| is_guarded(charge));
         for charge in refunds {
@@ -260,12 +269,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
     /// Refunds a bucket, unless leases of it may be out.
     async fn refund(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
         let Some(limit) = self.config.mark(false) else { return Ok(()) };
-        let scope = charge.key.scope.beside(crate::MARK_SUFFIX);
+        let scope = charge.key.scope.sibling(crate::MARK_SUFFIX);
         let key = CounterKey { scope: &scope, ..charge.key };
         let back = Charge { mode: Mode::Central, enforcement: Enforcement::Required, ..*charge };
         let request = [back, Charge::new(key, &limit, Cost::ONE)];
         let told = self.inner.charge(&request).await?;
-        if told.admission == Admission::Refused {
+        if told.admission == Admission::Denied {
             add(&self.counts.unrefunded, charge.cost.units());
         }
         self.table.refunded(self.hasher.name(&charge.key));
@@ -276,28 +285,30 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
     #[cold]
     async fn charge_and_refund(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         let mut looks: SmallVec<[Charge<'_>; 4]> = charges.iter().copied().collect();
-        looks.iter_mut().filter(|charge| is_guarded(charge)).for_each(|charge| charge.cost = Cost::LOOK);
+        looks.iter_mut().filter(|charge| is_guarded(charge)).for_each(|charge| charge.cost = Cost::PEEK);
         let now = self.clock.now();
-        let Some(near) = self.settle(&looks, false, now) else { return self.inner.charge(&looks).await };
-        let mut told = self.charge_authority(&looks, near, now).await?;
+        let Some(near) = self.decide_locally(&looks, false, now) else {
+            return self.inner.charge(&looks).await;
+        };
+        let mut told = self.charge_rest(&looks, near, now).await?;
         if told.admission == Admission::Admitted {
             for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| is_guarded(charge)) {
                 self.refund(charge).await?;
-                told.each[at] = self.inner.charge(&[looks[at]]).await?.each[0];
+                told.per_charge[at] = self.inner.charge(&[looks[at]]).await?.per_charge[0];
             }
         }
         Ok(told)
     }
 
     /// Learns from an answer of the store, and fetches a lease where one is due.
-    fn record_outcomes(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp, now: Timestamp) {
+    fn record_outcome(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp, now: Timestamp) {
         let name = self.hasher.name(&charge.key);
         let units = charge.cost.units();
         let promotes = charge.mode == Mode::Adaptive;
         let due = if promotes {
             self.hot.as_ref().is_some_and(|hot| hot.count(name, units, now))
         } else {
-            self.table.seen(name, now, self.config.worth(charge.limit))
+            self.table.was_seen(name, now, self.config.max_gap(charge.limit))
         };
         if self.table.record_outcome(name, charge, outcome, asked, due, &self.config, now) && promotes {
             add(&self.counts.promoted, 1);
@@ -315,17 +326,17 @@ fn is_local(charge: &Charge<'_>) -> bool {
 fn is_guarded(charge: &Charge<'_>) -> bool {
     charge.cost.is_refund()
         && matches!(charge.mode, Mode::Leased | Mode::Adaptive)
-        && matches!(charge.limit.measures(), Measures::Bucket { .. })
+        && matches!(charge.limit.params(), LimitParams::Bucket { .. })
 }
 
 /// An error about some of a request's charges, as one about all of them.
-fn at_indexes(error: StoreError, rest: &[usize], all: usize) -> StoreError {
+fn remap_error(error: StoreError, rest: &[usize], all: usize) -> StoreError {
     match error {
-        StoreError::Partial { failed, why } => {
+        StoreError::Partial { failed, cause: why } => {
             let failed = failed.into_iter().filter_map(|at| rest.get(at).copied()).collect();
-            StoreError::Partial { failed, why }
+            StoreError::Partial { failed, cause: why }
         }
-        error if rest.len() < all => StoreError::Partial { failed: rest.to_vec(), why: Box::new(error) },
+        error if rest.len() < all => StoreError::Partial { failed: rest.to_vec(), cause: Box::new(error) },
         error => error,
     }
 }
@@ -336,8 +347,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
             return self.charge_and_refund(charges).await;
         }
         let now = self.clock.now();
-        match self.settle(charges, false, now) {
-            Some(near) => self.charge_authority(charges, near, now).await,
+        match self.decide_locally(charges, false, now) {
+            Some(near) => self.charge_rest(charges, near, now).await,
             None => self.inner.charge(charges).await,
         }
     }
@@ -354,9 +365,9 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
                 SpendResult::Denied(outcome) => (outcome, charge.enforcement == Enforcement::Required),
                 SpendResult::Empty => return false,
             };
-            outcomes.admission = if denied { Admission::Refused } else { Admission::Admitted };
+            outcomes.admission = if denied { Admission::Denied } else { Admission::Admitted };
             outcomes.at = now;
-            outcomes.each.push(outcome);
+            outcomes.per_charge.push(outcome);
             return true;
         }
         let near = |charge: &Charge<'_>| match charge.mode {
@@ -368,18 +379,18 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
             return self.inner.try_charge(charges, outcomes);
         }
         let now = self.clock.now();
-        let Some(near) = self.settle(charges, true, now) else { return false };
-        *outcomes = self.complete(charges, near, now);
+        let Some(near) = self.decide_locally(charges, true, now) else { return false };
+        *outcomes = self.finish_locally(charges, near, now);
         true
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let Some(local) = &self.local else { return self.debit_authority(charges).await };
+        let Some(local) = &self.local else { return self.debit_inner(charges).await };
         let (here, there): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| is_local(charge));
         if !here.is_empty() {
             local.debit(&here).await?;
         }
-        self.debit_authority(&there).await
+        self.debit_inner(&there).await
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
@@ -389,7 +400,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
         self.inner.release(permits).await
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        self.inner.give_back(back).await
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
+        self.inner.return_units(back).await
     }
 }

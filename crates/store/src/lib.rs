@@ -1,13 +1,13 @@
-//! Where counters live.
+//! Counter stores.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`memory`](MemoryStore) | counters of this process, in a fixed amount of memory, without locks on the usual path |
-//! | [`redis`](RedisStore) | counters in Redis, Sentinel or Redis Cluster, shared by many machines |
-//! | [`breaker`](Breaker) | when to stop asking a part that keeps failing, and when to try again |
-//! | [`deny_cache`](DenyCache) | denials remembered until they end, over any store |
-//! | [`lease`](Leased) | decisions out of units that a store has already deducted, over any store |
-//! | [`hot_key`](HotKeys) | which keys are hot, in a fixed amount of memory |
+//! | [`memory`](MemoryStore) | counters of this process, in a fixed amount of memory, without locks on the fast path |
+//! | [`redis`](RedisStore) | counters in Redis, Sentinel or Redis Cluster, shared by many nodes |
+//! | [`breaker`](Breaker) | circuit breaker per shard |
+//! | [`deny_cache`](DenyCache) | denials repeated until they end, over any store |
+//! | [`lease`](LeasedStore) | decisions from units that a store has already deducted, over any store |
+//! | [`hot_key`](HotKeys) | hot key detection in a fixed amount of memory |
 //!
 //! Every store is a [`tollgate_core::CounterStore`] and passes `tollgate_core::conformance`.
 
@@ -26,6 +26,6 @@ pub use breaker::{Breaker, BreakerConfig, BreakerState, CallGuard, Transition};
 pub use deny_cache::DenyCache;
 pub use hot_key::HotKeys;
 pub use lease::{HotKey, LeaseConfig, LeaseStats, LeaseTask, LeasedStore};
-pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryFigures, MemoryStore};
+pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryStats, MemoryStore};
 #[cfg(feature = "redis")]
 pub use redis::{RedisConfig, RedisConfigError, RedisStore, ShardStatus};

@@ -1,76 +1,76 @@
-//! Counters of this process, in a fixed amount of memory.
+//! In-memory store: counters of this process, in a fixed amount of memory.
 //!
-//! | file | what |
+//! | module | contents |
 //! |---|---|
-//! | `config` | how much memory, and why it could not be had |
-//! | `hash` | a key as a secret 64-bit name |
-//! | `slot`, `lines` | 16 bytes of state, and the memory they lie in (the unsafe code) |
-//! | `table` | names to slots without locks; what a full window gives up |
-//! | `counters` | one charge; what happens to those whom the table turns away |
-//! | `request` | several charges, all or none |
+//! | `config` | memory settings and errors |
+//! | `hash` | counter keys as secret 64-bit names |
+//! | `slot`, `cache_lines` | 16 bytes of state, and the memory they lie in (the unsafe code) |
+//! | `table` | lock-free table of slots; eviction from a full window |
+//! | `packed_counters` | one charge; shared counters for keys that find no slot |
+//! | `multi_charge` | several charges, all or none |
 //! | `batch` | many requests at one instant |
-//! | `aside` | states that do not fit a slot |
-//! | `pages` | when to ask for huge pages |
-//! | `figures` | what the store tells about itself |
-//! | `model` (tests) | the table under loom |
+//! | `wide` | state that does not fit a slot |
+//! | `huge_pages` | when to use huge pages |
+//! | `stats` | statistics |
+//! | `loom_model` (tests) | the table under loom |
 //!
 //! `docs/memory-store.md` has the bytes, the policy under a flood, the races and the costs.
 
-mod aside;
 mod batch;
+mod cache_lines;
 mod config;
-mod counters;
-mod figures;
 mod hash;
-mod lines;
+mod huge_pages;
 #[cfg(all(test, tollgate_loom))]
-mod model;
-mod pages;
-mod request;
+mod loom_model;
+mod multi_charge;
+mod packed_counters;
 mod slot;
+mod stats;
 mod table;
+mod wide;
 
-use aside::{Aside, AsideAsk};
-use counters::{Ask, Counters, Manner};
-use figures::{Counts, Event};
+use cache_lines::{LINE, MmapLines};
 pub(crate) use hash::KeyHasher;
-use lines::{LINE, Mapped};
-use pages::Pages;
-use request::Item;
+use huge_pages::Pages;
+use multi_charge::PreparedCharge;
+use packed_counters::{ChargeKind, PackedCharge, PackedCounters};
 use smallvec::{SmallVec, smallvec};
+use stats::{Counts, Event};
 use std::sync::LazyLock;
 use table::{Table, WINDOW};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, Limit,
-    LimitSpec, Outcome, Outcomes, Permit, Quota, Span, StoreError, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit, LimitSpec,
+    Outcome, Outcomes, Permit, Rate, StoreError, TimeDelta, Timestamp, UnitReturn, Verdict, nonzero,
 };
+use wide::{WideCharge, WideCounters};
 
 pub use config::{MemoryConfig, MemoryError};
-pub use figures::MemoryFigures;
-pub use pages::HugePages;
+pub use huge_pages::HugePages;
+pub use stats::MemoryStats;
 
 /// Counters in memory.
 ///
 /// ```
-/// use tollgate_core::{Algorithm, Charge, Cost, CounterKey, LimitSpec, ManualClock, Part, Quota, Scope};
+/// use tollgate_core::{Algorithm, Charge, Cost, CounterKey, LimitSpec, ManualClock, KeyPart, Rate, Scope, nonzero};
 /// use tollgate_core::{Admission, Timestamp};
 /// use tollgate_store::{MemoryConfig, MemoryStore};
 ///
 /// let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), ManualClock::at(Timestamp::from_secs(1_000)))?;
-/// let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_minute(2)).build()?;
+/// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(2))).build()?;
 /// let scope = Scope::new("api/user");
-/// let key = CounterKey { scope: &scope, parts: &[Part::Text("alice")] };
+/// let key = CounterKey { scope: &scope, parts: &[KeyPart::Text("alice")] };
 /// let charges = [Charge::new(key, &limit, Cost::ONE)];
 /// assert_eq!(store.apply(&charges).admission, Admission::Admitted);
-/// assert_eq!(store.apply(&charges).each[0].remaining, 0);
-/// assert_eq!(store.apply(&charges).admission, Admission::Refused);
+/// assert_eq!(store.apply(&charges).per_charge[0].remaining, 0);
+/// assert_eq!(store.apply(&charges).admission, Admission::Denied);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct MemoryStore<C> {
     clock: C,
     hasher: KeyHasher,
-    counters: Counters<Mapped>,
-    aside: Aside,
+    counters: PackedCounters<MmapLines>,
+    wide: WideCounters,
     pages: Pages,
     bytes: usize,
 }
@@ -82,32 +82,32 @@ impl<C: Clock> MemoryStore<C> {
     /// A [`MemoryError`] if the configuration cannot be, or the system has no such memory.
     pub fn new(config: &MemoryConfig, clock: C) -> Result<Self, MemoryError> {
         let bytes = config.bytes;
-        if bytes < MemoryConfig::LEAST {
+        if bytes < MemoryConfig::MIN_BYTES {
             return Err(MemoryError::TooSmall { given: bytes });
         }
-        let aside = config.aside_bytes.unwrap_or(bytes / 8);
-        if aside > bytes / 2 {
-            return Err(MemoryError::AsideTooLarge { aside, bytes });
+        let wide = config.wide_bytes.unwrap_or(bytes / 8);
+        if wide > bytes / 2 {
+            return Err(MemoryError::WideTooLarge { wide, bytes });
         }
         // 64Ki shared counters, or a thirty-second of a small store.
         let shared = (bytes / 32).min(1 << 20);
         let table = |bytes: usize, mark: u16| {
             let lines = (bytes / LINE).max(WINDOW);
-            let mapped = Mapped::new(lines).map_err(|source| MemoryError::Map { bytes, source })?;
+            let mapped = MmapLines::new(lines).map_err(|source| MemoryError::Map { bytes, source })?;
             Ok(Table::new(mapped, lines, mark))
         };
-        let keys = table(bytes - aside - shared, counters::MARK)?;
+        let keys = table(bytes - wide - shared, packed_counters::PROTECTED_PRESSURE)?;
         let pages = Pages::new(config.huge_pages, keys.lines());
         Ok(Self {
             clock,
             hasher: KeyHasher::random(),
-            counters: Counters {
+            counters: PackedCounters {
                 keys,
-                shared: table(shared, counters::NO_MARK)?,
+                shared: table(shared, packed_counters::NO_PROTECTION)?,
                 counts: Counts::default(),
                 shared_counts: Counts::default(),
             },
-            aside: Aside::new(aside),
+            wide: WideCounters::new(wide),
             pages,
             bytes,
         })
@@ -130,7 +130,7 @@ impl<C: Clock> MemoryStore<C> {
         let [charge] = charges else { return self.charge_list(now, charges) };
         let (at, outcome) = self.charge_one(now, charge);
         let admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
-        Outcomes { admission, at, each: smallvec![outcome] }
+        Outcomes { admission, at, per_charge: smallvec![outcome] }
     }
 
     /// Charges a request of one limit. The clock is read after the counter's line has been asked for: it arrives meanwhile.
@@ -139,7 +139,9 @@ impl<C: Clock> MemoryStore<C> {
         let name = self.hasher.name(&charge.key);
         self.counters.keys.prefetch(name);
         let now = now();
-        let Some(ask) = self.ask_by(charge, name, now) else { return (now, self.charge_aside(now, charge)) };
+        let Some(ask) = self.packed_charge_by_name(charge, name, now) else {
+            return (now, self.charge_wide(now, charge));
+        };
         (now, self.counters.charge_known(&ask).unwrap_or_else(|| self.charge_slowly(&ask)))
     }
 
@@ -153,10 +155,11 @@ impl<C: Clock> MemoryStore<C> {
             names.push(name);
         }
         let now = now();
-        let known =
-            request::charge_known(&self.counters, &names, |i| self.ask_by(&charges[i], names[i], now));
+        let known = multi_charge::charge_known(&self.counters, &names, |i| {
+            self.packed_charge_by_name(&charges[i], names[i], now)
+        });
         match known {
-            Some(each) => Outcomes { admission: Admission::Admitted, at: now, each },
+            Some(each) => Outcomes { admission: Admission::Admitted, at: now, per_charge: each },
             None => self.charge_many(now, charges, &names),
         }
     }
@@ -164,8 +167,8 @@ impl<C: Clock> MemoryStore<C> {
     /// One packed charge on its own, whatever is in the way.
     #[cold]
     #[inline(never)]
-    fn charge_slowly(&self, ask: &Ask<'_>) -> Outcome {
-        let (outcome, receipt) = self.counters.charge(ask, Manner::Charge);
+    fn charge_slowly(&self, ask: &PackedCharge<'_>) -> Outcome {
+        let (outcome, receipt) = self.counters.charge(ask, ChargeKind::Charge);
         if receipt.before.meta == 0 {
             self.pages.grown(&self.counters);
         }
@@ -173,43 +176,49 @@ impl<C: Clock> MemoryStore<C> {
     }
 
     #[inline(never)]
-    fn charge_aside(&self, now: Timestamp, charge: &Charge<'_>) -> Outcome {
-        let asks = [self.ask_aside(charge, now)];
-        self.aside.lock(&asks, &self.counters.counts).charge(&asks[0], Manner::Charge).0
+    fn charge_wide(&self, now: Timestamp, charge: &Charge<'_>) -> Outcome {
+        let asks = [self.wide_charge(charge, now)];
+        self.wide.lock(&asks, &self.counters.counts).charge(&asks[0], ChargeKind::Charge).0
     }
 
     #[inline(never)]
     fn charge_many(&self, now: Timestamp, charges: &[Charge<'_>], names: &[u64]) -> Outcomes {
-        let mut items: SmallVec<[Item<'_>; 8]> = SmallVec::new();
+        let mut items: SmallVec<[PreparedCharge<'_>; 8]> = SmallVec::new();
         let mut packed = true;
         for (charge, name) in charges.iter().zip(names) {
-            let ask = self.ask_by(charge, *name, now);
+            let ask = self.packed_charge_by_name(charge, *name, now);
             packed &= ask.is_some();
-            items.push(Item::new(ask, charge.enforcement, UNKNOWN));
+            items.push(PreparedCharge::new(ask, charge.enforcement, PENDING_OUTCOME));
         }
         let admission = if packed {
-            request::charge_all(&self.counters, &mut items)
+            multi_charge::charge_all(&self.counters, &mut items)
         } else {
             self.charge_mixed(now, charges, &mut items)
         };
-        if items.iter().any(Item::is_newcomer) {
+        if items.iter().any(PreparedCharge::is_new_key) {
             self.pages.grown(&self.counters);
         }
-        Outcomes { admission, at: now, each: items.iter().map(|item| item.outcome).collect() }
+        Outcomes { admission, at: now, per_charge: items.iter().map(|item| item.outcome).collect() }
     }
 
     /// Charges that live aside first, under their locks; then the packed ones; then, if refused, the former undone.
-    fn charge_mixed(&self, now: Timestamp, charges: &[Charge<'_>], items: &mut [Item<'_>]) -> Admission {
-        let aside_at: SmallVec<[usize; 8]> = (0..items.len()).filter(|i| items[*i].ask.is_none()).collect();
-        let asks: SmallVec<[AsideAsk<'_>; 8]> =
-            aside_at.iter().map(|i| self.ask_aside(&charges[*i], now)).collect();
-        let mut locked = self.aside.lock(&asks, &self.counters.counts);
-        let mut undos: SmallVec<[(usize, aside::Undo); 8]> = SmallVec::new();
+    fn charge_mixed(
+        &self,
+        now: Timestamp,
+        charges: &[Charge<'_>],
+        items: &mut [PreparedCharge<'_>],
+    ) -> Admission {
+        let aside_at: SmallVec<[usize; 8]> =
+            (0..items.len()).filter(|i| items[*i].charge.is_none()).collect();
+        let asks: SmallVec<[WideCharge<'_>; 8]> =
+            aside_at.iter().map(|i| self.wide_charge(&charges[*i], now)).collect();
+        let mut locked = self.wide.lock(&asks, &self.counters.counts);
+        let mut undos: SmallVec<[(usize, wide::Undo); 8]> = SmallVec::new();
         // Independent ones first, as in `request`.
         for independent in [true, false] {
             for (n, i) in aside_at.iter().enumerate() {
                 if items[*i].is_independent() == independent {
-                    let (outcome, undo) = locked.charge(&asks[n], Manner::Charge);
+                    let (outcome, undo) = locked.charge(&asks[n], ChargeKind::Charge);
                     items[*i].outcome = outcome;
                     if !independent {
                         undos.push((n, undo));
@@ -217,15 +226,15 @@ impl<C: Clock> MemoryStore<C> {
                 }
             }
         }
-        let admission = request::charge_all(&self.counters, items);
-        if admission == Admission::Refused {
+        let admission = multi_charge::charge_all(&self.counters, items);
+        if admission == Admission::Denied {
             for (n, undo) in undos.into_iter().rev() {
                 locked.undo(&asks[n], undo);
             }
             for (n, i) in aside_at.iter().enumerate() {
                 let item = &mut items[*i];
                 if !item.is_independent() && item.outcome.verdict.is_allowed() {
-                    item.outcome = Outcome { verdict: item.outcome.verdict, ..locked.look(&asks[n]) };
+                    item.outcome = Outcome { verdict: item.outcome.verdict, ..locked.peek(&asks[n]) };
                 }
             }
         }
@@ -235,24 +244,24 @@ impl<C: Clock> MemoryStore<C> {
     /// Takes what has already happened.
     fn debit_at(&self, now: Timestamp, charges: &[Charge<'_>]) {
         for charge in charges {
-            if let Some(ask) = self.ask(charge, now) {
-                self.counters.charge(&ask, Manner::Debit);
+            if let Some(ask) = self.packed_charge(charge, now) {
+                self.counters.charge(&ask, ChargeKind::Debit);
             } else {
-                let ask = self.ask_aside(charge, now);
+                let ask = self.wide_charge(charge, now);
                 let asks = [ask];
-                self.aside.lock(&asks, &self.counters.counts).charge(&ask, Manner::Debit);
+                self.wide.lock(&asks, &self.counters.counts).charge(&ask, ChargeKind::Debit);
             }
         }
         self.pages.grown(&self.counters);
     }
 
     /// What the store can tell about itself. Takes some microseconds; not for every request.
-    pub fn figures(&self) -> MemoryFigures {
+    pub fn stats(&self) -> MemoryStats {
         const SAMPLE: usize = 1 << 14;
-        let Counters { keys, counts, shared_counts, .. } = &self.counters;
+        let PackedCounters { keys, counts, shared_counts, .. } = &self.counters;
         let sample = SAMPLE.min(keys.slots());
         let live = keys.sample_live(sample, self.clock.now());
-        MemoryFigures {
+        MemoryStats {
             bytes_cap: self.bytes as u64,
             slots: keys.slots() as u64,
             live: (live as u128 * keys.slots() as u128 / sample as u128) as u64,
@@ -261,26 +270,31 @@ impl<C: Clock> MemoryStore<C> {
             evicted: counts.total(Event::Evicted),
             overflowed: counts.total(Event::Overflowed),
             overflow_evicted: shared_counts.total(Event::Evicted),
-            aside: self.aside.entries() as u64,
-            aside_bytes: self.aside.bytes() as u64,
-            aside_evicted: counts.total(Event::AsideEvicted),
-            aside_overflowed: counts.total(Event::AsideOverflowed),
-            aside_refused: counts.total(Event::AsideRefused),
+            wide: self.wide.entries() as u64,
+            wide_bytes: self.wide.bytes() as u64,
+            wide_evicted: counts.total(Event::WideEvicted),
+            wide_overflowed: counts.total(Event::WideOverflowed),
+            wide_denied: counts.total(Event::WideDenied),
         }
     }
 
     /// The charge as one of a packed counter; `None` if its state lives aside.
     #[inline(always)]
-    fn ask<'a>(&self, charge: &Charge<'a>, now: Timestamp) -> Option<Ask<'a>> {
+    fn packed_charge<'a>(&self, charge: &Charge<'a>, now: Timestamp) -> Option<PackedCharge<'a>> {
         let name = self.hasher.name(&charge.key);
-        self.ask_by(charge, name, now)
+        self.packed_charge_by_name(charge, name, now)
     }
 
     /// The same, with the name known.
     #[inline(always)]
-    fn ask_by<'a>(&self, charge: &Charge<'a>, name: u64, now: Timestamp) -> Option<Ask<'a>> {
+    fn packed_charge_by_name<'a>(
+        &self,
+        charge: &Charge<'a>,
+        name: u64,
+        now: Timestamp,
+    ) -> Option<PackedCharge<'a>> {
         let tag = charge.limit.packed()?.tag;
-        Some(Ask {
+        Some(PackedCharge {
             name,
             shared: self.hasher.shared_name(&charge.key, name),
             limit: charge.limit,
@@ -291,9 +305,9 @@ impl<C: Clock> MemoryStore<C> {
         })
     }
 
-    fn ask_aside<'a>(&self, charge: &Charge<'a>, now: Timestamp) -> AsideAsk<'a> {
+    fn wide_charge<'a>(&self, charge: &Charge<'a>, now: Timestamp) -> WideCharge<'a> {
         let name = self.hasher.name(&charge.key);
-        AsideAsk {
+        WideCharge {
             name: self.hasher.long_name(&charge.key, name),
             shared: u128::from(self.hasher.shared_name(&charge.key, 0)),
             limit: charge.limit,
@@ -307,16 +321,17 @@ impl<C: Clock> MemoryStore<C> {
 
 /// For as long as a message might be on its way.
 static ONCE: LazyLock<Limit> = LazyLock::new(|| {
-    let spec = LimitSpec::new(Algorithm::Gcra, Quota::per_minute(1));
+    let spec = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(1)));
     spec.build().unwrap_or_else(|_| unreachable!("one a minute is a limit"))
 });
 
 /// Stands in an item until it is charged.
-const UNKNOWN: Outcome = Outcome { verdict: Verdict::PASS, remaining: 0, reset_after: Span::ZERO };
+const PENDING_OUTCOME: Outcome =
+    Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
 
 #[inline]
-fn phase(charge: &Charge<'_>) -> Span {
-    if charge.limit.is_jittered() { charge.limit.phase(charge.key.stable_hash()) } else { Span::ZERO }
+fn phase(charge: &Charge<'_>) -> TimeDelta {
+    if charge.limit.is_jittered() { charge.limit.phase(charge.key.stable_hash()) } else { TimeDelta::ZERO }
 }
 
 impl<C: Clock> CounterStore for MemoryStore<C> {
@@ -335,7 +350,7 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
         let (at, outcome) = self.charge_one(now, charge);
         outcomes.admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
         outcomes.at = at;
-        outcomes.each.push(outcome);
+        outcomes.per_charge.push(outcome);
         true
     }
 
@@ -356,23 +371,23 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
             let charge = Charge {
                 enforcement: Enforcement::Independent,
                 permit: permit.id,
-                ..Charge::new(permit.key, permit.limit, Cost::LOOK)
+                ..Charge::new(permit.key, permit.limit, Cost::PEEK)
             };
-            let asks = [self.ask_aside(&charge, now)];
-            self.aside.lock(&asks, &self.counters.counts).release(&asks[0]);
+            let asks = [self.wide_charge(&charge, now)];
+            self.wide.lock(&asks, &self.counters.counts).release(&asks[0]);
         }
         Ok(())
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
         let now = self.clock.now();
         // A counter that lets one through: the second to give the same back is refused by it.
-        let scope = back.key.scope.beside(&format!("|back|{:x}", back.id.0));
+        let scope = back.key.scope.sibling(&format!("|back|{:x}", back.id.0));
         let once = Charge::new(CounterKey { scope: &scope, ..back.key }, &ONCE, Cost::ONE);
         let phase = back.limit.phase(back.key.stable_hash());
-        let units = back.limit.refundable(back.units, back.taken + phase, now + phase);
-        let look = self.charge_at(now, &[Charge::new(back.key, back.limit, Cost::LOOK)]).each[0];
-        let last = back.limit.takes_back(back.full_at, now, look.reset_after);
+        let units = back.limit.refundable(back.units, back.taken_at + phase, now + phase);
+        let look = self.charge_at(now, &[Charge::new(back.key, back.limit, Cost::PEEK)]).per_charge[0];
+        let last = back.limit.can_return(back.full_at, now, look.reset_after);
         if self.charge_at(now, &[once]).admission == Admission::Admitted && units > 0 && last {
             self.debit_at(now, &[Charge::new(back.key, back.limit, Cost::refund(units))]);
         }

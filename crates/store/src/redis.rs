@@ -1,17 +1,17 @@
-//! Counters in Redis, in a primary behind sentinels, or in Redis Cluster, shared by any number of nodes.
+//! Redis store: counters in Redis, in a primary behind Sentinel, or in Redis Cluster, shared by any number of nodes.
 //!
-//! | file | what |
+//! | module | contents |
 //! |---|---|
-//! | `config` | where the servers are; who we are to them |
-//! | `key_encoding` | what a counter is called: bundle, name, slot |
-//! | `shard_request` | a request's charges, by the place where they live |
+//! | `config` | addresses, credentials, timeouts |
+//! | `key_encoding` | keys of bundles, names of counters, cluster slots |
+//! | `shard_request` | a request's charges, by the shard or slot where they live |
 //! | `lua/`, `script` | the scripts that decide and write |
-//! | `script_args`, `script_call` | requests as the argument of one script call, and back |
-//! | `decode_state`, `recompute` | what the bundles held, and what the charges come to: told by `Limit::step` itself |
-//! | `data_loss` | what is assumed of counters that a server may have forgotten |
+//! | `script_args`, `script_call` | requests as the argument of one script call, and its reply |
+//! | `decode_state`, `recompute` | the states in the bundles, and the outcomes recomputed by `Limit::step` |
+//! | `data_loss` | the state assumed for counters that a server may have lost |
 //! | `pipeline` | one connection: batches without a timer |
 //! | `shard`, `topology` | servers with their breakers, and which has which slot |
-//! | `dispatch` | one part of a request: retries within the deadline |
+//! | `dispatch` | one shard request: retries within the deadline |
 //!
 //! `docs/redis.md` has every byte, what happens on each failure, and the figures. A library's own cluster client was
 //! rejected: it retries what may have been done, and waits where a check must not.
@@ -45,8 +45,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Charge, Clock, CounterStore, Enforcement, GiveBack, Outcome, Outcomes, Permit, StoreError,
-    SystemClock, Timestamp,
+    Admission, Charge, Clock, CounterStore, Enforcement, Outcome, Outcomes, Permit, StoreError, SystemClock,
+    Timestamp, UnitReturn,
 };
 use topology::Topology;
 
@@ -81,7 +81,7 @@ impl RedisStore {
         let shared = Arc::new(Shared {
             config,
             scripts: Arc::new(Scripts::new()),
-            told,
+            manual_clock: told,
             clock,
             mismatches: Arc::default(),
         });
@@ -110,29 +110,27 @@ impl RedisStore {
         charges: &[Charge<'_>],
         left: Duration,
     ) -> Result<Outcomes, StoreError> {
-        let mut parts = shard_request::from_charges(charges, self.layout(), &self.shared.config.hashing);
-        let until = self.until(left);
+        let mut parts = shard_request::from_charges(charges, self.key_layout(), &self.shared.config.hashing);
+        let until = self.deadline(left);
         match parts.len() {
             0 => Ok(Outcomes {
                 admission: Admission::Admitted,
-                at: self.shared.told.as_ref().unwrap_or(&self.shared.clock).now(),
-                each: SmallVec::new(),
+                at: self.shared.manual_clock.as_ref().unwrap_or(&self.shared.clock).now(),
+                per_charge: SmallVec::new(),
             }),
             1 => {
                 let (slot, request) = parts.remove(0);
                 let layout = order(&request);
-                let answer = self
-                    .dispatch(Command::Charge, slot, request, until)
-                    .await
-                    .map_err(|error| error.error)?;
+                let answer =
+                    self.send(Command::Charge, slot, request, until).await.map_err(|error| error.error)?;
                 Ok(outcomes(answer.admission, [(layout.as_slice(), &answer)].into_iter()))
             }
-            _ => self.charge_apart(parts, until).await,
+            _ => self.charge_slots(parts, until).await,
         }
     }
 
     /// Charges in several slots: asked at once, and given back where the request is refused.
-    async fn charge_apart(
+    async fn charge_slots(
         &self,
         parts: SmallVec<[(u16, ShardRequest); 1]>,
         until: Instant,
@@ -140,8 +138,7 @@ impl RedisStore {
         let mut asked = Vec::new();
         for (slot, request) in parts {
             let (store, kept) = (self.clone(), request.clone());
-            let task =
-                tokio::spawn(async move { store.dispatch(Command::Charge, slot, request, until).await });
+            let task = tokio::spawn(async move { store.send(Command::Charge, slot, request, until).await });
             asked.push((slot, kept, task));
         }
         let (mut answers, mut failed, mut why) = (Vec::new(), Vec::new(), None);
@@ -163,34 +160,34 @@ impl RedisStore {
                 .charges
                 .iter()
                 .map(|want| want.enforcement)
-                .zip(answer.recomputed.iter().map(|told| &told.outcome))
+                .zip(answer.outcomes.iter().map(|told| &told.outcome))
         });
         let admission = Outcomes::admission(each);
-        if admission == Admission::Refused || why.is_some() {
-            self.give_back(&answers, until).await;
+        if admission == Admission::Denied || why.is_some() {
+            self.undo_charges(&answers, until).await;
         }
         if let Some(why) = why {
             failed.sort_unstable();
             let alone = answers.is_empty();
-            return Err(if alone { why } else { StoreError::Partial { failed, why: Box::new(why) } });
+            return Err(if alone { why } else { StoreError::Partial { failed, cause: Box::new(why) } });
         }
-        let layouts: Vec<(Layout, &ShardReply)> =
+        let layouts: Vec<(ChargeOrder, &ShardReply)> =
             answers.iter().map(|(_, request, answer)| (order(request), answer)).collect();
         Ok(outcomes(admission, layouts.iter().map(|(layout, answer)| (layout.as_slice(), *answer))))
     }
 
     /// Gives back what was taken where the request was admitted. It goes on in the background if the caller cannot
     /// wait; until then the counters have less, never more.
-    async fn give_back(&self, answers: &[(u16, ShardRequest, ShardReply)], until: Instant) {
+    async fn undo_charges(&self, answers: &[(u16, ShardRequest, ShardReply)], until: Instant) {
         let mut tasks = Vec::new();
         for (slot, request, answer) in answers {
             let takes = request.charges.iter().any(|want| want.enforcement != Enforcement::Independent);
             if answer.admission == Admission::Admitted && takes {
-                let work = Command::Undo { taken: answer.now, priors: answer.priors.clone() };
+                let work = Command::Undo { taken_at: answer.now, priors: answer.priors.clone() };
                 let (store, slot) = (self.clone(), *slot);
                 let request = ShardRequest { loss: answer.loss, ..request.clone() };
                 let patient = Instant::now() + 10 * self.shared.config.deadline;
-                tasks.push(tokio::spawn(async move { store.dispatch(work, slot, request, patient).await }));
+                tasks.push(tokio::spawn(async move { store.send(work, slot, request, patient).await }));
             }
         }
         for task in tasks {
@@ -201,19 +198,19 @@ impl RedisStore {
     }
 
     /// Debits and releases: each place on its own.
-    async fn settle(
+    async fn send_each(
         &self,
         work: Command,
         parts: SmallVec<[(u16, ShardRequest); 1]>,
         until: Instant,
     ) -> Result<(), StoreError> {
         for (slot, request) in parts {
-            self.dispatch(work.clone(), slot, request, until).await.map_err(|asked| asked.error)?;
+            self.send(work.clone(), slot, request, until).await.map_err(|asked| asked.error)?;
         }
         Ok(())
     }
 
-    async fn dispatch(
+    async fn send(
         &self,
         work: Command,
         slot: u16,
@@ -223,19 +220,19 @@ impl RedisStore {
         dispatch::send_with_retry(&self.shared, &self.topology, work, slot, request, until).await
     }
 
-    fn layout(&self) -> KeyLayout {
+    fn key_layout(&self) -> KeyLayout {
         if self.shared.config.kind == Kind::Cluster { KeyLayout::Slots } else { KeyLayout::Single }
     }
 
-    fn until(&self, left: Duration) -> Instant {
+    fn deadline(&self, left: Duration) -> Instant {
         Instant::now() + left.min(self.shared.config.deadline)
     }
 }
 
 /// Which charge of the caller's each want is.
-type Layout = SmallVec<[(usize, Enforcement); 4]>;
+type ChargeOrder = SmallVec<[(usize, Enforcement); 4]>;
 
-fn order(request: &ShardRequest) -> Layout {
+fn order(request: &ShardRequest) -> ChargeOrder {
     request.charges.iter().map(|want| (want.index, want.enforcement)).collect()
 }
 
@@ -249,12 +246,12 @@ fn outcomes<'a>(
         .flat_map(|(layout, answer)| {
             layout
                 .iter()
-                .zip(&answer.recomputed)
-                .map(move |((index, enforcement), told)| (*index, told.settle(admission, *enforcement)))
+                .zip(&answer.outcomes)
+                .map(move |((index, enforcement), told)| (*index, told.resolve(admission, *enforcement)))
         })
         .collect();
     each.sort_by_key(|(index, _)| *index);
-    Outcomes { admission, at, each: each.into_iter().map(|(_, outcome)| outcome).collect() }
+    Outcomes { admission, at, per_charge: each.into_iter().map(|(_, outcome)| outcome).collect() }
 }
 
 impl CounterStore for RedisStore {
@@ -263,21 +260,21 @@ impl CounterStore for RedisStore {
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let parts = shard_request::from_charges(charges, self.layout(), &self.shared.config.hashing);
-        self.settle(Command::Debit, parts, self.until(Duration::MAX)).await
+        let parts = shard_request::from_charges(charges, self.key_layout(), &self.shared.config.hashing);
+        self.send_each(Command::Debit, parts, self.deadline(Duration::MAX)).await
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        let parts = shard_request::from_permits(permits, self.layout(), &self.shared.config.hashing);
-        self.settle(Command::Release, parts, self.until(Duration::MAX)).await
+        let parts = shard_request::from_permits(permits, self.key_layout(), &self.shared.config.hashing);
+        self.send_each(Command::Release, parts, self.deadline(Duration::MAX)).await
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        let parts = shard_request::from_return(back, self.layout(), &self.shared.config.hashing);
-        self.settle(
-            Command::Return { taken: back.taken, full_at: back.full_at },
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
+        let parts = shard_request::from_unit_return(back, self.key_layout(), &self.shared.config.hashing);
+        self.send_each(
+            Command::ReturnUnits { taken_at: back.taken_at, full_at: back.full_at },
             parts,
-            self.until(Duration::MAX),
+            self.deadline(Duration::MAX),
         )
         .await
     }

@@ -4,17 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::conformance::block_on;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit, LimitSpec,
-    ManualClock, Outcomes, Part, Permit, Quota, Scope, Span, StoreError, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit,
+    LimitSpec, ManualClock, Outcomes, Permit, Rate, Scope, StoreError, TimeDelta, Timestamp, Verdict,
+    nonzero,
 };
 use tollgate_store::{DenyCache, MemoryConfig, MemoryStore};
 
 type Memory = MemoryStore<Arc<ManualClock>>;
 
 /// A store that counts how often it is asked.
-struct Asked(Memory, AtomicU64);
+struct CountingStore(Memory, AtomicU64);
 
-impl CounterStore for Asked {
+impl CounterStore for CountingStore {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.charge(charges).await
@@ -29,7 +30,7 @@ impl CounterStore for Asked {
 
 struct Rig {
     clock: Arc<ManualClock>,
-    cache: DenyCache<Asked, Arc<ManualClock>>,
+    cache: DenyCache<CountingStore, Arc<ManualClock>>,
     scope: Scope,
 }
 
@@ -37,90 +38,92 @@ fn rig() -> Rig {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
     let memory =
         MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a small store");
-    let cache = DenyCache::new(Asked(memory, AtomicU64::new(0)), Arc::clone(&clock), 1_024);
+    let cache = DenyCache::new(CountingStore(memory, AtomicU64::new(0)), Arc::clone(&clock), 1_024);
     Rig { clock, cache, scope: Scope::new("test") }
 }
 
-fn limit(algorithm: Algorithm, quota: Quota) -> Limit {
+fn limit(algorithm: Algorithm, quota: Rate) -> Limit {
     LimitSpec::new(algorithm, quota).build().expect("a plain limit")
 }
 
 impl Rig {
-    fn charge<'a>(&'a self, parts: &'a [Part<'a>], limit: &'a Limit, cost: Cost) -> Charge<'a> {
+    fn charge<'a>(&'a self, parts: &'a [KeyPart<'a>], limit: &'a Limit, cost: Cost) -> Charge<'a> {
         Charge::new(CounterKey { scope: &self.scope, parts }, limit, cost)
     }
 
-    fn ask(&self, charges: &[Charge<'_>]) -> Outcomes {
+    fn check(&self, charges: &[Charge<'_>]) -> Outcomes {
         block_on(self.cache.charge(charges)).expect("memory answers")
     }
 
-    fn times_asked(&self) -> u64 {
+    fn store_calls(&self) -> u64 {
         self.cache.inner().1.load(Ordering::Relaxed)
     }
 }
 
 /// A flood over its limit must cost the store next to nothing, and get the very answers that it would have given.
 #[test]
-fn a_flood_is_answered_here_exactly() {
+fn a_flood_is_denied_from_the_cache_exactly() {
     for algorithm in
         [Algorithm::Gcra, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]
     {
         let rig = rig();
-        let limit = limit(algorithm, Quota::per_minute(5));
-        let parts = [Part::Text("k")];
+        let limit = limit(algorithm, Rate::per_minute(nonzero!(5)));
+        let parts = [KeyPart::Text("k")];
         let charge = rig.charge(&parts, &limit, Cost::ONE);
         for _ in 0..5 {
-            assert_eq!(rig.ask(&[charge]).admission, Admission::Admitted);
+            assert_eq!(rig.check(&[charge]).admission, Admission::Admitted);
         }
-        let before = rig.times_asked();
+        let before = rig.store_calls();
         for _ in 0..10_000 {
-            rig.clock.advance(Span::from_micros(997));
+            rig.clock.advance(TimeDelta::from_micros(997));
             let direct = rig.cache.inner().0.apply(&[charge]);
-            assert_eq!(rig.ask(&[charge]), direct, "{algorithm}");
+            assert_eq!(rig.check(&[charge]), direct, "{algorithm}");
         }
         // Ten seconds of flood, asked again every 0.9 s, and for what passed in them.
-        assert!(rig.times_asked() - before < 20, "{algorithm}: asked {} times", rig.times_asked() - before);
+        assert!(rig.store_calls() - before < 20, "{algorithm}: asked {} times", rig.store_calls() - before);
     }
 }
 
 /// At the promised instant the caller must pass, not be turned away by a memory.
 #[test]
-fn the_promised_instant_is_kept() {
+fn a_cached_denial_ends_at_its_instant() {
     let rig = rig();
-    let limit = limit(Algorithm::Gcra, Quota::per(2, Span::from_secs(1)));
-    let parts = [Part::Text("k")];
+    let limit = limit(Algorithm::Gcra, Rate::per(2, TimeDelta::from_secs(1)));
+    let parts = [KeyPart::Text("k")];
     let charge = rig.charge(&parts, &limit, Cost::ONE);
-    rig.ask(&[charge]);
-    rig.ask(&[charge]);
-    let denied = rig.ask(&[charge]);
-    let Verdict::Denied { retry_after: Some(wait) } = denied.each[0].verdict else { panic!("{denied:?}") };
-    rig.clock.advance(Span::from_micros(wait.as_micros() - 1));
-    assert_eq!(rig.ask(&[charge]).admission, Admission::Refused);
-    rig.clock.advance(Span::from_micros(1));
-    assert_eq!(rig.ask(&[charge]).admission, Admission::Admitted);
+    rig.check(&[charge]);
+    rig.check(&[charge]);
+    let denied = rig.check(&[charge]);
+    let Verdict::Denied { retry_after: Some(wait) } = denied.per_charge[0].verdict else {
+        panic!("{denied:?}")
+    };
+    rig.clock.advance(TimeDelta::from_micros(wait.as_micros() - 1));
+    assert_eq!(rig.check(&[charge]).admission, Admission::Denied);
+    rig.clock.advance(TimeDelta::from_micros(1));
+    assert_eq!(rig.check(&[charge]).admission, Admission::Admitted);
 }
 
 /// A refund or a raised limit must be felt: here at once, and within a second when it happened elsewhere.
 #[test]
-fn refunds_and_raised_limits_are_felt() {
+fn refunds_and_raised_limits_take_effect() {
     let rig = rig();
-    let tight = limit(Algorithm::FixedWindow, Quota::per_hour(1));
-    let parts = [Part::Text("k")];
+    let tight = limit(Algorithm::FixedWindow, Rate::per_hour(nonzero!(1)));
+    let parts = [KeyPart::Text("k")];
     let charge = rig.charge(&parts, &tight, Cost::ONE);
-    rig.ask(&[charge]);
-    assert_eq!(rig.ask(&[charge]).admission, Admission::Refused);
+    rig.check(&[charge]);
+    assert_eq!(rig.check(&[charge]).admission, Admission::Denied);
     block_on(rig.cache.debit(&[rig.charge(&parts, &tight, Cost::refund(1))])).expect("memory answers");
-    assert_eq!(rig.ask(&[charge]).admission, Admission::Admitted, "a refund here");
+    assert_eq!(rig.check(&[charge]).admission, Admission::Admitted, "a refund here");
 
-    assert_eq!(rig.ask(&[charge]).admission, Admission::Refused);
+    assert_eq!(rig.check(&[charge]).admission, Admission::Denied);
     rig.cache.inner().0.apply(&[rig.charge(&parts, &tight, Cost::refund(1))]);
-    rig.clock.advance(Span::from_secs(1));
-    assert_eq!(rig.ask(&[charge]).admission, Admission::Admitted, "a refund elsewhere");
+    rig.clock.advance(TimeDelta::from_secs(1));
+    assert_eq!(rig.check(&[charge]).admission, Admission::Admitted, "a refund elsewhere");
 
-    assert_eq!(rig.ask(&[charge]).admission, Admission::Refused);
-    let raised = limit(Algorithm::FixedWindow, Quota::per_hour(2));
+    assert_eq!(rig.check(&[charge]).admission, Admission::Denied);
+    let raised = limit(Algorithm::FixedWindow, Rate::per_hour(nonzero!(2)));
     assert_eq!(
-        rig.ask(&[rig.charge(&parts, &raised, Cost::ONE)]).admission,
+        rig.check(&[rig.charge(&parts, &raised, Cost::ONE)]).admission,
         Admission::Admitted,
         "a raised limit"
     );
@@ -128,57 +131,57 @@ fn refunds_and_raised_limits_are_felt() {
 
 /// A smaller request may still fit; a shadow rule beside a denial must still count; a permit may be back any moment.
 #[test]
-fn only_what_is_certain_is_remembered() {
+fn only_certain_denials_are_cached() {
     let rig = rig();
-    let quota = limit(Algorithm::FixedWindow, Quota::per_hour(10));
-    let parts = [Part::Text("k")];
-    rig.ask(&[rig.charge(&parts, &quota, Cost::take(6))]);
-    assert_eq!(rig.ask(&[rig.charge(&parts, &quota, Cost::take(6))]).admission, Admission::Refused);
-    assert_eq!(rig.ask(&[rig.charge(&parts, &quota, Cost::take(4))]).admission, Admission::Admitted);
+    let quota = limit(Algorithm::FixedWindow, Rate::per_hour(nonzero!(10)));
+    let parts = [KeyPart::Text("k")];
+    rig.check(&[rig.charge(&parts, &quota, Cost::new(6))]);
+    assert_eq!(rig.check(&[rig.charge(&parts, &quota, Cost::new(6))]).admission, Admission::Denied);
+    assert_eq!(rig.check(&[rig.charge(&parts, &quota, Cost::new(4))]).admission, Admission::Admitted);
 
     let shadow = Scope::new("shadow");
     let beside = Charge {
         enforcement: Enforcement::Independent,
         ..Charge::new(CounterKey { scope: &shadow, parts: &parts }, &quota, Cost::ONE)
     };
-    let other = [Part::Text("other")];
-    let both = [rig.charge(&parts, &quota, Cost::take(6)), beside, rig.charge(&other, &quota, Cost::ONE)];
+    let other = [KeyPart::Text("other")];
+    let both = [rig.charge(&parts, &quota, Cost::new(6)), beside, rig.charge(&other, &quota, Cost::ONE)];
     for left in [9, 8, 7] {
-        let outcomes = rig.ask(&both);
-        assert_eq!(outcomes.admission, Admission::Refused);
-        assert_eq!(outcomes.each[1].remaining, left, "the shadow rule counts");
+        let outcomes = rig.check(&both);
+        assert_eq!(outcomes.admission, Admission::Denied);
+        assert_eq!(outcomes.per_charge[1].remaining, left, "the shadow rule counts");
     }
     assert_eq!(
-        rig.ask(&[rig.charge(&other, &quota, Cost::LOOK)]).each[0].remaining,
+        rig.check(&[rig.charge(&other, &quota, Cost::PEEK)]).per_charge[0].remaining,
         10,
         "nothing else was taken"
     );
 
-    let held = limit(Algorithm::Concurrency, Quota::per_minute(1));
-    let slot = [Part::Text("slot")];
+    let held = limit(Algorithm::Concurrency, Rate::per_minute(nonzero!(1)));
+    let slot = [KeyPart::Text("slot")];
     let permit = tollgate_core::PermitId(7);
     let take = Charge { permit, ..rig.charge(&slot, &held, Cost::ONE) };
-    rig.ask(&[take]);
+    rig.check(&[take]);
     let late = Charge { permit: tollgate_core::PermitId(8), ..take };
-    assert_eq!(rig.ask(&[late]).admission, Admission::Refused);
+    assert_eq!(rig.check(&[late]).admission, Admission::Denied);
     block_on(rig.cache.release(&[Permit { key: take.key, limit: &held, id: permit }]))
         .expect("memory answers");
-    assert_eq!(rig.ask(&[late]).admission, Admission::Admitted);
+    assert_eq!(rig.check(&[late]).admission, Admission::Admitted);
     assert!(rig.clock.now() >= Timestamp::from_secs(1_000));
 }
 
 /// A remembered denial tells what the store told: that two are left where three were asked for, by these numbers alone.
 #[test]
-fn a_denial_is_remembered_with_its_numbers() {
+fn a_denial_is_cached_with_its_numbers() {
     let rig = rig();
-    let parts = [Part::Text("k")];
-    let (minute, second) = (Quota::per_minute(5), Quota::per(5, Span::from_secs(1)));
+    let parts = [KeyPart::Text("k")];
+    let (minute, second) = (Rate::per_minute(nonzero!(5)), Rate::per(5, TimeDelta::from_secs(1)));
     let (minute, second) = (limit(Algorithm::Gcra, minute), limit(Algorithm::Gcra, second));
-    let three = |limit| rig.ask(&[rig.charge(&parts, limit, Cost::take(3))]);
+    let three = |limit| rig.check(&[rig.charge(&parts, limit, Cost::new(3))]);
     assert_eq!(three(&minute).admission, Admission::Admitted);
     let (first, again) = (three(&minute), three(&minute));
-    assert_eq!(rig.times_asked(), 2, "the third is remembered");
-    assert_eq!((first.each[0].remaining, &again), (2, &first));
+    assert_eq!(rig.store_calls(), 2, "the third is remembered");
+    assert_eq!((first.per_charge[0].remaining, &again), (2, &first));
     let _ = three(&second);
-    assert_eq!(rig.times_asked(), 3, "another period is another limit");
+    assert_eq!(rig.store_calls(), 3, "another period is another limit");
 }

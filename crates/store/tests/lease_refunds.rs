@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use tollgate_core::conformance::{ReferenceStore, block_on};
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, LimitSpec, ManualClock, Mode, Part,
-    PermitId, Quota, Scope, Timestamp,
+    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LimitSpec, ManualClock, Mode,
+    PermitId, Rate, Scope, Timestamp, nonzero,
 };
 use tollgate_store::{LeaseConfig, LeasedStore};
 
@@ -14,15 +14,15 @@ fn a_refund_waits_for_time_where_leases_are_out_and_only_there() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
     let store = Arc::new(ReferenceStore::new(Arc::clone(&clock)));
     let node = LeasedStore::new(Arc::clone(&store), Arc::clone(&store), clock, LeaseConfig::default());
-    let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_second(100)).build().expect("a limit");
+    let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(100))).build().expect("a limit");
     let scope = Scope::new("refunds");
     for (who, mode, leased) in [("alice", Mode::Leased, true), ("bob", Mode::Adaptive, false)] {
-        let parts = [Part::Text(who)];
+        let parts = [KeyPart::Text(who)];
         let key = CounterKey { scope: &scope, parts: &parts };
         let charge = |cost| Charge { mode, ..Charge::new(key, &limit, cost) };
         let remaining = || {
-            let look = [Charge::new(key, &limit, Cost::LOOK)];
-            block_on(store.charge(&look)).expect("it answers").each[0].remaining
+            let look = [Charge::new(key, &limit, Cost::PEEK)];
+            block_on(store.charge(&look)).expect("it answers").per_charge[0].remaining
         };
         for _ in 0..10 {
             block_on(node.charge(&[charge(Cost::ONE)])).expect("it answers");

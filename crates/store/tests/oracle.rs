@@ -6,25 +6,26 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::task::{Context, Poll, Waker};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, Limit, LimitSpec, ManualClock,
-    Outcome, Outcomes, Part, Permit, PermitId, Quota, Scope, Span, State, Timestamp,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, LimitSpec,
+    ManualClock, Outcome, Outcomes, Permit, PermitId, Rate, Scope, State, TimeDelta, Timestamp,
 };
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 /// The limit that counts what it denies, by its place in [`limits`].
-const COUNTS_ATTEMPTS: usize = 6;
+const COUNT_DENIED: usize = 6;
 const START: Timestamp = Timestamp::from_secs(1_700_000_000);
 
 fn limits() -> Vec<Limit> {
-    let spec = |algorithm, count, secs| LimitSpec::new(algorithm, Quota::per(count, Span::from_secs(secs)));
+    let spec =
+        |algorithm, count, secs| LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_secs(secs)));
     let specs = [
         spec(Algorithm::Gcra, 5, 1),
         spec(Algorithm::Gcra, 7, 10).burst(3),
         spec(Algorithm::TokenBucket, 99_991, 86_400).burst(4), // too fine for a word
-        spec(Algorithm::LeakyBucket, 4, 1).delays(),
+        spec(Algorithm::LeakyBucket, 4, 1).with_delay(),
         spec(Algorithm::FixedWindow, 6, 2),
         spec(Algorithm::FixedWindow, 3, 5).jitter(),
-        spec(Algorithm::FixedWindow, 3, 2).counts_attempts(),
+        spec(Algorithm::FixedWindow, 3, 2).count_denied(),
         spec(Algorithm::SlidingWindow, 6, 2),
         spec(Algorithm::StrictWindow, 6, 2),
         spec(Algorithm::SlidingLog, 6, 2),
@@ -44,7 +45,7 @@ struct OneCharge {
 }
 
 #[derive(Clone, Debug)]
-enum Act {
+enum Action {
     Charge(Vec<OneCharge>),
     Debit(OneCharge),
     Release(OneCharge),
@@ -53,7 +54,7 @@ enum Act {
 }
 
 fn cost(units: i64) -> Cost {
-    if units < 0 { Cost::refund(units.unsigned_abs()) } else { Cost::take(units.unsigned_abs()) }
+    if units < 0 { Cost::refund(units.unsigned_abs()) } else { Cost::new(units.unsigned_abs()) }
 }
 
 fn one_charge(limits: &'static [usize]) -> impl Strategy<Value = OneCharge> {
@@ -68,14 +69,14 @@ fn one_charge(limits: &'static [usize]) -> impl Strategy<Value = OneCharge> {
     )
 }
 
-fn act(limits: &'static [usize], backwards: u32) -> impl Strategy<Value = Act> {
+fn act(limits: &'static [usize], backwards: u32) -> impl Strategy<Value = Action> {
     prop_oneof![
-        20 => prop::collection::vec(one_charge(limits), 1..6).prop_map(Act::Charge),
-        2 => one_charge(limits).prop_map(Act::Debit),
-        2 => one_charge(limits).prop_map(Act::Release),
-        6 => (0..1_500_000_u64).prop_map(Act::Advance),
-        1 => (0..20_000_000_u64).prop_map(Act::Advance),
-        backwards => (0..3_000_000_u64).prop_map(Act::Back),
+        20 => prop::collection::vec(one_charge(limits), 1..6).prop_map(Action::Charge),
+        2 => one_charge(limits).prop_map(Action::Debit),
+        2 => one_charge(limits).prop_map(Action::Release),
+        6 => (0..1_500_000_u64).prop_map(Action::Advance),
+        1 => (0..20_000_000_u64).prop_map(Action::Advance),
+        backwards => (0..3_000_000_u64).prop_map(Action::Back),
     ]
 }
 
@@ -85,7 +86,7 @@ struct Oracle(HashMap<(usize, usize), State>);
 
 struct Known<'a> {
     limits: &'a [Limit],
-    phases: &'a HashMap<(usize, usize), Span>,
+    phases: &'a HashMap<(usize, usize), TimeDelta>,
     now: Timestamp,
 }
 
@@ -94,9 +95,9 @@ impl Known<'_> {
     fn step(&self, charge: &OneCharge, state: &mut State, cost: Cost, id: PermitId) -> Outcome {
         let at = self.now + self.phases[&(charge.limit, charge.key)];
         let mut after = state.clone();
-        let outcome = self.limits[charge.limit].step_as(id, &mut after, at, cost);
-        let idle = cost.is_refund() || outcome.verdict.is_denied() && charge.limit != COUNTS_ATTEMPTS;
-        if !(cost.is_look() || *state == State::Unused && idle) {
+        let outcome = self.limits[charge.limit].step_with_permit(id, &mut after, at, cost);
+        let idle = cost.is_refund() || outcome.verdict.is_denied() && charge.limit != COUNT_DENIED;
+        if !(cost.is_peek() || *state == State::Unused && idle) {
             *state = after;
         }
         outcome
@@ -120,12 +121,12 @@ impl Oracle {
         let admission = Outcomes::admission(charges.iter().map(|charge| charge.enforcement).zip(each.iter()));
         if admission == Admission::Admitted {
             self.0 = draft;
-            return Outcomes { admission, at: known.now, each: each.into() };
+            return Outcomes { admission, at: known.now, per_charge: each.into() };
         }
         for (charge, outcome) in charges.iter().zip(&mut each).filter(|(charge, _)| !independent(charge)) {
             let state = self.0.entry((charge.limit, charge.key)).or_default();
             if outcome.verdict.is_allowed() {
-                let look = known.step(charge, &mut state.clone(), Cost::LOOK, PermitId::ANONYMOUS);
+                let look = known.step(charge, &mut state.clone(), Cost::PEEK, PermitId::ANONYMOUS);
                 *outcome = Outcome { verdict: outcome.verdict, ..look };
             } else {
                 // A denial on its own changes nothing, but for an attempt that is counted.
@@ -139,7 +140,7 @@ impl Oracle {
                 }
             }
         }
-        Outcomes { admission, at: known.now, each: each.into() }
+        Outcomes { admission, at: known.now, per_charge: each.into() }
     }
 }
 
@@ -150,12 +151,12 @@ fn ready<F: Future>(future: F) -> F::Output {
     }
 }
 
-fn compare(acts: &[Act]) -> Result<(), TestCaseError> {
+fn compare(acts: &[Action]) -> Result<(), TestCaseError> {
     let limits = limits();
     let scopes: Vec<Scope> = (0..limits.len()).map(|n| Scope::new(format!("scope {n}"))).collect();
-    let parts: Vec<[Part<'_>; 1]> = ["a", "b", "c"].map(|text| [Part::Text(text)]).to_vec();
+    let parts: Vec<[KeyPart<'_>; 1]> = ["a", "b", "c"].map(|text| [KeyPart::Text(text)]).to_vec();
     let key = |limit: usize, key: usize| CounterKey { scope: &scopes[limit], parts: &parts[key] };
-    let phases: HashMap<(usize, usize), Span> = (0..limits.len())
+    let phases: HashMap<(usize, usize), TimeDelta> = (0..limits.len())
         .flat_map(|limit| (0..3).map(move |key| (limit, key)))
         .map(|(l, k)| ((l, k), limits[l].phase(key(l, k).stable_hash())))
         .collect();
@@ -168,7 +169,7 @@ fn compare(acts: &[Act]) -> Result<(), TestCaseError> {
     for act in acts {
         let known = Known { limits: &limits, phases: &phases, now };
         match act {
-            Act::Charge(charges) => {
+            Action::Charge(charges) => {
                 let asked: Vec<Charge<'_>> = charges
                     .iter()
                     .map(|charge| Charge {
@@ -179,7 +180,7 @@ fn compare(acts: &[Act]) -> Result<(), TestCaseError> {
                     .collect();
                 prop_assert_eq!(store.apply(&asked), oracle.charge(&known, charges), "{:?}", charges);
             }
-            Act::Debit(charge) => {
+            Action::Debit(charge) => {
                 let asked = Charge {
                     permit: PermitId(charge.permit),
                     ..Charge::new(key(charge.limit, charge.key), &limits[charge.limit], cost(charge.cost))
@@ -198,7 +199,7 @@ fn compare(acts: &[Act]) -> Result<(), TestCaseError> {
                     );
                 }
             }
-            Act::Release(charge) => {
+            Action::Release(charge) => {
                 let limit = &limits[charge.limit];
                 let permit =
                     Permit { key: key(charge.limit, charge.key), limit, id: PermitId(charge.permit) };
@@ -206,8 +207,8 @@ fn compare(acts: &[Act]) -> Result<(), TestCaseError> {
                 let state = oracle.0.entry((charge.limit, charge.key)).or_default();
                 limit.release(PermitId(charge.permit), state);
             }
-            Act::Advance(micros) => now = now + Span::from_micros(*micros),
-            Act::Back(micros) => now = now - Span::from_micros(*micros),
+            Action::Advance(micros) => now = now + TimeDelta::from_micros(*micros),
+            Action::Back(micros) => now = now - TimeDelta::from_micros(*micros),
         }
         clock.set(now);
     }

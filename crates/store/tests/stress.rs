@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, Enforcement, Limit, LimitSpec, ManualClock, Part, Quota,
-    Scope, Timestamp,
+    Admission, Algorithm, Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LimitSpec, ManualClock,
+    Rate, Scope, TimeDelta, Timestamp,
 };
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -13,7 +13,7 @@ const THREADS: u64 = 4;
 const KEYS: usize = 12;
 
 fn limit(algorithm: Algorithm, count: u64) -> Limit {
-    LimitSpec::new(algorithm, Quota::per_hour(count)).build().expect("a limit")
+    LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_secs(3_600))).build().expect("a limit")
 }
 
 /// Each key has one of these; time stands still, so each admits its count and not one more.
@@ -32,19 +32,18 @@ fn hammer(limits: &[Limit], most_charges: usize) {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), ManualClock::at(NOW)).expect("a store");
     let scopes: Vec<Scope> = (0..KEYS).map(|n| Scope::new(n.to_string())).collect();
     let taken: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
-    let key = |n: usize| CounterKey { scope: &scopes[n], parts: &[Part::Text("k")] };
+    let key = |n: usize| CounterKey { scope: &scopes[n], parts: &[KeyPart::Text("k")] };
     std::thread::scope(|threads| {
         for thread in 0..THREADS {
             let (store, taken, key) = (&store, &taken, &key);
             threads.spawn(move || {
-                let mut dice = SplitMix64::new(thread + 1);
+                let mut rng = SplitMix64::new(thread + 1);
                 for _ in 0..4_000 {
-                    let charges: Vec<(usize, u64)> = (0..=dice.index(most_charges))
-                        .map(|_| (dice.index(KEYS), dice.below(3) + 1))
-                        .collect();
+                    let charges: Vec<(usize, u64)> =
+                        (0..=rng.index(most_charges)).map(|_| (rng.index(KEYS), rng.below(3) + 1)).collect();
                     let asked: Vec<Charge<'_>> = charges
                         .iter()
-                        .map(|(n, units)| Charge::new(key(*n), &limits[*n], Cost::take(*units)))
+                        .map(|(n, units)| Charge::new(key(*n), &limits[*n], Cost::new(*units)))
                         .collect();
                     if store.apply(&asked).admission == Admission::Admitted {
                         for (n, units) in charges {
@@ -79,7 +78,7 @@ fn packed_counters_admit_exactly_their_limit() {
 }
 
 #[test]
-fn packed_and_aside_together_admit_exactly_their_limit() {
+fn packed_and_wide_counters_together_admit_exactly_their_limit() {
     for _ in 0..10 {
         hammer(&key_limits(), 5);
     }
@@ -94,7 +93,7 @@ fn one_charge_at_a_time_admits_exactly_the_limit() {
 
 /// Newcomers of the same name from all threads at once: two slots of one name would admit twice the limit.
 #[test]
-fn a_key_that_all_threads_meet_first_has_one_counter() {
+fn a_key_that_all_threads_create_has_one_counter() {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(4 << 20), ManualClock::at(NOW)).expect("a store");
     let limit = limit(Algorithm::Gcra, 3);
     let scope = Scope::new("first");
@@ -107,7 +106,7 @@ fn a_key_that_all_threads_meet_first_has_one_counter() {
                 barrier.wait();
                 for n in 0..NEW {
                     let text = n.to_string();
-                    let key = CounterKey { scope: &scope, parts: &[Part::Text(&text)] };
+                    let key = CounterKey { scope: &scope, parts: &[KeyPart::Text(&text)] };
                     for _ in 0..2 {
                         let outcomes = store.apply(&[Charge::new(key, &limit, Cost::ONE)]);
                         admitted.fetch_add(
@@ -120,12 +119,12 @@ fn a_key_that_all_threads_meet_first_has_one_counter() {
         }
     });
     assert_eq!(admitted.into_inner(), 3 * NEW);
-    assert_eq!(store.figures().inserted, NEW);
+    assert_eq!(store.stats().inserted, NEW);
 }
 
 /// Refunds and independent charges beside required ones: the books balance.
 #[test]
-fn what_is_given_back_can_be_taken_again_and_no_more() {
+fn refunded_units_can_be_charged_again_and_no_more() {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), ManualClock::at(NOW)).expect("a store");
     let limits =
         [limit(Algorithm::Gcra, 1_000), limit(Algorithm::FixedWindow, 1_000), limit(Algorithm::Gcra, 900)];
@@ -136,17 +135,17 @@ fn what_is_given_back_can_be_taken_again_and_no_more() {
         for thread in 0..THREADS {
             let (store, limits, key, balance) = (&store, &limits, &key, &balance);
             threads.spawn(move || {
-                let mut dice = SplitMix64::new(thread + 77);
+                let mut rng = SplitMix64::new(thread + 77);
                 for _ in 0..5_000 {
-                    let units = dice.below(4) + 1;
-                    let mut asked = [0, 1, 2].map(|n| Charge::new(key(n), &limits[n], Cost::take(units)));
+                    let units = rng.below(4) + 1;
+                    let mut asked = [0, 1, 2].map(|n| Charge::new(key(n), &limits[n], Cost::new(units)));
                     asked[2].enforcement = Enforcement::Independent;
                     let outcomes = store.apply(&asked);
-                    if outcomes.each[2].verdict.is_allowed() {
+                    if outcomes.per_charge[2].verdict.is_allowed() {
                         balance[2].fetch_add(units, Ordering::Relaxed);
                     }
                     if outcomes.admission == Admission::Admitted {
-                        let back = dice.below(units + 1);
+                        let back = rng.below(units + 1);
                         let refund = [0, 1].map(|n| Charge::new(key(n), &limits[n], Cost::refund(back)));
                         store.apply(&refund);
                         balance[0].fetch_add(units - back, Ordering::Relaxed);
@@ -157,7 +156,7 @@ fn what_is_given_back_can_be_taken_again_and_no_more() {
         }
     });
     for n in 0..3 {
-        let left = store.apply(&[Charge::new(key(n), &limits[n], Cost::LOOK)]).each[0].remaining;
+        let left = store.apply(&[Charge::new(key(n), &limits[n], Cost::PEEK)]).per_charge[0].remaining;
         assert_eq!(left + balance[n].load(Ordering::Relaxed), limits[n].capacity(), "key {n}");
     }
 }

@@ -1,4 +1,4 @@
-//! How often a piece of code asks the allocator. A test program declares the allocator, and counts on its own thread:
+//! Allocation counting. A test program declares the allocator, and counts on its own thread:
 //!
 //! ```
 //! use tollgate_testing::allocations::{CountingAllocator, allocations};
@@ -13,7 +13,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, which counts.
+/// The system allocator with a counter.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CountingAllocator;
 
@@ -21,11 +21,8 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-#[allow(
-    unsafe_code,
-    reason = "an allocator that counts is a wrapper of the system's; it adds no memory access"
-)]
-// SAFETY: every call is handed on unchanged to the system's allocator, which upholds the contract.
+#[allow(unsafe_code, reason = "a counting allocator wraps the system's; it adds no memory access")]
+// SAFETY: every call is passed unchanged to the system allocator, which upholds the contract.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
@@ -39,7 +36,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// How often `work` allocates on this thread; what it returns is dropped afterwards.
+/// Returns how often `work` allocates on this thread; its result is dropped afterwards.
 pub fn allocations<T>(work: impl FnOnce() -> T) -> u64 {
     let before = ALLOCATIONS.with(Cell::get);
     let result = work();

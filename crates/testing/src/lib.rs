@@ -1,16 +1,16 @@
-//! What the tests and benchmarks of several crates talk and measure with. Nothing that is released depends on it.
+//! Shared tools for the tests and benchmarks of several crates. No released code depends on it.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`allocations`] | how often a piece of code asks the allocator |
-//! | [`zipf`] | keys of which few are frequent and most are rare |
-//! | [`web`] | HTTP/1.1 by hand, so that a test can send what no client library would |
-//! | [`origin`] | an upstream for a proxy to stand before |
-//! | [`open_files`] | room for thousands of connections in one process |
-//! | [`wait`] | waiting for what can be observed |
+//! | [`allocations`] | allocation counting |
+//! | [`zipf`] | keys with a Zipf distribution |
+//! | [`web`] | an HTTP/1.1 client that can send malformed requests |
+//! | [`origin`] | an upstream for proxies |
+//! | [`open_files`] | raising the limit on open files |
+//! | [`wait`] | waiting for observable conditions |
 //!
-//! The fakes of the store's trait, and the random numbers that [`zipf`] draws with, are in `tollgate_core::conformance`, whose suite
-//! needs them itself.
+//! Fake stores, and the random number generator of [`zipf`], are in `tollgate_core::conformance`, whose suite needs them
+//! itself.
 
 pub mod allocations;
 pub mod open_files;

@@ -1,16 +1,15 @@
-//! An upstream for the gateway to stand before: plain threads, HTTP/1.1 by hand, and a record of every byte of a head
-//! that reached it.
+//! A test upstream: plain threads, hand-written HTTP/1.1, and a record of every request head that it received.
 //!
-//! | path | answers |
+//! | path | response |
 //! |---|---|
-//! | `/head…` | the head that it got |
-//! | `/echo…` | the body that it got, in chunks, as it comes; trailers too |
-//! | `/hold…` | once the test lets it |
-//! | `/cut…` | nothing: closes |
-//! | `/early…` | 413 before it has read the body, and reads none of it |
-//! | `/part…` | half of what it announces, then closes |
+//! | `/head…` | the received head |
+//! | `/echo…` | the received body, in chunks as it arrives, with its trailers |
+//! | `/hold…` | when the test releases it |
+//! | `/cut…` | none: closes the connection |
+//! | `/early…` | 413 before it has read the body, of which it reads nothing |
+//! | `/part…` | half of the declared length, then closes the connection |
 //! | `/status/503` | that status |
-//! | `/drip…` | a chunk each time the test lets it |
+//! | `/drip…` | one chunk each time the test releases it |
 //! | any other | 200, `hello` |
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,10 +17,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// An upstream that runs until the test's process ends.
+/// An upstream that runs until the test process ends.
 #[derive(Debug)]
 pub struct Origin {
-    /// Where it listens.
+    /// Address it listens on.
     pub address: SocketAddr,
     seen: Arc<OriginLog>,
 }
@@ -31,20 +30,20 @@ struct OriginLog {
     heads: Mutex<Vec<String>>,
     connections: AtomicUsize,
     lost: AtomicUsize,
-    /// How many that hold may go on.
+    /// Number of waiting requests that may proceed.
     passes: Mutex<usize>,
     passed: Condvar,
 }
 
 impl Origin {
-    /// On a free port of loopback.
+    /// Starts an upstream on a free loopback port.
     #[must_use]
     pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("an address");
         let seen = Arc::new(OriginLog::default());
         let shared = Arc::clone(&seen);
-        // Ends with the test's process.
+        // Ends with the test process.
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let seen = Arc::clone(&shared);
@@ -57,27 +56,27 @@ impl Origin {
         Self { address, seen }
     }
 
-    /// Heads that came, in order.
+    /// Returns the received heads in order.
     pub fn heads(&self) -> Vec<String> {
         self.seen.heads.lock().expect("heads").clone()
     }
 
-    /// How many heads came.
+    /// Returns the number of received heads.
     pub fn requests(&self) -> usize {
         self.seen.heads.lock().expect("heads").len()
     }
 
-    /// Connections that were made to it.
+    /// Returns the number of accepted connections.
     pub fn connections(&self) -> usize {
         self.seen.connections.load(Ordering::SeqCst)
     }
 
-    /// Callers that went away while `/hold` held them.
+    /// Returns the number of clients that disconnected while their request was waiting.
     pub fn lost(&self) -> usize {
         self.seen.lost.load(Ordering::SeqCst)
     }
 
-    /// Lets so many of those that hold go on.
+    /// Releases `count` waiting requests.
     pub fn release(&self, count: usize) {
         *self.seen.passes.lock().expect("passes") += count;
         self.seen.passed.notify_all();
@@ -85,7 +84,7 @@ impl Origin {
 }
 
 impl OriginLog {
-    /// Waits for a pass; whether the other side is still there.
+    /// Waits for a release; returns false if the client disconnects first.
     fn wait(&self, stream: &TcpStream) -> bool {
         let mut passes = self.passes.lock().expect("passes");
         loop {
@@ -161,18 +160,18 @@ fn serve(stream: &TcpStream, seen: &OriginLog) -> std::io::Result<()> {
         }
         let status = path.strip_prefix("/status/").unwrap_or("200");
         let text = if path.starts_with("/head") { head } else { format!("hello {body}") };
-        let answer = format!(
+        let head_text = format!(
             "HTTP/1.1 {status} Whatever\r\ncontent-length: {}\r\nconnection: x-hop\r\nx-hop: 1\r\nkeep-alive: timeout=5\r\n\r\n",
             text.len()
         );
-        writer.write_all(answer.as_bytes())?;
-        if !path.starts_with("/status/204") && !path.starts_with("/status/304") && !answer.is_empty() {
+        writer.write_all(head_text.as_bytes())?;
+        if !path.starts_with("/status/204") && !path.starts_with("/status/304") && !head_text.is_empty() {
             writer.write_all(text.as_bytes())?;
         }
     }
 }
 
-/// Passes a body back as it comes.
+/// Sends a body back as it arrives.
 fn echo(
     reader: &mut impl BufRead,
     mut writer: &TcpStream,
@@ -183,8 +182,8 @@ fn echo(
         let mut left = length;
         let mut piece = vec![0; 16 * 1024];
         while left > 0 {
-            let most = piece.len().min(usize::try_from(left).expect("small"));
-            let read = reader.read(&mut piece[..most])?;
+            let max = piece.len().min(usize::try_from(left).expect("small"));
+            let read = reader.read(&mut piece[..max])?;
             if read == 0 {
                 return Err(std::io::ErrorKind::UnexpectedEof.into());
             }
@@ -218,7 +217,7 @@ fn echo(
     }
 }
 
-/// Reads a body over; how long it was.
+/// Discards a body and returns its length.
 fn swallow(reader: &mut impl BufRead, length: u64, chunked: bool) -> std::io::Result<u64> {
     if !chunked {
         return std::io::copy(&mut reader.take(length), &mut std::io::sink());

@@ -1,39 +1,39 @@
-//! HTTP/1.1 by hand, a fresh connection for each request, so that a test can send what no client library would.
+//! An HTTP/1.1 client with one connection per request, which can send what no client library would.
 
 use crate::wait::LONG;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 
-/// What came back.
+/// A response.
 #[derive(Clone, Debug)]
 pub struct WebResponse {
-    /// The code of the status line.
+    /// Status code.
     pub status: u16,
-    /// Names as they were written, and values.
+    /// Header names as received, and values.
     pub headers: Vec<(String, String)>,
-    /// All of it, without its framing.
+    /// Body without its framing.
     pub body: Vec<u8>,
 }
 
 impl WebResponse {
-    /// The first value of a header, whatever its case.
+    /// Returns the first value of a header, ignoring case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
-    /// The body as text.
+    /// Returns the body as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body as JSON.
+    /// Returns the body as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error} in {}", self.text()))
     }
 }
 
-/// The bytes of a request whose connection is closed after it.
+/// Returns the bytes of a request with `Connection: close`.
 pub fn request(method: &str, path: &str, body: &[u8]) -> Vec<u8> {
     let mut bytes = format!(
         "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
@@ -44,15 +44,15 @@ pub fn request(method: &str, path: &str, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Sends bytes as they are on a fresh connection and reads one answer.
+/// Sends raw bytes on a new connection and reads one response.
 pub fn exchange(address: SocketAddr, bytes: &[u8]) -> std::io::Result<WebResponse> {
     let mut open = WebConnection::to(address)?;
-    // A server that has seen enough answers and closes: what it does not read is no error of the test.
+    // The server may respond and close before reading everything; a failed write is not an error of the test.
     let _ = open.send(bytes);
     if bytes.starts_with(b"HEAD ") { open.head() } else { open.response() }
 }
 
-/// The same from another address of loopback: for a server that trusts 127.0.0.1, a caller from outside.
+/// Does the same from another loopback address: for a server that trusts 127.0.0.1, an untrusted client.
 pub fn exchange_from(source: &str, address: SocketAddr, bytes: &[u8]) -> std::io::Result<WebResponse> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
     socket.bind(&SocketAddr::new(source.parse().expect("an address"), 0).into())?;
@@ -79,27 +79,27 @@ impl WebConnection {
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// The same connection once more, for sending while answers are read.
+    /// Clones the connection, for sending while responses are read.
     pub fn again(&self) -> std::io::Result<Self> {
         self.0.get_ref().try_clone().map(|stream| Self(BufReader::new(stream)))
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     pub fn send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.0.get_mut().write_all(bytes)
     }
 
-    /// Sends no more, and goes on reading.
+    /// Closes the sending side.
     pub fn finish_sending(&mut self) -> std::io::Result<()> {
         self.0.get_mut().shutdown(Shutdown::Write)
     }
 
-    /// Whether the other side has closed: what it sends otherwise is lost.
+    /// Returns whether the peer has closed the connection; a byte that it sent instead is lost.
     pub fn is_at_end(&mut self) -> bool {
         matches!(self.0.read(&mut [0]), Ok(0))
     }
 
-    /// Reads up to and with these bytes.
+    /// Reads up to and including these bytes.
     pub fn read_until(&mut self, end: &[u8]) -> std::io::Result<Vec<u8>> {
         let mut seen = Vec::new();
         let mut byte = [0];
@@ -110,7 +110,7 @@ impl WebConnection {
         Ok(seen)
     }
 
-    /// Reads one answer without a body.
+    /// Reads a response without a body.
     pub fn head(&mut self) -> std::io::Result<WebResponse> {
         let status_line = self.line()?;
         let status = status_line.split(' ').nth(1).and_then(|code| code.parse().ok());
@@ -127,29 +127,29 @@ impl WebConnection {
         Ok(WebResponse { status, headers, body: Vec::new() })
     }
 
-    /// Reads one answer.
+    /// Reads a response.
     pub fn response(&mut self) -> std::io::Result<WebResponse> {
-        let mut answer = self.head()?;
-        match answer.header("content-length").map(|length| length.parse::<usize>().expect("a length")) {
+        let mut response = self.head()?;
+        match response.header("content-length").map(|length| length.parse::<usize>().expect("a length")) {
             Some(length) => {
-                answer.body.resize(length, 0);
-                self.0.read_exact(&mut answer.body)?;
+                response.body.resize(length, 0);
+                self.0.read_exact(&mut response.body)?;
             }
-            None if answer.header("transfer-encoding") == Some("chunked") => loop {
+            None if response.header("transfer-encoding") == Some("chunked") => loop {
                 let length = usize::from_str_radix(&self.line()?, 16).map_err(std::io::Error::other)?;
-                let start = answer.body.len();
-                answer.body.resize(start + length, 0);
-                self.0.read_exact(&mut answer.body[start..])?;
+                let start = response.body.len();
+                response.body.resize(start + length, 0);
+                self.0.read_exact(&mut response.body[start..])?;
                 self.line()?;
                 if length == 0 {
                     break;
                 }
             },
             None => {
-                self.0.read_to_end(&mut answer.body)?;
+                self.0.read_to_end(&mut response.body)?;
             }
         }
-        Ok(answer)
+        Ok(response)
     }
 
     fn line(&mut self) -> std::io::Result<String> {

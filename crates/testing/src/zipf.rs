@@ -1,10 +1,10 @@
-//! Keys by Zipf's law: the n-th most frequent one as often as 1/n.
+//! Zipf distribution of keys: the n-th most frequent key has a weight of 1/n.
 //!
-//! Drawn by the inverse of the continuous law's distribution, x = N^u, which needs no table of N sums.
+//! Draws from the inverse of the continuous distribution, x = N^u, which needs no table of N sums.
 
 use tollgate_core::conformance::SplitMix64;
 
-/// The rank of the next key among `keys`, from zero, the most frequent.
+/// Returns the rank of the next key among `keys`, from 0 for the most frequent.
 ///
 /// ```
 /// use tollgate_core::conformance::SplitMix64;
@@ -17,7 +17,7 @@ pub fn draw(random: &mut SplitMix64, keys: u64) -> u64 {
     ((keys as f64).powf(random.fraction()) as u64).saturating_sub(1).min(keys.saturating_sub(1))
 }
 
-/// Many of them, the same in every run.
+/// Returns `draws` ranks, the same in every run.
 #[must_use]
 pub fn ranks(keys: u64, draws: usize) -> Vec<u64> {
     let mut random = SplitMix64::new(0x9e37_79b9_7f4a_7c15);

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Folder, Run, Server, run, run_with};
+use harness::{Folder, Run, Server, eventually, run, run_with};
 use serde_json::{Value, json};
 
 const GOOD: &str = "domain: d\ndescriptors:\n  - {key: k, name: per-k, limit: 3/hour}\n";
@@ -559,4 +559,79 @@ fn former_names_of_flags_and_keys_are_accepted() {
     let wrong = run(&["serve", "--rules-confirm-threshold", "7"]);
     ended(&wrong, 1);
     assert!(wrong.err.contains("--rules-confirm-threshold: must be between 0 and 1, got 7"), "{}", wrong.err);
+}
+
+/// Whoever reads a rule's name in one command finds it in the others.
+#[test]
+fn a_rule_has_one_name_in_usage_why_and_top() {
+    let folder = Folder::new();
+    folder.write(
+        "rules.yaml",
+        "domain: d\ndescriptors:\n  - key: api_key\n    descriptors:\n      - {key: endpoint, value: POST /orders, name: orders, limit: 1/hour}\n",
+    );
+    let server = Server::start(&["--rules", &text(&folder, "rules.yaml")]);
+    let admin = format!("http://{}", server.admin.expect("an admin address"));
+    let request = json!({"api_key": "abc", "endpoint": "POST /orders"});
+    assert_eq!([200, 429], [(); 2].map(|()| server.check("d", &request).status));
+    let shown = |args: &[&str]| {
+        let mut all = args.to_vec();
+        all.extend(["--admin", &admin]);
+        let shown = run(&all);
+        ended(&shown, 0);
+        shown.out
+    };
+    let used = shown(&["usage", "abc", "--attr", "endpoint=POST /orders"]);
+    assert!(used.lines().any(|line| line.starts_with("orders  ")), "{used}");
+    let needs = shown(&["usage", "abc"]);
+    assert!(needs.contains("\norders: add --attr endpoint="), "{needs}");
+    eventually("the denial in the log", || {
+        let why = run(&["why", "--key", "abc", "--admin", &admin]);
+        (why.code == Some(0) && why.out.contains("orders")).then_some(())
+    });
+    eventually("the rule in top", || {
+        let top = shown(&["top"]);
+        let rules = top.lines().skip_while(|line| !line.starts_with("RULE"));
+        rules.take_while(|line| !line.is_empty()).any(|line| line.starts_with("orders  ")).then_some(())
+    });
+}
+
+/// Times are written the same way wherever something expires.
+#[test]
+fn expiries_are_durations_dates_or_instants() {
+    let folder = Folder::new();
+    folder.write("rules.yaml", "domain: d\ndescriptors:\n  - {key: api_key, limit: 3/hour}\n");
+    let db = format!("sqlite:{}", text(&folder, "t.db"));
+    let server = Server::start(&["--rules", &text(&folder, "rules.yaml"), "--db", &db]);
+    let admin = format!("http://{}", server.admin.expect("an admin address"));
+    let json = |args: &[&str]| -> Value {
+        let mut all = args.to_vec();
+        all.extend(["--json", "--admin", &admin]);
+        let ran = run(&all);
+        ended(&ran, 0);
+        serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{args:?}: {error}\n{}", ran.out))
+    };
+    let set = json(&["quota", "set", "abc", "--limit", "9/hour", "--until", "2099-12-31"]);
+    assert!(set["expires_at"].as_str().is_some_and(|at| at.starts_with("2099-12-31T00:00:00")), "{set}");
+    let set = json(&["quota", "set", "abc", "--limit", "9/hour", "--from", "1d", "--until", "2d"]);
+    let time = |name: &str| -> i64 {
+        let text = set[name].as_str().expect("a time");
+        text.parse::<jiff::Timestamp>().expect("RFC 3339").as_second()
+    };
+    assert_eq!(time("expires_at") - time("effective_at"), 86_400, "{set}");
+    let granted = json(&["usage", "grant", "abc", "--units", "5", "--reason", "r", "--until", "2d"]);
+    assert!(granted["expires_at"].is_string(), "{granted}");
+    let blocked = json(&["emergency", "block", "--api-key", "x", "--reason", "r", "--until", "2h"]);
+    assert!(blocked["expires_at"].is_string(), "{blocked}");
+    let id = blocked["id"].as_str().expect("an id");
+    json(&["emergency", "renew", id, "--for", "1h30m"]);
+    for (args, part) in [
+        (&["emergency", "allow-all", "--reason", "r", "--until", "2001-01-01"][..], "in the past"),
+        (&["emergency", "allow-all", "--reason", "r", "--until", "2h", "--for", "1h"], "cannot be used with"),
+        (&["quota", "set", "abc", "--until", "tomorrow"], "is not a time; use 2d, 2026-12-31"),
+    ] {
+        let mut all = args.to_vec();
+        all.extend(["--admin", &admin]);
+        let wrong = run(&all);
+        assert!(wrong.code != Some(0) && wrong.err.contains(part), "{args:?}: {}", wrong.err);
+    }
 }

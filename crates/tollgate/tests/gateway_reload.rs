@@ -49,7 +49,7 @@ fn routes_move_under_traffic_and_nobody_is_dropped() {
         assert_eq!(ask(&mut kept, "/a", "").status, 200);
         (first.requests() > before).then_some(())
     });
-    eventually("it to be told", || gateway.log().contains("`nodes` has changed").then_some(()));
+    eventually("it to be told", || gateway.log().contains("`nodes` changed").then_some(()));
 }
 
 /// A slip in the file must not take the API down, and must be seen.
@@ -62,7 +62,7 @@ fn what_cannot_be_used_changes_nothing_and_is_told() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address");
     let wrong = [
-        (good.replace("upstream: api", "upstream: apo"), "there is no upstream `apo`"),
+        (good.replace("upstream: api", "upstream: apo"), "unknown upstream `apo`"),
         (good.replace("domain: d", "domain: other"), "the domain `other`"),
         (good.replace("listeners", "lusteners"), "lusteners"),
         (good.replace("address: \"127.0.0.1:0\"", &format!("address: \"{address}\"")), "cannot listen"),
@@ -101,7 +101,7 @@ fn what_is_known_of_upstreams_is_kept() {
     eventually("the sick one to be found", || (usable(&unwell) == 0).then_some(()));
     let acts = |times: usize| {
         eventually("the settings to act", || {
-            (gateway.log().matches("gateway.yaml act").count() >= times).then_some(())
+            (gateway.log().matches("configuration reloaded").count() >= times).then_some(())
         });
         assert_eq!((usable(&well), usable(&unwell)), (1, 0));
     };
@@ -163,9 +163,11 @@ fn trust_is_that_of_the_moment() {
         eventually("the change", || Some(said(&mut old)).filter(|head| !head.contains("198.51.100.7")));
     assert!(head.contains("x-forwarded-for: 127.0.0.1\r\n"), "{head}");
     // By SIGHUP as well, though nothing has changed.
-    let before = gateway.log().matches("gateway.yaml act").count();
+    let before = gateway.log().matches("configuration reloaded").count();
     gateway.signal("HUP");
-    eventually("a reload", || (gateway.log().matches("gateway.yaml act").count() > before).then_some(()));
+    eventually("a reload", || {
+        (gateway.log().matches("configuration reloaded").count() > before).then_some(())
+    });
     // As many connections as the system gives at all.
     let files = gateway.details()["open_files"].clone();
     let hard = std::fs::read_to_string(format!("/proc/{}/limits", gateway.id())).expect("limits");

@@ -228,7 +228,7 @@ fn an_outage_ends_without_a_burst() {
         (after.iter().filter(|(_, decision)| decision["origin"] == "store").count() > 20).then_some(())
     });
     let log = node.log();
-    assert!(log.contains("the breaker is open") && log.contains("the breaker is closed"), "{log}");
+    assert!(log.contains("circuit breaker open") && log.contains("circuit breaker closed"), "{log}");
     let all = passed(&before) + passed(&during) + passed(&after);
     assert!(all <= 10, "{all} passed of ten: {after:?}");
 }
@@ -263,14 +263,14 @@ fn breakers_follow_their_settings() {
     }
     let shard = url.trim_start_matches("redis://");
     let told =
-        |line: &&str| line.contains("WARN tollgate_store::redis") && line.contains("the breaker is open");
+        |line: &&str| line.contains("WARN tollgate_store::redis") && line.contains("circuit breaker open");
     let log = node.log();
     let told: Vec<&str> = log.lines().filter(told).collect();
     assert!(matches!(told[..], [one] if one.contains(shard) && one.contains("connection")), "once: {log}");
     let wrong = folder.write("wrong.yaml", "store: redis://127.0.0.1:1\nstore_breaker_failures: 0\n");
     let refused = run(&["serve", "--config", wrong.to_str().expect("a plain path")]);
     assert!(
-        refused.err.contains("store_breaker_failures") && refused.err.contains("from 1 to"),
+        refused.err.contains("store_breaker_failures") && refused.err.contains("must be between 1 and"),
         "{}",
         refused.err
     );

@@ -97,7 +97,7 @@ fn what_is_published_acts_and_is_remembered() {
     node.server.wait();
     let node = start(&db);
     assert_eq!(revision(&node), acts);
-    assert!(node.server.log().contains("rule files are not read"), "{}", node.server.log());
+    assert!(node.server.log().contains("rule files are ignored"), "{}", node.server.log());
     let files = Node::start(&rules("3/hour"), &db, &["--rules-from", "files"]);
     assert_eq!(files.passes("d", &json!({"api_key": "k"})), 3);
     assert_eq!(publish(&files, &sent("8/hour")).status, 409, "{}", files.server.log());
@@ -121,12 +121,12 @@ fn bad_rules_are_refused_with_their_place() {
     assert_eq!((checked.status, &checked.json()["errors"][0]["file"]), (200, &json!("bad.yaml")));
     let file = json!([{"name": "d.yaml", "text": rules("1/hour")}]);
     for (body, status, says) in [
-        (json!({"files": [], "reason": "none"}), 400, "there is none"),
-        (json!({"files": file}), 400, "say why"),
-        (json!({"files": file, "reason": "x".repeat(2_000)}), 400, "say why"),
+        (json!({"files": [], "reason": "none"}), 400, "must not be empty"),
+        (json!({"files": file}), 400, "1 to 1024 bytes"),
+        (json!({"files": file, "reason": "x".repeat(2_000)}), 400, "1 to 1024 bytes"),
         (json!({"files": file, "reason": "r", "bse_rev": 1}), 400, "unknown field `bse_rev`"),
         (json!({"files": [{"name": "", "text": ""}], "reason": "r"}), 400, "files[0].name"),
-        (json!({"files": [{"name": "a", "text": "\u{0}"}], "reason": "r"}), 400, "zero byte"),
+        (json!({"files": [{"name": "a", "text": "\u{0}"}], "reason": "r"}), 400, "NUL byte"),
     ] {
         let answer = publish(&node, &body);
         assert_eq!(answer.status, status, "{}", answer.text());
@@ -203,7 +203,7 @@ fn rule_files_have_changed_only_where_they_say_something_else() {
     let flags = ["--rules", path.to_str().expect("a plain path"), "--db", &db];
     let node = Node::from(Server::start(&flags), folder);
     assert_eq!(publish(&node, &sent("5/hour")).status, 201);
-    let warned = || node.server.log().matches("rule files have changed").count();
+    let warned = || node.server.log().matches("rule files changed").count();
     let stir = || {
         for _ in 0..40 {
             assert_eq!(node.put("k", &json!({"tier": "pro", "reason": "again"})).status, 200);
@@ -278,7 +278,7 @@ fn what_would_deny_much_is_confirmed_or_approved_by_another() {
     assert_eq!(sends(&ada, "/admin/v1/rules/5/approve", &Value::Null).status, 403);
     let around = sends(&ada, "/admin/v1/rules/5/rollback", &json!({"reason": "mine"}));
     assert_eq!(around.status, 409, "{}", around.text());
-    assert!(around.text().contains("has never acted (it is pending_approval)"), "{}", around.text());
+    assert!(around.text().contains("was never active (it is pending_approval)"), "{}", around.text());
     assert_eq!(node.server.check("d", &json!({"api_key": "somebody"})).status, 200, "it does not act");
     let approved = sends(&bob, "/admin/v1/rules/5/approve", &Value::Null);
     assert_eq!(
@@ -334,7 +334,7 @@ fn rules_that_hurt_a_caller_are_rolled_back() {
         (&json!("rules.rollback"), &json!("guard"))
     );
     assert!(audit["entries"][0]["after"].to_string().contains("unl…"), "{audit}");
-    assert!(node.server.log().contains("ERROR") && node.server.log().contains("were rolled back"));
+    assert!(node.server.log().contains("ERROR") && node.server.log().contains("published rules rolled back"));
     let metrics = node.ask("GET", "/metrics", &[], &Value::Null).text();
     assert!(metrics.contains("\nratelimit_rules_rollbacks_total 1\n"), "{metrics}");
 }
@@ -360,7 +360,7 @@ fn the_command_line_publishes_and_goes_back() {
     let made = command(&["publish", file, "--reason", "less", "--confirm"]);
     assert_eq!((made.code, made.out.contains("revision 2 (")), (Some(0), true), "{}{}", made.out, made.err);
     let late = command(&["publish", file, "--reason", "less", "--base", "1"]);
-    assert!(late.code == Some(1) && late.err.contains("revision 2 acts"), "{}", late.err);
+    assert!(late.code == Some(1) && late.err.contains("revision 2 is now active"), "{}", late.err);
     let back = command(&["rollback", "1", "--reason", "too little"]);
     assert_eq!(back.code, Some(0), "{}", back.err);
     let list = command(&["list"]);
@@ -419,7 +419,7 @@ fn a_node_starts_without_its_database_and_finds_it_again() {
     eventually("the end of a measure", || {
         (node.passes("d", &json!({"api_key": "forgiven"})) == 5).then_some(())
     });
-    assert!(node.server.log().contains("starting with what was last known"), "{}", node.server.log());
+    assert!(node.server.log().contains("starting from the snapshot"), "{}", node.server.log());
     assert_eq!(node.server.get("/readyz?verbose").json()["control"]["from_snapshot"], true);
     assert_eq!(publish(&node, &sent("6/hour")).status, 503);
 

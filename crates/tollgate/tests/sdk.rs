@@ -52,5 +52,5 @@ async fn a_server_behind_tls_is_asked_by_tls() {
     let missing = by_tls("none.crt", None).expect_err("no file").to_string();
     assert!(missing.contains("none.crt"), "{missing}");
     let empty = by_tls("tollgate.key", None).expect_err("no certificate").to_string();
-    assert!(empty.contains("no certificate in PEM form"), "{empty}");
+    assert!(empty.contains("no PEM certificate found"), "{empty}");
 }

@@ -37,7 +37,7 @@ fn told_once_it_is_what_the_screen_shows() {
         }
         let told = run(&["top", "--admin", &admin]);
         assert_eq!(told.code, Some(0), "{}", told.err);
-        (!told.out.contains(" 0/s denied") && told.out.contains("DENIED MOST")).then_some(told.out)
+        (!told.out.contains(" 0/s denied") && told.out.contains("TOP DENIED")).then_some(told.out)
     });
     for word in
         ["/s allowed", "/s denied", "p50 ", "p99 ", "store memory", "RULE", "per-key", "CALLER", "sk_liv…"]

@@ -185,7 +185,11 @@ fn the_command_line_does_it_too() {
     assert_eq!(node.passes(&json!({"api_key": "k/1"})), 4);
     let told = node.run(&["usage", "k/1"]);
     assert_eq!(told.code, Some(0), "{}{}", told.out, told.err);
-    assert!(told.out.contains("4 / 1h") && told.out.contains("tell also --attr endpoint=…"), "{}", told.out);
+    assert!(
+        told.out.contains("4 / 1h") && told.out.contains("orders: add --attr endpoint=…"),
+        "{}",
+        told.out
+    );
     let told = node.run(&["usage", "k/1", "--attr", "endpoint=POST /orders", "--domain", "d", "--json"]);
     let told: Value = serde_json::from_str(&told.out).expect("JSON for programs");
     assert_eq!(told["limits"].as_array().map(Vec::len), Some(2), "{told}");
@@ -194,7 +198,7 @@ fn the_command_line_does_it_too() {
     assert_eq!(node.passes(&json!({"api_key": "k/1"})), 2);
     let reset = node.run(&["usage", "reset", "k/1", "--rule", "default", "--reason", "ticket 9"]);
     assert_eq!(reset.code, Some(0), "{}{}", reset.out, reset.err);
-    assert!(reset.out.contains("granted 2, 0 left"), "{}", reset.out);
+    assert!(reset.out.contains("0 of 2 units left"), "{}", reset.out);
     assert_eq!(node.passes(&json!({"api_key": "k/1"})), 4);
     node.run(&["usage", "grant", "k/1", "--units", "5", "--reason", "the wrong one"]);
     let told: Value = serde_json::from_str(&node.run(&["usage", "k/1", "--json"]).out).expect("JSON");

@@ -1,10 +1,10 @@
-// Every dashboard beside this directory is a `Dashboard` of @grafana/schema, as the compiler sees it.
+// Checks every dashboard beside this directory against the `Dashboard` type of @grafana/schema, with the compiler.
 import { execFileSync } from "node:child_process";
 import { mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 
 const here = import.meta.dirname;
-// Grafana's types have enums where its files have words.
+// The types of Grafana use enums where its files use strings.
 const plain = `import type { Dashboard } from "@grafana/schema";
 type Plain<T> = T extends string ? \`\${T}\` : T extends (infer U)[] ? Plain<U>[] : T extends object ? { [K in keyof T]: Plain<T[K]> } : T;
 `;

@@ -9,7 +9,7 @@ use http::StatusCode;
 use serde::Serialize;
 use serde_json::json;
 use std::sync::Arc;
-use tollgate_rules::{Action, Class, LimitSet, Outlined, Rule};
+use tollgate_rules::{Action, Class, LimitSet, OutlineNode, Rule};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -105,7 +105,7 @@ async fn tree(State(admin): State<Arc<AdminState>>, _: Viewer) -> Response {
     typed(StatusCode::OK, "application/json", json!(tree).to_string())
 }
 
-fn descriptor(node: &Outlined<'_>) -> TreeDescriptor {
+fn descriptor(node: &OutlineNode<'_>) -> TreeDescriptor {
     TreeDescriptor { element: node.element.to_string(), depth: node.depth, rule: node.rule.map(rule) }
 }
 

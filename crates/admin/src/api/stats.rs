@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::MissedTickBehavior;
 use tollgate_control::NodeRecord;
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 use tollgate_http::problem::Problem;
 use tollgate_observe::{Event, Telemetry, rfc3339};
 use utoipa::IntoParams;
@@ -140,7 +140,7 @@ async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<N
         (None, Some((age, rows))) => (*age, &rows[..]),
         (None, None) => (0, &[][..]),
     };
-    let ago = |millis: i64| rfc3339(now - Span::from_millis(millis.unsigned_abs()));
+    let ago = |millis: i64| rfc3339(now - TimeDelta::from_millis(millis.unsigned_abs()));
     let seen = |mut node: Value, age: i64, stale: bool, is_self: bool| {
         node["seen_at"] = json!(ago(age));
         node["age_ms"] = json!(age);

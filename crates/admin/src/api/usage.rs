@@ -22,9 +22,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use tollgate_control::{Actor, GrantRecord, GrantSpec, rfc3339};
 use tollgate_core::CounterStore;
-use tollgate_engine::{Left, Limiter, Needs, Usage, UsageError, Used, Window};
+use tollgate_engine::{GrantBalance, LimitUsage, Limiter, UnmatchedRule, Usage, UsageError, Window};
 use tollgate_http::problem::Problem;
-use tollgate_rules::{Role as LimitRole, TENANT_KEY};
+use tollgate_rules::{CALLER_KEY, Role as LimitRole};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -94,12 +94,12 @@ impl FromRequestParts<Arc<AdminState>> for UsageOf {
         let caller = CallerPath::from_request_parts(parts, admin).await?;
         let (mut values, mut attributes) =
             query::with_attributes(parts.uri.query().unwrap_or_default(), &["domain"])?;
-        if attributes.iter().any(|(name, _)| name == TENANT_KEY) {
+        if attributes.iter().any(|(name, _)| name == CALLER_KEY) {
             return Err(Problem::bad("must be absent; the path already contains the API key")
                 .in_field("attr.api_key")
                 .into());
         }
-        attributes.insert(0, (TENANT_KEY.to_owned(), caller.key()?.to_owned()));
+        attributes.insert(0, (CALLER_KEY.to_owned(), caller.key()?.to_owned()));
         let domain = values.pop().flatten();
         Ok(Self(caller, UsageQuery { domain, attributes, rule: None }))
     }
@@ -319,7 +319,7 @@ enum OtherRole {
 
 /// A rule whose counters need more request attributes to be read.
 #[derive(Serialize, ToSchema)]
-#[schema(as = Needs)]
+#[schema(as = UnmatchedRule)]
 struct NeededAttributes {
     rule: String,
     descriptor: String,
@@ -342,19 +342,19 @@ fn usage_response(caller: &CallerPath, usage: &Usage) -> Response {
         domain: usage.domain.clone(),
         tier: usage.tier.clone(),
         limits: usage.limits.iter().map(used_limit).collect(),
-        needs: usage.needs.iter().map(needs).collect(),
+        needs: usage.unmatched.iter().map(needs).collect(),
         grants: usage.grants.iter().map(left).collect(),
     };
     json_response(StatusCode::OK, &body)
 }
 
-fn used_limit(used: &Used) -> UsedLimit {
-    let (count, capacity) = (used.limit.quota().count, used.limit.capacity());
+fn used_limit(used: &LimitUsage) -> UsedLimit {
+    let (count, capacity) = (used.limit.rate().count, used.limit.capacity());
     UsedLimit {
         rule: used.rule.clone(),
         descriptor: used.descriptor.clone(),
         limit: count,
-        window: Window::of(&used.limit).to_string(),
+        window: Window::from_limit(&used.limit).to_string(),
         algorithm: used.limit.algorithm().name(),
         used: used.used(),
         remaining: used.remaining,
@@ -370,7 +370,7 @@ fn used_limit(used: &Used) -> UsedLimit {
     }
 }
 
-fn needs(needs: &Needs) -> NeededAttributes {
+fn needs(needs: &UnmatchedRule) -> NeededAttributes {
     NeededAttributes {
         rule: needs.rule.clone(),
         descriptor: needs.descriptor.clone(),
@@ -378,12 +378,12 @@ fn needs(needs: &Needs) -> NeededAttributes {
     }
 }
 
-fn left(left: &Left) -> LeftOfGrant {
+fn left(left: &GrantBalance) -> LeftOfGrant {
     LeftOfGrant {
         id: left.id.to_string(),
         rules: left.rules.clone(),
         units: left.units,
         remaining: left.remaining,
-        expires_at: rfc3339(left.until),
+        expires_at: rfc3339(left.expires_at),
     }
 }

@@ -9,12 +9,12 @@ use http::request::Parts;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
-use tollgate_core::{Clock, Span, SystemClock, Timestamp};
+use tollgate_core::{Clock, SystemClock, TimeDelta, Timestamp};
 
 pub(crate) const COOKIE_NAME: &str = "tollgate_session";
 
 /// Lifetime of a session: a working day.
-pub(super) const TTL: Span = Span::from_secs(12 * 3_600);
+pub(super) const TTL: TimeDelta = TimeDelta::from_secs(12 * 3_600);
 
 /// Maximum number of sessions; a new one replaces the one that would expire first.
 const MAX_SESSIONS: usize = 1_024;
@@ -90,7 +90,7 @@ mod tests {
     use http::Request;
     use http::request::Parts;
     use std::sync::Arc;
-    use tollgate_core::{ManualClock, Span, Timestamp};
+    use tollgate_core::{ManualClock, TimeDelta, Timestamp};
 
     fn head(cookies: &str) -> Parts {
         Request::builder().header("cookie", cookies).body(()).expect("a request").into_parts().0
@@ -112,9 +112,9 @@ mod tests {
         assert_eq!(sessions.token(&head(&format!("{COOKIE_NAME}=x; other={COOKIE_NAME}"))), None);
         sessions.end(&one);
         assert_eq!(sessions.token(&one), None);
-        clock.advance(Span::from_secs(TTL.as_micros() / 1_000_000 - 1));
+        clock.advance(TimeDelta::from_secs(TTL.as_micros() / 1_000_000 - 1));
         assert_eq!(sessions.token(&other).as_deref(), Some("b"));
-        clock.advance(Span::from_secs(1));
+        clock.advance(TimeDelta::from_secs(1));
         assert_eq!(sessions.token(&other), None);
     }
 
@@ -123,7 +123,7 @@ mod tests {
         let (clock, sessions) = sessions();
         let mut all = Vec::new();
         for _ in 0..=MAX_SESSIONS {
-            clock.advance(Span::from_millis(1));
+            clock.advance(TimeDelta::from_millis(1));
             let cookie = sessions.begin("t").expect("a cookie");
             all.push(head(&format!("{COOKIE_NAME}={cookie}")));
         }

@@ -1,24 +1,24 @@
-//! How API keys are kept: as HMAC-SHA-256 with a secret of this installation, and a few first characters for the eye.
-//! Who reads the table learns no key, and cannot try words without the secret.
+//! API key hashing: keys are stored as HMAC-SHA-256 with a secret of the installation, plus a short prefix for
+//! display. Reading the table reveals no key, and keys cannot be guessed offline without the secret.
 
 use ring::hmac;
 use std::fmt;
 
-/// The longest API key, in bytes.
+/// Maximum length of an API key, in bytes.
 pub(crate) const MAX_KEY_BYTES: usize = 512;
 
-/// What stands for an API key.
+/// Keyed hash of an API key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyHash(pub(crate) [u8; 32]);
 
 impl KeyHash {
-    /// The word that memory finds it by.
+    /// Returns the 64-bit hash that in-memory tables use.
     #[must_use]
     pub(crate) fn table_hash(&self) -> u64 {
         u64::from_le_bytes(self.0[..8].try_into().unwrap_or_default())
     }
 
-    /// As many bits as a number has, in the order in which [`fmt::Display`] writes them.
+    /// Returns the first 64 bits, in the order in which [`fmt::Display`] writes them.
     #[must_use]
     pub fn short_id(&self) -> u64 {
         u64::from_be_bytes(self.0[..8].try_into().unwrap_or_default())
@@ -28,7 +28,7 @@ impl KeyHash {
         bytes.try_into().ok().map(Self)
     }
 
-    /// Reads what [`fmt::Display`] writes.
+    /// Parses what [`fmt::Display`] writes.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut bytes = [0; 32];
@@ -45,7 +45,7 @@ impl KeyHash {
 impl std::str::FromStr for KeyHash {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::parse(text).ok_or_else(|| "write 64 hexadecimal digits".to_owned())
+        Self::parse(text).ok_or_else(|| "must be 64 hexadecimal digits".to_owned())
     }
 }
 
@@ -61,12 +61,12 @@ impl fmt::Debug for KeyHash {
     }
 }
 
-/// Who is meant: by the key, or by what stands for it, which is all that lists tell.
+/// A caller, identified by its API key or by the key's hash, which lists show in its place.
 #[derive(Clone, Copy, Debug)]
 pub enum CallerRef<'a> {
-    /// Who has this key.
+    /// The caller with this API key.
     Key(&'a str),
-    /// With whom something is agreed under this id.
+    /// The caller whose quota has this id.
     Id(KeyHash),
 }
 
@@ -97,7 +97,7 @@ impl KeyHasher {
         Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
     }
 
-    /// What stands for this key.
+    /// Returns the hash of an API key.
     #[must_use]
     pub fn hash(&self, api_key: &str) -> KeyHash {
         let tag = hmac::sign(&self.0, api_key.as_bytes());
@@ -111,13 +111,14 @@ impl KeyHasher {
         }
     }
 
-    /// A number that all nodes of an installation have in common, and nobody else knows.
+    /// Returns a number that all nodes of an installation share and that is secret.
     pub(crate) fn seed(&self) -> u64 {
         let tag = hmac::sign(&self.0, &[b'#'; MAX_KEY_BYTES + 1]);
         u64::from_le_bytes(tag.as_ref()[..8].try_into().unwrap_or_default())
     }
 
-    /// What a token's secret is told from wrong ones by. It is no key's hash: what is signed is longer than any key.
+    /// Returns the digest that distinguishes a token's secret from wrong ones. It cannot equal a key's hash: the
+    /// signed text is longer than any key.
     pub(crate) fn token_digest(&self, id: &str, secret: &str) -> [u8; 32] {
         let mut signing = hmac::Context::with_key(&self.0);
         signing.update(&[b't'; MAX_KEY_BYTES + 1]);
@@ -126,8 +127,8 @@ impl KeyHasher {
         signing.sign().as_ref().try_into().unwrap_or_default()
     }
 
-    /// A word that tells installations apart, so that ids of one are not taken for another's. It gives no key away: what is
-    /// signed is longer than any.
+    /// Returns an identifier of the installation, so that ids of one installation are not mistaken for another's. It
+    /// reveals no key: the signed text is longer than any key.
     pub(crate) fn installation_id(&self) -> String {
         let tag = hmac::sign(&self.0, &[b'.'; MAX_KEY_BYTES + 1]);
         tag.as_ref().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
@@ -140,10 +141,11 @@ impl fmt::Debug for KeyHasher {
     }
 }
 
-/// The most first characters of a key that are kept.
+/// Maximum number of leading characters of a key that are stored.
 pub(crate) const MAX_PREFIX: usize = 6;
 
-/// The first characters of a key: a quarter of it, at least one and six at most, so that a short key is not given away.
+/// Returns the leading characters of a key: a quarter of it, between one and six, so that a short key is not
+/// revealed.
 pub(crate) fn prefix(api_key: &str) -> String {
     let length = api_key.chars().count();
     api_key.chars().take((length / 4).clamp(1, MAX_PREFIX)).collect()

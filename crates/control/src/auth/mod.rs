@@ -1,4 +1,4 @@
-//! Who may do what: tokens with a role, how one is verified, and how secrets and API keys are stored.
+//! Authentication: tokens with a role, their verification, and the storage of secrets and API keys.
 
 pub(crate) mod key_hash;
 pub(crate) mod offline;

@@ -1,22 +1,22 @@
-//! Who uses the admin API: a name and a role.
+//! Principals of the admin API: a name and a role.
 
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// What somebody may do; each may do what those before may.
+/// A role; each includes the permissions of the previous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Look.
+    /// May read.
     Viewer,
-    /// Change quotas.
+    /// May change quotas, rules, usage and emergency measures.
     Operator,
-    /// Everything, the audit log included.
+    /// May do everything, including read the audit log.
     Admin,
 }
 
 impl Role {
-    /// Its word.
+    /// Returns the role's name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -29,18 +29,18 @@ impl Role {
 
 impl std::str::FromStr for Role {
     type Err = String;
-    fn from_str(word: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self, String> {
         let roles = [Self::Viewer, Self::Operator, Self::Admin];
-        let found = roles.into_iter().find(|role| role.name() == word);
-        found.ok_or_else(|| format!("`{word}` is no role; write viewer, operator or admin"))
+        let found = roles.into_iter().find(|role| role.name() == name);
+        found.ok_or_else(|| format!("unknown role `{name}`; use viewer, operator or admin"))
     }
 }
 
-/// Somebody who has proven who they are.
+/// An authenticated user of the admin API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal {
-    /// The token's name.
+    /// Name of the token or certificate.
     pub name: String,
-    /// What they may do.
+    /// The role.
     pub role: Role,
 }

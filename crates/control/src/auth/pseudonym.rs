@@ -1,38 +1,38 @@
-//! What stands for a value that must not be written down: a word of its keyed hash, and the few first characters that people
-//! may see. The quota table finds a caller by it as by the value itself.
+//! Pseudonyms for values that must not be written down: 64 bits of the keyed hash, and the leading characters that
+//! may be shown. The quota table finds a caller by its pseudonym as by the value itself.
 
 use crate::auth::key_hash::{KeyHasher, prefix};
 
-/// Begins and ends what stands for a value.
+/// First and last character of a pseudonym.
 pub(crate) const MARK: char = '\u{7f}';
-/// The digits after it: sixteen signs that nobody writes a wildcard with.
+/// Number of digits after the mark: sixteen control characters, which no wildcard pattern contains.
 const DIGITS: usize = 16;
 const ZERO: u8 = 0x80;
 
-/// The word of a value's hash, and the value's first characters.
+/// Returns the hash and the leading characters of the original value.
 fn read(value: &str) -> Option<(u64, &str)> {
     let (_, rest) = value.split_once(MARK)?;
-    let (mut word, mut signs) = (0, rest.chars());
+    let (mut hash, mut digits) = (0, rest.chars());
     for _ in 0..DIGITS {
-        let digit = u32::from(signs.next()?).checked_sub(ZERO.into()).filter(|digit| *digit < 16)?;
-        word = word << 4 | u64::from(digit);
+        let digit = u32::from(digits.next()?).checked_sub(ZERO.into()).filter(|digit| *digit < 16)?;
+        hash = hash << 4 | u64::from(digit);
     }
-    Some((word, signs.as_str().split(MARK).next()?))
+    Some((hash, digits.as_str().split(MARK).next()?))
 }
 
-/// The word that the book finds a hidden caller by.
+/// Returns the hash by which the quota table finds a pseudonymized caller.
 pub(crate) fn table_hash(value: &str) -> Option<u64> {
-    read(value).map(|(word, _)| word)
+    read(value).map(|(hash, _)| hash)
 }
 
-/// The first characters of what a hidden value stands for.
+/// Returns the leading characters of a pseudonymized value.
 pub(crate) fn pseudonym_prefix(value: &str) -> Option<&str> {
     read(value).map(|(_, first)| first)
 }
 
-/// What stands for a value.
+/// Returns the pseudonym of a value.
 pub(crate) fn pseudonymize(hasher: &KeyHasher, value: &str) -> String {
-    let word = hasher.hash(value).table_hash().to_be_bytes();
-    let digits = word.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| char::from(ZERO + digit));
+    let hash = hasher.hash(value).table_hash().to_be_bytes();
+    let digits = hash.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| char::from(ZERO + digit));
     format!("{MARK}{}{}{MARK}", digits.collect::<String>(), prefix(value))
 }

@@ -1,7 +1,8 @@
-//! Who may do what: tokens with a role, shown once, kept as an argon2id hash.
+//! Admin tokens with a role, shown once and stored as an argon2id hash.
 //!
-//! A token is `tg_ID_SECRET`: the id finds its row, the secret of 256 random bits proves it (`verify`). Whether it is
-//! still valid is asked of the database every time, so that revoking acts at once (while it is away: `offline`).
+//! A token is `tg_ID_SECRET`: the id finds its row, and the secret of 256 random bits authenticates it (`verify`).
+//! Validity is read from the database each time, so that a revocation takes effect immediately (while the database is
+//! unavailable: `offline`).
 
 use crate::audit::record;
 use crate::auth::principal::{Principal, Role};
@@ -14,31 +15,31 @@ use crate::error::ControlError;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 
-/// A token that has just been made.
+/// A newly created token.
 #[derive(Clone, Debug)]
 pub struct NewToken {
-    /// What finds it.
+    /// The token's id.
     pub id: String,
-    /// The whole of it: shown once, kept nowhere.
+    /// The complete token: shown once, not stored.
     pub secret: String,
 }
 
-/// A token as it is told of.
+/// A token's metadata.
 #[derive(Clone, Debug, Serialize)]
 pub struct Token {
-    /// What finds it.
+    /// The token's id.
     pub id: String,
-    /// For whom it was made.
+    /// Name of the token's holder.
     pub name: String,
-    /// What it may do.
+    /// The token's role.
     pub role: String,
-    /// When it was made.
+    /// Creation time.
     pub created_at: String,
-    /// Until when it is valid.
+    /// Expiry, if any.
     pub expires_at: Option<String>,
-    /// When it was revoked.
+    /// Time of revocation, if revoked.
     pub revoked_at: Option<String>,
 }
 
@@ -52,15 +53,15 @@ const LIST: &str =
 type TokenRow = (String, String, String, i64, Option<i64>, Option<i64>);
 
 impl ControlPlane {
-    /// Makes a token. What is returned cannot be had again.
+    /// Creates a token. The returned secret cannot be retrieved again.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not do it.
+    /// [`ControlError`] if the database fails.
     pub async fn create_token(
         &self,
         name: &str,
         role: Role,
-        lasts: Option<Span>,
+        lasts: Option<TimeDelta>,
         actor: &Actor,
     ) -> Result<NewToken, ControlError> {
         let (id, salt, secret) = (random::<8>()?, random::<16>()?, random::<32>()?);
@@ -96,10 +97,10 @@ impl ControlPlane {
         Ok(NewToken { secret: format!("tg_{id}_{secret}"), id })
     }
 
-    /// All tokens there ever were.
+    /// Returns all tokens, including expired and revoked ones.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn tokens(&self) -> Result<Vec<Token>, ControlError> {
         let rows: Vec<TokenRow> = on!(&self.db, pool => sqlx::query_as(LIST).fetch_all(pool).await?);
         let token = |(id, name, role, created_at, expires_at, revoked_at): TokenRow| Token {
@@ -113,10 +114,10 @@ impl ControlPlane {
         Ok(rows.into_iter().map(token).collect())
     }
 
-    /// Whether any token is valid now: whether there is anybody to ask for one.
+    /// Returns whether any token is valid now, so that a login is possible.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn has_tokens(&self) -> Result<bool, ControlError> {
         let count = "SELECT COUNT(*) FROM tokens
              WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $1)";
@@ -125,10 +126,10 @@ impl ControlPlane {
         Ok(count > 0)
     }
 
-    /// Whether there ever was a token: from the first on, everybody needs one.
+    /// Returns whether a token was ever created: from then on, every request needs one.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn had_tokens(&self) -> Result<bool, ControlError> {
         let count = "SELECT COUNT(*) FROM tokens";
         let (count,): (i64,) = on!(&self.db, pool => sqlx::query_as(count).fetch_one(pool).await?);
@@ -136,17 +137,17 @@ impl ControlPlane {
         Ok(count > 0)
     }
 
-    /// Makes a token worthless, at once.
+    /// Revokes a token, immediately.
     ///
     /// # Errors
-    /// [`ControlError::NotFound`] if there is none with this id that is not revoked already; or the database's own.
+    /// [`ControlError::NotFound`] if no unrevoked token has this id; or a database error.
     pub async fn revoke_token(&self, id: &str, actor: &Actor) -> Result<(), ControlError> {
         let now = self.now_millis();
         writing!(&self.db, |tx, head| {
             let revoke = "UPDATE tokens SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL";
             let done = sqlx::query(revoke).bind(id.to_owned()).bind(now).execute(&mut *tx).await?;
             if done.rows_affected() == 0 {
-                return Err(ControlError::NotFound("token with this id that is not revoked already"));
+                return Err(ControlError::NotFound("unrevoked token with this id"));
             }
             let changed = ChangeRecord {
                 action: "token.revoke",
@@ -159,10 +160,10 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Who has the token with this id, which was proven before; nobody, if it is not valid any more.
+    /// Returns the principal of a previously verified token id; `None` if the token is no longer valid.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn principal(&self, id: &str) -> Result<Option<Principal>, ControlError> {
         let now = self.now_millis();
         let row: Option<(String, String, Option<i64>)> = on!(&self.db, pool => {
@@ -172,8 +173,8 @@ impl ControlPlane {
             self.offline_access.record(id, None, now);
             return Ok(None);
         };
-        let who = Principal { name, role: role.parse().map_err(ControlError::Corrupt)? };
-        self.offline_access.record(id, Some((&who, expires_at)), now);
-        Ok(Some(who))
+        let principal = Principal { name, role: role.parse().map_err(ControlError::Corrupt)? };
+        self.offline_access.record(id, Some((&principal, expires_at)), now);
+        Ok(Some(principal))
     }
 }

@@ -1,17 +1,17 @@
-//! Tokens that this process has verified, so that argon2 runs once for each.
+//! Cache of tokens that this process has verified, so that argon2 runs once per token.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 
-/// The hash that proved a token, and the token's digest.
+/// The hash that verified a token, and the token's digest.
 type VerifiedDigest = (Vec<u8>, [u8; 32]);
 
-/// Tokens that have been proven, by their ids.
+/// Verified tokens, by id.
 pub(crate) struct VerifiedTokens {
     pub(crate) digests: Mutex<HashMap<String, VerifiedDigest>>,
-    /// So many proofs at a time: each takes 19 MiB.
+    /// Limits concurrent verifications: each takes 19 MiB.
     pub(crate) verifying: Semaphore,
 }
 
@@ -22,7 +22,7 @@ impl Default for VerifiedTokens {
 }
 
 impl VerifiedTokens {
-    /// Whether this token was verified by this hash.
+    /// Returns whether this token was verified against this hash.
     pub(crate) fn contains(&self, id: &str, hash: &[u8], digest: &[u8; 32]) -> bool {
         let known = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
         known.get(id).is_some_and(|(by, known)| by == hash && bool::from(known.ct_eq(digest)))

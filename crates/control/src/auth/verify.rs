@@ -1,10 +1,11 @@
-//! How a token proves who sends it.
+//! Token verification.
 //!
-//! Whoever sends wrong tokens must not make those wait who send right ones, so the two are told apart before anything that
-//! takes long: beside the argon2id hash there is an HMAC-SHA-256 by the installation's secret. It weakens nothing. Stretching a
-//! secret holds those up who guess it from a copy of its hash, and 256 random bits are guessed by nobody at any speed.
-//! A wrong token ends there, at the price of one row. A right one is proven by argon2 all the same, so that a digest which
-//! somebody has written into the table lets nobody in; and once in this process, where it is then known again by the digest.
+//! Wrong tokens must not delay valid ones, so the two are distinguished before anything slow: besides the argon2id
+//! hash, the table holds an HMAC-SHA-256 keyed with the installation's secret. This weakens nothing: slow hashing
+//! protects guessable secrets after a leak of their hashes, and 256 random bits cannot be guessed at any speed. A
+//! wrong token is rejected at the cost of one row. A matching token is still verified with argon2, so that a digest
+//! inserted into the table by an attacker grants nothing; this happens once per process, which then recognizes the
+//! token by its digest.
 
 use crate::auth::principal::Principal;
 use crate::auth::secret::argon2_hash;
@@ -20,25 +21,25 @@ const STORE_DIGEST: &str = "UPDATE tokens SET digest = $2 WHERE id = $1 AND dige
 
 type TokenHashRow = (String, String, Vec<u8>, Vec<u8>, Option<Vec<u8>>, Option<i64>, Option<i64>);
 
-/// A token that was sent, after a look that costs next to nothing.
+/// Result of the cheap check of a token.
 #[derive(Debug)]
 pub enum TokenCheck {
-    /// It is none of ours.
+    /// Not a token of this installation.
     Invalid,
-    /// It was one, and has expired or is revoked.
+    /// Expired or revoked.
     Expired,
-    /// It is right, but for the proof.
+    /// The digest matches; verification is pending.
     Valid(UnverifiedToken),
-    /// It was made before right ones could be told at a look: only the proof shows.
+    /// Created before digests existed: only verification can tell.
     Unverified(UnverifiedToken),
 }
 
-/// A token that is to be proven.
+/// A token to be verified.
 pub struct UnverifiedToken {
     id: String,
     secret: String,
     digest: [u8; 32],
-    /// Whether the digest is kept.
+    /// Whether the digest is stored.
     has_digest: bool,
     salt: Vec<u8>,
     hash: Vec<u8>,
@@ -48,18 +49,18 @@ pub struct UnverifiedToken {
 
 impl std::fmt::Debug for UnverifiedToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Claimed({})", self.id)
+        write!(f, "UnverifiedToken({})", self.id)
     }
 }
 
-/// The id and the secret of what looks like a token.
+/// Splits a token into id and secret, if it has the form of a token.
 fn split_token(token: &str) -> Option<(&str, &str)> {
     let parts = token.strip_prefix("tg_").and_then(|rest| rest.split_once('_'));
     parts.filter(|(id, secret)| id.len() == 16 && secret.len() == 43)
 }
 
 impl ControlPlane {
-    /// Whether this token has been proven in this process: whoever sends it is no stranger, though it may be revoked by now.
+    /// Returns whether this process has verified the token, which may have been revoked since.
     #[must_use]
     pub(crate) fn is_verified(&self, token: &str) -> bool {
         let Some((id, secret)) = split_token(token) else { return false };
@@ -68,87 +69,69 @@ impl ControlPlane {
         known.get(id).is_some_and(|(_, known)| bool::from(known.ct_eq(&digest)))
     }
 
-    /// Looks at a token: right or wrong, in the time that one row takes.
+    /// Checks a token against its digest, at the cost of one row.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn precheck_token(&self, token: &str) -> Result<TokenCheck, ControlError> {
         let Some((id, secret)) = split_token(token) else { return Ok(TokenCheck::Invalid) };
         let row: Option<TokenHashRow> = on!(&self.db, pool => {
             sqlx::query_as(SELECT_HASH).bind(id.to_owned()).fetch_optional(pool).await?
         });
         let now = self.now_millis();
-        let Some((name, role, salt, hash, kept, expires_at, revoked_at)) = row else {
+        let Some((name, role, salt, hash, stored, expires_at, revoked_at)) = row else {
             self.offline_access.record(id, None, now);
             return Ok(TokenCheck::Invalid);
         };
-        let over = revoked_at.is_some() || expires_at.is_some_and(|end| end <= now);
-        if over {
+        let ended = revoked_at.is_some() || expires_at.is_some_and(|end| end <= now);
+        if ended {
             self.offline_access.record(id, None, now);
         }
         let digest = self.hasher.token_digest(id, secret);
-        let right = kept.as_ref().map(|kept| bool::from(kept.as_slice().ct_eq(&digest[..])));
-        if right == Some(false) || (right.is_none() && over) {
+        let matches = stored.as_ref().map(|stored| bool::from(stored.as_slice().ct_eq(&digest[..])));
+        if matches == Some(false) || (matches.is_none() && ended) {
             return Ok(TokenCheck::Invalid);
         }
-        if over {
+        if ended {
             return Ok(TokenCheck::Expired);
         }
-        let who = Principal { name, role: role.parse().map_err(ControlError::Corrupt)? };
-        let (id, secret, digested) = (id.to_owned(), secret.to_owned(), right.is_some());
-        let claimed = UnverifiedToken {
-            id,
-            secret,
-            digest,
-            has_digest: digested,
-            salt,
-            hash,
-            expires_at,
-            principal: who,
-        };
-        Ok(if digested { TokenCheck::Valid(claimed) } else { TokenCheck::Unverified(claimed) })
+        let principal = Principal { name, role: role.parse().map_err(ControlError::Corrupt)? };
+        let (id, secret, has_digest) = (id.to_owned(), secret.to_owned(), matches.is_some());
+        let claimed = UnverifiedToken { id, secret, digest, has_digest, salt, hash, expires_at, principal };
+        Ok(if has_digest { TokenCheck::Valid(claimed) } else { TokenCheck::Unverified(claimed) })
     }
 
-    /// Who has this token; nobody, if it is not proven.
+    /// Verifies a token with argon2 and returns its principal; `None` if it is wrong.
     ///
     /// # Errors
-    /// [`ControlError`] if it cannot be worked out.
+    /// [`ControlError`] if the hash cannot be computed.
     pub async fn verify_token(&self, claimed: UnverifiedToken) -> Result<Option<Principal>, ControlError> {
-        let UnverifiedToken {
-            id,
-            secret,
-            digest,
-            has_digest: digested,
-            salt,
-            hash,
-            expires_at,
-            principal: who,
-        } = claimed;
+        let UnverifiedToken { id, secret, digest, has_digest, salt, hash, expires_at, principal } = claimed;
         if !self.verified_tokens.contains(&id, &hash, &digest) {
-            let Ok(_turn) = self.verified_tokens.verifying.acquire().await else { return Ok(None) };
-            // Others may have waited for the same proof.
+            let Ok(_permit) = self.verified_tokens.verifying.acquire().await else { return Ok(None) };
+            // Another request may have verified the same token meanwhile.
             if !self.verified_tokens.contains(&id, &hash, &digest) {
-                let worked_out =
+                let computed =
                     tokio::task::spawn_blocking(move || argon2_hash(secret.as_bytes(), &salt)).await;
-                let worked_out = worked_out.map_err(|error| ControlError::Corrupt(error.to_string()))??;
-                if !bool::from(worked_out.ct_eq(&hash)) {
+                let computed = computed.map_err(|error| ControlError::Corrupt(error.to_string()))??;
+                if !bool::from(computed.ct_eq(&hash)) {
                     return Ok(None);
                 }
-                if !digested {
+                if !has_digest {
                     self.store_digest(&id, &digest).await;
                 }
                 let mut known = self.verified_tokens.digests.lock().unwrap_or_else(PoisonError::into_inner);
                 known.insert(id.clone(), (hash, digest));
             }
         }
-        self.offline_access.record(&id, Some((&who, expires_at)), self.now_millis());
-        Ok(Some(who))
+        self.offline_access.record(&id, Some((&principal, expires_at)), self.now_millis());
+        Ok(Some(principal))
     }
 
-    /// Who has this token; nobody, if it is not valid.
+    /// Returns the principal of a token; `None` if it is not valid.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn authenticate(&self, token: &str) -> Result<Option<Principal>, ControlError> {
         match self.precheck_token(token).await? {
             TokenCheck::Valid(claimed) | TokenCheck::Unverified(claimed) => self.verify_token(claimed).await,
@@ -156,32 +139,34 @@ impl ControlPlane {
         }
     }
 
-    /// Who held a token that was proven here, when the database last said so, within the hour: to look, and no more.
+    /// Returns the principal of a token verified in this process, with the viewer role, if the database confirmed it
+    /// within the hour.
     #[must_use]
     pub fn cached_principal(&self, token: &str) -> Option<Principal> {
         let (id, _) = token.strip_prefix("tg_")?.split_once('_')?;
         self.offline_access.principal(id, self.now_millis()).filter(|_| self.is_verified(token))
     }
 
-    /// The same by the id of a token that was proven before.
+    /// Returns the same, by the id of a previously verified token.
     #[must_use]
     pub fn cached_principal_by_id(&self, id: &str) -> Option<Principal> {
         self.offline_access.principal(id, self.now_millis())
     }
 
-    /// Whether the database said within the hour that there never was a token.
+    /// Returns whether the database confirmed within the hour that no token was ever created.
     #[must_use]
     pub fn cached_no_tokens(&self) -> bool {
         self.offline_access.had_no_tokens(self.now_millis())
     }
 
-    /// From now on this token is told from wrong ones at a look. Where that cannot be written, the next proof tries again.
+    /// Stores a token's digest, so that the cheap check recognizes it. If that fails, the next verification tries
+    /// again.
     async fn store_digest(&self, id: &str, digest: &[u8; 32]) {
         let written = on!(&self.db, write pool => {
             sqlx::query(STORE_DIGEST).bind(id.to_owned()).bind(digest.to_vec()).execute(pool).await.map(|_| ())
         });
         if let Err(error) = written {
-            tracing::debug!(%error, "the digest of a token was not written");
+            tracing::debug!(%error, "storing a token digest failed");
         }
     }
 }

@@ -1,25 +1,25 @@
-//! Deadlines for work on the database.
+//! Timeouts for database operations.
 
 use crate::error::ControlError;
 use std::time::Duration;
 
-/// How long one read may take.
+/// Maximum duration of one read.
 const READ_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Whatever the network does, a reader does not wait for ever: others wait for it.
+/// Runs a read with a timeout: whatever the network does, a reader must not wait forever, because others wait for it.
 pub(crate) async fn with_read_timeout<T>(
     reading: impl Future<Output = Result<T, ControlError>>,
 ) -> Result<T, ControlError> {
     with_timeout(READ_TIMEOUT, reading).await
 }
 
-/// The same for what may take longer than a read.
+/// Runs an operation with a given timeout.
 pub(crate) async fn with_timeout<T>(
-    longest: Duration,
-    doing: impl Future<Output = Result<T, ControlError>>,
+    timeout: Duration,
+    operation: impl Future<Output = Result<T, ControlError>>,
 ) -> Result<T, ControlError> {
-    match tokio::time::timeout(longest, doing).await {
-        Ok(done) => done,
+    match tokio::time::timeout(timeout, operation).await {
+        Ok(result) => result,
         Err(_) => Err(ControlError::Unavailable(sqlx::Error::PoolTimedOut)),
     }
 }

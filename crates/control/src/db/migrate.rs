@@ -1,13 +1,14 @@
-//! How the tables come about: at every start, once, whoever comes first. Nodes that start together wait for each other.
+//! Schema migrations, run at every start by the first node that gets the lock. Nodes that start together wait for
+//! each other.
 //!
-//! Our own few lines and not `sqlx`'s migrator: it would bring a macro crate, and has no common files for two databases.
+//! Rejected: the migrator of `sqlx`, because it adds a macro crate and cannot share files between two databases.
 
 use crate::db::{Db, on};
 use crate::error::ControlError;
 use ring::rand::{SecureRandom, SystemRandom};
 use sqlx::{AssertSqlSafe, Executor};
 
-/// One step: what both databases do, and what each does in its own words.
+/// One migration: the SQL common to both databases, and the SQL of each.
 struct Migration {
     both: &'static str,
     sqlite: &'static str,
@@ -15,7 +16,7 @@ struct Migration {
 }
 
 impl Migration {
-    /// One in words that both understand.
+    /// Creates a migration with the same SQL for both databases.
     const fn same_for_both(both: &'static str) -> Self {
         Self { both, sqlite: "", postgres: "" }
     }
@@ -47,25 +48,25 @@ const MIGRATIONS: [Migration; 9] = [
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tollgate_schema (version BIGINT PRIMARY KEY)";
 
-/// A number that no other program should have chosen for its lock.
+/// Advisory lock id, unlikely to be used by another program.
 const LOCK: i64 = 0x746f_6c6c_6761_7465;
 
-/// Every change takes the one row of `head` first, and then the tables that it writes to; so must this, or a node that writes
-/// meanwhile and this one wait for each other.
+/// Every change locks the one row of `head` first, and then the tables that it writes to. Migrations must do the
+/// same, or they deadlock with a node that writes meanwhile.
 const LOCK_HEAD: &str = "SELECT 1 FROM head WHERE id = 1 FOR UPDATE";
 
-/// Whether there is a table of versions, in the words of each.
+/// Query for the existence of the version table, for each database.
 const TABLE_EXISTS: [&str; 2] = [
     "SELECT COUNT(*) FROM sqlite_master WHERE name = 'tollgate_schema'",
     "SELECT COUNT(to_regclass('tollgate_schema'))",
 ];
 const CURRENT_VERSION: &str = "SELECT COALESCE(MAX(version), 0) FROM tollgate_schema";
 
-/// How often somebody who finds a file of SQLite being written to waits anew, a few seconds each time: another process may be
-/// making the tables, and indexes over ten million rows take minutes.
+/// Maximum number of waits for a busy SQLite file, a few seconds each: another process may be migrating, and indexes
+/// over ten million rows take minutes.
 const MAX_ATTEMPTS: u32 = 200;
 
-/// The body of both arms: the transaction holds the lock already.
+/// The body of both arms; the transaction already holds the lock.
 macro_rules! migrate {
     ($tx:ident, $own:ident) => {{
         $tx.execute(sqlx::raw_sql(VERSIONS)).await?;
@@ -87,7 +88,7 @@ macro_rules! migrate {
                 .await?;
         }
         if found == 0 {
-            // The first node makes the secret that all hash API keys with.
+            // The first node generates the secret that all nodes hash API keys with.
             let insert =
                 "INSERT INTO head (id, revision, audit_seq, audit_hash, key_secret) VALUES (1, 0, 0, $1, $2)";
             sqlx::query(insert).bind(vec![0_u8; 32]).bind(secret()?).execute(&mut *$tx).await?;
@@ -96,7 +97,7 @@ macro_rules! migrate {
     }};
 }
 
-/// A file of SQLite has one writer at a time anyway.
+/// Locks the head row first, in PostgreSQL; a SQLite file has one writer at a time anyway.
 macro_rules! first {
     (sqlite, $tx:ident, $found:ident) => {};
     (postgres, $tx:ident, $found:ident) => {
@@ -106,19 +107,19 @@ macro_rules! first {
     };
 }
 
-/// Whether any table of ours is there.
+/// Returns whether the database has Tollgate's tables.
 pub(crate) async fn is_initialized(db: &Db) -> Result<bool, ControlError> {
-    let there = match db {
+    let query = match db {
         Db::Sqlite { .. } => TABLE_EXISTS[0],
         Db::Postgres(_) => TABLE_EXISTS[1],
     };
     on!(db, pool => {
-        let (there,): (i64,) = sqlx::query_as(there).fetch_one(pool).await?;
-        Ok(there > 0)
+        let (tables,): (i64,) = sqlx::query_as(query).fetch_one(pool).await?;
+        Ok(tables > 0)
     })
 }
 
-/// Whether all tables are there. Nobody waits for this, whoever writes.
+/// Returns whether the schema is current. Never blocks on writers.
 pub(crate) async fn is_current(db: &Db) -> Result<bool, ControlError> {
     if !is_initialized(db).await? {
         return Ok(false);
@@ -134,14 +135,14 @@ fn is_newest(found: i64) -> Result<bool, ControlError> {
     if found > known { Err(ControlError::TooNew { found, known }) } else { Ok(found == known) }
 }
 
-/// Makes the tables that are not there yet.
+/// Applies the missing migrations.
 pub(crate) async fn migrate(db: &Db) -> Result<(), ControlError> {
     match db {
         Db::Sqlite { write: pool, .. } => {
-            let mut turn = 1;
+            let mut attempt = 1;
             let mut tx = loop {
                 match pool.begin_with("BEGIN IMMEDIATE").await {
-                    Err(error) if is_busy(&error) && turn < MAX_ATTEMPTS => turn += 1,
+                    Err(error) if is_busy(&error) && attempt < MAX_ATTEMPTS => attempt += 1,
                     other => break other?,
                 }
             };
@@ -156,9 +157,9 @@ pub(crate) async fn migrate(db: &Db) -> Result<(), ControlError> {
     Ok(())
 }
 
-/// Whether somebody else is writing to a file of SQLite.
+/// Returns whether another connection is writing to the SQLite file.
 fn is_busy(error: &sqlx::Error) -> bool {
-    // SQLITE_BUSY, whatever the upper bits say more exactly.
+    // SQLITE_BUSY; the upper bits hold the extended code.
     let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
     code.is_some_and(|code| code & 0xff == 5)
 }

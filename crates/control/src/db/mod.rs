@@ -1,7 +1,7 @@
-//! The two databases as one: the same statements with `$1`, run on whichever pool there is.
+//! Database access for SQLite and PostgreSQL: the same statements with `$1`, run on either pool.
 //!
-//! `sqlx::Any` was rejected: it knows neither notifications nor how a transaction of SQLite begins. A statement is written
-//! once, in a body that [`on!`] compiles for both.
+//! A statement is written once, in a body that [`on!`] compiles for both. Rejected: `sqlx::Any`, because it supports
+//! neither notifications nor the way SQLite transactions begin.
 
 pub(crate) mod deadline;
 pub(crate) mod migrate;
@@ -16,44 +16,45 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// How long a statement waits for its turn.
+/// Maximum time that a statement waits for a connection.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the writer of a file may hold of it. An import puts rows at random places of an index: what does not fit is written
-/// out and read in again many times within a batch.
+/// Page cache of the SQLite writer. An import inserts rows at random positions of an index: pages that do not fit are
+/// written out and read in again many times within a batch.
 const WRITER_CACHE_KIB: u32 = 64 * 1_024;
-/// The longest that the log of a file stays when it has been moved into the file: 64 MiB.
+/// Maximum size of the write-ahead log after a checkpoint: 64 MiB.
 const LOG_BYTES: u32 = 64 << 20;
 
-/// While an import runs, 128 MiB of the log are moved at once: the more, the fewer pages are moved several times.
+/// During an import, checkpoints run every 128 MiB of log: the larger the step, the fewer pages are copied
+/// repeatedly.
 const WHILE_IMPORTING: &str = "PRAGMA wal_autocheckpoint = 32768";
-/// Afterwards all of it is moved, and the memory given back.
+/// After an import, the whole log is checkpointed and the memory released.
 const AFTER_IMPORTING: &str =
     "PRAGMA wal_autocheckpoint = 1000; PRAGMA wal_checkpoint(PASSIVE); PRAGMA shrink_memory";
 
-/// Where what operators decide is kept.
+/// A control-plane database.
 #[derive(Clone, Debug)]
 pub enum Db {
     /// A file on this machine.
     Sqlite {
-        /// Connections for those who read.
+        /// Connections for readers.
         read: SqlitePool,
-        /// The one connection for those who write: a file has one writer at a time, and here they get their turn in the order
-        /// in which they came, also while an import writes one batch after another.
+        /// The only connection for writers: a file has one writer at a time, and the pool serves writers in order of
+        /// arrival, even while an import writes batch after batch.
         write: SqlitePool,
     },
     /// A server that several nodes share.
     Postgres(PgPool),
 }
 
-/// Which end of an import it is.
+/// The start or the end of an import.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ImportPhase {
     Begins,
     Ends,
 }
 
-/// Runs one body on whichever database there is; one that writes says so.
+/// Runs one body on either database; a body that writes uses the `write` form.
 macro_rules! on {
     ($db:expr, write $pool:ident => $body:expr) => {
         match $db {
@@ -70,7 +71,7 @@ macro_rules! on {
 }
 pub(crate) use on;
 
-/// A statement around the time by the database's own clock, in milliseconds, in the words of each.
+/// A statement around the current time of the database's clock, in milliseconds, for each database.
 macro_rules! at_now {
     ($before:literal, $after:literal) => {
         [
@@ -81,7 +82,7 @@ macro_rules! at_now {
 }
 pub(crate) use at_now;
 
-/// What becomes of a file that is not there.
+/// What to do if the SQLite file does not exist.
 #[derive(Clone, Copy)]
 enum IfMissing {
     Created,
@@ -89,18 +90,18 @@ enum IfMissing {
 }
 
 impl Db {
-    /// Opens `sqlite:FILE` or `postgres://…`. The address may hold a password, so no error repeats it.
+    /// Opens `sqlite:FILE` or `postgres://…`. The address may contain a password, so no error repeats it.
     ///
     /// # Errors
-    /// [`ControlError`] if the address is none of these, or nobody answers there.
+    /// [`ControlError`] if the address is malformed or the database cannot be reached.
     pub async fn open(address: &str) -> Result<Self, ControlError> {
         Self::open_or(address, IfMissing::Created).await
     }
 
-    /// The same of one that is there: nothing is made of a path that was mistyped.
+    /// Opens an existing database. A mistyped path creates nothing.
     ///
     /// # Errors
-    /// [`ControlError`] if there is none, too.
+    /// [`ControlError`] if the database does not exist or cannot be reached.
     pub async fn open_existing(address: &str) -> Result<Self, ControlError> {
         Self::open_or(address, IfMissing::Refused).await
     }
@@ -110,7 +111,7 @@ impl Db {
             let path = path.strip_prefix("//").unwrap_or(path);
             if path.is_empty() || path.contains('?') || path == ":memory:" {
                 return Err(ControlError::Address(
-                    "write a file after `sqlite:`, as in sqlite:tollgate.db".into(),
+                    "missing file after `sqlite:`; use sqlite:tollgate.db".into(),
                 ));
             }
             return Self::sqlite(Path::new(path), missing).await;
@@ -123,11 +124,11 @@ impl Db {
             };
         }
         Err(ControlError::Address(
-            "write sqlite:FILE, as in sqlite:tollgate.db, or postgres://USER:PASSWORD@HOST/DATABASE".into(),
+            "unsupported database address; use sqlite:FILE or postgres://USER:PASSWORD@HOST/DATABASE".into(),
         ))
     }
 
-    /// A server that does not answer yet; it is asked when it is needed.
+    /// Opens a server that may be unavailable; it connects on first use.
     pub(crate) fn open_lazily(address: &str) -> Result<Self, ControlError> {
         let (pool, options) = postgres(address)?;
         Ok(Self::Postgres(pool.connect_lazy_with(options)))
@@ -140,15 +141,15 @@ impl Db {
                 .map_err(|error| ControlError::Address(format!("cannot create {shown}: {error}")))?,
             IfMissing::Refused if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) => {}
             IfMissing::Refused => {
-                return Err(ControlError::Address(format!("there is no such database: {shown}")));
+                return Err(ControlError::Address(format!("no such database: {shown}")));
             }
         }
         let options = SqliteConnectOptions::new()
             .filename(path)
             .journal_mode(SqliteJournalMode::Wal)
-            // What has been acknowledged is on the disk.
+            // Acknowledged changes are on disk.
             .synchronous(SqliteSynchronous::Full)
-            // The thread that asks the file hands rows over so many at a time, and not each by a switch of its own.
+            // The SQLite thread hands over rows in batches, instead of one per thread switch.
             .row_buffer_size(512)
             .busy_timeout(ACQUIRE_TIMEOUT);
         let pool = SqlitePoolOptions::new().acquire_timeout(ACQUIRE_TIMEOUT);
@@ -160,7 +161,7 @@ impl Db {
         Ok(Self::Sqlite { read, write })
     }
 
-    /// What it is, without its address.
+    /// Returns the kind of database, without its address.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -169,7 +170,7 @@ impl Db {
         }
     }
 
-    /// The text for this database, of one for SQLite and one for PostgreSQL ([`at_now!`]).
+    /// Returns the SQL for this database, from one for SQLite and one for PostgreSQL ([`at_now!`]).
     pub(crate) const fn dialect(&self, sql: [&'static str; 2]) -> &'static str {
         match self {
             Self::Sqlite { .. } => sql[0],
@@ -177,10 +178,10 @@ impl Db {
         }
     }
 
-    /// Prepares the writer of a file for much at once, or for what is usual.
-    pub(crate) async fn importing(&self, while_it_runs: ImportPhase) -> Result<(), ControlError> {
+    /// Configures the SQLite writer for an import, or for normal operation again.
+    pub(crate) async fn importing(&self, phase: ImportPhase) -> Result<(), ControlError> {
         let Self::Sqlite { write, .. } = self else { return Ok(()) };
-        let text = match while_it_runs {
+        let text = match phase {
             ImportPhase::Begins => WHILE_IMPORTING,
             ImportPhase::Ends => AFTER_IMPORTING,
         };
@@ -188,7 +189,7 @@ impl Db {
         Ok(())
     }
 
-    /// Lets all connections go.
+    /// Closes all connections.
     pub async fn close(&self) {
         on!(self, pool => pool.close().await);
         if let Self::Sqlite { write, .. } = self {
@@ -199,23 +200,28 @@ impl Db {
 
 fn postgres(address: &str) -> Result<(PgPoolOptions, PgConnectOptions), ControlError> {
     let options = PgConnectOptions::from_str(address)
-        .map_err(|_| ControlError::Address("the address of PostgreSQL is malformed".into()))?
+        .map_err(|_| {
+            ControlError::Address(
+                "malformed PostgreSQL address; use postgres://USER:PASSWORD@HOST/DATABASE".into(),
+            )
+        })?
         .application_name("tollgate");
     Ok((PgPoolOptions::new().max_connections(8).acquire_timeout(ACQUIRE_TIMEOUT), options))
 }
 
-/// Who does not answer, and why. A pool tries again until it has no time left, and then says only that.
+/// Builds the error for an unreachable server, with the cause: the pool retries until it times out, and then reports
+/// only the timeout.
 #[cold]
 async fn unreachable(options: &PgConnectOptions, error: sqlx::Error) -> ControlError {
-    let place = format!("PostgreSQL at {}", display_address(options));
-    let sqlx::Error::PoolTimedOut = error else { return ControlError::Unreachable { address: place, error } };
+    let address = format!("PostgreSQL at {}", display_address(options));
+    let sqlx::Error::PoolTimedOut = error else { return ControlError::Unreachable { address, error } };
     match tokio::time::timeout(ACQUIRE_TIMEOUT, PgConnection::connect_with(options)).await {
-        Ok(Err(error)) => ControlError::Unreachable { address: place, error },
-        _ => ControlError::Unreachable { address: place, error },
+        Ok(Err(error)) => ControlError::Unreachable { address, error },
+        _ => ControlError::Unreachable { address, error },
     }
 }
 
-/// An address without its password, for people.
+/// Returns an address for display, without its password.
 fn display_address(options: &PgConnectOptions) -> String {
     let (user, database) = (options.get_username(), options.get_database().unwrap_or_default());
     match options.get_socket() {
@@ -224,10 +230,10 @@ fn display_address(options: &PgConnectOptions) -> String {
     }
 }
 
-/// The address of a database as it can be told: without a password, which the environment (`PGPASSWORD`) may hold.
+/// Returns a database address without its password, which can come from the environment (`PGPASSWORD`) instead.
 ///
 /// # Errors
-/// [`ControlError`] if it is none.
+/// [`ControlError`] if the address is malformed.
 pub fn redact_password(address: &str) -> Result<String, ControlError> {
     if address.starts_with("sqlite:") {
         Ok(address.to_owned())
@@ -236,7 +242,7 @@ pub fn redact_password(address: &str) -> Result<String, ControlError> {
     }
 }
 
-/// Creates the file for its owner alone: it holds the secret that API keys are hashed with.
+/// Creates the file readable by its owner only: it contains the secret that API keys are hashed with.
 fn create_private(path: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {

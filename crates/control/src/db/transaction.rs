@@ -1,31 +1,31 @@
-//! A change of anything: one transaction, which takes the next revision, writes the entry of the audit log, and tells the
-//! other nodes. Both databases make changes one after another: SQLite by `BEGIN IMMEDIATE`, PostgreSQL by the lock on the
-//! one row of `head`. So revisions become visible in order, and a node that has seen one has seen all before it.
+//! Write transactions: each takes the next control revision, writes an audit entry, and notifies the other nodes.
+//! Both databases serialize changes: SQLite by `BEGIN IMMEDIATE`, PostgreSQL by the lock on the one row of `head`. So
+//! revisions become visible in order, and a node that has seen one has seen all before it.
 
-/// Who makes a change, and from where.
+/// The principal that makes a change, and its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Actor {
-    /// The name of the token, or of the way in.
+    /// Name of the token, or of the access path without one.
     pub name: String,
-    /// The address.
+    /// Client address.
     pub origin: String,
 }
 
-/// What the caller believes is there.
+/// Condition on the current state under which a change is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precondition {
-    /// Whatever it is.
+    /// Any state.
     Any,
-    /// Nothing.
+    /// Nothing exists.
     Absent,
-    /// Something.
+    /// Something exists.
     Present,
-    /// What this revision left.
+    /// The last change has this revision.
     Revision(i64),
 }
 
 impl Precondition {
-    /// Whether it is there.
+    /// Returns whether the condition holds for the revision found.
     pub(crate) fn is_met(self, found: Option<i64>) -> bool {
         match self {
             Self::Any => true,
@@ -36,7 +36,7 @@ impl Precondition {
     }
 }
 
-/// What was changed: the content of the entry in the audit log.
+/// A change, as recorded in the audit log.
 pub(crate) struct ChangeRecord<'a> {
     pub(crate) action: &'static str,
     pub(crate) target: &'a str,
@@ -44,17 +44,17 @@ pub(crate) struct ChangeRecord<'a> {
     pub(crate) after: String,
 }
 
-/// The name that changes are told under.
+/// NOTIFY channel for changes.
 pub(crate) const CHANNEL: &str = "tollgate_changes";
 
-/// Takes the next revision, or the next so many; everything else of the transaction waits for this.
+/// Takes the next `$1` revisions; concurrent transactions wait for this.
 pub(crate) const ADVANCE_HEAD: &str =
     "UPDATE head SET revision = revision + $1 WHERE id = 1 RETURNING revision, audit_seq, audit_hash";
 
 /// The row that [`ADVANCE_HEAD`] returns.
 pub(crate) type Head = (i64, i64, Vec<u8>);
 
-/// Begins a transaction that will write. The bodies that use it are compiled for both databases.
+/// Begins a transaction that writes. The bodies that use it are compiled for both databases.
 macro_rules! begin {
     (sqlite, $pool:expr) => {
         $pool.begin_with("BEGIN IMMEDIATE").await?
@@ -65,8 +65,8 @@ macro_rules! begin {
 }
 pub(crate) use begin;
 
-/// Runs a body in a transaction that writes, on whichever database there is, and tells the other nodes. One that changes
-/// several things takes as many revisions; `head` has the last of them.
+/// Runs a body in a write transaction on either database, and notifies the other nodes. A body that makes several
+/// changes takes as many revisions; `head` has the last of them.
 macro_rules! writing {
     ($db:expr, |$tx:ident, $head:ident| $body:block) => {
         $crate::db::transaction::writing!($db, 1_i64, |$tx, $head| $body)

@@ -1,4 +1,4 @@
-//! What operators decide in an emergency: a measure as it is written and read, and how measures are stored.
+//! Emergency measures: their JSON form, validation and storage.
 
 pub(crate) mod record;
 pub(crate) mod store;

@@ -1,4 +1,4 @@
-//! What operators decide in an emergency, as they write it and read it.
+//! Emergency measures in the API: requests, records, and validation.
 
 use crate::auth::key_hash::{KeyHasher, prefix};
 use crate::error::{ValidationError, check_text, invalid};
@@ -9,58 +9,58 @@ use utoipa::ToSchema;
 use utoipa::openapi::Ref;
 use utoipa::openapi::schema::{AdditionalProperties, Object, ObjectBuilder, Type};
 
-/// How long a measure lasts unless somebody says otherwise, in seconds.
+/// Default time to live of a measure, in seconds.
 const DEFAULT_TTL: u64 = 3_600;
-/// The longest that it may last without being renewed: a day.
+/// Maximum time to live without renewal, in seconds: a day.
 const MAX_TTL: u64 = 86_400;
 
-/// A measure as it is sent.
+/// A request to create a measure.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = EmergencyDraft)]
 pub struct EmergencySpec {
-    /// What to do.
+    /// What the measure does.
     pub action: EmergencyAction,
-    /// To whom; to everybody, if it does not say.
+    /// Affected requests; all traffic if absent.
     pub target: Option<EmergencyTarget>,
-    /// By what limits are multiplied, to tighten.
+    /// Factor that limits are multiplied by, for `tighten`.
     pub factor: Option<f64>,
-    /// Why.
+    /// Reason, recorded in the audit log.
     pub reason: String,
-    /// For how long, in seconds; an hour, if it does not say.
+    /// Time to live in seconds; an hour if absent.
     pub ttl_seconds: Option<u64>,
 }
 
-/// What a measure does.
+/// The effect of a measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EmergencyAction {
-    /// Turns away.
+    /// Denies every matching request.
     Block,
-    /// Decides by a part of each limit.
+    /// Multiplies limits by a factor below 1.
     Tighten,
-    /// Lets pass, uncounted.
+    /// Allows matching requests without counting.
     Exempt,
-    /// Leaves a rule out.
+    /// Disables one rule.
     DisableRule,
-    /// Lets everything pass.
+    /// Allows every request without counting.
     AllowAll,
-    /// Counts and tells, but denies nothing.
+    /// Counts and logs; denies nothing.
     ShadowAll,
 }
 
-/// Whom it is about.
+/// The requests that a measure affects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EmergencyTarget {
-    /// What is looked at.
+    /// The attribute that is compared.
     pub kind: TargetKind,
-    /// What it must be; of an API key only the first characters are ever told.
+    /// The value to match; for an API key, responses contain only its first characters.
     #[serde(default)]
     pub value: String,
 }
 
-/// What of a request is looked at.
+/// Kind of a measure's target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TargetKind {
@@ -72,44 +72,44 @@ pub enum TargetKind {
     Address,
     /// The attribute `endpoint`.
     Endpoint,
-    /// The rules it meets.
+    /// A rule, by name.
     Rule,
-    /// Nothing: everybody is meant.
+    /// All traffic.
     All,
 }
 
-/// A measure as it is kept.
+/// A stored measure.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[schema(as = Emergency)]
 pub struct EmergencyRecord {
-    /// Its name; decisions call it `emergency:` and this.
+    /// Id of the measure; decisions refer to it as `emergency:` and this id.
     pub id: String,
-    /// What it does.
+    /// What the measure does.
     pub action: EmergencyAction,
-    /// To whom.
+    /// Affected requests.
     #[schema(schema_with = target_schema)]
     pub target: EmergencyTarget,
-    /// By what limits are multiplied.
+    /// Factor that limits are multiplied by.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = f64)]
     pub factor: Option<f64>,
-    /// Why.
+    /// Reason for the measure.
     pub reason: String,
-    /// Who decided it.
+    /// Principal that created it.
     pub author: String,
-    /// When it was decided.
+    /// Creation time.
     pub created_at: String,
-    /// When it ends.
+    /// Expiry.
     pub expires_at: String,
-    /// The revision of the last change.
+    /// Control revision of the last change.
     pub revision: i64,
 }
 
-/// One of them, as it is kept here and in the snapshot.
+/// A measure as a database row, also used in the snapshot.
 pub(crate) type EmergencyRow =
     (String, String, String, String, String, Option<i64>, String, String, i64, i64, i64);
 
-/// A target as it is told: a measure against everybody has an empty `value`, which a draft may leave out.
+/// Schema of a target in responses: a measure for all traffic has an empty `value`, which a request may omit.
 fn target_schema() -> Object {
     let value = Object::with_type(Type::String);
     ObjectBuilder::new()
@@ -121,24 +121,27 @@ fn target_schema() -> Object {
         .build()
 }
 
-/// A measure that can act.
+/// A validated measure.
 pub(crate) struct ValidEmergency {
     pub(crate) action: EmergencyAction,
     pub(crate) kind: TargetKind,
-    /// What is kept: of an API key its hash.
+    /// The stored target: for an API key, its hash.
     pub(crate) target: String,
     pub(crate) target_display: String,
     pub(crate) thousandths: Option<i64>,
     pub(crate) reason: String,
-    /// In milliseconds.
+    /// Time to live, in milliseconds.
     pub(crate) ttl: i64,
 }
 
-/// How long it lasts, in milliseconds.
+/// Returns the time to live, in milliseconds.
 pub(crate) fn parse_ttl(ttl_seconds: Option<u64>) -> Result<i64, ValidationError> {
     match ttl_seconds.unwrap_or(DEFAULT_TTL) {
         seconds @ 1..=MAX_TTL => Ok(i64::try_from(seconds * 1_000).unwrap_or(i64::MAX)),
-        _ => Err(invalid("ttl_seconds", format!("write 1 to {MAX_TTL}; renew it if it must last longer"))),
+        _ => Err(invalid(
+            "ttl_seconds",
+            format!("must be between 1 and {MAX_TTL}; renew the measure if it must last longer"),
+        )),
     }
 }
 
@@ -161,10 +164,10 @@ impl EmergencySpec {
             return Err(invalid(
                 "target.kind",
                 match self.action {
-                    AllowAll | ShadowAll => "this is about everybody: leave `target` out",
-                    DisableRule => "write `rule`, and its name as `value`",
-                    Tighten => "write api_key, tenant, address, endpoint or all",
-                    Block | Exempt => "write api_key, tenant, address or endpoint",
+                    AllowAll | ShadowAll => "this action affects all traffic; omit `target`",
+                    DisableRule => "must be `rule`, with its name as `value`",
+                    Tighten => "must be api_key, tenant, address, endpoint or all",
+                    Block | Exempt => "must be api_key, tenant, address or endpoint",
                 },
             ));
         }
@@ -173,35 +176,35 @@ impl EmergencySpec {
                 Some((factor * 1_000.0).round().clamp(1.0, 999.0) as i64)
             }
             (Tighten, _) => {
-                return Err(invalid("factor", "write what limits are multiplied by, from 0.001 to 0.999"));
+                return Err(invalid("factor", "must be between 0.001 and 0.999"));
             }
-            (_, Some(_)) => return Err(invalid("factor", "only `tighten` has one")),
+            (_, Some(_)) => return Err(invalid("factor", "only valid for `tighten`; omit it")),
             (_, None) => None,
         };
         let value = target.value;
-        let least = usize::from(kind != TargetKind::All);
-        check_text("target.value", &value, least, if kind == TargetKind::All { 0 } else { 512 })?;
+        let min_length = usize::from(kind != TargetKind::All);
+        check_text("target.value", &value, min_length, if kind == TargetKind::All { 0 } else { 512 })?;
         let (target, shown) = match kind {
             TargetKind::ApiKey => (hasher.hash(&value).to_string(), format!("{}…", prefix(&value))),
             TargetKind::Address => {
-                let _: Network = value.parse().map_err(|why: String| invalid("target.value", why))?;
+                let _: Network = value.parse().map_err(|reason: String| invalid("target.value", reason))?;
                 (value.clone(), value)
             }
             TargetKind::Rule => {
                 if !rules.rules().iter().any(|rule| rule.name == value) {
-                    let why =
-                        "no rule that acts now has this name; GET /v1/rules or `tollgate explain` tell names";
-                    return Err(invalid("target.value", why));
+                    let reason =
+                        "no active rule has this name; GET /v1/rules and `tollgate explain` show the names";
+                    return Err(invalid("target.value", reason));
                 }
                 (value.clone(), value)
             }
             TargetKind::Endpoint if value.trim_end_matches('*').contains('*') => {
-                return Err(invalid("target.value", "a `*` can only stand at the end"));
+                return Err(invalid("target.value", "`*` is only allowed at the end"));
             }
             _ => (value.clone(), value),
         };
         check_text("reason", &self.reason, 1, 512)?;
-        let lasts = parse_ttl(self.ttl_seconds)?;
+        let ttl = parse_ttl(self.ttl_seconds)?;
         Ok(ValidEmergency {
             action: self.action,
             kind,
@@ -209,7 +212,7 @@ impl EmergencySpec {
             target_display: shown,
             thousandths,
             reason: self.reason,
-            ttl: lasts,
+            ttl,
         })
     }
 }

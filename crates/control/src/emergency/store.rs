@@ -1,7 +1,7 @@
-//! How measures of an emergency are kept: like everything else that operators decide, but with an end that comes by itself.
+//! Storage of emergency measures, which expire on their own.
 //!
-//! Few are ever on at once, so a node reads all of them again whenever anything has changed, before anything else: that is
-//! one short query, and nothing can be missed.
+//! Few measures are active at once, so a node rereads all of them whenever anything has changed, before anything
+//! else: that is one short query, and nothing can be missed.
 
 use crate::audit::{reason_only, record};
 use crate::auth::key_hash::KeyHash;
@@ -17,10 +17,10 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use tollgate_engine::{Act, Measure, Target};
+use tollgate_engine::{Measure, MeasureAction, MeasureTarget};
 use tollgate_rules::Ruleset;
 
-/// The most that are on at once.
+/// Maximum number of active measures.
 const MAX_ACTIVE: i64 = 1_000;
 
 const SELECT_ACTIVE: &str =
@@ -34,14 +34,15 @@ const SELECT_ONE: &str =
 const INSERT: &str = "INSERT INTO emergencies (id, action, kind, target, shown, factor, reason, author,
      created_at, expires_at, ended, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 0, $11)";
 
-/// Names of actions and kinds are kept as they are told.
-fn serialized_name<T: Serialize>(of: &T) -> String {
-    serde_json::to_value(of).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
+/// Returns the serialized name of an action or target kind, which is also its stored form.
+fn serialized_name<T: Serialize>(value: &T) -> String {
+    serde_json::to_value(value).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-fn from_serialized_name<T: for<'a> Deserialize<'a>>(word: &str) -> Result<T, ControlError> {
-    serde_json::from_value(word.into())
-        .map_err(|_| ControlError::Corrupt(format!("an emergency of `{word}`")))
+fn from_serialized_name<T: for<'a> Deserialize<'a>>(name: &str) -> Result<T, ControlError> {
+    serde_json::from_value(name.into()).map_err(|_| {
+        ControlError::Corrupt(format!("unknown action or target kind `{name}` of an emergency measure"))
+    })
 }
 
 fn record_from_row(row: &EmergencyRow) -> Result<EmergencyRecord, ControlError> {
@@ -61,30 +62,32 @@ fn record_from_row(row: &EmergencyRow) -> Result<EmergencyRecord, ControlError> 
 
 fn measure_from_row(row: &EmergencyRow) -> Result<Measure, ControlError> {
     let (id, action, kind, target, _, factor, _, _, _, expires_at, _) = row;
-    let broken = |what: &dyn fmt::Display| ControlError::Corrupt(format!("emergency {id}: {what}"));
+    let corrupt = |detail: &dyn fmt::Display| ControlError::Corrupt(format!("emergency {id}: {detail}"));
     let act = match from_serialized_name(action)? {
-        EmergencyAction::Block => Act::Block,
-        EmergencyAction::Exempt => Act::Exempt,
-        EmergencyAction::DisableRule => Act::DisableRule,
-        EmergencyAction::AllowAll => Act::AllowAll,
-        EmergencyAction::ShadowAll => Act::ShadowAll,
+        EmergencyAction::Block => MeasureAction::Block,
+        EmergencyAction::Exempt => MeasureAction::Exempt,
+        EmergencyAction::DisableRule => MeasureAction::DisableRule,
+        EmergencyAction::AllowAll => MeasureAction::AllowAll,
+        EmergencyAction::ShadowAll => MeasureAction::ShadowAll,
         EmergencyAction::Tighten => {
             let factor = factor.and_then(|factor| u32::try_from(factor).ok());
-            Act::Tighten(factor.ok_or_else(|| broken(&"it has no factor"))?)
+            MeasureAction::Tighten(factor.ok_or_else(|| corrupt(&"missing factor"))?)
         }
     };
     let target = match from_serialized_name(kind)? {
-        TargetKind::All => Target::All,
-        TargetKind::ApiKey => {
-            Target::ApiKey(KeyHash::parse(target).ok_or_else(|| broken(&"no hash of a key"))?.table_hash())
+        TargetKind::All => MeasureTarget::All,
+        TargetKind::ApiKey => MeasureTarget::ApiKey(
+            KeyHash::parse(target).ok_or_else(|| corrupt(&"invalid key hash"))?.table_hash(),
+        ),
+        TargetKind::Tenant => MeasureTarget::Tenant(target.as_str().into()),
+        TargetKind::Address => {
+            MeasureTarget::Address(target.parse().map_err(|reason: String| corrupt(&reason))?)
         }
-        TargetKind::Tenant => Target::Tenant(target.as_str().into()),
-        TargetKind::Address => Target::Address(target.parse().map_err(|why: String| broken(&why))?),
-        TargetKind::Endpoint => Target::Endpoint(target.as_str().into()),
-        TargetKind::Rule => Target::Rule(target.as_str().into()),
+        TargetKind::Endpoint => MeasureTarget::Endpoint(target.as_str().into()),
+        TargetKind::Rule => MeasureTarget::Rule(target.as_str().into()),
     };
     let until = timestamp(*expires_at);
-    Ok(Measure { name: format!("emergency:{id}").into(), act, target, until })
+    Ok(Measure { name: format!("emergency:{id}").into(), action: act, target, expires_at: until })
 }
 
 fn audit_json(emergency: &EmergencyRecord) -> String {
@@ -92,10 +95,10 @@ fn audit_json(emergency: &EmergencyRecord) -> String {
 }
 
 impl ControlPlane {
-    /// What is on now, the latest first.
+    /// Returns the active measures, newest first.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn emergencies(&self) -> Result<Vec<EmergencyRecord>, ControlError> {
         self.emergency_rows().await?.iter().map(record_from_row).collect()
     }
@@ -105,50 +108,53 @@ impl ControlPlane {
         Ok(on!(&self.db, pool => sqlx::query_as(SELECT_ACTIVE).bind(now).fetch_all(pool).await?))
     }
 
-    /// Decides something. It acts on this node when this returns.
+    /// Creates a measure. It is active on this node when this returns.
     ///
     /// # Errors
-    /// The outer one if the database does not do it; the inner one if what is sent cannot be.
+    /// The outer error if the database fails; the inner one if the measure is invalid.
     pub async fn create_emergency(
         &self,
         draft: EmergencySpec,
         rules: &Ruleset,
         actor: &Actor,
     ) -> Result<Result<EmergencyRecord, ValidationError>, ControlError> {
-        let checked = match draft.validate(&self.hasher, rules) {
-            Ok(checked) => checked,
+        let valid = match draft.validate(&self.hasher, rules) {
+            Ok(valid) => valid,
             Err(problem) => return Ok(Err(problem)),
         };
         let id = crate::auth::secret::generate_id()?;
         let now = self.now_millis();
-        let declared = writing!(&self.db, |tx, head| {
+        let created = writing!(&self.db, |tx, head| {
             let count = "SELECT COUNT(*) FROM emergencies WHERE ended = 0 AND expires_at > $1";
             let (count,): (i64,) = sqlx::query_as(count).bind(now).fetch_one(&mut *tx).await?;
             if count >= MAX_ACTIVE {
-                return Ok(Err(invalid("action", format!("{MAX_ACTIVE} are on already; end some first"))));
+                return Ok(Err(invalid(
+                    "action",
+                    format!("{MAX_ACTIVE} measures are active already; end some first"),
+                )));
             }
-            let declared = EmergencyRecord {
+            let created = EmergencyRecord {
                 id: id.clone(),
-                action: checked.action,
-                target: EmergencyTarget { kind: checked.kind, value: checked.target_display.clone() },
-                factor: checked.thousandths.map(|thousandths| thousandths as f64 / 1_000.0),
-                reason: checked.reason.clone(),
+                action: valid.action,
+                target: EmergencyTarget { kind: valid.kind, value: valid.target_display.clone() },
+                factor: valid.thousandths.map(|thousandths| thousandths as f64 / 1_000.0),
+                reason: valid.reason.clone(),
                 author: actor.name.clone(),
                 created_at: format_millis(now),
-                expires_at: format_millis(now + checked.ttl),
+                expires_at: format_millis(now + valid.ttl),
                 revision: head.0,
             };
             sqlx::query(INSERT)
                 .bind(id.clone())
-                .bind(serialized_name(&checked.action))
-                .bind(serialized_name(&checked.kind))
-                .bind(checked.target.clone())
-                .bind(checked.target_display.clone())
-                .bind(checked.thousandths)
-                .bind(declared.reason.clone())
-                .bind(declared.author.clone())
+                .bind(serialized_name(&valid.action))
+                .bind(serialized_name(&valid.kind))
+                .bind(valid.target.clone())
+                .bind(valid.target_display.clone())
+                .bind(valid.thousandths)
+                .bind(created.reason.clone())
+                .bind(created.author.clone())
                 .bind(now)
-                .bind(now + checked.ttl)
+                .bind(now + valid.ttl)
                 .bind(head.0)
                 .execute(&mut *tx)
                 .await?;
@@ -156,39 +162,40 @@ impl ControlPlane {
                 action: "emergency.declare",
                 target: &id,
                 before: String::new(),
-                after: audit_json(&declared),
+                after: audit_json(&created),
             };
             record!(tx, head, now, actor, &changed);
-            declared
+            created
         });
         self.apply().await;
-        Ok(Ok(declared))
+        Ok(Ok(created))
     }
 
-    /// Lets one last so much longer from now on.
+    /// Extends a measure, to `ttl_seconds` from now.
     ///
     /// # Errors
-    /// [`ControlError::NotFound`] if it is not on; or the database's own. The inner one if it cannot last so long.
+    /// [`ControlError::NotFound`] if the measure is not active; or a database error. The inner error if the time to
+    /// live is invalid.
     pub async fn renew_emergency(
         &self,
         id: &str,
         ttl_seconds: Option<u64>,
         actor: &Actor,
     ) -> Result<Result<EmergencyRecord, ValidationError>, ControlError> {
-        let lasts = match parse_ttl(ttl_seconds) {
-            Ok(lasts) => lasts,
+        let ttl = match parse_ttl(ttl_seconds) {
+            Ok(ttl) => ttl,
             Err(problem) => return Ok(Err(problem)),
         };
-        let until = self.now_millis() + lasts;
+        let until = self.now_millis() + ttl;
         let renewed =
             self.change_emergency(id, EmergencyChange::Extend(until), "emergency.renew", actor).await?;
         Ok(Ok(renewed))
     }
 
-    /// Ends one before its time.
+    /// Ends a measure before it expires.
     ///
     /// # Errors
-    /// [`ControlError::NotFound`] if it is not on; or the database's own.
+    /// [`ControlError::NotFound`] if the measure is not active; or a database error.
     pub async fn end_emergency(&self, id: &str, actor: &Actor) -> Result<(), ControlError> {
         self.end_emergency_with_reason(id, "", actor).await
     }
@@ -217,7 +224,7 @@ impl ControlPlane {
         let changed = writing!(&self.db, |tx, head| {
             let row: Option<EmergencyRow> =
                 sqlx::query_as(SELECT_ONE).bind(id.to_owned()).bind(now).fetch_optional(&mut *tx).await?;
-            let row = row.ok_or(ControlError::NotFound("emergency with this id that is on"))?;
+            let row = row.ok_or(ControlError::NotFound("active emergency measure with this id"))?;
             let before = record_from_row(&row)?;
             let (ended, until) = match change {
                 EmergencyChange::End(_) => (1_i64, row.9),
@@ -232,11 +239,11 @@ impl ControlPlane {
                 .await?;
             let after =
                 EmergencyRecord { expires_at: format_millis(until), revision: head.0, ..before.clone() };
-            let told_after = match change {
+            let after_json = match change {
                 EmergencyChange::End(reason) => reason_only(reason),
                 EmergencyChange::Extend(_) => audit_json(&after),
             };
-            let changed = ChangeRecord { action, target: id, before: audit_json(&before), after: told_after };
+            let changed = ChangeRecord { action, target: id, before: audit_json(&before), after: after_json };
             record!(tx, head, now, actor, &changed);
             after
         });
@@ -244,16 +251,17 @@ impl ControlPlane {
         Ok(changed)
     }
 
-    /// Puts what is on before the limiter.
+    /// Reads the active measures and applies them.
     pub(crate) async fn read_emergencies(&self) -> Result<(), ControlError> {
         let rows = self.emergency_rows().await?;
         self.apply_emergencies(rows);
         Ok(())
     }
 
-    /// The same of what a file knows.
+    /// Applies the measures in `rows`, from the database or a snapshot.
     pub(crate) fn apply_emergencies(&self, rows: Vec<EmergencyRow>) {
-        // One that cannot be read (a newer program has written it) must not keep the others from acting.
+        // A measure that cannot be read, perhaps written by a newer version, must not prevent the others from taking
+        // effect.
         let measures = rows.iter().filter_map(|row| {
             measure_from_row(row)
                 .inspect_err(|error| tracing::error!(%error, "skipping invalid emergency measure"))
@@ -269,14 +277,14 @@ impl ControlPlane {
         }
     }
 
-    /// What was last known to be on.
+    /// Returns the measures last known to be active.
     pub(crate) fn cached_emergencies(&self) -> Vec<EmergencyRow> {
         self.measure_rows.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 enum EmergencyChange<'r> {
-    /// For this reason, if any was given.
+    /// Ends the measure, for this reason, if one was given.
     End(&'r str),
     Extend(i64),
 }

@@ -1,4 +1,4 @@
-//! Extra quota of single callers, once: how grants are stored, and the table of them that the limiter reads.
+//! Grants: extra units for single callers, once. Their storage, and the in-memory table that the limiter reads.
 
 pub(crate) mod store;
 pub(crate) mod table;

@@ -1,4 +1,4 @@
-//! Extra quota of single callers, once; and notes of what operators did to counters, which are kept elsewhere.
+//! Storage of grants, and audit entries for usage resets, whose counters live in the store.
 
 use crate::audit::record;
 use crate::auth::key_hash::{CallerRef, KeyHash, prefix};
@@ -10,15 +10,15 @@ use crate::error::{ControlError, ValidationError, check_text, invalid};
 use crate::grant::table::ReplicatedGrant;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
-use tollgate_core::Quota as CoreQuota;
+use tollgate_core::Rate as CoreQuota;
 use tollgate_rules::Ruleset;
 use utoipa::ToSchema;
 
-/// For how long a grant can be used unless somebody says otherwise: 30 days, in seconds.
+/// Default time to live of a grant, in seconds: 30 days.
 const DEFAULT_TTL: u64 = 30 * 86_400;
-/// The longest: a year.
+/// Maximum time to live of a grant, in seconds: a year.
 const MAX_TTL: u64 = 366 * 86_400;
-/// The most that one caller has at once.
+/// Maximum number of grants per caller.
 const MAX_PER_CALLER: i64 = 100;
 
 const INSERT: &str = "INSERT INTO grants (id, key_hash, key_prefix, rule, units, reason, author, created_at,
@@ -28,58 +28,59 @@ const SELECT_ONE: &str =
     "SELECT id, key_prefix, rule, units, reason, author, created_at, expires_at, revision FROM grants
      WHERE id = $1 AND key_hash = $2 AND expires_at > $3";
 
-/// It is over by every node's clock: "now" would be in the future where the clock is a little behind.
+/// Sets an expiry in the past of every node's clock: the current time would be in the future on a node whose clock is
+/// behind.
 const REVOKE: &str = "UPDATE grants SET expires_at = 0, revision = $2 WHERE id = $1";
 
-/// Those that have ended too: one that was taken back has.
+/// Includes expired grants, since a revoked one is expired.
 const SELECT_SINCE: &str = "SELECT key_hash, id, rule, units, created_at, expires_at FROM grants
      WHERE revision > $1 AND expires_at > $2 ORDER BY revision";
 
-/// A grant as it is sent.
+/// A request to grant extra units.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = GrantDraft)]
 pub struct GrantSpec {
-    /// Which rule; the one about the caller alone, if it does not say.
+    /// The rule; the rule on the caller alone if absent.
     pub rule: Option<String>,
-    /// How much.
+    /// Number of extra units.
     #[schema(minimum = 1)]
     pub units: u64,
-    /// Why.
+    /// Reason, recorded in the audit log.
     pub reason: String,
-    /// For how long it can be used, in seconds; 30 days, if it does not say.
+    /// Time to live in seconds; 30 days if absent.
     pub ttl_seconds: Option<u64>,
 }
 
-/// A grant as it is told.
+/// A stored grant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Grant)]
 pub struct GrantRecord {
-    /// Its name.
+    /// Id of the grant.
     pub id: String,
-    /// The key's first characters.
+    /// First characters of the caller's API key.
     pub key_prefix: String,
-    /// Which rule.
+    /// The rule.
     pub rule: String,
-    /// How much.
+    /// Number of extra units.
     pub units: u64,
-    /// Why.
+    /// Reason for the grant.
     pub reason: String,
-    /// Who granted it.
+    /// Principal that created it.
     pub author: String,
-    /// When.
+    /// Creation time.
     pub created_at: String,
-    /// Until when it can be used.
+    /// Expiry.
     pub expires_at: String,
-    /// The revision of the change.
+    /// Control revision of the change.
     pub revision: i64,
 }
 
 impl ControlPlane {
-    /// Grants extra quota. It can be used on this node when this returns.
+    /// Grants extra units. They can be used on this node when this returns.
     ///
     /// # Errors
-    /// The outer one if the database does not do it, or knows nobody by the id; the inner one if what is sent cannot be.
+    /// The outer error if the database fails or no quota has the id; the inner one if the grant is invalid.
     pub async fn grant(
         &self,
         caller: impl Into<CallerRef<'_>>,
@@ -99,7 +100,7 @@ impl ControlPlane {
             }
         };
         let (id, now) = (crate::auth::secret::generate_id()?, self.now_millis());
-        let lasts = i64::try_from(draft.ttl_seconds.unwrap_or(DEFAULT_TTL) * 1_000).unwrap_or(i64::MAX);
+        let ttl = i64::try_from(draft.ttl_seconds.unwrap_or(DEFAULT_TTL) * 1_000).unwrap_or(i64::MAX);
         let granted = writing!(&self.db, |tx, head| {
             let count = "SELECT COUNT(*) FROM grants WHERE key_hash = $1 AND expires_at > $2";
             let (count,): (i64,) =
@@ -107,7 +108,9 @@ impl ControlPlane {
             if count >= MAX_PER_CALLER {
                 return Ok(Err(invalid(
                     "units",
-                    format!("this key has {MAX_PER_CALLER} grants already; wait for some to end"),
+                    format!(
+                        "this API key already has {MAX_PER_CALLER} grants; revoke some or wait until they expire"
+                    ),
                 )));
             }
             let granted = GrantRecord {
@@ -118,7 +121,7 @@ impl ControlPlane {
                 reason: draft.reason.clone(),
                 author: actor.name.clone(),
                 created_at: format_millis(now),
-                expires_at: format_millis(now + lasts),
+                expires_at: format_millis(now + ttl),
                 revision: head.0,
             };
             sqlx::query(INSERT)
@@ -130,7 +133,7 @@ impl ControlPlane {
                 .bind(granted.reason.clone())
                 .bind(granted.author.clone())
                 .bind(now)
-                .bind(now + lasts)
+                .bind(now + ttl)
                 .bind(head.0)
                 .execute(&mut *tx)
                 .await?;
@@ -148,10 +151,10 @@ impl ControlPlane {
         Ok(Ok(granted))
     }
 
-    /// Takes back what is left of a grant. It cannot be used on this node any more when this returns.
+    /// Revokes the rest of a grant. It can no longer be used on this node when this returns.
     ///
     /// # Errors
-    /// [`ControlError::NotFound`] if this caller has no such grant, or it has ended; or the database's own.
+    /// [`ControlError::NotFound`] if the caller has no such active grant; or a database error.
     pub async fn revoke_grant(
         &self,
         caller: impl Into<CallerRef<'_>>,
@@ -182,10 +185,11 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Notes that the used quota of a caller is about to be given back: what is not noted is not done.
+    /// Records the reset of a caller's usage in the audit log, before it is done: a reset that is not recorded must
+    /// not happen.
     ///
     /// # Errors
-    /// The outer one if the database does not do it; the inner one if the reason cannot be.
+    /// The outer error if the database fails; the inner one if the reason is invalid.
     pub async fn audit_reset(
         &self,
         api_key: &str,
@@ -212,17 +216,17 @@ impl ControlPlane {
         Ok(Ok(()))
     }
 
-    /// Takes in what was granted or taken back since a revision, and says whether anything may have changed.
+    /// Applies the grants made or revoked since a control revision. Returns whether anything may have changed.
     pub(crate) async fn read_grants(&self, since: i64) -> Result<bool, ControlError> {
         let now = self.now_millis();
-        // Who asks for all need not hear of those that have ended: what is known otherwise, from a snapshot, goes.
+        // A full read needs no expired grants: it replaces all known ones, including those from a snapshot.
         let ended = if since < 0 { now } else { i64::MIN };
         let rows: Vec<(Vec<u8>, String, String, i64, i64, i64)> = on!(&self.db, pool => {
             sqlx::query_as(SELECT_SINCE).bind(since).bind(ended).fetch_all(pool).await?
         });
         let grants = rows.into_iter().map(|(hash, id, rule, units, created_at, until)| {
             let hash = KeyHash::from_slice(&hash)
-                .ok_or_else(|| ControlError::Corrupt("the hash of an API key".to_owned()))?;
+                .ok_or_else(|| ControlError::Corrupt("hash of an API key".to_owned()))?;
             let units = u64::try_from(units).unwrap_or(0);
             Ok((hash.table_hash(), ReplicatedGrant { id, rule, units, lasts: until - created_at, until }))
         });
@@ -253,20 +257,20 @@ fn record_from_row(row: GrantRow) -> GrantRecord {
 fn validate(draft: &GrantSpec, rules: &Ruleset) -> Result<(), ValidationError> {
     let rule = draft.rule.as_deref().unwrap_or("default");
     check_text("rule", rule, 1, 512)?;
-    if rules.callers_rules_called(rule).is_empty() {
-        let why = match &draft.rule {
+    if rules.find_per_caller_rules(rule).is_empty() {
+        let reason = match &draft.rule {
             Some(_) => {
-                "no rule with a counter for each `api_key` is called so; write its name, its path, or `default`"
+                "no rule with a counter per `api_key` has this name; use its name, its path, or `default`"
             }
-            None => "there is no rule about `api_key` alone: write which `rule` is meant",
+            None => "no rule on `api_key` alone exists; set `rule`",
         };
-        return Err(invalid("rule", why));
+        return Err(invalid("rule", reason));
     }
-    if draft.units == 0 || draft.units > CoreQuota::LARGEST {
-        return Err(invalid("units", format!("write 1 to {}", CoreQuota::LARGEST)));
+    if draft.units == 0 || draft.units > CoreQuota::MAX_COUNT {
+        return Err(invalid("units", format!("must be between 1 and {}", CoreQuota::MAX_COUNT)));
     }
     if !(1..=MAX_TTL).contains(&draft.ttl_seconds.unwrap_or(DEFAULT_TTL)) {
-        return Err(invalid("ttl_seconds", format!("write 1 to {MAX_TTL}")));
+        return Err(invalid("ttl_seconds", format!("must be between 1 and {MAX_TTL}")));
     }
     check_text("reason", &draft.reason, 1, 512)
 }

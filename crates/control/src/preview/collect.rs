@@ -1,9 +1,9 @@
-//! How a node that rehearses rules learns of the traffic that others remember: it asks by a row in the database, each node
-//! that is alive writes what it remembers beside, and the asker takes it away. Who does not answer in time is named, and the
-//! rehearsal goes on without.
+//! Collects traffic samples from other nodes, through the database, for an impact preview. The requesting node
+//! inserts a row, each live node adds its sample, and the requesting node reads and deletes them. Nodes that do not
+//! respond in time are named, and the preview continues without them.
 //!
-//! PostgreSQL tells that somebody asks by NOTIFY; a file is looked at twice a second. Pushing samples all the time was
-//! rejected: rules are published a few times a day, and traffic flows always.
+//! PostgreSQL announces requests by NOTIFY; a SQLite file is polled twice a second. Rejected: pushing samples
+//! continuously, because rules are published a few times a day and traffic never stops.
 
 use crate::auth::secret::generate_id;
 use crate::control_plane::ControlPlane;
@@ -16,29 +16,29 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tollgate_rules::{Domain, Ruleset};
 
-/// The name that questions are told under.
+/// NOTIFY channel for sample requests.
 pub(crate) const CHANNEL: &str = "tollgate_traffic";
 
-/// How long the others may take to answer.
+/// Time limit for other nodes to respond.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often the asker looks.
+/// Interval at which the requesting node polls for responses.
 const POLL_INTERVAL: Duration = Duration::from_millis(40);
-/// How long the database may take to say who is there, and how long for all of it.
+/// Time limit for reading the list of nodes; the next one is for the whole exchange.
 const NODES_TIMEOUT: Duration = Duration::from_secs(1);
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long what was told may be used for other checks: whoever writes rules has them checked every few seconds.
+/// Time for which collected samples are reused: while an operator edits rules, they are previewed every few seconds.
 const MAX_AGE: Duration = Duration::from_secs(5);
-/// Rows that nobody has taken away go after this.
+/// Age at which rows left behind are deleted, in milliseconds.
 const ROW_TTL_MS: i64 = 60_000;
-/// The most bytes that one may tell, and all.
+/// Maximum size of one node's sample, in bytes; the next one is for all samples.
 pub(crate) const MAX_BYTES_PER_NODE: usize = 4 << 20;
 const MAX_BYTES: usize = 32 << 20;
-/// The most requests of a slice of time that are rehearsed on.
+/// Maximum number of requests per time slice that are replayed.
 pub(crate) const MAX_SLICE_REQUESTS: usize = 4_096;
-/// The most wildcards that others are told of, and the longest.
+/// Maximum number of wildcards in a sample request, and their maximum length in bytes.
 const MAX_WILDCARDS: usize = 256;
 const MAX_WILDCARD_BYTES: usize = 256;
-/// The fewest that each is asked for, however many nodes there are.
+/// Minimum number of requests to ask each node for, regardless of the number of nodes.
 const MIN_REQUESTS_PER_NODE: usize = 32;
 
 const INSERT_REQUEST: [&str; 2] = at_now!(
@@ -55,28 +55,28 @@ const DELETE_OLD: [[&str; 2]; 2] = [
     at_now!("DELETE FROM traffic_told WHERE told_at < ", " - $1"),
 ];
 
-/// What other nodes remember.
+/// Traffic samples of other nodes.
 #[derive(Debug)]
 pub(crate) struct PeerSamples {
-    /// What this node is called.
+    /// Name of this node.
     pub(crate) own_name: String,
-    /// By name, what they told, as they wrote it.
+    /// Encoded samples, by node name.
     pub(crate) samples: Vec<(String, String)>,
-    /// Who is alive and has told nothing.
+    /// Live nodes that did not respond.
     pub(crate) missing: Vec<String>,
-    /// The database did not say who is there.
+    /// Whether the list of nodes could not be read.
     pub(crate) unknown: bool,
-    /// The most that each may have told.
+    /// Maximum size of each sample, in bytes.
     pub(crate) bytes: usize,
-    /// The wildcards that they were told of.
+    /// Wildcards that the sample request contained.
     wildcards: BTreeSet<String>,
 }
 
-/// What a node is called that has not yet told of itself.
+/// Name of a node that has not sent a heartbeat yet.
 const THIS_NODE: &str = "this node";
 
 impl PeerSamples {
-    /// Nobody is known to be there but this node.
+    /// Returns an empty collection: no other node is known.
     fn none(own: &str) -> Self {
         Self {
             own_name: own.to_owned(),
@@ -88,44 +88,45 @@ impl PeerSamples {
         }
     }
 
-    /// Who is there is not known.
+    /// Returns an empty collection: the list of nodes is unknown.
     fn unknown() -> Self {
         Self { unknown: true, ..Self::none(THIS_NODE) }
     }
 }
 
-/// How much each may tell, and what of values that tell who asks.
+/// Size limits of each sample, and the wildcards that pseudonyms must preserve.
 pub(crate) struct SampleRequest {
     pub(crate) bytes: usize,
     pub(crate) requests: usize,
     pub(crate) wildcards: BTreeSet<String>,
 }
 
-/// The wildcards that others must know of, so that their values match these rules as they would here.
+/// Returns the wildcards that other nodes need, so that their pseudonymized values match these rules as the originals
+/// would.
 pub(crate) fn wildcards(rules: [&Ruleset; 2]) -> BTreeSet<String> {
     let all = rules.into_iter().flat_map(Ruleset::domains).flat_map(Domain::wildcards);
     bounded(all.filter(|text| text.len() <= MAX_WILDCARD_BYTES).map(str::to_owned))
 }
 
-/// No more of them than anybody need look at.
+/// Returns at most [`MAX_WILDCARDS`] of them, to bound the work of each node.
 pub(crate) fn bounded(wildcards: impl Iterator<Item = String>) -> BTreeSet<String> {
-    let mut kept = BTreeSet::new();
+    let mut all = BTreeSet::new();
     for one in wildcards {
-        if kept.len() == MAX_WILDCARDS {
+        if all.len() == MAX_WILDCARDS {
             break;
         }
-        kept.insert(one);
+        all.insert(one);
     }
-    kept
+    all
 }
 
 impl ControlPlane {
-    /// Asks all other nodes that are alive. Does not fail, and does not wait for long.
+    /// Requests samples from all other live nodes. Never fails, and takes a bounded time.
     async fn request_peer_samples(&self, wildcards: BTreeSet<String>) -> PeerSamples {
         let nodes = match with_timeout(NODES_TIMEOUT, self.nodes()).await {
             Ok(nodes) => nodes,
             Err(error) => {
-                tracing::warn!(%error, "rules are rehearsed on the traffic of this node alone");
+                tracing::warn!(%error, "reading nodes failed; previewing with this node's traffic only");
                 return PeerSamples::unknown();
             }
         };
@@ -138,73 +139,73 @@ impl ControlPlane {
         if others.is_empty() {
             return PeerSamples { wildcards, ..PeerSamples::none(&own) };
         }
-        let asked = SampleRequest {
+        let request = SampleRequest {
             bytes: MAX_BYTES_PER_NODE.min(MAX_BYTES / others.len()),
             requests: (MAX_SLICE_REQUESTS / others.len()).max(MIN_REQUESTS_PER_NODE),
             wildcards,
         };
         let instances: Vec<&str> = others.iter().map(|node| node.instance.as_str()).collect();
-        let mut answers = self.exchange(&instances, &asked).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "rules are rehearsed without the traffic of other nodes");
+        let mut responses = self.exchange(&instances, &request).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "collecting samples failed; previewing without other nodes' traffic");
             vec![None; others.len()]
         });
-        let (mut told, mut silent) = (Vec::new(), Vec::new());
-        for (node, answer) in others.iter().zip(answers.drain(..)) {
-            match answer {
-                Some(body) => told.push((node.name().to_owned(), body)),
-                None => silent.push(node.name().to_owned()),
+        let (mut samples, mut missing) = (Vec::new(), Vec::new());
+        for (node, response) in others.iter().zip(responses.drain(..)) {
+            match response {
+                Some(body) => samples.push((node.name().to_owned(), body)),
+                None => missing.push(node.name().to_owned()),
             }
         }
         PeerSamples {
             own_name: own,
-            samples: told,
-            missing: silent,
+            samples,
+            missing,
             unknown: false,
-            bytes: asked.bytes,
-            wildcards: asked.wildcards,
+            bytes: request.bytes,
+            wildcards: request.wildcards,
         }
     }
 
-    /// What each of these tells.
+    /// Sends a sample request and returns the response of each instance.
     async fn exchange(
         &self,
         instances: &[&str],
-        asked: &SampleRequest,
+        request: &SampleRequest,
     ) -> Result<Vec<Option<String>>, ControlError> {
         let id = generate_id()?;
-        let answers = with_timeout(EXCHANGE_TIMEOUT, async {
+        let responses = with_timeout(EXCHANGE_TIMEOUT, async {
             self.delete_old_samples().await?;
-            self.insert_sample_request(&id, asked).await?;
-            // Whoever has not answered when this is over has not.
+            self.insert_sample_request(&id, request).await?;
+            // After the timeout, the responses that exist are used.
             let _ = tokio::time::timeout(RESPONSE_TIMEOUT, self.wait_for(&id, instances)).await;
-            let mut answers = Vec::with_capacity(instances.len());
+            let mut responses = Vec::with_capacity(instances.len());
             for instance in instances {
-                let most = i64::try_from(asked.bytes).unwrap_or(i64::MAX);
+                let max = i64::try_from(request.bytes).unwrap_or(i64::MAX);
                 let body: Option<(String,)> = on!(&self.db, pool => {
-                    sqlx::query_as(SELECT_RESPONSE).bind(&id).bind(*instance).bind(most).fetch_optional(pool).await?
+                    sqlx::query_as(SELECT_RESPONSE).bind(&id).bind(*instance).bind(max).fetch_optional(pool).await?
                 });
-                answers.push(body.map(|(body,)| body));
+                responses.push(body.map(|(body,)| body));
             }
-            Ok(answers)
+            Ok(responses)
         })
         .await;
-        let taken = with_timeout(NODES_TIMEOUT, async {
+        let deleting = with_timeout(NODES_TIMEOUT, async {
             for sql in DELETE_EXCHANGE {
                 on!(&self.db, write pool => { sqlx::query(sql).bind(&id).execute(pool).await?; });
             }
             Ok(())
         });
-        if let Err(error) = taken.await {
-            tracing::debug!(%error, "what nodes told stays in the database until somebody purges it");
+        if let Err(error) = deleting.await {
+            tracing::debug!(%error, "deleting samples failed; a later purge removes them");
         }
-        answers
+        responses
     }
 
-    async fn insert_sample_request(&self, id: &str, asked: &SampleRequest) -> Result<(), ControlError> {
+    async fn insert_sample_request(&self, id: &str, request: &SampleRequest) -> Result<(), ControlError> {
         let number = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         let (sql, bytes, requests) =
-            (self.db.dialect(INSERT_REQUEST), number(asked.bytes), number(asked.requests));
-        let wildcards = serde_json::to_string(&asked.wildcards).unwrap_or_default();
+            (self.db.dialect(INSERT_REQUEST), number(request.bytes), number(request.requests));
+        let wildcards = serde_json::to_string(&request.wildcards).unwrap_or_default();
         on!(&self.db, write pool => {
             sqlx::query(sql).bind(id).bind(&self.instance).bind(bytes).bind(requests).bind(wildcards).execute(pool).await?;
         });
@@ -216,16 +217,16 @@ impl ControlPlane {
 
     async fn wait_for(&self, id: &str, instances: &[&str]) -> Result<(), ControlError> {
         loop {
-            let told: Vec<(String,)> =
+            let responders: Vec<(String,)> =
                 on!(&self.db, pool => sqlx::query_as(SELECT_RESPONDERS).bind(id).fetch_all(pool).await?);
-            if instances.iter().all(|instance| told.iter().any(|(told,)| told == instance)) {
+            if instances.iter().all(|instance| responders.iter().any(|(responder,)| responder == instance)) {
                 return Ok(());
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Removes what nobody has taken away.
+    /// Deletes requests and samples that were left behind.
     pub(crate) async fn delete_old_samples(&self) -> Result<(), ControlError> {
         for sql in DELETE_OLD {
             let sql = self.db.dialect(sql);
@@ -235,7 +236,7 @@ impl ControlPlane {
     }
 }
 
-/// What other nodes remember, and what they told a moment ago.
+/// Collector of other nodes' samples, with a short cache.
 pub(crate) struct PeerSampleCollector {
     control: Arc<ControlPlane>,
     cached: Mutex<Option<Arc<PeerSamples>>>,
@@ -246,46 +247,46 @@ impl PeerSampleCollector {
         Self { control, cached: Mutex::default() }
     }
 
-    /// What others remember: asked now, or a moment ago where that is as good. Whoever waits for it may go away: what was
-    /// told is taken away all the same.
+    /// Returns other nodes' samples, cached or newly requested. If the caller is canceled, the exchange still
+    /// completes and deletes its rows.
     pub(crate) async fn collect(
         self: &Arc<Self>,
-        how: Freshness,
+        freshness: Freshness,
         wildcards: BTreeSet<String>,
     ) -> Arc<PeerSamples> {
         let own = Arc::clone(self);
-        let hearing = tokio::spawn(async move {
-            let mut heard = own.cached.lock().await;
-            let lately = heard.as_ref().filter(|_| how == Freshness::Cached);
-            if let Some(others) = lately.filter(|others| wildcards.is_subset(&others.wildcards)) {
+        let collecting = tokio::spawn(async move {
+            let mut cached = own.cached.lock().await;
+            let recent = cached.as_ref().filter(|_| freshness == Freshness::Cached);
+            if let Some(others) = recent.filter(|others| wildcards.is_subset(&others.wildcards)) {
                 return Arc::clone(others);
             }
             let others = Arc::new(own.control.request_peer_samples(wildcards).await);
             if others.unknown {
                 return others;
             }
-            *heard = Some(Arc::clone(&others));
-            drop(heard);
-            let (cache, asked) = (Arc::downgrade(&own), Arc::downgrade(&others));
+            *cached = Some(Arc::clone(&others));
+            drop(cached);
+            let (cache, collected) = (Arc::downgrade(&own), Arc::downgrade(&others));
             tokio::spawn(async move {
                 tokio::time::sleep(MAX_AGE).await;
                 let Some(cache) = cache.upgrade() else { return };
-                let mut heard = cache.cached.lock().await;
-                if heard.as_ref().is_some_and(|others| asked.ptr_eq(&Arc::downgrade(others))) {
-                    *heard = None;
+                let mut cached = cache.cached.lock().await;
+                if cached.as_ref().is_some_and(|others| collected.ptr_eq(&Arc::downgrade(others))) {
+                    *cached = None;
                 }
             });
             others
         });
-        hearing.await.unwrap_or_else(|_| Arc::new(PeerSamples::unknown()))
+        collecting.await.unwrap_or_else(|_| Arc::new(PeerSamples::unknown()))
     }
 }
 
-/// How new it must be.
+/// How recent samples must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freshness {
-    /// A few seconds old at most.
+    /// At most a few seconds old.
     Cached,
-    /// Asked now.
+    /// Requested now.
     Current,
 }

@@ -1,19 +1,20 @@
-//! What several nodes remember, put together as if one node had seen all of it. Pure.
+//! Merges the traffic samples of several nodes, as if one node had seen all requests. Pure.
 //!
-//! All nodes choose callers by the same hash, so of a caller who is in everywhere all requests are there, wherever they were
-//! asked. A node with more traffic keeps fewer callers: for each slice of time those are in whom the node with the most keeps,
-//! and each stands for as many as there. Who makes a large part of the traffic of any node is in, and stands for itself.
+//! All nodes select callers by the same hash, so for a caller that every node selected, all requests are present,
+//! whichever node received them. A node with more traffic keeps fewer callers: for each time slice the merge keeps
+//! those that the node with the most traffic keeps, with that node's weight. A caller that makes up a large share of
+//! any node's traffic is always kept, and represents only itself.
 
 use crate::preview::sample_slice::{SampleSlice, is_in, keep_one_in};
 use crate::preview::sampled_request::SampledRequest;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// One in more callers than this is none.
+/// Upper bound of a mask, which selects one in 2^20 callers.
 pub(crate) const MAX_MASK: u64 = (1 << 20) - 1;
-/// Who asks so often, and makes one part in so many of a node's traffic, is a large one.
+/// A caller with at least this many requests, and more than one in this many of a node's requests, is large.
 const LARGE: u64 = 32;
 
-/// So much may be kept of one slice.
+/// Maximum number of requests and bytes of one slice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SliceBudget {
     pub(crate) requests: usize,
@@ -27,11 +28,11 @@ impl SliceBudget {
 }
 
 impl SampleSlice {
-    /// Keeps as much as there is room for: of half of the callers each time, each for twice as many; where only large ones
-    /// are left, half of their requests.
-    pub(crate) fn fit(&mut self, room: SliceBudget) {
+    /// Thins the slice until it fits: drops half of the callers each time and doubles the weight of the others; if
+    /// only large callers are left, drops half of their requests.
+    pub(crate) fn fit(&mut self, budget: SliceBudget) {
         let large = self.large();
-        while !room.fits(&self.requests) {
+        while !budget.fits(&self.requests) {
             if self.mask < MAX_MASK && self.requests.iter().any(|one| !large.contains(&one.caller)) {
                 self.narrow(self.mask << 1 | 1, &large);
             } else {
@@ -43,7 +44,8 @@ impl SampleSlice {
         }
     }
 
-    /// Those who are in whatever the mask says, and, where it still lets everybody in, those who would be.
+    /// Returns the callers that are kept regardless of the mask; while the mask selects all callers, those that would
+    /// be.
     fn large(&self) -> HashSet<u64> {
         let alone = || self.requests.iter().filter(|one| one.callers == 1);
         if self.mask > 0 {
@@ -66,14 +68,14 @@ impl SampleSlice {
     }
 }
 
-/// The traffic of all nodes, in the order of time.
+/// Merges the samples of all nodes, in time order.
 pub(crate) fn merge(
     nodes: impl IntoIterator<Item = Vec<SampleSlice>>,
-    room: SliceBudget,
+    budget: SliceBudget,
 ) -> Vec<SampledRequest> {
     let mut slices: BTreeMap<u64, (SampleSlice, HashSet<u64>)> = BTreeMap::new();
-    for (node, remembered) in (0..).zip(nodes) {
-        for mut one in remembered {
+    for (node, sample) in (0..).zip(nodes) {
+        for mut one in sample {
             let (all, large) = slices.entry(one.number).or_default();
             large.extend(one.large());
             all.mask = all.mask.max(one.mask);
@@ -84,7 +86,7 @@ pub(crate) fn merge(
     let mut merged = Vec::new();
     for (mut slice, large) in slices.into_values() {
         slice.narrow(slice.mask, &large);
-        slice.fit(room);
+        slice.fit(budget);
         merged.append(&mut slice.requests);
     }
     merged.sort_by_key(|one| one.at);

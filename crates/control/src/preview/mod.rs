@@ -1,7 +1,6 @@
-//! What is known of rules before they act: what is wrong with them, what they change, and what they would have done to the last
-//! traffic of all nodes.
+//! Impact preview of candidate rules: validation, differences, and their effect on recent traffic of all nodes.
 //!
-//! The rules know of their preview, and the preview knows nothing of who publishes: it takes two rule sets.
+//! The module `rules` uses the preview; the preview does not depend on publishing, and takes two rule sets.
 
 pub(crate) mod caller;
 pub(crate) mod collect;
@@ -25,25 +24,25 @@ use crate::preview::report::{ChangeKind, PreviewReport, RuleDiagnostic, RuleDiff
 use crate::preview::sample::TrafficSample;
 use std::sync::Arc;
 use tokio::sync::Mutex;
-use tollgate_engine::Counters;
+use tollgate_engine::CounterSharing;
 use tollgate_rules::{Options, Ruleset, Source};
 
-/// Reads candidate rules, compares them with the active ones, and replays the last traffic through both.
+/// Validates candidate rules, compares them with the active ones, and replays recent traffic through both.
 pub(crate) struct Preview {
     control: Arc<ControlPlane>,
     options: Options,
-    /// What this node remembers of its traffic.
+    /// Traffic sample of this node.
     sample: Arc<TrafficSample>,
-    /// What the others remember.
+    /// Traffic samples of other nodes.
     peers: Arc<PeerSampleCollector>,
-    /// Which counters nodes have of their own.
-    counters: Counters,
-    /// One replay at a time: each takes memory.
+    /// Which counters are per node.
+    counters: CounterSharing,
+    /// Allows one replay at a time: each takes memory.
     replaying: Mutex<()>,
 }
 
 impl Preview {
-    pub(crate) fn new(control: Arc<ControlPlane>, options: Options, counters: Counters) -> Arc<Self> {
+    pub(crate) fn new(control: Arc<ControlPlane>, options: Options, counters: CounterSharing) -> Arc<Self> {
         let sample = Arc::new(TrafficSample::new(Arc::clone(&control.clock), control.hasher.seed()));
         let peers = Arc::new(PeerSampleCollector::new(Arc::clone(&control)));
         Arc::new(Self { control, options, sample, peers, counters, replaying: Mutex::default() })
@@ -53,24 +52,24 @@ impl Preview {
         Arc::clone(&self.sample)
     }
 
-    /// Reads rules, compares them with what acts, and rehearses them.
+    /// Validates rules, compares them with the active ones, and replays recent traffic through both.
     pub(crate) async fn preview(
         self: &Arc<Self>,
         sources: Vec<Source>,
-        acting: Arc<Ruleset>,
-        hearing: Freshness,
+        active: Arc<Ruleset>,
+        freshness: Freshness,
     ) -> Result<(PreviewReport, Option<Arc<Ruleset>>), ControlError> {
-        let (own, before) = (Arc::clone(self), Arc::clone(&acting));
+        let (own, before) = (Arc::clone(self), Arc::clone(&active));
         let (mut report, candidate) = run_blocking(move || own.read(&sources, &before)).await?;
         let Some(candidate) = candidate else { return Ok((report, None)) };
-        let others = self.peers.collect(hearing, wildcards([&acting, &candidate])).await;
+        let others = self.peers.collect(freshness, wildcards([&active, &candidate])).await;
         let _one = self.replaying.lock().await;
         let (own, new) = (Arc::clone(self), Arc::clone(&candidate));
-        report.rehearsal = Some(run_blocking(move || own.replay(&acting, &new, &others)).await?);
+        report.rehearsal = Some(run_blocking(move || own.replay(&active, &new, &others)).await?);
         Ok((report, Some(candidate)))
     }
 
-    fn read(&self, sources: &[Source], acting: &Ruleset) -> (PreviewReport, Option<Arc<Ruleset>>) {
+    fn read(&self, sources: &[Source], active: &Ruleset) -> (PreviewReport, Option<Arc<Ruleset>>) {
         let candidate = match Ruleset::load(sources, &self.options) {
             Ok(candidate) => Arc::new(candidate),
             Err(errors) => {
@@ -91,45 +90,45 @@ impl Preview {
         let report = PreviewReport {
             errors: Vec::new(),
             warnings: candidate.warnings().iter().map(RuleDiagnostic::from).collect(),
-            diff: acting.diff(&candidate).into_iter().map(change).collect(),
+            diff: active.diff(&candidate).into_iter().map(change).collect(),
             rehearsal: None,
         };
         (report, Some(candidate))
     }
 
-    /// Rehearses on what this node and the others remember.
+    /// Replays the samples of this node and of the others.
     fn replay(&self, live: &Arc<Ruleset>, candidate: &Arc<Ruleset>, others: &PeerSamples) -> ImpactReport {
         let own = self.sample.slices();
-        let (mut nodes, mut nodes_silent) = (vec![others.own_name.clone()], others.missing.clone());
-        let mut told = Vec::new();
+        let (mut nodes, mut nodes_missing) = (vec![others.own_name.clone()], others.missing.clone());
+        let mut samples = Vec::new();
         if !others.samples.is_empty() {
             let (hasher, now) = (&self.control.hasher, self.control.clock.now());
             let requests = own.iter().flat_map(|slice| &slice.requests);
             let known = KnownValues::new(hasher, requests, &[live, candidate]);
             for (name, text) in &others.samples {
                 match encoding::decode(text, now, &known, others.bytes) {
-                    Ok(remembered) => {
-                        told.push(remembered);
+                    Ok(slices) => {
+                        samples.push(slices);
                         nodes.push(name.clone());
                     }
                     Err(error) => {
-                        tracing::warn!(node = name, error, "what a node told of its traffic cannot be read");
-                        nodes_silent.push(name.clone());
+                        tracing::warn!(node = name, error, "skipping an unreadable traffic sample");
+                        nodes_missing.push(name.clone());
                     }
                 }
             }
         }
         let mut sample = merge(
-            std::iter::once(own).chain(told),
+            std::iter::once(own).chain(samples),
             SliceBudget { requests: MAX_SLICE_REQUESTS, bytes: usize::MAX },
         );
         sample.retain(|one| !one.is_peek());
-        let rehearsal = replay(&sample, live, candidate, Some(&self.control.quota_table()), self.counters);
-        ImpactReport { nodes, nodes_silent, nodes_unknown: others.unknown, ..rehearsal }
+        let impact = replay(&sample, live, candidate, Some(&self.control.quota_table()), self.counters);
+        ImpactReport { nodes, nodes_silent: nodes_missing, nodes_unknown: others.unknown, ..impact }
     }
 }
 
-/// Does what takes a while where nobody waits for the thread.
+/// Runs long work on a blocking thread.
 async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ControlError> {

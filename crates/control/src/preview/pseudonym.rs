@@ -1,31 +1,32 @@
-//! What stands for a value on its way to another node: values that tell who asks are not written to the database as they are,
-//! but as a word of their keyed hash, the same on every node, with the few first characters that people may see, and the fixed
-//! parts of those wildcards around it that the value matches.
+//! Pseudonymizes values in samples sent to other nodes. A value that identifies a caller is never written to the
+//! database in clear, but as bits of its keyed hash, the same on every node, with the leading characters that may be
+//! shown, and with the literal parts of the wildcards that the value matches.
 //!
-//! Addresses stay, for rules count their networks, and so do short numbers, which rules take for costs; unless their key may
-//! hold secrets, and no rule that acts takes a cost from it. A value that another one is hidden for is hidden under every name, and so is what follows a `?`. Where the
-//! asking node knows what a word stands for, it puts the value back.
+//! Addresses stay, because rules count by network, and so do short numbers, which rules use as costs; unless their
+//! key may contain secrets and no active rule takes a cost from it. A pseudonymized value is replaced under every key
+//! in which it occurs, and so is everything after a `?`. The requesting node restores values whose pseudonyms it
+//! knows.
 
 use crate::auth::key_hash::KeyHasher;
 use crate::auth::pseudonym::{MARK, pseudonymize, table_hash};
 use crate::preview::sampled_request::SampledRequest;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use tollgate_rules::{CostFrom, Ruleset, Wildcards, may_be_secret, tells_who};
+use tollgate_rules::{CostFrom, Ruleset, Wildcards, identifies_caller, may_be_secret};
 
-/// The longest number that is taken for a cost.
+/// Maximum length of a number that counts as a cost, in bytes.
 const MAX_COST_BYTES: usize = 7;
-/// The shortest value that is looked for in others.
+/// Minimum length of a value that is searched for in other values, in bytes.
 const MIN_VALUE_BYTES: usize = 4;
 
-/// Hides the values of a sample.
+/// Replaces the values of a sample with pseudonyms.
 pub(crate) struct Pseudonymizer<'a> {
     hasher: &'a KeyHasher,
-    /// The attributes that rules take costs from.
+    /// Attributes that rules take costs from.
     costs: HashSet<&'a str>,
-    /// The wildcards that the asking node has rules with.
+    /// Wildcards in the rules of the requesting node.
     wildcards: Wildcards,
-    /// Most values come many times.
+    /// Pseudonyms computed so far: most values repeat.
     known: HashMap<String, String>,
 }
 
@@ -38,7 +39,7 @@ impl<'a> Pseudonymizer<'a> {
         Self { hasher, costs: costs.collect(), wildcards, known: HashMap::new() }
     }
 
-    /// Whether a value is hidden for its own sake.
+    /// Returns whether a value is pseudonymized for its own sake.
     fn is_pseudonymized(&self, key: &str, value: &str) -> bool {
         let address = || value.parse::<IpAddr>().is_ok();
         let number = || value.len() <= MAX_COST_BYTES && value.parse::<u64>().is_ok();
@@ -46,43 +47,47 @@ impl<'a> Pseudonymizer<'a> {
             true => self.costs.contains(key) && number(),
             false => address() || number(),
         };
-        value.contains(MARK) || tells_who(key) && !stays()
+        value.contains(MARK) || identifies_caller(key) && !stays()
     }
 
     fn pseudonym(&mut self, value: &str) -> String {
         if let Some(known) = self.known.get(value) {
             return known.clone();
         }
-        let disguised = self.wildcards.disguise(value, &pseudonymize(self.hasher, value));
+        let disguised = self.wildcards.mask(value, &pseudonymize(self.hasher, value));
         self.known.insert(value.to_owned(), disguised.clone());
         disguised
     }
 
-    /// The values of a request as others may read them, in order.
+    /// Returns a request's values for other nodes, in order.
     pub(crate) fn values(&mut self, request: &SampledRequest) -> Vec<String> {
-        let hides: Vec<bool> =
+        let replaced: Vec<bool> =
             request.entries().map(|(key, value)| self.is_pseudonymized(key, value)).collect();
-        let hidden: Vec<&str> =
-            request.entries().zip(&hides).filter(|(_, hides)| **hides).map(|((_, value), _)| value).collect();
-        let told = |text: &str| {
-            let mut long = hidden.iter().filter(|value| value.len() >= MIN_VALUE_BYTES);
+        let secrets: Vec<&str> = request
+            .entries()
+            .zip(&replaced)
+            .filter(|(_, replaced)| **replaced)
+            .map(|((_, value), _)| value)
+            .collect();
+        let reveals = |text: &str| {
+            let mut long = secrets.iter().filter(|value| value.len() >= MIN_VALUE_BYTES);
             long.any(|value| text.contains(value))
         };
-        let mut one = |((_, value), hides): ((&str, &str), &bool)| {
-            let (open, more) = value.split_once('?').map_or((value, false), |(open, _)| (open, true));
-            if *hides || told(open) {
+        let mut one = |((_, value), replaced): ((&str, &str), &bool)| {
+            let (path, has_query) = value.split_once('?').map_or((value, false), |(path, _)| (path, true));
+            if *replaced || reveals(path) {
                 self.pseudonym(value)
-            } else if more {
-                format!("{open}?{}", pseudonymize(self.hasher, value))
+            } else if has_query {
+                format!("{path}?{}", pseudonymize(self.hasher, value))
             } else {
                 value.to_owned()
             }
         };
-        request.entries().zip(&hides).map(&mut one).collect()
+        request.entries().zip(&replaced).map(&mut one).collect()
     }
 }
 
-/// What this node knows words to stand for: all that it has been asked about itself, and what rules name.
+/// Values whose pseudonyms this node can restore: those of its own requests, and those that rules name.
 pub(crate) struct KnownValues(HashMap<u64, Box<str>>);
 
 impl KnownValues {
@@ -91,15 +96,16 @@ impl KnownValues {
         own: impl Iterator<Item = &'a SampledRequest>,
         rules: &'a [&'a Ruleset],
     ) -> Self {
-        let named = rules.iter().flat_map(|rules| rules.domains()).flat_map(tollgate_rules::Domain::words);
+        let named =
+            rules.iter().flat_map(|rules| rules.domains()).flat_map(tollgate_rules::Domain::literal_values);
         let all: HashSet<&str> =
             own.flat_map(SampledRequest::entries).map(|(_, value)| value).chain(named).collect();
         Self(all.into_iter().map(|value| (hasher.hash(value).table_hash(), value.into())).collect())
     }
 
-    /// The value itself, where it is known.
-    pub(crate) fn restore(&self, told: String) -> Box<str> {
-        table_hash(&told).and_then(|word| self.0.get(&word)).cloned().unwrap_or_else(|| told.into())
+    /// Returns the original value if it is known, else the pseudonym.
+    pub(crate) fn restore(&self, pseudonym: String) -> Box<str> {
+        table_hash(&pseudonym).and_then(|hash| self.0.get(&hash)).cloned().unwrap_or_else(|| pseudonym.into())
     }
 }
 
@@ -122,27 +128,27 @@ mod tests {
         Pseudonymizer::new(&hasher, &rules, Wildcards::new(["bot-*", "sk_*_42*"])).values(&request)
     }
 
-    /// Whoever reads the database must not be able to call as somebody else.
+    /// A reader of the database must not be able to impersonate a caller.
     #[test]
     fn nothing_that_identifies_a_caller_is_sent_under_any_name() {
         let path = format!("/a/{KEY}/b");
-        let told = encoded(&[
+        let sent = encoded(&[
             ("api_key", KEY),
             ("user", "alice@example.com"),
             ("path", &path),
             ("session", "1234"),
             ("endpoint", "/o?token=abcdef"),
         ]);
-        let all = told.join(" ");
+        let all = sent.join(" ");
         for secret in [&KEY[7..], "alice@", "1234", "abcdef"] {
             assert!(!all.contains(secret), "{secret}: {all}");
         }
         assert_eq!(
-            (pseudonym_prefix(&told[0]), pseudonym_prefix(&told[4])),
+            (pseudonym_prefix(&sent[0]), pseudonym_prefix(&sent[4])),
             (Some("sk_liv"), Some("/o?")),
             "{all}"
         );
-        assert!(told[4].starts_with("/o?"), "{all}");
+        assert!(sent[4].starts_with("/o?"), "{all}");
     }
 
     #[test]

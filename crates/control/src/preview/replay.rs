@@ -1,10 +1,10 @@
-//! What other rules would have done to the last traffic: both sets decide on the same requests, in the order of time, each
-//! on fresh counters, on a clock that only the rehearsal moves. Pure: a sample and two rule sets in, figures out. Where nodes
-//! have counters of their own, so have they here.
+//! Replays recent traffic through the active and the candidate rules. Both sets decide the same requests, in time
+//! order, each with fresh counters, on a clock that only the replay moves. Pure: a sample and two rule sets in, an
+//! impact report out. Counters that are per node in operation are per node here too.
 //!
-//! A request that stands for several of its caller's is asked several times, spread over the time until the caller's next,
-//! up to a bound; from there on each of these is charged for several. Permits are left out, and so is what counters held
-//! before the sample began: a limit for a day is not used up by five minutes of traffic.
+//! A request that represents several of its caller's requests is checked several times, spread over the time until
+//! the caller's next one, up to a bound; beyond it, each check is charged for several. Concurrency permits are left
+//! out, and so are counts from before the sample: five minutes of traffic do not use up a limit per day.
 
 use crate::preview::caller;
 use crate::preview::sampled_request::SampledRequest;
@@ -12,68 +12,68 @@ use crate::quota::table::QuotaTable;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use tollgate_core::{Clock, ManualClock, Span, Timestamp};
-use tollgate_engine::{Counters, Limiter, Stands, Tenants};
-use tollgate_rules::{Ruleset, Tenant};
+use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
+use tollgate_engine::{CounterSharing, Limiter, QuotaProvider, SampleWeight};
+use tollgate_rules::{CallerOverrides, Ruleset};
 use tollgate_store::{MemoryConfig, MemoryStore};
 use utoipa::ToSchema;
 
-/// The most that is asked of each rule set.
+/// Maximum number of checks per rule set.
 const MAX_CHECKS: usize = 200_000;
-/// The most that one request of the sample is asked.
-const MAX_CHECKS_PER_REQUEST: usize = 64;
-/// Memory for the counters of each rule set.
+/// Maximum number of checks for one sampled request.
+const MAX_PIECES: usize = 64;
+/// Memory for the counters of each rule set, in bytes.
 const COUNTERS: usize = 32 << 20;
-/// Callers that are named.
+/// Number of callers listed.
 const MAX_TOP: usize = 10;
-/// Thinned requests are spread over this at most.
-const SPREAD: Span = Span::from_secs(10);
+/// Maximum time over which the checks of one sampled request are spread.
+const SPREAD: TimeDelta = TimeDelta::from_secs(10);
 
-/// What other rules would have done.
+/// Impact of candidate rules on recent traffic.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
 #[schema(as = Rehearsal)]
 pub struct ImpactReport {
-    /// Requests of the sample.
+    /// Number of sampled requests.
     pub requests: u64,
-    /// Requests that they stand for.
+    /// Number of requests that the sample represents.
     pub weight: u64,
-    /// Of these, the part that is let through now and would be denied.
+    /// Share of these that is allowed now and would be denied.
     #[schema(minimum = 0, maximum = 1)]
     pub newly_denied_share: f64,
-    /// The part that is denied now and would be let through.
+    /// Share that is denied now and would be allowed.
     #[schema(minimum = 0, maximum = 1)]
     pub newly_allowed_share: f64,
-    /// The part of callers of whom something would be newly denied.
+    /// Share of callers with newly denied requests.
     #[schema(minimum = 0, maximum = 1)]
     #[serde(rename = "callers_affected_share")]
     pub tenants_affected_share: f64,
-    /// The callers of whom most would be newly denied.
+    /// The callers with the most newly denied requests.
     pub top: Vec<AffectedCaller>,
-    /// The time that the sample spans.
+    /// Time span of the sample, in seconds.
     pub window_s: f64,
-    /// The nodes whose traffic it is, this one first.
+    /// Nodes whose traffic was replayed, this one first.
     pub nodes: Vec<String>,
-    /// Nodes that are alive and did not tell what they remember in time.
+    /// Live nodes that did not send their sample in time.
     #[serde(rename = "nodes_missing")]
     pub nodes_silent: Vec<String>,
-    /// The database did not say which other nodes there are.
+    /// Whether the list of other nodes could not be read.
     pub nodes_unknown: bool,
 }
 
-/// A caller of whom something would be newly denied.
+/// A caller with newly denied requests.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[schema(as = Affected)]
 pub struct AffectedCaller {
-    /// Who, by its first characters.
+    /// The caller, masked to its first characters.
     pub key_masked: String,
-    /// The rule that would deny most of it.
+    /// The rule that would deny most of its requests.
     pub rule: String,
-    /// The part of its requests that would be newly denied.
+    /// Share of its requests that would be newly denied.
     #[schema(minimum = 0, maximum = 1)]
     pub share: f64,
-    /// How many of them are denied now.
+    /// Number of its requests that are denied now.
     pub before_denied: u64,
-    /// How many would be.
+    /// Number of its requests that would be denied.
     pub after_denied: u64,
 }
 
@@ -88,22 +88,22 @@ struct Tally {
     rules: HashMap<String, u64>,
 }
 
-/// Rehearses `candidate` beside `live`. The sample is in the order of time.
+/// Replays `sample`, which is in time order, through `candidate` and `live`.
 #[must_use]
 pub fn replay(
     sample: &[SampledRequest],
     live: &Arc<Ruleset>,
     candidate: &Arc<Ruleset>,
-    book: Option<&Arc<QuotaTable>>,
-    counters: Counters,
+    quotas: Option<&Arc<QuotaTable>>,
+    counters: CounterSharing,
 ) -> ImpactReport {
     let (Some(first), Some(last)) = (sample.first(), sample.last()) else { return ImpactReport::default() };
     let clock = Arc::new(ManualClock::at(first.at));
     let limiter = |rules: &Arc<Ruleset>| {
         let store = MemoryStore::new(&MemoryConfig::with_bytes(COUNTERS), Arc::clone(&clock)).ok()?;
         let limiter = Limiter::new(Arc::clone(rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
-        Some(match book {
-            Some(book) => limiter.with_tenants(Arc::new(CompiledQuotas::new(book))),
+        Some(match quotas {
+            Some(book) => limiter.with_quotas(Arc::new(CompiledQuotas::new(book))),
             None => limiter,
         })
     };
@@ -112,33 +112,37 @@ pub fn replay(
     };
     let mut tallies: HashMap<u64, Tally> = HashMap::new();
     let (mut weight, mut denied, mut allowed) = (0_u64, 0_u64, 0_u64);
-    for (at, place, own) in schedule(sample) {
+    for (at, index, own) in schedule(sample) {
         clock.set(at);
-        let one = &sample[place];
-        let stands = Stands { own, all: own.saturating_mul(one.callers), node: one.node, counters };
-        let (before, after) =
-            one.with(|check| (live.rehearse(check, stands), candidate.rehearse(check, stands)));
+        let one = &sample[index];
+        let stands = SampleWeight {
+            per_caller: own,
+            shared: own.saturating_mul(one.callers),
+            node: one.node,
+            sharing: counters,
+        };
+        let (before, after) = one.with(|check| (live.replay(check, stands), candidate.replay(check, stands)));
         let (Some(before), Some(after)) = (before, after) else { continue };
         let tally = tallies
             .entry(one.caller)
             .or_insert_with(|| Tally { masked: one.with(caller::masked), ..Tally::default() });
         tally.callers = tally.callers.max(one.callers);
-        weight += stands.all;
-        tally.weight += stands.all;
+        weight += stands.shared;
+        tally.weight += stands.shared;
         if !before.is_allowed() {
-            tally.before_denied += stands.all;
+            tally.before_denied += stands.shared;
         }
         if !after.is_allowed() {
-            tally.after_denied += stands.all;
+            tally.after_denied += stands.shared;
         }
         match (before.is_allowed(), after.is_allowed()) {
             (true, false) => {
-                denied += stands.all;
-                tally.newly_denied += stands.all;
+                denied += stands.shared;
+                tally.newly_denied += stands.shared;
                 let rule = after.denied_by_name().unwrap_or("").to_owned();
-                *tally.rules.entry(rule).or_default() += stands.all;
+                *tally.rules.entry(rule).or_default() += stands.shared;
             }
-            (false, true) => allowed += stands.all,
+            (false, true) => allowed += stands.shared,
             _ => {}
         }
     }
@@ -156,27 +160,28 @@ pub fn replay(
     }
 }
 
-/// What is asked: when, which of the sample, and for how many of its caller's requests; in the order of time.
+/// Returns the checks to make: time, index in the sample, and the number of the caller's requests represented; in
+/// time order.
 fn schedule(sample: &[SampledRequest]) -> Vec<(Timestamp, usize, u64)> {
     let thinned = sample.iter().filter(|one| one.own > 1).count().max(1);
     let more = MAX_CHECKS.saturating_sub(sample.len()) / thinned;
-    let most = (1 + more).min(MAX_CHECKS_PER_REQUEST) as u64;
-    // What a caller asks of one node says nothing about when it asks another.
+    let max_pieces = (1 + more).min(MAX_PIECES) as u64;
+    // A caller's requests to one node do not affect the spread of its requests to another.
     let mut next: HashMap<(u32, u64), Timestamp> = HashMap::new();
-    let mut asked = Vec::with_capacity(sample.len());
-    for (place, one) in sample.iter().enumerate().rev() {
+    let mut checks = Vec::with_capacity(sample.len());
+    for (index, one) in sample.iter().enumerate().rev() {
         let until = next.insert((one.node, one.caller), one.at);
-        let pieces = one.own.clamp(1, most);
+        let pieces = one.own.clamp(1, max_pieces);
         let gap = until.map_or(SPREAD, |until| until.since(one.at)).min(SPREAD).as_micros();
         for piece in 0..pieces {
             let at = Timestamp::from_micros(one.at.as_micros() + gap * piece / pieces);
-            // What does not divide evenly goes to the first.
+            // The first pieces take the remainder.
             let own = one.own / pieces + u64::from(piece < one.own % pieces);
-            asked.push((at, place, own));
+            checks.push((at, index, own));
         }
     }
-    asked.sort_by_key(|(at, place, _)| (*at, *place));
-    asked
+    checks.sort_by_key(|(at, index, _)| (*at, *index));
+    checks
 }
 
 fn top(tallies: HashMap<u64, Tally>) -> Vec<AffectedCaller> {
@@ -200,29 +205,29 @@ fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// What is agreed with callers, compiled once a rehearsal: the book's own copy is for the rules that act.
+/// Quotas, compiled once per replay: the quota table's own compiled copy is for the active rules.
 struct CompiledQuotas {
     table: Arc<QuotaTable>,
-    known: Mutex<HashMap<String, Option<Arc<Tenant>>>>,
+    known: Mutex<HashMap<String, Option<Arc<CallerOverrides>>>>,
 }
 
 impl CompiledQuotas {
-    fn new(book: &Arc<QuotaTable>) -> Self {
-        Self { table: Arc::clone(book), known: Mutex::default() }
+    fn new(table: &Arc<QuotaTable>) -> Self {
+        Self { table: Arc::clone(table), known: Mutex::default() }
     }
 }
 
-impl Tenants for CompiledQuotas {
-    fn find(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> tollgate_engine::Agreed {
+impl QuotaProvider for CompiledQuotas {
+    fn lookup(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> tollgate_engine::CallerQuota {
         if self.table.is_empty() {
-            return tollgate_engine::Agreed::default();
+            return tollgate_engine::CallerQuota::default();
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let tenant = known
             .entry(caller.to_owned())
             .or_insert_with(|| self.table.compile(caller, rules, clock))
             .clone();
-        // What is granted once is not what rules are judged by.
-        tollgate_engine::Agreed { tenant, grants: None }
+        // A one-time grant does not count when rules are compared.
+        tollgate_engine::CallerQuota { overrides: tenant, grants: None }
     }
 }

@@ -1,23 +1,23 @@
-//! What a preview reports: errors, warnings, what changes, and what the rules would have done to the last traffic.
+//! Preview report: errors, warnings, differences, and the impact on recent traffic.
 
 use crate::preview::replay::ImpactReport;
 use serde::Serialize;
 use tollgate_rules::Diagnostic;
 use utoipa::ToSchema;
 
-/// What is wrong in a file, or does nothing.
+/// An error or warning in a rule file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Remark)]
 pub struct RuleDiagnostic {
-    /// The file.
+    /// File name.
     pub file: String,
-    /// The line, from 1.
+    /// Line, starting at 1.
     pub line: u32,
-    /// The column, from 1.
+    /// Column, starting at 1.
     pub column: u32,
     /// What is wrong.
     pub message: String,
-    /// What to write instead.
+    /// How to fix it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String)]
     pub help: Option<String>,
@@ -30,47 +30,47 @@ impl From<&Diagnostic> for RuleDiagnostic {
     }
 }
 
-/// What becomes of one rule.
+/// The difference of one rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = RuleChange)]
 pub struct RuleDiff {
-    /// Its domain and path.
+    /// Domain and path of the rule.
     pub rule: String,
-    /// Whether it is new, goes, or stays as another.
+    /// Kind of the difference.
     pub change: ChangeKind,
-    /// What it says.
+    /// The active definition.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String)]
     pub before: Option<String>,
-    /// What it will say.
+    /// The new definition.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String)]
     pub after: Option<String>,
 }
 
-/// Whether a rule is new, goes, or stays as another.
+/// Kind of a rule difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ChangeKind {
-    /// It is new.
+    /// The rule is new.
     Added,
-    /// It goes.
+    /// The rule is removed.
     Removed,
-    /// It says something else.
+    /// The rule is different.
     Changed,
 }
 
-/// What is known of rules before they act.
+/// Report on candidate rules before they are published.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
 #[schema(as = RuleReport)]
 pub struct PreviewReport {
-    /// Why they cannot act.
+    /// Errors that make the rules invalid.
     pub errors: Vec<RuleDiagnostic>,
-    /// What in them does nothing.
+    /// Warnings, such as rules without effect.
     pub warnings: Vec<RuleDiagnostic>,
-    /// What they change.
+    /// Differences from the active rules.
     pub diff: Vec<RuleDiff>,
-    /// What they would have done to the last traffic.
+    /// Impact on recent traffic.
     #[serde(rename = "impact")]
     #[schema(required = true)]
     pub rehearsal: Option<ImpactReport>,

@@ -1,5 +1,5 @@
-//! How a node tells another that rehearses rules (`collect`) what it remembers. It answers one after another, a few at once, and
-//! then pauses: whoever can write to the database could ask without end.
+//! Sends this node's traffic sample to nodes that request it (`collect`). It serves a few requests in a row and then
+//! pauses: anybody with write access to the database could send requests without end.
 
 use crate::control_plane::ControlPlane;
 use crate::db::deadline::with_read_timeout;
@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tollgate_rules::{Ruleset, Wildcards};
 
-/// How often a file is looked at.
+/// Poll interval for a SQLite file.
 const FILE_POLL: Duration = Duration::from_millis(500);
-/// A node answers at most so many times at once, and then not before this is over.
+/// Maximum number of requests served in a row, before the pause that follows.
 const AT_ONCE: i64 = 4;
 const PAUSE: Duration = Duration::from_millis(250);
-/// A question that is older is nobody's any more; in milliseconds, by the database's clock.
+/// Maximum age of a request, in milliseconds by the database's clock; no node waits for an older one.
 const MAX_REQUEST_AGE_MS: i64 = 10_000;
 
 const SELECT_REQUESTS: [&str; 2] = at_now!(
@@ -27,23 +27,23 @@ const SELECT_REQUESTS: [&str; 2] = at_now!(
      AND asked_at > ",
     " - $2 ORDER BY asked_at LIMIT $3"
 );
-/// Only as long as somebody waits for it.
+/// Inserts a response only while its request still exists.
 const INSERT_RESPONSE: [&str; 2] = at_now!(
     "INSERT INTO traffic_told (id, instance, body, told_at) SELECT id, $2, $3, ",
     " FROM traffic_asked WHERE id = $1 ON CONFLICT (id, instance) DO NOTHING"
 );
 
 impl ControlPlane {
-    /// Tells those who ask what this node remembers, one after another, for as long as it is asked to.
+    /// Serves sample requests of other nodes, one at a time; never returns.
     pub(crate) async fn serve_sample_requests(
         self: &Arc<Self>,
         sample: &Arc<TrafficSample>,
-        acting: impl Fn() -> Arc<Ruleset>,
+        active: impl Fn() -> Arc<Ruleset>,
     ) {
         loop {
             self.wait_for_request().await;
-            if let Err(error) = with_read_timeout(self.respond_to_all(sample, &acting)).await {
-                tracing::debug!(%error, "could not tell another node what this one remembers");
+            if let Err(error) = with_read_timeout(self.respond_to_all(sample, &active)).await {
+                tracing::debug!(%error, "serving sample requests failed");
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -52,29 +52,29 @@ impl ControlPlane {
     async fn respond_to_all(
         self: &Arc<Self>,
         sample: &Arc<TrafficSample>,
-        acting: impl Fn() -> Arc<Ruleset>,
+        active: impl Fn() -> Arc<Ruleset>,
     ) -> Result<(), ControlError> {
-        let questions = self.sample_requests().await?;
-        // Where there may be more, nobody will tell of them again.
-        if i64::try_from(questions.len()) == Ok(AT_ONCE) {
+        let requests = self.sample_requests().await?;
+        // There may be more requests, and no further notification will come for them.
+        if i64::try_from(requests.len()) == Ok(AT_ONCE) {
             self.sample_requested.notify_one();
         }
-        for (id, asked) in questions {
-            let (sample, control, rules) = (Arc::clone(sample), Arc::clone(self), acting());
-            let writing = move || {
-                let wildcards = Wildcards::new(asked.wildcards.iter().map(String::as_str));
-                let mut hiding = Pseudonymizer::new(&control.hasher, &rules, wildcards);
+        for (id, request) in requests {
+            let (sample, control, rules) = (Arc::clone(sample), Arc::clone(self), active());
+            let encode = move || {
+                let wildcards = Wildcards::new(request.wildcards.iter().map(String::as_str));
+                let mut pseudonymizer = Pseudonymizer::new(&control.hasher, &rules, wildcards);
                 let now = control.clock.now();
-                encoding::encode(sample.slices(), now, &mut hiding, asked.bytes, asked.requests)
+                encoding::encode(sample.slices(), now, &mut pseudonymizer, request.bytes, request.requests)
             };
-            let body = tokio::task::spawn_blocking(writing).await;
+            let body = tokio::task::spawn_blocking(encode).await;
             let body = body.map_err(|error| ControlError::Corrupt(error.to_string()))?;
             self.respond(&id, body).await?;
         }
         Ok(())
     }
 
-    /// Waits until somebody may have asked.
+    /// Waits until there may be a request.
     async fn wait_for_request(&self) {
         match &self.db {
             Db::Sqlite { .. } => tokio::time::sleep(FILE_POLL).await,
@@ -82,14 +82,14 @@ impl ControlPlane {
         }
     }
 
-    /// What this node has been asked and has not yet answered.
+    /// Returns the requests that this node has not served yet.
     async fn sample_requests(&self) -> Result<Vec<(String, SampleRequest)>, ControlError> {
         let sql = self.db.dialect(SELECT_REQUESTS);
         let rows: Vec<(String, i64, i64, String)> = on!(&self.db, pool => {
             sqlx::query_as(sql).bind(&self.instance).bind(MAX_REQUEST_AGE_MS).bind(AT_ONCE).fetch_all(pool).await?
         });
         let number = |number: i64| usize::try_from(number).unwrap_or(0);
-        let question = |(id, bytes, requests, wildcards): (String, i64, i64, String)| {
+        let request = |(id, bytes, requests, wildcards): (String, i64, i64, String)| {
             let wildcards: Vec<String> = serde_json::from_str(&wildcards).unwrap_or_default();
             let wildcards = bounded(wildcards.into_iter());
             (
@@ -101,7 +101,7 @@ impl ControlPlane {
                 },
             )
         };
-        Ok(rows.into_iter().map(question).collect())
+        Ok(rows.into_iter().map(request).collect())
     }
 
     async fn respond(&self, id: &str, body: String) -> Result<(), ControlError> {

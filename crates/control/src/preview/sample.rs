@@ -1,16 +1,17 @@
-//! The last traffic of this node, as much of it as fits: what published rules are rehearsed on.
+//! Bounded sample of this node's recent traffic, for impact previews.
 //!
-//! Callers are chosen, not requests: of a caller who is in the sample every request is, so that a limit with a counter for
-//! each caller meets the rates that it met in truth. (One request in a thousand, each for a thousand, would charge a
-//! thousand units to callers who asked once.) A caller is chosen by a hash of its name, so all threads agree without asking
-//! each other; when there is too much, half of the callers go, and each that stays stands for twice as many. Two corrections:
-//! a caller with very many requests is thinned, each that is kept standing for several of its own; and callers who make a
-//! large part of the traffic are always in, since a sample without them would say nothing about it.
+//! The sample selects callers, not requests: every request of a selected caller is sampled, so that a limit with a
+//! counter per caller sees its real rates. (One request in a thousand, each weighted by a thousand, would charge a
+//! thousand units to callers that sent one request.) A caller is selected by a hash of its name, so that all threads
+//! agree without communication; when there is too much traffic, half of the callers are dropped and the weight of the
+//! others doubles. Two corrections: a caller with very many requests is thinned, and each kept request represents
+//! several of its own; and callers that make up a large share of the traffic are always selected, since a sample
+//! without them would not represent it.
 //!
-//! All nodes of a database choose the same callers: their hash is keyed by the installation's secret. So what several nodes
-//! remember can be put together (`merge`).
+//! All nodes of a database select the same callers: the hash is keyed with the installation's secret. So the samples
+//! of several nodes can be merged (`merge`).
 //!
-//! A request that is not kept costs a hash, three loads and a countdown: no lock, no allocation.
+//! A request that is not sampled costs a hash, three loads and a countdown: no lock, no allocation.
 
 use crate::preview::caller;
 use crate::preview::merge::{SliceBudget, merge};
@@ -23,24 +24,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tollgate_core::Clock;
 use tollgate_engine::{Check, Decision, Observer};
 
-/// A slice of time, in microseconds; each is bounded on its own, so that a rush does not push out what was before.
+/// Length of a time slice, in microseconds; each slice is bounded on its own, so that a burst does not evict earlier
+/// traffic.
 pub(crate) const SLICE: u64 = 10_000_000;
-/// Slices that are remembered: five minutes.
+/// Number of slices kept: five minutes.
 pub(crate) const SLICES: usize = 30;
-/// Requests of a slice.
+/// Maximum number of requests per slice.
 pub(crate) const MAX_REQUESTS: usize = 2_048;
-/// Bytes of a slice.
+/// Maximum size of a slice, in bytes.
 const MAX_BYTES: usize = 512 << 10;
-/// Requests of one caller in a slice, before it is thinned.
+/// Number of requests of one caller per slice before it is thinned.
 const MAX_PER_CALLER: u32 = 64;
-/// Places for thinning; callers who share one are thinned together.
+/// Number of buckets for thinning; callers that share one are thinned together.
 const BUCKETS: usize = 1_024;
-/// One request in so many is looked at for who makes most of the traffic.
+/// One request in this many is probed, to find the callers with the most traffic.
 const PROBE_ONE_IN: u32 = 64;
-/// So many of these looks are remembered, and so many of them make a caller one of the large ones.
+/// Number of recent probes kept; the next one is how many of them make a caller large.
 const PROBES: usize = 256;
 const LARGE: usize = 8;
-/// The mark of a place that a large caller has.
+/// Flag of a bucket that contains a large caller.
 const LARGE_FLAG: u32 = 1 << 31;
 
 #[derive(Default)]
@@ -52,14 +54,14 @@ struct SliceBuffer {
     per_bucket: Vec<u32>,
 }
 
-/// The last traffic of this node.
+/// Traffic sample of this node.
 pub struct TrafficSample {
     clock: Arc<dyn Clock>,
-    /// The same on all nodes, so that they choose the same callers.
+    /// Keyed the same on all nodes, so that they select the same callers.
     hasher: foldhash::fast::FixedState,
-    /// Callers are in whose number has none of these bits.
+    /// Selects the callers whose number has none of these bits.
     mask: AtomicU64,
-    /// By place: one request in how many is kept; marked where a large caller is.
+    /// By bucket: one request in this many is kept; flagged if it contains a large caller.
     thin: Box<[AtomicU32]>,
     large: [AtomicU64; 16],
     probes: Box<[AtomicU64]>,
@@ -72,7 +74,7 @@ thread_local! {
 }
 
 impl TrafficSample {
-    /// Nothing yet. Nodes with the same seed choose the same callers.
+    /// Creates an empty sample. Nodes with the same seed select the same callers.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>, seed: u64) -> Self {
         Self {
@@ -87,7 +89,7 @@ impl TrafficSample {
         }
     }
 
-    /// What is remembered.
+    /// Returns the slices of the last five minutes.
     #[must_use]
     pub fn slices(&self) -> Vec<SampleSlice> {
         let oldest = (self.clock.now().as_micros() / SLICE).saturating_sub(SLICES as u64);
@@ -101,7 +103,7 @@ impl TrafficSample {
         recent.map(one).collect()
     }
 
-    /// The same, in the order of time.
+    /// Returns the sampled requests, in time order.
     #[must_use]
     pub fn requests(&self) -> Vec<SampledRequest> {
         merge([self.slices()], SliceBudget { requests: usize::MAX, bytes: usize::MAX })
@@ -111,7 +113,7 @@ impl TrafficSample {
         self.large.iter().any(|large| large.load(Ordering::Relaxed) == caller)
     }
 
-    /// Remembers who asked; now and then, finds out who asks most.
+    /// Records a probed caller; periodically finds the callers with the most traffic.
     #[cold]
     fn probe(&self, caller: u64) {
         let at = self.next_probe.fetch_add(1, Ordering::Relaxed) % PROBES;
@@ -119,7 +121,7 @@ impl TrafficSample {
         if at != PROBES - 1 {
             return;
         }
-        let mut seen: Vec<u64> = self.probes.iter().map(|look| look.load(Ordering::Relaxed)).collect();
+        let mut seen: Vec<u64> = self.probes.iter().map(|probe| probe.load(Ordering::Relaxed)).collect();
         seen.sort_unstable();
         let mut large: Vec<(usize, u64)> = seen
             .chunk_by(|a, b| a == b)
@@ -127,8 +129,8 @@ impl TrafficSample {
             .map(|same| (same.len(), same[0]))
             .collect();
         large.sort_unstable_by(|a, b| b.cmp(a));
-        for place in &self.thin {
-            place.fetch_and(!LARGE_FLAG, Ordering::Relaxed);
+        for bucket in &self.thin {
+            bucket.fetch_and(!LARGE_FLAG, Ordering::Relaxed);
         }
         for (at, slot) in self.large.iter().enumerate() {
             let caller = large.get(at).map_or(0, |(_, caller)| *caller);
@@ -142,7 +144,7 @@ impl TrafficSample {
     #[cold]
     fn store(&self, check: &Check<'_>, caller: u64, own: u32) {
         let at = self.clock.now();
-        let Some(mut kept) = SampledRequest::new(check, at, caller, own.into()) else { return };
+        let Some(mut sampled) = SampledRequest::new(check, at, caller, own.into()) else { return };
         let number = at.as_micros() / SLICE;
         let mut slices = self.slices.lock().unwrap_or_else(PoisonError::into_inner);
         if slices.back().is_none_or(|last| last.number < number) {
@@ -159,36 +161,36 @@ impl TrafficSample {
             if !is_in(caller, mask) {
                 return;
             }
-            kept.callers = mask + 1;
+            sampled.callers = mask + 1;
         }
-        let place = caller as usize % BUCKETS;
-        slice.bytes += kept.bytes;
-        slice.requests.push(kept);
-        slice.per_bucket[place] += 1;
-        if slice.per_bucket[place] > MAX_PER_CALLER {
-            self.thin_out(slice, place);
+        let bucket = caller as usize % BUCKETS;
+        slice.bytes += sampled.bytes;
+        slice.requests.push(sampled);
+        slice.per_bucket[bucket] += 1;
+        if slice.per_bucket[bucket] > MAX_PER_CALLER {
+            self.thin_out(slice, bucket);
         }
         if slice.requests.len() > MAX_REQUESTS || slice.bytes > MAX_BYTES {
             self.narrow(slice, mask << 1 | 1);
         }
     }
 
-    /// A new slice may hold more than the last one could.
+    /// Widens the selection for a new slice, which may hold more than the last one could.
     fn relax(&self) {
         self.mask.store(self.mask.load(Ordering::Relaxed) >> 1, Ordering::Relaxed);
-        for place in &self.thin {
-            let word = place.load(Ordering::Relaxed);
-            place.store(word & LARGE_FLAG | ((word & !LARGE_FLAG) / 2).max(1), Ordering::Relaxed);
+        for bucket in &self.thin {
+            let state = bucket.load(Ordering::Relaxed);
+            bucket.store(state & LARGE_FLAG | ((state & !LARGE_FLAG) / 2).max(1), Ordering::Relaxed);
         }
     }
 
-    /// Keeps half of the requests of one place, each for twice as many.
-    fn thin_out(&self, slice: &mut SliceBuffer, place: usize) {
-        let word = self.thin[place].load(Ordering::Relaxed);
-        let doubled = (word & !LARGE_FLAG).saturating_mul(2).min(1 << 30);
-        self.thin[place].store(word & LARGE_FLAG | doubled, Ordering::Relaxed);
+    /// Drops half of the requests of one bucket and doubles the weight of the others.
+    fn thin_out(&self, slice: &mut SliceBuffer, bucket: usize) {
+        let state = self.thin[bucket].load(Ordering::Relaxed);
+        let doubled = (state & !LARGE_FLAG).saturating_mul(2).min(1 << 30);
+        self.thin[bucket].store(state & LARGE_FLAG | doubled, Ordering::Relaxed);
         slice.requests.retain_mut(|one| {
-            if one.caller as usize % BUCKETS != place {
+            if one.caller as usize % BUCKETS != bucket {
                 return true;
             }
             one.own *= 2;
@@ -197,7 +199,8 @@ impl TrafficSample {
         Self::recount(slice);
     }
 
-    /// Keeps half of the callers, each for twice as many; where all that is left are large ones, half of the requests.
+    /// Drops half of the callers and doubles the weight of the others; if only large callers are left, drops half of
+    /// the requests.
     fn narrow(&self, slice: &mut SliceBuffer, mask: u64) {
         self.mask.store(mask, Ordering::Relaxed);
         slice.mask = mask;
@@ -229,7 +232,7 @@ impl TrafficSample {
 
 impl Observer for TrafficSample {
     #[inline]
-    fn decided(&self, check: &Check<'_>, _: &Decision) {
+    fn on_decision(&self, check: &Check<'_>, _: &Decision) {
         let Some(caller) = caller::number(&self.hasher, check) else { return };
         let left = COUNTDOWN.get();
         if left == 0 {
@@ -238,14 +241,14 @@ impl Observer for TrafficSample {
         } else {
             COUNTDOWN.set(left - 1);
         }
-        let word = self.thin[caller as usize % BUCKETS].load(Ordering::Relaxed);
+        let state = self.thin[caller as usize % BUCKETS].load(Ordering::Relaxed);
         let within = is_in(caller, self.mask.load(Ordering::Relaxed));
-        if !within && (word & LARGE_FLAG == 0 || !self.is_large(caller)) {
+        if !within && (state & LARGE_FLAG == 0 || !self.is_large(caller)) {
             return;
         }
-        let many = word & !LARGE_FLAG;
-        if many == 1 || keep_one_in(many) {
-            self.store(check, caller, many);
+        let one_in = state & !LARGE_FLAG;
+        if one_in == 1 || keep_one_in(one_in) {
+            self.store(check, caller, one_in);
         }
     }
 }

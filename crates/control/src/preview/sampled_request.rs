@@ -1,24 +1,24 @@
-//! A request of the last traffic, as it is kept: what it asked, when, and how many it stands for.
+//! A sampled request: its input, its time, and how many requests it represents.
 
 use tollgate_core::{Cost, Timestamp};
-use tollgate_engine::{Check, Request};
+use tollgate_engine::{Check, CheckInput};
 use tollgate_rules::{Descriptor, Unit};
 
-/// Bytes of a request; longer ones are not kept.
+/// Maximum size of a request, in bytes; larger ones are not sampled.
 const MAX_BYTES: usize = 2 << 10;
 
-/// A request that was kept.
+/// A sampled request.
 #[derive(Clone, Debug)]
 pub struct SampledRequest {
-    /// When.
+    /// Time of the request.
     pub at: Timestamp,
-    /// Whose.
+    /// Hash of the caller.
     pub caller: u64,
-    /// How many of its caller's own requests it stands for.
+    /// Number of its caller's requests that it represents.
     pub own: u64,
-    /// How many callers its caller stands for.
+    /// Number of callers that its caller represents.
     pub callers: u64,
-    /// Which node remembers it; this one is the first, 0.
+    /// Index of the node that sampled it; 0 is this node.
     pub node: u32,
     pub(crate) domain: Box<str>,
     pub(crate) input: SampledInput,
@@ -28,7 +28,7 @@ pub struct SampledRequest {
 
 pub(crate) type Entries = Box<[(Box<str>, Box<str>)]>;
 
-/// Its entries, hits and limit.
+/// Entries, hits and inline limit.
 pub(crate) type SampledDescriptor = (Entries, Option<Cost>, Option<(u32, Unit)>);
 
 #[derive(Clone, Debug)]
@@ -38,55 +38,55 @@ pub(crate) enum SampledInput {
 }
 
 impl SampledRequest {
-    /// What is kept of a request; nothing of one that is too long.
+    /// Copies a request; returns `None` if it is too large.
     pub(crate) fn new(check: &Check<'_>, at: Timestamp, caller: u64, own: u64) -> Option<Self> {
         let entries =
             |all: &[(&str, &str)]| all.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
-        let long: usize = match check.request {
-            Request::Attributes(all) => length(all),
-            Request::Descriptors(all) => all.iter().map(|one| length(one.entries)).sum(),
+        let length: usize = match check.input {
+            CheckInput::Attributes(all) => entry_bytes(all),
+            CheckInput::Descriptors(all) => all.iter().map(|one| entry_bytes(one.entries)).sum(),
         };
-        if long > MAX_BYTES {
+        if length > MAX_BYTES {
             return None;
         }
-        let form = match check.request {
-            Request::Attributes(all) => SampledInput::Attributes(entries(all)),
-            Request::Descriptors(all) => SampledInput::Descriptors(
+        let input = match check.input {
+            CheckInput::Attributes(all) => SampledInput::Attributes(entries(all)),
+            CheckInput::Descriptors(all) => SampledInput::Descriptors(
                 all.iter().map(|one| (entries(one.entries), one.hits, one.limit)).collect(),
             ),
         };
-        let kept = Self {
+        let sampled = Self {
             at,
             caller,
             own,
             callers: 1,
             node: 0,
             domain: check.domain.into(),
-            input: form,
+            input,
             cost: check.cost,
             bytes: 0,
         };
-        let bytes = kept.size();
-        (bytes <= MAX_BYTES).then_some(Self { bytes, ..kept })
+        let bytes = sampled.size();
+        (bytes <= MAX_BYTES).then_some(Self { bytes, ..sampled })
     }
 
-    /// The memory that it takes, about.
+    /// Returns the approximate memory size, in bytes.
     pub(crate) fn size(&self) -> usize {
         let entries = self.entries().map(|(key, value)| key.len() + value.len() + 32).sum::<usize>();
         size_of::<Self>() + self.domain.len() + entries
     }
 
-    /// Whether it charged nothing: whoever only looks is denied nothing, so says nothing about whom rules would deny.
+    /// Returns whether it charged nothing: a peek is never denied, so it shows nothing about whom rules would deny.
     pub(crate) fn is_peek(&self) -> bool {
         match &self.input {
-            SampledInput::Attributes(_) => self.cost == Cost::LOOK,
+            SampledInput::Attributes(_) => self.cost == Cost::PEEK,
             SampledInput::Descriptors(all) => {
-                all.iter().all(|(_, hits, _)| hits.unwrap_or(self.cost) == Cost::LOOK)
+                all.iter().all(|(_, hits, _)| hits.unwrap_or(self.cost) == Cost::PEEK)
             }
         }
     }
 
-    /// All keys and values.
+    /// Returns all keys and values.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
         let (attributes, descriptors): (&[_], &[SampledDescriptor]) = match &self.input {
             SampledInput::Attributes(all) => (all, &[]),
@@ -96,7 +96,7 @@ impl SampledRequest {
         all.map(|(key, value)| (&**key, &**value))
     }
 
-    /// Asks it again.
+    /// Calls `ask` with the request as a check.
     pub fn with<T>(&self, ask: impl FnOnce(&Check<'_>) -> T) -> T {
         fn of(entries: &Entries) -> Vec<(&str, &str)> {
             entries.iter().map(|(key, value)| (&**key, &**value)).collect()
@@ -104,7 +104,7 @@ impl SampledRequest {
         match &self.input {
             SampledInput::Attributes(entries) => {
                 let entries = of(entries);
-                ask(&Check::attributes(&self.domain, &entries).costing(self.cost))
+                ask(&Check::attributes(&self.domain, &entries).with_cost(self.cost))
             }
             SampledInput::Descriptors(all) => {
                 let entries: Vec<_> = all.iter().map(|(entries, ..)| of(entries)).collect();
@@ -112,13 +112,13 @@ impl SampledRequest {
                 let all: Vec<_> = all
                     .map(|(entries, (_, hits, limit))| Descriptor { entries, hits: *hits, limit: *limit })
                     .collect();
-                ask(&Check::descriptors(&self.domain, &all).costing(self.cost))
+                ask(&Check::descriptors(&self.domain, &all).with_cost(self.cost))
             }
         }
     }
 }
 
-/// The bytes of its entries; a long request is not even copied.
-fn length(entries: &[(&str, &str)]) -> usize {
+/// Returns the bytes of the entries, so that a large request is not even copied.
+fn entry_bytes(entries: &[(&str, &str)]) -> usize {
     entries.iter().map(|(key, value)| key.len() + value.len()).sum()
 }

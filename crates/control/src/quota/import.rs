@@ -1,9 +1,9 @@
-//! Many agreements at once. Lines are checked one by one; those that can act are gathered and written some thousands at a
-//! time, each batch in one transaction with one entry of the audit log. So memory stays what it is however many lines come,
-//! other writers wait for one batch at most, and what was written before something failed stays.
+//! Bulk quota import. Lines are validated one by one; valid ones are collected and written some thousands at a time,
+//! each batch in one transaction with one audit entry. So memory use does not depend on the number of lines, other
+//! writers wait for one batch at most, and what was written before a failure stays.
 //!
-//! A batch is as large as can be written in about a second: keys are random, so that every row of a small one changes a page
-//! of the index by itself, while rows of a large one share pages.
+//! A batch is as large as can be written in about a second: keys are random, so every row of a small batch changes
+//! its own page of the index, while rows of a large one share pages.
 
 mod write;
 
@@ -25,93 +25,94 @@ use tokio::task::JoinHandle;
 use tollgate_rules::Ruleset;
 use utoipa::ToSchema;
 
-/// Rows in one transaction, and in the first one.
+/// Minimum number of rows per transaction, also the first batch's; the next one is the maximum.
 const MIN_BATCH: usize = 4_000;
 const MAX_BATCH: usize = 32_000;
-/// Bytes of lines in one transaction: rows may be long.
+/// Maximum size of the lines of a transaction, in bytes: rows may be long.
 const MAX_BATCH_BYTES: usize = 16 << 20;
-/// How long a transaction should take at most, in milliseconds.
+/// Target duration of a transaction, in milliseconds.
 const BATCH_TARGET: i64 = 1_000;
-/// Other processes look every tenth of a second whether a file of SQLite can be written to; so long nobody here does.
+/// Pause between batches: other processes poll every 100 ms whether a SQLite file can be written to.
 const MIN_PAUSE: Duration = Duration::from_millis(110);
-/// Errors that are told of; all are counted.
+/// Maximum number of errors reported; all are counted.
 const MAX_ERRORS: usize = 1_000;
 
 quota_message! {
     /// A line of an import, which may be a line of an export.
     pub struct ImportLine {
-        /// The caller's key.
+        /// The caller's API key.
         pub api_key: Option<String>,
-        /// Or what stands for it, as exports have it.
+        /// The hash of the API key, as in exports.
         pub id: Option<String>,
-        /// The first characters of a key that is not there itself.
+        /// First characters of the key, if `api_key` is absent.
         pub key_prefix: Option<String>,
-        /// Which installation's secret the id was made with.
+        /// The installation in which the id is valid.
         pub installation: Option<String>,
-        /// Exports have it; it is when the import happens.
+        /// Accepted from exports and ignored: the time of the import is used.
         pub updated_at: Option<String>,
-        /// Exports have it; it is a new one.
+        /// Accepted from exports and ignored: the import assigns a new one.
         pub revision: Option<i64>,
-        /// What acts until `effective_at`, as exports have it; what acts already, if it does not say.
+        /// The terms in effect until `effective_at`, as in exports; the current terms if absent.
         pub until_effective: Option<CurrentTerms>,
     }
 }
 
-/// What came of an import.
+/// Result of an import.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Imported)]
 pub struct ImportReport {
-    /// Lines that act.
+    /// Number of lines that took effect.
     pub imported: u64,
-    /// Lines that do not.
+    /// Number of rejected lines.
     pub failed: u64,
-    /// Why, of the first of them.
+    /// The first errors.
     pub errors: Vec<LineError>,
 }
 
-/// What is wrong with a line.
+/// A rejected line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct LineError {
-    /// Which, from one.
+    /// Line number, starting at 1.
     pub line: u64,
-    /// What is wrong, and what to write.
+    /// What is wrong, and how to fix it.
     pub detail: String,
-    /// The field.
+    /// The invalid field.
     #[serde(rename = "field")]
     #[schema(required = true)]
     pub place: Option<String>,
 }
 
-/// An import under way. There is one at a time.
+/// A running import. Only one runs at a time.
 pub struct Import {
     control: Arc<ControlPlane>,
     rules: Arc<Ruleset>,
     actor: Actor,
     batch: ImportBatch,
-    /// How many rows make a batch now.
+    /// Current number of rows per batch.
     full: usize,
-    /// How long this node has written without a pause, in milliseconds.
+    /// Time written without a pause, in milliseconds.
     busy_millis: i64,
-    /// The batch before, which is written while this one is gathered.
+    /// The previous batch, which is written while this one is collected.
     writing: Option<JoinHandle<Result<BatchResult, ControlError>>>,
     report: ImportReport,
-    /// Whether the writer of the database is prepared for much at once.
-    unusual: bool,
-    /// No other import is under way while this is held.
-    only: Option<OwnedMutexGuard<()>>,
+    /// Whether the database writer is configured for an import.
+    tuned: bool,
+    /// Excludes other imports while it is held.
+    exclusive: Option<OwnedMutexGuard<()>>,
 }
 
-/// What became of a batch.
+/// Result of writing a batch.
 struct BatchResult {
     lines: u64,
-    /// In milliseconds.
+    /// Duration, in milliseconds.
     elapsed: i64,
 }
 
-/// Lines that are to be written together.
+/// Lines that are written together.
 struct ImportBatch {
     rows: Vec<ImportRow>,
-    /// Where a key is already: of several lines about it the last counts, and one statement must not meet it twice.
+    /// Row index by key: of several lines for one key the last one counts, and one statement must not contain a key
+    /// twice.
     positions: HashMap<KeyHash, usize>,
     first: u64,
     last: u64,
@@ -129,12 +130,12 @@ struct ImportRow {
     expires_at: Option<i64>,
     reason: String,
     author: String,
-    /// What acts until `effective_at`; where nothing is here, what the row has that is there.
+    /// Terms in effect until `effective_at`; if absent, the existing row's.
     until: Option<PriorTerms<String>>,
 }
 
 impl ImportRow {
-    /// In place of a line about the same key, which would have been written first.
+    /// Replaces a line for the same key, which would have been written first.
     fn after(mut self, before: &Self, now: i64) -> Self {
         if self.until.is_none() && is_pending(self.effective_at, now) {
             let Self { tier, overrides, expires_at, .. } = before;
@@ -164,7 +165,7 @@ impl ImportBatch {
         self.sum.update(sent);
         self.sum.update(b"\n");
         match self.positions.get(&row.hash) {
-            Some(place) => self.rows[*place] = row.after(&self.rows[*place], now),
+            Some(index) => self.rows[*index] = row.after(&self.rows[*index], now),
             None => {
                 self.positions.insert(row.hash, self.rows.len());
                 self.rows.push(row);
@@ -174,12 +175,12 @@ impl ImportBatch {
 }
 
 impl Import {
-    /// Begins one; nothing, while another is under way.
+    /// Begins an import; returns `None` while another is running.
     #[must_use]
     pub fn begin(control: &Arc<ControlPlane>, rules: Arc<Ruleset>, actor: Actor) -> Option<Self> {
-        let only = Arc::clone(&control.import_lock).try_lock_owned().ok()?;
+        let exclusive = Arc::clone(&control.import_lock).try_lock_owned().ok()?;
         let control = Arc::clone(control);
-        let (batch, told) = (ImportBatch::default(), ImportReport::default());
+        let (batch, report) = (ImportBatch::default(), ImportReport::default());
         Some(Self {
             control,
             rules,
@@ -188,37 +189,37 @@ impl Import {
             full: MIN_BATCH,
             busy_millis: 0,
             writing: None,
-            report: told,
-            unusual: false,
-            only: Some(only),
+            report,
+            tuned: false,
+            exclusive: Some(exclusive),
         })
     }
 
-    /// Takes a line in, or notes what is wrong with it. `sent` is the line as it came.
+    /// Adds a line, or records why it is invalid. `sent` is the line as received.
     ///
     /// # Errors
-    /// [`ControlError`] if the database did not take what was gathered before.
+    /// [`ControlError`] if the previous batch could not be written.
     pub async fn line(&mut self, line: u64, sent: &[u8], read: ImportLine) -> Result<(), ControlError> {
         match self.validate(read) {
             Ok(row) => self.batch.add(line, sent, row, self.control.now_seconds()),
-            Err(wrong) => self.reject_line(line, wrong.detail, Some(wrong.place)),
+            Err(error) => self.reject_line(line, error.detail, Some(error.place)),
         }
         if self.batch.rows.len() >= self.full || self.batch.bytes >= MAX_BATCH_BYTES {
             self.await_batch().await?;
             let batch = std::mem::take(&mut self.batch);
-            let breath = self.yield_between_batches();
-            self.unusual = true;
+            let pause = self.yield_between_batches();
+            self.tuned = true;
             self.control.db.importing(ImportPhase::Begins).await?;
             let (control, actor) = (Arc::clone(&self.control), self.actor.clone());
             self.writing = Some(tokio::spawn(async move {
-                tokio::time::sleep(breath).await;
+                tokio::time::sleep(pause).await;
                 control.write_batch(batch, &actor).await
             }));
         }
         Ok(())
     }
 
-    /// How long to wait before the next batch. Those in this process who write get their turn anyway.
+    /// Returns the pause before the next batch. Writers in this process get their turn without one.
     fn yield_between_batches(&mut self) -> Duration {
         if self.busy_millis < BATCH_TARGET || !matches!(self.control.db, Db::Sqlite { .. }) {
             return Duration::ZERO;
@@ -227,7 +228,7 @@ impl Import {
         MIN_PAUSE
     }
 
-    /// Notes a line that could not be read.
+    /// Records a rejected line.
     pub fn reject_line(&mut self, line: u64, detail: String, place: Option<String>) {
         self.report.failed += 1;
         if self.report.errors.len() < MAX_ERRORS {
@@ -235,16 +236,16 @@ impl Import {
         }
     }
 
-    /// Lines that act by now, whatever comes after.
+    /// Returns the number of lines that have taken effect so far.
     #[must_use]
     pub fn imported(&self) -> u64 {
         self.report.imported
     }
 
-    /// Waits until what came so far is written, and leaves out what is still being gathered.
+    /// Waits for the batch being written, and discards lines that are still being collected.
     ///
     /// # Errors
-    /// [`ControlError`] if the database did not take it.
+    /// [`ControlError`] if the batch could not be written.
     pub async fn abort(&mut self) -> Result<(), ControlError> {
         let written = self.await_batch().await;
         self.restore_writer().await;
@@ -253,7 +254,7 @@ impl Import {
 
     async fn restore_writer(&mut self) {
         restore_writer(&self.control).await;
-        self.unusual = false;
+        self.tuned = false;
     }
 
     async fn await_batch(&mut self) -> Result<(), ControlError> {
@@ -270,10 +271,10 @@ impl Import {
         Ok(())
     }
 
-    /// Writes the rest. All of it acts on this node when this returns.
+    /// Writes the remaining lines. All of them are active on this node when this returns.
     ///
     /// # Errors
-    /// [`ControlError`] if the database did not take it.
+    /// [`ControlError`] if they could not be written.
     pub async fn finish(&mut self) -> Result<ImportReport, ControlError> {
         let written = self.write_rest().await;
         self.restore_writer().await;
@@ -300,88 +301,93 @@ impl Import {
                 check_text("api_key", api_key, 1, crate::auth::key_hash::MAX_KEY_BYTES)?;
                 let hash = self.control.hasher.hash(api_key);
                 if id.as_ref().is_some_and(|id| KeyHash::parse(id) != Some(hash)) {
-                    return problem("id", "it is not what stands for this `api_key` here: leave it out");
+                    return problem("id", "not the id of this `api_key` in this installation; omit it");
                 }
                 (hash, prefix(api_key))
             }
             (None, Some(id)) => {
                 let ours = self.control.installation_id();
-                if read.installation.as_deref().is_some_and(|of| of != ours) {
+                if read.installation.as_deref().is_some_and(|installation| installation != ours) {
                     return problem(
                         "installation",
-                        "it was exported elsewhere: ids of one installation stand for nothing in another. Send `api_key`",
+                        "exported by another installation, whose ids are not valid here; send `api_key` instead",
                     );
                 }
                 let Some(hash) = KeyHash::parse(id) else {
-                    return problem("id", "write the 64 digits of an export, or `api_key` instead");
+                    return problem(
+                        "id",
+                        "must be the 64 hexadecimal digits of an export; send `api_key` instead",
+                    );
                 };
                 let key_prefix = read.key_prefix.unwrap_or_default();
                 check_text("key_prefix", &key_prefix, 0, 64)?;
                 (hash, key_prefix)
             }
             (None, None) => {
-                return problem("api_key", "it says of nobody: write `api_key`, or the `id` of an export");
+                return problem("api_key", "missing caller; send `api_key`, or the `id` of an export");
             }
         };
         let ImportLine { tier, overrides, effective_at, expires_at, reason, author, until_effective, .. } =
             read;
         let draft = QuotaSpec { tier, overrides, effective_at, expires_at, reason, author };
-        let checked = draft.validate(&self.rules, self.control.clock.now())?;
+        let valid = draft.validate(&self.rules, self.control.clock.now())?;
         let now = self.control.now_seconds();
-        let until = until_effective.filter(|_| is_pending(checked.effective_at, now));
+        let until = until_effective.filter(|_| is_pending(valid.effective_at, now));
         let until = until.map(|until| self.validate_prior_terms(until)).transpose()?.flatten();
         Ok(ImportRow {
             hash,
             key_prefix,
-            tier: checked.tier,
-            overrides: serde_json::to_string(&checked.overrides).unwrap_or_default(),
-            effective_at: checked.effective_at,
-            expires_at: checked.expires_at,
-            reason: checked.reason,
-            author: checked.author.unwrap_or_else(|| self.actor.name.clone()),
+            tier: valid.tier,
+            overrides: serde_json::to_string(&valid.overrides).unwrap_or_default(),
+            effective_at: valid.effective_at,
+            expires_at: valid.expires_at,
+            reason: valid.reason,
+            author: valid.author.unwrap_or_else(|| self.actor.name.clone()),
             until,
         })
     }
 
-    /// What is to act until then; nothing, where it would have ended by now.
+    /// Validates the terms in effect until then; returns `None` if they would have expired by now.
     fn validate_prior_terms(
         &self,
         sent: CurrentTerms,
     ) -> Result<Option<PriorTerms<String>>, ValidationError> {
-        let within = |wrong: ValidationError| ValidationError {
-            place: format!("until_effective.{}", wrong.place),
-            detail: wrong.detail,
+        let within = |error: ValidationError| ValidationError {
+            place: format!("until_effective.{}", error.place),
+            detail: error.detail,
         };
         let CurrentTerms { tier, overrides, expires_at } = sent;
         let expires_at = expires_at.map(|at| parse_time("expires_at", &at)).transpose().map_err(within)?;
         let draft = QuotaSpec { tier, overrides, ..QuotaSpec::default() };
-        let checked = draft.validate(&self.rules, self.control.clock.now()).map_err(within)?;
-        let overrides = serde_json::to_string(&checked.overrides).unwrap_or_default();
-        let until = PriorTerms { tier: checked.tier, overrides, expires_at };
+        let valid = draft.validate(&self.rules, self.control.clock.now()).map_err(within)?;
+        let overrides = serde_json::to_string(&valid.overrides).unwrap_or_default();
+        let until = PriorTerms { tier: valid.tier, overrides, expires_at };
         Ok(until.active(None, None, self.control.now_seconds()))
     }
 }
 
 async fn restore_writer(control: &ControlPlane) {
     if let Err(error) = control.db.importing(ImportPhase::Ends).await {
-        tracing::debug!(%error, "the database was not tidied up after an import");
+        tracing::debug!(%error, "restoring writer settings after an import failed");
     }
 }
 
-/// Whoever sends one may leave at any time. What is being written then is written, and the next one waits for the tidying up.
+/// A client may disconnect at any time. The batch being written is completed, and the next import waits for the
+/// cleanup.
 impl Drop for Import {
     fn drop(&mut self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        if !self.unusual {
+        if !self.tuned {
             return;
         }
-        let (control, writing, only) = (Arc::clone(&self.control), self.writing.take(), self.only.take());
+        let (control, writing, exclusive) =
+            (Arc::clone(&self.control), self.writing.take(), self.exclusive.take());
         runtime.spawn(async move {
             if let Some(writing) = writing {
                 let _ = writing.await;
             }
             restore_writer(&control).await;
-            drop(only);
+            drop(exclusive);
         });
     }
 }

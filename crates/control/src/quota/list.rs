@@ -1,4 +1,4 @@
-//! Many agreements: page by page for people, all of them for an export, and from a revision on for those who follow.
+//! Quota lists: pages for operators, exports, and changes since a revision for replication.
 
 use crate::auth::key_hash::{KeyHash, MAX_PREFIX};
 use crate::control_plane::ControlPlane;
@@ -16,8 +16,8 @@ const LIST: &str = concat!(
     " FROM quotas WHERE key_hash > $1 AND deleted = 0 ORDER BY key_hash LIMIT $2"
 );
 
-/// These two are in the order of the index that finds them, so that a page of very many is not sorted: what has changed while
-/// somebody turns the pages comes again at the end.
+/// Lists by tier or prefix use the order of their index, so that a long list need not be sorted: a quota that changes
+/// while the pages are read appears again at the end.
 const LIST_TIER: &str = concat!(
     "SELECT ",
     columns!(whole),
@@ -31,44 +31,44 @@ const LIST_PREFIX: &str = concat!(
      AND (CAST($6 AS TEXT) IS NULL OR tier = $6) ORDER BY key_prefix, revision LIMIT $2"
 );
 
-/// Deleted rows too: those who follow must forget them.
+/// Includes deleted rows, because other nodes must remove them.
 const SELECT_SINCE: &str =
     concat!("SELECT ", columns!(change), " FROM quotas WHERE revision > $1 ORDER BY revision LIMIT $2");
 
-/// The most that one page of a list has.
+/// Maximum number of quotas per page of a list.
 const PAGE_SIZE: usize = 100;
-/// The most that an export reads at once.
+/// Quotas per page of an export.
 const EXPORT_PAGE: i64 = 2_000;
-/// The most that those who follow read at once.
+/// Changes per page of replication.
 const MAX_CHANGES: i64 = 10_000;
 
-/// Which agreements to list.
+/// Selects the quotas to list.
 #[derive(Clone, Debug, Default)]
 pub struct QuotaFilter {
-    /// Those of this tier.
+    /// Only quotas of this tier.
     pub tier: Option<String>,
-    /// Those of keys that begin so, as far as the beginnings of keys are kept.
+    /// Only quotas of API keys with this prefix, as far as prefixes are stored.
     pub prefix: Option<String>,
-    /// Those after the last one of a page before.
+    /// Only quotas after the last one of the previous page.
     pub after: Option<Cursor>,
 }
 
-/// Where a page ends.
+/// The end of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cursor {
-    /// Of all: after this one.
+    /// In the list of all quotas: after this id.
     Id(KeyHash),
-    /// Of a tier or a beginning: after this change, among those with the same beginning.
+    /// In a list by tier or prefix: after this change, among keys with the same prefix.
     Change {
-        /// The last row's.
+        /// Revision of the last row.
         revision: i64,
-        /// The last row's; empty in a list of a tier.
+        /// Key prefix of the last row; empty in a list by tier.
         prefix: String,
     },
 }
 
 impl Cursor {
-    /// Reads what a page told.
+    /// Parses a page's `next_cursor`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         if let Some(hash) = KeyHash::parse(text) {
@@ -79,7 +79,8 @@ impl Cursor {
         Some(Self::Change { revision, prefix }).filter(|_| text.len() <= 32 + 4 * MAX_PREFIX)
     }
 
-    /// What a list by hash, or one by changes, goes on after. One of another list than was asked for leads to its beginning.
+    /// Returns where a list by hash, or one by changes, continues. A cursor of the other kind of list starts at the
+    /// beginning.
     fn columns(this: Option<&Self>) -> (Vec<u8>, i64, String) {
         match this {
             Some(Self::Id(hash)) => (hash.0.to_vec(), -1, String::new()),
@@ -89,36 +90,36 @@ impl Cursor {
     }
 }
 
-/// Some agreements, and where the next ones are.
+/// A page of quotas, and the cursor of the next one.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = QuotaPage)]
 pub struct QuotaPage {
-    /// As they come.
+    /// The quotas.
     pub quotas: Vec<Quota>,
-    /// What to ask for next; nothing, if these are the last.
+    /// Cursor of the next page; absent on the last page.
     #[schema(required = true)]
     pub next_cursor: Option<String>,
 }
 
 impl ControlPlane {
-    /// Some agreements, in the order of their ids; those of a tier or a beginning in the order of their last changes.
+    /// Returns a page of quotas, ordered by id; if filtered by tier or prefix, by last change.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
-    pub async fn quotas(&self, wanted: &QuotaFilter) -> Result<QuotaPage, ControlError> {
-        let (hash, revision, from) = Cursor::columns(wanted.after.as_ref());
-        let most = i64::try_from(PAGE_SIZE + 1).unwrap_or(i64::MAX);
-        let rows: Vec<FullQuotaRow> = on!(&self.db, pool => match (&wanted.prefix, &wanted.tier) {
-            (None, None) => sqlx::query_as(LIST).bind(hash).bind(most).fetch_all(pool).await?,
+    /// [`ControlError`] if the database is unavailable.
+    pub async fn quotas(&self, filter: &QuotaFilter) -> Result<QuotaPage, ControlError> {
+        let (hash, revision, from) = Cursor::columns(filter.after.as_ref());
+        let max = i64::try_from(PAGE_SIZE + 1).unwrap_or(i64::MAX);
+        let rows: Vec<FullQuotaRow> = on!(&self.db, pool => match (&filter.prefix, &filter.tier) {
+            (None, None) => sqlx::query_as(LIST).bind(hash).bind(max).fetch_all(pool).await?,
             (None, Some(tier)) => {
-                sqlx::query_as(LIST_TIER).bind(revision).bind(most).bind(tier.clone()).fetch_all(pool).await?
+                sqlx::query_as(LIST_TIER).bind(revision).bind(max).bind(tier.clone()).fetch_all(pool).await?
             }
             (Some(prefix), tier) => {
                 let prefix: String = prefix.chars().take(MAX_PREFIX).collect();
                 let beyond = format!("{prefix}{}", char::MAX);
                 sqlx::query_as(LIST_PREFIX)
                     .bind(revision)
-                    .bind(most)
+                    .bind(max)
                     .bind(from)
                     .bind(prefix)
                     .bind(beyond)
@@ -131,7 +132,7 @@ impl ControlPlane {
         let now = self.now_seconds();
         let quotas = rows.into_iter().take(PAGE_SIZE).map(|row| row.quota(now));
         let quotas: Vec<Quota> = quotas.collect::<Result<_, _>>()?;
-        let next_cursor = quotas.last().filter(|_| more).map(|last| match (&wanted.prefix, &wanted.tier) {
+        let next_cursor = quotas.last().filter(|_| more).map(|last| match (&filter.prefix, &filter.tier) {
             (None, None) => last.id.clone(),
             (None, Some(_)) => format!("{}.", last.revision),
             (Some(_), _) => format!("{}.{}", last.revision, last.key_prefix),
@@ -139,10 +140,10 @@ impl ControlPlane {
         Ok(QuotaPage { quotas, next_cursor })
     }
 
-    /// Many agreements after one, in the order of their ids: each once, as it is when its page is read.
+    /// Returns a page of quotas after an id, ordered by id: each appears once, as it is when its page is read.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn export(&self, after: Option<KeyHash>) -> Result<Vec<Quota>, ControlError> {
         let after = after.map_or_else(Vec::new, |hash| hash.0.to_vec());
         let rows: Vec<FullQuotaRow> = on!(&self.db, pool => {
@@ -152,10 +153,11 @@ impl ControlPlane {
         rows.into_iter().map(|row| row.quota(now)).collect()
     }
 
-    /// What has changed since a revision, in order; not all at once.
+    /// Returns a page of changes since a revision, in order.
     pub(crate) async fn changes(&self, since: i64) -> Result<Vec<ReplicatedQuota>, ControlError> {
         let mut all = Vec::new();
-        // A row is let go before the next one comes: the database's own take many times as much memory as ours.
+        // Each row is converted before the next one is read: the driver's rows take many times as much memory as
+        // ours.
         on!(&self.db, pool => {
             let mut rows = sqlx::query_as::<_, ChangedQuotaRow>(SELECT_SINCE).bind(since).bind(MAX_CHANGES).fetch(pool);
             while let Some(row) = rows.try_next().await? {

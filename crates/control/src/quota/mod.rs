@@ -1,5 +1,5 @@
-//! What is agreed with callers: read, written and ended here, listed in `list`, imported many at once in `import`, and in memory
-//! for the limiter in `table`.
+//! Quotas: read, written and deleted here, listed in `list`, imported in bulk in `import`, and in memory for the
+//! limiter in `table`.
 
 pub(crate) mod import;
 pub(crate) mod list;
@@ -25,7 +25,7 @@ use tollgate_rules::Ruleset;
 const SELECT_ONE: &str =
     concat!("SELECT ", columns!(whole), " FROM quotas WHERE key_hash = $1 AND deleted = 0");
 
-/// Those whose ids begin with the same word: one, or none.
+/// Quotas whose ids start with the same 64 bits: at most one, in practice.
 const SELECT_BY_SHORT_ID: &str =
     "SELECT key_hash FROM quotas WHERE key_hash >= $1 AND key_hash <= $2 AND deleted = 0 LIMIT 2";
 
@@ -39,7 +39,7 @@ const UPSERT: &str =
      until_tier = excluded.until_tier, until_overrides = excluded.until_overrides,
      until_expires_at = excluded.until_expires_at";
 
-/// About how many rows there are, without counting them.
+/// Estimates the number of rows without counting them.
 const ESTIMATE: [&str; 2] = [
     "SELECT COALESCE(MAX(rowid), 0) FROM quotas",
     "SELECT GREATEST(reltuples::BIGINT, pg_relation_size(oid) / 256) FROM pg_class WHERE oid = 'quotas'::regclass",
@@ -50,10 +50,10 @@ fn audit_json(quota: Option<&Quota>) -> String {
 }
 
 impl ControlPlane {
-    /// What is agreed with a caller.
+    /// Returns a caller's quota.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn quota(&self, caller: impl Into<CallerRef<'_>>) -> Result<Option<Quota>, ControlError> {
         let hash = self.hasher.hash_caller(caller.into());
         let row: Option<FullQuotaRow> = on!(&self.db, pool => {
@@ -63,30 +63,30 @@ impl ControlPlane {
         row.map(|row| row.quota(now)).transpose()
     }
 
-    /// The whole id of a caller with whom something is agreed, by the word that it begins with ([`KeyHash::short_id`]).
+    /// Returns the full id of a caller's quota, by its first 64 bits ([`KeyHash::short_id`]).
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
-    pub async fn quota_id(&self, first_word: u64) -> Result<Option<KeyHash>, ControlError> {
+    /// [`ControlError`] if the database is unavailable.
+    pub async fn quota_id(&self, short_id: u64) -> Result<Option<KeyHash>, ControlError> {
         let ends = [0, u8::MAX].map(|rest| {
             let mut bytes = [rest; 32];
-            bytes[..8].copy_from_slice(&first_word.to_be_bytes());
+            bytes[..8].copy_from_slice(&short_id.to_be_bytes());
             bytes.to_vec()
         });
         let [from, to] = ends;
         let rows: Vec<(Vec<u8>,)> = on!(&self.db, pool => {
             sqlx::query_as(SELECT_BY_SHORT_ID).bind(from).bind(to).fetch_all(pool).await?
         });
-        // Two that begin alike cannot be told apart by it.
+        // Two ids with the same first 64 bits are ambiguous.
         let one = rows.first().filter(|_| rows.len() == 1);
         Ok(one.and_then(|(hash,)| KeyHash::from_slice(hash)))
     }
 
-    /// Agrees on something with a caller. It acts on this node when this returns.
+    /// Sets a caller's quota. It is active on this node when this returns.
     ///
     /// # Errors
-    /// The outer one if the database does not do it, or holds something else than is expected; the inner one if what is
-    /// sent cannot be.
+    /// The outer error if the database fails or the precondition does not hold; the inner one if the quota is
+    /// invalid.
     pub async fn put_quota(
         &self,
         caller: impl Into<CallerRef<'_>>,
@@ -95,19 +95,19 @@ impl ControlPlane {
         expected: Precondition,
         actor: &Actor,
     ) -> Result<Result<Quota, ValidationError>, ControlError> {
-        let checked = match draft.validate(rules, self.clock.now()) {
-            Ok(checked) => checked,
+        let valid = match draft.validate(rules, self.clock.now()) {
+            Ok(valid) => valid,
             Err(problem) => return Ok(Err(problem)),
         };
         let caller = caller.into();
         let hash = self.hasher.hash_caller(caller);
-        let overrides = serde_json::to_string(&checked.overrides).unwrap_or_default();
+        let overrides = serde_json::to_string(&valid.overrides).unwrap_or_default();
         let (now, seconds) = (self.now_millis(), self.now_seconds());
         let written = writing!(&self.db, |tx, head| {
             let found: Option<FullQuotaRow> =
                 sqlx::query_as(SELECT_ONE).bind(hash.0.to_vec()).fetch_optional(&mut *tx).await?;
-            let going_on = found.as_ref().and_then(|found| found.row.terms.active(seconds));
-            let going_on = going_on.filter(|_| is_pending(checked.effective_at, seconds));
+            let prior = found.as_ref().and_then(|found| found.row.terms.active(seconds));
+            let prior = prior.filter(|_| is_pending(valid.effective_at, seconds));
             let before = found.map(|row| row.quota(seconds)).transpose()?;
             if !expected.is_met(before.as_ref().map(|quota| quota.revision)) {
                 return Err(ControlError::Conflict);
@@ -120,28 +120,28 @@ impl ControlPlane {
             let after = Quota {
                 id: hash.to_string(),
                 key_prefix,
-                tier: checked.tier.clone(),
-                overrides: checked.overrides.clone(),
-                effective_at: checked.effective_at.map(format_time),
-                expires_at: checked.expires_at.map(format_time),
-                until_effective: going_on
+                tier: valid.tier.clone(),
+                overrides: valid.overrides.clone(),
+                effective_at: valid.effective_at.map(format_time),
+                expires_at: valid.expires_at.map(format_time),
+                until_effective: prior
                     .clone()
                     .map(PriorTerms::parse)
                     .transpose()?
                     .map(PriorTerms::to_current),
-                reason: checked.reason.clone(),
-                author: checked.author.clone().unwrap_or_else(|| actor.name.clone()),
+                reason: valid.reason.clone(),
+                author: valid.author.clone().unwrap_or_else(|| actor.name.clone()),
                 updated_at: format_millis(now),
                 revision: head.0,
             };
-            let (until_tier, until_overrides, until_expires_at) = PriorTerms::columns(going_on);
+            let (until_tier, until_overrides, until_expires_at) = PriorTerms::columns(prior);
             sqlx::query(UPSERT)
                 .bind(hash.0.to_vec())
                 .bind(after.key_prefix.clone())
                 .bind(after.tier.clone())
                 .bind(overrides.clone())
-                .bind(checked.effective_at)
-                .bind(checked.expires_at)
+                .bind(valid.effective_at)
+                .bind(valid.expires_at)
                 .bind(after.reason.clone())
                 .bind(after.author.clone())
                 .bind(now)
@@ -164,11 +164,11 @@ impl ControlPlane {
         Ok(Ok(written))
     }
 
-    /// Ends an agreement.
+    /// Deletes a quota.
     ///
     /// # Errors
-    /// [`ControlError::NotFound`] if there is none, [`ControlError::Conflict`] if it is another than expected, or the
-    /// database's own.
+    /// [`ControlError::NotFound`] if there is none, [`ControlError::Conflict`] if the precondition does not hold, or
+    /// a database error.
     pub async fn delete_quota(
         &self,
         caller: impl Into<CallerRef<'_>>,
@@ -217,7 +217,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// About how many agreements there are.
+    /// Returns the approximate number of quotas.
     pub(crate) async fn estimate_count(&self) -> Result<usize, ControlError> {
         let sql = self.db.dialect(ESTIMATE);
         let (rows,): (i64,) = on!(&self.db, pool => sqlx::query_as(sql).fetch_one(pool).await?);

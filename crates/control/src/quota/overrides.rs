@@ -1,24 +1,24 @@
-//! One limit of a quota, in place of a rule's.
+//! Limit override of a quota, which replaces a rule's limit.
 
 use serde::{Deserialize, Serialize};
 use tollgate_rules::Override;
 use utoipa::ToSchema;
 
-/// One limit in place of a rule's.
+/// A limit that replaces a rule's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = Override)]
 pub struct QuotaOverride {
-    /// Which rule.
+    /// The rule whose limit is replaced; `default` is the rule on `api_key` alone.
     #[schema(min_length = 1, max_length = 512)]
     pub descriptor: String,
-    /// Units in a period.
+    /// Units allowed per period; 0 blocks all.
     pub requests_per_unit: u64,
     /// The period: `minute`, or any other such as `30s`.
     #[serde(alias = "period")]
     #[schema(min_length = 1, max_length = 64)]
     pub unit: String,
-    /// The most at one instant.
+    /// Maximum number of units at one instant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<u64>,
 }

@@ -1,6 +1,7 @@
-//! What goes on acting until an agreement does that is to come: a caller on one plan who is to get another next month keeps the
-//! one until then. It is kept in the row of what is to come, so that there is one agreement with a caller, one revision of it,
-//! and nothing that would have to be written when the time has come. Two rows were rejected: each reader would have to choose.
+//! Terms that stay in effect until a pending quota's `effective_at`: a caller that changes its plan next month keeps
+//! the current one until then. They are stored in the row of the pending quota, so that a caller has one quota with
+//! one revision, and nothing has to be written when the time comes. Rejected: two rows, because every reader would
+//! have to choose.
 
 use crate::db::time::format_time;
 use crate::error::ControlError;
@@ -8,7 +9,7 @@ use crate::quota::overrides::QuotaOverride;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What acts until then, as it is told.
+/// The terms in effect until `effective_at`, in JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = QuotaUntil)]
@@ -16,16 +17,16 @@ pub struct CurrentTerms {
     /// The caller's tier.
     #[schema(required = true)]
     pub tier: Option<String>,
-    /// Limits in place of rules' own.
+    /// Limits that replace the rules'.
     #[serde(default)]
     #[schema(required = true)]
     pub overrides: Vec<QuotaOverride>,
-    /// When it would have ended by itself.
+    /// Expiry of these terms, had they not been replaced.
     #[schema(required = true, format = DateTime)]
     pub expires_at: Option<String>,
 }
 
-/// The same with its time in seconds; with its limits as they are kept, in JSON, or as they are read.
+/// The same terms with times in seconds, and with overrides either as stored (JSON) or parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PriorTerms<O> {
     pub(crate) tier: Option<String>,
@@ -33,7 +34,7 @@ pub(crate) struct PriorTerms<O> {
     pub(crate) expires_at: Option<i64>,
 }
 
-/// As rows have it: the limits are there if anything is.
+/// The terms as columns: `overrides` is set if there are any terms.
 pub(crate) type PriorTermsColumns = (Option<String>, Option<String>, Option<i64>);
 
 impl PriorTerms<String> {
@@ -45,10 +46,10 @@ impl PriorTerms<String> {
         this.map_or((None, None, None), |this| (this.tier, Some(this.overrides), this.expires_at))
     }
 
-    /// What of an agreement acts now: itself, or what acts until it does.
+    /// Returns the terms in effect now: these, or those in effect until these start.
     pub(crate) fn active(self, effective_at: Option<i64>, until: Option<Self>, now: i64) -> Option<Self> {
-        let acts = if is_pending(effective_at, now) { until } else { Some(self) };
-        acts.filter(|acts| acts.expires_at.is_none_or(|end| end > now))
+        let active = if is_pending(effective_at, now) { until } else { Some(self) };
+        active.filter(|terms| terms.expires_at.is_none_or(|end| end > now))
     }
 
     pub(crate) fn parse(self) -> Result<PriorTerms<Vec<QuotaOverride>>, ControlError> {
@@ -68,11 +69,11 @@ pub(crate) fn is_pending(effective_at: Option<i64>, now: i64) -> bool {
     effective_at.is_some_and(|from| from > now)
 }
 
-/// Limits as they are kept.
+/// Parses stored overrides.
 pub(crate) fn parse_overrides(text: &str) -> Result<Vec<QuotaOverride>, ControlError> {
     if text == "[]" {
         return Ok(Vec::new());
     }
     serde_json::from_str(text)
-        .map_err(|error| ControlError::Corrupt(format!("the overrides of a quota: {error}")))
+        .map_err(|error| ControlError::Corrupt(format!("overrides of a quota: {error}")))
 }

@@ -1,25 +1,25 @@
-//! Agreements that were ended stay as rows, so that other nodes learn of it; a week later they go. A node that has been cut
-//! off for longer than half of that does not trust what it has missed to still be there, and reads all anew.
+//! Purges deleted quotas. Their rows stay for a week, so that other nodes learn of the deletion. A node that was
+//! disconnected for more than half of that time cannot rely on these rows, and rereads everything.
 
 use crate::control_plane::ControlPlane;
 use crate::db::on;
 use crate::error::ControlError;
 
-/// For how long a deleted row stays, in milliseconds.
+/// Retention of a deleted row, in milliseconds.
 const RETENTION_MS: i64 = 7 * 86_400_000;
-/// The longest that a node may have been cut off to still read what is new alone.
+/// Maximum time that a node may be disconnected and still read only changes, in milliseconds.
 pub(crate) const MAX_STALENESS_MS: i64 = RETENTION_MS / 2;
-/// At most so many at once: a change must not wait long for its turn.
+/// Maximum number of rows per purge: other changes must not wait long.
 const BATCH: i64 = 10_000;
 
 const PURGE: &str = "DELETE FROM quotas WHERE key_hash IN
      (SELECT key_hash FROM quotas WHERE deleted = 1 AND updated_at < $1 LIMIT $2)";
 
 impl ControlPlane {
-    /// Removes what was deleted long ago, and says how many rows that were.
+    /// Removes rows deleted long ago, and returns their number.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not do it.
+    /// [`ControlError`] if the database fails.
     pub async fn purge(&self) -> Result<u64, ControlError> {
         let before = self.now_millis() - RETENTION_MS;
         let done = on!(&self.db, write pool => {

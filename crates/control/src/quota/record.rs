@@ -1,4 +1,4 @@
-//! What is agreed with one caller: a tier, limits of its own, and from when to when. As operators write it and read it.
+//! A caller's quota: tier, overrides and validity, as sent and returned by the API, and its validation.
 
 use crate::error::{ValidationError, check_text, parse_time};
 use crate::quota::overrides::QuotaOverride;
@@ -8,11 +8,11 @@ use tollgate_core::Timestamp;
 use tollgate_rules::{Override, Ruleset};
 use utoipa::ToSchema;
 
-/// Tiers that need no rule to name them.
+/// Tiers that are valid even if no rule names them.
 const BUILT_IN_TIERS: [&str; 4] = ["free", "pro", "enterprise", "custom"];
 
-/// Declares something that is sent about an agreement: what it always says, behind fields of its own. (A flattened struct would
-/// do as well, but mistakes in it have no place.)
+/// Declares a message about a quota: its own fields, followed by the common ones. Rejected: a flattened struct,
+/// because errors in it carry no position.
 macro_rules! quota_message {
     ($(#[$about:meta])* pub struct $name:ident { $($own:tt)* }) => {
         #[derive(Clone, Debug, Default, Deserialize, utoipa::ToSchema)]
@@ -20,24 +20,24 @@ macro_rules! quota_message {
         $(#[$about])*
         pub struct $name {
             $($own)*
-            /// The caller's tier, whatever its requests say.
+            /// The caller's tier, regardless of its requests' attributes.
             #[schema(max_length = 64)]
             pub tier: Option<String>,
-            /// Limits in place of rules' own.
+            /// Limits that replace the rules'.
             #[serde(default)]
             #[schema(max_items = 32)]
             pub overrides: Vec<QuotaOverride>,
-            /// From when it acts, in RFC 3339; at once, if it does not say.
+            /// Time at which the quota takes effect, in RFC 3339; immediately if absent.
             #[schema(format = DateTime)]
             pub effective_at: Option<String>,
-            /// Until when, in RFC 3339; for ever, if it does not say.
+            /// Expiry, in RFC 3339; never if absent.
             #[schema(format = DateTime)]
             pub expires_at: Option<String>,
-            /// Why.
+            /// Reason, recorded in the audit log.
             #[serde(default)]
             #[schema(max_length = 512)]
             pub reason: String,
-            /// Who wants it; who sends it, if it does not say.
+            /// Author of the quota; the sender's name if absent.
             #[schema(max_length = 128)]
             pub author: Option<String>,
         }
@@ -46,45 +46,45 @@ macro_rules! quota_message {
 pub(crate) use quota_message;
 
 quota_message! {
-    /// An agreement as it is sent.
+    /// A request to set a quota.
     #[schema(as = QuotaDraft)]
     pub struct QuotaSpec {}
 }
 
-/// An agreement as it is kept.
+/// A stored quota.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Quota {
-    /// What stands for the API key.
+    /// Keyed hash of the caller's API key.
     pub id: String,
-    /// The key's first characters.
+    /// First characters of the API key.
     pub key_prefix: String,
     /// The caller's tier.
     #[schema(required = true)]
     pub tier: Option<String>,
-    /// Limits in place of rules' own.
+    /// Limits that replace the rules'.
     pub overrides: Vec<QuotaOverride>,
-    /// From when it acts.
+    /// Time at which the quota takes effect.
     #[schema(required = true, format = DateTime)]
     pub effective_at: Option<String>,
-    /// Until when.
+    /// Expiry.
     #[schema(required = true, format = DateTime)]
     pub expires_at: Option<String>,
-    /// What acts until `effective_at`, where that is to come and something does.
+    /// The terms in effect until a pending `effective_at`, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = CurrentTerms)]
     pub until_effective: Option<CurrentTerms>,
-    /// Why.
+    /// Reason for the quota.
     pub reason: String,
-    /// Who wanted it.
+    /// Author of the quota.
     pub author: String,
-    /// When it was last changed.
+    /// Time of the last change.
     #[schema(format = DateTime)]
     pub updated_at: String,
-    /// The revision of that change.
+    /// Control revision of the last change.
     pub revision: i64,
 }
 
-/// An agreement that can act.
+/// A validated quota.
 #[derive(Clone, Debug)]
 pub(crate) struct ValidQuota {
     pub(crate) tier: Option<String>,
@@ -95,37 +95,37 @@ pub(crate) struct ValidQuota {
     pub(crate) author: Option<String>,
 }
 
-/// The most limits of one caller's own.
+/// Maximum number of overrides per caller.
 const MAX_OVERRIDES: usize = 32;
 
 impl QuotaSpec {
-    /// Checks it against the rules that act now.
+    /// Validates the quota against the active rules.
     pub(crate) fn validate(self, rules: &Ruleset, now: Timestamp) -> Result<ValidQuota, ValidationError> {
         let problem = |place: &str, detail: String| Err(ValidationError { place: place.to_owned(), detail });
         if self.tier.is_none() && self.overrides.is_empty() {
-            return problem("tier", "it says nothing: write a `tier`, `overrides`, or both".to_owned());
+            return problem("tier", "quota is empty; set `tier`, `overrides`, or both".to_owned());
         }
         if let Some(tier) = &self.tier {
             check_text("tier", tier, 1, 64)?;
-            if !BUILT_IN_TIERS.contains(&tier.as_str()) && !rules.names_tier(tier) {
-                let usual = BUILT_IN_TIERS.join(", ");
+            if !BUILT_IN_TIERS.contains(&tier.as_str()) && !rules.has_tier(tier) {
+                let built_in = BUILT_IN_TIERS.join(", ");
                 return problem(
                     "tier",
-                    format!("no rule has limits for `{tier}`; write one that has, or {usual}"),
+                    format!("no rule has limits for tier `{tier}`; use a tier of a rule, or {built_in}"),
                 );
             }
         }
         if self.overrides.len() > MAX_OVERRIDES {
-            return problem("overrides", format!("there are at most {MAX_OVERRIDES}"));
+            return problem("overrides", format!("must have at most {MAX_OVERRIDES} entries"));
         }
         for (i, own) in self.overrides.iter().enumerate() {
             check_text(&format!("overrides[{i}].descriptor"), &own.descriptor, 1, 512)?;
             check_text(&format!("overrides[{i}].unit"), &own.unit, 1, 64)?;
         }
         let overrides: Vec<Override> = self.overrides.iter().map(QuotaOverride::to_rule).collect();
-        if let Some(unfit) = rules.tenant(self.tier.as_deref(), &overrides).1.into_iter().next() {
+        if let Some(unfit) = rules.compile_overrides(self.tier.as_deref(), &overrides).1.into_iter().next() {
             let field = if unfit.field == "period" { "unit" } else { unfit.field };
-            return problem(&format!("overrides[{}].{field}", unfit.at), unfit.why);
+            return problem(&format!("overrides[{}].{field}", unfit.index), unfit.reason);
         }
         let effective_at =
             self.effective_at.as_deref().map(|at| parse_time("effective_at", at)).transpose()?;
@@ -134,7 +134,7 @@ impl QuotaSpec {
         if expires_at.is_some_and(|end| end <= starts) {
             return problem(
                 "expires_at",
-                "it would never act: write a later time than now and `effective_at`".to_owned(),
+                "quota would never take effect; must be later than now and `effective_at`".to_owned(),
             );
         }
         check_text("reason", &self.reason, 0, 512)?;

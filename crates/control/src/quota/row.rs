@@ -1,4 +1,4 @@
-//! An agreement as a row of the table: the columns that all readers want, and those that only people do.
+//! Database rows of quotas: the columns that all readers need, and those that only the API needs.
 
 use crate::auth::key_hash::KeyHash;
 use crate::db::time::{format_millis, format_time};
@@ -22,26 +22,26 @@ macro_rules! columns {
 }
 pub(crate) use columns;
 
-/// What those who follow want too.
+/// The columns that replication needs too.
 pub(crate) struct QuotaRow {
     hash: Vec<u8>,
-    /// In milliseconds.
+    /// Time of the last change, in milliseconds.
     updated_at: i64,
     revision: i64,
     pub(crate) terms: QuotaTerms,
 }
 
-/// What is agreed, with its limits in JSON and its times in seconds.
+/// The terms of a quota, with overrides in JSON and times in seconds.
 pub(crate) struct QuotaTerms {
     tier: Option<String>,
     overrides: String,
     effective_at: Option<i64>,
     expires_at: Option<i64>,
-    /// What acts until this does.
+    /// The terms in effect until these start.
     until: Option<PriorTerms<String>>,
 }
 
-/// With what only people want.
+/// A row with the columns that only the API needs.
 pub(crate) struct FullQuotaRow {
     pub(crate) row: QuotaRow,
     key_prefix: String,
@@ -49,19 +49,19 @@ pub(crate) struct FullQuotaRow {
     author: String,
 }
 
-/// A row for those who follow, which may be one that is no more.
+/// A row for replication, which may be deleted.
 pub(crate) struct ChangedQuotaRow {
     row: QuotaRow,
     deleted: i64,
 }
 
-/// What a change says to those who follow.
+/// A changed quota, as replicated to every node.
 pub(crate) struct ReplicatedQuota {
     pub(crate) hash: KeyHash,
     pub(crate) revision: i64,
-    /// When it was changed, in milliseconds.
+    /// Time of the change, in milliseconds.
     pub(crate) updated_at: i64,
-    /// `None`: there is no agreement any more.
+    /// `None` if the quota was deleted.
     pub(crate) terms: Option<ReplicatedTerms>,
 }
 
@@ -75,13 +75,13 @@ pub(crate) struct ReplicatedTerms {
 
 impl QuotaRow {
     fn hash(&self) -> Result<KeyHash, ControlError> {
-        let broken = || ControlError::Corrupt("the hash of an API key".to_owned());
-        KeyHash::from_slice(&self.hash).ok_or_else(broken)
+        let corrupt = || ControlError::Corrupt("hash of an API key".to_owned());
+        KeyHash::from_slice(&self.hash).ok_or_else(corrupt)
     }
 }
 
 impl QuotaTerms {
-    /// What acts now of an agreement, or until it does.
+    /// Returns the terms in effect now: these, or those in effect until these start.
     pub(crate) fn active(&self, now: i64) -> Option<PriorTerms<String>> {
         let Self { tier, overrides, effective_at, expires_at, until } = self;
         let own = PriorTerms { tier: tier.clone(), overrides: overrides.clone(), expires_at: *expires_at };
@@ -90,7 +90,7 @@ impl QuotaTerms {
 }
 
 impl FullQuotaRow {
-    /// As it is told at a time, in seconds.
+    /// Returns the quota as of `now`, in seconds.
     pub(crate) fn quota(self, now: i64) -> Result<Quota, ControlError> {
         let Self { row, key_prefix, reason, author } = self;
         let hash = row.hash()?;
@@ -127,7 +127,7 @@ impl ChangedQuotaRow {
     }
 }
 
-/// In the order of `columns!`; the same for both databases.
+/// Reads columns in the order of `columns!`, for either database.
 macro_rules! impl_from_row {
     ($database:ty) => {
         impl FromRow<'_, $database> for QuotaRow {

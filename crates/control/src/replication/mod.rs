@@ -1,4 +1,5 @@
-//! How nodes learn of changes, how long that takes, which nodes there are, and the snapshot for a start without the database.
+//! Replication: how nodes learn of changes, propagation lag, the list of nodes, and the snapshot for a start without
+//! the database.
 
 pub(crate) mod lag;
 pub(crate) mod node_record;

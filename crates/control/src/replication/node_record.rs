@@ -1,22 +1,22 @@
-//! A node as the others know it: the row that it writes of itself, and which of several rows counts.
+//! Node records: the heartbeat rows of nodes, and which of several rows with the same name count.
 
 use serde_json::{Map, Value};
 
-/// A node that has been silent for so long is stale: three times in a row it could not tell. In milliseconds.
+/// Age at which a node is stale, in milliseconds: it missed three heartbeats in a row.
 pub(crate) const STALE: i64 = 16_000;
 
-/// A node that has told of itself.
+/// A node's heartbeat.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeRecord {
-    /// Which process it is.
+    /// Id of the process.
     pub instance: String,
-    /// Whether it is this process.
+    /// Whether this is the current process.
     pub is_self: bool,
-    /// How long ago it told, in milliseconds.
+    /// Age of the heartbeat, in milliseconds.
     pub age_millis: i64,
-    /// Whether it should have told again by now.
+    /// Whether the next heartbeat is overdue.
     pub stale: bool,
-    /// What it told.
+    /// Contents of the heartbeat.
     pub report: Map<String, Value>,
 }
 
@@ -26,17 +26,17 @@ impl NodeRecord {
     }
 }
 
-/// Of those that are called alike, the ones that are there; else the one that was last.
+/// For each name, returns the live nodes; if there are none, the one seen last.
 pub(crate) fn latest(mut seen: Vec<NodeRecord>) -> Vec<NodeRecord> {
     seen.sort_by(|a, b| (a.name(), a.age_millis).cmp(&(b.name(), b.age_millis)));
-    let mut kept: Vec<NodeRecord> = Vec::new();
+    let mut nodes: Vec<NodeRecord> = Vec::new();
     for node in seen {
-        let before = kept.last().is_some_and(|before| before.name() == node.name());
+        let before = nodes.last().is_some_and(|before| before.name() == node.name());
         if !(before && node.stale) {
-            kept.push(node);
+            nodes.push(node);
         }
     }
-    kept
+    nodes
 }
 
 #[cfg(test)]
@@ -47,22 +47,18 @@ mod tests {
     #[test]
     fn a_restarted_node_is_listed_once() {
         let seen = |name: &str, age_millis: i64| {
-            let told = json!({"name": name}).as_object().cloned().unwrap_or_default();
+            let report = json!({"name": name}).as_object().cloned().unwrap_or_default();
             NodeRecord {
                 instance: String::new(),
                 is_self: false,
                 age_millis,
                 stale: age_millis > STALE,
-                report: told,
+                report,
             }
         };
         let all =
             vec![seen("b", 90_000), seen("a", 10), seen("b", 20_000), seen("a", 4_000), seen("a", 30_000)];
         let ages: Vec<i64> = latest(all).iter().map(|node| node.age_millis).collect();
-        assert_eq!(
-            ages,
-            [10, 4_000, 20_000],
-            "two of one name that are both there; the last of one that is gone"
-        );
+        assert_eq!(ages, [10, 4_000, 20_000], "two live nodes with one name; the last of a stale one");
     }
 }

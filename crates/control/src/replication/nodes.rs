@@ -1,8 +1,8 @@
-//! The nodes that share a database: each tells now and then what it is at, in a row of its own, and reads the others' rows
-//! when somebody asks. A row that is not written again goes stale, and is forgotten an hour later.
+//! Node list: each node writes a heartbeat to its own row, and reads the other rows on request. A row without new
+//! heartbeats becomes stale, and is deleted an hour later.
 //!
-//! Ages are by the database's clock alone: a node whose own clock is wrong is alive all the same. A row belongs to a process,
-//! not to a name, since two nodes may be called alike.
+//! Ages use only the database's clock: a node whose own clock is wrong is still alive. A row belongs to a process,
+//! not to a name, since two nodes may have the same name.
 
 use crate::control_plane::ControlPlane;
 use crate::db::{at_now, on};
@@ -15,17 +15,18 @@ use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// How often a node tells.
+/// Interval between heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
-/// Every how many times it reads what the others tell, too: so that they are known when the database goes away.
+/// Number of heartbeats between reads of the other rows, so that they are known when the database becomes
+/// unavailable.
 const READS: u64 = 12;
-/// How long telling may take.
+/// Timeout of a heartbeat.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a node that ends waits for the database, each time.
+/// Timeout of each database operation at shutdown.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(1);
-/// When it is forgotten.
+/// Age at which a row is deleted, in milliseconds.
 const NODE_TTL_MS: i64 = 3_600_000;
-/// The most rows that are read.
+/// Maximum number of rows read.
 const MAX_NODES: i64 = 1_000;
 
 const UPSERT: [&str; 2] = at_now!(
@@ -37,25 +38,25 @@ const SELECT_ALL: [&str; 2] =
 const DELETE_OLD: [&str; 2] = at_now!("DELETE FROM nodes WHERE seen_at < ", " - $1");
 
 impl ControlPlane {
-    /// Tells what this node is at, once.
+    /// Writes one heartbeat.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not take it.
-    pub async fn heartbeat(&self, told: &Value) -> Result<(), ControlError> {
-        let (sql, text) = (self.db.dialect(UPSERT), told.to_string());
+    /// [`ControlError`] if the database fails.
+    pub async fn heartbeat(&self, report: &Value) -> Result<(), ControlError> {
+        let (sql, text) = (self.db.dialect(UPSERT), report.to_string());
         on!(&self.db, write pool => {
             sqlx::query(sql).bind(self.instance.clone()).bind(text).execute(pool).await?;
         });
         Ok(())
     }
 
-    /// Tells it until `end` is ready, and takes its leave.
+    /// Writes heartbeats until `end` completes, and then deregisters the node.
     ///
-    /// Not to be ended by dropping it: a server may still write what is on its way, after the leave, and others would see a
-    /// node that is gone.
+    /// Must not be stopped by dropping it: the server could still execute a pending write after the deregistration,
+    /// and other nodes would list a node that no longer exists.
     pub async fn run_heartbeat(
         self: Arc<Self>,
-        told: impl Fn() -> Value + Send,
+        report: impl Fn() -> Value + Send,
         end: impl Future<Output = ()> + Send,
     ) {
         let mut end = pin!(end.fuse());
@@ -63,22 +64,22 @@ impl ControlPlane {
             if end.is_terminated() {
                 break;
             }
-            let told = told();
-            let telling = async {
-                self.heartbeat(&told).await?;
+            let report = report();
+            let beating = async {
+                self.heartbeat(&report).await?;
                 if beat.is_multiple_of(READS) {
                     self.nodes().await?;
                 }
                 Ok::<_, ControlError>(())
             };
-            let mut telling = pin!(tokio::time::timeout(HEARTBEAT_TIMEOUT, telling));
+            let mut beating = pin!(tokio::time::timeout(HEARTBEAT_TIMEOUT, beating));
             let outcome = tokio::select! {
-                outcome = &mut telling => outcome,
-                () = &mut end => tokio::time::timeout(DEREGISTER_TIMEOUT, telling).await.and_then(|outcome| outcome),
+                outcome = &mut beating => outcome,
+                () = &mut end => tokio::time::timeout(DEREGISTER_TIMEOUT, beating).await.and_then(|outcome| outcome),
             };
             match outcome {
                 Ok(Ok(())) => {}
-                // That the database is away is told by whoever follows it.
+                // Replication already logs that the database is unavailable.
                 Ok(Err(error)) => tracing::debug!(%error, "heartbeat failed"),
                 Err(_) => tracing::debug!("heartbeat timed out"),
             }
@@ -89,42 +90,43 @@ impl ControlPlane {
         self.deregister().await;
     }
 
-    /// This node ends: nobody need wonder where it is.
+    /// Deletes this node's row at shutdown, so that it is not listed as stale.
     pub async fn deregister(&self) {
-        let leaving = async {
+        let deleting = async {
             on!(&self.db, write pool => {
                 sqlx::query("DELETE FROM nodes WHERE instance = $1").bind(self.instance.clone()).execute(pool).await?;
             });
             Ok::<_, ControlError>(())
         };
-        let _ = tokio::time::timeout(DEREGISTER_TIMEOUT, leaving).await;
+        let _ = tokio::time::timeout(DEREGISTER_TIMEOUT, deleting).await;
     }
 
-    /// Nodes that told of themselves in the last hour, by name. One that is stale is left out where another of its name
-    /// is not: it was started again.
+    /// Returns the nodes with a heartbeat in the last hour, by name. A stale node is left out if a live one has its
+    /// name: it was restarted.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn nodes(&self) -> Result<Vec<NodeRecord>, ControlError> {
         let sql = self.db.dialect(SELECT_ALL);
         let rows: Vec<(String, i64, String)> =
             on!(&self.db, pool => sqlx::query_as(sql).bind(MAX_NODES).fetch_all(pool).await?);
-        let rows = rows.into_iter().filter(|(_, age, _)| *age < NODE_TTL_MS).map(|(instance, age, told)| {
-            NodeRecord {
-                is_self: instance == self.instance,
-                instance,
-                age_millis: age.max(0),
-                stale: age > STALE,
-                report: serde_json::from_str(&told).unwrap_or_default(),
-            }
-        });
+        let rows =
+            rows.into_iter().filter(|(_, age, _)| *age < NODE_TTL_MS).map(|(instance, age, report)| {
+                NodeRecord {
+                    is_self: instance == self.instance,
+                    instance,
+                    age_millis: age.max(0),
+                    stale: age > STALE,
+                    report: serde_json::from_str(&report).unwrap_or_default(),
+                }
+            });
         let seen = latest(rows.collect());
         let mut read = self.node_cache.lock().unwrap_or_else(PoisonError::into_inner);
         *read = Some((self.now_millis(), seen.clone()));
         Ok(seen)
     }
 
-    /// What [`ControlPlane::nodes`] last told, and how long ago that was, in milliseconds; nothing, if it never did.
+    /// Returns the last result of [`ControlPlane::nodes`] and its age in milliseconds; `None` if there is none.
     #[must_use]
     pub fn cached_nodes(&self) -> Option<(i64, Vec<NodeRecord>)> {
         let read = self.node_cache.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,9 +1,11 @@
-//! What this node knows from the database, kept in files beside: a node whose database is away at start begins with them.
+//! Snapshot files with the state replicated from the database, for a start while it is unavailable.
 //!
-//! There are two: the acts (rules, emergencies, grants), which are few and are written within a second, and the quotas
-//! (`FILE.quotas`), which may be ten million: they rest sixty times as long as their writing took. Each is replaced as a whole, by a rename, and is for its owner alone: the first holds the secret that API keys are hashed with.
-//! The quotas know up to which revision they go, so that what is newer is asked for when the database is back, and when they
-//! were last known to be all, so that it is known whether what is newer is still there.
+//! There are two files: the state (rules, emergency measures, grants), which is small and written within a second of
+//! a change, and the quotas (`FILE.quotas`), which may be ten million: after each write they rest sixty times as long
+//! as it took. Each file is replaced as a whole, by a rename, and readable by its owner only: the first contains the
+//! secret that API keys are hashed with. The quotas file records its control revision, so that newer changes are read
+//! when the database is back, and the time at which it was last known to be current, to tell whether those changes
+//! can still be read.
 
 mod quotas;
 
@@ -28,40 +30,40 @@ use tollgate_core::Clock;
 
 const VERSION: u32 = 3;
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// Quotas rest so many times as long as their writing took, which counts as so many milliseconds at least.
+/// Quotas rest this many times as long as their write took, which counts as at least this many milliseconds.
 const REST_FACTOR: i64 = 60;
 const MIN_WRITE_MS: i64 = 17;
-/// After a failure it rests so long, and twice as long after each further one, up to so many times.
+/// Delay after a failure, in milliseconds, and how many times it doubles with further failures.
 const RETRY_MS: i64 = 1_000;
 const MAX_DOUBLINGS: u32 = 6;
-/// Quotas that have not changed are written again when they have been known to be all for so much longer, in milliseconds:
-/// otherwise a node would trust them too little after a quiet week.
+/// Unchanged quotas are written again when their `current_at` has advanced this far, in milliseconds: otherwise a
+/// node would discard them as too old after a quiet week.
 const REFRESH_MS: i64 = 3_600_000;
-/// The longest that the tables of a newer program may take to come about: indexes over ten million rows take minutes.
+/// Timeout of a migration to a newer schema: indexes over ten million rows take minutes.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(3_600);
 
-/// What is written within a second.
+/// The state written within a second.
 #[derive(Serialize, Deserialize)]
 struct SnapshotState {
     version: u32,
     key_secret: String,
     published: Option<PublishedRules>,
-    /// What is on; each ends by itself.
+    /// The active measures; each has its own expiry.
     emergencies: Vec<EmergencyRow>,
-    /// Extra quota, by the word of the key's hash.
+    /// Grants, by the table hash of the caller's key.
     grants: Vec<(u64, ReplicatedGrant)>,
 }
 
-/// One of the files.
+/// One of the snapshot files.
 struct SnapshotFile<K> {
     path: PathBuf,
-    /// What it holds.
+    /// Version of the contents last written.
     written: Option<K>,
-    /// How many times as long as its writing took it rests.
+    /// Rest after a write, as a multiple of its duration.
     rest: i64,
-    /// It is not written before, in milliseconds.
+    /// Time of the next write at the earliest, in milliseconds.
     next: i64,
-    /// How often in a row it could not be written, as far as that counts.
+    /// Number of consecutive failures, up to [`MAX_DOUBLINGS`].
     failures: u32,
 }
 
@@ -72,10 +74,10 @@ impl<K> SnapshotFile<K> {
 }
 
 impl ControlPlane {
-    /// Connects; where nobody answers, begins with what a file knows. Says whether it had to.
+    /// Connects; if the database is unavailable, starts from the snapshot file. Returns whether it did.
     ///
     /// # Errors
-    /// [`ControlError`] if the database cannot be used and the file does not help.
+    /// [`ControlError`] if the database cannot be used and the file cannot replace it.
     pub async fn connect_or_restore(
         address: &str,
         clock: Arc<dyn Clock>,
@@ -91,40 +93,41 @@ impl ControlPlane {
         else {
             return Err(error);
         };
-        let broken = |why: String| ControlError::Corrupt(format!("{}: {why}", path.display()));
-        let kept: SnapshotState = serde_json::from_str(&text).map_err(|error| broken(error.to_string()))?;
-        if kept.version != VERSION {
-            return Err(broken(format!("version {} is not known to this program", kept.version)));
+        let corrupt = |reason: String| ControlError::Corrupt(format!("{}: {reason}", path.display()));
+        let state: SnapshotState = serde_json::from_str(&text).map_err(|error| corrupt(error.to_string()))?;
+        if state.version != VERSION {
+            return Err(corrupt(format!("unsupported snapshot version {}", state.version)));
         }
-        let secret = STANDARD.decode(&kept.key_secret).map_err(|error| broken(error.to_string()))?;
+        let secret = STANDARD.decode(&state.key_secret).map_err(|error| corrupt(error.to_string()))?;
         let control = Self::new(Db::open_lazily(address)?, &secret, clock);
         control.prepared.store(false, Ordering::Relaxed);
-        control.apply_emergencies(kept.emergencies);
+        control.apply_emergencies(state.emergencies);
         let now = control.now_millis();
-        control.quota_table.grants().replace(kept.grants, now);
+        control.quota_table.grants().replace(state.grants, now);
         match control.restore_quotas(&quotas_path(path)) {
             Ok(()) => control.loaded.store(true, Ordering::Relaxed),
-            // The rules act alone, and the node is not ready.
+            // The rules apply without quotas, and the node is not ready.
             Err(error) => {
                 control.quota_table.clear();
-                tracing::warn!(%error, "the quotas that were last known cannot be read");
+                tracing::warn!(%error, "reading the quota snapshot failed");
             }
         }
-        let rev = kept.published.as_ref().map(|published| published.revision.rev);
-        control.published.send_replace(kept.published.map(Arc::new));
+        let rev = state.published.as_ref().map(|published| published.revision.rev);
+        control.published.send_replace(state.published.map(Arc::new));
         tracing::warn!(
             %error, file = %path.display(), rev, quotas = control.quota_table.len(), age_ms = control.staleness_millis(),
-            "the database does not answer: starting with what was last known"
+            "database unavailable; starting from the snapshot"
         );
         Ok((control, true))
     }
 
-    /// What was left out at a start without the database.
+    /// Completes the preparation that a start without the database skipped.
     pub(crate) async fn prepare(&self) -> Result<(), ControlError> {
         if self.prepared.load(Ordering::Relaxed) {
             return Ok(());
         }
-        // A server that does not answer is given up soon; one that is at work is not: it would begin anew without end.
+        // A server that does not respond is given up soon; a migration in progress is not, because it would restart
+        // forever.
         if !with_read_timeout(is_current(&self.db)).await? {
             with_timeout(MIGRATION_TIMEOUT, migrate(&self.db)).await?;
         }
@@ -136,24 +139,23 @@ impl ControlPlane {
         })
         .await?;
         if secret != self.secret {
-            let why =
-                "this is another database than the one of the snapshot: start again, and it is read afresh";
-            return Err(ControlError::Corrupt(why.to_owned()));
+            let reason = "the snapshot is from another database; restart to load this one";
+            return Err(ControlError::Corrupt(reason.to_owned()));
         }
         self.prepared.store(true, Ordering::Relaxed);
-        tracing::info!("the database is back");
+        tracing::info!("database available again");
         Ok(())
     }
 
-    /// Whether it still goes by a file, since the database has not answered yet.
+    /// Returns whether the node still runs on its snapshot, because the database has been unavailable since startup.
     #[must_use]
     pub fn is_restored(&self) -> bool {
         !self.prepared.load(Ordering::Relaxed)
     }
 
-    /// Keeps the files up to date for as long as it is asked to.
+    /// Keeps the snapshot files up to date; never returns.
     pub async fn run_snapshots(self: Arc<Self>, file: PathBuf) {
-        let (mut acts, mut quotas) =
+        let (mut state, mut quotas) =
             (SnapshotFile::new(file.clone(), 0), SnapshotFile::new(quotas_path(&file), REST_FACTOR));
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -162,8 +164,8 @@ impl ControlPlane {
             }
             let rev = self.published().map(|published| published.revision.rev);
             let known = (rev, self.snapshot_generation.load(Ordering::Relaxed));
-            if acts.written != Some(known) {
-                self.write_if_due(&mut acts, known, Self::write_state).await;
+            if state.written != Some(known) {
+                self.write_if_due(&mut state, known, Self::write_state).await;
             }
             let known = (self.revision(), self.current_at.load(Ordering::Relaxed));
             if quotas.written.is_none_or(|(rev, at)| rev != known.0 || known.1 - at >= REFRESH_MS) {
@@ -172,60 +174,60 @@ impl ControlPlane {
         }
     }
 
-    /// Writes a file if its time has come, and says so if that fails, once until it succeeds.
+    /// Writes a file if it is due. Logs a failure once until a write succeeds.
     async fn write_if_due<K>(
         self: &Arc<Self>,
-        beside: &mut SnapshotFile<K>,
+        file: &mut SnapshotFile<K>,
         known: K,
         write: fn(&Self, &Path) -> std::io::Result<()>,
     ) {
         let began = self.now_millis();
-        if began < beside.next {
+        if began < file.next {
             return;
         }
-        let (own, path) = (Arc::clone(self), beside.path.clone());
+        let (own, path) = (Arc::clone(self), file.path.clone());
         let written = tokio::task::spawn_blocking(move || write(&own, &path)).await;
         let ended = self.now_millis();
         let took = (ended - began).max(MIN_WRITE_MS);
         let failed = match written {
             Ok(Ok(())) => {
-                (beside.written, beside.failures) = (Some(known), 0);
-                beside.next = ended + beside.rest * took;
+                (file.written, file.failures) = (Some(known), 0);
+                file.next = ended + file.rest * took;
                 return;
             }
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
-        if beside.failures == 0 {
+        if file.failures == 0 {
             tracing::warn!(
-                error = failed, file = %beside.path.display(),
-                "what is known from the database cannot be kept beside: a start without it will fail; set --snapshot"
+                error = failed, file = %file.path.display(),
+                "writing the snapshot failed; a start without the database will fail; set --snapshot to a writable file"
             );
         }
-        beside.next = ended + (RETRY_MS << beside.failures).max(beside.rest * took);
-        beside.failures = (beside.failures + 1).min(MAX_DOUBLINGS);
+        file.next = ended + (RETRY_MS << file.failures).max(file.rest * took);
+        file.failures = (file.failures + 1).min(MAX_DOUBLINGS);
     }
 
     fn write_state(&self, path: &Path) -> std::io::Result<()> {
-        let kept = SnapshotState {
+        let state = SnapshotState {
             version: VERSION,
             key_secret: STANDARD.encode(&self.secret),
             published: self.published().map(|published| (*published).clone()),
             emergencies: self.cached_emergencies(),
             grants: self.quota_table.grants().all(),
         };
-        replace(path, |file| Ok(serde_json::to_writer(file, &kept)?))
+        replace(path, |file| Ok(serde_json::to_writer(file, &state)?))
     }
 }
 
-/// Where the quotas are kept.
+/// Returns the path of the quotas file.
 fn quotas_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".quotas");
     name.into()
 }
 
-/// Writes a new file and puts it in the place of the old one: whoever reads finds the one or the other, whole.
+/// Writes a new file and renames it over the old one: a reader finds either of them, complete.
 fn replace(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<std::fs::File>) -> std::io::Result<()>,
@@ -234,18 +236,18 @@ fn replace(
     if let Some(folder) = folder {
         std::fs::create_dir_all(folder)?;
     }
-    let mut fresh = path.as_os_str().to_owned();
-    fresh.push(format!(".{}.new", std::process::id()));
-    let fresh = PathBuf::from(fresh);
-    let _ = std::fs::remove_file(&fresh);
-    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+    let mut new = path.as_os_str().to_owned();
+    new.push(format!(".{}.new", std::process::id()));
+    let new = PathBuf::from(new);
+    let _ = std::fs::remove_file(&new);
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
     let mut file = BufWriter::with_capacity(1 << 16, file);
     let written = write(&mut file).and_then(|()| file.flush()).and_then(|()| file.get_ref().sync_all());
     if let Err(error) = written {
-        let _ = std::fs::remove_file(&fresh);
+        let _ = std::fs::remove_file(&new);
         return Err(error);
     }
-    std::fs::rename(&fresh, path).inspect_err(|_| {
-        let _ = std::fs::remove_file(&fresh);
+    std::fs::rename(&new, path).inspect_err(|_| {
+        let _ = std::fs::remove_file(&new);
     })
 }

@@ -1,7 +1,7 @@
-//! How often each caller is denied: a table of fixed size, without locks on the way of a request.
+//! Denial counts per caller: a table of fixed size, without locks on the request path.
 //!
-//! A caller takes a place when it is first denied, and loses it when it has not been denied for long. Where there is no
-//! place left nearby, its denials are not counted: an attack with many names must not take memory.
+//! A caller takes a slot when it is first denied, and loses it after a while without denials. If no slot nearby is
+//! free, its denials are not counted: an attack with many names must not take memory.
 
 use crate::preview::caller;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use tollgate_engine::{Check, Decision, Observer, Origin};
 
 const SLOTS: usize = 8_192;
-/// Places that a caller may have.
+/// Number of slots that a caller may use.
 const PROBES: usize = 8;
 
 #[derive(Default)]
@@ -19,11 +19,11 @@ struct CallerSlot {
     count: AtomicU64,
 }
 
-/// How often each caller was denied since somebody last asked.
+/// Denials of each caller since the last drain.
 pub struct DenialCounts {
     hasher: foldhash::fast::RandomState,
     slots: Box<[CallerSlot]>,
-    /// What callers are called, for those who must be told.
+    /// Masked names of callers, for reports.
     names: Mutex<HashMap<u64, String>>,
 }
 
@@ -38,26 +38,26 @@ impl Default for DenialCounts {
 }
 
 impl DenialCounts {
-    /// The denials of each caller that has a place, since this was last asked.
+    /// Returns the denials of each counted caller since the last call.
     pub(crate) fn drain(&self) -> Vec<(u64, u64)> {
-        let taken = self.slots.iter().filter_map(|place| {
-            let caller = place.caller.load(Ordering::Relaxed);
-            (caller != 0).then(|| (caller, place.count.swap(0, Ordering::Relaxed)))
+        let taken = self.slots.iter().filter_map(|slot| {
+            let caller = slot.caller.load(Ordering::Relaxed);
+            (caller != 0).then(|| (caller, slot.count.swap(0, Ordering::Relaxed)))
         });
         taken.collect()
     }
 
-    /// Gives the places of these callers to others.
+    /// Frees the slots of the callers for which `gone` returns true.
     pub(crate) fn clear(&self, gone: impl Fn(u64) -> bool) {
-        for place in &self.slots {
-            if gone(place.caller.load(Ordering::Relaxed)) {
-                place.caller.store(0, Ordering::Relaxed);
+        for slot in &self.slots {
+            if gone(slot.caller.load(Ordering::Relaxed)) {
+                slot.caller.store(0, Ordering::Relaxed);
             }
         }
         self.names.lock().unwrap_or_else(PoisonError::into_inner).retain(|caller, _| !gone(*caller));
     }
 
-    /// What a caller is called, by its first characters.
+    /// Returns the masked name of a caller.
     pub(crate) fn name(&self, caller: u64) -> String {
         self.names.lock().unwrap_or_else(PoisonError::into_inner).get(&caller).cloned().unwrap_or_default()
     }
@@ -65,11 +65,11 @@ impl DenialCounts {
     #[cold]
     fn count(&self, check: &Check<'_>) {
         let Some(caller) = caller::number(&self.hasher, check) else { return };
-        for near in 0..PROBES {
-            let place = &self.slots[(caller as usize + near) % SLOTS];
-            let mut found = place.caller.load(Ordering::Relaxed);
+        for offset in 0..PROBES {
+            let slot = &self.slots[(caller as usize + offset) % SLOTS];
+            let mut found = slot.caller.load(Ordering::Relaxed);
             if found == 0 {
-                let taken = place.caller.compare_exchange(0, caller, Ordering::Relaxed, Ordering::Relaxed);
+                let taken = slot.caller.compare_exchange(0, caller, Ordering::Relaxed, Ordering::Relaxed);
                 found = taken.map_or_else(|other| other, |_| caller);
                 if taken.is_ok() {
                     let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,7 +77,7 @@ impl DenialCounts {
                 }
             }
             if found == caller {
-                place.count.fetch_add(1, Ordering::Relaxed);
+                slot.count.fetch_add(1, Ordering::Relaxed);
                 return;
             }
         }
@@ -86,8 +86,8 @@ impl DenialCounts {
 
 impl Observer for DenialCounts {
     #[inline]
-    fn decided(&self, check: &Check<'_>, decision: &Decision) {
-        // What a store that is away makes of requests is no fault of the rules.
+    fn on_decision(&self, check: &Check<'_>, decision: &Decision) {
+        // Denials by the fail policy while the store is unavailable are not the rules' fault.
         if !decision.is_allowed() && matches!(decision.origin, Origin::Store | Origin::Local) {
             self.count(check);
         }
@@ -96,6 +96,6 @@ impl Observer for DenialCounts {
 
 impl std::fmt::Debug for DenialCounts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Denials")
+        f.write_str("DenialCounts")
     }
 }

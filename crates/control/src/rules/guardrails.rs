@@ -1,22 +1,22 @@
-//! The thresholds of publishing: when a person must confirm or approve, and when new rules are rolled back.
+//! Guardrails of publishing: thresholds for confirmation, approval and automatic rollback.
 
 use std::time::Duration;
 
-/// Parts of the time that a rise must last.
+/// Number of parts of the time that a denial spike must last.
 pub(crate) const PARTS: u32 = 12;
 
-/// When publishing is refused, and when it is undone.
+/// Thresholds for rejecting a publication and for rolling it back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Guardrails {
-    /// The part of requests newly denied above which a publication must be confirmed.
+    /// Share of newly denied requests above which a publication must be confirmed.
     pub confirm_over: f64,
-    /// The part above which another person must approve of it.
+    /// Share above which another operator must approve it.
     pub approval_over: f64,
-    /// So many times their baseline are too many denials of a caller; zero: nobody watches.
+    /// Multiple of a caller's baseline above which its denials are a spike; 0 disables the rollback guard.
     pub rise: f64,
-    /// For so long.
+    /// Duration that a spike must last.
     pub lasting: Duration,
-    /// New rules are watched for so long.
+    /// Duration for which new rules are watched.
     pub within: Duration,
 }
 
@@ -33,7 +33,7 @@ impl Default for Guardrails {
 }
 
 impl Guardrails {
-    /// How long one part is.
+    /// Returns the duration of one part.
     pub(crate) fn part(&self) -> Duration {
         (self.lasting / PARTS).max(Duration::from_millis(50))
     }

@@ -1,5 +1,5 @@
-//! The rules that act on this node: those of the files it was given, until some are published to the database; from then
-//! on the published ones, on every node. Whoever brings other rules comes here, so that files and database cannot race.
+//! Rule manager: owns the node's active rules and serializes updates from files and the database. The rules come from
+//! files until some are published to the database; from then on, every node uses the published ones.
 
 use crate::control_plane::ControlPlane;
 use crate::preview::Preview;
@@ -9,100 +9,100 @@ use crate::rules::revision::{RuleFile, RuleRevision};
 use arc_swap::ArcSwap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use tollgate_engine::Counters;
+use tollgate_engine::CounterSharing;
 use tollgate_rules::{Diagnostics, Options, Ruleset, Source};
 
-/// Where a node takes its rules from.
+/// Source of a node's rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RulesFrom {
-    /// From the database once something was published there; until then from the files.
+    /// The database once rules were published there; until then the files.
     #[default]
     Database,
-    /// From the files, whatever was published.
+    /// The files, regardless of published rules.
     Files,
 }
 
-/// What acts on this node.
+/// The active rules of this node.
 #[derive(Clone, Debug)]
 pub struct ActiveRules {
-    /// Compiled.
+    /// The compiled rules.
     pub rules: Arc<Ruleset>,
-    /// As written.
+    /// The rule files.
     pub files: Vec<RuleFile>,
-    /// The published revision that it is; nothing, where the files act.
+    /// The published revision; `None` if the rules come from files.
     pub published: Option<RuleRevision>,
 }
 
 impl ActiveRules {
-    /// The word for where it comes from.
+    /// Returns the name of the rules' source.
     #[must_use]
     pub const fn source(&self) -> &'static str {
         if self.published.is_some() { "database" } else { "files" }
     }
 
-    /// The number of the published revision.
+    /// Returns the number of the published revision.
     #[must_use]
     pub fn rev(&self) -> Option<i64> {
         self.published.as_ref().map(|published| published.rev)
     }
 }
 
-/// Why a node has no rules to begin with.
+/// Why a node cannot load its initial rules.
 #[derive(Debug, thiserror::Error)]
 pub enum RuleLoadError<E> {
     /// The files cannot be read.
     #[error("{0}")]
     Files(E),
-    /// The files say something wrong.
-    #[error("the rules cannot be used\n{0}")]
+    /// The files are invalid.
+    #[error("invalid rules\n{0}")]
     Invalid(Diagnostics),
-    /// What was published cannot be read by this program.
+    /// This version cannot load the published rules.
     #[error(
-        "revision {rev} of the rules, which is published in the database, cannot be used by this program: use the version \
-         that published it, or --rules-from files\n{errors}"
+        "cannot load published rule revision {rev}; run the Tollgate version \
+         that published it, or use --rules-from files\n{errors}"
     )]
     Published {
-        /// Its number.
+        /// Number of the revision.
         rev: i64,
-        /// What is wrong with it.
+        /// Errors in its rules.
         errors: Diagnostics,
     },
 }
 
-/// Who is told of rules that come in: those that act from now on, or why they cannot.
+/// Listener for new rules: receives the rules that became active, or why they could not.
 type RulesListener = Box<dyn Fn(Result<Arc<Ruleset>, String>) + Send + Sync>;
 
-/// The rules that act on this node, and how others come in their place.
+/// The active rules of this node, and their updates.
 pub struct RuleManager {
     pub(crate) control: Arc<ControlPlane>,
     options: Options,
     pub(crate) from: RulesFrom,
     active: ArcSwap<ActiveRules>,
     listener: OnceLock<RulesListener>,
-    /// One at a time.
+    /// Serializes updates.
     update_lock: Mutex<()>,
     pub(crate) guardrails: Guardrails,
     pub(crate) preview: Arc<Preview>,
-    /// How often this node has gone back by itself.
+    /// Number of automatic rollbacks by this node.
     pub(crate) rollbacks: AtomicU64,
     pub(crate) guard: AtomicU8,
 }
 
 impl RuleManager {
-    /// Begins with what is published, or with the files where nothing is. Files are read only where they act.
+    /// Loads the published rules, or the files if nothing is published. Files are read only if they are used.
     ///
     /// # Errors
-    /// If these cannot be used.
+    /// [`RuleLoadError`] if the rules cannot be loaded.
     pub fn open<E>(
         control: Arc<ControlPlane>,
         options: Options,
         from: RulesFrom,
         guardrails: Guardrails,
-        counters: Counters,
+        counters: CounterSharing,
         files: impl FnOnce() -> Result<Vec<Source>, E>,
     ) -> Result<Arc<Self>, RuleLoadError<E>> {
         let published = control.published();
-        let acting = match published.filter(|_| from == RulesFrom::Database) {
+        let active = match published.filter(|_| from == RulesFrom::Database) {
             Some(published) => {
                 let rev = published.revision.rev;
                 let rules = Ruleset::load(&published.sources(), &options)
@@ -111,8 +111,8 @@ impl RuleManager {
                     rev,
                     revision = rules.revision(),
                     author = published.revision.author,
-                    "the rules that are published in the database act; rule files are not read (--rules-from files to \
-                     decide by them)"
+                    "using the rules published in the database; rule files are ignored (use --rules-from files to \
+                     load them)"
                 );
                 let revision = Some(published.revision.clone());
                 ActiveRules { rules: Arc::new(rules), files: published.files.clone(), published: revision }
@@ -129,7 +129,7 @@ impl RuleManager {
             control,
             options,
             from,
-            active: ArcSwap::from_pointee(acting),
+            active: ArcSwap::from_pointee(active),
             listener: OnceLock::new(),
             update_lock: Mutex::new(()),
             guardrails,
@@ -139,30 +139,30 @@ impl RuleManager {
         }))
     }
 
-    /// Who remembers the last traffic; to be told of every decision.
+    /// Returns the traffic sample, to be registered as an observer of decisions.
     #[must_use]
     pub fn sample(&self) -> Arc<TrafficSample> {
         self.preview.sample()
     }
 
-    /// How often this node has gone back to older rules by itself.
+    /// Returns the number of automatic rollbacks by this node.
     #[must_use]
     pub fn rollbacks(&self) -> u64 {
         self.rollbacks.load(Ordering::Relaxed)
     }
 
-    /// What acts.
+    /// Returns the active rules.
     #[must_use]
     pub fn active(&self) -> Arc<ActiveRules> {
         self.active.load_full()
     }
 
-    /// Tells somebody of all rules that come in from now on.
-    pub fn on_change(&self, told: impl Fn(Result<Arc<Ruleset>, String>) + Send + Sync + 'static) {
-        let _ = self.listener.set(Box::new(told));
+    /// Sets the listener for all rule updates from now on.
+    pub fn on_change(&self, listener: impl Fn(Result<Arc<Ruleset>, String>) + Send + Sync + 'static) {
+        let _ = self.listener.set(Box::new(listener));
     }
 
-    /// Takes rules that stand in files now. Where published ones act, nothing is done.
+    /// Applies rules from files, unless published rules are active. Returns whether it did.
     pub fn apply_files(&self, sources: &[Source], rules: Arc<Ruleset>) -> bool {
         let _one = self.update_lock.lock().unwrap_or_else(PoisonError::into_inner);
         if self.active.load().published.is_some() {
@@ -173,22 +173,20 @@ impl RuleManager {
         true
     }
 
-    /// Takes what is published, if it is something else than what acts. Compiles, so it may take a while.
+    /// Applies the published rules if they differ from the active ones. Compiles rules, so it may take a while.
     pub fn apply_published(&self) {
         let _one = self.update_lock.lock().unwrap_or_else(PoisonError::into_inner);
         if self.from == RulesFrom::Files {
             return;
         }
-        let acting = self.active.load_full();
+        let active = self.active.load_full();
         let Some(published) = self.control.published() else {
-            if acting.published.is_some() {
-                tracing::warn!(
-                    "the database holds no published rules any more; the last known ones go on acting"
-                );
+            if active.published.is_some() {
+                tracing::warn!("the database no longer has published rules; keeping the last known ones");
             }
             return;
         };
-        if acting.rev() == Some(published.revision.rev) {
+        if active.rev() == Some(published.revision.rev) {
             return;
         }
         match Ruleset::load(&published.sources(), &self.options) {
@@ -198,10 +196,8 @@ impl RuleManager {
                 }
                 let RuleRevision { rev, author, reason, .. } = &published.revision;
                 tracing::info!(rev, author, reason, revision = rules.revision(), "published rules active");
-                if acting.published.is_none() {
-                    tracing::warn!(
-                        "from now on rule files are not read; --rules-from files to decide by them"
-                    );
+                if active.published.is_none() {
+                    tracing::warn!("rule files are ignored from now on; use --rules-from files to load them");
                 }
                 let revision = Some(published.revision.clone());
                 let files = published.files.clone();
@@ -209,32 +205,29 @@ impl RuleManager {
             }
             Err(errors) => {
                 let rev = published.revision.rev;
-                tracing::error!(
-                    rev,
-                    "published rules are invalid on this node; keeping previous rules\n{errors}"
-                );
-                self.notify(Err(format!("revision {rev} of the published rules: {errors}")));
+                tracing::error!(rev, "loading published rules failed; keeping previous rules\n{errors}");
+                self.notify(Err(format!("published rule revision {rev}: {errors}")));
             }
         }
     }
 
-    fn replace(&self, acting: ActiveRules) {
-        let rules = Arc::clone(&acting.rules);
-        self.active.store(Arc::new(acting));
+    fn replace(&self, active: ActiveRules) {
+        let rules = Arc::clone(&active.rules);
+        self.active.store(Arc::new(active));
         self.notify(Ok(rules));
     }
 
-    fn notify(&self, what: Result<Arc<Ruleset>, String>) {
-        if let Some(told) = self.listener.get() {
-            told(what);
+    fn notify(&self, update: Result<Arc<Ruleset>, String>) {
+        if let Some(listener) = self.listener.get() {
+            listener(update);
         }
     }
 
-    /// Takes what others publish, and tells them what this node remembers, for as long as it is asked to.
+    /// Applies rules that other nodes publish and serves their sample requests; never returns.
     pub async fn run(self: Arc<Self>) {
         let sample = self.sample();
-        let answering = self.control.serve_sample_requests(&sample, || Arc::clone(&self.active().rules));
-        tokio::join!(self.run_published(), answering);
+        let serving = self.control.serve_sample_requests(&sample, || Arc::clone(&self.active().rules));
+        tokio::join!(self.run_published(), serving);
     }
 
     async fn run_published(self: &Arc<Self>) {
@@ -251,7 +244,7 @@ impl RuleManager {
 
 impl std::fmt::Debug for RuleManager {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let acting = self.active.load();
-        f.debug_struct("RuleManager").field("source", &acting.source()).field("rev", &acting.rev()).finish()
+        let active = self.active.load();
+        f.debug_struct("RuleManager").field("source", &active.source()).field("rev", &active.rev()).finish()
     }
 }

@@ -1,4 +1,4 @@
-//! The rules that act on this node: published revisions, how they are stored, and the guard that rolls them back.
+//! Rules of a node: the active rules, published revisions and their storage, and the rollback guard.
 
 pub(crate) mod denial_counts;
 pub(crate) mod guard;

@@ -1,5 +1,5 @@
-//! Publishing rules: read, linted, compared with what acts, and only then written down. The same work without the writing
-//! is a check.
+//! Publishing of rules: loads, lints and compares them with the active rules, previews their impact, and only then
+//! stores them. A preview does the same without storing.
 
 use crate::db::transaction::Actor;
 use crate::error::ControlError;
@@ -12,56 +12,56 @@ use std::sync::Arc;
 use tollgate_rules::{Ruleset, Source};
 use utoipa::ToSchema;
 
-/// The most files of a revision.
+/// Maximum number of files of a revision.
 const MAX_FILES: usize = 1_000;
-/// The longest name of a file.
+/// Maximum length of a file name, in bytes.
 const MAX_NAME_BYTES: usize = 512;
-/// The longest reason.
+/// Maximum length of the reason, in bytes.
 const MAX_REASON_BYTES: usize = 1_024;
 
-/// Rules as they are sent.
+/// A request to publish rules.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = Proposal)]
 pub struct PublishRequest {
-    /// All of them: what is not here acts no more.
+    /// All rule files: rules that they do not contain are removed.
     pub files: Vec<RuleFile>,
-    /// Why.
+    /// Reason, recorded in the audit log.
     #[serde(default)]
     #[schema(required = true)]
     pub reason: String,
-    /// What the sender believes acts; not asked where it is left out.
+    /// The active revision on which the rules are based; not checked if absent.
     pub base_rev: Option<i64>,
-    /// The sender knows what share of requests they newly deny.
+    /// Publishes even if more requests are newly denied than the confirmation threshold allows.
     #[serde(default)]
     pub confirm: bool,
 }
 
-/// What came of publishing.
+/// Result of publishing.
 #[derive(Clone, Debug)]
 pub enum PublishResult {
-    /// They act.
+    /// The rules are active.
     Active(i64, PreviewReport),
-    /// They wait for another person.
+    /// The rules need another operator's approval.
     PendingApproval(i64, PreviewReport),
-    /// They are what acts already.
+    /// The rules were already active.
     Unchanged(i64, PreviewReport),
 }
 
 /// Why nothing was published.
 #[derive(Debug)]
 pub enum PublishError {
-    /// A field is wrong: its place, and what to write.
+    /// A field is invalid: its name, and how to fix it.
     Malformed(&'static str, String),
-    /// The rules say something wrong.
+    /// The rules are invalid.
     Invalid(Box<PreviewReport>),
-    /// They newly deny more than goes without saying.
+    /// More requests are newly denied than the confirmation threshold allows.
     NeedsConfirm(Box<PreviewReport>),
-    /// This node takes its rules from files.
+    /// This node loads its rules from files.
     FromFiles,
-    /// Something else acts than the sender believed.
+    /// Another revision is active than the request was based on.
     Conflict(Option<i64>),
-    /// The database did not do it.
+    /// The control plane failed.
     Control(ControlError),
 }
 
@@ -72,10 +72,10 @@ impl From<ControlError> for PublishError {
 }
 
 impl RuleManager {
-    /// What these rules would do.
+    /// Previews rules.
     ///
     /// # Errors
-    /// If they cannot be looked at.
+    /// [`PublishError`] if they cannot be previewed.
     pub async fn preview_files(
         self: &Arc<Self>,
         files: Vec<RuleFile>,
@@ -83,10 +83,10 @@ impl RuleManager {
         Ok(self.preview_rules(files, self.active(), Freshness::Cached).await?.0)
     }
 
-    /// Publishes rules, unless something speaks against it.
+    /// Publishes rules, if the guardrails allow it.
     ///
     /// # Errors
-    /// What speaks against it.
+    /// [`PublishError`], with the reason.
     pub async fn publish(
         self: &Arc<Self>,
         sent: PublishRequest,
@@ -97,27 +97,27 @@ impl RuleManager {
         }
         validate_reason(&sent.reason)?;
         self.read_latest().await?;
-        let acting = self.active();
-        if sent.base_rev.is_some() && sent.base_rev != acting.rev() {
-            return Err(PublishError::Conflict(acting.rev()));
+        let active = self.active();
+        if sent.base_rev.is_some() && sent.base_rev != active.rev() {
+            return Err(PublishError::Conflict(active.rev()));
         }
         let (report, candidate) =
-            self.preview_rules(sent.files.clone(), Arc::clone(&acting), Freshness::Current).await?;
+            self.preview_rules(sent.files.clone(), Arc::clone(&active), Freshness::Current).await?;
         let Some(candidate) = candidate else { return Err(PublishError::Invalid(Box::new(report))) };
-        if let Some(rev) = acting.rev().filter(|_| candidate.revision() == acting.rules.revision()) {
+        if let Some(rev) = active.rev().filter(|_| candidate.revision() == active.rules.revision()) {
             return Ok(PublishResult::Unchanged(rev, report));
         }
-        let denied = report.rehearsal.as_ref().map_or(0.0, |rehearsal| rehearsal.newly_denied_share);
+        let denied = report.rehearsal.as_ref().map_or(0.0, |impact| impact.newly_denied_share);
         let needs_approval = denied > self.guardrails.approval_over;
         if !needs_approval && !sent.confirm && denied > self.guardrails.confirm_over {
             return Err(PublishError::NeedsConfirm(Box::new(report)));
         }
-        let first = (acting.files.clone(), acting.rules.revision().to_owned());
+        let first = (active.files.clone(), active.rules.revision().to_owned());
         let draft = NewRevision {
             files: sent.files,
             hash: candidate.revision().to_owned(),
             reason: sent.reason,
-            base_rev: acting.rev(),
+            base_rev: active.rev(),
             first: Some(first),
             needs_approval,
         };
@@ -135,20 +135,20 @@ impl RuleManager {
         Ok(PublishResult::Active(rev, report))
     }
 
-    /// Lets a revision act that waits for another person.
+    /// Approves a pending revision and makes it active.
     ///
     /// # Errors
-    /// [`ControlError`] if that person may not, or what waited has been overtaken.
+    /// [`ControlError`] if the operator may not approve it, or the active rules have changed since.
     pub async fn approve(self: &Arc<Self>, rev: i64, actor: &Actor) -> Result<(), ControlError> {
         self.control.approve_rules(rev, actor).await?;
         self.activate_latest().await;
         Ok(())
     }
 
-    /// Makes a new revision with the text of an old one. It is not rehearsed: who goes back is in a hurry.
+    /// Publishes an earlier revision again as a new one, without a preview: a rollback is urgent.
     ///
     /// # Errors
-    /// What speaks against it.
+    /// [`PublishError`], with the reason.
     pub async fn roll_back(
         self: &Arc<Self>,
         to: i64,
@@ -167,12 +167,12 @@ impl RuleManager {
     async fn preview_rules(
         &self,
         files: Vec<RuleFile>,
-        acting: Arc<ActiveRules>,
-        hearing: Freshness,
+        active: Arc<ActiveRules>,
+        freshness: Freshness,
     ) -> Result<(PreviewReport, Option<Arc<Ruleset>>), PublishError> {
         validate_files(&files)?;
         let sources: Vec<Source> = files.iter().map(Source::from).collect();
-        Ok(self.preview.preview(sources, Arc::clone(&acting.rules), hearing).await?)
+        Ok(self.preview.preview(sources, Arc::clone(&active.rules), freshness).await?)
     }
 
     async fn read_latest(self: &Arc<Self>) -> Result<(), ControlError> {
@@ -181,7 +181,7 @@ impl RuleManager {
         Ok(())
     }
 
-    /// Lets what is published act here before it is answered.
+    /// Makes the latest published rules active on this node before the response is sent.
     pub(crate) async fn activate_latest(self: &Arc<Self>) {
         let own = Arc::clone(self);
         let _ = tokio::task::spawn_blocking(move || own.apply_published()).await;
@@ -189,23 +189,23 @@ impl RuleManager {
 }
 
 fn validate_files(files: &[RuleFile]) -> Result<(), PublishError> {
-    let wrong = |why: String| Err(PublishError::Malformed("files", why));
+    let invalid = |detail: String| Err(PublishError::Malformed("files", detail));
     if files.is_empty() {
-        return wrong("there is none: a revision is all rules that are to act".to_owned());
+        return invalid("must not be empty; a revision contains all rules".to_owned());
     }
     if files.len() > MAX_FILES {
-        return wrong(format!("there are at most {MAX_FILES}"));
+        return invalid(format!("must have at most {MAX_FILES} entries"));
     }
     for (at, file) in files.iter().enumerate() {
         let plain = !file.name.is_empty() && !file.name.chars().any(char::is_control);
         if !plain || file.name.len() > MAX_NAME_BYTES {
-            return wrong(format!(
-                "files[{at}].name: write 1 to {MAX_NAME_BYTES} bytes without control characters"
+            return invalid(format!(
+                "files[{at}].name: must have 1 to {MAX_NAME_BYTES} bytes and no control characters"
             ));
         }
-        // A database keeps no text with it.
+        // PostgreSQL cannot store it in a text.
         if file.text.contains('\0') {
-            return wrong(format!("files[{at}].text: it holds a zero byte"));
+            return invalid(format!("files[{at}].text: must not contain a NUL byte"));
         }
     }
     Ok(())
@@ -213,8 +213,8 @@ fn validate_files(files: &[RuleFile]) -> Result<(), PublishError> {
 
 fn validate_reason(reason: &str) -> Result<(), PublishError> {
     if reason.trim().is_empty() || reason.len() > MAX_REASON_BYTES || reason.chars().any(char::is_control) {
-        let why = format!("say why, in 1 to {MAX_REASON_BYTES} bytes without control characters");
-        return Err(PublishError::Malformed("reason", why));
+        let detail = format!("must have 1 to {MAX_REASON_BYTES} bytes and no control characters");
+        return Err(PublishError::Malformed("reason", detail));
     }
     Ok(())
 }

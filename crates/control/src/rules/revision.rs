@@ -1,16 +1,16 @@
-//! A published revision of the rules: what it says, who wanted it and why, and what became of it.
+//! Published rule revisions: their files, author, reason and status.
 
 use serde::{Deserialize, Serialize};
 use tollgate_rules::Source;
 use utoipa::ToSchema;
 
-/// One rule file as it is sent and kept.
+/// A rule file, as sent and stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RuleFile {
-    /// Its name, for diagnostics.
+    /// File name, for diagnostics.
     pub name: String,
-    /// What stands in it.
+    /// Contents.
     pub text: String,
 }
 
@@ -26,20 +26,20 @@ impl From<&Source> for RuleFile {
     }
 }
 
-/// What became of a revision.
+/// Status of a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = RuleStatus)]
 pub enum RevisionStatus {
-    /// It acts on all nodes.
+    /// Active on all nodes.
     Active,
-    /// Another acts in its place.
+    /// Replaced by a later revision.
     Superseded,
-    /// It acts when another person than its author says so.
+    /// Waiting for the approval of another operator than its author.
     PendingApproval,
-    /// Something else was published before anybody approved of it.
+    /// Another revision became active before it was approved.
     Rejected,
-    /// It was taken back.
+    /// Rolled back.
     RolledBack,
 }
 
@@ -47,7 +47,7 @@ impl RevisionStatus {
     const ALL: [Self; 5] =
         [Self::Active, Self::Superseded, Self::PendingApproval, Self::Rejected, Self::RolledBack];
 
-    /// Its word.
+    /// Returns the name of the status.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -59,7 +59,7 @@ impl RevisionStatus {
         }
     }
 
-    /// Whether it acts, or did before.
+    /// Returns whether it is or was active.
     pub(crate) const fn was_active(self) -> bool {
         match self {
             Self::Active | Self::Superseded | Self::RolledBack => true,
@@ -67,80 +67,80 @@ impl RevisionStatus {
         }
     }
 
-    pub(crate) fn from_name(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|status| status.name() == word)
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.name() == name)
     }
 }
 
-/// A revision, without its text.
+/// A revision, without its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RuleRevision {
-    /// Its number.
+    /// Number of the revision.
     pub rev: i64,
-    /// What decisions made by it say: twelve hexadecimal digits.
+    /// Rules hash, as in decisions: twelve hexadecimal digits.
     pub revision: String,
-    /// Who published it.
+    /// Principal that published it.
     pub author: String,
-    /// Why.
+    /// Reason for the publication.
     pub reason: String,
-    /// When.
+    /// Time of the publication.
     pub created_at: String,
-    /// What became of it.
+    /// Status of the revision.
     pub status: RevisionStatus,
-    /// What acted when it was published.
+    /// The revision that was active when it was published.
     #[schema(required = true)]
     pub base_rev: Option<i64>,
-    /// Since when it acts or acted first, in milliseconds.
+    /// Time at which it first became active, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = i64)]
     pub active_since_ms: Option<i64>,
-    /// Who else said that it may act.
+    /// Operator that approved it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String)]
     pub approved_by: Option<String>,
-    /// Why it was taken back.
+    /// Reason for its rollback.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String)]
     pub rolled_back_because: Option<String>,
-    /// Whether nodes watch what it does to callers after it has begun to act. A rollback is not watched: two revisions
-    /// must not take turns.
+    /// Whether the rollback guard watches it after it becomes active. A rollback is not watched: two revisions must
+    /// not alternate.
     #[serde(skip)]
     pub watched: bool,
 }
 
-/// A revision with its text.
+/// A revision with its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = RuleText)]
 pub struct PublishedRules {
-    /// What is known of it.
+    /// The revision's metadata.
     #[serde(flatten)]
     pub revision: RuleRevision,
-    /// What it says.
+    /// The rule files.
     pub files: Vec<RuleFile>,
 }
 
 impl PublishedRules {
-    /// What the rule language reads.
+    /// Returns the files as sources for the rule compiler.
     #[must_use]
     pub fn sources(&self) -> Vec<Source> {
         self.files.iter().map(Source::from).collect()
     }
 }
 
-/// A revision that is to be.
+/// A revision to be published.
 #[derive(Clone, Debug)]
 pub struct NewRevision {
-    /// What it says.
+    /// The rule files.
     pub files: Vec<RuleFile>,
-    /// What decisions made by it will say.
+    /// Rules hash, as in decisions.
     pub hash: String,
-    /// Why.
+    /// Reason for the publication.
     pub reason: String,
-    /// What acted when it was looked at: if anything else acts by now, it is refused.
+    /// The revision that was active when the rules were previewed: publishing fails if another is active by now.
     pub base_rev: Option<i64>,
-    /// The files that act while nothing is published, and their hash: kept as the first revision, so that there is always
-    /// one to go back to.
+    /// The files that are active while nothing is published, and their hash: stored as the first revision, so that
+    /// there is always one to roll back to.
     pub first: Option<(Vec<RuleFile>, String)>,
-    /// Whether it waits for another person.
+    /// Whether it needs another operator's approval.
     pub needs_approval: bool,
 }

@@ -1,4 +1,4 @@
-//! How revisions of the rules are kept: published, approved, rolled back; never changed and never removed.
+//! Storage of rule revisions: published, approved, rolled back; never edited and never removed.
 
 use crate::audit::record;
 use crate::control_plane::{ChangeEvent, ControlPlane};
@@ -19,7 +19,7 @@ const INSERT: &str = "INSERT INTO rule_revisions
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 const SELECT_ACTIVE: &str = "SELECT rev, hash, files FROM rule_revisions WHERE status = 'active'";
 const SELECT_LAST: &str = "SELECT COALESCE(MAX(rev), 0) FROM rule_revisions";
-/// Whatever acted does so no more, and who waited for it waits in vain.
+/// Ends the active revision, and then rejects pending ones.
 const UPDATE_STATUS: &str = "UPDATE rule_revisions SET status = $1, rolled_back_because = $2, revision = $3
      WHERE status = 'active'";
 const REJECT: &str = "UPDATE rule_revisions SET status = 'rejected', revision = $1
@@ -46,17 +46,17 @@ fn revision(row: RevisionRow) -> Result<RuleRevision, ControlError> {
     })
 }
 
-fn status(rev: i64, word: &str) -> Result<RevisionStatus, ControlError> {
-    let broken = || ControlError::Corrupt(format!("the status of revision {rev} of the rules"));
-    RevisionStatus::from_name(word).ok_or_else(broken)
+fn status(rev: i64, name: &str) -> Result<RevisionStatus, ControlError> {
+    let corrupt = || ControlError::Corrupt(format!("status of rule revision {rev}"));
+    RevisionStatus::from_name(name).ok_or_else(corrupt)
 }
 
 fn files(text: &str) -> Result<Vec<RuleFile>, ControlError> {
     serde_json::from_str(text)
-        .map_err(|error| ControlError::Corrupt(format!("the files of a revision of the rules: {error}")))
+        .map_err(|error| ControlError::Corrupt(format!("files of a rule revision: {error}")))
 }
 
-/// Writes a row with its status. A macro, since it is compiled for both databases.
+/// Inserts a row with its status. A macro, since it is compiled for both databases.
 macro_rules! insert {
     ($tx:ident, $head:ident, $rev:expr, $hash:expr, $files:expr, $author:expr, $reason:expr, $now:expr, $status:expr, $base:expr, $watched:expr) => {{
         let status: RevisionStatus = $status;
@@ -78,7 +78,7 @@ macro_rules! insert {
     }};
 }
 
-/// Takes what acts out of force, and rejects what waited for it, but for one.
+/// Ends the active revision and rejects all pending ones except `$but`.
 macro_rules! end {
     ($tx:ident, $head:ident, $status:expr, $because:expr, $but:expr) => {{
         let because: Option<String> = $because;
@@ -93,16 +93,16 @@ macro_rules! end {
 }
 
 impl ControlPlane {
-    /// The revision that acts, where one was published.
+    /// Returns the active published revision, if any.
     #[must_use]
     pub fn published(&self) -> Option<Arc<PublishedRules>> {
         self.published.borrow().clone()
     }
 
-    /// Publishes rules: they act on all nodes, or wait for another person. The caller has checked that they load.
+    /// Stores rules as a new revision, active on all nodes or pending approval. The caller has validated them.
     ///
     /// # Errors
-    /// [`ControlError::Conflict`] if something else acts than the draft was looked at against; or the database's own.
+    /// [`ControlError::Conflict`] if another revision is active than the draft was based on; or a database error.
     pub async fn publish_rules(&self, draft: NewRevision, actor: &Actor) -> Result<i64, ControlError> {
         let now = self.now_millis();
         let text = audit_json(&draft.files)?;
@@ -119,7 +119,7 @@ impl ControlPlane {
             let (mut last,): (i64,) = sqlx::query_as(SELECT_LAST).fetch_one(&mut *tx).await?;
             if let (0, Some((files, hash))) = (last, &first) {
                 last = 1;
-                let reason = "what the rule files said before the first publication";
+                let reason = "rule files before the first publication";
                 let status = RevisionStatus::Superseded;
                 insert!(
                     tx,
@@ -135,7 +135,7 @@ impl ControlPlane {
                     false
                 );
             }
-            // Where nothing acts yet, the files' own revision is what one goes back to.
+            // While nothing is published, the files' own revision is the one to roll back to.
             let base = draft.base_rev.or((last > 0).then_some(1));
             let rev = last + 1;
             let status =
@@ -173,11 +173,12 @@ impl ControlPlane {
         Ok(rev)
     }
 
-    /// Lets a revision act that waits for another person.
+    /// Approves a pending revision and makes it active.
     ///
     /// # Errors
-    /// [`ControlError::NotFound`] if none with this number waits, [`ControlError::SelfApproval`] if the author asks,
-    /// [`ControlError::Conflict`] if something else acts by now than when it was published; or the database's own.
+    /// [`ControlError::NotFound`] if no revision with this number is pending, [`ControlError::SelfApproval`] if the
+    /// actor is its author, [`ControlError::Conflict`] if the active rules have changed since it was published; or a
+    /// database error.
     pub async fn approve_rules(&self, rev: i64, actor: &Actor) -> Result<(), ControlError> {
         let now = self.now_millis();
         writing!(&self.db, |tx, head| {
@@ -187,8 +188,7 @@ impl ControlPlane {
             .bind(rev)
             .fetch_optional(&mut *tx)
             .await?;
-            let (author, base) =
-                found.ok_or(ControlError::NotFound("revision with this number that waits"))?;
+            let (author, base) = found.ok_or(ControlError::NotFound("pending revision with this number"))?;
             if author == actor.name {
                 return Err(ControlError::SelfApproval);
             }
@@ -219,12 +219,12 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Makes a new revision with the text of an old one. `only_if`: only while this one acts, so that of several who want
-    /// the same, one does it.
+    /// Publishes an earlier revision again as a new one. With `only_if`, only while that revision is active, so that
+    /// of several concurrent rollbacks one succeeds.
     ///
     /// # Errors
-    /// [`ControlError::NotFound`] if there is no such revision, [`ControlError::NeverActive`] if there is nothing to go back
-    /// to in it, [`ControlError::Conflict`] if another acts than expected; or the database's own.
+    /// [`ControlError::NotFound`] if there is no such revision, [`ControlError::NeverActive`] if it was never active,
+    /// [`ControlError::Conflict`] if another revision is active than expected; or a database error.
     pub async fn roll_back_rules(
         &self,
         to: i64,
@@ -236,8 +236,8 @@ impl ControlPlane {
         let rev = writing!(&self.db, |tx, head| {
             let active: Option<(i64, String, String)> =
                 sqlx::query_as(SELECT_ACTIVE).fetch_optional(&mut *tx).await?;
-            let acting = active.map(|active| active.0);
-            if only_if.is_some() && acting != only_if {
+            let current = active.map(|active| active.0);
+            if only_if.is_some() && current != only_if {
                 return Err(ControlError::Conflict);
             }
             let found: Option<(String, String, String)> =
@@ -245,16 +245,17 @@ impl ControlPlane {
                     .bind(to)
                     .fetch_optional(&mut *tx)
                     .await?;
-            let (hash, files, became) = found.ok_or(ControlError::NotFound("revision with this number"))?;
-            let became = status(to, &became)?;
-            // Or whoever waits for another person would go back to their own work, and nobody have approved of it.
-            if !became.was_active() {
-                return Err(ControlError::NeverActive { rev: to, status: became.name() });
+            let (hash, files, status_name) =
+                found.ok_or(ControlError::NotFound("revision with this number"))?;
+            let old_status = status(to, &status_name)?;
+            // Otherwise the author of a pending revision could roll back to it without any approval.
+            if !old_status.was_active() {
+                return Err(ControlError::NeverActive { rev: to, status: old_status.name() });
             }
             let (last,): (i64,) = sqlx::query_as(SELECT_LAST).fetch_one(&mut *tx).await?;
             let rev = last + 1;
             end!(tx, head, RevisionStatus::RolledBack, Some(because.to_owned()), rev);
-            let reason = format!("back to revision {to}: {because}");
+            let reason = format!("rollback to revision {to}: {because}");
             insert!(
                 tx,
                 head,
@@ -265,13 +266,13 @@ impl ControlPlane {
                 reason,
                 now,
                 RevisionStatus::Active,
-                acting,
+                current,
                 false
             );
             let changed = ChangeRecord {
                 action: "rules.rollback",
                 target: &rev.to_string(),
-                before: before(acting),
+                before: before(current),
                 after: json!({"rev": rev, "revision": hash, "text_of": to, "because": because}).to_string(),
             };
             record!(tx, head, now, actor, &changed);
@@ -281,10 +282,10 @@ impl ControlPlane {
         Ok(rev)
     }
 
-    /// Revisions below `before`, the latest first.
+    /// Returns revisions below `before`, newest first.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn rule_revisions(
         &self,
         before: Option<i64>,
@@ -301,10 +302,10 @@ impl ControlPlane {
         rows.into_iter().map(revision).collect()
     }
 
-    /// One revision with its text.
+    /// Returns one revision with its files.
     ///
     /// # Errors
-    /// [`ControlError`] if the database does not answer.
+    /// [`ControlError`] if the database is unavailable.
     pub async fn rule_revision(&self, rev: i64) -> Result<Option<PublishedRules>, ControlError> {
         let one = format!("SELECT {COLUMNS} FROM rule_revisions WHERE rev = $1");
         let row: Option<RevisionRow> = on!(&self.db, pool => {
@@ -317,7 +318,7 @@ impl ControlPlane {
         Ok(Some(PublishedRules { revision: revision(row)?, files: files(&text)? }))
     }
 
-    /// Takes in which revision acts; asks for its text only where it is another than before.
+    /// Reads which revision is active; reads its files only if it has changed.
     pub(crate) async fn catch_up_rules(&self) -> Result<(), ControlError> {
         let found: Option<(i64,)> = on!(&self.db, pool => {
             sqlx::query_as("SELECT rev FROM rule_revisions WHERE status = 'active'").fetch_optional(pool).await?

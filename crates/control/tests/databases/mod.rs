@@ -1,6 +1,6 @@
-//! A real PostgreSQL server on a free port of loopback, in a folder of its own, that can die and come back; and a folder for
-//! files of SQLite. Shared by the tests of other crates.
-#![allow(dead_code, reason = "each test file uses its own part")]
+//! A real PostgreSQL server on a free loopback port, with its own data folder, that can be stopped and restarted; and
+//! a folder for SQLite files. Shared by the tests of other crates.
+#![allow(dead_code, reason = "each test file uses only a part")]
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,10 +11,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Looks so often, ten milliseconds apart, before a test gives up.
-const LOOKS: u32 = 6_000;
+/// Number of polls, ten milliseconds apart, before a test gives up.
+const POLLS: u32 = 6_000;
 
-/// A folder that is gone when the test is over. Not below the build's: the server's user may not be let in there.
+/// A temporary folder, removed on drop. Not below the build folder: the server's user may have no access to it.
 pub(crate) struct Place(PathBuf);
 
 impl Place {
@@ -30,7 +30,7 @@ impl Place {
         &self.0
     }
 
-    /// The address of a file of SQLite in it.
+    /// Returns the address of a SQLite file in the folder.
     pub(crate) fn sqlite(&self, name: &str) -> String {
         format!("sqlite:{}", self.0.join(format!("{name}.db")).display())
     }
@@ -42,7 +42,7 @@ impl Drop for Place {
     }
 }
 
-/// A server. Ended by its own id.
+/// A PostgreSQL server, stopped by its process id.
 pub(crate) struct Postgres {
     child: Option<Child>,
     port: u16,
@@ -73,7 +73,7 @@ impl Postgres {
         server
     }
 
-    /// Starts it where it was.
+    /// Starts the server again, with the same data and port.
     pub(crate) fn start_again(&mut self) {
         let child = run_as(&program("postgres"))
             .args(["-p", &self.port.to_string(), "-h", "127.0.0.1", "-c", "unix_socket_directories="])
@@ -85,10 +85,10 @@ impl Postgres {
             .stderr(Stdio::null())
             .spawn();
         self.child = Some(child.expect("postgres runs"));
-        eventually("an answer of PostgreSQL", || self.answers().then_some(()));
+        eventually("PostgreSQL to accept clients", || self.answers().then_some(()));
     }
 
-    /// An address of a database of its own.
+    /// Creates a database and returns its address.
     pub(crate) fn database(&self, name: &str) -> String {
         let made = Command::new("psql")
             .args([
@@ -109,7 +109,7 @@ impl Postgres {
         format!("postgres://tollgate@127.0.0.1:{}/{name}", self.port)
     }
 
-    /// Whether it takes clients: a start-up message is answered with a request for authentication.
+    /// Returns whether the server accepts clients: it responds to a startup message with an authentication request.
     fn answers(&self) -> bool {
         let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) else { return false };
         let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
@@ -122,7 +122,7 @@ impl Postgres {
         stream.write_all(&message).is_ok() && stream.read_exact(&mut kind).is_ok() && &kind == b"R"
     }
 
-    /// Sends a signal to this process and no other, and waits for its end.
+    /// Sends a signal to this process only, and waits for its end.
     pub(crate) fn stop(&mut self, signal: &str) {
         let Some(mut child) = self.child.take() else { return };
         let order = format!("kill -{signal} {}", child.id());
@@ -137,7 +137,7 @@ impl Drop for Postgres {
     }
 }
 
-/// PostgreSQL refuses to run as root; then it runs as the user that its package has made, or as nobody.
+/// PostgreSQL refuses to run as root; then it runs as the user that its package creates, or as `nobody`.
 fn other_user() -> Option<(u32, u32)> {
     let root = std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
     let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -157,7 +157,7 @@ fn run_as(program: &Path) -> Command {
     command
 }
 
-/// Debian keeps the server's programs out of the path.
+/// Debian does not put the server's programs in the PATH.
 fn program(name: &str) -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> =
@@ -166,13 +166,13 @@ fn program(name: &str) -> PathBuf {
     found.pop().unwrap_or_else(|| PathBuf::from(name))
 }
 
-/// Looks until something is seen.
-pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    for _ in 0..LOOKS {
-        if let Some(seen) = look() {
-            return seen;
+/// Polls until `look` returns something.
+pub(crate) fn eventually<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..POLLS {
+        if let Some(found) = poll() {
+            return found;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("waited in vain: {what}")
+    panic!("timed out waiting for {what}")
 }

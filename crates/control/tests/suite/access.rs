@@ -1,21 +1,21 @@
-//! Who may do what, and what they did.
+//! Tokens, roles and the audit log.
 
 use crate::{draft, open, rules, somebody};
 use serde_json::json;
 use tollgate_control::{AuditVerification, ControlError, Db, Precondition, Role, TokenCheck};
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 
-pub(crate) async fn tokens_prove_who_asks_until_they_are_revoked(address: String) {
+pub(crate) async fn tokens_authenticate_until_they_are_revoked(address: String) {
     let (control, clock) = open(&address).await;
     assert!(!control.has_tokens().await.expect("an answer"));
     let made = control.create_token("ada", Role::Operator, None, &somebody()).await.expect("a token");
     let brief = control
-        .create_token("bob", Role::Viewer, Some(Span::from_secs(60)), &somebody())
+        .create_token("bob", Role::Viewer, Some(TimeDelta::from_secs(60)), &somebody())
         .await
         .expect("a token");
     for _ in 0..2 {
-        let who = control.authenticate(&made.secret).await.expect("an answer").expect("somebody");
-        assert_eq!((who.name.as_str(), who.role), ("ada", Role::Operator));
+        let principal = control.authenticate(&made.secret).await.expect("an answer").expect("a principal");
+        assert_eq!((principal.name.as_str(), principal.role), ("ada", Role::Operator));
     }
     let mut forged = made.secret.clone();
     let last = forged.pop().expect("a character");
@@ -25,15 +25,15 @@ pub(crate) async fn tokens_prove_who_asks_until_they_are_revoked(address: String
         assert_eq!(control.authenticate(wrong).await.expect("an answer"), None, "{wrong}");
     }
     assert_eq!(
-        control.authenticate(&brief.secret).await.expect("an answer").expect("somebody").role,
+        control.authenticate(&brief.secret).await.expect("an answer").expect("a principal").role,
         Role::Viewer
     );
-    clock.advance(Span::from_secs(60));
-    assert_eq!(control.authenticate(&brief.secret).await.expect("an answer"), None, "it has expired");
-    // Revoked by another process: acts here at once.
+    clock.advance(TimeDelta::from_secs(60));
+    assert_eq!(control.authenticate(&brief.secret).await.expect("an answer"), None, "expired");
+    // Revoked by another process: takes effect here immediately.
     let (other, _) = open(&address).await;
     other.revoke_token(&made.id, &somebody()).await.expect("a token");
-    assert_eq!(control.authenticate(&made.secret).await.expect("an answer"), None, "it is revoked");
+    assert_eq!(control.authenticate(&made.secret).await.expect("an answer"), None, "revoked");
     let again = other.revoke_token(&made.id, &somebody()).await;
     assert!(matches!(again, Err(ControlError::NotFound(_))), "{again:?}");
     let listed = serde_json::to_string(&control.tokens().await.expect("a list")).expect("JSON");
@@ -44,11 +44,11 @@ pub(crate) async fn tokens_prove_who_asks_until_they_are_revoked(address: String
     );
 }
 
-/// Right and wrong tokens are told apart at a look, and yet nothing but the proof lets anybody in.
-pub(crate) async fn a_look_tells_right_tokens_from_wrong_ones(address: String) {
+/// The cheap check distinguishes valid tokens from wrong ones, but only verification grants access.
+pub(crate) async fn the_precheck_recognizes_wrong_tokens(address: String) {
     let (control, clock) = open(&address).await;
     let made = control.create_token("ada", Role::Operator, None, &somebody()).await.expect("a token");
-    let (minute, me) = (Some(Span::from_secs(60)), somebody());
+    let (minute, me) = (Some(TimeDelta::from_secs(60)), somebody());
     let brief = control.create_token("bob", Role::Viewer, minute, &me).await.expect("a token");
     let claim = async |token: &str| control.precheck_token(token).await.expect("an answer");
     let forged = format!("{}{}", &made.secret[..20], &brief.secret[20..]);
@@ -60,25 +60,26 @@ pub(crate) async fn a_look_tells_right_tokens_from_wrong_ones(address: String) {
     ] {
         assert!(matches!(claim(wrong).await, TokenCheck::Invalid), "{wrong}");
     }
-    clock.advance(Span::from_secs(60));
-    assert!(matches!(claim(&brief.secret).await, TokenCheck::Expired), "its holder is no guesser");
+    clock.advance(TimeDelta::from_secs(60));
+    assert!(matches!(claim(&brief.secret).await, TokenCheck::Expired), "an expired token is not a wrong one");
 
-    // A token of before digests were kept: proven once, it is told at a look.
+    // A token from before digests were stored: after one verification, the cheap check recognizes it.
     let db = Db::open(&address).await.expect("a database");
     let forget = "UPDATE tokens SET digest = NULL";
     execute(&db, forget, forget).await.expect("an alteration");
     assert!(matches!(claim(&made.secret).await, TokenCheck::Unverified(_)));
     assert!(matches!(claim(&forged).await, TokenCheck::Unverified(_)));
     assert_eq!(control.authenticate(&forged).await.expect("an answer"), None);
-    assert!(
-        matches!(claim(&made.secret).await, TokenCheck::Unverified(_)),
-        "a wrong one leaves nothing behind"
+    assert!(matches!(claim(&made.secret).await, TokenCheck::Unverified(_)), "a wrong token stores no digest");
+    assert_eq!(
+        control.authenticate(&made.secret).await.expect("an answer").expect("a principal").name,
+        "ada"
     );
-    assert_eq!(control.authenticate(&made.secret).await.expect("an answer").expect("somebody").name, "ada");
     assert!(matches!(claim(&made.secret).await, TokenCheck::Valid(_)));
     assert!(matches!(claim(&forged).await, TokenCheck::Invalid));
 
-    // Who can write to the table and puts the digest of their own token there is not let in as somebody else.
+    // An attacker who can write to the table and inserts the digest of their own token gains no access as another
+    // principal.
     let mine = control.create_token("eve", Role::Viewer, None, &somebody()).await.expect("a token");
     let swap = "UPDATE tokens SET digest = (SELECT digest FROM tokens AS own WHERE own.name = 'eve') WHERE name = 'ada'";
     execute(&db, swap, swap).await.expect("an alteration");
@@ -93,7 +94,7 @@ async fn execute(db: &Db, sqlite: &'static str, postgres: &'static str) -> Resul
     }
 }
 
-pub(crate) async fn the_audit_chain_shows_what_was_tampered_with(address: String) {
+pub(crate) async fn the_audit_chain_reveals_tampering(address: String) {
     let (control, _) = open(&address).await;
     for i in 0..5 {
         let sent = draft(&json!({"tier": "pro", "reason": i.to_string()}));
@@ -108,20 +109,20 @@ pub(crate) async fn the_audit_chain_shows_what_was_tampered_with(address: String
     assert_eq!(control.audit(Some(3), 1).await.expect("entries")[0].seq, 2);
     let verify = async || control.verify_audit().await.expect("an answer");
     assert!(matches!(verify().await, AuditVerification::Intact { entries: 6, .. }));
-    // Nobody changes it by accident.
+    // Triggers prevent accidental changes.
     let db = Db::open(&address).await.expect("a database");
     let alter = "UPDATE audit SET actor = 'eve' WHERE seq = 3";
-    execute(&db, alter, alter).await.expect_err("it is only ever added to");
+    execute(&db, alter, alter).await.expect_err("the audit log is append-only");
     let remove = "DELETE FROM audit";
-    execute(&db, remove, remove).await.expect_err("it is only ever added to");
-    // Who takes the guard away is found out.
+    execute(&db, remove, remove).await.expect_err("the audit log is append-only");
+    // Tampering after removing the triggers is detected.
     execute(
         &db,
         "DROP TRIGGER audit_no_update; DROP TRIGGER audit_no_delete",
         "DROP TRIGGER audit_only_grows ON audit",
     )
     .await
-    .expect("the guard is gone");
+    .expect("the triggers are dropped");
     execute(&db, alter, alter).await.expect("an alteration");
     assert!(matches!(verify().await, AuditVerification::Broken { seq: 3, .. }));
     let mend = "UPDATE audit SET actor = 'ada' WHERE seq = 3";

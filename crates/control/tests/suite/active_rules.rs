@@ -1,10 +1,10 @@
-//! What is agreed with a caller acts on decisions.
+//! Quotas take effect on decisions.
 
 use crate::{START, draft, open, rules, somebody};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tollgate_control::{ControlPlane, Precondition};
-use tollgate_core::{Clock, ManualClock, Span, Timestamp};
+use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Limiter};
 use tollgate_rules::Descriptor;
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -14,10 +14,10 @@ pub(crate) type Memory = MemoryStore<Arc<ManualClock>>;
 pub(crate) fn limiter(control: &ControlPlane, clock: &Arc<ManualClock>) -> Limiter<Memory> {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(clock)).expect("a store");
     let time: Arc<dyn Clock> = Arc::clone(clock) as _;
-    Limiter::new(rules(), store, time).with_tenants(control.quota_table())
+    Limiter::new(rules(), store, time).with_quotas(control.quota_table())
 }
 
-/// How many requests in a row pass, up to twenty.
+/// Returns how many requests in a row are allowed, up to twenty.
 async fn passes(limiter: &Limiter<Memory>, request: &[(&str, &str)]) -> usize {
     for passed in 0..20 {
         if !limiter.check(&Check::attributes("d", request)).await.is_allowed() {
@@ -46,19 +46,19 @@ pub(crate) async fn overrides_win_over_tiers_and_tiers_over_rules(address: Strin
         &json!({"overrides": [{"descriptor": "default", "requests_per_unit": 0, "unit": "day"}]}),
     )
     .await;
-    assert_eq!(passes(&limiter, &[("api_key", "nobody")]).await, 3, "the rule's own");
-    assert_eq!(passes(&limiter, &[("api_key", "asks"), ("tier", "pro")]).await, 5, "what the request says");
+    assert_eq!(passes(&limiter, &[("api_key", "nobody")]).await, 3, "the rule's limit");
+    assert_eq!(passes(&limiter, &[("api_key", "asks"), ("tier", "pro")]).await, 5, "the request's tier");
     assert_eq!(
         passes(&limiter, &[("api_key", "tiered"), ("tier", "free")]).await,
         5,
-        "what is agreed on wins over it"
+        "the quota's tier wins"
     );
     assert_eq!(passes(&limiter, &[("api_key", "own"), ("tier", "pro")]).await, 7);
     assert_eq!(passes(&limiter, &[("api_key", "orders"), ("endpoint", "POST /orders")]).await, 4);
     assert_eq!(
         passes(&limiter, &[("api_key", "orders"), ("endpoint", "GET /orders")]).await,
         1,
-        "of 5 by its tier"
+        "the rest of 5 by its tier"
     );
     assert_eq!(passes(&limiter, &[("api_key", "shut")]).await, 0);
     // The same through descriptors, as Envoy sends them.
@@ -73,15 +73,15 @@ pub(crate) async fn overrides_win_over_tiers_and_tiers_over_rules(address: Strin
     let first = limiter.check(&Check::descriptors("d", &descriptors)).await;
     let second = limiter.check(&Check::descriptors("d", &descriptors)).await;
     assert!(first.is_allowed() && !second.is_allowed());
-    let told = second.limit(&second.limits[0]).expect("the limit is told");
-    assert_eq!(told.limit.to_string(), "gcra 1/1h");
+    let denied = second.limit(&second.limits[0]).expect("the limit");
+    assert_eq!(denied.limit.to_string(), "gcra 1/1h");
     assert_eq!(second.denied_by_name(), Some("api_key"));
-    // Gone at once.
+    // Deleted with immediate effect.
     control.delete_quota("own2", Precondition::Any, &somebody()).await.expect("a deletion");
     assert!(limiter.check(&Check::descriptors("d", &descriptors)).await.is_allowed());
 }
 
-pub(crate) async fn times_act_without_a_write(address: String) {
+pub(crate) async fn times_take_effect_without_a_write(address: String) {
     let (control, clock) = open(&address).await;
     let limiter = limiter(&control, &clock);
     let own = json!({"descriptor": "default", "requests_per_unit": 9, "unit": "hour"});
@@ -92,9 +92,9 @@ pub(crate) async fn times_act_without_a_write(address: String) {
     let revision = control.revision();
     let limit = async || {
         let decision = limiter.check(&Check::attributes("d", &[("api_key", "timed")])).await;
-        decision.limit(&decision.limits[0]).expect("a limit").limit.quota().count
+        decision.limit(&decision.limits[0]).expect("a limit").limit.rate().count
     };
-    let at = |seconds: u64| clock.set(Timestamp::from_secs(START) + Span::from_secs(seconds));
+    let at = |seconds: u64| clock.set(Timestamp::from_secs(START) + TimeDelta::from_secs(seconds));
     assert_eq!(limit().await, 3);
     at(3_599);
     assert_eq!(limit().await, 3);
@@ -107,18 +107,18 @@ pub(crate) async fn times_act_without_a_write(address: String) {
     assert_eq!(control.revision(), revision);
 }
 
-pub(crate) async fn a_changed_number_keeps_what_was_used(address: String) {
+pub(crate) async fn a_changed_limit_keeps_the_usage(address: String) {
     let (control, clock) = open(&address).await;
     let limiter = limiter(&control, &clock);
     let request = [("api_key", "used")];
     assert_eq!(passes(&limiter, &request).await, 3);
     let own = |count: u64| json!({"overrides": [{"descriptor": "default", "requests_per_unit": count, "unit": "minute"}]});
     put(&control, "used", &own(10)).await;
-    assert_eq!(passes(&limiter, &request).await, 0, "a larger number does not give back what was used");
-    clock.advance(Span::from_secs(30));
-    assert_eq!(passes(&limiter, &request).await, 5, "what comes back from now on is of the larger number");
+    assert_eq!(passes(&limiter, &request).await, 0, "a higher limit does not reset the usage");
+    clock.advance(TimeDelta::from_secs(30));
+    assert_eq!(passes(&limiter, &request).await, 5, "refilled at the higher rate");
     put(&control, "used", &own(2)).await;
     assert_eq!(passes(&limiter, &request).await, 0);
-    clock.advance(Span::from_secs(30));
-    assert_eq!(passes(&limiter, &request).await, 1, "and of the smaller one");
+    clock.advance(TimeDelta::from_secs(30));
+    assert_eq!(passes(&limiter, &request).await, 1, "refilled at the lower rate");
 }

@@ -1,4 +1,4 @@
-//! Many agreements at once: in, out, and in again.
+//! Bulk import and export, and import of an export.
 
 use crate::{draft, open, rules, somebody};
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ pub(crate) fn as_line(quota: &Quota, installation: &str) -> Value {
     line
 }
 
-pub(crate) async fn an_import_acts_and_its_export_can_be_imported_again(address: String) {
+pub(crate) async fn an_import_takes_effect_and_its_export_can_be_imported(address: String) {
     let (one, _) = open(&address).await;
     let (two, _) = open(&address).await;
     let lines: Vec<Value> = (0..9_001)
@@ -48,21 +48,21 @@ pub(crate) async fn an_import_acts_and_its_export_can_be_imported_again(address:
             _ => json!({"api_key": format!("key-{i}"), "tier": "pro", "reason": format!("line {i}")}),
         })
         .collect();
-    let told = import(&one, &lines).await;
-    assert_eq!((told.imported, told.failed), (8_999, 2));
-    let wrong: Vec<_> = told.errors.iter().map(|error| (error.line, error.place.as_deref())).collect();
+    let report = import(&one, &lines).await;
+    assert_eq!((report.imported, report.failed), (8_999, 2));
+    let wrong: Vec<_> = report.errors.iter().map(|error| (error.line, error.place.as_deref())).collect();
     assert_eq!(wrong, [(18, Some("tier")), (4_501, Some("api_key"))]);
-    assert_eq!(one.quota_table().len(), 8_999, "it acts where it was sent");
+    assert_eq!(one.quota_table().len(), 8_999, "active on the node that received it");
     two.catch_up().await.expect("an answer");
     assert_eq!((two.quota_table().len(), two.revision()), (8_999, one.revision()));
 
-    // Every row has a revision of its own, so that pages of those who follow can end anywhere.
+    // Every row has its own revision, so that pages of replication can end anywhere.
     let before = export(&one).await;
     let revisions: BTreeSet<i64> = before.iter().map(|quota| quota.revision).collect();
     assert_eq!((before.len(), revisions.len()), (8_999, 8_999));
     assert_eq!(revisions.last(), Some(&one.revision()));
     assert_eq!(one.quota("key-3").await.expect("an answer").expect("a quota").reason, "line 3");
-    // An entry a batch, however large batches are here, and each line in one of them.
+    // One audit entry per batch, whatever the batch size, and each line in one of them.
     let audit = one.audit(None, 10).await.expect("an answer");
     let batches: Vec<Value> = audit.iter().rev().map(|entry| entry.after.parse().expect("JSON")).collect();
     assert!(audit.iter().all(|entry| entry.action == "quota.import") && (2..=3).contains(&batches.len()));
@@ -74,14 +74,14 @@ pub(crate) async fn an_import_acts_and_its_export_can_be_imported_again(address:
     assert!(batches.iter().all(|batch| batch["sha256"].as_str().is_some_and(|sum| sum.len() == 64)));
 
     let lines: Vec<Value> = before.iter().map(|quota| as_line(quota, &one.installation_id())).collect();
-    let told = import(&two, &lines).await;
-    assert_eq!((told.imported, told.failed), (8_999, 0), "{:?}", told.errors.first());
+    let report = import(&two, &lines).await;
+    assert_eq!((report.imported, report.failed), (8_999, 0), "{:?}", report.errors.first());
     let same = |quota: &Quota| {
         let Quota { id, key_prefix, tier, overrides, reason, author, .. } = quota.clone();
         (id, key_prefix, tier, overrides, reason, author)
     };
     let after = export(&one).await;
-    assert!(before.iter().map(same).eq(after.iter().map(same)), "nothing is lost on the way");
+    assert!(before.iter().map(same).eq(after.iter().map(same)), "nothing is lost");
     assert!(matches!(one.verify_audit().await, Ok(AuditVerification::Intact { entries: 4..=6, .. })));
 }
 
@@ -91,20 +91,20 @@ async fn put(node: &ControlPlane, key: &str) {
     put.expect("a database").expect("a quota");
 }
 
-pub(crate) async fn an_import_meets_what_is_there(address: String) {
+pub(crate) async fn an_import_replaces_existing_quotas(address: String) {
     let (one, _) = open(&address).await;
     let (two, _) = open(&address).await;
     put(&two, "there").await;
     two.delete_quota("there", Precondition::Any, &somebody()).await.expect("a deletion");
-    // Of several lines about one key the last counts; one about a deleted key brings it back.
+    // Of several lines for one key the last counts; a line for a deleted key restores it.
     let line = |key: &str, reason: &str| json!({"api_key": key, "tier": "pro", "reason": reason});
-    let told = import(&one, &[line("a", "1"), line("there", "2"), line("a", "3")]).await;
-    assert_eq!((told.imported, told.failed), (3, 0));
+    let report = import(&one, &[line("a", "1"), line("there", "2"), line("a", "3")]).await;
+    assert_eq!((report.imported, report.failed), (3, 0));
     assert_eq!(one.quota_table().len(), 2);
     let found = one.quota("a").await.expect("an answer").expect("a quota");
     assert_eq!((found.reason.as_str(), found.author.as_str()), ("3", "ada"));
 
-    // Others write meanwhile, and everybody ends with the same.
+    // Other nodes write meanwhile, and all converge.
     let writing = tokio::spawn(async move {
         for _ in 0..20 {
             put(&two, "other").await;
@@ -124,12 +124,12 @@ pub(crate) async fn an_import_meets_what_is_there(address: String) {
     let foreign = json!({"id": found.id, "installation": "0123456789ab", "tier": "pro"});
     let swapped = json!({"api_key": "b", "id": found.id, "tier": "pro"});
     let nonsense = json!({"id": "zz", "tier": "pro"});
-    let told = import(&one, &[foreign, swapped, nonsense]).await;
-    let places: Vec<_> = told.errors.iter().filter_map(|error| error.place.as_deref()).collect();
-    assert_eq!((told.imported, places), (0, vec!["installation", "id", "id"]));
+    let report = import(&one, &[foreign, swapped, nonsense]).await;
+    let fields: Vec<_> = report.errors.iter().filter_map(|error| error.place.as_deref()).collect();
+    assert_eq!((report.imported, fields), (0, vec!["installation", "id", "id"]));
 }
 
-pub(crate) async fn keys_are_found_by_their_beginning(address: String) {
+pub(crate) async fn keys_are_found_by_prefix(address: String) {
     let (node, _) = open(&address).await;
     let line = |key: String, tier: &str| json!({"api_key": key, "tier": tier});
     let mut lines: Vec<Value> = (0..250).map(|i| line(format!("live_abcdefghij{i:0>10}"), "pro")).collect();
@@ -137,31 +137,27 @@ pub(crate) async fn keys_are_found_by_their_beginning(address: String) {
     lines.push(line("k".to_owned(), "pro"));
     import(&node, &lines).await;
     let find = async |prefix: &str, tier: Option<&str>| {
-        let mut wanted =
+        let mut filter =
             QuotaFilter { prefix: Some(prefix.to_owned()), tier: tier.map(str::to_owned), after: None };
         let mut found = BTreeSet::new();
         loop {
-            let page = node.quotas(&wanted).await.expect("an answer");
+            let page = node.quotas(&filter).await.expect("an answer");
             assert!(page.quotas.len() <= 100);
             for quota in page.quotas {
                 assert!(found.insert(quota.id), "each once");
             }
             match page.next_cursor {
                 None => return found.len(),
-                Some(cursor) => wanted.after = Some(Cursor::parse(&cursor).expect("a cursor")),
+                Some(cursor) => filter.after = Some(Cursor::parse(&cursor).expect("a cursor")),
             }
         }
     };
     assert_eq!(find("live_", None).await, 250);
-    assert_eq!(
-        find("live_abcdefghij0000000001", None).await,
-        250,
-        "no more of a key is kept than six characters"
-    );
+    assert_eq!(find("live_abcdefghij0000000001", None).await, 250, "only six characters of a key are stored");
     assert_eq!(find("test_", Some("free")).await, 5);
     assert_eq!(find("test_", Some("pro")).await, 0);
-    assert_eq!(find("test_%", None).await, 5, "what is sought is no pattern");
+    assert_eq!(find("test_%", None).await, 5, "the prefix is not a pattern");
     assert_eq!(find("%", None).await, 0);
-    assert_eq!(find("k", None).await, 1, "a short key has a beginning too");
+    assert_eq!(find("k", None).await, 1, "a short key has a prefix too");
     assert_eq!(find("zzz", None).await, 0);
 }

@@ -1,4 +1,4 @@
-//! What operators decide in an emergency: kept, told to all nodes, remembered, and over by itself.
+//! Emergency measures and grants: stored, replicated to all nodes, audited, and expiring on their own.
 
 use crate::{START, open, rules, somebody, until};
 use serde_json::{Value, json};
@@ -7,8 +7,8 @@ use std::time::Duration;
 use tollgate_control::{
     ControlError, ControlPlane, EmergencyRecord, EmergencySpec, SyncConfig, ValidationError,
 };
-use tollgate_core::{Clock, ManualClock, Span, Timestamp};
-use tollgate_engine::{Check, Limiter, Tenants};
+use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
+use tollgate_engine::{Check, Limiter, QuotaProvider};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 type Memory = MemoryStore<Arc<ManualClock>>;
@@ -17,8 +17,8 @@ fn limiter(control: &ControlPlane, clock: &Arc<ManualClock>) -> Limiter<Memory> 
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(clock)).expect("a store");
     let time: Arc<dyn Clock> = Arc::clone(clock) as _;
     Limiter::new(rules(), store, time)
-        .with_tenants(control.quota_table())
-        .with_emergencies(control.active_measures())
+        .with_quotas(control.quota_table())
+        .with_measures(control.active_measures())
 }
 
 async fn declare(control: &ControlPlane, sent: &Value) -> Result<EmergencyRecord, ValidationError> {
@@ -36,32 +36,32 @@ fn blocked(limiter: &Limiter<Memory>, key: &str) -> Option<String> {
     decision.denied_by_name().map(str::to_owned)
 }
 
-pub(crate) async fn measures_act_until_they_end(address: String) {
+pub(crate) async fn measures_are_active_until_they_end(address: String) {
     let (control, clock) = open(&address).await;
     let limiter = limiter(&control, &clock);
-    let declared = declare(&control, &block("attacker-with-a-key")).await.expect("a measure");
-    assert_eq!(declared.target.value, "atta…", "keys are told by their first characters");
-    assert_eq!(declared.expires_at, "2026-01-01T01:00:00Z", "an hour unless it says otherwise");
-    let name = Some(format!("emergency:{}", declared.id));
+    let created = declare(&control, &block("attacker-with-a-key")).await.expect("a measure");
+    assert_eq!(created.target.value, "atta…", "keys are masked to their first characters");
+    assert_eq!(created.expires_at, "2026-01-01T01:00:00Z", "an hour by default");
+    let name = Some(format!("emergency:{}", created.id));
     assert_eq!(blocked(&limiter, "attacker-with-a-key"), name);
     assert_eq!(blocked(&limiter, "somebody-else"), None);
     let revision = control.revision();
-    let at = |seconds: u64| clock.set(Timestamp::from_secs(START) + Span::from_secs(seconds));
+    let at = |seconds: u64| clock.set(Timestamp::from_secs(START) + TimeDelta::from_secs(seconds));
     at(3_599);
     assert_eq!(blocked(&limiter, "attacker-with-a-key"), name);
-    let renewed = control.renew_emergency(&declared.id, Some(600), &somebody()).await.expect("a database");
+    let renewed = control.renew_emergency(&created.id, Some(600), &somebody()).await.expect("a database");
     assert_eq!(renewed.expect("renewed").expires_at, "2026-01-01T01:09:59Z");
     at(3_600 + 598);
     assert_eq!(blocked(&limiter, "attacker-with-a-key"), name);
     at(3_600 + 599);
-    assert_eq!(blocked(&limiter, "attacker-with-a-key"), None, "on the second, without a write");
+    assert_eq!(blocked(&limiter, "attacker-with-a-key"), None, "exactly on time, without a write");
     assert_eq!(control.revision(), revision + 1, "the renewal");
     assert!(control.emergencies().await.expect("an answer").is_empty());
-    let late = control.renew_emergency(&declared.id, None, &somebody()).await;
+    let late = control.renew_emergency(&created.id, None, &somebody()).await;
     assert!(matches!(late, Err(ControlError::NotFound(_))), "{late:?}");
     control.catch_up().await.expect("an answer");
-    assert!(!control.active_measures().are_on(), "a request looks at nothing any more");
-    // Ended before its time.
+    assert!(!control.active_measures().any_active(), "a request looks at nothing any more");
+    // Ended before its expiry.
     let again = declare(&control, &block("attacker-with-a-key")).await.expect("a measure");
     assert!(blocked(&limiter, "attacker-with-a-key").is_some());
     control.end_emergency(&again.id, &somebody()).await.expect("an end");
@@ -75,7 +75,7 @@ pub(crate) async fn measures_act_until_they_end(address: String) {
     ));
 }
 
-pub(crate) async fn what_cannot_be_a_measure_is_refused_and_says_where(address: String) {
+pub(crate) async fn an_invalid_measure_is_rejected_with_its_field(address: String) {
     let (control, _) = open(&address).await;
     let with = |action: &str, kind: &str, value: &str| json!({"action": action, "target": {"kind": kind, "value": value}, "reason": "r"});
     let mut tight = with("tighten", "tenant", "t");
@@ -84,7 +84,7 @@ pub(crate) async fn what_cannot_be_a_measure_is_refused_and_says_where(address: 
     long["ttl_seconds"] = json!(86_401);
     let mut vain = with("block", "tenant", "t");
     vain["factor"] = json!(0.5);
-    for (sent, place) in [
+    for (sent, field) in [
         (with("block", "rule", "orders"), "target.kind"),
         (json!({"action": "block", "reason": "everybody?"}), "target.kind"),
         (with("allow_all", "tenant", "t"), "target.kind"),
@@ -98,18 +98,18 @@ pub(crate) async fn what_cannot_be_a_measure_is_refused_and_says_where(address: 
         (long, "ttl_seconds"),
         (json!({"action": "shadow_all", "reason": ""}), "reason"),
     ] {
-        let refused = declare(&control, &sent).await.expect_err("it cannot act");
-        assert_eq!(refused.place, place, "{sent}: {refused:?}");
+        let error = declare(&control, &sent).await.expect_err("invalid");
+        assert_eq!(error.place, field, "{sent}: {error:?}");
     }
     assert!(control.audit(None, 10).await.expect("an answer").is_empty());
 }
 
-pub(crate) async fn measures_act_on_every_node(address: String) {
+pub(crate) async fn measures_are_active_on_every_node(address: String) {
     let ((one, clock), (two, _)) = (open(&address).await, open(&address).await);
     let (here, there) = (limiter(&one, &clock), limiter(&two, &clock));
-    // A server's pushes must do: nobody asks within the test's time.
+    // Only notifications can propagate changes: the poll interval is longer than the test.
     let times = SyncConfig { server: Duration::from_secs(3_600), ..SyncConfig::default() };
-    let following =
+    let syncing =
         [tokio::spawn(Arc::clone(&one).run_sync(times)), tokio::spawn(Arc::clone(&two).run_sync(times))];
     declare(&one, &block("a-key-of-one")).await.expect("a measure");
     declare(&two, &block("a-key-of-two")).await.expect("a measure");
@@ -123,19 +123,20 @@ pub(crate) async fn measures_act_on_every_node(address: String) {
     assert_eq!(first, two.emergencies().await.expect("an answer"));
     two.end_emergency(&first[0].id, &somebody()).await.expect("an end");
     one.end_emergency(&first[1].id, &somebody()).await.expect("an end");
-    until("none on either", || !one.active_measures().are_on() && !two.active_measures().are_on()).await;
-    following.iter().for_each(tokio::task::JoinHandle::abort);
-    // A node that starts later knows what is on.
+    until("none on either", || !one.active_measures().any_active() && !two.active_measures().any_active())
+        .await;
+    syncing.iter().for_each(tokio::task::JoinHandle::abort);
+    // A node that starts later knows the active measures.
     declare(&one, &json!({"action": "shadow_all", "reason": "bad rules"})).await.expect("a measure");
-    assert!(open(&address).await.0.active_measures().are_on());
+    assert!(open(&address).await.0.active_measures().any_active());
 }
 
-/// Clocks of nodes differ by some milliseconds at least, and a word goes around faster than that.
-pub(crate) async fn what_is_taken_back_is_gone_where_the_clock_is_behind_or_ahead(address: String) {
+/// Clocks of nodes differ by at least some milliseconds, and changes propagate faster than that.
+pub(crate) async fn a_revoked_grant_is_gone_despite_clock_skew(address: String) {
     let mut nodes = Vec::new();
     for ahead in [10, 0, 20] {
         let (node, clock) = open(&address).await;
-        clock.advance(Span::from_secs(ahead));
+        clock.advance(TimeDelta::from_secs(ahead));
         nodes.push((node, clock));
     }
     let sent = serde_json::from_value(json!({"units": 4, "reason": "a mistake"})).expect("a draft");
@@ -145,12 +146,12 @@ pub(crate) async fn what_is_taken_back_is_gone_where_the_clock_is_behind_or_ahea
         let mut usable = Vec::new();
         for (node, clock) in &nodes {
             node.catch_up().await.expect("an answer");
-            usable.push(node.quota_table().find("key", &rules(), &**clock).grants.is_some());
+            usable.push(node.quota_table().lookup("key", &rules(), &**clock).grants.is_some());
         }
         usable
     };
     assert_eq!(usable().await, [true; 3]);
-    nodes[0].0.revoke_grant("key", &granted.id, &somebody()).await.expect("taken back");
+    nodes[0].0.revoke_grant("key", &granted.id, &somebody()).await.expect("revoked");
     assert_eq!(usable().await, [false; 3]);
 }
 
@@ -168,31 +169,31 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
     };
     assert_eq!(passes().await, 3);
     let draft = |sent: Value| serde_json::from_value(sent).expect("a draft");
-    // Granted on another node: this one learns of it.
+    // Granted on another node, and replicated to this one.
     let sent = draft(json!({"units": 4, "reason": "ticket 7", "ttl_seconds": 86_400}));
     let granted = two.grant("a-good-customer", sent, &rules(), &somebody()).await.expect("a database");
     let granted = granted.expect("a grant");
     assert_eq!((granted.rule.as_str(), granted.expires_at.as_str()), ("default", "2026-01-02T00:00:00Z"));
     one.catch_up().await.expect("an answer");
     assert_eq!(passes().await, 4);
-    // A look at all there is, twice: nothing comes back.
+    // Reading everything twice restores nothing.
     one.catch_up().await.expect("an answer");
     assert_eq!(passes().await, 0);
-    clock.advance(Span::from_secs(60));
-    assert_eq!(passes().await, 3, "the limit goes on as ever");
+    clock.advance(TimeDelta::from_secs(60));
+    assert_eq!(passes().await, 3, "the limit itself is unaffected");
     let usage = limiter.usage(None, &attributes, None).await.expect("usage");
     assert_eq!((usage.grants[0].units, usage.grants[0].remaining), (4, Some(0)));
-    for (sent, place) in [
+    for (sent, field) in [
         (json!({"units": 0, "reason": "r"}), "units"),
         (json!({"units": 1, "reason": ""}), "reason"),
         (json!({"units": 1, "reason": "r", "rule": "path"}), "rule"),
         (json!({"units": 1, "reason": "r", "ttl_seconds": 0}), "ttl_seconds"),
     ] {
-        let refused = one.grant("k", draft(sent.clone()), &rules(), &somebody()).await.expect("a database");
-        assert_eq!(refused.expect_err("it cannot act").place, place, "{sent}");
+        let rejected = one.grant("k", draft(sent.clone()), &rules(), &somebody()).await.expect("a database");
+        assert_eq!(rejected.expect_err("invalid").place, field, "{sent}");
     }
 
-    // What is left of one can be taken back, on any node; what others were granted stays.
+    // The rest of a grant can be revoked on any node; other callers' grants stay.
     let sent = || draft(json!({"units": 4, "reason": "a mistake"}));
     let wrong = two.grant("a-good-customer", sent(), &rules(), &somebody()).await.expect("a database");
     let wrong = wrong.expect("a grant").id;
@@ -200,10 +201,10 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
     one.catch_up().await.expect("an answer");
     assert!(limiter.check(&Check::attributes("d", &attributes)).await.is_allowed(), "one of four");
     for (key, id) in [("another", wrong.as_str()), ("a-good-customer", "nope")] {
-        let refused = two.revoke_grant(key, id, &somebody()).await;
-        assert!(matches!(refused, Err(ControlError::NotFound(_))), "{refused:?}");
+        let rejected = two.revoke_grant(key, id, &somebody()).await;
+        assert!(matches!(rejected, Err(ControlError::NotFound(_))), "{rejected:?}");
     }
-    two.revoke_grant("a-good-customer", &wrong, &somebody()).await.expect("taken back");
+    two.revoke_grant("a-good-customer", &wrong, &somebody()).await.expect("revoked");
     one.catch_up().await.expect("an answer");
     assert_eq!(passes().await, 0);
     assert!(matches!(
@@ -215,21 +216,21 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
     let entry = one.audit(None, 1).await.expect("an answer").remove(0);
     assert_eq!((entry.action.as_str(), entry.after.as_str()), ("usage.revoke", ""));
     assert!(entry.before.contains("a mistake"), "{}", entry.before);
-    // A node that starts later does not know of it at all.
+    // A node that starts later does not know the grant at all.
     let (three, _) = open(&address).await;
     assert!(
         three
             .quota_table()
-            .find("a-good-customer", &rules(), &*clock)
+            .lookup("a-good-customer", &rules(), &*clock)
             .grants
             .is_none_or(|grants| { grants.iter().all(|grant| *grant.id != *wrong) })
     );
 
-    let noted = one.audit_reset("a-good-customer", None, "ticket 8", "{}".to_owned(), &somebody()).await;
-    noted.expect("a database").expect("noted");
+    let recorded = one.audit_reset("a-good-customer", None, "ticket 8", "{}".to_owned(), &somebody()).await;
+    recorded.expect("a database").expect("recorded");
     let entries = one.audit(None, 10).await.expect("an answer");
-    let told: Vec<(&str, &str)> =
+    let actions: Vec<(&str, &str)> =
         entries.iter().map(|entry| (entry.action.as_str(), entry.target.as_str())).collect();
-    assert_eq!(told[0].0, "usage.reset");
-    assert_eq!(told[1], ("usage.revoke", told[0].1), "of the same key, told by its hash");
+    assert_eq!(actions[0].0, "usage.reset");
+    assert_eq!(actions[1], ("usage.revoke", actions[0].1), "the same key, by its hash");
 }

@@ -1,4 +1,4 @@
-//! One suite on both databases: what operators decide is kept, acts, and is remembered, whichever of them keeps it.
+//! Suite of control-plane tests, run on both databases.
 
 #[path = "../databases/mod.rs"]
 mod databases;
@@ -22,7 +22,7 @@ use tollgate_control::{Actor, ControlPlane, QuotaSpec};
 use tollgate_core::{ManualClock, Timestamp};
 use tollgate_rules::{Options, Ruleset, Source};
 
-/// A case: gets the address of an empty database.
+/// A test case; receives the address of an empty database.
 type Case = fn(String) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
 macro_rules! cases {
@@ -33,39 +33,39 @@ macro_rules! cases {
 
 fn cases() -> Vec<(&'static str, Case)> {
     cases![
-        quotas::what_is_put_is_read_until_it_is_deleted,
-        quotas::a_change_that_was_not_seen_is_not_overwritten,
-        quotas::lists_come_in_pages,
-        quotas::what_cannot_act_is_refused_and_says_where,
-        quotas::no_key_is_kept,
-        quotas::what_was_deleted_goes_a_week_later,
-        bulk::an_import_acts_and_its_export_can_be_imported_again,
-        bulk::an_import_meets_what_is_there,
-        bulk::keys_are_found_by_their_beginning,
-        nodes::nodes_that_start_at_once_make_the_tables_once,
+        quotas::a_quota_is_stored_until_it_is_deleted,
+        quotas::a_concurrent_change_is_not_overwritten,
+        quotas::lists_are_paged,
+        quotas::an_invalid_quota_is_rejected_with_its_field,
+        quotas::no_key_is_stored,
+        quotas::deleted_quotas_are_purged_after_a_week,
+        bulk::an_import_takes_effect_and_its_export_can_be_imported,
+        bulk::an_import_replaces_existing_quotas,
+        bulk::keys_are_found_by_prefix,
+        nodes::concurrent_starts_migrate_once,
         nodes::two_nodes_converge,
-        nodes::nodes_are_listed_until_they_leave,
-        nodes::writers_at_once_lose_nothing,
-        revisions::every_revision_is_kept_and_one_acts,
-        revisions::of_many_who_go_back_one_does,
-        revisions::approval_needs_another_person,
+        nodes::nodes_are_listed_until_they_deregister,
+        nodes::concurrent_writers_lose_nothing,
+        revisions::every_revision_is_kept_and_one_is_active,
+        revisions::one_of_several_rollbacks_succeeds,
+        revisions::approval_needs_another_operator,
         active_rules::overrides_win_over_tiers_and_tiers_over_rules,
-        active_rules::times_act_without_a_write,
-        pending_quotas::what_acts_goes_on_until_the_new_does,
-        pending_quotas::imports_take_nothing_away_before_the_time_either,
-        active_rules::a_changed_number_keeps_what_was_used,
-        emergency::measures_act_until_they_end,
-        emergency::what_cannot_be_a_measure_is_refused_and_says_where,
-        emergency::measures_act_on_every_node,
+        active_rules::times_take_effect_without_a_write,
+        pending_quotas::current_terms_stay_until_the_new_take_effect,
+        pending_quotas::imports_keep_current_terms_too,
+        active_rules::a_changed_limit_keeps_the_usage,
+        emergency::measures_are_active_until_they_end,
+        emergency::an_invalid_measure_is_rejected_with_its_field,
+        emergency::measures_are_active_on_every_node,
         emergency::a_grant_is_used_once_on_top_of_the_limit,
-        emergency::what_is_taken_back_is_gone_where_the_clock_is_behind_or_ahead,
-        peer_samples::what_all_nodes_remember_is_rehearsed_on,
-        peer_samples::counters_of_each_node_are_rehearsed_apart,
-        peer_samples::no_key_is_written_for_others,
-        peer_samples::agreements_act_on_callers_whom_another_node_has_seen,
-        access::tokens_prove_who_asks_until_they_are_revoked,
-        access::a_look_tells_right_tokens_from_wrong_ones,
-        access::the_audit_chain_shows_what_was_tampered_with,
+        emergency::a_revoked_grant_is_gone_despite_clock_skew,
+        peer_samples::samples_of_all_nodes_are_replayed,
+        peer_samples::per_node_counters_are_replayed_separately,
+        peer_samples::no_key_is_written_to_the_database,
+        peer_samples::quotas_apply_to_callers_of_other_nodes,
+        access::tokens_authenticate_until_they_are_revoked,
+        access::the_precheck_recognizes_wrong_tokens,
+        access::the_audit_chain_reveals_tampering,
     ]
     .to_vec()
 }
@@ -102,14 +102,14 @@ pub(crate) async fn open(address: &str) -> (Arc<ControlPlane>, Arc<ManualClock>)
     (ControlPlane::open(address, Arc::clone(&clock) as _).await.expect("a database"), clock)
 }
 
-pub(crate) async fn until(what: &str, mut seen: impl FnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     for _ in 0..3_000 {
-        if seen() {
+        if condition() {
             return;
         }
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
-    panic!("waited in vain: {what}");
+    panic!("timed out waiting for {what}");
 }
 
 pub(crate) fn somebody() -> Actor {

@@ -1,4 +1,4 @@
-//! Several nodes, one database.
+//! Several nodes that share a database.
 
 use crate::{draft, open, rules, somebody, until};
 use serde_json::json;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tollgate_control::{ControlError, ControlPlane, Precondition, SyncConfig};
 
-pub(crate) async fn nodes_that_start_at_once_make_the_tables_once(address: String) {
+pub(crate) async fn concurrent_starts_migrate_once(address: String) {
     let starting: Vec<_> = (0..6)
         .map(|_| {
             let address = address.clone();
@@ -23,33 +23,33 @@ pub(crate) async fn nodes_that_start_at_once_make_the_tables_once(address: Strin
         assert_eq!(node.audit(None, 100).await.expect("an answer").len(), i + 1);
     }
     hashes.dedup();
-    assert_eq!(hashes.len(), 1, "all hash keys with the same secret");
+    assert_eq!(hashes.len(), 1, "all nodes hash keys with the same secret");
 }
 
-pub(crate) async fn nodes_are_listed_until_they_leave(address: String) {
+pub(crate) async fn nodes_are_listed_until_they_deregister(address: String) {
     let (one, _) = open(&address).await;
     let (two, _) = open(&address).await;
     assert!(one.nodes().await.expect("an answer").is_empty());
-    // Two that are called alike, as two on one machine are; told twice, there once.
+    // Two nodes with the same name, as on one machine; each sends two heartbeats and is listed once.
     for n in 0..2 {
         one.heartbeat(&json!({"name": "same", "n": n})).await.expect("a database");
         two.heartbeat(&json!({"name": "same", "n": n + 10})).await.expect("a database");
     }
     let seen = one.nodes().await.expect("an answer");
-    let mut told: Vec<_> =
+    let mut listed: Vec<_> =
         seen.iter().map(|node| (node.is_self, node.stale, node.report["n"].as_i64())).collect();
-    told.sort_unstable();
-    assert_eq!(told, [(false, false, Some(11)), (true, false, Some(1))]);
-    assert_eq!(one.revision(), 0, "it is no change of an operator's");
+    listed.sort_unstable();
+    assert_eq!(listed, [(false, false, Some(11)), (true, false, Some(1))]);
+    assert_eq!(one.revision(), 0, "a heartbeat is not an operator change");
     two.deregister().await;
     let left = one.nodes().await.expect("an answer");
     assert_eq!(left.iter().map(|node| node.is_self).collect::<Vec<_>>(), [true]);
-    // One that is told to end while it tells for the first time.
-    let ending = std::sync::atomic::AtomicUsize::new(0);
-    let told = || json!({"name": "brief", "n": ending.fetch_add(1, std::sync::atomic::Ordering::Relaxed)});
-    Arc::clone(&two).run_heartbeat(told, std::future::ready(())).await;
-    assert_eq!(ending.into_inner(), 1, "it has told");
-    assert_eq!(one.nodes().await.expect("an answer").len(), 1, "and left nothing");
+    // A node that must end during its first heartbeat.
+    let beats = std::sync::atomic::AtomicUsize::new(0);
+    let report = || json!({"name": "brief", "n": beats.fetch_add(1, std::sync::atomic::Ordering::Relaxed)});
+    Arc::clone(&two).run_heartbeat(report, std::future::ready(())).await;
+    assert_eq!(beats.into_inner(), 1, "one heartbeat");
+    assert_eq!(one.nodes().await.expect("an answer").len(), 1, "deregistered");
 }
 
 async fn put(node: &ControlPlane, key: &str) {
@@ -63,9 +63,9 @@ async fn put(node: &ControlPlane, key: &str) {
 pub(crate) async fn two_nodes_converge(address: String) {
     let (one, _) = open(&address).await;
     let (two, _) = open(&address).await;
-    // A server's pushes must do: nobody asks within the test's time.
+    // Only notifications can propagate changes: the poll interval is longer than the test.
     let times = SyncConfig { server: Duration::from_secs(3_600), ..SyncConfig::default() };
-    let following =
+    let syncing =
         [tokio::spawn(Arc::clone(&one).run_sync(times)), tokio::spawn(Arc::clone(&two).run_sync(times))];
     put(&one, "a").await;
     put(&two, "b").await;
@@ -73,17 +73,17 @@ pub(crate) async fn two_nodes_converge(address: String) {
     one.delete_quota("b", Precondition::Any, &somebody()).await.expect("a deletion");
     until("the deletion on both nodes", || one.quota_table().len() == 1 && two.quota_table().len() == 1)
         .await;
-    following.iter().for_each(tokio::task::JoinHandle::abort);
-    // A push that nobody heard: asking is enough.
+    syncing.iter().for_each(tokio::task::JoinHandle::abort);
+    // A missed notification: polling is enough.
     put(&one, "c").await;
     two.catch_up().await.expect("an answer");
     assert_eq!(two.quota_table().len(), 2);
     assert_eq!(one.revision(), two.revision());
-    // A node that starts later knows all of it.
+    // A node that starts later has all of it.
     assert_eq!(open(&address).await.0.quota_table().len(), 2);
 }
 
-pub(crate) async fn writers_at_once_lose_nothing(address: String) {
+pub(crate) async fn concurrent_writers_lose_nothing(address: String) {
     let (one, _) = open(&address).await;
     let (two, _) = open(&address).await;
     put(&one, "shared").await;
@@ -91,7 +91,7 @@ pub(crate) async fn writers_at_once_lose_nothing(address: String) {
     for node in [&one, &two] {
         for _ in 0..2 {
             let node = Arc::clone(node);
-            // Reads, adds one to a number, and writes it back only if nobody has meanwhile.
+            // Reads, adds one to a number, and writes it back only if it has not changed meanwhile.
             writers.push(tokio::spawn(async move {
                 for _ in 0..10 {
                     loop {

@@ -1,64 +1,64 @@
-//! What is agreed for later: until then, what acts now goes on acting.
+//! Pending quotas: until they take effect, the current terms apply.
 
 use crate::active_rules::{Memory, limiter, put};
 use crate::bulk::{as_line, export, import};
 use crate::{START, open, somebody};
 use serde_json::{Value, json};
 use tollgate_control::{ControlPlane, Precondition};
-use tollgate_core::{ManualClock, Span, Timestamp};
+use tollgate_core::{ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Limiter};
 
-/// So many a minute from so many hours on.
+/// Returns a quota of `count` per minute that takes effect at a time of day.
 fn later(count: u64, hours: &str) -> Value {
     let own = json!({"descriptor": "default", "requests_per_unit": count, "unit": "minute"});
     json!({"overrides": [own], "effective_at": format!("2026-01-01T{hours}:00Z")})
 }
 
 fn at(clock: &ManualClock, hours: u64, minutes: u64) {
-    clock.set(Timestamp::from_secs(START) + Span::from_secs(hours * 3_600 + minutes * 60));
+    clock.set(Timestamp::from_secs(START) + TimeDelta::from_secs(hours * 3_600 + minutes * 60));
 }
 
-/// What a caller may do in a minute: three by the rule, five on the tier `pro`.
+/// Returns a caller's limit per minute: three by the rule, five on the tier `pro`.
 async fn limit(limiter: &Limiter<Memory>, key: &str) -> u64 {
     let decision = limiter.check(&Check::attributes("d", &[("api_key", key)])).await;
-    decision.limit(&decision.limits[0]).expect("a limit").limit.quota().count
+    decision.limit(&decision.limits[0]).expect("a limit").limit.rate().count
 }
 
-/// What is told of a caller: the tier that acts until then, if anything does.
+/// Returns the terms in effect until then, as the API reports them.
 async fn until(control: &ControlPlane, key: &str) -> Option<Value> {
     let quota = control.quota(key).await.expect("an answer").expect("a quota");
     quota.until_effective.map(|until| json!(until))
 }
 
-pub(crate) async fn what_acts_goes_on_until_the_new_does(address: String) {
+pub(crate) async fn current_terms_stay_until_the_new_take_effect(address: String) {
     let (control, clock) = open(&address).await;
     let limiter = limiter(&control, &clock);
     let pro = json!({"tier": "pro", "overrides": [], "expires_at": null});
     for key in ["moves", "ends", "now"] {
         put(&control, key, &json!({"tier": "pro"})).await;
         put(&control, key, &later(9, "01:00")).await;
-        assert_eq!(until(&control, key).await, Some(pro.clone()), "both are told");
-        assert_eq!(limit(&limiter, key).await, 5, "a plan for later takes nothing away now");
+        assert_eq!(until(&control, key).await, Some(pro.clone()), "both are reported");
+        assert_eq!(limit(&limiter, key).await, 5, "a pending quota changes nothing yet");
     }
-    // Nothing acts twice: whoever changes their mind, or ends it, does so for both.
+    // Replacing or deleting the quota ends both, pending and current terms.
     control.delete_quota("ends", Precondition::Any, &somebody()).await.expect("an end");
     assert_eq!(limit(&limiter, "ends").await, 3);
     put(&control, "ends", &later(9, "01:00")).await;
     assert_eq!(
         (until(&control, "ends").await, limit(&limiter, "ends").await),
         (None, 3),
-        "what has ended has"
+        "deleted terms do not return"
     );
     put(&control, "now", &json!({"tier": "free"})).await;
     assert_eq!((until(&control, "now").await, limit(&limiter, "now").await), (None, 3));
-    // What is to come is replaced, and what acts has its own end.
+    // A pending quota is replaced, and the current terms keep their own expiry.
     put(&control, "twice", &json!({"tier": "pro", "expires_at": "2026-01-01T02:00:00Z"})).await;
     put(&control, "twice", &later(9, "03:00")).await;
     put(&control, "twice", &later(7, "02:30")).await;
     let listed = control.export(None).await.expect("a list");
     assert_eq!(listed.iter().filter(|quota| quota.until_effective.is_some()).count(), 2);
 
-    // A node that starts later knows all of it.
+    // A node that starts later has all of it.
     let revision = control.revision();
     let (other, _) = open(&address).await;
     let elsewhere = crate::active_rules::limiter(&other, &clock);
@@ -71,11 +71,11 @@ pub(crate) async fn what_acts_goes_on_until_the_new_does(address: String) {
             assert_eq!(now, (moves, twice), "at {hours}:{minutes:02}");
         }
     }
-    assert_eq!(until(&control, "moves").await, None, "what is over is not told");
-    assert_eq!(control.revision(), revision, "nothing was written for it");
+    assert_eq!(until(&control, "moves").await, None, "past terms are not reported");
+    assert_eq!(control.revision(), revision, "without a write");
 }
 
-pub(crate) async fn imports_take_nothing_away_before_the_time_either(address: String) {
+pub(crate) async fn imports_keep_current_terms_too(address: String) {
     let (control, clock) = open(&address).await;
     let limiter = limiter(&control, &clock);
     let line = |key: &str, mut sent: Value| {
@@ -104,20 +104,20 @@ pub(crate) async fn imports_take_nothing_away_before_the_time_either(address: St
         }
     };
     limits([5, 5, 3, 5, 5], "before").await;
-    // An export brings it back, also where it was deleted meanwhile.
+    // Importing an export restores everything, even if it was deleted meanwhile.
     let lines: Vec<Value> =
         export(&control).await.iter().map(|quota| as_line(quota, &control.installation_id())).collect();
     for key in keys {
         control.delete_quota(key, Precondition::Any, &somebody()).await.expect("an end");
     }
     limits([3; 5], "deleted").await;
-    let told = import(&control, &lines).await;
-    assert_eq!((told.imported, told.failed), (5, 0), "{:?}", told.errors);
+    let report = import(&control, &lines).await;
+    assert_eq!((report.imported, report.failed), (5, 0), "{:?}", report.errors);
     limits([5, 5, 3, 5, 5], "again").await;
     let mut wrong = line("wrong", later(9, "01:00"));
     wrong["until_effective"] = json!({"tier": "gold"});
-    let told = import(&control, &[wrong]).await;
-    assert_eq!(told.errors[0].place.as_deref(), Some("until_effective.tier"));
+    let report = import(&control, &[wrong]).await;
+    assert_eq!(report.errors[0].place.as_deref(), Some("until_effective.tier"));
     at(&clock, 1, 0);
-    limits([9, 9, 9, 9, 5], "on the second").await;
+    limits([9, 9, 9, 9, 5], "exactly on time").await;
 }

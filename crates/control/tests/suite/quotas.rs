@@ -1,11 +1,11 @@
-//! Agreements are kept as they were made, and nothing that cannot act is taken.
+//! Quotas are stored as sent, and invalid ones are rejected.
 
 use crate::{draft, open, rules, somebody};
 use serde_json::json;
 use tollgate_control::{ControlError, Cursor, Precondition, QuotaFilter};
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 
-pub(crate) async fn what_is_put_is_read_until_it_is_deleted(address: String) {
+pub(crate) async fn a_quota_is_stored_until_it_is_deleted(address: String) {
     let (control, _) = open(&address).await;
     let sent = json!({
         "tier": "pro",
@@ -34,7 +34,7 @@ pub(crate) async fn what_is_put_is_read_until_it_is_deleted(address: String) {
     assert!(matches!(again, Err(ControlError::NotFound(_))), "{again:?}");
 }
 
-pub(crate) async fn a_change_that_was_not_seen_is_not_overwritten(address: String) {
+pub(crate) async fn a_concurrent_change_is_not_overwritten(address: String) {
     let (control, _) = open(&address).await;
     let put = async |expected| {
         let sent = draft(&json!({"tier": "pro"}));
@@ -52,10 +52,10 @@ pub(crate) async fn a_change_that_was_not_seen_is_not_overwritten(address: Strin
     assert!(matches!(stale, Err(ControlError::Conflict)));
     assert_eq!(control.quota("key").await.expect("an answer").expect("a quota").revision, second);
     control.delete_quota("key", Precondition::Revision(second), &somebody()).await.expect("a deletion");
-    put(Precondition::Absent).await.expect("a deleted one is nothing");
+    put(Precondition::Absent).await.expect("a deleted quota is absent");
 }
 
-pub(crate) async fn lists_come_in_pages(address: String) {
+pub(crate) async fn lists_are_paged(address: String) {
     let (control, _) = open(&address).await;
     for i in 0..205 {
         let tier = if i % 4 == 0 { "free" } else { "pro" };
@@ -68,14 +68,14 @@ pub(crate) async fn lists_come_in_pages(address: String) {
         [(None, 205, 3), (Some("free"), 52, 1), (Some("pro"), 153, 2), (Some("none"), 0, 1)]
     {
         let (mut ids, mut seen) = (Vec::new(), 0);
-        let mut wanted = QuotaFilter { tier: tier.map(str::to_owned), ..QuotaFilter::default() };
+        let mut filter = QuotaFilter { tier: tier.map(str::to_owned), ..QuotaFilter::default() };
         loop {
-            let page = control.quotas(&wanted).await.expect("a page");
+            let page = control.quotas(&filter).await.expect("a page");
             assert!(page.quotas.iter().all(|quota| tier.is_none() || quota.tier.as_deref() == tier));
             ids.extend(page.quotas.into_iter().map(|quota| quota.id));
             seen += 1;
             let Some(next) = page.next_cursor else { break };
-            wanted.after = Some(Cursor::parse(&next).expect("a cursor"));
+            filter.after = Some(Cursor::parse(&next).expect("a cursor"));
         }
         ids.sort();
         ids.dedup();
@@ -83,20 +83,20 @@ pub(crate) async fn lists_come_in_pages(address: String) {
     }
 }
 
-pub(crate) async fn what_cannot_act_is_refused_and_says_where(address: String) {
+pub(crate) async fn an_invalid_quota_is_rejected_with_its_field(address: String) {
     let (control, _) = open(&address).await;
     let own = |descriptor: &str, unit: &str| json!({"overrides": [{"descriptor": descriptor, "requests_per_unit": 5, "unit": unit}]});
     let long = "x".repeat(600);
     let many: Vec<_> = (1..=33)
         .map(|i| json!({"descriptor": "orders", "requests_per_unit": 1, "unit": format!("{i}s")}))
         .collect();
-    for (sent, place) in [
+    for (sent, field) in [
         (json!({}), "tier"),
         (json!({"tier": ""}), "tier"),
         (json!({"tier": "platinum"}), "tier"),
         (json!({"tier": "pro\n"}), "tier"),
         (own("nothing", "minute"), "overrides[0].descriptor"),
-        // All callers share its counters: a number for one would act on all.
+        // All callers share its counters: an override for one would affect all.
         (own("path", "minute"), "overrides[0].descriptor"),
         (own(&long, "minute"), "overrides[0].descriptor"),
         (own("orders", "fortnight"), "overrides[0].unit"),
@@ -120,25 +120,25 @@ pub(crate) async fn what_cannot_act_is_refused_and_says_where(address: String) {
     ] {
         let put = control.put_quota("key", draft(&sent), &rules(), Precondition::Any, &somebody()).await;
         let problem = put.expect("a database").expect_err(&sent.to_string());
-        assert_eq!(problem.place, place, "{sent}: {}", problem.detail);
+        assert_eq!(problem.place, field, "{sent}: {}", problem.detail);
     }
     assert!(control.quota("key").await.expect("an answer").is_none());
     assert_eq!(control.audit(None, 10).await.expect("an answer"), []);
 }
 
-pub(crate) async fn no_key_is_kept(address: String) {
+pub(crate) async fn no_key_is_stored(address: String) {
     let (control, _) = open(&address).await;
     let key = "sk_live_51H8xQ2eZvKYlo2C";
     let sent = draft(&json!({"tier": "pro"}));
     let put = control.put_quota(key, sent, &rules(), Precondition::Any, &somebody()).await;
     let put = put.expect("a database").expect("a quota");
-    let told = format!("{put:?} {:?}", control.audit(None, 10).await.expect("an answer"));
-    assert!(told.contains("sk_liv") && !told.contains(&key[..8]), "{told}");
+    let output = format!("{put:?} {:?}", control.audit(None, 10).await.expect("an answer"));
+    assert!(output.contains("sk_liv") && !output.contains(&key[..8]), "{output}");
     if let Some(path) = address.strip_prefix("sqlite:") {
         for file in [path.to_owned(), format!("{path}-wal")] {
             let bytes = std::fs::read(&file).expect("a file");
             let found = bytes.windows(8).any(|window| window == &key.as_bytes()[..8]);
-            assert!(!found, "{file} holds the key");
+            assert!(!found, "{file} contains the key");
         }
         use std::os::unix::fs::PermissionsExt;
         let mode = std::fs::metadata(path).expect("a file").permissions().mode();
@@ -146,7 +146,7 @@ pub(crate) async fn no_key_is_kept(address: String) {
     }
 }
 
-pub(crate) async fn what_was_deleted_goes_a_week_later(address: String) {
+pub(crate) async fn deleted_quotas_are_purged_after_a_week(address: String) {
     let (one, clock) = open(&address).await;
     let (late, late_clock) = open(&address).await;
     for key in ["gone", "stays"] {
@@ -156,12 +156,12 @@ pub(crate) async fn what_was_deleted_goes_a_week_later(address: String) {
     }
     late.catch_up().await.expect("an answer");
     one.delete_quota("gone", Precondition::Any, &somebody()).await.expect("a deletion");
-    assert_eq!(one.purge().await.expect("an answer"), 0, "others may not have heard of it");
-    let week = Span::from_secs(7 * 86_400 + 1);
+    assert_eq!(one.purge().await.expect("an answer"), 0, "other nodes may not have read it yet");
+    let week = TimeDelta::from_secs(7 * 86_400 + 1);
     clock.advance(week);
     assert_eq!(one.purge().await.expect("an answer"), 1);
     assert_eq!(one.purge().await.expect("an answer"), 0);
-    // A node that was cut off all that time cannot read of the deletion any more, and forgets it all the same.
+    // A node that was disconnected all that time can no longer read the deletion, and still removes the quota.
     assert_eq!(late.quota_table().len(), 2);
     late_clock.advance(week);
     late.catch_up().await.expect("an answer");

@@ -1,4 +1,4 @@
-//! Rules as revisions: none is lost, one acts, and who was not looking does not overwrite.
+//! Rule revisions: none is lost, one is active, and concurrent changes are not overwritten.
 
 use crate::{open, somebody};
 use std::sync::Arc;
@@ -25,12 +25,12 @@ async fn statuses(node: &ControlPlane) -> Vec<(i64, RevisionStatus)> {
     all.into_iter().map(|one| (one.rev, one.status)).collect()
 }
 
-pub(crate) async fn every_revision_is_kept_and_one_acts(address: String) {
+pub(crate) async fn every_revision_is_kept_and_one_is_active(address: String) {
     use RevisionStatus::{Active, RolledBack, Superseded};
     let (one, _) = open(&address).await;
     let (two, _) = open(&address).await;
     assert_eq!(one.published(), None);
-    // The first keeps what acted before it.
+    // The first publication stores the previously active files too.
     assert_eq!(one.publish_rules(draft(5, None), &somebody()).await.expect("published"), 2);
     assert_eq!(one.publish_rules(draft(7, Some(2)), &somebody()).await.expect("published"), 3);
     assert_eq!(statuses(&one).await, [(3, Active), (2, Superseded), (1, Superseded)]);
@@ -41,29 +41,29 @@ pub(crate) async fn every_revision_is_kept_and_one_acts(address: String) {
     assert_eq!((known.revision.rev, &known.files), (3, &files(7)));
     assert_eq!((known.revision.author.as_str(), known.revision.reason.as_str()), ("ada", "7 it is"));
 
-    let back = two.roll_back_rules(1, None, "it was better", &somebody()).await.expect("a way back");
-    assert_eq!(two.published().expect("it").files, files(0));
+    let back = two.roll_back_rules(1, None, "it was better", &somebody()).await.expect("a rollback");
+    assert_eq!(two.published().expect("the rules").files, files(0));
     assert_eq!(statuses(&two).await[..2], [(back, Active), (3, RolledBack)]);
-    let taken = two.rule_revision(3).await.expect("an answer").expect("still there");
-    assert_eq!(taken.revision.rolled_back_because.as_deref(), Some("it was better"));
-    assert_eq!(taken.files, files(7));
-    let gone = two.roll_back_rules(99, None, "typo", &somebody()).await;
-    assert!(matches!(gone, Err(ControlError::NotFound(_))), "{gone:?}");
-    // A node that starts later knows it.
+    let rolled_back = two.rule_revision(3).await.expect("an answer").expect("still there");
+    assert_eq!(rolled_back.revision.rolled_back_because.as_deref(), Some("it was better"));
+    assert_eq!(rolled_back.files, files(7));
+    let missing = two.roll_back_rules(99, None, "typo", &somebody()).await;
+    assert!(matches!(missing, Err(ControlError::NotFound(_))), "{missing:?}");
+    // A node that starts later knows the active revision.
     assert_eq!(open(&address).await.0.published().map(|known| known.revision.rev), Some(back));
     let whole = one.verify_audit().await.expect("an answer");
     assert!(matches!(whole, tollgate_control::AuditVerification::Intact { entries: 3, .. }), "{whole:?}");
 }
 
-/// Several nodes see the same trouble: one goes back, and the others do not go back once more.
-pub(crate) async fn of_many_who_go_back_one_does(address: String) {
+/// Several nodes see the same denial spike: one rolls back, and the others do not roll back again.
+pub(crate) async fn one_of_several_rollbacks_succeeds(address: String) {
     let mut nodes = Vec::new();
     for _ in 0..4 {
         nodes.push(open(&address).await.0);
     }
     nodes[0].publish_rules(draft(5, None), &somebody()).await.expect("published");
     nodes[0].publish_rules(draft(7, Some(2)), &somebody()).await.expect("published");
-    let going: Vec<_> = nodes
+    let rollbacks: Vec<_> = nodes
         .iter()
         .map(|node| {
             let node = Arc::clone(node);
@@ -73,45 +73,47 @@ pub(crate) async fn of_many_who_go_back_one_does(address: String) {
         })
         .collect();
     let mut done = 0;
-    for one in going {
+    for one in rollbacks {
         done += usize::from(one.await.expect("a node"));
     }
     assert_eq!((done, statuses(&nodes[0]).await[0]), (1, (4, RevisionStatus::Active)));
 }
 
-pub(crate) async fn approval_needs_another_person(address: String) {
+pub(crate) async fn approval_needs_another_operator(address: String) {
     use RevisionStatus::{Active, PendingApproval, Rejected, Superseded};
     let (node, _) = open(&address).await;
-    let waiting = |count, base| NewRevision { needs_approval: true, ..draft(count, base) };
-    let rev = node.publish_rules(waiting(5, None), &somebody()).await.expect("published");
-    assert_eq!((rev, node.published()), (2, None), "it waits, and the files go on acting");
+    let pending = |count, base| NewRevision { needs_approval: true, ..draft(count, base) };
+    let rev = node.publish_rules(pending(5, None), &somebody()).await.expect("published");
+    assert_eq!((rev, node.published()), (2, None), "it is pending, and the files stay active");
     let own = node.approve_rules(rev, &somebody()).await;
     assert!(matches!(own, Err(ControlError::SelfApproval)), "{own:?}");
-    no_way_back(&node, rev, "pending_approval").await;
-    assert_eq!(node.published(), None, "it still waits");
+    assert_no_rollback(&node, rev, "pending_approval").await;
+    assert_eq!(node.published(), None, "it is still pending");
     let other = Actor { name: "bob".to_owned(), origin: "::1".to_owned() };
     node.approve_rules(rev, &other).await.expect("approved");
-    let acts = node.published().expect("it acts").revision.clone();
-    assert_eq!((acts.rev, acts.approved_by.as_deref(), acts.base_rev), (2, Some("bob"), Some(1)));
+    let active = node.published().expect("it is active").revision.clone();
+    assert_eq!((active.rev, active.approved_by.as_deref(), active.base_rev), (2, Some("bob"), Some(1)));
     let twice = node.approve_rules(rev, &other).await;
     assert!(matches!(twice, Err(ControlError::NotFound(_))), "{twice:?}");
 
-    // What has been overtaken is not let in afterwards.
-    let late = node.publish_rules(waiting(6, Some(2)), &somebody()).await.expect("published");
+    // A superseded pending revision cannot be approved afterwards.
+    let late = node.publish_rules(pending(6, Some(2)), &somebody()).await.expect("published");
     assert_eq!(statuses(&node).await[0], (late, PendingApproval));
     node.publish_rules(draft(7, Some(2)), &somebody()).await.expect("published");
     assert_eq!(statuses(&node).await[..3], [(4, Active), (3, Rejected), (2, Superseded)]);
     assert!(node.approve_rules(late, &other).await.is_err());
-    no_way_back(&node, late, "rejected").await;
-    // What was approved of and acted is one to go back to.
-    node.roll_back_rules(2, None, "it was better", &somebody()).await.expect("a way back");
+    assert_no_rollback(&node, late, "rejected").await;
+    // A revision that was approved and active can be rolled back to.
+    node.roll_back_rules(2, None, "it was better", &somebody()).await.expect("a rollback");
 }
 
-/// Going back is no way around the second person.
-async fn no_way_back(node: &ControlPlane, rev: i64, became: &str) {
-    for only_if in [None, node.published().map(|acts| acts.revision.rev)] {
-        let around = node.roll_back_rules(rev, only_if, "around", &somebody()).await;
-        let Err(ControlError::NeverActive { rev: told, status }) = around else { panic!("{around:?}") };
-        assert_eq!((told, status), (rev, became));
+/// Asserts that a rollback cannot bypass the approval.
+async fn assert_no_rollback(node: &ControlPlane, rev: i64, expected: &str) {
+    for only_if in [None, node.published().map(|active| active.revision.rev)] {
+        let rolled_back = node.roll_back_rules(rev, only_if, "around", &somebody()).await;
+        let Err(ControlError::NeverActive { rev: found, status }) = rolled_back else {
+            panic!("{rolled_back:?}")
+        };
+        assert_eq!((found, status), (rev, expected));
     }
 }

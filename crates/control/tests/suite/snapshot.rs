@@ -1,4 +1,4 @@
-//! What a node keeps in files beside PostgreSQL, and starts with when that is away; and a newer program beside older ones.
+//! Snapshot files for a start while PostgreSQL is unavailable; and migrations beside older nodes that write.
 
 use crate::databases::Postgres;
 use crate::{START, draft, open, rules, somebody, until};
@@ -6,10 +6,10 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use tollgate_control::{ControlPlane, Precondition};
-use tollgate_core::{ManualClock, Span, Timestamp};
-use tollgate_engine::Tenants;
+use tollgate_core::{ManualClock, TimeDelta, Timestamp};
+use tollgate_engine::QuotaProvider;
 
-/// What the tables were before version 5.
+/// Reverts the schema to what it was before version 5.
 const BEFORE: &str = "
     DROP INDEX quotas_by_tier_and_change;
     DROP INDEX quotas_by_prefix_and_change;
@@ -27,17 +27,17 @@ const WRITE: &str =
     "INSERT INTO quotas (key_hash, key_prefix, overrides, reason, author, updated_at, deleted, revision)
      VALUES (decode(repeat('00', 32), 'hex'), 'a', '[]', '', '', 0, 0, 1000)";
 
-/// Whether anybody waits for a lock.
+/// Counts the transactions that wait for a lock.
 const WAITS: &str = "SELECT COUNT(*) FROM pg_locks WHERE NOT granted";
 
-async fn now_and_then(clock: &ManualClock) {
-    clock.advance(Span::from_secs(1));
+async fn advance(clock: &ManualClock) {
+    clock.advance(TimeDelta::from_secs(1));
     tokio::time::sleep(Duration::from_millis(10)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
-async fn what_was_taken_back_meanwhile_does_not_come_back_from_a_snapshot() {
+async fn a_snapshot_does_not_restore_what_was_revoked_since() {
     let mut server = Postgres::start();
     let address = server.database("snapshot");
     let folder = crate::databases::Place::new();
@@ -45,46 +45,46 @@ async fn what_was_taken_back_meanwhile_does_not_come_back_from_a_snapshot() {
     let (one, clock) = open(&address).await;
     let sent = serde_json::from_value(json!({"units": 4, "reason": "a mistake"})).expect("a draft");
     let granted = one.grant("key", sent, &rules(), &somebody()).await.expect("a database").expect("a grant");
-    // What is agreed for later leaves what acts until then.
+    // A pending quota keeps the current terms until then.
     for sent in [json!({"tier": "pro"}), json!({"tier": "free", "effective_at": "2026-06-01T00:00:00Z"})] {
         let put = one.put_quota("other", draft(&sent), &rules(), Precondition::Any, &somebody()).await;
         put.expect("a database").expect("a quota");
     }
 
-    // A file that cannot be written at first is written when it can be.
-    std::fs::create_dir_all(file.join("in the way")).expect("a folder");
-    let keeping = tokio::spawn(Arc::clone(&one).run_snapshots(file.clone()));
+    // A file that cannot be written at first is written as soon as it can be.
+    std::fs::create_dir_all(file.join("obstacle")).expect("a folder");
+    let snapshots = tokio::spawn(Arc::clone(&one).run_snapshots(file.clone()));
     let quotas = folder.path().join("known.quotas");
     until("the quotas, which come after it", || quotas.is_file()).await;
-    std::fs::remove_dir_all(&file).expect("nothing in the way");
+    std::fs::remove_dir_all(&file).expect("no obstacle");
     for _ in 0..3_000 {
         if file.is_file() {
             break;
         }
-        now_and_then(&clock).await;
+        advance(&clock).await;
     }
-    assert!(file.is_file(), "it was tried again");
-    // Nothing changes for days; that nothing does is kept too.
-    let before = std::fs::metadata(&quotas).and_then(|about| about.modified()).expect("a file");
-    clock.advance(Span::from_secs(6 * 86_400));
+    assert!(file.is_file(), "the write was retried");
+    // Nothing changes for days; the file is still refreshed.
+    let before = std::fs::metadata(&quotas).and_then(|metadata| metadata.modified()).expect("a file");
+    clock.advance(TimeDelta::from_secs(6 * 86_400));
     one.catch_up().await.expect("an answer");
     until("the quotas again", || {
-        std::fs::metadata(&quotas).and_then(|about| about.modified()).is_ok_and(|at| at != before)
+        std::fs::metadata(&quotas).and_then(|metadata| metadata.modified()).is_ok_and(|at| at != before)
     })
     .await;
-    keeping.abort();
-    let _ = keeping.await;
-    one.revoke_grant("key", &granted.id, &somebody()).await.expect("taken back");
+    snapshots.abort();
+    let _ = snapshots.await;
+    one.revoke_grant("key", &granted.id, &somebody()).await.expect("revoked");
     one.close().await;
 
     server.stop("INT");
     let restarted = ControlPlane::connect_or_restore(&address, Arc::clone(&clock) as _, Some(&file)).await;
-    let (two, restored) = restarted.expect("what was known");
+    let (two, restored) = restarted.expect("the snapshot");
     assert!(restored && two.is_loaded());
     assert!(two.staleness_millis() < 60_000, "{}", two.staleness_millis());
     let has = |key: &str| {
-        let agreed = two.quota_table().find(key, &rules(), &*clock);
-        (agreed.tenant.is_some(), agreed.grants.is_some())
+        let agreed = two.quota_table().lookup(key, &rules(), &*clock);
+        (agreed.overrides.is_some(), agreed.grants.is_some())
     };
     assert_eq!((has("key"), has("other")), ((false, true), (true, false)), "as last known");
     server.start_again();
@@ -98,10 +98,10 @@ async fn what_was_taken_back_meanwhile_does_not_come_back_from_a_snapshot() {
     assert_eq!((has("key"), has("other")), ((false, false), (true, false)));
 }
 
-/// A node that writes while a newer one makes its tables: both succeed.
+/// A node that writes while a newer one migrates the schema: both succeed.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
-async fn tables_are_made_beside_those_who_write() {
+async fn migrations_run_beside_writers() {
     let server = Postgres::start();
     let address = server.database("upgraded");
     open(&address).await.0.close().await;
@@ -116,12 +116,12 @@ async fn tables_are_made_beside_those_who_write() {
         let address = address.clone();
         async move { ControlPlane::connect(&address, clock).await }
     });
-    for look in 0.. {
+    for attempt in 0.. {
         let (waits,): (i64,) = sqlx::query_as(WAITS).fetch_one(&pool).await.expect("an answer");
         if waits > 0 {
             break;
         }
-        assert!(look < 3_000, "waited in vain: somebody who waits for the writer");
+        assert!(attempt < 3_000, "timed out waiting for the migration to wait for the writer");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     sqlx::query(WRITE).execute(&mut *writer).await.expect("a quota");

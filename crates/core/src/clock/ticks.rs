@@ -1,7 +1,7 @@
-//! The processor's own counter, to tell the time between two readings of the real clock.
+//! The processor's tick counter, which measures time between two readings of the system clock.
 //!
 //! Reading the operating system's monotonic clock costs as much as the rest of a decision in memory. So each thread reads
-//! it every [`STRETCH`] and in between counts ticks, at the rate that the last two readings showed. What a tick is worth
+//! it every [`TRUSTED_NANOS`] and in between counts ticks, at the rate that the last two readings showed. What a tick is worth
 //! is thus measured anew all the time; an error of 100 parts in a million is one microsecond in a stretch, and never adds up.
 //!
 //! Per thread, so that nothing is shared; a thread never sees time go back. Where the counter does not run evenly (the
@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 /// How long ticks are trusted, in nanoseconds.
-const STRETCH: u64 = 10_000_000;
+const TRUSTED_NANOS: u64 = 10_000_000;
 /// The least time between two readings that shows what a tick is worth.
 const BASELINE: u64 = 1_000_000;
 
@@ -25,11 +25,11 @@ struct Anchor {
     /// Nanoseconds a tick, times 2^32; zero while unknown.
     scale: u64,
     /// So many ticks are trusted from here on; zero while none are.
-    span: u64,
+    trusted_ticks: u64,
 }
 
 thread_local! {
-    static ANCHOR: Cell<Anchor> = const { Cell::new(Anchor { ticks: 0, nanos: 0, scale: 0, span: 0 }) };
+    static ANCHOR: Cell<Anchor> = const { Cell::new(Anchor { ticks: 0, nanos: 0, scale: 0, trusted_ticks: 0 }) };
 }
 
 /// Microseconds since this process first asked.
@@ -38,11 +38,11 @@ pub(super) fn micros() -> u64 {
     ANCHOR.with(|anchor| {
         let known = anchor.get();
         let passed = counter().wrapping_sub(known.ticks);
-        if passed < known.span {
-            return known.after(passed) / 1_000;
+        if passed < known.trusted_ticks {
+            return known.nanos_after(passed) / 1_000;
         }
         let (ticks, nanos) = reading();
-        let (next, nanos) = known.renewed(ticks, nanos, is_even());
+        let (next, nanos) = known.renewed(ticks, nanos, is_invariant());
         anchor.set(next);
         nanos / 1_000
     })
@@ -51,7 +51,7 @@ pub(super) fn micros() -> u64 {
 impl Anchor {
     /// Nanoseconds, `ticks` after the reading. Within a span this cannot overflow: both factors are small.
     #[inline]
-    const fn after(&self, ticks: u64) -> u64 {
+    const fn nanos_after(&self, ticks: u64) -> u64 {
         self.nanos + ((ticks * self.scale) >> 32)
     }
 
@@ -59,7 +59,7 @@ impl Anchor {
     #[cold]
     fn renewed(self, ticks: u64, nanos: u64, even: bool) -> (Self, u64) {
         // What has been told may have run ahead a little: time stands still until the clock has caught up.
-        let nanos = nanos.max(self.after(self.span));
+        let nanos = nanos.max(self.nanos_after(self.trusted_ticks));
         let (ticks_passed, nanos_passed) = (ticks.wrapping_sub(self.ticks), nanos.saturating_sub(self.nanos));
         if !even || ticks_passed > 1 << 62 || self.nanos == 0 {
             return (Self { ticks, nanos: nanos.max(1), ..Self::default() }, nanos);
@@ -71,8 +71,9 @@ impl Anchor {
         let scale = u64::try_from(scale).unwrap_or(0);
         // Agreement with the last measure is the sign that neither reading was disturbed.
         let agrees = self.scale != 0 && scale.abs_diff(self.scale) < self.scale / 256;
-        let span = if agrees { ((u128::from(STRETCH) << 32) / u128::from(scale.max(1))) as u64 } else { 0 };
-        (Self { ticks, nanos, scale, span }, nanos)
+        let span =
+            if agrees { ((u128::from(TRUSTED_NANOS) << 32) / u128::from(scale.max(1))) as u64 } else { 0 };
+        (Self { ticks, nanos, scale, trusted_ticks: span }, nanos)
     }
 }
 
@@ -104,7 +105,7 @@ fn counter() -> u64 {
 
 /// Whether the counter runs at one rate in all states of the processor.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-fn is_even() -> bool {
+fn is_invariant() -> bool {
     static EVEN: OnceLock<bool> = OnceLock::new();
     *EVEN.get_or_init(|| {
         let has = |leaf| core::arch::x86_64::__cpuid(0x8000_0000).eax >= leaf;
@@ -118,7 +119,7 @@ fn counter() -> u64 {
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-fn is_even() -> bool {
+fn is_invariant() -> bool {
     false
 }
 
@@ -129,7 +130,7 @@ mod tests {
 
     /// A clock that ran away from the system's would shift every window, and two nodes' windows against each other.
     #[test]
-    fn it_keeps_to_the_system_clock_and_never_goes_back() {
+    fn ticks_follow_the_system_clock_and_never_go_back() {
         let (mut last, mut worst, mut trusted) = (micros(), 0_u64, false);
         // Both at the same moment, whatever else the machine does.
         let (start, offset) = loop {
@@ -147,19 +148,19 @@ mod tests {
             let told = told - offset;
             let (least, most) = (before.as_micros() as u64, after.as_micros() as u64);
             worst = worst.max(least.saturating_sub(told)).max(told.saturating_sub(most));
-            trusted |= ANCHOR.with(Cell::get).span > 0;
+            trusted |= ANCHOR.with(Cell::get).trusted_ticks > 0;
         }
         assert!(worst < 1_000, "{worst} us off");
-        assert_eq!(trusted, is_even(), "where the counter is even it is used");
+        assert_eq!(trusted, is_invariant(), "where the counter is even it is used");
     }
 
     /// Two ticks a nanosecond, as two readings 2 ms apart have shown; trusted once a third agrees.
     fn settled() -> Anchor {
         let (first, _) = Anchor::default().renewed(1_000, 500, true);
         let (second, _) = first.renewed(1_000 + 4_000_000, 500 + 2_000_000, true);
-        assert_eq!(second.span, 0, "one measure is not enough");
+        assert_eq!(second.trusted_ticks, 0, "one measure is not enough");
         let (third, _) = second.renewed(1_000 + 8_000_000, 500 + 4_000_000, true);
-        assert_eq!(third.span, 2 * STRETCH, "ten milliseconds of ticks");
+        assert_eq!(third.trusted_ticks, 2 * TRUSTED_NANOS, "ten milliseconds of ticks");
         third
     }
 
@@ -168,19 +169,19 @@ mod tests {
     fn a_counter_that_disagrees_is_not_trusted() {
         let settled = settled();
         let (faster, nanos) = settled.renewed(settled.ticks + 40_000_000, settled.nanos + 10_000_000, true);
-        assert_eq!((faster.span, nanos), (0, settled.nanos + 10_000_000));
+        assert_eq!((faster.trusted_ticks, nanos), (0, settled.nanos + 10_000_000));
         let (backwards, _) = settled.renewed(settled.ticks - 5, settled.nanos + 50_000_000, true);
-        assert_eq!(backwards.span, 0);
+        assert_eq!(backwards.trusted_ticks, 0);
         let (uneven, _) = settled.renewed(settled.ticks + 20_000_000, settled.nanos + 10_000_000, false);
-        assert_eq!(uneven.span, 0);
+        assert_eq!(uneven.trusted_ticks, 0);
     }
 
     /// Time told by ticks may run ahead of the clock; it must then wait, not go back.
     #[test]
-    fn what_has_been_told_is_not_taken_back() {
+    fn time_never_goes_back() {
         let settled = settled();
-        let told = settled.after(settled.span);
-        let (_, nanos) = settled.renewed(settled.ticks + settled.span, told - 1_000, true);
+        let told = settled.nanos_after(settled.trusted_ticks);
+        let (_, nanos) = settled.renewed(settled.ticks + settled.trusted_ticks, told - 1_000, true);
         assert_eq!(nanos, told);
     }
 }

@@ -1,4 +1,4 @@
-//! A store that never answers, for tests of what happens then.
+//! A store that is always unavailable, for tests of fail policies.
 
 use crate::charge::{Charge, Outcomes, Permit};
 use crate::store::{CounterStore, StoreError};

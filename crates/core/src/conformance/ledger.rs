@@ -1,4 +1,4 @@
-//! The plainest store there is: a map, one thread at a time. What it answers is what every store must answer.
+//! Reference store: a map, one thread at a time. Its outcomes are what every store must return.
 //!
 //! Independent charges come first, each on its own. The others are then tried in order on a copy, where a counter that
 //! is named twice sees its first charge; the copy is kept if the request is admitted. If it is refused, what would have
@@ -6,10 +6,10 @@
 //!
 //! A required charge of a window that counts attempts is left to each store: only independent ones are compared.
 
-use crate::charge::{Admission, Charge, Enforcement, GiveBack, Outcomes, Permit};
+use crate::charge::{Admission, Charge, Enforcement, Outcomes, Permit, UnitReturn};
 use crate::clock::Clock;
 use crate::cost::Cost;
-use crate::key::{CounterKey, OwnedPart};
+use crate::counter_key::{CounterKey, OwnedKeyPart};
 use crate::outcome::Outcome;
 use crate::state::State;
 use crate::store::{CounterStore, StoreError};
@@ -20,23 +20,26 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A counter's name with its parts owned and apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Name {
+struct OwnedKey {
     scope: String,
-    parts: Vec<OwnedPart>,
+    parts: Vec<OwnedKeyPart>,
 }
 
-impl Name {
-    fn of(key: CounterKey<'_>) -> Self {
-        Self { scope: key.scope.label().to_owned(), parts: key.parts.iter().map(OwnedPart::from).collect() }
+impl OwnedKey {
+    fn from_key(key: CounterKey<'_>) -> Self {
+        Self {
+            scope: key.scope.label().to_owned(),
+            parts: key.parts.iter().map(OwnedKeyPart::from).collect(),
+        }
     }
 }
 
 /// Counters in a map.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    states: HashMap<Name, State>,
+    states: HashMap<OwnedKey, State>,
     /// What has been given back.
-    back: HashSet<u128>,
+    returned: HashSet<u128>,
 }
 
 impl Ledger {
@@ -47,26 +50,26 @@ impl Ledger {
         for (outcome, charge) in each.iter_mut().zip(charges).filter(|(_, charge)| is_independent(charge)) {
             *outcome = self.step(now, charge, charge.cost);
         }
-        let mut tried = Self { states: self.states.clone(), back: HashSet::new() };
+        let mut tried = Self { states: self.states.clone(), returned: HashSet::new() };
         for (outcome, charge) in each.iter_mut().zip(charges).filter(|(_, charge)| !is_independent(charge)) {
             *outcome = tried.step(now, charge, charge.cost);
         }
         let admission = Outcomes::admission(charges.iter().map(|charge| charge.enforcement).zip(&each));
         match admission {
             Admission::Admitted => self.states = tried.states,
-            Admission::Refused => {
+            Admission::Denied => {
                 for (outcome, charge) in
                     each.iter_mut().zip(charges).filter(|(_, charge)| !is_independent(charge))
                 {
                     // Also where it is denied: a state that a clock has left ahead is mended, or it would lock.
-                    let seen = self.step(now, charge, Cost::LOOK);
+                    let seen = self.step(now, charge, Cost::PEEK);
                     if outcome.verdict.is_allowed() {
                         *outcome = Outcome { verdict: outcome.verdict, ..seen };
                     }
                 }
             }
         }
-        Outcomes { admission, at: now, each }
+        Outcomes { admission, at: now, per_charge: each }
     }
 
     /// Takes what has already happened: see [`CounterStore::debit`].
@@ -76,7 +79,7 @@ impl Ledger {
                 let _ = self.step(now, charge, charge.cost);
             } else {
                 let moment = now + charge.limit.phase(charge.key.stable_hash());
-                let state = self.states.entry(Name::of(charge.key)).or_default();
+                let state = self.states.entry(OwnedKey::from_key(charge.key)).or_default();
                 charge.limit.debit(charge.permit, state, moment, charge.cost.units());
             }
         }
@@ -85,25 +88,25 @@ impl Ledger {
     /// Gives permits back: see [`CounterStore::release`].
     pub fn release(&mut self, permits: &[Permit<'_>]) {
         for permit in permits {
-            permit.limit.release(permit.id, self.states.entry(Name::of(permit.key)).or_default());
+            permit.limit.release(permit.id, self.states.entry(OwnedKey::from_key(permit.key)).or_default());
         }
     }
 
-    /// Gives back what was not used, once: see [`CounterStore::give_back`].
-    pub fn give_back(&mut self, now: Timestamp, back: &GiveBack<'_>) {
+    /// Gives back what was not used, once: see [`CounterStore::return_units`].
+    pub fn return_units(&mut self, now: Timestamp, back: &UnitReturn<'_>) {
         let phase = back.limit.phase(back.key.stable_hash());
-        let units = back.limit.refundable(back.units, back.taken + phase, now + phase);
-        let look = self.step(now, &Charge::new(back.key, back.limit, Cost::LOOK), Cost::LOOK);
-        let last = back.limit.takes_back(back.full_at, now, look.reset_after);
-        if self.back.insert(back.id.0) && units > 0 && last {
-            let _ = self.step(now, &Charge::new(back.key, back.limit, Cost::LOOK), Cost::refund(units));
+        let units = back.limit.refundable(back.units, back.taken_at + phase, now + phase);
+        let look = self.step(now, &Charge::new(back.key, back.limit, Cost::PEEK), Cost::PEEK);
+        let last = back.limit.can_return(back.full_at, now, look.reset_after);
+        if self.returned.insert(back.id.0) && units > 0 && last {
+            let _ = self.step(now, &Charge::new(back.key, back.limit, Cost::PEEK), Cost::refund(units));
         }
     }
 
     fn step(&mut self, now: Timestamp, charge: &Charge<'_>, cost: Cost) -> Outcome {
         let moment = now + charge.limit.phase(charge.key.stable_hash());
-        let state = self.states.entry(Name::of(charge.key)).or_default();
-        charge.limit.step_as(charge.permit, state, moment, cost)
+        let state = self.states.entry(OwnedKey::from_key(charge.key)).or_default();
+        charge.limit.step_with_permit(charge.permit, state, moment, cost)
     }
 }
 
@@ -144,8 +147,8 @@ impl<C: Clock> CounterStore for ReferenceStore<C> {
         Ok(())
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
-        self.ledger().give_back(self.clock.now(), back);
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
+        self.ledger().return_units(self.clock.now(), back);
         Ok(())
     }
 }

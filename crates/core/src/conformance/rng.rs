@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same for the same seed (splitmix64): a case that fails can be looked at again.
+//! Seeded pseudorandom numbers (splitmix64), so that a failing case can be repeated.
 
 /// A generator for tests and simulations. Never for secrets.
 ///

@@ -1,10 +1,10 @@
 //! The suite itself: it passes what is right and catches what is wrong.
 
-use super::{Broken, DeadStore, Ledger, ReferenceStore, block_on, run};
-use crate::charge::{Admission, Charge, Enforcement, GiveBack, Outcomes, Permit};
+use super::{DeadStore, Ledger, ReferenceStore, Violation, block_on, run};
+use crate::charge::{Admission, Charge, Enforcement, Outcomes, Permit, UnitReturn};
 use crate::clock::{Clock, ManualClock};
 use crate::cost::Cost;
-use crate::key::{CounterKey, Part};
+use crate::counter_key::{CounterKey, KeyPart};
 use crate::store::{CounterStore, StoreError};
 use std::sync::{Arc, Mutex};
 
@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// Takes the charges one by one, and leaves what it took when a later one is denied.
-    ChargesInTurn,
+    ChargesOneByOne,
     /// Joins the parts of a key with a separator.
     JoinsParts,
     /// Takes back with a refund what a look had not taken.
-    RefundsLooks,
+    RefundsPeeks,
     /// Forgets a counter as soon as its window could have turned.
     ForgetsEarly,
     /// A second release frees an anonymous permit.
@@ -28,25 +28,25 @@ enum Fault {
     /// Steps jittered keys at the plain instant.
     IgnoresPhase,
     /// Gives the same units back as often as it is told to.
-    GivesBackTwice,
+    ReturnsTwice,
     /// Gives all units back, however long ago they were taken.
-    GivesBackLate,
+    ReturnsLate,
 }
 
 const FAULTS: [(Fault, &str); 10] = [
-    (Fault::ChargesInTurn, "a request's charges are all taken or none"),
+    (Fault::ChargesOneByOne, "a request's charges are all taken or none"),
     (Fault::JoinsParts, "keys that differ do not share a counter"),
-    (Fault::RefundsLooks, "every algorithm answers as its step does"),
+    (Fault::RefundsPeeks, "every algorithm answers as its step does"),
     (Fault::ForgetsEarly, "every algorithm answers as its step does"),
     (Fault::ReleasesTwice, "a permit is released once, and only by its holder"),
     (Fault::DebitsWithinLimit, "every algorithm answers as its step does"),
     (Fault::ObeysShadows, "every algorithm answers as its step does"),
     (Fault::IgnoresPhase, "every algorithm answers as its step does"),
-    (Fault::GivesBackTwice, GIVES_BACK),
-    (Fault::GivesBackLate, GIVES_BACK),
+    (Fault::ReturnsTwice, RETURN_CASE),
+    (Fault::ReturnsLate, RETURN_CASE),
 ];
 
-const GIVES_BACK: &str = "what was taken ahead is given back once, and only what time has not given back";
+const RETURN_CASE: &str = "what was taken ahead is given back once, and only what time has not given back";
 
 struct Faulty {
     clock: Arc<ManualClock>,
@@ -66,7 +66,7 @@ fn joining<T>(charges: &[Charge<'_>], what: impl FnOnce(&[Charge<'_>]) -> T) -> 
     let join =
         |charge: &Charge<'_>| charge.key.parts.iter().map(|part| format!("_{part}")).collect::<String>();
     let joined: Vec<String> = charges.iter().map(join).collect();
-    let texts: Vec<[Part<'_>; 1]> = joined.iter().map(|text| [Part::Text(text)]).collect();
+    let texts: Vec<[KeyPart<'_>; 1]> = joined.iter().map(|text| [KeyPart::Text(text)]).collect();
     let mut shared = Vec::new();
     for (charge, text) in charges.iter().zip(&texts) {
         let parts = if charge.limit.is_jittered() { charge.key.parts } else { text };
@@ -79,27 +79,27 @@ impl CounterStore for Faulty {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         let (now, mut ledger) = (self.clock.now(), self.ledger());
         let outcomes = match self.fault {
-            Fault::ChargesInTurn => {
+            Fault::ChargesOneByOne => {
                 let outcomes = ledger.clone().charge(now, charges);
                 for charge in charges {
                     let alone = ledger.charge(now, std::slice::from_ref(charge));
-                    if alone.admission == Admission::Refused {
+                    if alone.admission == Admission::Denied {
                         break;
                     }
                 }
                 outcomes
             }
             Fault::JoinsParts => joining(charges, |charges| ledger.charge(now, charges)),
-            Fault::RefundsLooks => {
+            Fault::RefundsPeeks => {
                 let outcomes = ledger.charge(now, charges);
-                for charge in charges.iter().filter(|charge| charge.cost.is_look()) {
+                for charge in charges.iter().filter(|charge| charge.cost.is_peek()) {
                     ledger.debit(now, &[Charge { cost: Cost::refund(1), ..*charge }]);
                 }
                 outcomes
             }
             Fault::ForgetsEarly => {
                 let period =
-                    charges.first().map_or(1, |charge| charge.limit.quota().period.length().as_micros());
+                    charges.first().map_or(1, |charge| charge.limit.rate().period.length().as_micros());
                 if now.as_micros() % period < period / 16 {
                     *ledger = Ledger::default();
                 }
@@ -115,7 +115,7 @@ impl CounterStore for Faulty {
                     .iter()
                     .map(|charge| {
                         let limit = charge.limit;
-                        let spec = crate::LimitSpec::new(limit.algorithm(), limit.quota().clone());
+                        let spec = crate::LimitSpec::new(limit.algorithm(), limit.rate().clone());
                         if limit.is_jittered() { spec.build().expect("in range") } else { limit.clone() }
                     })
                     .collect();
@@ -123,10 +123,9 @@ impl CounterStore for Faulty {
                     charges.iter().zip(&plain).map(|(charge, limit)| Charge { limit, ..*charge }).collect();
                 ledger.charge(now, &charges)
             }
-            Fault::ReleasesTwice
-            | Fault::DebitsWithinLimit
-            | Fault::GivesBackTwice
-            | Fault::GivesBackLate => ledger.charge(now, charges),
+            Fault::ReleasesTwice | Fault::DebitsWithinLimit | Fault::ReturnsTwice | Fault::ReturnsLate => {
+                ledger.charge(now, charges)
+            }
         };
         Ok(outcomes)
     }
@@ -148,7 +147,7 @@ impl CounterStore for Faulty {
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
         if self.fault == Fault::JoinsParts {
             for permit in permits {
-                joining(&[Charge::new(permit.key, permit.limit, Cost::LOOK)], |charges| {
+                joining(&[Charge::new(permit.key, permit.limit, Cost::PEEK)], |charges| {
                     self.ledger().release(&[Permit { key: charges[0].key, ..*permit }]);
                 });
             }
@@ -164,13 +163,13 @@ impl CounterStore for Faulty {
         Ok(())
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
         let now = self.clock.now();
-        let taken = if self.fault == Fault::GivesBackLate { now } else { back.taken };
-        self.ledger().give_back(now, &GiveBack { taken, ..*back });
-        if self.fault == Fault::GivesBackTwice {
+        let taken = if self.fault == Fault::ReturnsLate { now } else { back.taken_at };
+        self.ledger().return_units(now, &UnitReturn { taken_at: taken, ..*back });
+        if self.fault == Fault::ReturnsTwice {
             let id = crate::PermitId(back.id.0 + 1_000_000);
-            self.ledger().give_back(now, &GiveBack { id, ..*back });
+            self.ledger().return_units(now, &UnitReturn { id, ..*back });
         }
         Ok(())
     }
@@ -190,7 +189,9 @@ fn every_fault_is_caught() {
         let make = async |clock| Faulty { clock, ledger: Mutex::default(), fault };
         match block_on(run(make)) {
             Ok(()) => panic!("{fault:?} was not caught"),
-            Err(Broken { case: caught, what }) => assert_eq!(caught, case, "{fault:?} was caught by: {what}"),
+            Err(Violation { case: caught, detail: what }) => {
+                assert_eq!(caught, case, "{fault:?} was caught by: {what}");
+            }
         }
     }
 }

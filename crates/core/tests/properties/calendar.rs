@@ -2,8 +2,8 @@
 //! that start at an instant of their own for each key.
 
 use tollgate_core::{
-    Algorithm, Calendar, CalendarUnit, Cost, CounterKey, Limit, LimitSpec, Part, Period, Quota, Scope, Span,
-    State, Timestamp, Verdict,
+    Algorithm, Calendar, CalendarUnit, Cost, CounterKey, KeyPart, Limit, LimitSpec, Period, Rate, Scope,
+    State, TimeDelta, Timestamp, Verdict, nonzero,
 };
 
 const HOUR: u64 = 3_600;
@@ -12,7 +12,7 @@ fn window(unit: CalendarUnit, zone: &str, at: u64) -> (u64, u64) {
     let calendar = Calendar::new(unit, zone).expect("a zone");
     let (start, end) = calendar.window(Timestamp::from_secs(at));
     assert_eq!((start, end), calendar.window(Timestamp::from_secs(at)), "the remembered answer is the same");
-    assert!(end.since(start) <= calendar.longest(), "{zone} {at}");
+    assert!(end.since(start) <= calendar.max_length(), "{zone} {at}");
     (start.as_secs(), end.as_secs())
 }
 
@@ -78,12 +78,12 @@ fn months_follow_the_calendar() {
 
 fn daily(zone: &str, count: u64) -> Limit {
     let period = Period::Calendar(Calendar::new(CalendarUnit::Day, zone).expect("a zone"));
-    LimitSpec::new(Algorithm::FixedWindow, Quota { count, period }).build().expect("in range")
+    LimitSpec::new(Algorithm::FixedWindow, Rate { count, period }).build().expect("in range")
 }
 
 /// Without it a day of 26 hours is forgotten after 25, and its quota is given twice.
 #[test]
-fn a_long_day_is_remembered_to_its_end() {
+fn a_25_hour_day_is_one_window_to_its_end() {
     for (zone, at, hours) in [
         ("Antarctica/Troll", 1_729_990_800, 26),
         ("Antarctica/Casey", 1_678_312_800, 27),
@@ -91,17 +91,17 @@ fn a_long_day_is_remembered_to_its_end() {
     ] {
         let limit = daily(zone, 1);
         let start = Timestamp::from_secs(window(CalendarUnit::Day, zone, at).0);
-        let end = start + Span::from_secs(hours * HOUR);
+        let end = start + TimeDelta::from_secs(hours * HOUR);
         let mut state = State::default();
         let first = limit.step(&mut state, start, Cost::ONE);
         assert_eq!(first.reset_after, end.since(start));
         assert_eq!(limit.expires(&state), end);
         let (word, _) = limit.step_word(None, start, Cost::ONE);
         assert!(limit.packed().expect("packs").tag.expires(word) >= end);
-        let denied = limit.step(&mut state, end - Span::from_micros(1), Cost::ONE);
-        assert_eq!(denied.verdict, Verdict::Denied { retry_after: Some(Span::from_micros(1)) });
+        let denied = limit.step(&mut state, end - TimeDelta::from_micros(1), Cost::ONE);
+        assert_eq!(denied.verdict, Verdict::Denied { retry_after: Some(TimeDelta::from_micros(1)) });
         assert!(limit.step(&mut state, end, Cost::ONE).verdict.is_allowed());
-        assert!(limit.memory() >= end.since(start));
+        assert!(limit.retention() >= end.since(start));
     }
 }
 
@@ -115,32 +115,36 @@ fn an_unknown_zone_is_an_error() {
 /// Without it all keys reset at once, and their clients come back at once.
 #[test]
 fn jitter_spreads_the_keys_over_the_window() {
-    let limit =
-        LimitSpec::new(Algorithm::FixedWindow, Quota::per_minute(5)).jitter().build().expect("in range");
+    let limit = LimitSpec::new(Algorithm::FixedWindow, Rate::per_minute(nonzero!(5)))
+        .jitter()
+        .build()
+        .expect("in range");
     let scope = Scope::new("api/user");
     let mut tenths = [0_u32; 10];
     for number in 0..10_000 {
         let name = number.to_string();
-        let hash = CounterKey { scope: &scope, parts: &[Part::Text(&name)] }.stable_hash();
+        let hash = CounterKey { scope: &scope, parts: &[KeyPart::Text(&name)] }.stable_hash();
         tenths[usize::try_from(limit.phase(hash).as_micros() / 6_000_000).expect("within the minute")] += 1;
     }
     assert!(tenths.iter().all(|keys| (900..=1_100).contains(keys)), "{tenths:?}");
-    let plain = LimitSpec::new(Algorithm::FixedWindow, Quota::per_minute(5)).build().expect("in range");
-    assert_eq!(plain.phase(12_345_678), Span::ZERO);
+    let plain =
+        LimitSpec::new(Algorithm::FixedWindow, Rate::per_minute(nonzero!(5))).build().expect("in range");
+    assert_eq!(plain.phase(12_345_678), TimeDelta::ZERO);
 }
 
 /// Without it a jittered key is told a wrong instant: what an outcome says is relative to now, whatever the phase.
 #[test]
-fn a_jittered_window_keeps_its_promise() {
+fn a_jittered_window_enforces_its_limit() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::StrictWindow] {
-        let limit = LimitSpec::new(algorithm, Quota::per_minute(5)).jitter().build().expect("in range");
+        let limit =
+            LimitSpec::new(algorithm, Rate::per_minute(nonzero!(5))).jitter().build().expect("in range");
         let phase = limit.phase(0x9e37_79b9_7f4a_7c15);
         let now = Timestamp::from_secs(1_700_000_000);
         let mut state = State::default();
-        assert!(limit.step(&mut state, now + phase, Cost::take(5)).verdict.is_allowed());
+        assert!(limit.step(&mut state, now + phase, Cost::new(5)).verdict.is_allowed());
         let denied = limit.step(&mut state, now + phase, Cost::ONE).verdict;
         let Verdict::Denied { retry_after: Some(wait) } = denied else { panic!("{algorithm}: {denied:?}") };
-        let early = now + Span::from_micros(wait.as_micros() - 1) + phase;
+        let early = now + TimeDelta::from_micros(wait.as_micros() - 1) + phase;
         assert!(limit.step(&mut state, early, Cost::ONE).verdict.is_denied());
         assert!(limit.step(&mut state, now + wait + phase, Cost::ONE).verdict.is_allowed());
     }

@@ -3,11 +3,11 @@
 use crate::traces::{Admitted, START, admitted, limits_of, micros, traffic};
 use proptest::prelude::*;
 use std::collections::HashMap;
-use tollgate_core::{Algorithm, Cost, Limit, LimitSpec, PermitId, Span, State, Timestamp, Verdict};
+use tollgate_core::{Algorithm, Cost, Limit, LimitSpec, PermitId, State, TimeDelta, Timestamp, Verdict};
 
 /// `sum <= burst + rate * t` between every two admissions, in whole numbers.
 pub(crate) fn holds_rate(limit: &Limit, log: &[Admitted]) -> Result<(), TestCaseError> {
-    let (count, period) = (i128::from(limit.quota().count), i128::from(micros(limit)));
+    let (count, period) = (i128::from(limit.rate().count), i128::from(micros(limit)));
     for (first, from) in log.iter().enumerate() {
         let mut sum = 0_i128;
         for to in &log[first..] {
@@ -50,14 +50,14 @@ proptest! {
         limits_of(Algorithm::Gcra), limits_of(Algorithm::TokenBucket), limits_of(Algorithm::LeakyBucket)
     ].boxed())) {
         // Tokens times the period: a bucket that fills by `count` each microsecond.
-        let (count, period) = (i128::from(limit.quota().count), i128::from(micros(&limit)));
+        let (count, period) = (i128::from(limit.rate().count), i128::from(micros(&limit)));
         let full = i128::from(limit.capacity()) * period;
         let (mut tokens, mut state, mut now) = (full, State::default(), START);
         for arrival in arrivals {
-            now = now + Span::from_micros(arrival.gap);
+            now = now + TimeDelta::from_micros(arrival.gap);
             tokens = full.min(tokens + i128::from(arrival.gap) * count);
             let price = i128::from(arrival.cost) * period;
-            let outcome = limit.step(&mut state, now, Cost::take(arrival.cost));
+            let outcome = limit.step(&mut state, now, Cost::new(arrival.cost));
             prop_assert_eq!(outcome.verdict.is_allowed(), price <= tokens);
             if price <= tokens {
                 tokens -= price;
@@ -73,16 +73,16 @@ proptest! {
     #[test]
     fn a_leaky_bucket_that_delays_spaces_departures((limit, arrivals) in traffic(
         limits_of(Algorithm::LeakyBucket).prop_map(|limit| {
-            let spec = LimitSpec::new(Algorithm::LeakyBucket, limit.quota().clone());
-            spec.burst(limit.capacity()).delays().build().expect("in range")
+            let spec = LimitSpec::new(Algorithm::LeakyBucket, limit.rate().clone());
+            spec.burst(limit.capacity()).with_delay().build().expect("in range")
         }).boxed()
     )) {
-        let (count, period) = (i128::from(limit.quota().count), i128::from(micros(&limit)));
+        let (count, period) = (i128::from(limit.rate().count), i128::from(micros(&limit)));
         let (mut state, mut now) = (State::default(), START);
         let mut departures: Vec<(i128, i128)> = Vec::new();
         for arrival in arrivals {
-            now = now + Span::from_micros(arrival.gap);
-            let outcome = limit.step(&mut state, now, Cost::take(arrival.cost));
+            now = now + TimeDelta::from_micros(arrival.gap);
+            let outcome = limit.step(&mut state, now, Cost::new(arrival.cost));
             let Verdict::Allowed { delay } = outcome.verdict else { continue };
             // Nobody waits longer than the queue is.
             prop_assert!((i128::from(delay.as_micros()) - 1) * count < i128::from(limit.capacity()) * period);
@@ -104,11 +104,11 @@ proptest! {
     fn a_fixed_window_admits_exactly_its_count((limit, arrivals) in traffic(limits_of(Algorithm::FixedWindow))) {
         let (mut used, mut state, mut now) = (HashMap::new(), State::default(), START);
         for arrival in arrivals {
-            now = now + Span::from_micros(arrival.gap);
+            now = now + TimeDelta::from_micros(arrival.gap);
             let count = used.entry(now.as_micros() / micros(&limit)).or_insert(0);
             let fits = *count + arrival.cost <= limit.capacity();
             *count += if fits { arrival.cost } else { 0 };
-            let outcome = limit.step(&mut state, now, Cost::take(arrival.cost));
+            let outcome = limit.step(&mut state, now, Cost::new(arrival.cost));
             prop_assert_eq!(outcome.verdict.is_allowed(), fits);
             prop_assert_eq!(outcome.remaining, limit.capacity() - *count);
             prop_assert_eq!(outcome.reset_after.as_micros(), micros(&limit) - now.as_micros() % micros(&limit));
@@ -122,14 +122,14 @@ proptest! {
         let (mut used, mut state, mut now) = (HashMap::<u64, u64>::new(), State::default(), START);
         let mut log = Vec::new();
         for arrival in arrivals {
-            now = now + Span::from_micros(arrival.gap);
+            now = now + TimeDelta::from_micros(arrival.gap);
             let (window, elapsed) = (now.as_micros() / period, now.as_micros() % period);
             let previous = u128::from(used.get(&(window - 1)).copied().unwrap_or(0));
             let current = used.entry(window).or_insert(0);
             let weigh = |current: u64| previous * u128::from(period - elapsed) + u128::from(current) * u128::from(period);
             let whole = u128::from(limit.capacity()) * u128::from(period);
             let fits = weigh(*current + arrival.cost) <= whole;
-            let outcome = limit.step(&mut state, now, Cost::take(arrival.cost));
+            let outcome = limit.step(&mut state, now, Cost::new(arrival.cost));
             prop_assert_eq!(outcome.verdict.is_allowed(), fits);
             if fits {
                 *current += arrival.cost;
@@ -154,13 +154,13 @@ proptest! {
         (period, slots, count) in (1_000_u64..2_000_000, 1_u64..=120, 1_u64..20),
         steps in proptest::collection::vec((0_u64..1_000, 1_u64..3), 1..60),
     ) {
-        let quota = tollgate_core::Quota::per(count, Span::from_micros(period));
-        let limit = LimitSpec::new(Algorithm::StrictWindow, quota).slots(slots).build().expect("in range");
+        let rate = tollgate_core::Rate::per(count, TimeDelta::from_micros(period));
+        let limit = LimitSpec::new(Algorithm::StrictWindow, rate).slots(slots).build().expect("in range");
         let (mut log, mut state, mut now) = (Vec::new(), State::default(), START);
         let seen = (slots + 1) * period.div_ceil(slots);
         for (permille, cost) in steps {
-            now = now + Span::from_micros(period * permille / 1_000);
-            let outcome = limit.step(&mut state, now, Cost::take(cost));
+            now = now + TimeDelta::from_micros(period * permille / 1_000);
+            let outcome = limit.step(&mut state, now, Cost::new(cost));
             if in_view(&log, now, seen) + cost <= count {
                 prop_assert!(outcome.verdict.is_allowed());
             }
@@ -175,9 +175,9 @@ proptest! {
     fn a_sliding_log_admits_exactly_what_an_exact_log_does((limit, arrivals) in traffic(limits_of(Algorithm::SlidingLog))) {
         let (mut log, mut state, mut now) = (Vec::new(), State::default(), START);
         for arrival in arrivals {
-            now = now + Span::from_micros(arrival.gap);
+            now = now + TimeDelta::from_micros(arrival.gap);
             let fits = in_view(&log, now, micros(&limit)) + arrival.cost <= limit.capacity();
-            let outcome = limit.step(&mut state, now, Cost::take(arrival.cost));
+            let outcome = limit.step(&mut state, now, Cost::new(arrival.cost));
             prop_assert_eq!(outcome.verdict.is_allowed(), fits);
             if fits {
                 log.push(Admitted { at: now, units: arrival.cost });
@@ -193,11 +193,11 @@ proptest! {
         limit in limits_of(Algorithm::Concurrency),
         steps in proptest::collection::vec((0_u64..600, 0_u128..6, -1_i64..4), 1..80),
     ) {
-        let ttl = Span::from_micros(micros(&limit));
+        let ttl = TimeDelta::from_micros(micros(&limit));
         let mut held: Vec<(u128, u64, Timestamp)> = Vec::new();
         let (mut state, mut now) = (State::default(), START);
         for (permille, id, cost) in steps {
-            now = now + Span::from_micros(ttl.as_micros() * permille / 1_000);
+            now = now + TimeDelta::from_micros(ttl.as_micros() * permille / 1_000);
             held.retain(|(.., deadline)| *deadline > now);
             if cost < 0 {
                 limit.release(PermitId(id), &mut state);
@@ -208,7 +208,7 @@ proptest! {
             let mine: u64 = held.iter().filter(|(holder, ..)| *holder == id && id != 0).map(|h| h.1).sum();
             let others = held.iter().map(|h| h.1).sum::<u64>() - mine;
             let fits = units == 0 || units <= mine || others + units <= limit.capacity();
-            let outcome = limit.step_as(PermitId(id), &mut state, now, Cost::take(units));
+            let outcome = limit.step_with_permit(PermitId(id), &mut state, now, Cost::new(units));
             prop_assert_eq!(outcome.verdict.is_allowed(), fits);
             if fits && units > 0 {
                 held.retain(|(holder, ..)| *holder != id || id == 0);

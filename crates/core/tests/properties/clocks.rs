@@ -1,11 +1,11 @@
 //! Clocks that go back never mint quota and never lock a key.
 //!
 //! Time is measured here by forward moves alone: what a clock takes back and gives again counts as passed again. By
-//! that measure every promise of the monotone case still holds, and `Limit::memory` after any history a key is unused.
+//! that measure every promise of the monotone case still holds, and `Limit::retention` after any history a key is unused.
 
 use crate::traces::{START, costs, gaps, limits, micros};
 use proptest::prelude::*;
-use tollgate_core::{Algorithm, Cost, Limit, LimitSpec, Quota, Span, State, Timestamp};
+use tollgate_core::{Algorithm, Cost, Limit, LimitSpec, Rate, State, TimeDelta, Timestamp, nonzero};
 
 /// A move of the clock, and a cost.
 type Move = (i64, u64);
@@ -19,7 +19,7 @@ fn moves(limit: &Limit) -> BoxedStrategy<Vec<Move>> {
 }
 
 fn moved(now: Timestamp, by: i64) -> Timestamp {
-    let span = Span::from_micros(by.unsigned_abs());
+    let span = TimeDelta::from_micros(by.unsigned_abs());
     if by < 0 { now - span } else { now + span }
 }
 
@@ -31,7 +31,7 @@ fn admissions(limit: &Limit, moves: &[Move]) -> (Vec<(u64, u64)>, State, Timesta
     for (by, cost) in moves {
         now = moved(now, *by);
         forward += u64::try_from(*by).unwrap_or(0);
-        if limit.step(&mut state, now, Cost::take(*cost)).verdict.is_allowed() {
+        if limit.step(&mut state, now, Cost::new(*cost)).verdict.is_allowed() {
             log.push((forward, *cost));
         }
     }
@@ -44,7 +44,7 @@ fn ceiling(limit: &Limit, forward: u64) -> u128 {
     let forward = u128::from(forward);
     match limit.algorithm() {
         Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::LeakyBucket => {
-            capacity * period + forward * u128::from(limit.quota().count)
+            capacity * period + forward * u128::from(limit.rate().count)
         }
         // Every window that the stretch can touch.
         Algorithm::FixedWindow | Algorithm::SlidingWindow => capacity * (forward + 2 * period),
@@ -76,17 +76,17 @@ proptest! {
     #[test]
     fn no_clock_locks((limit, moves) in limits().prop_flat_map(|limit| { let moves = moves(&limit); (Just(limit), moves) })) {
         let (_, mut state, now) = admissions(&limit, &moves);
-        let later = now + limit.memory();
-        prop_assert_eq!(limit.step(&mut state, later, Cost::LOOK).remaining, limit.capacity());
-        prop_assert!(limit.step(&mut state, later, Cost::take(limit.capacity())).verdict.is_allowed());
+        let later = now + limit.retention();
+        prop_assert_eq!(limit.step(&mut state, later, Cost::PEEK).remaining, limit.capacity());
+        prop_assert!(limit.step(&mut state, later, Cost::new(limit.capacity())).verdict.is_allowed());
     }
 
-    /// Without it `Limit::memory` may be an age, and the bound above says nothing.
+    /// Without it `Limit::retention` may be an age, and the bound above says nothing.
     #[test]
     fn memory_is_a_few_periods(limit in limits()) {
-        let fill = micros(&limit).saturating_mul(limit.capacity()).div_ceil(limit.quota().count);
+        let fill = micros(&limit).saturating_mul(limit.capacity()).div_ceil(limit.rate().count);
         let longest = if limit.algorithm().has_burst() { 2 * fill.max(micros(&limit)) } else { 3 * (micros(&limit) + 120) };
-        prop_assert!(limit.memory().as_micros() <= longest);
+        prop_assert!(limit.retention().as_micros() <= longest);
     }
 }
 
@@ -95,11 +95,11 @@ proptest! {
 #[test]
 fn a_clock_that_swings_over_a_border_passes_two_windows_at_most() {
     for algorithm in Algorithm::ALL {
-        let limit = LimitSpec::new(algorithm, Quota::per_second(10)).build().expect("in range");
-        for border in [START, START + Span::from_millis(100)] {
+        let limit = LimitSpec::new(algorithm, Rate::per_second(nonzero!(10))).build().expect("in range");
+        for border in [START, START + TimeDelta::from_millis(100)] {
             let (mut state, mut passed) = (State::default(), 0);
             for swing in 0..1_000_u64 {
-                let now = border + Span::from_micros(swing % 2) - Span::from_micros(1);
+                let now = border + TimeDelta::from_micros(swing % 2) - TimeDelta::from_micros(1);
                 passed += u64::from(limit.step(&mut state, now, Cost::ONE).verdict.is_allowed());
             }
             let most = if algorithm == Algorithm::FixedWindow { 20 } else { 10 };

@@ -2,7 +2,7 @@
 
 use crate::traces::{START, limits, micros};
 use proptest::prelude::*;
-use tollgate_core::{Algorithm, Cost, Limit, LimitSpec, PermitId, Quota, Span, State, Verdict};
+use tollgate_core::{Algorithm, Cost, Limit, LimitSpec, PermitId, Rate, State, TimeDelta, Verdict, nonzero};
 
 fn debit(limit: &Limit, state: &mut State, units: u64) {
     limit.debit(PermitId::ANONYMOUS, state, START, units);
@@ -15,13 +15,13 @@ proptest! {
         prop_assume!(limit.algorithm() != Algorithm::Concurrency);
         let mut state = State::default();
         debit(&limit, &mut state, units);
-        let look = limit.step(&mut state, START, Cost::LOOK);
+        let look = limit.step(&mut state, START, Cost::PEEK);
         prop_assert_eq!(look.remaining, limit.capacity().saturating_sub(units));
         debit(&limit, &mut state, u64::MAX);
         let denied = limit.step(&mut state, START, Cost::ONE);
         let Verdict::Denied { retry_after: Some(wait) } = denied.verdict else { panic!("in debt: {denied:?}") };
-        prop_assert!(wait <= limit.memory());
-        let healed = limit.step(&mut state, START + limit.memory(), Cost::take(limit.capacity()));
+        prop_assert!(wait <= limit.retention());
+        let healed = limit.step(&mut state, START + limit.retention(), Cost::new(limit.capacity()));
         prop_assert!(healed.verdict.is_allowed());
     }
 
@@ -41,23 +41,25 @@ proptest! {
 
 /// Without it the time that a bucket in debt stays closed is not what an operator would work out by hand.
 #[test]
-fn a_bucket_pays_its_debt_at_its_rate() {
-    let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_second(10)).burst(5).build().expect("in range");
+fn a_bucket_recovers_from_debt_at_its_rate() {
+    let limit =
+        LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(10))).burst(5).build().expect("in range");
     let mut state = State::default();
     debit(&limit, &mut state, 8);
     let denied = limit.step(&mut state, START, Cost::ONE);
-    assert_eq!(denied.verdict, Verdict::Denied { retry_after: Some(Span::from_millis(400)) });
-    assert_eq!(denied.reset_after, Span::from_millis(800));
+    assert_eq!(denied.verdict, Verdict::Denied { retry_after: Some(TimeDelta::from_millis(400)) });
+    assert_eq!(denied.reset_after, TimeDelta::from_millis(800));
     assert_eq!(micros(&limit), 1_000_000);
 }
 
 /// Without it a report from elsewhere opens permits that nobody holds.
 #[test]
 fn permits_are_not_debited_beyond_the_limit() {
-    let limit = LimitSpec::new(Algorithm::Concurrency, Quota::per_minute(3)).build().expect("in range");
+    let limit =
+        LimitSpec::new(Algorithm::Concurrency, Rate::per_minute(nonzero!(3))).build().expect("in range");
     let mut state = State::default();
     limit.debit(PermitId(7), &mut state, START, 2);
-    assert_eq!(limit.step(&mut state, START, Cost::LOOK).remaining, 1);
+    assert_eq!(limit.step(&mut state, START, Cost::PEEK).remaining, 1);
     limit.debit(PermitId(8), &mut state, START, 2);
-    assert_eq!(limit.step(&mut state, START, Cost::LOOK).remaining, 1);
+    assert_eq!(limit.step(&mut state, START, Cost::PEEK).remaining, 1);
 }

@@ -2,7 +2,7 @@
 
 use crate::traces::START;
 use proptest::prelude::*;
-use tollgate_core::{Algorithm, Cost, Escrow, Limit, LimitSpec, Quota, Span, State, Timestamp};
+use tollgate_core::{Algorithm, Cost, Escrow, Limit, LimitSpec, Rate, State, TimeDelta, Timestamp};
 
 /// What one of several holders does next, after some time.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +27,9 @@ fn turns() -> impl Strategy<Value = Vec<Turn>> {
 }
 
 fn leasable() -> impl Strategy<Value = Limit> {
-    let spec =
-        |algorithm, count, millis| LimitSpec::new(algorithm, Quota::per(count, Span::from_millis(millis)));
+    let spec = |algorithm, count, millis| {
+        LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_millis(millis)))
+    };
     prop::sample::select(vec![
         spec(Algorithm::Gcra, 10, 1_000),
         spec(Algorithm::Gcra, 7, 1_000).burst(20),
@@ -45,18 +46,18 @@ fn leasable() -> impl Strategy<Value = Limit> {
 type Held = (Timestamp, Escrow, u64, Timestamp);
 
 /// Gives back what is left of a taking, as stores do.
-fn hand_back(limit: &Limit, shared: &mut State, (taken, escrow, gone, full_at): Held, now: Timestamp) {
-    let good = escrow.good_after(now.since(taken)).min(escrow.units() - gone);
-    let units = limit.refundable(good, escrow.taken(good, taken), now);
-    let look = limit.step(shared, now, Cost::LOOK);
-    if units > 0 && limit.takes_back(full_at, now, look.reset_after) {
+fn return_units(limit: &Limit, shared: &mut State, (taken, escrow, gone, full_at): Held, now: Timestamp) {
+    let good = escrow.valid_after(now.since(taken)).min(escrow.units() - gone);
+    let units = limit.refundable(good, escrow.taken_at(good, taken), now);
+    let look = limit.step(shared, now, Cost::PEEK);
+    if units > 0 && limit.can_return(full_at, now, look.reset_after) {
         let _ = limit.step(shared, now, Cost::refund(units));
     }
 }
 
 fn spend(held: &mut Vec<Held>, now: Timestamp, units: u64) -> bool {
     for (taken, escrow, gone, _) in held {
-        let void = escrow.units() - escrow.good_after(now.since(*taken));
+        let void = escrow.units() - escrow.valid_after(now.since(*taken));
         let next = (*gone).max(void) + units;
         if next <= escrow.units() {
             *gone = next;
@@ -76,17 +77,17 @@ proptest! {
         let mut holders: [Vec<Held>; 3] = Default::default();
         let mut spent: Vec<Timestamp> = Vec::new();
         for Turn { gap, holder, takes, spends, returns } in turns {
-            now = now + Span::from_micros(gap);
+            now = now + TimeDelta::from_micros(gap);
             if takes > 0 {
-                let told = limit.step(&mut shared, now, Cost::take(takes));
+                let told = limit.step(&mut shared, now, Cost::new(takes));
                 if told.verdict.is_allowed() {
                     let escrow = limit.escrow(takes, now, &told).expect("it can be leased");
-                    prop_assert_eq!(escrow.good_after(Span::ZERO).min(takes), escrow.good_after(Span::ZERO));
+                    prop_assert_eq!(escrow.valid_after(TimeDelta::ZERO).min(takes), escrow.valid_after(TimeDelta::ZERO));
                     holders[holder].push((now, escrow, 0, now + told.reset_after));
                 }
             }
             if returns && let Some(held) = holders[holder].pop() {
-                hand_back(&limit, &mut shared, held, now);
+                return_units(&limit, &mut shared, held, now);
             }
             for _ in 0..spends {
                 let passes = spend(&mut holders[holder], now, 1)
@@ -106,7 +107,7 @@ proptest! {
             spent.push(now);
         }
         // A bucket, or a window, that is told of what is spent when it is spent never denies.
-        let (mut meter, period) = (State::default(), limit.quota().period.length());
+        let (mut meter, period) = (State::default(), limit.rate().period.length());
         for (n, at) in spent.iter().enumerate() {
             if limit.algorithm() == Algorithm::StrictWindow {
                 let in_span = spent[..=n].iter().filter(|other| **other + period > *at).count() as u64;

@@ -1,8 +1,8 @@
 //! The stable hash of a key: what machines of different ages must agree on.
 
-use tollgate_core::{CounterKey, Part, Scope};
+use tollgate_core::{CounterKey, KeyPart, Scope};
 
-fn hash(scope: &str, parts: &[Part<'_>]) -> u64 {
+fn hash(scope: &str, parts: &[KeyPart<'_>]) -> u64 {
     CounterKey { scope: &Scope::new(scope), parts }.stable_hash()
 }
 
@@ -10,25 +10,28 @@ fn hash(scope: &str, parts: &[Part<'_>]) -> u64 {
 #[test]
 fn the_stable_hash_never_changes() {
     assert_eq!(Scope::new("api/user").id(), PINNED_SCOPE);
-    assert_eq!(hash("api/user", &[Part::Text("alice")]), PINNED_TEXT);
-    assert_eq!(hash("api/user", &[Part::Network { address: 0xffff_0a00_0000, prefix: 104 }]), PINNED_NETWORK);
+    assert_eq!(hash("api/user", &[KeyPart::Text("alice")]), PINNED_TEXT);
+    assert_eq!(
+        hash("api/user", &[KeyPart::Network { address: 0xffff_0a00_0000, prefix: 104 }]),
+        PINNED_NETWORK
+    );
 }
 
 /// Without it keys that only look alike turn their windows together, and land on one shard together.
 #[test]
 fn keys_that_look_alike_hash_apart() {
     const BYTES: u128 = u128::from_be_bytes(*b"sixteen bytes ..");
-    let text = Part::Text;
-    let keys: [&[Part<'_>]; 9] = [
+    let text = KeyPart::Text;
+    let keys: [&[KeyPart<'_>]; 9] = [
         &[],
         &[text("")],
         &[text("abc")],
         &[text("a"), text("bc")],
         &[text("ab"), text("c")],
         &[text("sixteen bytes .."), text("")],
-        &[Part::Network { address: BYTES, prefix: 0 }],
-        &[Part::Network { address: BYTES, prefix: 64 }],
-        &[Part::Network { address: BYTES.swap_bytes(), prefix: 0 }],
+        &[KeyPart::Network { address: BYTES, prefix: 0 }],
+        &[KeyPart::Network { address: BYTES, prefix: 64 }],
+        &[KeyPart::Network { address: BYTES.swap_bytes(), prefix: 0 }],
     ];
     let mut hashes: Vec<u64> = keys.iter().map(|parts| hash("api", parts)).collect();
     hashes.extend(keys.iter().map(|parts| hash("api/", parts)));

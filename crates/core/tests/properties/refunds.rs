@@ -3,7 +3,7 @@
 use crate::ceiling::{holds_every_window, holds_rate};
 use crate::traces::{Admitted, START, limits, micros, traffic};
 use proptest::prelude::*;
-use tollgate_core::{Algorithm, Cost, Span, State};
+use tollgate_core::{Algorithm, Cost, State, TimeDelta};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
@@ -19,7 +19,7 @@ proptest! {
         let (mut state, mut now) = (State::default(), START);
         let mut log: Vec<Admitted> = Vec::new();
         for (arrival, (ago, most)) in arrivals.iter().zip(settles) {
-            now = now + Span::from_micros(arrival.gap);
+            now = now + TimeDelta::from_micros(arrival.gap);
             // One of the last few requests turns out to have cost less.
             if let Some(settled) = log.len().checked_sub(ago + 1).map(|index| &mut log[index]) {
                 let back = limit.refundable(settled.units.min(most), settled.at, now);
@@ -27,7 +27,7 @@ proptest! {
                 let _ = limit.step(&mut state, now, Cost::refund(back));
                 settled.units -= back;
             }
-            if limit.step(&mut state, now, Cost::take(arrival.cost)).verdict.is_allowed() {
+            if limit.step(&mut state, now, Cost::new(arrival.cost)).verdict.is_allowed() {
                 log.push(Admitted { at: now, units: arrival.cost });
             }
         }

@@ -2,11 +2,11 @@
 
 use crate::traces::{START, limits, limits_of, micros, traffic};
 use proptest::prelude::*;
-use tollgate_core::{Algorithm, Cost, Limit, LimitSpec, Quota, Span, State, Timestamp, Verdict};
+use tollgate_core::{Algorithm, Cost, Limit, LimitSpec, Rate, State, TimeDelta, Timestamp, Verdict};
 
 /// What `limit` would say `wait` after `now`, if nobody else charged.
 fn probe(limit: &Limit, state: &State, now: Timestamp, wait: u64, cost: u64) -> tollgate_core::Outcome {
-    limit.step(&mut state.clone(), now + Span::from_micros(wait), Cost::take(cost))
+    limit.step(&mut state.clone(), now + TimeDelta::from_micros(wait), Cost::new(cost))
 }
 
 fn promise_holds(
@@ -14,10 +14,10 @@ fn promise_holds(
     state: &State,
     now: Timestamp,
     cost: u64,
-    promised: Option<Span>,
+    promised: Option<TimeDelta>,
     at: u64,
 ) -> Result<(), TestCaseError> {
-    let Some(wait) = promised.map(Span::as_micros) else {
+    let Some(wait) = promised.map(TimeDelta::as_micros) else {
         prop_assert!(cost > limit.capacity(), "it fits an unused limit");
         return Ok(());
     };
@@ -26,7 +26,7 @@ fn promise_holds(
     for early in [0, 1, at % wait, wait / 2, wait - 1] {
         let outcome = probe(limit, state, now, early.min(wait - 1), cost);
         // Asked again on the way, it promises the same instant.
-        let rest = Span::from_micros(wait - early.min(wait - 1));
+        let rest = TimeDelta::from_micros(wait - early.min(wait - 1));
         prop_assert_eq!(outcome.verdict, Verdict::Denied { retry_after: Some(rest) });
     }
     prop_assert!(probe(limit, state, now, wait, cost).verdict.is_allowed());
@@ -35,8 +35,8 @@ fn promise_holds(
 
 fn with_attempts() -> BoxedStrategy<Limit> {
     let attempts = (1_000_u64..5_000_000, 1_u64..20).prop_map(|(period, count)| {
-        let quota = Quota::per(count, Span::from_micros(period));
-        LimitSpec::new(Algorithm::FixedWindow, quota).counts_attempts().build().expect("in range")
+        let rate = Rate::per(count, TimeDelta::from_micros(period));
+        LimitSpec::new(Algorithm::FixedWindow, rate).count_denied().build().expect("in range")
     });
     prop_oneof![8 => limits(), 1 => attempts].boxed()
 }
@@ -49,8 +49,8 @@ proptest! {
     fn denied_until_exactly_the_promised_instant((limit, arrivals) in traffic(with_attempts()), at in any::<u64>()) {
         let (mut state, mut now) = (State::default(), START);
         for arrival in arrivals {
-            now = now + Span::from_micros(arrival.gap);
-            let outcome = limit.step(&mut state, now, Cost::take(arrival.cost));
+            now = now + TimeDelta::from_micros(arrival.gap);
+            let outcome = limit.step(&mut state, now, Cost::new(arrival.cost));
             if let Verdict::Denied { retry_after } = outcome.verdict {
                 promise_holds(&limit, &state, now, arrival.cost, retry_after, at)?;
             }
@@ -62,11 +62,11 @@ proptest! {
     fn the_promise_is_exact_in_debt_too((limit, arrivals) in traffic(limits()), owed in 0_u64..200, at in any::<u64>()) {
         let (mut state, mut now) = (State::default(), START);
         for (index, arrival) in arrivals.iter().enumerate() {
-            now = now + Span::from_micros(arrival.gap);
+            now = now + TimeDelta::from_micros(arrival.gap);
             if index % 5 == 4 {
                 limit.debit(tollgate_core::PermitId::ANONYMOUS, &mut state, now, owed);
             }
-            let outcome = limit.step(&mut state, now, Cost::take(arrival.cost));
+            let outcome = limit.step(&mut state, now, Cost::new(arrival.cost));
             if let Verdict::Denied { retry_after } = outcome.verdict {
                 promise_holds(&limit, &state, now, arrival.cost, retry_after, at)?;
             }
@@ -78,11 +78,11 @@ proptest! {
     fn the_promise_is_exact_after_a_step_back((limit, arrivals) in traffic(limits()), back in 0_u64..40_000, at in any::<u64>()) {
         let (mut state, mut now) = (State::default(), START);
         for (index, arrival) in arrivals.iter().enumerate() {
-            now = now + Span::from_micros(arrival.gap);
+            now = now + TimeDelta::from_micros(arrival.gap);
             if index % 7 == 6 {
-                now = now - Span::from_micros(micros(&limit) * back / 10_000);
+                now = now - TimeDelta::from_micros(micros(&limit) * back / 10_000);
             }
-            let outcome = limit.step(&mut state, now, Cost::take(arrival.cost));
+            let outcome = limit.step(&mut state, now, Cost::new(arrival.cost));
             if let Verdict::Denied { retry_after } = outcome.verdict {
                 promise_holds(&limit, &state, now, arrival.cost, retry_after, at)?;
             }
@@ -94,8 +94,8 @@ proptest! {
     fn remaining_and_reset_are_exact((limit, arrivals) in traffic(limits())) {
         let (mut state, mut now) = (State::default(), START);
         for arrival in arrivals {
-            now = now + Span::from_micros(arrival.gap);
-            let outcome = limit.step(&mut state, now, Cost::take(arrival.cost));
+            now = now + TimeDelta::from_micros(arrival.gap);
+            let outcome = limit.step(&mut state, now, Cost::new(arrival.cost));
             prop_assert!(probe(&limit, &state, now, 0, outcome.remaining).verdict.is_allowed());
             prop_assert!(probe(&limit, &state, now, 0, outcome.remaining + 1).verdict.is_denied());
             let reset = outcome.reset_after.as_micros();
@@ -111,9 +111,9 @@ proptest! {
     #[test]
     fn odd_rates_round_the_wait_up((limit, arrivals) in traffic(limits_of(Algorithm::Gcra)), at in any::<u64>()) {
         let (mut state, mut now) = (State::default(), START);
-        let _ = limit.step(&mut state, now, Cost::take(limit.capacity()));
+        let _ = limit.step(&mut state, now, Cost::new(limit.capacity()));
         for arrival in arrivals {
-            now = now + Span::from_micros(arrival.gap % 3);
+            now = now + TimeDelta::from_micros(arrival.gap % 3);
             let outcome = limit.step(&mut state, now, Cost::ONE);
             if let Verdict::Denied { retry_after } = outcome.verdict {
                 promise_holds(&limit, &state, now, 1, retry_after, at)?;

@@ -1,6 +1,6 @@
 //! CL.THROTTLE as redis-cell answers it: every line of the observed table, by `Limit::step` alone.
 
-use tollgate_core::{Algorithm, Cost, LimitSpec, Quota, Span, State, Timestamp, Verdict};
+use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, State, TimeDelta, Timestamp, Verdict};
 
 /// A key that is asked at one instant.
 struct Key {
@@ -13,10 +13,10 @@ impl Key {
     }
 
     fn throttle(&mut self, max_burst: u64, count: u64, period: u64, quantity: i64) -> [i64; 5] {
-        let quota = Quota::per(count, Span::from_secs(period));
-        let limit = LimitSpec::new(Algorithm::Gcra, quota).burst(max_burst + 1).build().expect("in range");
+        let rate = Rate::per(count, TimeDelta::from_secs(period));
+        let limit = LimitSpec::new(Algorithm::Gcra, rate).burst(max_burst + 1).build().expect("in range");
         let units = quantity.unsigned_abs();
-        let cost = if quantity < 0 { Cost::refund(units) } else { Cost::take(units) };
+        let cost = if quantity < 0 { Cost::refund(units) } else { Cost::new(units) };
         let outcome = limit.step(&mut self.state, Timestamp::from_secs(1_700_000_000), cost);
         let whole = |number: u64| i64::try_from(number).expect("a small number");
         let retry = match outcome.verdict {

@@ -3,7 +3,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tollgate_core::{Algorithm, Limit, LimitSpec, Quota, Span, Timestamp};
+use tollgate_core::{Algorithm, Limit, LimitSpec, Rate, TimeDelta, Timestamp};
 
 /// Where traces start: a usual day.
 pub(crate) const START: Timestamp = Timestamp::from_secs(1_700_000_000);
@@ -16,7 +16,7 @@ pub(crate) struct Arrival {
 }
 
 pub(crate) fn micros(limit: &Limit) -> u64 {
-    limit.quota().period.length().as_micros()
+    limit.rate().period.length().as_micros()
 }
 
 /// Limits of one algorithm, small enough that a short trace exhausts them.
@@ -32,13 +32,13 @@ pub(crate) fn limits_of(algorithm: Algorithm) -> BoxedStrategy<Limit> {
     let count = prop_oneof![1_u64..8, 1_u64..60, Just(2_039_u64), Just(99_991)];
     (period, count, 1_u64..60, 1_u64..=120, any::<bool>())
         .prop_map(move |(period, count, burst, slots, delays)| {
-            let mut spec = LimitSpec::new(algorithm, Quota::per(count, Span::from_micros(period)));
+            let mut spec = LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_micros(period)));
             if algorithm.has_burst() {
                 spec.burst = Some(burst);
             } else {
-                spec.quota.count = count.min(60);
+                spec.rate.count = count.min(60);
             }
-            spec.delays = delays && algorithm == Algorithm::LeakyBucket;
+            spec.delay = delays && algorithm == Algorithm::LeakyBucket;
             spec.slots = (algorithm == Algorithm::StrictWindow).then_some(slots);
             spec.build().expect("a limit in range")
         })
@@ -53,7 +53,7 @@ pub(crate) fn limits() -> BoxedStrategy<Limit> {
 /// Time between two requests: none, one microsecond, about an interval, about a period.
 pub(crate) fn gaps(limit: &Limit) -> BoxedStrategy<u64> {
     let period = micros(limit);
-    let interval = (period / limit.quota().count.max(1)).max(1);
+    let interval = (period / limit.rate().count.max(1)).max(1);
     prop_oneof![3 => Just(0), 1 => Just(1), 4 => 0..=2 * interval, 1 => 0..=period, 1 => 0..=3 * period]
         .boxed()
 }
@@ -84,8 +84,8 @@ pub(crate) fn admitted(limit: &Limit, arrivals: &[Arrival]) -> Vec<Admitted> {
     let (mut state, mut now) = (tollgate_core::State::default(), START);
     let mut log = Vec::new();
     for arrival in arrivals {
-        now = now + Span::from_micros(arrival.gap);
-        let outcome = limit.step(&mut state, now, tollgate_core::Cost::take(arrival.cost));
+        now = now + TimeDelta::from_micros(arrival.gap);
+        let outcome = limit.step(&mut state, now, tollgate_core::Cost::new(arrival.cost));
         if outcome.verdict.is_allowed() {
             log.push(Admitted { at: now, units: arrival.cost });
         }

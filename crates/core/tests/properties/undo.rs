@@ -2,14 +2,14 @@
 
 use crate::traces::{Arrival, START, limits, traffic};
 use proptest::prelude::*;
-use tollgate_core::{Cost, Limit, Outcome, Span, State, Timestamp};
+use tollgate_core::{Cost, Limit, Outcome, State, TimeDelta, Timestamp};
 
 /// The outcomes of `arrivals` from a state on.
 fn run(limit: &Limit, mut state: State, mut now: Timestamp, arrivals: &[Arrival]) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for arrival in arrivals {
-        now = now + Span::from_micros(arrival.gap);
-        outcomes.push(limit.step(&mut state, now, Cost::take(arrival.cost)));
+        now = now + TimeDelta::from_micros(arrival.gap);
+        outcomes.push(limit.step(&mut state, now, Cost::new(arrival.cost)));
     }
     outcomes
 }
@@ -22,11 +22,11 @@ proptest! {
     fn a_denial_changes_nothing((limit, arrivals) in traffic(limits())) {
         let (mut state, mut now) = (State::default(), START);
         for arrival in arrivals {
-            now = now + Span::from_micros(arrival.gap);
+            now = now + TimeDelta::from_micros(arrival.gap);
             // A look brings the state to this instant, so that the two can be compared as they stand.
-            let _ = limit.step(&mut state, now, Cost::LOOK);
+            let _ = limit.step(&mut state, now, Cost::PEEK);
             let before = state.clone();
-            if limit.step(&mut state, now, Cost::take(arrival.cost)).verdict.is_denied() {
+            if limit.step(&mut state, now, Cost::new(arrival.cost)).verdict.is_denied() {
                 prop_assert_eq!(&state, &before);
             }
         }
@@ -40,10 +40,10 @@ proptest! {
         for (index, arrival) in arrivals.iter().enumerate() {
             let half = arrival.gap / 2;
             if looks >> (index % 64) & 1 == 1 {
-                prop_assert!(limit.step(&mut state, now + Span::from_micros(half), Cost::LOOK).verdict.is_allowed());
+                prop_assert!(limit.step(&mut state, now + TimeDelta::from_micros(half), Cost::PEEK).verdict.is_allowed());
             }
-            now = now + Span::from_micros(arrival.gap);
-            prop_assert_eq!(limit.step(&mut state, now, Cost::take(arrival.cost)), seen[index]);
+            now = now + TimeDelta::from_micros(arrival.gap);
+            prop_assert_eq!(limit.step(&mut state, now, Cost::new(arrival.cost)), seen[index]);
         }
     }
 
@@ -52,10 +52,10 @@ proptest! {
     fn cost_n_takes_n_or_nothing((limit, arrivals) in traffic(limits())) {
         let (mut state, mut now) = (State::default(), START);
         for arrival in arrivals {
-            now = now + Span::from_micros(arrival.gap);
-            let before = limit.step(&mut state, now, Cost::LOOK).remaining;
-            let allowed = limit.step(&mut state, now, Cost::take(arrival.cost)).verdict.is_allowed();
-            let after = limit.step(&mut state, now, Cost::LOOK).remaining;
+            now = now + TimeDelta::from_micros(arrival.gap);
+            let before = limit.step(&mut state, now, Cost::PEEK).remaining;
+            let allowed = limit.step(&mut state, now, Cost::new(arrival.cost)).verdict.is_allowed();
+            let after = limit.step(&mut state, now, Cost::PEEK).remaining;
             prop_assert_eq!(after, if allowed { before - arrival.cost } else { before });
         }
     }
@@ -66,15 +66,15 @@ proptest! {
         let cut = cut % arrivals.len();
         let (mut state, mut now) = (State::default(), START);
         for arrival in &arrivals[..cut] {
-            now = now + Span::from_micros(arrival.gap);
-            let _ = limit.step(&mut state, now, Cost::take(arrival.cost));
+            now = now + TimeDelta::from_micros(arrival.gap);
+            let _ = limit.step(&mut state, now, Cost::new(arrival.cost));
         }
         let never = state.clone();
-        now = now + Span::from_micros(arrivals[cut].gap);
-        let cost = Cost::take(arrivals[cut].cost);
+        now = now + TimeDelta::from_micros(arrivals[cut].gap);
+        let cost = Cost::new(arrivals[cut].cost);
         if limit.step(&mut state, now, cost).verdict.is_allowed() {
-            let back = limit.step(&mut state, now, cost.reversed());
-            prop_assert_eq!(back, limit.step(&mut never.clone(), now, Cost::LOOK));
+            let back = limit.step(&mut state, now, cost.negated());
+            prop_assert_eq!(back, limit.step(&mut never.clone(), now, Cost::PEEK));
             prop_assert_eq!(run(&limit, state, now, &arrivals[cut..]), run(&limit, never, now, &arrivals[cut..]));
         }
     }
@@ -84,10 +84,10 @@ proptest! {
     fn a_refund_stops_at_an_unused_limit((limit, arrivals) in traffic(limits()), more in prop_oneof![0_u64..100, Just(u64::MAX)]) {
         let (mut state, mut now) = (State::default(), START);
         for arrival in &arrivals {
-            now = now + Span::from_micros(arrival.gap);
-            let _ = limit.step(&mut state, now, Cost::take(arrival.cost));
+            now = now + TimeDelta::from_micros(arrival.gap);
+            let _ = limit.step(&mut state, now, Cost::new(arrival.cost));
         }
-        let used = limit.capacity() - limit.step(&mut state, now, Cost::LOOK).remaining;
+        let used = limit.capacity() - limit.step(&mut state, now, Cost::PEEK).remaining;
         // A sliding window's last period weighs less than it counts: it takes more to give it all back.
         let all = 2 * limit.capacity().max(used);
         let outcome = limit.step(&mut state, now, Cost::refund(more.saturating_add(all)));

@@ -9,14 +9,14 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 const PERMITS: usize = 20;
 
 /// A store that, once it is slow, answers nobody before all have asked; and, once it is away, nobody at all.
-struct Moody {
+struct FlakyStore {
     counters: MemoryStore<SystemClock>,
     is_slow: AtomicBool,
     is_away: AtomicBool,
     all: Barrier,
 }
 
-impl CounterStore for Moody {
+impl CounterStore for FlakyStore {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         if self.is_away.load(Ordering::Relaxed) {
             return Err(StoreError::Timeout);
@@ -42,7 +42,7 @@ async fn permits_are_renewed_together() {
     let rules = Ruleset::load(&[source], &Options::default()).unwrap_or_else(|errors| panic!("{errors}"));
     let clock = SystemClock::new();
     let counters = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("a small store");
-    let store = Moody {
+    let store = FlakyStore {
         counters,
         is_slow: AtomicBool::new(false),
         is_away: AtomicBool::new(false),
@@ -54,7 +54,7 @@ async fn permits_are_renewed_together() {
     let mut held = Vec::new();
     for _ in 0..PERMITS {
         let admitted = limiter.admit(&Check::attributes("d", &[("user", "u")])).await;
-        held.push(limiter.guard(admitted.1.expect("a permit"), Span::ZERO));
+        held.push(limiter.guard(admitted.1.expect("a permit"), TimeDelta::ZERO));
     }
     limiter.store().is_slow.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -79,7 +79,7 @@ fn renewal_starts_again_after_its_runtime_has_ended() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let hold = || async {
         let admitted = limiter.admit(&Check::attributes("d", &[("user", "u")])).await;
-        limiter.guard(admitted.1.expect("a permit"), Span::ZERO)
+        limiter.guard(admitted.1.expect("a permit"), TimeDelta::ZERO)
     };
     let first = runtime();
     let guard = first.block_on(hold());

@@ -32,7 +32,7 @@ pub(crate) fn check<S: CounterStore>(
     attributes: &[(&str, &str)],
     cost: Cost,
 ) -> Decision {
-    pollster::block_on(limiter.check(&Check::attributes("d", attributes).costing(cost)))
+    pollster::block_on(limiter.check(&Check::attributes("d", attributes).with_cost(cost)))
 }
 
 impl Rig {
@@ -42,7 +42,7 @@ impl Rig {
 
     /// What is left of the named limit, without charging.
     pub(crate) fn left(&self, attributes: &[(&str, &str)], rule: &str) -> u64 {
-        let look = check(&self.limiter, attributes, Cost::LOOK);
+        let look = check(&self.limiter, attributes, Cost::PEEK);
         let limit = look.limits.iter().find(|limit| look.limit_name(limit) == rule);
         limit.unwrap_or_else(|| panic!("no limit of {rule}")).outcome.remaining
     }

@@ -1,9 +1,9 @@
-//! Times and sizes as people write them.
+//! Durations and sizes in configuration files.
 
 use serde::Deserialize;
 use std::time::Duration;
 
-/// `500ms`, `30s`, `5m`, `1h`.
+/// A duration: `500ms`, `30s`, `5m`, `1h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Time(pub Duration);
@@ -17,7 +17,7 @@ impl Time {
 impl TryFrom<String> for Time {
     type Error = String;
     fn try_from(text: String) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no time; write one such as 500ms, 30s or 5m");
+        let wrong = || format!("invalid duration `{text}`; use one such as 500ms, 30s or 5m");
         let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
         let number: u64 = digits.parse().map_err(|_| wrong())?;
         let milliseconds = match &text[digits.len()..] {
@@ -28,17 +28,17 @@ impl TryFrom<String> for Time {
             _ => None,
         };
         match milliseconds {
-            Some(0) => Err(format!("`{text}` is no time to wait; write one such as 500ms")),
+            Some(0) => Err(format!("duration `{text}` must not be zero; use one such as 500ms")),
             Some(milliseconds) if milliseconds <= 30 * 86_400_000 => {
                 Ok(Self(Duration::from_millis(milliseconds)))
             }
-            Some(_) => Err(format!("`{text}` is longer than a month")),
+            Some(_) => Err(format!("duration `{text}` is too long; use at most 720h")),
             None => Err(wrong()),
         }
     }
 }
 
-/// `10MiB`, `64KB`, `1048576B`.
+/// A size: `10MiB`, `64KB`, `1048576B`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Size(pub u64);
@@ -46,7 +46,7 @@ pub struct Size(pub u64);
 impl TryFrom<String> for Size {
     type Error = String;
     fn try_from(text: String) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no size; write one such as 64KiB or 10MiB");
+        let wrong = || format!("invalid size `{text}`; use one such as 64KiB or 10MiB");
         let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
         let number: u64 = digits.parse().map_err(|_| wrong())?;
         let scale: u64 = match text[digits.len()..].trim().to_ascii_lowercase().as_str() {

@@ -1,4 +1,4 @@
-//! One exchange on an upstream's connection: the request goes out while the answer may already come in.
+//! One HTTP/1 exchange on an upstream connection: sends the request while the response may already arrive.
 
 use crate::body::{BodyError, ClientBody};
 use crate::pool::{ConnectionPermit, InFlight};
@@ -14,9 +14,9 @@ use tollgate_http::h1::head::{self, HeadError, HeadLimits, ResponseHead};
 use tollgate_http::server::write::{self, Frames};
 use tollgate_http::server::{self, BodyReader, BufferedRead, Io, LazyTimeout, ReadHalf, WriteHalf};
 
-/// Upstreams are ours: they may say more than strangers.
+/// Limits for response heads. Upstreams are trusted, so these are wider than those for clients.
 const LIMITS: HeadLimits = HeadLimits { bytes: 64 * 1024, target: 0, fields: 200 };
-/// How long an upstream that has stopped reading may take to say why.
+/// Time for an upstream that has stopped reading to send its response.
 const FINAL_READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection to an upstream, between two exchanges.
@@ -25,18 +25,18 @@ pub(crate) struct UpstreamConnection {
     write: Option<WriteHalf>,
     buffer: BytesMut,
     out: BytesMut,
-    /// For the response's body. Connections change tasks, so the wait for its head has another.
+    /// Timeout for the response body. The wait for the head uses another, because connections move between tasks.
     timeout: LazyTimeout,
-    /// Since when it waits.
+    /// Time since which it is idle.
     pub(crate) idle_since: Instant,
-    /// Whether it has, at least once.
+    /// Whether it has been idle at least once.
     pub(crate) is_reused: bool,
-    /// Its request's place among those that may have one open.
+    /// Permit under `max_connections`.
     pub(crate) permit: ConnectionPermit,
 }
 
 impl UpstreamConnection {
-    pub(crate) fn new(io: Io, place: ConnectionPermit) -> Self {
+    pub(crate) fn new(io: Io, permit: ConnectionPermit) -> Self {
         let (read, write) = io.split();
         Self {
             read,
@@ -46,11 +46,11 @@ impl UpstreamConnection {
             timeout: LazyTimeout::new(Duration::from_secs(60)),
             idle_since: Instant::now(),
             is_reused: false,
-            permit: place,
+            permit,
         }
     }
 
-    /// Where a request's head is written, to be sent.
+    /// Returns the buffer for the request head to send.
     pub(crate) fn out(&mut self) -> &mut BytesMut {
         &mut self.out
     }
@@ -62,7 +62,7 @@ impl UpstreamConnection {
         write.poll_write_both(cx, &mut self.out, &mut Bytes::new()).map_err(ExchangeError::Reset)
     }
 
-    /// An answer's head, and where it ends among the bytes that have come. What an upstream says before is passed over.
+    /// Reads a response head; returns its end in the received bytes and the head. Skips informational responses.
     fn poll_head(
         &mut self,
         cx: &mut Context<'_>,
@@ -93,54 +93,54 @@ impl UpstreamConnection {
         }
     }
 
-    /// The bytes that have come: a response's head first.
+    /// Returns the received bytes, which start with the response head.
     pub(crate) fn received(&self) -> &[u8] {
         &self.buffer
     }
 
-    /// Takes the connection apart after the head of a response that switches protocols.
+    /// Splits the connection after the head of a response that switches protocols.
     pub(crate) fn into_tunnel(mut self, end: usize) -> Option<(BufferedRead, WriteHalf, ConnectionPermit)> {
         self.buffer.advance(end);
-        let Self { read, write, buffer, permit: place, .. } = self;
-        Some((BufferedRead { read, buffer }, write?, place))
+        let Self { read, write, buffer, permit, .. } = self;
+        Some((BufferedRead { read, buffer }, write?, permit))
     }
 
-    /// Whether nobody has spoken or hung up since the last exchange.
+    /// Returns whether the upstream has neither sent data nor closed the connection since the last exchange.
     pub(crate) fn is_quiet(&mut self) -> bool {
         self.read.is_quiet()
     }
 }
 
-/// Why there is no answer.
+/// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExchangeError {
-    /// Not a byte of an answer came: the request may be sent to another, if it is of the kind that can.
-    #[error("the upstream closed the connection without an answer: {0}")]
+    /// Not a byte of a response arrived: the request may be retried if it is idempotent.
+    #[error("the upstream closed the connection without a response: {0}")]
     Reset(std::io::Error),
-    #[error("the upstream closed the connection in the middle of its answer's head")]
+    #[error("the upstream closed the connection in the middle of the response head")]
     Cut,
-    #[error("the upstream did not answer in time")]
+    #[error("the upstream response timed out")]
     Timeout,
-    #[error("the upstream's answer is malformed: {0}")]
+    #[error("malformed upstream response: {0}")]
     Malformed(#[from] HeadError),
-    #[error("the upstream switched protocols unasked")]
+    #[error("the upstream switched protocols without an upgrade request")]
     Unsolicited,
-    /// The caller's fault, not the upstream's.
-    #[error("the request's body could not be read: {0}")]
+    /// A failure of the client, not of the upstream.
+    #[error("cannot read the request body: {0}")]
     Body(BodyError),
 }
 
-/// How one exchange is made.
+/// Parameters of one exchange.
 #[derive(Clone, Copy)]
 pub(crate) struct ExchangeOptions<'a> {
     pub(crate) method: &'a Method,
-    /// How the request's body is sent.
+    /// Framing of the request body.
     pub(crate) frames: Frames,
-    /// Whether it asks to switch protocols.
+    /// Whether the request asks for a protocol switch.
     pub(crate) upgrades: bool,
-    /// The longest wait for a response's head.
+    /// Timeout for the response head.
     pub(crate) response: Duration,
-    /// The longest wait for more of a body.
+    /// Maximum idle time within a body.
     pub(crate) idle: Duration,
 }
 
@@ -151,7 +151,7 @@ pub(crate) enum PumpError {
 
 pub(crate) type Pump = Pin<Box<dyn Future<Output = Result<WriteHalf, PumpError>> + Send>>;
 
-/// Sends a request's head and body as it comes.
+/// Sends a request's head, and its body as it arrives.
 async fn pump(
     mut write: WriteHalf,
     mut out: BytesMut,
@@ -160,7 +160,7 @@ async fn pump(
     idle: Duration,
 ) -> Result<WriteHalf, PumpError> {
     let mut ended = false;
-    // What the first frame is known by the time the head is written goes with it.
+    // Data of the first frame that is ready when the head is written goes out with it.
     loop {
         let next = std::future::poll_fn(|cx| match Pin::new(&mut body).poll_frame(cx) {
             Poll::Pending if !out.is_empty() => Poll::Ready(None),
@@ -192,8 +192,8 @@ async fn pump(
     }
 }
 
-/// Sends the head that was written to the connection, and the body, and waits for the head of the response: where it ends,
-/// and what it says. What is left to send of the body is in `pumping`.
+/// Sends the head in the connection's buffer and the body, and waits for the response head. Returns the head and its end
+/// in the received bytes; `pumping` holds the rest of the body to send.
 pub(crate) async fn exchange(
     connection: &mut UpstreamConnection,
     terms: &ExchangeOptions<'_>,
@@ -251,19 +251,19 @@ pub(crate) async fn exchange(
     Ok((end, head))
 }
 
-/// An answer's body. The connection goes back to its pool at the last byte, before the caller has read it.
+/// A response body. The connection returns to its pool at the last byte, before the client has read it.
 pub(crate) struct UpstreamBody {
     connection: Option<Box<UpstreamConnection>>,
     in_flight: Option<InFlight>,
     reader: BodyReader,
-    /// The request, as far as it is still being sent.
+    /// The rest of the request while it is still being sent.
     pumping: Option<Pump>,
     is_reusable: bool,
     idle: Duration,
 }
 
 impl UpstreamBody {
-    /// The body behind a response's head, which ends at `end`.
+    /// Creates the body after a response head, which ends at `end`.
     pub(crate) fn new(
         mut connection: Box<UpstreamConnection>,
         in_flight: InFlight,
@@ -286,7 +286,7 @@ impl UpstreamBody {
         body
     }
 
-    /// Appends all of it to `out` if it is short and has come already. If not, more of it must come in time.
+    /// Appends the whole body to `out` if it is short and already received; otherwise starts the idle timeout.
     pub(crate) fn take_short(&mut self, max: usize, out: &mut BytesMut) -> bool {
         let Some(connection) = &mut self.connection else { return self.reader.is_done() };
         let length = self.reader.length().unwrap_or(usize::MAX);
@@ -301,7 +301,7 @@ impl UpstreamBody {
         true
     }
 
-    /// Starts the time that more of the body has to come in, for a reader that takes it piece by piece.
+    /// Starts the idle timeout, for a reader that polls frame by frame.
     pub(crate) fn start(&mut self) {
         if let Some(connection) = &mut self.connection {
             connection.timeout.set(self.idle);
@@ -312,7 +312,7 @@ impl UpstreamBody {
         let (Some(connection), Some(in_flight)) = (self.connection.take(), self.in_flight.take()) else {
             return;
         };
-        // Bytes behind the answer belong to nothing: such a connection is not used again.
+        // Bytes after the response belong to no exchange, so such a connection is not reused.
         let whole = self.pumping.take().is_none() && connection.write.is_some();
         if self.is_reusable && whole && connection.buffer.is_empty() {
             in_flight.backend().put_back(connection);

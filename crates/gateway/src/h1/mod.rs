@@ -1,11 +1,11 @@
-//! HTTP/1.1 on both sides of the gateway. The client's side is [`tollgate_http::server`], on which `session` is the service;
-//! the upstream's side is `exchange`. Heads are copied from the bytes of one connection into those of the other.
+//! HTTP/1.1 on both sides of the gateway. The client side is [`tollgate_http::server`] with `session` as its service; the
+//! upstream side is `exchange`. Heads are copied from the bytes of one connection into those of the other.
 //!
-//! | file | contains |
+//! | module | contents |
 //! |---|---|
-//! | `session` | a client's connection: requests for the proxy |
-//! | `exchange` | one exchange on an upstream's connection |
-//! | `tunnel` | a connection that has stopped speaking HTTP |
+//! | `session` | a client connection: passes its requests to the proxy |
+//! | `exchange` | one exchange on an upstream connection |
+//! | `tunnel` | a connection after a protocol switch |
 
 pub(crate) mod exchange;
 mod session;

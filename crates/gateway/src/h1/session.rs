@@ -1,4 +1,4 @@
-//! The requests of one client's connection, for the proxy.
+//! A client's HTTP/1 connection: passes its requests to the proxy.
 
 use super::tunnel;
 use crate::body::{ClientBody, ProxiedBody};
@@ -73,10 +73,10 @@ impl<S: CounterStore + 'static> Service for Session<S> {
         let (status, detail) = match rejection {
             Rejection::Head(error) => (error.status(), error.to_string()),
             Rejection::SlowHead => {
-                (StatusCode::REQUEST_TIMEOUT, "the header section did not come in time".to_owned())
+                (StatusCode::REQUEST_TIMEOUT, "the header section was not received in time".to_owned())
             }
-            // Bodies are streamed: what is wrong with one is the proxy's to answer.
-            _ => (StatusCode::BAD_REQUEST, "the body could not be read".to_owned()),
+            // Bodies are streamed, so the proxy reports their errors.
+            _ => (StatusCode::BAD_REQUEST, "cannot read the body".to_owned()),
         };
         self.proxy.rejected(&self.peer, status, &detail);
         problem::response(status, &detail)
@@ -95,7 +95,7 @@ mod tests {
         size_of::<F>()
     }
 
-    /// An idle connection occupies the room of its largest state: what is rare and large belongs into a box.
+    /// An idle connection takes the memory of its largest state, so rare large states are boxed.
     #[test]
     fn a_connection_is_small() {
         type Parts<'a> = (Io, &'a Settings, &'a Drain, &'a Session<MemoryStore<SystemClock>>);

@@ -1,4 +1,4 @@
-//! A connection that has stopped speaking HTTP: bytes are passed both ways until both sides have ended.
+//! Tunnels: connections after a protocol switch. Copies bytes both ways until both sides have ended.
 
 use crate::pool::{ConnectionPermit, InFlight};
 use bytes::{Bytes, BytesMut};
@@ -10,13 +10,13 @@ use tollgate_http::server::{BufferedRead, LazyTimeout, WriteHalf};
 
 const ROOM: usize = 16 * 1024;
 
-/// The upstream's side of a connection that has switched.
+/// The upstream side of a connection that has switched protocols.
 pub(crate) struct Tunnel {
     pub(crate) source: BufferedRead,
     pub(crate) write: WriteHalf,
     pub(crate) in_flight: InFlight,
     pub(crate) permit: ConnectionPermit,
-    /// The longest silence.
+    /// Maximum idle time.
     pub(crate) idle: Duration,
 }
 
@@ -35,7 +35,7 @@ impl TunnelDirection {
         Self { from, to, pending, ended: false, shut: false }
     }
 
-    /// Passes on what there is; whether anything moved is told by `moved`.
+    /// Copies available bytes; sets `moved` if there were any.
     fn poll(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Poll<io::Result<()>> {
         loop {
             if !self.pending.is_empty() {
@@ -58,10 +58,10 @@ impl TunnelDirection {
     }
 }
 
-/// Passes bytes both ways until both sides have ended, one has failed, or nothing has moved for too long.
-pub(crate) async fn run(caller: BufferedRead, to_caller: WriteHalf, tunnel: Tunnel) {
-    let Tunnel { source, write, in_flight, permit: place, idle } = tunnel;
-    let (mut up, mut down) = (TunnelDirection::new(caller, write), TunnelDirection::new(source, to_caller));
+/// Copies bytes both ways until both sides have ended, one has failed, or the tunnel has been idle for too long.
+pub(crate) async fn run(client: BufferedRead, to_client: WriteHalf, tunnel: Tunnel) {
+    let Tunnel { source, write, in_flight, permit, idle } = tunnel;
+    let (mut up, mut down) = (TunnelDirection::new(client, write), TunnelDirection::new(source, to_client));
     let mut timeout = LazyTimeout::new(idle);
     let _ = poll_fn(|cx| {
         let mut moved = false;
@@ -76,7 +76,7 @@ pub(crate) async fn run(caller: BufferedRead, to_caller: WriteHalf, tunnel: Tunn
         Poll::Pending
     })
     .await;
-    // The connection first: its place is another's from here on.
+    // The connection closes first: dropping its permit lets another one open.
     drop((up, down));
-    drop((in_flight, place));
+    drop((in_flight, permit));
 }

@@ -1,5 +1,5 @@
-//! A caller's streams, each a task of its own: they keep their connection from being idle, and end when their caller does not
-//! read what it has asked for, with all that their requests hold.
+//! Tasks of a client's HTTP/2 streams. A running stream keeps its connection from being idle; it is reset, and its permits are
+//! released, when the client does not read the response.
 
 use crate::stall::{BodyProgress, TrackedBody};
 use std::future::{Future, poll_fn};
@@ -12,11 +12,11 @@ use tokio::time::Instant;
 use tollgate_http::server::LazyTimeout;
 
 tokio::task_local! {
-    /// How the answer of this task's stream gets on.
+    /// Progress of the response on this task's stream.
     static FLOW: Arc<BodyProgress>;
 }
 
-/// An answer's body, looked after by the task of its stream.
+/// Wraps a response body so that its stream's task sees its progress.
 pub(super) fn tracked<B>(body: B) -> TrackedBody<B> {
     let flow = FLOW.try_with(Arc::clone).unwrap_or_default();
     TrackedBody::new(Some(body), flow)
@@ -26,23 +26,23 @@ pub(super) fn tracked<B>(body: B) -> TrackedBody<B> {
 #[derive(Clone)]
 pub(super) struct StreamExecutor {
     pub(super) activity: Arc<Activity>,
-    /// How long a caller may take nothing of an answer.
+    /// Maximum time that a client may read nothing of a response.
     pub(super) timeout: Duration,
 }
 
 impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for StreamExecutor {
     fn execute(&self, stream: F) {
-        let (busy, patience) = (StreamGuard::new(&self.activity), self.timeout);
+        let (busy, limit) = (StreamGuard::new(&self.activity), self.timeout);
         let flow = Arc::new(BodyProgress::default());
         tokio::spawn(FLOW.scope(Arc::clone(&flow), async move {
             let _busy = busy;
-            run(stream, &flow, patience).await;
+            run(stream, &flow, limit).await;
         }));
     }
 }
 
-/// Runs a stream to its end, or until its caller has taken nothing for too long: dropped, it is reset.
-async fn run(stream: impl Future<Output = ()>, flow: &BodyProgress, patience: Duration) {
+/// Runs a stream until it ends or its client has read nothing for too long; dropping it resets the stream.
+async fn run(stream: impl Future<Output = ()>, flow: &BodyProgress, limit: Duration) {
     let mut stream = pin!(stream);
     let mut timeout: Option<LazyTimeout> = None;
     let mut seen = None;
@@ -50,25 +50,25 @@ async fn run(stream: impl Future<Output = ()>, flow: &BodyProgress, patience: Du
         if stream.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        let owed = flow.stalled_by_reader();
-        let has_moved = owed != seen;
-        seen = owed;
-        if owed.is_none() {
+        let stalled = flow.stalled_by_reader();
+        let has_moved = stalled != seen;
+        seen = stalled;
+        if stalled.is_none() {
             return Poll::Pending;
         }
-        let timeout = timeout.get_or_insert_with(|| LazyTimeout::new(patience));
+        let timeout = timeout.get_or_insert_with(|| LazyTimeout::new(limit));
         if has_moved {
-            timeout.set(patience);
+            timeout.set(limit);
         }
         timeout.poll(cx)
     })
     .await;
 }
 
-/// What is under way on a connection.
+/// Activity on a connection.
 pub(super) struct Activity {
     streams: AtomicUsize,
-    /// When the last one ended.
+    /// When the last stream ended.
     quiet_since: Mutex<Instant>,
 }
 
@@ -77,14 +77,14 @@ impl Activity {
         Arc::new(Self { streams: AtomicUsize::new(0), quiet_since: Mutex::new(Instant::now()) })
     }
 
-    /// Since when nothing is.
+    /// Returns since when there has been no stream; `None` while there is one.
     pub(super) fn quiet_since(&self) -> Option<Instant> {
         let since = *self.quiet_since.lock().unwrap_or_else(PoisonError::into_inner);
         (self.streams.load(Ordering::Acquire) == 0).then_some(since)
     }
 }
 
-/// A stream under way on a connection.
+/// A running stream on a connection.
 struct StreamGuard(Arc<Activity>);
 
 impl StreamGuard {
@@ -96,7 +96,7 @@ impl StreamGuard {
 
 impl Drop for StreamGuard {
     fn drop(&mut self) {
-        // Before it counts as ended: nobody may see it gone and an older time.
+        // Stored before the count decreases: a reader must not see the stream gone with an older time.
         *self.0.quiet_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         self.0.streams.fetch_sub(1, Ordering::Release);
     }

@@ -1,8 +1,8 @@
-//! What a field's name says of it: whether it is about one connection, ours to say, or one that tells who asks.
+//! Classes of header names: hop-by-hop, owned by the gateway, or identifying the client.
 //!
-//! Many servers hand fields to programs as variables (CGI, WSGI, PHP), where every character but letters and digits is an
-//! underscore: `X_Forwarded_For` is `X-Forwarded-For` there. A name that turns into a guarded one is therefore no better than
-//! that, and never passes; a program that needs it can be told by its real name.
+//! Many servers pass headers to programs as variables (CGI, WSGI, PHP), where every character except letters and digits becomes
+//! an underscore: `X_Forwarded_For` equals `X-Forwarded-For` there. A name that maps to a protected one is therefore never
+//! forwarded; a configuration that needs it can name it exactly.
 
 use http::HeaderMap;
 use http::header::HeaderName;
@@ -23,7 +23,7 @@ pub(super) fn is_hop_by_hop(name: &[u8]) -> bool {
     }
 }
 
-/// What no upstream may believe of a caller, or has no use for. The length is told by how the body is sent.
+/// Returns whether the gateway sets this header itself or never forwards it. The body's framing determines the length.
 pub(super) fn is_gateway_owned(name: &[u8]) -> bool {
     match name.len() {
         6 => is_any(name, &["expect"]),
@@ -34,14 +34,14 @@ pub(super) fn is_gateway_owned(name: &[u8]) -> bool {
     }
 }
 
-/// What proxies tell of who asked.
+/// Kind of a forwarding header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ForwardedKind {
     Forwarded,
     For,
     Host,
     Proto,
-    /// `X-Forwarded-Port` and the like.
+    /// `X-Forwarded-Port` and others.
     Other,
 }
 
@@ -60,44 +60,45 @@ fn begins(name: &[u8], with: &str) -> bool {
     name.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with.as_bytes()))
 }
 
-/// The names that settings give a meaning to.
+/// Header names with a meaning in the configuration.
 #[derive(Debug, Default)]
 pub(crate) struct ProtectedHeaders {
-    /// Fields that count of trusted peers alone.
+    /// Headers accepted from trusted peers only.
     trusted_only: Vec<HeaderName>,
-    /// Fields that tell who asks: rules have seen them, so the upstream sees the same.
+    /// Headers that identify the caller: the upstream gets the same values that the rules used.
     identity_headers: Vec<HeaderName>,
-    /// Whether any of these has a name that others could be taken for.
+    /// Whether any of these names contains characters that aliases are mapped from.
     has_odd: bool,
 }
 
 impl ProtectedHeaders {
-    pub(crate) fn new(who: &IdentityConfig) -> Self {
+    pub(crate) fn new(identity: &IdentityConfig) -> Self {
         let names = |names: &mut dyn Iterator<Item = &String>| -> Vec<HeaderName> {
             names.filter_map(|name| name.parse().ok()).collect()
         };
-        let trusted_only = names(&mut who.trusted_headers.values());
-        let mut telling_who = vec![http::header::AUTHORIZATION, http::header::COOKIE];
-        let token = who.jwt.as_ref().map(|jwt| &jwt.header);
-        telling_who.extend(names(&mut who.api_key.header.iter().chain(token).chain(who.headers.values())));
-        telling_who.extend(trusted_only.iter().cloned());
-        let has_odd = telling_who.iter().any(|name| is_odd(name.as_str().as_bytes()));
-        Self { trusted_only, identity_headers: telling_who, has_odd }
+        let trusted_only = names(&mut identity.trusted_headers.values());
+        let mut identity_headers = vec![http::header::AUTHORIZATION, http::header::COOKIE];
+        let token = identity.jwt.as_ref().map(|jwt| &jwt.header);
+        identity_headers
+            .extend(names(&mut identity.api_key.header.iter().chain(token).chain(identity.headers.values())));
+        identity_headers.extend(trusted_only.iter().cloned());
+        let has_odd = identity_headers.iter().any(|name| is_odd(name.as_str().as_bytes()));
+        Self { trusted_only, identity_headers, has_odd }
     }
 
-    /// Whether it counts of trusted peers alone.
+    /// Returns whether this header is accepted from trusted peers only.
     pub(super) fn is_trusted_only(&self, name: &[u8]) -> bool {
         forwarded_kind(name).is_some()
             || self.trusted_only.iter().any(|known| is_any(name, &[known.as_str()]))
     }
 
-    /// Whether it tells rules who asks.
+    /// Returns whether this header identifies the caller.
     pub(super) fn is_identity(&self, name: &[u8]) -> bool {
         forwarded_kind(name).is_some()
             || self.identity_headers.iter().any(|known| is_any(name, &[known.as_str()]))
     }
 
-    /// Whether it could be taken for one that means something here, and is none.
+    /// Returns whether this name could be read as a protected one without being one.
     #[inline]
     pub(super) fn is_alias_of_protected(&self, name: &[u8]) -> bool {
         (self.has_odd || is_odd(name)) && self.is_alias(name)
@@ -105,14 +106,15 @@ impl ProtectedHeaders {
 
     #[cold]
     fn is_alias(&self, name: &[u8]) -> bool {
-        let looks: Vec<u8> = plain(name).collect();
-        let by_settings = |known: &HeaderName| plain(known.as_str().as_bytes()).eq(looks.iter().copied());
+        let canonical: Vec<u8> = plain(name).collect();
+        let by_settings = |known: &HeaderName| plain(known.as_str().as_bytes()).eq(canonical.iter().copied());
         let is_known = self.identity_headers.iter().any(|known| is_any(name, &[known.as_str()]));
-        let by_name = is_hop_by_hop(&looks) || is_gateway_owned(&looks) || forwarded_kind(&looks).is_some();
+        let by_name =
+            is_hop_by_hop(&canonical) || is_gateway_owned(&canonical) || forwarded_kind(&canonical).is_some();
         !is_known && ((is_odd(name) && by_name) || self.identity_headers.iter().any(by_settings))
     }
 
-    /// Takes out of what follows a request's body whatever would have been read from its head.
+    /// Removes from trailers everything that would have a meaning in a head.
     pub(crate) fn clean(&self, trailers: &mut HeaderMap) {
         tollgate_http::h1::chunked::drop_forbidden(trailers);
         let is_barred = |name: &&HeaderName| {
@@ -130,12 +132,12 @@ impl ProtectedHeaders {
     }
 }
 
-/// Whether a name has other characters than letters, digits and hyphens.
+/// Returns whether a name has characters other than letters, digits and hyphens.
 fn is_odd(name: &[u8]) -> bool {
     !name.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-')
 }
 
-/// A name as its look-alikes have it too.
+/// Returns a name in the form that it shares with its aliases.
 fn plain(name: &[u8]) -> impl Iterator<Item = u8> {
     name.iter().map(|byte| if byte.is_ascii_alphanumeric() { byte.to_ascii_lowercase() } else { b'-' })
 }

@@ -1,4 +1,4 @@
-//! What reaches upstreams and callers, field by field.
+//! Tests of header rewriting, field by field.
 
 use super::*;
 use http::HeaderMap;
@@ -47,7 +47,7 @@ const REQUEST: [(&str, &str); 11] = [
     ("X-RateLimit-Degraded", "no"),
 ];
 
-/// What a stranger says of itself must not reach an upstream that believes its proxy.
+/// Claims of an untrusted client must not reach an upstream that trusts its proxy.
 #[test]
 fn headers_of_untrusted_clients_are_dropped() {
     let out = forwarded(&REQUEST, false, ForwardedHeader::XForwarded);
@@ -75,7 +75,7 @@ fn headers_of_trusted_peers_are_kept() {
     assert_eq!(out, wanted);
 }
 
-/// A program that reads fields as variables would take them for those that are guarded.
+/// A program that reads headers as variables would mistake these for protected ones.
 #[test]
 fn aliases_of_protected_headers_are_dropped() {
     let forged = [
@@ -104,10 +104,10 @@ fn aliases_of_protected_headers_are_dropped() {
     }
 }
 
-/// Rules were told who asks: the upstream must not be told less.
+/// The upstream must see the identity that the rules used.
 #[test]
 fn connection_cannot_remove_identity_headers() {
-    let asked = [
+    let sent = [
         ("host", "a.b"),
         ("connection", "X-API-Key, cookie, authorization, x_app, x-own, x-tenant, x-forwarded-for"),
         ("x-api-key", "k"),
@@ -118,8 +118,8 @@ fn connection_cannot_remove_identity_headers() {
         ("x-tenant", "t"),
         ("x-forwarded-for", "1.1.1.1"),
     ];
-    let out = forwarded(&asked, true, ForwardedHeader::XForwarded);
-    let mut wanted = map(&asked);
+    let out = forwarded(&sent, true, ForwardedHeader::XForwarded);
+    let mut wanted = map(&sent);
     for gone in ["connection", "x-own"] {
         wanted.remove(gone);
     }
@@ -129,7 +129,7 @@ fn connection_cannot_remove_identity_headers() {
     assert_eq!(out, wanted);
 }
 
-/// What would be believed in a head is not believed behind a body either.
+/// Headers without effect in a head have none in trailers either.
 #[test]
 fn trailers_carry_no_identity() {
     let mut trailers = map(&[
@@ -155,10 +155,10 @@ fn trailers_carry_no_identity() {
     assert_eq!(trailers, map(&[("x-sum", "42"), ("grpc-status", "0")]));
 }
 
-/// Both ways to the caller leave out the same.
+/// Responses drop hop-by-hop headers and those that the gateway sets itself.
 #[test]
 fn responses_lose_hop_by_hop_headers() {
-    let came = map(&[
+    let received = map(&[
         ("connection", "keep-alive, x-private"),
         ("keep-alive", "timeout=5"),
         ("x-private", "p"),
@@ -169,6 +169,6 @@ fn responses_lose_hop_by_hop_headers() {
     let mut out = HeaderMap::new();
     let mut own = OwnHeaders::new(&mut out);
     own.put(&HeaderName::from_static("ratelimit"), b"ours");
-    write_client_headers(&came, &mut own);
+    write_client_headers(&received, &mut own);
     assert_eq!(out, map(&[("ratelimit", "ours"), ("server", "s")]));
 }

@@ -1,8 +1,8 @@
-//! Connections of one endpoint between two requests, and how many of them may be open.
+//! Idle connections of one backend, and the limit on open connections.
 //!
-//! Where their number is bounded, a place belongs to a request, not to a connection: one that waits has given its place back,
-//! so that whoever is next in line for a place finds the connection as well. That a connection kept its place while it
-//! waited was rejected: those in line would wait for a place while a connection lies idle.
+//! Under `max_connections`, a permit belongs to a request and not to a connection: an idle connection has returned its permit,
+//! so that the next request to get a permit also finds the connection. Rejected: idle connections that keep their permit,
+//! because requests would wait for a permit while a connection is idle.
 
 use crate::config::PoolConfig;
 use crate::h1::exchange::UpstreamConnection;
@@ -12,18 +12,18 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// Waiting connections are kept in several heaps, one for every few threads, so that threads rarely meet.
-const HEAPS: usize = 8;
+/// Idle connections are in several stacks, one for every few threads, to avoid contention.
+const STACKS: usize = 8;
 
-/// What a request needs to have a connection open, where that is bounded.
+/// Permit to have a connection open; `None` without a limit.
 pub(crate) type ConnectionPermit = Option<OwnedSemaphorePermit>;
 
 pub(super) struct IdleConnections {
-    /// In boxes: they change hands many times a request. Where places are bounded all are in the first heap, since whoever
-    /// finds none opens another: it must not look past one that is put where it has looked already.
-    #[allow(clippy::vec_box, reason = "a box is what is handed around")]
-    heaps: [Mutex<Vec<Box<UpstreamConnection>>>; HEAPS],
-    /// For each heap.
+    /// Boxed, because they move many times per request. With a connection limit all are in the first stack: a request that
+    /// finds none opens a connection, so it must not miss one that is returned to a stack it has already searched.
+    #[allow(clippy::vec_box, reason = "the box itself is moved around")]
+    stacks: [Mutex<Vec<Box<UpstreamConnection>>>; STACKS],
+    /// Maximum number per stack.
     max_idle: usize,
     keep_alive: Duration,
     permits: Option<Arc<Semaphore>>,
@@ -31,61 +31,61 @@ pub(super) struct IdleConnections {
 
 impl IdleConnections {
     pub(super) fn new(config: &PoolConfig) -> Self {
-        let places = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
+        let semaphore = |max: usize| Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS)));
         Self {
-            heaps: Default::default(),
+            stacks: Default::default(),
             max_idle: config.idle_connections,
             keep_alive: config.keep_alive.0,
-            permits: config.max_connections.map(places),
+            permits: config.max_connections.map(semaphore),
         }
     }
 
-    /// A connection that waits, if one is still good and there is a place.
+    /// Returns a usable idle connection, if there is one and a permit is available.
     pub(super) fn take(&self) -> Option<Box<UpstreamConnection>> {
-        let place = match &self.permits {
+        let permit = match &self.permits {
             None => None,
-            Some(places) => Some(Arc::clone(places).try_acquire_owned().ok()?),
+            Some(permits) => Some(Arc::clone(permits).try_acquire_owned().ok()?),
         };
         let mut connection = self.pop()?;
-        connection.permit = place;
+        connection.permit = permit;
         Some(connection)
     }
 
-    /// A place, in the order of asking. None if there is none in time.
+    /// Waits for a permit, first come first served; `None` on timeout.
     pub(super) async fn permit(&self, within: Duration) -> Option<ConnectionPermit> {
-        let Some(places) = &self.permits else { return Some(None) };
-        let place = tokio::time::timeout(within, Arc::clone(places).acquire_owned()).await;
-        Some(Some(place.ok()?.ok()?))
+        let Some(permits) = &self.permits else { return Some(None) };
+        let permit = tokio::time::timeout(within, Arc::clone(permits).acquire_owned()).await;
+        Some(Some(permit.ok()?.ok()?))
     }
 
-    /// A connection that waits, for whoever has a place already. Whoever has waited for one asks here before it opens
-    /// another: only so are there never more open than places.
-    pub(super) fn take_with(&self, place: &mut ConnectionPermit) -> Option<Box<UpstreamConnection>> {
-        place.as_ref()?;
+    /// Returns an idle connection to a request that already has a permit. A request that waited for one must call this before
+    /// it opens a connection, so that there are never more connections than permits.
+    pub(super) fn take_with(&self, permit: &mut ConnectionPermit) -> Option<Box<UpstreamConnection>> {
+        permit.as_ref()?;
         let mut connection = self.pop()?;
-        connection.permit = place.take();
+        connection.permit = permit.take();
         Some(connection)
     }
 
-    /// Keeps a connection for the next request.
+    /// Stores a connection for the next request.
     pub(super) fn put(&self, mut connection: Box<UpstreamConnection>) {
         connection.idle_since = Instant::now();
         connection.is_reused = true;
-        let place = connection.permit.take();
-        let mut heap = self.own().lock().unwrap_or_else(PoisonError::into_inner);
-        if heap.len() < self.max_idle {
-            heap.push(connection);
+        let permit = connection.permit.take();
+        let mut stack = self.own().lock().unwrap_or_else(PoisonError::into_inner);
+        if stack.len() < self.max_idle {
+            stack.push(connection);
         }
-        drop(heap);
-        // Now that it can be found.
-        drop(place);
+        drop(stack);
+        // Released last, when the connection can be found.
+        drop(permit);
     }
 
-    /// Closes what has waited for too long.
+    /// Closes expired idle connections.
     pub(super) fn sweep(&self) {
-        for heap in &self.heaps {
-            let mut heap = heap.lock().unwrap_or_else(PoisonError::into_inner);
-            heap.retain_mut(|connection| self.is_usable(connection));
+        for stack in &self.stacks {
+            let mut stack = stack.lock().unwrap_or_else(PoisonError::into_inner);
+            stack.retain_mut(|connection| self.is_usable(connection));
         }
     }
 
@@ -94,11 +94,11 @@ impl IdleConnections {
     }
 
     fn pop(&self) -> Option<Box<UpstreamConnection>> {
-        let (own, heaps) = if self.permits.is_some() { (0, 1) } else { (heap(), HEAPS) };
-        for step in 0..heaps {
-            let heap = &self.heaps[(own + step) % HEAPS];
+        let (own, stacks) = if self.permits.is_some() { (0, 1) } else { (stack(), STACKS) };
+        for step in 0..stacks {
+            let stack = &self.stacks[(own + step) % STACKS];
             loop {
-                let Some(mut connection) = heap.lock().unwrap_or_else(PoisonError::into_inner).pop() else {
+                let Some(mut connection) = stack.lock().unwrap_or_else(PoisonError::into_inner).pop() else {
                     break;
                 };
                 if self.is_usable(&mut connection) {
@@ -109,17 +109,17 @@ impl IdleConnections {
         None
     }
 
-    #[allow(clippy::vec_box, reason = "a box is what is handed around")]
+    #[allow(clippy::vec_box, reason = "the box itself is moved around")]
     fn own(&self) -> &Mutex<Vec<Box<UpstreamConnection>>> {
-        &self.heaps[if self.permits.is_some() { 0 } else { heap() }]
+        &self.stacks[if self.permits.is_some() { 0 } else { stack() }]
     }
 }
 
-/// The heap of this thread.
-fn heap() -> usize {
+/// Returns the stack of this thread.
+fn stack() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
-        static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed) % HEAPS;
+        static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed) % STACKS;
     }
     OWN.with(|own| *own)
 }

@@ -1,6 +1,6 @@
-//! A gateway over counters in memory, on a free port of loopback, in this process: how it passes requests on needs no process of
-//! its own. All calls of the gateway's own interface are here.
-#![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
+//! Test harness: a gateway with in-memory counters on a free loopback port, in this process. All calls of the gateway's own
+//! interface are here.
+#![allow(dead_code, unused_imports, reason = "each test file uses a different part")]
 
 use serde::Deserialize;
 use std::net::SocketAddr;
@@ -21,10 +21,10 @@ pub(crate) use tollgate_testing::origin::Origin;
 pub(crate) use tollgate_testing::wait::{LONG, Stopwatch, eventually, note};
 pub(crate) use tollgate_testing::web::{WebConnection, WebResponse, exchange, request};
 
-/// Tests are many and their keys few.
+/// Small, because tests are many and their keys few.
 const MEMORY: usize = 16 << 20;
 
-/// What a settings file says of a gateway.
+/// Configuration file of a gateway.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -44,12 +44,12 @@ pub(crate) struct Gateway<S: CounterStore + 'static = MemoryStore<SystemClock>> 
 }
 
 impl Gateway {
-    /// With these rules, and this section `gateway` (indented by two).
+    /// Starts a gateway with these rules and this `gateway` section (indented by two).
     pub(crate) fn start(rules: &str, section: &str) -> Self {
         Self::start_with(rules, "", section)
     }
 
-    /// The same with more settings beside the section.
+    /// Starts a gateway with further settings besides the section.
     pub(crate) fn start_with(rules: &str, more: &str, section: &str) -> Self {
         Self::start_over(memory(), 2, rules, more, section)
     }
@@ -60,7 +60,7 @@ pub(crate) fn memory() -> MemoryStore<SystemClock> {
 }
 
 impl<S: CounterStore + 'static> Gateway<S> {
-    /// The same over this store, on so many threads.
+    /// Starts a gateway over this store, on `threads` threads.
     pub(crate) fn start_over(store: S, threads: usize, rules: &str, more: &str, section: &str) -> Self {
         let file: File = serde_saphyr::from_str(&format!("{more}\ngateway:\n{section}")).expect("settings");
         let config = GatewayConfig { gateway: file.gateway, who: file.identity, answers: file.responses };
@@ -99,8 +99,8 @@ impl<S: CounterStore + 'static> Gateway<S> {
         WebConnection::to(self.address()).expect("a connection")
     }
 
-    /// A figure of its metrics, by its name with labels.
-    pub(crate) fn figure(&self, name: &str) -> u64 {
+    /// Returns the value of a metric, by name with labels.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
         let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
         self.handle.metrics(&mut page);
         let text = page.finish();
@@ -108,7 +108,7 @@ impl<S: CounterStore + 'static> Gateway<S> {
         line.unwrap_or_else(|| panic!("no {name} in\n{text}"))
     }
 
-    /// Tells it to end.
+    /// Starts draining.
     pub(crate) fn drain(&self) {
         self.stop.send_replace(true);
     }
@@ -127,7 +127,7 @@ impl<S: CounterStore + 'static> Drop for Gateway<S> {
     }
 }
 
-/// One listener, one upstream, one route for everything; `route` is added to that route.
+/// Returns a section with one listener, one upstream and one route for everything; `route` is added to that route.
 pub(crate) fn plain(upstream: SocketAddr, route: &str) -> String {
     format!(
         "  listeners: [{{address: \"127.0.0.1:0\"}}]\n  upstreams: {{api: {{addresses: [\"{upstream}\"]}}}}\n  routes:\n    - {{path: \"/{{*rest}}\", upstream: api, domain: d{route}}}\n"

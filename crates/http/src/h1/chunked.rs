@@ -1,53 +1,53 @@
-//! Bodies in chunks, read strictly: what a lenient reader would cut elsewhere is refused.
+//! Chunked transfer coding, parsed strictly: input that a lenient parser could split at another byte is rejected.
 //!
-//! Extensions are read over and not passed on. Fields after the last chunk are passed on, but for those that would
-//! change how the message is read.
+//! Chunk extensions are skipped and not forwarded. Trailer fields are forwarded, except those that would change how the
+//! message is read.
 
 use super::head::{self, HeadLimits, are_values};
 use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, header};
 
-/// The longest line of a size with its extensions.
+/// Maximum length of a chunk-size line with its extensions, in bytes.
 const MAX_LINE: usize = 256;
 const MAX_TRAILERS: HeadLimits = HeadLimits { bytes: 8 * 1024, target: 0, fields: 32 };
 
-/// A body is not what it says it is.
+/// Error for a malformed chunked body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the chunks of the body are malformed")]
+#[error("malformed chunked body")]
 pub struct ChunkError;
 
-/// What has been read.
+/// The next part of a chunked body.
 #[derive(Debug)]
 pub enum Chunk {
     /// Bytes of the body.
     Data(Bytes),
-    /// The end, and the fields that follow the body.
+    /// The end of the body, and its trailer fields.
     End(Option<HeaderMap>),
-    /// Nothing yet: more bytes are needed.
+    /// More input is needed.
     Incomplete,
 }
 
-/// Where in the body the reader stands.
+/// Chunked body parser; its state is the position in the body.
 #[derive(Debug, Default)]
 pub enum Chunks {
-    /// Before a size.
+    /// Before a chunk-size line.
     #[default]
     Size,
-    /// Inside a chunk, with so many bytes to come.
+    /// Inside a chunk; the number of bytes left in it.
     Data(u64),
-    /// Before the end of a chunk's last line.
+    /// Before the CR LF that ends a chunk.
     DataEnd,
     /// After the last chunk.
     Trailers,
-    /// Behind everything.
+    /// After the body and its trailers.
     Done,
 }
 
 impl Chunks {
-    /// Reads on from the front of `bytes`.
+    /// Parses the next part from the front of `bytes` and removes it.
     ///
     /// # Errors
-    /// [`ChunkError`] if the bytes are no chunks.
+    /// [`ChunkError`] if the bytes are malformed.
     pub fn read(&mut self, bytes: &mut BytesMut) -> Result<Chunk, ChunkError> {
         loop {
             match self {
@@ -85,11 +85,11 @@ impl Chunks {
     }
 }
 
-/// One line with a size, if it is whole.
+/// Parses a chunk-size line; `None` while it is incomplete.
 fn size(bytes: &mut BytesMut) -> Result<Option<u64>, ChunkError> {
     let window = &bytes[..bytes.len().min(MAX_LINE)];
     let Some(feed) = memchr::memchr(b'\n', window) else {
-        // What is there must at least begin like a size.
+        // Reject early what does not start with a digit.
         let wrong = window.first().is_some_and(|byte| !byte.is_ascii_hexdigit()) || window.len() == MAX_LINE;
         return if wrong { Err(ChunkError) } else { Ok(None) };
     };
@@ -107,7 +107,7 @@ fn size(bytes: &mut BytesMut) -> Result<Option<u64>, ChunkError> {
     Ok(Some(size))
 }
 
-/// The fields after the last chunk, if they are whole.
+/// Parses the trailer section; `None` while it is incomplete.
 fn trailers(bytes: &mut BytesMut) -> Result<Option<HeaderMap>, ChunkError> {
     match bytes.get(..2) {
         Some(b"\r\n") => {
@@ -125,7 +125,7 @@ fn trailers(bytes: &mut BytesMut) -> Result<Option<HeaderMap>, ChunkError> {
     Ok(Some(trailers))
 }
 
-/// What would change how the message is read, routed or paid for has no place behind it.
+/// Removes trailer fields that would change how the message is framed, routed or authorized.
 pub fn drop_forbidden(trailers: &mut HeaderMap) {
     for name in [
         header::CONTENT_LENGTH,

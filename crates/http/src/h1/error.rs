@@ -1,15 +1,15 @@
-//! Why a head is refused, how its sender is answered, and how much of one is read.
+//! Errors and size limits of the HTTP/1 head parser.
 
 use http::StatusCode;
 
-/// How much of a head is read.
+/// Size limits of a head.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadLimits {
-    /// Bytes in all.
+    /// Maximum size in bytes.
     pub bytes: usize,
-    /// Bytes of the target: path and query.
+    /// Maximum length of the target (path and query), in bytes.
     pub target: usize,
-    /// Fields.
+    /// Maximum number of fields.
     pub fields: usize,
 }
 
@@ -19,11 +19,11 @@ impl Default for HeadLimits {
     }
 }
 
-/// Why a head is refused.
+/// The reason a head is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeadError {
-    /// A line feed without its carriage return, or the other way round.
+    /// A line feed without a carriage return, or the reverse.
     #[error("every line must end with CR LF")]
     LineEnding,
     /// Not `METHOD target HTTP/1.1`.
@@ -33,53 +33,53 @@ pub enum HeadError {
     #[error("the status line must be: HTTP/1.1, one space, three digits")]
     StatusLine,
     /// Another version.
-    #[error("only HTTP/1.1 and HTTP/1.0 are spoken here")]
+    #[error("unsupported HTTP version; use HTTP/1.1 or HTTP/1.0")]
     Version,
-    /// A method that no route can have.
-    #[error("this method is not passed on")]
+    /// A method that cannot be proxied (`CONNECT`).
+    #[error("this method is not supported")]
     Method,
-    /// A target that is not a path, or hides what path it is.
+    /// A target that is not a path, or that servers could resolve to another path.
     #[error(
         "the target must be a path of visible characters, without `.` and `..` segments and without a fragment"
     )]
     Target,
-    /// Longer than is read.
-    #[error("the target is longer than is read here")]
+    /// A target longer than [`HeadLimits::target`].
+    #[error("the request target is too long")]
     TargetTooLong,
-    /// More bytes or fields than are read.
-    #[error("the header section is larger than is read here")]
+    /// More bytes or fields than [`HeadLimits`] allows.
+    #[error("the header section is too large")]
     TooLarge,
-    /// Not a token before the colon, a space before it, or none.
-    #[error("a field's name must be a token directly followed by a colon")]
+    /// A field name that is not a token, is followed by a space, or has no colon.
+    #[error("a field name must be a token directly followed by a colon")]
     FieldName,
     /// A field continued on the next line.
-    #[error("a field may not be continued on a second line")]
+    #[error("a field must not be continued on a second line")]
     Folded,
     /// A control character.
-    #[error("a field's value may not have control characters")]
+    #[error("a field value must not contain control characters")]
     FieldValue,
-    /// None, two, or one that is no host.
-    #[error("exactly one Host field with a host's name is needed")]
+    /// No `Host` field, two of them, or an invalid value.
+    #[error("exactly one Host field with a valid host is required")]
     Host,
-    /// Two lengths, or no number.
-    #[error("Content-Length must be one number, once")]
+    /// Two lengths, or a value that is not a number.
+    #[error("Content-Length must be a single number and occur once")]
     ContentLength,
-    /// The two ways to tell a length at once.
-    #[error("Content-Length and Transfer-Encoding exclude each other")]
+    /// Both `Content-Length` and `Transfer-Encoding`.
+    #[error("Content-Length and Transfer-Encoding are mutually exclusive")]
     TwoLengths,
     /// Another encoding than `chunked`, or one in HTTP/1.0.
-    #[error("the only transfer encoding understood here is `chunked`, in HTTP/1.1")]
+    #[error("unsupported transfer encoding; use `chunked` with HTTP/1.1")]
     TransferEncoding,
     /// Another expectation than `100-continue`.
-    #[error("the only expectation understood here is `100-continue`")]
+    #[error("unsupported expectation; only `100-continue` is supported")]
     Expect,
-    /// `Connection` names a field that the message cannot do without.
-    #[error("Connection may not name a field that frames or directs the message")]
+    /// `Connection` names a field that is required to read or route the message.
+    #[error("Connection must not name Host, Content-Length or Transfer-Encoding")]
     Connection,
 }
 
 impl HeadError {
-    /// The answer to a caller who sent this.
+    /// Returns the response status for a request with this error.
     #[must_use]
     pub const fn status(self) -> StatusCode {
         match self {

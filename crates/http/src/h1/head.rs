@@ -1,8 +1,9 @@
-//! The filter that every HTTP/1 request head passes: what two readers could read in two ways is refused.
+//! Strict parser for HTTP/1 request and response heads: it rejects whatever two parsers could read in two ways.
 //!
-//! Request smuggling lives on leniency: a line ended by a bare LF, a space before a colon, a folded line, a length told
-//! twice or beside `Transfer-Encoding`. None of these is repaired here. Written for this place rather than taken from a
-//! general parser, because those accept several of them for the sake of old clients. Pure: bytes in, a head out.
+//! Request smuggling depends on leniency: a line that ends with a bare LF, a space before a colon, a folded line, a
+//! length that occurs twice or next to `Transfer-Encoding`. The parser repairs none of these. It does no I/O: bytes in,
+//! a head out. Rejected: a general-purpose parser, because those accept several of these forms for the sake of old
+//! clients.
 
 pub use super::error::{HeadError, HeadLimits};
 use super::scan::{
@@ -14,21 +15,21 @@ use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, Method, StatusCode, Uri, Version};
 
-/// How a message's body is told apart from what follows.
+/// How the end of a message's body is determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// There is none.
+    /// The message has no body.
     None,
-    /// So many bytes.
+    /// The length in bytes.
     Length(u64),
-    /// In chunks.
+    /// Chunked transfer coding.
     Chunked,
-    /// All that comes until the connection ends: answers only.
+    /// The body ends with the connection; responses only.
     UntilClose,
 }
 
 impl Framing {
-    /// Bytes of the body, where that is known.
+    /// Returns the length of the body in bytes, if known.
     #[must_use]
     pub const fn length(self) -> Option<u64> {
         match self {
@@ -39,49 +40,50 @@ impl Framing {
     }
 }
 
-/// A request head that has passed. It knows where things lie: whoever asks brings the bytes again.
+/// A valid request head. It stores positions only; its methods take the bytes of the head.
 #[derive(Debug)]
 pub struct RequestHead {
     /// The method.
     pub method: Method,
-    /// The whole target, where the caller wrote more than a path and a query.
+    /// The target as a URI, if it is not in origin form (path and query).
     absolute: Option<Uri>,
-    /// Everything else. Only clients of HTTP/1.1 keep their connection.
+    /// All other parts. `keep_alive` is set for HTTP/1.1 clients only.
     pub scan: ScannedHead,
 }
 
-/// An answer's head that has passed. It knows where things lie: whoever asks brings the bytes again.
+/// A valid response head. It stores positions only; its methods take the bytes of the head.
 #[derive(Debug)]
 pub struct ResponseHead {
     /// The status.
     pub status: StatusCode,
-    /// What follows.
+    /// The framing of the body.
     pub framing: Framing,
-    /// Whether the connection can be used again.
+    /// The connection can be reused.
     pub keep_alive: bool,
     fields: HeaderIndex,
 }
 
 impl ResponseHead {
-    /// The fields where they lie.
+    /// Returns the fields, borrowed from `head`.
     #[must_use]
     pub const fn fields<'h>(&'h self, head: &'h [u8]) -> HeadHeaders<'h> {
         HeadHeaders { head, index: &self.fields }
     }
 
-    /// The fields as a map, for who keeps them.
+    /// Returns the fields as an owned map.
     ///
     /// # Errors
-    /// [`HeadError`] for what no map can hold; the filter lets none of it through.
+    /// [`HeadError`] for a field that a map cannot contain; the parser has rejected all of those.
     pub fn headers(&self, head: &Bytes) -> Result<HeaderMap, HeadError> {
         header_map(head, &self.fields)
     }
 }
 
-/// Where the head in `bytes` ends, if it does; `seen` remembers what was looked at before.
+/// Returns the position after the head in `bytes`, if the head is complete. `seen` is the number of bytes scanned so
+/// far.
 ///
 /// # Errors
-/// [`HeadError`] as soon as a line is wrong, so that nobody waits for the rest of what is refused anyway.
+/// [`HeadError`] at the first malformed line, without waiting for the rest of the head.
 pub fn end_of_head(bytes: &[u8], seen: &mut usize, limits: &HeadLimits) -> Result<Option<usize>, HeadError> {
     for feed in memchr::memchr_iter(b'\n', &bytes[*seen..]) {
         let feed = *seen + feed;
@@ -99,11 +101,11 @@ pub fn end_of_head(bytes: &[u8], seen: &mut usize, limits: &HeadLimits) -> Resul
     if bytes.len() >= limits.bytes { Err(HeadError::TooLarge) } else { Ok(None) }
 }
 
-/// Reads a whole request head, its last empty line included, and whatever a proxy must refuse on top of what [`ScannedHead`]
-/// does: targets that hide their path, and hosts that are none.
+/// Parses a complete request head including its final empty line. Besides what [`ScannedHead`] rejects, it rejects what
+/// a proxy must not forward: targets that could resolve to another path, and invalid hosts.
 ///
 /// # Errors
-/// [`HeadError`] for whatever could be read in two ways.
+/// [`HeadError`] for input that is malformed or ambiguous.
 pub fn request(head: &[u8], limits: &HeadLimits) -> Result<RequestHead, HeadError> {
     let mut scan = ScannedHead::new(head, limits)?;
     let method = Method::from_bytes(scan.method(head)).map_err(|_| HeadError::RequestLine)?;
@@ -129,13 +131,13 @@ impl AsRef<ScannedHead> for RequestHead {
 }
 
 impl RequestHead {
-    /// The fields where they lie.
+    /// Returns the fields, borrowed from `head`.
     #[must_use]
     pub const fn fields<'h>(&'h self, head: &'h [u8]) -> HeadHeaders<'h> {
         self.scan.fields(head)
     }
 
-    /// The target's path.
+    /// Returns the path of the target.
     #[must_use]
     pub fn path<'h>(&'h self, head: &'h [u8]) -> &'h str {
         match &self.absolute {
@@ -144,7 +146,7 @@ impl RequestHead {
         }
     }
 
-    /// The target's path and query.
+    /// Returns the path and query of the target.
     #[must_use]
     pub fn path_and_query<'h>(&'h self, head: &'h [u8]) -> &'h str {
         match &self.absolute {
@@ -153,16 +155,16 @@ impl RequestHead {
         }
     }
 
-    /// The target's host, where it has one.
+    /// Returns the authority of a target in absolute form.
     #[must_use]
     pub fn authority(&self) -> Option<&str> {
         self.absolute.as_ref()?.authority().map(http::uri::Authority::as_str)
     }
 
-    /// The method, the target and the fields as a map, for who keeps them.
+    /// Returns the method, the target and the fields as owned values.
     ///
     /// # Errors
-    /// [`HeadError`] for what no map can hold; the filter lets none of it through.
+    /// [`HeadError`] for a field that a map cannot contain; the parser has rejected all of those.
     pub fn into_parts(self, head: &[u8]) -> Result<(Method, Uri, HeaderMap), HeadError> {
         let head = Bytes::copy_from_slice(head);
         let headers = header_map(&head, &self.scan.fields)?;
@@ -176,11 +178,11 @@ impl RequestHead {
     }
 }
 
-/// Reads a whole answer's head. `asked` is the method that it answers.
+/// Parses a complete response head. `method` is the method of its request.
 ///
 /// # Errors
-/// [`HeadError`] for whatever could be read in two ways.
-pub fn response(head: &[u8], limits: &HeadLimits, asked: &Method) -> Result<ResponseHead, HeadError> {
+/// [`HeadError`] for input that is malformed or ambiguous.
+pub fn response(head: &[u8], limits: &HeadLimits, method: &Method) -> Result<ResponseHead, HeadError> {
     let line = line_at(head, 0)?;
     let version = match head.get(..9) {
         Some(b"HTTP/1.1 ") => Version::HTTP_11,
@@ -188,14 +190,14 @@ pub fn response(head: &[u8], limits: &HeadLimits, asked: &Method) -> Result<Resp
         _ => return Err(HeadError::StatusLine),
     };
     let digits = head.get(9..12).ok_or(HeadError::StatusLine)?;
-    // Some servers leave the space before an empty reason out.
+    // Some servers omit the space before an empty reason phrase.
     if line < 12 || (line > 12 && head[12] != b' ') || !are_values(&head[12..line]) {
         return Err(HeadError::StatusLine);
     }
     let status = StatusCode::from_bytes(digits).map_err(|_| HeadError::StatusLine)?;
     let mut marks = FramingFields::new(DuplicateLength::AllowedIfEqual);
     let fields = scan_fields(head, line + 2, limits, &mut marks)?;
-    let bodiless = asked == Method::HEAD
+    let bodiless = method == Method::HEAD
         || status.is_informational()
         || status == StatusCode::NO_CONTENT
         || status == StatusCode::NOT_MODIFIED;
@@ -211,12 +213,12 @@ pub fn response(head: &[u8], limits: &HeadLimits, asked: &Method) -> Result<Resp
     Ok(ResponseHead { status, framing, keep_alive, fields })
 }
 
-/// The fields from `at` to the empty line that ends `head`.
+/// Parses the fields from `at` to the empty line that ends `head`.
 ///
 /// # Errors
-/// [`HeadError`] for a line that is no field.
+/// [`HeadError`] for a line that is not a field.
 pub fn fields(head: &Bytes, at: usize, limits: &HeadLimits) -> Result<HeaderMap, HeadError> {
-    // What frames a message has no meaning behind one: it is read, and left out by who asks.
+    // Framing fields have no meaning in a trailer section: they are parsed here, and the caller removes them.
     let fields = scan_fields(head, at, limits, &mut ())?;
     header_map(head, &fields)
 }
@@ -231,7 +233,7 @@ fn header_map(head: &Bytes, fields: &[Field]) -> Result<HeaderMap, HeadError> {
     Ok(headers)
 }
 
-/// Where the line that starts at `at` ends: the place of its CR LF.
+/// Returns the position of the CR LF that ends the line at `at`.
 pub(super) fn line_at(head: &[u8], at: usize) -> Result<usize, HeadError> {
     let rest = head.get(at..).ok_or(HeadError::LineEnding)?;
     let end = memchr::memchr2(b'\r', b'\n', rest).ok_or(HeadError::LineEnding)?;
@@ -242,7 +244,7 @@ pub(super) fn line_at(head: &[u8], at: usize) -> Result<usize, HeadError> {
     }
 }
 
-/// The characters of names.
+/// Returns whether `byte` is a token character, as in field names.
 pub(super) const fn is_token(byte: u8) -> bool {
     const TOKENS: [bool; 256] = {
         let mut table = [false; 256];
@@ -263,13 +265,13 @@ pub(super) const fn is_token(byte: u8) -> bool {
     TOKENS[byte as usize]
 }
 
-/// Whether a field's value may be this. All of it is looked at, bad or not: so many bytes are compared at once.
+/// Returns whether `value` is a valid field value. It does not stop at the first bad byte, so that the loop vectorizes.
 #[must_use]
 pub fn are_values(value: &[u8]) -> bool {
     !value.iter().fold(false, |is_bad, byte| is_bad | !is_value(*byte))
 }
 
-/// Of control characters, only the tab.
+/// Accepts no control character except the tab.
 const fn is_value(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }

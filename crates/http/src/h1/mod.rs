@@ -1,15 +1,15 @@
-//! HTTP/1.1 as it is read from strangers: heads strictly, bodies in pieces. Pure: bytes in, messages out; shared by the
-//! fronts and the gateway, so that what one refuses the other does not let pass.
+//! HTTP/1.1 parser for untrusted clients. It does no I/O: bytes in, messages out. The protocol servers and the gateway
+//! share it, so that neither accepts what the other rejects.
 //!
-//! | file | does |
+//! | file | contents |
 //! |---|---|
-//! | [`head`] | reads request and answer heads, refuses what is ambiguous |
-//! | `target` | what a request asks for: paths and hosts that are what they seem |
-//! | `error` | why a head is refused |
-//! | `scan` | the same of a request, in place, for who answers by itself |
-//! | `response` | an answer of our own, until it is written |
-//! | [`chunked`] | reads bodies in chunks |
-//! | [`properties`] | what must hold of any bytes: for fuzzers and property tests |
+//! | [`head`] | the parser for request and response heads; rejects ambiguous input |
+//! | `target` | validation of request targets and hosts |
+//! | `error` | the reasons a head is rejected, and the size limits |
+//! | `scan` | a request head scanned in place, for servers that respond themselves |
+//! | `response` | a response that is ready to be written |
+//! | [`chunked`] | the parser for chunked bodies |
+//! | [`properties`] | parser properties for the fuzz targets and property tests |
 
 pub mod chunked;
 mod error;

@@ -1,5 +1,5 @@
-//! What must hold of every byte string that a stranger can send: the fuzz targets and the property tests both call these.
-//! They panic where a law is broken.
+//! Parser properties that hold for every input of an untrusted client. The fuzz targets and the property tests call
+//! these functions, which panic if a property is violated.
 
 use super::chunked::{Chunk, Chunks};
 use super::head::{self, Framing, HeadLimits};
@@ -9,14 +9,14 @@ use bytes::BytesMut;
 use http::Version;
 use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 
-/// A head that passes can be read in one way only: judged from its bytes, by other means than the filter's own.
+/// Asserts that an accepted head has only one reading. It examines the bytes without the parser's own functions.
 ///
 /// # Panics
-/// If it can be read in two.
+/// If the head is ambiguous.
 pub fn request_head(bytes: &[u8]) {
     let limits = HeadLimits::default();
     let whole = head::end_of_head(bytes, &mut 0, &limits);
-    // However the bytes are cut, the end is found in the same place, or the same is refused, at the latest at the end.
+    // However the bytes are split, the result is the same: the same end, or the same error.
     let mut seen = 0;
     let mut pieces = Ok(None);
     for length in (0..bytes.len()).step_by(7).chain([bytes.len()]) {
@@ -25,18 +25,18 @@ pub fn request_head(bytes: &[u8]) {
             break;
         }
     }
-    assert_eq!(whole, pieces, "the end depends on how the bytes are cut");
+    assert_eq!(whole, pieces, "the end depends on how the bytes are split");
     let Ok(Some(end)) = whole else { return };
     let text = &bytes[..end];
     let Ok(request) = head::request(text, &limits) else { return };
-    // No line ends in any other way than CR LF, and none is folded.
+    // Every line ends with CR LF, and none is folded.
     let body = &text[..end - 4];
     let lines: Vec<&[u8]> = split_lines(body);
     assert!(lines.iter().all(|line| !line.contains(&b'\r') && !line.contains(&b'\n') && !line.contains(&0)));
     assert!(
         lines[1..].iter().all(|line| !line.starts_with(b" ") && !line.starts_with(b"\t") && !line.is_empty())
     );
-    // Every field is in the map, under a name without spaces.
+    // Every field line is counted, and its name has no spaces.
     assert_eq!(request.fields(text).count(), lines.len() - 1);
     let named = |name: &str| {
         lines[1..]
@@ -56,16 +56,16 @@ pub fn request_head(bytes: &[u8]) {
         Framing::None => assert_eq!(encodings, 0),
         Framing::UntilClose => panic!("a request never ends with its connection"),
     }
-    // The path is what it seems, and the map holds every field.
+    // The path has no dot segments, and the map has every field.
     let path = request.path(text).to_ascii_lowercase().replace("%2e", ".");
     assert!(!path.split(['/', '\\']).any(|segment| segment == "." || segment == ".."), "{path}");
-    let (_, _, headers) = request.into_parts(text).expect("a map takes what has passed");
+    let (_, _, headers) = request.into_parts(text).expect("a map takes every accepted field");
     assert_eq!(headers.len(), lines.len() - 1);
-    // Whoever looks a field up where it lies finds what the map has.
-    let scan = ScannedHead::new(text, &limits).expect("it has passed");
+    // A lookup in place finds the same values as the map.
+    let scan = ScannedHead::new(text, &limits).expect("an accepted head");
     for name in headers.keys() {
-        let lies = scan.fields(text);
-        assert!(lies.all(name).eq(headers.get_all(name).iter().map(http::HeaderValue::as_bytes)), "{name}");
+        let fields = scan.fields(text);
+        assert!(fields.all(name).eq(headers.get_all(name).iter().map(http::HeaderValue::as_bytes)), "{name}");
     }
 }
 
@@ -82,10 +82,11 @@ fn split_lines(text: &[u8]) -> Vec<&[u8]> {
     lines
 }
 
-/// Chunks are read alike whether they come at once or byte by byte, and what is read is no more than was sent.
+/// Asserts that chunks parse the same whether they arrive at once or byte by byte, and yield no more data than was
+/// sent.
 ///
 /// # Panics
-/// If that does not hold.
+/// If the results differ.
 pub fn chunks(bytes: &[u8]) {
     let read = |pieces: &mut dyn Iterator<Item = &[u8]>| {
         let (mut reader, mut buffer, mut data) = (Chunks::default(), BytesMut::new(), Vec::new());
@@ -95,7 +96,7 @@ pub fn chunks(bytes: &[u8]) {
                 match reader.read(&mut buffer) {
                     Ok(Chunk::Data(more)) => data.extend_from_slice(&more),
                     Ok(Chunk::Incomplete) => break,
-                    // What follows the end is the next request's, and must not be eaten.
+                    // The bytes after the end belong to the next request and must not be consumed.
                     Ok(Chunk::End(_)) => return Ok((data, true)),
                     Err(error) => return Err(error),
                 }
@@ -105,7 +106,7 @@ pub fn chunks(bytes: &[u8]) {
     };
     let whole = read(&mut std::iter::once(bytes));
     let pieces = read(&mut bytes.chunks(1));
-    assert_eq!(whole, pieces, "what is read depends on how the bytes are cut");
+    assert_eq!(whole, pieces, "the result depends on how the bytes are split");
     if let Ok((data, _)) = whole {
         assert!(data.len() <= bytes.len());
     }

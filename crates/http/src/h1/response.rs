@@ -1,4 +1,4 @@
-//! An answer of our own until it is written: its fields are bytes already, so that writing it is copying.
+//! A response that Tollgate generates itself. Its fields are stored as bytes, so that writing it is a copy.
 
 use crate::date;
 use crate::h1::head::are_values;
@@ -9,74 +9,75 @@ use http::StatusCode;
 use http::header::HeaderName;
 use tollgate_core::Timestamp;
 
-/// What is sent back.
+/// A response with its fields already encoded.
 #[derive(Debug)]
 pub struct RawResponse {
     /// The status.
     pub status: StatusCode,
-    /// The type of the body, where there is one.
+    /// The media type of the body, if there is one.
     kind: Option<&'static str>,
-    /// Whole lines.
+    /// Encoded field lines, each with its CR LF.
     fields: Vec<u8>,
     body: Vec<u8>,
 }
 
-/// What the request wants of its answer.
+/// The parts of the response that are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseBodyMode {
-    /// Everything.
+    /// Head and body.
     All,
-    /// The head of what would be the answer (`HEAD`).
+    /// The head only (`HEAD`).
     Head,
 }
 
-/// What becomes of the connection.
+/// What happens to the connection after the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionMode {
-    /// It is kept.
+    /// It stays open.
     KeepAlive,
-    /// Kept for a caller who speaks HTTP/1.0 and must be told.
+    /// It stays open for an HTTP/1.0 client, which needs `connection: keep-alive` in the response.
     KeepAliveHttp10,
     /// It is closed.
     Close,
 }
 
 impl RawResponse {
-    /// One without a body.
+    /// Creates a response without a body.
     #[must_use]
     pub const fn empty(status: StatusCode) -> Self {
         Self { status, kind: None, fields: Vec::new(), body: Vec::new() }
     }
 
-    /// One with a body of this type.
+    /// Creates a response with a body of the media type `kind`.
     #[must_use]
     pub fn new(status: StatusCode, kind: &'static str, body: impl Into<Vec<u8>>) -> Self {
         Self { status, kind: Some(kind), fields: Vec::new(), body: body.into() }
     }
 
-    /// One with a body of JSON.
+    /// Creates a response with a JSON body.
     #[must_use]
     pub fn json(status: StatusCode, body: impl Into<Vec<u8>>) -> Self {
         Self::new(status, "application/json", body)
     }
 
-    /// What callers of the edge are told of a decision: 200 without a body, or the denial with its own.
+    /// Creates the response to a decision: 200 without a body, or a denial with its body.
     #[must_use]
     pub fn decision(settings: &ResponseConfig, facts: &DecisionSummary<'_>, now: Timestamp) -> Self {
         let mut body = Vec::new();
         let kind = settings.write_body(facts, &mut body);
-        let mut answer = Self { status: settings.status(facts.disposition), kind, fields: Vec::new(), body };
-        settings.write(facts, now, &mut answer);
-        answer
+        let mut response =
+            Self { status: settings.status(facts.disposition), kind, fields: Vec::new(), body };
+        settings.write(facts, now, &mut response);
+        response
     }
 
-    /// Bytes of its body.
+    /// Returns the length of the body in bytes.
     #[must_use]
     pub const fn length(&self) -> usize {
         self.body.len()
     }
 
-    /// Writes it after what is in `out`.
+    /// Appends the response to `out`.
     pub fn write(
         &self,
         out: &mut impl BufMut,
@@ -118,7 +119,7 @@ impl RawResponse {
 
 impl HeaderSink for RawResponse {
     fn put(&mut self, name: &HeaderName, value: &[u8]) {
-        // What ends a line would begin another field.
+        // A line break in the value would start another field.
         if are_values(value) {
             if self.fields.is_empty() {
                 self.fields.reserve(384);
@@ -139,19 +140,19 @@ fn line(out: &mut impl BufMut, name: &[u8], value: &[u8]) {
 mod tests {
     use super::*;
 
-    fn text(answer: &RawResponse, wants: ResponseBodyMode, after: ConnectionMode) -> String {
+    fn text(response: &RawResponse, wants: ResponseBodyMode, after: ConnectionMode) -> String {
         let mut out = Vec::new();
-        answer.write(&mut out, wants, after, Timestamp::from_secs(784_111_777));
+        response.write(&mut out, wants, after, Timestamp::from_secs(784_111_777));
         String::from_utf8(out).expect("text")
     }
 
-    /// A value with a line's end would be a field of its maker's choice.
+    /// Otherwise a value with a line break would inject a field.
     #[test]
-    fn a_value_cannot_begin_another_field() {
-        let mut answer = RawResponse::json(StatusCode::OK, "{}");
-        answer.put(&HeaderName::from_static("x-a"), b"a\r\nx-b: c");
-        answer.put(&HeaderName::from_static("x-c"), b"d");
-        let text = text(&answer, ResponseBodyMode::All, ConnectionMode::KeepAlive);
+    fn a_value_cannot_start_another_field() {
+        let mut response = RawResponse::json(StatusCode::OK, "{}");
+        response.put(&HeaderName::from_static("x-a"), b"a\r\nx-b: c");
+        response.put(&HeaderName::from_static("x-c"), b"d");
+        let text = text(&response, ResponseBodyMode::All, ConnectionMode::KeepAlive);
         assert_eq!(
             text,
             "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\
@@ -159,9 +160,9 @@ mod tests {
         );
     }
 
-    /// Whoever asks for a head alone reads the next answer where this one's body would be.
+    /// A client that sent `HEAD` would read the body as the next response.
     #[test]
-    fn a_head_has_the_length_and_not_the_body() {
+    fn a_response_to_head_has_the_length_and_no_body() {
         let text = text(
             &RawResponse::json(StatusCode::NOT_FOUND, "{}"),
             ResponseBodyMode::Head,

@@ -1,7 +1,7 @@
-//! A request head as it lies in its bytes: read in one pass, in place, without a map and without copies.
+//! A request head scanned in place: one pass over the bytes, without a map and without copies.
 //!
-//! Whoever answers by itself needs no more. What frames the message is noted while the fields go by, so that a length told
-//! twice or beside `Transfer-Encoding` is refused whether or not anybody asks for it.
+//! A server that responds itself needs no more. The scan records the framing fields as it passes them, so that a length
+//! that occurs twice or next to `Transfer-Encoding` is rejected even if nothing looks it up.
 
 use super::head::{Framing, HeadError, HeadLimits, are_values, is_token, line_at};
 use crate::headers::HeaderLookup;
@@ -10,10 +10,10 @@ use http::header::HeaderName;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// The longest name of a field: longer than any that is in use, and no map takes many times as much.
+/// Maximum length of a field name in bytes: longer than any name in use, and well below what `HeaderName` accepts.
 const MAX_NAME: usize = 1024;
 
-/// A stretch of a head.
+/// A byte range within a head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ByteRange {
     start: u32,
@@ -22,7 +22,7 @@ pub(super) struct ByteRange {
 
 impl ByteRange {
     fn new(start: usize, end: usize) -> Self {
-        // Heads are limited to far less.
+        // `HeadLimits` are far below `u32::MAX`.
         let short = |at| u32::try_from(at).unwrap_or(u32::MAX);
         Self { start: short(start), end: short(end) }
     }
@@ -40,18 +40,19 @@ impl ByteRange {
     }
 }
 
-/// Where a field's name and value lie.
+/// The positions of a field's name and value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Field {
     pub(super) name: ByteRange,
     pub(super) value: ByteRange,
 }
 
-/// Where fields lie.
+/// The positions of all fields of a head.
 #[derive(Debug, Default)]
 pub(super) struct HeaderIndex {
     all: SmallVec<[Field; 16]>,
-    /// A bit for each length that a name has. Many fields are asked for that are mostly not there: this tells at once.
+    /// One bit per name length (modulo 64). Most lookups are for absent fields; this filter answers those without a
+    /// scan.
     lengths: u64,
 }
 
@@ -74,22 +75,22 @@ const fn length_bit(length: usize) -> u64 {
     1 << (length % 64)
 }
 
-/// What a request head says, by the places of its parts.
+/// A request head as the positions of its parts.
 #[derive(Debug)]
 pub struct ScannedHead {
     method: ByteRange,
     pub(super) target: ByteRange,
     pub(super) fields: HeaderIndex,
     pub(super) host: Option<ByteRange>,
-    /// Whether only the head of the answer is wanted.
+    /// The method is `HEAD`.
     pub is_head: bool,
-    /// 1.0 or 1.1.
+    /// The version: 1.0 or 1.1.
     pub version: Version,
-    /// What follows.
+    /// The framing of the body.
     pub framing: Framing,
-    /// Whether another request may follow on this connection.
+    /// Another request may follow on this connection.
     pub keep_alive: bool,
-    /// Whether the caller waits to be told to go on before it sends its body.
+    /// The client waits for `100 Continue` before it sends its body.
     pub expects_continue: bool,
 }
 
@@ -100,10 +101,10 @@ impl AsRef<Self> for ScannedHead {
 }
 
 impl ScannedHead {
-    /// Reads a whole head, its last empty line included.
+    /// Parses a complete head including its final empty line.
     ///
     /// # Errors
-    /// [`HeadError`] for whatever could be read in two ways.
+    /// [`HeadError`] for input that is malformed or ambiguous.
     pub fn new(head: &[u8], limits: &HeadLimits) -> Result<Self, HeadError> {
         let line = line_at(head, 0)?;
         let mut words = head[..line].splitn(3, |byte| *byte == b' ');
@@ -148,26 +149,26 @@ impl ScannedHead {
         })
     }
 
-    /// The method, of the head that was read.
+    /// Returns the method. `head` must be the bytes that were scanned.
     #[must_use]
     pub fn method<'h>(&self, head: &'h [u8]) -> &'h [u8] {
         self.method.locate(head)
     }
 
-    /// The target, of the head that was read: visible ASCII without a fragment.
+    /// Returns the target: visible ASCII without a fragment. `head` must be the bytes that were scanned.
     #[must_use]
     pub fn target<'h>(&self, head: &'h [u8]) -> &'h str {
         std::str::from_utf8(self.target.locate(head)).unwrap_or("/")
     }
 
-    /// The fields, of the head that was read.
+    /// Returns the fields. `head` must be the bytes that were scanned.
     #[must_use]
     pub const fn fields<'h>(&'h self, head: &'h [u8]) -> HeadHeaders<'h> {
         HeadHeaders { head, index: &self.fields }
     }
 }
 
-/// The fields of a head where they lie.
+/// The fields of a head, borrowed from its bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadHeaders<'h> {
     pub(super) head: &'h [u8],
@@ -175,7 +176,7 @@ pub struct HeadHeaders<'h> {
 }
 
 impl HeadHeaders<'_> {
-    /// How many there are.
+    /// Returns the number of fields.
     #[must_use]
     pub fn count(&self) -> usize {
         self.index.len()
@@ -185,12 +186,12 @@ impl HeadHeaders<'_> {
 impl HeaderLookup for HeadHeaders<'_> {
     fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]> {
         let name = name.as_str().as_bytes();
-        // Most names are of another length: that is seen without looking at a letter.
+        // Most names differ in length, which is compared first.
         let named = move |field: &&Field| {
             field.name.len() == name.len() && field.name.locate(self.head).eq_ignore_ascii_case(name)
         };
-        let may_be = self.index.lengths & length_bit(name.len()) != 0;
-        let all: &[Field] = if may_be { self.index } else { &[] };
+        let may_exist = self.index.lengths & length_bit(name.len()) != 0;
+        let all: &[Field] = if may_exist { self.index } else { &[] };
         all.iter().filter(named).map(|field| field.value.locate(self.head))
     }
 
@@ -199,15 +200,15 @@ impl HeaderLookup for HeadHeaders<'_> {
     }
 }
 
-/// Whether a length may be told twice. Refused in requests even if both agree; servers in the wild send such answers, so
-/// there agreement will do.
+/// How a repeated `Content-Length` is handled: rejected in requests even if both values are equal; allowed with equal
+/// values in responses, because servers in the wild send those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DuplicateLength {
     Rejected,
     AllowedIfEqual,
 }
 
-/// Sees the fields go by.
+/// Called for each field during a scan.
 pub(super) trait FieldVisitor {
     fn visit(&mut self, field: Field, head: &[u8]) -> Result<(), HeadError>;
 }
@@ -218,7 +219,7 @@ impl FieldVisitor for () {
     }
 }
 
-/// What frames a message, as far as it has been read.
+/// The framing fields seen so far.
 #[derive(Debug)]
 pub(super) struct FramingFields {
     duplicate_length: DuplicateLength,
@@ -231,9 +232,9 @@ pub(super) struct FramingFields {
 }
 
 impl FramingFields {
-    pub(super) const fn new(twins: DuplicateLength) -> Self {
+    pub(super) const fn new(duplicate_length: DuplicateLength) -> Self {
         Self {
-            duplicate_length: twins,
+            duplicate_length,
             host: None,
             length: None,
             chunked: false,
@@ -293,13 +294,13 @@ impl FieldVisitor for FramingFields {
     }
 }
 
-/// The fields from `at` to the empty line that ends `head`.
+/// Scans the fields from `at` to the empty line that ends `head`.
 #[inline]
 pub(super) fn scan_fields(
     head: &[u8],
     mut at: usize,
     limits: &HeadLimits,
-    notes: &mut impl FieldVisitor,
+    visitor: &mut impl FieldVisitor,
 ) -> Result<HeaderIndex, HeadError> {
     let mut fields = HeaderIndex::default();
     loop {
@@ -333,7 +334,7 @@ pub(super) fn scan_fields(
         }
         let field =
             Field { name: ByteRange::new(at, at + colon), value: ByteRange::new(at + start, at + stop) };
-        notes.visit(field, head)?;
+        visitor.visit(field, head)?;
         fields.push(field);
         at = end + 2;
     }

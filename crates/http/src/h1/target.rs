@@ -1,4 +1,5 @@
-//! What a request asks for: targets that hide their path are refused, and hosts that are none.
+//! Validation of request targets and hosts. Rejects targets that a server could resolve to another path, and invalid
+//! hosts.
 
 use super::error::HeadError;
 use http::{Method, Uri, Version};
@@ -7,10 +8,10 @@ pub(super) fn without_query(target: &str) -> &str {
     target.split_once('?').map_or(target, |(path, _)| path)
 }
 
-/// What the `http` crate takes for a URI.
+/// Maximum length of a URI in the `http` crate, in bytes.
 const MAX_URI: usize = 65_534;
 
-/// A path and a query of the characters that a URI has, or that the world writes into one all the same.
+/// Accepts a path and query of URI characters, and of others that clients send unescaped in practice.
 pub(super) fn check_origin_form(target: &str) -> Result<(), HeadError> {
     if target.len() > MAX_URI {
         return Err(HeadError::TargetTooLong);
@@ -24,17 +25,17 @@ pub(super) fn check_origin_form(target: &str) -> Result<(), HeadError> {
     }
 }
 
-/// The characters of paths: those of the `http` crate, which whoever takes a target as a URI relies on.
+/// The path characters of the `http` crate: a target that is accepted here must also parse as its `Uri`.
 const fn is_path_byte(byte: u8) -> bool {
     matches!(byte, 0x21..=0x22 | 0x24..=0x3b | 0x3d | 0x40..=0x5f | 0x61..=0x7e)
 }
 
-/// The characters of queries, and the mark before them.
+/// The query characters, including the leading `?`.
 const fn is_query_byte(byte: u8) -> bool {
     matches!(byte, 0x21 | 0x24..=0x3b | 0x3d | 0x3f..=0x7e)
 }
 
-/// `http://host/path`, or the asterisk of `OPTIONS`.
+/// Parses a target in absolute form (`http://host/path`), or the `*` of `OPTIONS`.
 pub(super) fn absolute_target(target: &str, method: &Method) -> Result<Uri, HeadError> {
     let asterisk = target == "*";
     if asterisk && method != Method::OPTIONS {
@@ -51,10 +52,10 @@ pub(super) fn absolute_target(target: &str, method: &Method) -> Result<Uri, Head
     Ok(uri)
 }
 
-/// A path with `.` and `..` segments is another path to the next reader than to the rules.
+/// Rejects `.` and `..` segments: the upstream could resolve them to a path other than the one that rules matched.
 pub fn check_path(path: &str) -> Result<(), HeadError> {
     let path = path.as_bytes();
-    // Nearly every path has neither a segment that begins with a dot nor an escape.
+    // Fast path: nearly every path has neither an escape nor a segment that starts with a dot.
     let suspect = memchr::memchr3_iter(b'%', b'\\', b'.', path)
         .any(|at| path[at] != b'.' || at == 0 || matches!(path[at - 1], b'/' | b'.'));
     if !suspect {
@@ -65,14 +66,14 @@ pub fn check_path(path: &str) -> Result<(), HeadError> {
     }
     let text = String::from_utf8_lossy(path).to_ascii_lowercase();
     let text = text.replace("%2e", ".").replace("%2f", "/").replace("%5c", "/");
-    // `..;x` is `..` to some servers.
+    // Some servers treat `..;x` as `..`.
     let names = text.split('/').map(|segment| segment.split(';').next().unwrap_or(segment));
     let mut hidden = names.filter(|name| matches!(*name, "." | ".."));
     if text.contains("%00") || hidden.next().is_some() { Err(HeadError::Target) } else { Ok(()) }
 }
 
-/// Whether a host is one, `name`, `address` or `[address]`, with a port or without, and could be quoted. Nobody's name stands
-/// before it, and colons and brackets only where they belong: else readers would differ on where the host ends.
+/// Returns whether `host` is a valid host: `name`, `address` or `[address]`, with or without a port. Userinfo and
+/// misplaced colons or brackets are invalid, because parsers would differ on where the host ends.
 #[must_use]
 pub fn is_host(host: &[u8]) -> bool {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=%".contains(byte);
@@ -117,7 +118,7 @@ pub(super) fn check_host(
 mod tests {
     use super::*;
 
-    /// What one reader takes for the host must be what the next one does.
+    /// The upstream must read the same host as Tollgate.
     #[test]
     fn hosts_are_parsed_to_their_end() {
         for host in ["a.b", "a.b:80", "a.b:", "a_b", "[::1]", "[::1]:80", "127.0.0.1", "xn--a.b."] {
@@ -142,9 +143,9 @@ mod tests {
         }
     }
 
-    /// A target that passes here and is no URI would be lost on the way to whoever needs one.
+    /// A target that is accepted here but is not a `Uri` would fail later, where one is needed.
     #[test]
-    fn targets_are_those_of_the_http_crate() {
+    fn accepted_targets_are_those_of_the_http_crate() {
         for byte in 0x21..0x7f_u8 {
             for target in [format!("/a{}b", byte as char), format!("/?a{}b", byte as char)] {
                 let checked = check_origin_form(&target).is_ok();

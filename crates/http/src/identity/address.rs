@@ -1,8 +1,8 @@
-//! The client's address: the peer's, or what peers that we trust say of whom they speak for.
+//! The client's address: the peer's, or the one that trusted proxies forward in `X-Forwarded-For` or `Forwarded`.
 //!
-//! Each proxy appends the address it was called from, so a chain is read from its right end, which the nearest proxy
-//! wrote: the first address that is no trusted proxy's is the client. What stands further left was written by that client.
-//! Taking the leftmost address, as many do, lets anyone be anyone.
+//! Each proxy appends the address of its own peer, so the chain is read from the right: the first address that is not a
+//! trusted proxy's is the client's. Everything to its left was written by that client. Rejected: the leftmost address,
+//! which many servers use, because any client can forge it.
 
 use super::config::{ForwardedBy, IdentityConfig, IdentityConfigError};
 use crate::headers::HeaderLookup;
@@ -10,7 +10,7 @@ use http::header::{FORWARDED, HeaderName};
 use ipnet::{IpNet, Ipv6Net};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// Proxies in a row that are believed. No real chain is as long.
+/// Maximum number of hops that are read; real chains are shorter.
 const MAX_HOPS: usize = 64;
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -39,7 +39,7 @@ impl Address {
         self.trusted.iter().any(|network| network.contains(&peer))
     }
 
-    /// The address of the client.
+    /// Returns the client's address.
     pub(super) fn client(&self, peer: IpAddr, is_trusted: bool, headers: &impl HeaderLookup) -> IpAddr {
         let peer = peer.to_canonical();
         if !is_trusted {
@@ -64,7 +64,7 @@ impl Address {
         }
     }
 
-    /// Walks from the nearest hop outwards. A hop that cannot be read ends the walk: nothing beyond it can be believed.
+    /// Walks from the nearest hop outward. A hop that cannot be parsed ends the walk: nothing beyond it can be trusted.
     fn first_untrusted(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
         let mut client = peer;
         for hop in hops.take(MAX_HOPS) {
@@ -77,7 +77,7 @@ impl Address {
         client
     }
 
-    /// The address as an attribute: an IPv6 one as the network that its caller owns.
+    /// Formats an address as an attribute. An IPv6 address becomes its `ipv6_prefix` network, which is one caller's.
     pub(super) fn attribute(&self, address: IpAddr) -> String {
         match address {
             IpAddr::V4(v4) => dotted(v4),
@@ -88,7 +88,7 @@ impl Address {
     }
 }
 
-/// As the standard formatting writes it, in a fraction of the time: every request is asked from some address.
+/// Formats an IPv4 address like its `Display`, but several times faster: this runs for every request.
 fn dotted(address: Ipv4Addr) -> String {
     let mut text = String::with_capacity(15);
     for (at, octet) in address.octets().into_iter().enumerate() {
@@ -100,7 +100,7 @@ fn dotted(address: Ipv4Addr) -> String {
     text
 }
 
-/// An address, with or without brackets and a port.
+/// Parses an address with or without brackets and a port.
 fn parse(text: &str) -> Option<IpAddr> {
     let text = text.trim_matches([' ', '\t']);
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
@@ -108,7 +108,7 @@ fn parse(text: &str) -> Option<IpAddr> {
     address.map(|address| address.to_canonical())
 }
 
-/// The `for` of each element of a `Forwarded` field, in order; `None` for one that names no address, or is broken.
+/// Returns the `for` address of each element of a `Forwarded` field, in order; `None` if it is missing or malformed.
 fn forwarded_for(line: &str) -> Vec<Option<IpAddr>> {
     let mut hops = Vec::new();
     for element in split_outside_quotes(line, b',') {
@@ -126,7 +126,7 @@ fn forwarded_for(line: &str) -> Vec<Option<IpAddr>> {
     hops
 }
 
-/// The parts between separators that stand outside of quotes.
+/// Splits `line` at the separators outside of quotes.
 fn split_outside_quotes(line: &str, separator: u8) -> impl Iterator<Item = &str> {
     let (mut quoted, mut escaped) = (false, false);
     line.split(move |char: char| {

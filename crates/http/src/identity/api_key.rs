@@ -1,9 +1,11 @@
-//! API keys. A key is the caller's name on every front alike: rules, quotas and emergencies speak of it as it was sent. It
-//! is a secret as well, so it is hashed where it is written down (`store`'s names in Redis) and masked where it is shown
-//! (`observe`). Hashing it here was rejected: what an operator agrees with a key would then be about somebody else.
+//! API key extraction. The key identifies the caller on every protocol: rules, quotas and emergency measures use it as
+//! it was sent. It is also a secret, so it is hashed where it is stored (counter keys in Redis) and masked where it is
+//! shown (`observe`). Rejected: hashing it here, because a quota that an operator sets for the key would not match the
+//! hash.
 //!
-//! A request has one key. With two of them whoever reads the first is told another caller than whoever reads the last, and
-//! a made-up one beside the real one would be a fresh limit for each request; so such a request is refused.
+//! A request has at most one key. With two, a server that reads the first would see another caller than one that reads
+//! the last, and a made-up key next to the real one would get a fresh limit for each request; such requests are
+//! rejected.
 
 use super::AmbiguousIdentity;
 use super::config::{self, ApiKeyConfig, IdentityConfigError};
@@ -13,9 +15,9 @@ use http::header::{AUTHORIZATION, HeaderName};
 use ring::digest;
 use std::borrow::Cow;
 
-/// The longest value that is kept as it came; longer ones are told apart by their hash.
+/// Maximum length of an attribute value in bytes; longer values are replaced by their hash.
 const MAX_VALUE: usize = 256;
-/// The same of an API key: as long as one that something can be agreed with.
+/// Maximum length of an API key in bytes, the same as in a quota; longer keys are replaced by their hash.
 const MAX_KEY: usize = 512;
 
 #[derive(Debug)]
@@ -30,12 +32,12 @@ impl ApiKeyReader {
         Ok(Self { header, bearer: settings.bearer })
     }
 
-    /// The field that keys are sent in.
+    /// Returns the header that contains keys.
     pub(super) const fn header(&self) -> Option<&HeaderName> {
         self.header.as_ref()
     }
 
-    /// The caller's key. Where tokens are read, what looks like one is no key.
+    /// Returns the caller's key. With `tokens`, a bearer value that looks like a JWT is not a key.
     pub(super) fn read<'r>(
         &self,
         headers: &'r impl HeaderLookup,
@@ -43,8 +45,8 @@ impl ApiKeyReader {
     ) -> Result<Option<Cow<'r, str>>, AmbiguousIdentity> {
         let mut key = None;
         if let Some(name) = &self.header {
-            let own = headers.all(name).map(<[u8]>::trim_ascii).filter(|key| !key.is_empty());
-            only(&mut key, own).map_err(|_| AmbiguousIdentity::Twice(name.clone()))?;
+            let keys = headers.all(name).map(<[u8]>::trim_ascii).filter(|key| !key.is_empty());
+            only(&mut key, keys).map_err(|_| AmbiguousIdentity::Twice(name.clone()))?;
         }
         if self.bearer {
             let bearers = headers.all(&AUTHORIZATION).filter_map(jwt::bearer);
@@ -61,10 +63,10 @@ impl ApiKeyReader {
     }
 }
 
-/// Values that differ.
+/// Error for several values that differ.
 pub(super) struct ConflictingValues;
 
-/// The one value that there is, in however many places.
+/// Stores the value in `found`, provided that all occurrences are equal.
 pub(super) fn only<'r>(
     found: &mut Option<&'r [u8]>,
     values: impl Iterator<Item = &'r [u8]>,
@@ -77,15 +79,15 @@ pub(super) fn only<'r>(
     Ok(())
 }
 
-/// What stands for a value that cannot be part of a key: the first 16 bytes of its SHA-256.
+/// Returns the replacement for a value that cannot be part of a counter key: the first 16 bytes of its SHA-256.
 fn hashed(value: &[u8]) -> String {
     let mut text = b"sha256:".to_vec();
     crate::hex::put(&mut text, &digest::digest(&digest::SHA256, value).as_ref()[..16]);
-    // Digits are ASCII.
+    // Hexadecimal digits are ASCII.
     String::from_utf8(text).unwrap_or_default()
 }
 
-/// The value, or its hash where it is too long to be part of a key.
+/// Returns the value, or its hash if it is too long for a counter key.
 pub(super) fn bounded(value: Cow<'_, str>) -> Cow<'_, str> {
     if value.len() <= MAX_VALUE { value } else { Cow::Owned(hashed(value.as_bytes())) }
 }

@@ -1,4 +1,4 @@
-//! What an operator can say about callers. `serve` and `gateway` have these under the same names.
+//! Identity settings, under the same names in `serve` and `gateway`.
 
 use http::HeaderName;
 use ipnet::IpNet;
@@ -9,38 +9,38 @@ use std::path::{Path, PathBuf};
 
 const MIN_SECRET: usize = 16;
 
-/// How callers are told apart.
+/// Settings for deriving a caller's identity.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct IdentityConfig {
-    /// The networks of proxies whose headers count. This machine alone, unless said otherwise.
+    /// Networks of trusted proxies; loopback by default.
     pub trusted: Vec<Network>,
-    /// Where a trusted proxy says whom it speaks for.
+    /// The header in which a trusted proxy forwards the client's address.
     pub forwarded: ForwardedBy,
-    /// The bits of an IPv6 address that make a caller: whoever has one address of a /64 has all of them.
+    /// Prefix length that identifies an IPv6 caller, in bits: one caller usually owns a whole /64.
     pub ipv6_prefix: u8,
-    /// Where an API key is.
+    /// API key settings.
     pub api_key: ApiKeyConfig,
-    /// Where a user's token is, and what it takes to believe it.
+    /// JWT settings.
     pub jwt: Option<JwtConfig>,
-    /// Endpoints: `GET /users/{id}`, or `/files/{*rest}` for any method.
+    /// Endpoint templates: `GET /users/{id}`, or `/files/{*rest}` for any method.
     pub routes: Vec<String>,
-    /// The endpoint of what matches no route.
+    /// The endpoint of requests that match no route.
     pub unmatched: Unmatched,
-    /// Where a proxy that asks for a decision says which request it asks for.
+    /// The headers in which a proxy describes the original request.
     pub original: OriginalRequest,
-    /// Attributes from headers, whoever sends them.
+    /// Attributes from headers of any client.
     pub headers: BTreeMap<String, String>,
-    /// Attributes from headers of trusted peers: tiers, tenants, whatever a stranger must not choose.
+    /// Attributes from headers of trusted peers only, such as tiers and tenants, which a client must not choose.
     pub trusted_headers: BTreeMap<String, String>,
 }
 
 impl Default for IdentityConfig {
     fn default() -> Self {
-        let here =
-            ["127.0.0.1", "::1"].map(|text| Network(IpNet::from(text.parse::<IpAddr>().expect("one"))));
+        let loopback = ["127.0.0.1", "::1"]
+            .map(|text| Network(IpNet::from(text.parse::<IpAddr>().expect("an address"))));
         Self {
-            trusted: here.to_vec(),
+            trusted: loopback.to_vec(),
             forwarded: ForwardedBy::XForwardedFor,
             ipv6_prefix: 64,
             api_key: ApiKeyConfig::default(),
@@ -55,7 +55,7 @@ impl Default for IdentityConfig {
 }
 
 impl IdentityConfig {
-    /// Makes the files that it names relative to the folder of the settings' own file.
+    /// Resolves relative paths against `folder`, the folder of the configuration file.
     pub fn resolve(&mut self, folder: &Path) {
         let jwks = self.jwt.as_mut().and_then(|jwt| jwt.jwks.as_mut());
         for path in jwks.into_iter().chain(self.api_key.secret_file.as_mut()) {
@@ -76,12 +76,12 @@ impl TryFrom<String> for Network {
         text.parse::<IpNet>()
             .or(one)
             .map(|network| Self(network.trunc()))
-            .map_err(|_| format!("`{text}` is no network; write 10.0.0.0/8, 2001:db8::/32 or one address"))
+            .map_err(|_| format!("invalid network `{text}`; write 10.0.0.0/8, 2001:db8::/32 or an address"))
     }
 }
 
-/// The header by which a proxy says whom it speaks for. Only one: a proxy that writes one of them passes the other on
-/// as the caller wrote it.
+/// The header in which a proxy forwards the client's address. Only one is read: a proxy that sets one of them forwards
+/// the other as the client sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ForwardedBy {
@@ -89,58 +89,58 @@ pub enum ForwardedBy {
     XForwardedFor,
     /// `Forwarded: for=client, for=proxy` (RFC 7239).
     Forwarded,
-    /// None: the peer is the client.
+    /// No header: the peer is the client.
     None,
 }
 
-/// What the endpoint is of a path that matches no route.
+/// The endpoint of a request that matches no route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unmatched {
-    /// `GET other`: as many endpoints as there are methods.
+    /// `GET other`: one endpoint per method.
     Other,
-    /// `GET /the/path`: as many as callers care to make up. For rules that name their endpoints.
+    /// `GET /the/path`: an unbounded number of endpoints. For rules that name their endpoints.
     Path,
 }
 
-/// Where a proxy says which request it asks about.
+/// The headers in which a proxy describes the original request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OriginalRequest {
-    /// In whichever spelling the path is there; where both are and disagree, one was forged, and the request is refused.
+    /// Whichever set contains the path. If both do and differ, one is forged, and the request is rejected.
     Auto,
-    /// In `X-Forwarded-Method`, `-Uri` and `-Host`.
+    /// `X-Forwarded-Method`, `-Uri` and `-Host`.
     XForwarded,
-    /// In `X-Original-Method`, `-URI` and `-Host`.
+    /// `X-Original-Method`, `-URI` and `-Host`.
     XOriginal,
-    /// In the method and the rest of the path.
+    /// None: the method and the rest of the path of the check itself.
     Path,
 }
 
-/// Where an API key is.
+/// API key settings.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ApiKeyConfig {
-    /// The header that holds it.
+    /// The header that contains the key.
     pub header: Option<String>,
-    /// Whether `Authorization: Bearer …` holds one where that header is missing.
+    /// Also read the key from `Authorization: Bearer …`.
     pub bearer: bool,
-    /// A file with a secret of at least 16 bytes, the same on every node: where keys become part of what a store writes
-    /// down, they are hashed with it, so that who sees the hashes cannot try guesses.
+    /// A file with a secret of at least 16 bytes, the same on every node. The store hashes keys with it, so that the
+    /// hashes cannot be attacked by guessing keys.
     pub secret_file: Option<PathBuf>,
 }
 
 impl ApiKeyConfig {
-    /// What `secret_file` holds, for the store.
+    /// Reads the secret from `secret_file`, for the store.
     ///
     /// # Errors
-    /// A file that cannot be read, or whose secret is too short.
+    /// The file cannot be read, or its secret is too short.
     pub fn secret(&self) -> Result<Option<Vec<u8>>, IdentityConfigError> {
         let Some(path) = &self.secret_file else { return Ok(None) };
         let bytes = read_file(path)?;
         let secret = bytes.trim_ascii();
         if secret.len() < MIN_SECRET {
-            let wrong = format!("a secret has at least {MIN_SECRET} bytes");
+            let wrong = format!("the secret is too short; use at least {MIN_SECRET} bytes");
             return Err(IdentityConfigError::File { path: path.clone(), wrong });
         }
         Ok(Some(secret.to_vec()))
@@ -153,29 +153,29 @@ impl Default for ApiKeyConfig {
     }
 }
 
-/// Where a user's token is, and what it takes to believe it.
+/// JWT settings.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JwtConfig {
-    /// The header that holds it, with or without `Bearer`.
+    /// The header that contains the token, with or without `Bearer`.
     #[serde(default = "authorization")]
     pub header: String,
-    /// A JWKS file to verify it by: RS256, ES256, EdDSA, HS256.
+    /// A JWKS file with the verification keys (RS256, ES256, EdDSA, HS256).
     pub jwks: Option<PathBuf>,
-    /// Believe it unverified where a trusted peer sends it, since that has verified it.
+    /// Accept tokens of trusted peers without verification, because the peer has verified them.
     #[serde(default)]
     pub verified_by_proxy: bool,
-    /// The claim that becomes `user_id`.
+    /// The claim that becomes the attribute `user_id`.
     #[serde(default = "sub")]
     pub user_id: String,
     /// Other attributes from claims: `{tier: plan}`.
     #[serde(default)]
     pub claims: BTreeMap<String, String>,
-    /// What `iss` must be.
+    /// The required value of `iss`.
     pub issuer: Option<String>,
-    /// What `aud` must hold.
+    /// The value that `aud` must contain.
     pub audience: Option<String>,
-    /// Seconds that clocks may differ by.
+    /// Tolerated clock skew in seconds.
     #[serde(default = "minute")]
     pub leeway: u64,
 }
@@ -192,20 +192,20 @@ const fn minute() -> u64 {
     60
 }
 
-/// Settings that cannot be used.
+/// Invalid identity settings.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityConfigError {
-    /// No header can have this name.
-    #[error("`{0}` is no name of a header")]
+    /// An invalid header name.
+    #[error("`{0}` is not a valid header name")]
     Header(String),
-    /// Attributes that are always there cannot be given another meaning.
-    #[error("`{0}` is told by every request already; choose another name for the attribute")]
+    /// A built-in attribute cannot be redefined.
+    #[error("`{0}` is a built-in attribute; choose another name for the attribute")]
     Attribute(String),
-    /// No such prefix.
-    #[error("`ipv6_prefix: {0}` is none; write 1 to 128 (64 is a caller's usual network)")]
+    /// An invalid prefix length.
+    #[error("invalid `ipv6_prefix: {0}`; write 1 to 128 (64 is the usual network of a caller)")]
     Prefix(u8),
-    /// A route that cannot be matched.
+    /// An invalid route.
     #[error("route `{route}`: {wrong}")]
     Route {
         /// The route.
@@ -221,8 +221,8 @@ pub enum IdentityConfigError {
         /// What is wrong with it.
         wrong: String,
     },
-    /// A token nobody verifies, or that two do.
-    #[error("`jwt` wants either `jwks: FILE` to verify tokens here, or `verified_by_proxy: true`")]
+    /// Neither or both ways to verify tokens are set.
+    #[error("`jwt` requires either `jwks: FILE` to verify tokens here, or `verified_by_proxy: true`")]
     Verification,
 }
 
@@ -230,10 +230,10 @@ pub(super) fn header(name: &str) -> Result<HeaderName, IdentityConfigError> {
     HeaderName::from_bytes(name.as_bytes()).map_err(|_| IdentityConfigError::Header(name.to_owned()))
 }
 
-/// What every request tells by itself cannot come from elsewhere too.
+/// Rejects the names of built-in attributes.
 pub(super) fn check_attribute(name: &str) -> Result<(), IdentityConfigError> {
-    const OWN: [&str; 7] = ["remote_address", "endpoint", "method", "path", "host", "api_key", "global"];
-    if OWN.contains(&name) { Err(IdentityConfigError::Attribute(name.to_owned())) } else { Ok(()) }
+    const BUILT_IN: [&str; 7] = ["remote_address", "endpoint", "method", "path", "host", "api_key", "global"];
+    if BUILT_IN.contains(&name) { Err(IdentityConfigError::Attribute(name.to_owned())) } else { Ok(()) }
 }
 
 pub(super) fn read_file(path: &Path) -> Result<Vec<u8>, IdentityConfigError> {

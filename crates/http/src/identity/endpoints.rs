@@ -1,16 +1,16 @@
-//! Endpoints: a path is told by the template that it matches, so that `/users/1` and `/users/2` share limits.
+//! Endpoint matcher: maps a path to the route template that it matches, so that `/users/1` and `/users/2` share limits.
 //!
-//! A tree of segments: a lookup costs a hash for each segment, however many routes there are. Of several templates that
-//! match, the one with the earliest literal segment wins. A node has its depth, so going back over alternatives visits
-//! each node once at most. What matches nothing is `GET other`: a counter for each made-up path would be an
-//! attacker's to fill.
+//! The routes form a tree of segments: a lookup costs one hash per segment, however many routes there are. If several
+//! templates match, the one with the earliest literal segment wins. Every node has a fixed depth, so backtracking
+//! visits each node at most once. A path that matches no route is `GET other`: with one counter per path, an attacker
+//! could create any number of counters.
 
 use super::config::{IdentityConfigError, Unmatched};
 use std::collections::HashMap;
 
 type Map<V> = HashMap<Box<str>, V, foldhash::fast::RandomState>;
 
-/// The methods that everyone knows; others count where a route names them.
+/// The standard methods; others are recognized if a route names them.
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
 const OTHER: &str = "OTHER";
 const MAX_SEGMENTS: usize = 64;
@@ -19,7 +19,7 @@ const MAX_SEGMENTS: usize = 64;
 pub(super) struct EndpointMatcher {
     root: Node,
     methods: Vec<Box<str>>,
-    /// For each method, what its unmatched requests are called.
+    /// The endpoint of unmatched requests, by method.
     unmatched: Map<Box<str>>,
     fallback: Unmatched,
 }
@@ -30,27 +30,28 @@ struct Node {
     any: Option<Box<Node>>,
     /// Endpoints of templates that end here, by method.
     ends: Vec<End>,
-    /// Endpoints of templates that take whatever follows.
+    /// Endpoints of templates that end here with `{*rest}`, by method.
     rest: Vec<End>,
 }
 
-/// What requests of one method are called that end at a node.
+/// The endpoint of one method at a node.
 #[derive(Debug)]
 struct End {
     method: Box<str>,
     endpoint: Box<str>,
-    /// Whether its route names the method; one that does is more than one for all.
+    /// The route names the method; it takes precedence over a route for all methods.
     names_method: bool,
 }
 
-/// One route, read.
+/// A parsed route.
 struct Template<'t> {
     method: Option<&'t str>,
     path: &'t str,
 }
 
 impl EndpointMatcher {
-    /// `named` are endpoints that rules name: those that cannot be routes, or are already, are passed over.
+    /// Builds the matcher. `named` are endpoints that rules name; those that are not valid routes or exist already are
+    /// skipped.
     pub(super) fn new<'e>(
         routes: &'e [String],
         named: impl IntoIterator<Item = &'e str>,
@@ -58,18 +59,18 @@ impl EndpointMatcher {
     ) -> Result<Self, IdentityConfigError> {
         let wrong =
             |route: &str, wrong: String| IdentityConfigError::Route { route: route.to_owned(), wrong };
-        let own = routes.iter().map(|route| Template::parse(route).map_err(|text| wrong(route, text)));
-        let own = own.collect::<Result<Vec<_>, _>>()?;
+        let configured = routes.iter().map(|route| Template::parse(route).map_err(|text| wrong(route, text)));
+        let configured = configured.collect::<Result<Vec<_>, _>>()?;
         let named = named.into_iter().filter_map(|endpoint| Template::parse(endpoint).ok());
         let named: Vec<_> = named.filter(|template| template.method.is_some()).collect();
         let mut methods: Vec<Box<str>> = METHODS.map(Box::from).to_vec();
-        for method in own.iter().chain(&named).filter_map(|template| template.method) {
+        for method in configured.iter().chain(&named).filter_map(|template| template.method) {
             if !methods.iter().any(|known| &**known == method) {
                 methods.push(method.into());
             }
         }
         let mut root = Node::default();
-        for (template, route) in own.iter().zip(routes) {
+        for (template, route) in configured.iter().zip(routes) {
             root.add(template, &methods).map_err(|text| wrong(route, text))?;
         }
         for template in &named {
@@ -80,7 +81,7 @@ impl EndpointMatcher {
         Ok(Self { root, methods, unmatched, fallback })
     }
 
-    /// The method, as one of few.
+    /// Returns the method, or `OTHER` for an unknown one, so that the number of values is bounded.
     pub(super) fn method<'m>(&'m self, method: &'m str) -> &'m str {
         match method {
             "GET" => "GET",
@@ -89,7 +90,7 @@ impl EndpointMatcher {
         }
     }
 
-    /// The endpoint; nothing where it is the path itself.
+    /// Returns the endpoint; `None` if it is the path itself (`Unmatched::Path`).
     pub(super) fn endpoint(&self, method: &str, path: &str) -> Option<&str> {
         let matched = self.root.find(method, path.strip_prefix('/').unwrap_or(path), 0);
         matched.or_else(|| match self.fallback {
@@ -111,7 +112,7 @@ impl<'t> Template<'t> {
         if let Some(method) = method
             && (method.is_empty() || !method.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-'))
         {
-            return Err(format!("`{method}` is no method; write GET, POST and the like in capitals"));
+            return Err(format!("invalid method `{method}`; write GET, POST and so on in capitals"));
         }
         Ok(Self { method, path })
     }
@@ -130,7 +131,9 @@ impl Node {
             match named {
                 Some(name) if name.starts_with('*') && at + 1 == segments.len() => takes_rest = true,
                 Some(name) if name.starts_with('*') => {
-                    return Err(format!("`{segment}` takes all that follows, so it stands last"));
+                    return Err(format!(
+                        "`{segment}` matches the rest of the path, so it must be the last segment"
+                    ));
                 }
                 Some(name) if !name.is_empty() && !name.contains(['{', '}']) => {
                     node = node.any.get_or_insert_default();
@@ -140,7 +143,7 @@ impl Node {
                 }
                 _ => {
                     return Err(format!(
-                        "`{segment}` is no segment; write `users`, `{{id}}`, or `{{*rest}}` at the end"
+                        "invalid segment `{segment}`; write `users`, `{{id}}`, or `{{*rest}}` at the end"
                     ));
                 }
             }
@@ -148,22 +151,25 @@ impl Node {
         let ends = if takes_rest { &mut node.rest } else { &mut node.ends };
         let all = methods.iter().map(|method| &**method).chain([OTHER]);
         for method in all.filter(|method| template.method.is_none_or(|own| own == *method)) {
-            let is_own = template.method.is_some();
+            let names_method = template.method.is_some();
             let endpoint = format!("{method} {}", template.path).into();
-            let end = End { method: method.into(), endpoint, names_method: is_own };
+            let end = End { method: method.into(), endpoint, names_method };
             match ends.iter_mut().find(|known| *known.method == *method) {
                 None => ends.push(end),
-                Some(known) if known.names_method == is_own => {
-                    return Err(format!("`{}` matches the same requests", known.endpoint));
+                Some(known) if known.names_method == names_method => {
+                    return Err(format!(
+                        "`{}` matches the same requests; remove one of them",
+                        known.endpoint
+                    ));
                 }
-                Some(known) if is_own => *known = end,
+                Some(known) if names_method => *known = end,
                 Some(_) => {}
             }
         }
         Ok(())
     }
 
-    /// `rest` is what of the path is still to be matched, without its first slash.
+    /// Returns the endpoint of a path. `rest` is the part that is still to be matched, without its leading slash.
     fn find(&self, method: &str, rest: &str, depth: usize) -> Option<&str> {
         if rest.is_empty() {
             return named(&self.ends, method);

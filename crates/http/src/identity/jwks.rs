@@ -1,5 +1,5 @@
-//! What tokens are verified by: the keys of a JWKS file (RFC 7517). The algorithm is the key's, never the token's choice:
-//! a token that could name its own would be signed with whatever its writer has.
+//! JWKS (RFC 7517): the keys that verify tokens. The key determines the algorithm, never the token: otherwise a forger
+//! could choose an algorithm whose key they have.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -8,7 +8,7 @@ use ring::signature::{self, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde::Deserialize;
 
 const MAX_KEYS: usize = 64;
-/// RFC 7518: a key of HS256 is at least as long as its hash.
+/// Minimum length of an HS256 key in bytes: that of the hash (RFC 7518).
 const MIN_SECRET: usize = 32;
 
 pub(super) struct JwkSet(Vec<VerificationKey>);
@@ -30,7 +30,7 @@ struct JwksFile {
     keys: Vec<Jwk>,
 }
 
-/// The members that are read; a JWK may have any others.
+/// The members that are read; others are ignored.
 #[derive(Deserialize)]
 struct Jwk {
     kty: String,
@@ -47,9 +47,10 @@ struct Jwk {
 }
 
 impl JwkSet {
-    /// Reads a file. Keys for other uses and algorithms are passed over; none left is an error.
+    /// Parses a JWKS file. Keys for other uses and algorithms are skipped; a file without a usable key is an error.
     pub(super) fn parse(text: &[u8]) -> Result<Self, String> {
-        let file: JwksFile = serde_json::from_slice(text).map_err(|error| format!("is no JWKS: {error}"))?;
+        let file: JwksFile =
+            serde_json::from_slice(text).map_err(|error| format!("invalid JWKS: {error}"))?;
         let mut keys = Vec::new();
         for (at, jwk) in file.keys.iter().enumerate() {
             if jwk.usage.as_deref().is_some_and(|usage| usage != "sig") {
@@ -60,19 +61,19 @@ impl JwkSet {
             }
         }
         match keys.len() {
-            0 => Err("has no key for RS256, ES256, EdDSA or HS256".to_owned()),
+            0 => Err("no key for RS256, ES256, EdDSA or HS256".to_owned()),
             1..=MAX_KEYS => Ok(Self(keys)),
-            _ => Err(format!("has more than {MAX_KEYS} keys")),
+            _ => Err(format!("more than {MAX_KEYS} keys")),
         }
     }
 
-    /// Whether one of the keys signed the message.
+    /// Returns whether one of the keys signed the message.
     pub(super) fn verify(&self, algorithm: &str, id: Option<&str>, message: &[u8], signature: &[u8]) -> bool {
-        let mut fitting = self.0.iter().filter(|key| match (id, &key.id) {
-            (Some(id), Some(own)) => id == own,
+        let mut candidates = self.0.iter().filter(|key| match (id, &key.id) {
+            (Some(id), Some(key_id)) => id == key_id,
             _ => true,
         });
-        fitting.any(|key| key.kind.algorithm() == algorithm && key.kind.verify(message, signature))
+        candidates.any(|key| key.kind.algorithm() == algorithm && key.kind.verify(message, signature))
     }
 }
 
@@ -81,14 +82,14 @@ impl Jwk {
         let bytes = |name: &str, value: &Option<String>| {
             let text = value.as_ref().ok_or_else(|| format!("`{name}` is missing"))?;
             let text = text.trim_end_matches('=');
-            URL_SAFE_NO_PAD.decode(text).map_err(|_| format!("`{name}` is no base64url"))
+            URL_SAFE_NO_PAD.decode(text).map_err(|_| format!("`{name}` is not valid base64url"))
         };
         let kind = match (self.kty.as_str(), self.crv.as_deref()) {
             ("RSA", _) => KeyAlgorithm::Rs256 { n: bytes("n", &self.n)?, e: bytes("e", &self.e)? },
             ("EC", Some("P-256")) => {
                 let (x, y) = (bytes("x", &self.x)?, bytes("y", &self.y)?);
                 if x.len() != 32 || y.len() != 32 {
-                    return Err("`x` and `y` of P-256 have 32 bytes each".to_owned());
+                    return Err("`x` and `y` of P-256 must be 32 bytes each".to_owned());
                 }
                 KeyAlgorithm::Es256([&[4], &x[..], &y[..]].concat())
             }
@@ -96,7 +97,7 @@ impl Jwk {
             ("oct", _) => {
                 let secret = bytes("k", &self.k)?;
                 if secret.len() < MIN_SECRET {
-                    return Err(format!("`k` of HS256 has at least {MIN_SECRET} bytes"));
+                    return Err(format!("`k` of HS256 must be at least {MIN_SECRET} bytes"));
                 }
                 KeyAlgorithm::Hs256(hmac::Key::new(hmac::HMAC_SHA256, &secret))
             }

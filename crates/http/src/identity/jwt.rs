@@ -1,9 +1,10 @@
-//! A user, from a JSON Web Token. It is believed if a key of ours signed it and it is valid now, or, by setting, if a peer
-//! that we trust sends it, having verified it. A token that is not believed tells nothing: its caller is then known by its
-//! address, like anyone without one. Turning it away is the business of whoever authenticates.
+//! JWT verification: the user and other attributes from the claims of a token. A token is accepted if a configured key
+//! signed it and it is valid now or, with `verified_by_proxy`, if a trusted peer sends it. A token that is not accepted
+//! is ignored, and the caller is identified by its address, like one without a token. Rejecting such requests is left
+//! to authentication.
 //!
-//! Keys are read again when their file changes, and what the former ones verified is forgotten with them: a token of a key
-//! that was removed is worth nothing from then on.
+//! Keys are reloaded when their file changes, and the cache of tokens that the previous keys verified is dropped with
+//! them: tokens of a removed key are invalid from then on.
 
 use super::api_key;
 use super::config::{self, IdentityConfig, IdentityConfigError, JwtConfig};
@@ -23,48 +24,48 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 use tollgate_core::Timestamp;
 
-/// Longer than any token of ours.
+/// Maximum length of a token in bytes; real tokens are shorter.
 const MAX_TOKEN: usize = 16 * 1024;
 
-/// Reads users from tokens. One is shared by all that read by the same settings: what one has verified, all know.
+/// Verifies tokens. Resolvers with the same settings share one verifier and its cache.
 pub struct JwtVerifier {
     settings: JwtConfig,
     header: HeaderName,
-    /// None where a trusted peer has verified them.
+    /// `None` if trusted peers verify the tokens.
     verification: Option<Verification>,
-    /// Attribute and claim.
+    /// Pairs of attribute and claim.
     claims: Vec<(String, String)>,
 }
 
-/// What tokens are verified by, and where that stands.
+/// The verification keys and their file.
 struct Verification {
     path: PathBuf,
     generation: ArcSwap<KeyGeneration>,
     stamp: Mutex<FileStamp>,
 }
 
-/// Keys, and the tokens that they have verified: they go together.
+/// Keys, and the cache of tokens that they verified; both are replaced together.
 struct KeyGeneration {
     keys: JwkSet,
     verified: VerifiedJwts,
 }
 
-/// What a look at a file shows without reading it.
+/// The size and modification time of a file.
 type FileStamp = Option<(u64, Option<SystemTime>)>;
 
 fn file_stamp(path: &Path) -> FileStamp {
-    let seen = std::fs::metadata(path).ok()?;
-    Some((seen.len(), seen.modified().ok()))
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.len(), metadata.modified().ok()))
 }
 
 impl Verification {
     fn new(path: &Path) -> Result<Self, IdentityConfigError> {
-        // Before the file is read: a change in between must not be missed.
-        let seen = Mutex::new(file_stamp(path));
+        // Taken before the file is read, so that no change in between is missed.
+        let stamp = Mutex::new(file_stamp(path));
         Ok(Self {
             path: path.to_owned(),
             generation: ArcSwap::from_pointee(KeyGeneration::read(path)?),
-            stamp: seen,
+            stamp,
         })
     }
 }
@@ -94,15 +95,15 @@ struct JwtHeader {
 }
 
 impl JwtVerifier {
-    /// The field that tokens are sent in.
+    /// Returns the header that contains tokens.
     pub(super) const fn header(&self) -> &HeaderName {
         &self.header
     }
 
-    /// Reads the settings and the key file that they name; nothing where they say nothing of tokens.
+    /// Creates a verifier and reads its key file; `None` if `settings` has no `jwt` section.
     ///
     /// # Errors
-    /// What cannot be used.
+    /// Invalid settings, or an invalid key file.
     pub fn new(settings: &IdentityConfig) -> Result<Option<Arc<Self>>, IdentityConfigError> {
         let Some(settings) = &settings.jwt else { return Ok(None) };
         let verification = match (&settings.jwks, settings.verified_by_proxy) {
@@ -119,25 +120,24 @@ impl JwtVerifier {
         Ok(Some(Arc::new(Self { settings: settings.clone(), header, verification, claims })))
     }
 
-    /// Whether these are the settings that it reads by.
+    /// Returns whether the verifier was created from these JWT settings.
     #[must_use]
     pub fn matches_config(&self, settings: &IdentityConfig) -> bool {
         settings.jwt.as_ref() == Some(&self.settings)
     }
 
-    /// Looks whether the key file has changed, and if so takes its keys: true where new ones act from now on. For someone
-    /// who asks every second.
+    /// Reloads the key file if it has changed; returns whether new keys are active. Called about once a second.
     ///
     /// # Errors
-    /// What is wrong with a changed file, once; the keys that it held before still act.
+    /// The error of a changed file, once per change; the previous keys stay active.
     pub fn reload_if_changed(&self) -> Result<bool, IdentityConfigError> {
         let Some(verification) = &self.verification else { return Ok(false) };
         let now = file_stamp(&verification.path);
-        let mut seen = verification.stamp.lock().unwrap_or_else(PoisonError::into_inner);
-        if *seen == now {
+        let mut stamp = verification.stamp.lock().unwrap_or_else(PoisonError::into_inner);
+        if *stamp == now {
             return Ok(false);
         }
-        *seen = now;
+        *stamp = now;
         verification.generation.store(Arc::new(KeyGeneration::read(&verification.path)?));
         Ok(true)
     }
@@ -152,7 +152,7 @@ impl JwtVerifier {
         if self.verification.is_none() && !is_trusted {
             return Ok(());
         }
-        // A made-up one before the real one would make its caller a stranger here and itself behind us.
+        // With a made-up token before the real one, the caller would be anonymous here and authenticated upstream.
         let mut found = None;
         api_key::only(&mut found, headers.all(&self.header))
             .map_err(|_| AmbiguousIdentity::Twice(self.header.clone()))?;
@@ -167,7 +167,7 @@ impl JwtVerifier {
         Ok(())
     }
 
-    /// What a token says that is believed.
+    /// Returns the attribute values of a token, if it is accepted.
     fn values_of(&self, token: &[u8], now: u64) -> Option<Values> {
         let token = std::str::from_utf8(token).ok().filter(|token| token.len() <= MAX_TOKEN)?;
         let Some(verification) = &self.verification else {
@@ -175,15 +175,15 @@ impl JwtVerifier {
             let (_, payload) = message.split_once('.')?;
             return Some(self.values(&object(payload)?));
         };
-        let ring = verification.generation.load();
-        let name = digest::digest(&digest::SHA256, token.as_bytes()).as_ref().try_into().ok()?;
-        if let Some(values) = ring.verified.get(&name, now) {
+        let generation = verification.generation.load();
+        let digest = digest::digest(&digest::SHA256, token.as_bytes()).as_ref().try_into().ok()?;
+        if let Some(values) = generation.verified.get(&digest, now) {
             return Some(values);
         }
-        let claims = verified_claims(&ring.keys, token)?;
+        let claims = verified_claims(&generation.keys, token)?;
         let validity = self.validity(&claims).filter(|validity| validity.holds(now))?;
         let values = self.values(&claims);
-        ring.verified.put(name, validity, Arc::clone(&values));
+        generation.verified.put(digest, validity, Arc::clone(&values));
         Some(values)
     }
 
@@ -197,8 +197,8 @@ impl JwtVerifier {
         self.claims.iter().map(|(_, claim)| text(claim)).collect()
     }
 
-    /// When a token is valid here, if it ever is: by its times, issuer and audience. A time that is there but is no number
-    /// is not valid.
+    /// Returns when a token is valid, by its times, issuer and audience; `None` if never. A time claim that is not a
+    /// number makes it invalid.
     fn validity(&self, claims: &Map<String, Value>) -> Option<Validity> {
         let time = |name: &str| claims.get(name).map(|value| value.as_f64().unwrap_or(f64::NAN));
         let leeway = self.settings.leeway as f64;
@@ -206,22 +206,22 @@ impl JwtVerifier {
         let until = time("exp").map_or(f64::INFINITY, |exp| exp + leeway);
         let issuer = self.settings.issuer.as_deref();
         let issued = issuer.is_none_or(|issuer| claims.get("iss").and_then(Value::as_str) == Some(issuer));
-        let meant = self.settings.audience.as_ref().is_none_or(|audience| match claims.get("aud") {
+        let intended = self.settings.audience.as_ref().is_none_or(|audience| match claims.get("aud") {
             Some(Value::String(one)) => one == audience,
             Some(Value::Array(all)) => all.iter().any(|one| one.as_str() == Some(audience)),
             _ => false,
         });
-        (issued && meant).then_some(Validity { from, until })
+        (issued && intended).then_some(Validity { from, until })
     }
 }
 
-/// The claims of a token that one of the keys signed.
+/// Returns the claims of a token if one of the keys signed it.
 fn verified_claims(keys: &JwkSet, token: &str) -> Option<Map<String, Value>> {
     let (message, signature) = token.rsplit_once('.')?;
     let (head, payload) = message.split_once('.')?;
     let head: JwtHeader = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(head).ok()?).ok()?;
     let signature = URL_SAFE_NO_PAD.decode(signature).ok()?;
-    // What we do not understand and must (`crit`), we cannot believe.
+    // `crit` lists extensions that a verifier must support; none is supported.
     let known =
         head.crit.is_none() && keys.verify(&head.alg, head.kid.as_deref(), message.as_bytes(), &signature);
     object(payload).filter(|_| known)
@@ -231,14 +231,14 @@ fn object(payload: &str) -> Option<Map<String, Value>> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
 }
 
-/// What follows `Bearer`, in whichever letters.
+/// Returns the value after `Bearer`, in any case.
 pub(super) fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, rest) = value.split_at_checked(7)?;
     let rest = rest.trim_ascii();
     (scheme.eq_ignore_ascii_case(b"bearer ") && !rest.is_empty()).then_some(rest)
 }
 
-/// Three parts, the first of which is an object in base64url.
+/// Returns whether a value has three parts, the first of which is a JSON object in base64url.
 pub(super) fn looks_like_jwt(value: &[u8]) -> bool {
     value.starts_with(b"eyJ") && value.iter().filter(|byte| **byte == b'.').count() == 2
 }
@@ -247,7 +247,7 @@ pub(super) fn looks_like_jwt(value: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// A signature is checked once for each token, not once for each request; what did not verify is not kept.
+    /// A signature is checked once per token, not once per request; tokens that fail are not cached.
     #[test]
     fn verified_tokens_are_cached() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/jwt/pyjwt.json");
@@ -255,16 +255,16 @@ mod tests {
         let jwt = serde_json::from_value(serde_json::json!({ "jwks": path })).expect("settings");
         let settings = IdentityConfig { jwt: Some(jwt), ..IdentityConfig::default() };
         let tokens = JwtVerifier::new(&settings).expect("settings").expect("tokens");
-        let ring = tokens.verification.as_ref().expect("keys").generation.load_full();
+        let generation = tokens.verification.as_ref().expect("keys").generation.load_full();
         let good = fixture["tokens"]["RS256"].as_str().expect("a token").as_bytes();
         let mut forged = good.to_vec();
         *forged.last_mut().expect("a byte") ^= 1;
         for _ in 0..3 {
-            let values = tokens.values_of(good, 1_001_000).expect("believed");
+            let values = tokens.values_of(good, 1_001_000).expect("accepted");
             assert_eq!(values[0].as_deref(), Some("alice"));
             assert_eq!(tokens.values_of(&forged, 1_001_000), None);
-            assert_eq!(ring.verified.len(), 1);
+            assert_eq!(generation.verified.len(), 1);
         }
-        assert_eq!(tokens.values_of(good, 1_003_660), None, "it has expired since");
+        assert_eq!(tokens.values_of(good, 1_003_660), None, "expired while cached");
     }
 }

@@ -1,19 +1,18 @@
-//! Who is asking for what: the attributes that rules match, from a request's head.
+//! Identity: derives a request's attributes (address, API key, user, endpoint) from its head.
 //!
-//! | file | tells |
+//! | file | contents |
 //! |---|---|
-//! | `config` | what an operator can say |
+//! | `config` | the settings |
 //! | `address` | the client's address, through trusted proxies only |
-//! | `api_key` | an API key, of which there is one |
-//! | `jwt` | a user, from a JSON Web Token; `jwks` holds what verifies it, `verified_cache` what has been |
-//! | `endpoints` | the endpoint, as a template: `/users/1` and `/users/2` are one |
-//! | `path` | a path as an upstream would read it |
-//! | `secret_leak` | whether a path tells a secret, for logs |
+//! | `api_key` | the API key; two different keys are rejected |
+//! | `jwt` | the user from a JSON Web Token; `jwks` has the keys, `verified_cache` the verified tokens |
+//! | `endpoints` | the endpoint as a template: `/users/1` and `/users/2` are the same |
+//! | `path` | path normalization, as an upstream would read it |
+//! | `secret_leak` | detects secrets in a path, for logs |
 //!
-//! The rule that everything here follows: **a header counts only where the peer that sent it is one we trust**, unless it
-//! proves itself (a signed token) or is the caller's own to choose (its API key). What a stranger writes into
-//! `X-Forwarded-For` changes nothing. And no value is unbounded: a million made-up paths, methods or long headers are not a
-//! million long keys.
+//! One rule applies throughout: **a header is used only if the peer that sent it is trusted**, unless it is signed (a
+//! token) or the caller's own choice (its API key). An untrusted client's `X-Forwarded-For` has no effect. All values
+//! are bounded: a million made-up paths, methods or long headers do not become a million long counter keys.
 //!
 //! ```
 //! use http::{HeaderMap, Method, Uri};
@@ -22,12 +21,12 @@
 //!
 //! let mut settings = IdentityConfig::default();
 //! settings.routes.push("GET /users/{id}".to_owned());
-//! let who = IdentityResolver::new(&settings)?;
+//! let resolver = IdentityResolver::new(&settings)?;
 //! let (uri, mut headers) = (Uri::from_static("/users/17?page=2"), HeaderMap::new());
 //! headers.insert("x-forwarded-for", "198.51.100.7".parse()?);
-//! let asked = RequestView::new("203.0.113.9".parse()?, &Method::GET, &uri, &headers);
-//! let caller = who.resolve_direct(&asked, Timestamp::ZERO)?;
-//! assert_eq!(caller.get("remote_address"), Some("203.0.113.9")); // the peer is nobody that we trust
+//! let request = RequestView::new("203.0.113.9".parse()?, &Method::GET, &uri, &headers);
+//! let caller = resolver.resolve_direct(&request, Timestamp::ZERO)?;
+//! assert_eq!(caller.get("remote_address"), Some("203.0.113.9")); // the peer is not trusted
 //! assert_eq!(caller.get("endpoint"), Some("GET /users/{id}"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -58,26 +57,26 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
-use tollgate_core::{Timestamp, beginning};
-use tollgate_rules::{TENANT_KEY, may_be_secret};
+use tollgate_core::{Timestamp, secret_prefix};
+use tollgate_rules::{CALLER_KEY, may_be_secret};
 
-/// The head of a request, and who handed it to us.
+/// The head of a request, and the peer that sent it.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestView<'r, F = HeaderMap> {
-    /// The other end of the connection; what a PROXY line said of it, where that is trusted.
+    /// Address of the peer, or the one from the PROXY header of a trusted peer.
     pub peer: IpAddr,
     /// The method.
     pub method: &'r str,
-    /// The target's path.
+    /// The path of the target.
     pub path: &'r str,
-    /// The target's host, where it has one.
+    /// The authority of the target, if it has one.
     pub authority: Option<&'r str>,
     /// The header fields.
     pub headers: &'r F,
 }
 
 impl<'r> RequestView<'r> {
-    /// The head as the types of the `http` crate have it.
+    /// Creates a view from the types of the `http` crate.
     #[must_use]
     pub fn new(peer: IpAddr, method: &'r Method, uri: &'r Uri, headers: &'r HeaderMap) -> Self {
         let authority = uri.authority().map(http::uri::Authority::as_str);
@@ -85,7 +84,7 @@ impl<'r> RequestView<'r> {
     }
 }
 
-/// Reads callers by one set of settings. Made once, then shared.
+/// Resolves the callers of requests by one set of settings. Created once, then shared.
 #[derive(Debug)]
 pub struct IdentityResolver {
     address: Address,
@@ -96,7 +95,7 @@ pub struct IdentityResolver {
     headers: Vec<MappedHeader>,
 }
 
-/// A header that becomes an attribute.
+/// A header that is mapped to an attribute.
 #[derive(Debug)]
 struct MappedHeader {
     attribute: String,
@@ -104,38 +103,40 @@ struct MappedHeader {
     only_trusted: bool,
 }
 
-/// A request that says two things of which only one can be so. Whoever wrote the other may be anyone, so it is refused.
+/// A request with contradictory values, one of which may be forged. Such requests are rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AmbiguousIdentity {
-    /// Two headers name different requests, and only one of them can be the proxy's.
-    #[error("`{0}` and `{1}` disagree: let the proxy remove the one that it does not set, or set `original`")]
-    Original(&'static str, &'static str),
-    /// A field that tells who asks is there with two values.
-    #[error("`{0}` tells who asks and is there more than once, with different values: send one of them")]
-    Twice(HeaderName),
-    /// The field of API keys holds one, and a bearer token is another.
+    /// Two headers describe different requests; only one of them can be the proxy's.
     #[error(
-        "`{0}` and `authorization: Bearer` are different API keys: send one of them; where only one of the two holds \
-         keys, say so with `who.api_key.bearer: false`, or with another `who.api_key.header`"
+        "`{0}` and `{1}` differ; remove in the proxy the one that it does not set, or set `who.original`"
+    )]
+    Original(&'static str, &'static str),
+    /// A header that identifies the caller occurs twice with different values.
+    #[error("`{0}` identifies the caller and occurs more than once with different values; send one of them")]
+    Twice(HeaderName),
+    /// The API key header and the bearer token contain different keys.
+    #[error(
+        "`{0}` and `authorization: Bearer` contain different API keys; send one of them, or, if only one of the two \
+         contains keys, set `who.api_key.bearer: false` or another `who.api_key.header`"
     )]
     Keys(HeaderName),
 }
 
-/// What is known of a caller, borrowed from its request where it can be.
+/// The attributes of a request, borrowed from it where possible.
 #[derive(Clone)]
 pub struct ResolvedCaller<'r> {
-    /// Its whole address, for logs.
+    /// The client's full address, for logs.
     pub address: IpAddr,
-    /// Whether its request came by a peer that we trust.
+    /// The request came from a trusted peer.
     pub is_trusted: bool,
     pairs: SmallVec<[(&'r str, Cow<'r, str>); 10]>,
 }
 
 impl std::fmt::Debug for ResolvedCaller<'_> {
-    /// Without what may be a secret.
+    /// Masks values that may be secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let shown = |value: &str| format!("{}…", beginning(value));
+        let shown = |value: &str| format!("{}…", secret_prefix(value));
         let pairs = self.pairs.iter();
         let pairs = pairs.map(|(name, value)| {
             (name, if may_be_secret(name) { Cow::Owned(shown(value)) } else { Cow::Borrowed(&**value) })
@@ -144,7 +145,7 @@ impl std::fmt::Debug for ResolvedCaller<'_> {
     }
 }
 
-/// How many requests were identified by this process.
+/// Number of requests identified by this process.
 #[cfg(feature = "count-identifications")]
 pub static IDENTIFICATIONS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
@@ -155,13 +156,13 @@ fn count() {
 }
 
 impl<'r> ResolvedCaller<'r> {
-    /// The attributes, as a check wants them.
+    /// Returns all attributes, in the form that a check takes.
     #[must_use]
     pub fn attributes(&self) -> SmallVec<[(&str, &str); 12]> {
         self.pairs.iter().map(|(key, value)| (*key, &**value)).collect()
     }
 
-    /// One attribute.
+    /// Returns one attribute.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
         self.pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| &**value)
@@ -174,7 +175,7 @@ impl<'r> ResolvedCaller<'r> {
     }
 }
 
-/// Method, path and host of the request that is meant.
+/// Method, path and host of the request that is being limited.
 struct RequestTarget<'r> {
     method: &'r str,
     path: &'r str,
@@ -182,13 +183,13 @@ struct RequestTarget<'r> {
 }
 
 impl IdentityResolver {
-    /// Reads the settings, and the files that they name.
+    /// Creates a resolver and reads the files that `settings` names.
     pub fn new(settings: &IdentityConfig) -> Result<Self, IdentityConfigError> {
         Self::with_endpoints(settings, [])
     }
 
-    /// The same, where endpoints that rules name are routes as well: a rule on `POST /login` bites without being told
-    /// of twice. Names that are no routes, or those of routes that there are, are passed over.
+    /// Creates a resolver with the endpoints that rules name as additional routes, so that a rule on `POST /login`
+    /// matches without a route in the settings. Names that are not valid routes or exist already are skipped.
     pub fn with_endpoints<'e>(
         settings: &'e IdentityConfig,
         named: impl IntoIterator<Item = &'e str>,
@@ -196,7 +197,7 @@ impl IdentityResolver {
         Self::sharing(settings, named, JwtVerifier::new(settings)?)
     }
 
-    /// The same with a reader of tokens that others of the same settings share.
+    /// Like [`Self::with_endpoints`], with a verifier that other resolvers of the same settings share.
     pub fn sharing<'e>(
         settings: &'e IdentityConfig,
         named: impl IntoIterator<Item = &'e str>,
@@ -225,73 +226,74 @@ impl IdentityResolver {
         })
     }
 
-    /// Whether headers of this peer count.
+    /// Returns whether the peer is a trusted proxy.
     #[must_use]
     pub fn trusts(&self, peer: IpAddr) -> bool {
         self.address.trusts(peer)
     }
 
-    /// The client's whole address, through trusted proxies: for logs of what is not read any further.
+    /// Returns the client's full address, through trusted proxies; for logs of requests that are not resolved.
     #[must_use]
     pub fn address(&self, peer: IpAddr, headers: &impl HeaderLookup) -> IpAddr {
         self.address.client(peer, self.trusts(peer), headers)
     }
 
-    /// Who asks for this very request: for a gateway, which is what the caller wanted to reach.
+    /// Resolves the caller of this request itself; for a gateway, which receives the request that is being limited.
     ///
     /// # Errors
-    /// What says two things of who asks; a 400 is the answer to it.
+    /// The request identifies its caller ambiguously; respond with 400.
     pub fn resolve_direct<'r>(
         &'r self,
-        asked: &RequestView<'r, impl HeaderLookup>,
+        request: &RequestView<'r, impl HeaderLookup>,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
         count();
-        let target = RequestTarget { method: asked.method, path: asked.path, host: asked.host() };
-        self.resolve(asked, &target, self.trusts(asked.peer), now)
+        let target = RequestTarget { method: request.method, path: request.path, host: request.host() };
+        self.resolve(request, &target, self.trusts(request.peer), now)
     }
 
-    /// Who asks for the request that a proxy tells about; `prefix` is where the proxy was sent to ask.
+    /// Resolves the caller of the original request that a proxy describes; `prefix` is the path of the check endpoint.
     ///
     /// # Errors
-    /// What says two things of who asks, or for what.
+    /// The request identifies its caller or its target ambiguously.
     pub fn resolve_forwarded<'r>(
         &'r self,
-        asked: &RequestView<'r, impl HeaderLookup>,
+        request: &RequestView<'r, impl HeaderLookup>,
         prefix: &str,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
         count();
-        let own = asked.path.strip_prefix(prefix).unwrap_or(asked.path);
+        let path = request.path.strip_prefix(prefix).unwrap_or(request.path);
         let mut target = RequestTarget {
-            method: asked.method,
-            path: if own.is_empty() { "/" } else { own },
-            host: asked.host(),
+            method: request.method,
+            path: if path.is_empty() { "/" } else { path },
+            host: request.host(),
         };
-        let is_trusted = self.trusts(asked.peer);
+        let is_trusted = self.trusts(request.peer);
         if is_trusted {
-            let spelling = self.header_convention(asked.headers)?;
-            if let Some(method) = spelling.forwarded_target(asked.headers, &METHOD)? {
+            let source = self.header_convention(request.headers)?;
+            if let Some(method) = source.forwarded_target(request.headers, &METHOD)? {
                 target.method = method;
             }
-            if let Some(uri) = spelling.forwarded_target(asked.headers, &URI)? {
+            if let Some(uri) = source.forwarded_target(request.headers, &URI)? {
                 target.path = path::path_of_target(uri);
             }
-            if let Some(host) = spelling.forwarded_target(asked.headers, &ORIGINAL_HOST)? {
+            if let Some(host) = source.forwarded_target(request.headers, &ORIGINAL_HOST)? {
                 target.host = Some(host);
             }
         }
-        self.resolve(asked, &target, is_trusted, now)
+        self.resolve(request, &target, is_trusted, now)
     }
 
-    /// Which spelling is the proxy's: the one that it tells the path in. The other's headers are then its callers' own.
+    /// Returns the header set that the proxy uses: the one that contains the path. Headers of the other set are the
+    /// client's.
     fn header_convention(&self, headers: &impl HeaderLookup) -> Result<OriginalRequest, AmbiguousIdentity> {
         if self.original != OriginalRequest::Auto {
             return Ok(self.original);
         }
         let uri = OriginalRequest::Auto.forwarded_target(headers, &URI)?;
-        let is_there = |name| headers.first(name).is_some();
-        Ok(match (uri, is_there(&URI.forwarded), is_there(&URI.original)) {
+        let is_present = |name| headers.first(name).is_some();
+        Ok(match (uri, is_present(&URI.forwarded), is_present(&URI.original)) {
             (Some(_), true, false) => OriginalRequest::XForwarded,
             (Some(_), false, true) => OriginalRequest::XOriginal,
             _ => OriginalRequest::Auto,
@@ -300,12 +302,12 @@ impl IdentityResolver {
 
     fn resolve<'r>(
         &'r self,
-        asked: &RequestView<'r, impl HeaderLookup>,
+        request: &RequestView<'r, impl HeaderLookup>,
         target: &RequestTarget<'r>,
         is_trusted: bool,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
-        let address = self.address.client(asked.peer, is_trusted, asked.headers);
+        let address = self.address.client(request.peer, is_trusted, request.headers);
         let mut caller = ResolvedCaller { address, is_trusted, pairs: SmallVec::new() };
         caller.add("remote_address", self.address.attribute(address));
         let method = self.endpoints.method(target.method);
@@ -320,14 +322,14 @@ impl IdentityResolver {
             caller.add("host", path::host(host));
         }
         if let Some(tokens) = &self.jwt {
-            tokens.read(asked.headers, is_trusted, now, &mut caller)?;
+            tokens.read(request.headers, is_trusted, now, &mut caller)?;
         }
-        if let Some(key) = self.key.read(asked.headers, self.jwt.is_some())? {
-            // Bounded already; nothing else can be called so.
-            caller.pairs.push((TENANT_KEY, key));
+        if let Some(key) = self.key.read(request.headers, self.jwt.is_some())? {
+            // Already bounded, and no other attribute can have this name.
+            caller.pairs.push((CALLER_KEY, key));
         }
         for mapped in self.headers.iter().filter(|mapped| is_trusted || !mapped.only_trusted) {
-            if let Some(value) = asked.headers.last(&mapped.header) {
+            if let Some(value) = request.headers.last(&mapped.header) {
                 caller.add(&mapped.attribute, String::from_utf8_lossy(value));
             }
         }
@@ -336,7 +338,7 @@ impl IdentityResolver {
 }
 
 impl OriginalRequest {
-    /// What a proxy says of the original request, in this spelling.
+    /// Returns one part of the original request from this header set.
     fn forwarded_target<'r>(
         self,
         headers: &'r impl HeaderLookup,
@@ -357,7 +359,7 @@ impl OriginalRequest {
     }
 }
 
-/// The two spellings of what proxies tell of a request.
+/// The two header names that proxies use for one part of the original request.
 struct ForwardedHeaders {
     forwarded: HeaderName,
     original: HeaderName,
@@ -373,20 +375,20 @@ static METHOD: ForwardedHeaders = ForwardedHeaders::new("x-forwarded-method", "x
 static URI: ForwardedHeaders = ForwardedHeaders::new("x-forwarded-uri", "x-original-uri");
 static ORIGINAL_HOST: ForwardedHeaders = ForwardedHeaders::new("x-forwarded-host", "x-original-host");
 
-/// A path as rules and routes see it: `//login`, `/%6Cogin` and `/login/` are `/login`.
+/// Normalizes a path as rules and routes match it: `//login`, `/%6Cogin` and `/login/` become `/login`.
 #[must_use]
 pub fn normalized_path(path: &str) -> Cow<'_, str> {
     path::normalize(path)
 }
 
-/// A value of visible ASCII; any other says nothing that can be relied on.
+/// Returns the value if it is visible ASCII; others are ignored.
 fn visible(value: &[u8]) -> Option<&str> {
     let is_visible = |byte: &u8| (b' '..=b'~').contains(byte) || *byte == b'\t';
     std::str::from_utf8(value).ok().filter(|_| value.iter().all(is_visible))
 }
 
 impl<'r, F: HeaderLookup> RequestView<'r, F> {
-    /// The host that it asks.
+    /// Returns the host of the request, from its target or its `Host` field.
     #[must_use]
     pub fn host(&self) -> Option<&'r str> {
         self.authority.or_else(|| self.headers.first(&HOST).and_then(visible))

@@ -1,9 +1,10 @@
-//! A path as an upstream would read it. `/login`, `//login`, `/./login`, `/%6Cogin` and `/login/` reach the same handler
-//! in most servers, `/login;a=b` in servlet containers; if they were other endpoints here, each would be a fresh limit.
+//! Path normalization, as an upstream would read the path. `/login`, `//login`, `/./login`, `/%6Cogin` and `/login/`
+//! reach the same handler in most servers, `/login;a=b` in servlet containers; if they were different endpoints here,
+//! each would get a fresh limit.
 
 use std::borrow::Cow;
 
-/// The path of a request target: without query and fragment, and without scheme and host where it has them.
+/// Returns the path of a request target, without query, fragment, scheme and host.
 pub(super) fn path_of_target(target: &str) -> &str {
     let path = target.split(['?', '#']).next().unwrap_or("");
     if path.starts_with('/') {
@@ -13,7 +14,7 @@ pub(super) fn path_of_target(target: &str) -> &str {
     rest.find('/').map_or("/", |at| &rest[at..])
 }
 
-/// The host without its port, in small letters.
+/// Returns the host without its port, in lower case.
 pub(super) fn host(host: &str) -> Cow<'_, str> {
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
     let host = match host.rsplit_once(':') {
@@ -28,7 +29,7 @@ pub(super) fn host(host: &str) -> Cow<'_, str> {
     }
 }
 
-/// Whether nothing has to be done: most paths are short, and one look at each of their bytes tells.
+/// Returns whether the path is already normalized; one pass suffices, and most paths are.
 fn is_plain(path: &[u8]) -> bool {
     let mut before = 0;
     let has_oddity = path.iter().any(|byte| {
@@ -39,8 +40,9 @@ fn is_plain(path: &[u8]) -> bool {
     path.first() == Some(&b'/') && !has_oddity && (path.len() == 1 || before != b'/')
 }
 
-/// Unreserved characters decoded, other escapes in capitals, no parameters (`;a=b`) of segments, no empty, `.` or `..`
-/// segments, no slash at the end. Parameters go first, as in the servers that know them: `/a/..;/b` is `/b`.
+/// Normalizes a path: decodes unreserved characters, writes other escapes in upper case, and removes segment parameters
+/// (`;a=b`), empty, `.` and `..` segments, and a trailing slash. Parameters are removed first, as servlet containers
+/// do: `/a/..;/b` is `/b`.
 pub(super) fn normalize(path: &str) -> Cow<'_, str> {
     if is_plain(path.as_bytes()) {
         return Cow::Borrowed(path);
@@ -96,7 +98,7 @@ fn decode(path: &str) -> String {
 mod tests {
     use super::{host, normalize, path_of_target};
 
-    /// Each spelling that reached the handler under another name would be a fresh limit.
+    /// A spelling that reached the handler as another endpoint would get a fresh limit.
     #[test]
     fn spellings_of_one_path_are_one_path() {
         for path in [
@@ -133,12 +135,12 @@ mod tests {
         assert_eq!(
             normalize(&normalize("/%2561")),
             normalize("/%2561"),
-            "an escaped percent sign is decoded by nobody twice"
+            "an escaped percent sign is not decoded twice"
         );
     }
 
     #[test]
-    fn targets_and_hosts_lose_what_is_not_theirs() {
+    fn targets_are_reduced_to_paths_and_hosts_to_names() {
         for (target, path) in [
             ("/a?b=/c", "/a"),
             ("https://h:1/a/b?c", "/a/b"),

@@ -1,5 +1,5 @@
-//! Whether a text of a request tells a secret of the same request, so that whoever writes it down can leave it out: some
-//! callers put their key into the path as well.
+//! Detects secrets of a request in its path, so that logs can omit the path: some callers also put their key into the
+//! path.
 
 use super::{IdentityResolver, jwt};
 use crate::headers::HeaderLookup;
@@ -7,28 +7,28 @@ use http::header::AUTHORIZATION;
 use std::borrow::Cow;
 use tollgate_rules::may_be_secret;
 
-/// Nothing shorter is looked for: it would be found everywhere.
+/// Minimum length of a secret to search for, in bytes; a shorter one would match too many paths.
 const MIN_SECRET: usize = 4;
-/// How often an escape may have been escaped.
+/// Maximum number of nested percent-encodings that are decoded.
 const MAX_LAYERS: usize = 3;
 
 impl IdentityResolver {
-    /// Whether a path holds the request's own key, token, or what else of its fields may be a secret, escaped or not.
+    /// Returns whether a path contains the request's own key, token or another possible secret, percent-encoded or not.
     #[must_use]
     pub fn contains_secret(&self, headers: &impl HeaderLookup, path: &str) -> bool {
         let known = [self.key.header(), self.jwt.as_ref().map(|tokens| tokens.header())];
         let mapped = self.headers.iter().filter(|mapped| may_be_secret(&mapped.attribute));
         let named = known.into_iter().flatten().chain(mapped.map(|mapped| &mapped.header));
-        let own = named.flat_map(|name| headers.all(name)).map(<[u8]>::trim_ascii);
+        let values = named.flat_map(|name| headers.all(name)).map(<[u8]>::trim_ascii);
         let credentials = headers.all(&AUTHORIZATION).map(|value| jwt::bearer(value).unwrap_or(value));
-        let mut secrets = own.chain(credentials).filter(|secret| secret.len() >= MIN_SECRET);
+        let mut secrets = values.chain(credentials).filter(|secret| secret.len() >= MIN_SECRET);
         secrets.any(|secret| holds(path.as_bytes(), secret))
     }
 }
 
 fn holds(path: &[u8], secret: &[u8]) -> bool {
-    let is_there = |text: &[u8]| text.windows(secret.len()).any(|part| part == secret);
-    if is_there(path) {
+    let contains = |text: &[u8]| text.windows(secret.len()).any(|part| part == secret);
+    if contains(path) {
         return true;
     }
     let mut text = Cow::Borrowed(path);
@@ -37,14 +37,14 @@ fn holds(path: &[u8], secret: &[u8]) -> bool {
             return false;
         }
         text = Cow::Owned(decoded(&text));
-        if is_there(&text) {
+        if contains(&text) {
             return true;
         }
     }
     false
 }
 
-/// With one layer of escapes taken away; what is no escape stays.
+/// Decodes one layer of percent-encoding; invalid escapes stay as they are.
 fn decoded(text: &[u8]) -> Vec<u8> {
     let digit = |at: usize| text.get(at).and_then(|byte| char::from(*byte).to_digit(16));
     let mut decoded = Vec::with_capacity(text.len());
@@ -52,7 +52,7 @@ fn decoded(text: &[u8]) -> Vec<u8> {
     while at < text.len() {
         match (text[at], digit(at + 1), digit(at + 2)) {
             (b'%', Some(high), Some(low)) => {
-                // Two digits are a byte.
+                // Two hexadecimal digits fit a byte.
                 decoded.push((high * 16 + low) as u8);
                 at += 3;
             }
@@ -76,11 +76,11 @@ mod tests {
         let mut settings = IdentityConfig::default();
         settings.headers.insert("client_secret".to_owned(), "x-proof".to_owned());
         settings.headers.insert("region".to_owned(), "x-region".to_owned());
-        let who = IdentityResolver::new(&settings).expect("settings");
-        let tells = |header: &'static str, value: &str, path: &str| {
+        let resolver = IdentityResolver::new(&settings).expect("settings");
+        let leaks = |header: &'static str, value: &str, path: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header, value.parse().expect("a value"));
-            who.contains_secret(&headers, path)
+            resolver.contains_secret(&headers, path)
         };
         for path in [
             "/bot/12:ab/x",
@@ -90,15 +90,15 @@ mod tests {
             "/bot/12%253Aab",
             "/%/12:ab",
         ] {
-            assert!(tells("x-api-key", "12:ab", path), "{path}");
-            assert!(tells("authorization", "Bearer 12:ab", path), "{path}");
-            assert!(tells("authorization", "12:ab", path), "{path}");
-            assert!(tells("x-proof", "12:ab", path), "{path}");
-            assert!(!tells("x-region", "12:ab", path), "{path}");
+            assert!(leaks("x-api-key", "12:ab", path), "{path}");
+            assert!(leaks("authorization", "Bearer 12:ab", path), "{path}");
+            assert!(leaks("authorization", "12:ab", path), "{path}");
+            assert!(leaks("x-proof", "12:ab", path), "{path}");
+            assert!(!leaks("x-region", "12:ab", path), "{path}");
         }
         for path in ["/", "/bot/12:a/b", "/bot/12%3Ba", "/bot/%", "/bot/%3"] {
-            assert!(!tells("x-api-key", "12:ab", path), "{path}");
+            assert!(!leaks("x-api-key", "12:ab", path), "{path}");
         }
-        assert!(!tells("x-api-key", "bot", "/bot/x"), "too short to be told from a word");
+        assert!(!leaks("x-api-key", "bot", "/bot/x"), "too short to distinguish from a word");
     }
 }

@@ -1,26 +1,26 @@
-//! Tokens that have been verified already. Checking a signature costs more than everything else that is done for a request,
-//! and callers send the same token for minutes.
+//! Cache of verified tokens. Checking a signature costs more than all other work for a request, and callers send the
+//! same token for minutes.
 //!
-//! Only tokens that verified come in, so a stranger cannot push others out; a token is known by its whole SHA-256, so none
-//! can pass for another, and no token is kept. Two generations bound the memory: when the younger is full it becomes the
-//! elder, and what nobody asked for since is gone with the elder before it. Keeping what was refused was rejected: made-up
-//! tokens are never the same twice.
+//! Only verified tokens are cached, so an untrusted client cannot evict others. The key is the full SHA-256 of the
+//! token, so no token can pass for another, and no token is stored. Two generations bound the memory: when the young
+//! one is full it replaces the old one, and entries that were not used since are dropped. Rejected: caching failed
+//! tokens, because made-up tokens rarely repeat.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Tokens are spread over several maps, so that threads rarely meet.
+/// Number of independently locked maps, so that threads rarely contend.
 const SHARDS: usize = 8;
-/// The most tokens in a generation of one map: 16,384 in all.
+/// Maximum number of tokens per generation of one map: 16,384 in total.
 const MAX_TOKENS: usize = 1024;
 
-/// What a token's claims say, in the order of the settings.
+/// The attribute values of a token, in the order of the settings.
 pub(super) type Values = Arc<[Option<String>]>;
 
 /// The SHA-256 of a token.
 pub(super) type Digest = [u8; 32];
 
-/// When a token may be believed, in seconds.
+/// The validity period of a token, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Validity {
     pub(super) from: f64,
@@ -34,7 +34,7 @@ impl Validity {
     }
 }
 
-/// Tokens that one set of keys has verified.
+/// Tokens that one set of keys verified.
 #[derive(Default)]
 pub(super) struct VerifiedJwts([Mutex<Generations>; SHARDS]);
 
@@ -51,7 +51,7 @@ impl VerifiedJwts {
         self.0[usize::from(digest[0]) % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a token says that was verified before, if it is still valid.
+    /// Returns the values of a cached token, if it is still valid.
     pub(super) fn get(&self, digest: &Digest, now: u64) -> Option<Values> {
         let mut shard = self.shard(digest);
         let known = match shard.young.get(digest) {
@@ -104,7 +104,8 @@ mod tests {
         Arc::from([Some(text.to_owned())])
     }
 
-    /// Memory is bounded however many users there are, and one who keeps asking is not forgotten for those who came once.
+    /// Memory is bounded however many users there are, and tokens that are used once do not evict one that is used
+    /// often.
     #[test]
     fn busy_tokens_stay_cached_and_memory_is_bounded() {
         let verified = VerifiedJwts::default();
@@ -119,13 +120,13 @@ mod tests {
         assert_eq!(verified.get(&digest(1), 0), None);
     }
 
-    /// A token that expires while it is remembered is not believed a second longer.
+    /// A token that expires while it is cached must not be accepted a second longer.
     #[test]
-    fn a_cached_token_is_valid_in_its_own_time_only() {
+    fn a_cached_token_is_valid_in_its_validity_period_only() {
         let verified = VerifiedJwts::default();
         verified.put(digest(7), Validity { from: 10.0, until: 20.5 }, values("u"));
-        for (now, believed) in [(9, false), (10, true), (20, true), (21, false)] {
-            assert_eq!(verified.get(&digest(7), now).is_some(), believed, "{now}");
+        for (now, accepted) in [(9, false), (10, true), (20, true), (21, false)] {
+            assert_eq!(verified.get(&digest(7), now).is_some(), accepted, "{now}");
         }
     }
 }

@@ -1,10 +1,10 @@
-//! The body of a denial, written straight into its bytes: who is turned away by the million should cost little.
+//! The body of a denial, written directly into its bytes: a flood of denials must stay cheap.
 
 use super::{BodyFormat, DecisionSummary, Disposition, Policy, ResponseConfig};
 use std::io::Write;
 use tollgate_engine::Window;
 
-/// Most bodies have less.
+/// Initial capacity in bytes; most bodies are shorter.
 const ROOM: usize = 384;
 
 pub(super) fn write(
@@ -26,11 +26,11 @@ pub(super) fn write(
     }
 }
 
-/// JSON while it is written.
+/// A minimal JSON writer.
 struct Json<'o>(&'o mut Vec<u8>);
 
 impl Json<'_> {
-    /// What is JSON already, or needs no escapes within a string.
+    /// Appends text that is JSON already or needs no escapes within a string.
     fn raw(&mut self, text: &str) -> &mut Self {
         self.0.extend_from_slice(text.as_bytes());
         self
@@ -40,13 +40,13 @@ impl Json<'_> {
         self.raw(itoa::Buffer::new().format(number))
     }
 
-    /// Writing into memory does not fail.
-    fn display(&mut self, what: impl std::fmt::Display) -> &mut Self {
-        let _ = write!(self.0, "{what}");
+    /// Appends formatted text without escapes. Writing to memory cannot fail.
+    fn display(&mut self, value: impl std::fmt::Display) -> &mut Self {
+        let _ = write!(self.0, "{value}");
         self
     }
 
-    /// Text of anyone's making, in quotes.
+    /// Appends arbitrary text as a JSON string.
     fn string(&mut self, text: &str) -> &mut Self {
         let _ = serde_json::to_writer(&mut *self.0, text);
         self
@@ -55,7 +55,7 @@ impl Json<'_> {
 
 fn problem(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
     let (kind, title) = match facts.disposition {
-        Disposition::Unavailable => ("temporary-reduced-capacity", "Temporarily not decidable"),
+        Disposition::Unavailable => ("temporary-reduced-capacity", "Temporarily unavailable"),
         _ if facts.is_abnormal => ("abnormal-usage-detected", "Unusually many requests"),
         _ => ("quota-exceeded", "Over the limit"),
     };
@@ -79,7 +79,7 @@ fn problem(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Js
     json.raw("}");
 }
 
-/// The policy's name as the fields have it.
+/// Appends the policy's name as it is written in the header fields.
 fn policy_name(policy: &Policy<'_>, json: &mut Json<'_>) {
     for char in policy.rule.chars() {
         match char {
@@ -109,11 +109,11 @@ fn plain(facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
 
 fn message(facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
     let is_over = facts.disposition == Disposition::Denied;
-    json.raw(if is_over { "Rate limit exceeded. " } else { "No decision can be made. " });
+    json.raw(if is_over { "Rate limit exceeded. " } else { "The request could not be checked. " });
     if let Some(nearest) = facts.nearest().filter(|_| is_over) {
         json.raw("At most ").number(nearest.quota);
         match nearest.window {
-            Window::Held => json.raw(" at once. "),
+            Window::Concurrent => json.raw(" at once. "),
             window => json.raw(" in ").display(window).raw(". "),
         };
     }

@@ -1,8 +1,8 @@
-//! A field's value while it is written: on the stack, and copied once when it is done.
+//! A header field value builder. The value is built on the stack and copied once when it is complete.
 
 use smallvec::SmallVec;
 
-/// Structured fields have integers of at most 15 digits.
+/// The maximum integer of structured fields, which has 15 digits.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
 #[derive(Default)]
@@ -28,8 +28,8 @@ impl FieldValue {
         self
     }
 
-    /// What stands between the quotes of a structured field's String: ASCII that can be seen, two of them escaped. A
-    /// rule's name may have any character; those that a field cannot have become `?`.
+    /// Appends the content of a structured field String: visible ASCII, with `"` and `\` escaped. A rule name may
+    /// contain any character; those that are invalid in a field become `?`.
     pub(crate) fn quoted(&mut self, text: &str) -> &mut Self {
         for char in text.chars() {
             match char {
@@ -41,7 +41,7 @@ impl FieldValue {
         self
     }
 
-    /// A name as a plain value: the same without quotes and escapes.
+    /// Appends a name as a plain value, without escapes.
     pub(crate) fn name(&mut self, text: &str) -> &mut Self {
         self.0.extend(text.chars().map(|char| if matches!(char, ' '..='~') { char as u8 } else { b'?' }));
         self
@@ -51,7 +51,7 @@ impl FieldValue {
         self.0.is_empty()
     }
 
-    /// What has been written.
+    /// Returns the bytes of the value.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }

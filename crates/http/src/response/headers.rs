@@ -1,4 +1,4 @@
-//! Header fields. Everything that a version of the draft may change stands in `draft_11`.
+//! The rate limit header fields. Everything that a later version of the draft may change is in `draft_11`.
 
 use super::field_value::FieldValue;
 use super::{DecisionSummary, Dialect, Disposition, LegacyHeaders, Policy, ResponseConfig};
@@ -38,7 +38,7 @@ pub(super) fn write(
         if let Some(rule) = facts.denied_by.filter(|_| settings.denied_by) {
             insert_name(headers, &X_DENIED_BY, rule);
         }
-        // What to ask an operator about.
+        // For a support request: operators can look the decision up by its ID.
         if let Some(decision) = facts.decision {
             headers.put(&X_DECISION, &decision.digits());
         }
@@ -79,7 +79,7 @@ fn draft_11(facts: &DecisionSummary<'_>, nearest: &Policy<'_>, headers: &mut imp
         if let Some(seconds) = policy.seconds() {
             line.text(";w=").number(seconds);
         }
-        if policy.window == Window::Held {
+        if policy.window == Window::Concurrent {
             line.text(";qu=\"concurrent-requests\"");
         }
     }
@@ -93,7 +93,7 @@ fn draft_11(facts: &DecisionSummary<'_>, nearest: &Policy<'_>, headers: &mut imp
 fn quoted_name<'l>(line: &'l mut FieldValue, policy: &Policy<'_>) -> &'l mut FieldValue {
     line.text("\"").quoted(policy.rule);
     if policy.is_one_of_several {
-        // Rare enough to be formatted the long way.
+        // Rare enough to allocate.
         line.text("/").text(&policy.window.to_string());
     }
     line.text("\"")
@@ -109,7 +109,7 @@ fn legacy(
     number(headers, &X_LIMIT, nearest.quota);
     number(headers, &X_REMAINING, nearest.remaining);
     let reset = match form {
-        // Rounded up, so that who waits until then has waited long enough.
+        // Rounded up, so that a client that waits until then has waited long enough.
         LegacyHeaders::Epoch => now.as_micros().div_ceil(1_000_000) + nearest.reset,
         LegacyHeaders::Delta | LegacyHeaders::None => nearest.reset,
     };

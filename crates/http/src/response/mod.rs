@@ -1,28 +1,29 @@
-//! What a caller is told of a decision: one place for every HTTP front.
+//! The HTTP response to a decision: status, `RateLimit` and `Retry-After` fields, 429 body. All HTTP protocol servers
+//! share it.
 //!
 //! ```
 //! use tollgate_http::response::{ResponseConfig, DecisionSummary, Policy, Disposition};
-//! use tollgate_core::{Span, Timestamp};
+//! use tollgate_core::{TimeDelta, Timestamp};
 //! use tollgate_engine::Window;
 //!
-//! let minute = Policy::new("per-key", 100, Window::Span(Span::from_secs(60))).with_remaining(0).with_reset(12).denied();
+//! let minute = Policy::new("per-key", 100, Window::Rolling(TimeDelta::from_secs(60))).with_remaining(0).with_reset(12).denied();
 //! let facts = DecisionSummary { disposition: Disposition::Denied, retry_after: 12, ..DecisionSummary::from_policies([minute]) };
-//! let answer = ResponseConfig::default().respond(&facts, Timestamp::ZERO);
-//! assert_eq!(answer.status(), 429);
-//! assert_eq!(answer.headers()["ratelimit"], "\"per-key\";r=0;t=12");
-//! assert_eq!(answer.headers()["ratelimit-policy"], "\"per-key\";q=100;w=60");
-//! assert_eq!(answer.headers()["retry-after"], "12");
+//! let response = ResponseConfig::default().respond(&facts, Timestamp::ZERO);
+//! assert_eq!(response.status(), 429);
+//! assert_eq!(response.headers()["ratelimit"], "\"per-key\";r=0;t=12");
+//! assert_eq!(response.headers()["ratelimit-policy"], "\"per-key\";q=100;w=60");
+//! assert_eq!(response.headers()["retry-after"], "12");
 //! ```
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `summary` | what a decision has to say, whoever made it |
-//! | `headers` | that as header fields |
-//! | `body` | that as a denial's body |
-//! | `field_value` | writing a field's value without allocating for each part |
+//! | `summary` | the facts of a decision, from the engine or from a server |
+//! | `headers` | the header fields |
+//! | `body` | the body of a denial |
+//! | `field_value` | a field value builder without an allocation for each part |
 //!
-//! 429 says that a caller is over its own limit, 503 that nobody could decide and the rule fails closed, or that load is
-//! shed. They are never mixed: a caller that gets a 503 has done nothing wrong.
+//! 429 means that the caller is over its own limit; 503 means that no decision was possible and the rule fails closed,
+//! or that load is shed. The two are never mixed: a caller that receives a 503 has not exceeded a limit.
 
 mod body;
 mod field_value;
@@ -38,19 +39,19 @@ use http::{Response, StatusCode};
 use serde::Deserialize;
 use tollgate_core::Timestamp;
 
-/// How answers are written.
+/// Settings for the responses to decisions.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ResponseConfig {
-    /// Which dialect of the `RateLimit` fields.
+    /// Version of the `RateLimit` fields.
     pub ratelimit: Dialect,
-    /// Whether `X-RateLimit-*` is written as well.
+    /// Format of the `X-RateLimit-*` fields.
     pub legacy: LegacyHeaders,
-    /// Whether a denial names its rule in `X-RateLimit-Denied-By`.
+    /// Denials name their rule in `X-RateLimit-Denied-By`.
     pub denied_by: bool,
-    /// The status of a caller over its limit.
+    /// Status of a denial.
     pub status: DenialStatus,
-    /// The form of a denial's body.
+    /// Format of a denial's body.
     pub body: BodyFormat,
 }
 
@@ -66,7 +67,7 @@ impl Default for ResponseConfig {
     }
 }
 
-/// The standard's fields are still a draft, and parameters may be renamed: each version is one of these.
+/// The version of the `RateLimit` fields. The standard is still a draft and may rename parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dialect {
@@ -77,29 +78,29 @@ pub enum Dialect {
     None,
 }
 
-/// The fields that came before the standard.
+/// The `X-RateLimit-*` fields that precede the standard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LegacyHeaders {
     /// Not written.
     None,
-    /// `X-RateLimit-Reset` is a point in time, in seconds since 1970, as GitHub has it.
+    /// `X-RateLimit-Reset` is a point in time, in seconds since 1970, as in GitHub's API.
     Epoch,
-    /// `X-RateLimit-Reset` is seconds to go, as Envoy has it.
+    /// `X-RateLimit-Reset` is the number of seconds left, as in Envoy.
     Delta,
 }
 
-/// The form of a denial's body.
+/// The format of a denial's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BodyFormat {
-    /// `application/problem+json` (RFC 9457), with the types that the draft registers.
+    /// `application/problem+json` (RFC 9457), with the problem types that the draft registers.
     Problem,
     /// `{"error": {"code", "message", "retry_after", "limit", "window", "scope"}}`.
     Plain,
 }
 
-/// The status of a denial: 429, or another of the client's errors for users who expect it.
+/// The status of a denial: 429, or another 4xx for clients that expect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "u16")]
 pub struct DenialStatus(StatusCode);
@@ -116,14 +117,14 @@ impl TryFrom<u16> for DenialStatus {
         match StatusCode::from_u16(code) {
             Ok(status) if status.is_client_error() => Ok(Self(status)),
             _ => Err(format!(
-                "`status: {code}` is no status of a denial; write 429, 403 or another of 400 to 499"
+                "invalid denial status `status: {code}`; write 429, 403 or another from 400 to 499"
             )),
         }
     }
 }
 
 impl ResponseConfig {
-    /// The status: 200, the denial's, or 503.
+    /// Returns the status: 200, the denial status, or 503.
     #[must_use]
     pub const fn status(&self, disposition: Disposition) -> StatusCode {
         match disposition {
@@ -132,40 +133,40 @@ impl ResponseConfig {
         }
     }
 
-    /// Adds all fields, in place of any of the same names. `now` is only asked for by `legacy: epoch`.
+    /// Sets all header fields, replacing those of the same names. Only `legacy: epoch` uses `now`.
     pub fn write(&self, facts: &DecisionSummary<'_>, now: Timestamp, headers: &mut impl HeaderSink) {
         headers::write(self, facts, now, headers);
     }
 
-    /// The body of a denial and its type; nothing for what may pass.
+    /// Returns the media type and the body of a denial; `None` for an allowed request.
     #[must_use]
     pub fn body(&self, facts: &DecisionSummary<'_>) -> Option<(&'static str, Bytes)> {
         let mut bytes = Vec::new();
         self.write_body(facts, &mut bytes).map(|kind| (kind, Bytes::from(bytes)))
     }
 
-    /// Writes the body of a denial and tells its type; nothing for what may pass.
+    /// Appends the body of a denial to `out` and returns its media type; `None` for an allowed request.
     pub fn write_body(&self, facts: &DecisionSummary<'_>, out: &mut Vec<u8>) -> Option<&'static str> {
         (facts.disposition != Disposition::Allowed).then(|| body::write(self, facts, out))
     }
 
-    /// The whole answer: 200 without a body, or the denial with its own.
+    /// Returns the complete response: 200 without a body, or a denial with its body.
     #[must_use]
     pub fn respond(&self, facts: &DecisionSummary<'_>, now: Timestamp) -> Response<Bytes> {
         let (kind, body) = self.body(facts).unzip();
-        let mut answer = Response::new(body.unwrap_or_default());
-        *answer.status_mut() = self.status(facts.disposition);
-        answer.headers_mut().reserve(8);
+        let mut response = Response::new(body.unwrap_or_default());
+        *response.status_mut() = self.status(facts.disposition);
+        response.headers_mut().reserve(8);
         if let Some(kind) = kind {
-            answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static(kind));
+            response.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static(kind));
         }
-        self.write(facts, now, answer.headers_mut());
-        answer
+        self.write(facts, now, response.headers_mut());
+        response
     }
 }
 
-/// Adds the marks of a request that passes in a lesser way (`X-RateLimit-Degraded`) or has been warned
-/// (`X-RateLimit-Warning`), each with the rule's name: for the upstream, which should act on them.
+/// Sets the markers of a degraded request (`X-RateLimit-Degraded`) and of one over a soft limit
+/// (`X-RateLimit-Warning`), each with the rule's name, for the upstream to act on.
 pub fn write_markers(facts: &DecisionSummary<'_>, headers: &mut impl HeaderSink) {
     headers::write_markers(facts, headers);
 }

@@ -1,28 +1,28 @@
-//! What a decision has to say, whoever made it: the engine beside us, or a server that was asked.
+//! Decision summary: the facts from which a response is written, from the local engine or from a remote server.
 //!
-//! Only limits that can turn a request away are told: a shadow's number would make callers slow down for nothing.
-//! `RateLimit` carries the limit nearest exhaustion: on a denial the denying one that lasts longest, else the one with the
-//! fewest units left (not the smallest share left: the next request takes units, not shares).
+//! It contains only limits that can deny: the numbers of a shadow limit would make callers slow down for nothing.
+//! `RateLimit` reports the limit nearest exhaustion: on a denial the denying one with the longest wait, else the one
+//! with the fewest units left (not the smallest fraction left: the next request takes units, not fractions).
 
 use http::StatusCode;
 use smallvec::SmallVec;
-use tollgate_core::{Algorithm, Limit, Span, Verdict};
-use tollgate_engine::{Decision, DecisionId, LimitStatus, Origin, RulingBy, Window};
+use tollgate_core::{Algorithm, Limit, TimeDelta, Verdict};
+use tollgate_engine::{DecidedBy, Decision, DecisionId, LimitStatus, Origin, Window};
 use tollgate_rules::{Action, Class, RuleLimit};
 
-/// What became of the request.
+/// The result of a check, as the response reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
-    /// It may pass.
+    /// The request may pass.
     Allowed,
-    /// Its caller is over a limit.
+    /// The caller is over a limit.
     Denied,
-    /// Nobody could decide, and the rule turns such requests away; or load is shed.
+    /// No decision was possible and the rule fails closed, or load is shed.
     Unavailable,
 }
 
 impl Disposition {
-    /// Its status where nothing else is set.
+    /// Returns the default status.
     #[must_use]
     pub const fn status(self) -> StatusCode {
         match self {
@@ -33,60 +33,61 @@ impl Disposition {
     }
 }
 
-/// One limit that the request met.
+/// One limit that the request matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy<'a> {
-    /// Its rule's name.
+    /// Name of the rule.
     pub rule: &'a str,
-    /// Units a window.
+    /// Units per window.
     pub quota: u64,
     /// The window.
     pub window: Window,
     /// Units left.
     pub remaining: u64,
-    /// Seconds, rounded up: until the same request would pass if it was denied, until the next unit if none is left, else
-    /// until the limit is as good as unused.
+    /// Seconds, rounded up: for a denied request, until it would pass; with no unit left, until the next one; otherwise
+    /// until the limit is fully available again.
     pub reset: u64,
-    /// Whether it denied this request.
+    /// The limit denied this request.
     pub is_over: bool,
-    /// Whether the rule has other windows here, so that the name alone would not tell them apart.
+    /// The rule has several windows in this summary, so that its name alone is ambiguous.
     pub is_one_of_several: bool,
 }
 
 impl<'a> Policy<'a> {
-    /// A limit of which nothing has been taken.
+    /// Creates an unused limit.
     #[must_use]
     pub const fn new(rule: &'a str, quota: u64, window: Window) -> Self {
         Self { rule, quota, window, remaining: quota, reset: 0, is_over: false, is_one_of_several: false }
     }
 
-    /// With so many units left.
+    /// Sets the number of units left.
     #[must_use]
     pub const fn with_remaining(mut self, units: u64) -> Self {
         self.remaining = units;
         self
     }
 
-    /// With so many seconds to go.
+    /// Sets the reset in seconds.
     #[must_use]
     pub const fn with_reset(mut self, seconds: u64) -> Self {
         self.reset = seconds;
         self
     }
 
-    /// Denying this request.
+    /// Marks the limit as the one that denied the request.
     #[must_use]
     pub const fn denied(mut self) -> Self {
         self.is_over = true;
         self
     }
 
-    /// The window in whole seconds, rounded up so that nobody paces too fast; a month has no length, permits no window.
+    /// Returns the window in seconds, rounded up so that no client paces itself too fast; `None` for months, whose
+    /// length varies, and for permits, which have no window.
     pub(crate) fn seconds(&self) -> Option<u64> {
         match self.window {
-            Window::Span(span) => Some(span.ceil_secs().max(1)),
+            Window::Rolling(span) => Some(span.ceil_secs().max(1)),
             Window::Calendar(tollgate_core::CalendarUnit::Day) => Some(86_400),
-            Window::Calendar(_) | Window::Held => None,
+            Window::Calendar(_) | Window::Concurrent => None,
         }
     }
 
@@ -95,29 +96,29 @@ impl<'a> Policy<'a> {
     }
 }
 
-/// Everything that an answer is written from.
+/// The facts from which a response is written.
 #[derive(Clone, Debug)]
 pub struct DecisionSummary<'a> {
-    /// What became of the request.
+    /// The result of the check.
     pub disposition: Disposition,
-    /// The limits that it met and that can deny, in the order of the rules.
+    /// The matched limits that can deny, in rule order.
     pub policies: SmallVec<[Policy<'a>; 4]>,
-    /// Seconds to stay away, on a denial.
+    /// Seconds until a retry, on a denial.
     pub retry_after: u64,
-    /// The rule that denied.
+    /// The rule that denied the request.
     pub denied_by: Option<&'a str>,
-    /// The rule by which the request should be served in a lesser way.
+    /// The rule that degraded the request.
     pub degraded_by: Option<&'a str>,
-    /// The rule whose soft mark has been passed.
+    /// The rule whose soft limit was exceeded.
     pub warned_by: Option<&'a str>,
-    /// Whether the rule that denied guards against abuse (`class: security`).
+    /// The rule that denied protects against abuse (`class: security`).
     pub is_abnormal: bool,
-    /// The decision's name.
+    /// The decision ID.
     pub decision: Option<DecisionId>,
 }
 
 impl<'a> DecisionSummary<'a> {
-    /// An allowed request that met these.
+    /// Creates the summary of an allowed request that matched these limits.
     #[must_use]
     pub fn from_policies(policies: impl IntoIterator<Item = Policy<'a>>) -> Self {
         let mut facts = Self {
@@ -134,10 +135,10 @@ impl<'a> DecisionSummary<'a> {
         facts
     }
 
-    /// What the engine decided.
+    /// Creates the summary of an engine's decision.
     #[must_use]
     pub fn from_decision(decision: &'a Decision) -> Self {
-        let name = |by: Option<RulingBy>| by.map(|by| decision.name(by));
+        let name = |by: Option<DecidedBy>| by.map(|by| decision.name(by));
         let mut facts = Self {
             decision: Some(decision.id),
             degraded_by: name(decision.degraded_by),
@@ -156,10 +157,10 @@ impl<'a> DecisionSummary<'a> {
         }
         let mut seen: SmallVec<[&RuleLimit; 4]> = SmallVec::new();
         for status in &decision.limits {
-            let told = status.role.is_live() && status.outcome.verdict != Verdict::Unanswered;
-            let Some(limit) = decision.limit(status).filter(|_| told) else { continue };
+            let is_reported = status.role.is_live() && status.outcome.verdict != Verdict::Unknown;
+            let Some(limit) = decision.limit(status).filter(|_| is_reported) else { continue };
             let policy = facts.policy(decision, status, &limit.limit);
-            // Two descriptors may meet one limit: its tighter counter is told.
+            // Two descriptors may match the same limit: the tighter counter is reported.
             match seen.iter().position(|known| std::ptr::eq(*known, limit)) {
                 Some(at) if policy.nearness() < facts.policies[at].nearness() => facts.policies[at] = policy,
                 Some(_) => {}
@@ -190,11 +191,11 @@ impl<'a> DecisionSummary<'a> {
             remaining: outcome.remaining,
             reset,
             is_over: outcome.verdict.is_denied() && !degrades,
-            ..Policy::new(decision.limit_name(status), limit.quota().count, Window::of(limit))
+            ..Policy::new(decision.limit_name(status), limit.rate().count, Window::from_limit(limit))
         }
     }
 
-    /// Marks the windows of rules that have several here.
+    /// Marks the policies of rules with several windows.
     fn mark_repeated_rules(&mut self) {
         for at in 1..self.policies.len() {
             for earlier in 0..at {
@@ -206,43 +207,44 @@ impl<'a> DecisionSummary<'a> {
         }
     }
 
-    /// The limit nearest exhaustion.
+    /// Returns the limit nearest exhaustion.
     #[must_use]
     pub fn nearest(&self) -> Option<&Policy<'a>> {
         self.policies.iter().min_by_key(|policy| policy.nearness())
     }
 }
 
-fn guards(decision: &Decision, by: RulingBy) -> bool {
+fn guards(decision: &Decision, by: DecidedBy) -> bool {
     match by {
-        RulingBy::Rule(id) => decision.rules().rule(id).is_some_and(|rule| rule.class == Class::Security),
-        RulingBy::Own => false,
-        // Whom operators shut out they hold for abusive.
-        RulingBy::Emergency => true,
+        DecidedBy::Rule(id) => decision.rules().rule(id).is_some_and(|rule| rule.class == Class::Security),
+        DecidedBy::Inline => false,
+        // A caller that operators blocked counts as abusive.
+        DecidedBy::Emergency => true,
     }
 }
 
-/// When an empty limit has a unit again. A bucket gains one at each interval; the others tell only when they turn.
-fn next_unit(limit: &Limit, full: Span) -> Span {
+/// Returns the time until an exhausted limit has a unit again. A bucket gains one per interval; the other algorithms
+/// only report when the window resets.
+fn next_unit(limit: &Limit, full: TimeDelta) -> TimeDelta {
     match limit.algorithm() {
         Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::LeakyBucket => {
-            let (count, period) = (u128::from(limit.quota().count), limit.quota().period.length());
+            let (count, period) = (u128::from(limit.rate().count), limit.rate().period.length());
             let others = u128::from(limit.capacity().saturating_sub(1)) * u128::from(period.as_micros());
             let others = u64::try_from(others.checked_div(count).unwrap_or(0)).unwrap_or(u64::MAX);
-            Span::from_micros(full.as_micros().saturating_sub(others).max(1))
+            TimeDelta::from_micros(full.as_micros().saturating_sub(others).max(1))
         }
         _ => full,
     }
 }
 
-/// Whole seconds, rounded up. A request that can never pass is sent away for the longest window that it met.
+/// Returns the seconds until a retry, rounded up. For a request that can never pass it is the longest matched window.
 fn retry_after(decision: &Decision) -> u64 {
     let longest = decision.limits.iter().map(|status| {
-        match decision.limit(status).map(|facts| Window::of(&facts.limit)) {
-            Some(Window::Span(span)) => span.ceil_secs(),
+        match decision.limit(status).map(|facts| Window::from_limit(&facts.limit)) {
+            Some(Window::Rolling(span)) => span.ceil_secs(),
             _ => status.outcome.reset_after.ceil_secs(),
         }
     });
-    let wait = decision.retry_after().map(Span::ceil_secs);
+    let wait = decision.retry_after().map(TimeDelta::ceil_secs);
     wait.or_else(|| longest.max()).unwrap_or(1).max(1)
 }

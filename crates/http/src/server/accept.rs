@@ -49,7 +49,7 @@ pub async fn accept(
     listener: &TcpListener,
     slots: &ConnectionSlots,
 ) -> (TcpStream, SocketAddr, ConnectionSlot) {
-    // Nobody closes the semaphore.
+    // The semaphore is never closed.
     let acquire = || async { Arc::clone(&slots.free).acquire_owned().await.ok() };
     let mut reserved = match slots.when_full {
         WhenFull::Wait => acquire().await,
@@ -60,7 +60,8 @@ pub async fn accept(
         let slot = reserved.take().or_else(|| Arc::clone(&slots.free).try_acquire_owned().ok());
         match (slot, slots.when_full) {
             (Some(slot), _) => return (stream, peer, ConnectionSlot(slot)),
-            // A new connection has room for a line; if not, it is closed all the same.
+            // The send buffer of a new connection has room for a line; if the write fails, the connection is closed
+            // anyway.
             (None, WhenFull::Reject(message)) => drop(stream.try_write(message)),
             (None, WhenFull::Wait) => reserved = acquire().await,
         }
@@ -85,12 +86,12 @@ async fn accept_any(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     }
 }
 
-/// How a server ends.
+/// How a server shuts down.
 #[derive(Clone, Copy, Debug)]
 pub struct Shutdown {
-    /// How long connections may take to finish.
+    /// Maximum time for open connections to finish.
     pub timeout: Duration,
-    /// Clients that connect while others finish.
+    /// What happens to clients that connect during the drain.
     pub new_connections: NewConnections,
 }
 
@@ -103,8 +104,8 @@ pub enum NewConnections {
     Reject,
 }
 
-/// Accepts and serves connections until `stop` resolves, then drains. Each connection is a task; `connection` learns
-/// from its [`Drain`] when to finish.
+/// Accepts and serves connections until `stop` resolves, then drains. Each connection is a task; its [`Drain`] signals
+/// when to finish.
 pub async fn serve<F, C>(
     listener: TcpListener,
     slots: ConnectionSlots,

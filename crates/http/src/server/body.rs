@@ -1,4 +1,5 @@
-//! Bodies read from a connection: pulled frame by frame, so that a sender is read no faster than its receiver reads.
+//! Request and response bodies, read from a connection frame by frame: the sender is read no faster than the receiver
+//! reads.
 
 use super::io::ReadHalf;
 use super::lazy_timeout::LazyTimeout;
@@ -12,10 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-/// How much is read at once.
+/// Bytes that are read at a time.
 const ROOM: usize = 16 * 1024;
 
-/// Why a body did not come to its end.
+/// The reason a body is incomplete.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BodyError {
@@ -23,34 +24,34 @@ pub enum BodyError {
     #[error("the connection failed: {0}")]
     Io(#[from] std::io::Error),
     /// The connection ended too early.
-    #[error("the connection ended in the middle of the body")]
+    #[error("the connection was closed before the end of the body")]
     Cut,
     /// Malformed chunks.
-    #[error("the chunks of the body are malformed")]
+    #[error("malformed chunked body")]
     Malformed,
     /// More bytes than are accepted.
-    #[error("the body is larger than is passed on here")]
+    #[error("the body is too large")]
     TooLarge,
     /// The sender stalled.
-    #[error("no byte of the body came for too long")]
+    #[error("timed out while reading the body")]
     TooSlow,
 }
 
 /// The position in a body.
 #[derive(Debug)]
 pub enum BodyReader {
-    /// Behind its end.
+    /// After the end.
     Done,
-    /// This many bytes are left.
+    /// The number of bytes left.
     Length(u64),
-    /// In chunks.
+    /// Within a chunked body.
     Chunked(Chunks),
-    /// It ends with its connection.
+    /// The body ends with its connection.
     UntilClose,
 }
 
 impl BodyReader {
-    /// The start of a body.
+    /// Creates a reader at the start of a body.
     #[must_use]
     pub fn new(framing: Framing) -> Self {
         match framing {
@@ -67,7 +68,7 @@ impl BodyReader {
         matches!(self, Self::Done)
     }
 
-    /// The number of bytes left, if known.
+    /// Returns the number of bytes left, if known.
     #[must_use]
     pub fn length(&self) -> Option<usize> {
         match self {
@@ -77,7 +78,7 @@ impl BodyReader {
         }
     }
 
-    /// The same as a [`SizeHint`].
+    /// Returns the number of bytes left as a [`SizeHint`].
     #[must_use]
     pub fn size_hint(&self) -> SizeHint {
         match self {
@@ -87,7 +88,7 @@ impl BodyReader {
         }
     }
 
-    /// The next frame.
+    /// Polls for the next frame.
     pub fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -131,22 +132,22 @@ impl BodyReader {
     }
 }
 
-/// The read half of a connection, with what has been read already.
+/// The read half of a connection, with its buffer.
 #[derive(Debug)]
 pub struct BufferedRead {
-    /// Where more comes from.
+    /// The read half.
     pub read: ReadHalf,
-    /// What was read and not used.
+    /// Bytes that were read and not consumed.
     pub buffer: BytesMut,
 }
 
-/// Where a request's body leaves the read half of its connection when it is dropped.
+/// Receives the read half of a connection when the request's body is dropped.
 #[derive(Debug, Default)]
 pub(super) struct ReadReturn {
     returned: Mutex<Option<(BufferedRead, BodyReader)>>,
     /// The body has been polled: a client that expects `100 Continue` may send it.
     is_wanted: AtomicBool,
-    /// The connection's task, while it waits for that: the body may be polled by another (an HTTP/2 upstream's).
+    /// The connection's task while it waits for `is_wanted`; another task (of an HTTP/2 upstream) may poll the body.
     waiting: Mutex<Option<Waker>>,
 }
 
@@ -155,12 +156,12 @@ impl ReadReturn {
         self.returned.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether the body is wanted; if not yet, the task is woken when it is.
+    /// Returns whether the body is wanted. If not yet, the task is woken when it is.
     pub(super) fn poll_wanted(&self, cx: &mut Context<'_>) -> bool {
         if !self.is_wanted.load(Ordering::Acquire) {
             *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
         }
-        // Again, for it may have been wanted in between.
+        // Checked again: it may have been set before the waker was stored.
         self.is_wanted.load(Ordering::Acquire)
     }
 
@@ -178,7 +179,7 @@ pub struct RequestBody {
     source: Option<BufferedRead>,
     reader: BodyReader,
     read_return: Arc<ReadReturn>,
-    /// Bytes that may still come.
+    /// Number of bytes that are still accepted.
     room: u64,
     idle: Duration,
     timeout: LazyTimeout,
@@ -186,12 +187,17 @@ pub struct RequestBody {
 }
 
 impl RequestBody {
-    pub(super) fn new(source: BufferedRead, framing: Framing, home: Arc<ReadReturn>, idle: Duration) -> Self {
+    pub(super) fn new(
+        source: BufferedRead,
+        framing: Framing,
+        read_return: Arc<ReadReturn>,
+        idle: Duration,
+    ) -> Self {
         let timeout = LazyTimeout::new(idle);
         Self {
             source: Some(source),
             reader: BodyReader::new(framing),
-            read_return: home,
+            read_return,
             room: u64::MAX,
             idle,
             timeout,
@@ -199,7 +205,7 @@ impl RequestBody {
         }
     }
 
-    /// Fails once more than `bytes` bytes have come.
+    /// Limits the body to `bytes` bytes; reading more fails.
     pub fn limit(&mut self, bytes: u64) {
         self.room = bytes;
     }

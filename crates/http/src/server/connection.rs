@@ -1,7 +1,8 @@
-//! A client's connection as bytes: waits for a head, writes responses, closes so that the last response is read.
+//! Byte-level I/O of a client's connection: waits for a head, writes responses, closes without losing the last
+//! response.
 //!
-//! Responses are gathered and sent in one write when no whole request is left to serve. Nothing is read while responses
-//! wait to be taken, so a client that does not read holds up only itself. An idle connection has no buffers.
+//! Responses are gathered and sent in one write when no complete request is left to serve. Nothing is read while
+//! responses are unsent, so a client that does not read delays only itself. An idle connection has no buffers.
 
 use super::body::{BodyError, BodyReader, BufferedRead, ReadReturn};
 use super::drain::{Drain, GRACE_PERIOD};
@@ -19,18 +20,19 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tollgate_core::SystemClock;
 
-/// What clients may do.
+/// Limits and timeouts of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// The size of a head.
+    /// Size limits of a head.
     pub head: HeadLimits,
-    /// From a head's first byte to its last.
+    /// Maximum time from the first byte of a head to its last.
     pub header_timeout: Duration,
-    /// Between requests; if absent, `header_timeout` includes the wait for a request's first byte.
+    /// Maximum time between requests; if absent, `header_timeout` includes the wait for a request's first byte.
     pub idle_timeout: Option<Duration>,
-    /// For all of a body that is read whole; between two pieces of one that is streamed, in either direction.
+    /// Maximum time for a body that is read at once, or between two frames of one that is streamed, in either
+    /// direction.
     pub body_timeout: Duration,
-    /// Bytes of an unread body that are discarded to keep the connection. With a larger one it is closed.
+    /// Maximum bytes of an unread body that are discarded to keep the connection; with a larger body it is closed.
     pub max_discarded: usize,
 }
 
@@ -38,8 +40,8 @@ pub struct Settings {
 const MAX_AHEAD: usize = 16 * 1024;
 /// Bytes that are read at a time: most requests are far smaller.
 const READ_SIZE: usize = 8 * 1024;
-/// Bytes that are read from a connection after its end, and for how long. A connection that is closed while the kernel has
-/// unread bytes of it is reset, and the client may never see the last response.
+/// Maximum bytes that are read from a connection after the last response, and for how long. Closing a connection while
+/// the kernel has unread bytes resets it, and the client may never see that response.
 const MAX_LINGER: usize = 1024 * 1024;
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -47,22 +49,22 @@ const LINGER: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gone;
 
-/// What comes next on a connection.
+/// The next event on a connection.
 pub(super) enum Next {
-    /// A head, and where it ends in the buffer.
+    /// A head, and its end in the buffer.
     Head(usize),
     Reject(HeadError),
     Slow,
     End,
 }
 
-/// The two directions of a connection. Apart from the rest, so that they can be used while a request borrows it.
+/// The two directions of a connection. Separate from the rest, so that they can be used while a request borrows it.
 pub(super) struct ConnectionIo {
     /// The read half, unless a request's body has it.
     pub(super) source: Option<BufferedRead>,
     /// A request's body that was not read to its end.
     pub(super) leftover: Option<BodyReader>,
-    /// Where the read half comes back to.
+    /// Receives the read half back from a request's body.
     pub(super) lent: Option<Arc<ReadReturn>>,
     /// The client waits for `100 Continue` before it sends its body.
     pub(super) expects_continue: bool,
@@ -78,7 +80,7 @@ pub(super) struct Connection<'a> {
     pub(super) clock: SystemClock,
 }
 
-/// What a response's body does next.
+/// The next step of sending a response's body.
 enum Step<E> {
     Frame(Option<Result<Frame<Bytes>, E>>),
     Flush,
@@ -86,7 +88,7 @@ enum Step<E> {
 }
 
 impl ConnectionIo {
-    /// Takes the read half back from a request's body that was dropped.
+    /// Takes back the read half from a request's body that was dropped.
     pub(super) fn reclaim(&mut self) {
         if let Some((source, reader)) = self.lent.as_ref().and_then(|lent| lent.take()) {
             self.lent = None;
@@ -95,7 +97,7 @@ impl ConnectionIo {
         }
     }
 
-    /// Puts the unused rest of a buffer that was taken back before what was read meanwhile.
+    /// Puts back the unconsumed rest of `input`, before what was read since it was taken.
     pub(super) fn restore(&mut self, mut input: BytesMut, used: usize) {
         let Some(source) = &mut self.source else { return };
         input.advance(used);
@@ -107,8 +109,7 @@ impl ConnectionIo {
         }
     }
 
-    /// Polls a request's handler. While it is pending, the responses before it are sent, and a client that leaves is
-    /// noticed.
+    /// Polls a request's handler. While it is pending, earlier responses are sent and a disconnect is detected.
     pub(super) fn poll_handler<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -129,7 +130,7 @@ impl ConnectionIo {
         self.poll_gone(cx).map(Err)
     }
 
-    /// Ready when the client has left. What it sends meanwhile is read ahead, within bounds.
+    /// Ready when the client has disconnected. Until then, up to `MAX_AHEAD` bytes are read ahead.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<Gone> {
         let Some(source) = &mut self.source else { return Poll::Pending };
         while source.buffer.len() < MAX_AHEAD {
@@ -163,11 +164,11 @@ impl Connection<'_> {
         let mut is_idle = source.buffer.is_empty();
         poll_fn(|cx| {
             loop {
-                // Some old clients end a body with an empty line that belongs to nothing.
+                // Some old clients send an extra empty line after a body.
                 while seen == 0 && source.buffer.starts_with(b"\r\n") {
                     source.buffer.advance(2);
                 }
-                // Half of such a line is not looked at.
+                // Half of such a line is ignored.
                 let arrived = if source.buffer[..] == *b"\r" { &[][..] } else { &source.buffer };
                 match head::end_of_head(arrived, &mut seen, &settings.head) {
                     Err(error) => return Poll::Ready(Next::Reject(error)),
@@ -220,7 +221,7 @@ impl Connection<'_> {
         .await
     }
 
-    /// Sends what was gathered, and reads on. False if the client took too long; the timeout is the caller's to set.
+    /// Sends what was gathered, then reads more. Returns false on a timeout, which the caller sets.
     pub(super) async fn fill(&mut self) -> Result<bool, Gone> {
         let Self { io: ConnectionIo { source: Some(source), write, out, .. }, timeout, .. } = self else {
             return Err(Gone);
@@ -241,7 +242,7 @@ impl Connection<'_> {
         .await
     }
 
-    /// Writes a response's body after its head. An error if it did not come to its end.
+    /// Writes a response's body after its head. Returns an error if the body is incomplete.
     pub(super) async fn write_body<B: ResponseBody>(
         &mut self,
         mut body: B,
@@ -249,16 +250,16 @@ impl Connection<'_> {
     ) -> Result<(), Gone> {
         let mut has_trailers = false;
         loop {
-            let line = &mut self.io;
+            let io = &mut self.io;
             let next = poll_fn(|cx| match Pin::new(&mut body).poll_frame(cx) {
                 Poll::Ready(frame) => Poll::Ready(Step::Frame(frame)),
-                Poll::Pending if !line.out.is_empty() => Poll::Ready(Step::Flush),
-                Poll::Pending => line.poll_gone(cx).map(|Gone| Step::Gone),
+                Poll::Pending if !io.out.is_empty() => Poll::Ready(Step::Flush),
+                Poll::Pending => io.poll_gone(cx).map(|Gone| Step::Gone),
             });
             match next.await {
                 Step::Gone => return Err(Gone),
                 Step::Frame(Some(Err(_))) => {
-                    // The client gets what there is, and sees that it is cut short.
+                    // The client receives what there is, and detects that it is truncated.
                     self.flush(Bytes::new()).await?;
                     return Err(Gone);
                 }
@@ -267,7 +268,7 @@ impl Connection<'_> {
                     has_trailers |= frame.is_trailers();
                     let large = write::frame(&mut self.io.out, frame, frames);
                     if body.is_end_stream() && frames != Frames::Chunked {
-                        // A client that has the last byte must find the permits of its request free.
+                        // The permits of the request must be free before the client receives the last byte.
                         drop(body);
                         return self.flush(large).await;
                     }
@@ -303,7 +304,8 @@ impl Connection<'_> {
         .await
     }
 
-    /// The next frame of a request's body. What was gathered is sent while it waits; the timeout is the caller's to set.
+    /// Returns the next frame of a request's body. Gathered responses are sent while it waits; the caller sets the
+    /// timeout.
     pub(super) async fn next_frame(
         &mut self,
         reader: &mut BodyReader,
@@ -324,7 +326,7 @@ impl Connection<'_> {
         next.await.transpose()
     }
 
-    /// Reads and discards the rest of a body. An error if it is too long, too late or malformed.
+    /// Reads and discards the rest of a body. Returns an error if it is too long, too slow or malformed.
     pub(super) async fn discard(&mut self, mut reader: BodyReader) -> Result<(), Gone> {
         let mut left = self.settings.max_discarded;
         self.timeout.set(self.settings.body_timeout);

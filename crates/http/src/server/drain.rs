@@ -1,4 +1,4 @@
-//! Shutting down without dropping a connection: counts the open ones and tells them when to finish.
+//! Connection draining for a graceful shutdown: counts open connections and signals them to finish.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -9,11 +9,11 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-/// How long a new connection may still take to send its first request after draining has begun: the request may be on
-/// its way, and would be lost.
+/// Time that a new connection has to send its first request after draining has begun: the request may be in transit and
+/// would be lost.
 pub const GRACE_PERIOD: Duration = Duration::from_secs(2);
 
-/// Shared by all connections of a server.
+/// The drain state, shared by all connections of a server.
 #[derive(Debug, Default)]
 pub struct Drain {
     has_begun: AtomicBool,
@@ -51,8 +51,8 @@ impl Drain {
         self.begun.notified()
     }
 
-    /// Registers the current task to be woken when draining begins, for as long as `begun` lives: enough for a task that
-    /// checks [`Self::has_begun`] whenever it is polled.
+    /// Registers the current task to be woken when draining begins, for as long as `begun` lives: enough for a task
+    /// that checks [`Self::has_begun`] whenever it is polled.
     pub async fn wake_on_begin(mut begun: Pin<&mut Notified<'_>>) {
         poll_fn(|cx| {
             let _ = begun.as_mut().poll(cx);

@@ -1,4 +1,4 @@
-//! Connections over TCP or TLS, in halves: a request can be read while its response is written.
+//! Connections over TCP or TLS, split into halves so that a request can be read while its response is written.
 
 use bytes::{Buf, Bytes, BytesMut};
 use std::io::{self, IoSlice};
@@ -43,7 +43,7 @@ pub enum WriteHalf {
 }
 
 impl Io {
-    /// Splits it for concurrent use.
+    /// Splits the connection for concurrent use.
     #[must_use]
     pub fn split(self) -> (ReadHalf, WriteHalf) {
         match self {
@@ -61,7 +61,7 @@ impl Io {
 }
 
 impl ReadHalf {
-    /// Reads into the spare capacity of `buffer`. Zero at the end of the stream.
+    /// Reads into the spare capacity of `buffer`. Returns 0 at the end of the stream.
     pub fn poll_fill(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
         match self {
             Self::Tcp(read) => tokio_util::io::poll_read_buf(Pin::new(read), cx, buffer),
@@ -70,8 +70,8 @@ impl ReadHalf {
         }
     }
 
-    /// Returns whether the peer has neither closed nor sent anything. A connection that is not quiet must not be used again:
-    /// what was sent unasked would be taken for the next response.
+    /// Returns whether the peer has neither closed the connection nor sent anything. Otherwise the connection must not
+    /// be reused: unsolicited bytes would be read as the next response.
     #[must_use]
     pub fn is_quiet(&mut self) -> bool {
         match self {
@@ -90,7 +90,7 @@ impl ReadHalf {
 impl WriteHalf {
     fn poll_some(&mut self, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         match (self, parts) {
-            // The kernel takes one part more quickly than a list of one.
+            // A plain write is faster than a vectored write of one part.
             (Self::Tcp(write), [one]) => Pin::new(write).poll_write(cx, one),
             (Self::Tcp(write), _) => Pin::new(write).poll_write_vectored(cx, parts),
             #[cfg(feature = "tls")]
@@ -99,10 +99,10 @@ impl WriteHalf {
         }
     }
 
-    /// Writes both, one after the other, in as few system calls as possible.
+    /// Writes both buffers, one after the other, in as few system calls as possible.
     ///
     /// # Errors
-    /// Those of the connection.
+    /// I/O errors of the connection.
     pub fn poll_write_both(
         &mut self,
         cx: &mut Context<'_>,
@@ -132,7 +132,7 @@ impl WriteHalf {
         }
     }
 
-    /// Ends the written direction.
+    /// Shuts down the write direction.
     pub fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(write) => Pin::new(write).poll_shutdown(cx),
@@ -142,21 +142,21 @@ impl WriteHalf {
         }
     }
 
-    /// Ends the written direction; the peer can still be read from.
+    /// Shuts down the write direction; the read direction stays open.
     ///
     /// # Errors
-    /// Those of the connection.
+    /// I/O errors of the connection.
     pub async fn shutdown(&mut self) -> io::Result<()> {
         std::future::poll_fn(|cx| self.poll_shutdown(cx)).await
     }
 }
 
-/// A connection whose first bytes have been read already, for libraries that read it from the start.
+/// A connection whose first bytes were already read, for libraries that expect to read it from the start.
 #[derive(Debug)]
 pub struct PrefixedStream {
-    /// The bytes that were read.
+    /// The bytes that were already read.
     pub first: BytesMut,
-    /// Where the rest comes from.
+    /// The rest of the connection.
     pub io: Io,
 }
 

@@ -1,7 +1,7 @@
 //! A timeout that is set for every request and rarely expires.
 //!
-//! Setting it only records the deadline; the timer behind it is moved when it fires too early. One timer per request was
-//! rejected: inserting it into the timer wheel and removing it costs as much as parsing the request.
+//! Setting it only records the deadline; the underlying timer is moved when it fires too early. Rejected: one timer per
+//! request, because inserting it into the timer wheel and removing it costs as much as parsing the request.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 
-/// A timeout of one task: it wakes the task that polled it last.
+/// A timeout for one task. It wakes the task that polled it last.
 #[derive(Debug)]
 pub struct LazyTimeout {
     sleep: Pin<Box<Sleep>>,
@@ -19,14 +19,14 @@ pub struct LazyTimeout {
 }
 
 impl LazyTimeout {
-    /// A timeout that expires `after` now.
+    /// Creates a timeout that expires `after` from now.
     #[must_use]
     pub fn new(after: Duration) -> Self {
         let deadline = Instant::now() + after;
         Self { sleep: Box::pin(tokio::time::sleep_until(deadline)), deadline, is_registered: false }
     }
 
-    /// Moves the deadline to `after` now.
+    /// Moves the deadline to `after` from now.
     pub fn set(&mut self, after: Duration) {
         self.deadline = Instant::now() + after;
         if self.sleep.deadline() > self.deadline {
@@ -38,7 +38,8 @@ impl LazyTimeout {
     /// Ready once the deadline has passed.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.is_registered = true;
-        // Outside the task's budget: with none left, the timer would be neither set nor known to be unset.
+        // Not subject to the task's budget: without any left, the poll would return pending without registering the
+        // timer.
         while pin!(tokio::task::unconstrained(self.sleep.as_mut())).poll(cx).is_ready() {
             if Instant::now() >= self.deadline {
                 return Poll::Ready(());
@@ -48,11 +49,10 @@ impl LazyTimeout {
         Poll::Pending
     }
 
-    /// Like [`Self::poll`], for a task that has just made progress and is the only one that ever polls this timeout: it
-    /// need not learn whether the deadline has passed, only be woken when it does. Polling the timer costs as much as a
-    /// small request.
+    /// Like [`Self::poll`], for a task that has just made progress and is the only one that ever polls this timeout. It
+    /// only ensures that the task is woken at the deadline, because polling the timer costs as much as a small request.
     pub fn poll_registered(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // A timer that has fired has woken its task already, and would not do so again.
+        // A timer that has fired has already woken its task and does not do so again.
         if self.is_registered && !self.sleep.is_elapsed() { Poll::Pending } else { self.poll(cx) }
     }
 }

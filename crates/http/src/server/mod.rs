@@ -1,19 +1,20 @@
-//! The one HTTP/1 server: the HTTP front and the gateway are [`Service`]s on it, and every listener accepts by it.
+//! The HTTP/1 server. The HTTP protocol server and the gateway implement its [`Service`] trait, and every listener uses
+//! its accept loop.
 //!
-//! Our own rather than a general library's: it rejects whatever two readers could read in two ways, lends its buffers to
-//! services instead of building maps and frames, answers pipelined requests with one write, and has no channel between a
-//! connection and its user.
+//! It rejects whatever two parsers could read in two ways, lends its buffers to services instead of building maps and
+//! frames, responds to pipelined requests with one write, and has no channel between a connection and its service.
+//! Rejected: a general HTTP library, because none has these properties.
 //!
-//! | file | contains |
+//! | file | contents |
 //! |---|---|
 //! | [`accept`] | the accept loop: connection slots, back-off, drain |
 //! | `serve` | a connection, request after request |
-//! | `connection` | its bytes: heads that come, responses that go, a close that loses none of them |
-//! | `service` | what a server does with its requests |
-//! | `body` | bodies as they are read |
-//! | [`write`] | heads and bodies as they are written |
-//! | `io` | TCP and TLS, in halves |
-//! | `drain`, `lazy_timeout` | shutting down; a timeout that costs next to nothing |
+//! | `connection` | byte-level I/O: heads, responses, a close that loses no response |
+//! | `service` | the [`Service`] trait |
+//! | `body` | reading of bodies |
+//! | [`write`] | writing of heads and bodies |
+//! | `io` | TCP and TLS connections, split into halves |
+//! | `drain`, `lazy_timeout` | graceful shutdown; a timeout that is nearly free to set |
 
 pub mod accept;
 mod body;

@@ -1,4 +1,4 @@
-//! A client's connection, request after request, within one task.
+//! Serves a client's connection, request after request, within one task.
 
 use super::body::{BodyError, BodyReader, BufferedRead, ReadReturn, RequestBody};
 use super::connection::{Connection, ConnectionIo, Gone, Next, Settings};
@@ -18,21 +18,21 @@ use std::pin::pin;
 use std::sync::Arc;
 use tollgate_core::{Clock, SystemClock};
 
-/// Bytes of responses that are gathered before they are sent.
+/// Maximum bytes of responses that are gathered before they are sent.
 const MAX_UNSENT: usize = 64 * 1024;
-/// Room for most responses.
+/// Capacity that is sufficient for most responses, in bytes.
 const RESPONSE_SIZE: usize = 1024;
 
-/// Why a connection is not served any further.
+/// The reason a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
-    /// After the last response.
+    /// The last response was written.
     Close,
-    /// The client may still be sending what is not read.
+    /// The client may still be sending a body that is not read.
     CloseWhileSending,
-    /// A last response says what was wrong.
+    /// The request was rejected; a last response names the reason.
     Reject(Rejection),
-    /// The client has left, or its response failed: nothing more can be sent.
+    /// The client has disconnected, or its response failed: nothing more can be sent.
     Gone,
 }
 
@@ -42,12 +42,12 @@ impl From<Gone> for Stop {
     }
 }
 
-/// Serves one connection to its end. `first` was read from it already.
+/// Serves one connection to its end. `first` are bytes that were already read from it.
 pub async fn serve<V: Service>(io: Io, first: BytesMut, settings: &Settings, drain: &Drain, service: &V) {
     let mut begun = pin!(drain.begun());
     Drain::wake_on_begin(begun.as_mut()).await;
     let (read, write) = io.split();
-    let line = ConnectionIo {
+    let io = ConnectionIo {
         source: Some(BufferedRead { read, buffer: first }),
         leftover: None,
         lent: None,
@@ -56,7 +56,7 @@ pub async fn serve<V: Service>(io: Io, first: BytesMut, settings: &Settings, dra
         out: BytesMut::new(),
     };
     let timeout = LazyTimeout::new(settings.header_timeout);
-    let mut connection = Connection { io: line, timeout, settings, drain, clock: SystemClock::new() };
+    let mut connection = Connection { io, timeout, settings, drain, clock: SystemClock::new() };
     let mut is_new = true;
     let stop = loop {
         let end = match connection.next_head(is_new).await {
@@ -102,23 +102,23 @@ impl Connection<'_> {
         self.respond(scan, response, fields).await
     }
 
-    /// Waits for the handler of one request. Returns its response, and the head that it has written.
+    /// Waits for the handler of one request. Returns its response, and the head that it wrote.
     async fn handle<V: Service>(
         &mut self,
         service: &V,
         request: Request<'_, V::Head>,
     ) -> Result<(Response<V::Body>, BytesMut), Gone> {
-        let Self { io: line, timeout, .. } = self;
-        // Where no other response waits to be sent, the handler writes to where this one is sent from.
-        let mut fields = if line.out.is_empty() { std::mem::take(&mut line.out) } else { BytesMut::new() };
+        let Self { io, timeout, .. } = self;
+        // If no other response is unsent, the handler writes directly into the output buffer.
+        let mut fields = if io.out.is_empty() { std::mem::take(&mut io.out) } else { BytesMut::new() };
         let response = {
             let mut handling = pin!(service.handle(request, Scope { out: &mut fields, timeout }));
-            poll_fn(|cx| line.poll_handler(cx, handling.as_mut())).await?
+            poll_fn(|cx| io.poll_handler(cx, handling.as_mut())).await?
         };
         Ok((response, fields))
     }
 
-    /// Serves a request whose body is in chunks, too large, skipped or streamed.
+    /// Serves a request whose body is chunked, too large, skipped or streamed.
     async fn serve_unusual<V: Service>(
         &mut self,
         service: &V,
@@ -150,8 +150,8 @@ impl Connection<'_> {
                 let is_short = scan.framing.length().is_none_or(|length| length <= max as u64);
                 if !is_short || !self.gather(&mut reader, &mut gathered, max).await? {
                     self.io.leftover = Some(reader);
-                    let answer = service.reject(Rejection::TooLarge { max });
-                    return self.respond::<V::Body>(scan, Response::Whole(answer), BytesMut::new()).await;
+                    let response = service.reject(Rejection::TooLarge { max });
+                    return self.respond::<V::Body>(scan, Response::Whole(response), BytesMut::new()).await;
                 }
                 Payload::Whole(&gathered)
             }
@@ -175,7 +175,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Reads a body in chunks. False if it is larger than `max`.
+    /// Reads a chunked body. Returns false if it is larger than `max`.
     async fn gather(
         &mut self,
         reader: &mut BodyReader,
@@ -206,20 +206,20 @@ impl Connection<'_> {
         scan.keep_alive && self.can_discard() && !self.waits_to_send() && !self.drain.has_begun()
     }
 
-    /// Returns whether the client waits for a `100 Continue` that it will not get.
+    /// Returns whether the client waits for a `100 Continue` that is not sent.
     fn waits_to_send(&self) -> bool {
-        let is_silent = || self.io.source.as_ref().is_none_or(|source| source.buffer.is_empty());
-        self.io.expects_continue && is_silent()
+        let has_sent_nothing = || self.io.source.as_ref().is_none_or(|source| source.buffer.is_empty());
+        self.io.expects_continue && has_sent_nothing()
     }
 
-    /// Returns whether what is left of the request's body is short enough to be discarded.
+    /// Returns whether the rest of the request's body is short enough to discard.
     fn can_discard(&self) -> bool {
         let max = self.settings.max_discarded;
         let is_short = |reader: &BodyReader| max > 0 && reader.length().is_none_or(|length| length <= max);
         self.io.leftover.as_ref().is_none_or(is_short)
     }
 
-    /// Writes a response, and prepares the connection for the next request.
+    /// Writes a response and prepares the connection for the next request.
     async fn respond<B: ResponseBody>(
         &mut self,
         scan: &ScannedHead,
@@ -228,19 +228,19 @@ impl Connection<'_> {
     ) -> Result<(), Stop> {
         let mut is_kept = self.is_keep_alive(scan);
         match response {
-            Response::Whole(answer) => {
+            Response::Whole(response) => {
                 if self.io.out.is_empty() {
-                    // Its room is used again.
+                    // Reuses the allocation.
                     self.io.out = fields;
                     self.io.out.clear();
                 }
-                self.put_response(scan, &answer, is_kept);
+                self.put_response(scan, &response, is_kept);
             }
             Response::Stream(streamed) => is_kept = self.put_stream(scan, streamed, fields, is_kept).await?,
             Response::Upgrade(upgrade) => return Err(Box::pin(self.upgrade(upgrade, fields)).await),
         }
         self.io.reclaim();
-        // A response may have come before its request's body was read.
+        // The response may precede the end of the request's body.
         if !is_kept || self.io.source.is_none() || !self.can_discard() {
             return Err(Stop::Close);
         }
@@ -253,7 +253,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    fn put_response(&mut self, scan: &ScannedHead, answer: &RawResponse, is_kept: bool) {
+    fn put_response(&mut self, scan: &ScannedHead, response: &RawResponse, is_kept: bool) {
         let after = match scan.version {
             _ if !is_kept => ConnectionMode::Close,
             Version::HTTP_10 => ConnectionMode::KeepAliveHttp10,
@@ -261,10 +261,10 @@ impl Connection<'_> {
         };
         let wants = if scan.is_head { ResponseBodyMode::Head } else { ResponseBodyMode::All };
         self.io.out.reserve(RESPONSE_SIZE);
-        answer.write(&mut self.io.out, wants, after, self.clock.now());
+        response.write(&mut self.io.out, wants, after, self.clock.now());
     }
 
-    /// Writes the rest of a streamed response's head, and its body. Returns whether the connection is kept.
+    /// Writes the rest of a streamed response's head, and its body. Returns whether the connection stays open.
     async fn put_stream<B: ResponseBody>(
         &mut self,
         scan: &ScannedHead,
@@ -291,7 +291,7 @@ impl Connection<'_> {
         Ok(is_kept)
     }
 
-    /// Appends what a handler has written to what is to be sent.
+    /// Appends the head that a handler wrote to the output.
     fn put_head(&mut self, fields: BytesMut) {
         if self.io.out.is_empty() {
             self.io.out = fields;
@@ -300,7 +300,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Reads the rest of a body that was not read.
+    /// Discards the unread rest of a body.
     async fn skip(&mut self, reader: BodyReader) -> Result<(), Stop> {
         if self.waits_to_send() {
             return Err(Stop::CloseWhileSending);
@@ -315,22 +315,22 @@ impl Connection<'_> {
         if self.flush(Bytes::new()).await.is_ok()
             && let Some(source) = self.io.source.take()
         {
-            // The halves move into the tunnel, which ends the connection.
+            // Both halves move into the tunnel, which closes the connection.
             let write = std::mem::replace(&mut self.io.write, super::io::WriteHalf::Closed);
             (upgrade.0)(source, write).await;
         }
         Stop::Gone
     }
 
-    /// Ends the connection, with a last response where there is one.
+    /// Ends the connection, with a last response after a rejection.
     async fn finish<V: Service>(&mut self, service: &V, stop: Stop) {
         let is_sending = match stop {
             Stop::Gone => return,
             Stop::Close => false,
             Stop::CloseWhileSending => true,
             Stop::Reject(rejection) => {
-                let answer = service.reject(rejection);
-                answer.write(
+                let response = service.reject(rejection);
+                response.write(
                     &mut self.io.out,
                     ResponseBodyMode::All,
                     ConnectionMode::Close,

@@ -1,9 +1,9 @@
-//! What a server does with its requests: the trait between the connection and the HTTP front or the gateway.
+//! The service trait, which the HTTP protocol server and the gateway implement to handle requests of a connection.
 //!
-//! A service sees a head where it lies in the connection's buffer. It returns either a whole response, which the
-//! connection writes, or the fields of one whose body the connection streams. The connection polls the one future of
-//! [`Service::handle`]; if it is pending, the responses before it are sent, and a client that leaves drops it. Separate
-//! functions for requests that need not wait were rejected: two ways to a response drift apart.
+//! A service borrows the head from the connection's buffer. It returns either a complete response, which the connection
+//! writes, or the fields of a response whose body the connection streams. The connection polls the future of
+//! [`Service::handle`]; while it is pending, earlier responses are sent, and a disconnect of the client drops it.
+//! Rejected: separate functions for requests that never wait, because two paths to a response drift apart.
 
 use super::body::{BufferedRead, RequestBody};
 use super::io::WriteHalf;
@@ -22,13 +22,13 @@ use std::task::{Context, Poll};
 pub trait Service: Send + Sync {
     /// A parsed head.
     type Head: AsRef<ScannedHead> + Send + Sync;
-    /// A response body that is streamed; [`NoStream`] where there is none.
+    /// A streamed response body; [`NoStream`] for services that never stream.
     type Body: ResponseBody;
 
-    /// Parses a whole head.
+    /// Parses a complete head.
     ///
     /// # Errors
-    /// [`HeadError`] for a head that is not served.
+    /// [`HeadError`] for a head that is rejected.
     fn parse(&self, head: &[u8], limits: &HeadLimits) -> Result<Self::Head, HeadError>;
 
     /// Returns what to do with the body of a request that has one.
@@ -41,7 +41,7 @@ pub trait Service: Send + Sync {
         scope: Scope<'r>,
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 
-    /// The response to a client whose request cannot be served.
+    /// Returns the response to a request that is rejected.
     fn reject(&self, rejection: Rejection) -> RawResponse;
 }
 
@@ -56,19 +56,19 @@ pub struct Request<'r, H> {
     pub body: Payload<'r>,
 }
 
-/// What a service gets of a request's body.
+/// A request's body, as the service receives it.
 #[derive(Debug)]
 pub enum Payload<'r> {
-    /// There is none, or the service skips it.
+    /// No body, or one that the service skips.
     None,
-    /// All of it.
+    /// The complete body.
     Whole(&'r [u8]),
-    /// A stream.
+    /// The body as a stream.
     Stream(RequestBody),
 }
 
 impl<'r> Payload<'r> {
-    /// The bytes of a body that was read whole; none otherwise.
+    /// Returns the bytes of a complete body; otherwise an empty slice.
     #[must_use]
     pub const fn whole(&self) -> &'r [u8] {
         match self {
@@ -78,12 +78,12 @@ impl<'r> Payload<'r> {
     }
 }
 
-/// What to do with a request's body.
+/// How a request's body is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyMode {
     /// Read all of it first, up to `max` bytes.
     Whole {
-        /// The largest body that is read.
+        /// Maximum size in bytes.
         max: usize,
     },
     /// Pass it to the service as a stream.
@@ -92,11 +92,11 @@ pub enum BodyMode {
     Skip,
 }
 
-/// What a connection lends to a service for the time of one request.
+/// The parts of a connection that a service may use while it handles one request.
 #[derive(Debug)]
 pub struct Scope<'r> {
-    /// Where the status line and the fields of a streamed response are written. How its body is delimited, and whether the
-    /// connection ends, are the connection's to write.
+    /// The buffer for the status line and the fields of a streamed response. The connection itself writes the framing
+    /// and `connection` fields.
     pub out: &'r mut BytesMut,
     /// The timeout of the connection's task.
     pub timeout: &'r mut LazyTimeout,
@@ -105,26 +105,26 @@ pub struct Scope<'r> {
 /// A response.
 #[derive(Debug)]
 pub enum Response<B> {
-    /// All of it.
+    /// A complete response.
     Whole(RawResponse),
     /// The status line and the fields were written to [`Scope::out`]; the body follows.
     Stream(Streamed<B>),
-    /// The same, but the connection stops speaking HTTP.
+    /// The head was written to [`Scope::out`]; after it the connection switches to another protocol.
     Upgrade(Upgrade),
 }
 
 /// A response whose body is streamed.
 #[derive(Debug)]
 pub struct Streamed<B> {
-    /// Its status.
+    /// The status.
     pub status: StatusCode,
-    /// The length that the head of a response without a body states (`HEAD`, 304).
+    /// `Content-Length` of a response that is sent without its body (`HEAD`, 304).
     pub stated_length: Option<u64>,
-    /// Its body.
+    /// The body.
     pub body: B,
 }
 
-/// Takes over a connection that has stopped speaking HTTP.
+/// Takes over a connection after an upgrade.
 pub struct Upgrade(pub Box<dyn FnOnce(BufferedRead, WriteHalf) -> UpgradeFuture + Send>);
 
 /// Runs until the connection ends.
@@ -138,8 +138,8 @@ impl std::fmt::Debug for Upgrade {
 
 /// The body of a response.
 pub trait ResponseBody: Body<Data = Bytes> + Unpin + Send {
-    /// Appends the whole body to `out` if its length is known, at most `max`, and all of it is here; otherwise returns false
-    /// and appends nothing. Called once, before the body is polled.
+    /// Appends the body to `out` if its length is known, at most `max`, and all of it is available; otherwise returns
+    /// false and appends nothing. Called once, before the body is polled.
     fn take_short(&mut self, max: usize, out: &mut BytesMut) -> bool;
 
     /// Ends a body that is not sent (`HEAD`, 204, 304).
@@ -170,21 +170,21 @@ impl ResponseBody for NoStream {
     fn skip(self) {}
 }
 
-/// Why a request is not served.
+/// The reason a request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// Its head is ambiguous, malformed or too large.
+    /// The head is ambiguous, malformed or too large.
     Head(HeadError),
-    /// Its head did not arrive in time.
+    /// The head did not arrive in time.
     SlowHead,
-    /// Its body did not arrive in time.
+    /// The body did not arrive in time.
     SlowBody,
-    /// Its chunks are malformed.
+    /// The chunked body is malformed.
     Chunks,
-    /// Its body has more than `max` bytes.
+    /// The body has more than `max` bytes.
     TooLarge {
-        /// The largest body that is read.
+        /// Maximum size in bytes.
         max: usize,
     },
 }

@@ -6,21 +6,22 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::{Method, StatusCode, Version};
 use http_body::{Body, Frame};
 
-/// How a body that is written is delimited.
+/// How a body is delimited when it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frames {
-    /// None is written.
+    /// No body.
     None,
-    /// A number of bytes, which the head states.
+    /// `Content-Length`, in bytes.
     Length(u64),
-    /// In chunks.
+    /// Chunked transfer coding.
     Chunked,
-    /// Until the connection ends.
+    /// The body ends with the connection.
     UntilClose,
 }
 
 impl Frames {
-    /// How a request's body is sent. Some servers require a length of zero where a body is usual.
+    /// Returns the framing of a request's body. Some servers require `content-length: 0` for methods that usually have
+    /// one.
     #[must_use]
     pub fn for_request(method: &Method, body: Option<&impl Body>) -> Self {
         match body {
@@ -30,7 +31,7 @@ impl Frames {
         }
     }
 
-    /// How a response's body of `length` is sent.
+    /// Returns the framing of a response's body of `length` bytes.
     #[must_use]
     pub fn for_response(status: StatusCode, head_only: bool, version: Version, length: Option<u64>) -> Self {
         let bodiless = head_only || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
@@ -43,7 +44,7 @@ impl Frames {
     }
 }
 
-/// Begins a request's head. Its fields follow, and [`end_of_fields`].
+/// Appends the request line. The fields and [`end_of_fields`] follow.
 pub fn request_line(out: &mut BytesMut, method: &Method, target: &str) {
     out.reserve(512);
     out.put_slice(method.as_str().as_bytes());
@@ -52,7 +53,7 @@ pub fn request_line(out: &mut BytesMut, method: &Method, target: &str) {
     out.put_slice(b" HTTP/1.1\r\n");
 }
 
-/// Begins a response's head. Its fields follow, and [`end_of_fields`].
+/// Appends the status line. The fields and [`end_of_fields`] follow.
 pub fn status_line(out: &mut BytesMut, status: StatusCode) {
     out.reserve(512);
     if status == StatusCode::OK {
@@ -66,7 +67,7 @@ pub fn status_line(out: &mut BytesMut, status: StatusCode) {
     }
 }
 
-/// Ends a head with the fields that delimit its body.
+/// Appends the framing fields and the end of the head.
 pub fn end_of_fields(out: &mut BytesMut, frames: Frames) {
     match frames {
         Frames::None | Frames::UntilClose => {}
@@ -79,7 +80,7 @@ pub fn end_of_fields(out: &mut BytesMut, frames: Frames) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// The same for a response. One without a body may state the length of the body that it stands for.
+/// Like [`end_of_fields`], for a response. One that is sent without its body may state the body's length.
 pub fn end_of_response_fields(out: &mut BytesMut, frames: Frames, stated_length: Option<u64>) {
     if let (Frames::None, Some(length)) = (frames, stated_length) {
         return end_of_fields(out, Frames::Length(length));
@@ -87,7 +88,7 @@ pub fn end_of_response_fields(out: &mut BytesMut, frames: Frames, stated_length:
     end_of_fields(out, frames);
 }
 
-/// Data up to this size is copied behind the head; larger data is written from where it lies.
+/// Maximum size of data that is copied into the output buffer, in bytes; larger data is written without a copy.
 pub const MAX_COPIED: usize = 8 * 1024;
 
 /// Appends one frame to `out`. Large data is returned instead, to be written after `out`.
@@ -126,7 +127,7 @@ pub fn frame(out: &mut BytesMut, frame: Frame<Bytes>, frames: Frames) -> Bytes {
     data
 }
 
-/// The end of a body in chunks that had no trailers.
+/// Appends the end of a chunked body without trailers.
 pub fn last_chunk(out: &mut BytesMut) {
     out.put_slice(b"0\r\n\r\n");
 }

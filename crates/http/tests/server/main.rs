@@ -1,5 +1,5 @@
-//! The HTTP/1 server over real sockets, with a service that does what its paths say: what a client sees of a connection,
-//! and what a service sees of a client.
+//! The HTTP/1 server over real sockets, with a service that acts by the path of a request. The tests cover both sides:
+//! what clients receive, and what the service observes.
 
 mod service;
 
@@ -12,14 +12,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tollgate_http::server::accept::{NewConnections, WhenFull};
 use tollgate_http::server::{self, Drain, Io, Settings};
 
-/// All that comes until the server closes.
+/// Reads until the server closes the connection.
 async fn rest(client: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     client.read_to_end(&mut bytes).await.expect("an end, and no reset");
     String::from_utf8(bytes).expect("text")
 }
 
-/// Reads until the text ends so.
+/// Reads until the text ends with `end`.
 async fn until(client: &mut TcpStream, end: &str) -> String {
     let mut text = String::new();
     while !text.ends_with(end) {
@@ -37,7 +37,7 @@ fn post(path: &str, fields: &str, body: &str) -> String {
     format!("POST {path} HTTP/1.1\r\nhost: t\r\n{fields}\r\n{body}")
 }
 
-/// Clients that pipeline pay for one system call, not for one a response.
+/// Pipelined responses take one system call, not one each.
 #[tokio::test]
 async fn pipelined_requests_are_answered_in_order_in_one_write() {
     let server = Server::start().await;
@@ -53,7 +53,7 @@ async fn pipelined_requests_are_answered_in_order_in_one_write() {
     assert_eq!(bodies, expected);
 }
 
-/// A slow request holds up those behind it, never those before it.
+/// A slow request delays those after it, never those before it.
 #[tokio::test]
 async fn responses_do_not_wait_for_the_request_behind_them() {
     let server = Server::start().await;
@@ -61,25 +61,25 @@ async fn responses_do_not_wait_for_the_request_behind_them() {
     let both = post("/echo", "content-length: 3\r\n", "one") + &get("/wait") + &get("/two");
     client.write_all(both.as_bytes()).await.expect("sent");
     assert!(until(&mut client, "one").await.starts_with("HTTP/1.1 200 OK\r\n"));
-    server.words.go_on.notify_one();
+    server.signals.go_on.notify_one();
     until(&mut client, "waited").await;
     until(&mut client, "/two").await;
 }
 
-/// A request whose client has left must not keep what it holds.
+/// A request whose client has disconnected must release its permits.
 #[tokio::test]
 async fn a_client_that_leaves_drops_its_request() {
     let server = Server::start().await;
     let mut client = server.connect().await;
     client.write_all(get("/wait").as_bytes()).await.expect("sent");
-    server.words.begun.notified().await;
+    server.signals.begun.notified().await;
     drop(client);
-    server.words.dropped.notified().await;
+    server.signals.dropped.notified().await;
 }
 
-/// A client that waits to be told to send its body is told where the body is wanted, and only there.
+/// A client that waits for `100 Continue` receives it if and only if the body is read.
 #[tokio::test]
-async fn expectations_are_met_where_the_body_is_wanted() {
+async fn continue_is_sent_only_if_the_body_is_read() {
     let server = Server::start().await;
     let expecting = "content-length: 4\r\nexpect: 100-continue\r\n";
     for path in ["/echo", "/pull"] {
@@ -95,9 +95,9 @@ async fn expectations_are_met_where_the_body_is_wanted() {
     assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.ends_with("/skip"), "{text}");
 }
 
-/// Bodies in chunks are read whole; what is malformed, too large or not wanted does not confuse the next request.
+/// Chunked bodies are read completely; malformed, too large and skipped bodies do not corrupt the next request.
 #[tokio::test]
-async fn bodies_end_where_they_end() {
+async fn bodies_are_delimited_correctly() {
     let server = Server::start().await;
     let mut client = server.connect().await;
     let chunked = "transfer-encoding: chunked\r\n";
@@ -106,7 +106,7 @@ async fn bodies_end_where_they_end() {
         .await
         .expect("sent");
     until(&mut client, "abcd").await;
-    // Larger than is read: discarded, and the connection serves on.
+    // Larger than the limit: the body is discarded and the connection stays open.
     let large = "x".repeat(200);
     client.write_all(post("/echo", "content-length: 200\r\n", &large).as_bytes()).await.expect("sent");
     assert!(until(&mut client, "too large").await.starts_with("HTTP/1.1 413 "));
@@ -124,7 +124,7 @@ async fn bodies_end_where_they_end() {
     assert!(text.starts_with("HTTP/1.1 400 ") && text.contains("connection: close\r\n"), "{text}");
 }
 
-/// What a client sends beyond what is read must not cost it the response: a reset would.
+/// Unread bytes from a client must not cause a reset, which could lose the response.
 #[tokio::test]
 async fn the_last_response_arrives_though_the_client_goes_on_sending() {
     let server = Server::start().await;
@@ -138,24 +138,24 @@ async fn the_last_response_arrives_though_the_client_goes_on_sending() {
     assert!(rest(&mut client).await.starts_with("HTTP/1.1 400 "));
 }
 
-/// Slow clients are told so; idle ones are closed without a word.
+/// Slow clients receive a 408; idle connections are closed without a response.
 #[tokio::test]
-async fn time_is_bounded() {
+async fn slow_and_idle_clients_time_out() {
     let server = Server::start().await;
-    for (sent, told) in
+    for (sent, expected) in
         [("GET / HT", "HTTP/1.1 408 "), (&post("/echo", "content-length: 9\r\n", "x")[..], "HTTP/1.1 408 ")]
     {
         let mut client = server.connect().await;
         client.write_all(sent.as_bytes()).await.expect("sent");
         let text = rest(&mut client).await;
-        assert!(text.starts_with(told), "{sent}: {text}");
+        assert!(text.starts_with(expected), "{sent}: {text}");
     }
     let mut client = server.connect().await;
     client.write_all(get("/a").as_bytes()).await.expect("sent");
     assert!(rest(&mut client).await.ends_with("/a"), "nothing follows the response");
 }
 
-/// However a body is streamed, the client can tell where it ends.
+/// The client can detect the end of a body, however it is streamed.
 #[tokio::test]
 async fn streamed_bodies_are_delimited() {
     let server = Server::start().await;
@@ -172,14 +172,14 @@ async fn streamed_bodies_are_delimited() {
     client.write_all(b"GET /stream/unknown HTTP/1.0\r\nhost: t\r\n\r\n").await.expect("sent");
     let text = rest(&mut client).await;
     assert!(text.contains("connection: close\r\n") && text.ends_with("\r\n\r\nonetwo"), "{text}");
-    // A body that fails is cut off, not ended.
+    // A body that fails is truncated without its last chunk.
     let mut client = server.connect().await;
     client.write_all(get("/stream/fails").as_bytes()).await.expect("sent");
     let text = rest(&mut client).await;
     assert!(!text.ends_with("0\r\n\r\n"), "{text}");
 }
 
-/// After an upgrade the connection is the service's, with what the client has sent already.
+/// After an upgrade the service owns the connection, including bytes that the client has already sent.
 #[tokio::test]
 async fn an_upgrade_takes_the_connection_over() {
     let server = Server::start().await;
@@ -189,9 +189,9 @@ async fn an_upgrade_takes_the_connection_over() {
     assert!(text.starts_with("HTTP/1.1 101 ") && text.ends_with("\r\n\r\nearly"), "{text}");
 }
 
-/// HTTP/1.0 clients keep their connection if they ask to, and are told.
+/// HTTP/1.0 clients may keep the connection alive; the response confirms it.
 #[tokio::test]
-async fn connections_are_kept_as_the_client_asks() {
+async fn connections_stay_open_as_the_client_requests() {
     let server = Server::start().await;
     let mut client = server.connect().await;
     client.write_all(b"GET /a HTTP/1.0\r\nconnection: keep-alive\r\n\r\n").await.expect("sent");
@@ -201,7 +201,7 @@ async fn connections_are_kept_as_the_client_asks() {
     assert!(text.contains("connection: close\r\n") && text.ends_with("/b"), "{text}");
 }
 
-/// A shutdown answers what is under way, closes what is idle, and still answers a probe.
+/// A shutdown completes requests in flight, closes idle connections, and still responds to a probe.
 #[tokio::test]
 async fn draining_loses_no_request() {
     let server = Server::with(8, WhenFull::Wait, NewConnections::Serve).await;
@@ -210,24 +210,24 @@ async fn draining_loses_no_request() {
     idle.write_all(get("/a").as_bytes()).await.expect("sent");
     until(&mut idle, "/a").await;
     busy.write_all(get("/wait").as_bytes()).await.expect("sent");
-    server.words.begun.notified().await;
+    server.signals.begun.notified().await;
     server.stop.notify_one();
     assert_eq!(rest(&mut idle).await, "");
-    // A connection that is new may have a request on its way.
+    // A new connection may have a request in transit.
     fresh.write_all(get("/first").as_bytes()).await.expect("sent");
     let text = rest(&mut fresh).await;
     assert!(text.contains("connection: close\r\n") && text.ends_with("/first"), "{text}");
     let mut probe = server.connect().await;
     probe.write_all(get("/probe").as_bytes()).await.expect("sent");
     until(&mut probe, "/probe").await;
-    server.words.go_on.notify_one();
+    server.signals.go_on.notify_one();
     let text = rest(&mut busy).await;
     assert!(text.contains("connection: close\r\n") && text.ends_with("waited"), "{text}");
     drop(probe);
     tokio::time::timeout(Duration::from_secs(30), server.ended).await.expect("it ends").expect("well");
 }
 
-/// A task may be woken for nothing, also between the moment draining begins and the moment it is told.
+/// Tasks may wake spuriously, also between the start of a drain and its signal.
 #[tokio::test]
 async fn a_new_connection_keeps_its_grace_period_however_often_it_is_polled() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -241,15 +241,15 @@ async fn a_new_connection_keeps_its_grace_period_however_often_it_is_polled() {
         server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &service).await;
         drop(guard);
     };
-    let ask = async {
-        // Each turn polls the other two as well.
+    let request = async {
+        // Each yield polls the other two futures as well.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
         client.write_all(get("/first").as_bytes()).await.expect("sent");
         rest(&mut client).await
     };
-    let (text, ..) = tokio::join!(ask, drain.run(), serve);
+    let (text, ..) = tokio::join!(request, drain.run(), serve);
     assert!(text.contains("connection: close\r\n") && text.ends_with("/first"), "{text}");
 }
 
@@ -262,7 +262,7 @@ async fn an_empty_line_before_a_request_is_ignored() {
         client.set_nodelay(true).expect("set");
         for piece in pieces {
             client.write_all(piece.as_bytes()).await.expect("sent");
-            // The server reads each by itself, mostly; the response is the same if it does not.
+            // The server usually reads each piece separately; the response is the same if it does not.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         client.write_all(b" HTTP/1.1\r\nhost: t\r\n\r\n").await.expect("sent");
@@ -270,7 +270,7 @@ async fn an_empty_line_before_a_request_is_ignored() {
     }
 }
 
-/// Connections are bounded: one too many waits for a slot, or is told.
+/// The number of connections is bounded: one too many waits for a slot, or is rejected.
 #[tokio::test]
 async fn connections_are_bounded() {
     let server = Server::with(1, WhenFull::Wait, NewConnections::Reject).await;

@@ -1,4 +1,4 @@
-//! A service that does what its paths say, and a server with it.
+//! A test service that acts by the path of a request, and a server for it.
 
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
@@ -28,20 +28,20 @@ pub(crate) const SETTINGS: Settings = Settings {
     max_discarded: 100_000,
 };
 
-/// What a test and the service tell each other.
+/// Signals between a test and the service.
 #[derive(Default)]
-pub(crate) struct Words {
+pub(crate) struct Signals {
     /// A handler waits.
     pub(crate) begun: Notify,
-    /// It may go on.
+    /// The handler may continue.
     pub(crate) go_on: Notify,
-    /// It was dropped.
+    /// The handler was dropped.
     pub(crate) dropped: Notify,
 }
 
 pub(crate) struct Server {
     address: SocketAddr,
-    pub(crate) words: Arc<Words>,
+    pub(crate) signals: Arc<Signals>,
     pub(crate) stop: Arc<Notify>,
     pub(crate) ended: JoinHandle<()>,
 }
@@ -51,12 +51,16 @@ impl Server {
         Self::with(64, WhenFull::Wait, NewConnections::Reject).await
     }
 
-    pub(crate) async fn with(connections: usize, when_full: WhenFull, newcomers: NewConnections) -> Self {
+    pub(crate) async fn with(
+        connections: usize,
+        when_full: WhenFull,
+        new_connections: NewConnections,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let (words, stop) = (Arc::new(Words::default()), Arc::new(Notify::new()));
-        let shutdown = Shutdown { timeout: Duration::from_secs(30), new_connections: newcomers };
-        let (service, stopped) = (Arc::clone(&words), Arc::clone(&stop));
+        let (signals, stop) = (Arc::new(Signals::default()), Arc::new(Notify::new()));
+        let shutdown = Shutdown { timeout: Duration::from_secs(30), new_connections };
+        let (service, stopped) = (Arc::clone(&signals), Arc::clone(&stop));
         let ended = tokio::spawn(async move {
             let slots = ConnectionSlots::new(connections, when_full);
             accept::serve(
@@ -73,7 +77,7 @@ impl Server {
             )
             .await;
         });
-        Self { address, words, stop, ended }
+        Self { address, signals, stop, ended }
     }
 
     pub(crate) async fn connect(&self) -> TcpStream {
@@ -82,9 +86,9 @@ impl Server {
 }
 
 /// The service.
-pub(crate) struct ByPath(pub(crate) Arc<Words>);
+pub(crate) struct ByPath(pub(crate) Arc<Signals>);
 
-struct Dropped(Arc<Words>);
+struct Dropped(Arc<Signals>);
 
 impl Drop for Dropped {
     fn drop(&mut self) {
@@ -163,7 +167,7 @@ impl Service for ByPath {
     }
 }
 
-/// A body in pieces, the last one first; its length may be known.
+/// A body in pieces, stored in reverse order; its length may be known.
 pub(crate) struct Pieces {
     pieces: Vec<Bytes>,
     left: Option<u64>,

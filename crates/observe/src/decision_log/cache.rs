@@ -70,9 +70,9 @@ pub(crate) struct LimitDescription {
 impl LimitDescription {
     pub(crate) fn from_limit(limit: &Limit) -> Self {
         Self {
-            limit: limit.quota().count,
+            limit: limit.rate().count,
             capacity: limit.capacity(),
-            window: Window::of(limit).to_string(),
+            window: Window::from_limit(limit).to_string(),
             algorithm: limit.algorithm().name(),
         }
     }

@@ -4,15 +4,15 @@ use super::record::{DecisionRecord, LimitDetail, NodeInfo, rfc3339};
 use crate::decision_log::cache::LimitDescription;
 use crate::recorder::capture::LoggedVerdict;
 use std::fmt::Write;
-use tollgate_core::Span;
-use tollgate_engine::{Act, OWN_LIMIT, Origin};
+use tollgate_core::TimeDelta;
+use tollgate_engine::{INLINE_LIMIT, MeasureAction, Origin};
 use tollgate_rules::Role;
 
 impl DecisionRecord {
     /// Returns the rule or inline limit that the decision is attributed to, as text.
     fn rule_text(&self) -> String {
         match self.rule() {
-            Some(OWN_LIMIT) => "the request's inline limit".to_owned(),
+            Some(INLINE_LIMIT) => "the request's inline limit".to_owned(),
             Some(rule) => format!("rule `{rule}`"),
             None => "no rule".to_owned(),
         }
@@ -26,7 +26,7 @@ impl DecisionRecord {
             (Some(Role::Candidate), _) => {
                 format!("Allowed; the candidate limit of {by} would have denied it")
             }
-            (_, Some((measure, Act::ShadowAll))) => {
+            (_, Some((measure, MeasureAction::ShadowAll))) => {
                 format!(
                     "Allowed: emergency measure `{measure}` put all rules in shadow mode; {by} would have denied it"
                 )
@@ -121,13 +121,13 @@ impl DecisionRecord {
     fn measure_line(&self) -> Option<String> {
         let (measure, act) = self.measure.as_ref().filter(|_| self.origin != Origin::Emergency)?;
         let did = match act {
-            Act::Tighten(thousandths) => {
+            MeasureAction::Tighten(thousandths) => {
                 let percent = f64::from(*thousandths) / 10.0;
                 format!(": limits were {percent}% of the rules' values")
             }
-            Act::ShadowAll => ": all rules were in shadow mode".to_owned(),
-            Act::DisableRule => ": a rule was disabled".to_owned(),
-            Act::Block | Act::Exempt | Act::AllowAll => String::new(),
+            MeasureAction::ShadowAll => ": all rules were in shadow mode".to_owned(),
+            MeasureAction::DisableRule => ": a rule was disabled".to_owned(),
+            MeasureAction::Block | MeasureAction::Exempt | MeasureAction::AllowAll => String::new(),
         };
         Some(format!("Emergency measure `{measure}` was active{did}."))
     }
@@ -209,7 +209,7 @@ impl std::fmt::Display for LimitDescription {
 }
 
 /// Formats a wait with at most two units, rounded up so that it is never shorter than `span`.
-fn humanize(span: Span) -> String {
+fn humanize(span: TimeDelta) -> String {
     let micros = span.as_micros();
     if micros < 1_000 {
         return format!("{micros} µs");
@@ -263,7 +263,7 @@ mod tests {
             (90_000_000_000, "1 d 1 h"),
             (2_592_000_000_000, "30 d"),
         ] {
-            assert_eq!(humanize(Span::from_micros(micros)), text, "{micros}");
+            assert_eq!(humanize(TimeDelta::from_micros(micros)), text, "{micros}");
         }
     }
 }

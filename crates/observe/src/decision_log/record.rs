@@ -6,8 +6,8 @@ use crate::metrics::labels::RuleLabel;
 use crate::recorder::capture::{CaptureBuffer, CapturedDecision, LoggedVerdict};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tollgate_core::{Span, Timestamp};
-use tollgate_engine::{Act, DecisionId, OWN_LIMIT, Origin, RulingBy};
+use tollgate_core::{TimeDelta, Timestamp};
+use tollgate_engine::{DecidedBy, DecisionId, INLINE_LIMIT, MeasureAction, Origin};
 use tollgate_rules::Role;
 
 /// A logged decision. Contains no unmasked values except the caller's API key, which is never rendered.
@@ -27,9 +27,9 @@ pub struct DecisionRecord {
     pub(super) protocol: &'static str,
     pub(super) limit: Option<LimitDetail>,
     pub(super) cost: u64,
-    pub(super) measure: Option<(Box<str>, Act)>,
-    pub(super) retry_after: Option<Span>,
-    pub(super) delay: Span,
+    pub(super) measure: Option<(Box<str>, MeasureAction)>,
+    pub(super) retry_after: Option<TimeDelta>,
+    pub(super) delay: TimeDelta,
     /// Rules hash; `None` for an inline limit without rules.
     pub(super) revision: Option<Arc<str>>,
 }
@@ -65,8 +65,8 @@ impl DecisionRecord {
         // Several rules may share one slot; the record names the exact rule.
         let counted = names.get(noted.slot as usize).map(|name| &name.rule);
         let name = match (noted.by, layout) {
-            (Some(RulingBy::Rule(id)), Some(layout)) => layout.rules.rule(id).map(|rule| rule.name.as_str()),
-            (Some(RulingBy::Own), Some(_)) => Some(OWN_LIMIT),
+            (Some(DecidedBy::Rule(id)), Some(layout)) => layout.rules.rule(id).map(|rule| rule.name.as_str()),
+            (Some(DecidedBy::Inline), Some(_)) => Some(INLINE_LIMIT),
             (_, Some(_)) => None,
             (_, None) => counted.map(|name| &**name),
         };
@@ -144,7 +144,7 @@ impl DecisionRecord {
             ("used_before", self.limit.as_ref().map(|limit| json!(limit.used_before))),
             ("remaining", self.limit.as_ref().map(|limit| json!(limit.remaining))),
             ("retry_after_ms", self.retry_after.map(|wait| json!(wait.ceil_millis()))),
-            ("delay_ms", (self.delay > Span::ZERO).then(|| json!(self.delay.ceil_millis()))),
+            ("delay_ms", (self.delay > TimeDelta::ZERO).then(|| json!(self.delay.ceil_millis()))),
             ("emergency", self.measure.as_ref().map(|(measure, _)| json!(measure))),
             ("region", node.region.as_ref().map(|region| json!(region))),
         ];

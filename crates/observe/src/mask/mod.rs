@@ -10,12 +10,12 @@ use secret::DecodedValue;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
-use tollgate_core::{Part, beginning};
-use tollgate_rules::{TENANT_KEY, may_be_secret};
+use tollgate_core::{KeyPart, secret_prefix};
+use tollgate_rules::{CALLER_KEY, may_be_secret};
 
 /// Attributes that identify the caller, in order of preference.
 const CALLERS: [&str; 11] = [
-    TENANT_KEY,
+    CALLER_KEY,
     "tenant",
     "tenant_id",
     "user",
@@ -164,7 +164,7 @@ impl Mask {
     }
 
     fn mask_value(&self, value: &str, id: u64) -> String {
-        let first = beginning(value);
+        let first = secret_prefix(value);
         match self.style {
             MaskStyle::Hash => format!("{first}…{:08x}", id >> 32),
             MaskStyle::Mask => format!("{first}…"),
@@ -172,9 +172,9 @@ impl Mask {
     }
 
     /// Masks one part of a counter key. Its attribute is unknown, so all parts are masked if more than secrets are.
-    pub(crate) fn mask_part(&self, part: &Part<'_>) -> String {
+    pub(crate) fn mask_part(&self, part: &KeyPart<'_>) -> String {
         match part {
-            Part::Secret(value) => self.mask_value(value, self.id(value)),
+            KeyPart::Secret(value) => self.mask_value(value, self.id(value)),
             _ if self.masked == MaskedAttributes::Secrets => {
                 let text = part.to_string();
                 text.split('?').next().unwrap_or_default().to_owned()
@@ -195,7 +195,7 @@ impl Mask {
     ) -> Option<MaskedCaller> {
         let at = caller_at(pairs)?;
         let (name, value) = pairs[at];
-        let key = (name == TENANT_KEY && value.len() < MAX_VALUE).then(|| ApiKey(value.into()));
+        let key = (name == CALLER_KEY && value.len() < MAX_VALUE).then(|| ApiKey(value.into()));
         Some(MaskedCaller { id: ids[at], display: shown[at].1.clone(), key })
     }
 }

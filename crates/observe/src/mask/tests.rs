@@ -88,8 +88,8 @@ fn more_attributes_can_be_masked() {
 #[test]
 fn counter_values_are_masked_as_attributes_are() {
     let mask = Mask::with_hash(|_| 0x1234_5678_0000_0000);
-    let network = Part::Network { address: u128::from(0xffff_0a01_0200_u64), prefix: 120 };
-    let parts = [Part::Secret(KEY), Part::Text("alice@example.com"), Part::Text("/o?x=1"), network];
+    let network = KeyPart::Network { address: u128::from(0xffff_0a01_0200_u64), prefix: 120 };
+    let parts = [KeyPart::Secret(KEY), KeyPart::Text("alice@example.com"), KeyPart::Text("/o?x=1"), network];
     let shown = |mask: &Mask| parts.map(|part| mask.mask_part(&part));
     assert_eq!(shown(&mask), ["sk_liv…12345678", "alice@example.com", "/o", "10.1.2.0/24"]);
     assert_eq!(

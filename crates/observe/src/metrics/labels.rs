@@ -4,7 +4,7 @@
 use crate::recorder::stripe::CELLS;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use tollgate_engine::OWN_LIMIT;
+use tollgate_engine::INLINE_LIMIT;
 use tollgate_rules::Ruleset;
 
 /// Maximum number of rules counted separately.
@@ -90,7 +90,7 @@ impl LabelRegistry {
 
     /// Returns the slot of inline limits in this domain.
     fn inline_slot(&self, domain: &Arc<str>) -> u32 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).rule(domain, OWN_LIMIT)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).rule(domain, INLINE_LIMIT)
     }
 
     /// Returns all rules by slot.
@@ -109,7 +109,8 @@ impl LabelSlots {
         let mut needed = HashSet::new();
         for domain in rules.domains() {
             let name: Arc<str> = domain.name().into();
-            let more = ["", OWN_LIMIT].into_iter().chain(domain.own_rules().map(|rule| rule.name.as_str()));
+            let more =
+                ["", INLINE_LIMIT].into_iter().chain(domain.domain_rules().map(|rule| rule.name.as_str()));
             needed.extend(more.map(|rule| RuleLabel { domain: Arc::clone(&name), rule: rule.into() }));
         }
         let fresh = needed.iter().filter(|name| !self.by_name.contains_key(name)).count();
@@ -134,10 +135,10 @@ impl LabelSlots {
             let name: Arc<str> = domain.name().into();
             let unmatched = self.rule(&name, "");
             domains.push(DomainSlots { domain: Arc::clone(&name), unmatched, inline: OnceLock::new() });
-            for rule in domain.own_rules() {
+            for rule in domain.domain_rules() {
                 slots[rule.id as usize] = self.rule(&name, &rule.name);
             }
-            for (rule, keys) in domain.keys_apart() {
+            for (rule, keys) in domain.per_value_keys() {
                 let next = u32::try_from(key_sets.len()).unwrap_or(0);
                 apart[rule as usize] = *key_sets.entry(keys).or_insert(next);
             }

@@ -292,7 +292,7 @@ const fn allowed_and_denied(sums: &[u64; CELLS]) -> [u64; 2] {
 fn tier_above<'r>(rule: &'r tollgate_rules::Rule, tier: Option<&str>) -> Option<&'r str> {
     let rate = |limits: &[tollgate_rules::RuleLimit]| {
         let per_second = |limit: &tollgate_rules::RuleLimit| {
-            let quota = limit.limit.quota();
+            let quota = limit.limit.rate();
             quota.count as f64 / quota.period.length().as_micros().max(1) as f64
         };
         limits.iter().map(per_second).reduce(f64::min)

@@ -9,8 +9,10 @@ use crate::metrics::labels::{INLINE_LABEL, LabelLayout};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
-use tollgate_core::{Charge, Cost, Limit, Outcome, Part, Span, Timestamp, Verdict};
-use tollgate_engine::{Act, Check, Decision, DecisionId, LimitStatus, Origin, Request, RulingBy};
+use tollgate_core::{Charge, Cost, KeyPart, Limit, Outcome, TimeDelta, Timestamp, Verdict};
+use tollgate_engine::{
+    Check, CheckInput, DecidedBy, Decision, DecisionId, LimitStatus, MeasureAction, Origin,
+};
 
 /// Maximum number of decisions in one buffer.
 pub(crate) const MAX_CAPTURES: usize = 2_048;
@@ -42,7 +44,7 @@ impl LoggedVerdict {
     pub(crate) fn from_decision(decision: &Decision) -> Self {
         match () {
             () if !decision.is_allowed() => Self::Deny,
-            () if decision.delay() > Span::ZERO => Self::Delay,
+            () if decision.delay() > TimeDelta::ZERO => Self::Delay,
             () if decision.degraded_by.is_some() => Self::Degrade,
             () => Self::Allow,
         }
@@ -75,7 +77,7 @@ pub(crate) struct DecisionMeta {
     pub(crate) slot: u32,
     pub(crate) verdict: LoggedVerdict,
     /// Rule or other cause that the decision is attributed to.
-    pub(crate) by: Option<RulingBy>,
+    pub(crate) by: Option<DecidedBy>,
     /// Limit that the decision is attributed to: the one that denied, else the one closest to exhaustion.
     pub(crate) status: Option<LimitStatus>,
     /// Utilization of the caller's own limits.
@@ -110,9 +112,9 @@ impl CallerUtilization {
 
 /// Returns all attributes of a request except `global`, which identifies nothing.
 pub(crate) fn pairs<'c>(check: &Check<'c>) -> impl Iterator<Item = &'c (&'c str, &'c str)> + Clone {
-    let (attributes, descriptors) = match check.request {
-        Request::Attributes(attributes) => (attributes, &[][..]),
-        Request::Descriptors(descriptors) => (&[][..], descriptors),
+    let (attributes, descriptors) = match check.input {
+        CheckInput::Attributes(attributes) => (attributes, &[][..]),
+        CheckInput::Descriptors(descriptors) => (&[][..], descriptors),
     };
     let all = attributes.iter().chain(descriptors.iter().flat_map(|descriptor| descriptor.entries));
     all.filter(|(key, _)| *key != "global")
@@ -134,11 +136,11 @@ pub(crate) struct CapturedDecision {
     /// Units charged to the limit in `meta`.
     pub(crate) cost: u64,
     /// Emergency measure that affected the decision.
-    pub(crate) measure: Option<(Box<str>, Act)>,
+    pub(crate) measure: Option<(Box<str>, MeasureAction)>,
     /// Whether a grant covered the charge to the limit in `meta`.
     pub(crate) is_granted: bool,
-    pub(crate) retry_after: Option<Span>,
-    pub(crate) delay: Span,
+    pub(crate) retry_after: Option<TimeDelta>,
+    pub(crate) delay: TimeDelta,
     /// Limit that is not in the rule set: an override or an inline limit.
     pub(crate) own: Option<Box<Limit>>,
     /// Index into the buffer's layouts; `None` for a decision without rules.
@@ -193,9 +195,9 @@ impl CaptureBuffer {
             at,
             meta: noted,
             origin: decision.origin,
-            protocol: check.front,
+            protocol: check.protocol,
             cost: taken(noted.status.map_or(check.cost, |status| decision.cost(check, &status))),
-            measure: decision.emergency().map(Into::into).zip(decision.emergency_act()),
+            measure: decision.emergency().map(Into::into).zip(decision.emergency_action()),
             is_granted: noted.status.is_some_and(|status| decision.is_granted(&status)),
             retry_after: decision.retry_after(),
             delay: decision.delay(),
@@ -214,7 +216,7 @@ impl CaptureBuffer {
         let (start, first) = (self.text.len(), self.ends.len());
         let room = self.room();
         self.put(INLINE_LABEL, room);
-        if let Some(Part::Text(key)) = charge.key.parts.first()
+        if let Some(KeyPart::Text(key)) = charge.key.parts.first()
             && size(&("key", key)) + INLINE_LABEL.len() <= room
         {
             self.put("key", MAX_VALUE);
@@ -225,7 +227,7 @@ impl CaptureBuffer {
             _ => None,
         });
         self.captures.push(CapturedDecision {
-            id: DecisionId::fresh(),
+            id: DecisionId::generate(),
             at,
             meta: noted,
             origin: Origin::Store,
@@ -234,7 +236,7 @@ impl CaptureBuffer {
             measure: None,
             is_granted: false,
             retry_after,
-            delay: Span::ZERO,
+            delay: TimeDelta::ZERO,
             own: Some(Box::new(charge.limit.clone())),
             layout: None,
             ends: first..self.ends.len(),

@@ -11,14 +11,14 @@ use crate::recorder::{ORIGINS, RULE_ALLOW, RULE_DENY, RULE_SPARED, SHADOW_DENY};
 use crate::telemetry::Telemetry;
 use std::sync::TryLockError;
 use tollgate_core::{Charge, Clock, Outcome, Verdict};
-use tollgate_engine::{Bites, LimitStatus};
+use tollgate_engine::{Enforced, LimitStatus};
 
 /// Cells of decisions with origin `store`.
 const ALLOW: usize = 1;
 const DENY: usize = ORIGINS.len() + 1;
 
 impl Telemetry {
-    pub(crate) fn record_inline(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Bites) {
+    pub(crate) fn record_inline(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Enforced) {
         let count = outcomes.len();
         self.stripes.with(|local| {
             let mut denied = 0;
@@ -30,8 +30,8 @@ impl Telemetry {
             }
             let cells = local.stripe.cells(INLINE_SLOT);
             let (allowed, refused) = match bites {
-                Bites::Yes => (count - denied, denied),
-                Bites::No => (count, 0),
+                Enforced::Yes => (count - denied, denied),
+                Enforced::No => (count, 0),
             };
             add(&cells[ALLOW], allowed as u64);
             add(&cells[RULE_ALLOW], (count - denied) as u64);
@@ -60,7 +60,7 @@ impl Telemetry {
         local: &mut ThreadState,
         charges: &[Charge<'_>],
         outcomes: &[Outcome],
-        bites: Bites,
+        bites: Enforced,
     ) {
         let now = self.clock.now();
         let mut dropped = 0;
@@ -78,11 +78,11 @@ impl Telemetry {
                 continue;
             }
             let ruled = match (outcome.verdict, bites) {
-                (Verdict::Denied { .. }, Bites::Yes) => LoggedVerdict::Deny,
-                (Verdict::Denied { .. }, Bites::No) => LoggedVerdict::ShadowDeny,
+                (Verdict::Denied { .. }, Enforced::Yes) => LoggedVerdict::Deny,
+                (Verdict::Denied { .. }, Enforced::No) => LoggedVerdict::ShadowDeny,
                 _ => LoggedVerdict::Allow,
             };
-            let status = Some(LimitStatus::brought(*outcome));
+            let status = Some(LimitStatus::inline(*outcome));
             let own =
                 Some(CallerUtilization::from_outcome(INLINE_SLOT, NO_TIER, outcome, charge.limit.capacity()));
             let noted = DecisionMeta {

@@ -13,8 +13,10 @@ use crate::recorder::stripe::{PROTOCOLS, ThreadState, add};
 use crate::telemetry::Telemetry;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, TryLockError};
-use tollgate_core::{Charge, Clock, Outcome, Span, Verdict};
-use tollgate_engine::{Bites, Check, Decision, LimitStatus, Observer, Origin, Passed, Request, RulingBy};
+use tollgate_core::{Charge, Clock, Outcome, TimeDelta, Verdict};
+use tollgate_engine::{
+    Check, CheckInput, DecidedBy, Decision, Enforced, ForwardedRequest, LimitStatus, Observer, Origin,
+};
 use tollgate_rules::{Role, Ruleset};
 
 /// Verdicts counted for each origin.
@@ -53,14 +55,14 @@ const fn origin(origin: Origin) -> usize {
 
 impl Observer for Telemetry {
     #[inline]
-    fn decided(&self, check: &Check<'_>, decision: &Decision) {
+    fn on_decision(&self, check: &Check<'_>, decision: &Decision) {
         self.stripes.with(|local| self.record(local, check, decision));
         if let (Some(trace), Some(traces)) = (check.trace, &self.spans) {
             traces.record_decision(trace, self.clock.now(), check, decision);
         }
     }
 
-    fn acts(&self, rules: &Arc<Ruleset>) {
+    fn on_rules_changed(&self, rules: &Arc<Ruleset>) {
         self.labels.on_rules_changed(rules, |slot| self.raw_counts(slot));
     }
 
@@ -68,18 +70,18 @@ impl Observer for Telemetry {
         self.spans.is_some()
     }
 
-    fn passed(&self, passed: &Passed<'_>) {
+    fn on_forwarded(&self, passed: &ForwardedRequest<'_>) {
         if let Some(traces) = &self.spans {
             traces.record_forwarded(passed, self.clock.now());
         }
     }
 
     #[inline]
-    fn throttled(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Bites) {
+    fn on_inline_limits(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Enforced) {
         self.record_inline(charges, outcomes, bites);
     }
 
-    fn took(&self, front: &'static str, requests: u64, each: Span) {
+    fn on_latency(&self, front: &'static str, requests: u64, each: TimeDelta) {
         let at = PROTOCOLS.iter().position(|known| *known == front).unwrap_or(PROTOCOLS.len() - 1);
         self.stripes.with(|local| local.stripe.latencies(at).record(each.as_micros(), requests));
     }
@@ -88,7 +90,7 @@ impl Observer for Telemetry {
 impl Telemetry {
     #[inline]
     fn record(&self, local: &mut ThreadState, check: &Check<'_>, decision: &Decision) {
-        if !local.layout.as_ref().is_some_and(|layout| decision.is_by(&layout.rules)) {
+        if !local.layout.as_ref().is_some_and(|layout| decision.uses_rules(&layout.rules)) {
             self.load_layout(local, decision);
         }
         let Some(layout) = &local.layout else { return };
@@ -110,9 +112,9 @@ impl Telemetry {
                 (rule, met) = (Some(status.rule), RuleResult { slot, ..RuleResult::default() });
             }
             let denied = match status.outcome.verdict {
-                Verdict::Unanswered => {
+                Verdict::Unknown => {
                     unanswered = unanswered.or(Some(slot).filter(|_| is_live));
-                    if status.rule.is_some_and(|own| decision.denied_by == Some(RulingBy::Rule(own))) {
+                    if status.rule.is_some_and(|own| decision.denied_by == Some(DecidedBy::Rule(own))) {
                         met.became = RULE_DENY;
                     }
                     continue;
@@ -152,7 +154,7 @@ impl Telemetry {
             LoggedVerdict::Degrade => 3,
         };
         let owed = match decision.denied_by {
-            Some(RulingBy::Rule(rule)) => Some(layout.slot(rule)),
+            Some(DecidedBy::Rule(rule)) => Some(layout.slot(rule)),
             Some(by) => Some(self.slot_without_rule(by, check, layout)),
             None => nearest.map(|(slot, _)| slot).or(unanswered),
         };
@@ -181,9 +183,9 @@ impl Telemetry {
         decision: &Decision,
         found: ScanResult<'_>,
     ) {
-        let ThreadState { stripe, sampling, rng: dice, .. } = local;
+        let ThreadState { stripe, sampling, rng, .. } = local;
         let weight =
-            if sampling.pass(1, &stripe.sample_rate) { 0 } else { sampling.count(&stripe.sample_rate, dice) };
+            if sampling.pass(1, &stripe.sample_rate) { 0 } else { sampling.count(&stripe.sample_rate, rng) };
         let log = found.log || self.is_logged_allow(local);
         if log || weight > 0 {
             self.capture(local, check, decision, found, log, weight);
@@ -215,7 +217,8 @@ impl Telemetry {
     ) {
         let denied = decision.denied_by.and_then(|by| {
             let of = |status: &&LimitStatus| {
-                status.outcome.verdict.is_denied() && status.rule.map_or(RulingBy::Own, RulingBy::Rule) == by
+                status.outcome.verdict.is_denied()
+                    && status.rule.map_or(DecidedBy::Inline, DecidedBy::Rule) == by
             };
             decision.limits.iter().filter(of).max_by_key(|status| retry(status))
         });
@@ -229,9 +232,9 @@ impl Telemetry {
         let Some(layout) = &local.layout else { return };
         // Otherwise the first live limit with an unknown outcome.
         let unanswered =
-            |status: &&LimitStatus| status.role.is_live() && status.outcome.verdict == Verdict::Unanswered;
+            |status: &&LimitStatus| status.role.is_live() && status.outcome.verdict == Verdict::Unknown;
         let about = status.or_else(|| decision.limits.iter().find(unanswered));
-        let by = about.map(|status| status.rule.map_or(RulingBy::Own, RulingBy::Rule));
+        let by = about.map(|status| status.rule.map_or(DecidedBy::Inline, DecidedBy::Rule));
         let by = decision.denied_by.or(by);
         let now = self.clock.now();
         for buffer in &local.stripe.buffers {
@@ -283,7 +286,7 @@ impl Telemetry {
         let capacity = decision.limit(status).map_or(1, |limit| limit.limit.capacity());
         LimitFacts {
             slot: self.slot_of(status, check, layout),
-            tier: layout.tier(decision.agreed_tier()),
+            tier: layout.tier(decision.override_tier()),
             is_live: status.role.is_live(),
             scale: part(capacity),
         }
@@ -292,12 +295,12 @@ impl Telemetry {
     /// Returns the slot of a denial that is not by a rule.
     #[cold]
     #[inline(never)]
-    fn slot_without_rule(&self, by: RulingBy, check: &Check<'_>, layout: &LabelLayout) -> u32 {
+    fn slot_without_rule(&self, by: DecidedBy, check: &Check<'_>, layout: &LabelLayout) -> u32 {
         match by {
-            RulingBy::Rule(rule) => layout.slot(rule),
-            RulingBy::Own => layout.inline(check.domain, &self.labels),
+            DecidedBy::Rule(rule) => layout.slot(rule),
+            DecidedBy::Inline => layout.inline(check.domain, &self.labels),
             // Not a rule; the origin label identifies emergency measures.
-            RulingBy::Emergency => layout.unmatched(check.domain),
+            DecidedBy::Emergency => layout.unmatched(check.domain),
         }
     }
 
@@ -314,14 +317,14 @@ impl Telemetry {
         layout: &LabelLayout,
     ) -> Option<CallerUtilization> {
         let key = caller_key(pairs(check))?;
-        let is_own = |status: &LimitStatus| match (status.rule, check.request) {
+        let is_own = |status: &LimitStatus| match (status.rule, check.input) {
             (Some(rule), _) => layout.is_per_value(rule, key),
             // An inline limit's counter key contains all entries of its descriptor.
-            (None, Request::Descriptors(all)) => {
+            (None, CheckInput::Descriptors(all)) => {
                 let own = all.get(usize::from(status.descriptor));
                 own.is_some_and(|own| own.entries.iter().any(|(name, _)| *name == key))
             }
-            (None, Request::Attributes(_)) => false,
+            (None, CheckInput::Attributes(_)) => false,
         };
         let used = |status: &LimitStatus| {
             let facts = status.number().and_then(|number| layout.limits.get(number as usize).copied());
@@ -335,7 +338,7 @@ impl Telemetry {
         let deciding = decision
             .limits
             .iter()
-            .filter(|status| status.role.is_live() && status.outcome.verdict != Verdict::Unanswered);
+            .filter(|status| status.role.is_live() && status.outcome.verdict != Verdict::Unknown);
         deciding.filter(|status| is_own(status)).filter_map(used).max_by(|a, b| a.used.total_cmp(&b.used))
     }
 }
@@ -385,9 +388,9 @@ fn is_shadow(role: Role, allowed: bool, decision: &Decision) -> bool {
     }
 }
 
-fn retry(status: &LimitStatus) -> Span {
+fn retry(status: &LimitStatus) -> TimeDelta {
     match status.outcome.verdict {
-        Verdict::Denied { retry_after } => retry_after.unwrap_or(Span::MAX),
-        _ => Span::ZERO,
+        Verdict::Denied { retry_after } => retry_after.unwrap_or(TimeDelta::MAX),
+        _ => TimeDelta::ZERO,
     }
 }

@@ -49,7 +49,7 @@ fn only_limits_of_its_own_put_a_caller_near_a_limit() {
     assert_eq!(others(2), 11, "the shared limit is exhausted");
     for second in (0..=330).step_by(10) {
         assert!(!check("sk_live_greedy") && others(1) == 0);
-        drop(observe.drain_buffers_until(begin + Span::from_secs(second)));
+        drop(observe.drain_buffers_until(begin + TimeDelta::from_secs(second)));
     }
     let top = observe.top_talkers(&limiter.rules());
     let near = top["near_limit"].as_array().expect("a list");

@@ -23,10 +23,10 @@ use crate::metrics::labels::RuleLabel;
 use crate::recorder::capture::CallerUtilization;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 
 /// Length of one slice of the window, and number of slices.
-const SLICE: Span = Span::from_secs(10);
+const SLICE: TimeDelta = TimeDelta::from_secs(10);
 const SLICES: usize = 6;
 /// Utilization from which a caller is near its limit.
 pub(crate) const NEAR_THRESHOLD: f32 = 0.8;
@@ -119,7 +119,7 @@ impl TopCallers {
         if self.slices.back().is_none_or(|last| now.since(last.since) >= SLICE) {
             self.slices.push_back(WindowSlice::new(now));
         }
-        let whole = Span::from_micros(SLICE.as_micros() * SLICES as u64);
+        let whole = TimeDelta::from_micros(SLICE.as_micros() * SLICES as u64);
         while self.slices.len() > SLICES
             || self.slices.front().is_some_and(|first| now.since(first.since) > whole)
         {
@@ -133,7 +133,7 @@ impl TopCallers {
     }
 
     /// Returns the length of the window so far, and the number of requests in it.
-    pub(crate) fn window(&self, now: Timestamp) -> (Span, u64) {
+    pub(crate) fn window(&self, now: Timestamp) -> (TimeDelta, u64) {
         let since = self.slices.front().map_or(now, |first| first.since);
         (now.since(since), self.slices.iter().map(|slice| slice.by_rate.total()).sum())
     }

@@ -8,12 +8,12 @@ use crate::metrics::labels::RuleLabel;
 use crate::recorder::capture::CallerUtilization;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 
 /// Maximum number of tracked callers.
 const MAX_TRACKED: usize = 4_096;
 /// Time near a limit after which a caller is listed.
-const MIN_DURATION: Span = Span::from_secs(300);
+const MIN_DURATION: TimeDelta = TimeDelta::from_secs(300);
 
 #[derive(Debug, Default)]
 pub(super) struct NearLimitTracker {

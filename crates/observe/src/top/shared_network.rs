@@ -2,13 +2,13 @@
 //! behind NAT.
 
 use std::collections::HashMap;
-use tollgate_core::{Span, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 
 /// Maximum number of tracked networks, and of callers on each.
 const MAX_NETWORKS: usize = 1_024;
 const MAX_KEYS: usize = 64;
 /// Time after which a caller is forgotten.
-const WINDOW: Span = Span::from_secs(300);
+const WINDOW: TimeDelta = TimeDelta::from_secs(300);
 /// Minimum number of callers on a listed network.
 const MIN_KEYS: usize = 5;
 
@@ -53,7 +53,7 @@ impl SharedNetworkTracker {
     }
 
     pub(super) fn rotate(&mut self, now: Timestamp) {
-        if now.since(self.swept) < Span::from_secs(10) {
+        if now.since(self.swept) < TimeDelta::from_secs(10) {
             return;
         }
         self.swept = now;

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::Timestamp;
-use tollgate_engine::{Check, Decision, DecisionId, Passed, Trace};
+use tollgate_engine::{Check, Decision, DecisionId, ForwardedRequest, TraceContext};
 
 /// Maximum number of pending spans; more are dropped and counted.
 const MAX_PENDING: usize = 8_192;
@@ -37,7 +37,7 @@ pub struct SpanBuffer {
 /// A span before encoding, which happens when it is drained.
 #[derive(Debug)]
 struct PendingSpan {
-    trace: Trace,
+    trace: TraceContext,
     ended: Timestamp,
     detail: SpanDetail,
 }
@@ -86,7 +86,7 @@ impl SpanBuffer {
     #[cold]
     pub(crate) fn record_decision(
         &self,
-        trace: &Trace,
+        trace: &TraceContext,
         now: Timestamp,
         check: &Check<'_>,
         decision: &Decision,
@@ -96,7 +96,7 @@ impl SpanBuffer {
             let domain = decision.rules().domain(check.domain).map_or("other", tollgate_rules::Domain::name);
             SpanDetail::Decision {
                 id: decision.id,
-                front: check.front,
+                front: check.protocol,
                 ruled: LoggedVerdict::from_decision(decision),
                 origin: decision.origin.name(),
                 domain: domain.into(),
@@ -106,7 +106,7 @@ impl SpanBuffer {
         });
     }
 
-    pub(crate) fn record_forwarded(&self, passed: &Passed<'_>, now: Timestamp) {
+    pub(crate) fn record_forwarded(&self, passed: &ForwardedRequest<'_>, now: Timestamp) {
         self.push(passed.trace, now, || {
             let method = METHODS.into_iter().find(|method| *method == passed.method);
             SpanDetail::Forwarded {
@@ -117,14 +117,14 @@ impl SpanBuffer {
         });
     }
 
-    fn push(&self, trace: Trace, now: Timestamp, what: impl FnOnce() -> SpanDetail) {
+    fn push(&self, trace: TraceContext, now: Timestamp, what: impl FnOnce() -> SpanDetail) {
         self.made.fetch_add(1, Ordering::Relaxed);
         // Checked before anything is copied: while the collector is unavailable, this is all that a span costs.
         if self.length.load(Ordering::Relaxed) >= MAX_PENDING {
             self.dropped_full.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let noted = PendingSpan { trace, ended: now.max(trace.began), detail: what() };
+        let noted = PendingSpan { trace, ended: now.max(trace.started_at), detail: what() };
         // The lock is held only to move a span, here and while draining.
         let mut pending = self.pending();
         if pending.len() < MAX_PENDING {
@@ -214,7 +214,7 @@ impl PendingSpan {
             parent_span_id: self.trace.parent.to_vec(),
             name,
             kind,
-            start: nanos(self.trace.began),
+            start: nanos(self.trace.started_at),
             end: nanos(self.ended),
             attributes,
             status: failed.then_some(otlp::Status { code: otlp::ERROR }),

@@ -1,16 +1,16 @@
-//! The limits of one rule: which algorithm, which role, which counter.
+//! Compiles the limits of one rule: algorithm, role and counter scope.
 
 use super::{Compiler, LimitSets};
-use crate::draft::{LimitDraft, RuleDraft, SoftMark};
-use crate::rule::{Action, LimitSet, Profile, Role, RuleLimit, Soft};
+use crate::draft::{LimitDraft, RuleDraft, SoftThreshold};
+use crate::rule::{Action, LimitSet, Profile, Role, RuleLimit, SoftLimit};
 use crate::scope::{Kind, ScopePath};
-use crate::syntax::At;
 use crate::unit::Unit;
-use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Quota};
+use crate::yaml::Position;
+use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Rate};
 
 /// Which of the rule's own words have found a limit that they mean something to.
 #[derive(Default)]
-struct Used {
+struct UsedOptions {
     algorithm: bool,
     burst: bool,
     slots: bool,
@@ -19,9 +19,9 @@ struct Used {
 
 impl Compiler<'_, '_> {
     pub(super) fn limit_sets(&mut self, draft: &RuleDraft, scope: &ScopePath) -> LimitSets {
-        let mut used = Used::default();
+        let mut used = UsedOptions::default();
         if let Some(action) = draft.action.filter(|action| action.value == Action::Delay) {
-            self.refuse_under_envoy(action.at, "`action: delay`");
+            self.reject_under_envoy(action.at, "`action: delay`");
         }
         let default = draft.limits.as_deref().unwrap_or_default();
         if let (Some(burst), true) = (
@@ -42,11 +42,11 @@ impl Compiler<'_, '_> {
             common.extend(self.limit(draft, limit, Role::Candidate, scope, &mut used));
         }
         common.extend(self.concurrency(draft, live, scope));
-        let mut set = |compiler: &mut Self, limits: &[LimitDraft], places: &mut Vec<At>| {
+        let mut set = |compiler: &mut Self, limits: &[LimitDraft], places: &mut Vec<Position>| {
             let mut set = Vec::with_capacity(limits.len() + common.len());
             for limit in limits {
                 if let Some(compiled) = compiler.limit(draft, limit, live, scope, &mut used) {
-                    compiler.refuse_twins(&set, &compiled, limit.at);
+                    compiler.reject_duplicates(&set, &compiled, limit.at);
                     set.push(compiled);
                     places.push(limit.at);
                 }
@@ -56,7 +56,7 @@ impl Compiler<'_, '_> {
         };
         let mut places = Vec::new();
         let limits = set(self, default, &mut places);
-        if let Some(place) = self.places.last_mut() {
+        if let Some(place) = self.locations.last_mut() {
             place.limits = places;
         }
         let mut tiers: Vec<(String, LimitSet)> = draft
@@ -69,10 +69,10 @@ impl Compiler<'_, '_> {
             common.iter().filter(|limit| limit.role == Role::Candidate).collect();
         for (i, limit) in candidates.iter().enumerate() {
             if candidates[..i].iter().any(|earlier| earlier.scope == limit.scope) {
-                self.twins(draft.candidate[i].at);
+                self.are_duplicates(draft.candidate[i].at);
             }
         }
-        self.refuse_unused(draft, &used);
+        self.reject_unused(draft, &used);
         if let (Some(soft), true, true) = (draft.soft, limits.limits.is_empty(), tiers.is_empty()) {
             self.reader.error_help(soft.at, "`soft` without a limit", "write `limit: 100/minute` beside it");
         }
@@ -85,28 +85,28 @@ impl Compiler<'_, '_> {
         limit: &LimitDraft,
         role: Role,
         scope: &ScopePath,
-        used: &mut Used,
+        used: &mut UsedOptions,
     ) -> Option<RuleLimit> {
         self.native_only(&limit.shape);
         let calendar = matches!(limit.period, Period::Calendar(_));
-        let quota = Quota { count: limit.count, period: limit.period.clone() };
+        let quota = Rate { count: limit.count, period: limit.period.clone() };
         let unit = match &limit.period {
-            Period::Rolling(length) => Unit::of_length(*length),
+            Period::Rolling(length) => Unit::from_length(*length),
             Period::Calendar(_) => None,
         };
         let mut slots = None;
         let spec = if self.profile == Profile::Envoy {
             if calendar {
-                self.refuse_under_envoy(limit.at, "a calendar period");
+                self.reject_under_envoy(limit.at, "a calendar period");
             }
             // What is refused has been reported: no second error for it.
             (used.algorithm, used.burst, used.slots, used.jitter) = (true, true, true, true);
-            LimitSpec::new(Algorithm::FixedWindow, quota).counts_attempts()
+            LimitSpec::new(Algorithm::FixedWindow, quota).count_denied()
         } else {
             let delays = !calendar && draft.action.is_some_and(|action| action.value == Action::Delay);
-            let algorithm = self.algorithm_of(draft, limit, calendar, delays, used);
+            let algorithm = self.resolve_algorithm(draft, limit, calendar, delays, used);
             let mut spec = LimitSpec::new(algorithm, quota);
-            spec.delays = delays;
+            spec.delay = delays;
             spec.burst = limit.shape.burst.map(|burst| burst.value);
             if let (None, Some(burst), true) = (spec.burst, draft.shape.burst, algorithm.has_burst()) {
                 spec.burst = Some(burst.value);
@@ -151,13 +151,13 @@ impl Compiler<'_, '_> {
     }
 
     /// The limit's own word, else the rule's, else what the action needs, else the domain's.
-    fn algorithm_of(
+    fn resolve_algorithm(
         &self,
         draft: &RuleDraft,
         limit: &LimitDraft,
         calendar: bool,
         delays: bool,
-        used: &mut Used,
+        used: &mut UsedOptions,
     ) -> Algorithm {
         if let Some(algorithm) = limit.shape.algorithm {
             return algorithm.value;
@@ -175,8 +175,8 @@ impl Compiler<'_, '_> {
 
     fn concurrency(&mut self, draft: &RuleDraft, role: Role, scope: &ScopePath) -> Option<RuleLimit> {
         let concurrency = draft.concurrency?;
-        self.refuse_under_envoy(concurrency.at, "`concurrency`");
-        let quota = Quota::per(concurrency.value.limit, concurrency.value.ttl);
+        self.reject_under_envoy(concurrency.at, "`concurrency`");
+        let quota = Rate::per(concurrency.value.limit, concurrency.value.ttl);
         match LimitSpec::new(Algorithm::Concurrency, quota).build() {
             Ok(limit) => {
                 let scope = scope.limit(Kind::Role(role), &limit, None);
@@ -190,13 +190,13 @@ impl Compiler<'_, '_> {
         }
     }
 
-    fn refuse_twins(&mut self, set: &[RuleLimit], limit: &RuleLimit, at: At) {
+    fn reject_duplicates(&mut self, set: &[RuleLimit], limit: &RuleLimit, at: Position) {
         if set.iter().any(|other| other.scope == limit.scope) {
-            self.twins(at);
+            self.are_duplicates(at);
         }
     }
 
-    fn twins(&mut self, at: At) {
+    fn are_duplicates(&mut self, at: Position) {
         self.reader.error_help(
             at,
             "two limits of one rule with the same algorithm and period would share a counter",
@@ -205,7 +205,7 @@ impl Compiler<'_, '_> {
     }
 
     /// Words on the rule that mean nothing to any of its limits.
-    fn refuse_unused(&mut self, draft: &RuleDraft, used: &Used) {
+    fn reject_unused(&mut self, draft: &RuleDraft, used: &UsedOptions) {
         if self.profile == Profile::Envoy {
             return;
         }
@@ -249,11 +249,11 @@ fn role(draft: &RuleDraft) -> Role {
 }
 
 /// A share is rounded up, so that it is at least one unit.
-fn soft_mark(draft: &RuleDraft, limit: &Limit) -> Option<Soft> {
+fn soft_mark(draft: &RuleDraft, limit: &Limit) -> Option<SoftLimit> {
     let soft = draft.soft?.value;
-    let at = match soft.mark {
-        SoftMark::Units(units) => units,
-        SoftMark::Percent(percent) => (limit.capacity() * percent).div_ceil(100),
+    let at = match soft.threshold {
+        SoftThreshold::Units(units) => units,
+        SoftThreshold::Percent(percent) => (limit.capacity() * percent).div_ceil(100),
     };
-    Some(Soft { at, action: soft.action })
+    Some(SoftLimit { threshold: at, action: soft.action })
 }

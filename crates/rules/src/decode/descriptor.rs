@@ -1,12 +1,12 @@
-//! One descriptor: its keys, one by one.
+//! Decodes one descriptor, key by key.
 
 use super::{algorithm, class, descriptors, limit};
-use crate::draft::{ConcurrencyDraft, CostDraft, OnErrorDraft, RuleDraft, SoftDraft, SoftMark};
-use crate::read::{Placed, Reader, parse_number, scalar};
+use crate::draft::{ConcurrencyDraft, CostDraft, OnErrorDraft, RuleDraft, SoftDraft, SoftThreshold};
+use crate::reader::{Reader, Spanned, parse_number, scalar};
 use crate::rule::{Action, FailPolicy, SoftAction};
-use crate::syntax::{At, Node, Value};
+use crate::yaml::{Position, YamlNode, YamlValue};
 use std::collections::BTreeMap;
-use tollgate_core::{Mode, Quota, Span};
+use tollgate_core::{Mode, Rate, TimeDelta};
 
 const KEYS: [&str; 30] = [
     "key",
@@ -41,7 +41,7 @@ const KEYS: [&str; 30] = [
     "replaces",
 ];
 
-pub(super) fn read(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Option<RuleDraft> {
+pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -> Option<RuleDraft> {
     let pairs = reader.mapping(node, "a descriptor", "{key: user, limit: 100/minute}")?;
     let mut draft = RuleDraft { at: node.at, ..RuleDraft::default() };
     let (mut rate_limit, mut limit_at, mut shadow, mut shadow_mode) = (None, None, None, None);
@@ -73,7 +73,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Op
             }
             "share_threshold" => draft.share_threshold = reader.boolean(node, "share_threshold"),
             "metadata" => draft.metadata = metadata(reader, node),
-            "burst" => draft.shape.burst = reader.count(node, "burst", Quota::LARGEST),
+            "burst" => draft.shape.burst = reader.count(node, "burst", Rate::MAX_COUNT),
             "algorithm" => draft.shape.algorithm = algorithm(reader, node),
             "slots" => draft.shape.slots = reader.count(node, "slots", u64::from(u32::MAX)),
             "jitter" => draft.shape.jitter = reader.boolean(node, "jitter"),
@@ -91,7 +91,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Op
             "cost" => draft.cost = cost(reader, node),
             "replaces" => draft.replaces = replaces(reader, node),
             "region" => {
-                not_yet(reader, node.at, "`region`", "leave it out: every limit is counted in one place");
+                unsupported(reader, node.at, "`region`", "leave it out: every limit is counted in one place");
             }
             "requests_per_unit" | "unit" => {
                 let message = format!("`{}` belongs inside `rate_limit`", scalar(key));
@@ -132,11 +132,11 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &Node<'_>, depth: usize) -> Op
 }
 
 /// What a later version brings.
-pub(super) fn not_yet(reader: &mut Reader<'_>, at: At, what: &str, instead: &str) {
+pub(super) fn unsupported(reader: &mut Reader<'_>, at: Position, what: &str, instead: &str) {
     reader.error_help(at, format!("{what} is not available yet"), instead);
 }
 
-fn metadata(reader: &mut Reader<'_>, node: &Node<'_>) -> BTreeMap<String, String> {
+fn metadata(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> BTreeMap<String, String> {
     let Some(pairs) = reader.mapping(node, "metadata", "{team: payments}") else { return BTreeMap::new() };
     pairs
         .filter_map(|(key, value)| {
@@ -146,24 +146,24 @@ fn metadata(reader: &mut Reader<'_>, node: &Node<'_>) -> BTreeMap<String, String
         .collect()
 }
 
-fn tiers(reader: &mut Reader<'_>, node: &Node<'_>) -> Vec<(String, Vec<crate::draft::LimitDraft>)> {
+fn tiers(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Vec<(String, Vec<crate::draft::LimitDraft>)> {
     let Some(pairs) = reader.mapping(node, "tiers", "{free: 100/minute, pro: 1000/minute}") else {
         return Vec::new();
     };
     pairs.map(|(key, value)| (scalar(key).to_owned(), limit::list(reader, value, scalar(key)))).collect()
 }
 
-fn concurrency(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<ConcurrencyDraft>> {
-    const TTL: Span = Span::from_secs(60);
-    if !matches!(node.value, Value::Mapping(_)) {
-        let Placed { at, value } = reader.count(node, "concurrency", Quota::LARGEST)?;
-        return Some(Placed { at, value: ConcurrencyDraft { limit: value, ttl: TTL } });
+fn concurrency(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<ConcurrencyDraft>> {
+    const TTL: TimeDelta = TimeDelta::from_secs(60);
+    if !matches!(node.value, YamlValue::Mapping(_)) {
+        let Spanned { at, value } = reader.count(node, "concurrency", Rate::MAX_COUNT)?;
+        return Some(Spanned { at, value: ConcurrencyDraft { limit: value, ttl: TTL } });
     }
     let (mut limit, mut ttl) = (None, Some(TTL));
     for (key, node) in reader.mapping(node, "concurrency", "{limit: 20, ttl: 60s}")? {
         match scalar(key) {
-            "limit" => limit = Some(reader.count(node, "limit", Quota::LARGEST)?.value),
-            "ttl" => ttl = reader.span(node, "ttl").map(|ttl| ttl.value),
+            "limit" => limit = Some(reader.count(node, "limit", Rate::MAX_COUNT)?.value),
+            "ttl" => ttl = reader.duration(node, "ttl").map(|ttl| ttl.value),
             _ => reader.unknown_key(key, "`concurrency`", &["limit", "ttl"]),
         }
     }
@@ -174,11 +174,11 @@ fn concurrency(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<Concur
             "write `concurrency: {limit: 20, ttl: 60s}`",
         );
     }
-    Some(Placed { at: node.at, value: ConcurrencyDraft { limit: limit?, ttl: ttl? } })
+    Some(Spanned { at: node.at, value: ConcurrencyDraft { limit: limit?, ttl: ttl? } })
 }
 
-fn on_error(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<OnErrorDraft> {
-    if !matches!(node.value, Value::Mapping(_)) {
+fn on_error(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<OnErrorDraft> {
+    if !matches!(node.value, YamlValue::Mapping(_)) {
         return policy(reader, node).map(OnErrorDraft::Always);
     }
     let (mut tiers, mut otherwise) = (BTreeMap::new(), None);
@@ -194,36 +194,36 @@ fn on_error(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<OnErrorDraft> {
     Some(OnErrorDraft::ByTier { tiers, otherwise })
 }
 
-fn policy(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<FailPolicy> {
-    let Placed { at, value } = reader.text(node, "on_error", "closed")?;
+fn policy(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<FailPolicy> {
+    let Spanned { at, value } = reader.text(node, "on_error", "closed")?;
     match value.as_str() {
         "open" => Some(FailPolicy::Open),
         "closed" => Some(FailPolicy::Closed),
         "local" => Some(FailPolicy::Local),
         other => {
-            reader.unknown_word(at, "policy for `on_error`", other, &["open", "closed", "local"]);
+            reader.unknown_value(at, "policy for `on_error`", other, &["open", "closed", "local"]);
             None
         }
     }
 }
 
-fn mode(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<Mode>> {
-    let Placed { at, value } = reader.text(node, "mode", "central")?;
+fn mode(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<Mode>> {
+    let Spanned { at, value } = reader.text(node, "mode", "central")?;
     let value = match value.as_str() {
         "central" => Mode::Central,
         "leased" => Mode::Leased,
         "local" => Mode::Local,
         other => {
-            reader.unknown_word(at, "mode", other, &["central", "leased", "local"]);
+            reader.unknown_value(at, "mode", other, &["central", "leased", "local"]);
             return None;
         }
     };
-    Some(Placed { at, value })
+    Some(Spanned { at, value })
 }
 
 /// A part of the limit, as `5%`, in thousandths.
-fn fallback(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<u64>> {
-    let Placed { at, value } = reader.text(node, "fallback", "5%")?;
+fn fallback(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<u64>> {
+    let Spanned { at, value } = reader.text(node, "fallback", "5%")?;
     let percent = value.trim().strip_suffix('%').map(str::trim);
     let thousandths = percent.and_then(|percent| match percent.split_once('.') {
         Some((whole, tenth)) if tenth.len() == 1 => {
@@ -233,11 +233,11 @@ fn fallback(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<u64>> {
         None => percent.parse::<u64>().ok()?.checked_mul(10),
     });
     match thousandths {
-        Some(value @ 1..=500) => Some(Placed { at, value }),
+        Some(value @ 1..=500) => Some(Spanned { at, value }),
         _ => {
             reader.error_help(
                 at,
-                format!("`{}` is no part of a limit that can be set aside", crate::syntax::shorten(&value)),
+                format!("`{}` is no part of a limit that can be set aside", crate::yaml::shorten(&value)),
                 "write a percentage from 0.1% to 50%: `fallback: 5%`",
             );
             None
@@ -245,7 +245,7 @@ fn fallback(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<u64>> {
     }
 }
 
-fn split_into(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<u64>> {
+fn split_into(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<u64>> {
     let split = reader.count(node, "split", crate::counter_shards::MAX_SHARDS)?;
     if split.value < 2 {
         reader.error_help(split.at, "a counter is split into 2 to 256", "write `split: 8`, or leave it out");
@@ -254,30 +254,30 @@ fn split_into(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<u64>> {
     Some(split)
 }
 
-fn action(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<Action>> {
-    let Placed { at, value } = reader.text(node, "action", "delay")?;
+fn action(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<Action>> {
+    let Spanned { at, value } = reader.text(node, "action", "delay")?;
     let value = match value.as_str() {
         "reject" => Action::Reject,
         "delay" | "throttle" => Action::Delay,
         "degrade" => Action::Degrade,
         other => {
-            reader.unknown_word(at, "action", other, &["reject", "delay", "throttle", "degrade"]);
+            reader.unknown_value(at, "action", other, &["reject", "delay", "throttle", "degrade"]);
             return None;
         }
     };
-    Some(Placed { at, value })
+    Some(Spanned { at, value })
 }
 
-fn soft(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<SoftDraft>> {
+fn soft(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<SoftDraft>> {
     let (mut mark, mut action) = (None, SoftAction::Warn);
-    if matches!(node.value, Value::Mapping(_)) {
+    if matches!(node.value, YamlValue::Mapping(_)) {
         for (key, node) in reader.mapping(node, "soft", "{at: 80%, action: warn}")? {
             match scalar(key) {
                 "at" => mark = soft_mark(reader, node),
                 "action" => match reader.text(node, "action", "warn")?.value.as_str() {
                     "warn" => action = SoftAction::Warn,
                     "degrade" => action = SoftAction::Degrade,
-                    other => reader.unknown_word(node.at, "action of `soft`", other, &["warn", "degrade"]),
+                    other => reader.unknown_value(node.at, "action of `soft`", other, &["warn", "degrade"]),
                 },
                 _ => reader.unknown_key(key, "`soft`", &["at", "action"]),
             }
@@ -288,13 +288,13 @@ fn soft(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<Placed<SoftDraft>> {
     } else {
         mark = soft_mark(reader, node);
     }
-    mark.map(|mark| Placed { at: node.at, value: SoftDraft { mark, action } })
+    mark.map(|mark| Spanned { at: node.at, value: SoftDraft { threshold: mark, action } })
 }
 
-fn soft_mark(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<SoftMark> {
+fn soft_mark(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<SoftThreshold> {
     let percent = scalar(node).strip_suffix('%');
     let mark = match percent.map(|digits| parse_number(digits.trim())) {
-        Some(Some(n @ 1..=1_000)) => SoftMark::Percent(u64::try_from(n).unwrap_or(100)),
+        Some(Some(n @ 1..=1_000)) => SoftThreshold::Percent(u64::try_from(n).unwrap_or(100)),
         Some(_) => {
             reader.error_help(
                 node.at,
@@ -303,26 +303,26 @@ fn soft_mark(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<SoftMark> {
             );
             return None;
         }
-        None => SoftMark::Units(reader.count(node, "soft", Quota::LARGEST)?.value),
+        None => SoftThreshold::Units(reader.count(node, "soft", Rate::MAX_COUNT)?.value),
     };
-    if matches!(mark, SoftMark::Units(0)) {
+    if matches!(mark, SoftThreshold::Units(0)) {
         reader.error_help(node.at, "a soft mark of 0 is always passed", "write it as in `soft: 80%`");
         return None;
     }
     Some(mark)
 }
 
-fn priority(reader: &mut Reader<'_>, node: &Node<'_>) -> i32 {
+fn priority(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> i32 {
     let range = (i64::from(i32::MIN), i64::from(i32::MAX));
     let priority = reader.number(node, "priority", range, "10");
     priority.and_then(|priority| i32::try_from(priority.value).ok()).unwrap_or(0)
 }
 
-fn cost(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<CostDraft> {
+fn cost(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<CostDraft> {
     let text = reader.text(node, "cost", "5")?.value;
-    let number = matches!(node.value, Value::Scalar { plain: true, .. }) && parse_number(&text).is_some();
+    let number = matches!(node.value, YamlValue::Scalar { plain: true, .. }) && parse_number(&text).is_some();
     if number {
-        return reader.count(node, "cost", Quota::LARGEST).map(|units| CostDraft::Fixed(units.value));
+        return reader.count(node, "cost", Rate::MAX_COUNT).map(|units| CostDraft::Fixed(units.value));
     }
     if text.is_empty() {
         reader.error_help(
@@ -335,14 +335,14 @@ fn cost(reader: &mut Reader<'_>, node: &Node<'_>) -> Option<CostDraft> {
     Some(CostDraft::Attribute(text))
 }
 
-pub(super) fn replaces(reader: &mut Reader<'_>, node: &Node<'_>) -> Vec<Placed<String>> {
+pub(super) fn replaces(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Vec<Spanned<String>> {
     let Some(items) = reader.sequence(node, "replaces", "[{name: other_rule}]") else { return Vec::new() };
     let mut names = Vec::new();
     for item in items {
         let Some(pairs) = reader.mapping(item, "an entry of `replaces`", "{name: other_rule}") else {
             continue;
         };
-        let mut name = Placed { at: item.at, value: String::new() };
+        let mut name = Spanned { at: item.at, value: String::new() };
         let mut wrong = false;
         for (key, node) in pairs {
             match (scalar(key), reader.text(node, "name", "other_rule")) {
@@ -365,7 +365,7 @@ fn check_replaces(reader: &mut Reader<'_>, draft: &RuleDraft) {
     for replaced in draft.replaces.iter().filter(|replaced| replaced.value == name.value) {
         reader.error_help(
             replaced.at,
-            format!("the rule `{}` cannot replace itself", crate::syntax::shorten(&name.value)),
+            format!("the rule `{}` cannot replace itself", crate::yaml::shorten(&name.value)),
             "`replaces` names other rules; take this one out",
         );
     }

@@ -1,12 +1,12 @@
-//! Limits in all their forms: Envoy's `rate_limit`, a text, a mapping, a list of these.
+//! Decodes limits in all their forms: Envoy's `rate_limit`, a string, a mapping, a list of these.
 
 use super::{algorithm, descriptor};
 use crate::draft::{LimitDraft, RuleDraft, ShapeDraft};
 use crate::period;
-use crate::read::{Placed, Reader, scalar};
-use crate::syntax::{At, Node, Value, shorten};
+use crate::reader::{Reader, Spanned, scalar};
 use crate::unit::Unit;
-use tollgate_core::{Period, Quota};
+use crate::yaml::{Position, YamlNode, YamlValue, shorten};
+use tollgate_core::{Period, Rate};
 
 const RATE_LIMIT_KEYS: [&str; 9] =
     ["unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "burst", "slots", "jitter"];
@@ -14,10 +14,10 @@ const LIMIT_KEYS: [&str; 9] =
     ["count", "period", "unit", "calendar", "zone", "burst", "algorithm", "slots", "jitter"];
 const EXAMPLE: &str = "100/minute";
 /// Limits in one list.
-const MOST: usize = 16;
+const MAX_LIMITS: usize = 16;
 
 /// Envoy's form. Its `name` and `replaces` are the rule's.
-pub(super) fn rate_limit(reader: &mut Reader<'_>, at: At, node: &Node<'_>, draft: &mut RuleDraft) {
+pub(super) fn rate_limit(reader: &mut Reader<'_>, at: Position, node: &YamlNode<'_>, draft: &mut RuleDraft) {
     draft.limits = Some(Vec::new());
     let example = "{unit: minute, requests_per_unit: 100}";
     let Some(pairs) = reader.mapping(node, "rate_limit", example) else { return };
@@ -57,7 +57,7 @@ pub(super) fn rate_limit(reader: &mut Reader<'_>, at: At, node: &Node<'_>, draft
         (false, None) => {
             reader.error_help(at, "`rate_limit` has no unit", format!("write `rate_limit: {example}`"));
         }
-        (false, Some(Placed { at: unit_at, value })) => match Unit::from_name(&value) {
+        (false, Some(Spanned { at: unit_at, value })) => match Unit::from_name(&value) {
             Some(unit) => {
                 let Some(count) = count else { return };
                 if !counted {
@@ -73,30 +73,30 @@ pub(super) fn rate_limit(reader: &mut Reader<'_>, at: At, node: &Node<'_>, draft
     }
 }
 
-fn unknown_unit(reader: &mut Reader<'_>, at: At, unit: &str) {
+fn unknown_unit(reader: &mut Reader<'_>, at: Position, unit: &str) {
     let names = ["second", "minute", "hour", "day", "week", "month", "year"];
-    reader.unknown_word(at, "unit", unit, &names);
+    reader.unknown_value(at, "unit", unit, &names);
 }
 
 /// A limit, or a list of limits.
-pub(super) fn list(reader: &mut Reader<'_>, node: &Node<'_>, name: &str) -> Vec<LimitDraft> {
+pub(super) fn list(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Vec<LimitDraft> {
     match &node.value {
-        Value::Sequence(items) => {
-            if items.is_empty() || items.len() > MOST {
+        YamlValue::Sequence(items) => {
+            if items.is_empty() || items.len() > MAX_LIMITS {
                 reader.error(
                     node.at,
-                    format!("`{name}` must have from 1 to {MOST} limits, not {}", items.len()),
+                    format!("`{name}` must have from 1 to {MAX_LIMITS} limits, not {}", items.len()),
                 );
             }
-            items.iter().take(MOST).filter_map(|item| one(reader, item, name)).collect()
+            items.iter().take(MAX_LIMITS).filter_map(|item| one(reader, item, name)).collect()
         }
         _ => one(reader, node, name).into_iter().collect(),
     }
 }
 
-fn one(reader: &mut Reader<'_>, node: &Node<'_>, name: &str) -> Option<LimitDraft> {
+fn one(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Option<LimitDraft> {
     match &node.value {
-        Value::Scalar { text, .. } => match period::parse_rate(text) {
+        YamlValue::Scalar { text, .. } => match period::parse_rate(text) {
             Ok((count, period)) => {
                 Some(LimitDraft { at: node.at, count, period, shape: ShapeDraft::default() })
             }
@@ -109,8 +109,8 @@ fn one(reader: &mut Reader<'_>, node: &Node<'_>, name: &str) -> Option<LimitDraf
                 None
             }
         },
-        Value::Mapping(_) => mapping(reader, node, name),
-        Value::Sequence(_) => {
+        YamlValue::Mapping(_) => mapping(reader, node, name),
+        YamlValue::Sequence(_) => {
             reader.error_help(
                 node.at,
                 "a list inside a list of limits",
@@ -121,7 +121,7 @@ fn one(reader: &mut Reader<'_>, node: &Node<'_>, name: &str) -> Option<LimitDraf
     }
 }
 
-fn mapping(reader: &mut Reader<'_>, node: &Node<'_>, name: &str) -> Option<LimitDraft> {
+fn mapping(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Option<LimitDraft> {
     let (mut count, mut periods, mut zone) = (None, Vec::new(), None);
     let mut calendar = None;
     let mut shape = ShapeDraft::default();
@@ -129,16 +129,16 @@ fn mapping(reader: &mut Reader<'_>, node: &Node<'_>, name: &str) -> Option<Limit
     for (key, node) in reader.mapping(node, name, EXAMPLE)? {
         match scalar(key) {
             "count" => {
-                count = reader.count(node, "count", Quota::LARGEST);
+                count = reader.count(node, "count", Rate::MAX_COUNT);
                 complete &= count.is_some();
             }
             "period" => {
-                let span = reader.span(node, "period");
+                let span = reader.duration(node, "period");
                 complete &= span.is_some();
                 periods.push((key.at, span.map(|span| Period::Rolling(span.value))));
             }
             "unit" => {
-                let Placed { at, value } = reader.text(node, "unit", "minute")?;
+                let Spanned { at, value } = reader.text(node, "unit", "minute")?;
                 let unit = Unit::from_name(&value);
                 if unit.is_none() {
                     unknown_unit(reader, at, &value);
@@ -202,9 +202,9 @@ fn mapping(reader: &mut Reader<'_>, node: &Node<'_>, name: &str) -> Option<Limit
 }
 
 /// The keys that `rate_limit` and `limit` share.
-fn shape_key(reader: &mut Reader<'_>, name: &str, node: &Node<'_>, shape: &mut ShapeDraft) -> bool {
+fn shape_key(reader: &mut Reader<'_>, name: &str, node: &YamlNode<'_>, shape: &mut ShapeDraft) -> bool {
     match name {
-        "burst" => shape.burst = reader.count(node, "burst", Quota::LARGEST),
+        "burst" => shape.burst = reader.count(node, "burst", Rate::MAX_COUNT),
         "algorithm" => shape.algorithm = algorithm(reader, node),
         "slots" => shape.slots = reader.count(node, "slots", u64::from(u32::MAX)),
         "jitter" => shape.jitter = reader.boolean(node, "jitter"),

@@ -13,7 +13,7 @@ fn warnings(descriptors: &str) -> Vec<String> {
 }
 
 #[test]
-fn rules_that_do_nothing_are_named_with_their_place() {
+fn lints_name_the_rule_and_its_location() {
     for (descriptors, expected) in [
         // can never match
         (
@@ -61,7 +61,7 @@ fn rules_that_do_nothing_are_named_with_their_place() {
 }
 
 #[test]
-fn rules_that_act_are_left_alone() {
+fn effective_rules_have_no_lints() {
     for descriptors in [
         // an exact value beats an earlier wildcard; a narrower wildcard before a wider one is reached
         "- {key: a, value: \"x*\", limit: 1/s}\n- {key: a, value: xy, limit: 1/s}",

@@ -1,4 +1,4 @@
-//! Finding the first of thousands of patterns that matches a value.
+//! Pattern index: finds the first of thousands of patterns that matches a value.
 //!
 //! Patterns are grouped by the lengths of their first and last fixed part: for one group, a hash of the value's ends
 //! finds the few that can match. Where many have the same ends (`*chrome*`, `*firefox*`, ...), a hash of each stretch
@@ -15,7 +15,7 @@ use std::hash::BuildHasher;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PatternIndex {
     patterns: Vec<(Pattern, u32)>,
-    /// Only beyond [`Self::FEW`] patterns.
+    /// Only beyond [`Self::MAX_LINEAR`] patterns.
     groups: Vec<Group>,
     hasher: RandomState,
 }
@@ -43,15 +43,15 @@ struct Bucket {
 
 impl PatternIndex {
     /// Up to here trying one after the other is faster.
-    const FEW: usize = 8;
+    const MAX_LINEAR: usize = 8;
 
     pub(crate) fn push(&mut self, pattern: Pattern, target: u32) {
         self.patterns.push((pattern, target));
         let last = self.patterns.len() - 1;
         match self.patterns.len() {
-            n if n <= Self::FEW => {}
-            n if n == Self::FEW + 1 => (0..n).for_each(|i| self.file(i)),
-            _ => self.file(last),
+            n if n <= Self::MAX_LINEAR => {}
+            n if n == Self::MAX_LINEAR + 1 => (0..n).for_each(|i| self.index(i)),
+            _ => self.index(last),
         }
     }
 
@@ -64,7 +64,7 @@ impl PatternIndex {
         self.patterns.iter()
     }
 
-    fn file(&mut self, i: usize) {
+    fn index(&mut self, i: usize) {
         let pattern = &self.patterns[i].0;
         let hash = self.hasher.hash_one((pattern.prefix(), pattern.suffix()));
         let id = u32::try_from(i).unwrap_or(u32::MAX);
@@ -126,11 +126,11 @@ impl PatternIndex {
 
 impl Bucket {
     /// Up to here trying one after the other is faster than hashing every stretch of a value.
-    const FEW: usize = 32;
+    const MAX_LINEAR: usize = 32;
 
     fn push(&mut self, id: u32, patterns: &[(Pattern, u32)], hasher: &RandomState) {
         self.tried.push(id);
-        if self.tried.len() <= Self::FEW && self.middles.is_empty() {
+        if self.tried.len() <= Self::MAX_LINEAR && self.middles.is_empty() {
             return;
         }
         self.tried.retain(|id| {

@@ -57,7 +57,7 @@ proptest! {
         patterns in proptest::collection::vec(pattern_text(), 0..6), value in "[abé]{0,8}",
     ) {
         let all = Wildcards::new(patterns.iter().map(String::as_str));
-        let disguised = all.disguise(&value, "\u{7f}");
+        let disguised = all.mask(&value, "\u{7f}");
         for pattern in &patterns {
             let pattern = Pattern::new(pattern).unwrap();
             prop_assert!(!pattern.matches(&value) || pattern.matches(&disguised), "{} {disguised}", pattern.text());

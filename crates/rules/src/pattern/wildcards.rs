@@ -1,4 +1,4 @@
-//! Wildcards apart from their rules: for whoever must tell which of them a value matches without telling the value.
+//! Wildcards without their rules: replaces a value by the pattern that it matches.
 
 use super::Pattern;
 
@@ -10,7 +10,7 @@ impl Wildcards {
     /// Those of these texts that have a `*`.
     #[must_use]
     pub fn new<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
-        Self(texts.into_iter().filter_map(Pattern::new).filter(|pattern| !pattern.takes_all()).collect())
+        Self(texts.into_iter().filter_map(Pattern::new).filter(|pattern| !pattern.matches_all()).collect())
     }
 
     /// A value that all of these match which match `value`: their fixed parts around `instead`. So it tells of the value what
@@ -23,7 +23,7 @@ impl Wildcards {
     /// assert_eq!(wildcards.disguise("alice", "?"), "?");
     /// ```
     #[must_use]
-    pub fn disguise(&self, value: &str, instead: &str) -> String {
+    pub fn mask(&self, value: &str, instead: &str) -> String {
         let (mut first, mut last, mut middles) = ("", "", String::new());
         for pattern in self.0.iter().filter(|pattern| pattern.matches(value)) {
             let (prefix, suffix) =

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::fmt;
 use tollgate_core::{Cost, CounterStore};
-use tollgate_engine::{Check, Request, Trace};
+use tollgate_engine::{Check, CheckInput, TraceContext};
 use tollgate_http::h1::RawResponse;
 use tollgate_rules::{Descriptor, Unit};
 
@@ -206,7 +206,7 @@ impl CheckRequest<'_> {
                         .limit
                         .as_ref()
                         .map(|Object(limit)| (limit.requests_per_unit, limit.unit.0));
-                    let hits = descriptor.hits.map(Cost::take);
+                    let hits = descriptor.hits.map(Cost::new);
                     spans.push(DescriptorRange { entries: descriptor.entries.len(), hits, limit });
                 }
                 Some(spans)
@@ -217,7 +217,7 @@ impl CheckRequest<'_> {
             domain: &self.domain.0,
             pairs,
             ranges: spans,
-            cost: self.cost.map_or(Cost::ONE, Cost::take),
+            cost: self.cost.map_or(Cost::ONE, Cost::new),
         })
     }
 }
@@ -237,10 +237,17 @@ impl NormalizedCheck<'_> {
 
     pub(crate) fn check<'c>(&'c self, descriptors: &'c [Descriptor<'c>]) -> Check<'c> {
         let request = match self.ranges {
-            Some(_) => Request::Descriptors(descriptors),
-            None => Request::Attributes(&self.pairs),
+            Some(_) => CheckInput::Descriptors(descriptors),
+            None => CheckInput::Attributes(&self.pairs),
         };
-        Check { domain: self.domain, request, cost: self.cost, front: "http", trace: None, address: None }
+        Check {
+            domain: self.domain,
+            input: request,
+            cost: self.cost,
+            protocol: "http",
+            trace: None,
+            address: None,
+        }
     }
 }
 
@@ -259,11 +266,11 @@ fn decoded(body: &[u8]) -> Result<CheckRequest<'_>, Problem> {
 pub(crate) async fn handle<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
-    trace: Option<&Trace>,
+    trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
     let ask = decoded(body)?;
     let laid = ask.normalize()?;
     let descriptors = laid.descriptors();
-    let decision = app.limiter.check(&laid.check(&descriptors).traced(trace)).await;
+    let decision = app.limiter.check(&laid.check(&descriptors).with_trace(trace)).await;
     Ok(decision::response(app, &decision, &decision::DecisionBody::new(&decision)))
 }

@@ -57,7 +57,7 @@ struct Limit<'a> {
 impl Serialize for Limits<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(None)?;
-        for limit in self.0.limits.iter().filter(|limit| limit.outcome.verdict != Verdict::Unanswered) {
+        for limit in self.0.limits.iter().filter(|limit| limit.outcome.verdict != Verdict::Unknown) {
             if let Some(facts) = self.0.limit(limit) {
                 list.serialize_element(&Limit::new(self.0, limit, &facts.limit))?;
             }
@@ -68,7 +68,7 @@ impl Serialize for Limits<'_> {
 
 impl<'a> Limit<'a> {
     fn new(decision: &'a Decision, limit: &LimitStatus, facts: &tollgate_core::Limit) -> Self {
-        let (count, capacity) = (facts.quota().count, facts.capacity());
+        let (count, capacity) = (facts.rate().count, facts.capacity());
         let role = match limit.role {
             Role::Live => None,
             Role::Shadow => Some("shadow"),
@@ -78,7 +78,7 @@ impl<'a> Limit<'a> {
         Self {
             rule: decision.limit_name(limit),
             limit: count,
-            window: Window::of(facts),
+            window: Window::from_limit(facts),
             remaining: limit.outcome.remaining,
             reset_ms: limit.outcome.reset_after.ceil_millis(),
             burst: (capacity != count).then_some(capacity),
@@ -93,7 +93,7 @@ impl<'a> DecisionBody<'a> {
         Self {
             allowed: decision.is_allowed(),
             denied_by: decision.denied_by_name(),
-            retry_after_ms: decision.retry_after().map(tollgate_core::Span::ceil_millis),
+            retry_after_ms: decision.retry_after().map(tollgate_core::TimeDelta::ceil_millis),
             limits: Limits(decision),
             delay_ms: decision.delay().ceil_millis(),
             origin: decision.origin.name(),

@@ -16,8 +16,8 @@ use http::StatusCode;
 use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use std::sync::Arc;
-use tollgate_core::{CounterStore, Span, Timestamp, Verdict};
-use tollgate_engine::{Check, Decision, DelayQueue, Limiter, Trace};
+use tollgate_core::{CounterStore, TimeDelta, Timestamp, Verdict};
+use tollgate_engine::{Check, Decision, DelayQueue, Limiter, TraceContext};
 use tollgate_http::h1::{HeadHeaders, RawResponse};
 use tollgate_http::headers::HeaderSink;
 use tollgate_http::identity::{
@@ -64,7 +64,7 @@ pub struct ForwardAuth {
     tokens: Option<Arc<JwtVerifier>>,
     domain: Option<String>,
     accel_redirect: Option<HeaderValue>,
-    max_delay: Span,
+    max_delay: TimeDelta,
     delayed: DelayQueue,
 }
 
@@ -109,7 +109,7 @@ impl ForwardAuth {
             tokens,
             domain: settings.domain.clone(),
             accel_redirect: location.transpose()?,
-            max_delay: Span::from_micros(settings.hold_ms * 1_000),
+            max_delay: TimeDelta::from_micros(settings.hold_ms * 1_000),
             delayed: DelayQueue::new(settings.held),
         })
     }
@@ -139,7 +139,7 @@ impl ForwardAuth {
     /// Who reads callers by these rules: made anew when the rules have changed.
     fn reader<S: CounterStore>(&self, limiter: &Limiter<S>) -> Result<Arc<IdentityReader>, Problem> {
         let former = match self.identity.load_full() {
-            Some(known) if limiter.acts_by(&known.rules) => return Ok(known),
+            Some(known) if limiter.is_active(&known.rules) => return Ok(known),
             former => former,
         };
         let rules = limiter.rules();
@@ -199,17 +199,19 @@ pub(crate) async fn handle<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
     now: Timestamp,
-    trace: Option<&Trace>,
+    trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
     let reader = app.forward_auth.reader(&app.limiter)?;
     let asked = request_view(request);
     let caller = reader.caller(&asked, now)?;
     let domain = app.forward_auth.domain(&reader.rules)?;
     let attributes = caller.attributes();
-    let check =
-        Check::attributes(domain, &attributes).asked_by("http").traced(trace).from_address(caller.address);
+    let check = Check::attributes(domain, &attributes)
+        .with_protocol("http")
+        .with_trace(trace)
+        .with_client_address(caller.address);
     match app.limiter.admit(&check).await {
-        (decision, Some(held)) if decision.delay() > Span::ZERO => {
+        (decision, Some(held)) if decision.delay() > TimeDelta::ZERO => {
             Ok(Box::pin(after_delay(app, request, &decision, held, now)).await)
         }
         // Permits are left to their deadline: nobody says when the request ends.
@@ -222,14 +224,15 @@ async fn after_delay<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
     decision: &Decision,
-    held: tollgate_engine::Held,
+    held: tollgate_engine::HeldPermits,
     now: Timestamp,
 ) -> RawResponse {
     let mut facts = DecisionSummary::from_decision(decision);
     let delay = decision.delay();
     let mut guard = app.limiter.guard(held, delay);
-    let over = Span::from_micros(delay.as_micros().saturating_sub(app.forward_auth.max_delay.as_micros()));
-    if over > Span::ZERO {
+    let over =
+        TimeDelta::from_micros(delay.as_micros().saturating_sub(app.forward_auth.max_delay.as_micros()));
+    if over > TimeDelta::ZERO {
         facts.disposition = Disposition::Denied;
         facts.retry_after = over.ceil_secs().max(1);
         facts.denied_by = delaying(decision);

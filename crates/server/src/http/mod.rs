@@ -28,7 +28,7 @@ use problem::Problem;
 use request::Request;
 use std::sync::Arc;
 use tollgate_core::{CounterStore, Timestamp};
-use tollgate_engine::{Limiter, Trace};
+use tollgate_engine::{Limiter, TraceContext};
 use tollgate_http::response::ResponseConfig;
 use tollgate_http::{body, h1, problem, traceparent};
 use tollgate_observe::ProcessStatus;
@@ -61,7 +61,7 @@ impl<S: CounterStore + 'static> App<S> {
         let trace = traceparent::from_headers(&self.limiter, &request.fields, || began);
         let answer = route(self, request, began, trace.as_ref()).await;
         if answer.is_ok() {
-            self.limiter.took("http", 1, self.limiter.clock().now().since(began));
+            self.limiter.record_latency("http", 1, self.limiter.clock().now().since(began));
         }
         answer.unwrap_or_else(Problem::response)
     }
@@ -73,7 +73,7 @@ async fn route<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
     now: Timestamp,
-    trace: Option<&Trace>,
+    trace: Option<&TraceContext>,
 ) -> Result<h1::RawResponse, Problem> {
     let body = request.body;
     match (request.path, request.method) {

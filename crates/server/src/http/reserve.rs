@@ -6,8 +6,8 @@ use super::{App, body, decision};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tollgate_core::{CounterStore, Span};
-use tollgate_engine::{Limiter, ReservationId, ReserveError, SettleError, Settlement, Trace};
+use tollgate_core::{CounterStore, TimeDelta};
+use tollgate_engine::{Limiter, ReservationId, ReserveError, SettleError, Settlement, TraceContext};
 use tollgate_http::h1::RawResponse;
 
 const DEFAULT_TTL: u64 = 60_000;
@@ -24,7 +24,7 @@ struct ReserveBody<'a> {
 pub(crate) async fn reserve<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
-    trace: Option<&Trace>,
+    trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
     let ask: CheckRequest<'_> = body::decode(body)?;
     let within = ask.deadline_ms.unwrap_or(DEFAULT_TTL);
@@ -36,10 +36,11 @@ pub(crate) async fn reserve<S: CounterStore>(
     }
     let laid = ask.normalize()?;
     let descriptors = laid.descriptors();
-    let check = laid.check(&descriptors).traced(trace);
-    let made = app.limiter.reserve(&check, Span::from_millis(within), ask.idempotency_key.as_deref()).await;
+    let check = laid.check(&descriptors).with_trace(trace);
+    let made =
+        app.limiter.reserve(&check, TimeDelta::from_millis(within), ask.idempotency_key.as_deref()).await;
     let made = made.map_err(|error| match error {
-        ReserveError::UnderWay => {
+        ReserveError::InProgress => {
             Problem::new(StatusCode::CONFLICT, "Reservation under way", error.to_string())
         }
         _ => Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many reservations", error.to_string()),
@@ -89,12 +90,12 @@ fn name(text: &str) -> Result<ReservationId, Problem> {
 fn ended(result: Result<Settlement, SettleError>) -> Result<RawResponse, Problem> {
     let body = match result {
         Ok(Settlement::Settled(cost)) => json!({"settled": true, "cost": cost}),
-        Ok(Settlement::Cancelled) => json!({"cancelled": true}),
+        Ok(Settlement::Canceled) => json!({"cancelled": true}),
         Err(error) => {
             let (status, title) = match error {
                 SettleError::Unknown => (StatusCode::NOT_FOUND, "No such reservation"),
                 SettleError::Ended(_) => (StatusCode::CONFLICT, "Already ended"),
-                SettleError::UnderWay => (StatusCode::CONFLICT, "Being ended"),
+                SettleError::InProgress => (StatusCode::CONFLICT, "Being ended"),
                 _ => (StatusCode::SERVICE_UNAVAILABLE, "Store unavailable"),
             };
             return Err(Problem::new(status, title, error.to_string()));

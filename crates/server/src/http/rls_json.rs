@@ -17,14 +17,14 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 use serde_json::{Map, Value, json};
 use tollgate_core::CounterStore;
-use tollgate_engine::Trace;
+use tollgate_engine::TraceContext;
 use tollgate_http::h1::RawResponse;
 use tollgate_http::response::DecisionSummary;
 
 pub(crate) async fn handle<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
-    trace: Option<&Trace>,
+    trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
     let request: Request = body::decode(body)?;
     let decision = rls::decide(&app.limiter, "http", &request.into(), trace).await;

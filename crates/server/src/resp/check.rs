@@ -63,11 +63,11 @@ impl<'a> CheckCommand<'a> {
             }
             attributes.push((key, value));
         }
-        Ok((Self { domain, attributes, cost: Cost::LOOK }, cost))
+        Ok((Self { domain, attributes, cost: Cost::PEEK }, cost))
     }
 
     pub(super) fn check(&self) -> Check<'_> {
-        Check::attributes(self.domain, &self.attributes).costing(self.cost).asked_by("resp")
+        Check::attributes(self.domain, &self.attributes).with_cost(self.cost).with_protocol("resp")
     }
 }
 
@@ -77,7 +77,7 @@ fn text<'a>(word: &'a [u8], what: &str) -> Result<&'a str, CommandError> {
 
 fn read_cost(word: &[u8]) -> Result<Cost, CommandError> {
     match frame::integer(word).map(u64::try_from) {
-        Some(Ok(units)) => Ok(Cost::take(units)),
+        Some(Ok(units)) => Ok(Cost::new(units)),
         _ => Err(CommandError::new("COST must be a whole number, 0 or more")),
     }
 }
@@ -177,8 +177,8 @@ mod tests {
     fn attributes_and_cost_are_read() {
         let list = |pairs: &[&str]| pairs.iter().map(|pair| (*pair).to_owned()).collect::<Vec<_>>();
         assert_eq!(read("TG.CHECK d k v"), Ok((list(&["k=v"]), Cost::ONE)));
-        assert_eq!(read("tg.check d k v cost 5"), Ok((list(&["k=v"]), Cost::take(5))));
-        assert_eq!(read("TG.PEEK d k v"), Ok((list(&["k=v"]), Cost::LOOK)));
+        assert_eq!(read("tg.check d k v cost 5"), Ok((list(&["k=v"]), Cost::new(5))));
+        assert_eq!(read("TG.PEEK d k v"), Ok((list(&["k=v"]), Cost::PEEK)));
         // Alone or not at the end it is an attribute like any other.
         assert_eq!(read("TG.CHECK d cost 5"), Ok((list(&["cost=5"]), Cost::ONE)));
         let both = list(&["cost=5", "k=v"]);

@@ -215,7 +215,7 @@ impl<S: CounterStore> Connection<S> {
         let decided = std::mem::take(&mut self.session.decided);
         if decided > 0 {
             let limiter = &self.app.limiter;
-            limiter.took("resp", decided, limiter.clock().now().since(began));
+            limiter.record_latency("resp", decided, limiter.clock().now().since(began));
         }
     }
 

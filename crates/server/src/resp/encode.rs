@@ -108,7 +108,7 @@ pub(super) fn as_i64(number: u64) -> i64 {
 
 /// Milliseconds up to a whole second; a part of a millisecond is dropped, as redis-cell does.
 #[inline]
-pub(super) fn seconds(span: tollgate_core::Span) -> i64 {
+pub(super) fn seconds(span: tollgate_core::TimeDelta) -> i64 {
     as_i64((span.as_micros() / 1_000).div_ceil(1_000))
 }
 
@@ -116,7 +116,7 @@ pub(super) fn seconds(span: tollgate_core::Span) -> i64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tollgate_core::Span;
+    use tollgate_core::TimeDelta;
 
     proptest! {
         #[test]
@@ -140,7 +140,7 @@ mod tests {
     fn seconds_round_up_from_a_millisecond_on() {
         let cases = [(0, 0), (999, 0), (1_000, 1), (2_000_000, 2), (2_000_999, 2), (2_001_000, 3)];
         for (micros, whole) in cases {
-            assert_eq!(seconds(Span::from_micros(micros)), whole, "{micros}");
+            assert_eq!(seconds(TimeDelta::from_micros(micros)), whole, "{micros}");
         }
     }
 }

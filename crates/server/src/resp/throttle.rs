@@ -11,8 +11,8 @@ use super::{App, CommandError, frame};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Outcome, Part, Quota, Scope, Span,
-    StoreError, Verdict,
+    Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec, Outcome, Rate, Scope,
+    StoreError, TimeDelta, Verdict,
 };
 
 /// Whether a command is this one; nearly always it is written as here.
@@ -54,7 +54,7 @@ impl<'a> Throttle<'a> {
         let cost = match quantity {
             None => Cost::ONE,
             Some(quantity) => match frame::integer(quantity) {
-                Some(units @ 0..) => Cost::take(units.unsigned_abs()),
+                Some(units @ 0..) => Cost::new(units.unsigned_abs()),
                 Some(units) => Cost::refund(units.unsigned_abs()),
                 None => return Err(no_integer("quantity")),
             },
@@ -93,7 +93,7 @@ impl ThrottleParams {
     /// # Errors
     /// A refusal if the numbers are beyond what a limit can hold.
     pub(super) fn limit(self) -> Result<Limit, CommandError> {
-        let quota = Quota::per(self.count, Span::from_secs(self.period));
+        let quota = Rate::per(self.count, TimeDelta::from_secs(self.period));
         let burst = self.max_burst.saturating_add(1);
         let limit = LimitSpec::new(Algorithm::Gcra, quota).burst(burst).build();
         limit.map_err(|error| CommandError::new(error.to_string()))
@@ -115,10 +115,10 @@ impl<'a> Key<'a> {
         }
     }
 
-    fn parts(&self) -> SmallVec<[Part<'_>; 2]> {
+    fn parts(&self) -> SmallVec<[KeyPart<'_>; 2]> {
         match self {
-            Self::Text(text) => SmallVec::from_slice(&[Part::Text(text)]),
-            Self::Bytes(digits) => SmallVec::from_slice(&[Part::Text(digits), Part::Text("hex")]),
+            Self::Text(text) => SmallVec::from_slice(&[KeyPart::Text(text)]),
+            Self::Bytes(digits) => SmallVec::from_slice(&[KeyPart::Text(digits), KeyPart::Text("hex")]),
         }
     }
 }
@@ -132,7 +132,7 @@ pub(super) fn reply(out: &mut Vec<u8>, limit: &Limit, outcome: &Outcome) {
             out.extend_from_slice(b"*5\r\n:1\r\n:");
             retry_after
         }
-        Verdict::Allowed { .. } | Verdict::Unanswered => {
+        Verdict::Allowed { .. } | Verdict::Unknown => {
             out.extend_from_slice(b"*5\r\n:0\r\n:");
             None
         }
@@ -281,8 +281,8 @@ impl<'a> Batch<'a> {
         out: &mut Vec<u8>,
     ) -> bool {
         SCRATCH.with_borrow_mut(|ThreadScratch { limits, outcomes }| {
-            let parts: SmallVec<[[Part<'_>; 1]; MAX_BATCH]> =
-                self.calls.iter().map(|call| [Part::Text(call.key)]).collect();
+            let parts: SmallVec<[[KeyPart<'_>; 1]; MAX_BATCH]> =
+                self.calls.iter().map(|call| [KeyPart::Text(call.key)]).collect();
             let mut charges: SmallVec<[Charge<'_>; MAX_BATCH]> = SmallVec::new();
             for (call, parts) in self.calls.iter().zip(&parts) {
                 let Some(limit) = limits.at(call.slot) else { continue };
@@ -332,7 +332,7 @@ mod tests {
     fn parameters_are_parsed_and_validated() {
         let numbers = ThrottleParams { max_burst: 15, count: 30, period: 60 };
         assert_eq!(read("CL.THROTTLE k 15 30 60"), Ok((numbers, Cost::ONE)));
-        assert_eq!(read("CL.THROTTLE k 15 30 60 0"), Ok((numbers, Cost::LOOK)));
+        assert_eq!(read("CL.THROTTLE k 15 30 60 0"), Ok((numbers, Cost::PEEK)));
         assert_eq!(read("CL.THROTTLE k 15 30 60 -4"), Ok((numbers, Cost::refund(4))));
         for (wrong, said) in [
             ("CL.THROTTLE", "wrong number"),

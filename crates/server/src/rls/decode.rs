@@ -75,7 +75,7 @@ pub(crate) fn descriptors<'a>(
         let hits = descriptor.hits_addend;
         let hits = match (hits, descriptor.is_negative_hits) {
             (None, false) => None,
-            (Some(units), false) => Some(Cost::take(units)),
+            (Some(units), false) => Some(Cost::new(units)),
             (units, true) => Some(Cost::refund(units.unwrap_or(hits_of(request)))),
         };
         all.push(Descriptor { entries: own, hits, limit });
@@ -89,7 +89,7 @@ fn hits_of(request: &RateLimitRequest) -> u64 {
 
 /// The request's own hits, where zero counts as one.
 pub(crate) fn hits(request: &RateLimitRequest) -> Cost {
-    Cost::take(hits_of(request))
+    Cost::new(hits_of(request))
 }
 
 /// The unit of an override; this enumeration has no week.

@@ -6,9 +6,9 @@ use super::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit
 use super::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use prost_types::value::Kind;
 use prost_types::{Duration, Struct, Value};
-use tollgate_core::{Span, Verdict};
+use tollgate_core::{TimeDelta, Verdict};
 use tollgate_engine::{Decision, LimitStatus, Origin};
-use tollgate_rules::{Match, RuleLimit, Unit};
+use tollgate_rules::{MatchKind, RuleLimit, Unit};
 
 /// The answer on the wire.
 pub fn response(decision: &Decision) -> RateLimitResponse {
@@ -32,7 +32,7 @@ fn descriptor(
     status: &tollgate_engine::DescriptorStatus,
 ) -> DescriptorStatus {
     let mut wire = DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() };
-    if status.matched == Match::Unlimited {
+    if status.matched == MatchKind::Unlimited {
         wire.limit_remaining = u32::MAX;
     }
     let Some(limit) = decision.tightest(at) else { return wire };
@@ -41,7 +41,7 @@ fn descriptor(
         wire.code = Code::OverLimit.into();
     }
     wire.current_limit = Some(RateLimit {
-        requests_per_unit: u32::try_from(facts.quota().count).unwrap_or(u32::MAX),
+        requests_per_unit: u32::try_from(facts.rate().count).unwrap_or(u32::MAX),
         unit: unit.map_or(WireUnit::Unknown, wire_unit).into(),
         name: name(decision, limit),
     });
@@ -51,7 +51,7 @@ fn descriptor(
 }
 
 /// The time that matters to a caller: until the same request would pass, or until the limit is as good as unused.
-fn until(limit: &LimitStatus) -> Span {
+fn until(limit: &LimitStatus) -> TimeDelta {
     match limit.outcome.verdict {
         Verdict::Denied { retry_after: Some(wait) } => wait,
         _ => limit.outcome.reset_after,
@@ -59,13 +59,13 @@ fn until(limit: &LimitStatus) -> Span {
 }
 
 /// Envoy cuts fractions off: so they are rounded up here.
-fn whole_seconds(span: Span) -> Duration {
+fn whole_seconds(span: TimeDelta) -> Duration {
     Duration { seconds: i64::try_from(span.ceil_secs()).unwrap_or(i64::MAX), nanos: 0 }
 }
 
 fn name(decision: &Decision, limit: &LimitStatus) -> String {
     let rule = limit.rule.and_then(|id| decision.rules().rule(id));
-    rule.filter(|rule| rule.named).map_or_else(String::new, |rule| rule.name.clone())
+    rule.filter(|rule| rule.has_explicit_name).map_or_else(String::new, |rule| rule.name.clone())
 }
 
 const fn wire_unit(unit: Unit) -> WireUnit {
@@ -107,7 +107,7 @@ fn metadata(decision: &Decision) -> Option<Struct> {
             text(key, value.clone());
         }
     }
-    if decision.delay() > Span::ZERO {
+    if decision.delay() > TimeDelta::ZERO {
         text("delay_ms", decision.delay().ceil_millis().to_string());
     }
     let policy = matches!(decision.origin, Origin::Local | Origin::FailOpen | Origin::FailClosed)

@@ -23,7 +23,7 @@ pub mod proto {
 
 use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate_core::CounterStore;
-use tollgate_engine::{Check, Decision, Limiter, Trace};
+use tollgate_engine::{Check, Decision, Limiter, TraceContext};
 
 /// Answers one request, which may be part of a trace.
 ///
@@ -32,7 +32,7 @@ use tollgate_engine::{Check, Decision, Limiter, Trace};
 pub async fn handle<S: CounterStore>(
     limiter: &Limiter<S>,
     request: &RateLimitRequest,
-    trace: Option<&Trace>,
+    trace: Option<&TraceContext>,
 ) -> Result<RateLimitResponse, BadRequest> {
     let decision = decide(limiter, "rls", request, trace).await?;
     Ok(encode::response(&decision))
@@ -46,12 +46,12 @@ pub async fn decide<S: CounterStore>(
     limiter: &Limiter<S>,
     front: &'static str,
     request: &RateLimitRequest,
-    trace: Option<&Trace>,
+    trace: Option<&TraceContext>,
 ) -> Result<Decision, BadRequest> {
     let entries = decode::entries(request)?;
     let descriptors = decode::descriptors(request, &entries)?;
-    let check = Check::descriptors(&request.domain, &descriptors).costing(decode::hits(request));
-    Ok(limiter.check(&check.asked_by(front).traced(trace)).await)
+    let check = Check::descriptors(&request.domain, &descriptors).with_cost(decode::hits(request));
+    Ok(limiter.check(&check.with_protocol(front).with_trace(trace)).await)
 }
 
 pub use encode::response;

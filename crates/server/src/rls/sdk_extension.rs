@@ -12,8 +12,8 @@
 use super::proto::envoy::config::core::v3::HeaderValue;
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use super::{BadRequest, decide, decode, encode};
-use tollgate_core::{Cost, CounterStore, Span};
-use tollgate_engine::{Check, Limiter, Trace};
+use tollgate_core::{Cost, CounterStore, TimeDelta};
+use tollgate_engine::{Check, Limiter, TraceContext};
 use tollgate_http::response::{DecisionSummary, ResponseConfig};
 
 /// The metadata's name.
@@ -24,7 +24,7 @@ pub(crate) async fn handle<S: CounterStore>(
     answers: &ResponseConfig,
     request: &RateLimitRequest,
     form: &[u8],
-    trace: Option<&Trace>,
+    trace: Option<&TraceContext>,
 ) -> Result<RateLimitResponse, BadRequest> {
     let decision = match form {
         b"attributes" => {
@@ -32,10 +32,10 @@ pub(crate) async fn handle<S: CounterStore>(
                 return Err(BadRequest("a bag of attributes is one descriptor".to_owned()));
             }
             let entries = decode::entries(request)?;
-            let own = request.descriptors[0].hits_addend.map(Cost::take);
+            let own = request.descriptors[0].hits_addend.map(Cost::new);
             let cost = own.unwrap_or_else(|| decode::hits(request));
-            let check = Check::attributes(&request.domain, &entries).costing(cost);
-            limiter.check(&check.asked_by("rls").traced(trace)).await
+            let check = Check::attributes(&request.domain, &entries).with_cost(cost);
+            limiter.check(&check.with_protocol("rls").with_trace(trace)).await
         }
         b"descriptors" => decide(limiter, "rls", request, trace).await?,
         _ => return Err(BadRequest(format!("{METADATA_KEY}: write attributes or descriptors"))),
@@ -43,7 +43,7 @@ pub(crate) async fn handle<S: CounterStore>(
     let answer = answers.respond(&DecisionSummary::from_decision(&decision), limiter.clock().now());
     let field = |key: &str, value: String| HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() };
     let mut fields = vec![field("tollgate-status", answer.status().as_u16().to_string())];
-    if decision.delay() > Span::ZERO {
+    if decision.delay() > TimeDelta::ZERO {
         fields.push(field("tollgate-delay-ms", decision.delay().ceil_millis().to_string()));
     }
     for (key, value) in answer.headers() {

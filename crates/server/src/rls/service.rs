@@ -59,7 +59,7 @@ impl<S: CounterStore + 'static> RateLimitService for Service<S> {
             None => super::handle(&self.0, request.get_ref(), trace.as_ref()).await,
         };
         if answered.is_ok() {
-            self.0.took("rls", 1, self.0.clock().now().since(began));
+            self.0.record_latency("rls", 1, self.0.clock().now().since(began));
         }
         match answered {
             Ok(response) => Ok(Response::new(response)),
@@ -114,7 +114,7 @@ pub async fn serve<S: CounterStore + 'static>(
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering};
-    use tollgate_core::{ManualClock, Span, Timestamp};
+    use tollgate_core::{ManualClock, TimeDelta, Timestamp};
     use tollgate_rules::{Options, Ruleset};
     use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -122,9 +122,9 @@ mod tests {
     struct Timed(AtomicU64);
 
     impl tollgate_engine::Observer for Timed {
-        fn decided(&self, _: &tollgate_engine::Check<'_>, _: &tollgate_engine::Decision) {}
+        fn on_decision(&self, _: &tollgate_engine::Check<'_>, _: &tollgate_engine::Decision) {}
 
-        fn took(&self, front: &'static str, requests: u64, _: Span) {
+        fn on_latency(&self, front: &'static str, requests: u64, _: TimeDelta) {
             assert_eq!(front, "rls");
             self.0.fetch_add(requests, Ordering::Relaxed);
         }

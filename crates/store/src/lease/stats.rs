@@ -1,4 +1,4 @@
-//! What leases tell about themselves.
+//! Lease statistics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -56,7 +56,7 @@ pub struct LeaseStats {
 
 impl Counts {
     /// Adds the running counts to figures of the present.
-    pub(super) fn to_stats(&self, present: LeaseStats) -> LeaseStats {
+    pub(super) fn with_present(&self, present: LeaseStats) -> LeaseStats {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         LeaseStats {
             central: read(&self.central),

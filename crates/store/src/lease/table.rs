@@ -2,7 +2,7 @@
 //! instructions, never over an await.
 
 use super::config::LeaseConfig;
-use super::key_lease::{KeyLease, LeaseAction, LeaseKey, RefillRequest, SpendReceipt, SpendResult};
+use super::key_lease::{Lease, LeaseAction, LeaseKey, RefillRequest, SpendReceipt, SpendResult};
 use super::stats::LeaseStats;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -10,13 +10,13 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
-use tollgate_core::{Charge, Outcome, Outcomes, OwnedPart, Span, Timestamp};
+use tollgate_core::{Charge, Outcome, Outcomes, OwnedKeyPart, TimeDelta, Timestamp};
 
 const SHARDS: usize = 64;
 /// Names that were seen once, a part.
-const SEEN: usize = 1_024;
+const RECENT_KEYS: usize = 1_024;
 /// How often leases are looked at for those that are idle.
-const SWEEP_INTERVAL: Span = Span::from_millis(100);
+const SWEEP_INTERVAL: TimeDelta = TimeDelta::from_millis(100);
 
 /// Names are hashes already.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,7 +36,7 @@ impl Hasher for PassthroughHasher {
 
 #[derive(Default)]
 struct LeaseShard {
-    leases: HashMap<u64, KeyLease, BuildHasherDefault<PassthroughHasher>>,
+    leases: HashMap<u64, Lease, BuildHasherDefault<PassthroughHasher>>,
     /// Name and instant, by the name's own place.
     seen: Vec<(u64, Timestamp)>,
     /// Charges paid for, and denied, here.
@@ -44,11 +44,11 @@ struct LeaseShard {
     denied: u64,
 }
 
-pub(super) struct LeaseTable {
+pub(super) struct Table {
     shards: Box<[Mutex<LeaseShard>]>,
     /// How many leases there are, and may be.
     count: AtomicUsize,
-    max_keys: usize,
+    max: usize,
     /// When all leases were last looked at, in microseconds.
     swept: AtomicU64,
     /// What is to be done, and who waits for it.
@@ -62,7 +62,7 @@ pub struct HotKey {
     /// The scope of its counter: domain, path, algorithm, period.
     pub scope: String,
     /// Its values as they came: whoever tells of them hides what is not to be told.
-    pub values: Vec<OwnedPart>,
+    pub values: Vec<OwnedKeyPart>,
     /// Units a second at this node.
     pub rate: u64,
     /// Leased because it is hot, not because its rule says so.
@@ -71,12 +71,12 @@ pub struct HotKey {
     pub available: u64,
 }
 
-impl LeaseTable {
+impl Table {
     pub(super) fn new(most: usize) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
-            max_keys: most,
+            max: most,
             swept: AtomicU64::new(0),
             due: Mutex::default(),
             task_ready: Notify::new(),
@@ -95,20 +95,20 @@ impl LeaseTable {
         let Some(lease) = part.leases.get_mut(&name) else { return SpendResult::Empty };
         if !lease.is_for(charge.limit) {
             // Its rule has changed: what is in hand is of the old numbers.
-            let (named, tasks) = (Arc::clone(&lease.key), lease.empty(now));
+            let (named, tasks) = (Arc::clone(&lease.key), lease.drain(now));
             part.leases.remove(&name);
             self.count.fetch_sub(1, Ordering::Relaxed);
             drop(part);
-            self.notify(name, &named, tasks);
+            self.schedule(name, &named, tasks);
             return SpendResult::Empty;
         }
         let (said, low) = lease.spend(charge.cost.units(), now);
-        let asks = low.then(|| lease.begin_refill());
+        let asks = low.then(|| lease.start_refill());
         part.local += u64::from(matches!(said, SpendResult::Spent(..)));
         part.denied += u64::from(matches!(said, SpendResult::Denied(_)));
         drop(part);
         if let Some(named) = asks {
-            self.notify(name, &named, [LeaseAction::Refill].into_iter().collect());
+            self.schedule(name, &named, [LeaseAction::Refill].into_iter().collect());
         }
         said
     }
@@ -138,20 +138,20 @@ impl LeaseTable {
     /// A refund changes what the authority would say.
     pub(super) fn refunded(&self, name: u64) {
         if let Some(lease) = self.shard(name).leases.get_mut(&name) {
-            lease.clear_denial();
+            lease.forget_denial();
         }
     }
 
     /// Whether a key was seen `within` this time; it has been now.
-    pub(super) fn seen(&self, name: u64, now: Timestamp, within: Span) -> bool {
+    pub(super) fn was_seen(&self, name: u64, now: Timestamp, within: TimeDelta) -> bool {
         let mut part = self.shard(name);
         if part.leases.contains_key(&name) {
             return true;
         }
         if part.seen.is_empty() {
-            part.seen = vec![(0, Timestamp::ZERO); SEEN];
+            part.seen = vec![(0, Timestamp::ZERO); RECENT_KEYS];
         }
-        let place = &mut part.seen[name as usize % SEEN];
+        let place = &mut part.seen[name as usize % RECENT_KEYS];
         let again = place.0 == name && now.since(place.1) <= within;
         *place = (name, now);
         again
@@ -171,13 +171,13 @@ impl LeaseTable {
     ) -> bool {
         let mut part = self.shard(name);
         let known = part.leases.contains_key(&name);
-        if !known && (!due || self.count.load(Ordering::Relaxed) >= self.max_keys) {
+        if !known && (!due || self.count.load(Ordering::Relaxed) >= self.max) {
             return false;
         }
         if !known {
-            let Some(named) = LeaseKey::new(charge, config) else { return false };
+            let Some(named) = LeaseKey::from_charge(charge, config) else { return false };
             let promoted = charge.mode == tollgate_core::Mode::Adaptive;
-            part.leases.insert(name, KeyLease::new(Arc::new(named), promoted, now));
+            part.leases.insert(name, Lease::new(Arc::new(named), promoted, now));
             self.count.fetch_add(1, Ordering::Relaxed);
         }
         let Some(lease) = part.leases.get_mut(&name).filter(|lease| lease.is_for(charge.limit)) else {
@@ -185,14 +185,14 @@ impl LeaseTable {
         };
         lease.record_outcome(charge.cost.units(), outcome, asked);
         if outcome.verdict.is_allowed() && lease.is_low(now) {
-            let named = lease.begin_refill();
+            let named = lease.start_refill();
             drop(part);
-            self.notify(name, &named, [LeaseAction::Refill].into_iter().collect());
+            self.schedule(name, &named, [LeaseAction::Refill].into_iter().collect());
         }
         !known
     }
 
-    fn notify(&self, name: u64, named: &Arc<LeaseKey>, tasks: SmallVec<[LeaseAction; 2]>) {
+    fn schedule(&self, name: u64, named: &Arc<LeaseKey>, tasks: SmallVec<[LeaseAction; 2]>) {
         if tasks.is_empty() {
             return;
         }
@@ -203,7 +203,7 @@ impl LeaseTable {
     }
 
     /// Takes what is to be done.
-    pub(super) fn due(&self) -> Vec<(u64, Arc<LeaseKey>, LeaseAction)> {
+    pub(super) fn take_due(&self) -> Vec<(u64, Arc<LeaseKey>, LeaseAction)> {
         std::mem::take(&mut self.due.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -223,7 +223,7 @@ impl LeaseTable {
         named: &Arc<LeaseKey>,
         ask: &RefillRequest,
         outcomes: &Outcomes,
-        ttl: Span,
+        ttl: TimeDelta,
         now: Timestamp,
     ) -> bool {
         let mut part = self.shard(name);
@@ -238,7 +238,7 @@ impl LeaseTable {
     }
 
     /// Looks at every lease; those for which `keep` is false are given back.
-    pub(super) fn each(&self, mut keep: impl FnMut(u64, &mut KeyLease) -> bool) {
+    pub(super) fn retain(&self, mut keep: impl FnMut(u64, &mut Lease) -> bool) {
         for part in &self.shards {
             let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
             let before = part.leases.len();
@@ -256,7 +256,7 @@ impl LeaseTable {
         }
         self.swept.store(now.as_micros(), Ordering::Relaxed);
         let (mut demoted, mut tasks) = (0, Vec::new());
-        self.each(|name, lease| {
+        self.retain(|name, lease| {
             let cooled = lease.has_cooled(config, now);
             let idle = lease.idle_for(now) >= config.idle;
             if !(all || cooled || idle) {
@@ -264,7 +264,7 @@ impl LeaseTable {
             }
             demoted += u64::from(cooled && lease.promoted);
             let named = Arc::clone(&lease.key);
-            tasks.extend(lease.empty(now).into_iter().map(|task| (name, Arc::clone(&named), task)));
+            tasks.extend(lease.drain(now).into_iter().map(|task| (name, Arc::clone(&named), task)));
             // An ask under way comes back to nobody, and is then given back.
             false
         });
@@ -275,12 +275,12 @@ impl LeaseTable {
     /// Leases of at least half this rate, the highest first.
     pub(super) fn hottest(&self, most: usize, hot: u64, now: Timestamp) -> Vec<HotKey> {
         let mut keys = Vec::new();
-        self.each(|_, lease| {
+        self.retain(|_, lease| {
             let rate = lease.rate(now);
             if lease.promoted || rate >= hot {
                 keys.push(HotKey {
                     scope: lease.key.scope.label().to_owned(),
-                    values: lease.key.parts().iter().map(OwnedPart::from).collect(),
+                    values: lease.key.parts().iter().map(OwnedKeyPart::from).collect(),
                     rate,
                     promoted: lease.promoted,
                     available: lease.available(now),

@@ -1,23 +1,23 @@
-//! What is done beside the traffic: units are asked for before they run out, and given back when nobody uses them.
+//! Background lease tasks: refill before units run out, return what is idle.
 //!
 //! Whoever runs the process drives it: `task_ready` waits until there is something to do, `due_tasks` tells what, `run_task` does one.
 //! No runtime is assumed, so a simulation drives the same code in its own time.
 
 use super::LeasedStore;
-use super::config::MARK;
+use super::config::MARK_UNITS;
 use super::key_lease::{LeaseAction, LeaseKey, RefillRequest};
 use super::stats::add;
 use super::units::LeasedUnits;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{
-    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, GiveBack, PermitId,
+    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, PermitId, UnitReturn,
 };
 
 /// One thing to do.
 #[derive(Debug)]
 pub struct LeaseTask {
-    hash: u64,
+    name: u64,
     key: Arc<LeaseKey>,
     action: LeaseAction,
 }
@@ -42,18 +42,18 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         let now = self.clock.now();
         add(&self.counts.demoted, self.table.sweep(&self.config, now, all));
         self.table
-            .due()
+            .take_due()
             .into_iter()
-            .map(|(name, named, task)| LeaseTask { hash: name, key: named, action: task })
+            .map(|(name, named, task)| LeaseTask { name, key: named, action: task })
             .collect()
     }
 
     /// Does one. `id` names the grant that it may bring: never the same twice, on any node.
-    pub async fn run_task(&self, errand: LeaseTask, id: PermitId) {
-        let LeaseTask { hash: name, key: named, action: task } = errand;
+    pub async fn run_task(&self, task: LeaseTask, id: PermitId) {
+        let LeaseTask { name, key: named, action: task } = task;
         match task {
             LeaseAction::Refill => self.refill(name, &named, id).await,
-            LeaseAction::Return(pocket, units) => self.return_units(&named, &pocket, units).await,
+            LeaseAction::Return(leased, units) => self.return_units_of(&named, &leased, units).await,
         }
     }
 
@@ -62,14 +62,14 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         let Some((units, spent, marks)) = self.table.next_refill(name, &self.config, asked) else { return };
         let parts = named.parts();
         // What is out no longer makes room for what is asked for.
-        let out = if units >= spent { Cost::take(units - spent) } else { Cost::refund(spent - units) };
+        let out = if units >= spent { Cost::new(units - spent) } else { Cost::refund(spent - units) };
         let mut charges: SmallVec<[Charge<'_>; 3]> = SmallVec::new();
-        let asked_for = Charge::new(named.key(&parts), &named.limit, Cost::take(units));
-        charges.push(Charge { after_loss: named.after_loss, ..asked_for });
+        let asked_for = Charge::new(named.key(&parts), &named.limit, Cost::new(units));
+        charges.push(Charge { loss_policy: named.loss_policy, ..asked_for });
         charges.push(Charge::new(CounterKey { scope: &named.escrow.0, parts: &parts }, &named.escrow.1, out));
         if marks {
             let key = CounterKey { scope: &named.mark.0, parts: &parts };
-            let mark = Charge::new(key, &named.mark.1, Cost::take(MARK));
+            let mark = Charge::new(key, &named.mark.1, Cost::new(MARK_UNITS));
             charges.push(Charge { enforcement: Enforcement::Independent, ..mark });
         }
         add(&self.counts.requested, 1);
@@ -84,24 +84,25 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             if granted { &self.counts.granted } else { &self.counts.denied_refills },
             if granted { units } else { 1 },
         );
-        let ask = RefillRequest { units, spent, marks, at: asked, id };
+        let ask = RefillRequest { units, spent, marks, sent_at: asked, id };
         if !self.table.refilled(name, named, &ask, &outcomes, self.config.ttl, now) && granted {
             // The lease was given up meanwhile.
-            if let Some(pocket) = named.new_units(&ask, &outcomes, self.config.ttl) {
-                self.return_units(named, &pocket, pocket.available(now)).await;
+            if let Some(leased) = named.leased_units(&ask, &outcomes, self.config.ttl) {
+                self.return_units_of(named, &leased, leased.available(now)).await;
             }
         }
     }
 
-    async fn return_units(&self, named: &LeaseKey, pocket: &LeasedUnits, units: u64) {
+    async fn return_units_of(&self, named: &LeaseKey, leased: &LeasedUnits, units: u64) {
         if units == 0 {
             return;
         }
         let parts = named.parts();
-        let (taken, full_at, id) = (pocket.taken(units), pocket.full_at, pocket.id);
-        let back = GiveBack { key: named.key(&parts), limit: &named.limit, units, taken, full_at, id };
+        let (taken, full_at, id) = (leased.taken_at(units), leased.full_at, leased.id);
+        let back =
+            UnitReturn { key: named.key(&parts), limit: &named.limit, units, taken_at: taken, full_at, id };
         // If it is lost, time gives them back. Sent once: it may have been done.
-        if self.authority.give_back(&back).await.is_ok() {
+        if self.authority.return_units(&back).await.is_ok() {
             add(&self.counts.returned, units);
         }
     }

@@ -1,4 +1,4 @@
-//! Many checks with one reading of the clock.
+//! Batches of checks with one reading of the clock.
 //!
 //! A decision over millions of keys is one cache miss and little else. A batch starts all its misses before it waits
 //! for the first: names are hashed and lines fetched a group at a time, then charged in order.
@@ -21,13 +21,13 @@ impl<C: Clock> MemoryStore<C> {
                 self.counters.keys.prefetch(*name);
             }
             for (charge, name) in group.iter().zip(names) {
-                match self.ask_by(charge, name, now) {
+                match self.packed_charge_by_name(charge, name, now) {
                     // Two places to push, because joining their outcomes would take them through memory.
                     Some(ask) => match self.counters.charge_known(&ask) {
                         Some(outcome) => out.push(outcome),
                         None => out.push(self.charge_slowly(&ask)),
                     },
-                    None => out.push(self.charge_at(now, std::slice::from_ref(charge)).each[0]),
+                    None => out.push(self.charge_at(now, std::slice::from_ref(charge)).per_charge[0]),
                 }
             }
         }
@@ -42,7 +42,11 @@ impl<C: Clock> MemoryStore<C> {
                 self.counters.keys.prefetch(self.hasher.name(&charge.key));
             }
             out.extend(group.iter().map(|request| match request {
-                [] => Outcomes { admission: tollgate_core::Admission::Admitted, at: now, each: smallvec![] },
+                [] => Outcomes {
+                    admission: tollgate_core::Admission::Admitted,
+                    at: now,
+                    per_charge: smallvec![],
+                },
                 request => self.charge_at(now, request),
             }));
         }

@@ -1,9 +1,9 @@
-//! How much memory the store may take.
+//! Memory settings of the store.
 //!
 //! One number, the cap, because that is what an operator has to give; how it is divided follows from it. Numbers of keys
 //! were rejected: how many fit depends on the limits, and the machine's memory does not.
 
-use super::pages::HugePages;
+use super::huge_pages::HugePages;
 
 /// How much memory the store may take, and how.
 #[derive(Clone, Debug)]
@@ -12,14 +12,14 @@ pub struct MemoryConfig {
     /// The most bytes that counters take, all told. It is reserved at once and touched as keys come.
     pub bytes: usize,
     /// Of these, for states that do not fit a slot (strict windows, logs, permits); an eighth if absent.
-    pub aside_bytes: Option<usize>,
+    pub wide_bytes: Option<usize>,
     /// When to use huge pages.
     pub huge_pages: HugePages,
 }
 
 impl MemoryConfig {
     /// The least that is accepted.
-    pub const LEAST: usize = 64 << 10;
+    pub const MIN_BYTES: usize = 64 << 10;
 
     /// A cap of so many bytes, the rest by default.
     ///
@@ -28,7 +28,7 @@ impl MemoryConfig {
     /// ```
     #[must_use]
     pub const fn with_bytes(bytes: usize) -> Self {
-        Self { bytes, aside_bytes: None, huge_pages: HugePages::WhenDense }
+        Self { bytes, wide_bytes: None, huge_pages: HugePages::WhenDense }
     }
 }
 
@@ -44,16 +44,16 @@ impl Default for MemoryConfig {
 #[non_exhaustive]
 pub enum MemoryError {
     /// Less memory than the tables need.
-    #[error("{given} bytes are too few for the counters; give at least {least}", least = MemoryConfig::LEAST)]
+    #[error("{given} bytes are too few for the counters; give at least {least}", least = MemoryConfig::MIN_BYTES)]
     TooSmall {
         /// What was given.
         given: usize,
     },
     /// States aside would take more than half.
-    #[error("{aside} bytes for states aside are more than half of the {bytes} bytes in all")]
-    AsideTooLarge {
+    #[error("{wide} bytes for states aside are more than half of the {bytes} bytes in all")]
+    WideTooLarge {
         /// What was asked for.
-        aside: usize,
+        wide: usize,
         /// Out of these.
         bytes: usize,
     },

@@ -1,4 +1,4 @@
-//! A counter's name as a number that nobody outside can predict.
+//! Seeded hash of a counter key, unpredictable from outside.
 //!
 //! 64 bits choose the counter: the upper ones its home line, the lower 48 its fingerprint. The seed is drawn from the
 //! operating system for every store, so that nobody can prepare keys that crowd one line or share one counter. Fields
@@ -7,7 +7,7 @@
 use foldhash::SharedSeed;
 use foldhash::quality::FoldHasher;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use tollgate_core::{CounterKey, Part};
+use tollgate_core::{CounterKey, KeyPart};
 
 /// Set in the length field of what is not text.
 const NETWORK: u64 = 1 << 63;
@@ -57,11 +57,11 @@ impl KeyHasher {
         hasher.write_u64(key.scope.id());
         for part in key.parts {
             match part {
-                Part::Text(text) | Part::Secret(text) => {
+                KeyPart::Text(text) | KeyPart::Secret(text) => {
                     hasher.write_u64(text.len() as u64);
                     hasher.write(text.as_bytes());
                 }
-                Part::Network { address, prefix } => {
+                KeyPart::Network { address, prefix } => {
                     hasher.write_u64(NETWORK | u64::from(*prefix));
                     hasher.write_u128(*address);
                 }
@@ -80,9 +80,9 @@ mod tests {
     fn parts_never_join() {
         let hasher = KeyHasher::random();
         let scope = Scope::new("s");
-        let name = |parts: &[Part<'_>]| hasher.name(&CounterKey { scope: &scope, parts });
+        let name = |parts: &[KeyPart<'_>]| hasher.name(&CounterKey { scope: &scope, parts });
         let texts =
-            |parts: &[&'static str]| name(&parts.iter().map(|text| Part::Text(text)).collect::<Vec<_>>());
+            |parts: &[&'static str]| name(&parts.iter().map(|text| KeyPart::Text(text)).collect::<Vec<_>>());
         let names = [
             texts(&["ab", "c"]),
             texts(&["a", "bc"]),
@@ -90,8 +90,8 @@ mod tests {
             texts(&["abc", ""]),
             texts(&["", "abc"]),
             texts(&[]),
-            name(&[Part::Network { address: 0, prefix: 0 }]),
-            name(&[Part::Network { address: 0, prefix: 1 }]),
+            name(&[KeyPart::Network { address: 0, prefix: 0 }]),
+            name(&[KeyPart::Network { address: 0, prefix: 1 }]),
         ];
         let distinct: std::collections::HashSet<_> = names.iter().collect();
         assert_eq!(distinct.len(), names.len());
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn two_stores_do_not_agree_on_names() {
         let scope = Scope::new("s");
-        let key = CounterKey { scope: &scope, parts: &[Part::Text("k")] };
+        let key = CounterKey { scope: &scope, parts: &[KeyPart::Text("k")] };
         assert_ne!(KeyHasher::random().name(&key), KeyHasher::random().name(&key));
     }
 }

@@ -1,4 +1,4 @@
-//! What 16 bytes of the table hold.
+//! Slot layout: the 16 bytes of one counter in the table.
 //!
 //! | half | bits, high to low |
 //! |---|---|
@@ -27,12 +27,12 @@ pub(super) const fn fingerprint(name: u64) -> u64 {
 
 /// What a slot held at some instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Snapshot {
+pub(super) struct SlotValue {
     pub(super) meta: u64,
     pub(super) word: u64,
 }
 
-impl Snapshot {
+impl SlotValue {
     pub(super) const EMPTY: Self = Self { meta: 0, word: 0 };
 
     #[inline]
@@ -55,7 +55,7 @@ impl Snapshot {
 
     /// Whether the slot belongs to this name, filled or reserved.
     #[inline]
-    pub(super) const fn is_of(self, name: u64) -> bool {
+    pub(super) const fn belongs_to(self, name: u64) -> bool {
         self.meta != 0 && self.meta >> FINGERPRINT_SHIFT == fingerprint(name) >> FINGERPRINT_SHIFT
     }
 
@@ -64,7 +64,7 @@ impl Snapshot {
     }
 
     /// How little the table would lose with this slot: its pressure, then when it expires.
-    pub(super) fn worth(self, now: Timestamp) -> (u8, Timestamp) {
+    pub(super) fn eviction_rank(self, now: Timestamp) -> (u8, Timestamp) {
         let tag = Tag::from_byte(self.tag_byte());
         (tag.pressure(self.word, (self.meta >> PRESSURE_SHIFT) as u8, now), tag.expires(self.word))
     }
@@ -86,12 +86,12 @@ impl Snapshot {
 
 /// Whether a meta is of the name with this fingerprint, filled or reserved.
 #[inline]
-pub(super) const fn is_like(meta: u64, fingerprint: u64) -> bool {
+pub(super) const fn has_fingerprint(meta: u64, fingerprint: u64) -> bool {
     (meta ^ fingerprint) >> FINGERPRINT_SHIFT == 0
 }
 
 /// Whether a meta is a filled slot of the name with this fingerprint.
 #[inline]
-pub(super) const fn holds(meta: u64, fingerprint: u64) -> bool {
-    is_like(meta, fingerprint) && meta as u8 > RESERVED
+pub(super) const fn is_filled_with(meta: u64, fingerprint: u64) -> bool {
+    has_fingerprint(meta, fingerprint) && meta as u8 > RESERVED
 }

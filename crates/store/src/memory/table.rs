@@ -1,4 +1,4 @@
-//! Counters by name in fixed memory: a hash table without locks whose slots free themselves.
+//! Lock-free hash table of counters in fixed memory, whose slots free themselves.
 //!
 //! A name's home line and the few lines after it are its window; it lives in one slot of its window and never moves.
 //! A filled slot is found by its fingerprint, also when it has expired: an expired state is as good as none.
@@ -17,9 +17,9 @@
 //!
 //! Rejected: moving slots (cuckoo, robin hood): a key in flight is in two places or none. A lock a line: see `lines`.
 
-use super::figures::{Counts, Event};
-use super::lines::{Lines, SLOTS};
-use super::slot::{Snapshot, fingerprint, holds, is_like};
+use super::cache_lines::{LineStorage, SLOTS};
+use super::slot::{SlotValue, fingerprint, has_fingerprint, is_filled_with};
+use super::stats::{Counts, Event};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::Timestamp;
 
@@ -33,7 +33,7 @@ pub(super) struct Table<L> {
     homes: usize,
     window: usize,
     /// Keys whose pressure is at least this stay while they live.
-    mark: u16,
+    protected: u16,
     reservations: AtomicU64,
 }
 
@@ -48,11 +48,11 @@ pub(super) enum Insertion {
     Full,
 }
 
-impl<L: Lines> Table<L> {
+impl<L: LineStorage> Table<L> {
     /// A table over all of `lines`, of which there are `count`.
     pub(super) fn new(lines: L, count: usize, mark: u16) -> Self {
         let window = WINDOW.min(count);
-        Self { lines, homes: count + 1 - window, window, mark, reservations: AtomicU64::new(1) }
+        Self { lines, homes: count + 1 - window, window, protected: mark, reservations: AtomicU64::new(1) }
     }
 
     pub(super) fn slots(&self) -> usize {
@@ -76,7 +76,7 @@ impl<L: Lines> Table<L> {
 
     /// The filled slot of a name.
     #[inline(always)]
-    pub(super) fn find(&self, name: u64) -> Option<(usize, Snapshot)> {
+    pub(super) fn find(&self, name: u64) -> Option<(usize, SlotValue)> {
         let home = self.home(name);
         match self.find_in(home, fingerprint(name)) {
             Some(found) => Some(found),
@@ -85,12 +85,12 @@ impl<L: Lines> Table<L> {
     }
 
     #[inline(always)]
-    fn find_in(&self, line: usize, fingerprint: u64) -> Option<(usize, Snapshot)> {
+    fn find_in(&self, line: usize, fingerprint: u64) -> Option<(usize, SlotValue)> {
         let metas = self.lines.metas(line);
         // All four are compared before the one branch: which slot it is cannot be predicted.
         let mut matches = 0_u32;
         for (slot, meta) in metas.iter().enumerate() {
-            matches |= u32::from(is_like(*meta, fingerprint)) << slot;
+            matches |= u32::from(has_fingerprint(*meta, fingerprint)) << slot;
         }
         if matches == 0 {
             return None;
@@ -100,22 +100,22 @@ impl<L: Lines> Table<L> {
         let seen = self.lines.read(at);
         // Its meta is read anew after its word: a name that is there before and after was there between, so the word
         // is its own. A reservation does not count.
-        holds(seen.meta, fingerprint).then_some((at, seen))
+        is_filled_with(seen.meta, fingerprint).then_some((at, seen))
     }
 
     #[inline(never)]
-    fn find_beyond(&self, home: usize, name: u64) -> Option<(usize, Snapshot)> {
+    fn find_beyond(&self, home: usize, name: u64) -> Option<(usize, SlotValue)> {
         (home + 1..home + self.window).find_map(|line| self.find_in(line, fingerprint(name)))
     }
 
     /// Whether a slot still has this meta: a reading of it was not torn.
     #[inline]
-    pub(super) fn still(&self, at: usize, seen: Snapshot) -> bool {
+    pub(super) fn is_unchanged(&self, at: usize, seen: SlotValue) -> bool {
         self.lines.meta(at) == seen.meta
     }
 
     #[inline]
-    pub(super) fn replace(&self, at: usize, seen: Snapshot, new: Snapshot) -> bool {
+    pub(super) fn replace(&self, at: usize, seen: SlotValue, new: SlotValue) -> bool {
         self.lines.replace(at, seen, new)
     }
 
@@ -125,7 +125,7 @@ impl<L: Lines> Table<L> {
     /// eviction between two instructions of this thread and equal words; the evicted key's charge, which would have
     /// been forgotten a moment earlier, is then one more of the new owner's. Nobody is admitted too much.
     #[inline(always)]
-    pub(super) fn update(&self, at: usize, seen: Snapshot, new: Snapshot) -> bool {
+    pub(super) fn update(&self, at: usize, seen: SlotValue, new: SlotValue) -> bool {
         if new.meta == seen.meta && seen.word != 0 {
             return self.lines.replace_word(at, seen, new.word);
         }
@@ -139,19 +139,19 @@ impl<L: Lines> Table<L> {
 
     /// Puts a newcomer into its window.
     #[cold]
-    pub(super) fn insert(&self, name: u64, now: Timestamp, new: Snapshot, counts: &Counts) -> Insertion {
+    pub(super) fn insert(&self, name: u64, now: Timestamp, new: SlotValue, counts: &Counts) -> Insertion {
         let (at, seen) = match self.choose(name, now) {
             Choice::Slot(at, seen) => (at, seen),
             Choice::Taken => return Insertion::Raced,
             Choice::None => return Insertion::Full,
         };
-        let mine = Snapshot::reservation(name, self.reservations.fetch_add(1, Ordering::Relaxed));
+        let mine = SlotValue::reservation(name, self.reservations.fetch_add(1, Ordering::Relaxed));
         if !self.replace(at, seen, mine) {
             return Insertion::Raced;
         }
         if !self.is_alone(name, at) {
             // Fails if the reservation was cancelled: then there is nothing to withdraw.
-            self.replace(at, mine, Snapshot::EMPTY);
+            self.replace(at, mine, SlotValue::EMPTY);
             return Insertion::Raced;
         }
         if !self.replace(at, mine, new) {
@@ -159,9 +159,9 @@ impl<L: Lines> Table<L> {
             self.lines.relax();
             return Insertion::Raced;
         }
-        counts.note(name, Event::Inserted);
+        counts.record(name, Event::Inserted);
         if seen.meta != 0 && !seen.is_reservation() {
-            counts.note(name, if seen.is_free(now) { Event::Reused } else { Event::Evicted });
+            counts.record(name, if seen.is_free(now) { Event::Reused } else { Event::Evicted });
         }
         Insertion::Filled(at)
     }
@@ -171,13 +171,13 @@ impl<L: Lines> Table<L> {
         for at in self.window_of(name).filter(|at| *at != mine) {
             loop {
                 let seen = self.lines.read(at);
-                if !seen.is_of(name) {
+                if !seen.belongs_to(name) {
                     break;
                 }
                 if !seen.is_reservation() {
                     return false;
                 }
-                if self.replace(at, seen, Snapshot::EMPTY) {
+                if self.replace(at, seen, SlotValue::EMPTY) {
                     break;
                 }
             }
@@ -193,10 +193,10 @@ impl<L: Lines> Table<L> {
     /// The slot that a newcomer should take.
     fn choose(&self, name: u64, now: Timestamp) -> Choice {
         let mut free = None;
-        let mut least: Option<(u8, Timestamp, usize, Snapshot)> = None;
+        let mut least: Option<(u8, Timestamp, usize, SlotValue)> = None;
         for at in self.window_of(name) {
             let seen = self.lines.read(at);
-            if seen.is_of(name) {
+            if seen.belongs_to(name) {
                 // A reservation is taken over where it stands.
                 return if seen.is_reservation() { Choice::Slot(at, seen) } else { Choice::Taken };
             }
@@ -207,9 +207,9 @@ impl<L: Lines> Table<L> {
                 free = Some((at, seen));
                 continue;
             }
-            let (pressure, expires) = seen.worth(now);
+            let (pressure, expires) = seen.eviction_rank(now);
             let cheaper = least.is_none_or(|(p, e, ..)| (pressure, expires) < (p, e));
-            if cheaper && u16::from(pressure) < self.mark {
+            if cheaper && u16::from(pressure) < self.protected {
                 least = Some((pressure, expires, at, seen));
             }
         }
@@ -231,7 +231,7 @@ impl<L: Lines> Table<L> {
 }
 
 enum Choice {
-    Slot(usize, Snapshot),
+    Slot(usize, SlotValue),
     Taken,
     None,
 }

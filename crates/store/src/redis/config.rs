@@ -1,11 +1,11 @@
-//! Where Redis is and how long a check may wait for it. Passwords never show in `Debug` or errors.
+//! Redis settings: addresses, credentials, timeouts. Passwords never show in `Debug` or errors.
 
 use super::key_encoding::Hashing;
 use crate::breaker::BreakerConfig;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 use std::fmt;
 use std::time::Duration;
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 
 /// How the servers stand together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +38,8 @@ pub struct RedisConfig {
     /// When to stop asking a server that fails.
     pub breaker: BreakerConfig,
     /// The longest that counters which a server may have lost count as used up, for charges that ask for it
-    /// ([`AfterLoss::UsedUp`](tollgate_core::AfterLoss::UsedUp)); none: until they would have recovered by themselves.
-    pub caution: Option<Span>,
+    /// ([`LossPolicy::AssumeExhausted`](tollgate_core::LossPolicy::AssumeExhausted)); none: until they would have recovered by themselves.
+    pub loss_window: Option<TimeDelta>,
     pub(super) kind: Kind,
     pub(super) hosts: Vec<(String, u16)>,
     /// The name by which sentinels know the primary.
@@ -71,12 +71,12 @@ pub enum RedisConfigError {
     #[error("sentinels must be told the name of the primary: redis+sentinel://h1,h2,h3/name")]
     NoPrimary,
     /// A password that cannot be read.
-    #[error("cannot read the password from {file}: {why}")]
+    #[error("cannot read the password from {file}: {reason}")]
     Password {
         /// From where.
         file: String,
         /// Why not.
-        why: String,
+        reason: String,
     },
 }
 
@@ -119,7 +119,7 @@ impl RedisConfig {
             connect_timeout: Duration::from_millis(250),
             connections: 2,
             breaker: BreakerConfig::default(),
-            caution: None,
+            loss_window: None,
             kind,
             hosts,
             primary: primary.to_owned(),
@@ -155,14 +155,14 @@ impl RedisConfig {
     pub fn with_password_file(mut self, file: &std::path::Path) -> Result<Self, RedisConfigError> {
         let text = std::fs::read_to_string(file).map_err(|error| RedisConfigError::Password {
             file: file.display().to_string(),
-            why: error.to_string(),
+            reason: error.to_string(),
         })?;
         self.password = Some(text.trim_end_matches(['\r', '\n']).to_owned());
         Ok(self)
     }
 
     /// How to connect to a server of this configuration.
-    pub(super) fn at(&self, host: &str, port: u16) -> redis::RedisResult<ConnectionInfo> {
+    pub(super) fn connection_info(&self, host: &str, port: u16) -> redis::RedisResult<ConnectionInfo> {
         let mut settings = RedisConnectionInfo::default().set_skip_set_lib_name().set_db(self.database);
         if let Some(user) = &self.user {
             settings = settings.set_username(user);
@@ -178,7 +178,7 @@ impl RedisConfig {
     }
 
     /// How to connect to a sentinel: without the primary's credentials.
-    pub(super) fn sentinel_at(&self, host: &str, port: u16) -> redis::RedisResult<ConnectionInfo> {
+    pub(super) fn sentinel_info(&self, host: &str, port: u16) -> redis::RedisResult<ConnectionInfo> {
         let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
         Ok(self.address(host, port).into_connection_info()?.set_redis_settings(settings))
     }
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_say_where_and_by_whom() {
+    fn urls_carry_hosts_and_credentials() {
         let config = RedisConfig::parse("rediss://:p%40ss@cache.example:7000/3").expect("a url");
         assert_eq!(config.hosts, [("cache.example".to_owned(), 7000)]);
         assert_eq!((config.password.as_deref(), config.user.as_deref()), (Some("p@ss"), None));

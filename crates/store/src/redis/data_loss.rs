@@ -1,7 +1,7 @@
-//! What is assumed of counters that a server may have forgotten.
+//! Data loss: the state assumed for counters that a server may have lost.
 //!
 //! When another process answers in a server's place, what it does not know may have been spent. A charge that asks for it
-//! ([`AfterLoss::UsedUp`]) then takes a counter of which nothing is known that outlived the loss as used up at that
+//! ([`LossPolicy::AssumeExhausted`]) then takes a counter of which nothing is known that outlived the loss as used up at that
 //! moment. Any state that was lost had used up no more than that, so no crash hands out fresh quota; and the counter recovers
 //! as its limit does, so nobody is locked out for longer than one who had really used it up. What is charged on top is
 //! written, so all nodes see it; a denial writes nothing, and the next check assumes the same.
@@ -10,7 +10,7 @@
 //! everything for a period was rejected: a daily quota would lock out all who come for the first time that day.
 
 use super::shard_request::ShardCharge;
-use tollgate_core::{AfterLoss, PermitId, Span, State, Timestamp};
+use tollgate_core::{LossPolicy, PermitId, State, TimeDelta, Timestamp};
 
 /// When something may have been lost, as far as it concerns one request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -18,21 +18,21 @@ pub(super) struct DataLoss {
     /// The latest loss of all servers that the request has been sent to; by our clock.
     at: Option<Timestamp>,
     /// How long ago that was when it was last sent; none where it no longer counts.
-    pub(super) ago: Option<Span>,
+    pub(super) ago: Option<TimeDelta>,
 }
 
 impl DataLoss {
     /// Notes what the server that is asked at `now` may have lost, and when; `most` is the longest that it counts.
-    pub(super) fn meet(&mut self, lost_at: Option<Timestamp>, now: Timestamp, most: Option<Span>) {
+    pub(super) fn record(&mut self, lost_at: Option<Timestamp>, now: Timestamp, most: Option<TimeDelta>) {
         self.at = self.at.max(lost_at);
-        let counts = |ago: &Span| most.is_none_or(|most| *ago < most);
+        let counts = |ago: &TimeDelta| most.is_none_or(|most| *ago < most);
         self.ago = self.at.map(|at| now.since(at)).filter(counts);
     }
 
     /// How long ago the state of this want's counter may have been lost; none where it would have recovered since.
-    pub(super) fn applies_to(&self, want: &ShardCharge) -> Option<Span> {
-        let asks = want.after_loss == AfterLoss::UsedUp && !want.cost.is_refund();
-        self.ago.filter(|ago| asks && *ago < want.limit.memory())
+    pub(super) fn applies_to(&self, want: &ShardCharge) -> Option<TimeDelta> {
+        let asks = want.loss_policy == LossPolicy::AssumeExhausted && !want.cost.is_refund();
+        self.ago.filter(|ago| asks && *ago < want.limit.retention())
     }
 
     /// The state to go by, where it is not the one that is kept. `lua/loss.lua` assumes the same.

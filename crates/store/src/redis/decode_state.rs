@@ -1,4 +1,4 @@
-//! What a bundle holds, read back into states.
+//! Decodes the states in a bundle.
 //!
 //! Only scripts write bundles; here they are read, so that an outcome is told by the very step that memory makes. What
 //! cannot be read counts as unused, as it does in the scripts.

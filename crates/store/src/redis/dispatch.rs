@@ -1,4 +1,5 @@
-//! One part of a request: sent to the server that has its slot, and sent again while that is safe and there is time.
+//! Dispatch of a shard request: sends it to the shard that has its slot, and retries while that is safe and there is
+//! time.
 //!
 //! | answer | what happens |
 //! |---|---|
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
-use tollgate_core::{AfterLoss, Clock, StoreError};
+use tollgate_core::{Clock, LossPolicy, StoreError};
 
 /// Why a part was not answered.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ impl From<StoreError> for DispatchError {
 }
 
 /// Between two tries of a server that refused.
-const PAUSE: Duration = Duration::from_millis(1);
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// Sends a part to its server and waits for the answer, until the deadline.
 pub(super) async fn send_with_retry(
@@ -45,10 +46,10 @@ pub(super) async fn send_with_retry(
     let mut request = Box::new(request);
     let (mut redirect, mut asking, mut unsent): (Option<Arc<Shard>>, bool, u32) = (None, false, 0);
     loop {
-        let node = match redirect.take() {
-            Some(node) => node,
-            None => match timeout_at(until, topology.shard_of(slot)).await {
-                Ok(Some(node)) => node,
+        let shard = match redirect.take() {
+            Some(shard) => shard,
+            None => match timeout_at(until, topology.shard_for_slot(slot)).await {
+                Ok(Some(shard)) => shard,
                 _ => {
                     return Err(
                         StoreError::Unavailable("the cluster's slots are not known".to_owned()).into()
@@ -56,29 +57,29 @@ pub(super) async fn send_with_retry(
                 }
             },
         };
-        let Some(ticket) = node.breaker.try_acquire(shared.clock.now()) else {
-            node.errors.count(ErrorKind::Open);
-            return Err(unavailable(&node, "too many failures; it is left alone for a while").into());
+        let Some(guard) = shard.breaker.try_acquire(shared.clock.now()) else {
+            shard.errors.count(ErrorKind::Open);
+            return Err(unavailable(&shard, "too many failures; it is left alone for a while").into());
         };
         let (reply, answer) = oneshot::channel();
-        let job = Job { command: work.clone(), request, slot, asking: std::mem::take(&mut asking), reply };
-        if node.send(job).is_err() {
-            node.errors.count(ErrorKind::Busy);
-            node.record_failure(ticket, ErrorKind::Busy, shared.clock.now());
-            return Err(unavailable(&node, "too many checks wait for it").into());
+        let job = Job { command: work.clone(), request, slot, is_asking: std::mem::take(&mut asking), reply };
+        if shard.send(job).is_err() {
+            shard.errors.count(ErrorKind::Busy);
+            shard.record_failure(guard, ErrorKind::Busy, shared.clock.now());
+            return Err(unavailable(&shard, "too many checks wait for it").into());
         }
         let failed = match timeout_at(until, answer).await {
             Ok(Ok(Ok(answer))) => {
-                node.record_success(ticket);
-                node.record_clock(answer.now, shared.clock.now());
+                shard.record_success(guard);
+                shard.record_clock(answer.now, shared.clock.now());
                 return Ok(answer);
             }
             Ok(Ok(Err(failed))) => failed,
-            Ok(Err(_)) => return Err(unavailable(&node, "its lane has ended").into()),
+            Ok(Err(_)) => return Err(unavailable(&shard, "its lane has ended").into()),
             Err(_) => {
-                node.errors.count(ErrorKind::Timeout);
-                node.record_failure(ticket, ErrorKind::Timeout, shared.clock.now());
-                topology.suspect();
+                shard.errors.count(ErrorKind::Timeout);
+                shard.record_failure(guard, ErrorKind::Timeout, shared.clock.now());
+                topology.mark_stale();
                 return Err(StoreError::Timeout.into());
             }
         };
@@ -86,49 +87,50 @@ pub(super) async fn send_with_retry(
         request = back;
         match why {
             Failure::Moved(address) => {
-                node.record_success(ticket);
-                topology.suspect();
-                let target = topology.at(&whole(&address, &node.address));
+                shard.record_success(guard);
+                topology.mark_stale();
+                let target = topology.shard_at(&complete_address(&address, &shard.address));
                 // A server without slots so far may be the heir of one that failed: whoever cares waits to hear.
-                let cares = request.charges.iter().any(|want| want.after_loss == AfterLoss::UsedUp);
-                if cares && timeout_at(until, topology.serves(&target)).await.is_err() {
+                let cares =
+                    request.charges.iter().any(|want| want.loss_policy == LossPolicy::AssumeExhausted);
+                if cares && timeout_at(until, topology.wait_for_slots(&target)).await.is_err() {
                     return Err(StoreError::Timeout.into());
                 }
                 redirect = Some(target);
             }
             Failure::Ask(address) => {
-                node.record_success(ticket);
+                shard.record_success(guard);
                 asking = true;
-                redirect = Some(topology.at(&whole(&address, &node.address)));
+                redirect = Some(topology.shard_at(&complete_address(&address, &shard.address)));
             }
-            Failure::Elsewhen(now) => {
-                node.record_success(ticket);
-                request.near = Some(now);
+            Failure::ClockMismatch(now) => {
+                shard.record_success(guard);
+                request.server_time = Some(now);
             }
             Failure::Unsent(why) => {
-                node.errors.count(ErrorKind::Connection);
-                node.record_failure(ticket, ErrorKind::Connection, shared.clock.now());
-                topology.suspect();
+                shard.errors.count(ErrorKind::Connection);
+                shard.record_failure(guard, ErrorKind::Connection, shared.clock.now());
+                topology.mark_stale();
                 unsent += 1;
                 if unsent > 1 {
-                    return Err(unavailable(&node, &why).into());
+                    return Err(unavailable(&shard, &why).into());
                 }
             }
             Failure::Lost(why) => {
-                node.errors.count(ErrorKind::Connection);
-                node.record_failure(ticket, ErrorKind::Connection, shared.clock.now());
-                topology.suspect();
-                return Err(unavailable(&node, &why).into());
+                shard.errors.count(ErrorKind::Connection);
+                shard.record_failure(guard, ErrorKind::Connection, shared.clock.now());
+                topology.mark_stale();
+                return Err(unavailable(&shard, &why).into());
             }
-            Failure::Refused(why) => {
-                node.errors.count(ErrorKind::Refused);
-                topology.suspect();
-                if !passes(&why) || Instant::now() + PAUSE >= until {
-                    node.record_failure(ticket, ErrorKind::Refused, shared.clock.now());
-                    return Err(unavailable(&node, &why).into());
+            Failure::Rejected(why) => {
+                shard.errors.count(ErrorKind::Rejected);
+                topology.mark_stale();
+                if !is_transient(&why) || Instant::now() + RETRY_PAUSE >= until {
+                    shard.record_failure(guard, ErrorKind::Rejected, shared.clock.now());
+                    return Err(unavailable(&shard, &why).into());
                 }
-                drop(ticket);
-                tokio::time::sleep(PAUSE).await;
+                drop(guard);
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
         }
         if Instant::now() >= until {
@@ -138,18 +140,18 @@ pub(super) async fn send_with_retry(
 }
 
 /// Whether a refusal may be over in a moment.
-fn passes(why: &str) -> bool {
+fn is_transient(why: &str) -> bool {
     ["LOADING", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MASTERDOWN", "BUSY"]
         .iter()
         .any(|code| why.starts_with(code))
 }
 
-fn unavailable(node: &Shard, why: &str) -> StoreError {
-    StoreError::Unavailable(format!("{}: {why}", node.address))
+fn unavailable(shard: &Shard, why: &str) -> StoreError {
+    StoreError::Unavailable(format!("{}: {why}", shard.address))
 }
 
 /// An address with the host of the server that named it, where it names none.
-fn whole(address: &str, from: &str) -> String {
+fn complete_address(address: &str, from: &str) -> String {
     match address.strip_prefix(':') {
         Some(port) => format!("{}:{port}", from.rsplit_once(':').map_or(from, |(host, _)| host)),
         None => address.to_owned(),

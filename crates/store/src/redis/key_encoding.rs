@@ -1,4 +1,4 @@
-//! What a counter is called in Redis: the key of its bundle, and its own name in it. `docs/redis.md` has every byte.
+//! Redis key encoding: the key of a counter's bundle, and the counter's name in it. `docs/internals/redis-format.md` has every byte.
 //!
 //! `tg1:{alice}Xk3_9aQz:POST /login` is the bundle of all counters whose values are `alice` and `POST /login`, by the
 //! names that the group `Xk3_9aQz` has. The first value is the hash tag, so that a tenant's bundles share a slot of a
@@ -9,7 +9,7 @@ use ring::{digest, hmac};
 use smallvec::SmallVec;
 use std::fmt::Write;
 use std::sync::Arc;
-use tollgate_core::{CounterKey, Part, Scope};
+use tollgate_core::{CounterKey, KeyPart, Scope};
 
 /// A counter's name within its bundle, in as many bytes as it needs.
 pub(super) type Name = SmallVec<[u8; 12]>;
@@ -94,11 +94,11 @@ fn code(member: &str) -> Option<u16> {
     }
 }
 
-fn part(name: &mut String, part: &Part<'_>, hashing: &Hashing) {
+fn part(name: &mut String, part: &KeyPart<'_>, hashing: &Hashing) {
     match part {
         // An empty tag would be none; a lone sign stands for nothing else.
-        Part::Text("") => name.push('%'),
-        Part::Text(text) => {
+        KeyPart::Text("") => name.push('%'),
+        KeyPart::Text(text) => {
             for (at, c) in text.char_indices() {
                 if matches!(c, '%' | ':' | '{' | '}') || c.is_ascii_control() || (at == 0 && c == '@') {
                     let _ = write!(name, "%{:02x}", u32::from(c));
@@ -108,11 +108,11 @@ fn part(name: &mut String, part: &Part<'_>, hashing: &Hashing) {
             }
         }
         // No network is without a slash, and no hash has one.
-        Part::Secret(value) => {
+        KeyPart::Secret(value) => {
             name.push('@');
             hashing.put(name, value);
         }
-        Part::Network { .. } => {
+        KeyPart::Network { .. } => {
             name.push('@');
             let from = name.len();
             let _ = write!(name, "{part}");
@@ -147,7 +147,7 @@ pub(super) fn slot(key: &str) -> u16 {
 mod tests {
     use super::*;
 
-    fn named(group: &str, parts: &[Part<'_>]) -> String {
+    fn named(group: &str, parts: &[KeyPart<'_>]) -> String {
         bundle(&CounterKey { scope: &Scope::new(group), parts }, &Hashing::default())
     }
 
@@ -155,12 +155,12 @@ mod tests {
     #[test]
     fn secrets_are_written_as_their_hash_alone() {
         let key = "sk_live_4242424242424242";
-        let plain = named("g", &[Part::Secret(key), Part::Secret("")]);
+        let plain = named("g", &[KeyPart::Secret(key), KeyPart::Secret("")]);
         // As `printf %s KEY | sha256sum` has it: eight bytes at a time, lowest bits first.
         assert!(plain.starts_with(PINNED), "{plain}");
         assert_eq!(plain.len(), "tg1:{@}:@".len() + 8 + 2 * 22, "{plain}");
-        assert_ne!(named("g", &[Part::Secret("a")]), named("g", &[Part::Secret("b")]));
-        let parts = [Part::Secret(key)];
+        assert_ne!(named("g", &[KeyPart::Secret("a")]), named("g", &[KeyPart::Secret("b")]));
+        let parts = [KeyPart::Secret(key)];
         let keyed = |secret: &[u8]| {
             bundle(&CounterKey { scope: &Scope::new("g"), parts: &parts }, &Hashing::with(secret))
         };
@@ -169,23 +169,23 @@ mod tests {
         assert_eq!(keyed(b"one"), keyed(b"one"));
         // A value that is spelled like a hash is not taken for one.
         let spelled = plain["tg1:{".len()..][..23].to_owned();
-        assert!(named("g", &[Part::Text(&spelled)]).starts_with("tg1:{%40"), "{spelled}");
+        assert!(named("g", &[KeyPart::Text(&spelled)]).starts_with("tg1:{%40"), "{spelled}");
     }
 
     const PINNED: &str = "tg1:{@xY4StNj3ocKWUOcEXem8XP}";
 
     #[test]
     fn values_never_run_into_each_other() {
-        let name = named("g", &[Part::Text("a:{b}%"), Part::Text("@x"), Part::Text("")]);
+        let name = named("g", &[KeyPart::Text("a:{b}%"), KeyPart::Text("@x"), KeyPart::Text("")]);
         assert!(name.starts_with("tg1:{a%3a%7bb%7d%25}") && name.ends_with(":%40x:%"), "{name}");
-        let network = named("g", &[Part::Network { address: 0xffff_0a00_0000, prefix: 104 }]);
+        let network = named("g", &[KeyPart::Network { address: 0xffff_0a00_0000, prefix: 104 }]);
         assert!(network.starts_with("tg1:{@10.0.0.0/8}"), "{network}");
-        assert_ne!(named("g", &[]), named("g", &[Part::Text("")]));
+        assert_ne!(named("g", &[]), named("g", &[KeyPart::Text("")]));
     }
 
     #[test]
     fn a_sixteen_byte_tenant_fits_the_smallest_key() {
-        assert_eq!(named("g", &[Part::Text("0123456789abcdef")]).len(), 30);
+        assert_eq!(named("g", &[KeyPart::Text("0123456789abcdef")]).len(), 30);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One connection to one server, and the requests that wait for it.
+//! Pipeline: one connection to one shard, and the requests queued for it.
 //!
 //! What arrives while a batch is under way joins the next one: no timer, no batch of a fixed size. A batch is one
 //! pipeline of script calls; all requests of a batch whose keys live together are one call, which reads its bundles
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Interval, MissedTickBehavior};
-use tollgate_core::{Admission, Clock, Span, Timestamp};
+use tollgate_core::{Admission, Clock, TimeDelta, Timestamp};
 
 /// What a server is asked to do.
 #[derive(Clone, Debug)]
@@ -34,12 +34,12 @@ pub(super) enum Command {
     Release,
     /// Undo what was taken then, over bundles that held this.
     Undo {
-        taken: Timestamp,
+        taken_at: Timestamp,
         priors: Vec<Vec<u8>>,
     },
     /// Give back what was taken ahead then; the last of the request's bundles marks that it has been done.
-    Return {
-        taken: Timestamp,
+    ReturnUnits {
+        taken_at: Timestamp,
         full_at: Timestamp,
     },
 }
@@ -50,7 +50,7 @@ pub(super) struct Job {
     pub(super) request: Box<ShardRequest>,
     pub(super) slot: u16,
     /// The slot is on its way here: the server must be told that we know.
-    pub(super) asking: bool,
+    pub(super) is_asking: bool,
     pub(super) reply: oneshot::Sender<Result<ShardReply, FailedJob>>,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Job {
 pub(super) struct ShardReply {
     pub(super) now: Timestamp,
     pub(super) admission: Admission,
-    pub(super) recomputed: SmallVec<[RecomputedOutcome; 4]>,
+    pub(super) outcomes: SmallVec<[RecomputedOutcome; 4]>,
     /// What the bundles held, where the request is partial.
     pub(super) priors: Vec<Vec<u8>>,
     /// What was assumed.
@@ -80,11 +80,11 @@ pub(super) enum Failure {
     /// The slot is on its way to this address, and the key may be there.
     Ask(String),
     /// The server refused before it did anything.
-    Refused(String),
+    Rejected(String),
     /// It was never sent.
     Unsent(String),
     /// The asker's calendar was too far from this time.
-    Elsewhen(Timestamp),
+    ClockMismatch(Timestamp),
     /// Sent, and not answered: it may have been done.
     Lost(String),
 }
@@ -99,12 +99,12 @@ pub(super) struct Pipeline {
     pub(super) connect: Connect,
     pub(super) scripts: Arc<Scripts>,
     /// Time that is told to scripts; their server's own if absent.
-    pub(super) told: Option<Arc<dyn Clock>>,
+    pub(super) manual_clock: Option<Arc<dyn Clock>>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) breaker: Arc<Breaker>,
     /// What this server may have lost, and the longest that it matters.
     pub(super) run_id: Arc<RunIdTracker>,
-    pub(super) caution: Option<Span>,
+    pub(super) loss_window: Option<TimeDelta>,
     /// Whether requests of different slots may share a call.
     pub(super) merges: bool,
     /// How long an answer may take before the connection is given up.
@@ -117,22 +117,22 @@ pub(super) struct Pipeline {
 }
 
 /// How often a connection that is not used is looked at.
-const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+const IDLE_CHECK: Duration = Duration::from_secs(2);
 
 /// Requests in one batch.
-const BATCH: usize = 128;
+const MAX_BATCH: usize = 128;
 
 impl Pipeline {
     /// Serves jobs until all senders are gone.
     pub(super) async fn run(self, mut jobs: mpsc::Receiver<Job>) {
         let mut connection: Option<MultiplexedConnection> = None;
-        let mut batch = Vec::with_capacity(BATCH);
-        let mut looks = tokio::time::interval(CHECK_INTERVAL);
+        let mut batch = Vec::with_capacity(MAX_BATCH);
+        let mut looks = tokio::time::interval(IDLE_CHECK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
-                many = jobs.recv_many(&mut batch, BATCH) => {
+                many = jobs.recv_many(&mut batch, MAX_BATCH) => {
                     if many == 0 {
                         break;
                     }
@@ -192,9 +192,9 @@ impl Pipeline {
     /// Tells jobs what their server may have forgotten. What is given back goes by what was assumed when it was taken.
     fn doubt(&self, batch: &mut [Job]) {
         let lost_at = self.run_id.lost_at();
-        let now = self.told.as_ref().map_or_else(|| self.clock.now(), Clock::now);
+        let now = self.manual_clock.as_ref().map_or_else(|| self.clock.now(), Clock::now);
         for job in batch.iter_mut().filter(|job| !matches!(job.command, Command::Undo { .. })) {
-            job.request.loss.meet(lost_at, now, self.caution);
+            job.request.loss.record(lost_at, now, self.loss_window);
         }
     }
 
@@ -217,7 +217,7 @@ impl Pipeline {
         let mut usable = true;
         // A server that does not know a script is sent its text, for those calls alone.
         while !calls.is_empty() {
-            let told = self.told.as_ref().map(Clock::now);
+            let told = self.manual_clock.as_ref().map(Clock::now);
             let near = told.unwrap_or_else(|| self.clock.now());
             let mut pipeline = redis::Pipeline::with_capacity(calls.len());
             for call in &calls {

@@ -1,4 +1,4 @@
-//! What the charges of a request come to, told by `Limit::step` on the states that the script saw.
+//! Recomputes the outcomes of a request by `Limit::step` on the states that the script saw.
 //!
 //! A script only decides and writes. It answers with what its bundles held before, and the same steps are made here, so
 //! outcomes are bit-equal to memory's by construction; a decision that differs is a bug, is counted, and shows in tests.
@@ -6,7 +6,7 @@
 use super::data_loss::DataLoss;
 use super::shard_request::ShardCharge;
 use smallvec::SmallVec;
-use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes, Span, State, Timestamp, Verdict};
+use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes, State, TimeDelta, Timestamp, Verdict};
 
 /// What one charge was told.
 #[derive(Clone, Copy, Debug)]
@@ -17,11 +17,12 @@ pub(super) struct RecomputedOutcome {
 }
 
 impl RecomputedOutcome {
-    const NONE: Outcome = Outcome { verdict: Verdict::PASS, remaining: 0, reset_after: Span::ZERO };
+    const NOTHING: Outcome =
+        Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
 
     /// What to say of a charge in a request that was admitted or refused.
-    pub(super) fn settle(&self, admission: Admission, enforcement: Enforcement) -> Outcome {
-        let refused = admission == Admission::Refused && enforcement != Enforcement::Independent;
+    pub(super) fn resolve(&self, admission: Admission, enforcement: Enforcement) -> Outcome {
+        let refused = admission == Admission::Denied && enforcement != Enforcement::Independent;
         if refused && self.outcome.verdict.is_allowed() {
             Outcome { verdict: self.outcome.verdict, ..self.without }
         } else {
@@ -42,10 +43,10 @@ pub(super) fn recompute(
 ) -> (Admission, SmallVec<[RecomputedOutcome; 4]>) {
     let step = |state: &mut State, want: &ShardCharge, cost: Cost| {
         let Some(assumed) = loss.assume(want, state, now) else {
-            return want.limit.step_as(want.permit, state, now + want.phase, cost);
+            return want.limit.step_with_permit(want.permit, state, now + want.phase, cost);
         };
         let mut next = assumed.clone();
-        let outcome = want.limit.step_as(want.permit, &mut next, now + want.phase, cost);
+        let outcome = want.limit.step_with_permit(want.permit, &mut next, now + want.phase, cost);
         // What is only assumed is not kept, unless something is taken on top.
         if next != assumed {
             *state = next;
@@ -65,7 +66,7 @@ pub(super) fn recompute(
             });
             step(&mut tried[known].1, want, want.cost)
         };
-        told.push(RecomputedOutcome { outcome, without: RecomputedOutcome::NONE });
+        told.push(RecomputedOutcome { outcome, without: RecomputedOutcome::NOTHING });
     }
     let binding = wants
         .iter()
@@ -75,10 +76,10 @@ pub(super) fn recompute(
     for (want, told) in wants.iter().zip(&mut told) {
         if want.enforcement != Enforcement::Independent {
             let counter = counter_of(want);
-            if admission == Admission::Refused {
-                told.without = step(&mut states[counter], want, Cost::LOOK);
+            if admission == Admission::Denied {
+                told.without = step(&mut states[counter], want, Cost::PEEK);
             } else if !alternatives_bind {
-                told.without = step(&mut states[counter].clone(), want, Cost::LOOK);
+                told.without = step(&mut states[counter].clone(), want, Cost::PEEK);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The scripts, put together from their parts, and their names.
+//! Lua scripts, assembled from their parts, with their SHA-1 digests.
 
 use redis::Script;
 
@@ -19,7 +19,7 @@ pub(super) struct Scripts {
     pub(super) buckets: Lua,
     pub(super) charge: Lua,
     pub(super) debit: Lua,
-    pub(super) give_back: Lua,
+    pub(super) undo: Lua,
     pub(super) return_units: Lua,
 }
 
@@ -44,7 +44,7 @@ impl Scripts {
             buckets: Lua::new(include_str!("lua/buckets.lua")),
             charge: script!("lua/charge.lua"),
             debit: script!("lua/debit.lua"),
-            give_back: script!("lua/undo.lua"),
+            undo: script!("lua/undo.lua"),
             return_units: script!("lua/return_units.lua"),
         }
     }

@@ -1,14 +1,14 @@
-//! Requests as the argument of a script: little-endian numbers, which cost a script next to nothing to read.
+//! Script arguments: requests as little-endian numbers, which cost a script next to nothing to read.
 //!
 //! `lua/read.lua` and `lua/decode.lua` say what stands where. A number a argument was rejected: reading twenty arguments
 //! costs Redis more than deciding on them.
 
 use super::key_encoding::Name;
 use super::shard_request::{ShardCharge, ShardRequest};
-use tollgate_core::{Cost, Limit, Measures, Period, Span, Timestamp};
+use tollgate_core::{Cost, Limit, LimitParams, Period, TimeDelta, Timestamp};
 
 /// More than any limit has, and small enough that sums stay exact in a script.
-const MAX_UNITS: u64 = 1 << 42;
+const MAX_REFUND: u64 = 1 << 42;
 
 /// What is done with charges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(super) struct ScriptArgs {
     counters: Vec<u8>,
     count: u16,
     body: Vec<u8>,
-    told: Option<Timestamp>,
+    now: Option<Timestamp>,
     /// Where calendars take their borders from: the script's own time is near.
     near: Timestamp,
 }
@@ -31,7 +31,7 @@ pub(super) struct ScriptArgs {
 impl ScriptArgs {
     /// An ask at a time that is told, or at the server's own, which is about `near`.
     pub(super) fn new(told: Option<Timestamp>, near: Timestamp) -> Self {
-        Self { counters: Vec::new(), count: 0, body: Vec::new(), told, near }
+        Self { counters: Vec::new(), count: 0, body: Vec::new(), now: told, near }
     }
 
     /// Declares a counter of a bundle, both numbered from 1.
@@ -44,7 +44,7 @@ impl ScriptArgs {
     }
 
     /// When something was taken that is now given back.
-    pub(super) fn taken(&mut self, at: Timestamp) {
+    pub(super) fn taken_at(&mut self, at: Timestamp) {
         self.number(at.as_micros());
     }
 
@@ -56,11 +56,11 @@ impl ScriptArgs {
         at: Timestamp,
         full_at: Timestamp,
     ) {
-        self.taken(at);
-        self.taken(full_at);
+        self.taken_at(at);
+        self.taken_at(full_at);
         let want = &request.charges[0];
-        let (units, interval, k) = match want.limit.measures() {
-            Measures::Bucket { k, interval, .. } => {
+        let (units, interval, k) = match want.limit.params() {
+            LimitParams::Bucket { k, interval, .. } => {
                 (want.cost.units().min(2 * want.limit.capacity()), interval, k)
             }
             _ => (0, 0, 0),
@@ -88,7 +88,7 @@ impl ScriptArgs {
 
     /// Charges without the frame of a request.
     pub(super) fn charges(&mut self, request: &ShardRequest, numbers: &[u16], verb: ScriptOp) {
-        let near = request.near.unwrap_or(self.near);
+        let near = request.server_time.unwrap_or(self.near);
         for want in &request.charges {
             let ago = request.loss.applies_to(want).filter(|_| verb != ScriptOp::Release);
             self.charge(want, numbers[want.counter], verb, near, ago);
@@ -97,7 +97,7 @@ impl ScriptArgs {
 
     pub(super) fn finish(self) -> Vec<u8> {
         let mut ask = Vec::with_capacity(10 + self.counters.len() + self.body.len());
-        let time = self.told.map_or(-1.0, |now| double(now.as_micros()));
+        let time = self.now.map_or(-1.0, |now| double(now.as_micros()));
         ask.extend_from_slice(&time.to_le_bytes());
         ask.extend_from_slice(&self.count.to_le_bytes());
         ask.extend(self.counters);
@@ -108,8 +108,8 @@ impl ScriptArgs {
     /// A request of nothing but buckets in whole microseconds, as `lua/buckets.lua` takes it.
     pub(super) fn buckets(&mut self, request: &ShardRequest, bundle: usize) {
         self.body.extend_from_slice(&u16::try_from(bundle).unwrap_or(u16::MAX).to_le_bytes());
-        let usual = |want: &ShardCharge| match want.limit.measures() {
-            Measures::Bucket { furthest, .. } => {
+        let usual = |want: &ShardCharge| match want.limit.params() {
+            LimitParams::Bucket { max_ahead: furthest, .. } => {
                 numbers(&want.limit, want.cost, want.phase).1[1].saturating_mul(2) == furthest
             }
             _ => true,
@@ -126,7 +126,7 @@ impl ScriptArgs {
             self.number(cost);
             self.number(capacity);
             if !are_usual {
-                self.furthest(&want.limit);
+                self.max_ahead(&want.limit);
             }
         }
     }
@@ -134,7 +134,7 @@ impl ScriptArgs {
     /// The ask of `lua/buckets.lua`: the time and the requests.
     pub(super) fn finish_buckets(self) -> Vec<u8> {
         let mut ask = Vec::with_capacity(8 + self.body.len());
-        let time = self.told.map_or(-1.0, |now| double(now.as_micros()));
+        let time = self.now.map_or(-1.0, |now| double(now.as_micros()));
         ask.extend_from_slice(&time.to_le_bytes());
         ask.extend(self.body);
         ask
@@ -146,13 +146,13 @@ impl ScriptArgs {
         number: u16,
         verb: ScriptOp,
         near: Timestamp,
-        ago: Option<Span>,
+        ago: Option<TimeDelta>,
     ) {
         let verb = match (verb, want.cost) {
             (ScriptOp::Release, _) => 4,
             (_, cost) if cost.is_refund() => 2,
             (ScriptOp::Debit, _) => 3,
-            (ScriptOp::Charge, cost) => u8::from(!cost.is_look()),
+            (ScriptOp::Charge, cost) => u8::from(!cost.is_peek()),
         };
         let (op, numbers) = numbers(&want.limit, want.cost, want.phase);
         let how = want.enforcement as u8 + if ago.is_some() { LOST } else { 0 };
@@ -161,15 +161,15 @@ impl ScriptArgs {
         for number in numbers {
             self.number(number);
         }
-        match (&want.limit.quota().period, op) {
+        match (&want.limit.rate().period, op) {
             (Period::Calendar(calendar), _) => {
                 let (start, end) = calendar.window(near);
-                let before = calendar.window(start - Span::from_micros(1)).0;
+                let before = calendar.window(start - TimeDelta::from_micros(1)).0;
                 for border in [before, start, end, calendar.window(end).1] {
                     self.number(border.as_micros());
                 }
             }
-            (_, 1 | 2) => self.furthest(&want.limit),
+            (_, 1 | 2) => self.max_ahead(&want.limit),
             (_, PERMITS) => {
                 self.body.extend_from_slice(format!("{:x}\0", want.permit.0).as_bytes());
             }
@@ -181,8 +181,8 @@ impl ScriptArgs {
     }
 
     /// The longest that a bucket's state is believed to be ahead.
-    fn furthest(&mut self, limit: &Limit) {
-        if let Measures::Bucket { furthest, .. } = limit.measures() {
+    fn max_ahead(&mut self, limit: &Limit) {
+        if let LimitParams::Bucket { max_ahead: furthest, .. } = limit.params() {
             self.number(furthest);
         }
     }
@@ -199,28 +199,30 @@ const PERMITS: u8 = 10;
 const LOST: u8 = 4;
 
 /// The step's number in `lua/step.lua`, and its five numbers.
-fn numbers(limit: &Limit, cost: Cost, phase: Span) -> (u8, [u64; 5]) {
-    let (units, capacity) = (cost.units().min(MAX_UNITS), limit.capacity());
-    let (period, phase) = (limit.quota().period.length().as_micros(), phase.as_micros());
-    let by_calendar = u8::from(matches!(limit.quota().period, Period::Calendar(_))) * 2;
-    match limit.measures() {
-        Measures::Bucket { k, interval, .. } => {
+fn numbers(limit: &Limit, cost: Cost, phase: TimeDelta) -> (u8, [u64; 5]) {
+    let (units, capacity) = (cost.units().min(MAX_REFUND), limit.capacity());
+    let (period, phase) = (limit.rate().period.length().as_micros(), phase.as_micros());
+    let by_calendar = u8::from(matches!(limit.rate().period, Period::Calendar(_))) * 2;
+    match limit.params() {
+        LimitParams::Bucket { k, interval, .. } => {
             let time = |units: u64| {
                 let all = u128::from(units) * u128::from(interval);
                 let whole = |part: u128| u64::try_from(part).unwrap_or(u64::MAX);
                 (whole(all / u128::from(k)), whole(all % u128::from(k)))
             };
             // Twice the bucket is never let through, and never debited.
-            let most = if cost.is_refund() { limit.plenty() } else { 2 * capacity };
+            let most = if cost.is_refund() { limit.refill_cost() } else { 2 * capacity };
             let (cost, capacity) = (time(units.min(most)), time(capacity));
             (if k == 1 { 1 } else { 2 }, [cost.0, capacity.0, cost.1, capacity.1, k])
         }
-        Measures::Fixed { most } => (3 + by_calendar, [units, capacity, period, phase, most]),
-        Measures::Attempts { most } => (4 + by_calendar, [units, capacity, period, phase, most]),
-        Measures::Sliding => (7, [units, capacity, period, phase, 0]),
-        Measures::Strict { k, width } => (8, [units, capacity, width, phase, k]),
-        Measures::Log => (9, [units, capacity, period, 0, 0]),
-        Measures::Permits => (PERMITS, [units, capacity, period, 0, 0]),
+        LimitParams::Fixed { max_count: most } => (3 + by_calendar, [units, capacity, period, phase, most]),
+        LimitParams::Attempts { max_count: most } => {
+            (4 + by_calendar, [units, capacity, period, phase, most])
+        }
+        LimitParams::Sliding => (7, [units, capacity, period, phase, 0]),
+        LimitParams::Strict { k, width } => (8, [units, capacity, width, phase, k]),
+        LimitParams::Log => (9, [units, capacity, period, 0, 0]),
+        LimitParams::Permits => (PERMITS, [units, capacity, period, 0, 0]),
         // Blocked, and what is yet to come.
         _ => (0, [units, 0, 0, 0, 0]),
     }

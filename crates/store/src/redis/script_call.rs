@@ -1,4 +1,4 @@
-//! One script call: the requests it decides, as an argument and back as answers.
+//! Script call: the requests that one call decides, encoded as its argument and decoded from its reply.
 
 use super::decode_state;
 use super::key_encoding::Name;
@@ -22,7 +22,7 @@ const MAX_COUNTERS: usize = 128;
 pub(super) struct ScriptCall {
     jobs: Vec<Job>,
     bundles: Vec<String>,
-    places: HashMap<String, usize, foldhash::fast::RandomState>,
+    bundle_index: HashMap<String, usize, foldhash::fast::RandomState>,
     counters: Vec<(usize, Name)>,
     /// For each job, which of the call's counters are its own.
     numbers: Vec<SmallVec<[u16; 4]>>,
@@ -44,7 +44,7 @@ impl ScriptCall {
         let mut calls: Vec<Self> = Vec::new();
         let mut open: HashMap<(u16, bool), usize, foldhash::fast::RandomState> = HashMap::default();
         for job in jobs {
-            let alone = !matches!(job.command, Command::Charge) || job.request.is_partial || job.asking;
+            let alone = !matches!(job.command, Command::Charge) || job.request.is_partial || job.is_asking;
             let is_plain = matches!(job.command, Command::Charge) && job.request.is_plain();
             let place = (if merges { 0 } else { job.slot }, is_plain);
             let known = open.get(&place).copied().filter(|at| !alone && calls[*at].has_room(&job));
@@ -75,7 +75,7 @@ impl ScriptCall {
             .bundles
             .iter()
             .map(|bundle| {
-                *self.places.entry(bundle.clone()).or_insert_with(|| {
+                *self.bundle_index.entry(bundle.clone()).or_insert_with(|| {
                     self.bundles.push(bundle.clone());
                     self.bundles.len() - 1
                 })
@@ -96,7 +96,7 @@ impl ScriptCall {
     }
 
     pub(super) fn is_asking(&self) -> bool {
-        self.jobs.first().is_some_and(|job| job.asking)
+        self.jobs.first().is_some_and(|job| job.is_asking)
     }
 
     /// Adds the call to a pipeline.
@@ -113,8 +113,8 @@ impl ScriptCall {
             Command::Charge if self.is_plain => &scripts.buckets,
             Command::Charge => &scripts.charge,
             Command::Debit | Command::Release => &scripts.debit,
-            Command::Undo { .. } => &scripts.give_back,
-            Command::Return { .. } => &scripts.return_units,
+            Command::Undo { .. } => &scripts.undo,
+            Command::ReturnUnits { .. } => &scripts.return_units,
         };
         let mut ask = ScriptArgs::new(told, near);
         if !self.is_plain {
@@ -131,12 +131,12 @@ impl ScriptCall {
                 Command::Charge => ask.request(&job.request, numbers),
                 Command::Debit => ask.charges(&job.request, numbers, ScriptOp::Debit),
                 Command::Release => ask.charges(&job.request, numbers, ScriptOp::Release),
-                Command::Undo { taken, .. } => {
-                    ask.taken(*taken);
+                Command::Undo { taken_at: taken, .. } => {
+                    ask.taken_at(*taken);
                     ask.request(&job.request, numbers);
                     ask.marks(&job.request);
                 }
-                Command::Return { taken, full_at } => {
+                Command::ReturnUnits { taken_at: taken, full_at } => {
                     ask.return_units(&job.request, numbers, *taken, *full_at);
                 }
             }
@@ -162,7 +162,7 @@ impl ScriptCall {
     }
 
     /// Hands the answer out to the jobs.
-    pub(super) fn decode(self, value: Value, disagreements: &AtomicUsize) -> CallResult {
+    pub(super) fn decode(self, value: Value, mismatches: &AtomicUsize) -> CallResult {
         let values = match value {
             Value::Array(values) => values,
             Value::ServerError(error) => {
@@ -177,17 +177,17 @@ impl ScriptCall {
         match (values.get(bundles), values.get(bundles + 1), values.first()) {
             (Some(Value::Int(now)), Some(Value::BulkString(decided)), _) => {
                 let now = Timestamp::from_micros(u64::try_from(*now).unwrap_or(0));
-                self.resolve(&values[..bundles], now, decided, disagreements);
+                self.reply(&values[..bundles], now, decided, mismatches);
             }
             (_, _, Some(Value::Int(now))) => {
-                self.fail(&Failure::Elsewhen(Timestamp::from_micros(u64::try_from(*now).unwrap_or(0))));
+                self.fail(&Failure::ClockMismatch(Timestamp::from_micros(u64::try_from(*now).unwrap_or(0))));
             }
             _ => self.fail(&Failure::Lost("an answer that cannot be read".to_owned())),
         }
         CallResult::Done
     }
 
-    fn resolve(self, kept: &[Value], now: Timestamp, decided: &[u8], disagreements: &AtomicUsize) {
+    fn reply(self, kept: &[Value], now: Timestamp, decided: &[u8], mismatches: &AtomicUsize) {
         let held = |bundle: usize| match &kept[bundle] {
             Value::BulkString(bytes) => Some(bytes.as_slice()),
             _ => None,
@@ -199,7 +199,7 @@ impl ScriptCall {
                 let done = ShardReply {
                     now,
                     admission: Admission::Admitted,
-                    recomputed: SmallVec::new(),
+                    outcomes: SmallVec::new(),
                     priors: Vec::new(),
                     loss: job.request.loss,
                 };
@@ -216,10 +216,10 @@ impl ScriptCall {
                 request.loss,
             );
             let scripted =
-                if decided.get(at) == Some(&b'1') { Admission::Admitted } else { Admission::Refused };
+                if decided.get(at) == Some(&b'1') { Admission::Admitted } else { Admission::Denied };
             if scripted != admission {
-                disagreements.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(?scripted, ?admission, "Redis script result mismatch");
+                mismatches.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(?scripted, ?admission, "a script and its step disagree");
             }
             let priors = if request.is_partial {
                 (0..kept.len()).map(|bundle| held(bundle).unwrap_or_default().to_vec()).collect()
@@ -230,7 +230,7 @@ impl ScriptCall {
             let _ = job.reply.send(Ok(ShardReply {
                 now,
                 admission: scripted,
-                recomputed: told,
+                outcomes: told,
                 priors,
                 loss: request.loss,
             }));
@@ -244,12 +244,12 @@ impl ScriptCall {
             "MOVED" => (Failure::Moved(address()), CallResult::Done),
             "ASK" => (Failure::Ask(address()), CallResult::Done),
             // It serves, but not as a primary: whoever connects again looks for the primary again.
-            "READONLY" | "MASTERDOWN" => (Failure::Refused(code.to_owned()), CallResult::WrongServer),
+            "READONLY" | "MASTERDOWN" => (Failure::Rejected(code.to_owned()), CallResult::WrongServer),
             // The script wrote nothing: Redis refuses the first write, and every script writes last.
             _ if details.contains("READONLY") => {
-                (Failure::Refused("READONLY".to_owned()), CallResult::WrongServer)
+                (Failure::Rejected("READONLY".to_owned()), CallResult::WrongServer)
             }
-            _ => (Failure::Refused(format!("{code} {details}")), CallResult::Done),
+            _ => (Failure::Rejected(format!("{code} {details}")), CallResult::Done),
         };
         self.fail(&failure);
         decoded

@@ -1,4 +1,4 @@
-//! One server: its lanes, its breaker, and how it is doing.
+//! Shard: one Redis server with its pipelines, its breaker and its status.
 
 use super::config::{Kind, RedisConfig};
 use super::pipeline::{Connect, Job, Pipeline};
@@ -21,7 +21,7 @@ pub(super) struct QueueFull;
 pub(super) struct Shared {
     pub(super) config: RedisConfig,
     pub(super) scripts: Arc<Scripts>,
-    pub(super) told: Option<Arc<dyn Clock>>,
+    pub(super) manual_clock: Option<Arc<dyn Clock>>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) mismatches: Arc<AtomicUsize>,
 }
@@ -29,7 +29,7 @@ pub(super) struct Shared {
 impl Shared {
     /// The time that counters go by, as far as we know it without asking.
     pub(super) fn now(&self) -> Timestamp {
-        self.told.as_ref().map_or_else(|| self.clock.now(), Clock::now)
+        self.manual_clock.as_ref().map_or_else(|| self.clock.now(), Clock::now)
     }
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Shard {
 /// Which process answered last, and since when another may have forgotten something. Zero is never.
 #[derive(Default)]
 pub(super) struct RunIdTracker {
-    process: Mutex<Option<String>>,
+    run_id: Mutex<Option<String>>,
     lost_at: AtomicU64,
 }
 
@@ -57,7 +57,7 @@ impl RunIdTracker {
         (lost_at > 0).then(|| Timestamp::from_micros(lost_at))
     }
 
-    fn lose(&self, now: Timestamp) {
+    fn record_loss(&self, now: Timestamp) {
         self.lost_at.fetch_max(now.as_micros(), Ordering::AcqRel);
     }
 }
@@ -70,7 +70,7 @@ pub(super) enum ErrorKind {
     /// No connection, or one that broke.
     Connection,
     /// The server said no.
-    Refused,
+    Rejected,
     /// The breaker is open: it was not asked.
     Open,
     /// Too many asks wait for it.
@@ -91,7 +91,7 @@ impl ErrorCounts {
         self.0[trouble as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    fn snapshot(&self) -> Vec<(&'static str, u64)> {
+    fn counts(&self) -> Vec<(&'static str, u64)> {
         ErrorKind::NAMES
             .into_iter()
             .zip(&self.0)
@@ -125,30 +125,30 @@ impl Shard {
         let memory = Arc::new(RunIdTracker::default());
         let connect = connect(address.clone(), Arc::clone(shared), Arc::clone(&memory));
         let breaker = Arc::new(Breaker::new(shared.config.breaker));
-        let lanes = (0..shared.config.connections.max(1)).map(|_| {
+        let pipelines = (0..shared.config.connections.max(1)).map(|_| {
             let (sender, jobs) = mpsc::channel(MAX_QUEUED);
-            let lane = Pipeline {
+            let pipeline = Pipeline {
                 connect: Arc::clone(&connect),
                 scripts: Arc::clone(&shared.scripts),
-                told: shared.told.clone(),
+                manual_clock: shared.manual_clock.clone(),
                 clock: Arc::clone(&shared.clock),
                 run_id: Arc::clone(&memory),
                 breaker: Arc::clone(&breaker),
-                caution: shared.config.caution,
+                loss_window: shared.config.loss_window,
                 merges: shared.config.kind != Kind::Cluster,
                 timeout: shared.config.deadline * 10,
                 connect_timeout: shared.config.connect_timeout,
                 connected: Arc::clone(&connected),
                 mismatches: Arc::clone(&shared.mismatches),
             };
-            tokio::spawn(lane.run(jobs));
+            tokio::spawn(pipeline.run(jobs));
             sender
         });
-        let lanes = lanes.collect();
+        let pipelines = pipelines.collect();
         Self {
             address,
             breaker,
-            pipelines: lanes,
+            pipelines,
             connected,
             run_id: memory,
             errors: ErrorCounts::default(),
@@ -164,19 +164,19 @@ impl Shard {
     }
 
     /// It answered, whatever it said.
-    pub(super) fn record_success(&self, ticket: CallGuard<'_>) {
-        if ticket.record_success() == Transition::Closed {
-            tracing::info!(shard = self.address, "circuit breaker closed");
+    pub(super) fn record_success(&self, guard: CallGuard<'_>) {
+        if guard.record_success() == Transition::Closed {
+            tracing::info!(shard = self.address, "Redis answers again: the breaker is closed");
         }
     }
 
     /// An ask came to nothing, and counts against it.
-    pub(super) fn record_failure(&self, ticket: CallGuard<'_>, trouble: ErrorKind, now: Timestamp) {
-        if ticket.record_failure(now) == Transition::Open {
+    pub(super) fn record_failure(&self, guard: CallGuard<'_>, trouble: ErrorKind, now: Timestamp) {
+        if guard.record_failure(now) == Transition::Open {
             tracing::warn!(
                 shard = self.address,
                 error = ErrorKind::NAMES[trouble as usize],
-                "circuit breaker open; rules decide by their on_error"
+                "too many failures: the breaker is open, and until Redis answers again rules decide by their `on_error`"
             );
         }
     }
@@ -188,7 +188,7 @@ impl Shard {
             breaker: self.breaker.state(now),
             lost_writes_at: self.run_id.lost_at(),
             clock_ahead: self.ahead.load(Ordering::Relaxed),
-            errors: self.errors.snapshot(),
+            errors: self.errors.counts(),
         }
     }
 
@@ -200,13 +200,13 @@ impl Shard {
 
     /// Another server has taken this one's slots: what it did not pass on is lost.
     pub(super) fn record_failover(&self, now: Timestamp) {
-        self.run_id.lose(now);
+        self.run_id.record_loss(now);
     }
 
     /// Slots of another server have come here: what that one had lost is not known here either.
-    pub(super) fn takes_slots_of(&self, other: &Self) {
+    pub(super) fn inherit_losses(&self, other: &Self) {
         if let Some(lost_at) = other.run_id.lost_at() {
-            self.run_id.lose(lost_at);
+            self.run_id.record_loss(lost_at);
         }
     }
 }
@@ -220,13 +220,13 @@ fn connect(address: String, shared: Arc<Shared>, memory: Arc<RunIdTracker>) -> C
                 Kind::Sentinel => primary(&shared.config).await?,
                 _ => split(&address)?,
             };
-            let mut connection = open(shared.config.at(&host, port)?).await?;
+            let mut connection = open(shared.config.connection_info(&host, port)?).await?;
             let server: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await?;
             let process = server.lines().find_map(|line| line.strip_prefix("run_id:")).map(str::to_owned);
-            let mut known = memory.process.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = memory.run_id.lock().unwrap_or_else(PoisonError::into_inner);
             if known.is_some() && *known != process {
-                memory.lose(shared.now());
-                tracing::warn!(address, "shard changed process; recent writes may be lost");
+                memory.record_loss(shared.now());
+                tracing::warn!(address, "another Redis process answers: writes may have been lost");
             }
             *known = process;
             drop(known);
@@ -246,7 +246,7 @@ async fn primary(config: &RedisConfig) -> RedisResult<(String, u16)> {
     let each = config.connect_timeout / u32::try_from(config.hosts.len() + 1).unwrap_or(1);
     for (host, port) in &config.hosts {
         let ask = async {
-            let mut sentinel = open(config.sentinel_at(host, *port)?).await?;
+            let mut sentinel = open(config.sentinel_info(host, *port)?).await?;
             let mut command = redis::cmd("SENTINEL");
             command.arg("get-master-addr-by-name").arg(&config.primary);
             let found: Option<(String, u16)> = command.query_async(&mut sentinel).await?;

@@ -1,10 +1,11 @@
-//! A request as the lanes carry it: owned, its counters told apart, its charges in the order that scripts take them.
+//! Shard request: the charges of a request that live in one shard or slot, owned, in the order that scripts take them.
 
 use super::data_loss::DataLoss;
 use super::key_encoding::{self, Hashing, Name};
 use smallvec::SmallVec;
 use tollgate_core::{
-    AfterLoss, Charge, Cost, Enforcement, GiveBack, Limit, Measures, Mode, Permit, PermitId, Span, Timestamp,
+    Charge, Cost, Enforcement, Limit, LimitParams, LossPolicy, Mode, Permit, PermitId, TimeDelta, Timestamp,
+    UnitReturn,
 };
 
 /// One charge, or one permit to give back.
@@ -14,9 +15,9 @@ pub(super) struct ShardCharge {
     pub(super) cost: Cost,
     pub(super) enforcement: Enforcement,
     pub(super) permit: PermitId,
-    pub(super) after_loss: AfterLoss,
+    pub(super) loss_policy: LossPolicy,
     /// The shift of this key's windows.
-    pub(super) phase: Span,
+    pub(super) phase: TimeDelta,
     /// Which of the request's counters.
     pub(super) counter: usize,
     /// Which of the caller's charges this is.
@@ -37,7 +38,7 @@ pub(super) struct ShardRequest {
     /// Charges of the same request are decided elsewhere: what is taken here may have to be given back.
     pub(super) is_partial: bool,
     /// What time it is where it is decided, where our own clock proved to be far off.
-    pub(super) near: Option<Timestamp>,
+    pub(super) server_time: Option<Timestamp>,
     /// When the servers that it was sent to may have lost something.
     pub(super) loss: DataLoss,
 }
@@ -46,17 +47,17 @@ impl ShardRequest {
     /// Nothing but buckets in whole microseconds, all required and taken from, each once, all in one bundle: the usual
     /// request, for which there is a quicker script.
     pub(super) fn is_plain(&self) -> bool {
-        const MOST: usize = 16;
+        const MAX_BUCKETS: usize = 16;
         self.bundles.len() == 1
             && self.charges.len() == self.counters.len()
-            && self.charges.len() <= MOST
+            && self.charges.len() <= MAX_BUCKETS
             && !self.is_partial
             && self.charges.iter().all(|want| {
                 want.enforcement == Enforcement::Required
                     && !want.cost.is_refund()
-                    && !want.cost.is_look()
+                    && !want.cost.is_peek()
                     && self.loss.applies_to(want).is_none()
-                    && matches!(want.limit.measures(), Measures::Bucket { k: 1, .. })
+                    && matches!(want.limit.params(), LimitParams::Bucket { k: 1, .. })
             })
     }
 
@@ -87,16 +88,16 @@ pub(super) fn from_charges(
             let phase = if charge.limit.is_jittered() {
                 charge.limit.phase(charge.key.stable_hash())
             } else {
-                Span::ZERO
+                TimeDelta::ZERO
             };
             let bundle = key_encoding::bundle(&charge.key, hashing);
-            let part = at(&mut parts, place.slot(&bundle));
+            let part = request_at(&mut parts, place.slot(&bundle));
             part.add(bundle, key_encoding::member(charge.key.scope), |counter| ShardCharge {
                 limit: charge.limit.clone(),
                 cost: charge.cost,
                 enforcement: charge.enforcement,
                 permit: charge.permit,
-                after_loss: charge.after_loss,
+                loss_policy: charge.loss_policy,
                 phase,
                 counter,
                 index,
@@ -113,22 +114,22 @@ pub(super) fn from_charges(
 
 /// The name of the mark that leases of a bucket may be out.
 fn mark(charge: &Charge<'_>) -> Name {
-    let is_bucket = matches!(charge.limit.measures(), Measures::Bucket { .. });
+    let is_bucket = matches!(charge.limit.params(), LimitParams::Bucket { .. });
     match charge.mode {
         Mode::Adaptive | Mode::Leased if is_bucket => {
-            key_encoding::member(&charge.key.scope.beside(crate::MARK_SUFFIX))
+            key_encoding::member(&charge.key.scope.sibling(crate::MARK_SUFFIX))
         }
         _ => Name::new(),
     }
 }
 
 /// Units to give back, and the mark that it has been done, which lies in the same slot.
-pub(super) fn from_return(
-    back: &GiveBack<'_>,
+pub(super) fn from_unit_return(
+    back: &UnitReturn<'_>,
     place: KeyLayout,
     hashing: &Hashing,
 ) -> SmallVec<[(u16, ShardRequest); 1]> {
-    let charge = Charge::new(back.key, back.limit, Cost::take(back.units));
+    let charge = Charge::new(back.key, back.limit, Cost::new(back.units));
     let mut parts = from_charges(&[charge], place, hashing);
     for (_, part) in &mut parts {
         let mark = format!("{}~{:x}", part.bundles[0], back.id.0);
@@ -145,7 +146,7 @@ pub(super) fn from_permits(
 ) -> SmallVec<[(u16, ShardRequest); 1]> {
     let charges: SmallVec<[Charge<'_>; 4]> = permits
         .iter()
-        .map(|permit| Charge { permit: permit.id, ..Charge::new(permit.key, permit.limit, Cost::LOOK) })
+        .map(|permit| Charge { permit: permit.id, ..Charge::new(permit.key, permit.limit, Cost::PEEK) })
         .collect();
     from_charges(&charges, place, hashing)
 }
@@ -168,7 +169,7 @@ impl KeyLayout {
     }
 }
 
-fn at(parts: &mut SmallVec<[(u16, ShardRequest); 1]>, slot: u16) -> &mut ShardRequest {
+fn request_at(parts: &mut SmallVec<[(u16, ShardRequest); 1]>, slot: u16) -> &mut ShardRequest {
     let known = parts.iter().position(|(known, _)| *known == slot).unwrap_or_else(|| {
         parts.push((slot, ShardRequest::default()));
         parts.len() - 1

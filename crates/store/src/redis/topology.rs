@@ -1,4 +1,4 @@
-//! Which server has which slot, kept up to date in the background.
+//! Cluster topology: which shard has which slot, refreshed in the background.
 //!
 //! A single Redis and a primary behind sentinels are one node with every slot. A cluster is asked for its slots when the
 //! store starts, and again whenever an answer shows that they have changed; no check waits for that longer than its own
@@ -25,7 +25,7 @@ pub(super) struct Topology {
 }
 
 /// The pause between two looks at a cluster: also where its servers are down, and its checks many.
-const PAUSE: Duration = Duration::from_millis(100);
+const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 
 impl Topology {
     /// Starts the lanes; connections are made when they are needed.
@@ -43,7 +43,7 @@ impl Topology {
                 tokio::spawn(async move {
                     while let Some(topology) = weak.upgrade() {
                         topology.refresh().await;
-                        tokio::time::sleep(PAUSE).await;
+                        tokio::time::sleep(REFRESH_PAUSE).await;
                         topology.stale.notified().await;
                     }
                 });
@@ -56,41 +56,41 @@ impl Topology {
                 } else {
                     config.primary.clone()
                 };
-                let node = topology.at(&address);
-                topology.slots.send_replace(Slots(vec![Some(node)]));
+                let shard = topology.shard_at(&address);
+                topology.slots.send_replace(Slots(vec![Some(shard)]));
             }
         }
         topology
     }
 
     /// The server at an address.
-    pub(super) fn at(&self, address: &str) -> Arc<Shard> {
+    pub(super) fn shard_at(&self, address: &str) -> Arc<Shard> {
         let mut nodes = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || Arc::new(Shard::new(address.to_owned(), &self.shared));
         Arc::clone(nodes.entry(address.to_owned()).or_insert_with(new))
     }
 
     /// The server of a slot; waits until one is known.
-    pub(super) async fn shard_of(&self, slot: u16) -> Option<Arc<Shard>> {
+    pub(super) async fn shard_for_slot(&self, slot: u16) -> Option<Arc<Shard>> {
         let known = |slots: &Slots| slots.0.get(usize::from(slot)).and_then(Clone::clone);
-        if let Some(node) = known(&self.slots.borrow()) {
-            return Some(node);
+        if let Some(shard) = known(&self.slots.borrow()) {
+            return Some(shard);
         }
-        self.suspect();
+        self.mark_stale();
         let mut slots = self.slots.subscribe();
         slots.wait_for(|slots| known(slots).is_some()).await.ok().and_then(|slots| known(&slots))
     }
 
     /// Waits until this server is known to have slots: by then it is also known whether it took them over from one that
     /// failed.
-    pub(super) async fn serves(&self, node: &Arc<Shard>) {
-        let has = |slots: &Slots| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, node));
+    pub(super) async fn wait_for_slots(&self, shard: &Arc<Shard>) {
+        let has = |slots: &Slots| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, shard));
         if has(&self.slots.borrow()) {
             return;
         }
         let mut slots = self.slots.subscribe();
         while !has(&slots.borrow_and_update()) {
-            self.suspect();
+            self.mark_stale();
             if slots.changed().await.is_err() {
                 return;
             }
@@ -98,28 +98,29 @@ impl Topology {
     }
 
     /// Something is not where it was: look again soon.
-    pub(super) fn suspect(&self) {
+    pub(super) fn mark_stale(&self) {
         self.stale.notify_one();
     }
 
     pub(super) fn status(&self) -> Vec<ShardStatus> {
         let now = self.shared.clock.now();
         let nodes = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut status: Vec<ShardStatus> = nodes.values().map(|node| node.status(now)).collect();
+        let mut status: Vec<ShardStatus> = nodes.values().map(|shard| shard.status(now)).collect();
         status.sort_by(|one, other| one.address.cmp(&other.address));
         status
     }
 
     async fn refresh(&self) {
         let known =
-            |slots: &Slots| slots.0.iter().flatten().map(|node| node.address.clone()).collect::<Vec<_>>();
+            |slots: &Slots| slots.0.iter().flatten().map(|shard| shard.address.clone()).collect::<Vec<_>>();
         let mut addresses = known(&self.slots.borrow());
         addresses.dedup();
         addresses.extend(self.shared.config.hosts.iter().map(|(host, port)| format!("{host}:{port}")));
         for address in addresses {
-            let asked = tokio::time::timeout(self.shared.config.connect_timeout, self.query(&address)).await;
+            let asked =
+                tokio::time::timeout(self.shared.config.connect_timeout, self.fetch_slots(&address)).await;
             match asked {
-                Ok(Ok(ranges)) if !ranges.is_empty() => return self.learn(&ranges),
+                Ok(Ok(ranges)) if !ranges.is_empty() => return self.update(&ranges),
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => tracing::debug!(address, %error, "cannot tell the cluster's slots"),
                 Err(_) => tracing::debug!(address, "cannot tell the cluster's slots in time"),
@@ -130,36 +131,36 @@ impl Topology {
     }
 
     /// (first, last, address) of every range of slots.
-    async fn query(&self, address: &str) -> redis::RedisResult<Vec<(usize, usize, String)>> {
+    async fn fetch_slots(&self, address: &str) -> redis::RedisResult<Vec<(usize, usize, String)>> {
         let (host, port) = split(address)?;
-        let mut connection = open(self.shared.config.at(&host, port)?).await?;
+        let mut connection = open(self.shared.config.connection_info(&host, port)?).await?;
         let answer: Vec<Value> = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await?;
-        Ok(answer.iter().filter_map(|range| range_of(range, &host)).collect())
+        Ok(answer.iter().filter_map(|range| parse_range(range, &host)).collect())
     }
 
-    fn learn(&self, ranges: &[(usize, usize, String)]) {
+    fn update(&self, ranges: &[(usize, usize, String)]) {
         let before = self.slots.borrow().clone();
         // A slot that nobody is said to have stays with the one who had it, so that its heir is known for one.
         let mut slots = before.clone();
         slots.0.resize(16_384, None);
         for (first, last, address) in ranges {
-            let node = self.at(address);
+            let shard = self.shard_at(address);
             for slot in *first..=(*last).min(16_383) {
-                slots.0[slot] = Some(Arc::clone(&node));
+                slots.0[slot] = Some(Arc::clone(&shard));
             }
         }
         // A server that lost all its slots at once has been replaced, not resharded: its successor may know less.
         let serves =
-            |slots: &Slots, node: &Arc<Shard>| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, node));
+            |slots: &Slots, shard: &Arc<Shard>| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, shard));
         let mut gone: Vec<&Arc<Shard>> = before.0.iter().flatten().collect();
         gone.dedup_by(|one, other| Arc::ptr_eq(one, other));
-        gone.retain(|node| !serves(&slots, node));
+        gone.retain(|shard| !serves(&slots, shard));
         for (was, is) in before.0.iter().zip(&slots.0) {
             match (was, is) {
-                (Some(was), Some(is)) if gone.iter().any(|node| Arc::ptr_eq(node, was)) => {
+                (Some(was), Some(is)) if gone.iter().any(|shard| Arc::ptr_eq(shard, was)) => {
                     is.record_failover(self.shared.now());
                 }
-                (Some(was), Some(is)) if !Arc::ptr_eq(was, is) => is.takes_slots_of(was),
+                (Some(was), Some(is)) if !Arc::ptr_eq(was, is) => is.inherit_losses(was),
                 _ => {}
             }
         }
@@ -167,7 +168,7 @@ impl Topology {
     }
 }
 
-fn range_of(range: &Value, asked: &str) -> Option<(usize, usize, String)> {
+fn parse_range(range: &Value, asked: &str) -> Option<(usize, usize, String)> {
     let Value::Array(fields) = range else { return None };
     let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = fields.as_slice() else {
         return None;

@@ -1,10 +1,11 @@
 //! What a check sees while a cluster fails or changes for real.
 
 use crate::cluster::Cluster;
-use crate::faults::{Tenant, quick};
+use crate::faults::{Caller, quick};
 use crate::servers::{patient, wait_until};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, LimitSpec, Part, Quota, Scope, StoreError,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, LimitSpec, Rate, Scope,
+    StoreError, nonzero,
 };
 use tollgate_store::RedisStore;
 
@@ -23,7 +24,7 @@ async fn a_dead_shard_affects_only_its_own_keys() {
     let mut cluster = Cluster::with_replicas(0);
     let store = RedisStore::connect(quick(&cluster.url()));
     let names = [name_at(&cluster, 0), name_at(&cluster, 1), name_at(&cluster, 2)];
-    let mut tenants: Vec<Tenant> = names.iter().map(|name| Tenant::new(&store, name, 500)).collect();
+    let mut tenants: Vec<Caller> = names.iter().map(|name| Caller::new(&store, name, 500)).collect();
     for tenant in &mut tenants {
         tenant.heals().await;
     }
@@ -37,23 +38,23 @@ async fn a_dead_shard_affects_only_its_own_keys() {
         tenant.waited_no_longer_than_it_may();
     }
     // A request that spans a dead shard and a living one names the charges that failed, and takes none of the others.
-    let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_day(5)).build().expect("a limit");
+    let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_day(nonzero!(5))).build().expect("a limit");
     let scope = Scope::new("spanning");
-    let (dead, living) = ([Part::Text(&names[0])], [Part::Text(&names[1])]);
+    let (dead, living) = ([KeyPart::Text(&names[0])], [KeyPart::Text(&names[1])]);
     let charge = |parts| Charge::new(CounterKey { scope: &scope, parts }, &limit, Cost::ONE);
     for _ in 0..10 {
         let both = store.charge(&[charge(&living), charge(&dead)]).await;
         assert!(matches!(&both, Err(StoreError::Partial { failed, .. }) if *failed == [1]), "{both:?}");
     }
     let alone = store.charge(&[charge(&living)]).await.expect("the living shard");
-    assert_eq!(alone.each[0].remaining, 4);
+    assert_eq!(alone.per_charge[0].remaining, 4);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_takes_over_is_found() {
     let mut cluster = Cluster::start();
     let store = RedisStore::connect(quick(&cluster.url()));
-    let mut tenant = Tenant::new(&store, &name_at(&cluster, 0), 40);
+    let mut tenant = Caller::new(&store, &name_at(&cluster, 0), 40);
     tenant.heals().await;
     // By hand: nothing is lost.
     let role = |server: usize| cluster.servers[server].info("role");
@@ -84,7 +85,7 @@ async fn a_slot_that_moves_keeps_its_counters() {
     // Patient: a check that is not waited for may have been taken all the same.
     let store = RedisStore::connect(patient(&cluster.url()));
     let name = name_at(&cluster, 0);
-    let mut tenant = Tenant::new(&store, &name, 30);
+    let mut tenant = Caller::new(&store, &name, 30);
     for _ in 0..5 {
         tenant.heals().await;
     }
@@ -117,7 +118,7 @@ async fn a_slot_that_moves_keeps_its_counters() {
 async fn a_cluster_that_is_down_admits_nothing_and_heals() {
     let mut cluster = Cluster::with_replicas(0);
     let store = RedisStore::connect(quick(&cluster.url()));
-    let mut tenant = Tenant::new(&store, &name_at(&cluster, 0), 30);
+    let mut tenant = Caller::new(&store, &name_at(&cluster, 0), 30);
     for _ in 0..5 {
         tenant.heals().await;
     }
@@ -139,7 +140,7 @@ async fn a_cluster_that_is_down_admits_nothing_and_heals() {
     cover(&cluster, "no");
     wait_until("the cluster is well", || cluster.servers[0].cluster_info("cluster_state") == "ok");
     tenant.heals().await;
-    while tenant.check().await != Ok(Admission::Refused) {}
+    while tenant.check().await != Ok(Admission::Denied) {}
     assert!(tenant.admitted <= 30, "{}", tenant.admitted);
 }
 
@@ -151,9 +152,9 @@ async fn a_request_whose_keys_are_on_the_move_waits_and_is_counted_once() {
     config.breaker.failures = usize::MAX;
     let store = RedisStore::connect(config);
     let name = name_at(&cluster, 0);
-    let limit = LimitSpec::new(Algorithm::FixedWindow, Quota::per_day(8)).build().expect("a limit");
+    let limit = LimitSpec::new(Algorithm::FixedWindow, Rate::per_day(nonzero!(8))).build().expect("a limit");
     let (one, other) = (Scope::new("moving|tenant"), Scope::new("moving|tenant|user"));
-    let (tenant, user) = ([Part::Text(&name)], [Part::Text(&name), Part::Text("alice")]);
+    let (tenant, user) = ([KeyPart::Text(&name)], [KeyPart::Text(&name), KeyPart::Text("alice")]);
     let charges = [
         Charge::new(CounterKey { scope: &one, parts: &tenant }, &limit, Cost::ONE),
         Charge::new(CounterKey { scope: &other, parts: &user }, &limit, Cost::ONE),
@@ -164,7 +165,7 @@ async fn a_request_whose_keys_are_on_the_move_waits_and_is_counted_once() {
             Err(why) => assert!(!matches!(why, StoreError::Partial { .. }), "{why}"),
         }
     };
-    assert_eq!(served().await.each[0].remaining, 7);
+    assert_eq!(served().await.per_charge[0].remaining, 7);
     let (from, to) = (&cluster.servers[0], &cluster.servers[1]);
     let id = |server: usize| cluster.servers[server].command::<String>(&["CLUSTER", "MYID"]);
     let (source, target) = (id(0), id(1));

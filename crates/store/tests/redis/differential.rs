@@ -9,17 +9,18 @@ use std::sync::Arc;
 use tollgate_core::conformance::Ledger;
 use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{
-    Algorithm, Calendar, CalendarUnit, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit,
-    LimitSpec, ManualClock, Part, Period, Permit, PermitId, Quota, Scope, Span, Timestamp,
+    Algorithm, Calendar, CalendarUnit, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart,
+    Limit, LimitSpec, ManualClock, Period, Permit, PermitId, Rate, Scope, TimeDelta, Timestamp, nonzero,
 };
 use tollgate_store::{MemoryConfig, MemoryStore, RedisStore};
 
 /// Limits that users write, and odd ones: fractions of a microsecond, fractions too fine for a word, calendars, jitter.
 pub(crate) fn limits() -> Vec<Limit> {
-    let spec =
-        |algorithm, count, millis| LimitSpec::new(algorithm, Quota::per(count, Span::from_millis(millis)));
+    let spec = |algorithm, count, millis| {
+        LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_millis(millis)))
+    };
     let zone = |unit, name| Period::Calendar(Calendar::new(unit, name).expect("a zone"));
-    let by = |count, period| LimitSpec::new(Algorithm::FixedWindow, Quota { count, period });
+    let by = |count, period| LimitSpec::new(Algorithm::FixedWindow, Rate { count, period });
     [
         spec(Algorithm::Gcra, 5, 1_000),
         spec(Algorithm::Gcra, 200, 60_000).burst(7),
@@ -28,7 +29,7 @@ pub(crate) fn limits() -> Vec<Limit> {
         spec(Algorithm::Gcra, 1 << 40, 1_000).burst(1 << 30),
         spec(Algorithm::Gcra, 0, 1_000),
         spec(Algorithm::TokenBucket, 3, 7).burst(9),
-        spec(Algorithm::LeakyBucket, 5, 1_000).burst(8).delays(),
+        spec(Algorithm::LeakyBucket, 5, 1_000).burst(8).with_delay(),
         spec(Algorithm::FixedWindow, 6, 1_000),
         spec(Algorithm::FixedWindow, 6, 90_000).jitter(),
         spec(Algorithm::FixedWindow, 1 << 40, 1),
@@ -41,7 +42,7 @@ pub(crate) fn limits() -> Vec<Limit> {
         spec(Algorithm::StrictWindow, 8, 1_000).slots(7),
         spec(Algorithm::SlidingLog, 8, 1_000),
         spec(Algorithm::Concurrency, 5, 30_000),
-        spec(Algorithm::FixedWindow, 4, 1_000).counts_attempts(),
+        spec(Algorithm::FixedWindow, 4, 1_000).count_denied(),
     ]
     .into_iter()
     .map(|spec| spec.build().expect("in range"))
@@ -52,7 +53,7 @@ pub(crate) fn limits() -> Vec<Limit> {
 pub(crate) const ATTEMPTS: usize = 20;
 
 async fn compare(seed: u64, steps: usize, stores: &[RedisStore], clock: &ManualClock, memory: bool) {
-    let (limits, mut dice, mut ledger) = (limits(), SplitMix64::new(seed), Ledger::default());
+    let (limits, mut rng, mut ledger) = (limits(), SplitMix64::new(seed), Ledger::default());
     let in_memory = MemoryStore::new(&MemoryConfig::with_bytes(64 << 20), clock).expect("a store");
     // Some share a group, as the windows of one rule do; some are alone.
     let scopes: Vec<Scope> = (0..limits.len())
@@ -61,46 +62,46 @@ async fn compare(seed: u64, steps: usize, stores: &[RedisStore], clock: &ManualC
             _ => Scope::in_group(format!("{seed}|user|{n}"), &format!("{seed}|user")),
         })
         .collect();
-    let people: Vec<Vec<Part<'_>>> = vec![
-        vec![Part::Text("alice")],
-        vec![Part::Text("alice"), Part::Text("POST /login")],
-        vec![Part::Secret("bob's key")],
+    let people: Vec<Vec<KeyPart<'_>>> = vec![
+        vec![KeyPart::Text("alice")],
+        vec![KeyPart::Text("alice"), KeyPart::Text("POST /login")],
+        vec![KeyPart::Secret("bob's key")],
         vec![],
     ];
     for turn in 0..steps {
-        let count = 1 + dice.below(5);
+        let count = 1 + rng.below(5);
         let mut charges: Vec<Charge<'_>> = (0..count)
             .map(|_| {
-                let n = usize::try_from(dice.below(limits.len() as u64)).expect("small");
+                let n = usize::try_from(rng.below(limits.len() as u64)).expect("small");
                 let limit = &limits[n];
-                let cost = match dice.below(14) {
-                    0 => Cost::LOOK,
-                    1 => Cost::refund(1 + dice.below(3)),
-                    2 => Cost::take(limit.capacity() + dice.below(2)),
-                    3 => Cost::take(1 + dice.below(limit.capacity().max(1))),
-                    4 => Cost::take(u64::MAX >> dice.below(30)),
-                    _ => Cost::take(1 + dice.below(3)),
+                let cost = match rng.below(14) {
+                    0 => Cost::PEEK,
+                    1 => Cost::refund(1 + rng.below(3)),
+                    2 => Cost::new(limit.capacity() + rng.below(2)),
+                    3 => Cost::new(1 + rng.below(limit.capacity().max(1))),
+                    4 => Cost::new(u64::MAX >> rng.below(30)),
+                    _ => Cost::new(1 + rng.below(3)),
                 };
-                let enforcement = match dice.below(6) {
+                let enforcement = match rng.below(6) {
                     _ if n == ATTEMPTS => Enforcement::Independent,
                     0 => Enforcement::Alternative,
                     1 => Enforcement::Independent,
                     _ => Enforcement::Required,
                 };
-                let key = CounterKey { scope: &scopes[n], parts: dice.pick(&people).as_slice() };
+                let key = CounterKey { scope: &scopes[n], parts: rng.pick(&people).as_slice() };
                 Charge {
                     enforcement,
-                    permit: PermitId(u128::from(dice.below(4))),
+                    permit: PermitId(u128::from(rng.below(4))),
                     ..Charge::new(key, limit, cost)
                 }
             })
             .collect();
-        if dice.below(8) == 0 {
+        if rng.below(8) == 0 {
             // One counter twice.
             charges.push(charges[0]);
         }
         let now = clock.now();
-        match dice.below(20) {
+        match rng.below(20) {
             0 => {
                 ledger.debit(now, &charges);
                 in_memory.debit(&charges).await.expect("memory");
@@ -132,13 +133,13 @@ async fn compare(seed: u64, steps: usize, stores: &[RedisStore], clock: &ManualC
                 }
             }
         }
-        clock.advance(Span::from_micros(match dice.below(12) {
+        clock.advance(TimeDelta::from_micros(match rng.below(12) {
             0..=4 => 0,
             5 => 1,
-            6..=8 => dice.below(300_000),
-            9 => dice.below(3_000_000),
-            10 => dice.below(100_000_000),
-            _ => dice.below(40) * 3_600_000_000,
+            6..=8 => rng.below(300_000),
+            9 => rng.below(3_000_000),
+            10 => rng.below(100_000_000),
+            _ => rng.below(40) * 3_600_000_000,
         }));
     }
     for store in stores {
@@ -171,9 +172,9 @@ async fn windows_of_one_rule_answer_alike_whoever_else_is_in_their_bundle() {
     let server = Server::start(&[]);
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
     let store = RedisStore::with_clock(patient(&server.url()), clock.clone());
-    let (mut dice, mut ledger) = (SplitMix64::new(7), Ledger::default());
+    let (mut rng, mut ledger) = (SplitMix64::new(7), Ledger::default());
     let build = |algorithm, count, secs| {
-        LimitSpec::new(algorithm, Quota::per(count, Span::from_secs(secs))).build().expect("in range")
+        LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_secs(secs))).build().expect("in range")
     };
     let limits = [
         ("gcra|1s", build(Algorithm::Gcra, 5, 1)),
@@ -188,25 +189,25 @@ async fn windows_of_one_rule_answer_alike_whoever_else_is_in_their_bundle() {
     let scopes: Vec<Scope> =
         limits.iter().map(|(label, _)| Scope::in_group(format!("api|user|{label}"), "api|user")).collect();
     for turn in 0..6_000 {
-        let who = [Part::Text(dice.pick::<&str>(&["alice", "bob"]))];
-        let first = dice.below(7);
-        let picked: Vec<usize> = match dice.below(4) {
+        let who = [KeyPart::Text(rng.pick::<&str>(&["alice", "bob"]))];
+        let first = rng.below(7);
+        let picked: Vec<usize> = match rng.below(4) {
             0 => vec![usize::try_from(first).expect("small")],
             1 => vec![0, 1, 2],
             2 => vec![2, 3],
             _ => vec![0, 1, 2, 3],
         };
-        let cost = Cost::take(1 + dice.below(2));
+        let cost = Cost::new(1 + rng.below(2));
         let charge =
             |n: &usize| Charge::new(CounterKey { scope: &scopes[*n], parts: &who }, &limits[*n].1, cost);
         let charges: Vec<Charge<'_>> = picked.iter().map(charge).collect();
         let expected = ledger.charge(clock.now(), &charges);
         let told = store.charge(&charges).await.expect("an answer");
         assert_eq!(told, expected, "turn {turn}: {picked:?}");
-        match dice.below(40) {
-            0..20 => clock.advance(Span::from_micros(dice.below(400_000))),
+        match rng.below(40) {
+            0..20 => clock.advance(TimeDelta::from_micros(rng.below(400_000))),
             // A clock that goes back, by no more than what everybody still remembers.
-            20 => clock.set(clock.now() - Span::from_micros(dice.below(1_000))),
+            20 => clock.set(clock.now() - TimeDelta::from_micros(rng.below(1_000))),
             _ => {}
         }
     }
@@ -222,35 +223,37 @@ async fn limits_that_change_answer_alike() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
     let store = RedisStore::with_clock(patient(&server.url()), clock.clone());
     let in_memory = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock.clone()).expect("a store");
-    let (mut dice, mut ledger) = (SplitMix64::new(11), Ledger::default());
-    let spec = |count, burst| LimitSpec::new(Algorithm::Gcra, Quota::per_hour(count)).burst(burst);
+    let (mut rng, mut ledger) = (SplitMix64::new(11), Ledger::default());
+    let spec = |count, burst| {
+        LimitSpec::new(Algorithm::Gcra, Rate::per(count, TimeDelta::from_secs(3_600))).burst(burst)
+    };
     let limits: Vec<Limit> =
         [(10, 10), (100, 10), (100, 100), (7, 3), (2_400, 1), (1_009, 50), (10, 1), (1_000, 10)]
             .map(|(count, burst)| spec(count, burst).build().expect("in range"))
             .into();
     let (own, beside) = (Scope::in_group("api|key|1h", "api|key"), Scope::in_group("api|key|1m", "api|key"));
-    let other = LimitSpec::new(Algorithm::Gcra, Quota::per_minute(60)).build().expect("in range");
+    let other = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(60))).build().expect("in range");
     for turn in 0..6_000 {
-        let who = [Part::Text(dice.pick::<&str>(&["alice", "bob"]))];
-        let limit = dice.pick(&limits);
-        let cost = match dice.below(8) {
-            0 => Cost::LOOK,
-            1 => Cost::refund(1 + dice.below(3)),
-            2 => Cost::refund(limit.plenty()),
-            3 => Cost::take(1 + dice.below(limit.capacity() + 2)),
+        let who = [KeyPart::Text(rng.pick::<&str>(&["alice", "bob"]))];
+        let limit = rng.pick(&limits);
+        let cost = match rng.below(8) {
+            0 => Cost::PEEK,
+            1 => Cost::refund(1 + rng.below(3)),
+            2 => Cost::refund(limit.refill_cost()),
+            3 => Cost::new(1 + rng.below(limit.capacity() + 2)),
             _ => Cost::ONE,
         };
         let mut charges = vec![Charge::new(CounterKey { scope: &own, parts: &who }, limit, cost)];
-        if dice.below(3) == 0 {
+        if rng.below(3) == 0 {
             charges.push(Charge::new(CounterKey { scope: &beside, parts: &who }, &other, Cost::ONE));
         }
         let expected = ledger.charge(clock.now(), &charges);
         assert_eq!(in_memory.apply(&charges), expected, "memory, turn {turn}: {charges:?}");
         let told = store.charge(&charges).await.expect("an answer");
         assert_eq!(told, expected, "turn {turn}: {charges:?}");
-        clock.advance(Span::from_micros(match dice.below(4) {
-            0 => dice.below(1_000_000_000),
-            1 => dice.below(1_000_000),
+        clock.advance(TimeDelta::from_micros(match rng.below(4) {
+            0 => rng.below(1_000_000_000),
+            1 => rng.below(1_000_000),
             _ => 0,
         }));
     }

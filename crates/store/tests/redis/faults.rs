@@ -9,13 +9,13 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Part, Quota, Scope, Span,
-    StoreError,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec, Rate, Scope,
+    StoreError, TimeDelta,
 };
 use tollgate_store::{BreakerConfig, BreakerState, RedisConfig, RedisStore};
 
 /// A tenant with a limit that nothing refills during a test, and the checks that it makes.
-pub(crate) struct Tenant {
+pub(crate) struct Caller {
     store: RedisStore,
     limit: Limit,
     scope: Scope,
@@ -31,13 +31,13 @@ const DEADLINE: Duration = Duration::from_millis(50);
 pub(crate) fn quick(url: &str) -> RedisConfig {
     let mut config = RedisConfig::parse(url).expect("a url");
     config.deadline = DEADLINE;
-    config.breaker = BreakerConfig { cooldown: Span::from_millis(200), ..BreakerConfig::default() };
+    config.breaker = BreakerConfig { cooldown: TimeDelta::from_millis(200), ..BreakerConfig::default() };
     config
 }
 
-impl Tenant {
+impl Caller {
     pub(crate) fn new(store: &RedisStore, name: &str, limit: u64) -> Self {
-        let quota = Quota::per(limit, Span::from_secs(86_400));
+        let quota = Rate::per(limit, TimeDelta::from_secs(86_400));
         Self {
             store: store.clone(),
             limit: LimitSpec::new(Algorithm::FixedWindow, quota).build().expect("a limit"),
@@ -50,7 +50,7 @@ impl Tenant {
     }
 
     pub(crate) async fn check(&mut self) -> Result<Admission, StoreError> {
-        let parts = [Part::Text(&self.name)];
+        let parts = [KeyPart::Text(&self.name)];
         let key = CounterKey { scope: &self.scope, parts: &parts };
         let started = Instant::now();
         let answer = self.store.charge(&[Charge::new(key, &self.limit, Cost::ONE)]).await;
@@ -84,7 +84,7 @@ fn breaker(store: &RedisStore) -> BreakerState {
 async fn a_paused_server_costs_a_check_its_deadline_and_then_nothing() {
     let server = Server::start(&[]);
     let store = RedisStore::connect(quick(&server.url()));
-    let mut tenant = Tenant::new(&store, "alice", 10);
+    let mut tenant = Caller::new(&store, "alice", 10);
     let early = tenant.heals().await as u64;
     server.signal("-STOP");
     let mut unanswered = 0;
@@ -111,10 +111,10 @@ async fn a_paused_server_costs_a_check_its_deadline_and_then_nothing() {
 
 /// Whoever looks at a node that nobody asks must not read that it stands well with a server that is dead.
 #[tokio::test]
-async fn the_end_of_a_connection_is_noticed_while_nobody_asks() {
+async fn a_closed_connection_is_noticed_while_idle() {
     let mut server = Server::start(&[]);
     let store = RedisStore::connect(quick(&server.url()));
-    Tenant::new(&store, "alice", 5).heals().await;
+    Caller::new(&store, "alice", 5).heals().await;
     assert!(store.status()[0].connections > 0);
     server.kill();
     for _ in 0..2_000 {
@@ -130,7 +130,7 @@ async fn the_end_of_a_connection_is_noticed_while_nobody_asks() {
 async fn a_server_that_sleeps_is_waited_for_no_longer_than_the_deadline() {
     let server = Server::start(&[]);
     let store = RedisStore::connect(quick(&server.url()));
-    let mut tenant = Tenant::new(&store, "alice", 5);
+    let mut tenant = Caller::new(&store, "alice", 5);
     tenant.heals().await;
     let mut sleeper = server.connection().expect("a server");
     let asleep = std::thread::spawn(move || {
@@ -149,7 +149,7 @@ async fn a_server_that_sleeps_is_waited_for_no_longer_than_the_deadline() {
 async fn a_killed_server_fails_checks_at_once_and_its_successor_is_found() {
     let mut server = Server::start(&[]);
     let store = RedisStore::connect(quick(&server.url()));
-    let mut tenant = Tenant::new(&store, "alice", 10);
+    let mut tenant = Caller::new(&store, "alice", 10);
     tenant.heals().await;
     assert_eq!(store.status()[0].lost_writes_at, None);
     let port = server.port;
@@ -169,7 +169,7 @@ async fn a_killed_server_fails_checks_at_once_and_its_successor_is_found() {
 async fn a_node_starts_without_redis_and_heals_when_it_comes() {
     let port = free_port();
     let store = RedisStore::connect(quick(&format!("redis://127.0.0.1:{port}")));
-    let mut tenant = Tenant::new(&store, "alice", 10);
+    let mut tenant = Caller::new(&store, "alice", 10);
     assert!(tenant.check().await.is_err());
     assert_eq!(store.status()[0].connections, 0);
     let _server = Server::start_on(port, &[]);
@@ -182,7 +182,7 @@ async fn a_node_starts_without_redis_and_heals_when_it_comes() {
 async fn a_server_that_has_forgotten_the_scripts_is_sent_them() {
     let server = Server::start(&[]);
     let store = RedisStore::connect(quick(&server.url()));
-    let mut tenant = Tenant::new(&store, "alice", 10);
+    let mut tenant = Caller::new(&store, "alice", 10);
     tenant.heals().await;
     for _ in 0..5 {
         let _: () = server.command(&["SCRIPT", "FLUSH"]);
@@ -194,7 +194,7 @@ async fn a_server_that_has_forgotten_the_scripts_is_sent_them() {
 async fn a_replica_admits_nothing() {
     let (primary, server) = (Server::start(&[]), Server::start(&[]));
     let store = RedisStore::connect(quick(&server.url()));
-    let mut tenant = Tenant::new(&store, "alice", 10);
+    let mut tenant = Caller::new(&store, "alice", 10);
     tenant.heals().await;
     let _: () = server.command(&["REPLICAOF", "127.0.0.1", &primary.port.to_string()]);
     for _ in 0..3 {
@@ -209,10 +209,10 @@ async fn a_replica_admits_nothing() {
 async fn a_full_server_admits_nothing_and_still_denies() {
     let server = Server::start(&[]);
     let store = RedisStore::connect(quick(&server.url()));
-    let (mut spent, mut fresh) = (Tenant::new(&store, "spent", 1), Tenant::new(&store, "fresh", 1));
+    let (mut spent, mut fresh) = (Caller::new(&store, "spent", 1), Caller::new(&store, "fresh", 1));
     spent.heals().await;
     let _: () = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert_eq!(spent.check().await, Ok(Admission::Refused), "a denial writes nothing");
+    assert_eq!(spent.check().await, Ok(Admission::Denied), "a denial writes nothing");
     let full = fresh.check().await;
     assert!(matches!(&full, Err(StoreError::Unavailable(why)) if why.contains("OOM")), "{full:?}");
     let _: () = server.command(&["CONFIG", "SET", "maxmemory", "0"]);
@@ -222,14 +222,14 @@ async fn a_full_server_admits_nothing_and_still_denies() {
 }
 
 #[tokio::test]
-async fn a_server_that_loads_is_asked_again() {
+async fn a_loading_server_is_retried() {
     let mut server = Server::start(&["--rdbcompression", "no"]);
     let _: () = server.command(&["DEBUG", "POPULATE", "3000", "filler", "1000"]);
     let _: () = server.command(&["SAVE"]);
     let slow = ["--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024"];
     let loading = server.restart(&slow);
     let store = RedisStore::connect(quick(&loading.url()));
-    let mut tenant = Tenant::new(&store, "alice", 10);
+    let mut tenant = Caller::new(&store, "alice", 10);
     let refused = tenant.check().await;
     assert!(refused.is_err(), "{refused:?}");
     tenant.heals().await;
@@ -241,7 +241,7 @@ async fn a_server_that_loads_is_asked_again() {
 async fn a_server_that_is_busy_with_a_script_is_waited_for_no_longer_than_the_deadline() {
     let server = Server::start(&["--busy-reply-threshold", "10"]);
     let store = RedisStore::connect(quick(&server.url()));
-    let mut tenant = Tenant::new(&store, "alice", 30);
+    let mut tenant = Caller::new(&store, "alice", 30);
     tenant.heals().await;
     let mut looper = server.connection().expect("a server");
     let looping = std::thread::spawn(move || {
@@ -255,7 +255,7 @@ async fn a_server_that_is_busy_with_a_script_is_waited_for_no_longer_than_the_de
     looping.join().expect("the script");
     assert!(server.info("errorstat_BUSY").starts_with("count="), "the server's own words");
     tenant.heals().await;
-    while tenant.check().await != Ok(Admission::Refused) {}
+    while tenant.check().await != Ok(Admission::Denied) {}
     assert!(tenant.admitted <= 30, "{}", tenant.admitted);
 }
 
@@ -263,7 +263,7 @@ async fn a_server_that_is_busy_with_a_script_is_waited_for_no_longer_than_the_de
 async fn a_replica_that_has_lost_its_primary_admits_nothing() {
     let server = Server::start(&["--replica-serve-stale-data", "no"]);
     let store = RedisStore::connect(quick(&server.url()));
-    let mut tenant = Tenant::new(&store, "alice", 30);
+    let mut tenant = Caller::new(&store, "alice", 30);
     tenant.heals().await;
     let _: () = server.command(&["REPLICAOF", "127.0.0.1", &free_port().to_string()]);
     for _ in 0..3 {
@@ -273,7 +273,7 @@ async fn a_replica_that_has_lost_its_primary_admits_nothing() {
     let (down, readonly) = (server.info("errorstat_MASTERDOWN"), server.info("errorstat_READONLY"));
     assert!(down.starts_with("count=") || readonly.starts_with("count="), "the server's own words");
     tenant.heals().await;
-    while tenant.check().await != Ok(Admission::Refused) {}
+    while tenant.check().await != Ok(Admission::Denied) {}
     assert!(tenant.admitted <= 30, "{}", tenant.admitted);
 }
 
@@ -283,7 +283,7 @@ async fn many_checks_of_one_key_are_exact_and_share_script_calls() {
     let mut config = quick(&server.url());
     config.deadline = Duration::from_secs(5);
     let store = RedisStore::connect(config);
-    Tenant::new(&store, "warm", 1).heals().await;
+    Caller::new(&store, "warm", 1).heals().await;
     let calls = || {
         let stats = server.info("cmdstat_evalsha");
         stats.split([',', '=']).nth(1).and_then(|calls| calls.parse::<u64>().ok()).unwrap_or(0)
@@ -291,7 +291,7 @@ async fn many_checks_of_one_key_are_exact_and_share_script_calls() {
     let before = calls();
     let checks: Vec<_> = (0..1_000)
         .map(|_| {
-            let mut tenant = Tenant::new(&store, "alice", 300);
+            let mut tenant = Caller::new(&store, "alice", 300);
             tokio::spawn(async move { tenant.check().await })
         })
         .collect();

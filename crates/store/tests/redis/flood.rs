@@ -3,8 +3,8 @@
 use crate::servers::{Server, patient};
 use std::sync::Arc;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Limit, LimitSpec, ManualClock, Part,
-    Quota, Scope, Span, Timestamp,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec,
+    ManualClock, Rate, Scope, TimeDelta, Timestamp,
 };
 use tollgate_store::{DenyCache, RedisStore};
 
@@ -19,7 +19,7 @@ fn commands(server: &Server) -> u64 {
 }
 
 fn per_hour(count: u64) -> Limit {
-    LimitSpec::new(Algorithm::FixedWindow, Quota::per(count, Span::from_secs(3_600)))
+    LimitSpec::new(Algorithm::FixedWindow, Rate::per(count, TimeDelta::from_secs(3_600)))
         .build()
         .expect("a limit")
 }
@@ -33,39 +33,39 @@ async fn a_flood_costs_redis_nothing_and_its_end_is_seen_within_a_second() {
     let node = DenyCache::new(redis(), Arc::clone(&clock), 1_024);
     let elsewhere = redis();
     let (limit, raised) = (per_hour(5), per_hour(6));
-    let (scope, parts) = (Scope::new("login"), [Part::Text("mallory")]);
+    let (scope, parts) = (Scope::new("login"), [KeyPart::Text("mallory")]);
     let key = CounterKey { scope: &scope, parts: &parts };
     let ask =
         async |limit| node.charge(&[Charge::new(key, limit, Cost::ONE)]).await.expect("an answer").admission;
     for _ in 0..5 {
         assert_eq!(ask(&limit).await, Admission::Admitted);
     }
-    assert_eq!(ask(&limit).await, Admission::Refused);
+    assert_eq!(ask(&limit).await, Admission::Denied);
     // The other node's connection is made before anything is counted.
-    let look = [Charge::new(key, &limit, Cost::LOOK)];
+    let look = [Charge::new(key, &limit, Cost::PEEK)];
     elsewhere.charge(&look).await.expect("an answer");
     let before = commands(&server);
     for _ in 0..10_000 {
-        assert_eq!(ask(&limit).await, Admission::Refused);
+        assert_eq!(ask(&limit).await, Admission::Denied);
     }
     assert_eq!(commands(&server), before, "ten thousand denials");
     // A limit that is raised is another limit: at once.
     assert_eq!(ask(&raised).await, Admission::Admitted);
     // Units that another node gives back are seen within a second.
-    assert_eq!(ask(&limit).await, Admission::Refused);
+    assert_eq!(ask(&limit).await, Admission::Denied);
     elsewhere.debit(&[Charge::new(key, &limit, Cost::refund(2))]).await.expect("a refund");
-    clock.advance(Span::from_millis(999));
+    clock.advance(TimeDelta::from_millis(999));
     assert_eq!(ask(&limit).await, Admission::Admitted);
     // And what this node gives back itself, at once.
-    assert_eq!(ask(&limit).await, Admission::Refused);
+    assert_eq!(ask(&limit).await, Admission::Denied);
     node.debit(&[Charge::new(key, &limit, Cost::refund(1))]).await.expect("a refund");
     assert_eq!(ask(&limit).await, Admission::Admitted);
     // An hour of it: a question a second at most.
-    assert_eq!(ask(&limit).await, Admission::Refused);
+    assert_eq!(ask(&limit).await, Admission::Denied);
     let before = commands(&server);
     for _ in 0..1_000 {
-        clock.advance(Span::from_millis(10));
-        assert_eq!(ask(&limit).await, Admission::Refused);
+        clock.advance(TimeDelta::from_millis(10));
+        assert_eq!(ask(&limit).await, Admission::Denied);
     }
     let asked = commands(&server) - before;
     assert!((1..=2 * 12).contains(&asked), "{asked} commands in ten seconds");

@@ -8,20 +8,20 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Limit, LimitSpec, Mode, Outcomes,
-    OwnedPart, Part, PermitId, Quota, Scope, Span, SystemClock,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec, Mode, Outcomes,
+    OwnedKeyPart, PermitId, Rate, Scope, SystemClock, TimeDelta, nonzero,
 };
 use tollgate_store::{DenyCache, HotKey, LeaseConfig, LeasedStore, RedisConfig, RedisStore};
 
 type Node = LeasedStore<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
 
 /// A node with somebody who looks after its leases, until dropped.
-struct Tended {
+struct RunningNode {
     node: Arc<Node>,
     tender: JoinHandle<()>,
 }
 
-impl Drop for Tended {
+impl Drop for RunningNode {
     fn drop(&mut self) {
         self.tender.abort();
     }
@@ -33,10 +33,10 @@ fn id() -> PermitId {
     PermitId(u128::from(IDS.fetch_add(1, Ordering::Relaxed)))
 }
 
-fn start(redis: RedisConfig) -> Tended {
+fn start(redis: RedisConfig) -> RunningNode {
     let clock = SystemClock::new();
     let redis = RedisStore::connect(redis);
-    let config = LeaseConfig { idle: Span::from_millis(200), nodes: 3, ..LeaseConfig::default() };
+    let config = LeaseConfig { idle: TimeDelta::from_millis(200), nodes: 3, ..LeaseConfig::default() };
     let node = Arc::new(LeasedStore::new(DenyCache::new(redis.clone(), clock, 1_024), redis, clock, config));
     let own = Arc::clone(&node);
     let tender = tokio::spawn(async move {
@@ -48,7 +48,7 @@ fn start(redis: RedisConfig) -> Tended {
             }
         }
     });
-    Tended { node, tender }
+    RunningNode { node, tender }
 }
 
 struct Traffic {
@@ -58,13 +58,13 @@ struct Traffic {
 }
 
 impl Traffic {
-    fn of(limit: LimitSpec, mode: Mode) -> Arc<Self> {
+    fn new(limit: LimitSpec, mode: Mode) -> Arc<Self> {
         Arc::new(Self { limit: limit.build().expect("a limit"), scope: Scope::new("leases"), mode })
     }
 
     /// Asks a node again and again; how many were let through.
     async fn drive(self: Arc<Self>, node: Arc<Node>, until: Instant) -> u64 {
-        let key = CounterKey { scope: &self.scope, parts: &[Part::Text("hot")] };
+        let key = CounterKey { scope: &self.scope, parts: &[KeyPart::Text("hot")] };
         let charge = Charge { mode: self.mode, ..Charge::new(key, &self.limit, Cost::ONE) };
         let (mut admitted, mut turns) = (0, 0_u64);
         while Instant::now() < until {
@@ -88,9 +88,9 @@ impl Traffic {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_together_never_pass_the_limit_whatever_redis_does() {
     let server = Server::start(&[]);
-    let spec = LimitSpec::new(Algorithm::Gcra, Quota::per_second(2_000)).burst(600);
-    let traffic = Traffic::of(spec, Mode::Leased);
-    let nodes: Vec<Tended> = (0..3).map(|_| start(quick(&server.url()))).collect();
+    let spec = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(2_000))).burst(600);
+    let traffic = Traffic::new(spec, Mode::Leased);
+    let nodes: Vec<RunningNode> = (0..3).map(|_| start(quick(&server.url()))).collect();
     let began = Instant::now();
     let until = began + Duration::from_secs(3);
     let drivers: Vec<_> = nodes
@@ -127,10 +127,10 @@ async fn nodes_together_never_pass_the_limit_whatever_redis_does() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_window_is_never_passed_and_idle_units_go_back() {
     let server = Server::start(&[]);
-    let spec = LimitSpec::new(Algorithm::FixedWindow, Quota::per(5_000, Span::from_secs(86_400)));
-    let traffic = Traffic::of(spec, Mode::Leased);
+    let spec = LimitSpec::new(Algorithm::FixedWindow, Rate::per(5_000, TimeDelta::from_secs(86_400)));
+    let traffic = Traffic::new(spec, Mode::Leased);
     // Patient: an answer that nobody waits for has taken all the same.
-    let nodes: Vec<Tended> = (0..3).map(|_| start(patient(&server.url()))).collect();
+    let nodes: Vec<RunningNode> = (0..3).map(|_| start(patient(&server.url()))).collect();
     let drive = async |millis| {
         let until = Instant::now() + Duration::from_millis(millis);
         let each = nodes.iter().map(|tended| Arc::clone(&traffic).drive(Arc::clone(&tended.node), until));
@@ -144,15 +144,19 @@ async fn a_window_is_never_passed_and_idle_units_go_back() {
     // Nobody asks any more: all that was in hand is back, and the store has counted just what was let through.
     wait_until("leases to go back", || nodes.iter().all(|tended| tended.node.stats().leases == 0));
     let redis = RedisStore::connect(patient(&server.url()));
-    let key = CounterKey { scope: &traffic.scope, parts: &[Part::Text("hot")] };
-    let look = [Charge::new(key, &traffic.limit, Cost::LOOK)];
+    let key = CounterKey { scope: &traffic.scope, parts: &[KeyPart::Text("hot")] };
+    let look = [Charge::new(key, &traffic.limit, Cost::PEEK)];
     let left = Instant::now() + Duration::from_secs(10);
     loop {
         let told = redis.charge(&look).await.expect("Redis runs");
-        if told.each[0].remaining == 5_000 - admitted {
+        if told.per_charge[0].remaining == 5_000 - admitted {
             break;
         }
-        assert!(Instant::now() < left, "{} remain, {admitted} were let through", told.each[0].remaining);
+        assert!(
+            Instant::now() < left,
+            "{} remain, {admitted} were let through",
+            told.per_charge[0].remaining
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     // The whole of it, and no more.
@@ -169,10 +173,10 @@ async fn a_window_is_never_passed_and_idle_units_go_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hot_key_is_leased_by_itself_and_a_security_rules_is_not() {
     let server = Server::start(&[]);
-    let spec = || LimitSpec::new(Algorithm::Gcra, Quota::per_second(1_000_000));
+    let spec = || LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(1_000_000)));
     for (mode, becomes_hot) in [(Mode::Adaptive, true), (Mode::Central, false)] {
         let tended = start(patient(&server.url()));
-        let traffic = Traffic::of(spec(), mode);
+        let traffic = Traffic::new(spec(), mode);
         let left = Instant::now() + Duration::from_secs(30);
         loop {
             let until = Instant::now() + Duration::from_millis(1_500);
@@ -186,7 +190,7 @@ async fn a_hot_key_is_leased_by_itself_and_a_security_rules_is_not() {
                 break;
             }
             let is_hot = |hot: &HotKey| {
-                hot.promoted && hot.values == [OwnedPart::Text("hot".into())] && hot.rate > 1_000
+                hot.promoted && hot.values == [OwnedKeyPart::Text("hot".into())] && hot.rate > 1_000
             };
             if figures.promoted > 0 && hot.first().is_some_and(is_hot) && figures.local > figures.central {
                 break;

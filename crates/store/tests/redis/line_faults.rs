@@ -1,13 +1,13 @@
 //! What a check sees while the line to Redis fails. For each fault: what was allowed and denied, that no check waited for
 //! the fault to end, that nothing beyond the limit got through, and that the store heals.
 
-use crate::faults::{Tenant, quick};
+use crate::faults::{Caller, quick};
 use crate::proxy::{Fault, Proxy};
 use crate::servers::Server;
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, LimitSpec, Part, Quota, Scope, Span, StoreError,
+    Admission, Algorithm, Charge, Cost, CounterKey, KeyPart, LimitSpec, Rate, Scope, StoreError, TimeDelta,
 };
 use tollgate_store::{BreakerState, RedisConfig, RedisStore};
 
@@ -19,7 +19,7 @@ enum Effect {
     MayBeTaken,
 }
 
-/// How many units the server has counted for a tenant of [`Tenant`]: the last field of the only window.
+/// How many units the server has counted for a tenant of [`Caller`]: the last field of the only window.
 fn counted(server: &Server) -> u64 {
     let keys: Vec<String> = server.command(&["KEYS", "tg1:*"]);
     let value: String = server.command(&["GET", &keys[0]]);
@@ -32,7 +32,7 @@ async fn suffers(fault: Fault, effect: Effect) {
     let server = Server::start(&[]);
     let proxy = Proxy::to(server.port);
     let store = RedisStore::connect(quick(&proxy.url()));
-    let mut tenant = Tenant::new(&store, "alice", LIMIT);
+    let mut tenant = Caller::new(&store, "alice", LIMIT);
     let mut failed = (tenant.heals().await + tenant.heals().await) as u64;
     let before = (counted(&server), failed);
     proxy.set(fault);
@@ -61,7 +61,7 @@ async fn suffers(fault: Fault, effect: Effect) {
     loop {
         match tenant.check().await {
             Ok(Admission::Admitted) => {}
-            Ok(Admission::Refused) => break,
+            Ok(Admission::Denied) => break,
             Err(_) => failed += 1,
         }
     }
@@ -73,56 +73,56 @@ async fn suffers(fault: Fault, effect: Effect) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_that_is_cut() {
+async fn a_connection_that_is_cut() {
     suffers(Fault::Cut, Effect::NotTaken).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_that_loses_answers() {
+async fn a_connection_that_loses_replies() {
     suffers(Fault::CutAnswers, Effect::MayBeTaken).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_that_breaks_in_the_middle_of_an_answer() {
+async fn a_connection_that_breaks_in_the_middle_of_a_reply() {
     suffers(Fault::HalveThenCut, Effect::MayBeTaken).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_that_stalls_in_the_middle_of_an_answer() {
+async fn a_connection_that_stalls_in_the_middle_of_a_reply() {
     suffers(Fault::HalveThenStall, Effect::MayBeTaken).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_that_keeps_answers() {
+async fn a_connection_that_withholds_replies() {
     suffers(Fault::StallAnswers, Effect::MayBeTaken).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_that_keeps_requests() {
+async fn a_connection_that_withholds_requests() {
     suffers(Fault::StallRequests, Effect::NotTaken).await;
 }
 
 /// A line that is slow, but within the deadline, is only slow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_that_is_slow_costs_nobody_anything() {
+async fn a_slow_connection_affects_no_other() {
     let server = Server::start(&[]);
     let proxy = Proxy::to(server.port);
     let mut config = quick(&proxy.url());
     config.deadline = Duration::from_secs(5);
     let store = RedisStore::connect(config);
-    let mut tenant = Tenant::new(&store, "alice", 5);
+    let mut tenant = Caller::new(&store, "alice", 5);
     proxy.set(Fault::Delay(Duration::from_millis(20)));
     for _ in 0..5 {
         assert_eq!(tenant.check().await, Ok(Admission::Admitted));
     }
-    assert_eq!(tenant.check().await, Ok(Admission::Refused));
+    assert_eq!(tenant.check().await, Ok(Admission::Denied));
     assert_eq!(counted(&server), 5);
 }
 
 /// Connecting may take longer than a check waits. Whoever comes when the connection stands must be served, not wait for the
 /// breaker that the first one's failure has opened.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_on_which_connecting_takes_long_is_used_as_soon_as_it_stands() {
+async fn a_slow_connect_is_used_once_established() {
     let server = Server::start(&[]);
     let proxy = Proxy::to(server.port);
     proxy.set(Fault::StallAnswers);
@@ -131,9 +131,9 @@ async fn a_line_on_which_connecting_takes_long_is_used_as_soon_as_it_stands() {
     // Long enough that no busy machine makes the second check fail as well.
     config.deadline = Duration::from_secs(1);
     config.breaker.failures = 1;
-    config.breaker.cooldown = Span::from_secs(3_600);
+    config.breaker.cooldown = TimeDelta::from_secs(3_600);
     let store = RedisStore::connect(config);
-    let mut tenant = Tenant::new(&store, "alice", 5);
+    let mut tenant = Caller::new(&store, "alice", 5);
     assert!(tenant.check().await.is_err());
     assert_eq!(store.status()[0].breaker, BreakerState::Open);
     proxy.set(Fault::None);
@@ -150,8 +150,8 @@ async fn by_itself_a_check_waits_ten_milliseconds() {
     assert_eq!(config.deadline, Duration::from_millis(10));
     let store = RedisStore::connect(config);
     let limit =
-        LimitSpec::new(Algorithm::Gcra, Quota::per(5, Span::from_secs(86_400))).build().expect("a limit");
-    let (scope, parts) = (Scope::new("deadline"), [Part::Text("alice")]);
+        LimitSpec::new(Algorithm::Gcra, Rate::per(5, TimeDelta::from_secs(86_400))).build().expect("a limit");
+    let (scope, parts) = (Scope::new("deadline"), [KeyPart::Text("alice")]);
     let charge = [Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE)];
     while store.charge_with_deadline(&charge, Duration::MAX).await.is_err() {}
     proxy.set(Fault::StallAnswers);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use tollgate_core::conformance::Ledger;
 use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{
-    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, ManualClock, Mode, Outcome, Part,
-    PermitId, Scope, Span, Timestamp,
+    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, ManualClock, Mode,
+    Outcome, PermitId, Scope, TimeDelta, Timestamp,
 };
 use tollgate_store::{LeaseConfig, LeasedStore, MemoryConfig, MemoryStore, RedisStore};
 
@@ -22,23 +22,23 @@ async fn counters_here_and_in_redis_answer_as_one() {
     let memory = MemoryStore::new(&MemoryConfig::with_bytes(64 << 20), Arc::clone(&clock)).expect("a store");
     let store = LeasedStore::new(redis.clone(), redis.clone(), Arc::clone(&clock), LeaseConfig::default());
     let store = store.with_local(memory);
-    let (limits, mut dice, mut ledger) = (limits(), SplitMix64::new(5), Ledger::default());
+    let (limits, mut rng, mut ledger) = (limits(), SplitMix64::new(5), Ledger::default());
     let scopes: Vec<Scope> = (0..limits.len()).map(|n| Scope::new(format!("local|{n}"))).collect();
-    let who = [Part::Text("alice")];
+    let who = [KeyPart::Text("alice")];
     let (mut refused, mut answered) = (0, 0);
     for turn in 0..4_000 {
-        let count = 1 + dice.below(4);
+        let count = 1 + rng.below(4);
         let charges: Vec<Charge<'_>> = (0..count)
             .map(|number| {
-                let n = usize::try_from(dice.below(limits.len() as u64)).expect("small");
-                let enforcement = match dice.below(5) {
+                let n = usize::try_from(rng.below(limits.len() as u64)).expect("small");
+                let enforcement = match rng.below(5) {
                     _ if n == ATTEMPTS => Enforcement::Independent,
                     // A rule whose limits are alternatives has no others.
                     _ if n % 5 == 0 => Enforcement::Alternative,
                     0 => Enforcement::Independent,
                     _ => Enforcement::Required,
                 };
-                let cost = if dice.below(9) == 0 { Cost::LOOK } else { Cost::take(1 + dice.below(3)) };
+                let cost = if rng.below(9) == 0 { Cost::PEEK } else { Cost::new(1 + rng.below(3)) };
                 let permit = PermitId(u128::from(turn * 8 + number + 1));
                 let mode = if n % 2 == 0 { Mode::Local } else { Mode::Central };
                 let key = CounterKey { scope: &scopes[n], parts: &who };
@@ -49,18 +49,18 @@ async fn counters_here_and_in_redis_answer_as_one() {
         let expected = ledger.charge(now, &charges);
         let told = store.charge(&charges).await.expect("an answer");
         assert_eq!(told.admission, expected.admission, "turn {turn}: {charges:#?}");
-        refused += u32::from(told.admission == Admission::Refused);
-        for (told, expected) in told.each.iter().zip(&expected.each) {
+        refused += u32::from(told.admission == Admission::Denied);
+        for (told, expected) in told.per_charge.iter().zip(&expected.per_charge) {
             // What is refused here is not asked about elsewhere.
-            if *told != Outcome::UNANSWERED {
+            if *told != Outcome::UNKNOWN {
                 assert_eq!(told, expected, "turn {turn}: {charges:#?}");
                 answered += 1;
             }
         }
-        clock.advance(Span::from_micros(match dice.below(6) {
-            0..=2 => dice.below(1_000),
-            3..=4 => dice.below(200_000),
-            _ => dice.below(20_000_000),
+        clock.advance(TimeDelta::from_micros(match rng.below(6) {
+            0..=2 => rng.below(1_000),
+            3..=4 => rng.below(200_000),
+            _ => rng.below(20_000_000),
         }));
     }
     assert!((400..3_600).contains(&refused), "{refused} of 4000 refused");

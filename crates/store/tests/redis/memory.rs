@@ -1,7 +1,9 @@
 //! What a counter costs the server: users pay for it by the million.
 
 use crate::servers::Server;
-use tollgate_core::{Algorithm, Charge, Cost, CounterKey, CounterStore, LimitSpec, Part, Quota, Scope};
+use tollgate_core::{
+    Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, LimitSpec, Rate, Scope, nonzero,
+};
 use tollgate_store::RedisStore;
 
 /// A round number whose tables are as full as those of a million keys.
@@ -30,11 +32,11 @@ async fn a_gcra_counter_costs_no_more_than_the_smallest_key_that_can_hold_one() 
 
     let server = Server::start(&[]);
     let store = RedisStore::connect(crate::servers::patient(&server.url()));
-    let limit = LimitSpec::new(Algorithm::Gcra, Quota::per_day(10)).build().expect("a limit");
+    let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_day(nonzero!(10))).build().expect("a limit");
     let scope = Scope::in_group("api|user|gcra|1d", "api|user");
     let charge = async |number: u64| {
         let name = format!("{number:016}");
-        let parts = [Part::Text(&name)];
+        let parts = [KeyPart::Text(&name)];
         let key = CounterKey { scope: &scope, parts: &parts };
         store.charge(&[Charge::new(key, &limit, Cost::ONE)]).await.expect("an answer");
     };
@@ -46,7 +48,7 @@ async fn a_gcra_counter_costs_no_more_than_the_smallest_key_that_can_hold_one() 
             tokio::spawn(async move {
                 for number in 1 + block * 500..=(block + 1) * 500 {
                     let name = format!("{number:016}");
-                    let parts = [Part::Text(&name)];
+                    let parts = [KeyPart::Text(&name)];
                     let key = CounterKey { scope: &scope, parts: &parts };
                     store.charge(&[Charge::new(key, &limit, Cost::ONE)]).await.expect("an answer");
                 }

@@ -1,6 +1,6 @@
 //! A primary that sentinels watch: it dies, its replica takes over, and the store follows.
 
-use crate::faults::{Tenant, quick};
+use crate::faults::{Caller, quick};
 use crate::servers::{Server, wait_until};
 use tollgate_core::Admission;
 use tollgate_store::RedisStore;
@@ -29,7 +29,7 @@ async fn a_primary_that_dies_is_replaced_by_the_one_that_sentinels_choose() {
     let hosts: Vec<String> =
         sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port)).collect();
     let store = RedisStore::connect(quick(&format!("redis+sentinel://{}/gate", hosts.join(","))));
-    let mut tenant = Tenant::new(&store, "alice", 20);
+    let mut tenant = Caller::new(&store, "alice", 20);
     for _ in 0..5 {
         tenant.heals().await;
     }

@@ -2,7 +2,7 @@
 
 use crate::cluster::Cluster;
 use crate::cluster_faults::name_at;
-use crate::faults::{Tenant, quick};
+use crate::faults::{Caller, quick};
 use crate::servers::Server;
 use std::path::Path;
 use std::process::Command;
@@ -33,11 +33,11 @@ async fn as_a_client() {
     config.deadline = std::time::Duration::from_secs(5);
     config.connect_timeout = config.deadline;
     let store = RedisStore::connect(config);
-    assert_eq!(Tenant::new(&store, "alice", 1).check().await, Ok(Admission::Admitted));
+    assert_eq!(Caller::new(&store, "alice", 1).check().await, Ok(Admission::Admitted));
 }
 
 #[test]
-fn only_a_server_with_a_trusted_certificate_is_talked_to() {
+fn only_trusted_certificates_are_accepted() {
     let folder = std::env::temp_dir().join(format!("tollgate-redis-{}-tls", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     for name in ["ca", "other"] {
@@ -78,7 +78,7 @@ fn only_a_server_with_a_trusted_certificate_is_talked_to() {
 
 /// A user with the rights that docs/redis.md names, and no more, is enough.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_needs_no_more_rights_than_we_say() {
+async fn a_user_needs_only_the_documented_permissions() {
     let rights = "on >sesame ~tg1:* +info +time +eval +evalsha +get +mget +set +del";
     let grant = |server: &Server, more: &str| {
         let words = format!("ACL SETUSER gate {rights} {more}");
@@ -88,14 +88,14 @@ async fn a_user_needs_no_more_rights_than_we_say() {
     grant(&server, "+select");
     let by_user = |url: String| url.replacen("://", "://gate:sesame@", 1);
     let store = RedisStore::connect(quick(&format!("{}/3", by_user(server.url()))));
-    Tenant::new(&store, "alice", 5).heals().await;
+    Caller::new(&store, "alice", 5).heals().await;
     let cluster = Cluster::with_replicas(0);
     for server in &cluster.servers {
         grant(server, "+asking +cluster|slots");
     }
     let store = RedisStore::connect(quick(&by_user(cluster.url())));
     for primary in 0..3 {
-        Tenant::new(&store, &name_at(&cluster, primary), 5).heals().await;
+        Caller::new(&store, &name_at(&cluster, primary), 5).heals().await;
     }
     // A slot on its way: the first question at its new place is asked with leave.
     let name = name_at(&cluster, 0);
@@ -105,7 +105,7 @@ async fn a_user_needs_no_more_rights_than_we_say() {
     let _: () = cluster.servers[1].command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source]);
     let _: () = cluster.servers[0].command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target]);
     let _: () = cluster.servers[0].command(&["FLUSHALL"]);
-    Tenant::new(&store, &name, 5).heals().await;
+    Caller::new(&store, &name, 5).heals().await;
     assert!(cluster.servers[0].info("errorstat_ASK").starts_with("count="), "the server's own words");
     for server in [&server, &cluster.servers[0], &cluster.servers[1], &cluster.servers[2]] {
         assert_eq!(server.info("errorstat_NOPERM"), "", "nothing was refused");

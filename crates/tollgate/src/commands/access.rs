@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use tollgate_control::{Actor, AuditEntry, AuditVerification, ControlPlane, redact_password};
-use tollgate_core::{Span, SystemClock};
+use tollgate_core::{SystemClock, TimeDelta};
 
 /// The longest validity of a token, in days; the range of --days.
 const MAX_DAYS: u64 = 36_500;
@@ -62,7 +62,7 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
                 }
                 None => Some(u64::from(*days) * 86_400).filter(|seconds| *seconds > 0),
             };
-            let lasts = lasts.map(Span::from_secs);
+            let lasts = lasts.map(TimeDelta::from_secs);
             anyhow::ensure!(
                 !name.is_empty() && name.len() <= 128 && !name.chars().any(char::is_control),
                 "--name: must have 1 to 128 bytes and no control characters"

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tollgate_control::RuleDiagnostic;
-use tollgate_rules::{Diagnostic, Explained, Explanation, Finding, Ruleset};
+use tollgate_rules::{Diagnostic, Explanation, RuleExplanation, RuleResult, Ruleset};
 
 pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
     let sources = rule_sources::read(&flags.paths)?;
@@ -87,20 +87,20 @@ pub(crate) fn explain(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
 }
 
 fn explained(explanation: &Explanation) -> Value {
-    let rule = |rule: &Explained| {
-        let (finding, charged, by) = match &rule.finding {
-            Finding::NoMatch => ("no_match", None, None),
-            Finding::Limited(charged) => ("limited", Some(charged), None),
-            Finding::Unlimited => ("unlimited", None, None),
-            Finding::Exempt => ("exempt", None, None),
-            Finding::Replaced(by) => ("replaced", None, Some(by)),
+    let rule = |rule: &RuleExplanation| {
+        let (finding, charged, by) = match &rule.result {
+            RuleResult::NoMatch => ("no_match", None, None),
+            RuleResult::Limited(charged) => ("limited", Some(charged), None),
+            RuleResult::Unlimited => ("unlimited", None, None),
+            RuleResult::Exempt => ("exempt", None, None),
+            RuleResult::Replaced(by) => ("replaced", None, Some(by)),
         };
         let charged = charged.into_iter().flatten();
         let charged: Vec<Value> =
             charged.map(|(limit, counter)| json!({"limit": limit, "counter": counter})).collect();
         let clauses = rule.clauses.iter();
         let clauses: Vec<Value> = clauses
-            .map(|clause| json!({"asked": clause.asked, "answer": clause.answer, "holds": clause.holds}))
+            .map(|clause| json!({"asked": clause.condition, "answer": clause.actual, "holds": clause.holds}))
             .collect();
         let (file, line) = &rule.location;
         json!({

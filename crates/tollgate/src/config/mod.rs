@@ -20,7 +20,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tollgate_control::{Guardrails, Role, RulesFrom};
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 use tollgate_gateway::{GatewayConfig, GatewaySection};
 use tollgate_http::identity::IdentityConfig;
 use tollgate_http::response::ResponseConfig;
@@ -307,14 +307,14 @@ fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     }
     let window = within("store_breaker_window_ms", file.store_breaker_window_ms, DAY)?;
     if let Some(window) = flags.store_breaker_window_ms.or(window) {
-        redis.breaker.window = Span::from_millis(window);
+        redis.breaker.window = TimeDelta::from_millis(window);
     }
     let open = within("store_breaker_open_ms", file.store_breaker_open_ms, DAY)?;
     if let Some(open) = flags.store_breaker_open_ms.or(open) {
-        redis.breaker.cooldown = Span::from_millis(open);
+        redis.breaker.cooldown = TimeDelta::from_millis(open);
     }
     let caution = flags.store_caution_ms.or(file.store_caution_ms);
-    redis.caution = caution.map(|most| Span::from_micros(most.saturating_mul(1_000)));
+    redis.loss_window = caution.map(|most| TimeDelta::from_micros(most.saturating_mul(1_000)));
     Ok(StoreChoice::Redis(redis))
 }
 
@@ -335,7 +335,7 @@ fn leases(flags: &ServeFlags, file: &LeaseSection) -> anyhow::Result<LeaseConfig
     ];
     for (name, given, setting) in times {
         if let Some(time) = within(name, given, HOUR)? {
-            *setting = Span::from_millis(time);
+            *setting = TimeDelta::from_millis(time);
         }
     }
     if let Some(most) = within("leases.max_keys", file.max_keys, 1 << 24)? {

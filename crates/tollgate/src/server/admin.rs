@@ -22,7 +22,7 @@ use tollgate_admin::{
 };
 use tollgate_control::{ControlPlane, DenialCounts, Role, RuleManager, SyncConfig};
 use tollgate_core::SystemClock;
-use tollgate_engine::{Counters, Limiter};
+use tollgate_engine::{CounterSharing, Limiter};
 use tollgate_observe::{MetricsWriter, ProcessStatus};
 
 /// Where operators come in if nothing else is said.
@@ -79,8 +79,8 @@ impl AdminServer {
             }
         };
         let counters = match config.store {
-            StoreChoice::Memory => Counters::OfEachNode,
-            StoreChoice::Redis(_) => Counters::Shared,
+            StoreChoice::Memory => CounterSharing::PerNode,
+            StoreChoice::Redis(_) => CounterSharing::Shared,
         };
         let desk = control.as_ref().map(|control| {
             let files = || rule_sources::load_or_sample(&config.rules);

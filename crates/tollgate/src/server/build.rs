@@ -56,7 +56,7 @@ fn limiter(
         StoreChoice::Redis(redis) => {
             let fallback = MemoryStore::new(&memory, Arc::clone(&time)).context("--memory")?;
             // A sixteenth for rules that keep their counters on each node.
-            let local = MemoryConfig::with_bytes((config.memory / 16).max(MemoryConfig::LEAST));
+            let local = MemoryConfig::with_bytes((config.memory / 16).max(MemoryConfig::MIN_BYTES));
             let local = MemoryStore::new(&local, clock).context("--memory")?;
             let leases = LeaseConfig { nodes: config.nodes.unwrap_or(1), ..config.leases.clone() };
             let redis = match &secret {
@@ -69,9 +69,7 @@ fn limiter(
     };
     let limiter = operators.observed(limiter.with_global_shadow(config.global_shadow).with_observer(observe));
     Ok(Arc::new(match &operators.control {
-        Some(control) => {
-            limiter.with_tenants(control.quota_table()).with_emergencies(control.active_measures())
-        }
+        Some(control) => limiter.with_quotas(control.quota_table()).with_measures(control.active_measures()),
         None => limiter,
     }))
 }

@@ -29,7 +29,7 @@ pub(crate) async fn run_lease_tasks(limiter: Arc<Limiter<Store>>) {
             let limiter = Arc::clone(&limiter);
             tokio::spawn(async move {
                 if let Some(leases) = limiter.store().leases() {
-                    leases.run_task(errand, PermitId(DecisionId::fresh().0)).await;
+                    leases.run_task(errand, PermitId(DecisionId::generate().0)).await;
                 }
             });
         }
@@ -44,7 +44,7 @@ pub(crate) async fn return_leases(limiter: &Arc<Limiter<Store>>) {
         let limiter = Arc::clone(limiter);
         returns.spawn(async move {
             if let Some(leases) = limiter.store().leases() {
-                leases.run_task(errand, PermitId(DecisionId::fresh().0)).await;
+                leases.run_task(errand, PermitId(DecisionId::generate().0)).await;
             }
         });
     }
@@ -64,7 +64,7 @@ pub(crate) fn hot(leases: &RedisStack, observe: &Telemetry) -> Value {
         .map(|key| {
             json!({
                 "counter": key.scope,
-                "values": key.values.iter().map(|part| observe.mask_part(&part.borrowed())).collect::<Vec<_>>(),
+                "values": key.values.iter().map(|part| observe.mask_part(&part.as_part())).collect::<Vec<_>>(),
                 "per_second": key.rate,
                 "state": if key.promoted { "promoted" } else { "leased" },
                 "available": key.available,

@@ -96,7 +96,7 @@ pub(crate) async fn run_reconciliation(limiter: Arc<Limiter<Store>>) {
     let mut pause = SOON;
     loop {
         tokio::time::sleep(pause).await;
-        pause = if limiter.pay_debts().await { LATE.min(pause * 2) } else { SOON };
+        pause = if limiter.reconcile().await { LATE.min(pause * 2) } else { SOON };
     }
 }
 

@@ -175,7 +175,7 @@ impl ProcessStatus for ServerStatus {
     fn metrics(&self, page: &mut MetricsWriter) {
         self.telemetry.write(page);
         self.limiter.store().metrics(page);
-        let fallbacks = self.limiter.fallbacks();
+        let fallbacks = self.limiter.fallback_counts();
         let help = "Number of decisions made without the store, by rule and origin.";
         let mut family = page.counters("ratelimit_fallback_decisions_total", help);
         for (rule, origin, count) in &fallbacks {

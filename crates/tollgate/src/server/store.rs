@@ -6,10 +6,10 @@
 //! | `redis://…` and the like | leases and local counters, over denials remembered, over Redis (with a breaker for each shard inside) |
 
 use serde_json::{Value, json};
-use tollgate_core::{Charge, CounterStore, GiveBack, Outcome, Outcomes, Permit, StoreError, SystemClock};
+use tollgate_core::{Charge, CounterStore, Outcome, Outcomes, Permit, StoreError, SystemClock, UnitReturn};
 use tollgate_observe::MetricsWriter;
 use tollgate_store::{
-    BreakerState, DenyCache, LeaseConfig, LeasedStore, MemoryFigures, MemoryStore, RedisStore,
+    BreakerState, DenyCache, LeaseConfig, LeasedStore, MemoryStats, MemoryStore, RedisStore,
 };
 
 /// Denials that are remembered, 64 bytes each.
@@ -70,7 +70,7 @@ impl Store {
     /// Writes its figures.
     pub(crate) fn metrics(&self, page: &mut MetricsWriter) {
         match self {
-            Self::Memory(memory) => memory_metrics(&memory.figures(), page),
+            Self::Memory(memory) => memory_metrics(&memory.stats(), page),
             Self::Redis(far) => {
                 redis_metrics(far.inner().inner(), page);
                 let help = "Number of requests denied from the deny cache, without the store.";
@@ -134,10 +134,10 @@ impl CounterStore for Store {
         }
     }
 
-    async fn give_back(&self, back: &GiveBack<'_>) -> Result<(), StoreError> {
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
         match self {
-            Self::Memory(memory) => memory.give_back(back).await,
-            Self::Redis(redis) => redis.give_back(back).await,
+            Self::Memory(memory) => memory.return_units(back).await,
+            Self::Redis(redis) => redis.return_units(back).await,
         }
     }
 }
@@ -182,7 +182,7 @@ fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
     page.counter("ratelimit_redis_mismatches_total", help, mismatches);
 }
 
-fn memory_metrics(figures: &MemoryFigures, page: &mut MetricsWriter) {
+fn memory_metrics(figures: &MemoryStats, page: &mut MetricsWriter) {
     let gauges = [
         ("ratelimit_memory_cap_bytes", "Maximum bytes for counters.", figures.bytes_cap),
         ("ratelimit_memory_slots", "Number of slots in the counter table.", figures.slots),
@@ -190,9 +190,9 @@ fn memory_metrics(figures: &MemoryFigures, page: &mut MetricsWriter) {
         (
             "ratelimit_memory_wide_counters",
             "Number of wide counters, whose state does not fit a table slot.",
-            figures.aside,
+            figures.wide,
         ),
-        ("ratelimit_memory_wide_bytes", "Bytes used by wide counters.", figures.aside_bytes),
+        ("ratelimit_memory_wide_bytes", "Bytes used by wide counters.", figures.wide_bytes),
     ];
     for (name, help, value) in gauges {
         page.gauge(name, help, value);
@@ -211,9 +211,9 @@ fn memory_metrics(figures: &MemoryFigures, page: &mut MetricsWriter) {
             figures.overflowed,
         ),
         ("overflow_evicted", "Number of shared counters evicted.", figures.overflow_evicted),
-        ("wide_evicted", "Number of wide counters evicted.", figures.aside_evicted),
-        ("wide_overflow_charges", "Number of charges on a shared wide counter.", figures.aside_overflowed),
-        ("wide_denied", "Number of wide charges denied because memory was full.", figures.aside_refused),
+        ("wide_evicted", "Number of wide counters evicted.", figures.wide_evicted),
+        ("wide_overflow_charges", "Number of charges on a shared wide counter.", figures.wide_overflowed),
+        ("wide_denied", "Number of wide charges denied because memory was full.", figures.wide_denied),
     ];
     for (name, help, value) in counters {
         page.counter(&format!("ratelimit_memory_{name}_total"), help, value);

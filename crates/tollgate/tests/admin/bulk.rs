@@ -45,7 +45,7 @@ fn what_is_exported_can_be_imported_again() {
     assert_eq!(node.passes("d", &json!({"api_key": "key-4099"})), 5);
     let shown = run(&["quota", "import", file, "--admin", &url]);
     assert!(shown.err.contains("line 4102: teir: unknown field"), "{}", shown.err);
-    assert!(shown.out.contains("4102") && shown.out.contains("failed"), "{}", shown.out);
+    assert!(shown.out.contains("4102") && shown.out.contains("rejected"), "{}", shown.out);
     assert_eq!(
         run(&["quota", "get", "export", "--admin", &url]).code,
         Some(0),
@@ -76,7 +76,7 @@ fn what_is_exported_can_be_imported_again() {
     assert!(seqs.is_sorted() && audit.iter().any(|entry| entry["action"] == "quota.import"));
     let after = (audit.len() - 1).to_string();
     assert_eq!(lines(&run(&["audit", "export", "--db", &db, "--after", &after]).out).len(), 1);
-    assert!(run(&["audit", "verify", "--db", &db]).out.contains("is whole"));
+    assert!(run(&["audit", "verify", "--db", &db]).out.contains("audit log intact"));
 }
 
 /// Whoever sends many must know what acts when the database does not take the last of them.
@@ -98,6 +98,6 @@ fn an_import_that_fails_at_its_end_says_how_many_lines_act() {
     let url = format!("http://{}", node.admin);
     let imported = run(&["quota", "import", file.to_str().expect("a plain path"), "--admin", &url]);
     assert_ne!(imported.code, Some(0));
-    assert!(imported.err.contains("The first 4000 good lines act"), "{}", imported.err);
+    assert!(imported.err.contains("the first 4000 valid lines took effect"), "{}", imported.err);
     assert_eq!(run(&["quota", "get", "key-3999", "--admin", &url]).code, Some(0));
 }

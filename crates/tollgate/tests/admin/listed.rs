@@ -59,7 +59,8 @@ fn a_listed_caller_is_acted_on_by_its_id() {
     assert_eq!(there("DELETE", &granted, &Value::Null).0, 204);
     let (status, why) = there("GET", &format!("/admin/v1/usage/by-id/{id}"), &Value::Null);
     assert!(
-        status == 404 && why["detail"].as_str().is_some_and(|why| why.contains("ask the node that lists it")),
+        status == 404
+            && why["detail"].as_str().is_some_and(|why| why.contains("the node that lists the caller")),
         "{why}"
     );
     assert_eq!(there("DELETE", &quota, &Value::Null).0, 204);

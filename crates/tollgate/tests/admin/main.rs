@@ -105,7 +105,7 @@ fn quotas_act_and_are_remembered() {
     );
     let verified = run(&["audit", "verify", "--db", &db]);
     assert_eq!(verified.code, Some(0), "{}{}", verified.out, verified.err);
-    assert!(verified.out.contains("whole: 4 entries"), "{}", verified.out);
+    assert!(verified.out.contains("intact: 4 entries"), "{}", verified.out);
 }
 
 #[test]
@@ -139,11 +139,11 @@ fn what_is_wrong_says_where_and_what_to_do() {
         ("PUT", "/admin/v1/quotas/", own(1), 400, "1 to 512 bytes"),
         ("PUT", "/admin/v1/quotas/%zz", own(1), 400, "percent-encoded"),
         ("POST", key, own(1), 405, "use GET"),
-        ("GET", "/admin/v1/quotas?teir=pro", Value::Null, 400, "there is tier, prefix, cursor"),
+        ("GET", "/admin/v1/quotas?teir=pro", Value::Null, 400, "known parameters: tier, prefix, cursor"),
         ("GET", "/admin/v1/quotas?cursor=zzz", Value::Null, 400, "next_cursor"),
-        ("GET", "/admin/v1/audit?limit=0", Value::Null, 400, "from 1 to 1000"),
+        ("GET", "/admin/v1/audit?limit=0", Value::Null, 400, "between 1 and 1000"),
         ("GET", "/admin/v1/nothing", Value::Null, 404, "try GET /admin/v1/quotas"),
-        ("PUT", key, json!({"tier": "pro", "reason": "x".repeat(70_000)}), 413, "at most 65536 bytes"),
+        ("PUT", key, json!({"tier": "pro", "reason": "x".repeat(70_000)}), 413, "exceeds 65536 bytes"),
     ] {
         let answer = node.ask(method, path, &[], &body);
         assert_eq!(answer.status, status, "{method} {path}: {}", answer.text());
@@ -249,7 +249,7 @@ fn nodes_share_a_server_and_outlive_its_outages() {
     assert_eq!(one.passes("d", &json!({"api_key": "l"})), 6, "decisions go on by what is known");
     let away = one.put("m", &own(5));
     assert_eq!(away.status, 503, "{}", away.text());
-    assert!(away.text().contains("decisions go on"), "{}", away.text());
+    assert!(away.text().contains("decisions continue"), "{}", away.text());
     postgres.start_again();
     eventually("a change once the database is back", || (two.put("m", &own(5)).status == 200).then_some(()));
     eventually("that change on the other node", || (knows(&one) == 3).then_some(()));
@@ -288,7 +288,7 @@ fn kills_lose_nothing(db: &str) {
     }
     assert!(acknowledged.len() >= 18);
     let verified = run(&["audit", "verify", "--db", db]);
-    assert!(verified.out.contains("is whole"), "{}{}", verified.out, verified.err);
+    assert!(verified.out.contains("audit log intact"), "{}{}", verified.out, verified.err);
 }
 
 #[test]
@@ -330,6 +330,6 @@ fn the_log_level_changes_while_it_runs() {
         let log = node.server.log();
         let line = log.lines().next().and_then(|line| serde_json::from_str::<Value>(line).ok());
         let line = line?;
-        (line["level"] == "WARN" && line["fields"]["message"] == "the log level was changed").then_some(())
+        (line["level"] == "WARN" && line["fields"]["message"] == "log level changed").then_some(())
     });
 }

@@ -194,5 +194,5 @@ fn the_region_is_told() {
     assert!(get("/metrics").text().contains("ratelimit_node_info{node=\"n1\",region=\"eu-west-1\",version="));
     assert_eq!(get("/admin/v1/stats").json()["node"]["region"], "eu-west-1");
     let wrong = run(&["serve", "--region", "two\nlines"]);
-    assert!(wrong.code == Some(1) && wrong.err.contains("--region: write 1 to 128"), "{}", wrong.err);
+    assert!(wrong.code == Some(1) && wrong.err.contains("--region: must have 1 to 128"), "{}", wrong.err);
 }

@@ -1,4 +1,4 @@
--- The audit log is only ever added to.
+-- The audit log is append-only.
 CREATE FUNCTION tollgate_audit_only_grows() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'the audit log is only ever added to';

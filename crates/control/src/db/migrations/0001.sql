@@ -1,6 +1,6 @@
--- What both databases understand alike: BIGINT for numbers and times, TEXT, BYTEA (SQLite keeps blobs as they are).
+-- Types that both databases accept: BIGINT for numbers and times, TEXT, BYTEA (SQLite stores blobs unchanged).
 
--- One row: every change of anything takes the next revision and the next link of the audit chain, in order.
+-- One row: every change takes the next control revision and the next link of the audit chain, in order.
 CREATE TABLE head (
     id             BIGINT PRIMARY KEY CHECK (id = 1),
     revision       BIGINT NOT NULL,
@@ -9,7 +9,7 @@ CREATE TABLE head (
     key_secret     BYTEA NOT NULL
 );
 
--- What is agreed with single callers. A deleted row stays, so that other nodes learn of it.
+-- Quotas of single callers. A deleted row stays, so that other nodes learn of the deletion.
 CREATE TABLE quotas (
     key_hash       BYTEA PRIMARY KEY,
     key_prefix     TEXT NOT NULL,

@@ -1,4 +1,4 @@
--- The audit log is only ever added to.
+-- The audit log is append-only.
 CREATE TRIGGER audit_no_update BEFORE UPDATE ON audit BEGIN
     SELECT RAISE(ABORT, 'the audit log is only ever added to');
 END;

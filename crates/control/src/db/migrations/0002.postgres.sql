@@ -1,2 +1,2 @@
--- Beginnings are compared by their characters, whatever language the server sorts by; SQLite does so by itself.
+-- Compare prefixes by their characters, regardless of the server's locale, as SQLite does by default.
 ALTER TABLE quotas ALTER COLUMN key_prefix TYPE TEXT COLLATE "C";

@@ -1,4 +1,4 @@
--- Rules that were published: every revision stays. At most one is active.
+-- Published rule revisions: all are kept, at most one is active.
 CREATE TABLE rule_revisions (
     rev                 BIGINT PRIMARY KEY,
     hash                TEXT NOT NULL,

@@ -1,11 +1,11 @@
--- What operators decide in an emergency. One that was ended stays, so that it can be read about.
+-- Emergency measures. An ended measure stays, for reference.
 CREATE TABLE emergencies (
     id             TEXT PRIMARY KEY,
     action         TEXT NOT NULL,
     kind           TEXT NOT NULL,
-    -- The hash in hexadecimal digits, where it is about an API key.
+    -- For an API key, its hash in hexadecimal digits.
     target         TEXT NOT NULL,
-    -- The same for the eye: of an API key its first characters.
+    -- The target for display: for an API key, its first characters.
     shown          TEXT NOT NULL,
     factor         BIGINT,
     reason         TEXT NOT NULL,
@@ -17,7 +17,7 @@ CREATE TABLE emergencies (
 );
 CREATE INDEX emergencies_by_end ON emergencies (expires_at);
 
--- Extra quota of single callers, once. What is left of it is a counter.
+-- Grants: extra units for single callers, once. The remainder is a counter.
 CREATE TABLE grants (
     id             TEXT PRIMARY KEY,
     key_hash       BYTEA NOT NULL,

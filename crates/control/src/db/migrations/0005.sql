@@ -1,8 +1,8 @@
--- Nodes tell now and then what they are at. The database's own clock says when: nodes' clocks may differ.
+-- Heartbeats of nodes. The database's clock supplies the time, because the nodes' clocks may differ.
 CREATE TABLE nodes (
     instance       TEXT PRIMARY KEY,
     seen_at        BIGINT NOT NULL,
     told           TEXT NOT NULL
 );
--- Whether anything of the rules has changed, without reading their texts.
+-- Detects changes of rules without reading their texts.
 CREATE INDEX rule_revisions_by_revision ON rule_revisions (revision);

@@ -1,3 +1,3 @@
--- Nothing of it need be kept over a crash, or told to a standby.
+-- Samples need not survive a crash or reach a standby.
 ALTER TABLE traffic_asked SET UNLOGGED;
 ALTER TABLE traffic_told SET UNLOGGED;

@@ -1,5 +1,5 @@
--- Nodes that rehearse rules ask the others for the traffic that they remember. Both tables are empty but for the seconds in
--- which somebody asks. No value that tells who asks is in them as it is.
+-- Nodes that preview rules request traffic samples from other nodes. Both tables are empty except for the seconds of
+-- such a request. Values that identify callers are stored only as pseudonyms.
 CREATE TABLE traffic_asked (
     id             TEXT PRIMARY KEY,
     instance       TEXT NOT NULL,

@@ -1,2 +1,2 @@
--- Tells a right token from a wrong one without argon2. Tokens that were made before have none until they are next used.
+-- Distinguishes valid tokens from wrong ones without argon2. Older tokens have none until they are next used.
 ALTER TABLE tokens ADD COLUMN digest BYTEA;

@@ -1,13 +1,13 @@
-//! What another node reads must be what this one remembers, and nothing that is written there may harm it.
+//! Tests that another node decodes exactly what this one sampled, and that no stored text can do harm.
 
 use super::*;
 use crate::auth::key_hash::KeyHasher;
 use proptest::prelude::*;
-use tollgate_engine::{Check, Request};
+use tollgate_engine::{Check, CheckInput};
 use tollgate_rules::{Descriptor, Ruleset, Wildcards};
 
 const NOW: Timestamp = Timestamp::from_secs(1_000_000);
-const MOST: usize = 1 << 20;
+const MAX: usize = 1 << 20;
 
 fn hasher() -> KeyHasher {
     KeyHasher::new(b"secret")
@@ -23,48 +23,48 @@ fn slice(requests: Vec<SampledRequest>) -> Vec<SampleSlice> {
 
 fn request(key: &str, path: &str, cost: u64) -> SampledRequest {
     let pairs = [("api_key", key), ("path", path)];
-    let check = Check::attributes("d", &pairs).costing(Cost::take(cost));
+    let check = Check::attributes("d", &pairs).with_cost(Cost::new(cost));
     SampledRequest { callers: 4, ..SampledRequest::new(&check, NOW, 77, 2).expect("a short request") }
 }
 
 fn shown(one: &SampledRequest) -> String {
-    let form = one.with(|check| match check.request {
-        Request::Attributes(all) => format!("{all:?}"),
-        Request::Descriptors(all) => format!("{all:?}"),
+    let form = one.with(|check| match check.input {
+        CheckInput::Attributes(all) => format!("{all:?}"),
+        CheckInput::Descriptors(all) => format!("{all:?}"),
     });
     format!("{:?} {} {} {} {} {:?} {form}", one.at, one.caller, one.own, one.callers, one.domain, one.cost)
 }
 
 proptest! {
     #[test]
-    fn what_is_read_is_what_was_written(
+    fn samples_survive_a_round_trip(
         keys in prop::collection::vec(("\\PC{1,20}", "/[a-z?]{0,8}", 0_u64..100), 1..30)
     ) {
         let requests: Vec<SampledRequest> = keys.iter().map(|(key, path, cost)| request(key, path, *cost)).collect();
         let known = KnownValues::new(&hasher(), requests.iter(), &[]);
-        let text = encode(slice(requests.clone()), NOW, &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()), MOST, 1_000);
-        let back = decode(&text, NOW, &known, MOST).expect("a text");
+        let text = encode(slice(requests.clone()), NOW, &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()), MAX, 1_000);
+        let back = decode(&text, NOW, &known, MAX).expect("a sample");
         prop_assert_eq!((back.len(), back[0].mask), (1, 3));
         let back: Vec<String> = back[0].requests.iter().map(shown).collect();
         prop_assert_eq!(back, requests.iter().map(shown).collect::<Vec<_>>());
     }
 
-    /// Whatever stands there, it is read or refused.
+    /// Any text is decoded or rejected.
     #[test]
-    fn nothing_that_is_written_there_does_harm(at in 0_usize..400, byte in 0_u8..128) {
-        let mut text = encode(slice(vec![request("k", "/", 1); 3]), NOW, &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()), MOST, 10).into_bytes();
+    fn corrupt_samples_do_no_harm(at in 0_usize..400, byte in 0_u8..128) {
+        let mut text = encode(slice(vec![request("k", "/", 1); 3]), NOW, &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()), MAX, 10).into_bytes();
         let at = at % text.len();
         text[at] = byte;
         let known = KnownValues::new(&hasher(), std::iter::empty(), &[]);
-        if let Ok(read) = decode(&String::from_utf8_lossy(&text), NOW, &known, MOST) {
-            let merged = crate::preview::merge::merge([read], SliceBudget { requests: 2, bytes: MOST });
+        if let Ok(read) = decode(&String::from_utf8_lossy(&text), NOW, &known, MAX) {
+            let merged = crate::preview::merge::merge([read], SliceBudget { requests: 2, bytes: MAX });
             prop_assert!(merged.len() <= 2);
         }
     }
 }
 
 #[test]
-fn descriptors_come_back_with_their_hits_and_limits() {
+fn descriptors_keep_their_hits_and_limits() {
     let one = [("tenant", "t")];
     let all = [
         Descriptor { entries: &one, hits: Some(Cost::refund(3)), limit: Some((5, Unit::Hour)) },
@@ -76,10 +76,10 @@ fn descriptors_come_back_with_their_hits_and_limits() {
         slice(vec![request.clone()]),
         NOW,
         &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()),
-        MOST,
+        MAX,
         10,
     );
-    let back = decode(&text, NOW, &known, MOST).expect("a text");
+    let back = decode(&text, NOW, &known, MAX).expect("a sample");
     assert_eq!(shown(&back[0].requests[0]), shown(&request));
 }
 
@@ -89,19 +89,19 @@ fn a_sample_is_cut_to_the_requested_size() {
         .map(|i| SampledRequest { caller: i << 22, ..request(&format!("key-{i}"), "/", 1) })
         .collect();
     let known = KnownValues::new(&hasher(), std::iter::empty(), &[]);
-    for most in [0, 100, 2_000, 200_000] {
+    for max in [0, 100, 2_000, 200_000] {
         let text = encode(
             slice(requests.clone()),
             NOW,
             &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()),
-            most,
+            max,
             1_000,
         );
-        assert!(text.len() <= most, "{} of {most}", text.len());
-        if most == 200_000 {
-            let back = decode(&text, NOW, &known, most).expect("a text");
-            let stands: u64 = back[0].requests.iter().map(|one| one.own * one.callers).sum();
-            assert!(back[0].requests.len() > 50 && (12_000..=20_000).contains(&stands), "{stands}");
+        assert!(text.len() <= max, "{} of {max}", text.len());
+        if max == 200_000 {
+            let back = decode(&text, NOW, &known, max).expect("a sample");
+            let weight: u64 = back[0].requests.iter().map(|one| one.own * one.callers).sum();
+            assert!(back[0].requests.len() > 50 && (12_000..=20_000).contains(&weight), "{weight}");
         }
     }
 }
@@ -114,20 +114,20 @@ fn a_clock_that_is_wrong_by_hours_is_corrected() {
         slice(vec![request("k", "/", 1)]),
         NOW,
         &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()),
-        MOST,
+        MAX,
         10,
     );
-    let back = decode(&text, wrong, &known, MOST).expect("a text");
+    let back = decode(&text, wrong, &known, MAX).expect("a sample");
     assert_eq!(back[0].requests[0].at, wrong);
-    // And what is too old by its own clock is none of the last traffic.
+    // Requests that are too old by the sender's own clock are not recent traffic.
     let text = encode(
         slice(vec![request("k", "/", 1)]),
         Timestamp::from_secs(1_000_400),
         &mut Pseudonymizer::new(&hasher(), &rules(), Wildcards::default()),
-        MOST,
+        MAX,
         10,
     );
-    assert_eq!(decode(&text, wrong, &known, MOST).expect("a text").len(), 0);
+    assert_eq!(decode(&text, wrong, &known, MAX).expect("a sample").len(), 0);
 }
 
 #[test]
@@ -138,6 +138,6 @@ fn a_sample_that_expands_without_bound_is_rejected() {
         r#"{{"version":1,"now":0,"words":["{long}"],"slices":[[0,0,[[0,1,1,1,0,{{"a":[{pairs}]}},[1,false]]]]]}}"#
     );
     let known = KnownValues::new(&hasher(), std::iter::empty(), &[]);
-    let refused = decode(&text, Timestamp::from_secs(0), &known, MOST).expect_err("too much");
-    assert!(refused.contains("unfolds"), "{refused}");
+    let error = decode(&text, Timestamp::from_secs(0), &known, MAX).expect_err("too much");
+    assert!(error.contains("expands"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! What is put together must be what one node would have remembered that had seen everything.
+//! Tests that merged samples equal what one node would have sampled that had seen all traffic.
 
 use super::*;
 use proptest::prelude::*;
@@ -16,14 +16,15 @@ fn request(at: u64, caller: u64) -> SampledRequest {
     SampledRequest::new(&check, Timestamp::from_micros(at), caller, 1).expect("a short request")
 }
 
-/// A caller's number: the bits that masks look at are the small ones here.
+/// Returns a caller's number. Masks use its higher bits, so small callers are repeated there.
 fn number(caller: u64) -> u64 {
     caller << 20 | caller
 }
 
-/// What a node keeps that was asked this, by the definition.
-fn keeps(number: u64, asked: &[u64], mask: u64, large: &HashSet<u64>) -> SampleSlice {
-    let kept = asked.iter().enumerate().filter(|(_, caller)| large.contains(caller) || is_in(**caller, mask));
+/// Returns the slice that a node keeps of these requests, by the definition.
+fn keeps(number: u64, requests: &[u64], mask: u64, large: &HashSet<u64>) -> SampleSlice {
+    let kept =
+        requests.iter().enumerate().filter(|(_, caller)| large.contains(caller) || is_in(**caller, mask));
     let requests = kept.map(|(at, caller)| {
         let callers = if large.contains(caller) { 1 } else { mask + 1 };
         SampledRequest { callers, ..request(number * 1_000 + at as u64, *caller) }
@@ -31,8 +32,8 @@ fn keeps(number: u64, asked: &[u64], mask: u64, large: &HashSet<u64>) -> SampleS
     SampleSlice { number, mask, requests: requests.collect() }
 }
 
-/// Some ask as others do, and one may ask very often.
-fn asked() -> impl Strategy<Value = Vec<u64>> {
+/// Generates requests of many similar callers, and of one that may be frequent.
+fn callers() -> impl Strategy<Value = Vec<u64>> {
     let often = (0_u64..32, 0_usize..60).prop_map(|(caller, times)| vec![caller; times]);
     (prop::collection::vec(0_u64..32, 0..80), often).prop_map(|(mut few, mut often)| {
         few.append(&mut often);
@@ -41,22 +42,22 @@ fn asked() -> impl Strategy<Value = Vec<u64>> {
 }
 
 proptest! {
-    /// Of one slice: as many nodes as there are masks, each asked by these callers.
+    /// One slice: a node per mask, each with requests of these callers.
     #[test]
-    fn all_nodes_together_keep_what_the_widest_mask_keeps_of_all(
-        nodes in prop::collection::vec((0_u32..4, asked(), prop::option::of(0_u64..32)), 1..5)
+    fn merged_samples_keep_what_the_widest_mask_keeps(
+        nodes in prop::collection::vec((0_u32..4, callers(), prop::option::of(0_u64..32)), 1..5)
     ) {
         let masks: Vec<u64> = nodes.iter().map(|(bits, ..)| (1 << bits) - 1).collect();
-        let of = |large: Option<u64>| large.map(number).into_iter().collect::<HashSet<u64>>();
-        let remembered: Vec<Vec<SampleSlice>> = nodes
+        let large_set = |large: Option<u64>| large.map(number).into_iter().collect::<HashSet<u64>>();
+        let samples: Vec<Vec<SampleSlice>> = nodes
             .iter()
             .zip(&masks)
             .map(|((_, asked, large), mask)| {
                 let asked: Vec<u64> = asked.iter().copied().map(number).collect();
-                vec![keeps(7, &asked, *mask, &of(*large))]
+                vec![keeps(7, &asked, *mask, &large_set(*large))]
             })
             .collect();
-        let merged = merge(remembered, PLENTY);
+        let merged = merge(samples, PLENTY);
         let widest = masks.iter().copied().max().unwrap_or(0);
         let mut large = HashSet::new();
         for ((_, asked, own), mask) in nodes.iter().zip(&masks) {
@@ -73,8 +74,8 @@ proptest! {
             for caller in asked.iter().copied().map(number) {
                 let here = is_in(caller, *mask) || own.map(number) == Some(caller);
                 if here && (is_in(caller, widest) || large.contains(&caller)) {
-                    let stands = if large.contains(&caller) { 1 } else { widest + 1 };
-                    expected.entry((caller, node)).or_insert((0, stands)).0 += 1;
+                    let weight = if large.contains(&caller) { 1 } else { widest + 1 };
+                    expected.entry((caller, node)).or_insert((0, weight)).0 += 1;
                 }
             }
         }
@@ -88,30 +89,30 @@ proptest! {
         prop_assert!(merged.is_sorted_by_key(|one| one.at));
     }
 
-    /// However little room there is, what is kept stands for about as many; and it fits.
+    /// Whatever the budget, the result fits and represents about as many requests.
     #[test]
-    fn what_does_not_fit_is_stood_for(room in 20_usize..400, callers in 400_u64..4_000) {
+    fn dropped_requests_are_represented(budget in 20_usize..400, callers in 400_u64..4_000) {
         let mut slice = keeps(1, &(0..callers).map(number).collect::<Vec<_>>(), 0, &HashSet::new());
-        slice.fit(SliceBudget { requests: room, bytes: usize::MAX });
-        let stands: u64 = slice.requests.iter().map(|one| one.own * one.callers).sum();
-        prop_assert!(slice.requests.len() <= room && slice.requests.len() * 4 >= room, "{} of {room}", slice.requests.len());
-        prop_assert!(stands.abs_diff(callers) <= slice.mask + 1, "{stands} for {callers}");
+        slice.fit(SliceBudget { requests: budget, bytes: usize::MAX });
+        let weight: u64 = slice.requests.iter().map(|one| one.own * one.callers).sum();
+        prop_assert!(slice.requests.len() <= budget && slice.requests.len() * 4 >= budget, "{} of {budget}", slice.requests.len());
+        prop_assert!(weight.abs_diff(callers) <= slice.mask + 1, "{weight} for {callers}");
     }
 }
 
 #[test]
-fn one_who_makes_all_the_traffic_is_thinned() {
-    let asked = vec![number(5); 1_000];
-    let mut slice = keeps(1, &asked, 3, &HashSet::from([number(5)]));
+fn a_caller_with_all_the_traffic_is_thinned() {
+    let requests = vec![number(5); 1_000];
+    let mut slice = keeps(1, &requests, 3, &HashSet::from([number(5)]));
     slice.fit(SliceBudget { requests: 300, bytes: usize::MAX });
-    let stands: u64 = slice.requests.iter().map(|one| one.own * one.callers).sum();
+    let weight: u64 = slice.requests.iter().map(|one| one.own * one.callers).sum();
     assert!(slice.requests.len() <= 300 && !slice.requests.is_empty());
-    assert!((500..2_000).contains(&stands), "{stands}");
+    assert!((500..2_000).contains(&weight), "{weight}");
 }
 
-/// Real samples: the same traffic, seen by one node and by four.
+/// Uses real samples: the same traffic, seen by one node and by four.
 #[test]
-fn four_nodes_remember_what_one_would() {
+fn four_nodes_sample_what_one_would() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
     let text = "{domain: d, descriptors: [{key: api_key, limit: 3/minute}]}";
     let rules = Arc::new(Ruleset::load(&[Source::new("t", text)], &Options::default()).expect("rules"));
@@ -127,12 +128,12 @@ fn four_nodes_remember_what_one_would() {
     for i in 0..callers * each {
         clock.set(Timestamp::from_micros(1_000_000_000_000 + i * 100));
         let key = format!("key-{}", i % callers);
-        // Each caller's requests go to all nodes in turn.
+        // Each caller's requests go to all nodes, round robin.
         let (limiter, _) = &nodes[(i / callers + i) as usize % nodes.len()];
         pollster::block_on(limiter.check(&Check::attributes("d", &[("api_key", &key)])));
     }
-    let room = SliceBudget { requests: 2_048, bytes: usize::MAX };
-    let merged = merge(nodes.iter().map(|(_, sample)| sample.slices()), room);
+    let budget = SliceBudget { requests: 2_048, bytes: usize::MAX };
+    let merged = merge(nodes.iter().map(|(_, sample)| sample.slices()), budget);
     assert!(merged.len() <= 2_048, "{}", merged.len());
     let weight: u64 = merged.iter().map(|one| one.own * one.callers).sum();
     let truth = callers * each;
@@ -143,7 +144,7 @@ fn four_nodes_remember_what_one_would() {
     let whole = of_caller.values().filter(|count| **count == each).count();
     assert!(
         whole * 10 > of_caller.len() * 9,
-        "of a caller who is in all requests are: {whole} of {}",
+        "callers with all of their requests: {whole} of {}",
         of_caller.len()
     );
 }

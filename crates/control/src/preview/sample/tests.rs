@@ -1,8 +1,8 @@
-//! A sample that is not like the traffic makes every rehearsal wrong.
+//! Tests that the sample represents the traffic: otherwise every impact preview would be wrong.
 
 use super::*;
 use tollgate_core::{ManualClock, Timestamp};
-use tollgate_engine::{Limiter, Request};
+use tollgate_engine::{CheckInput, Limiter};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -41,15 +41,15 @@ fn light_traffic_is_sampled_completely() {
         rig.clock.set(Timestamp::from_micros(1_000_000_000_000 + i * 1_000));
         rig.check(&format!("key-{}", i % 50));
     }
-    let kept = rig.sample.requests();
-    assert_eq!(kept.len(), 500);
-    assert!(kept.iter().all(|one| one.own == 1 && one.callers == 1));
-    assert!(kept.is_sorted_by_key(|one| one.at));
-    kept[7].with(|check| {
-        let Request::Attributes(attributes) = check.request else { panic!("attributes were asked about") };
+    let sampled = rig.sample.requests();
+    assert_eq!(sampled.len(), 500);
+    assert!(sampled.iter().all(|one| one.own == 1 && one.callers == 1));
+    assert!(sampled.is_sorted_by_key(|one| one.at));
+    sampled[7].with(|check| {
+        let CheckInput::Attributes(attributes) = check.input else { panic!("the check had attributes") };
         assert_eq!((check.domain, attributes), ("d", &[("path", "/"), ("api_key", "key-7")][..]));
     });
-    // After five minutes it is forgotten.
+    // The sample covers only five minutes.
     rig.clock.set(Timestamp::from_secs(1_000_000 + 400));
     assert_eq!(rig.sample.requests().len(), 0);
 }
@@ -57,15 +57,15 @@ fn light_traffic_is_sampled_completely() {
 #[test]
 fn heavy_traffic_is_bounded_and_weighted() {
     let rig = rig();
-    // Twenty thousand callers of three requests, one of sixty thousand.
+    // Twenty thousand callers with three requests each, and one with sixty thousand.
     let (callers, each) = (20_000, 3);
     for i in 0..callers * each {
         rig.clock.set(Timestamp::from_micros(1_000_000_000_000 + i * 100));
         rig.check(&format!("key-{}", i % callers));
         rig.check("large");
     }
-    let kept = rig.sample.requests();
-    assert!(kept.len() <= MAX_REQUESTS, "{}", kept.len());
+    let sampled = rig.sample.requests();
+    assert!(sampled.len() <= MAX_REQUESTS, "{}", sampled.len());
     let truth = 2 * callers * each;
     let weight = rig.weight();
     assert!((truth / 2..truth * 2).contains(&weight), "{weight} for {truth}");
@@ -74,13 +74,14 @@ fn heavy_traffic_is_bounded_and_weighted() {
         let attributes = [("api_key", "large")];
         caller::number(&large, &Check::attributes("d", &attributes)).expect("a caller")
     };
-    let of_large: u64 = kept.iter().filter(|one| one.caller == large).map(|one| one.own * one.callers).sum();
-    assert!(of_large > truth / 4, "the one who makes half of the traffic: {of_large} of {truth}");
-    // Of a small caller who is in, all requests are.
+    let of_large: u64 =
+        sampled.iter().filter(|one| one.caller == large).map(|one| one.own * one.callers).sum();
+    assert!(of_large > truth / 4, "the caller with half of the traffic: {of_large} of {truth}");
+    // All requests of a selected small caller are sampled.
     let mut of_small = std::collections::HashMap::<u64, u64>::new();
-    for one in kept.iter().filter(|one| one.caller != large && one.at.as_secs() < 1_000_010) {
+    for one in sampled.iter().filter(|one| one.caller != large && one.at.as_secs() < 1_000_010) {
         *of_small.entry(one.caller).or_default() += one.own;
     }
     assert!(of_small.len() > 50, "{}", of_small.len());
-    assert!(of_small.values().filter(|kept| **kept == each).count() * 2 > of_small.len(), "{of_small:?}");
+    assert!(of_small.values().filter(|count| **count == each).count() * 2 > of_small.len(), "{of_small:?}");
 }

@@ -1,11 +1,11 @@
-//! How an import leaves the writer of a file behind, however it ends. The setting is the connection's own, and so is seen from
-//! within alone.
+//! Tests that an import restores the settings of the SQLite writer, however it ends. The setting belongs to the
+//! connection, so it is only visible from inside the crate.
 
 use super::*;
 use tollgate_core::{ManualClock, Timestamp};
 use tollgate_rules::{Options, Source};
 
-/// Moves so many pages of the log at once.
+/// Returns the number of log pages per checkpoint.
 async fn setting(control: &ControlPlane) -> i64 {
     let Db::Sqlite { write, .. } = &control.db else { panic!("a file") };
     let (pages,): (i64,) =
@@ -37,23 +37,23 @@ async fn the_writer_settings_are_restored_however_an_import_ends() {
     let control = ControlPlane::open(&format!("sqlite:{}", file.display()), clock).await.expect("a database");
     let usual = setting(&control).await;
 
-    // Whoever sent it has gone: the next one comes when all is tidied up.
+    // The client disconnected: the next import starts after the cleanup.
     drop(begin(&control).await);
     let free = control.import_lock.lock().await;
     assert_eq!(setting(&control).await, usual);
     drop(free);
     control.catch_up().await.expect("an answer");
-    assert_eq!(control.quota_table.len(), 4_000, "what was being written is written");
+    assert_eq!(control.quota_table.len(), 4_000, "the batch being written was completed");
 
-    // The database does not take the rest.
+    // The database rejects the remaining rows.
     let mut import = begin(&control).await;
     import.await_batch().await.expect("the first batch");
     assert_ne!(setting(&control).await, usual);
     let Db::Sqlite { write, .. } = &control.db else { panic!("a file") };
-    let refuse = "CREATE TRIGGER t BEFORE INSERT ON quotas BEGIN SELECT RAISE(ABORT, 'no'); END";
-    sqlx::raw_sql(refuse).execute(write).await.expect("a trigger");
+    let reject = "CREATE TRIGGER t BEFORE INSERT ON quotas BEGIN SELECT RAISE(ABORT, 'no'); END";
+    sqlx::raw_sql(reject).execute(write).await.expect("a trigger");
     let read = serde_json::from_value(serde_json::json!({"api_key": "k", "tier": "pro"})).expect("a line");
-    import.line(4_001, b"", read).await.expect("it is gathered");
+    import.line(4_001, b"", read).await.expect("collected");
     assert!(import.finish().await.is_err());
     assert_eq!((import.imported(), setting(&control).await), (4_000, usual));
     control.close().await;

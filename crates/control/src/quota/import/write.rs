@@ -1,8 +1,8 @@
-//! How a batch is written: as few statements as each database can do with, in one transaction.
+//! Writes an import batch with few statements, in one transaction.
 //!
-//! Every row has a revision of its own, as if it had been written alone: a batch takes as many from the head at once as it
-//! has rows. The row of the head is locked until the batch is committed, so revisions become visible in order here too, and
-//! those who follow may read a batch in as many pages as they like.
+//! Every row has its own revision, as if it had been written alone: a batch takes as many revisions from the head as
+//! it has rows. The head row is locked until the batch is committed, so revisions become visible in order here too,
+//! and other nodes may read a batch in any number of pages.
 
 use super::{BatchResult, ImportBatch, ImportRow};
 use crate::audit::record;
@@ -12,17 +12,17 @@ use crate::error::ControlError;
 use sqlx::{AssertSqlSafe, PgConnection, SqliteConnection};
 use std::sync::LazyLock;
 
-/// Rows in one statement of SQLite.
+/// Rows per SQLite statement.
 const ROWS_PER_STATEMENT: usize = 100;
 
 impl ControlPlane {
-    /// Writes a batch. It is on the disk when this returns.
+    /// Writes a batch. It is on disk when this returns.
     pub(super) async fn write_batch(
         &self,
         mut batch: ImportBatch,
         actor: &Actor,
     ) -> Result<BatchResult, ControlError> {
-        // Rows that are neighbours in the index are written one after another.
+        // Rows that are neighbors in the index are written one after another.
         batch.rows.sort_unstable_by_key(|row| row.hash);
         let now = self.now_millis();
         let rows = i64::try_from(batch.rows.len()).unwrap_or(i64::MAX);
@@ -47,18 +47,18 @@ impl ControlPlane {
     }
 }
 
-/// How each database writes many rows: as few statements as it can, whose text is always the same.
+/// Bulk insert for each database: few statements, with constant text.
 trait BulkInsert {
-    /// The rows get revisions from `revision` on.
+    /// Inserts rows with consecutive revisions starting at `revision`.
     async fn write_many(&mut self, rows: &[ImportRow], revision: i64, now: i64) -> Result<(), sqlx::Error>;
 }
 
 const INTO: &str = "INSERT INTO quotas (key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, \
      until_tier, until_overrides, until_expires_at, revision, updated_at, deleted)";
 
-/// What acts now goes on where the new row is to come: the old row itself, or what acts until that does. A line of an export
-/// says it by itself.
-macro_rules! going_on {
+/// Keeps the current terms if the new row is pending: those of the old row, or those in effect until it starts. A
+/// line of an export contains them itself.
+macro_rules! prior_terms {
     ($own:literal) => {
         concat!(
             "until_",
@@ -82,11 +82,11 @@ const REPLACING: &str = concat!(
      tier = excluded.tier, overrides = excluded.overrides, effective_at = excluded.effective_at, \
      expires_at = excluded.expires_at, reason = excluded.reason, author = excluded.author, \
      updated_at = excluded.updated_at, deleted = 0, revision = excluded.revision, ",
-    going_on!("tier"),
+    prior_terms!("tier"),
     ", ",
-    going_on!("overrides"),
+    prior_terms!("overrides"),
     ", ",
-    going_on!("expires_at"),
+    prior_terms!("expires_at"),
 );
 
 static POSTGRES: LazyLock<String> = LazyLock::new(|| {
@@ -96,7 +96,7 @@ static POSTGRES: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// A statement of SQLite for so many rows.
+/// Returns a SQLite statement for this many rows.
 fn sqlite(rows: usize) -> String {
     let row = "(?,?,?,?,?,?,?,?,?,?,?,?,?,0)";
     format!("{INTO} VALUES {}{REPLACING}", vec![row; rows].join(","))

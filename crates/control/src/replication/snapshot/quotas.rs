@@ -1,5 +1,6 @@
-//! The quotas of a snapshot: a line that says what they are, then the parts of the book one after another, each a line of JSON
-//! (terms that are new, how many callers) and 20 bytes for each caller. Neither writing nor reading holds more than a part.
+//! Quotas file of a snapshot: a header line, then the shards of the quota table one after another, each a line of
+//! JSON (new terms, number of callers) and 20 bytes per caller. Neither writing nor reading holds more than one shard
+//! in memory.
 
 use super::{VERSION, replace};
 use crate::control_plane::ControlPlane;
@@ -10,36 +11,36 @@ use std::io::{BufRead, BufReader, Error, Read, Write};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-/// What one caller takes.
+/// Size of one caller, in bytes.
 const CALLER_BYTES: usize = 20;
-/// The longest line: all terms that one part may bring.
+/// Maximum length of a line, in bytes: all terms that one shard may add.
 const MAX_LINE: u64 = 1 << 30;
 
 #[derive(Serialize, Deserialize)]
 struct SnapshotHeader {
     version: u32,
-    /// Whose words these are.
+    /// The installation whose key hashes these are.
     installation: String,
-    /// Up to which revision of the database they go.
+    /// Control revision up to which changes are included.
     revision: i64,
-    /// When they were last known to be all there are, in milliseconds.
+    /// Time at which the quotas were last known to be current, in milliseconds.
     current_at: i64,
 }
 
 #[derive(Serialize, Deserialize)]
 struct BlockHeader {
     terms: Vec<(Option<String>, Vec<QuotaOverride>)>,
-    /// What acts before some of these terms do: which of them, until when at most, and what.
+    /// Terms in effect before some of these start: index, expiry, and the terms.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     before: Vec<(usize, u32, Option<String>, Vec<QuotaOverride>)>,
-    /// `None`: this is the end.
+    /// Number of callers; `None` at the end of the file.
     callers: Option<usize>,
 }
 
 impl BlockHeader {
-    fn from_block(spoken: Vec<DumpedTerms>, callers: usize) -> Self {
-        let (mut terms, mut before) = (Vec::with_capacity(spoken.len()), Vec::new());
-        for one in spoken {
+    fn from_block(dumped: Vec<DumpedTerms>, callers: usize) -> Self {
+        let (mut terms, mut before) = (Vec::with_capacity(dumped.len()), Vec::new());
+        for one in dumped {
             before.extend(one.before.map(|(until, tier, overrides)| (terms.len(), until, tier, overrides)));
             terms.push((one.tier, one.overrides));
         }
@@ -49,25 +50,25 @@ impl BlockHeader {
     fn into_terms(self) -> Vec<DumpedTerms> {
         let terms =
             self.terms.into_iter().map(|(tier, overrides)| DumpedTerms { tier, overrides, before: None });
-        let mut spoken: Vec<DumpedTerms> = terms.collect();
+        let mut dumped: Vec<DumpedTerms> = terms.collect();
         for (at, until, tier, overrides) in self.before {
-            if let Some(one) = spoken.get_mut(at) {
+            if let Some(one) = dumped.get_mut(at) {
                 one.before = Some((until, tier, overrides));
             }
         }
-        spoken
+        dumped
     }
 }
 
 impl ControlPlane {
     pub(super) fn write_quotas(&self, path: &Path) -> std::io::Result<()> {
-        // What changes meanwhile may be in it or not: it is newer than this, and will be asked for. The time is read first:
-        // it must not be later than that of the revision.
+        // Changes made meanwhile may be included or not: they are newer than the recorded revision, and will be read
+        // again. The time is read first, because it must not be later than that of the revision.
         let current_at = self.current_at.load(Ordering::Relaxed);
         let (installation, revision) = (self.installation_id(), self.revision());
-        let title = SnapshotHeader { version: VERSION, installation, revision, current_at };
+        let header = SnapshotHeader { version: VERSION, installation, revision, current_at };
         replace(path, |file| {
-            line(file, &title)?;
+            line(file, &header)?;
             self.quota_table.dump(|DumpBlock { terms, callers }| {
                 line(file, &BlockHeader::from_block(terms, callers.len()))?;
                 callers.iter().try_for_each(|caller| file.write_all(&bytes(caller)))
@@ -78,30 +79,30 @@ impl ControlPlane {
 
     pub(super) fn restore_quotas(&self, path: &Path) -> std::io::Result<()> {
         let mut file = BufReader::with_capacity(1 << 16, std::fs::File::open(path)?);
-        let title: SnapshotHeader = read(&mut file)?;
-        if title.version != VERSION || title.installation != self.installation_id() {
-            return Err(Error::other("they are of another version, or another database"));
+        let header: SnapshotHeader = read(&mut file)?;
+        if header.version != VERSION || header.installation != self.installation_id() {
+            return Err(Error::other("the file has another version or belongs to another database"));
         }
         let mut restore = self.quota_table.restore();
         loop {
-            let beginning: BlockHeader = read(&mut file)?;
-            let Some(count) = beginning.callers else { break };
+            let block: BlockHeader = read(&mut file)?;
+            let Some(count) = block.callers else { break };
             let mut callers = Vec::new();
             let mut one = [0; CALLER_BYTES];
             for _ in 0..count {
                 file.read_exact(&mut one)?;
                 callers.push(caller(&one));
             }
-            restore(DumpBlock { terms: beginning.into_terms(), callers });
+            restore(DumpBlock { terms: block.into_terms(), callers });
         }
-        self.quota_revision.store(title.revision, Ordering::Relaxed);
-        self.current_at.store(title.current_at, Ordering::Relaxed);
+        self.quota_revision.store(header.revision, Ordering::Relaxed);
+        self.current_at.store(header.current_at, Ordering::Relaxed);
         Ok(())
     }
 }
 
-fn line(file: &mut impl Write, what: &impl Serialize) -> std::io::Result<()> {
-    serde_json::to_writer(&mut *file, what)?;
+fn line(file: &mut impl Write, value: &impl Serialize) -> std::io::Result<()> {
+    serde_json::to_writer(&mut *file, value)?;
     file.write_all(b"\n")
 }
 
@@ -114,14 +115,14 @@ fn read<T: for<'a> Deserialize<'a>>(file: &mut impl BufRead) -> std::io::Result<
 fn bytes(caller: &DumpedCaller) -> [u8; CALLER_BYTES] {
     let mut all = [0; CALLER_BYTES];
     all[..8].copy_from_slice(&caller.key.to_le_bytes());
-    for (place, number) in all[8..].chunks_exact_mut(4).zip([caller.from, caller.until, caller.terms]) {
-        place.copy_from_slice(&number.to_le_bytes());
+    for (field, number) in all[8..].chunks_exact_mut(4).zip([caller.from, caller.until, caller.terms]) {
+        field.copy_from_slice(&number.to_le_bytes());
     }
     all
 }
 
 fn caller(all: &[u8; CALLER_BYTES]) -> DumpedCaller {
     let number = |at: usize| u32::from_le_bytes([all[at], all[at + 1], all[at + 2], all[at + 3]]);
-    let word = u64::from(number(0)) | u64::from(number(4)) << 32;
-    DumpedCaller { key: word, from: number(8), until: number(12), terms: number(16) }
+    let key = u64::from(number(0)) | u64::from(number(4)) << 32;
+    DumpedCaller { key, from: number(8), until: number(12), terms: number(16) }
 }

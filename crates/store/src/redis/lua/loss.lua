@@ -1,5 +1,5 @@
 -- What a counter is taken for whose state this server may have lost, so long `ago`: if nothing is known that outlived the
--- loss, as used up at that moment. It recovers from there as its limit does. `loss.rs` assumes the same.
+-- loss, as used up at that moment. It recovers from there as its limit does. `data_loss.rs` assumes the same.
 local function assume(ago, state, op, b, c, d, e, extra)
   local lost = now - ago
   if state and (type(state) == 'table' and state[2] or state) > lost then

@@ -1,11 +1,11 @@
 -- What every script begins with: the ask, the time, and the bundles as they are kept.
 --
--- KEYS      the bundles; ARGV[1] the ask (`wire.rs` writes it):
+-- KEYS      the bundles; ARGV[1] the ask (`script_args.rs` writes it):
 --             time        double   microseconds, or -1 for the server's own
 --             counters    uint16   then for each: its bundle (uint16, from 1), its name (zero-terminated)
 --             then what the script itself reads, from `at` on
 --
--- A bundle is the text that docs/redis.md describes. A counter's state is false (unused), a number (a bucket's TAT in
+-- A bundle is the text that docs/internals/redis-format.md describes. A counter's state is false (unused), a number (a bucket's TAT in
 -- whole microseconds), or a table: its kind, the instant of its expiry, its fields. States are never changed in place.
 local decode, floor, number, text = struct.unpack, math.floor, tonumber, string.format
 local ask = ARGV[1]

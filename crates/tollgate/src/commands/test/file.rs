@@ -5,7 +5,7 @@ use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use tollgate_core::Span;
+use tollgate_core::TimeDelta;
 
 /// The cases of a file.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ impl<'de> Deserialize<'de> for Scalar {
 
 /// A time to move on by: `19s`, `250ms`, `2h`, or plain seconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Advance(pub(crate) Span);
+pub(crate) struct Advance(pub(crate) TimeDelta);
 
 impl<'de> Deserialize<'de> for Advance {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
@@ -131,7 +131,7 @@ impl<'de> Deserialize<'de> for Advance {
     }
 }
 
-fn parse_span(text: &str) -> Option<Span> {
+fn parse_span(text: &str) -> Option<TimeDelta> {
     let text = text.trim();
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let scale: u64 = match text[number.len()..].trim() {
@@ -150,7 +150,7 @@ fn parse_span(text: &str) -> Option<Span> {
         let parts: u64 = fraction.parse().ok()?;
         micros += parts.checked_mul(scale)? / 10_u64.checked_pow(u32::try_from(fraction.len()).ok()?)?;
     }
-    Some(Span::from_micros(micros))
+    Some(TimeDelta::from_micros(micros))
 }
 
 #[cfg(test)]
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn times_are_read_as_people_write_them() {
-        let micros = |text| parse_span(text).map(Span::as_micros);
+        let micros = |text| parse_span(text).map(TimeDelta::as_micros);
         assert_eq!(micros("19s"), Some(19_000_000));
         assert_eq!(micros("19"), Some(19_000_000));
         assert_eq!(micros("0.5"), Some(500_000));

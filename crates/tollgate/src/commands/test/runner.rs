@@ -4,7 +4,7 @@ use super::expect::{Actual, ActualStatus, differences};
 use super::file::{Case, Step, StepDescriptor};
 use std::path::Path;
 use std::sync::Arc;
-use tollgate_core::{Cost, ManualClock, Span, Timestamp};
+use tollgate_core::{Cost, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Decision, Limiter};
 use tollgate_rules::{Ruleset, Source};
 use tollgate_server::rls;
@@ -84,7 +84,7 @@ fn run_step(limiter: &TestLimiter, step: &Step) -> Result<Actual, String> {
         (None, Some(attributes)) => {
             let pairs: Vec<(&str, &str)> =
                 attributes.iter().map(|(key, value)| (key.as_str(), value.0.as_str())).collect();
-            let check = Check::attributes(&domain, &pairs).costing(step.cost.map_or(Cost::ONE, Cost::take));
+            let check = Check::attributes(&domain, &pairs).with_cost(step.cost.map_or(Cost::ONE, Cost::new));
             let decision = pollster::block_on(limiter.check(&check));
             let statuses = decision.limits.iter().map(|limit| attribute_status(&decision, limit)).collect();
             Ok(Actual { statuses, ..from_decision(&decision) })
@@ -121,7 +121,7 @@ fn from_decision(decision: &Decision) -> Actual {
         degraded_by: decision.degraded_by.map(|by| decision.name(by).to_owned()),
         warned_by: decision.warned_by.map(|by| decision.name(by).to_owned()),
         delay_ms: decision.delay().ceil_millis(),
-        retry_after_ms: decision.retry_after().map(Span::ceil_millis),
+        retry_after_ms: decision.retry_after().map(TimeDelta::ceil_millis),
         ..Actual::default()
     }
 }
@@ -133,7 +133,7 @@ fn attribute_status(decision: &Decision, limit: &tollgate_engine::LimitStatus) -
     ActualStatus {
         code: if over { "OVER_LIMIT" } else { "OK" },
         remaining: limit.outcome.remaining,
-        limit: facts.map(|facts| facts.limit.quota().count),
+        limit: facts.map(|facts| facts.limit.rate().count),
         unit: Some(unit.map_or("UNKNOWN", tollgate_rules::Unit::name)),
         reset: Some(limit.outcome.reset_after.ceil_secs()),
         name: decision.limit_name(limit).to_owned(),

@@ -1,0 +1,226 @@
+//! GCRA, and its two other names: token bucket and leaky bucket.
+//!
+//! One number is kept: the theoretical arrival time (TAT), the instant at which the bucket would be full again. A unit
+//! moves it on by `period / count`; a charge fits while the TAT stays within `burst` such intervals of now. Over any
+//! span t at most `burst + rate * t` units pass.
+//!
+//! The interval is seldom a whole number of microseconds (7 a second), and rounding it drifts. So the TAT is kept in
+//! units of 1/k of a microsecond, where k = count / gcd(count, period): every interval is then a whole number and
+//! no step ever rounds. For k up to 2048 that fits a 64-bit word until the year 2112; odd large counts (99 991 a
+//! day) use 128 bits. Floating point and a carried remainder were rejected: the first drifts, the second needs two words.
+
+use crate::cost::Cost;
+use crate::outcome::{Outcome, Verdict};
+use crate::time::{TimeDelta, Timestamp};
+use std::ops::{Add, Div, Mul, Sub};
+
+#[cfg(test)]
+mod tests;
+
+/// The two widths a TAT can have; the arithmetic is the same.
+pub(crate) trait Width:
+    Copy + Ord + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + From<u64>
+{
+    /// Back to 64 bits; the value is known to fit.
+    fn narrow(self) -> u64;
+}
+
+impl Width for u64 {
+    fn narrow(self) -> u64 {
+        self
+    }
+}
+
+impl Width for u128 {
+    fn narrow(self) -> u64 {
+        u64::try_from(self).unwrap_or(u64::MAX)
+    }
+}
+
+/// A theoretical arrival time as it is kept: whole microseconds and a fraction in 1/k of one.
+///
+/// The two are apart so that a limit whose count an operator changes (and with it k) reads the same instant, to within
+/// a microsecond. The product alone was rejected: read with another k it is a time decades away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tat {
+    /// Microseconds since the epoch.
+    pub micros: u64,
+    /// The rest, in 1/k of a microsecond.
+    pub fraction: u64,
+}
+
+impl Tat {
+    pub(crate) fn units<W: Width>(self, k: u64) -> W {
+        W::from(self.micros) * W::from(k) + W::from(self.fraction.min(k - 1))
+    }
+
+    pub(crate) fn from_units<W: Width>(units: W, k: u64) -> Self {
+        let micros = units / W::from(k);
+        Self { micros: micros.narrow(), fraction: (units - micros * W::from(k)).narrow() }
+    }
+}
+
+/// Whether a request that must wait for its turn is told how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shaping {
+    /// Within the burst, go at once.
+    Police,
+    /// Leave at the steady rate: the answer carries the delay.
+    Delay,
+}
+
+/// A rate as exact whole numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bucket {
+    /// Units of time in a microsecond.
+    pub(crate) k: u64,
+    /// Units of time that one unit of cost takes to come back.
+    pub(crate) interval: u64,
+    /// How many units of cost the bucket holds.
+    pub(crate) burst: u64,
+    /// The longest that a TAT is believed to be ahead, in microseconds: twice the time from empty to full, or twice the
+    /// period where that is longer. A counter may be read by limits of other counts and bursts (a tier's, a caller's own) but
+    /// not of other periods, so none of them cuts short what another has counted.
+    pub(crate) max_ahead: u64,
+    pub(crate) shaping: Shaping,
+}
+
+impl Bucket {
+    /// The largest k whose TAT fits a word: see `packed`.
+    pub(crate) const MAX_NARROW_K: u64 = 1 << 11;
+    /// The longest time that a bucket may take to fill: 2^50 microseconds, about 35 years.
+    pub(crate) const MAX_FILL: u64 = 1 << 50;
+
+    /// `None` if the bucket would take longer than [`Self::MAX_FILL`] to fill.
+    pub(crate) fn new(count: u64, period: TimeDelta, burst: u64, shaping: Shaping) -> Option<Self> {
+        let divisor = gcd(count, period.as_micros());
+        let (k, interval) = (count / divisor, period.as_micros() / divisor);
+        let mut bucket = Self { k, interval, burst, max_ahead: 0, shaping };
+        let fill = bucket.fill();
+        bucket.max_ahead = 2 * fill.narrow().max(period.as_micros()).min(Self::MAX_FILL);
+        (fill <= u128::from(Self::MAX_FILL)).then_some(bucket)
+    }
+
+    /// Microseconds from empty to full, rounded up.
+    fn fill(&self) -> u128 {
+        (u128::from(self.burst) * u128::from(self.interval)).div_ceil(u128::from(self.k))
+    }
+
+    /// The same, for a bucket that has been accepted.
+    pub(crate) fn horizon(&self) -> u64 {
+        self.fill().narrow()
+    }
+
+    pub(crate) fn is_narrow(&self) -> bool {
+        self.k <= Self::MAX_NARROW_K
+    }
+
+    fn scaled<W: Width>(&self, now: Timestamp) -> W {
+        W::from(now.as_micros()) * W::from(self.k)
+    }
+
+    fn capacity<W: Width>(&self) -> W {
+        W::from(self.burst) * W::from(self.interval)
+    }
+
+    /// A TAT further ahead than any limit puts it comes from a clock that has since gone back: the key heals in bounded time,
+    /// and is given nothing it has not waited for.
+    fn clamp_ahead<W: Width>(&self, tat: W, now: W) -> W {
+        tat.min(now + W::from(self.max_ahead) * W::from(self.k))
+    }
+
+    /// So many units that giving them back leaves nothing used, and that no bucket has room for.
+    pub(crate) fn refill_cost(&self) -> u64 {
+        ((u128::from(self.max_ahead) * u128::from(self.k)) / u128::from(self.interval)).narrow() + 1
+    }
+
+    #[inline(always)]
+    pub(crate) fn step<W: Width>(&self, tat: &mut W, now: Timestamp, cost: Cost) -> Outcome {
+        let now = self.scaled::<W>(now);
+        let capacity = self.capacity::<W>();
+        *tat = self.clamp_ahead(*tat, now);
+        let base = (*tat).max(now);
+        if cost.is_refund() {
+            let back = W::from(cost.units().min(self.refill_cost())) * W::from(self.interval);
+            *tat = base.max(now + back) - back;
+            return self.outcome(*tat, now, Verdict::ALLOWED);
+        }
+        if cost.is_peek() {
+            return self.outcome(base, now, Verdict::ALLOWED);
+        }
+        if cost.units() > self.burst {
+            return self.outcome(base, now, Verdict::Denied { retry_after: None });
+        }
+        let next = base + W::from(cost.units()) * W::from(self.interval);
+        if next > now + capacity {
+            let wait = self.micros_up(next - capacity - now);
+            return self.outcome(base, now, Verdict::Denied { retry_after: Some(wait) });
+        }
+        *tat = next;
+        let delay = match self.shaping {
+            Shaping::Police => TimeDelta::ZERO,
+            Shaping::Delay => self.micros_up(base - now),
+        };
+        self.outcome(next, now, Verdict::Allowed { delay })
+    }
+
+    /// Steps a TAT as a state keeps it, in the width that the rate needs.
+    pub(crate) fn step_tat(&self, kept: &mut Tat, now: Timestamp, cost: Cost) -> Outcome {
+        if self.is_narrow() {
+            self.step_in::<u64>(kept, now, cost)
+        } else {
+            self.step_in::<u128>(kept, now, cost)
+        }
+    }
+
+    fn step_in<W: Width>(&self, kept: &mut Tat, now: Timestamp, cost: Cost) -> Outcome {
+        let before = kept.units::<W>(self.k);
+        let mut tat = before;
+        let outcome = self.step(&mut tat, now, cost);
+        // What is not changed is not written anew: a fraction of another rate would be cut to this one's.
+        if tat != before {
+            *kept = Tat::from_units(tat, self.k);
+        }
+        outcome
+    }
+
+    /// Debits a TAT as a state keeps it.
+    pub(crate) fn debit_tat(&self, kept: &mut Tat, now: Timestamp, units: u64) {
+        // Debits are rare: the wider width serves both.
+        let mut tat = kept.units::<u128>(self.k);
+        self.debit(&mut tat, now, units);
+        *kept = Tat::from_units(tat, self.k);
+    }
+
+    /// Takes what has already happened, into debt if need be; by this, debt comes to one full bucket at most.
+    pub(crate) fn debit<W: Width>(&self, tat: &mut W, now: Timestamp, units: u64) {
+        let now = self.scaled::<W>(now);
+        let base = self.clamp_ahead(*tat, now).max(now);
+        let next = base + W::from(units.min(2 * self.burst)) * W::from(self.interval);
+        *tat = base.max(next.min(now + self.capacity::<W>() + self.capacity::<W>()));
+    }
+
+    fn outcome<W: Width>(&self, tat: W, now: W, verdict: Verdict) -> Outcome {
+        let owed = tat - now;
+        let capacity = self.capacity::<W>();
+        let remaining =
+            if owed >= capacity { 0 } else { ((capacity - owed) / W::from(self.interval)).narrow() };
+        Outcome { verdict, remaining, reset_after: self.micros_up(owed) }
+    }
+
+    fn micros_up<W: Width>(&self, units: W) -> TimeDelta {
+        if self.k == 1 {
+            return TimeDelta::from_micros(units.narrow());
+        }
+        TimeDelta::from_micros(((units + W::from(self.k - 1)) / W::from(self.k)).narrow())
+    }
+
+    /// When the state with this TAT is as good as none.
+    pub(crate) fn full_at(tat: Tat) -> u64 {
+        tat.micros + u64::from(tat.fraction > 0)
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

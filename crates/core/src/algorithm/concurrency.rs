@@ -1,0 +1,120 @@
+//! Concurrency: permits that are held, not spent.
+//!
+//! Each permit has a deadline, so that a holder that dies gives it back in the end. Taking a permit that is already
+//! held renews it, at the new cost if that fits; giving one back twice is giving it back once.
+
+use crate::cost::Cost;
+use crate::outcome::{Outcome, Verdict};
+use crate::time::{TimeDelta, Timestamp};
+
+/// Who holds a permit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PermitId(pub u128);
+
+impl PermitId {
+    /// A holder without a name: such permits are only freed by their deadline.
+    pub const ANONYMOUS: Self = Self(0);
+}
+
+/// The permits that are out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Permits {
+    /// (holder, units, deadline)
+    pub held: Vec<(PermitId, u64, Timestamp)>,
+}
+
+impl Permits {
+    /// The largest number of permits a limit may have.
+    pub(crate) const MAX_LIMIT: u64 = 100_000;
+
+    fn roll(&mut self, now: Timestamp, ttl: TimeDelta) {
+        self.held.retain(|(_, _, deadline)| *deadline > now);
+        // A deadline further off than any permit may last means that the clock went back.
+        for (_, _, deadline) in &mut self.held {
+            *deadline = (*deadline).min(now + ttl);
+        }
+    }
+
+    fn used(&self) -> u64 {
+        self.held.iter().map(|(_, n, _)| n).sum()
+    }
+
+    pub(crate) fn step(
+        &mut self,
+        now: Timestamp,
+        ttl: TimeDelta,
+        limit: u64,
+        cost: Cost,
+        id: PermitId,
+    ) -> Outcome {
+        self.roll(now, ttl);
+        if cost.is_refund() {
+            self.refund(id, cost.units());
+            return self.outcome(now, limit, Verdict::ALLOWED);
+        }
+        if cost.is_peek() {
+            return self.outcome(now, limit, Verdict::ALLOWED);
+        }
+        let units = cost.units();
+        let own = self.held.iter().position(|(holder, ..)| *holder == id && id != PermitId::ANONYMOUS);
+        let mine = own.map_or(0, |own| self.held[own].1);
+        let others = self.used() - mine;
+        // A holder keeps what it has even where the limit has since been lowered.
+        if others.saturating_add(units) > limit && units > mine {
+            let retry_after = self.wait(now, limit, units, others, own);
+            return self.outcome(now, limit, Verdict::Denied { retry_after });
+        }
+        let renewed = (id, units, now + ttl);
+        match own {
+            Some(own) => self.held[own] = renewed,
+            None => self.held.push(renewed),
+        }
+        self.outcome(now, limit, Verdict::ALLOWED)
+    }
+
+    /// Frees everything that `id` holds.
+    pub(crate) fn release(&mut self, id: PermitId) {
+        self.held.retain(|(holder, ..)| *holder != id || id == PermitId::ANONYMOUS);
+    }
+
+    fn refund(&mut self, id: PermitId, units: u64) {
+        let mut left = units;
+        // What was taken last is given back first.
+        for (_, n, _) in self.held.iter_mut().rev().filter(|(holder, ..)| *holder == id) {
+            let back = left.min(*n);
+            *n -= back;
+            left -= back;
+        }
+        self.held.retain(|(_, n, _)| *n > 0);
+    }
+
+    /// The wait until the deadlines of enough others have passed, if no holder gives back before.
+    fn wait(
+        &self,
+        now: Timestamp,
+        limit: u64,
+        units: u64,
+        others: u64,
+        own: Option<usize>,
+    ) -> Option<TimeDelta> {
+        if units > limit {
+            return None;
+        }
+        let others_held = self.held.iter().enumerate().filter(|(index, _)| Some(*index) != own);
+        let mut deadlines: Vec<(Timestamp, u64)> = others_held.map(|(_, (_, n, at))| (*at, *n)).collect();
+        deadlines.sort_unstable();
+        let mut excess = others + units - limit;
+        for (at, n) in deadlines {
+            excess = excess.saturating_sub(n);
+            if excess == 0 {
+                return Some(at.since(now));
+            }
+        }
+        None
+    }
+
+    fn outcome(&self, now: Timestamp, limit: u64, verdict: Verdict) -> Outcome {
+        let reset_after = self.held.iter().map(|(_, _, at)| at.since(now)).max().unwrap_or(TimeDelta::ZERO);
+        Outcome { verdict, remaining: limit.saturating_sub(self.used()), reset_after }
+    }
+}

@@ -1,0 +1,102 @@
+//! The sliding log: every admitted unit with its instant. Exact, and as large as the limit.
+//!
+//! Units admitted at one instant share an entry, so a log holds at most `limit` entries. An entry at t is in view until
+//! t + period, exclusive.
+
+use crate::cost::Cost;
+use crate::outcome::{Outcome, Verdict};
+use crate::time::{TimeDelta, Timestamp};
+use std::collections::VecDeque;
+
+/// Admitted units by instant, oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdmissionLog {
+    /// (instant, units)
+    pub entries: VecDeque<(Timestamp, u64)>,
+    /// The sum of the entries' units, so that a step does not walk them all.
+    used: u64,
+}
+
+impl AdmissionLog {
+    /// The largest limit that a log may have; beyond it `strict_window` is the better tool.
+    pub(crate) const MAX_LIMIT: u64 = 100_000;
+
+    /// A log with these entries, oldest first.
+    #[must_use]
+    pub fn from_entries(entries: VecDeque<(Timestamp, u64)>) -> Self {
+        let used = entries.iter().map(|(_, units)| units).sum();
+        Self { entries, used }
+    }
+
+    fn roll(&mut self, now: Timestamp, period: TimeDelta) {
+        while let Some((_, units)) = self.entries.pop_front_if(|(at, _)| *at + period <= now) {
+            self.used -= units;
+        }
+        // Entries from the future (the clock went back) count as taken now, or they would block for too long.
+        let mut future = 0;
+        while let Some((_, units)) = self.entries.pop_back_if(|(at, _)| *at > now) {
+            future += units;
+        }
+        self.used -= future;
+        self.add(now, future);
+    }
+
+    fn add(&mut self, now: Timestamp, units: u64) {
+        if units == 0 {
+            return;
+        }
+        self.used += units;
+        match self.entries.back_mut() {
+            Some((at, n)) if *at == now => *n += units,
+            _ => self.entries.push_back((now, units)),
+        }
+    }
+
+    pub(crate) fn step(&mut self, now: Timestamp, period: TimeDelta, limit: u64, cost: Cost) -> Outcome {
+        self.roll(now, period);
+        if cost.is_refund() {
+            let mut left = cost.units();
+            while left > 0 {
+                let Some((_, n)) = self.entries.back_mut() else { break };
+                let back = left.min(*n);
+                *n -= back;
+                left -= back;
+                self.used -= back;
+                if *n == 0 {
+                    self.entries.pop_back();
+                }
+            }
+            return self.outcome(now, period, limit, Verdict::ALLOWED);
+        }
+        if cost.is_peek() {
+            return self.outcome(now, period, limit, Verdict::ALLOWED);
+        }
+        let used = self.used;
+        if used.saturating_add(cost.units()) <= limit {
+            self.add(now, cost.units());
+            return self.outcome(now, period, limit, Verdict::ALLOWED);
+        }
+        let mut excess = used.saturating_add(cost.units()).saturating_sub(limit);
+        let mut retry_after = None;
+        if cost.units() <= limit {
+            for (at, n) in &self.entries {
+                excess = excess.saturating_sub(*n);
+                if excess == 0 {
+                    retry_after = Some((*at + period).since(now));
+                    break;
+                }
+            }
+        }
+        self.outcome(now, period, limit, Verdict::Denied { retry_after })
+    }
+
+    pub(crate) fn debit(&mut self, now: Timestamp, period: TimeDelta, limit: u64, units: u64) {
+        self.roll(now, period);
+        self.add(now, units.min((2 * limit).saturating_sub(self.used)));
+    }
+
+    fn outcome(&self, now: Timestamp, period: TimeDelta, limit: u64, verdict: Verdict) -> Outcome {
+        let reset_after = self.entries.back().map_or(TimeDelta::ZERO, |(at, _)| (*at + period).since(now));
+        Outcome { verdict, remaining: limit.saturating_sub(self.used), reset_after }
+    }
+}

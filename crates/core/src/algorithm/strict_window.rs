@@ -1,0 +1,115 @@
+//! Strict windows: never more than the limit in any window, in constant memory.
+//!
+//! The period is cut into k slots. Any window of that length touches at most k + 1 of them, so the sum over the last
+//! k + 1 slots, the oldest counted whole, bounds it from above. The price is that a unit blocks for up to one slot
+//! longer than it must (a k-th of the period). The exact log was rejected as a default: its memory grows with the limit.
+
+use crate::cost::Cost;
+use crate::outcome::{Outcome, Verdict};
+use crate::time::{TimeDelta, Timestamp};
+
+/// Counts of the present slot and the k before it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StrictCounts {
+    /// The number of the present slot since the epoch.
+    pub slot: u64,
+    /// `counts[i]` is slot `slot - i`.
+    pub counts: Vec<u64>,
+}
+
+/// The measures of a strict window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slots {
+    /// Slots in a period.
+    pub(crate) k: u64,
+    /// Microseconds a slot, rounded up, so that k of them cover the period.
+    pub(crate) width: u64,
+}
+
+impl Slots {
+    pub(crate) const DEFAULT: u64 = 10;
+    pub(crate) const MAX: u64 = 120;
+
+    pub(crate) fn new(k: u64, period: TimeDelta) -> Self {
+        Self { k, width: period.as_micros().div_ceil(k) }
+    }
+}
+
+impl StrictCounts {
+    fn roll(&mut self, slots: Slots, now: Timestamp) {
+        let present = now.as_micros() / slots.width;
+        let kept = usize::try_from(slots.k + 1).unwrap_or(usize::MAX);
+        self.counts.resize(kept, 0);
+        if present > self.slot {
+            let moved = usize::try_from(present - self.slot).unwrap_or(usize::MAX).min(kept);
+            self.counts.rotate_right(moved);
+            self.counts[..moved].fill(0);
+            self.slot = present;
+        }
+        // A slot that lies ahead (the clock went back, or this `now` was read before another's) stays, or its counts
+        // would age by a slot each time the clock swings over a border. No further ahead than the next slot, so that
+        // no clock locks a key for long.
+        self.slot = self.slot.min(present + 1);
+    }
+
+    pub(crate) fn step(&mut self, slots: Slots, now: Timestamp, limit: u64, cost: Cost) -> Outcome {
+        self.roll(slots, now);
+        if cost.is_refund() {
+            let mut left = cost.units();
+            for count in &mut self.counts {
+                let back = left.min(*count);
+                *count -= back;
+                left -= back;
+            }
+            return self.outcome(slots, now, limit, Verdict::ALLOWED);
+        }
+        if cost.is_peek() {
+            return self.outcome(slots, now, limit, Verdict::ALLOWED);
+        }
+        let used: u64 = self.counts.iter().sum();
+        if used.saturating_add(cost.units()) <= limit {
+            self.counts[0] += cost.units();
+            return self.outcome(slots, now, limit, Verdict::ALLOWED);
+        }
+        let retry_after = self.wait(slots, now, limit, cost.units(), used);
+        self.outcome(slots, now, limit, Verdict::Denied { retry_after })
+    }
+
+    pub(crate) fn debit(&mut self, slots: Slots, now: Timestamp, limit: u64, units: u64) {
+        self.roll(slots, now);
+        let used: u64 = self.counts.iter().sum();
+        self.counts[0] += units.min((2 * limit).saturating_sub(used));
+    }
+
+    fn wait(&self, slots: Slots, now: Timestamp, limit: u64, units: u64, used: u64) -> Option<TimeDelta> {
+        let mut excess = used.saturating_add(units.min(limit)) - limit;
+        if units > limit {
+            return None;
+        }
+        for (age, count) in self.counts.iter().enumerate().rev() {
+            excess = excess.saturating_sub(*count);
+            if excess == 0 {
+                return Some(self.slot_expiry(slots, age as u64).since(now));
+            }
+        }
+        None
+    }
+
+    /// When the slot of this age is out of every window that ends then.
+    fn slot_expiry(&self, slots: Slots, age: u64) -> Timestamp {
+        Timestamp::from_micros((self.slot + slots.k + 1 - age) * slots.width)
+    }
+
+    fn outcome(&self, slots: Slots, now: Timestamp, limit: u64, verdict: Verdict) -> Outcome {
+        let used: u64 = self.counts.iter().sum();
+        let youngest = self.counts.iter().position(|count| *count > 0);
+        let reset_after =
+            youngest.map_or(TimeDelta::ZERO, |age| self.slot_expiry(slots, age as u64).since(now));
+        Outcome { verdict, remaining: limit.saturating_sub(used), reset_after }
+    }
+
+    /// When the state is as good as none.
+    pub(crate) fn expires(&self, slots: Slots) -> Timestamp {
+        self.slot_expiry(slots, 0)
+    }
+}

@@ -1,0 +1,72 @@
+//! Conformance cases for usage resets and grants.
+
+use super::fixtures::{attempts, build, every_limit};
+use super::rng::SplitMix64;
+use super::{Harness, Violation};
+use crate::algorithm::Algorithm;
+use crate::charge::{Admission, Charge};
+use crate::cost::Cost;
+use crate::counter_key::{CounterKey, KeyPart, Scope};
+use crate::limit::Limit;
+use crate::limit_spec::LimitSpec;
+use crate::nonzero;
+use crate::rate::Rate;
+use crate::store::CounterStore;
+
+/// What an operator's reset rests on: debts, and what a larger limit has left behind, go too.
+pub(super) async fn resets<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation> {
+    let spent = |limit: &Limit| limit.algorithm() != Algorithm::Concurrency && limit.rate().count > 0;
+    for (number, limit) in
+        every_limit().iter().chain(&attempts()).enumerate().filter(|(_, limit)| spent(limit))
+    {
+        let scope = Scope::new(format!("reset/{number}/{limit}"));
+        let key = CounterKey { scope: &scope, parts: &[KeyPart::Text("alice")] };
+        let larger = limit
+            .with_rate(Rate { count: limit.rate().count.min(1 << 38) * 4, ..limit.rate().clone() }, None);
+        for owed in [limit, &larger.unwrap_or_else(|_| limit.clone())] {
+            harness.debit(&[Charge::new(key, owed, Cost::new(u64::MAX))]).await?;
+            harness.advance(1_001);
+            harness.debit(&[Charge::new(key, limit, Cost::refund(u64::MAX))]).await?;
+            let outcome = harness.charge(&[Charge::new(key, limit, Cost::PEEK)]).await?.per_charge[0];
+            harness.check(outcome.remaining == limit.capacity(), || {
+                format!("{limit} is not unused: {outcome:?}")
+            })?;
+        }
+        let all = [Charge::new(key, limit, Cost::new(limit.capacity()))];
+        let _ = harness.expect(&all, Admission::Admitted).await?;
+        let _ = harness.expect(&[Charge::new(key, limit, Cost::ONE)], Admission::Denied).await?;
+    }
+    Ok(())
+}
+
+/// What extra quota rests on.
+pub(super) async fn grants<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation> {
+    let (mut rng, day) = (SplitMix64::new(7), 86_400_000_000);
+    let limit = build(LimitSpec {
+        slots: Some(1),
+        ..LimitSpec::new(Algorithm::StrictWindow, Rate::per_day(nonzero!(40)))
+    });
+    let scope = Scope::new("grant");
+    for number in 0..20_u64 {
+        let name = number.to_string();
+        let key = CounterKey { scope: &scope, parts: &[KeyPart::Text(&name)] };
+        harness.advance(rng.below(day));
+        let (mut taken, mut left) = (0, day - 1);
+        while taken < 40 {
+            let units = 1 + rng.below(7).min(39 - taken);
+            let outcomes =
+                harness.expect(&[Charge::new(key, &limit, Cost::new(units))], Admission::Admitted).await?;
+            taken += units;
+            harness.check(outcomes.per_charge[0].remaining == 40 - taken, || {
+                format!("{taken} of 40: {outcomes:?}")
+            })?;
+            let wait = rng.below(left / 8);
+            left -= wait;
+            harness.advance(wait);
+        }
+        let _ = harness.expect(&[Charge::new(key, &limit, Cost::ONE)], Admission::Denied).await?;
+        harness.advance(left);
+        let _ = harness.expect(&[Charge::new(key, &limit, Cost::ONE)], Admission::Denied).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,272 @@
+//! Counter keys: the scope from the rule, and the values from the request.
+//!
+//! Parts are kept apart, never joined: `[a=b_c]` and `[a_b=c]` are two counters. Each store encodes them as it needs
+//! (a seeded hash in memory, escaped text in Redis). A value that may be a secret says so, so that whoever writes it down
+//! or shows it can do otherwise than with the rest.
+
+use std::fmt;
+
+/// The part of a counter's name that comes from the rule: which limit of which rule of which domain.
+///
+/// It holds what makes two counters incomparable (path, algorithm, period) and leaves out what an operator may change
+/// while traffic flows (count, burst), so that a changed number keeps what has been used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scope {
+    id: u64,
+    label: String,
+    group: u64,
+    /// How much of the label is the group's own name; all of it where the scope is alone.
+    shared: Option<usize>,
+}
+
+impl Scope {
+    /// A scope with this label; equal labels are equal scopes, also across restarts and machines.
+    ///
+    /// ```
+    /// use tollgate_core::Scope;
+    /// assert_eq!(Scope::new("api/user").id(), Scope::new("api/user").id());
+    /// ```
+    #[must_use]
+    pub fn new(label: impl Into<String>) -> Self {
+        let label = label.into();
+        let (id, shared) = (stable_hash_of(&label), Some(label.len()));
+        Self { id, label, group: id, shared }
+    }
+
+    /// A scope beside others whose counters have the same values, by the same names: a store may keep the counters of
+    /// one group and the same values together, and read and write them at once. The group is only a hint of where to
+    /// keep them; what names a counter is the label.
+    ///
+    /// ```
+    /// use tollgate_core::Scope;
+    /// let (second, day) = (Scope::in_group("api|user|gcra|1s", "api|user"), Scope::in_group("api|user|gcra|1d", "api|user"));
+    /// assert_eq!(second.group(), day.group());
+    /// assert_ne!(second.id(), day.id());
+    /// assert_eq!(second.member(), Some("|gcra|1s"));
+    /// ```
+    #[must_use]
+    pub fn in_group(label: impl Into<String>, group: &str) -> Self {
+        let label = label.into();
+        let shared = label.starts_with(group).then_some(group.len());
+        Self { id: stable_hash_of(&label), label, group: stable_hash_of(group), shared }
+    }
+
+    /// A scope of the same group, with a longer name: what a store keeps about this one's counters, beside them.
+    ///
+    /// ```
+    /// use tollgate_core::Scope;
+    /// let second = Scope::in_group("api|user|gcra|1s", "api|user");
+    /// let escrow = second.sibling("|escrow");
+    /// assert_eq!((escrow.label(), escrow.group()), ("api|user|gcra|1s|escrow", second.group()));
+    /// ```
+    #[must_use]
+    pub fn sibling(&self, suffix: &str) -> Self {
+        let label = format!("{}{suffix}", self.label);
+        Self { id: stable_hash_of(&label), label, group: self.group, shared: self.shared }
+    }
+
+    /// A stable 64-bit name of the group.
+    #[must_use]
+    pub const fn group(&self) -> u64 {
+        self.group
+    }
+
+    /// What the label adds to the group's name, where it begins with that; nothing for a scope that is alone.
+    #[must_use]
+    pub fn member(&self) -> Option<&str> {
+        self.shared.map(|shared| &self.label[shared..])
+    }
+
+    /// A stable 64-bit name.
+    #[must_use]
+    pub const fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The readable name.
+    #[must_use]
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+}
+
+fn stable_hash_of(name: &str) -> u64 {
+    let mut hasher = StableHasher::default();
+    hasher.bytes(name.as_bytes());
+    hasher.finish()
+}
+
+/// One value in a counter's name.
+///
+/// ```
+/// use tollgate_core::KeyPart;
+/// let part = KeyPart::Secret("sk_live_4242424242424242");
+/// assert_eq!((part.to_string().as_str(), format!("{part:?}").as_str()), ("sk_liv…", "Secret(sk_liv…)"));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KeyPart<'a> {
+    /// A value as the caller gave it.
+    Text(&'a str),
+    /// The same of what may be a secret, such as an API key: it is compared as it is, kept outside of this process only as
+    /// a hash, and shown as its first characters. What a name's value is follows from its key, so one name is never once
+    /// the one and once the other.
+    Secret(&'a str),
+    /// A network: the address with the host bits cleared, and the prefix length (IPv4 as ::ffff:0:0/96 and longer).
+    Network {
+        /// The address as a number.
+        address: u128,
+        /// Bits of prefix, out of 128.
+        prefix: u8,
+    },
+}
+
+impl fmt::Display for KeyPart<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Secret(text) => write!(f, "{}…", secret_prefix(text)),
+            Self::Network { address, prefix } => {
+                let v6 = std::net::Ipv6Addr::from(*address);
+                match v6.to_ipv4_mapped() {
+                    Some(v4) if *prefix >= 96 => write!(f, "{v4}/{}", prefix - 96),
+                    _ => write!(f, "{v6}/{prefix}"),
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for KeyPart<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.debug_tuple("Text").field(text).finish(),
+            Self::Secret(_) => write!(f, "Secret({self})"),
+            Self::Network { .. } => write!(f, "Network({self})"),
+        }
+    }
+}
+
+/// What may be shown of a secret: enough to recognise it, not enough to use it. A quarter of it, six characters at most.
+#[must_use]
+pub fn secret_prefix(secret: &str) -> &str {
+    let shown = (secret.chars().count() / 4).min(6);
+    secret.char_indices().nth(shown).map_or(secret, |(end, _)| &secret[..end])
+}
+
+/// A [`KeyPart`] that outlives its request.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub enum OwnedKeyPart {
+    /// See [`KeyPart::Text`].
+    Text(Box<str>),
+    /// See [`KeyPart::Secret`].
+    Secret(Box<str>),
+    /// See [`KeyPart::Network`].
+    Network {
+        /// The address as a number.
+        address: u128,
+        /// Bits of prefix, out of 128.
+        prefix: u8,
+    },
+}
+
+impl OwnedKeyPart {
+    /// The part.
+    #[must_use]
+    pub fn as_part(&self) -> KeyPart<'_> {
+        match self {
+            Self::Text(text) => KeyPart::Text(text),
+            Self::Secret(text) => KeyPart::Secret(text),
+            Self::Network { address, prefix } => KeyPart::Network { address: *address, prefix: *prefix },
+        }
+    }
+}
+
+impl From<&KeyPart<'_>> for OwnedKeyPart {
+    fn from(part: &KeyPart<'_>) -> Self {
+        match part {
+            KeyPart::Text(text) => Self::Text((*text).into()),
+            KeyPart::Secret(text) => Self::Secret((*text).into()),
+            KeyPart::Network { address, prefix } => Self::Network { address: *address, prefix: *prefix },
+        }
+    }
+}
+
+impl fmt::Debug for OwnedKeyPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.as_part(), f)
+    }
+}
+
+/// The name of one counter.
+///
+/// ```
+/// use tollgate_core::{CounterKey, KeyPart, Scope};
+/// let scope = Scope::new("api/user");
+/// let (a, b) = ([KeyPart::Text("a"), KeyPart::Text("b_c")], [KeyPart::Text("a_b"), KeyPart::Text("c")]);
+/// assert_ne!(CounterKey { scope: &scope, parts: &a }, CounterKey { scope: &scope, parts: &b });
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterKey<'a> {
+    /// Which limit.
+    pub scope: &'a Scope,
+    /// Whose.
+    pub parts: &'a [KeyPart<'a>],
+}
+
+impl CounterKey<'_> {
+    /// A hash that is the same on every machine, for what machines must agree on (a window's jitter, a shard).
+    #[must_use]
+    pub fn stable_hash(&self) -> u64 {
+        let mut hasher = StableHasher::default();
+        hasher.number(self.scope.id);
+        for part in self.parts {
+            match part {
+                KeyPart::Text(text) | KeyPart::Secret(text) => hasher.bytes(text.as_bytes()),
+                KeyPart::Network { address, prefix } => {
+                    // A length that no text has: a network is never taken for its own bytes as text.
+                    hasher.number(u64::MAX);
+                    hasher.number((address >> 64) as u64);
+                    hasher.number(*address as u64);
+                    hasher.number(u64::from(*prefix));
+                }
+            }
+        }
+        hasher.finish()
+    }
+}
+
+/// FNV-1a over length-prefixed fields, finished with a mixer: small, fixed for ever, not for secrets.
+#[derive(Clone, Copy, Debug)]
+pub struct StableHasher(u64);
+
+impl Default for StableHasher {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl StableHasher {
+    /// Adds a field.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+
+    /// Adds a number.
+    pub fn number(&mut self, number: u64) {
+        for byte in number.to_le_bytes() {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+
+    /// The hash of all fields.
+    #[must_use]
+    pub const fn finish(self) -> u64 {
+        let mut h = self.0;
+        h = (h ^ h >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        h = (h ^ h >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        h ^ h >> 32
+    }
+}

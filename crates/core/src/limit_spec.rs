@@ -1,0 +1,307 @@
+//! Limit specification: the options of a limit, and their validation.
+//!
+//! Whatever has no meaning for an algorithm is refused, never ignored: a rule must not say what its limit does not do.
+
+use crate::algorithm::Algorithm;
+use crate::algorithm::bucket::{Bucket, Shaping};
+use crate::algorithm::concurrency::Permits;
+use crate::algorithm::fixed_window::Counting;
+use crate::algorithm::sliding_log::AdmissionLog;
+use crate::algorithm::strict_window::Slots;
+use crate::limit::{Limit, Shape};
+use crate::rate::{Period, Rate};
+use crate::time::TimeDelta;
+
+/// What a limit is made from. [`LimitSpec::build`] checks it.
+///
+/// ```
+/// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
+/// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(100))).burst(20).build()?;
+/// assert_eq!(limit.capacity(), 20);
+/// # Ok::<(), tollgate_core::LimitError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitSpec {
+    /// How it is held.
+    pub algorithm: Algorithm,
+    /// What is held.
+    pub rate: Rate,
+    /// Units that may pass at once, for the buckets; the quota's count if absent.
+    pub burst: Option<u64>,
+    /// A leaky bucket that answers with delays rather than passing its burst at once.
+    pub delay: bool,
+    /// Slots of a strict window; 10 if absent.
+    pub slots: Option<u64>,
+    /// Windows start at an instant of their own for each key.
+    pub jitter: bool,
+    /// A fixed window that also counts what it denies, as the Envoy service does.
+    pub count_denied: bool,
+}
+
+impl LimitSpec {
+    /// The plainest limit with this algorithm and quota. For concurrency the count is the number of permits and the
+    /// period is the longest time that one may be held.
+    #[must_use]
+    pub const fn new(algorithm: Algorithm, rate: Rate) -> Self {
+        Self { algorithm, rate, burst: None, delay: false, slots: None, jitter: false, count_denied: false }
+    }
+
+    /// Sets the burst.
+    #[must_use]
+    pub fn burst(mut self, burst: u64) -> Self {
+        self.burst = Some(burst);
+        self
+    }
+
+    /// Makes a leaky bucket answer with delays.
+    #[must_use]
+    pub fn with_delay(mut self) -> Self {
+        self.delay = true;
+        self
+    }
+
+    /// Sets the number of slots of a strict window.
+    #[must_use]
+    pub fn slots(mut self, slots: u64) -> Self {
+        self.slots = Some(slots);
+        self
+    }
+
+    /// Gives each key's windows a start of their own.
+    #[must_use]
+    pub fn jitter(mut self) -> Self {
+        self.jitter = true;
+        self
+    }
+
+    /// Makes a fixed window count what it denies.
+    #[must_use]
+    pub fn count_denied(mut self) -> Self {
+        self.count_denied = true;
+        self
+    }
+
+    /// Checks it and works out what stepping needs.
+    ///
+    /// # Errors
+    /// A [`LimitError`] that says what cannot be.
+    pub fn build(self) -> Result<Limit, LimitError> {
+        let LimitSpec { algorithm, rate, burst, delay, slots, jitter, count_denied } = self;
+        let length = rate.period.length();
+        if rate.count > Rate::MAX_COUNT || burst.is_some_and(|burst| burst > Rate::MAX_COUNT) {
+            return Err(LimitError::TooMany);
+        }
+        if length < Period::MIN_LENGTH || length > Period::MAX_LENGTH {
+            return Err(LimitError::Period(length));
+        }
+        let calendar = matches!(rate.period, Period::Calendar(_));
+        if calendar && algorithm != Algorithm::FixedWindow {
+            return Err(LimitError::CalendarNeedsFixedWindow(algorithm));
+        }
+        if burst.is_some() && !algorithm.has_burst() {
+            return Err(LimitError::NoBurst(algorithm));
+        }
+        if jitter && (calendar || !algorithm.has_windows()) {
+            return Err(LimitError::NoJitter(algorithm));
+        }
+        if delay && algorithm != Algorithm::LeakyBucket {
+            return Err(LimitError::DelayNeedsLeakyBucket(algorithm));
+        }
+        if slots.is_some() && algorithm != Algorithm::StrictWindow {
+            return Err(LimitError::NoSlots(algorithm));
+        }
+        if count_denied && algorithm != Algorithm::FixedWindow {
+            return Err(LimitError::CountDeniedNeedsFixedWindow(algorithm));
+        }
+        let capacity = burst.unwrap_or(rate.count);
+        let shape = match algorithm {
+            Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::LeakyBucket => {
+                if rate.count == 0 || capacity == 0 {
+                    Shape::Blocked
+                } else {
+                    let shaping = if delay { Shaping::Delay } else { Shaping::Police };
+                    let bucket = Bucket::new(rate.count, length, capacity, shaping);
+                    Shape::Bucket(bucket.ok_or(LimitError::TooSlow)?)
+                }
+            }
+            Algorithm::FixedWindow if count_denied => Shape::Fixed(Counting::Attempts),
+            Algorithm::FixedWindow => Shape::Fixed(Counting::Admitted),
+            Algorithm::SlidingWindow => Shape::Sliding,
+            Algorithm::StrictWindow => {
+                let k = slots.unwrap_or(Slots::DEFAULT);
+                if k == 0 || k > Slots::MAX {
+                    return Err(LimitError::Slots(k));
+                }
+                Shape::Strict(Slots::new(k, length))
+            }
+            Algorithm::SlidingLog if rate.count > AdmissionLog::MAX_LIMIT => {
+                return Err(LimitError::LogTooLarge);
+            }
+            Algorithm::SlidingLog => Shape::Log,
+            Algorithm::Concurrency if rate.count > Permits::MAX_LIMIT => {
+                return Err(LimitError::TooManyPermits);
+            }
+            Algorithm::Concurrency => Shape::Permits,
+        };
+        let limit = Limit { algorithm, rate, capacity, jitter, shape, packed: None };
+        Ok(Limit { packed: limit.packing(), ..limit })
+    }
+}
+
+impl Limit {
+    /// One of `nodes` equal shares of this limit, at least one unit; the algorithm and the period stay.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(100))).burst(20).build()?;
+    /// let share = limit.per_node_share(4);
+    /// assert_eq!((share.rate().count, share.capacity()), (25, 5));
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn per_node_share(&self, nodes: u32) -> Self {
+        let share = |units: u64| if units == 0 { 0 } else { (units / u64::from(nodes.max(1))).max(1) };
+        self.resized(share)
+    }
+
+    /// The limit cut into so many shards, which sum to it exactly: the first ones take the remainders. A limit of fewer
+    /// units than shards has shards that admit nothing.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(100))).burst(20).build()?;
+    /// let shards: Vec<_> = limit.shards(8).iter().map(|shard| (shard.rate().count, shard.capacity())).collect();
+    /// assert_eq!(shards, [(13, 3), (13, 3), (13, 3), (13, 3), (12, 2), (12, 2), (12, 2), (12, 2)]);
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn shards(&self, shards: u32) -> Box<[Self]> {
+        let parts = u64::from(shards).min(self.rate.count).min(self.capacity).max(1);
+        let shard = |at: u64| {
+            let part = |units: u64| units / parts + u64::from(at < units % parts);
+            self.resized(|units| if at < parts { part(units) } else { 0 })
+        };
+        (0..u64::from(shards)).map(shard).collect()
+    }
+
+    /// This part of the limit, rounded down; nothing where that is less than a unit. Parts that make up a whole or less
+    /// let through no more than the whole.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(100))).burst(20).build()?;
+    /// let part = limit.fraction(95, 100).ok_or(tollgate_core::LimitError::TooMany)?;
+    /// assert_eq!((part.rate().count, part.capacity()), (95, 19));
+    /// assert_eq!(limit.fraction(1, 25), None);
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn fraction(&self, parts: u64, of: u64) -> Option<Self> {
+        let part = |units: u64| {
+            u64::try_from(u128::from(units) * u128::from(parts) / u128::from(of.max(1))).unwrap_or(units)
+        };
+        let smaller = self.resized(part);
+        (smaller.capacity > 0 && smaller.rate.count > 0 && smaller.capacity <= part(self.capacity))
+            .then_some(smaller)
+    }
+
+    /// So many thousandths of the limit, rounded down, but a unit at least where it had any.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(100))).burst(20).build()?;
+    /// let tighter = limit.scaled_permille(125);
+    /// assert_eq!((tighter.rate().count, tighter.capacity()), (12, 2));
+    /// assert_eq!(limit.scaled_permille(1).capacity(), 1);
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn scaled_permille(&self, thousandths: u32) -> Self {
+        self.resized(|units| if units == 0 { 0 } else { (units * u64::from(thousandths) / 1_000).max(1) })
+    }
+
+    /// A limit of the same kind with another quota. One that follows the calendar is held by fixed windows.
+    ///
+    /// # Errors
+    /// A [`LimitError`] that says what cannot be.
+    pub fn with_rate(&self, rate: Rate, burst: Option<u64>) -> Result<Self, LimitError> {
+        let like = self.spec();
+        if matches!(rate.period, Period::Calendar(_)) && self.algorithm != Algorithm::FixedWindow {
+            return LimitSpec { burst, ..LimitSpec::new(Algorithm::FixedWindow, rate) }.build();
+        }
+        let jitter = like.jitter && !matches!(rate.period, Period::Calendar(_));
+        LimitSpec { rate, burst, jitter, ..like }.build()
+    }
+
+    fn resized(&self, share: impl Fn(u64) -> u64) -> Self {
+        let spec = LimitSpec {
+            rate: Rate { count: share(self.rate.count), period: self.rate.period.clone() },
+            burst: self.algorithm.has_burst().then(|| share(self.capacity)),
+            ..self.spec()
+        };
+        // A smaller limit of the same kind is one too, but for a burst that then takes decades to come back.
+        spec.build().unwrap_or_else(|_| self.clone())
+    }
+
+    /// What it was built from.
+    fn spec(&self) -> LimitSpec {
+        LimitSpec {
+            algorithm: self.algorithm,
+            rate: self.rate.clone(),
+            burst: self.algorithm.has_burst().then_some(self.capacity),
+            delay: matches!(self.shape, Shape::Bucket(Bucket { shaping: Shaping::Delay, .. })),
+            slots: match self.shape {
+                Shape::Strict(slots) => Some(slots.k),
+                _ => None,
+            },
+            jitter: self.jitter,
+            count_denied: self.shape == Shape::Fixed(Counting::Attempts),
+        }
+    }
+}
+
+/// Why a limit cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LimitError {
+    /// A count beyond [`Rate::MAX_COUNT`].
+    #[error("a count or burst can be at most {max}", max = Rate::MAX_COUNT)]
+    TooMany,
+    /// A period out of range.
+    #[error("a period of {0} is out of range; write one from 1ms to 10 years")]
+    Period(TimeDelta),
+    /// A bucket that would take decades to fill.
+    #[error(
+        "this burst would take more than 35 years to come back at this rate; lower `burst` or raise the rate"
+    )]
+    TooSlow,
+    /// A burst where there is none.
+    #[error("`burst` has no meaning for {0}; use gcra, token_bucket or leaky_bucket, or leave it out")]
+    NoBurst(Algorithm),
+    /// Jitter where there are no windows.
+    #[error(
+        "`jitter` has no meaning for {0} here; it shifts the windows of fixed, sliding and strict windows"
+    )]
+    NoJitter(Algorithm),
+    /// Delays from something that has no queue.
+    #[error("only leaky_bucket can delay, not {0}; leave `algorithm` out or write leaky_bucket")]
+    DelayNeedsLeakyBucket(Algorithm),
+    /// A calendar period with an algorithm that needs a fixed length.
+    #[error("calendar periods need fixed_window, not {0}")]
+    CalendarNeedsFixedWindow(Algorithm),
+    /// Slots where there are none.
+    #[error("`slots` has no meaning for {0}; use strict_window, or leave it out")]
+    NoSlots(Algorithm),
+    /// Counted attempts where there is no plain count.
+    #[error("only fixed_window can count what it denies, not {0}")]
+    CountDeniedNeedsFixedWindow(Algorithm),
+    /// A number of slots out of range.
+    #[error("{0} slots are out of range; write 1 to {most}", most = Slots::MAX)]
+    Slots(u64),
+    /// A log beyond reason.
+    #[error("sliding_log keeps an entry a unit: at most {max}; use strict_window for larger limits", max = AdmissionLog::MAX_LIMIT)]
+    LogTooLarge,
+    /// Too many permits.
+    #[error("at most {max} permits can be held at once", max = Permits::MAX_LIMIT)]
+    TooManyPermits,
+}

@@ -1,0 +1,46 @@
+//! Charge record: a charge that outlives its request, of a reservation, a permit, or a pending reconciliation.
+
+use tollgate_core::{
+    Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Mode, OwnedKeyPart, Scope,
+};
+
+/// What was taken from one counter, with everything that names it.
+#[derive(Clone, Debug)]
+pub(crate) struct ChargeRecord {
+    pub(crate) scope: Scope,
+    parts: Vec<OwnedKeyPart>,
+    pub(crate) limit: Limit,
+    pub(crate) units: u64,
+    loss_policy: LossPolicy,
+    mode: Mode,
+}
+
+impl ChargeRecord {
+    /// What this charge takes of this limit.
+    pub(crate) fn from_charge(charge: &Charge<'_>) -> Self {
+        Self {
+            scope: charge.key.scope.clone(),
+            parts: charge.key.parts.iter().map(OwnedKeyPart::from).collect(),
+            limit: charge.limit.clone(),
+            units: charge.cost.units(),
+            loss_policy: charge.loss_policy,
+            // Alternatives are the store's, wherever the rule's other charges are decided.
+            mode: if charge.enforcement == Enforcement::Alternative { Mode::Central } else { charge.mode },
+        }
+    }
+
+    /// The values of the counter's name; [`ChargeRecord::key`] borrows them.
+    pub(crate) fn parts(&self) -> Vec<KeyPart<'_>> {
+        self.parts.iter().map(OwnedKeyPart::as_part).collect()
+    }
+
+    pub(crate) fn key<'a>(&'a self, parts: &'a [KeyPart<'a>]) -> CounterKey<'a> {
+        CounterKey { scope: &self.scope, parts }
+    }
+
+    /// A charge on the same counter.
+    pub(crate) fn charge<'a>(&'a self, parts: &'a [KeyPart<'a>], cost: Cost) -> Charge<'a> {
+        let (loss_policy, mode) = (self.loss_policy, self.mode);
+        Charge { loss_policy, mode, ..Charge::new(self.key(parts), &self.limit, cost) }
+    }
+}

@@ -1,0 +1,175 @@
+//! Fail policy: decides requests while the store is unavailable, using each matched rule's `on_error`. Never an error.
+//!
+//! Only the charges that the store could not decide are judged by policy; where one shard is dead, the others' limits
+//! still bite. Of those: one rule that fails closed turns the request away; rules that fail to local are decided by
+//! counters of this process, with this node's share of the limit; the rest let it pass. What was taken elsewhere from a
+//! request that is then turned away is given back.
+
+use crate::decision::{DecisionDetails, DecisionVerdict, Origin};
+use crate::fold::{decided_by, decides, fold, push_unknown};
+use crate::limiter::Limiter;
+use smallvec::SmallVec;
+use tollgate_core::{
+    Admission, Algorithm, Charge, CounterStore, Enforcement, Outcome, Outcomes, Permit, PermitId, StoreError,
+    TimeDelta,
+};
+use tollgate_rules::{Charges, FailPolicy, Plan};
+
+/// When a caller turned away by a failing store should come back.
+const RETRY_AFTER: TimeDelta = TimeDelta::from_secs(1);
+
+/// A request whose charges the store could not all decide.
+struct UndecidedRequest<'a, 'p> {
+    plan: &'a Plan<'p>,
+    charges: &'a [Charge<'a>],
+    /// What is known of each charge.
+    per_charge: SmallVec<[Outcome; 4]>,
+    /// Which of them the store could not decide.
+    failed: SmallVec<[bool; 8]>,
+}
+
+impl<S: CounterStore> Limiter<S> {
+    /// Decides without, or with less of, the store.
+    #[cold]
+    pub(crate) async fn apply_fail_policy(
+        &self,
+        plan: &Plan<'_>,
+        permit: PermitId,
+        error: StoreError,
+        details: &mut DecisionDetails,
+    ) {
+        let mut charges = Charges::new();
+        plan.charges(permit, &mut charges);
+        let charges = &*charges;
+        let mut undecided = UndecidedRequest {
+            plan,
+            charges,
+            per_charge: SmallVec::from_elem(Outcome::UNKNOWN, charges.len()),
+            failed: SmallVec::from_elem(true, charges.len()),
+        };
+        if let StoreError::Partial { failed, .. } = error
+            && self.charge_reachable(&mut undecided, &failed).await == Admission::Denied
+        {
+            fold(plan, &undecided.outcomes(Admission::Denied), details);
+            return;
+        }
+        // Counted under the rule that turns it away, else under the first that could not be asked about.
+        let deciding = (0..charges.len()).find(|at| undecided.failed[*at] && undecided.decides(*at));
+        let mut owed_to = deciding.and_then(|at| plan.limits[at].rule);
+        let closed = undecided.failed_with(FailPolicy::Closed).next().map(|at| &plan.limits[at]);
+        if let Some(matched) = closed {
+            owed_to = matched.rule;
+            self.refund_taken(&undecided).await;
+            push_unknown(plan, details);
+            details.verdict = DecisionVerdict::Denied { retry_after: Some(RETRY_AFTER) };
+            details.origin = Origin::FailClosed;
+            details.denied_by = Some(decided_by(matched));
+        } else if self.charge_locally(&mut undecided) == Admission::Denied {
+            self.refund_taken(&undecided).await;
+            fold(plan, &undecided.outcomes(Admission::Denied), details);
+            details.origin = Origin::Local;
+        } else {
+            fold(plan, &undecided.outcomes(Admission::Admitted), details);
+            let open = (0..charges.len()).any(|at| undecided.decides(at) && undecided.failed[at]);
+            let local = deciding.is_some_and(|at| !undecided.failed[at]);
+            details.origin = if local && !open { Origin::Local } else { Origin::FailOpen };
+        }
+        // What only rules in shadow could not be asked about would have passed anyway.
+        if deciding.is_some() {
+            self.fallback_counts.record(owed_to.map_or("", |rule| &rule.name), details.origin);
+        }
+    }
+
+    /// Charges what the store can still decide.
+    async fn charge_reachable(
+        &self,
+        undecided: &mut UndecidedRequest<'_, '_>,
+        failed: &[usize],
+    ) -> Admission {
+        let rest: SmallVec<[usize; 8]> =
+            (0..undecided.charges.len()).filter(|at| !failed.contains(at)).collect();
+        if rest.is_empty() {
+            return Admission::Admitted;
+        }
+        let charges: SmallVec<[Charge<'_>; 8]> = rest.iter().map(|at| undecided.charges[*at]).collect();
+        let Ok(outcomes) = self.store.charge(&charges).await else { return Admission::Admitted };
+        for (at, outcome) in rest.into_iter().zip(outcomes.per_charge) {
+            undecided.per_charge[at] = outcome;
+            undecided.failed[at] = false;
+        }
+        outcomes.admission
+    }
+
+    /// Charges what fails to local on this process's own counters, and notes what it so takes of the shared ones.
+    fn charge_locally(&self, undecided: &mut UndecidedRequest<'_, '_>) -> Admission {
+        let Some(fallback) = &self.fallback else { return Admission::Admitted };
+        let local: SmallVec<[usize; 8]> = undecided.failed_with(FailPolicy::Local).collect();
+        let charges: SmallVec<[Charge<'_>; 8]> = local
+            .iter()
+            .map(|at| {
+                let (matched, charge) = (&undecided.plan.limits[*at], undecided.charges[*at]);
+                Charge { limit: matched.limit.node_share.as_deref().unwrap_or(charge.limit), ..charge }
+            })
+            .collect();
+        let mut outcomes = Outcomes::default();
+        if !fallback.try_charge(&charges, &mut outcomes) {
+            return Admission::Admitted;
+        }
+        for (at, outcome) in local.into_iter().zip(outcomes.per_charge) {
+            undecided.per_charge[at] = outcome;
+            undecided.failed[at] = false;
+            let taken = outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed();
+            // A permit is released where it was taken: the shared counter never held it.
+            let is_permit = undecided.charges[at].limit.algorithm() == Algorithm::Concurrency;
+            if taken && !is_permit && !undecided.plan.limits[at].limit.prepaid {
+                self.pending.add(&undecided.charges[at]);
+            }
+        }
+        outcomes.admission
+    }
+
+    /// Gives back what the store has taken from a request that is turned away. What cannot be given back comes back with
+    /// time.
+    async fn refund_taken(&self, undecided: &UndecidedRequest<'_, '_>) {
+        let taken = undecided.charges.iter().zip(&undecided.per_charge).zip(&undecided.failed).filter(
+            |((charge, outcome), failed)| {
+                !**failed && outcome.verdict.is_allowed() && charge.enforcement != Enforcement::Independent
+            },
+        );
+        let taken: Vec<Charge<'_>> = taken.map(|((charge, _), _)| *charge).collect();
+        let (held, spent): (Vec<_>, Vec<_>) =
+            taken.into_iter().partition(|charge| charge.limit.algorithm() == Algorithm::Concurrency);
+        if !spent.is_empty() {
+            let refunds: Vec<_> =
+                spent.into_iter().map(|charge| Charge { cost: charge.cost.negated(), ..charge }).collect();
+            let _ = self.store.debit(&refunds).await;
+        }
+        if !held.is_empty() {
+            let permits: Vec<_> = held
+                .iter()
+                .map(|charge| Permit { key: charge.key, limit: charge.limit, id: charge.permit })
+                .collect();
+            let _ = self.store.release(&permits).await;
+        }
+    }
+}
+
+impl UndecidedRequest<'_, '_> {
+    fn outcomes(&self, admission: Admission) -> Outcomes {
+        Outcomes { admission, at: tollgate_core::Timestamp::ZERO, per_charge: self.per_charge.clone() }
+    }
+
+    /// Whether a charge's limit can turn the request away at all.
+    fn decides(&self, at: usize) -> bool {
+        decides(&self.plan.limits[at])
+    }
+
+    /// The charges that the store could not decide and whose rules have this policy.
+    fn failed_with(&self, policy: FailPolicy) -> impl Iterator<Item = usize> {
+        (0..self.charges.len()).filter(move |at| {
+            let rule = self.plan.limits[*at].rule;
+            let own = rule.map_or(FailPolicy::Open, |rule| rule.on_error.policy(self.plan.tier));
+            self.failed[*at] && self.decides(*at) && own == policy
+        })
+    }
+}

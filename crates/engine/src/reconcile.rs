@@ -1,0 +1,165 @@
+//! Reconciliation: charges the shared counters with what this node allowed while the store was unavailable.
+//!
+//! Without it every outage would hand out a fresh burst at its end. Whoever owes pays before he is served: a check charges
+//! its counters' debts first, and if that cannot be done the store is as good as away for them; the rest is paid in the
+//! background ([`Limiter::reconcile`]). The whole is charged, though time has given some of it back: that errs on the
+//! limit's side. Bounded: beyond [`MAX_PENDING`] counters what is let through is only counted here.
+
+use crate::charge_record::ChargeRecord;
+use crate::limiter::Limiter;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tollgate_core::{Charge, Cost, CounterStore, StoreError};
+
+const MAX_PENDING: usize = 65_536;
+/// Counters charged in one call.
+const BATCH: usize = 64;
+
+/// Which counter: its scope and a hash of its values.
+type CounterId = (u64, u64);
+
+#[derive(Default)]
+pub(crate) struct PendingCharges {
+    /// Whether there is anything to look up: false on the usual path, which then takes no lock.
+    any: AtomicBool,
+    table: Mutex<PendingTable>,
+}
+
+#[derive(Default)]
+struct PendingTable {
+    pending: HashMap<CounterId, ChargeRecord>,
+    /// Debts of these counters are on their way to the store.
+    in_progress: HashSet<CounterId>,
+}
+
+/// Debts on their way to the store; back in the book if they do not get there, also when the caller has gone.
+struct ReconcileGuard<'a> {
+    pending: &'a PendingCharges,
+    charges: Vec<(CounterId, ChargeRecord)>,
+}
+
+fn counter_id(charge: &Charge<'_>) -> CounterId {
+    (charge.key.scope.id(), charge.key.stable_hash())
+}
+
+impl PendingCharges {
+    fn table(&self) -> MutexGuard<'_, PendingTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether any counter owes anything.
+    #[inline]
+    pub(crate) fn any_pending(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// Notes what a charge on a local counter took of the shared one.
+    pub(crate) fn add(&self, charge: &Charge<'_>) {
+        let mut table = self.table();
+        table.add(counter_id(charge), ChargeRecord::from_charge(charge));
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Takes what some of these counters owe, to be paid. An error tells which are being paid by somebody else.
+    fn start<'a>(&'a self, names: &[CounterId]) -> Result<ReconcileGuard<'a>, Vec<usize>> {
+        let mut table = self.table();
+        let busy = |at: &usize| table.in_progress.contains(&names[*at]);
+        let busy: Vec<usize> = (0..names.len()).filter(busy).collect();
+        if !busy.is_empty() {
+            return Err(busy);
+        }
+        let list: Vec<_> = names.iter().filter_map(|name| table.pending.remove_entry(name)).collect();
+        table.in_progress.extend(list.iter().map(|(name, _)| *name));
+        Ok(ReconcileGuard { pending: self, charges: list })
+    }
+}
+
+impl PendingTable {
+    fn add(&mut self, name: CounterId, charge_record: ChargeRecord) {
+        if let Some(known) = self.pending.get_mut(&name) {
+            known.units = known.units.saturating_add(charge_record.units).min(2 * known.limit.capacity());
+        } else if self.pending.len() < MAX_PENDING {
+            self.pending.insert(name, charge_record);
+        }
+    }
+}
+
+impl ReconcileGuard<'_> {
+    async fn debit(mut self, store: &impl CounterStore) -> Result<(), StoreError> {
+        {
+            let parts: Vec<_> = self.charges.iter().map(|(_, charge_record)| charge_record.parts()).collect();
+            let charges: Vec<_> = self
+                .charges
+                .iter()
+                .zip(&parts)
+                .map(|((_, charge_record), parts)| {
+                    charge_record.charge(parts, Cost::new(charge_record.units))
+                })
+                .collect();
+            store.debit(&charges).await?;
+        }
+        let mut table = self.pending.table();
+        for (name, _) in self.charges.drain(..) {
+            table.in_progress.remove(&name);
+        }
+        if table.pending.is_empty() && table.in_progress.is_empty() {
+            self.pending.any.store(false, Ordering::Release);
+        }
+        drop(table);
+        Ok(())
+    }
+}
+
+impl Drop for ReconcileGuard<'_> {
+    fn drop(&mut self) {
+        if !self.charges.is_empty() {
+            let mut table = self.pending.table();
+            for (name, charge_record) in self.charges.drain(..) {
+                table.in_progress.remove(&name);
+                table.add(name, charge_record);
+            }
+        }
+    }
+}
+
+impl<S: CounterStore> Limiter<S> {
+    /// Charges the shared counters with what was let through without them. To be called now and then; does nothing, at no
+    /// cost, when nothing is owed. What cannot be charged yet is kept; whether there is any such.
+    pub async fn reconcile(&self) -> bool {
+        if !self.pending.any_pending() {
+            return false;
+        }
+        let owing: Vec<CounterId> = self.pending.table().pending.keys().copied().collect();
+        for batch in owing.chunks(BATCH) {
+            let Ok(guard) = self.pending.start(batch) else { continue };
+            if !guard.charges.is_empty() && guard.debit(&self.store).await.is_err() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Pays what the counters of these charges owe. An error says for which of them the store is as good as away.
+    pub(crate) async fn reconcile_before(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        if !self.pending.any_pending() {
+            return Ok(());
+        }
+        let names: Vec<CounterId> = charges.iter().map(counter_id).collect();
+        let (failed, why) = match self.pending.start(&names) {
+            Ok(guard) if guard.charges.is_empty() => return Ok(()),
+            Ok(guard) => {
+                let owing: HashSet<CounterId> = guard.charges.iter().map(|(name, _)| *name).collect();
+                match guard.debit(&self.store).await {
+                    Ok(()) => return Ok(()),
+                    Err(why) => ((0..names.len()).filter(|at| owing.contains(&names[*at])).collect(), why),
+                }
+            }
+            Err(busy) => (busy, StoreError::Unavailable("what was let through is being charged".to_owned())),
+        };
+        // Its own numbers are of debts, not of charges.
+        let why = if let StoreError::Partial { cause: why, .. } = why { *why } else { why };
+        let all = failed.len() == charges.len();
+        Err(if all { why } else { StoreError::Partial { failed, cause: Box::new(why) } })
+    }
+}

@@ -1,0 +1,416 @@
+//! Rule matcher: finds the limits that a request matches, by attributes or by descriptors.
+//!
+//! A bag of attributes meets every path whose keys it has, parents and children alike. An RLS descriptor meets the one
+//! node at which its last entry ends. Both take, at each level and for each key, the exact value before wildcards in
+//! the order of the file before the key alone, and never go back.
+
+use crate::counter_shards::next_shard;
+use crate::overrides::CallerOverrides;
+use crate::plan::{Attributes, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan};
+use crate::rule::{CostFrom, Profile, Role, Rule, RuleLimit};
+use crate::ruleset::Domain;
+use crate::scope::Kind;
+use crate::sensitivity::may_be_secret;
+use crate::tree::{GLOBAL, KeyIndex, Level, TreeNode, ValueTest};
+use crate::unit::Unit;
+use smallvec::SmallVec;
+use tollgate_core::{Algorithm, Cost, KeyPart, LimitSpec, Rate};
+
+type Path<'p> = SmallVec<[KeyPart<'p>; 4]>;
+
+/// The value of a key; the first, if it is given twice. No request says what `global` is.
+#[inline]
+pub(crate) fn find<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str> {
+    if key == GLOBAL.0 { Some(GLOBAL.1) } else { find_attribute(attributes, key) }
+}
+
+/// The same of any other key.
+#[inline]
+fn find_attribute<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str> {
+    attributes.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
+}
+
+impl Domain {
+    /// What a request with these attributes meets, in the order of the file. A cost of zero only looks.
+    #[inline]
+    #[must_use]
+    pub fn plan<'p>(&'p self, request: &'p Attributes<'p>, cost: Cost) -> Plan<'p> {
+        let mut plan = Plan::default();
+        self.plan_into(request, cost, &mut plan);
+        plan
+    }
+
+    /// The same, written where the caller has room for it: a plan is large to move about.
+    pub fn plan_into<'p>(&'p self, request: &'p Attributes<'p>, cost: Cost, plan: &mut Plan<'p>) {
+        if self.depends_on_tier {
+            plan.tier =
+                plan.overrides.and_then(CallerOverrides::tier).or_else(|| find(request, &self.tier_key));
+        }
+        let mut walk = AttributeMatcher {
+            domain: self,
+            request,
+            cost,
+            path: Path::new(),
+            plan,
+            uncharged: (MatchKind::None, None),
+            replacing: SmallVec::new(),
+        };
+        walk.match_level(&self.tree[0].children);
+        let AttributeMatcher { uncharged: quiet, replacing, plan, .. } = walk;
+        if plan.limits.len() > 1 && !plan.limits.is_sorted_by_key(|matched| matched.rule.map(|rule| rule.id))
+        {
+            plan.limits.sort_by_key(|matched| matched.rule.map(|rule| rule.id));
+        }
+        if !replacing.is_empty() {
+            drop_replaced(plan, &replacing);
+        }
+        plan.matches.push(match plan.limits.first() {
+            Some(matched) => (MatchKind::Limited, matched.rule),
+            None => quiet,
+        });
+    }
+
+    /// What each of these descriptors meets. Hits of zero count as one, unless a descriptor says zero itself.
+    #[inline]
+    #[must_use]
+    pub fn plan_descriptors<'p>(&'p self, descriptors: &'p [Descriptor<'p>], hits: Cost) -> Plan<'p> {
+        let mut plan = Plan::default();
+        self.plan_descriptors_into(descriptors, hits, &mut plan);
+        plan
+    }
+
+    /// The same, written where the caller has room for it.
+    pub fn plan_descriptors_into<'p>(
+        &'p self,
+        descriptors: &'p [Descriptor<'p>],
+        hits: Cost,
+        plan: &mut Plan<'p>,
+    ) {
+        if self.depends_on_tier {
+            plan.tier = plan.overrides.and_then(CallerOverrides::tier);
+        }
+        for (i, descriptor) in descriptors.iter().enumerate() {
+            let i = u16::try_from(i).unwrap_or(u16::MAX);
+            let cost = descriptor.cost(hits);
+            if self.depends_on_tier && plan.tier.is_none() {
+                plan.tier = find(descriptor.entries, &self.tier_key);
+            }
+            let matched = match descriptor.limit {
+                Some(limit) => self.inline_limit(descriptor, limit, cost, i, plan),
+                None => self.descriptor(descriptor, cost, i, plan),
+            };
+            plan.matches.push(matched);
+        }
+        if self.replaces {
+            let replacing: SmallVec<[&Rule; 4]> = plan.matches.iter().filter_map(|(_, rule)| *rule).collect();
+            drop_replaced(plan, &replacing);
+        }
+    }
+
+    fn descriptor<'p>(
+        &'p self,
+        descriptor: &Descriptor<'p>,
+        cost: Cost,
+        i: u16,
+        plan: &mut Plan<'p>,
+    ) -> (MatchKind, Option<&'p Rule>) {
+        let mut node = &self.tree[0];
+        let mut path = Path::new();
+        let agreed = plan.overrides.and_then(CallerOverrides::tier);
+        let mut tier = agreed;
+        for (at, (key, value)) in descriptor.entries.iter().enumerate() {
+            if let Some(next) = self.next(node, key, value) {
+                node = &self.tree[next as usize];
+                path.extend(part(node, value));
+            } else if at + 1 == descriptor.entries.len() && *key == self.tier_key && self.has_tiers(node) {
+                tier = agreed.or(Some(*value));
+            } else {
+                return (MatchKind::None, None);
+            }
+        }
+        match node.rule {
+            Some(id) => {
+                let rule = &self.rules[id as usize];
+                let look = CostResolver { cost, attributes: descriptor.entries };
+                (push_limits(plan, self.profile, rule, tier, (&path, None), look, i), Some(rule))
+            }
+            None => (MatchKind::None, None),
+        }
+    }
+
+    /// Where an entry leads from a node.
+    pub(crate) fn next(&self, node: &TreeNode, key: &str, value: &str) -> Option<u32> {
+        let index = node.children.key(key)?;
+        index.specific(value).or_else(|| index.network(value)).or(index.any)
+    }
+
+    fn has_tiers(&self, node: &TreeNode) -> bool {
+        node.rule.is_some_and(|id| !self.rules[id as usize].tiers.is_empty())
+    }
+
+    /// A limit that the request brings: the tree is not asked.
+    fn inline_limit<'p>(
+        &'p self,
+        descriptor: &Descriptor<'p>,
+        (count, unit): (u32, Unit),
+        cost: Cost,
+        i: u16,
+        plan: &mut Plan<'p>,
+    ) -> (MatchKind, Option<&'p Rule>) {
+        let quota = Rate::per(u64::from(count), unit.length());
+        let fixed = LimitSpec::new(Algorithm::FixedWindow, quota.clone());
+        let spec = match self.profile {
+            Profile::Envoy => fixed.clone().count_denied(),
+            Profile::Native => LimitSpec::new(self.algorithm, quota),
+        };
+        // A count that the domain's algorithm cannot hold (a log of millions) is still held, by windows.
+        let Ok(limit) = spec.build().or_else(|_| fixed.build()) else { return (MatchKind::None, None) };
+        let values: Path<'p> =
+            descriptor.entries.iter().map(|(key, value)| value_part(may_be_secret(key), value)).collect();
+        let Some(parts) = push_parts(plan, &values) else {
+            return (MatchKind::None, None);
+        };
+        let scope = self.scope.inline(descriptor.entries).limit(Kind::Inline, &limit, None);
+        let limit = RuleLimit::new(limit, scope, Some(unit), Role::Live, None);
+        let enforcement = MatchedLimit::enforcement(Role::Live, crate::rule::Action::Reject, self.profile);
+        plan.limits.push(MatchedLimit {
+            rule: None,
+            limit: LimitOrigin::Inline(Box::new(limit)),
+            parts,
+            shard: 0,
+            position: 0,
+            remaining: None,
+            cost,
+            descriptor: i,
+            enforcement,
+        });
+        (MatchKind::Limited, None)
+    }
+}
+
+struct AttributeMatcher<'w, 'p> {
+    domain: &'p Domain,
+    request: &'p Attributes<'p>,
+    cost: Cost,
+    path: Path<'p>,
+    plan: &'w mut Plan<'p>,
+    /// The strongest match that charges nothing.
+    uncharged: (MatchKind, Option<&'p Rule>),
+    /// Matched rules that replace others.
+    replacing: SmallVec<[&'p Rule; 1]>,
+}
+
+impl<'p> AttributeMatcher<'_, 'p> {
+    fn match_level(&mut self, level: &'p Level) {
+        if let Some(keys) = level.is_small() {
+            for index in keys {
+                let value =
+                    if index.is_global { Some(GLOBAL.1) } else { find_attribute(self.request, &index.name) };
+                if let Some(value) = value {
+                    self.match_key(index, value);
+                }
+            }
+            return;
+        }
+        for (i, (key, value)) in self.request.iter().enumerate() {
+            let is_known = || self.request[..i].iter().any(|(other, _)| other == key);
+            if let Some(index) = level.key(key)
+                && *key != GLOBAL.0
+                && !is_known()
+            {
+                self.match_key(index, value);
+            }
+        }
+        if let Some(index) = level.key(GLOBAL.0) {
+            self.match_key(index, GLOBAL.1);
+        }
+    }
+
+    /// One of the rules about the value, and every network that it lies in.
+    #[inline]
+    fn match_key(&mut self, index: &'p KeyIndex, value: &'p str) {
+        if let (true, Some(node)) = (index.is_plain, index.any) {
+            return self.visit(node, value);
+        }
+        if let Some(node) = index.specific(value).or(index.any) {
+            self.visit(node, value);
+        }
+        for (_, node) in &index.networks {
+            self.visit(*node, value);
+        }
+    }
+
+    #[inline]
+    fn visit(&mut self, id: u32, value: &'p str) {
+        let node = &self.domain.tree[id as usize];
+        let last = part(node, value);
+        if last.is_none() && matches!(node.element.test, ValueTest::Network(_)) {
+            return;
+        }
+        if let Some(id) = node.rule {
+            let rule = &self.domain.rules[id as usize];
+            let look = CostResolver { cost: self.cost, attributes: self.request };
+            let tier = self.plan.tier;
+            let path = (self.path.as_slice(), last);
+            let matched = push_limits(self.plan, self.domain.profile, rule, tier, path, look, 0);
+            if matches!(
+                (matched, self.uncharged.0),
+                (MatchKind::Exempt, MatchKind::None)
+                    | (MatchKind::Unlimited, MatchKind::None | MatchKind::Exempt)
+            ) {
+                self.uncharged = (matched, Some(rule));
+            }
+            if !rule.replaces.is_empty() {
+                self.replacing.push(rule);
+            }
+        }
+        if !node.children.is_empty() {
+            let above = self.path.len();
+            self.path.extend(last);
+            self.match_level(&node.children);
+            self.path.truncate(above);
+        }
+    }
+}
+
+/// What a value adds to a counter's name: nothing where the rule has fixed it.
+#[inline]
+fn part<'p>(node: &TreeNode, value: &'p str) -> Option<KeyPart<'p>> {
+    match &node.element.test {
+        ValueTest::Any | ValueTest::Like(_) => Some(value_part(node.is_secret, value)),
+        ValueTest::Exact(_) | ValueTest::Shared(_) => None,
+        ValueTest::Network(prefix) => prefix.network(value),
+    }
+}
+
+#[inline]
+const fn value_part(is_secret: bool, value: &str) -> KeyPart<'_> {
+    if is_secret { KeyPart::Secret(value) } else { KeyPart::Text(value) }
+}
+
+/// What a rule's cost is worked out from.
+#[derive(Clone, Copy)]
+struct CostResolver<'a> {
+    cost: Cost,
+    attributes: &'a Attributes<'a>,
+}
+
+impl Rule {
+    /// What a request costs by this rule, if the request itself says `asked`. A look stays one. A refund by attribute is what
+    /// the caller says: the attribute told what was to be taken.
+    #[must_use]
+    #[inline]
+    pub fn resolve_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
+        if matches!(self.cost, CostFrom::Request) { asked } else { self.rule_cost(asked, attributes) }
+    }
+
+    #[inline(never)]
+    fn rule_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
+        match &self.cost {
+            CostFrom::Request => asked,
+            _ if asked.is_peek() => asked,
+            CostFrom::Fixed(units) if asked.is_refund() => Cost::refund(*units),
+            CostFrom::Fixed(units) => Cost::new(*units),
+            CostFrom::Attribute(_) if asked.is_refund() => asked,
+            CostFrom::Attribute(name) => {
+                let units = find(attributes, name).and_then(|value| value.parse().ok());
+                units.map_or(asked, Cost::new)
+            }
+        }
+    }
+}
+
+impl RuleLimit {
+    /// What this limit takes of a request that costs so much: of permits a request holds one, whatever it costs, and giving
+    /// back is `release`, not a refund.
+    #[must_use]
+    #[inline]
+    pub fn cost_for(&self, cost: Cost) -> Cost {
+        match self.limit.algorithm() {
+            Algorithm::Concurrency if cost.is_peek() || cost.is_refund() => Cost::PEEK,
+            Algorithm::Concurrency => Cost::ONE,
+            _ => cost,
+        }
+    }
+}
+
+/// Adds the hits of one rule. The parts are copied once for all its limits.
+#[inline(always)]
+fn push_limits<'p>(
+    plan: &mut Plan<'p>,
+    profile: Profile,
+    rule: &'p Rule,
+    tier: Option<&str>,
+    (path, last): (&[KeyPart<'p>], Option<KeyPart<'p>>),
+    cost: CostResolver<'_>,
+    descriptor: u16,
+) -> MatchKind {
+    let agreed = plan.overrides.and_then(|tenant| tenant.limits(rule.id));
+    if rule.unlimited && agreed.is_none() {
+        return MatchKind::Unlimited;
+    }
+    let limits = agreed.unwrap_or_else(|| rule.limits_for(tier));
+    if limits.is_empty() {
+        return MatchKind::Exempt;
+    }
+    let cost = rule.resolve_cost(cost.cost, cost.attributes);
+    let start = plan.parts.len();
+    let (mut shard, mut position) = (0, 0);
+    if let Some(split) = rule.split {
+        plan.is_split = true;
+        (shard, position) = next_shard(split, rule.id, path.iter().chain(&last), cost);
+        plan.parts.push(KeyPart::Text(rule.shard_names()[usize::from(shard)]));
+    }
+    if !path.is_empty() {
+        plan.parts.extend_from_slice(path);
+    }
+    if let Some(last) = last {
+        plan.parts.push(last);
+    }
+    // No server lets a request have 65,536 values.
+    let (Ok(start), Ok(end)) = (u16::try_from(start), u16::try_from(plan.parts.len())) else {
+        return MatchKind::None;
+    };
+    let parts = (start, end);
+    for limit in limits {
+        let cost = limit.cost_for(cost);
+        let enforcement = MatchedLimit::enforcement(limit.role, rule.action, profile);
+        plan.limits.push(MatchedLimit {
+            rule: Some(rule),
+            limit: if agreed.is_some() { LimitOrigin::Override(limit) } else { LimitOrigin::Rule(limit) },
+            parts,
+            shard,
+            position,
+            remaining: None,
+            cost,
+            descriptor,
+            enforcement,
+        });
+    }
+    MatchKind::Limited
+}
+
+/// `None` beyond 65,535 values, which no front lets a request have.
+#[inline]
+fn push_parts<'p>(plan: &mut Plan<'p>, parts: &[KeyPart<'p>]) -> Option<(u16, u16)> {
+    let start = u16::try_from(plan.parts.len()).ok()?;
+    let end = u16::try_from(plan.parts.len() + parts.len()).ok()?;
+    plan.parts.extend_from_slice(parts);
+    Some((start, end))
+}
+
+/// A matched rule drops the matched rules it replaces, whatever the order. What is unlimited stays so.
+#[cold]
+fn drop_replaced(plan: &mut Plan<'_>, replacing: &[&Rule]) {
+    let replaced = |rule: Option<&Rule>| {
+        rule.is_some_and(|rule| {
+            rule.has_explicit_name && replacing.iter().any(|other| other.replaces.contains(&rule.name))
+        })
+    };
+    plan.limits.retain(|matched| !replaced(matched.rule));
+    for (matched, rule) in &mut plan.matches {
+        if *matched == MatchKind::Limited && replaced(*rule) {
+            (*matched, *rule) = (MatchKind::None, None);
+        }
+    }
+}

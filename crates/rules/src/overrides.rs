@@ -1,0 +1,267 @@
+//! Overrides: a caller's tier and the limits that replace some rules' limits.
+//!
+//! An agreement names rules by words that people keep in a database, so it is compiled against a rule set before it acts,
+//! and again when the rules change. It keeps the rule's algorithm, and where it keeps the period too it keeps the counter:
+//! another number does not give back what has been used.
+//!
+//! A rule is named by its `name`, by its path (`api_key/endpoint=POST /orders`), or by what follows the caller in the path
+//! (`endpoint=POST /orders`, or with a colon, `endpoint:POST /orders`); `default` is the rule about the caller alone. Only
+//! rules with counters of the caller's own can be changed for one caller: a number for one would else act on all.
+
+use crate::placement;
+use crate::rule::{Profile, Role, Rule, RuleLimit, SoftLimit};
+use crate::ruleset::{Domain, Ruleset};
+use crate::scope::{Kind, ScopePath};
+use crate::tree::ValueTest;
+use crate::unit::Unit;
+use std::collections::HashMap;
+use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Rate};
+
+/// The attribute that tells whose agreement it is.
+pub const CALLER_KEY: &str = "api_key";
+
+/// A limit for one caller in place of a rule's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Override {
+    /// Which rule.
+    pub descriptor: String,
+    /// Units in a period.
+    pub count: u64,
+    /// The period, as rules have it: `minute`, `30s`, `day in Europe/Zurich`.
+    pub period: String,
+    /// The most at one instant, where the rule's algorithm has that.
+    pub burst: Option<u64>,
+}
+
+/// An agreement, compiled against one rule set.
+#[derive(Clone, Debug, Default)]
+pub struct CallerOverrides {
+    tier: Option<Box<str>>,
+    /// By the number of the rule, sorted.
+    limits: Vec<(u32, Vec<RuleLimit>)>,
+}
+
+impl CallerOverrides {
+    /// The caller's tier, whatever the request says.
+    #[must_use]
+    pub fn tier(&self) -> Option<&str> {
+        self.tier.as_deref()
+    }
+
+    /// The limits in place of a rule's.
+    #[must_use]
+    #[inline]
+    pub fn limits(&self, rule: u32) -> Option<&[RuleLimit]> {
+        let at = self.limits.binary_search_by_key(&rule, |(id, _)| *id).ok()?;
+        Some(&self.limits[at].1)
+    }
+}
+
+/// Which override cannot act, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverrideError {
+    /// Its place in the list.
+    pub index: usize,
+    /// The field that is wrong.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// The rules that can be changed for one caller, by all their names.
+pub(crate) type Overridable = HashMap<String, Vec<(usize, u32)>, foldhash::fast::RandomState>;
+
+impl Ruleset {
+    /// Compiles an agreement. What does not fit these rules is left out, and told.
+    #[must_use]
+    pub fn compile_overrides(
+        &self,
+        tier: Option<&str>,
+        overrides: &[Override],
+    ) -> (CallerOverrides, Vec<OverrideError>) {
+        let mut limits: Vec<(u32, Vec<RuleLimit>)> = Vec::new();
+        let mut errors = Vec::new();
+        for (at, wanted) in overrides.iter().enumerate() {
+            match self.compile_override(wanted) {
+                Ok(compiled) => {
+                    for (rule, limit) in compiled {
+                        let own = match limits.iter().position(|(id, _)| *id == rule) {
+                            Some(place) => &mut limits[place].1,
+                            None => {
+                                limits.push((rule, self.retained_limits(rule)));
+                                &mut limits.last_mut().expect("just pushed").1
+                            }
+                        };
+                        if own.iter().any(|other| other.scope == limit.scope) {
+                            let why =
+                                "two limits of one rule with the same period would share a counter; keep one";
+                            errors.push(OverrideError { index: at, field: "period", reason: why.to_owned() });
+                        } else {
+                            own.push(limit);
+                        }
+                    }
+                }
+                Err((field, why)) => errors.push(OverrideError { index: at, field, reason: why }),
+            }
+        }
+        limits.sort_by_key(|(id, _)| *id);
+        (CallerOverrides { tier: tier.map(Into::into), limits }, errors)
+    }
+
+    /// Whether any rule has limits for this tier.
+    #[must_use]
+    pub fn has_tier(&self, tier: &str) -> bool {
+        self.rules().iter().any(|rule| rule.tiers.iter().any(|(name, _)| name == tier))
+    }
+
+    /// What stays of a rule's limits beside those agreed on: permits, and candidates.
+    fn retained_limits(&self, rule: u32) -> Vec<RuleLimit> {
+        let limits = self.rule(rule).map_or(&[][..], |rule| &rule.limits.limits);
+        limits.iter().filter(|limit| !is_replaced(limit)).cloned().collect()
+    }
+
+    fn compile_override(&self, wanted: &Override) -> Result<Vec<(u32, RuleLimit)>, (&'static str, String)> {
+        let rules = self.overridable().get(&canonical(&wanted.descriptor)).ok_or_else(|| {
+            let why = format!(
+                "no rule with a counter for each `{CALLER_KEY}` is called `{}`; write its name, its path as in \
+                 `{CALLER_KEY}/endpoint=POST /orders`, or `default` for the rule about `{CALLER_KEY}` alone",
+                crate::yaml::shorten(&wanted.descriptor)
+            );
+            ("descriptor", why)
+        })?;
+        let period = crate::period::parse_period(&wanted.period).map_err(|why| ("period", why))?;
+        let quota = Rate { count: wanted.count, period };
+        let compile = |(domain, node): &(usize, u32)| {
+            let domain = self.domains().nth(*domain)?;
+            let rule = self.rule(domain.tree[*node as usize].rule?)?;
+            Some((domain, *node, rule))
+        };
+        let compiled = rules.iter().filter_map(compile).map(|(domain, node, rule)| {
+            Ok((rule.id, domain.override_limit(node, rule, &quota, wanted.burst, self.nodes)?))
+        });
+        compiled.collect()
+    }
+
+    pub(crate) fn overridable(&self) -> &Overridable {
+        self.overridable.get_or_init(|| self.index_overridable())
+    }
+
+    fn index_overridable(&self) -> Overridable {
+        let mut names = Overridable::default();
+        for (at, domain) in self.domains().enumerate() {
+            for (node, rule) in domain.tree.iter().enumerate().filter_map(|(i, node)| Some((i, node.rule?))) {
+                let Ok(node) = u32::try_from(node) else { continue };
+                let path = domain.path(node);
+                if !path.iter().any(|node| is_per_caller(&domain.tree[*node as usize].element)) {
+                    continue;
+                }
+                let words: Vec<String> =
+                    path.iter().map(|node| domain.tree[*node as usize].element.to_string()).collect();
+                let mut own = vec![canonical(&words.join("/")), canonical(&self.rules()[rule as usize].name)];
+                if words.len() > 1 && words[0] == CALLER_KEY {
+                    own.push(canonical(&words[1..].join("/")));
+                }
+                own.sort();
+                own.dedup();
+                for name in own {
+                    names.entry(name).or_default().push((at, node));
+                }
+            }
+        }
+        names
+    }
+}
+
+impl Domain {
+    /// The nodes from the first level down to this one.
+    pub(crate) fn path(&self, node: u32) -> Vec<u32> {
+        let mut path = vec![node];
+        while let Some(above) =
+            path.last().map(|last| self.tree[*last as usize].parent).filter(|above| *above != 0)
+        {
+            path.push(above);
+        }
+        path.reverse();
+        path
+    }
+
+    /// A limit like the rule's own with another quota.
+    fn override_limit(
+        &self,
+        node: u32,
+        rule: &Rule,
+        quota: &Rate,
+        burst: Option<u64>,
+        nodes: Option<u32>,
+    ) -> Result<RuleLimit, (&'static str, String)> {
+        let own = || rule.all_limits().filter(|limit| is_replaced(limit));
+        let same_period = own().find(|limit| limit.limit.rate().period == quota.period);
+        let limit = match same_period.or_else(|| own().next()) {
+            Some(like) => like.limit.with_rate(quota.clone(), burst),
+            None => self.default_limit(quota.clone(), burst),
+        };
+        let limit = limit.map_err(|error| {
+            (
+                if burst.is_some() && !is_bucket(&error) { "burst" } else { "requests_per_unit" },
+                error.to_string(),
+            )
+        })?;
+        let role = own().next().map_or(Role::Live, |limit| limit.role);
+        let scope = match same_period.filter(|like| like.limit.algorithm() == limit.algorithm()) {
+            Some(like) => like.scope.clone(),
+            None => self.scope_path(node, rule).limit(Kind::Role(role), &limit, None),
+        };
+        let unit = match &quota.period {
+            Period::Rolling(length) => Unit::from_length(*length),
+            Period::Calendar(_) => None,
+        };
+        // A mark stays at the same part of the limit.
+        let soft = own().next().and_then(|like| {
+            let soft = like.soft?;
+            let at = u128::from(soft.threshold) * u128::from(limit.capacity());
+            let at = at.div_ceil(u128::from(like.limit.capacity().max(1)));
+            Some(SoftLimit { threshold: u64::try_from(at).unwrap_or(u64::MAX), ..soft })
+        });
+        let mut agreed = RuleLimit::new(limit, scope, unit, role, soft);
+        placement::resolve_limit(&mut agreed, rule, nodes);
+        Ok(agreed)
+    }
+
+    /// A limit of a rule that has none to go by.
+    fn default_limit(&self, quota: Rate, burst: Option<u64>) -> Result<Limit, tollgate_core::LimitError> {
+        let calendar = matches!(quota.period, Period::Calendar(_));
+        let algorithm = if calendar { Algorithm::FixedWindow } else { self.algorithm };
+        let spec = match self.profile {
+            Profile::Envoy => LimitSpec::new(Algorithm::FixedWindow, quota).count_denied(),
+            Profile::Native => LimitSpec::new(algorithm, quota),
+        };
+        LimitSpec { burst, ..spec }.build()
+    }
+
+    fn scope_path(&self, node: u32, rule: &Rule) -> ScopePath {
+        let path = self.path(node);
+        let scope = path
+            .iter()
+            .fold(self.scope.clone(), |scope, node| scope.child(&self.tree[*node as usize].element));
+        rule.split.map_or(scope.clone(), |split| scope.split(u64::from(split)))
+    }
+}
+
+/// Whether a limit of this kind gives way to one that is agreed on.
+fn is_replaced(limit: &RuleLimit) -> bool {
+    limit.role != Role::Candidate && limit.limit.algorithm() != Algorithm::Concurrency
+}
+
+fn is_bucket(error: &tollgate_core::LimitError) -> bool {
+    !matches!(error, tollgate_core::LimitError::NoBurst(_))
+}
+
+/// Whether the values of this key have counters of their own, and tell whose they are.
+pub(crate) fn is_per_caller(element: &crate::tree::Element) -> bool {
+    &*element.key == CALLER_KEY && !matches!(element.test, ValueTest::Shared(_))
+}
+
+/// One spelling for all names of a rule.
+pub(crate) fn canonical(name: &str) -> String {
+    if name == "default" { CALLER_KEY.to_owned() } else { name.replace('=', ":") }
+}

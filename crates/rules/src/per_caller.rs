@@ -1,0 +1,76 @@
+//! Rules with a counter per caller: those that `GET /admin/v1/usage` reports and resets.
+
+use crate::matcher::find;
+use crate::overrides::is_per_caller;
+use crate::plan::Attributes;
+use crate::rule::Rule;
+use crate::ruleset::{Domain, Ruleset};
+use crate::tree::ValueTest;
+
+/// A rule that has counters for this caller.
+#[derive(Clone, Debug)]
+pub struct PerCallerRule<'r> {
+    /// The rule.
+    pub rule: &'r Rule,
+    /// Where it stands in the tree: `api_key/endpoint=POST /orders`.
+    pub path: String,
+    /// Attributes that the request lacks; with none missing, the request meets the rule.
+    pub missing: Vec<&'r str>,
+}
+
+impl Domain {
+    /// The rules that have counters for this caller, and what the request lacks to meet them. Those that it can never meet,
+    /// for it has another value than they ask for, are left out.
+    #[must_use]
+    pub fn per_caller_rules<'r>(&'r self, request: &Attributes<'_>) -> Vec<PerCallerRule<'r>> {
+        let mut found = Vec::new();
+        for (at, node) in self.tree.iter().enumerate() {
+            let (Some(rule), Ok(at)) = (node.rule, u32::try_from(at)) else { continue };
+            let path = self.path(at);
+            let nodes = || path.iter().map(|node| &self.tree[*node as usize]);
+            if !nodes().any(|node| is_per_caller(&node.element)) {
+                continue;
+            }
+            let (missing, asked): (Vec<_>, Vec<_>) =
+                nodes().partition(|node| find(request, &node.element.key).is_none());
+            if asked.into_iter().all(|node| self.clause(node, request).holds) {
+                let words: Vec<String> = nodes().map(|node| node.element.to_string()).collect();
+                found.push(PerCallerRule {
+                    rule: &self.rules[rule as usize],
+                    path: words.join("/"),
+                    missing: missing.into_iter().map(|node| &*node.element.key).collect(),
+                });
+            }
+        }
+        found
+    }
+
+    /// Its rules by number, each with the keys of its path of which every value has counters of its own: who is known by one
+    /// of these shares the rule's counters with nobody.
+    pub fn per_value_keys(&self) -> impl Iterator<Item = (u32, Vec<&str>)> {
+        (0..).zip(&self.tree).filter_map(|(at, node)| {
+            let path = self.path(at);
+            let apart = path.iter().map(|node| &self.tree[*node as usize].element).filter(|element| {
+                match element.test {
+                    ValueTest::Any | ValueTest::Like(_) | ValueTest::Exact(_) => true,
+                    ValueTest::Network(prefix) => prefix.is_one_client(),
+                    ValueTest::Shared(_) => false,
+                }
+            });
+            Some((node.rule?, apart.map(|element| &*element.key).collect()))
+        })
+    }
+}
+
+impl Ruleset {
+    /// The rules with counters of a caller's own that are called so: by name, by path, by what follows the caller in the
+    /// path, or `default` for the one about the caller alone. In order.
+    #[must_use]
+    pub fn find_per_caller_rules(&self, name: &str) -> Vec<u32> {
+        let nodes = self.overridable().get(&crate::overrides::canonical(name)).map_or(&[][..], Vec::as_slice);
+        let rule = |(domain, node): &(usize, u32)| self.domains().nth(*domain)?.tree[*node as usize].rule;
+        let mut rules: Vec<u32> = nodes.iter().filter_map(rule).collect();
+        rules.sort_unstable();
+        rules
+    }
+}

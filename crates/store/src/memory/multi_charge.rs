@@ -1,0 +1,191 @@
+//! Multi-charge requests: all charges or none, over counters that have no common lock.
+//!
+//! First every charge is drafted: read and stepped, nothing written. If the drafts refuse the request, nothing has
+//! happened. Else they are put into effect one by one, each by its own compare-exchange. A counter that somebody else
+//! has moved meanwhile is charged afresh; if that denies, what was taken is undone, last first, and the request is
+//! refused.
+//!
+//! Each counter admits at most its limit at every instant, because each is only ever moved by its own step. The one
+//! effect of a race: while a request that will be undone holds a charge, another one that would have fitted can be
+//! denied. Nothing is ever admitted too much, and nothing is left taken.
+//!
+//! Independent charges go first, each on its own. A required charge of the same counter then sees them.
+//! Locking all counters in order was rejected: a global counter is in every request, and would serialise them all.
+
+use super::cache_lines::LineStorage;
+use super::packed_counters::{ChargeKind, ChargeReceipt, PackedCharge, PackedCounters, SlotLocation};
+use super::slot::SlotValue;
+use smallvec::SmallVec;
+use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes};
+
+/// One charge of a request, on its way.
+pub(super) struct PreparedCharge<'a> {
+    /// `None` for a counter that lives aside: its outcome is given, and its undoing is the caller's.
+    pub(super) charge: Option<PackedCharge<'a>>,
+    pub(super) enforcement: Enforcement,
+    pub(super) outcome: Outcome,
+    receipt: ChargeReceipt,
+}
+
+impl<'a> PreparedCharge<'a> {
+    pub(super) fn new(ask: Option<PackedCharge<'a>>, enforcement: Enforcement, outcome: Outcome) -> Self {
+        Self { charge: ask, enforcement, outcome, receipt: ChargeReceipt::NOTHING }
+    }
+
+    pub(super) fn is_independent(&self) -> bool {
+        self.enforcement == Enforcement::Independent
+    }
+
+    /// Whether the counter was made by this charge.
+    pub(super) fn is_new_key(&self) -> bool {
+        self.receipt.before == SlotValue::EMPTY && self.receipt.location.is_some()
+    }
+
+    /// The charge as one of the set that is taken or not together.
+    fn in_set(&self) -> Option<&PackedCharge<'a>> {
+        self.charge.as_ref().filter(|_| !self.is_independent())
+    }
+
+    fn has_changed_word(&self) -> bool {
+        self.receipt.before.word != self.receipt.after.word
+    }
+}
+
+/// The most charges of a request that is usual.
+const MAX_FAST: usize = 8;
+
+/// The usual request: every counter known and named once, every charge fits, nobody in the way. `None`: nothing has
+/// happened, ask [`charge_all`]. What is admitted whole is admitted under every enforcement.
+#[inline(always)]
+pub(super) fn charge_known<'a, L: LineStorage>(
+    counters: &PackedCounters<L>,
+    names: &[u64],
+    ask: impl Fn(usize) -> Option<PackedCharge<'a>>,
+) -> Option<SmallVec<[Outcome; 4]>> {
+    let mut drafts = [(0, SlotValue::EMPTY, SlotValue::EMPTY); MAX_FAST];
+    if names.len() > MAX_FAST {
+        return None;
+    }
+    let mut each = SmallVec::new();
+    for (i, name) in names.iter().enumerate() {
+        let ask = ask(i)?;
+        if names[..i].contains(name) {
+            return None;
+        }
+        let (at, seen) = counters.keys.find(*name)?;
+        let (after, outcome) = ask.step(Some(seen), ChargeKind::Charge);
+        if outcome.verdict.is_denied() {
+            return None;
+        }
+        drafts[i] = (at, seen, if ask.cost.is_peek() { seen } else { after });
+        each.push(outcome);
+    }
+    for i in 0..names.len() {
+        let (at, before, after) = drafts[i];
+        let done = if before.word == after.word {
+            counters.keys.is_unchanged(at, before)
+        } else {
+            counters.keys.update(at, before, after)
+        };
+        if !done {
+            for (j, (at, before, after)) in drafts[..i].iter().enumerate().rev() {
+                let receipt =
+                    ChargeReceipt { location: Some(SlotLocation::Own(*at)), before: *before, after: *after };
+                counters.undo(&ask(j)?, &receipt);
+            }
+            return None;
+        }
+    }
+    Some(each)
+}
+
+/// Charges a request.
+pub(super) fn charge_all<L: LineStorage>(
+    counters: &PackedCounters<L>,
+    items: &mut [PreparedCharge<'_>],
+) -> Admission {
+    for item in items.iter_mut().filter(|item| item.is_independent()) {
+        if let Some(ask) = &item.charge {
+            (item.outcome, item.receipt) = counters.charge(ask, ChargeKind::Charge);
+        }
+    }
+    for i in 0..items.len() {
+        if let Some(ask) = items[i].in_set() {
+            (items[i].outcome, items[i].receipt) = prepare(counters, ask, &items[..i]);
+        }
+    }
+    if admission(items) == Admission::Denied {
+        roll_back(counters, items, 0);
+        return Admission::Denied;
+    }
+    for i in 0..items.len() {
+        let Some(ask) = items[i].in_set() else { continue };
+        if items[i].outcome.verdict.is_denied() {
+            counters.charge(ask, ChargeKind::Attempt);
+            items[i].receipt = ChargeReceipt::NOTHING;
+            continue;
+        }
+        if ask.cost.is_peek() || !items[i].has_changed_word() {
+            items[i].receipt = ChargeReceipt::NOTHING;
+            continue;
+        }
+        if counters.commit(&items[i].receipt) {
+            continue;
+        }
+        let fresh = counters.charge(ask, ChargeKind::Charge);
+        (items[i].outcome, items[i].receipt) = fresh;
+        if admission(items) == Admission::Denied {
+            roll_back(counters, items, i);
+            return Admission::Denied;
+        }
+    }
+    Admission::Admitted
+}
+
+fn admission(items: &[PreparedCharge<'_>]) -> Admission {
+    Outcomes::admission(items.iter().map(|item| (item.enforcement, &item.outcome)))
+}
+
+/// Drafts a charge on top of the earlier ones of this request: the same counter twice counts twice.
+fn prepare<L: LineStorage>(
+    counters: &PackedCounters<L>,
+    ask: &PackedCharge<'_>,
+    earlier: &[PreparedCharge<'_>],
+) -> (Outcome, ChargeReceipt) {
+    let same = |item: &&PreparedCharge<'_>| item.in_set().is_some_and(|other| other.name == ask.name);
+    let (outcome, mut receipt) = match earlier.iter().rev().find(same) {
+        None => counters.prepare(ask),
+        Some(prior) => {
+            let ChargeReceipt { location: place, after: before, .. } = prior.receipt;
+            let (after, outcome) = match place {
+                Some(SlotLocation::Shared(_)) => ask.shared().step(Some(before), ChargeKind::Charge),
+                _ => ask.step(Some(before), ChargeKind::Charge),
+            };
+            (outcome, ChargeReceipt { location: place, before, after })
+        }
+    };
+    if ask.cost.is_peek() {
+        receipt.after = receipt.before;
+    }
+    (outcome, receipt)
+}
+
+/// Leaves everything as it was before the request; `taken` of the items may have been put into effect.
+#[cold]
+fn roll_back<L: LineStorage>(counters: &PackedCounters<L>, items: &mut [PreparedCharge<'_>], taken: usize) {
+    for item in items[..taken].iter().rev() {
+        if let Some(ask) = item.in_set().filter(|_| item.outcome.verdict.is_allowed()) {
+            counters.undo(ask, &item.receipt);
+        }
+    }
+    for (i, item) in items.iter_mut().enumerate() {
+        let Some(ask) = item.in_set() else { continue };
+        if item.outcome.verdict.is_allowed() {
+            // What remains without this charge.
+            let (seen, _) = counters.prepare(&PackedCharge { cost: Cost::PEEK, ..*ask });
+            item.outcome = Outcome { verdict: item.outcome.verdict, ..seen };
+        } else if i >= taken {
+            counters.charge(ask, ChargeKind::Attempt);
+        }
+    }
+}
