@@ -54,7 +54,7 @@ pub struct Options {
 /// let rules = Ruleset::load(&[file], &Options::default())?;
 /// let request = [("user", "alice"), ("path", "/")];
 /// let plan = rules.domain("api").unwrap().plan(&request, Cost::ONE);
-/// assert_eq!(plan.hits[0].limit.limit.to_string(), "gcra 100/1m");
+/// assert_eq!(plan.limits[0].limit.limit.to_string(), "gcra 100/1m");
 /// # Ok::<(), tollgate_rules::Diagnostics>(())
 /// ```
 #[derive(Clone, Debug)]

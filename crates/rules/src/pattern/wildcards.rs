@@ -19,8 +19,8 @@ impl Wildcards {
     ///
     /// ```
     /// let wildcards = tollgate_rules::Wildcards::new(["bot-*", "bot-a*", "*@example.com", "*-abc*"]);
-    /// assert_eq!(wildcards.disguise("bot-abc@example.com", "?"), "bot-a?-abc?@example.com");
-    /// assert_eq!(wildcards.disguise("alice", "?"), "?");
+    /// assert_eq!(wildcards.mask("bot-abc@example.com", "?"), "bot-a?-abc?@example.com");
+    /// assert_eq!(wildcards.mask("alice", "?"), "?");
     /// ```
     #[must_use]
     pub fn mask(&self, value: &str, instead: &str) -> String {
