@@ -106,7 +106,7 @@ impl<S: CounterStore + 'static> Acceptor<S> {
         let mut first = BytesMut::new();
         // A client that has sent nothing is idle, not slow.
         let mut deadline = Instant::now() + self.h2.idle_timeout;
-        if tokio::time::timeout_at(deadline, self.negotiated(&stream)).await != Ok(true) {
+        if tokio::time::timeout_at(deadline, self.wait_for_first_byte(&stream)).await != Ok(true) {
             return;
         }
         deadline = deadline.min(Instant::now() + self.h1.header_timeout);
@@ -137,7 +137,7 @@ impl<S: CounterStore + 'static> Acceptor<S> {
     }
 
     /// Waits for the first byte. When draining begins, a request may be on its way: the client has a grace period.
-    async fn negotiated(&self, stream: &TcpStream) -> bool {
+    async fn wait_for_first_byte(&self, stream: &TcpStream) -> bool {
         let mut first = [0];
         let draining = self.drain.begun();
         if !self.drain.has_begun() {

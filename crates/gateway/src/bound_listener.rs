@@ -38,7 +38,7 @@ impl AbortOnDrop {
     }
 
     /// Aborts the task and waits until it has ended.
-    pub(crate) async fn abort(mut self) {
+    pub(crate) async fn stop(mut self) {
         self.0.abort();
         let _ = (&mut self.0).await;
     }
@@ -158,7 +158,7 @@ impl<S: CounterStore + 'static> BoundListener<S> {
     /// Stops accepting; when this returns, new connections are refused.
     pub(crate) async fn close(self) {
         for task in [self.accepting, self.watching].into_iter().flatten() {
-            task.abort().await;
+            task.stop().await;
         }
     }
 }

@@ -154,7 +154,7 @@ impl<S: CounterStore + 'static> Handle<S> {
 
     /// Waits up to `timeout` for the last lines of the access log. Returns how many were lost. For use after serving has ended.
     #[must_use]
-    pub fn shutdown(&self, timeout: Duration) -> u64 {
+    pub fn flush_access_log(&self, timeout: Duration) -> u64 {
         self.0.proxy.state().log.as_ref().map_or(0, |log| log.flush(timeout))
     }
 

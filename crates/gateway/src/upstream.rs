@@ -101,7 +101,7 @@ impl Failure {
 /// Why an attempt got no response.
 pub(crate) enum AttemptError {
     /// Nothing was received, and no part of a body was sent.
-    NotSent(Failure),
+    NoResponse(Failure),
     /// An idle connection turned out to be closed; not a failure of the backend.
     Stale(Failure),
     /// The connection limit is reached. Nothing was sent; not a failure of the backend.
@@ -150,7 +150,7 @@ pub(crate) async fn send<H: WriteFields>(
                 }
                 return Err(failure);
             }
-            Err(AttemptError::NotSent(failure)) => {
+            Err(AttemptError::NoResponse(failure)) => {
                 backend.record_failure();
                 failure
             }
@@ -227,7 +227,7 @@ async fn attempt_h1<H: WriteFields>(
         None => match Box::pin(backend.connection(wanted)).await {
             Ok(connection) => connection,
             Err(error @ ConnectError::Full(_)) => return Err(AttemptError::Full(connect_failure(&error))),
-            Err(error) => return Err(AttemptError::NotSent(connect_failure(&error))),
+            Err(error) => return Err(AttemptError::NoResponse(connect_failure(&error))),
         },
     };
     let reused = connection.is_reused;
@@ -258,7 +258,7 @@ fn attempt_error(error: ExchangeError, reused: bool, backend: &str) -> AttemptEr
                 "the upstream closed the connection without a response",
             );
             tracing::debug!(%error, backend, "no response");
-            if reused { AttemptError::Stale(failure) } else { AttemptError::NotSent(failure) }
+            if reused { AttemptError::Stale(failure) } else { AttemptError::NoResponse(failure) }
         }
         ExchangeError::Body(error) => AttemptError::Failed(body_failure(&error)),
         ExchangeError::Timeout => AttemptError::Failed(Failure::new(StatusCode::GATEWAY_TIMEOUT, &error)),
@@ -278,7 +278,7 @@ async fn attempt_h2<H: WriteFields>(
     let backend = in_flight.backend();
     let mut streams = match backend.streams.open(backend).await {
         Ok(streams) => streams,
-        Err(error) => return Err(AttemptError::NotSent(connect_failure(&error))),
+        Err(error) => return Err(AttemptError::NoResponse(connect_failure(&error))),
     };
     let ready = tokio::time::timeout(sent.route.timeout.0, streams.send.ready()).await;
     if !matches!(ready, Ok(Ok(()))) {
@@ -367,6 +367,6 @@ pub(crate) async fn probe(pool: &Pool, at: usize, path: &str, timeout: Duration)
         Ok(AttemptResult::H1(_, _, _, head)) => Some(head.status.as_u16() < 400),
         Ok(AttemptResult::H2(response)) => Some(response.status().as_u16() < 400),
         Err(AttemptError::Full(_)) => None,
-        Err(AttemptError::NotSent(_) | AttemptError::Stale(_) | AttemptError::Failed(_)) => Some(false),
+        Err(AttemptError::NoResponse(_) | AttemptError::Stale(_) | AttemptError::Failed(_)) => Some(false),
     }
 }

@@ -39,11 +39,11 @@ impl LayerDecision {
     /// Returns a decision that allows the request and adds no fields.
     #[must_use]
     pub fn pass() -> Self {
-        Self::from_summary(Response::new(Bytes::new()))
+        Self::from_response(Response::new(Bytes::new()))
     }
 
     /// Creates a decision from a response: 200 means allowed.
-    pub(crate) fn from_summary(response: Response<Bytes>) -> Self {
+    pub(crate) fn from_response(response: Response<Bytes>) -> Self {
         let is_allowed = response.status() == StatusCode::OK;
         let mut markers = HeaderMap::new();
         for name in ["x-ratelimit-degraded", "x-ratelimit-warning"] {

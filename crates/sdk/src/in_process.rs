@@ -109,7 +109,7 @@ impl<S: CounterStore + 'static> Decider for InProcess<S> {
         limiter.record_latency("sdk", 1, now.since(began));
         let facts = DecisionSummary::from_decision(&decision);
         let answer = self.responses.respond(&facts, now);
-        let mut decided = LayerDecision::from_summary(answer);
+        let mut decided = LayerDecision::from_response(answer);
         decided.is_allowed = decision.is_allowed();
         decided.delay = decision.delay().into();
         decided.hold =

@@ -228,7 +228,7 @@ impl Remote {
                     retry_after: 1,
                     ..DecisionSummary::from_policies([])
                 };
-                LayerDecision::from_summary(self.config.responses.respond(&facts, self.clock.now()))
+                LayerDecision::from_response(self.config.responses.respond(&facts, self.clock.now()))
             }
         }
     }
@@ -243,7 +243,7 @@ impl Remote {
             let facts = summary(&reply.statuses, is_allowed);
             return LayerDecision {
                 is_allowed,
-                ..LayerDecision::from_summary(self.config.responses.respond(&facts, self.clock.now()))
+                ..LayerDecision::from_response(self.config.responses.respond(&facts, self.clock.now()))
             };
         };
         let delay = field("tollgate-delay-ms").and_then(|delay| delay.parse().ok()).unwrap_or(0);
@@ -260,7 +260,7 @@ impl Remote {
         LayerDecision {
             is_allowed,
             delay: Duration::from_millis(delay),
-            ..LayerDecision::from_summary(response)
+            ..LayerDecision::from_response(response)
         }
     }
 }

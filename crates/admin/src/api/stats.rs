@@ -48,12 +48,12 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
 
 /// Interval at which subscribers are authorized again. Each time a comment is sent too, so that proxies in between
 /// see that the connection is alive.
-const REFRESH_EVENT: Duration = Duration::from_secs(5);
+const REAUTHORIZE_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum number of subscribers; the remaining connections are for requests.
 const MAX_SUBSCRIBERS: usize = 400;
 /// Maximum number of subscribers per network: their connections are never evicted, so the rest of the network's
 /// connections are for requests.
-const SUBSCRIBERS: usize = limiter::MAX_PER_NETWORK - 32;
+const MAX_SUBSCRIBERS_PER_NETWORK: usize = limiter::MAX_PER_NETWORK - 32;
 
 /// Timeout for reading the nodes, or a subscriber's principal, from the database.
 const DATABASE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -63,7 +63,7 @@ const DATABASE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct NodeCache(Coalesced<Option<Vec<NodeRecord>>>);
 
 /// Number of subscribers per network.
-static SUBSCRIBED: LazyLock<Mutex<HashMap<IpAddr, usize>>> = LazyLock::new(Mutex::default);
+static SUBSCRIBERS: LazyLock<Mutex<HashMap<IpAddr, usize>>> = LazyLock::new(Mutex::default);
 
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -171,8 +171,8 @@ async fn nodes(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<N
     })))
 }
 
-fn subscribe() -> MutexGuard<'static, HashMap<IpAddr, usize>> {
-    SUBSCRIBED.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_subscribers() -> MutexGuard<'static, HashMap<IpAddr, usize>> {
+    SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A subscriber to the event stream, counted until it is dropped.
@@ -183,14 +183,14 @@ struct EventSubscriber {
 
 impl EventSubscriber {
     fn new(peer: IpAddr, events: tokio::sync::broadcast::Receiver<Event>) -> Result<Self, Problem> {
-        let (network, mut all) = (prefix(peer), subscribe());
+        let (network, mut all) = (prefix(peer), lock_subscribers());
         if all.values().sum::<usize>() >= MAX_SUBSCRIBERS {
             return Err(busy("too many live pages are open; close some, or poll /admin/v1/stats"));
         }
         let here = all.entry(network).or_default();
-        if *here >= SUBSCRIBERS {
+        if *here >= MAX_SUBSCRIBERS_PER_NETWORK {
             return Err(busy(&format!(
-                "{network} already has {SUBSCRIBERS} event streams, and its other connections are reserved for requests; \
+                "{network} already has {MAX_SUBSCRIBERS_PER_NETWORK} event streams, and its other connections are reserved for requests; \
                  close some live pages there, or poll /admin/v1/stats"
             )));
         }
@@ -201,7 +201,7 @@ impl EventSubscriber {
 
 impl Drop for EventSubscriber {
     fn drop(&mut self) {
-        let mut all = subscribe();
+        let mut all = lock_subscribers();
         if let Some(here) = all.get_mut(&self.network) {
             *here = here.saturating_sub(1);
             if *here == 0 {
@@ -242,7 +242,7 @@ async fn events(State(admin): State<Arc<AdminState>>, _: Viewer, head: Parts) ->
     })?;
     let listener = EventSubscriber::new(auth::peer(&head), events)?;
     let head = Arc::new(head);
-    let mut pulse = tokio::time::interval(REFRESH_EVENT);
+    let mut pulse = tokio::time::interval(REAUTHORIZE_INTERVAL);
     pulse.reset();
     pulse.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let greeting = Some(Bytes::from_static(b"retry: 2000\n\n"));

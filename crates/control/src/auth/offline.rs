@@ -17,12 +17,12 @@ pub(crate) struct OfflineAccess {
     /// By token id: the principal, and until when the entry is valid.
     principals: Mutex<HashMap<String, (Principal, i64)>>,
     /// Until when the absence of any token is considered confirmed.
-    no_tokens_at: AtomicI64,
+    no_tokens_until: AtomicI64,
 }
 
 impl Default for OfflineAccess {
     fn default() -> Self {
-        Self { principals: Mutex::default(), no_tokens_at: AtomicI64::new(i64::MIN) }
+        Self { principals: Mutex::default(), no_tokens_until: AtomicI64::new(i64::MIN) }
     }
 }
 
@@ -50,13 +50,13 @@ impl OfflineAccess {
 
     /// Records whether any token was ever created.
     pub(crate) fn record_tokens(&self, any: bool, now: i64) {
-        self.no_tokens_at
+        self.no_tokens_until
             .store(if any { i64::MIN } else { now.saturating_add(MAX_AGE_MS) }, Ordering::Relaxed);
     }
 
     /// Returns whether the database confirmed within the hour that no token was ever created.
     pub(crate) fn had_no_tokens(&self, now: i64) -> bool {
-        self.no_tokens_at.load(Ordering::Relaxed) > now
+        self.no_tokens_until.load(Ordering::Relaxed) > now
     }
 
     pub(crate) fn principal(&self, id: &str, now: i64) -> Option<Principal> {

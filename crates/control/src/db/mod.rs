@@ -17,7 +17,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// Maximum time that a statement waits for a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Page cache of the SQLite writer. An import inserts rows at random positions of an index: pages that do not fit are
 /// written out and read in again many times within a batch.
@@ -137,7 +137,7 @@ impl Db {
     async fn sqlite(path: &Path, missing: IfMissing) -> Result<Self, ControlError> {
         let shown = path.display();
         match missing {
-            IfMissing::Created => restrict_permissions(path)
+            IfMissing::Created => create_private(path)
                 .map_err(|error| ControlError::Address(format!("cannot create {shown}: {error}")))?,
             IfMissing::Refused if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) => {}
             IfMissing::Refused => {
@@ -151,8 +151,8 @@ impl Db {
             .synchronous(SqliteSynchronous::Full)
             // The SQLite thread hands over rows in batches, instead of one per thread switch.
             .row_buffer_size(512)
-            .busy_timeout(CONNECT_TIMEOUT);
-        let pool = SqlitePoolOptions::new().acquire_timeout(CONNECT_TIMEOUT);
+            .busy_timeout(ACQUIRE_TIMEOUT);
+        let pool = SqlitePoolOptions::new().acquire_timeout(ACQUIRE_TIMEOUT);
         let read = pool.clone().max_connections(4).connect_with(options.clone()).await?;
         let options = options
             .pragma("cache_size", format!("-{WRITER_CACHE_KIB}"))
@@ -206,7 +206,7 @@ fn postgres(address: &str) -> Result<(PgPoolOptions, PgConnectOptions), ControlE
             )
         })?
         .application_name("tollgate");
-    Ok((PgPoolOptions::new().max_connections(8).acquire_timeout(CONNECT_TIMEOUT), options))
+    Ok((PgPoolOptions::new().max_connections(8).acquire_timeout(ACQUIRE_TIMEOUT), options))
 }
 
 /// Builds the error for an unreachable server, with the cause: the pool retries until it times out, and then reports
@@ -215,7 +215,7 @@ fn postgres(address: &str) -> Result<(PgPoolOptions, PgConnectOptions), ControlE
 async fn unreachable(options: &PgConnectOptions, error: sqlx::Error) -> ControlError {
     let address = format!("PostgreSQL at {}", display_address(options));
     let sqlx::Error::PoolTimedOut = error else { return ControlError::Unreachable { address, error } };
-    match tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(options)).await {
+    match tokio::time::timeout(ACQUIRE_TIMEOUT, PgConnection::connect_with(options)).await {
         Ok(Err(error)) => ControlError::Unreachable { address, error },
         _ => ControlError::Unreachable { address, error },
     }
@@ -243,7 +243,7 @@ pub fn redact_password(address: &str) -> Result<String, ControlError> {
 }
 
 /// Creates the file readable by its owner only: it contains the secret that API keys are hashed with.
-fn restrict_permissions(path: &Path) -> std::io::Result<()> {
+fn create_private(path: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),

@@ -87,7 +87,7 @@ pub struct EmergencyRecord {
     /// What the measure does.
     pub action: EmergencyAction,
     /// Affected requests.
-    #[schema(schema_with = target_text)]
+    #[schema(schema_with = target_schema)]
     pub target: EmergencyTarget,
     /// Factor that limits are multiplied by.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,7 +110,7 @@ pub(crate) type EmergencyRow =
     (String, String, String, String, String, Option<i64>, String, String, i64, i64, i64);
 
 /// Schema of a target in responses: a measure for all traffic has an empty `value`, which a request may omit.
-fn target_text() -> Object {
+fn target_schema() -> Object {
     let value = Object::with_type(Type::String);
     ObjectBuilder::new()
         .property("kind", Ref::from_schema_name("TargetKind"))

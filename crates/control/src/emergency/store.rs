@@ -35,11 +35,11 @@ const INSERT: &str = "INSERT INTO emergencies (id, action, kind, target, shown, 
      created_at, expires_at, ended, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 0, $11)";
 
 /// Returns the serialized name of an action or target kind, which is also its stored form.
-fn action_name<T: Serialize>(value: &T) -> String {
+fn serialized_name<T: Serialize>(value: &T) -> String {
     serde_json::to_value(value).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-fn action_from_name<T: for<'a> Deserialize<'a>>(name: &str) -> Result<T, ControlError> {
+fn from_serialized_name<T: for<'a> Deserialize<'a>>(name: &str) -> Result<T, ControlError> {
     serde_json::from_value(name.into()).map_err(|_| {
         ControlError::Corrupt(format!("unknown action or target kind `{name}` of an emergency measure"))
     })
@@ -49,8 +49,8 @@ fn record_from_row(row: &EmergencyRow) -> Result<EmergencyRecord, ControlError> 
     let (id, action, kind, _, shown, factor, reason, author, created_at, expires_at, revision) = row;
     Ok(EmergencyRecord {
         id: id.clone(),
-        action: action_from_name(action)?,
-        target: EmergencyTarget { kind: action_from_name(kind)?, value: shown.clone() },
+        action: from_serialized_name(action)?,
+        target: EmergencyTarget { kind: from_serialized_name(kind)?, value: shown.clone() },
         factor: factor.map(|thousandths| thousandths as f64 / 1_000.0),
         reason: reason.clone(),
         author: author.clone(),
@@ -63,7 +63,7 @@ fn record_from_row(row: &EmergencyRow) -> Result<EmergencyRecord, ControlError> 
 fn measure_from_row(row: &EmergencyRow) -> Result<Measure, ControlError> {
     let (id, action, kind, target, _, factor, _, _, _, expires_at, _) = row;
     let corrupt = |detail: &dyn fmt::Display| ControlError::Corrupt(format!("emergency {id}: {detail}"));
-    let act = match action_from_name(action)? {
+    let act = match from_serialized_name(action)? {
         EmergencyAction::Block => MeasureAction::Block,
         EmergencyAction::Exempt => MeasureAction::Exempt,
         EmergencyAction::DisableRule => MeasureAction::DisableRule,
@@ -74,7 +74,7 @@ fn measure_from_row(row: &EmergencyRow) -> Result<Measure, ControlError> {
             MeasureAction::Tighten(factor.ok_or_else(|| corrupt(&"missing factor"))?)
         }
     };
-    let target = match action_from_name(kind)? {
+    let target = match from_serialized_name(kind)? {
         TargetKind::All => MeasureTarget::All,
         TargetKind::ApiKey => MeasureTarget::ApiKey(
             KeyHash::parse(target).ok_or_else(|| corrupt(&"invalid key hash"))?.table_hash(),
@@ -146,8 +146,8 @@ impl ControlPlane {
             };
             sqlx::query(INSERT)
                 .bind(id.clone())
-                .bind(action_name(&valid.action))
-                .bind(action_name(&valid.kind))
+                .bind(serialized_name(&valid.action))
+                .bind(serialized_name(&valid.kind))
                 .bind(valid.target.clone())
                 .bind(valid.target_display.clone())
                 .bind(valid.thousandths)

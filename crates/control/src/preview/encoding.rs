@@ -2,7 +2,7 @@
 //! referenced by index. Values that identify callers are pseudonymized (`pseudonym`). Input is not trusted: anybody
 //! with write access to the database could have written it.
 
-use crate::preview::merge::{MAX_SHIFT, SliceBudget};
+use crate::preview::merge::{MAX_MASK, SliceBudget};
 use crate::preview::pseudonym::{KnownValues, Pseudonymizer};
 use crate::preview::sample::{SLICE, SLICES};
 use crate::preview::sample_slice::SampleSlice;
@@ -190,7 +190,7 @@ impl SampleDecoder {
         let by = (self.clock_offset + i128::from(SLICE / 2)).div_euclid(i128::from(SLICE));
         let Ok(number) = u64::try_from(i128::from(number) + by) else { return Ok(None) };
         let mask = mask.checked_add(1).filter(|callers| callers.is_power_of_two()).ok_or("invalid mask")? - 1;
-        let mask = mask.min(MAX_SHIFT);
+        let mask = mask.min(MAX_MASK);
         let requests = requests.into_iter().map(|one| {
             let mut one = self.request(one)?;
             let at = i128::from(one.at.as_micros()) + by * i128::from(SLICE);
@@ -230,7 +230,7 @@ impl SampleDecoder {
                 SampledInput::Descriptors(all.into_iter().map(one).collect::<Result<_, String>>()?)
             }
         };
-        let (own, callers) = (own.clamp(1, MAX_OWN_REQUESTS), callers.clamp(1, MAX_SHIFT + 1));
+        let (own, callers) = (own.clamp(1, MAX_OWN_REQUESTS), callers.clamp(1, MAX_MASK + 1));
         let at = Timestamp::from_micros(at);
         let mut one = SampledRequest {
             at,

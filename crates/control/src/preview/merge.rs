@@ -10,7 +10,7 @@ use crate::preview::sampled_request::SampledRequest;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Upper bound of a mask, which selects one in 2^20 callers.
-pub(crate) const MAX_SHIFT: u64 = (1 << 20) - 1;
+pub(crate) const MAX_MASK: u64 = (1 << 20) - 1;
 /// A caller with at least this many requests, and more than one in this many of a node's requests, is large.
 const LARGE: u64 = 32;
 
@@ -33,7 +33,7 @@ impl SampleSlice {
     pub(crate) fn fit(&mut self, budget: SliceBudget) {
         let large = self.large();
         while !budget.fits(&self.requests) {
-            if self.mask < MAX_SHIFT && self.requests.iter().any(|one| !large.contains(&one.caller)) {
+            if self.mask < MAX_MASK && self.requests.iter().any(|one| !large.contains(&one.caller)) {
                 self.narrow(self.mask << 1 | 1, &large);
             } else {
                 self.requests.retain_mut(|one| {

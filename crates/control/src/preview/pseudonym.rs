@@ -17,7 +17,7 @@ use tollgate_rules::{CostFrom, Ruleset, Wildcards, identifies_caller, may_be_sec
 /// Maximum length of a number that counts as a cost, in bytes.
 const MAX_COST_BYTES: usize = 7;
 /// Minimum length of a value that is searched for in other values, in bytes.
-const MIN_SECRET_BYTES: usize = 4;
+const MIN_VALUE_BYTES: usize = 4;
 
 /// Replaces the values of a sample with pseudonyms.
 pub(crate) struct Pseudonymizer<'a> {
@@ -70,7 +70,7 @@ impl<'a> Pseudonymizer<'a> {
             .map(|((_, value), _)| value)
             .collect();
         let reveals = |text: &str| {
-            let mut long = secrets.iter().filter(|value| value.len() >= MIN_SECRET_BYTES);
+            let mut long = secrets.iter().filter(|value| value.len() >= MIN_VALUE_BYTES);
             long.any(|value| text.contains(value))
         };
         let mut one = |((_, value), replaced): ((&str, &str), &bool)| {

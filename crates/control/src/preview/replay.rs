@@ -112,7 +112,7 @@ pub fn replay(
     };
     let mut tallies: HashMap<u64, Tally> = HashMap::new();
     let (mut weight, mut denied, mut allowed) = (0_u64, 0_u64, 0_u64);
-    for (at, index, own) in check(sample) {
+    for (at, index, own) in schedule(sample) {
         clock.set(at);
         let one = &sample[index];
         let stands = SampleWeight {
@@ -162,7 +162,7 @@ pub fn replay(
 
 /// Returns the checks to make: time, index in the sample, and the number of the caller's requests represented; in
 /// time order.
-fn check(sample: &[SampledRequest]) -> Vec<(Timestamp, usize, u64)> {
+fn schedule(sample: &[SampledRequest]) -> Vec<(Timestamp, usize, u64)> {
     let thinned = sample.iter().filter(|one| one.own > 1).count().max(1);
     let more = MAX_CHECKS.saturating_sub(sample.len()) / thinned;
     let max_pieces = (1 + more).min(MAX_PIECES) as u64;

@@ -41,7 +41,7 @@ impl ControlPlane {
         active: impl Fn() -> Arc<Ruleset>,
     ) {
         loop {
-            self.is_requested().await;
+            self.wait_for_request().await;
             if let Err(error) = with_read_timeout(self.respond_to_all(sample, &active)).await {
                 tracing::debug!(%error, "serving sample requests failed");
             }
@@ -75,7 +75,7 @@ impl ControlPlane {
     }
 
     /// Waits until there may be a request.
-    async fn is_requested(&self) {
+    async fn wait_for_request(&self) {
         match &self.db {
             Db::Sqlite { .. } => tokio::time::sleep(FILE_POLL).await,
             Db::Postgres(_) => self.sample_requested.notified().await,

@@ -91,7 +91,7 @@ pub struct Import {
     /// Current number of rows per batch.
     full: usize,
     /// Time written without a pause, in milliseconds.
-    yield_due: i64,
+    busy_millis: i64,
     /// The previous batch, which is written while this one is collected.
     writing: Option<JoinHandle<Result<BatchResult, ControlError>>>,
     report: ImportReport,
@@ -187,7 +187,7 @@ impl Import {
             actor,
             batch,
             full: MIN_BATCH,
-            yield_due: 0,
+            busy_millis: 0,
             writing: None,
             report,
             tuned: false,
@@ -221,10 +221,10 @@ impl Import {
 
     /// Returns the pause before the next batch. Writers in this process get their turn without one.
     fn yield_between_batches(&mut self) -> Duration {
-        if self.yield_due < BATCH_TARGET || !matches!(self.control.db, Db::Sqlite { .. }) {
+        if self.busy_millis < BATCH_TARGET || !matches!(self.control.db, Db::Sqlite { .. }) {
             return Duration::ZERO;
         }
-        self.yield_due = 0;
+        self.busy_millis = 0;
         MIN_PAUSE
     }
 
@@ -261,7 +261,7 @@ impl Import {
         if let Some(writing) = self.writing.take() {
             let written = writing.await.map_err(|error| ControlError::Corrupt(error.to_string()))??;
             self.report.imported += written.lines;
-            self.yield_due += written.elapsed;
+            self.busy_millis += written.elapsed;
             self.full = match written.elapsed {
                 ..=500 => (self.full * 2).min(MAX_BATCH),
                 501..=BATCH_TARGET => self.full,

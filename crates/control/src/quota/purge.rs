@@ -8,7 +8,7 @@ use crate::error::ControlError;
 /// Retention of a deleted row, in milliseconds.
 const RETENTION_MS: i64 = 7 * 86_400_000;
 /// Maximum time that a node may be disconnected and still read only changes, in milliseconds.
-pub(crate) const MAX_SNAPSHOT_AGE_MS: i64 = RETENTION_MS / 2;
+pub(crate) const MAX_STALENESS_MS: i64 = RETENTION_MS / 2;
 /// Maximum number of rows per purge: other changes must not wait long.
 const BATCH: i64 = 10_000;
 

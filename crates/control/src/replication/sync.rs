@@ -11,7 +11,7 @@ use crate::db::transaction::CHANNEL;
 use crate::db::{Db, on};
 use crate::error::ControlError;
 use crate::preview::collect;
-use crate::quota::purge::MAX_SNAPSHOT_AGE_MS;
+use crate::quota::purge::MAX_STALENESS_MS;
 use sqlx::postgres::PgListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -60,7 +60,7 @@ impl ControlPlane {
         .await?;
         let mut seen = self.quota_revision.load(Ordering::Relaxed);
         let disconnected =
-            self.is_loaded() && read_at - self.current_at.load(Ordering::Relaxed) > MAX_SNAPSHOT_AGE_MS;
+            self.is_loaded() && read_at - self.current_at.load(Ordering::Relaxed) > MAX_STALENESS_MS;
         if newest < seen || disconnected {
             tracing::warn!(
                 "the database went from revision {seen} to {newest} while disconnected; reading everything again"

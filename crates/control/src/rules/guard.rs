@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Minimum baseline, in denials per second.
-const MIN_RATE: f64 = 0.1;
+const MIN_BASELINE: f64 = 0.1;
 /// States of the guard.
 const STATES: [&str; 4] = ["off", "learning", "ready", "watching"];
 /// Mean below which a caller is forgotten, in denials per second.
@@ -88,7 +88,7 @@ impl RollbackGuard {
             let (rate, known) =
                 (*count as f64 / part, self.baseline.get(caller).copied().unwrap_or(0.0) / part);
             let over = self.over.entry(*caller).or_default();
-            *over = if rate > self.guardrails.rise * known.max(MIN_RATE) { *over + 1 } else { 0 };
+            *over = if rate > self.guardrails.rise * known.max(MIN_BASELINE) { *over + 1 } else { 0 };
             if *over >= PARTS {
                 spike.get_or_insert(DenialSpike { rev, caller: *caller, rate, baseline: known });
             }
@@ -121,7 +121,7 @@ impl RollbackGuard {
     }
 
     /// Returns whether the guard needs nothing about a caller any more.
-    fn is_idle(&self, caller: u64) -> bool {
+    fn is_unknown(&self, caller: u64) -> bool {
         self.watched.is_none() && !self.baseline.contains_key(&caller)
     }
 }
@@ -149,7 +149,7 @@ impl RuleManager {
             let counts = denials.drain();
             let spike = watch.part(&counts);
             denials.clear(|caller| {
-                watch.is_idle(caller) && counts.iter().all(|(seen, count)| *seen != caller || *count == 0)
+                watch.is_unknown(caller) && counts.iter().all(|(seen, count)| *seen != caller || *count == 0)
             });
             let now = self.active();
             if now.rev() != rev {

@@ -78,7 +78,7 @@ pub struct RuleManager {
     options: Options,
     pub(crate) from: RulesFrom,
     active: ArcSwap<ActiveRules>,
-    listeners: OnceLock<RulesListener>,
+    listener: OnceLock<RulesListener>,
     /// Serializes updates.
     update_lock: Mutex<()>,
     pub(crate) guardrails: Guardrails,
@@ -130,7 +130,7 @@ impl RuleManager {
             options,
             from,
             active: ArcSwap::from_pointee(active),
-            listeners: OnceLock::new(),
+            listener: OnceLock::new(),
             update_lock: Mutex::new(()),
             guardrails,
             preview,
@@ -159,7 +159,7 @@ impl RuleManager {
 
     /// Sets the listener for all rule updates from now on.
     pub fn on_change(&self, listener: impl Fn(Result<Arc<Ruleset>, String>) + Send + Sync + 'static) {
-        let _ = self.listeners.set(Box::new(listener));
+        let _ = self.listener.set(Box::new(listener));
     }
 
     /// Applies rules from files, unless published rules are active. Returns whether it did.
@@ -218,7 +218,7 @@ impl RuleManager {
     }
 
     fn notify(&self, update: Result<Arc<Ruleset>, String>) {
-        if let Some(listener) = self.listeners.get() {
+        if let Some(listener) = self.listener.get() {
             listener(update);
         }
     }

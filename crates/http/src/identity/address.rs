@@ -11,7 +11,7 @@ use ipnet::{IpNet, Ipv6Net};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Maximum number of hops that are read; real chains are shorter.
-const MAX_HEADER: usize = 64;
+const MAX_HOPS: usize = 64;
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
@@ -67,7 +67,7 @@ impl Address {
     /// Walks from the nearest hop outward. A hop that cannot be parsed ends the walk: nothing beyond it can be trusted.
     fn first_untrusted(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
         let mut client = peer;
-        for hop in hops.take(MAX_HEADER) {
+        for hop in hops.take(MAX_HOPS) {
             let Some(hop) = hop else { return client };
             client = hop;
             if !self.trusts(client) {

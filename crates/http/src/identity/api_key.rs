@@ -16,7 +16,7 @@ use ring::digest;
 use std::borrow::Cow;
 
 /// Maximum length of an attribute value in bytes; longer values are replaced by their hash.
-const MAX_HEADER: usize = 256;
+const MAX_VALUE: usize = 256;
 /// Maximum length of an API key in bytes, the same as in a quota; longer keys are replaced by their hash.
 const MAX_KEY: usize = 512;
 
@@ -89,5 +89,5 @@ fn hashed(value: &[u8]) -> String {
 
 /// Returns the value, or its hash if it is too long for a counter key.
 pub(super) fn bounded(value: Cow<'_, str>) -> Cow<'_, str> {
-    if value.len() <= MAX_HEADER { value } else { Cow::Owned(hashed(value.as_bytes())) }
+    if value.len() <= MAX_VALUE { value } else { Cow::Owned(hashed(value.as_bytes())) }
 }

@@ -13,7 +13,7 @@ type Map<V> = HashMap<Box<str>, V, foldhash::fast::RandomState>;
 /// The standard methods; others are recognized if a route names them.
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
 const OTHER: &str = "OTHER";
-const MAX_PATH: usize = 64;
+const MAX_SEGMENTS: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct EndpointMatcher {
@@ -40,7 +40,7 @@ struct End {
     method: Box<str>,
     endpoint: Box<str>,
     /// The route names the method; it takes precedence over a route for all methods.
-    is_declared: bool,
+    names_method: bool,
 }
 
 /// A parsed route.
@@ -123,8 +123,8 @@ impl Node {
         let mut node = self;
         let mut takes_rest = false;
         let segments: Vec<&str> = template.path.split('/').filter(|segment| !segment.is_empty()).collect();
-        if segments.len() > MAX_PATH {
-            return Err(format!("a path has at most {MAX_PATH} segments"));
+        if segments.len() > MAX_SEGMENTS {
+            return Err(format!("a path has at most {MAX_SEGMENTS} segments"));
         }
         for (at, segment) in segments.iter().enumerate() {
             let named = segment.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
@@ -151,18 +151,18 @@ impl Node {
         let ends = if takes_rest { &mut node.rest } else { &mut node.ends };
         let all = methods.iter().map(|method| &**method).chain([OTHER]);
         for method in all.filter(|method| template.method.is_none_or(|own| own == *method)) {
-            let is_declared = template.method.is_some();
+            let names_method = template.method.is_some();
             let endpoint = format!("{method} {}", template.path).into();
-            let end = End { method: method.into(), endpoint, is_declared };
+            let end = End { method: method.into(), endpoint, names_method };
             match ends.iter_mut().find(|known| *known.method == *method) {
                 None => ends.push(end),
-                Some(known) if known.is_declared == is_declared => {
+                Some(known) if known.names_method == names_method => {
                     return Err(format!(
                         "`{}` matches the same requests; remove one of them",
                         known.endpoint
                     ));
                 }
-                Some(known) if is_declared => *known = end,
+                Some(known) if names_method => *known = end,
                 Some(_) => {}
             }
         }
@@ -174,7 +174,7 @@ impl Node {
         if rest.is_empty() {
             return named(&self.ends, method);
         }
-        if depth > MAX_PATH {
+        if depth > MAX_SEGMENTS {
             return None;
         }
         let (segment, further) = rest.split_once('/').unwrap_or((rest, ""));

@@ -271,7 +271,7 @@ impl IdentityResolver {
         };
         let is_trusted = self.trusts(request.peer);
         if is_trusted {
-            let source = self.canonical_target(request.headers)?;
+            let source = self.header_convention(request.headers)?;
             if let Some(method) = source.forwarded_target(request.headers, &METHOD)? {
                 target.method = method;
             }
@@ -287,7 +287,7 @@ impl IdentityResolver {
 
     /// Returns the header set that the proxy uses: the one that contains the path. Headers of the other set are the
     /// client's.
-    fn canonical_target(&self, headers: &impl HeaderLookup) -> Result<OriginalRequest, AmbiguousIdentity> {
+    fn header_convention(&self, headers: &impl HeaderLookup) -> Result<OriginalRequest, AmbiguousIdentity> {
         if self.original != OriginalRequest::Auto {
             return Ok(self.original);
         }

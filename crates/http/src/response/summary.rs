@@ -131,7 +131,7 @@ impl<'a> DecisionSummary<'a> {
             is_abnormal: false,
             decision: None,
         };
-        facts.name_policies();
+        facts.mark_repeated_rules();
         facts
     }
 
@@ -170,7 +170,7 @@ impl<'a> DecisionSummary<'a> {
                 }
             }
         }
-        facts.name_policies();
+        facts.mark_repeated_rules();
         facts
     }
 
@@ -196,7 +196,7 @@ impl<'a> DecisionSummary<'a> {
     }
 
     /// Marks the policies of rules with several windows.
-    fn name_policies(&mut self) {
+    fn mark_repeated_rules(&mut self) {
         for at in 1..self.policies.len() {
             for earlier in 0..at {
                 if self.policies[at].rule == self.policies[earlier].rule {

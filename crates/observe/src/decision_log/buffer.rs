@@ -49,7 +49,7 @@ impl LogRing {
         entry.seq = self.logged;
         self.bytes += DecisionRecord::BYTES;
         // The log's lock is held, so the count changes only here.
-        if entry.caller().masked_key.fetch_add(1, Ordering::Relaxed) == 0 {
+        if entry.caller().references.fetch_add(1, Ordering::Relaxed) == 0 {
             self.bytes += entry.caller().bytes();
         }
         self.entries.push_back(Arc::new(entry));
@@ -59,7 +59,7 @@ impl LogRing {
     fn pop(&mut self) {
         let Some(entry) = self.entries.pop_front() else { return };
         self.bytes -= DecisionRecord::BYTES;
-        if entry.caller().masked_key.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if entry.caller().references.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.bytes -= entry.caller().bytes();
         }
     }

@@ -32,7 +32,7 @@ pub(crate) struct CallerDescription {
     /// Network of the client address, if the caller is identified by something other than its address.
     pub(crate) network: Option<Box<str>>,
     /// Number of in-memory log records that refer to this description.
-    pub(crate) masked_key: AtomicUsize,
+    pub(crate) references: AtomicUsize,
 }
 
 impl CallerDescription {
@@ -98,7 +98,7 @@ impl DescriptionCache {
         capture: &CapturedDecision,
         mask: &Mask,
     ) -> Arc<CallerDescription> {
-        let attributes = buffer.attributes(capture);
+        let attributes = buffer.attribute_text(capture);
         let hashed = |mut hasher: <RandomState as BuildHasher>::Hasher| {
             attributes.hash(&mut hasher);
             hasher.finish()
@@ -107,11 +107,11 @@ impl DescriptionCache {
         if let Some(known) = self.callers.get(&key) {
             return Arc::clone(known);
         }
-        let (domain, pairs) = buffer.values(capture);
+        let (domain, pairs) = buffer.attributes(capture);
         let (attributes, ids) = mask.display(&pairs);
         let caller = mask.caller(&pairs, &attributes, &ids);
         let network = network(&pairs, &attributes);
-        let acted_on = caller.as_ref().filter(|caller| caller.key.is_some() && mask.is_injective());
+        let acted_on = caller.as_ref().filter(|caller| caller.key.is_some() && mask.keeps_distinct());
         let description = Arc::new(CallerDescription {
             domain: domain.into(),
             attributes: attributes.into(),
@@ -119,7 +119,7 @@ impl DescriptionCache {
             key_id: acted_on.map(|caller| caller.id),
             caller: caller.map(Arc::new),
             network: network.map(Into::into),
-            masked_key: AtomicUsize::new(0),
+            references: AtomicUsize::new(0),
         });
         if self.callers.len() >= MAX_ENTRIES || self.bytes >= MAX_BYTES {
             self.callers.clear();

@@ -30,7 +30,7 @@ const CALLERS: [&str; 11] = [
 /// Attributes that contain client addresses.
 const ADDRESSES: [&str; 4] = ["remote_address", "ip", "client_ip", "source_address"];
 /// Attributes that describe the requested resource and never identify the caller.
-const ANONYMOUS: [&str; 5] = ["endpoint", "path", "method", "host", "route"];
+const RESOURCE_ATTRIBUTES: [&str; 5] = ["endpoint", "path", "method", "host", "route"];
 
 /// A keyed hash of a text.
 type Hash = dyn Fn(&str) -> u64 + Send + Sync;
@@ -128,7 +128,7 @@ impl Mask {
     }
 
     /// Returns whether masked values stay distinguishable.
-    pub(crate) fn is_injective(&self) -> bool {
+    pub(crate) fn keeps_distinct(&self) -> bool {
         self.style == MaskStyle::Hash
     }
 
@@ -215,7 +215,7 @@ pub(crate) fn identifies_caller(name: &str) -> bool {
 pub(crate) fn caller_key<'p>(pairs: impl Iterator<Item = &'p (&'p str, &'p str)> + Clone) -> Option<&'p str> {
     let keys = pairs.map(|(key, _)| *key);
     let by_name = CALLERS.iter().find_map(|name| keys.clone().find(|key| key == name));
-    by_name.or_else(|| keys.clone().find(|key| !ANONYMOUS.contains(key)))
+    by_name.or_else(|| keys.clone().find(|key| !RESOURCE_ATTRIBUTES.contains(key)))
 }
 
 /// Returns whether a captured text may have been truncated.

@@ -306,14 +306,14 @@ impl CaptureBuffer {
     }
 
     /// Returns the domain and attributes of a capture as one text with the end offsets; equal for equal requests.
-    pub(crate) fn attributes(&self, capture: &CapturedDecision) -> (&str, SmallVec<[usize; 16]>) {
+    pub(crate) fn attribute_text(&self, capture: &CapturedDecision) -> (&str, SmallVec<[usize; 16]>) {
         let ends = &self.ends[capture.ends.clone()];
         let end = ends.last().copied().unwrap_or(capture.start);
         (&self.text[capture.start..end], ends.iter().map(|end| end - capture.start).collect())
     }
 
     /// Returns the domain and the attributes of a capture.
-    pub(crate) fn values<'b>(&'b self, capture: &CapturedDecision) -> (&'b str, Vec<(&'b str, &'b str)>) {
+    pub(crate) fn attributes<'b>(&'b self, capture: &CapturedDecision) -> (&'b str, Vec<(&'b str, &'b str)>) {
         let mut start = capture.start;
         let mut words = self.ends[capture.ends.clone()].iter().map(|end| {
             let word = &self.text[start..*end];

@@ -91,7 +91,7 @@ impl Telemetry {
     #[inline]
     fn record(&self, local: &mut ThreadState, check: &Check<'_>, decision: &Decision) {
         if !local.layout.as_ref().is_some_and(|layout| decision.uses_rules(&layout.rules)) {
-            self.layout(local, decision);
+            self.load_layout(local, decision);
         }
         let Some(layout) = &local.layout else { return };
         let stripe = &local.stripe;
@@ -103,7 +103,7 @@ impl Telemetry {
         let mut unanswered = None;
         for status in &decision.limits {
             let facts = status.number().and_then(|number| layout.limits.get(number as usize).copied());
-            let facts = facts.unwrap_or_else(|| self.scan(status, check, decision, layout));
+            let facts = facts.unwrap_or_else(|| self.limit_facts(status, check, decision, layout));
             let LimitFacts { slot, tier: own_tier, is_live, scale } = facts;
             if rule != Some(status.rule) {
                 if rule.is_some() {
@@ -269,14 +269,14 @@ impl Telemetry {
     /// line to keep the common case short.
     #[cold]
     #[inline(never)]
-    fn layout(&self, local: &mut ThreadState, decision: &Decision) {
+    fn load_layout(&self, local: &mut ThreadState, decision: &Decision) {
         local.layout = Some(self.labels.layout(decision.shared_rules()));
     }
 
     /// Returns the facts on a limit that is not in the rule set.
     #[cold]
     #[inline(never)]
-    fn scan(
+    fn limit_facts(
         &self,
         status: &LimitStatus,
         check: &Check<'_>,
@@ -328,7 +328,7 @@ impl Telemetry {
         };
         let used = |status: &LimitStatus| {
             let facts = status.number().and_then(|number| layout.limits.get(number as usize).copied());
-            let facts = facts.unwrap_or_else(|| self.scan(status, check, decision, layout));
+            let facts = facts.unwrap_or_else(|| self.limit_facts(status, check, decision, layout));
             let LimitFacts { slot, tier, .. } = facts;
             let capacity = decision.limit(status)?.limit.capacity();
             let own = CallerUtilization::from_outcome(slot, tier, &status.outcome, capacity);

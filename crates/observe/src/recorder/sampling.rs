@@ -7,11 +7,11 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Samples between two visits of the worker after which the interval doubles.
-const MAX_SHOWN: u32 = 256;
+const MAX_SAMPLES: u32 = 256;
 /// Samples per visit below which the interval is halved.
-const MIN_SHOWN: usize = 64;
+const MIN_SAMPLES: usize = 64;
 /// Binary logarithm of the longest interval.
-const MAX_INTERVAL: u32 = 20;
+const MAX_SHIFT: u32 = 20;
 
 /// Sampling interval of one thread, shared with the worker.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub(crate) struct SampleRate {
 impl SampleRate {
     /// Records a visit of the worker that found `found` samples.
     pub(crate) fn visit(&self, found: usize) {
-        if found < MIN_SHOWN {
+        if found < MIN_SAMPLES {
             let less = |shift: u32| shift.checked_sub(1);
             let _ = self.shift.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
@@ -103,9 +103,9 @@ impl Sampling {
         }
         self.shown += 1;
         self.shift = self.shift.max(shift);
-        if self.shown >= MAX_SHOWN {
+        if self.shown >= MAX_SAMPLES {
             self.shown = 0;
-            self.shift = (self.shift + 1).min(MAX_INTERVAL);
+            self.shift = (self.shift + 1).min(MAX_SHIFT);
             rate.shift.store(self.shift, Ordering::Relaxed);
         }
         self.until = rng.jitter(1 << self.shift);
@@ -135,10 +135,10 @@ mod tests {
         let (rate, mut sampling, mut rng) = (SampleRate::default(), Sampling::new(), FastRng::new(7));
         for _ in 0..3 {
             let (count, weight) = shown(&mut sampling, &rate, &mut rng, 1_000_000);
-            assert!(count < 14 * MAX_SHOWN as usize, "{count} samples");
+            assert!(count < 14 * MAX_SAMPLES as usize, "{count} samples");
             assert!((900_000..1_100_000).contains(&weight), "total weight {weight}");
             // Enough visits to shorten the interval to 1.
-            (0..MAX_INTERVAL).for_each(|_| rate.visit(0));
+            (0..MAX_SHIFT).for_each(|_| rate.visit(0));
             assert_eq!(
                 shown(&mut sampling, &rate, &mut rng, 50),
                 (50, 50),
@@ -154,7 +154,7 @@ mod tests {
             let (count, weight) = shown(&mut sampling, &rate, &mut rng, 100_000);
             rate.visit(count);
             if round > 10 {
-                assert!((MIN_SHOWN / 2..2 * MAX_SHOWN as usize).contains(&count), "{count} samples");
+                assert!((MIN_SAMPLES / 2..2 * MAX_SAMPLES as usize).contains(&count), "{count} samples");
                 assert!((70_000..130_000).contains(&weight), "total weight {weight}");
             }
         }

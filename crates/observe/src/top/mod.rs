@@ -150,7 +150,7 @@ impl TopCallers {
 
     /// Returns the API key of a listed caller, which is stored with the list entry for operator actions.
     pub(crate) fn key(&self, id: u64) -> Option<&str> {
-        let rates = self.slices.iter().filter_map(|slice| slice.by_rate.top_n(&id));
+        let rates = self.slices.iter().filter_map(|slice| slice.by_rate.value_of(&id));
         let denials = self.slices.iter().flat_map(|slice| slice.by_denials.counts());
         let denials = denials.map(|(_, (caller, _), _)| caller);
         let mut listed = rates.chain(denials).chain(self.near.callers()).filter(|caller| caller.id == id);

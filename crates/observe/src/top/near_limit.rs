@@ -13,7 +13,7 @@ use tollgate_core::{TimeDelta, Timestamp};
 /// Maximum number of tracked callers.
 const MAX_TRACKED: usize = 4_096;
 /// Time near a limit after which a caller is listed.
-const MIN_MINUTES: TimeDelta = TimeDelta::from_secs(300);
+const MIN_DURATION: TimeDelta = TimeDelta::from_secs(300);
 
 #[derive(Debug, Default)]
 pub(super) struct NearLimitTracker {
@@ -86,7 +86,7 @@ impl NearLimitTracker {
 
     pub(super) fn top_n(&self, max: usize) -> Vec<NearLimit> {
         let long =
-            self.tracked.iter().filter(|(_, tracked)| tracked.last.since(tracked.since) >= MIN_MINUTES);
+            self.tracked.iter().filter(|(_, tracked)| tracked.last.since(tracked.since) >= MIN_DURATION);
         let mut all: Vec<NearLimit> = long
             .map(|((_, slot), tracked)| NearLimit {
                 caller: Arc::clone(&tracked.caller),

@@ -46,7 +46,7 @@ impl<K: Copy + Eq + Hash, T> Sketch<K, T> {
     }
 
     /// Returns the value stored with a key that has a counter.
-    pub(crate) fn top_n(&self, key: &K) -> Option<&T> {
+    pub(crate) fn value_of(&self, key: &K) -> Option<&T> {
         self.slots.get(key).map(|slot| &self.counters[*slot].1)
     }
 

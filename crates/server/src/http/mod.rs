@@ -42,7 +42,7 @@ pub(crate) struct App<S> {
 }
 
 /// Returns whether a path is part of the JSON API, which uses POST.
-fn is_served(path: &str) -> bool {
+fn is_check_path(path: &str) -> bool {
     matches!(path, "/v1/check" | "/v1/reserve" | "/v1/settle" | "/v1/cancel" | "/json")
 }
 
@@ -83,7 +83,7 @@ async fn route<S: CounterStore + 'static>(
         ("/v1/settle", "POST") => Box::pin(reserve::settle(&app.limiter, body)).await,
         ("/v1/cancel", "POST") => Box::pin(reserve::cancel(&app.limiter, body)).await,
         ("/json", "POST") => Box::pin(rls_json::handle(app, body, trace)).await,
-        (path, _) if is_served(path) => Err(Problem::wrong_method(&Method::POST)),
+        (path, _) if is_check_path(path) => Err(Problem::wrong_method(&Method::POST)),
         ("/healthz" | "/readyz" | "/metrics" | "/v1/hot", "GET" | "HEAD") => {
             Ok(Box::pin(health::response(&app.status, request)).await)
         }

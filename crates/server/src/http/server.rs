@@ -1,7 +1,7 @@
 //! Runs the HTTP protocol server on the HTTP/1 server: its settings and its connections.
 
 use super::request::Request;
-use super::{App, ForwardAuth, is_served};
+use super::{App, ForwardAuth, is_check_path};
 use bytes::BytesMut;
 use http::StatusCode;
 use std::future::Future;
@@ -69,7 +69,7 @@ impl<S: CounterStore + 'static> Service for Session<S> {
 
     fn body_mode(&self, scan: &ScannedHead, head: &[u8]) -> BodyMode {
         let request = Request::new(self.peer, scan, head, b"");
-        if request.method == "POST" && is_served(request.path) {
+        if request.method == "POST" && is_check_path(request.path) {
             BodyMode::Whole { max: MAX_BODY }
         } else {
             BodyMode::Skip

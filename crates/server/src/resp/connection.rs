@@ -26,7 +26,7 @@ use tokio::time::Sleep;
 use tollgate_core::{CounterStore, Timestamp};
 
 /// Number of consecutive reads after which other connections are served.
-const MAX_TURNS: usize = 8;
+const MAX_CONSECUTIVE_READS: usize = 8;
 /// Maximum time and bytes that are read from a client after a protocol error. Closing a connection with unread bytes
 /// resets it, and the client may lose the reply.
 const LINGER: Duration = Duration::from_secs(1);
@@ -130,7 +130,7 @@ impl<S: CounterStore> Connection<S> {
         {
             return Poll::Ready(result);
         }
-        if self.turns >= MAX_TURNS && self.next != Next::Close {
+        if self.turns >= MAX_CONSECUTIVE_READS && self.next != Next::Close {
             self.turns = 0;
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -175,7 +175,7 @@ impl<S: CounterStore> Connection<S> {
         let mut out = REPLIES.take();
         let began = self.app.limiter.clock().now();
         let (done, stop) = batch::run(&self.app, &mut self.session, &input, &mut out).await;
-        self.record_progress(began);
+        self.report_latency(began);
         self.turns += 1;
         self.made_progress = done > 0;
         self.is_busy |= self.made_progress;
@@ -211,7 +211,7 @@ impl<S: CounterStore> Connection<S> {
     }
 
     /// Records the time from the read to the replies, which every decision of the batch waited for.
-    fn record_progress(&mut self, began: Timestamp) {
+    fn report_latency(&mut self, began: Timestamp) {
         let decided = std::mem::take(&mut self.session.decided);
         if decided > 0 {
             let limiter = &self.app.limiter;

@@ -32,7 +32,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// How long one look may take.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Seconds that the curves show.
-const MAX_ROWS: usize = 240;
+const HISTORY_SECONDS: usize = 240;
 
 pub(crate) fn run(flags: &TopFlags) -> anyhow::Result<ExitCode> {
     let json = flags.admin.is_json();
@@ -64,7 +64,8 @@ struct TopState {
 }
 
 async fn fetch(client: &Client) -> anyhow::Result<TopState> {
-    let stats = client.request(Method::GET, &format!("/admin/v1/stats?seconds={MAX_ROWS}"), None).await?;
+    let stats =
+        client.request(Method::GET, &format!("/admin/v1/stats?seconds={HISTORY_SECONDS}"), None).await?;
     let top = client.request(Method::GET, "/admin/v1/top", None).await?;
     Ok(TopState { stats, top, failure: None })
 }

@@ -19,7 +19,7 @@ pub(crate) struct GatewayReload {
     pub(crate) text: Option<Vec<u8>>,
     pub(crate) started: Config,
     /// Whether programs ask beside the traffic.
-    pub(crate) ignored_changes: bool,
+    pub(crate) has_protocols: bool,
     pub(crate) gateway: Handle<Store>,
     pub(crate) status: Arc<ServerStatus>,
 }
@@ -69,7 +69,7 @@ impl GatewayReload {
                     ("identity", self.started.identity == config.identity),
                     ("responses", self.started.responses == config.responses),
                 ];
-                for (name, _) in told.iter().filter(|(_, same)| !same && self.ignored_changes) {
+                for (name, _) in told.iter().filter(|(_, same)| !same && self.has_protocols) {
                     tracing::warn!(
                         "`{name}` changed in {}; for the protocol servers (`http`, `grpc`) it takes effect after a restart",
                         self.path.display()

@@ -67,7 +67,7 @@ async fn serve(
         path: flags.config.clone().unwrap_or_default(),
         text,
         started: config.clone(),
-        ignored_changes: asked_elsewhere,
+        has_protocols: asked_elsewhere,
         gateway: gateway.handle(),
         status: Arc::clone(&status),
     };
@@ -99,7 +99,9 @@ async fn serve(
     tending.abort();
     leases::return_leases(&limiter).await;
     status.shutdown().await;
-    if let Ok(lost @ 1..) = tokio::task::spawn_blocking(move || served.shutdown(SHUTDOWN_TIMEOUT)).await {
+    if let Ok(lost @ 1..) =
+        tokio::task::spawn_blocking(move || served.flush_access_log(SHUTDOWN_TIMEOUT)).await
+    {
         tracing::warn!(lost, "access log lines lost at shutdown");
     }
     if let Some(sending) = sending {

@@ -46,7 +46,7 @@ impl ExportTask {
         tracing::info!("sending traces to {}", otlp.uri);
         let (stop, stopped) = watch::channel(false);
         let (client, observe) = (otlp.client()?, Arc::clone(observe));
-        let collector = Collector { otlp: otlp.clone(), client, pending: None, is_unavailable: false };
+        let collector = Collector { otlp: otlp.clone(), client, connection: None, is_unavailable: false };
         Ok(Some(Self { task: tokio::spawn(collector.run(observe, stopped)), stop }))
     }
 
@@ -66,7 +66,7 @@ struct Collector {
     otlp: Otlp,
     client: Client,
     /// A connection that may still be good.
-    pending: Option<SendRequest<RequestBody>>,
+    connection: Option<SendRequest<RequestBody>>,
     is_unavailable: bool,
 }
 
@@ -132,7 +132,7 @@ impl Collector {
 
     async fn post(&mut self, message: Bytes) -> Result<Bytes, ExportError> {
         let later = |error: anyhow::Error| ExportError::Retryable(error, None);
-        let mut sender = match self.pending.take().filter(|kept| !kept.is_closed()) {
+        let mut sender = match self.connection.take().filter(|kept| !kept.is_closed()) {
             Some(kept) => kept,
             None => self.client.connect().await.map_err(later)?,
         };
@@ -163,7 +163,7 @@ impl Collector {
         let answer = Limited::new(answer.into_body(), MAX_RESPONSE).collect().await;
         // It has the spans, whatever becomes of the rest of its answer.
         let Ok(answer) = answer else { return Ok(Bytes::new()) };
-        self.pending = Some(sender);
+        self.connection = Some(sender);
         Ok(answer.to_bytes())
     }
 }
