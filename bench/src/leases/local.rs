@@ -56,8 +56,7 @@ pub(super) fn measure_all(length: Length) {
         let names: Vec<String> = all.iter().map(|contestant| contestant.name()).collect();
         rows(&names, &nanos);
         let stats = leased.leases.stats();
-        let local_share =
-            stats.local as f64 / (stats.local + stats.denied + stats.central).max(1) as f64;
+        let local_share = stats.local as f64 / (stats.local + stats.denied + stats.central).max(1) as f64;
         println!("({:.3}% of the charges were spent from a lease)", 100.0 * local_share);
         at_most("available lease ÷ counters in memory", nanos[1] / nanos[0], 2.0);
         at_most("the same through Limiter::check", nanos[3] / nanos[2], 2.0);

@@ -13,7 +13,8 @@ pub(super) fn measure(runtime: &tokio::runtime::Runtime, keys: u64) -> Result<()
     let floor = floor(keys)?;
     let redis = Redis::start(SERVER_CORE)?;
     let store = store(runtime, &redis)?;
-    let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_day(10)).build().map_err(|e| e.to_string())?;
+    let limit =
+        LimitSpec::new(Algorithm::Gcra, Rate::per_day(nonzero!(10))).build().map_err(|e| e.to_string())?;
     let counter = Arc::new((Scope::in_group("api|user|gcra|1d", "api|user"), limit));
     let charge = move |number: u64| {
         let (store, counter) = (store.clone(), Arc::clone(&counter));

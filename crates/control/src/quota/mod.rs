@@ -128,7 +128,7 @@ impl ControlPlane {
                     .clone()
                     .map(PriorTerms::parse)
                     .transpose()?
-                    .map(PriorTerms::to_current),
+                    .map(PriorTerms::into_current),
                 reason: valid.reason.clone(),
                 author: valid.author.clone().unwrap_or_else(|| actor.name.clone()),
                 updated_at: format_millis(now),

@@ -59,7 +59,7 @@ impl PriorTerms<String> {
 }
 
 impl PriorTerms<Vec<QuotaOverride>> {
-    pub(crate) fn to_current(self) -> CurrentTerms {
+    pub(crate) fn into_current(self) -> CurrentTerms {
         let Self { tier, overrides, expires_at } = self;
         CurrentTerms { tier, overrides, expires_at: expires_at.map(format_time) }
     }

@@ -103,7 +103,7 @@ impl FullQuotaRow {
             overrides: parse_overrides(&overrides)?,
             effective_at: effective_at.map(format_time),
             expires_at: expires_at.map(format_time),
-            until_effective: until.map(PriorTerms::parse).transpose()?.map(PriorTerms::to_current),
+            until_effective: until.map(PriorTerms::parse).transpose()?.map(PriorTerms::into_current),
             reason,
             author,
             updated_at: format_millis(row.updated_at),

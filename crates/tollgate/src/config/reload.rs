@@ -114,7 +114,7 @@ fn reload(
             status.record_failure(ReloadTarget::Rules, error);
         }
         Ok((_, rules)) if rules.revision() == limiter.rules().revision() => {
-            status.record_success(ReloadTarget::Rules)
+            status.record_success(ReloadTarget::Rules);
         }
         Ok((sources, rules)) => {
             for warning in rules.warnings() {
