@@ -1,4 +1,4 @@
-//! Compiles the protocol's messages, for which no `protoc` is needed.
+//! Compiles the protobuf messages of the rate limit service, without `protoc`.
 
 use prost::Message as _;
 use std::path::PathBuf;

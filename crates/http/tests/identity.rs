@@ -148,8 +148,8 @@ fn addresses_are_reduced_to_the_network_of_a_caller() {
     let ported = [("x-forwarded-for", "[2001:db8:1:2::9]:443")];
     assert_eq!(one(&plain, "127.0.0.1", "/", &ported, "remote_address").as_deref(), Some("2001:db8:1:2::"));
     let off = resolver("{forwarded: none}");
-    let spoken = [("x-forwarded-for", "8.8.8.8")];
-    assert_eq!(one(&off, "127.0.0.1", "/", &spoken, "remote_address").as_deref(), Some("127.0.0.1"));
+    let forwarded = [("x-forwarded-for", "8.8.8.8")];
+    assert_eq!(one(&off, "127.0.0.1", "/", &forwarded, "remote_address").as_deref(), Some("127.0.0.1"));
 }
 
 /// A quota is looked up by the key, so every protocol must report it as it was sent.

@@ -1,4 +1,5 @@
-//! The body of an answer: the service's own, with what the request holds until it ends or is dropped; or a denial's.
+//! Response body of a limited service: the service's own, which holds the request's permits until it ends or is
+//! dropped, or the body of a denial.
 
 use crate::decider::HeldResource;
 use bytes::Bytes;
@@ -7,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 pin_project_lite::pin_project! {
-    /// The body of an answer that came through a [`crate::TollgateLayer`].
+    /// The body of a response from a service behind a [`crate::TollgateLayer`].
     #[derive(Debug)]
     pub struct LimitedBody<B> {
         #[pin]
@@ -19,7 +20,7 @@ pin_project_lite::pin_project! {
 
 impl<B: Body> LimitedBody<B> {
     pub(crate) fn passing(inner: B, hold: Option<Box<dyn HeldResource>>) -> Self {
-        // What has ended already is perhaps never polled.
+        // A body that has already ended may never be polled.
         let hold = hold.filter(|_| !inner.is_end_stream());
         Self { inner: Some(inner), denial: None, hold }
     }
@@ -42,7 +43,7 @@ impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
             return Poll::Ready(this.denial.take().map(|body| Ok(Frame::data(body))));
         };
         let frame = ready!(inner.poll_frame(context));
-        // The end, or as good as that: nothing follows trailers or an error.
+        // The end: nothing follows trailers or an error either.
         if frame.as_ref().is_none_or(|frame| frame.as_ref().map_or(true, Frame::is_trailers)) {
             *this.hold = None;
         }

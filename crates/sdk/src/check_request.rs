@@ -1,4 +1,5 @@
-//! What is asked about a request. Made by the program's own closure, so that anything it knows can decide.
+//! A check request: the attributes and the cost of a request. The program's own closure builds it, so that it can use
+//! anything that the program has.
 
 use http::header::HeaderValue;
 #[cfg(feature = "in-process")]
@@ -14,21 +15,21 @@ use tollgate_rules::Descriptor;
 /// The key and the value of an attribute.
 pub(crate) type Pair = (Cow<'static, str>, String);
 
-/// What a request is to the rules, and what it costs.
+/// The attributes or descriptors of a request, and its cost.
 ///
 /// ```
 /// use tollgate_sdk::CheckRequest;
-/// let ask = CheckRequest::attributes([("user", "ann")]).with_attribute("tier", "pro").with_cost(3);
+/// let request = CheckRequest::attributes([("user", "ann")]).with_attribute("tier", "pro").with_cost(3);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckRequest {
     pub(crate) form: CheckForm,
     pub(crate) cost: u64,
-    /// The trace that it is part of.
+    /// The trace context of the request.
     pub(crate) traceparent: Option<HeaderValue>,
 }
 
-/// The two forms that a request comes in.
+/// The two forms of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CheckForm {
     Attributes(Vec<Pair>),
@@ -36,7 +37,8 @@ pub(crate) enum CheckForm {
 }
 
 impl CheckRequest {
-    /// A bag of attributes: every rule whose keys it has applies. Every bag has `global: aggregate`, whatever it says.
+    /// Creates a request from attributes: every rule whose keys are among them matches. `global: aggregate` is always
+    /// added.
     #[must_use]
     pub fn attributes<K: Into<Cow<'static, str>>, V: Into<String>>(
         pairs: impl IntoIterator<Item = (K, V)>,
@@ -44,7 +46,7 @@ impl CheckRequest {
         Self { form: CheckForm::Attributes(attribute_pairs(pairs)), cost: 1, traceparent: None }
     }
 
-    /// Descriptors, each of which meets one rule, as Envoy has it.
+    /// Creates a request from descriptors, each of which matches at most one rule, as in Envoy.
     #[must_use]
     pub fn descriptors<D, K, V>(descriptors: impl IntoIterator<Item = D>) -> Self
     where
@@ -59,7 +61,7 @@ impl CheckRequest {
         }
     }
 
-    /// With one more attribute; for descriptors, one more entry of the last.
+    /// Adds an attribute, or an entry to the last descriptor.
     #[must_use]
     pub fn with_attribute(mut self, key: impl Into<Cow<'static, str>>, value: impl Into<String>) -> Self {
         let pair = (key.into(), value.into());
@@ -73,14 +75,14 @@ impl CheckRequest {
         self
     }
 
-    /// At another cost than one. Zero only looks.
+    /// Sets the cost in units, which is 1 by default; 0 is a peek.
     #[must_use]
     pub const fn with_cost(mut self, units: u64) -> Self {
         self.cost = units;
         self
     }
 
-    /// As part of the trace that this `traceparent` names. The layer finds it in a request by itself.
+    /// Sets the `traceparent` of the request's trace. The layer reads it from the request by default.
     #[must_use]
     pub fn with_traceparent(mut self, traceparent: HeaderValue) -> Self {
         self.traceparent = Some(traceparent);

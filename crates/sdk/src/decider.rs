@@ -1,4 +1,4 @@
-//! The seam between the layer and who decides: this process, or a server.
+//! The decider interface between the layer and the limiter, which is in this process or on a server.
 
 use crate::check_request::CheckRequest;
 use bytes::Bytes;
@@ -7,49 +7,50 @@ use std::any::Any;
 use std::future::Future;
 use std::time::Duration;
 
-/// Decides on requests.
+/// Decides requests.
 pub trait Decider: Send + Sync + 'static {
-    /// Decides. Cannot fail: who cannot decide answers by policy.
-    fn decide(&self, ask: CheckRequest) -> impl Future<Output = LayerDecision> + Send;
+    /// Decides a request. It cannot fail: if the limiter is unavailable, the fail policy decides.
+    fn decide(&self, request: CheckRequest) -> impl Future<Output = LayerDecision> + Send;
 }
 
-/// A decision, as the layer needs it.
+/// A decision, in the form that the layer uses.
 #[derive(Debug)]
 pub struct LayerDecision {
-    /// What to answer where it is a denial; where it is none, a 200 whose fields go onto the service's own answer.
+    /// The response to send for a denial; for an allowed request, a 200 whose fields are added to the service's
+    /// response.
     pub response: Response<Bytes>,
-    /// Whether the request may pass.
+    /// The request may pass.
     pub is_allowed: bool,
-    /// Fields for the service itself: `X-RateLimit-Degraded`, `X-RateLimit-Warning`.
+    /// Request fields for the service: `X-RateLimit-Degraded`, `X-RateLimit-Warning`.
     pub markers: HeaderMap,
-    /// How long to hold it back before it passes.
+    /// Delay before the request may proceed.
     pub delay: Duration,
-    /// What the request holds while it is under way, given back by being dropped.
+    /// Permits and delay-queue entries of the request in flight; dropping it releases them.
     pub hold: Option<Box<dyn HeldResource>>,
 }
 
-/// Something that a request holds.
+/// A resource that a request in flight holds.
 pub trait HeldResource: Any + Send + std::fmt::Debug {
-    /// Its turn has come: from now on only what lasts as long as the request is given back.
+    /// Called after the delay, when the request proceeds: from then on a drop releases permits and refunds no charge.
     fn begin(&mut self);
 }
 
 impl LayerDecision {
-    /// A request that passes without anything to say of it.
+    /// Returns a decision that allows the request and adds no fields.
     #[must_use]
     pub fn pass() -> Self {
         Self::from_summary(Response::new(Bytes::new()))
     }
 
-    /// By the status of an answer: 200 passes.
-    pub(crate) fn from_summary(answer: Response<Bytes>) -> Self {
-        let passes = answer.status() == StatusCode::OK;
-        let mut marks = HeaderMap::new();
+    /// Creates a decision from a response: 200 means allowed.
+    pub(crate) fn from_summary(response: Response<Bytes>) -> Self {
+        let is_allowed = response.status() == StatusCode::OK;
+        let mut markers = HeaderMap::new();
         for name in ["x-ratelimit-degraded", "x-ratelimit-warning"] {
-            if let Some(value) = answer.headers().get(name).filter(|_| passes) {
-                marks.insert(name, value.clone());
+            if let Some(value) = response.headers().get(name).filter(|_| is_allowed) {
+                markers.insert(name, value.clone());
             }
         }
-        Self { response: answer, is_allowed: passes, markers: marks, delay: Duration::ZERO, hold: None }
+        Self { response, is_allowed, markers, delay: Duration::ZERO, hold: None }
     }
 }

@@ -1,8 +1,8 @@
-//! A keyed rate limiter in three lines: one limit, one counter for each key, in this process's memory.
+//! A keyed rate limiter in three lines: one limit and one counter per key, in memory.
 //!
-//! For programs that need neither rules nor a server. Whatever the number of keys, counters take at most the memory they
-//! were given: the ones that matter least are evicted first. Rejected: a map of limiters, which grows with every key a
-//! client can invent.
+//! It is for programs that need neither rules nor a server. Whatever the number of keys, the counters stay within their
+//! memory limit: the least important ones are evicted first. Rejected: a map of limiters, because it grows with every
+//! key that a client makes up.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use tollgate_core::{
 };
 use tollgate_store::{MemoryConfig, MemoryError, MemoryStore};
 
-/// Memory for counters where nothing else is set: about two million keys.
+/// Default memory for counters in bytes, sufficient for about two million keys.
 const DEFAULT_BYTES: usize = 64 << 20;
 
 /// Limits each key to a rate, with counters in this process.
@@ -25,7 +25,7 @@ const DEFAULT_BYTES: usize = 64 << 20;
 /// assert!(limiter.check("ann").is_ok());
 /// ```
 ///
-/// A burst of a whole period's units may pass at once; [`KeyedLimiter::build`] takes any other limit.
+/// The burst is one period's units; [`KeyedLimiter::build`] takes any other limit.
 pub struct KeyedLimiter {
     store: MemoryStore<SystemClock>,
     limit: Limit,
@@ -38,35 +38,35 @@ impl fmt::Debug for KeyedLimiter {
     }
 }
 
-/// A request that fits its limit.
+/// The result for a request within its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Allowed {
-    /// Units that are left at this instant.
+    /// Units left.
     pub remaining: u64,
     /// Time after which all units are available again.
     pub reset_after: Duration,
-    /// Time to hold the request back; zero unless the limit is a leaky bucket that delays.
+    /// Delay before the request may proceed; zero unless the limit is a leaky bucket that delays.
     pub delay: Duration,
 }
 
-/// A request over its limit. Nothing was charged.
+/// The result for a request over its limit. Nothing was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("over the limit; {}", match .retry_after {
+#[error("rate limit exceeded; {}", match .retry_after {
     Some(wait) => format!("retry after {wait:?}"),
-    None => "the request costs more than the limit ever has".to_owned(),
+    None => "the cost is larger than the limit, so a retry cannot succeed".to_owned(),
 })]
 #[non_exhaustive]
 pub struct Denied {
-    /// Time after which the same request would pass if no other is made; `None` if it never can.
+    /// Time after which the same request would be allowed if no other is made; `None` if it never would.
     pub retry_after: Option<Duration>,
-    /// Units that are left at this instant.
+    /// Units left.
     pub remaining: u64,
     /// Time after which all units are available again.
     pub reset_after: Duration,
 }
 
-/// Why a limiter cannot be built.
+/// The reason a limiter cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyedLimiterError {
@@ -78,42 +78,42 @@ pub enum KeyedLimiterError {
     Memory(#[from] MemoryError),
     /// Permits must be released, which needs [`crate::InProcess`].
     #[error(
-        "a concurrency limit cannot be keyed alone; use InProcess with a rule of `algorithm: concurrency`"
+        "KeyedLimiter does not support concurrency limits; use InProcess with a rule of `algorithm: concurrency`"
     )]
     Concurrency,
 }
 
 impl KeyedLimiter {
-    /// Allows each key `count` requests a second.
+    /// Allows each key `count` requests per second.
     #[must_use]
     pub fn per_second(count: NonZeroU32) -> Self {
         Self::per(count, Duration::from_secs(1))
     }
 
-    /// Allows each key `count` requests a minute.
+    /// Allows each key `count` requests per minute.
     #[must_use]
     pub fn per_minute(count: NonZeroU32) -> Self {
         Self::per(count, Duration::from_secs(60))
     }
 
-    /// Allows each key `count` requests an hour.
+    /// Allows each key `count` requests per hour.
     #[must_use]
     pub fn per_hour(count: NonZeroU32) -> Self {
         Self::per(count, Duration::from_secs(3_600))
     }
 
-    /// Allows each key `count` requests in 24 hours.
+    /// Allows each key `count` requests per 24 hours.
     #[must_use]
     pub fn per_day(count: NonZeroU32) -> Self {
         Self::per(count, Duration::from_secs(86_400))
     }
 
-    /// The four rates above, which are valid whatever the count.
+    /// Builds one of the four rates above, which are valid for every count.
     fn per(count: NonZeroU32, period: Duration) -> Self {
         let spec = LimitSpec::new(Algorithm::Gcra, Rate::per(count.get().into(), span(period)));
         match Self::build(spec, DEFAULT_BYTES) {
             Ok(limiter) => limiter,
-            // As every constructor of the standard library does where there is no memory.
+            // Out of memory is handled as in the standard library's constructors.
             Err(_) => std::alloc::handle_alloc_error(std::alloc::Layout::new::<[u8; DEFAULT_BYTES]>()),
         }
     }
@@ -143,25 +143,25 @@ impl KeyedLimiter {
     /// Charges one unit to `key`.
     ///
     /// # Errors
-    /// [`Denied`] if it does not fit; nothing is charged then.
+    /// [`Denied`] if `key` is over the limit; nothing is charged then.
     pub fn check(&self, key: impl Key) -> Result<Allowed, Denied> {
         verdict(&self.charge(&key, Cost::ONE))
     }
 
-    /// Charges `units` to `key`: all or none.
+    /// Charges `units` to `key`, all or none.
     ///
     /// # Errors
-    /// [`Denied`] if they do not fit; nothing is charged then.
+    /// [`Denied`] if they exceed the limit; nothing is charged then.
     pub fn check_n(&self, key: impl Key, units: NonZeroU32) -> Result<Allowed, Denied> {
         verdict(&self.charge(&key, Cost::new(units.get().into())))
     }
 
-    /// Returns the units that `key` has left, and charges nothing.
+    /// Returns the units that `key` has left, without charging.
     pub fn remaining(&self, key: impl Key) -> u64 {
         self.charge(&key, Cost::PEEK).remaining
     }
 
-    /// Waits until `key` has a unit, and charges it. Waiters are served in no particular order.
+    /// Waits until `key` has a unit, and charges it. The order of waiters is not defined.
     pub async fn until_ready(&self, key: impl Key) -> Allowed {
         loop {
             match self.check(&key) {
@@ -169,7 +169,7 @@ impl KeyedLimiter {
                     tokio::time::sleep(allowed.delay).await;
                     return allowed;
                 }
-                // One unit fits any limit but one that blocks, which is asked again now and then.
+                // Only a limit of 0 has no retry time for one unit; it is checked again every second.
                 Err(denied) => tokio::time::sleep(denied.retry_after.unwrap_or(Duration::from_secs(1))).await,
             }
         }
@@ -190,7 +190,7 @@ fn verdict(outcome: &Outcome) -> Result<Allowed, Denied> {
         Verdict::Denied { retry_after } => {
             Err(Denied { retry_after: retry_after.map(Duration::from), remaining, reset_after })
         }
-        // A store in memory decides every charge.
+        // The memory store decides every charge.
         Verdict::Unknown => Err(Denied { retry_after: None, remaining, reset_after }),
     }
 }
@@ -199,9 +199,9 @@ fn span(duration: Duration) -> TimeDelta {
     TimeDelta::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
 }
 
-/// What a [`KeyedLimiter`] counts by: text, a number, an address, or `()` for one counter in all.
+/// A key of a [`KeyedLimiter`]: text, a number, an address, or `()` for a single counter.
 pub trait Key: sealed::Sealed {
-    /// Calls `charge` with the key as a counter's name has it.
+    /// Calls `charge` with the key as a part of a counter key.
     #[doc(hidden)]
     fn with_part<R>(&self, charge: impl FnOnce(KeyPart<'_>) -> R) -> R;
 }
@@ -246,7 +246,7 @@ impl Key for IpAddr {
 
 impl Key for u64 {
     fn with_part<R>(&self, charge: impl FnOnce(KeyPart<'_>) -> R) -> R {
-        // 20 digits at most.
+        // A `u64` has at most 20 digits.
         let mut digits = [0_u8; 20];
         let (mut at, mut rest) = (digits.len(), *self);
         loop {
@@ -272,9 +272,9 @@ mod tests {
     use super::*;
     use crate::nonzero;
 
-    /// The constructors do not fail, whatever the count.
+    /// The constructors do not fail for any count.
     #[test]
-    fn every_rate_is_a_limit() {
+    fn every_rate_is_a_valid_limit() {
         for count in [1, 2, 50, 1_000_000, u32::MAX] {
             let count = NonZeroU32::new(count).expect("a number");
             for limiter in [
@@ -291,13 +291,13 @@ mod tests {
         }
     }
 
-    /// Each key has its own counter, of whatever type it is.
+    /// Each key has its own counter, whatever its type.
     #[test]
-    fn keys_are_counted_apart() {
+    fn keys_are_counted_separately() {
         let limiter = KeyedLimiter::per_hour(nonzero!(1));
         let (v4, v6): (IpAddr, IpAddr) = ("10.0.0.1".parse().expect("v4"), "::1".parse().expect("v6"));
         assert!(limiter.check("7").is_ok());
-        assert!(limiter.check(7_u64).is_err(), "a number is its digits");
+        assert!(limiter.check(7_u64).is_err(), "a number is the text of its digits");
         assert!(limiter.check(u64::MAX).is_ok());
         assert!(limiter.check(String::from("seven")).is_ok());
         assert!(limiter.check(v4).is_ok());
@@ -310,13 +310,13 @@ mod tests {
     }
 
     #[test]
-    fn permits_need_more_than_a_key() {
+    fn concurrency_limits_are_rejected() {
         let spec = LimitSpec::new(Algorithm::Concurrency, Rate::per_minute(nonzero!(5)));
         assert!(matches!(KeyedLimiter::build(spec, 1 << 20), Err(KeyedLimiterError::Concurrency)));
     }
 
     #[tokio::test]
-    async fn who_waits_is_served() {
+    async fn until_ready_waits_for_a_unit() {
         let limiter = KeyedLimiter::per_second(nonzero!(200));
         assert!(limiter.check_n("a", nonzero!(200)).is_ok());
         let denied = limiter.check("a").expect_err("over");

@@ -1,4 +1,5 @@
-//! Limiting the callers of a service. A denied request never reaches it, nor does any of its body.
+//! The tower layer that limits the callers of a service. Denied requests, including their bodies, never reach the
+//! service.
 
 use crate::body::LimitedBody;
 use crate::check_request::CheckRequest;
@@ -19,11 +20,11 @@ use tollgate_http::traceparent::TRACEPARENT;
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// Requests held back at once by `action: delay`, where nothing else is said.
+/// Default maximum number of requests delayed by `action: delay`.
 const MAX_DELAYED: usize = 1024;
 
-/// A layer that limits whoever calls the service below it. `X` says what each request is to the rules; a request of which
-/// it says nothing is not limited.
+/// A layer that limits the callers of the inner service. `X` extracts the check request from each request; a request
+/// for which it returns `None` is not limited.
 pub struct TollgateLayer<D, X> {
     shared: Arc<Shared<D, X>>,
 }
@@ -35,14 +36,14 @@ struct Shared<D, X> {
 }
 
 impl<D: Decider, X: Fn(&Parts) -> Option<CheckRequest>> TollgateLayer<D, X> {
-    /// Decides by `decider` on what `extract` says of a request.
-    pub fn new(decide: D, extract: X) -> Self {
-        Self::with_queue(decide, extract, MAX_DELAYED)
+    /// Creates a layer that decides with `decider` what `extract` returns for a request.
+    pub fn new(decider: D, extract: X) -> Self {
+        Self::with_queue(decider, extract, MAX_DELAYED)
     }
 
-    /// With room for so many requests that `action: delay` holds back; more are answered with 503.
-    pub fn with_queue(decide: D, extract: X, most_waiting: usize) -> Self {
-        Self { shared: Arc::new(Shared { decider: decide, extract, queue: DelayQueue::new(most_waiting) }) }
+    /// Creates a layer that delays at most `max_delayed` requests for `action: delay`; more are shed with 503.
+    pub fn with_queue(decider: D, extract: X, max_delayed: usize) -> Self {
+        Self { shared: Arc::new(Shared { decider, extract, queue: DelayQueue::new(max_delayed) }) }
     }
 }
 
@@ -101,21 +102,21 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that is ready goes with the request; its copy becomes ready for the next.
+        // The request takes the service that is ready; its clone must become ready for the next request.
         let copy = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, copy);
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             let (mut head, body) = request.into_parts();
-            // Nobody but us may say that a request is served in a lesser way, of those that are not limited neither.
+            // Only the layer may set these markers, also on requests that are not limited.
             head.headers.remove("x-ratelimit-degraded");
             head.headers.remove("x-ratelimit-warning");
-            let Some(mut ask) = (shared.extract)(&head) else {
-                let answer = inner.call(Request::from_parts(head, body)).await?;
-                return Ok(answer.map(|body| LimitedBody::passing(body, None)));
+            let Some(mut check) = (shared.extract)(&head) else {
+                let response = inner.call(Request::from_parts(head, body)).await?;
+                return Ok(response.map(|body| LimitedBody::passing(body, None)));
             };
-            ask.traceparent = ask.traceparent.or_else(|| head.headers.get(&TRACEPARENT).cloned());
-            let mut decided = shared.decider.decide(ask).await;
+            check.traceparent = check.traceparent.or_else(|| head.headers.get(&TRACEPARENT).cloned());
+            let mut decided = shared.decider.decide(check).await;
             let is_grpc = is_grpc(&head);
             if !decided.is_allowed {
                 return Ok(denial(decided, is_grpc));
@@ -131,21 +132,21 @@ where
                 hold.begin();
             }
             head.headers.extend(decided.markers);
-            let mut answer = inner.call(Request::from_parts(head, body)).await?;
-            answer.headers_mut().extend(decided.response.into_parts().0.headers);
-            Ok(answer.map(|body| LimitedBody::passing(body, decided.hold)))
+            let mut response = inner.call(Request::from_parts(head, body)).await?;
+            response.headers_mut().extend(decided.response.into_parts().0.headers);
+            Ok(response.map(|body| LimitedBody::passing(body, decided.hold)))
         })
     }
 }
 
-/// Too many are held back already: what it took is given back, and its caller comes again.
+/// Turns a decision into a 503 because the delay queue is full. Dropping the result refunds the charge.
 fn shed(decided: LayerDecision) -> LayerDecision {
-    let mut answer = decided.response;
-    *answer.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-    // Never sooner than it would have passed.
+    let mut response = decided.response;
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    // Rounded up, so that a retry is never earlier than the end of the delay.
     let seconds = decided.delay.as_secs() + u64::from(decided.delay.subsec_nanos() > 0);
-    answer.headers_mut().insert(http::header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
-    LayerDecision { response: answer, is_allowed: false, hold: decided.hold, ..LayerDecision::pass() }
+    response.headers_mut().insert(http::header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+    LayerDecision { response, is_allowed: false, hold: decided.hold, ..LayerDecision::pass() }
 }
 
 fn is_grpc(head: &Parts) -> bool {
@@ -153,16 +154,16 @@ fn is_grpc(head: &Parts) -> bool {
     kind.is_some_and(|kind| kind.starts_with(b"application/grpc"))
 }
 
-/// The denial as an answer. Callers over gRPC read a status of that protocol, and no body.
+/// Returns the response for a denial. gRPC clients get a gRPC status and no body.
 fn denial<R: Body>(decided: LayerDecision, is_grpc: bool) -> Response<LimitedBody<R>> {
     let (mut head, body) = decided.response.into_parts();
     if !is_grpc {
         return Response::from_parts(head, LimitedBody::denying(body));
     }
     let (code, text) = if head.status == StatusCode::SERVICE_UNAVAILABLE {
-        ("14", "no decision can be made")
+        ("14", "the request could not be checked")
     } else {
-        ("8", "over the limit")
+        ("8", "rate limit exceeded")
     };
     head.status = StatusCode::OK;
     head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));

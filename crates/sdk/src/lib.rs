@@ -1,15 +1,17 @@
-//! Tollgate inside a Rust program, for whatever speaks `http` and tower: axum, tonic, hyper.
+//! Rate limiting for Rust programs: a keyed limiter, tower layers for axum, tonic and hyper, and a client of a Tollgate
+//! server.
 //!
-//! | module | answers |
+//! | item | purpose |
 //! |---|---|
-//! | [`CheckRequest`] | what is asked about a request |
-//! | [`InProcess`] | decide here, by rules and counters of this process (feature `in-process`, on by default) |
-//! | `Remote` | ask a Tollgate server over gRPC (feature `remote`) |
-//! | [`TollgateLayer`] | limit the callers of a service |
-//! | [`RetryAfterLayer`] | keep to the limits of services that are called |
+//! | [`KeyedLimiter`], [`RateLimitLayer`] | one rate per key, without rules (feature `in-process`, on by default) |
+//! | [`CheckRequest`] | the attributes and the cost of a request |
+//! | [`InProcess`] | decides with rules and counters of this process (feature `in-process`) |
+//! | `Remote` | decides with a Tollgate server over gRPC (feature `remote`) |
+//! | [`TollgateLayer`] | limits the callers of a service |
+//! | [`RetryAfterLayer`] | respects the limits of the services that a program calls |
 //!
-//! A service behind the layer answers as every other front of Tollgate does ([`tollgate_http::response`]): `RateLimit` and
-//! `RateLimit-Policy` on every answer, `Retry-After` on denials.
+//! A service behind the layer sends the same fields as every other Tollgate server ([`tollgate_http::response`]):
+//! `RateLimit` and `RateLimit-Policy` on every response, `Retry-After` on denials.
 //!
 //! ```
 //! use http::{Request, Response};

@@ -1,6 +1,7 @@
-//! A tower layer with one rate and no rule file: by address, by header, by route, or by several of them together.
+//! A tower layer with one rate and no rule file, keyed by address, header, route, or several of them together.
 //!
-//! It is [`TollgateLayer`] over rules written for it, so responses carry the same fields as those of every other server.
+//! It is a [`TollgateLayer`] with generated rules, so its responses have the same fields as those of every Tollgate
+//! server.
 
 use crate::check_request::CheckRequest;
 use crate::in_process::InProcess;
@@ -19,7 +20,7 @@ use tower_layer::Layer;
 type Extract = Box<dyn Fn(&Parts) -> Option<CheckRequest> + Send + Sync>;
 type Inner = TollgateLayer<InProcess<MemoryStore<SystemClock>>, Extract>;
 
-/// Limits the requests to a service to a rate, for each address, header value or route.
+/// Limits the requests to a service to a rate per address, header value or route.
 ///
 /// ```
 /// use tollgate_sdk::{RateLimitLayer, nonzero};
@@ -27,8 +28,8 @@ type Inner = TollgateLayer<InProcess<MemoryStore<SystemClock>>, Extract>;
 /// let by_key = RateLimitLayer::per_minute(nonzero!(600)).by_header("x-api-key").by_route();
 /// ```
 ///
-/// Without any `by_…` all requests share one counter. A request without the address or header is counted together with all
-/// others that lack it. Every clone of a layer shares its counters.
+/// Without any `by_…` all requests share one counter. Requests without the address or header share one counter too. All
+/// clones of a layer share their counters.
 pub struct RateLimitLayer {
     rate: Rate,
     keys: Vec<KeySource>,
@@ -42,7 +43,7 @@ struct Rate {
     burst: Option<NonZeroU32>,
 }
 
-/// What tells the callers of a layer apart.
+/// The part of a request that identifies the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum KeySource {
     Address,
@@ -51,55 +52,56 @@ enum KeySource {
 }
 
 impl RateLimitLayer {
-    /// Allows `count` requests a second.
+    /// Allows `count` requests per second.
     #[must_use]
     pub fn per_second(count: NonZeroU32) -> Self {
         Self::new(Rate { count, unit: "second", burst: None }, Vec::new())
     }
 
-    /// Allows `count` requests a minute.
+    /// Allows `count` requests per minute.
     #[must_use]
     pub fn per_minute(count: NonZeroU32) -> Self {
         Self::new(Rate { count, unit: "minute", burst: None }, Vec::new())
     }
 
-    /// Allows `count` requests an hour.
+    /// Allows `count` requests per hour.
     #[must_use]
     pub fn per_hour(count: NonZeroU32) -> Self {
         Self::new(Rate { count, unit: "hour", burst: None }, Vec::new())
     }
 
-    /// Allows `units` at once; without it, as many as the period has.
+    /// Sets the burst; by default it is one period's count.
     #[must_use]
     pub fn burst(self, units: NonZeroU32) -> Self {
         Self::new(Rate { burst: Some(units), ..self.rate }, self.keys)
     }
 
-    /// Counts each client address apart, and IPv6 clients by their /64, since one client has a whole one.
+    /// Counts each client address separately, and IPv6 clients by their /64, because one client usually owns a whole
+    /// /64.
     ///
-    /// The address is that of the peer, as the server puts it into the request's extensions: a `SocketAddr` or an `IpAddr`, or
-    /// axum's `ConnectInfo` (feature `axum`; serve with `into_make_service_with_connect_info::<SocketAddr>()`). Behind a proxy
-    /// every request has the proxy's address: use [`TollgateLayer`] with an identity that trusts that proxy.
+    /// The address is the peer's, from the request's extensions: a `SocketAddr`, an `IpAddr`, or axum's `ConnectInfo`
+    /// (feature `axum`; serve with `into_make_service_with_connect_info::<SocketAddr>()`). Behind a proxy every request
+    /// has the proxy's address: use [`TollgateLayer`] with an identity that trusts that proxy.
     #[must_use]
     pub fn by_ip(self) -> Self {
         self.by(KeySource::Address)
     }
 
-    /// Counts each value of a request header apart. Clients choose what they send: for a header that identifies them, such as an
-    /// API key, put authentication before this layer.
+    /// Counts each value of a request header separately. Clients can send any value: for a header that identifies them,
+    /// such as an API key, put authentication before this layer.
     ///
     /// # Panics
-    /// If `name` is no header name.
+    /// If `name` is not a valid header name.
     #[must_use]
     pub fn by_header(self, name: &str) -> Self {
         match name.parse() {
             Ok(name) => self.by(KeySource::Header(name)),
-            Err(_) => panic!("`{name}` is not a header name"),
+            Err(_) => panic!("`{name}` is not a valid header name"),
         }
     }
 
-    /// Counts each route apart: the method and the path; with axum's router (feature `axum`) the route's pattern, such as
-    /// `/users/{id}`.
+    /// Counts each route separately: the method and the path, or with axum's router (feature `axum`) the route's
+    /// pattern, such as `/users/{id}`.
     #[must_use]
     pub fn by_route(self) -> Self {
         self.by(KeySource::Route)
@@ -116,7 +118,7 @@ impl RateLimitLayer {
         let rules = rules(rate, &keys);
         let decider = match InProcess::from_rules(&rules, DOMAIN) {
             Ok(decider) => decider,
-            // The text is valid for every rate and key; what may be missing is memory.
+            // The rules are valid for every rate and key; only the allocation can fail.
             Err(error) => panic!("cannot build the layer: {error}"),
         };
         let sources = keys.clone();
@@ -130,7 +132,7 @@ impl RateLimitLayer {
 
 const DOMAIN: &str = "rate-limit-layer";
 
-/// One rule about all keys, each below the one before it.
+/// Returns a rule set with one rule, whose keys are nested in order.
 fn rules(rate: Rate, keys: &[KeySource]) -> String {
     let burst = rate.burst.map_or(String::new(), |burst| format!(", burst: {burst}"));
     let mut descriptor =
@@ -147,7 +149,7 @@ fn rules(rate: Rate, keys: &[KeySource]) -> String {
 }
 
 impl KeySource {
-    /// The attribute that rules call it by.
+    /// Returns the name of the attribute.
     fn name(&self) -> Cow<'static, str> {
         match self {
             Self::Address => Cow::Borrowed("remote_address"),
@@ -168,7 +170,7 @@ impl KeySource {
     }
 }
 
-/// The address of the peer, where the server has put it into the extensions.
+/// Returns the address of the peer, if it is in the request's extensions.
 fn peer(head: &Parts) -> Option<IpAddr> {
     let known = head.extensions.get::<SocketAddr>().map(SocketAddr::ip);
     #[cfg(feature = "axum")]
@@ -178,7 +180,7 @@ fn peer(head: &Parts) -> Option<IpAddr> {
     known.or_else(|| head.extensions.get::<IpAddr>().copied())
 }
 
-/// An IPv4 address, or the /64 of an IPv6 address.
+/// Returns an IPv4 address, or the /64 of an IPv6 address.
 fn network(address: IpAddr) -> String {
     match address.to_canonical() {
         IpAddr::V4(v4) => v4.to_string(),

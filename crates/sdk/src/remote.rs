@@ -1,7 +1,8 @@
-//! Asking a Tollgate server over gRPC: Envoy's rate limit service, and metadata by which a Tollgate answers with the whole
-//! HTTP answer. Any other server of that protocol will do for descriptors; the answer is then written here.
+//! Client of a Tollgate server over gRPC. It uses Envoy's rate limit service, and gRPC metadata that makes a Tollgate
+//! server return the complete HTTP response. For descriptors any other server of the protocol works too; the response
+//! is then generated here.
 //!
-//! A request never waits longer than the deadline, and what the server does not answer is answered by policy.
+//! A request never waits longer than the deadline; without a decision by then, the fail policy applies.
 
 use crate::check_request::{CheckForm, CheckRequest, Pair};
 use crate::decider::{Decider, LayerDecision};
@@ -22,25 +23,25 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic_prost::ProstCodec;
 
-/// What is passed on as a `traceparent` is so long.
+/// Length of a `traceparent` that is forwarded, in bytes.
 const TRACEPARENT: usize = 55;
 
-/// What happens to requests that the server does not answer about.
+/// What happens to requests while the server is unavailable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailPolicy {
-    /// They pass.
+    /// They are allowed.
     #[default]
     Open,
-    /// They are turned away, with 503.
+    /// They are rejected with 503.
     Closed,
 }
 
-/// Who vouches for a server that is reached by TLS.
+/// TLS settings for an `https` address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteTls {
-    /// A file with the authorities that may, in PEM form; those of the system where nothing is said.
+    /// PEM file with the trusted authorities; by default those of the system.
     pub ca: Option<PathBuf>,
-    /// The name that the server must prove, where that is not the address's host.
+    /// Name in the server's certificate; by default the host of the address.
     pub server_name: Option<String>,
 }
 
@@ -65,27 +66,27 @@ impl RemoteTls {
     }
 }
 
-/// How a server is asked.
+/// Settings of [`Remote`].
 #[derive(Clone, Debug)]
 pub struct RemoteConfig {
-    /// Where it is: `http://127.0.0.1:8081`, or `https://…` for one that is reached by TLS.
+    /// Address of the server: `http://127.0.0.1:8081`, or `https://…` for TLS.
     pub address: String,
-    /// Who vouches for it, at an `https` address.
+    /// TLS settings for an `https` address.
     pub tls: RemoteTls,
-    /// The domain whose rules decide.
+    /// The domain whose rules apply.
     pub domain: String,
-    /// The longest that a request waits for its decision.
+    /// Maximum time that a request waits for its decision.
     pub deadline: Duration,
-    /// Connections, shared by all requests.
+    /// Number of connections, shared by all requests.
     pub connections: usize,
-    /// What happens when there is no decision.
+    /// What happens without a decision.
     pub fail_policy: FailPolicy,
-    /// How answers are written that the server does not write.
+    /// Settings for responses that are generated here.
     pub responses: ResponseConfig,
 }
 
 impl RemoteConfig {
-    /// One connection, 50 ms, and what is not decided passes.
+    /// Creates settings with one connection, a deadline of 50 ms, and [`FailPolicy::Open`].
     #[must_use]
     pub fn new(address: impl Into<String>, domain: impl Into<String>) -> Self {
         Self {
@@ -100,29 +101,29 @@ impl RemoteConfig {
     }
 }
 
-/// Settings by which no server can be asked.
+/// Invalid settings of [`Remote`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteError {
-    /// No address.
+    /// An invalid address.
     #[error(
-        "`{0}` is no address of a server; write one such as http://127.0.0.1:8081 or https://tollgate.internal:8443"
+        "invalid server address `{0}`; write one such as http://127.0.0.1:8081 or https://tollgate.internal:8443"
     )]
     Address(String),
-    /// Authorities that cannot be used.
+    /// Trusted authorities that cannot be loaded.
     #[error("{}: {wrong}", path.display())]
     Authorities {
-        /// Their file.
+        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         wrong: String,
     },
-    /// TLS cannot be had.
-    #[error("TLS cannot be set up: {0}")]
+    /// TLS cannot be configured.
+    #[error("cannot configure TLS: {0}")]
     Tls(String),
 }
 
-/// Decides by asking a server.
+/// Decides with a Tollgate server.
 ///
 /// ```no_run
 /// use tollgate_sdk::{CheckRequest, FailPolicy, Remote, RemoteConfig, TollgateLayer};
@@ -139,29 +140,30 @@ pub enum RemoteError {
 pub struct Remote {
     channels: Vec<Channel>,
     next: AtomicUsize,
-    /// Whether the last request was not decided; told once, not by every request.
-    unavailable_until: AtomicBool,
+    /// The last request got no decision; changes are logged once, not for every request.
+    is_unavailable: AtomicBool,
     config: RemoteConfig,
     clock: SystemClock,
 }
 
 impl Remote {
-    /// Connects when the first request asks, and again whenever a connection is lost. Call it on a tokio runtime.
+    /// Creates a client that connects at the first request and reconnects when a connection is lost. Must be called on
+    /// a tokio runtime.
     ///
     /// # Errors
-    /// If the address is none, or who vouches for it cannot be read: every request would be undecided.
+    /// The address is invalid, or TLS cannot be configured.
     pub fn new(settings: RemoteConfig) -> Result<Self, RemoteError> {
         let wrong = || RemoteError::Address(settings.address.clone());
         let uri: Uri = settings.address.parse().map_err(|_| wrong())?;
-        let by_tls = match (uri.scheme_str(), uri.authority()) {
+        let uses_tls = match (uri.scheme_str(), uri.authority()) {
             (Some("http"), Some(_)) => false,
             (Some("https"), Some(_)) => true,
             _ => return Err(wrong()),
         };
         let mut endpoint = Endpoint::from(uri);
-        if by_tls {
-            let set_up = endpoint.tls_config(settings.tls.config()?);
-            endpoint = set_up.map_err(|error| {
+        if uses_tls {
+            let configured = endpoint.tls_config(settings.tls.config()?);
+            endpoint = configured.map_err(|error| {
                 let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
                 RemoteError::Tls(format!("{error}{}", cause.unwrap_or_default()))
             })?;
@@ -175,28 +177,28 @@ impl Remote {
         Ok(Self {
             channels,
             next: AtomicUsize::new(0),
-            unavailable_until: AtomicBool::new(false),
+            is_unavailable: AtomicBool::new(false),
             config: settings,
             clock: SystemClock::new(),
         })
     }
 
-    async fn send(&self, ask: CheckRequest) -> Result<RateLimitResponse, Status> {
+    async fn send(&self, check: CheckRequest) -> Result<RateLimitResponse, Status> {
         const PATH: PathAndQuery =
             PathAndQuery::from_static("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
-        let hits = (ask.cost != 1).then_some(ask.cost);
+        let hits = (check.cost != 1).then_some(check.cost);
         let descriptor = |pairs: Vec<Pair>| RateLimitDescriptor {
             entries: pairs.into_iter().map(|(key, value)| Entry { key: key.into_owned(), value }).collect(),
             hits_addend: hits,
         };
-        let (form, descriptors) = match ask.form {
+        let (form, descriptors) = match check.form {
             CheckForm::Attributes(pairs) => ("attributes", vec![descriptor(pairs)]),
             CheckForm::Descriptors(all) => ("descriptors", all.into_iter().map(descriptor).collect()),
         };
         let message = RateLimitRequest { domain: self.config.domain.clone(), descriptors, hits_addend: 0 };
         let mut request = tonic::Request::new(message);
         request.metadata_mut().insert("tollgate-ask", MetadataValue::from_static(form));
-        if let Some(parent) = ask.traceparent.filter(|parent| parent.len() == TRACEPARENT)
+        if let Some(parent) = check.traceparent.filter(|parent| parent.len() == TRACEPARENT)
             && let Ok(parent) = parent.as_bytes().try_into()
         {
             request.metadata_mut().insert("traceparent", parent);
@@ -204,18 +206,18 @@ impl Remote {
         request.set_timeout(self.config.deadline);
         let at = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
         let mut client = Grpc::new(self.channels[at].clone());
-        let asking = async {
+        let call = async {
             client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
             client.unary(request, PATH, ProstCodec::<RateLimitRequest, RateLimitResponse>::default()).await
         };
-        match tokio::time::timeout(self.config.deadline, asking).await {
-            Ok(answer) => answer.map(tonic::Response::into_inner),
-            Err(_) => Err(Status::deadline_exceeded("no decision in time")),
+        match tokio::time::timeout(self.config.deadline, call).await {
+            Ok(response) => response.map(tonic::Response::into_inner),
+            Err(_) => Err(Status::deadline_exceeded("no decision before the deadline")),
         }
     }
 
     fn undecided(&self, status: &Status) -> LayerDecision {
-        if !self.unavailable_until.swap(true, Ordering::Relaxed) {
+        if !self.is_unavailable.swap(true, Ordering::Relaxed) {
             tracing::warn!(code = ?status.code(), message = status.message(), "Tollgate server unavailable");
         }
         match self.config.fail_policy {
@@ -231,23 +233,23 @@ impl Remote {
         }
     }
 
-    fn decided(&self, answer: RateLimitResponse) -> LayerDecision {
-        let passes = answer.overall_code != OVER_LIMIT;
+    fn decided(&self, reply: RateLimitResponse) -> LayerDecision {
+        let is_allowed = reply.overall_code != OVER_LIMIT;
         let field = |name: &str| {
-            let all = &answer.response_headers_to_add;
+            let all = &reply.response_headers_to_add;
             all.iter().find(|field| field.key == name).map(|field| field.value.as_str())
         };
         let Some(status) = field("tollgate-status").and_then(|code| code.parse::<StatusCode>().ok()) else {
-            let facts = summary(&answer.statuses, passes);
+            let facts = summary(&reply.statuses, is_allowed);
             return LayerDecision {
-                is_allowed: passes,
+                is_allowed,
                 ..LayerDecision::from_summary(self.config.responses.respond(&facts, self.clock.now()))
             };
         };
         let delay = field("tollgate-delay-ms").and_then(|delay| delay.parse().ok()).unwrap_or(0);
-        let mut response = Response::new(answer.raw_body);
+        let mut response = Response::new(reply.raw_body);
         *response.status_mut() = status;
-        for field in answer.response_headers_to_add {
+        for field in reply.response_headers_to_add {
             let parts = (HeaderName::try_from(&field.key), HeaderValue::try_from(field.value));
             if let (Ok(key), Ok(value)) = parts
                 && !field.key.starts_with("tollgate-")
@@ -256,7 +258,7 @@ impl Remote {
             }
         }
         LayerDecision {
-            is_allowed: passes,
+            is_allowed,
             delay: Duration::from_millis(delay),
             ..LayerDecision::from_summary(response)
         }
@@ -264,24 +266,24 @@ impl Remote {
 }
 
 impl Decider for Remote {
-    async fn decide(&self, ask: CheckRequest) -> LayerDecision {
-        match self.send(ask).await {
-            Ok(answer) => {
-                // Looked at first: all requests share it.
-                if self.unavailable_until.load(Ordering::Relaxed)
-                    && self.unavailable_until.swap(false, Ordering::Relaxed)
+    async fn decide(&self, request: CheckRequest) -> LayerDecision {
+        match self.send(request).await {
+            Ok(reply) => {
+                // Loaded before the swap, because all requests share the cache line.
+                if self.is_unavailable.load(Ordering::Relaxed)
+                    && self.is_unavailable.swap(false, Ordering::Relaxed)
                 {
-                    tracing::info!("Tollgate decides again");
+                    tracing::info!("Tollgate server available again");
                 }
-                self.decided(answer)
+                self.decided(reply)
             }
             Err(status) => self.undecided(&status),
         }
     }
 }
 
-/// What another server of the protocol says.
-fn summary(statuses: &[DescriptorStatus], passes: bool) -> DecisionSummary<'_> {
+/// Summarizes the response of another server of the protocol.
+fn summary(statuses: &[DescriptorStatus], is_allowed: bool) -> DecisionSummary<'_> {
     let policies = statuses.iter().filter_map(|status| {
         let limit = status.current_limit.as_ref()?;
         let window = match limit.unit {
@@ -304,7 +306,7 @@ fn summary(statuses: &[DescriptorStatus], passes: bool) -> DecisionSummary<'_> {
         Some(if status.code == OVER_LIMIT { policy.denied() } else { policy })
     });
     let mut facts = DecisionSummary::from_policies(policies);
-    if !passes {
+    if !is_allowed {
         facts.disposition = Disposition::Denied;
         facts.retry_after = facts.nearest().map_or(1, |policy| policy.reset.max(1));
         facts.denied_by = facts.nearest().map(|policy| policy.rule);

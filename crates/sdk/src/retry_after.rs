@@ -1,28 +1,28 @@
-//! What an answer tells its caller to do: how long to stay away. Read from `Retry-After`, and from `RateLimit` where nothing
-//! is left. What cannot be read tells nothing.
+//! Parses `Retry-After` and `RateLimit` (with no unit left) into a pause. Invalid values are ignored.
 
 use http::header::{HeaderMap, RETRY_AFTER};
 use http::{Response, StatusCode};
 use std::time::{Duration, SystemTime};
 
-/// How long to stay away; nothing, where the answer does not say so.
-pub(crate) fn pause<B>(answer: &Response<B>, now: SystemTime) -> Option<Duration> {
-    let refused = matches!(answer.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-    let after = if refused { retry_after(answer.headers(), now) } else { None };
-    after.max(exhausted(answer.headers()))
+/// Returns the pause that a response requests, if any.
+pub(crate) fn pause<B>(response: &Response<B>, now: SystemTime) -> Option<Duration> {
+    let is_denied =
+        matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+    let after = if is_denied { retry_after(response.headers(), now) } else { None };
+    after.max(exhausted(response.headers()))
 }
 
-/// Seconds, or a date.
+/// Parses `Retry-After`, in seconds or as a date.
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        // More digits than a number holds are still a long time.
+        // A number that overflows is still a long time.
         return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
     }
     Some(httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default())
 }
 
-/// The longest `t` of a limit with `r=0`.
+/// Returns the longest `t` of the limits with `r=0`.
 fn exhausted(headers: &HeaderMap) -> Option<Duration> {
     let lines = headers.get_all("ratelimit").iter().filter_map(|line| line.to_str().ok());
     let limits = lines.flat_map(|line| split(line, ','));
@@ -41,7 +41,7 @@ fn exhausted(headers: &HeaderMap) -> Option<Duration> {
     waits.max()
 }
 
-/// The parts between separators that stand outside of quotes: names may have any of them.
+/// Splits `line` at the separators outside of quotes, because quoted names may contain separators.
 fn split(line: &str, separator: char) -> impl Iterator<Item = &str> {
     let (mut quoted, mut escaped) = (false, false);
     line.split(move |char: char| {
@@ -61,7 +61,7 @@ mod tests {
     use http::Response;
     use std::time::{Duration, SystemTime};
 
-    /// A pause that is read wrongly is an outage or a hammer.
+    /// A pause that is too long is an outage; one that is too short overloads the host.
     #[test]
     fn responses_are_parsed_into_pauses() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
@@ -85,12 +85,12 @@ mod tests {
             (200, vec![("ratelimit", "a;r=0;t=-1")], None),
             (200, vec![("ratelimit", "\"open;r=0;t=7")], None),
         ] {
-            let mut answer = Response::builder().status(status);
+            let mut response = Response::builder().status(status);
             for (name, value) in &headers {
-                answer = answer.header(*name, *value);
+                response = response.header(*name, *value);
             }
-            let answer = answer.body(()).expect("an answer");
-            assert_eq!(pause(&answer, now), seconds.map(Duration::from_secs), "{status} {headers:?}");
+            let response = response.body(()).expect("a response");
+            assert_eq!(pause(&response, now), seconds.map(Duration::from_secs), "{status} {headers:?}");
         }
     }
 }

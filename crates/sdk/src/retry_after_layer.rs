@@ -1,6 +1,6 @@
-//! Keeping to the limits of those that we call. An API that said "come back in 30 seconds" is not called before: requests
-//! wait, or fail at once, and each host is remembered on its own. Retrying is not done here: who knows whether a request
-//! may be sent twice wraps a retry around this.
+//! A tower layer for HTTP clients that respects `Retry-After`. While a host has requested a pause, requests to it wait
+//! or fail immediately; each host has its own pause. Rejected: retries in this layer, because only the program can
+//! decide whether a request may be sent twice; it can wrap a retry layer around this one.
 
 use crate::retry_after;
 use http::{Request, Response};
@@ -16,12 +16,12 @@ use tollgate_core::{Clock, SystemClock};
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// Hosts that are remembered at once.
+/// Maximum number of hosts with a pause.
 const MAX_HOSTS: usize = 1024;
-/// What a host may ask for at most: nobody shuts us up for a year.
+/// Maximum pause, so that no host can block its client for a year.
 const MAX_PAUSE: Duration = Duration::from_secs(3_600);
 
-/// A layer for clients, that keeps to `Retry-After` and `RateLimit` of the hosts they call.
+/// A layer for HTTP clients that respects `Retry-After` and `RateLimit` of the hosts that they call.
 ///
 /// ```
 /// use http::{Request, Response};
@@ -37,7 +37,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(3_600);
 /// let client = RetryAfterLayer::wait_up_to(Duration::from_secs(1)).layer(api);
 /// let call = || Request::get("https://api.example/items").body(());
 /// assert_eq!(client.clone().oneshot(call()?).await?.status(), 429);
-/// // It is not asked again until its time has come.
+/// // The host is not called again before the pause ends.
 /// match client.oneshot(call()?).await {
 ///     Err(RetryAfterError::TooSoon { host, wait }) => assert!(host == "api.example" && wait > Duration::from_secs(29)),
 ///     other => panic!("{other:?}"),
@@ -52,13 +52,14 @@ pub struct RetryAfterLayer {
 }
 
 impl RetryAfterLayer {
-    /// Requests wait up to `longest` for their time to come; those that would have to wait longer fail at once.
+    /// Creates a layer whose requests wait up to `max_wait` for a pause to end; those that would wait longer fail
+    /// immediately.
     #[must_use]
-    pub fn wait_up_to(longest: Duration) -> Self {
-        Self { pauses: Arc::default(), max_wait: longest }
+    pub fn wait_up_to(max_wait: Duration) -> Self {
+        Self { pauses: Arc::default(), max_wait }
     }
 
-    /// Requests that come too soon fail at once.
+    /// Creates a layer whose requests fail immediately during a pause.
     #[must_use]
     pub fn fail_fast() -> Self {
         Self::wait_up_to(Duration::ZERO)
@@ -73,7 +74,7 @@ impl<S> Layer<S> for RetryAfterLayer {
     }
 }
 
-/// A client that keeps to the limits of the hosts it calls.
+/// A client that respects the limits of the hosts that it calls.
 #[derive(Clone, Debug)]
 pub struct RetryAfterService<S> {
     inner: S,
@@ -82,24 +83,24 @@ pub struct RetryAfterService<S> {
     clock: SystemClock,
 }
 
-/// Why there is no answer.
+/// The reason a request has no response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetryAfterError<E> {
-    /// The host has asked not to be called yet.
-    #[error("`{host}` asked not to be called for another {} s", wait.as_secs_f32().ceil())]
+    /// The pause that the host requested has not ended.
+    #[error("`{host}` is rate limiting this client; retry after {} s", wait.as_secs_f32().ceil())]
     TooSoon {
         /// The host.
         host: String,
-        /// How long it is to be left alone.
+        /// The rest of the pause.
         wait: Duration,
     },
-    /// The client below failed.
+    /// The inner client failed.
     #[error(transparent)]
     Inner(#[from] E),
 }
 
-/// Until when each host is to be left alone.
+/// The end of the pause of each host.
 #[derive(Default)]
 struct Pauses(Mutex<HashMap<String, Instant>>);
 
@@ -124,13 +125,13 @@ impl Pauses {
         let until = now + pause.min(MAX_PAUSE);
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = all.get_mut(&host) {
-            // Answers overtake each other: the longest pause holds.
+            // Responses may arrive out of order: the longest pause applies.
             *known = until.max(*known);
             return;
         }
         if all.len() >= MAX_HOSTS {
             all.retain(|_, until| *until > now);
-            // Still full: the one that ends first is the least to forget.
+            // Still full: the pause that ends first is dropped.
             let first = all.iter().min_by_key(|(_, until)| **until).map(|(host, _)| host.clone());
             if let Some(first) = first.filter(|_| all.len() >= MAX_HOSTS) {
                 all.remove(&first);
@@ -140,7 +141,7 @@ impl Pauses {
     }
 }
 
-/// Whom a request goes to: host and port, and never the name and password that may stand before them.
+/// Returns the host and port of a request, without user name and password.
 fn host_of<B>(request: &Request<B>) -> String {
     let named = request.uri().authority().map(http::uri::Authority::as_str);
     let header = || request.headers().get(http::header::HOST)?.to_str().ok();
@@ -165,24 +166,23 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let copy = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, copy);
-        let (pauses, longest, clock) = (Arc::clone(&self.pauses), self.max_wait, self.clock);
+        let (pauses, mut timeout, clock) = (Arc::clone(&self.pauses), self.max_wait, self.clock);
         Box::pin(async move {
             let host = host_of(&request);
-            let mut patience = longest;
-            // Another answer may have put the time off while we waited.
+            // Another response may extend the pause during the wait.
             while let Some(wait) = pauses.remaining(&host, Instant::now()) {
-                if wait > patience {
+                if wait > timeout {
                     return Err(RetryAfterError::TooSoon { host, wait });
                 }
-                patience -= wait;
+                timeout -= wait;
                 tokio::time::sleep(wait).await;
             }
-            let answer = inner.call(request).await?;
+            let response = inner.call(request).await?;
             let wall = SystemTime::UNIX_EPOCH + Duration::from_micros(clock.now().as_micros());
-            if let Some(pause) = retry_after::pause(&answer, wall).filter(|pause| !pause.is_zero()) {
+            if let Some(pause) = retry_after::pause(&response, wall).filter(|pause| !pause.is_zero()) {
                 pauses.record(host, pause, Instant::now());
             }
-            Ok(answer)
+            Ok(response)
         })
     }
 }

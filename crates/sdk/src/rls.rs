@@ -1,4 +1,5 @@
-//! The messages of Envoy's rate limit service that the client needs, by their numbers; what else a server says is skipped.
+//! The messages of Envoy's rate limit service that the client uses, with Envoy's field numbers. Other fields are
+//! ignored.
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct RateLimitRequest {
@@ -39,7 +40,7 @@ pub(crate) struct RateLimitResponse {
     pub(crate) raw_body: bytes::Bytes,
 }
 
-/// Over the limit, for a whole response and for one status.
+/// The code for a denial, of a response and of one status.
 pub(crate) const OVER_LIMIT: i32 = 2;
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -1,4 +1,4 @@
-//! The layer around a service: who is over the limit never reaches it, and what a request holds comes back however it ends.
+//! The layer around a service: denied requests never reach it, and permits are released however a request ends.
 
 use bytes::Bytes;
 use futures_util::stream::poll_fn;
@@ -37,14 +37,14 @@ fn limits() -> (Limits, Arc<ManualClock>) {
     (InProcess::new(Arc::new(Limiter::new(rules, store, time)), "d"), clock)
 }
 
-/// The header `x-ask: key` asks about that key.
-fn asked(head: &http::request::Parts) -> Option<CheckRequest> {
-    let key = head.headers.get("x-ask")?.to_str().ok()?;
+/// Checks the key that the header `x-key` names.
+fn extract(head: &http::request::Parts) -> Option<CheckRequest> {
+    let key = head.headers.get("x-key")?.to_str().ok()?;
     Some(CheckRequest::attributes([(key.to_owned(), "x")]))
 }
 
 fn request(key: &str) -> Request<Full<Bytes>> {
-    Request::get("/").header("x-ask", key).body(Full::default()).expect("a request")
+    Request::get("/").header("x-key", key).body(Full::default()).expect("a request")
 }
 
 fn hello(
@@ -58,28 +58,28 @@ fn hello(
         served.fetch_add(1, Ordering::SeqCst);
         let degraded = request.headers().get("x-ratelimit-degraded").cloned();
         async move {
-            let mut answer = Response::new(Full::new(Bytes::from("hello")));
+            let mut response = Response::new(Full::new(Bytes::from("hello")));
             if let Some(degraded) = degraded {
-                answer.headers_mut().insert("x-seen", degraded);
+                response.headers_mut().insert("x-seen", degraded);
             }
-            Ok(answer)
+            Ok(response)
         }
     })
 }
 
-/// The answers are those of every other front, and a denial costs the service nothing.
+/// Responses are the same as those of the Tollgate server, and a denial costs the service nothing.
 #[tokio::test]
-async fn callers_over_the_limit_are_told_so_and_never_reach_the_service() {
+async fn requests_over_the_limit_are_denied_and_never_reach_the_service() {
     let served = Arc::new(AtomicU64::new(0));
-    let service = TollgateLayer::new(limits().0, asked).layer(hello(&served));
+    let service = TollgateLayer::new(limits().0, extract).layer(hello(&served));
     for left in [1, 0] {
-        let answer = service.clone().oneshot(request("user")).await.expect("an answer");
-        let told = answer.headers()["ratelimit"].to_str().expect("ASCII").to_owned();
-        assert!(told.starts_with(&format!("\"per-user\";r={left};t=")), "{told}");
-        assert_eq!(answer.headers()["ratelimit-policy"], "\"per-user\";q=2;w=3600");
-        assert_eq!(answer.into_body().collect().await.expect("a body").to_bytes(), "hello");
+        let response = service.clone().oneshot(request("user")).await.expect("a response");
+        let field = response.headers()["ratelimit"].to_str().expect("ASCII").to_owned();
+        assert!(field.starts_with(&format!("\"per-user\";r={left};t=")), "{field}");
+        assert_eq!(response.headers()["ratelimit-policy"], "\"per-user\";q=2;w=3600");
+        assert_eq!(response.into_body().collect().await.expect("a body").to_bytes(), "hello");
     }
-    let denied = service.clone().oneshot(request("user")).await.expect("an answer");
+    let denied = service.clone().oneshot(request("user")).await.expect("a response");
     assert_eq!(denied.status(), 429);
     assert_eq!(denied.headers()["retry-after"], "1800");
     assert_eq!(denied.headers()["content-type"], "application/problem+json");
@@ -87,26 +87,26 @@ async fn callers_over_the_limit_are_told_so_and_never_reach_the_service() {
     assert!(String::from_utf8_lossy(&body).contains("violated-policies"), "{body:?}");
     assert_eq!(served.load(Ordering::SeqCst), 2);
 
-    let unasked = Request::get("/").body(Full::default()).expect("a request");
+    let unlimited = Request::get("/").body(Full::default()).expect("a request");
     assert!(
-        service.oneshot(unasked).await.expect("an answer").headers().is_empty(),
-        "not limited, nothing told"
+        service.oneshot(unlimited).await.expect("a response").headers().is_empty(),
+        "a request that is not limited has no rate limit fields"
     );
 }
 
-/// gRPC clients read `grpc-status`; an HTTP 429 would be an unknown error to them.
+/// gRPC clients read `grpc-status`; an HTTP 429 would be an unknown error for them.
 #[tokio::test]
-async fn callers_over_grpc_get_a_status_of_that_protocol() {
+async fn grpc_clients_get_a_grpc_status() {
     let served = Arc::new(AtomicU64::new(0));
-    let service = TollgateLayer::new(limits().0, asked).layer(hello(&served));
+    let service = TollgateLayer::new(limits().0, extract).layer(hello(&served));
     let call = || {
         let mut call = request("user");
         call.headers_mut().insert("content-type", "application/grpc+proto".parse().expect("a value"));
         service.clone().oneshot(call)
     };
-    call().await.expect("an answer");
-    call().await.expect("an answer");
-    let denied = call().await.expect("an answer");
+    call().await.expect("a response");
+    call().await.expect("a response");
+    let denied = call().await.expect("a response");
     assert_eq!(
         (denied.status().as_u16(), &denied.headers()["grpc-status"]),
         (200, &"8".parse().expect("a value"))
@@ -116,26 +116,26 @@ async fn callers_over_grpc_get_a_status_of_that_protocol() {
     assert!(denied.into_body().collect().await.expect("a body").to_bytes().is_empty());
 }
 
-/// A service serves less by this mark; a caller that could set it would have it set for others' logs.
+/// A service degrades by this marker, so clients must not be able to set it.
 #[tokio::test]
-async fn lesser_requests_are_marked_for_the_service_and_by_nobody_else() {
+async fn only_the_layer_marks_degraded_requests() {
     let served = Arc::new(AtomicU64::new(0));
-    let service = TollgateLayer::new(limits().0, asked).layer(hello(&served));
+    let service = TollgateLayer::new(limits().0, extract).layer(hello(&served));
     for seen in [None, Some("lesser")] {
         let mut call = request("lesser");
         call.headers_mut().insert("x-ratelimit-degraded", "forged".parse().expect("a value"));
-        let answer = service.clone().oneshot(call).await.expect("an answer");
-        assert_eq!(answer.status(), 200);
-        assert_eq!(answer.headers().get("x-seen").and_then(|value| value.to_str().ok()), seen);
+        let response = service.clone().oneshot(call).await.expect("a response");
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers().get("x-seen").and_then(|value| value.to_str().ok()), seen);
     }
     let unlimited = Request::get("/").header("x-ratelimit-degraded", "forged").body(Full::default());
-    let answer = service.oneshot(unlimited.expect("a request")).await.expect("an answer");
-    assert!(answer.headers().is_empty(), "of those that are not limited neither: {:?}", answer.headers());
+    let response = service.oneshot(unlimited.expect("a request")).await.expect("a response");
+    assert!(response.headers().is_empty(), "requests that are not limited neither: {:?}", response.headers());
 }
 
-/// Those who watch the engine see what the layer takes, as of every other front.
+/// Observers of the engine receive the decision time of the layer, as of every other protocol.
 #[tokio::test]
-async fn how_long_decisions_take_is_told_to_those_who_watch() {
+async fn decision_times_are_reported_to_observers() {
     #[derive(Default)]
     struct Watch(std::sync::Mutex<Vec<(&'static str, u64)>>);
     impl tollgate_engine::Observer for Watch {
@@ -150,13 +150,13 @@ async fn how_long_decisions_take_is_told_to_those_who_watch() {
     let rules = Ruleset::load(&[Source::new("test.yaml", RULES)], &Options::default()).expect("rules");
     let limiter = Limiter::new(Arc::new(rules), store, clock).with_observer(Arc::clone(&watch) as _);
     let service =
-        TollgateLayer::new(InProcess::new(Arc::new(limiter), "d"), asked).layer(hello(&Arc::default()));
-    service.clone().oneshot(request("user")).await.expect("an answer");
-    service.oneshot(request("slot")).await.expect("an answer");
+        TollgateLayer::new(InProcess::new(Arc::new(limiter), "d"), extract).layer(hello(&Arc::default()));
+    service.clone().oneshot(request("user")).await.expect("a response");
+    service.oneshot(request("slot")).await.expect("a response");
     assert_eq!(*watch.0.lock().expect("a list"), [("sdk", 1), ("sdk", 1)]);
 }
 
-/// A service that streams what it is sent, and answers when it is let.
+/// The channel of a service that streams the frames that a test sends.
 struct Slow {
     frames: mpsc::UnboundedSender<Bytes>,
     stream: Option<mpsc::UnboundedReceiver<Bytes>>,
@@ -169,14 +169,14 @@ impl Slow {
     }
 }
 
-/// A permit that does not come back is a slot that is lost until its time limit.
+/// A permit that is not released blocks its slot until it expires.
 #[tokio::test]
-async fn a_permit_comes_back_when_the_body_ends_or_is_dropped_or_the_service_fails() {
+async fn a_permit_is_released_when_the_body_ends_or_is_dropped_or_the_service_fails() {
     let (limits, _clock) = limits();
-    let layer = TollgateLayer::new(limits, asked);
+    let layer = TollgateLayer::new(limits, extract);
     let served = Arc::new(AtomicU64::new(0));
     let quick = layer.layer(hello(&served));
-    let free = async || quick.clone().oneshot(request("slot")).await.expect("an answer").status() == 200;
+    let free = async || quick.clone().oneshot(request("slot")).await.expect("a response").status() == 200;
     let start = async |slow: &mut Slow| {
         let stream = slow.stream.take().expect("started once");
         let stream = Arc::new(std::sync::Mutex::new(Some(stream)));
@@ -191,28 +191,28 @@ async fn a_permit_comes_back_when_the_body_ends_or_is_dropped_or_the_service_fai
                 Ok::<_, Infallible>(Response::new(StreamBody::new(frames)))
             }
         });
-        layer.layer(service).oneshot(request("slot")).await.expect("an answer")
+        layer.layer(service).oneshot(request("slot")).await.expect("a response")
     };
 
-    // Read to its end.
+    // The body is read to its end.
     let mut slow = Slow::new();
-    let answer = start(&mut slow).await;
-    assert_eq!(answer.status(), 200);
+    let response = start(&mut slow).await;
+    assert_eq!(response.status(), 200);
     assert!(!free().await, "while the body streams");
-    let mut body = answer.into_body();
+    let mut body = response.into_body();
     slow.frames.send(Bytes::from("part")).expect("listening");
     assert_eq!(body.frame().await.expect("a frame").expect("data").into_data().expect("data"), "part");
     assert!(!free().await, "between two parts");
     drop(slow);
     assert!(body.frame().await.is_none());
-    assert!(free().await, "at the end, though the body is still there");
+    assert!(free().await, "at the end, although the body is not dropped");
     drop(body);
 
-    // Dropped midway: the caller has left.
+    // The body is dropped early: the client has disconnected.
     let mut slow = Slow::new();
-    let answer = start(&mut slow).await;
+    let response = start(&mut slow).await;
     assert!(!free().await);
-    drop(answer);
+    drop(response);
     assert!(free().await);
 
     // The service fails.
@@ -220,11 +220,11 @@ async fn a_permit_comes_back_when_the_body_ends_or_is_dropped_or_the_service_fai
     assert_eq!(layer.layer(failing).oneshot(request("slot")).await.err(), Some("broken"));
     assert!(free().await);
 
-    // The caller leaves before the service has answered.
+    // The client disconnects before the service responds.
     let reached = Arc::new(Notify::new());
-    let told = Arc::clone(&reached);
+    let called = Arc::clone(&reached);
     let never = service_fn(move |_: Request<Full<Bytes>>| {
-        told.notify_one();
+        called.notify_one();
         std::future::pending::<Result<Response<Full<Bytes>>, Infallible>>()
     });
     let task = tokio::spawn(layer.layer(never).oneshot(request("slot")));
@@ -235,76 +235,77 @@ async fn a_permit_comes_back_when_the_body_ends_or_is_dropped_or_the_service_fai
     assert!(free().await);
 }
 
-/// `action: delay` paces callers instead of turning them away; who leaves the queue gives the turn to those behind.
+/// `action: delay` paces callers instead of denying them; a request that leaves the queue frees its time for the next
+/// one.
 #[tokio::test(start_paused = true)]
-async fn a_queue_holds_requests_until_their_time() {
+async fn the_delay_queue_delays_requests() {
     let (limits, _clock) = limits();
     let served = Arc::new(AtomicU64::new(0));
-    let service = TollgateLayer::with_queue(limits, asked, 2).layer(hello(&served));
+    let service = TollgateLayer::with_queue(limits, extract, 2).layer(hello(&served));
     let start = tokio::time::Instant::now();
     let call = || tokio::spawn(service.clone().oneshot(request("queue")));
-    assert_eq!(call().await.expect("a task").expect("an answer").status(), 200);
-    assert_eq!(start.elapsed(), Duration::ZERO, "the first is not held");
+    assert_eq!(call().await.expect("a task").expect("a response").status(), 200);
+    assert_eq!(start.elapsed(), Duration::ZERO, "the first is not delayed");
     let (second, third) = (call(), call());
     while served.load(Ordering::SeqCst) < 2 {
         tokio::time::advance(Duration::from_millis(10)).await;
         tokio::task::yield_now().await;
     }
     assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
-    assert_eq!(second.await.expect("a task").expect("an answer").status(), 200);
+    assert_eq!(second.await.expect("a task").expect("a response").status(), 200);
     third.abort();
-    assert!(third.await.is_err(), "it left while it waited");
+    assert!(third.await.is_err(), "canceled while delayed");
     assert_eq!(served.load(Ordering::SeqCst), 2);
-    // Its turn, two seconds after the start, is the next one's: the engine's clock has not moved.
+    // The next request takes its time, two seconds after the start, because the engine's clock has not moved.
     let before = tokio::time::Instant::now();
-    assert_eq!(call().await.expect("a task").expect("an answer").status(), 200);
+    assert_eq!(call().await.expect("a task").expect("a response").status(), 200);
     assert!(before.elapsed() <= Duration::from_millis(2_000), "{:?}", before.elapsed());
 }
 
-/// Who comes back sooner than its turn is only turned away again.
+/// A retry before the end of the delay would only be shed again.
 #[tokio::test(start_paused = true)]
-async fn a_shed_request_is_told_whole_seconds_that_are_enough() {
+async fn retry_after_of_a_shed_request_is_rounded_up() {
     let (limits, clock) = limits();
-    let service = TollgateLayer::with_queue(limits, asked, 1).layer(hello(&Arc::default()));
-    service.clone().oneshot(request("queue")).await.expect("an answer");
+    let service = TollgateLayer::with_queue(limits, extract, 1).layer(hello(&Arc::default()));
+    service.clone().oneshot(request("queue")).await.expect("a response");
     let waiting = tokio::spawn(service.clone().oneshot(request("queue")));
     tokio::task::yield_now().await;
     clock.advance(TimeDelta::from_millis(500));
-    let shed = service.oneshot(request("queue")).await.expect("an answer");
+    let shed = service.oneshot(request("queue")).await.expect("a response");
     assert_eq!(shed.status(), 503);
-    assert_eq!(shed.headers()["retry-after"], "2", "its turn is in a second and a half");
-    waiting.await.expect("a task").expect("an answer");
+    assert_eq!(shed.headers()["retry-after"], "2", "the delay is a second and a half");
+    waiting.await.expect("a task").expect("a response");
 }
 
-/// A queue without an end is memory without an end.
+/// An unbounded queue would use unbounded memory.
 #[tokio::test(start_paused = true)]
-async fn a_full_queue_sheds_with_503_and_takes_nothing() {
+async fn a_full_queue_sheds_with_503_and_charges_nothing() {
     let (limits, _clock) = limits();
     let served = Arc::new(AtomicU64::new(0));
-    let service = TollgateLayer::with_queue(limits, asked, 1).layer(hello(&served));
-    service.clone().oneshot(request("queue")).await.expect("an answer");
+    let service = TollgateLayer::with_queue(limits, extract, 1).layer(hello(&served));
+    service.clone().oneshot(request("queue")).await.expect("a response");
     let waiting = tokio::spawn(service.clone().oneshot(request("queue")));
     tokio::task::yield_now().await;
-    let shed = service.clone().oneshot(request("queue")).await.expect("an answer");
+    let shed = service.clone().oneshot(request("queue")).await.expect("a response");
     assert_eq!(
         (shed.status().as_u16(), &shed.headers()["retry-after"]),
         (503, &"2".parse().expect("a value"))
     );
-    assert_eq!(waiting.await.expect("a task").expect("an answer").status(), 200);
+    assert_eq!(waiting.await.expect("a task").expect("a response").status(), 200);
     let before = tokio::time::Instant::now();
-    assert_eq!(service.oneshot(request("queue")).await.expect("an answer").status(), 200);
+    assert_eq!(service.oneshot(request("queue")).await.expect("a response").status(), 200);
     let waited = before.elapsed();
     assert!(
         (Duration::from_millis(1_999)..=Duration::from_millis(2_001)).contains(&waited),
-        "{waited:?}: the shed one left no gap"
+        "{waited:?}: the shed request was refunded"
     );
 }
 
-/// A request that lasts longer than its permit's time limit still holds its slot.
+/// A request that lasts longer than the TTL of its permit keeps its permit.
 #[tokio::test(start_paused = true)]
 async fn permits_of_long_requests_are_renewed() {
     let (limits, clock) = limits();
-    let layer = TollgateLayer::new(limits, asked);
+    let layer = TollgateLayer::new(limits, extract);
     let never = service_fn(|_: Request<Full<Bytes>>| {
         std::future::pending::<Result<Response<Full<Bytes>>, Infallible>>()
     });
@@ -316,9 +317,9 @@ async fn permits_of_long_requests_are_renewed() {
         clock.advance(TimeDelta::from_secs(20));
         tokio::time::sleep(Duration::from_secs(20)).await;
         tokio::task::yield_now().await;
-        assert_eq!(quick.clone().oneshot(request("slot")).await.expect("an answer").status(), 429);
+        assert_eq!(quick.clone().oneshot(request("slot")).await.expect("a response").status(), 429);
     }
     long.abort();
     assert!(long.await.is_err());
-    assert_eq!(quick.oneshot(request("slot")).await.expect("an answer").status(), 200);
+    assert_eq!(quick.oneshot(request("slot")).await.expect("a response").status(), 200);
 }

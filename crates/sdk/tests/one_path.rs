@@ -1,4 +1,4 @@
-//! A request through the tower layer is planned once and charged once, also over a store that must be waited for.
+//! A request through the tower layer is planned once and charged once, also with a store that has to be awaited.
 #![cfg(feature = "in-process")]
 
 use bytes::Bytes;
@@ -28,12 +28,12 @@ async fn requests_of_the_layer_are_planned_and_charged_once() {
         Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from("hello"))))
     }));
     for left in (0..4).rev() {
-        let answer = service.clone().oneshot(Request::new(Full::default())).await.expect("infallible");
-        assert_eq!(answer.status(), 200);
-        let remaining = answer.headers()["ratelimit"].to_str().expect("ASCII");
+        let response = service.clone().oneshot(Request::new(Full::default())).await.expect("infallible");
+        assert_eq!(response.status(), 200);
+        let remaining = response.headers()["ratelimit"].to_str().expect("ASCII");
         assert!(remaining.contains(&format!("r={left};")), "{remaining}");
         assert_eq!(store.take_calls().len(), 1);
     }
-    let answer = service.oneshot(Request::new(Full::default())).await.expect("infallible");
-    assert_eq!(answer.status(), 429);
+    let response = service.oneshot(Request::new(Full::default())).await.expect("infallible");
+    assert_eq!(response.status(), 429);
 }

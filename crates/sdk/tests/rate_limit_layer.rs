@@ -1,4 +1,4 @@
-//! The tower layer with a rate and no rules.
+//! The tower layer with one rate and no rule file.
 #![cfg(feature = "in-process")]
 
 use bytes::Bytes;
@@ -13,7 +13,7 @@ async fn hello(_: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, Infalli
     Ok(Response::new(Full::new(Bytes::from("hello"))))
 }
 
-/// The statuses of these requests, in turn.
+/// Sends the requests in order and returns their statuses.
 async fn statuses(layer: &RateLimitLayer, requests: Vec<Request<Full<Bytes>>>) -> Vec<u16> {
     let mut service = layer.layer(service_fn(hello));
     let mut statuses = Vec::new();
@@ -49,7 +49,7 @@ async fn each_address_has_its_own_rate() {
         // The same /64, and another.
         from("[2001:db8::ffff]:1"),
         from("[2001:db8:0:1::1]:1"),
-        // The same address in the other notation.
+        // The same address, IPv4-mapped.
         from("[::ffff:10.0.0.1]:1"),
         request("/", None, None),
         request("/", None, None),
@@ -72,7 +72,7 @@ async fn each_header_value_and_route_has_its_own_rate() {
     assert_eq!(statuses(&layer, requests).await, [200, 429, 200, 200, 429, 200]);
 }
 
-/// Clones of a layer share its counters: a router makes one for each route.
+/// Clones of a layer share their counters, because a router clones it for each route.
 #[tokio::test]
 async fn without_a_key_all_share_one_rate() {
     let layer = RateLimitLayer::per_minute(nonzero!(100)).burst(nonzero!(2));
@@ -83,7 +83,7 @@ async fn without_a_key_all_share_one_rate() {
 }
 
 #[tokio::test]
-async fn responses_carry_the_fields_of_every_other_server() {
+async fn responses_have_the_rate_limit_fields() {
     let layer = RateLimitLayer::per_minute(nonzero!(1)).by_ip();
     let service = layer.layer(service_fn(hello));
     let allowed = service.clone().oneshot(request("/", Some("10.0.0.1:1"), None)).await.expect("a response");

@@ -1,4 +1,4 @@
-//! A server that is away is told of once, not by every request that asks it in vain.
+//! An unavailable server is logged once, not for every request.
 #![cfg(feature = "remote")]
 
 use std::net::TcpListener;
@@ -28,7 +28,7 @@ impl Subscriber for Warnings {
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_is_told_of_once() {
+async fn an_unavailable_server_is_logged_once() {
     let free = TcpListener::bind("127.0.0.1:0").expect("a port");
     let dead = free.local_addr().expect("an address");
     drop(free);

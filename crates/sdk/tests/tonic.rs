@@ -1,4 +1,4 @@
-//! A real gRPC server behind the layer, called by tonic's own client.
+//! A real gRPC server behind the layer, called by tonic's client.
 #![cfg(feature = "remote")]
 
 use std::time::Duration;
@@ -12,9 +12,9 @@ use tonic_health::pb::health_client::HealthClient;
 
 const RULES: &str = "{domain: d, descriptors: [{key: endpoint, name: calls, limit: 2/hour}]}";
 
-/// gRPC clients back off by RESOURCE_EXHAUSTED; anything else looks like a bug of the server.
+/// gRPC clients back off on `RESOURCE_EXHAUSTED`; any other status looks like a server bug.
 #[tokio::test]
-async fn a_grpc_service_is_limited_in_its_own_words() {
+async fn a_grpc_service_is_limited_with_grpc_statuses() {
     let limits = InProcess::from_rules(RULES, "d").expect("rules");
     let layer = TollgateLayer::new(limits, |head: &http::request::Parts| {
         Some(CheckRequest::attributes([("endpoint", head.uri.path())]))
@@ -29,8 +29,8 @@ async fn a_grpc_service_is_limited_in_its_own_words() {
     let channel = endpoint.connect_timeout(Duration::from_secs(20)).connect().await.expect("a connection");
     let mut client = HealthClient::new(channel);
     for _ in 0..2 {
-        let answer = client.check(HealthCheckRequest::default()).await.expect("an answer");
-        assert!(answer.metadata().contains_key("ratelimit"), "{:?}", answer.metadata());
+        let response = client.check(HealthCheckRequest::default()).await.expect("a response");
+        assert!(response.metadata().contains_key("ratelimit"), "{:?}", response.metadata());
     }
     let denied = client.check(HealthCheckRequest::default()).await.expect_err("over the limit");
     assert_eq!(denied.code(), Code::ResourceExhausted, "{denied}");

@@ -1,11 +1,11 @@
-//! The fronts: one module a protocol. Each decodes a request, asks the engine, and encodes the decision; none knows how
-//! counters are kept, and wire types stop here.
+//! The protocol servers, one module per protocol. Each decodes a request, calls the engine and encodes the decision.
+//! None depends on how counters are stored, and wire types are not used outside of them.
 //!
 //! | module | protocol |
 //! |---|---|
 //! | [`rls`] | Envoy's rate limit service over gRPC, with health and reflection |
 //! | [`http`] | JSON over HTTP: checks, reservations, the Envoy service's `/json`, health |
-//! | [`resp`] | the Redis protocol: `CL.THROTTLE`, and checks by the rules |
+//! | [`resp`] | the Redis protocol: `CL.THROTTLE`, and rule-based checks |
 
 pub mod http;
 pub mod resp;

@@ -1,11 +1,11 @@
-//! `/check`, as proxies ask it: with any method, path and body, and with nothing in the query that decides.
+//! Forward auth at `/check`: any method, path and body is accepted, and the query has no influence on the decision.
 
 mod harness;
 
 use harness::{Server, WebResponse, exchange_from};
 
-/// A caller that is no proxy.
-const ONE: &str = "127.0.0.2";
+/// An untrusted client.
+const UNTRUSTED: &str = "127.0.0.2";
 
 const RULES: &str = "
 domain: web
@@ -20,25 +20,25 @@ descriptors:
   - {key: host, value: hidden.example, name: hidden, limit: 0/hour}
 ";
 
-const WHO: &str = "identity: {routes: ['POST /login', 'GET /users/{id}', 'GET /heal']}\n";
+const IDENTITY: &str = "who: {routes: ['POST /login', 'GET /users/{id}', 'GET /heal']}\n";
 
 fn serve() -> Server {
-    Server::start(&[RULES], WHO)
+    Server::start(&[RULES], IDENTITY)
 }
 
-fn ask(server: &Server, source: &str, line: &str, headers: &str) -> WebResponse {
-    ask_with(server, source, line, headers, "")
+fn check(server: &Server, source: &str, line: &str, headers: &str) -> WebResponse {
+    check_with_body(server, source, line, headers, "")
 }
 
-fn ask_with(server: &Server, source: &str, line: &str, headers: &str, body: &str) -> WebResponse {
+fn check_with_body(server: &Server, source: &str, line: &str, headers: &str, body: &str) -> WebResponse {
     let request =
         format!("{line} HTTP/1.1\r\nhost: shop.example\r\nconnection: close\r\n{headers}\r\n{body}");
-    exchange_from(source, server.http, request.as_bytes()).expect("an answer")
+    exchange_from(source, server.http, request.as_bytes()).expect("a response")
 }
 
-/// Proxies ask with whatever method, path and body they have; none of that may be an error.
+/// Proxies send a check with the method, path and body of the original request; none of these may be an error.
 #[test]
-fn any_method_any_path_and_no_body_will_do() {
+fn any_method_path_and_body_is_accepted() {
     let server = serve();
     let large = "x".repeat(200_000);
     for (line, headers, body) in [
@@ -51,30 +51,30 @@ fn any_method_any_path_and_no_body_will_do() {
         ("PUT /check", "transfer-encoding: chunked\r\n", "2\r\nhi\r\n0\r\n\r\n"),
         ("GET /check/%ff%00//../..", "", ""),
     ] {
-        let answer = ask_with(&server, ONE, line, headers, body);
-        assert_eq!((answer.status, answer.text().as_str()), (200, ""), "{line}: {:?}", answer.headers);
+        let response = check_with_body(&server, UNTRUSTED, line, headers, body);
+        assert_eq!((response.status, response.text().as_str()), (200, ""), "{line}: {:?}", response.headers);
     }
     assert_eq!(
-        ask(&server, ONE, "GET /checks", "").status,
+        check(&server, UNTRUSTED, "GET /checks", "").status,
         404,
-        "a path that only begins like it is another"
+        "a path that only has the same prefix is not found"
     );
-    // Without a proxy's headers, the path that follows is the one that is meant, as Envoy asks.
+    // Without a proxy's headers, the rest of the path is the original path, as Envoy sends it.
     for (id, status) in [(1, 200), (2, 200), (3, 200), (4, 429)] {
-        assert_eq!(ask(&server, ONE, &format!("GET /check/users/{id}"), "").status, status, "{id}");
+        assert_eq!(check(&server, UNTRUSTED, &format!("GET /check/users/{id}"), "").status, status, "{id}");
     }
-    let hidden = ask(&server, "127.0.0.1", "GET /check", "x-forwarded-host: Hidden.example:443\r\n");
-    assert_eq!(hidden.status, 429, "a limit of nothing on a host");
-    assert_eq!(ask(&server, ONE, "GET /check", "x-forwarded-host: hidden.example\r\n").status, 200);
+    let hidden = check(&server, "127.0.0.1", "GET /check", "x-forwarded-host: Hidden.example:443\r\n");
+    assert_eq!(hidden.status, 429, "a limit of 0 on the host");
+    assert_eq!(check(&server, UNTRUSTED, "GET /check", "x-forwarded-host: hidden.example\r\n").status, 200);
 }
 
-/// The query is the caller's to write: it may choose among denials, and nothing else.
+/// Callers control the query, so it may only change the status of a denial.
 #[test]
-fn a_query_decides_nothing() {
+fn the_query_does_not_influence_the_decision() {
     let server = serve();
-    let told = "x-forwarded-for: 192.0.2.9\r\nx-forwarded-method: POST\r\nx-forwarded-uri: /login\r\n";
+    let original = "x-forwarded-for: 192.0.2.9\r\nx-forwarded-method: POST\r\nx-forwarded-uri: /login\r\n";
     for _ in 0..3 {
-        assert_eq!(ask(&server, "127.0.0.1", "GET /check?cost=0&deny_status=403", told).status, 200);
+        assert_eq!(check(&server, "127.0.0.1", "GET /check?cost=0&deny_status=403", original).status, 200);
     }
     for (query, status) in [
         ("", 429),
@@ -88,24 +88,27 @@ fn a_query_decides_nothing() {
         ("cost=0", 429),
         ("domain=other&remote_address=1.2.3.4", 429),
     ] {
-        let answer = ask(&server, "127.0.0.1", &format!("GET /check?{query}"), told);
-        assert_eq!(answer.status, status, "{query}");
-        assert!(answer.header("retry-after").is_some() && answer.header("ratelimit").is_some(), "{query}");
+        let response = check(&server, "127.0.0.1", &format!("GET /check?{query}"), original);
+        assert_eq!(response.status, status, "{query}");
+        assert!(
+            response.header("retry-after").is_some() && response.header("ratelimit").is_some(),
+            "{query}"
+        );
     }
-    let both = format!("{told}x-original-uri: /users/1\r\n");
-    let refused = ask(&server, "127.0.0.1", "GET /check", &both);
-    assert_eq!(refused.status, 400);
-    assert!(refused.text().contains("x-original-uri"), "{}", refused.text());
+    let both = format!("{original}x-original-uri: /users/1\r\n");
+    let rejected = check(&server, "127.0.0.1", "GET /check", &both);
+    assert_eq!(rejected.status, 400);
+    assert!(rejected.text().contains("x-original-uri"), "{}", rejected.text());
 }
 
-/// Which rules decide must never be a guess.
+/// The domain must never be guessed.
 #[test]
-fn the_domain_is_the_only_one_or_the_one_that_is_set() {
+fn the_domain_is_the_only_one_or_the_configured_one() {
     let other = "{domain: other, descriptors: [{key: remote_address, limit: 0/hour}]}";
-    let start = |more: &str| Server::start(&[RULES, other], &format!("{WHO}{more}"));
-    let undecided = ask(&start(""), ONE, "GET /check", "");
+    let start = |more: &str| Server::start(&[RULES, other], &format!("{IDENTITY}{more}"));
+    let undecided = check(&start(""), UNTRUSTED, "GET /check", "");
     assert_eq!(undecided.status, 500);
     assert!(undecided.text().contains("forward_auth"), "{}", undecided.text());
-    assert_eq!(ask(&start("forward_auth: {domain: other}\n"), ONE, "GET /check", "").status, 429);
-    assert_eq!(ask(&start("forward_auth: {domain: web}\n"), ONE, "GET /check", "").status, 200);
+    assert_eq!(check(&start("forward_auth: {domain: other}\n"), UNTRUSTED, "GET /check", "").status, 429);
+    assert_eq!(check(&start("forward_auth: {domain: web}\n"), UNTRUSTED, "GET /check", "").status, 200);
 }

@@ -1,5 +1,5 @@
-//! `action: delay` at `/check`: the answer comes when the request's turn does, so a proxy that waits for it paces its
-//! callers; who would wait for too long is denied, and whoever leaves gives its turn back.
+//! `action: delay` at `/check`: the response is delayed, so that a proxy that waits for it paces its callers. A request
+//! whose delay would be too long is denied, and a client that disconnects is refunded.
 
 mod harness;
 
@@ -11,53 +11,53 @@ fn serve(limit: &str, forward: &str) -> Server {
     Server::start(&[&rules], &format!("forward_auth: {{{forward}}}\n"))
 }
 
-fn asks(server: &Server) -> WebConnection {
+fn send_check(server: &Server) -> WebConnection {
     let mut open = WebConnection::to(server.http).expect("a connection");
     open.send(b"GET /check/p HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
     open
 }
 
-fn left(server: &Server) -> u64 {
-    let look = json!({"domain": "d", "attributes": {"path": "/p"}, "cost": 0});
-    server.post("/v1/check", &look).json()["limits"][0]["remaining"].as_u64().expect("a number")
+fn remaining(server: &Server) -> u64 {
+    let peek = json!({"domain": "d", "attributes": {"path": "/p"}, "cost": 0});
+    server.post("/v1/check", &peek).json()["limits"][0]["remaining"].as_u64().expect("a number")
 }
 
-/// Without it a proxy passes a burst on that the rule says to spread out.
+/// Otherwise a proxy would forward a burst that the rule is meant to spread out.
 #[test]
-fn answers_come_when_it_is_their_turn() {
-    let server = serve("limit: 20/second, burst: 50", "max_delay_ms: 60000");
+fn responses_are_delayed() {
+    let server = serve("limit: 20/second, burst: 50", "hold_ms: 60000");
     let watch = Stopwatch::start();
-    let mut asked: Vec<WebConnection> = (0..11).map(|_| asks(&server)).collect();
-    for open in &mut asked {
-        let answer = open.response().expect("an answer");
-        assert_eq!(answer.status, 200);
-        assert!(answer.header("ratelimit").is_some());
+    let mut connections: Vec<WebConnection> = (0..11).map(|_| send_check(&server)).collect();
+    for open in &mut connections {
+        let response = open.response().expect("a response");
+        assert_eq!(response.status, 200);
+        assert!(response.header("ratelimit").is_some());
     }
-    // Eleven at twenty a second: the last cannot have come before half a second was over.
+    // Eleven requests at twenty per second: the last response takes at least half a second.
     assert!(watch.elapsed() >= std::time::Duration::from_millis(500), "{:?}", watch.elapsed());
 }
 
-/// A proxy gives up after its own time, and then nobody would know of a turn that was taken.
+/// A proxy times out before a long delay ends, and the charge would be lost.
 #[test]
-fn whoever_would_wait_for_too_long_is_denied_and_takes_nothing() {
+fn a_request_with_a_long_delay_is_denied_and_charges_nothing() {
     let server = serve("limit: 1/hour, burst: 3", "");
     assert_eq!(server.get("/check/p").status, 200);
-    let before = left(&server);
+    let before = remaining(&server);
     for _ in 0..5 {
         let denied = server.get("/check/p");
         assert_eq!((denied.status, denied.header("x-ratelimit-denied-by")), (429, Some("paced")));
         let wait: u64 = denied.header("retry-after").and_then(|wait| wait.parse().ok()).expect("seconds");
-        assert!((3_000..=3_595).contains(&wait), "an hour, less the five seconds it may be held: {wait}");
-        assert_eq!(left(&server), before);
+        assert!((3_000..=3_595).contains(&wait), "an hour, less the maximum delay of five seconds: {wait}");
+        assert_eq!(remaining(&server), before);
     }
     assert_eq!(server.get("/check/p?deny_status=403").status, 403);
 }
 
-/// Two that came together: the first is answered although the second waits for longer than any client would for both.
+/// Of two pipelined requests, the first receives its response although the second is delayed.
 #[test]
-fn an_answer_does_not_wait_for_one_that_is_held_behind_it() {
-    let server = serve("limit: 1 per 50s, burst: 3", "max_delay_ms: 60000");
-    let mut open = asks(&server);
+fn a_response_does_not_wait_for_a_delayed_one_after_it() {
+    let server = serve("limit: 1 per 50s, burst: 3", "hold_ms: 60000");
+    let mut open = send_check(&server);
     open.send(b"GET /check/p HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
     assert_eq!(open.response().expect("the first").status, 200);
     let mut both = WebConnection::to(server.http).expect("a connection");
@@ -67,30 +67,30 @@ fn an_answer_does_not_wait_for_one_that_is_held_behind_it() {
 }
 
 #[test]
-fn whoever_leaves_gives_its_turn_back() {
-    let server = serve("limit: 1 per 50s, burst: 3", "max_delay_ms: 60000");
+fn a_client_that_disconnects_is_refunded() {
+    let server = serve("limit: 1 per 50s, burst: 3", "hold_ms: 60000");
     assert_eq!(server.get("/check/p").status, 200);
-    let before = left(&server);
+    let before = remaining(&server);
     for _ in 0..4 {
-        let waits = asks(&server);
-        eventually("its turn to be taken", || (left(&server) < before).then_some(()));
-        drop(waits);
-        eventually("its turn to be given back", || (left(&server) == before).then_some(()));
+        let waiting = send_check(&server);
+        eventually("the charge", || (remaining(&server) < before).then_some(()));
+        drop(waiting);
+        eventually("the refund", || (remaining(&server) == before).then_some(()));
     }
 }
 
-/// However many are held back, those who are not are still answered.
+/// However many requests are delayed, others are still served.
 #[test]
-fn those_who_wait_are_bounded() {
-    let server = serve("limit: 1 per 20s, burst: 5", "max_delay_ms: 60000, max_delayed: 1");
+fn the_number_of_delayed_requests_is_bounded() {
+    let server = serve("limit: 1 per 20s, burst: 5", "hold_ms: 60000, held: 1");
     assert_eq!(server.get("/check/p").status, 200);
-    let before = left(&server);
-    let _waits = asks(&server);
-    eventually("its turn to be taken", || (left(&server) < before).then_some(()));
-    let turned_away = server.get("/check/p");
-    assert_eq!((turned_away.status, turned_away.header("retry-after").is_some()), (503, true));
-    assert_eq!(left(&server), before - 1, "it has taken nothing");
+    let before = remaining(&server);
+    let _waiting = send_check(&server);
+    eventually("the charge", || (remaining(&server) < before).then_some(()));
+    let shed = server.get("/check/p");
+    assert_eq!((shed.status, shed.header("retry-after").is_some()), (503, true));
+    assert_eq!(remaining(&server), before - 1, "the shed request is not charged");
     assert_eq!(server.get("/check/other").status, 200);
-    let refused = Server::refusal("forward_auth: {max_delay_ms: 3600000}");
-    assert!(refused.contains("max_delay_ms") && refused.contains("60000"), "{refused}");
+    let error = Server::settings_error("forward_auth: {hold_ms: 3600000}");
+    assert!(error.contains("hold_ms") && error.contains("60000"), "{error}");
 }

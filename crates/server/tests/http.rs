@@ -1,11 +1,11 @@
-//! The JSON API as a caller meets it: decisions, reservations, Envoy's own JSON, and health.
+//! The JSON API from a client's view: decisions, reservations, and the JSON of Envoy's rate limit service.
 
 mod harness;
 
 use harness::{Server, eventually};
 use serde_json::{Value, json};
 
-// An hour refills one of three in twenty minutes: no test takes as long.
+// `3/hour` refills one unit in twenty minutes; no test takes that long.
 const RULES: &str = "
 domain: shop
 descriptors:
@@ -37,17 +37,17 @@ fn keys(value: &Value) -> Vec<&str> {
     keys
 }
 
-/// Without these fields a caller cannot tell its own callers what is left, or find the decision again.
+/// Without these fields a client cannot report what remains to its own callers, or look up the decision.
 #[test]
-fn an_allowed_check_answers_with_the_whole_decision() {
+fn an_allowed_check_returns_the_complete_decision() {
     let server = Server::with_rules(RULES);
     let body =
         json!({"domain": "shop", "attributes": {"api_key": "a", "endpoint": "POST /login"}, "cost": 1});
-    let answer = server.post("/v1/check", &body);
-    assert_eq!(answer.status, 200);
-    assert_eq!(answer.header("content-type"), Some("application/json"));
-    assert_eq!(answer.header("retry-after"), None);
-    let body = answer.json();
+    let response = server.post("/v1/check", &body);
+    assert_eq!(response.status, 200);
+    assert_eq!(response.header("content-type"), Some("application/json"));
+    assert_eq!(response.header("retry-after"), None);
+    let body = response.json();
     assert_eq!(
         keys(&body),
         ["allowed", "decision_id", "delay_ms", "denied_by", "limits", "origin", "retry_after_ms", "revision"]
@@ -72,31 +72,31 @@ fn an_allowed_check_answers_with_the_whole_decision() {
     assert_eq!(of("total").len(), 1, "every request counts towards the total");
 }
 
-/// Callers back off by Retry-After; a wrong one makes them hammer or sleep.
+/// Clients back off by `Retry-After`; a wrong value makes them retry too often or too late.
 #[test]
-fn a_denied_check_says_who_denied_it_and_when_to_come_back() {
+fn a_denied_check_names_the_rule_and_the_time_to_retry() {
     let server = Server::with_rules(RULES);
     for left in [2, 1, 0] {
-        let answer = server.check("shop", &json!({"api_key": "a"}));
-        assert_eq!((answer.status, &answer.json()["limits"][0]["remaining"]), (200, &json!(left)));
+        let response = server.check("shop", &json!({"api_key": "a"}));
+        assert_eq!((response.status, &response.json()["limits"][0]["remaining"]), (200, &json!(left)));
     }
-    let answer = server.check("shop", &json!({"api_key": "a"}));
-    assert_eq!(answer.status, 429);
-    let body = answer.json();
+    let response = server.check("shop", &json!({"api_key": "a"}));
+    assert_eq!(response.status, 429);
+    let body = response.json();
     assert_eq!(body["allowed"], false);
     assert_eq!(body["denied_by"], "per-key");
     let wait = body["retry_after_ms"].as_u64().expect("a time");
     assert!((1_190_000..=1_200_000).contains(&wait), "{wait}");
-    let header: u64 = answer.header("retry-after").expect("retry-after").parse().expect("seconds");
+    let header: u64 = response.header("retry-after").expect("retry-after").parse().expect("seconds");
     assert_eq!(header, wait.div_ceil(1000), "whole seconds, rounded up");
     assert_eq!(body["limits"][0]["over"], true);
     let other = server.check("shop", &json!({"api_key": "b"}));
     assert_eq!(other.status, 200, "another key has its own counter");
 }
 
-/// A denied request that ate the quota of other limits would lock users out of what they have paid for.
+/// A denied request must not use up the other limits that it matched.
 #[test]
-fn a_denied_check_takes_nothing_from_any_limit() {
+fn a_denied_check_charges_no_limit() {
     let server = Server::with_rules(RULES);
     let log_in = json!({"api_key": "a", "endpoint": "POST /login"});
     assert_eq!(server.check("shop", &log_in).status, 200);
@@ -109,14 +109,14 @@ fn a_denied_check_takes_nothing_from_any_limit() {
     assert_eq!((last.status, last.json()["limits"][0]["remaining"].clone()), (200, json!(0)));
 }
 
-/// A look lets a caller show what is left without spending it; a cost takes all or nothing.
+/// A peek shows what remains without charging; a cost is charged completely or not at all.
 #[test]
-fn cost_zero_looks_and_a_cost_is_taken_whole_or_not_at_all() {
+fn cost_zero_is_a_peek_and_a_cost_is_charged_all_or_nothing() {
     let server = Server::with_rules(RULES);
     let check = |cost: u64| {
-        let answer =
+        let response =
             server.post("/v1/check", &json!({"domain": "shop", "attributes": {"tokens": "t"}, "cost": cost}));
-        (answer.status, answer.json()["limits"][0]["remaining"].as_u64().expect("a number"), answer)
+        (response.status, response.json()["limits"][0]["remaining"].as_u64().expect("a number"), response)
     };
     assert_eq!(check(0).1, 1000);
     assert_eq!(check(900).1, 100);
@@ -129,13 +129,13 @@ fn cost_zero_looks_and_a_cost_is_taken_whole_or_not_at_all() {
         (429, &Value::Null),
         "more than the limit never passes"
     );
-    assert_eq!(never.header("retry-after"), Some("3600"), "but the header must say something: the window");
+    assert_eq!(never.header("retry-after"), Some("3600"), "the header needs a value: the window");
     assert_eq!(check(u64::MAX).0, 429);
 }
 
-/// Callers that hold requests back need the time to hold them for.
+/// Clients that delay requests themselves need the delay.
 #[test]
-fn a_queue_answers_allowed_with_a_delay() {
+fn a_delay_queue_allows_with_a_delay() {
     let server = Server::with_rules(RULES);
     let mut last = 0;
     for at in 0..3 {
@@ -153,9 +153,9 @@ fn a_queue_answers_allowed_with_a_delay() {
     );
 }
 
-/// Envoy's users send descriptors; both spellings of an entry, overrides and hits must work over HTTP too.
+/// Envoy's users send descriptors; both forms of an entry, inline limits and hits must work over HTTP too.
 #[test]
-fn descriptors_can_be_checked_as_well() {
+fn descriptors_can_be_checked() {
     let server = Server::with_rules(RULES);
     let body = json!({"domain": "shop", "descriptors": [
         {"entries": [["api_key", "d"]]},
@@ -163,9 +163,9 @@ fn descriptors_can_be_checked_as_well() {
         {"entries": [["no_such_key", "x"]]},
         {"entries": [["anything", "x"]], "limit": {"requests_per_unit": 7, "unit": "day"}},
     ]});
-    let answer = server.post("/v1/check", &body);
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    let body = answer.json();
+    let response = server.post("/v1/check", &body);
+    assert_eq!(response.status, 200, "{}", response.text());
+    let body = response.json();
     let left: Vec<_> = body["limits"]
         .as_array()
         .expect("limits")
@@ -179,67 +179,68 @@ fn descriptors_can_be_checked_as_well() {
     );
 }
 
-/// A typo in a domain must not take an API down.
+/// A typo in a domain must not cause an outage.
 #[test]
-fn an_unknown_domain_is_allowed_and_says_that_nothing_matched() {
+fn an_unknown_domain_is_allowed_as_unmatched() {
     let server = Server::with_rules(RULES);
-    let answer = server.check("shoop", &json!({"api_key": "a"}));
-    assert_eq!(answer.status, 200);
-    assert_eq!(answer.json()["origin"], "unmatched");
-    assert_eq!(answer.json()["limits"], json!([]));
+    let response = server.check("shoop", &json!({"api_key": "a"}));
+    assert_eq!(response.status, 200);
+    assert_eq!(response.json()["origin"], "unmatched");
+    assert_eq!(response.json()["limits"], json!([]));
 }
 
-/// LLM gateways charge an estimate, then the truth; without this they bill for tokens that were never used.
+/// LLM gateways charge an estimate, then the actual cost; without this they charge for tokens that were never used.
 #[test]
-fn a_reservation_is_settled_to_the_real_cost_or_given_back() {
+fn a_reservation_is_settled_to_the_actual_cost_or_refunded() {
     let server = Server::with_rules(RULES);
     let left = || {
-        let look = json!({"domain": "shop", "attributes": {"tokens": "r"}, "cost": 0});
-        server.post("/v1/check", &look).json()["limits"][0]["remaining"].as_u64().expect("a number")
+        let peek = json!({"domain": "shop", "attributes": {"tokens": "r"}, "cost": 0});
+        server.post("/v1/check", &peek).json()["limits"][0]["remaining"].as_u64().expect("a number")
     };
     let reserve = |cost: u64| {
-        let ask =
+        let body =
             json!({"domain": "shop", "attributes": {"tokens": "r"}, "cost": cost, "deadline_ms": 60_000});
-        server.post("/v1/reserve", &ask)
+        server.post("/v1/reserve", &body)
     };
     let first = reserve(400).json();
     assert_eq!((&first["allowed"], left()), (&json!(true), 600));
     let settled = server.post("/v1/settle", &json!({"reservation": first["reservation"], "cost": 100}));
     assert_eq!((settled.status, settled.json()), (200, json!({"settled": true, "cost": 100})));
-    assert!((898..=901).contains(&left()), "300 came back: {}", left());
+    assert!((898..=901).contains(&left()), "300 were refunded: {}", left());
 
     let second = reserve(200).json();
-    let cancelled = server.post("/v1/cancel", &json!({"reservation": second["reservation"]}));
-    assert_eq!((cancelled.status, cancelled.json()), (200, json!({"cancelled": true})));
-    assert!((898..=901).contains(&left()), "all came back: {}", left());
+    let canceled = server.post("/v1/cancel", &json!({"reservation": second["reservation"]}));
+    assert_eq!((canceled.status, canceled.json()), (200, json!({"cancelled": true})));
+    assert!((898..=901).contains(&left()), "all were refunded: {}", left());
 
     let third = reserve(100).json();
     server.post("/v1/settle", &json!({"reservation": third["reservation"], "cost": 300}));
-    assert!((598..=601).contains(&left()), "what was used beyond the estimate is owed: {}", left());
+    assert!((598..=601).contains(&left()), "the cost beyond the estimate is charged: {}", left());
 
     let denied = reserve(5000);
     assert_eq!(
         (denied.status, &denied.json()["reservation"]),
         (429, &Value::Null),
-        "nothing is held on a denial"
+        "a denial reserves nothing"
     );
     assert!(denied.header("retry-after").is_some());
 }
 
-/// A caller that lost the answer tries again; it must not pay twice, nor end a reservation in two ways.
+/// A client that lost the response retries; it must not be charged twice, nor end a reservation in two ways.
 #[test]
-fn reservations_can_be_repeated_but_not_contradicted() {
+fn reservations_are_idempotent_and_reject_contradictions() {
     let server = Server::with_rules(RULES);
-    let ask = json!({"domain": "shop", "attributes": {"tokens": "i"}, "cost": 400, "idempotency_key": "one"});
-    let first = server.post("/v1/reserve", &ask).json();
-    let again = server.post("/v1/reserve", &ask).json();
+    let body =
+        json!({"domain": "shop", "attributes": {"tokens": "i"}, "cost": 400, "idempotency_key": "one"});
+    let first = server.post("/v1/reserve", &body).json();
+    let again = server.post("/v1/reserve", &body).json();
     assert_eq!(first, again, "the same key is the same reservation");
-    assert_eq!(again["limits"][0]["remaining"], 600, "and is charged once");
+    assert_eq!(again["limits"][0]["remaining"], 600, "charged once");
 
     let settle =
         |cost: u64| server.post("/v1/settle", &json!({"reservation": first["reservation"], "cost": cost}));
     assert_eq!(settle(50).status, 200);
-    assert_eq!(settle(50).status, 200, "settling to the same cost again is settling once");
+    assert_eq!(settle(50).status, 200, "settling again at the same cost is idempotent");
     let other = settle(51);
     assert_eq!((other.status, other.header("content-type")), (409, Some("application/problem+json")));
     let cancel = server.post("/v1/cancel", &json!({"reservation": first["reservation"]}));
@@ -249,47 +250,47 @@ fn reservations_can_be_repeated_but_not_contradicted() {
     assert_eq!((unknown.status, &unknown.json()["status"]), (404, &json!(404)));
 }
 
-/// A caller that died must not be able to change the bill later: past its deadline a reservation stands.
+/// A client that crashed must not change the charge later: after its deadline a reservation is final.
 #[test]
-fn a_reservation_past_its_deadline_stands_as_it_was_taken() {
+fn a_reservation_is_final_after_its_deadline() {
     let server = Server::with_rules(RULES);
-    let ask = json!({"domain": "shop", "attributes": {"tokens": "late"}, "cost": 400, "deadline_ms": 1,
+    let body = json!({"domain": "shop", "attributes": {"tokens": "late"}, "cost": 400, "deadline_ms": 1,
                      "idempotency_key": "late"});
-    let first = server.post("/v1/reserve", &ask).json()["reservation"].clone();
+    let first = server.post("/v1/reserve", &body).json()["reservation"].clone();
     // The same key is the same reservation until its deadline.
     eventually("the deadline", || {
-        let again = server.post("/v1/reserve", &ask).json()["reservation"].clone();
+        let again = server.post("/v1/reserve", &body).json()["reservation"].clone();
         (again != first).then_some(())
     });
     for path in ["/v1/cancel", "/v1/settle"] {
-        let mut ask = json!({"reservation": first});
+        let mut body = json!({"reservation": first});
         if path == "/v1/settle" {
-            ask["cost"] = json!(1);
+            body["cost"] = json!(1);
         }
-        assert_eq!(server.post(path, &ask).status, 404, "{path}");
+        assert_eq!(server.post(path, &body).status, 404, "{path}");
     }
-    let look = json!({"domain": "shop", "attributes": {"tokens": "late"}, "cost": 0});
-    let left = server.post("/v1/check", &look).json()["limits"][0]["remaining"].as_u64().expect("a number");
-    assert!(left <= 209, "both stand: {left}");
+    let peek = json!({"domain": "shop", "attributes": {"tokens": "late"}, "cost": 0});
+    let left = server.post("/v1/check", &peek).json()["limits"][0]["remaining"].as_u64().expect("a number");
+    assert!(left <= 209, "both charges stay: {left}");
 }
 
-/// Tools written for envoyproxy/ratelimit post this and read that; both spellings are protobuf's JSON.
+/// Tools for envoyproxy/ratelimit use this format; protobuf JSON allows camel case and snake case.
 #[test]
-fn envoys_own_json_works_in_both_spellings() {
+fn protobuf_json_works_in_camel_case_and_snake_case() {
     let server = Server::with_rules(RULES);
     let camel = json!({"domain": "shop", "hitsAddend": "2", "descriptors": [
         {"entries": [{"key": "api_key", "value": "j"}]},
         {"entries": [{"key": "nothing", "value": "j"}]},
         {"entries": [{"key": "x", "value": "j"}], "limit": {"requestsPerUnit": 9, "unit": "HOUR"}, "hitsAddend": "4"},
     ]});
-    let answer = server.post("/json", &camel);
-    assert_eq!(answer.status, 200, "{}", answer.text());
+    let response = server.post("/json", &camel);
+    assert_eq!(response.status, 200, "{}", response.text());
     assert!(
-        answer.header("ratelimit").is_some_and(|told| told.starts_with("\"per-key\";r=1;")),
+        response.header("ratelimit").is_some_and(|value| value.starts_with("\"per-key\";r=1;")),
         "{:?}",
-        answer.headers
+        response.headers
     );
-    let body = answer.json();
+    let body = response.json();
     assert_eq!(body["overallCode"], "OK");
     assert_eq!(
         body["statuses"][0],
@@ -303,23 +304,23 @@ fn envoys_own_json_works_in_both_spellings() {
         {"entries": [{"key": "api_key", "value": "j"}]},
         {"entries": [{"key": "x", "value": "j"}], "limit": {"requests_per_unit": 9, "unit": "HOUR"}, "hits_addend": 0},
     ]});
-    let answer = server.post("/json", &snake);
-    assert_eq!(answer.status, 429, "{}", answer.text());
-    let body = answer.json();
+    let response = server.post("/json", &snake);
+    assert_eq!(response.status, 429, "{}", response.text());
+    let body = response.json();
     assert_eq!(body["overallCode"], "OVER_LIMIT");
     let codes: Vec<_> =
         body["statuses"].as_array().expect("statuses").iter().map(|s| s["code"].clone()).collect();
     assert_eq!(codes, ["OVER_LIMIT", "OK"]);
-    assert_eq!(body["statuses"][1]["limitRemaining"], 5, "a look takes nothing");
+    assert_eq!(body["statuses"][1]["limitRemaining"], 5, "a peek charges nothing");
     assert_eq!(body["dynamicMetadata"]["denied_by"], "per-key");
 
-    let back = json!({"domain": "shop", "descriptors": [
+    let refund = json!({"domain": "shop", "descriptors": [
         {"entries": [{"key": "api_key", "value": "j"}], "hitsAddend": 2, "isNegativeHits": true},
     ]});
-    let answer = server.post("/json", &back);
+    let response = server.post("/json", &refund);
     assert_eq!(
-        (answer.status, &answer.json()["statuses"][0]["limitRemaining"]),
+        (response.status, &response.json()["statuses"][0]["limitRemaining"]),
         (200, &json!(3)),
-        "given back"
+        "refunded"
     );
 }

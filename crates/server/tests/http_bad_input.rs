@@ -1,4 +1,4 @@
-//! Whatever a caller sends, it is told what is wrong and where, and nobody else notices.
+//! Invalid HTTP input: the client receives an error that names the field, and no other client is affected.
 
 mod harness;
 
@@ -14,7 +14,8 @@ descriptors:
 
 const DESCRIPTOR: &str = r#"{"domain":"d","descriptors":[{"entries":[["k","v"]],"#;
 
-/// Path, body, status, and what the answer must name: the place, or the fault where the whole body is the place.
+/// Path, body, status, and the text that the response must contain: the field, or the error if it concerns the whole
+/// body.
 type Case = (&'static str, Vec<u8>, u16, &'static str);
 
 fn cases() -> Vec<Case> {
@@ -96,7 +97,7 @@ fn cases() -> Vec<Case> {
             "descriptors[0].limit.requests_per_unit",
         ),
         described(r#""limit":{"unit":"day"}"#, "descriptors[0].limit"),
-        // What belongs elsewhere.
+        // Fields of other endpoints.
         check(r#"{"domain":"d","attributes":{},"idempotency_key":"k"}"#, 400, "idempotency_key"),
         check(r#"{"domain":"d","attributes":{},"deadline_ms":5}"#, 400, "deadline_ms"),
         ("/v1/reserve", br#"{"domain":"d","attributes":{},"deadline_ms":0}"#.to_vec(), 400, "deadline_ms"),
@@ -143,12 +144,12 @@ fn cases() -> Vec<Case> {
             400,
             "descriptors[0].limit.unit",
         ),
-        // Nothing there.
+        // Unknown paths.
         ("/v1/checks", b"{}".to_vec(), 404, "/v1/checks"),
         ("/", b"{}".to_vec(), 404, "/v1/check"),
         ("/v1/check/", b"{}".to_vec(), 404, "/v1/check/"),
     ];
-    // Too much of something.
+    // Exceeded size limits.
     let attributes = many(65, &|n| format!("\"k{n}\":\"v\""));
     cases.push((
         "/v1/check",
@@ -185,35 +186,35 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// A caller's bug must be found by the caller: each answer is 4xx, problem+json, and names the place.
+/// Every response is a 4xx with problem details that name the field, so that a client's developer can find the bug.
 #[test]
-fn every_bad_body_is_refused_by_name_and_harms_nobody() {
+fn every_invalid_body_is_rejected_with_its_field() {
     let server = Server::with_rules(RULES);
     let cases = cases();
     assert!(cases.len() >= 30);
     let mut wrong = Vec::new();
     for (path, body, status, named) in &cases {
         let shown = String::from_utf8_lossy(&body[..body.len().min(120)]).into_owned();
-        let answer = match exchange(server.http, &request("POST", path, body)) {
-            Ok(answer) => answer,
+        let response = match exchange(server.http, &request("POST", path, body)) {
+            Ok(response) => response,
             Err(error) => {
-                wrong.push(format!("{path} {shown}: no answer: {error}"));
+                wrong.push(format!("{path} {shown}: no response: {error}"));
                 continue;
             }
         };
-        let kind = answer.header("content-type").unwrap_or_default();
-        if answer.status != *status || kind != "application/problem+json" {
-            wrong.push(format!("{path} {shown}: {} {kind} {}", answer.status, answer.text()));
+        let kind = response.header("content-type").unwrap_or_default();
+        if response.status != *status || kind != "application/problem+json" {
+            wrong.push(format!("{path} {shown}: {} {kind} {}", response.status, response.text()));
             continue;
         }
-        let problem = answer.json();
+        let problem = response.json();
         assert_eq!(problem["status"], *status);
         let text = |key: &str| problem[key].as_str().unwrap_or_default().to_owned();
         if text("field") != *named && !text("detail").contains(named) {
             wrong.push(format!("{path} {shown}: `{named}` is not named in {problem}"));
         }
         if text("field").contains('?') || text("detail").contains("struct ") {
-            wrong.push(format!("{path} {shown}: not in a caller's words: {problem}"));
+            wrong.push(format!("{path} {shown}: exposes internal terms: {problem}"));
         }
         let after = server.check("d", &json!({"k": "v"}));
         assert_eq!(after.status, 200, "after {path} {shown}");
@@ -221,9 +222,9 @@ fn every_bad_body_is_refused_by_name_and_harms_nobody() {
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
 }
 
-/// Probes and typos find the right method by the answer.
+/// The response to a wrong method names the right one.
 #[test]
-fn a_wrong_method_is_told_the_right_one() {
+fn a_wrong_method_is_rejected_with_the_allowed_one() {
     let server = Server::with_rules(RULES);
     let cases = [
         ("GET", "/v1/check", "POST"),
@@ -234,15 +235,15 @@ fn a_wrong_method_is_told_the_right_one() {
         ("PATCH", "/metrics", "GET"),
     ];
     for (method, path, right) in cases {
-        let answer = server.exchange(&request(method, path, b""));
-        assert_eq!((answer.status, answer.header("allow")), (405, Some(right)), "{method} {path}");
-        assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+        let response = server.exchange(&request(method, path, b""));
+        assert_eq!((response.status, response.header("allow")), (405, Some(right)), "{method} {path}");
+        assert_eq!(response.header("content-type"), Some("application/problem+json"));
     }
 }
 
-/// Scanners and broken proxies send bytes that are no HTTP: they are turned away, and the server goes on.
+/// Scanners and broken proxies send bytes that are not HTTP: they are rejected, and other clients are not affected.
 #[test]
-fn bytes_that_are_no_request_close_only_their_own_connection() {
+fn bytes_that_are_not_a_request_close_only_their_own_connection() {
     let server = Server::with_rules(RULES);
     let long_header = format!("GET /healthz HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
     let cases: [&[u8]; 7] = [
@@ -255,22 +256,22 @@ fn bytes_that_are_no_request_close_only_their_own_connection() {
         long_header.as_bytes(),
     ];
     for bytes in cases {
-        // An answer of 4xx or a closed connection, either will do.
-        if let Ok(answer) = exchange(server.http, bytes) {
+        // Either a 4xx response or a closed connection is acceptable.
+        if let Ok(response) = exchange(server.http, bytes) {
             assert!(
-                (400..500).contains(&answer.status),
+                (400..500).contains(&response.status),
                 "{:?}: {}",
                 &bytes[..bytes.len().min(40)],
-                answer.status
+                response.status
             );
         }
         assert_eq!(server.check("d", &json!({"k": "v"})).status, 200);
     }
-    // A caller that goes away in the middle of its body.
+    // A client that disconnects in the middle of its body.
     let mut gone = WebConnection::to(server.http).expect("a connection");
     gone.send(b"POST /v1/check HTTP/1.1\r\ncontent-length: 500\r\n\r\n{\"domain\"").expect("sent");
     drop(gone);
-    // A body in chunks, too large, with no length to refuse it by.
+    // A chunked body that is too large, without a length to reject it by.
     let mut chunked =
         b"POST /v1/check HTTP/1.1\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
     for _ in 0..20 {
@@ -280,9 +281,9 @@ fn bytes_that_are_no_request_close_only_their_own_connection() {
     }
     chunked.extend_from_slice(b"0\r\n\r\n");
     assert_eq!(server.exchange(&chunked).status, 413);
-    // One so large that the server does not read it to its end: an answer or a closed connection, but no harm.
-    if let Ok(answer) = exchange(server.http, &request("POST", "/v1/check", &vec![b' '; 8 << 20])) {
-        assert_eq!(answer.status, 413);
+    // A body so large that the server does not read it to its end: either a response or a closed connection.
+    if let Ok(response) = exchange(server.http, &request("POST", "/v1/check", &vec![b' '; 8 << 20])) {
+        assert_eq!(response.status, 413);
     }
     assert_eq!(server.check("d", &json!({"k": "v"})).status, 200);
 }

@@ -1,5 +1,5 @@
-//! Every request of every protocol is identified once, planned once and charged once, also over a store that must be waited
-//! for. A plan moves a split counter on to its next shard, so a request that is planned twice skips one.
+//! Every request of every protocol is identified once, planned once and charged once, also with a store that has to be
+//! awaited. Each plan advances a split counter to its next shard, so a request that is planned twice skips one.
 
 mod harness;
 
@@ -29,14 +29,14 @@ fn start() -> (Server, Store) {
     (Server::start_over(Arc::clone(&store), 1, &[RULES], "{forward_auth: {domain: d}}", local), store)
 }
 
-/// `count` requests made one call of the store each, and took the shards in turn.
-fn assert_once_each(what: &str, store: &Store, count: usize) {
+/// Asserts that `count` requests caused one store call each and used the shards in turn.
+fn assert_once_each(name: &str, store: &Store, count: usize) {
     let calls = store.take_calls();
-    assert_eq!(calls.len(), count, "{what}: {calls:?}");
+    assert_eq!(calls.len(), count, "{name}: {calls:?}");
     let shards: Vec<&str> = calls
         .iter()
         .map(|charges| {
-            assert_eq!(charges.len(), 1, "{what}: {charges:?}");
+            assert_eq!(charges.len(), 1, "{name}: {charges:?}");
             let (_, values) = charges[0].split_once('[').expect("values");
             &values[..2]
         })
@@ -44,11 +44,11 @@ fn assert_once_each(what: &str, store: &Store, count: usize) {
     let mut all = shards.clone();
     all.sort_unstable();
     all.dedup();
-    assert_eq!(all.len(), count, "{what}: a shard was charged twice before the others: {shards:?}");
+    assert_eq!(all.len(), count, "{name}: a shard was charged twice before the others: {shards:?}");
 }
 
 #[test]
-fn programs_that_ask_over_http_and_grpc_are_decided_once() {
+fn checks_over_http_and_grpc_are_decided_once() {
     let (server, store) = start();
     let bodies = [
         ("/v1/check", json!({"domain": "d", "attributes": {"user": "check"}})),
@@ -65,7 +65,7 @@ fn programs_that_ask_over_http_and_grpc_are_decided_once() {
     let mut open = harness::WebConnection::to(server.http).expect("a connection");
     for _ in 0..4 {
         open.send(b"GET /check HTTP/1.1\r\nHost: h\r\nX-Api-Key: key-of-a-caller\r\n\r\n").expect("sent");
-        assert_eq!(open.response().expect("an answer").status, 200);
+        assert_eq!(open.response().expect("a response").status, 200);
     }
     assert_once_each("/check", &store, 4);
     assert_eq!(IDENTIFICATIONS.load(Ordering::Relaxed) - before, 4);
@@ -85,7 +85,7 @@ fn programs_that_ask_over_http_and_grpc_are_decided_once() {
 }
 
 #[test]
-fn redis_clients_are_decided_once_alone_and_pipelined() {
+fn checks_over_resp_are_decided_once_alone_and_pipelined() {
     let (server, store) = start();
     let client = redis::Client::open(format!("redis://{}/", server.resp)).expect("an address");
     let mut connection = client.get_connection().expect("a connection");

@@ -1,4 +1,4 @@
-//! The Redis protocol, spoken by a client library that nobody here wrote.
+//! The Redis protocol with an independent client library.
 
 mod harness;
 
@@ -22,16 +22,16 @@ fn throttle(connection: &mut redis::Connection, words: &str) -> redis::RedisResu
     command.query(connection)
 }
 
-/// A client library's own connection, RESP3 and all.
+/// The client library opens its own connections, with RESP2 and RESP3.
 #[test]
-fn the_redis_crate_speaks_both_protocols() {
+fn the_redis_crate_works_with_both_protocol_versions() {
     let server = Server::with_rules(RULES);
     for version in ["2", "3"] {
         let url = format!("redis://{}/?protocol=resp{version}", server.resp);
         let mut connection =
             redis::Client::open(url).and_then(|client| client.get_connection()).expect("a connection");
-        let told: Five = throttle(&mut connection, &format!("k{version} 15 30 60")).expect("a reply");
-        assert_eq!(told, (0, 16, 15, -1, 2));
+        let reply: Five = throttle(&mut connection, &format!("k{version} 15 30 60")).expect("a reply");
+        assert_eq!(reply, (0, 16, 15, -1, 2));
         let reply: Value =
             redis::cmd("TG.PEEK").arg(&["d", "user", version]).query(&mut connection).expect("a reply");
         match (version, &reply) {
@@ -43,8 +43,8 @@ fn the_redis_crate_speaks_both_protocols() {
         for _ in 0..100 {
             pipe.cmd("CL.THROTTLE").arg(&[&format!("p{version}"), "9", "1", "3600"]);
         }
-        let told: Vec<Five> = pipe.query(&mut connection).expect("replies");
-        assert_eq!(told.iter().filter(|reply| reply.0 == 0).count(), 10);
+        let replies: Vec<Five> = pipe.query(&mut connection).expect("replies");
+        assert_eq!(replies.iter().filter(|reply| reply.0 == 0).count(), 10);
         let error = throttle(&mut connection, "k 1 0 60").expect_err("a zero rate");
         assert!(error.to_string().contains("count must be at least 1"), "{error}");
     }

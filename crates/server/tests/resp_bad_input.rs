@@ -1,4 +1,4 @@
-//! Whatever is sent to the Redis protocol's address, the sender is told what is wrong, and nobody else notices.
+//! Invalid RESP input: the client receives an error, and no other client is affected.
 
 mod harness;
 
@@ -14,7 +14,7 @@ fn open(server: &Server) -> TcpStream {
     stream
 }
 
-/// All that comes until the server closes.
+/// Reads until the server closes the connection.
 fn until_closed(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
@@ -45,9 +45,9 @@ fn command(words: &[&[u8]]) -> Vec<u8> {
 
 const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
 
-/// Nothing of this is the protocol: the sender is told, and the connection is closed.
+/// Input that is not RESP gets an error, and the connection is closed.
 #[test]
-fn what_is_not_the_protocol_is_refused_and_closed() {
+fn protocol_errors_are_reported_and_close_the_connection() {
     let server = Server::with_rules(RULES);
     let many = format!("*{}\r\n", "9".repeat(200));
     let flood = vec![b'x'; 300_000];
@@ -77,26 +77,26 @@ fn what_is_not_the_protocol_is_refused_and_closed() {
         (b"*1\r\n$-5\r\n", "bulk length"),
         (b"*1\r\n$536870912\r\n", "bulk length"),
         (b"*1\r\n$18446744073709551617\r\n", "bulk length"),
-        (b"*1\r\n$3\r\nPING\r\n", "does not end"),
+        (b"*1\r\n$3\r\nPING\r\n", "does not match its length"),
         (&large, "65536 bytes"),
     ];
-    for (bytes, said) in cases {
+    for (bytes, message) in cases {
         let mut stream = open(&server);
-        // The server may have closed before all is sent.
+        // The server may close the connection before all is sent.
         let _ = stream.write_all(&[PING, bytes].concat());
-        let told = until_closed(&mut stream);
+        let reply = until_closed(&mut stream);
         let shown = bytes[..bytes.len().min(60)].escape_ascii();
-        assert!(told.starts_with("+PONG\r\n-ERR Protocol error: "), "{shown}: {told}");
-        assert!(told.contains(said), "{shown}: {told}");
+        assert!(reply.starts_with("+PONG\r\n-ERR Protocol error: "), "{shown}: {reply}");
+        assert!(reply.contains(message), "{shown}: {reply}");
         let mut next = open(&server);
         next.write_all(PING).expect("sent");
         assert_eq!(line(&mut next), "+PONG", "after {shown}");
     }
 }
 
-/// The protocol is right and the command is wrong: the sender is told, and goes on.
+/// An invalid command in valid RESP gets an error, and the connection stays open.
 #[test]
-fn a_wrong_command_is_answered_and_the_next_one_works() {
+fn an_invalid_command_gets_an_error_and_the_next_one_works() {
     let server = Server::with_rules(RULES);
     let mut stream = open(&server);
     let throttle = |rest: &[&'static [u8]]| [&[b"CL.THROTTLE".as_slice(), b"k"], rest].concat();
@@ -127,7 +127,7 @@ fn a_wrong_command_is_answered_and_the_next_one_works() {
         (vec![b"TG.CHECK", b"", b"api_key", b"x"], "domain"),
         (vec![b"TG.CHECK", b"\xff", b"api_key", b"x"], "UTF-8"),
         (vec![b"TG.CHECK", b"sample", b"api_key", b"\xff"], "UTF-8"),
-        (vec![b"TG.CHECK", b"sample", b"a", b"x", b"a", b"y"], "twice"),
+        (vec![b"TG.CHECK", b"sample", b"a", b"x", b"a", b"y"], "duplicate attribute"),
         (vec![b"TG.CHECK", b"sample", b"a", b"x", b"COST", b"-1"], "COST"),
         (vec![b"TG.PEEK", b"sample", b"a", b"x", b"COST", b"1"], "COST"),
         (vec![b"HELLO", b"4"], "NOPROTO"),
@@ -143,27 +143,27 @@ fn a_wrong_command_is_answered_and_the_next_one_works() {
         (vec![b"COMMAND", b"X"], "COMMAND takes"),
         (vec![b"ECHO"], "wrong number"),
     ];
-    for (words, said) in &cases {
+    for (words, message) in &cases {
         stream.write_all(&command(words)).expect("sent");
-        let told = line(&mut stream);
-        assert!(told.starts_with('-') && told.contains(said), "{said}: {told}");
+        let reply = line(&mut stream);
+        assert!(reply.starts_with('-') && reply.contains(message), "{message}: {reply}");
     }
-    // None of them has charged anything.
+    // None of them charged anything.
     stream.write_all(&command(&throttle(&[b"4", b"1", b"60", b"0"]))).expect("sent");
-    let told: Vec<String> = (0..6).map(|_| line(&mut stream)).collect();
-    assert_eq!(told, ["*5", ":0", ":5", ":5", ":-1", ":0"]);
-    // And all of them at once, with the same replies in the same order.
+    let reply: Vec<String> = (0..6).map(|_| line(&mut stream)).collect();
+    assert_eq!(reply, ["*5", ":0", ":5", ":5", ":-1", ":0"]);
+    // All of them in one pipeline get the same replies in the same order.
     let all: Vec<u8> = cases.iter().flat_map(|(words, _)| command(words)).collect();
     stream.write_all(&all).expect("sent");
-    for (_, said) in &cases {
-        let told = line(&mut stream);
-        assert!(told.contains(said), "{said}: {told}");
+    for (_, message) in &cases {
+        let reply = line(&mut stream);
+        assert!(reply.contains(message), "{message}: {reply}");
     }
 }
 
-/// Guessing passwords costs a connection every ten.
+/// A connection allows ten wrong passwords.
 #[test]
-fn a_guesser_of_passwords_is_let_go() {
+fn a_client_with_too_many_wrong_passwords_is_disconnected() {
     let server = Server::start(&[RULES], "resp_password: hunter2");
     let mut stream = open(&server);
     for n in 0..10 {
@@ -173,15 +173,15 @@ fn a_guesser_of_passwords_is_let_go() {
     assert_eq!(until_closed(&mut stream), "");
 }
 
-/// A caller that sends and never reads fills its own pipe and nobody else's.
+/// A client that sends and never reads fills only its own socket buffers.
 #[test]
-fn who_does_not_read_is_not_read_from() {
+fn a_client_that_does_not_read_replies_is_not_read_from() {
     let server = Server::with_rules(RULES);
     let mut greedy = open(&server);
     greedy.set_nonblocking(true).expect("settable");
     let batch = command(&[b"COMMAND", b"DOCS"]).repeat(500);
     let mut sent = 0;
-    let stuck = eventually("a full pipe", || {
+    let stuck = eventually("full socket buffers", || {
         let mut quiet = 0;
         loop {
             match greedy.write(&batch) {
@@ -195,7 +195,7 @@ fn who_does_not_read_is_not_read_from() {
                     std::thread::yield_now();
                 }
             }
-            assert!(sent < 512 << 20, "the server takes commands without end");
+            assert!(sent < 512 << 20, "the server reads commands without limit");
         }
     });
     assert!(stuck > 0);
@@ -208,9 +208,9 @@ fn who_does_not_read_is_not_read_from() {
     assert!(watch.elapsed() < LONG);
 }
 
-/// A command that comes a byte at a time is the same command; hundreds that never end hold up nobody.
+/// A command may arrive one byte at a time, and hundreds of incomplete commands delay no other client.
 #[test]
-fn slow_senders_hold_nothing_up() {
+fn slow_senders_do_not_delay_others() {
     let server = Server::with_rules(RULES);
     let slow: Vec<TcpStream> = (0..300)
         .map(|_| {
@@ -224,14 +224,14 @@ fn slow_senders_hold_nothing_up() {
     for byte in command(&[b"CL.THROTTLE", b"slow", b"1", b"1", b"60"]) {
         stream.write_all(&[byte]).expect("sent");
     }
-    let told: Vec<String> = (0..6).map(|_| line(&mut stream)).collect();
-    assert_eq!(told, ["*5", ":0", ":2", ":1", ":-1", ":60"]);
+    let reply: Vec<String> = (0..6).map(|_| line(&mut stream)).collect();
+    assert_eq!(reply, ["*5", ":0", ":2", ":1", ":-1", ":60"]);
     drop(slow);
 }
 
-/// At the end, who waits for nothing is let go at once; who is in the middle of a command is answered first.
+/// A drain closes idle connections immediately; a client in the middle of a command receives its reply first.
 #[test]
-fn a_drain_answers_what_is_under_way() {
+fn a_drain_completes_commands_in_flight() {
     let server = Server::with_rules(RULES);
     let mut idle = open(&server);
     idle.write_all(PING).expect("sent");
@@ -244,5 +244,5 @@ fn a_drain_answers_what_is_under_way() {
     assert!(!server.has_ended());
     half.write_all(&PING[7..]).expect("sent");
     assert_eq!(until_closed(&mut half), "+PONG\r\n");
-    eventually("the end", || server.has_ended().then_some(()));
+    eventually("the end of the server", || server.has_ended().then_some(()));
 }

@@ -1,5 +1,5 @@
-//! The Rust layer asking a server over gRPC: the answers are the server's own, no request waits for a server that does
-//! not answer, and what it did not decide is answered by policy.
+//! The Rust SDK with a server over gRPC: responses are the server's own, no request waits for an unavailable server,
+//! and the fail policy decides instead.
 
 mod harness;
 
@@ -20,7 +20,7 @@ descriptors:
 ";
 
 fn settings(address: SocketAddr) -> RemoteConfig {
-    // A busy machine may take its time; only the tests of time set it shorter.
+    // Long enough for a busy machine; only the tests of timeouts set a shorter one.
     RemoteConfig { deadline: harness::LONG, ..RemoteConfig::new(format!("http://{address}"), "shop") }
 }
 
@@ -28,22 +28,22 @@ fn user(name: &str) -> CheckRequest {
     CheckRequest::attributes([("user", name.to_owned())])
 }
 
-/// A caller must not be able to tell by the answer where it was decided.
+/// The response must be the same whether the decision is local or remote.
 #[tokio::test]
-async fn a_remote_decision_is_answered_as_the_server_answers() {
+async fn a_remote_decision_has_the_response_of_the_server() {
     let server = Server::with_rules(RULES);
     let remote = Remote::new(RemoteConfig { connections: 2, ..settings(server.grpc) }).expect("an address");
     for left in [2, 1, 0] {
         let decided = remote.decide(user("a")).await;
         assert!(decided.is_allowed);
-        // The same key over HTTP, without taking anything, tells the same.
-        let look =
+        // A peek at the same key over HTTP returns the same.
+        let peek =
             server.post("/v1/check", &json!({"domain": "shop", "attributes": {"user": "a"}, "cost": 0}));
         let headers = decided.response.headers();
         assert!(
             headers["ratelimit"].to_str().expect("ASCII").starts_with(&format!("\"per-user/1h\";r={left};"))
         );
-        assert_eq!(headers["ratelimit-policy"].to_str().ok(), look.header("ratelimit-policy"));
+        assert_eq!(headers["ratelimit-policy"].to_str().ok(), peek.header("ratelimit-policy"));
         assert!(!headers.keys().any(|key| key.as_str().starts_with("tollgate-")), "{headers:?}");
     }
     let denied = remote.decide(user("a")).await;
@@ -58,26 +58,26 @@ async fn a_remote_decision_is_answered_as_the_server_answers() {
     );
 
     assert!(remote.decide(user("b").with_cost(3)).await.is_allowed);
-    assert!(!remote.decide(user("b")).await.is_allowed, "the cost was taken");
-    assert!(remote.decide(user("b").with_cost(0)).await.is_allowed, "a look");
+    assert!(!remote.decide(user("b")).await.is_allowed, "the cost was charged");
+    assert!(remote.decide(user("b").with_cost(0)).await.is_allowed, "a peek");
 
     let by_descriptors = |name: &str| CheckRequest::descriptors([[("user", name.to_owned())]]);
     for passes in [true, true, true, false] {
         let decided = remote.decide(by_descriptors("c")).await;
         assert_eq!(decided.is_allowed, passes, "{:?}", decided.response);
         let policies = decided.response.headers()["ratelimit-policy"].to_str().expect("ASCII");
-        assert!(!policies.contains("total"), "a descriptor meets its own rule alone: {policies}");
+        assert!(!policies.contains("total"), "a descriptor matches only its own rule: {policies}");
     }
     let queue = || CheckRequest::attributes([("queue", "q")]);
     remote.decide(queue()).await;
-    let held = remote.decide(queue()).await;
-    assert!(held.is_allowed && held.delay > Duration::from_secs(60), "{:?}", held.delay);
+    let delayed = remote.decide(queue()).await;
+    assert!(delayed.is_allowed && delayed.delay > Duration::from_secs(60), "{:?}", delayed.delay);
     let lesser = || CheckRequest::attributes([("lesser", "q")]);
     remote.decide(lesser()).await;
     assert_eq!(remote.decide(lesser()).await.markers["x-ratelimit-degraded"], "lesser");
 }
 
-/// The layer itself over the wire, around a service.
+/// The layer itself, around a service, with a remote server.
 #[tokio::test]
 async fn a_service_is_limited_by_a_server() {
     use tower::{Layer, ServiceExt};
@@ -88,28 +88,25 @@ async fn a_service_is_limited_by_a_server() {
         Ok::<_, std::convert::Infallible>(Response::new(String::from("hello")))
     }));
     for status in [200, 200, 200, 429] {
-        let answer = service.clone().oneshot(Request::new(())).await.expect("an answer");
-        assert_eq!(answer.status().as_u16(), status);
-        assert!(answer.headers().contains_key("ratelimit"));
+        let response = service.clone().oneshot(Request::new(())).await.expect("a response");
+        assert_eq!(response.status().as_u16(), status);
+        assert!(response.headers().contains_key("ratelimit"));
     }
 }
 
-/// An outage of the limiter must not become one of the service, nor hold its requests up.
+/// An outage of the limiter must not cause an outage of the service, nor delay its requests.
 #[tokio::test]
-async fn without_an_answer_the_policy_decides() {
+async fn the_fail_policy_decides_while_the_server_is_unavailable() {
     let free = TcpListener::bind("127.0.0.1:0").expect("a port");
     let dead = free.local_addr().expect("an address");
     drop(free);
-    // It takes connections and says nothing.
+    // Accepts connections and never responds.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     for address in [dead, silent.local_addr().expect("an address")] {
-        for (on_failure, passes, status) in [(FailPolicy::Open, true, 200), (FailPolicy::Closed, false, 503)]
+        for (fail_policy, passes, status) in [(FailPolicy::Open, true, 200), (FailPolicy::Closed, false, 503)]
         {
-            let quick = RemoteConfig {
-                fail_policy: on_failure,
-                deadline: Duration::from_millis(50),
-                ..settings(address)
-            };
+            let quick =
+                RemoteConfig { fail_policy, deadline: Duration::from_millis(50), ..settings(address) };
             let decided = Remote::new(quick).expect("an address").decide(user("a")).await;
             assert_eq!(
                 (decided.is_allowed, decided.response.status().as_u16()),
@@ -125,9 +122,9 @@ async fn without_an_answer_the_policy_decides() {
     }
 }
 
-/// A server that comes back is asked again, without anything being restarted here.
+/// The client reconnects to a restarted server without a restart of its own process.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_comes_back_is_asked_again() {
+async fn a_restarted_server_is_used_again() {
     let server = Server::with_rules(RULES);
     let address = server.grpc;
     let remote = Remote::new(RemoteConfig { fail_policy: FailPolicy::Closed, ..settings(address) })
@@ -139,7 +136,7 @@ async fn a_server_that_comes_back_is_asked_again() {
     let _again = Server::start_at(&[RULES], "", address);
     let runtime = tokio::runtime::Handle::current();
     tokio::task::block_in_place(|| {
-        eventually("the server that came back", || {
+        eventually("the restarted server", || {
             runtime.block_on(remote.decide(user("a"))).is_allowed.then_some(())
         });
     });

@@ -1,4 +1,4 @@
-//! `POST /v1/check`: `{domain, attributes, cost}` or `{domain, descriptors, cost}`.
+//! `POST /v1/check`: checks `{domain, attributes, cost}` or `{domain, descriptors, cost}`.
 
 use super::body::Object;
 use super::problem::Problem;
@@ -16,7 +16,7 @@ use tollgate_rules::{Descriptor, Unit};
 const MAX_ENTRIES: usize = 64;
 const MAX_TEXT: usize = 8 * 1024;
 
-/// What a caller sends; everything is borrowed from the body where it can be.
+/// The request body; strings are borrowed from it where possible.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CheckRequest<'a> {
@@ -28,10 +28,10 @@ pub(crate) struct CheckRequest<'a> {
     descriptors: Option<Vec<Object<CheckDescriptor<'a>>>>,
     #[serde(default)]
     cost: Option<u64>,
-    /// For reservations alone.
+    /// Only for reservations.
     #[serde(default)]
     pub(crate) deadline_ms: Option<u64>,
-    /// For reservations alone.
+    /// Only for reservations.
     #[serde(default)]
     pub(crate) idempotency_key: Option<String>,
 }
@@ -59,17 +59,17 @@ struct UnitName(Unit);
 impl<'de> Deserialize<'de> for UnitName {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
         let name = Text::deserialize(decoder)?;
-        let known = || {
+        let unknown = || {
             D::Error::custom(format!(
-                "`{}` is no unit; write second, minute, hour, day, week, month or year",
+                "unknown unit `{}`; write second, minute, hour, day, week, month or year",
                 name.0
             ))
         };
-        Unit::from_name(&name.0).map(Self).ok_or_else(known)
+        Unit::from_name(&name.0).map(Self).ok_or_else(unknown)
     }
 }
 
-/// Text of bounded length, borrowed where it has no escapes.
+/// Text of bounded length, borrowed if it has no escapes.
 #[derive(Clone)]
 struct Text<'a>(Cow<'a, str>);
 
@@ -98,7 +98,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// A map from text to text, in order, without doubles.
+/// A map from text to text, in order, without duplicates.
 struct Pairs<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
@@ -116,7 +116,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
                         return Err(A::Error::custom(format!("at most {MAX_ENTRIES} attributes")));
                     }
                     if pairs.iter().any(|(known, _)| *known == key) {
-                        return Err(A::Error::custom(format!("attribute `{key}` is there twice")));
+                        return Err(A::Error::custom(format!("duplicate attribute `{key}`; send it once")));
                     }
                     pairs.push((key, value));
                 }
@@ -163,14 +163,14 @@ impl<'de: 'a, 'a> Deserialize<'de> for Entry<'a> {
     }
 }
 
-/// How many of the pairs one descriptor has, and what else it says.
+/// The number of entries of one descriptor, and its other fields.
 struct DescriptorRange {
     entries: usize,
     hits: Option<Cost>,
     limit: Option<(u32, Unit)>,
 }
 
-/// A decoded request laid out as the engine wants it.
+/// A validated request in the layout that the engine takes.
 pub(crate) struct NormalizedCheck<'a> {
     domain: &'a str,
     pairs: SmallVec<[(&'a str, &'a str); 8]>,
@@ -181,10 +181,12 @@ pub(crate) struct NormalizedCheck<'a> {
 impl CheckRequest<'_> {
     pub(crate) fn normalize(&self) -> Result<NormalizedCheck<'_>, Problem> {
         if self.domain.0.is_empty() {
-            return Err(Problem::bad("write the domain of a rule file").in_field("domain"));
+            return Err(
+                Problem::bad("the domain is empty; write the domain of a rule file").in_field("domain")
+            );
         }
         let mut pairs = SmallVec::new();
-        let spans = match (&self.attributes, &self.descriptors) {
+        let ranges = match (&self.attributes, &self.descriptors) {
             (Some(attributes), None) => {
                 pairs.extend(attributes.0.iter().map(|(k, v)| (&**k, &**v)));
                 None
@@ -195,11 +197,11 @@ impl CheckRequest<'_> {
                         Problem::bad(format!("write 1 to {MAX_ENTRIES} descriptors")).in_field("descriptors")
                     );
                 }
-                let mut spans = Vec::with_capacity(descriptors.len());
+                let mut ranges = Vec::with_capacity(descriptors.len());
                 for (at, Object(descriptor)) in descriptors.iter().enumerate() {
                     if descriptor.entries.is_empty() || descriptor.entries.len() > MAX_ENTRIES {
-                        let place = format!("descriptors[{at}].entries");
-                        return Err(Problem::bad(format!("write 1 to {MAX_ENTRIES} entries")).in_field(place));
+                        let field = format!("descriptors[{at}].entries");
+                        return Err(Problem::bad(format!("write 1 to {MAX_ENTRIES} entries")).in_field(field));
                     }
                     pairs.extend(descriptor.entries.iter().map(|entry| (&*entry.0, &*entry.1)));
                     let limit = descriptor
@@ -207,30 +209,30 @@ impl CheckRequest<'_> {
                         .as_ref()
                         .map(|Object(limit)| (limit.requests_per_unit, limit.unit.0));
                     let hits = descriptor.hits.map(Cost::new);
-                    spans.push(DescriptorRange { entries: descriptor.entries.len(), hits, limit });
+                    ranges.push(DescriptorRange { entries: descriptor.entries.len(), hits, limit });
                 }
-                Some(spans)
+                Some(ranges)
             }
             _ => return Err(Problem::bad("write either `attributes` or `descriptors`")),
         };
         Ok(NormalizedCheck {
             domain: &self.domain.0,
             pairs,
-            ranges: spans,
+            ranges,
             cost: self.cost.map_or(Cost::ONE, Cost::new),
         })
     }
 }
 
 impl NormalizedCheck<'_> {
-    /// The descriptors, if it is made of any; the engine's check borrows them.
+    /// Returns the descriptors, which the engine's check borrows; empty for a check by attributes.
     pub(crate) fn descriptors(&self) -> Vec<Descriptor<'_>> {
         let mut rest = &self.pairs[..];
         let mut all = Vec::new();
-        for stretch in self.ranges.iter().flatten() {
-            let (entries, others) = rest.split_at(stretch.entries);
+        for range in self.ranges.iter().flatten() {
+            let (entries, others) = rest.split_at(range.entries);
             rest = others;
-            all.push(Descriptor { entries, hits: stretch.hits, limit: stretch.limit });
+            all.push(Descriptor { entries, hits: range.hits, limit: range.limit });
         }
         all
     }
@@ -252,15 +254,16 @@ impl NormalizedCheck<'_> {
 }
 
 fn decoded(body: &[u8]) -> Result<CheckRequest<'_>, Problem> {
-    let ask: CheckRequest<'_> = body::decode(body)?;
-    for (place, there) in
-        [("deadline_ms", ask.deadline_ms.is_some()), ("idempotency_key", ask.idempotency_key.is_some())]
-    {
-        if there {
-            return Err(Problem::bad("only /v1/reserve takes this").in_field(place));
+    let request: CheckRequest<'_> = body::decode(body)?;
+    for (field, is_present) in [
+        ("deadline_ms", request.deadline_ms.is_some()),
+        ("idempotency_key", request.idempotency_key.is_some()),
+    ] {
+        if is_present {
+            return Err(Problem::bad("only /v1/reserve accepts this field; remove it").in_field(field));
         }
     }
-    Ok(ask)
+    Ok(request)
 }
 
 pub(crate) async fn handle<S: CounterStore>(
@@ -268,9 +271,9 @@ pub(crate) async fn handle<S: CounterStore>(
     body: &[u8],
     trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
-    let ask = decoded(body)?;
-    let laid = ask.normalize()?;
-    let descriptors = laid.descriptors();
-    let decision = app.limiter.check(&laid.check(&descriptors).with_trace(trace)).await;
+    let request = decoded(body)?;
+    let normalized = request.normalize()?;
+    let descriptors = normalized.descriptors();
+    let decision = app.limiter.check(&normalized.check(&descriptors).with_trace(trace)).await;
     Ok(decision::response(app, &decision, &decision::DecisionBody::new(&decision)))
 }

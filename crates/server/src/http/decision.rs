@@ -1,4 +1,4 @@
-//! A decision as JSON: the same body for allowed and denied.
+//! The JSON form of a decision, with the same fields for allowed and denied requests.
 
 use super::App;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use tollgate_http::h1::RawResponse;
 use tollgate_http::response::DecisionSummary;
 use tollgate_rules::Role;
 
-/// Most bodies have less.
+/// Initial capacity in bytes; most bodies are shorter.
 const ROOM: usize = 512;
 
 #[derive(Serialize)]
@@ -31,9 +31,9 @@ pub(crate) struct DecisionBody<'a> {
     emergency: Option<&'a str>,
 }
 
-/// As text, written where it belongs.
-fn display<S: serde::Serializer>(what: &impl std::fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(what)
+/// Serializes a value as text, without an intermediate string.
+fn display<S: serde::Serializer>(value: &impl std::fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
 }
 
 struct Limits<'a>(&'a Decision);
@@ -106,8 +106,8 @@ impl<'a> DecisionBody<'a> {
     }
 }
 
-/// The answer with its status and the fields that every HTTP answer has. Programs ask here, so the status is always the
-/// protocol's own, whatever callers of the edge are told.
+/// Builds the response with the rate limit fields of every HTTP response. Its clients are programs, so the status is
+/// always the API's own (200, 429, 503), not the configured denial status.
 pub(crate) fn response<S: CounterStore>(
     app: &App<S>,
     decision: &Decision,
@@ -115,9 +115,9 @@ pub(crate) fn response<S: CounterStore>(
 ) -> RawResponse {
     let facts = DecisionSummary::from_decision(decision);
     let mut bytes = Vec::with_capacity(ROOM);
-    // Nothing here can fail to be written, and memory takes it.
+    // These types always serialize, and writing to memory cannot fail.
     let _ = serde_json::to_writer(&mut bytes, body);
-    let mut answer = RawResponse::json(facts.disposition.status(), bytes);
-    app.responses.write(&facts, app.limiter.clock().now(), &mut answer);
-    answer
+    let mut response = RawResponse::json(facts.disposition.status(), bytes);
+    app.responses.write(&facts, app.limiter.clock().now(), &mut response);
+    response
 }

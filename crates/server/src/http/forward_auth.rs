@@ -1,12 +1,13 @@
-//! `ANY /check` and `/check/*`: may the request pass that a proxy tells about? For nginx, Traefik, Caddy, HAProxy and
-//! Envoy's ext_authz, which all ask before they pass a request on: 200 lets it pass, anything else is the answer.
+//! Forward auth: `ANY /check` and `/check/*` decide the request that a proxy describes. nginx, Traefik, Caddy, HAProxy
+//! and Envoy's ext_authz send such a check before they forward a request: on 200 they forward it, otherwise they return
+//! the response of the check.
 //!
-//! The method, the path and who asks come from headers, of trusted peers alone ([`tollgate_http::identity`]). Nothing that
-//! decides comes from the query: some proxies let their callers write it. `?deny_status=403` may only turn one denial into
-//! another, for nginx, which passes no 429 on.
+//! Method, path and caller come from headers, of trusted peers only ([`tollgate_http::identity`]). The query has no
+//! influence on the decision, because with some proxies it is the caller's. `?deny_status=403` only changes the status
+//! of a denial, for nginx, which does not forward a 429.
 //!
-//! What `action: delay` holds back is answered when its turn comes: all these proxies wait for an answer, and
-//! telling them how long to wait instead is nothing that they would act upon. Who would wait for too long is denied.
+//! A request under `action: delay` gets its response after the delay, because all these proxies wait for the response
+//! and would ignore a requested delay. A request whose delay is too long is denied.
 
 use super::App;
 use super::problem::Problem;
@@ -26,37 +27,37 @@ use tollgate_http::identity::{
 use tollgate_http::response::{DecisionSummary, Disposition};
 use tollgate_rules::Ruleset;
 
-/// Where proxies ask.
+/// The path of the check.
 pub(crate) const PATH: &str = "/check";
 static X_ACCEL_REDIRECT: HeaderName = HeaderName::from_static("x-accel-redirect");
 
-/// The longest that an answer can be set to be held: what nginx waits for one.
+/// Maximum of `hold_ms` in milliseconds: the default timeout of nginx.
 const MAX_DELAY: u64 = 60_000;
 
-/// What an operator can say about proxies that ask.
+/// Forward auth settings.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ForwardAuthConfig {
-    /// The domain whose rules decide; the only one that is loaded, where none is set.
+    /// The domain whose rules apply; by default the only one that is loaded.
     pub domain: Option<String>,
-    /// The location that nginx goes on with, as `X-Accel-Redirect` on what may pass: `@app`.
+    /// The nginx location for allowed requests, such as `@app`, sent as `X-Accel-Redirect`.
     pub accel_redirect: Option<String>,
-    /// The longest, in milliseconds, that an answer is held for `action: delay`; less than the proxy waits for one. Who
-    /// would wait for longer is denied; 0 holds nobody.
-    #[serde(rename = "max_delay_ms", alias = "hold_ms")]
-    pub hold_ms: u64,
-    /// Answers that are held at once; more are turned away with 503.
-    #[serde(rename = "max_delayed", alias = "held")]
-    pub held: usize,
+    /// Maximum delay of a response under `action: delay`, in milliseconds; must be below the proxy's timeout. Requests
+    /// with a longer delay are denied; 0 disables delays.
+    #[serde(alias = "hold_ms")]
+    pub max_delay_ms: u64,
+    /// Maximum number of delayed responses; further requests are shed with 503.
+    #[serde(alias = "held")]
+    pub max_delayed: usize,
 }
 
 impl Default for ForwardAuthConfig {
     fn default() -> Self {
-        Self { domain: None, accel_redirect: None, hold_ms: 5_000, held: 10_000 }
+        Self { domain: None, accel_redirect: None, max_delay_ms: 5_000, max_delayed: 10_000 }
     }
 }
 
-/// Answers proxies that ask.
+/// The forward auth handler's state.
 #[derive(Debug)]
 pub struct ForwardAuth {
     settings: IdentityConfig,
@@ -68,53 +69,53 @@ pub struct ForwardAuth {
     delayed: DelayQueue,
 }
 
-/// Reads callers by the settings and by the endpoints that one set of rules names.
+/// An identity resolver for one rule set, with the endpoints that its rules name.
 #[derive(Debug)]
 struct IdentityReader {
     rules: Arc<Ruleset>,
     identity: IdentityResolver,
 }
 
-/// Settings that cannot be used.
+/// Invalid forward auth settings.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardAuthError {
-    /// How callers are read.
+    /// Invalid identity settings.
     #[error("who: {0}")]
     Identity(#[from] IdentityConfigError),
-    /// No header can have this value.
-    #[error("forward_auth: `accel_redirect: {0}` is no location; write `@app` or `/internal`")]
+    /// Not a location of nginx.
+    #[error("forward_auth: invalid location `accel_redirect: {0}`; write `@app` or `/internal`")]
     Location(String),
-    /// No proxy waits for as long.
-    #[error("forward_auth: `max_delay_ms: {0}` is longer than proxies wait; must be at most {MAX_DELAY}")]
+    /// A delay that exceeds the timeouts of proxies.
+    #[error("forward_auth: `hold_ms: {0}` exceeds the timeout of proxies; write at most {MAX_DELAY}")]
     MaxDelay(u64),
 }
 
 impl ForwardAuth {
-    /// Reads the settings, and the files that they name.
-    pub fn new(settings: &ForwardAuthConfig, who: &IdentityConfig) -> Result<Self, ForwardAuthError> {
+    /// Validates the settings and reads the files that they name.
+    pub fn new(settings: &ForwardAuthConfig, identity: &IdentityConfig) -> Result<Self, ForwardAuthError> {
         let location = settings.accel_redirect.as_ref().map(|location| {
             let value = HeaderValue::from_str(location).ok().filter(|_| location.starts_with(['@', '/']));
             value.ok_or_else(|| ForwardAuthError::Location(location.clone()))
         });
-        if settings.hold_ms > MAX_DELAY {
-            return Err(ForwardAuthError::MaxDelay(settings.hold_ms));
+        if settings.max_delay_ms > MAX_DELAY {
+            return Err(ForwardAuthError::MaxDelay(settings.max_delay_ms));
         }
-        // What cannot be used is said at the start, and not when the first proxy asks.
-        let tokens = JwtVerifier::new(who)?;
-        IdentityResolver::sharing(who, [], tokens.clone())?;
+        // Invalid settings are reported at startup, not at the first check.
+        let tokens = JwtVerifier::new(identity)?;
+        IdentityResolver::sharing(identity, [], tokens.clone())?;
         Ok(Self {
-            settings: who.clone(),
+            settings: identity.clone(),
             identity: ArcSwapOption::empty(),
             tokens,
             domain: settings.domain.clone(),
             accel_redirect: location.transpose()?,
-            max_delay: TimeDelta::from_micros(settings.hold_ms * 1_000),
-            delayed: DelayQueue::new(settings.held),
+            max_delay: TimeDelta::from_micros(settings.max_delay_ms * 1_000),
+            delayed: DelayQueue::new(settings.max_delayed),
         })
     }
 
-    /// What reads tokens here, for whoever looks after its keys.
+    /// Returns the JWT verifier, for the task that reloads its keys.
     #[must_use]
     pub fn tokens(&self) -> Option<Arc<JwtVerifier>> {
         self.tokens.clone()
@@ -122,7 +123,7 @@ impl ForwardAuth {
 }
 
 impl ForwardAuth {
-    /// The domain whose rules decide.
+    /// Returns the domain whose rules apply.
     fn domain<'r>(&'r self, rules: &'r Ruleset) -> Result<&'r str, Problem> {
         let mut all = rules.domains().map(tollgate_rules::Domain::name);
         match (&self.domain, all.next(), all.next()) {
@@ -131,30 +132,30 @@ impl ForwardAuth {
             _ => Err(Problem::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "No domain",
-                "several domains are loaded; say which one decides with `forward_auth: {domain: NAME}`",
+                "no domain is selected; set `forward_auth: {domain: NAME}` to one of the loaded domains",
             )),
         }
     }
 
-    /// Who reads callers by these rules: made anew when the rules have changed.
+    /// Returns the identity resolver for the active rules; rebuilds it after a change of rules.
     fn reader<S: CounterStore>(&self, limiter: &Limiter<S>) -> Result<Arc<IdentityReader>, Problem> {
-        let former = match self.identity.load_full() {
+        let previous = match self.identity.load_full() {
             Some(known) if limiter.is_active(&known.rules) => return Ok(known),
-            former => former,
+            previous => previous,
         };
         let rules = limiter.rules();
         let domain = rules.domain(self.domain(&rules)?);
         let named = domain.into_iter().flat_map(|domain| domain.named_values("endpoint"));
         match IdentityResolver::sharing(&self.settings, named, self.tokens.clone()) {
-            Ok(who) => {
-                let reader = Arc::new(IdentityReader { rules, identity: who });
+            Ok(identity) => {
+                let reader = Arc::new(IdentityReader { rules, identity });
                 self.identity.store(Some(Arc::clone(&reader)));
                 Ok(reader)
             }
             Err(error) => {
-                tracing::warn!(%error, "callers are still read by the former rules");
-                former.ok_or_else(|| {
-                    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Bad settings", error.to_string())
+                tracing::warn!(%error, "identity rebuild failed; keeping the endpoints of the previous rules");
+                previous.ok_or_else(|| {
+                    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Invalid settings", error.to_string())
                 })
             }
         }
@@ -162,14 +163,13 @@ impl ForwardAuth {
 }
 
 impl Default for ForwardAuth {
-    /// For proxies on this machine, by the rules of the only domain.
+    /// Trusts proxies on loopback and applies the rules of the only domain.
     fn default() -> Self {
-        Self::new(&ForwardAuthConfig::default(), &IdentityConfig::default())
-            .expect("the defaults can be used")
+        Self::new(&ForwardAuthConfig::default(), &IdentityConfig::default()).expect("valid defaults")
     }
 }
 
-/// Whether a path is one of ours.
+/// Returns whether a path is `/check` or below it.
 pub(crate) fn is_at(path: &str) -> bool {
     path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
@@ -177,10 +177,10 @@ pub(crate) fn is_at(path: &str) -> bool {
 impl IdentityReader {
     fn caller<'r>(
         &'r self,
-        asked: &RequestView<'r, HeadHeaders<'r>>,
+        request: &RequestView<'r, HeadHeaders<'r>>,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, Problem> {
-        self.identity.resolve_forwarded(asked, PATH, now).map_err(|error| Problem::bad(error.to_string()))
+        self.identity.resolve_forwarded(request, PATH, now).map_err(|error| Problem::bad(error.to_string()))
     }
 }
 
@@ -194,7 +194,7 @@ fn request_view<'r>(request: &'r Request<'r>) -> RequestView<'r, HeadHeaders<'r>
     }
 }
 
-/// Identifies the caller and decides, once.
+/// Resolves the caller and decides, each once.
 pub(crate) async fn handle<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
@@ -202,8 +202,8 @@ pub(crate) async fn handle<S: CounterStore + 'static>(
     trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
     let reader = app.forward_auth.reader(&app.limiter)?;
-    let asked = request_view(request);
-    let caller = reader.caller(&asked, now)?;
+    let view = request_view(request);
+    let caller = reader.caller(&view, now)?;
     let domain = app.forward_auth.domain(&reader.rules)?;
     let attributes = caller.attributes();
     let check = Check::attributes(domain, &attributes)
@@ -214,12 +214,12 @@ pub(crate) async fn handle<S: CounterStore + 'static>(
         (decision, Some(held)) if decision.delay() > TimeDelta::ZERO => {
             Ok(Box::pin(after_delay(app, request, &decision, held, now)).await)
         }
-        // Permits are left to their deadline: nobody says when the request ends.
+        // Permits expire at their deadline: the proxy does not report the end of the request.
         (decision, _) => Ok(response(app, request, &DecisionSummary::from_decision(&decision), now)),
     }
 }
 
-/// Answers when the request's turn has come.
+/// Responds after the request's delay.
 async fn after_delay<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
@@ -240,7 +240,7 @@ async fn after_delay<S: CounterStore + 'static>(
         facts.disposition = Disposition::Unavailable;
         facts.retry_after = delay.ceil_secs().max(1);
     } else {
-        // Nobody says when the request ends.
+        // The proxy does not report the end of the request.
         guard.leave_to_deadline();
     }
     response(app, request, &facts, now)
@@ -252,31 +252,31 @@ fn response<S: CounterStore>(
     facts: &DecisionSummary<'_>,
     now: Timestamp,
 ) -> RawResponse {
-    let mut answer = RawResponse::decision(&app.responses, facts, now);
+    let mut response = RawResponse::decision(&app.responses, facts, now);
     match facts.disposition {
         Disposition::Allowed => {
             if let Some(location) = &app.forward_auth.accel_redirect {
-                answer.put(&X_ACCEL_REDIRECT, location.as_bytes());
+                response.put(&X_ACCEL_REDIRECT, location.as_bytes());
             }
         }
         Disposition::Denied => {
             if let Some(status) = denial_status(request.query) {
-                answer.status = status;
+                response.status = status;
             }
         }
         Disposition::Unavailable => {}
     }
-    answer
+    response
 }
 
-/// The rule that holds a request back.
+/// Returns the rule that delays a request.
 fn delaying(decision: &Decision) -> Option<&str> {
     let delays = |verdict| matches!(verdict, Verdict::Allowed { delay } if delay == decision.delay());
     let status = decision.limits.iter().find(|status| delays(status.outcome.verdict))?;
     Some(decision.limit_name(status))
 }
 
-/// Another status for a denial: a client's error, so that no query can turn a denial into anything else.
+/// Returns the status that the query requests for a denial. Only a 4xx is accepted, so that a denial stays a denial.
 fn denial_status(query: &str) -> Option<StatusCode> {
     let code = query.split('&').find_map(|pair| pair.strip_prefix("deny_status="))?;
     StatusCode::from_bytes(code.as_bytes()).ok().filter(StatusCode::is_client_error)

@@ -1,5 +1,5 @@
-//! `GET /healthz` (does the process run?), `/readyz` (should requests be sent here?), `/metrics`, `/v1/hot` (the keys
-//! with the most traffic at this node).
+//! Health endpoints: `GET /healthz` (liveness), `/readyz` (readiness), `/metrics`, and `/v1/hot` (the hot keys of this
+//! node).
 
 use super::request::Request;
 use http::StatusCode;
@@ -35,15 +35,15 @@ async fn respond(status: &Arc<dyn ProcessStatus>, path: &str, query: &str, accep
     }
 }
 
-/// Where there are many rules figures take long: they are worked out beside the threads that decide.
+/// Renders a page on a blocking thread: with many rules it takes long, and must not delay decisions.
 async fn run_blocking(
     status: &Arc<dyn ProcessStatus>,
-    tell: impl FnOnce(&dyn ProcessStatus) -> (&'static str, String) + Send + 'static,
+    render: impl FnOnce(&dyn ProcessStatus) -> (&'static str, String) + Send + 'static,
 ) -> HealthText {
     let status = Arc::clone(status);
-    match tokio::task::spawn_blocking(move || tell(&*status)).await {
+    match tokio::task::spawn_blocking(move || render(&*status)).await {
         Ok((kind, text)) => (StatusCode::OK, kind, text),
-        Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, "not found out; try again\n".to_owned()),
+        Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, "internal error; try again\n".to_owned()),
     }
 }
 
@@ -54,7 +54,7 @@ mod tests {
     use std::thread;
     use tollgate_observe::MetricsWriter;
 
-    /// Tells which thread was asked.
+    /// Reports the thread that renders a page.
     struct Thread;
 
     impl ProcessStatus for Thread {
@@ -67,8 +67,8 @@ mod tests {
         }
 
         fn metrics(&self, page: &mut MetricsWriter) {
-            let asked = format!("{:?}", thread::current().id());
-            page.gauge(&format!("thread_{}", asked.replace(['(', ')'], "_")), "Which was asked.", 1);
+            let id = format!("{:?}", thread::current().id());
+            page.gauge(&format!("thread_{}", id.replace(['(', ')'], "_")), "Thread that rendered this.", 1);
         }
 
         fn hot(&self) -> Value {
@@ -76,7 +76,7 @@ mod tests {
         }
     }
 
-    /// Whoever scrapes must not hold up whoever is decided upon.
+    /// A scrape must not delay decisions.
     #[tokio::test]
     async fn metrics_are_not_rendered_on_a_request_thread() {
         let status: Arc<dyn ProcessStatus> = Arc::new(Thread);

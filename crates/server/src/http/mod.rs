@@ -1,15 +1,15 @@
-//! JSON over HTTP/1.1.
+//! The HTTP protocol server: JSON over HTTP/1.1.
 //!
-//! | path | file | answers |
+//! | path | file | purpose |
 //! |---|---|---|
-//! | `POST /v1/check` | `check` | may this request pass? 200 or 429, the decision in the body |
-//! | `POST /v1/reserve`, `/v1/settle`, `/v1/cancel` | `reserve` | charge an estimate, then the truth |
-//! | `ANY /check`, `/check/*` | `forward_auth` | may the request pass that a proxy tells about? |
-//! | `POST /json` | `rls_json` | the Envoy service's own JSON |
-//! | `GET /healthz`, `/readyz[?verbose]`, `/metrics`, `/v1/hot` | `health` | is the process well? |
+//! | `POST /v1/check` | `check` | checks a request: 200 or 429, with the decision in the body |
+//! | `POST /v1/reserve`, `/v1/settle`, `/v1/cancel` | `reserve` | charges an estimate, then the actual cost |
+//! | `ANY /check`, `/check/*` | `forward_auth` | checks the request that a proxy describes |
+//! | `POST /json` | `rls_json` | the JSON of Envoy's rate limit service |
+//! | `GET /healthz`, `/readyz[?verbose]`, `/metrics`, `/v1/hot` | `health` | health, metrics and hot keys |
 //!
-//! `server` puts it on the HTTP/1 server ([`tollgate_http::server`]), `decision` is the answer's form.
-//! Few paths need no router, and this is where every request passes.
+//! `server` runs it on the HTTP/1 server ([`tollgate_http::server`]); `decision` is the JSON form of a decision.
+//! Rejected: a router, because there are few paths and every request passes here.
 
 mod check;
 mod decision;
@@ -33,7 +33,7 @@ use tollgate_http::response::ResponseConfig;
 use tollgate_http::{body, h1, problem, traceparent};
 use tollgate_observe::ProcessStatus;
 
-/// What every handler needs.
+/// State shared by all handlers.
 pub(crate) struct App<S> {
     pub(crate) limiter: Arc<Limiter<S>>,
     pub(crate) status: Arc<dyn ProcessStatus>,
@@ -41,12 +41,12 @@ pub(crate) struct App<S> {
     pub(crate) forward_auth: ForwardAuth,
 }
 
-/// Where programs ask, by POST.
+/// Returns whether a path is part of the JSON API, which uses POST.
 fn is_served(path: &str) -> bool {
     matches!(path, "/v1/check" | "/v1/reserve" | "/v1/settle" | "/v1/cancel" | "/json")
 }
 
-/// Where an answer is a decision.
+/// Returns whether a response at this path is a decision.
 fn decides(path: &str) -> bool {
     matches!(path, "/v1/check" | "/v1/reserve" | "/json") || forward_auth::is_at(path)
 }
@@ -59,16 +59,16 @@ impl<S: CounterStore + 'static> App<S> {
         }
         let began = self.limiter.clock().now();
         let trace = traceparent::from_headers(&self.limiter, &request.fields, || began);
-        let answer = route(self, request, began, trace.as_ref()).await;
-        if answer.is_ok() {
+        let response = route(self, request, began, trace.as_ref()).await;
+        if response.is_ok() {
             self.limiter.record_latency("http", 1, self.limiter.clock().now().since(began));
         }
-        answer.unwrap_or_else(Problem::response)
+        response.unwrap_or_else(Problem::response)
     }
 }
 
-/// The paths that most requests ask for are awaited in place; the others in a box, since idle connections have room for the
-/// largest.
+/// Dispatches a request by its path. The frequent handlers are awaited in place and the others in a box, because a
+/// connection's future is as large as its largest state.
 async fn route<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,

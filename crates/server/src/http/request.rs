@@ -1,19 +1,19 @@
-//! A request as handlers see it: borrowed from the connection's buffer, nothing copied.
+//! A request for the handlers, borrowed from the connection's buffer without copies.
 
 use std::net::IpAddr;
 use tollgate_http::h1::{HeadHeaders, ScannedHead};
 
-/// One request, whole.
+/// One complete request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'r> {
     pub(crate) peer: IpAddr,
     pub(crate) method: &'r str,
     pub(crate) path: &'r str,
     pub(crate) query: &'r str,
-    /// The host that the target names, where it names one.
+    /// The authority of a target in absolute form.
     pub(crate) authority: Option<&'r str>,
     pub(crate) fields: HeadHeaders<'r>,
-    /// Empty where the body was not asked for.
+    /// The body; empty if the handler does not read it.
     pub(crate) body: &'r [u8],
 }
 
@@ -41,9 +41,9 @@ mod tests {
     use tollgate_http::h1::ScannedHead;
     use tollgate_http::h1::head::HeadLimits;
 
-    /// Whatever form a target has, paths are found, and the query of none is taken for one.
+    /// Path and query are found in every form of a target, and a URL in a query is not mistaken for the target.
     #[test]
-    fn targets_are_read_in_every_form() {
+    fn targets_are_parsed_in_every_form() {
         let cases = [
             ("/a/b?c=/d", (None, "/a/b", "c=/d")),
             ("/", (None, "/", "")),

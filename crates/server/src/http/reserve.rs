@@ -1,4 +1,5 @@
-//! `POST /v1/reserve`, `/v1/settle`, `/v1/cancel`: an estimate is charged, then the truth.
+//! Reservations: `POST /v1/reserve` charges an estimate, `/v1/settle` corrects it to the actual cost, `/v1/cancel`
+//! refunds it.
 
 use super::check::CheckRequest;
 use super::problem::Problem;
@@ -26,22 +27,22 @@ pub(crate) async fn reserve<S: CounterStore>(
     body: &[u8],
     trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
-    let ask: CheckRequest<'_> = body::decode(body)?;
-    let within = ask.deadline_ms.unwrap_or(DEFAULT_TTL);
-    if within == 0 || within > MAX_TTL {
+    let request: CheckRequest<'_> = body::decode(body)?;
+    let ttl = request.deadline_ms.unwrap_or(DEFAULT_TTL);
+    if ttl == 0 || ttl > MAX_TTL {
         return Err(Problem::bad(format!("write 1 to {MAX_TTL} milliseconds")).in_field("deadline_ms"));
     }
-    if ask.idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > MAX_KEY) {
+    if request.idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > MAX_KEY) {
         return Err(Problem::bad(format!("write 1 to {MAX_KEY} bytes")).in_field("idempotency_key"));
     }
-    let laid = ask.normalize()?;
-    let descriptors = laid.descriptors();
-    let check = laid.check(&descriptors).with_trace(trace);
+    let normalized = request.normalize()?;
+    let descriptors = normalized.descriptors();
+    let check = normalized.check(&descriptors).with_trace(trace);
     let made =
-        app.limiter.reserve(&check, TimeDelta::from_millis(within), ask.idempotency_key.as_deref()).await;
+        app.limiter.reserve(&check, TimeDelta::from_millis(ttl), request.idempotency_key.as_deref()).await;
     let made = made.map_err(|error| match error {
         ReserveError::InProgress => {
-            Problem::new(StatusCode::CONFLICT, "Reservation under way", error.to_string())
+            Problem::new(StatusCode::CONFLICT, "Reservation in progress", error.to_string())
         }
         _ => Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many reservations", error.to_string()),
     })?;
@@ -63,8 +64,8 @@ pub(crate) async fn settle<S: CounterStore>(
     limiter: &Limiter<S>,
     body: &[u8],
 ) -> Result<RawResponse, Problem> {
-    let ask: SettleRequest = body::decode(body)?;
-    ended(limiter.settle(name(&ask.reservation)?, ask.cost).await)
+    let request: SettleRequest = body::decode(body)?;
+    ended(limiter.settle(reservation_id(&request.reservation)?, request.cost).await)
 }
 
 #[derive(Deserialize)]
@@ -77,13 +78,14 @@ pub(crate) async fn cancel<S: CounterStore>(
     limiter: &Limiter<S>,
     body: &[u8],
 ) -> Result<RawResponse, Problem> {
-    let ask: CancelRequest = body::decode(body)?;
-    ended(limiter.cancel(name(&ask.reservation)?).await)
+    let request: CancelRequest = body::decode(body)?;
+    ended(limiter.cancel(reservation_id(&request.reservation)?).await)
 }
 
-fn name(text: &str) -> Result<ReservationId, Problem> {
+fn reservation_id(text: &str) -> Result<ReservationId, Problem> {
     text.parse().map_err(|_| {
-        Problem::bad("write the `reservation` that /v1/reserve answered").in_field("reservation")
+        Problem::bad("invalid reservation ID; send the `reservation` that /v1/reserve returned")
+            .in_field("reservation")
     })
 }
 
@@ -94,8 +96,8 @@ fn ended(result: Result<Settlement, SettleError>) -> Result<RawResponse, Problem
         Err(error) => {
             let (status, title) = match error {
                 SettleError::Unknown => (StatusCode::NOT_FOUND, "No such reservation"),
-                SettleError::Ended(_) => (StatusCode::CONFLICT, "Already ended"),
-                SettleError::InProgress => (StatusCode::CONFLICT, "Being ended"),
+                SettleError::Ended(_) => (StatusCode::CONFLICT, "Reservation already ended"),
+                SettleError::InProgress => (StatusCode::CONFLICT, "Reservation in progress"),
                 _ => (StatusCode::SERVICE_UNAVAILABLE, "Store unavailable"),
             };
             return Err(Problem::new(status, title, error.to_string()));

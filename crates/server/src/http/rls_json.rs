@@ -1,6 +1,8 @@
-//! `POST /json`: the rate limit service's messages as protobuf JSON, as the Envoy service has it. 200 or 429.
+//! `POST /json`: the messages of Envoy's rate limit service as protobuf JSON, like envoyproxy/ratelimit. Responds 200
+//! or 429.
 //!
-//! Protobuf's JSON allows both spellings of a name and numbers as text; both are taken, unknown names are refused.
+//! Protobuf JSON allows names in camel case and snake case, and numbers as text. All are accepted; unknown names are
+//! rejected.
 
 use super::body::Object;
 use super::problem::Problem;
@@ -30,9 +32,9 @@ pub(crate) async fn handle<S: CounterStore>(
     let decision = rls::decide(&app.limiter, "http", &request.into(), trace).await;
     let decision = decision.map_err(|bad| Problem::bad(bad.to_string()))?;
     let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
-    let mut answer = RawResponse::json(status, encode(&rls::response(&decision)).to_string().into_bytes());
-    app.responses.write(&DecisionSummary::from_decision(&decision), app.limiter.clock().now(), &mut answer);
-    Ok(answer)
+    let mut response = RawResponse::json(status, encode(&rls::response(&decision)).to_string().into_bytes());
+    app.responses.write(&DecisionSummary::from_decision(&decision), app.limiter.clock().now(), &mut response);
+    Ok(response)
 }
 
 #[derive(Deserialize)]
@@ -148,7 +150,7 @@ fn code(number: i32) -> &'static str {
     }
 }
 
-/// Protobuf's JSON: fields that have their default value are left out.
+/// Encodes a response as protobuf JSON, which omits fields with their default value.
 fn encode(response: &RateLimitResponse) -> Value {
     let mut body = Map::new();
     body.insert("overallCode".into(), code(response.overall_code).into());

@@ -1,4 +1,4 @@
-//! The HTTP front on the HTTP/1 server: its settings, and each connection's requests.
+//! Runs the HTTP protocol server on the HTTP/1 server: its settings and its connections.
 
 use super::request::Request;
 use super::{App, ForwardAuth, is_served};
@@ -19,25 +19,25 @@ use tollgate_http::server::accept::{self, ConnectionSlots, NewConnections, Shutd
 use tollgate_http::server::{self, BodyMode, Io, NoStream, Rejection, Response, Scope, Service, Settings};
 use tollgate_observe::ProcessStatus;
 
-/// The largest body that is read.
+/// Maximum size of a body in bytes.
 const MAX_BODY: usize = 64 * 1024;
 const MAX_HEAD: HeadLimits = HeadLimits { bytes: 64 * 1024, target: 16 * 1024, fields: 100 };
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How much of a body that is not read is discarded to keep the connection.
+/// Maximum bytes of an unread body that are discarded to keep the connection.
 const MAX_DISCARDED: usize = 1024 * 1024;
 
-/// What callers may do.
+/// Settings of the HTTP protocol server.
 #[derive(Debug)]
 pub struct HttpConfig {
-    /// Connections open at once; more wait to be accepted.
+    /// Maximum number of open connections; more wait to be accepted.
     pub connections: usize,
-    /// The time that a request's headers may take, the wait for the next request included.
+    /// Maximum time for the headers of a request, including the wait for the request.
     pub header_timeout: Duration,
-    /// How long requests under way may take to end when the process is told to.
+    /// Maximum time for requests in flight to finish at shutdown.
     pub drain: Duration,
-    /// How answers are written.
+    /// Response settings.
     pub responses: ResponseConfig,
-    /// How proxies that ask are answered.
+    /// Forward auth.
     pub forward_auth: ForwardAuth,
 }
 
@@ -88,27 +88,27 @@ impl<S: CounterStore + 'static> Service for Session<S> {
     fn reject(&self, rejection: Rejection) -> RawResponse {
         let problem = match rejection {
             Rejection::Head(error) => {
-                // A version or an encoding that is not supported here is still the client's error.
+                // An unsupported version or encoding is reported as a client error.
                 let status = Some(error.status()).filter(StatusCode::is_client_error);
                 let status = status.unwrap_or(StatusCode::BAD_REQUEST);
                 Problem::new(status, "Bad request", error.to_string())
             }
-            Rejection::Chunks => Problem::bad("the body could not be read: its chunks are malformed"),
+            Rejection::Chunks => Problem::bad("malformed chunked body"),
             Rejection::TooLarge { max } => {
-                let detail = format!("a body has at most {max} bytes");
+                let detail = format!("the body is too large; send at most {max} bytes");
                 Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "Body too large", detail)
             }
             _ => {
                 let detail = "the rest of the request did not arrive in time";
-                Problem::new(StatusCode::REQUEST_TIMEOUT, "Too slow", detail)
+                Problem::new(StatusCode::REQUEST_TIMEOUT, "Request timeout", detail)
             }
         };
         problem.response()
     }
 }
 
-/// Serves until `drain` is ready, and then until those who were there have been answered. Who comes in that time is
-/// answered too, so that a probe can read that the process is not ready any more; who comes later finds nobody.
+/// Serves until `drain` resolves and the open connections have finished. Clients that connect during the drain are
+/// served too, so that a probe can read that the process is no longer ready; after it the listener is closed.
 pub async fn serve<S: CounterStore + 'static>(
     listener: TcpListener,
     limiter: Arc<Limiter<S>>,
@@ -147,7 +147,7 @@ mod tests {
         size_of::<F>()
     }
 
-    /// An idle connection occupies the room of its largest state: what is rare and large belongs into a box.
+    /// An idle connection takes the memory of its largest state, so rare and large states must be boxed.
     #[test]
     fn a_connection_is_small() {
         type Parts<'a> = (Io, &'a Settings, &'a Drain, &'a Session<MemoryStore<SystemClock>>);

@@ -1,9 +1,9 @@
-//! What one read brought: commands parsed in place, decided, and answered in order into one buffer.
+//! A batch of pipelined commands from one read: parsed in place, decided, and answered in order into one buffer.
 //!
-//! Over a store that charges without waiting, every command is decided in its first poll. Where the store must be waited
-//! for, the command's future stays pending, and the commands behind it are decided at the same time, a bounded number of
-//! them; replies keep the order. `CL.THROTTLE` commands in a row are charged together, so that the store can start all their
-//! cache misses at once.
+//! With a store that charges without waiting, every command is decided in its first poll. If the store has to be
+//! awaited, the command's future stays pending and a bounded number of the commands after it are decided concurrently;
+//! replies keep the order. Consecutive `CL.THROTTLE` commands are charged together, so that the store can overlap their
+//! cache misses.
 
 use super::check::{self, CheckCommand};
 use super::encode;
@@ -18,24 +18,25 @@ use std::task::Poll;
 use tollgate_core::{CounterStore, Limit, Outcome};
 use tollgate_engine::Decision;
 
-/// Replies that are written before more commands are read.
+/// Bytes of replies after which they are sent before more commands run.
 const FULL: usize = 256 * 1024;
 
-/// Commands of one connection that wait for the store at the same time.
+/// Maximum number of commands of one connection that wait for the store concurrently.
 const MAX_PENDING: usize = 64;
 
-/// Why a batch ended.
+/// The reason a batch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// What is left of the input is no whole command.
+    /// The rest of the input is an incomplete command.
     Rest,
-    /// Enough replies for one write.
+    /// There are enough replies for one write.
     Full,
-    /// The connection is over.
+    /// The connection must be closed.
     Close,
 }
 
-/// Answers the commands of `input`, appending to `out`. Returns how much of the input is done with, and why it ended there.
+/// Runs the commands of `input` and appends the replies to `out`. Returns the number of bytes consumed, and why it
+/// stopped.
 pub(super) async fn run<S: CounterStore>(
     app: &App<S>,
     session: &mut Session,
@@ -45,7 +46,7 @@ pub(super) async fn run<S: CounterStore>(
     let mut words = Words::new();
     let mut batch = Batch::new();
     let mut at = 0;
-    // Whatever is not one of a batch has to come after it.
+    // A command that is not part of the batch must be answered after it.
     macro_rules! settle {
         () => {
             if !batch.is_empty() && !batch.try_settle(app, session, out) {
@@ -75,7 +76,7 @@ pub(super) async fn run<S: CounterStore>(
         if words.first().is_some_and(|name| throttle::is_name(name)) && session.is_authenticated {
             match Throttle::read(&words).and_then(|call| batch.enqueue(&call)) {
                 Ok(Enqueued::Yes) => at += length,
-                // The command is parsed again when the batch is settled.
+                // The command is parsed again after the batch is settled.
                 Ok(Enqueued::Full) => settle!(),
                 Ok(Enqueued::Odd) => {
                     settle!();
@@ -83,9 +84,9 @@ pub(super) async fn run<S: CounterStore>(
                     let calls = odd.into_iter().collect();
                     at = wait(app, session, None::<Pin<&mut Never>>, calls, (input, at + length), out).await;
                 }
-                Err(refusal) => {
+                Err(error) => {
                     settle!();
-                    refusal.write(out);
+                    error.write(out);
                     at += length;
                 }
             }
@@ -108,7 +109,7 @@ pub(super) async fn run<S: CounterStore>(
                     }
                 }
             }
-            Some(Err(refusal)) => refusal.write(out),
+            Some(Err(error)) => error.write(out),
             None => {
                 if session.run(&app.config, &words, out) == NextState::Close {
                     return (at, Stop::Close);
@@ -118,11 +119,11 @@ pub(super) async fn run<S: CounterStore>(
     }
 }
 
-/// The future of a command that there is not.
+/// The type of an absent command future.
 type Never = std::future::Pending<Reply>;
 
-/// Waits for the command whose future is pending and for `calls`, decides as many of those behind them in `input` as may be
-/// decided at the same time, and answers all in order. Returns where the commands begin that are left.
+/// Waits for the pending command `first` and for `calls`, runs as many of the following commands in `input` as may be
+/// decided concurrently, and writes all replies in order. Returns the position of the remaining commands.
 async fn wait<'i, S: CounterStore>(
     app: &App<S>,
     session: &mut Session,
@@ -139,15 +140,15 @@ async fn wait<'i, S: CounterStore>(
         calls.push(call);
         at += length;
     }
-    let behind = join_all(calls.into_iter().map(|call| call.decide(app)));
-    let (first, behind) = match first {
+    let following = join_all(calls.into_iter().map(|call| call.decide(app)));
+    let (first, following) = match first {
         Some(first) => {
-            let (first, behind) = futures_util::future::join(first, behind).await;
-            (Some(first), behind)
+            let (first, following) = futures_util::future::join(first, following).await;
+            (Some(first), following)
         }
-        None => (None, behind.await),
+        None => (None, following.await),
     };
-    first.into_iter().chain(behind).for_each(|reply| reply.write(session, out));
+    first.into_iter().chain(following).for_each(|reply| reply.write(session, out));
     at
 }
 
@@ -157,8 +158,8 @@ pub(super) enum PendingCommand<'a> {
     Check(Box<CheckCommand<'a>>),
 }
 
-/// What came of it.
-#[allow(clippy::large_enum_variant, reason = "the large one is the usual one, and lives for a moment")]
+/// The result of such a command.
+#[allow(clippy::large_enum_variant, reason = "the large variant is the common one and short-lived")]
 enum Reply {
     Throttled(Box<Limit>, Outcome),
     Checked(Decision),
@@ -166,7 +167,7 @@ enum Reply {
 }
 
 impl<'a> PendingCommand<'a> {
-    /// The command; `None` if the store has no part in it.
+    /// Parses a command; `None` if it does not use the store.
     fn parse(session: &Session, words: &Words<'a>) -> Option<Result<Self, CommandError>> {
         if !session.is_authenticated {
             return None;
@@ -201,7 +202,7 @@ impl Reply {
         match self {
             Self::Throttled(limit, outcome) => throttle::reply(out, &limit, &outcome),
             Self::Checked(decision) => check::reply(out, session.protocol, &decision),
-            Self::Unavailable(refusal) => refusal.write(out),
+            Self::Unavailable(error) => error.write(out),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! `TG.CHECK domain key value [key value ...] [COST n]`: a request described by attributes, decided by the rules.
-//! `TG.PEEK` is the same, but only looks: nothing is charged.
+//! `TG.CHECK domain key value [key value ...] [COST n]`: checks a request described by attributes against the rules.
+//! `TG.PEEK` does the same without charging.
 
 use super::encode::{self, Protocol};
 use super::{CommandError, frame};
@@ -7,10 +7,10 @@ use smallvec::SmallVec;
 use tollgate_core::Cost;
 use tollgate_engine::{Check, Decision};
 
-/// As many attributes as the other fronts take.
+/// Maximum number of attributes, as in the other protocols.
 const MAX_ATTRIBUTES: usize = 64;
 
-/// One request.
+/// A parsed check.
 #[derive(Debug)]
 pub(super) struct CheckCommand<'a> {
     domain: &'a str,
@@ -19,7 +19,7 @@ pub(super) struct CheckCommand<'a> {
 }
 
 impl<'a> CheckCommand<'a> {
-    /// The request that a command is; `None` if it is another command.
+    /// Parses a check; `None` if it is another command.
     pub(super) fn parse(words: &[&'a [u8]]) -> Option<Result<Self, CommandError>> {
         let name = words.first()?;
         if name.eq_ignore_ascii_case(b"TG.CHECK") {
@@ -30,7 +30,7 @@ impl<'a> CheckCommand<'a> {
         name.eq_ignore_ascii_case(b"TG.PEEK").then(|| {
             let (command, cost) = Self::read(&words[1..], "tg.peek")?;
             match cost {
-                Some(_) => Err(CommandError::new("TG.PEEK only looks and takes no COST")),
+                Some(_) => Err(CommandError::new("TG.PEEK charges nothing and takes no COST")),
                 None => Ok(command),
             }
         })
@@ -53,13 +53,13 @@ impl<'a> CheckCommand<'a> {
         }
         let domain = text(domain, "the domain")?;
         if domain.is_empty() {
-            return Err(CommandError::new("write the domain of a rule file"));
+            return Err(CommandError::new("the domain is empty; write the domain of a rule file"));
         }
         let mut attributes: SmallVec<[(&str, &str); 8]> = SmallVec::new();
         for pair in rest.chunks_exact(2) {
             let (key, value) = (text(pair[0], "a key")?, text(pair[1], "a value")?);
             if attributes.iter().any(|(known, _)| *known == key) {
-                return Err(CommandError::new(format!("attribute '{key}' is there twice")));
+                return Err(CommandError::new(format!("duplicate attribute '{key}'; send it once")));
             }
             attributes.push((key, value));
         }
@@ -71,8 +71,8 @@ impl<'a> CheckCommand<'a> {
     }
 }
 
-fn text<'a>(word: &'a [u8], what: &str) -> Result<&'a str, CommandError> {
-    std::str::from_utf8(word).map_err(|_| CommandError::new(format!("{what} is not UTF-8")))
+fn text<'a>(word: &'a [u8], subject: &str) -> Result<&'a str, CommandError> {
+    std::str::from_utf8(word).map_err(|_| CommandError::new(format!("{subject} is not UTF-8")))
 }
 
 fn read_cost(word: &[u8]) -> Result<Cost, CommandError> {
@@ -82,7 +82,8 @@ fn read_cost(word: &[u8]) -> Result<Cost, CommandError> {
     }
 }
 
-/// What is told of a decision: the five numbers of CL.THROTTLE about the limit nearest its end, then what else callers act on.
+/// The reply to a check: the five numbers of `CL.THROTTLE` for the limit nearest exhaustion, then the other facts that
+/// clients act on.
 struct CheckReply<'a> {
     limited: bool,
     limit: i64,
@@ -96,7 +97,7 @@ struct CheckReply<'a> {
 
 impl<'a> CheckReply<'a> {
     fn from_decision(decision: &'a Decision) -> Self {
-        let mut told = Self {
+        let mut reply = Self {
             limited: !decision.is_allowed(),
             limit: -1,
             remaining: -1,
@@ -106,31 +107,30 @@ impl<'a> CheckReply<'a> {
             delay_ms: encode::as_i64(decision.delay().ceil_millis()),
             origin: decision.origin.name(),
         };
-        // The limit that denied, if one did: of the same rule, where that is known.
-        let by_rule = decision
-            .limits
-            .iter()
-            .find(|limit| limit.outcome.verdict.is_denied() && Some(decision.limit_name(limit)) == told.rule);
+        // The limit that denied, if any; of the denying rule, if that is known.
+        let by_rule = decision.limits.iter().find(|limit| {
+            limit.outcome.verdict.is_denied() && Some(decision.limit_name(limit)) == reply.rule
+        });
         if let Some(status) = by_rule.or_else(|| decision.tightest(0)) {
-            told.rule = told.rule.or_else(|| Some(decision.limit_name(status)));
-            told.remaining = encode::as_i64(status.outcome.remaining);
-            told.reset_after = encode::seconds(status.outcome.reset_after);
+            reply.rule = reply.rule.or_else(|| Some(decision.limit_name(status)));
+            reply.remaining = encode::as_i64(status.outcome.remaining);
+            reply.reset_after = encode::seconds(status.outcome.reset_after);
             if let Some(facts) = decision.limit(status) {
-                told.limit = encode::as_i64(facts.limit.capacity());
+                reply.limit = encode::as_i64(facts.limit.capacity());
             }
         }
-        told
+        reply
     }
 }
 
 pub(super) fn reply(out: &mut Vec<u8>, protocol: Protocol, decision: &Decision) {
-    let told = CheckReply::from_decision(decision);
+    let reply = CheckReply::from_decision(decision);
     let numbers = [
-        ("limited", i64::from(told.limited)),
-        ("limit", told.limit),
-        ("remaining", told.remaining),
-        ("retry_after", told.retry_after),
-        ("reset_after", told.reset_after),
+        ("limited", i64::from(reply.limited)),
+        ("limit", reply.limit),
+        ("remaining", reply.remaining),
+        ("retry_after", reply.retry_after),
+        ("reset_after", reply.reset_after),
     ];
     let name = |out: &mut Vec<u8>, name: &str| {
         if protocol == Protocol::Resp3 {
@@ -146,17 +146,17 @@ pub(super) fn reply(out: &mut Vec<u8>, protocol: Protocol, decision: &Decision) 
         encode::integer(out, number);
     }
     name(out, "rule");
-    match told.rule {
+    match reply.rule {
         Some(rule) => encode::bulk(out, rule.as_bytes()),
         None => encode::null(out, protocol),
     }
     name(out, "delay_ms");
-    encode::integer(out, told.delay_ms);
+    encode::integer(out, reply.delay_ms);
     name(out, "origin");
-    encode::bulk(out, told.origin.as_bytes());
-    // For a denial alone: what passes is seldom asked about, and its name costs as much as the rest.
+    encode::bulk(out, reply.origin.as_bytes());
+    // Only for denials: allowed requests are rarely looked up, and formatting the ID costs as much as the rest.
     name(out, "decision_id");
-    if told.limited {
+    if reply.limited {
         encode::bulk(out, decision.id.to_string().as_bytes());
     } else {
         encode::null(out, protocol);
@@ -169,17 +169,17 @@ mod tests {
 
     fn read(text: &str) -> Result<(Vec<String>, Cost), String> {
         let words: Vec<&[u8]> = text.split(' ').map(str::as_bytes).collect();
-        let command = CheckCommand::parse(&words).expect("a command").map_err(|refusal| refusal.message)?;
+        let command = CheckCommand::parse(&words).expect("a command").map_err(|error| error.message)?;
         Ok((command.attributes.iter().map(|(key, value)| format!("{key}={value}")).collect(), command.cost))
     }
 
     #[test]
-    fn attributes_and_cost_are_read() {
+    fn attributes_and_cost_are_parsed() {
         let list = |pairs: &[&str]| pairs.iter().map(|pair| (*pair).to_owned()).collect::<Vec<_>>();
         assert_eq!(read("TG.CHECK d k v"), Ok((list(&["k=v"]), Cost::ONE)));
         assert_eq!(read("tg.check d k v cost 5"), Ok((list(&["k=v"]), Cost::new(5))));
         assert_eq!(read("TG.PEEK d k v"), Ok((list(&["k=v"]), Cost::PEEK)));
-        // Alone or not at the end it is an attribute like any other.
+        // Alone or not at the end, `cost` is an ordinary attribute.
         assert_eq!(read("TG.CHECK d cost 5"), Ok((list(&["cost=5"]), Cost::ONE)));
         let both = list(&["cost=5", "k=v"]);
         assert_eq!(read("TG.CHECK d cost 5 k v"), Ok((both, Cost::ONE)));
@@ -188,20 +188,20 @@ mod tests {
     #[test]
     fn invalid_checks_are_rejected() {
         let many: String = (0..65).map(|n| format!(" k{n} v")).collect();
-        for (wrong, said) in [
+        for (wrong, message) in [
             ("TG.CHECK", "wrong number"),
             ("TG.CHECK d", "wrong number"),
             ("TG.CHECK d k", "wrong number"),
             ("TG.CHECK d k v w", "wrong number"),
             ("TG.CHECK  k v", "domain"),
-            ("TG.CHECK d k v k w", "twice"),
+            ("TG.CHECK d k v k w", "duplicate attribute 'k'"),
             ("TG.CHECK d k v COST -1", "COST"),
             ("TG.CHECK d k v COST x", "COST"),
             ("TG.PEEK d k v COST 1", "no COST"),
             (&format!("TG.CHECK d{many}"), "at most 64"),
         ] {
             let error = read(wrong).expect_err(wrong);
-            assert!(error.contains(said), "{wrong}: {error}");
+            assert!(error.contains(message), "{wrong}: {error}");
         }
         let words: [&[u8]; 4] = [b"TG.CHECK", b"d", b"k", b"\xff"];
         assert!(

@@ -1,9 +1,9 @@
-//! The list of commands, as `COMMAND` tells it: `redis-cli` completes names by it, and clients ask it on connecting.
+//! The command table for `COMMAND`, which `redis-cli` uses for completion and clients query when they connect.
 
 use super::encode::{self, Protocol};
 use super::{CommandError, frame::MAX_WORDS};
 
-/// A command: its name, how many words it has (at least, if negative), what it does.
+/// A command. `arity` is the number of words including the name, or the negated minimum.
 struct Command {
     name: &'static str,
     arity: i64,
@@ -16,28 +16,28 @@ const fn command(name: &'static str, arity: i64, group: &'static str, summary: &
 }
 
 const ALL: [Command; 12] = [
-    command("auth", -2, "connection", "Gives the password."),
+    command("auth", -2, "connection", "Authenticates the connection."),
     command(
         "cl.throttle",
         -5,
         "rate limit",
-        "key max_burst count period [quantity]: charges a limit given here.",
+        "key max_burst count period [quantity]: charges an inline limit.",
     ),
     command("client", -2, "connection", "SETINFO, SETNAME, GETNAME, ID."),
-    command("command", -1, "server", "Tells what commands there are: COUNT, DOCS, INFO, LIST."),
-    command("echo", 2, "connection", "Sends its argument back."),
-    command("hello", -1, "connection", "Chooses RESP 2 or 3."),
-    command("info", -1, "server", "Says what is running."),
-    command("ping", -1, "connection", "Answers PONG."),
+    command("command", -1, "server", "Describes the commands: COUNT, DOCS, INFO, LIST."),
+    command("echo", 2, "connection", "Returns its argument."),
+    command("hello", -1, "connection", "Switches to RESP 2 or 3."),
+    command("info", -1, "server", "Returns the server's name and version."),
+    command("ping", -1, "connection", "Returns PONG."),
     command("quit", -1, "connection", "Closes the connection."),
-    command("select", 2, "connection", "There is one database, 0."),
-    command("tg.check", -4, "rate limit", "domain key value [key value ...] [COST n]: decides by the rules."),
-    command("tg.peek", -4, "rate limit", "domain key value [key value ...]: the same, charging nothing."),
+    command("select", 2, "connection", "Selects the database; only 0 exists."),
+    command("tg.check", -4, "rate limit", "domain key value [key value ...] [COST n]: checks the rules."),
+    command("tg.peek", -4, "rate limit", "domain key value [key value ...]: checks without charging."),
 ];
 
 const _: () = assert!(ALL.len() < MAX_WORDS);
 
-/// `COMMAND` and what may follow it.
+/// Replies to `COMMAND` and its subcommands.
 pub(super) fn reply(words: &[&[u8]], protocol: Protocol, out: &mut Vec<u8>) -> Result<(), CommandError> {
     let Some(sub) = words.get(1) else {
         encode::array(out, ALL.len());
@@ -65,10 +65,10 @@ pub(super) fn reply(words: &[&[u8]], protocol: Protocol, out: &mut Vec<u8>) -> R
             }
         }
         b"DOCS" => {
-            let told =
+            let selected =
                 ALL.iter().filter(|command| named.is_empty() || named.iter().any(|name| command.is(name)));
-            encode::map(out, protocol, told.clone().count());
-            told.for_each(|command| command.docs(protocol, out));
+            encode::map(out, protocol, selected.clone().count());
+            selected.for_each(|command| command.docs(protocol, out));
         }
         _ => return Err(CommandError::new("COMMAND takes COUNT, DOCS, INFO, LIST or nothing")),
     }
@@ -84,8 +84,7 @@ impl Command {
         ALL.iter().find(|command| command.is(name))
     }
 
-    /// Name, arity, flags; where its keys are: the first and last word that is one, and the step between them; and four
-    /// lists that Redis 7 adds.
+    /// Writes name, arity, flags, the key positions (first, last, step), and four lists that Redis 7 adds.
     fn info(&self, out: &mut Vec<u8>) {
         encode::array(out, 10);
         encode::bulk(out, self.name.as_bytes());

@@ -1,11 +1,11 @@
-//! The life of one connection: read, answer everything that came, one write.
+//! One RESP connection: reads, runs all received commands, and sends the replies in one write.
 //!
-//! An idle connection holds no buffers: bytes are read into, and replies made in, buffers that each thread has one of. What
-//! was read is copied once, so that commands that wait for the store can borrow it; a buffer of each connection's own was
-//! rejected: a hundred thousand idle ones would hold gigabytes.
+//! An idle connection has no buffers: each thread has one buffer for input and one for replies. The input is copied
+//! once, so that commands that wait for the store can borrow it. Rejected: a buffer per connection, because a hundred
+//! thousand idle connections would take gigabytes.
 //!
-//! Nothing is read while replies wait to be taken, so a caller that does not read holds up only itself. A clock tick, not a
-//! timer reset by each command, finds those who are slow: see [`Connection::tick`].
+//! Nothing is read while replies are unsent, so a client that does not read delays only itself. Slow clients are
+//! detected by a periodic tick instead of a timer that each command resets: see [`Connection::tick`].
 
 use super::App;
 use super::batch::{self, Stop};
@@ -25,17 +25,17 @@ use tokio::sync::watch;
 use tokio::time::Sleep;
 use tollgate_core::{CounterStore, Timestamp};
 
-/// Reads in a row after which other connections are served.
+/// Number of consecutive reads after which other connections are served.
 const MAX_TURNS: usize = 8;
-/// How long and how much is read from a caller who has been told of its mistake. A connection closed over bytes that nobody
-/// has read takes the reply with it.
+/// Maximum time and bytes that are read from a client after a protocol error. Closing a connection with unread bytes
+/// resets it, and the client may lose the reply.
 const LINGER: Duration = Duration::from_secs(1);
 const MAX_DISCARDED: usize = 1024 * 1024;
 
 thread_local! {
-    /// What is read, until it is copied to the connection's own.
+    /// The input buffer; its content is copied to the connection after each read.
     static INPUT: RefCell<Vec<u8>> = RefCell::new(vec![0; MAX_COMMAND]);
-    /// The room that replies are made in. A connection that waits for the store keeps it meanwhile, and others make their own.
+    /// The reply buffer. A connection that waits for the store takes it, and others allocate a new one.
     static REPLIES: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
@@ -43,30 +43,30 @@ pub(super) struct Connection<S> {
     app: Arc<App<S>>,
     stream: TcpStream,
     session: Session,
-    /// Input that is not done with.
+    /// Input that is not consumed yet.
     rest: Vec<u8>,
-    /// Replies that are not sent.
+    /// Replies that are not sent yet.
     unsent: Vec<u8>,
-    /// What is to be done next.
+    /// The next action.
     next: Next,
-    /// Reads since others were last served.
+    /// Number of reads since other connections were served.
     turns: usize,
     tick: Pin<Box<Sleep>>,
-    /// The end of the server and the next tick will wake it.
+    /// The task is registered to be woken by a shutdown and by the next tick.
     is_watching: bool,
-    /// The last input made a command.
+    /// The last input completed a command.
     made_progress: bool,
-    /// A command has been answered since the last tick.
+    /// A command was answered since the last tick.
     is_busy: bool,
     idle_ticks: u32,
     stopping: watch::Receiver<bool>,
 }
 
-/// What a connection does next.
+/// The next action of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Read,
-    /// Answer what was read.
+    /// Run the commands that were read.
     Answer,
     Close,
 }
@@ -93,19 +93,19 @@ impl<S: CounterStore> Connection<S> {
         }
     }
 
-    /// Serves until either side has enough.
+    /// Serves the connection until either side closes it.
     pub(super) async fn run(mut self) {
         let mut stopping = self.stopping.clone();
         let mut stop = std::pin::pin!(async move {
             let _ = stopping.wait_for(|stop| *stop).await;
         });
         loop {
-            // A connection that fails is its caller's affair.
+            // A failed connection needs no report.
             if poll_fn(|cx| self.poll(cx, stop.as_mut())).await.is_err() {
                 return;
             }
             match self.next {
-                // Boxed, for it is large, and idle connections are many.
+                // Boxed, because it is large and there are many idle connections.
                 Next::Answer => Box::pin(self.run_commands()).await,
                 Next::Close => return Box::pin(self.close()).await,
                 Next::Read => {}
@@ -113,7 +113,7 @@ impl<S: CounterStore> Connection<S> {
         }
     }
 
-    /// Sends what is unsent and reads, until there is something to answer or it is over.
+    /// Sends unsent replies and reads, until there is input or the connection ends.
     fn poll(&mut self, cx: &mut Context<'_>, stop: Pin<&mut impl Future>) -> Poll<io::Result<()>> {
         let has_answered = self.turns > 0 && self.made_progress;
         if !self.unsent.is_empty() && self.poll_send(cx)?.is_pending() {
@@ -124,7 +124,7 @@ impl<S: CounterStore> Connection<S> {
         if is_idle && self.next == Next::Read {
             self.next = Next::Close;
         }
-        // Bytes that do not make a command must not keep the timer from being asked after.
+        // Input that completes no command must not prevent the timer from being polled.
         if !self.made_progress
             && let Poll::Ready(result) = self.tick(cx)
         {
@@ -137,8 +137,8 @@ impl<S: CounterStore> Connection<S> {
         }
         if self.next == Next::Read && self.poll_read(cx)?.is_pending() {
             self.turns = 0;
-            // Asking after the timer and the end costs as much as a command: once they are watched, that is only done if it
-            // was not a command that has woken us.
+            // Polling the timer and the shutdown signal costs as much as a command: once they are registered, they are
+            // only polled if a command was not what woke the task.
             if has_answered && self.is_watching && !self.tick.is_elapsed() {
                 return Poll::Pending;
             }
@@ -147,10 +147,10 @@ impl<S: CounterStore> Connection<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Sees to it that the end of the server and the next tick wake this connection.
+    /// Registers the task to be woken by a shutdown and by the next tick.
     fn watch(&mut self, cx: &mut Context<'_>, stop: Pin<&mut impl Future>) -> Poll<io::Result<()>> {
         self.is_watching = true;
-        // Whoever is told of the end sees it in the flag from then on: it is not waited for twice.
+        // Once the signal has fired, `draining` is set, so the signal is not polled again.
         if !self.app.draining.load(Ordering::Relaxed) && stop.poll(cx).is_ready() {
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -158,7 +158,7 @@ impl<S: CounterStore> Connection<S> {
         self.tick(cx)
     }
 
-    /// Reads once, behind what is left of the last read.
+    /// Reads once and appends the input to the rest of the last read.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         INPUT.with_borrow_mut(|input| {
             let mut buffer = ReadBuf::new(input);
@@ -169,7 +169,7 @@ impl<S: CounterStore> Connection<S> {
         })
     }
 
-    /// Answers what was read, and sends as much of the replies as the other side takes at once.
+    /// Runs the commands that were read, and sends as much of the replies as the socket accepts without waiting.
     async fn run_commands(&mut self) {
         let input = std::mem::take(&mut self.rest);
         let mut out = REPLIES.take();
@@ -187,7 +187,7 @@ impl<S: CounterStore> Connection<S> {
         };
         let sent = if out.is_empty() { 0 } else { self.stream.try_write(&out).unwrap_or(0) };
         self.unsent.extend_from_slice(&out[sent..]);
-        // One that has grown beyond what most reads need is let go.
+        // A buffer that has grown beyond the usual size is dropped.
         if out.capacity() <= MAX_COMMAND {
             out.clear();
             REPLIES.set(out);
@@ -210,7 +210,7 @@ impl<S: CounterStore> Connection<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Tells those who watch how long it took from the read to the answers: each that was decided waited for all.
+    /// Records the time from the read to the replies, which every decision of the batch waited for.
     fn record_progress(&mut self, began: Timestamp) {
         let decided = std::mem::take(&mut self.session.decided);
         if decided > 0 {
@@ -219,8 +219,8 @@ impl<S: CounterStore> Connection<S> {
         }
     }
 
-    /// Sees whether the caller is too slow: two ticks without an answered command while half a command, or replies, or a
-    /// password are waited for; or many, with nothing waited for at all.
+    /// Detects a slow client: two ticks without an answered command while an incomplete command, unsent replies or
+    /// authentication are pending; otherwise `idle_ticks`.
     fn tick(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.tick.as_mut().poll(cx).is_ready() {
             let config = &self.app.config;
@@ -230,15 +230,16 @@ impl<S: CounterStore> Connection<S> {
                 continue;
             }
             self.idle_ticks += 1;
-            let owes = !self.rest.is_empty() || !self.unsent.is_empty() || !self.session.is_authenticated;
-            if self.idle_ticks >= if owes { 2 } else { config.idle_ticks } {
+            let is_pending =
+                !self.rest.is_empty() || !self.unsent.is_empty() || !self.session.is_authenticated;
+            if self.idle_ticks >= if is_pending { 2 } else { config.idle_ticks } {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
         }
         Poll::Pending
     }
 
-    /// Ends it so that the last reply arrives.
+    /// Closes the connection without losing the last reply.
     async fn close(mut self) {
         let ended = async {
             self.stream.shutdown().await?;
@@ -265,7 +266,7 @@ mod tests {
     use tollgate_rules::{Options, Ruleset};
     use tollgate_store::{MemoryConfig, MemoryStore};
 
-    /// A hundred thousand idle connections must not take the memory that counters are for.
+    /// A hundred thousand idle connections must not take the memory intended for counters.
     #[tokio::test]
     async fn an_idle_connection_is_small() {
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));

@@ -1,7 +1,7 @@
-//! Replies as bytes. Numbers are written by hand: they are most of what is sent, and formatting machinery would cost more
-//! than deciding does.
+//! RESP encoder. Rejected: standard formatting for numbers, because they are most of what is sent and it would cost
+//! more than the decision.
 
-/// Which RESP the caller speaks.
+/// The RESP version of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Protocol {
     #[default]
@@ -9,10 +9,10 @@ pub(super) enum Protocol {
     Resp3,
 }
 
-/// Appends a number's digits.
+/// Appends the digits of a number.
 #[inline]
 pub(super) fn digits(out: &mut Vec<u8>, number: i64) {
-    // A digit or two, as nearly always.
+    // Fast path: nearly all numbers have one or two digits.
     if let Ok(small) = u8::try_from(number)
         && small < 100
     {
@@ -54,12 +54,12 @@ pub(super) fn integer(out: &mut Vec<u8>, number: i64) {
     line(out, b':', number);
 }
 
-/// The head of an array; its elements follow.
+/// Appends the head of an array; its elements follow.
 pub(super) fn array(out: &mut Vec<u8>, length: usize) {
     line(out, b'*', as_i64(length as u64));
 }
 
-/// The head of a map, which RESP2 writes as an array of keys and values.
+/// Appends the head of a map, which is an array of keys and values in RESP2.
 pub(super) fn map(out: &mut Vec<u8>, protocol: Protocol, pairs: usize) {
     match protocol {
         Protocol::Resp2 => array(out, 2 * pairs),
@@ -90,8 +90,8 @@ pub(super) fn ok(out: &mut Vec<u8>) {
     out.extend_from_slice(b"+OK\r\n");
 }
 
-/// An error: a code in capitals, then words. What a caller sent may be among them, so line ends and other control
-/// characters become spaces.
+/// Appends an error: a code in upper case, then a message. The message may quote the client's input, so line breaks and
+/// other control characters become spaces.
 pub(super) fn error(out: &mut Vec<u8>, code: &str, text: &str) {
     out.push(b'-');
     out.extend_from_slice(code.as_bytes());
@@ -100,13 +100,14 @@ pub(super) fn error(out: &mut Vec<u8>, code: &str, text: &str) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// A count as the protocol has numbers.
+/// Converts a count to a protocol integer.
 #[inline]
 pub(super) fn as_i64(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Milliseconds up to a whole second; a part of a millisecond is dropped, as redis-cell does.
+/// Returns a duration in seconds, rounded up from whole milliseconds; a fraction of a millisecond is dropped, as in
+/// redis-cell.
 #[inline]
 pub(super) fn seconds(span: tollgate_core::TimeDelta) -> i64 {
     as_i64((span.as_micros() / 1_000).div_ceil(1_000))

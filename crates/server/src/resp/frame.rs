@@ -1,62 +1,61 @@
-//! Commands in a buffer: `*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n` is two words. Nothing is copied.
+//! RESP command parser without copies: `*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n` is a command of two words.
 //!
-//! A buffer that ends within a command is parsed again from the command's start when more has come: a command is small
-//! (`MAX_COMMAND`), so that costs less than keeping a state machine, and the result cannot depend on where the bytes were cut.
-//! A length is refused as soon as it is read, before anything is waited for or set aside for it.
+//! An incomplete command is parsed again from its start when more bytes arrive: a command is small (`MAX_COMMAND`), so
+//! that costs less than a state machine, and the result cannot depend on how the bytes are split. An excessive length
+//! is rejected as soon as it is parsed, before waiting or allocating for it.
 
 use smallvec::SmallVec;
 
-/// The most words of a command: `TG.CHECK`, a domain, 64 attributes, a cost, and room to spare.
+/// Maximum number of words of a command: `TG.CHECK`, a domain, 64 attributes, a cost, and some more.
 pub(super) const MAX_WORDS: usize = 256;
-/// The longest word, in bytes.
+/// Maximum length of a word in bytes.
 pub(super) const MAX_WORD: usize = 8 * 1024;
-/// The largest command, in bytes.
+/// Maximum size of a command in bytes.
 pub(super) const MAX_COMMAND: usize = 64 * 1024;
-/// The longest number before a line's end, sign and leading zeros included.
+/// Maximum number of digits of a length, including leading zeros.
 const MAX_DIGITS: usize = 20;
 
 /// The words of one command.
 pub(super) type Words<'a> = SmallVec<[&'a [u8]; 8]>;
 
-/// What is not a command and never becomes one, however much follows.
+/// A protocol error: input that cannot become a command, whatever follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// It does not begin like an array.
+    /// It does not start with an array.
     Inline,
-    /// No number where there has to be one.
+    /// A length is not a number.
     NoNumber,
     TooManyWords,
-    /// An array holds something else than strings.
+    /// An array element is not a bulk string.
     NoString,
-    /// A negative length, which is no word.
+    /// The length of a word is negative.
     NoWord,
     WordTooLong,
     TooLarge,
-    /// A word is longer or shorter than was said.
+    /// A word is longer or shorter than its length.
     WrongLength,
 }
 
 impl Fault {
-    /// What the caller is told.
+    /// Returns the error message for the client.
     pub(super) fn message(self) -> String {
         match self {
             Self::Inline => {
-                "inline commands are not spoken here; send arrays of strings, as every Redis client does"
-                    .into()
+                "inline commands are not supported; send arrays of strings, as every Redis client does".into()
             }
-            Self::NoNumber => "a length must be a whole number and \\r\\n".into(),
-            Self::TooManyWords => format!("invalid multibulk length: at most {MAX_WORDS} words a command"),
+            Self::NoNumber => "a length must be a whole number followed by \\r\\n".into(),
+            Self::TooManyWords => format!("invalid multibulk length: at most {MAX_WORDS} words per command"),
             Self::NoString => "expected '$': a command is an array of strings".into(),
             Self::NoWord => "invalid bulk length: it is negative".into(),
-            Self::WordTooLong => format!("invalid bulk length: at most {MAX_WORD} bytes a word"),
-            Self::TooLarge => format!("at most {MAX_COMMAND} bytes a command"),
-            Self::WrongLength => "a word does not end where its length says".into(),
+            Self::WordTooLong => format!("invalid bulk length: at most {MAX_WORD} bytes per word"),
+            Self::TooLarge => format!("command too large: at most {MAX_COMMAND} bytes per command"),
+            Self::WrongLength => "a word does not match its length".into(),
         }
     }
 }
 
-/// Reads the command at the start of `buffer` into `words`. How many bytes it takes; `None` if it is not all there.
-/// No words (`*0`) is a command too, to be passed over as Redis does.
+/// Parses the command at the start of `buffer` into `words`. Returns its size in bytes, or `None` if it is incomplete.
+/// A command without words (`*0`) is valid and is skipped, as in Redis.
 #[inline]
 pub(super) fn parse<'a>(buffer: &'a [u8], words: &mut Words<'a>) -> Result<Option<usize>, Fault> {
     words.clear();
@@ -98,10 +97,10 @@ pub(super) fn parse<'a>(buffer: &'a [u8], words: &mut Words<'a>) -> Result<Optio
     Ok(Some(at))
 }
 
-/// The number of a line that begins at `at`, and where the next line does.
+/// Parses the number on the line at `at`. Returns it with the position of the next line.
 #[inline(always)]
 fn number(buffer: &[u8], at: usize) -> Result<Option<(i64, usize)>, Fault> {
-    // One digit, as nearly always.
+    // Fast path: nearly all lengths have one digit.
     if let Some([digit @ b'0'..=b'9', b'\r', b'\n']) = buffer.get(at..at + 3) {
         return Ok(Some((i64::from(digit - b'0'), at + 3)));
     }
@@ -131,7 +130,7 @@ fn longer_number(buffer: &[u8], start: usize) -> Result<Option<(i64, usize)>, Fa
     }
 }
 
-/// A word as a whole number.
+/// Parses a word as an integer.
 #[inline]
 pub(super) fn integer(word: &[u8]) -> Option<i64> {
     let (negative, digits) = match word {
@@ -146,7 +145,7 @@ pub(super) fn integer(word: &[u8]) -> Option<i64> {
         if !digit.is_ascii_digit() {
             return None;
         }
-        // Nineteen digits are below 10^19, which fits.
+        // Nineteen digits are below 10^19, which fits a `u64`.
         value = value * 10 + u64::from(digit - b'0');
     }
     if negative { 0_i64.checked_sub_unsigned(value) } else { i64::try_from(value).ok() }

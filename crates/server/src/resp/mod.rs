@@ -1,18 +1,18 @@
-//! The Redis protocol: a limiter for every language that has a Redis client.
+//! The Redis protocol (RESP) server: a limiter for every language that has a Redis client.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `server` | accepts connections, bounded in number; drains them |
-//! | `connection` | the life of one: read, answer, one write; who is slow is let go |
-//! | `frame` | bytes → the words of a command |
-//! | `batch` | what one read brought: parsed, decided, answered in order |
-//! | `throttle` | `CL.THROTTLE`: limits that callers bring themselves |
-//! | `check` | `TG.CHECK`, `TG.PEEK`: requests decided by the rules |
-//! | `session` | `HELLO`, `AUTH` and whatever else clients say before they come to the point |
-//! | `commands` | the list of commands, as `COMMAND` tells it |
-//! | `encode` | replies → bytes |
+//! | `server` | settings, accept loop and drain |
+//! | `connection` | one connection: read, run, one write; disconnects slow clients |
+//! | `frame` | the command parser |
+//! | `batch` | the commands of one read: parsed, decided, answered in order |
+//! | `throttle` | `CL.THROTTLE`: inline limits |
+//! | `check` | `TG.CHECK`, `TG.PEEK`: checks against the rules |
+//! | `session` | `HELLO`, `AUTH` and other commands about the connection |
+//! | `commands` | the command table for `COMMAND` |
+//! | `encode` | the reply encoder |
 //!
-//! `docs/resp.md` is the users' page.
+//! User documentation: `docs/api/resp.md`.
 
 mod batch;
 mod check;
@@ -31,17 +31,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use tollgate_core::Scope;
 use tollgate_engine::Limiter;
 
-/// What all connections share.
+/// State shared by all connections.
 struct App<S> {
     limiter: Arc<Limiter<S>>,
     config: RespConfig,
-    /// Names the counters of `CL.THROTTLE`. The names of rules' counters have a `|` after their domain: none is like it.
+    /// The scope of `CL.THROTTLE` counters. Scopes of rules contain a `|` after their domain, so none is equal to it.
     scope: Scope,
     connections: AtomicU64,
     draining: AtomicBool,
 }
 
-/// A command that cannot be carried out: its code and why.
+/// An error reply: its code and message.
 #[derive(Debug, PartialEq, Eq)]
 struct CommandError {
     code: &'static str,
@@ -49,12 +49,12 @@ struct CommandError {
 }
 
 impl CommandError {
-    fn new(why: impl Into<String>) -> Self {
-        Self { code: "ERR", message: why.into() }
+    fn new(message: impl Into<String>) -> Self {
+        Self { code: "ERR", message: message.into() }
     }
 
-    fn with_code(code: &'static str, why: impl Into<String>) -> Self {
-        Self { code, message: why.into() }
+    fn with_code(code: &'static str, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
     }
 
     fn wrong_number(command: &str) -> Self {

@@ -1,4 +1,4 @@
-//! The RESP front: its settings, and its connections.
+//! Runs the RESP protocol server: its settings and its connections.
 
 use super::connection::Connection;
 use super::{App, throttle};
@@ -14,19 +14,19 @@ use tollgate_http::server::accept::{self, ConnectionSlots, NewConnections, Shutd
 
 const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
 
-/// What callers may do.
+/// Settings of the RESP protocol server.
 #[derive(Clone)]
 pub struct RespConfig {
-    /// What callers must give before anything else; nothing is asked of them if absent.
+    /// The password that clients must send first; none is required if absent.
     pub password: Option<String>,
-    /// Connections open at once; more are told so and closed.
+    /// Maximum number of open connections; more are closed with an error.
     pub connections: u32,
-    /// How often connections are looked at. Whoever owes the rest of a command, or takes no replies, or has not given the
-    /// password, for two of these, is let go.
+    /// Interval at which connections are checked. A client is disconnected after two ticks with an incomplete command,
+    /// unread replies, or without authentication.
     pub tick: Duration,
-    /// So many of them an idle connection is kept.
+    /// Number of ticks after which an idle connection is closed.
     pub idle_ticks: u32,
-    /// How long commands under way may take to end when the process is told to.
+    /// Maximum time for commands in flight to finish at shutdown.
     pub drain: Duration,
 }
 
@@ -36,7 +36,7 @@ impl Default for RespConfig {
             password: None,
             connections: 131_072,
             tick: Duration::from_secs(15),
-            // An hour.
+            // One hour.
             idle_ticks: 240,
             drain: Duration::from_secs(10),
         }
@@ -53,7 +53,7 @@ impl std::fmt::Debug for RespConfig {
     }
 }
 
-/// Serves until `drain` is ready, and then until those who have sent half a command have been answered.
+/// Serves until `drain` resolves and the clients with an incomplete command have received their replies.
 pub async fn serve<S: CounterStore + 'static>(
     listener: TcpListener,
     limiter: Arc<Limiter<S>>,

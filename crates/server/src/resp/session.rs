@@ -1,26 +1,26 @@
-//! What a connection is known by, and the commands that are about it: `HELLO`, `AUTH`, `CLIENT`, `PING` and the like.
+//! Session state of a connection, and the commands about it: `HELLO`, `AUTH`, `CLIENT`, `PING` and others.
 
 use super::encode::{self, Protocol};
 use super::{CommandError, RespConfig, commands, frame};
 use subtle::ConstantTimeEq;
 
-/// Wrong passwords after which a connection is closed.
+/// Number of wrong passwords after which a connection is closed.
 const MAX_AUTH_FAILURES: u8 = 10;
-/// The longest that a client may call itself.
+/// Maximum length of a client name in bytes.
 const MAX_NAME: usize = 256;
 
 /// The state of one connection that its commands change.
 pub(super) struct Session {
     pub(super) protocol: Protocol,
     pub(super) is_authenticated: bool,
-    /// Checks that were decided since somebody looked.
+    /// Number of decisions since they were last recorded.
     pub(super) decided: u64,
     wrong_passwords: u8,
     id: u64,
     name: Box<[u8]>,
 }
 
-/// Whether a connection goes on after a command.
+/// What happens to the connection after a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextState {
     KeepOpen,
@@ -39,10 +39,10 @@ impl Session {
         }
     }
 
-    /// Carries out a command that needs no counters.
+    /// Runs a command that uses no counters.
     pub(super) fn run(&mut self, config: &RespConfig, words: &[&[u8]], out: &mut Vec<u8>) -> NextState {
         let name = words.first().map(|name| name.to_ascii_uppercase()).unwrap_or_default();
-        let said = match name.as_slice() {
+        let result = match name.as_slice() {
             b"QUIT" => {
                 encode::ok(out);
                 return NextState::Close;
@@ -66,8 +66,8 @@ impl Session {
             }
             _ => Err(unknown(words)),
         };
-        if let Err(refusal) = said {
-            refusal.write(out);
+        if let Err(error) = result {
+            error.write(out);
         }
         if self.wrong_passwords >= MAX_AUTH_FAILURES { NextState::Close } else { NextState::KeepOpen }
     }
@@ -88,13 +88,13 @@ impl Session {
         user: &[u8],
         password: &[u8],
     ) -> Result<(), CommandError> {
-        let Some(wanted) = &config.password else {
+        let Some(expected) = &config.password else {
             return Err(CommandError::new(
-                "AUTH called without any password configured for the default user: leave it out, or start the server with one",
+                "AUTH called without any password configured for the default user; omit AUTH or configure a password",
             ));
         };
-        // The user's name is no secret.
-        if user == b"default" && bool::from(wanted.as_bytes().ct_eq(password)) {
+        // The user name is not secret, so it is not compared in constant time.
+        if user == b"default" && bool::from(expected.as_bytes().ct_eq(password)) {
             self.is_authenticated = true;
             self.wrong_passwords = 0;
             return Ok(());
@@ -103,7 +103,7 @@ impl Session {
         Err(CommandError::with_code("WRONGPASS", "invalid username-password pair or user is disabled."))
     }
 
-    /// `HELLO [version [AUTH user password] [SETNAME name]]`. Nothing is changed unless all of it can be.
+    /// Runs `HELLO [version [AUTH user password] [SETNAME name]]`. All options take effect, or none.
     fn hello(&mut self, config: &RespConfig, words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), CommandError> {
         let mut protocol = self.protocol;
         let (mut login, mut name) = (None, None);
@@ -132,8 +132,8 @@ impl Session {
             self.authenticate(config, user, password)?;
         }
         if !self.is_authenticated {
-            let why = "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used";
-            return Err(CommandError::with_code("NOAUTH", why));
+            let message = "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used";
+            return Err(CommandError::with_code("NOAUTH", message));
         }
         self.protocol = protocol;
         if let Some(name) = name {
@@ -175,9 +175,9 @@ impl Session {
             (b"GETNAME", []) if self.name.is_empty() => encode::null(out, self.protocol),
             (b"GETNAME", []) => encode::bulk(out, &self.name),
             (b"ID", []) => encode::integer(out, encode::as_i64(self.id)),
-            // What a client's library is called, and what it would rather not have: taken note of by nobody.
+            // The name of the client library, and hints that have no meaning here: accepted and ignored.
             (b"SETINFO", [_, _]) | (b"NO-EVICT" | b"NO-TOUCH", [_]) => encode::ok(out),
-            _ => return Err(CommandError::new("CLIENT takes SETINFO, SETNAME, GETNAME or ID here")),
+            _ => return Err(CommandError::new("CLIENT takes SETINFO, SETNAME, GETNAME or ID")),
         }
         Ok(())
     }
@@ -185,10 +185,10 @@ impl Session {
 
 fn checked_name(name: &[u8]) -> Result<&[u8], CommandError> {
     if name.len() > MAX_NAME || !name.iter().all(u8::is_ascii_graphic) {
-        let why = format!(
-            "Client names cannot contain spaces, newlines or special characters, nor more than {MAX_NAME} of any"
+        let message = format!(
+            "Client names cannot contain spaces, newlines or special characters, and have at most {MAX_NAME} bytes"
         );
-        return Err(CommandError::new(why));
+        return Err(CommandError::new(message));
     }
     Ok(name)
 }
@@ -212,7 +212,7 @@ fn select(words: &[&[u8]], out: &mut Vec<u8>) -> Result<(), CommandError> {
     let [number] = words else { return Err(CommandError::wrong_number("select")) };
     match frame::integer(number) {
         Some(0) => encode::ok(out),
-        Some(_) => return Err(CommandError::new("DB index is out of range: there is only 0")),
+        Some(_) => return Err(CommandError::new("DB index is out of range; only 0 exists")),
         None => return Err(CommandError::new("value is not an integer or out of range")),
     }
     Ok(())
@@ -230,6 +230,6 @@ fn unknown(words: &[&[u8]]) -> CommandError {
     let name = words.first().copied().unwrap_or_default();
     let name = String::from_utf8_lossy(&name[..name.len().min(64)]);
     CommandError::new(format!(
-        "unknown command '{name}'; this is a rate limiter: CL.THROTTLE, TG.CHECK, TG.PEEK"
+        "unknown command '{name}'; this is a rate limiter, use CL.THROTTLE, TG.CHECK or TG.PEEK"
     ))
 }

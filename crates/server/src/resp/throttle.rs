@@ -1,8 +1,8 @@
-//! `CL.THROTTLE key max_burst count period [quantity]`, as redis-cell has it: the limit comes with each call, and all that
-//! is remembered of a key is when it will be as good as unused.
+//! `CL.THROTTLE key max_burst count period [quantity]`, compatible with redis-cell: each call carries an inline limit,
+//! and the only state of a key is the time at which it is fully available again.
 //!
-//! Commands that were sent together are decided together, a batch at a time, so that the store can fetch all their counters
-//! at once. Making a limit of three numbers costs more than deciding by it, so the last ones are kept.
+//! Pipelined calls are decided in batches, so that the store can fetch all their counters at once. Building a limit
+//! from three numbers costs more than deciding by it, so recent limits are cached.
 
 use super::batch::PendingCommand;
 use super::encode;
@@ -15,14 +15,14 @@ use tollgate_core::{
     StoreError, TimeDelta, Verdict,
 };
 
-/// Whether a command is this one; nearly always it is written as here.
+/// Returns whether a command is `CL.THROTTLE`; nearly all clients write it in upper case.
 #[inline]
 pub(super) fn is_name(word: &[u8]) -> bool {
     const NAME: &[u8] = b"CL.THROTTLE";
     word == NAME || word.eq_ignore_ascii_case(NAME)
 }
 
-/// The numbers of a limit.
+/// The parameters of an inline limit; the period is in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ThrottleParams {
     max_burst: u64,
@@ -30,7 +30,7 @@ pub(super) struct ThrottleParams {
     period: u64,
 }
 
-/// One call.
+/// A parsed call.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Throttle<'a> {
     key: &'a [u8],
@@ -46,7 +46,7 @@ impl<'a> Throttle<'a> {
             [_, key, max_burst, count, period, quantity] => (key, max_burst, count, period, Some(quantity)),
             _ => return Err(CommandError::wrong_number("cl.throttle")),
         };
-        let numbers = ThrottleParams {
+        let params = ThrottleParams {
             max_burst: at_least(0, max_burst, "max_burst")?,
             count: at_least(1, count, "count")?,
             period: at_least(1, period, "period")?,
@@ -56,19 +56,19 @@ impl<'a> Throttle<'a> {
             Some(quantity) => match frame::integer(quantity) {
                 Some(units @ 0..) => Cost::new(units.unsigned_abs()),
                 Some(units) => Cost::refund(units.unsigned_abs()),
-                None => return Err(no_integer("quantity")),
+                None => return Err(not_an_integer("quantity")),
             },
         };
-        Ok(Self { key, params: numbers, cost })
+        Ok(Self { key, params, cost })
     }
 
-    /// Charges the call on its own.
+    /// Charges the call alone, not in a batch.
     pub(super) async fn charge<S: CounterStore>(
         &self,
         app: &App<S>,
         limit: &Limit,
     ) -> Result<Outcome, StoreError> {
-        let key = Key::of(self.key);
+        let key = Key::from_bytes(self.key);
         let parts = key.parts();
         let key = CounterKey { scope: &app.scope, parts: &parts };
         app.limiter.charge_inline(Charge::new(key, limit, self.cost)).await
@@ -76,22 +76,24 @@ impl<'a> Throttle<'a> {
 }
 
 #[inline]
-fn at_least(least: u64, word: &[u8], name: &str) -> Result<u64, CommandError> {
+fn at_least(min: u64, word: &[u8], name: &str) -> Result<u64, CommandError> {
     match frame::integer(word).map(u64::try_from) {
-        Some(Ok(number)) if number >= least => Ok(number),
-        Some(_) => Err(CommandError::new(format!("{name} must be at least {least}"))),
-        None => Err(no_integer(name)),
+        Some(Ok(number)) if number >= min => Ok(number),
+        Some(_) => Err(CommandError::new(format!("{name} must be at least {min}"))),
+        None => Err(not_an_integer(name)),
     }
 }
 
 #[cold]
-fn no_integer(name: &str) -> CommandError {
+fn not_an_integer(name: &str) -> CommandError {
     CommandError::new(format!("{name} is not an integer or out of range"))
 }
 
 impl ThrottleParams {
+    /// Builds the limit.
+    ///
     /// # Errors
-    /// A refusal if the numbers are beyond what a limit can hold.
+    /// The parameters are out of range for a limit.
     pub(super) fn limit(self) -> Result<Limit, CommandError> {
         let quota = Rate::per(self.count, TimeDelta::from_secs(self.period));
         let burst = self.max_burst.saturating_add(1);
@@ -100,15 +102,15 @@ impl ThrottleParams {
     }
 }
 
-/// A key as counters are named: text as it is; other bytes as hexadecimal digits, with a second part that tells them from
-/// a text of such digits.
+/// A key as part of a counter key: text unchanged; other bytes as hexadecimal digits, with a second part that
+/// distinguishes them from text of the same digits.
 enum Key<'a> {
     Text(&'a str),
     Bytes(String),
 }
 
 impl<'a> Key<'a> {
-    fn of(key: &'a [u8]) -> Self {
+    fn from_bytes(key: &'a [u8]) -> Self {
         match std::str::from_utf8(key) {
             Ok(text) => Self::Text(text),
             Err(_) => Self::Bytes(key.iter().map(|byte| format!("{byte:02x}")).collect()),
@@ -123,7 +125,7 @@ impl<'a> Key<'a> {
     }
 }
 
-/// Writes what came of a call.
+/// Writes the reply to a call.
 #[inline]
 pub(super) fn reply(out: &mut Vec<u8>, limit: &Limit, outcome: &Outcome) {
     out.reserve(128);
@@ -152,12 +154,12 @@ pub(super) fn reply(out: &mut Vec<u8>, limit: &Limit, outcome: &Outcome) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// The store did not answer, and no rule says what to do then.
+/// Returns the error for an unavailable store; inline limits have no fail policy.
 pub(super) fn unavailable(error: &StoreError) -> CommandError {
     CommandError::with_code("TGUNAVAIL", error.to_string())
 }
 
-/// Limits that were made lately, each in the place that its numbers choose.
+/// Cache of recent limits, each in the slot that its parameters hash to.
 struct Limits {
     slots: Vec<Option<(ThrottleParams, Limit)>>,
 }
@@ -170,40 +172,40 @@ impl Limits {
     }
 
     #[inline]
-    fn slot(numbers: ThrottleParams) -> usize {
-        let mixed = numbers
+    fn slot(params: ThrottleParams) -> usize {
+        let mixed = params
             .max_burst
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            .wrapping_add(numbers.count)
+            .wrapping_add(params.count)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            .wrapping_add(numbers.period)
+            .wrapping_add(params.period)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> 58) as usize
     }
 
     #[inline]
-    fn find(&self, numbers: ThrottleParams) -> Option<usize> {
-        let place = Self::slot(numbers);
-        matches!(&self.slots[place], Some((known, _)) if *known == numbers).then_some(place)
+    fn find(&self, params: ThrottleParams) -> Option<usize> {
+        let slot = Self::slot(params);
+        matches!(&self.slots[slot], Some((known, _)) if *known == params).then_some(slot)
     }
 
     #[cold]
-    fn make(&mut self, numbers: ThrottleParams) -> Result<usize, CommandError> {
-        let place = Self::slot(numbers);
-        self.slots[place] = Some((numbers, numbers.limit()?));
-        Ok(place)
+    fn make(&mut self, params: ThrottleParams) -> Result<usize, CommandError> {
+        let slot = Self::slot(params);
+        self.slots[slot] = Some((params, params.limit()?));
+        Ok(slot)
     }
 
     #[inline]
-    fn at(&self, place: usize) -> Option<&Limit> {
-        self.slots[place].as_ref().map(|(_, limit)| limit)
+    fn at(&self, slot: usize) -> Option<&Limit> {
+        self.slots[slot].as_ref().map(|(_, limit)| limit)
     }
 }
 
-/// Calls that are decided together: as many as the store fetches at once.
+/// Maximum number of calls in a batch: as many as the store fetches at once.
 const MAX_BATCH: usize = 32;
 
-/// What a thread keeps for the batches of all its connections.
+/// Per-thread state, shared by the batches of all its connections.
 struct ThreadScratch {
     limits: Limits,
     outcomes: Vec<Outcome>,
@@ -214,8 +216,8 @@ thread_local! {
         RefCell::new(ThreadScratch { limits: Limits::new(), outcomes: Vec::new() });
 }
 
-/// Calls that wait to be decided together. Between the first call and the settling nothing is awaited, so no other
-/// connection of the thread moves their limits.
+/// Calls that are decided together. Nothing is awaited between the first call and the settling, so no other connection
+/// of the thread replaces their limits in the cache.
 pub(super) struct Batch<'a> {
     calls: SmallVec<[Call<'a>; MAX_BATCH]>,
 }
@@ -224,17 +226,17 @@ pub(super) struct Batch<'a> {
 struct Call<'a> {
     key: &'a str,
     params: ThrottleParams,
-    /// Where its limit is among [`Limits`].
+    /// Slot of its limit in [`Limits`].
     slot: usize,
     cost: Cost,
 }
 
-/// Whether a call has become one of a batch.
+/// Result of adding a call to a batch.
 pub(super) enum Enqueued {
     Yes,
-    /// The batch has to be settled before.
+    /// The batch must be settled first.
     Full,
-    /// It cannot be one of many.
+    /// The call cannot be part of a batch.
     Odd,
 }
 
@@ -250,29 +252,29 @@ impl<'a> Batch<'a> {
     /// Adds a call.
     ///
     /// # Errors
-    /// A refusal if its numbers are beyond what a limit can hold.
+    /// The parameters are out of range for a limit.
     #[inline]
     pub(super) fn enqueue(&mut self, call: &Throttle<'a>) -> Result<Enqueued, CommandError> {
         if self.calls.len() == MAX_BATCH {
             return Ok(Enqueued::Full);
         }
         let Ok(key) = std::str::from_utf8(call.key) else {
-            // The limit is refused here, as any other's.
+            // An invalid limit is rejected here too.
             return call.params.limit().map(|_| Enqueued::Odd);
         };
-        let numbers = call.params;
-        let place = SCRATCH.with_borrow_mut(|ThreadScratch { limits, .. }| match limits.find(numbers) {
-            Some(place) => Ok(Some(place)),
-            // Another limit may have to give up its place, and a call in the batch may be about that one.
+        let params = call.params;
+        let slot = SCRATCH.with_borrow_mut(|ThreadScratch { limits, .. }| match limits.find(params) {
+            Some(slot) => Ok(Some(slot)),
+            // A new limit may evict one that a call in the batch uses.
             None if !self.is_empty() => Ok(None),
-            None => limits.make(numbers).map(Some),
+            None => limits.make(params).map(Some),
         })?;
-        let Some(place) = place else { return Ok(Enqueued::Full) };
-        self.calls.push(Call { key, params: numbers, slot: place, cost: call.cost });
+        let Some(slot) = slot else { return Ok(Enqueued::Full) };
+        self.calls.push(Call { key, params, slot, cost: call.cost });
         Ok(Enqueued::Yes)
     }
 
-    /// Decides all and writes the replies; `false`, and nothing is done, if the store has to be waited for.
+    /// Decides all calls and writes the replies. Returns false, without any effect, if the store has to be awaited.
     #[inline]
     pub(super) fn try_settle<S: CounterStore>(
         &mut self,
@@ -303,7 +305,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Hands its calls over to be waited for one by one.
+    /// Removes the calls from the batch, to be awaited one by one.
     pub(super) fn pending(&mut self) -> Vec<PendingCommand<'a>> {
         let pending = |call: Call<'a>| {
             let limit = SCRATCH.with_borrow(|scratch| scratch.limits.at(call.slot).cloned())?;
@@ -314,7 +316,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// The scope of all counters of this command.
+/// Returns the scope of all counters of this command.
 pub(super) fn scope() -> Scope {
     Scope::new("cl.throttle")
 }
@@ -325,16 +327,16 @@ mod tests {
 
     fn read(text: &str) -> Result<(ThrottleParams, Cost), String> {
         let words: Vec<&[u8]> = text.split(' ').map(str::as_bytes).collect();
-        Throttle::read(&words).map(|call| (call.params, call.cost)).map_err(|refusal| refusal.message)
+        Throttle::read(&words).map(|call| (call.params, call.cost)).map_err(|error| error.message)
     }
 
     #[test]
     fn parameters_are_parsed_and_validated() {
-        let numbers = ThrottleParams { max_burst: 15, count: 30, period: 60 };
-        assert_eq!(read("CL.THROTTLE k 15 30 60"), Ok((numbers, Cost::ONE)));
-        assert_eq!(read("CL.THROTTLE k 15 30 60 0"), Ok((numbers, Cost::PEEK)));
-        assert_eq!(read("CL.THROTTLE k 15 30 60 -4"), Ok((numbers, Cost::refund(4))));
-        for (wrong, said) in [
+        let params = ThrottleParams { max_burst: 15, count: 30, period: 60 };
+        assert_eq!(read("CL.THROTTLE k 15 30 60"), Ok((params, Cost::ONE)));
+        assert_eq!(read("CL.THROTTLE k 15 30 60 0"), Ok((params, Cost::PEEK)));
+        assert_eq!(read("CL.THROTTLE k 15 30 60 -4"), Ok((params, Cost::refund(4))));
+        for (wrong, message) in [
             ("CL.THROTTLE", "wrong number"),
             ("CL.THROTTLE k 15 30", "wrong number"),
             ("CL.THROTTLE k 15 30 60 1 1", "wrong number"),
@@ -347,7 +349,7 @@ mod tests {
             ("CL.THROTTLE k 15 30 99999999999999999999", "period is not an integer"),
         ] {
             let error = read(wrong).expect_err(wrong);
-            assert!(error.contains(said), "{wrong}: {error}");
+            assert!(error.contains(message), "{wrong}: {error}");
         }
     }
 
@@ -360,9 +362,9 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_never_taken_for_their_digits() {
+    fn binary_keys_differ_from_the_text_of_their_digits() {
         let key = |bytes: &'static [u8]| {
-            let key = Key::of(bytes);
+            let key = Key::from_bytes(bytes);
             key.parts().iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(key(b"ff"), ["ff"]);

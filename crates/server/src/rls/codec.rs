@@ -1,6 +1,7 @@
-//! Protobuf on gRPC, where bytes that are no message are the caller's error.
+//! Protobuf codec for gRPC that reports malformed messages as the client's error (`invalid_argument`).
 //!
-//! tonic's own codec calls them an internal error of the server, which would page its operator for a client's bug.
+//! Rejected: tonic's own codec, because it reports them as an internal server error, which would page the operator for
+//! a client's bug.
 
 use prost::Message;
 use std::marker::PhantomData;
@@ -58,6 +59,6 @@ impl<U: Message + Default> Decoder for StrictDecoder<U> {
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         U::decode(buffer)
             .map(Some)
-            .map_err(|error| Status::invalid_argument(format!("the bytes are not this message: {error}")))
+            .map_err(|error| Status::invalid_argument(format!("malformed message: {error}")))
     }
 }

@@ -1,4 +1,4 @@
-//! From the wire to a check. Limits on everything that a caller can send.
+//! Decodes a rate limit request into a check, with limits on everything that a client can send.
 
 use super::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use smallvec::SmallVec;
@@ -10,7 +10,7 @@ const MAX_DESCRIPTORS: usize = 256;
 const MAX_ENTRIES: usize = 64;
 const MAX_TEXT: usize = 8 * 1024;
 
-/// Why a request is not one.
+/// The reason a request is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadRequest(pub String);
 
@@ -28,7 +28,7 @@ fn bad<T>(message: impl Into<String>) -> Result<T, BadRequest> {
 
 type Entries<'a> = SmallVec<[(&'a str, &'a str); 8]>;
 
-/// The entries of all descriptors, one after another.
+/// Returns the entries of all descriptors, one after another.
 pub(crate) fn entries(request: &RateLimitRequest) -> Result<Entries<'_>, BadRequest> {
     if request.domain.is_empty() {
         return bad("rate limit domain must not be empty");
@@ -37,17 +37,17 @@ pub(crate) fn entries(request: &RateLimitRequest) -> Result<Entries<'_>, BadRequ
         return bad("rate limit descriptor list must not be empty");
     }
     if request.descriptors.len() > MAX_DESCRIPTORS {
-        return bad(format!("descriptors: at most {MAX_DESCRIPTORS} in a request"));
+        return bad(format!("descriptors: at most {MAX_DESCRIPTORS} per request"));
     }
     let mut all = Entries::new();
     for (d, descriptor) in request.descriptors.iter().enumerate() {
         if descriptor.entries.len() > MAX_ENTRIES {
-            return bad(format!("descriptors[{d}].entries: at most {MAX_ENTRIES} in a descriptor"));
+            return bad(format!("descriptors[{d}].entries: at most {MAX_ENTRIES} per descriptor"));
         }
         for (e, entry) in descriptor.entries.iter().enumerate() {
             if entry.key.len() > MAX_TEXT || entry.value.len() > MAX_TEXT {
                 return bad(format!(
-                    "descriptors[{d}].entries[{e}]: a key or value has at most {MAX_TEXT} bytes"
+                    "descriptors[{d}].entries[{e}]: at most {MAX_TEXT} bytes per key or value"
                 ));
             }
             all.push((entry.key.as_str(), entry.value.as_str()));
@@ -56,7 +56,7 @@ pub(crate) fn entries(request: &RateLimitRequest) -> Result<Entries<'_>, BadRequ
     Ok(all)
 }
 
-/// The descriptors, over entries that [`entries`] has laid out.
+/// Returns the descriptors, which borrow from the result of [`entries`].
 pub(crate) fn descriptors<'a>(
     request: &RateLimitRequest,
     mut entries: &'a [(&'a str, &'a str)],
@@ -69,7 +69,7 @@ pub(crate) fn descriptors<'a>(
             None => None,
             Some(limit) => match unit(limit.unit) {
                 Some(unit) => Some((limit.requests_per_unit, unit)),
-                None => return bad(format!("descriptors[{d}].limit.unit: {} is not a unit", limit.unit)),
+                None => return bad(format!("descriptors[{d}].limit.unit: unknown unit {}", limit.unit)),
             },
         };
         let hits = descriptor.hits_addend;
@@ -87,12 +87,12 @@ fn hits_of(request: &RateLimitRequest) -> u64 {
     u64::from(request.hits_addend.max(1))
 }
 
-/// The request's own hits, where zero counts as one.
+/// Returns the `hits_addend` of the request; 0 counts as 1.
 pub(crate) fn hits(request: &RateLimitRequest) -> Cost {
     Cost::new(hits_of(request))
 }
 
-/// The unit of an override; this enumeration has no week.
+/// Returns the unit of an inline limit; Envoy's enumeration has no week.
 fn unit(number: i32) -> Option<Unit> {
     Some(match number {
         1 => Unit::Second,

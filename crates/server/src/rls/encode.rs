@@ -1,4 +1,5 @@
-//! From a decision to the wire. A denial names its rule, the revision and the decision; an allowance stays small.
+//! Encodes a decision as a rate limit response. A denial has the rule, the rules hash and the decision ID; the response
+//! for an allowed request stays small.
 
 use super::proto::envoy::config::core::v3::HeaderValue;
 use super::proto::envoy::service::ratelimit::v3::RateLimitResponse;
@@ -10,7 +11,7 @@ use tollgate_core::{TimeDelta, Verdict};
 use tollgate_engine::{Decision, LimitStatus, Origin};
 use tollgate_rules::{MatchKind, RuleLimit, Unit};
 
-/// The answer on the wire.
+/// Returns the rate limit response for a decision.
 pub fn response(decision: &Decision) -> RateLimitResponse {
     let code = if decision.is_allowed() { Code::Ok } else { Code::OverLimit };
     RateLimitResponse {
@@ -50,7 +51,7 @@ fn descriptor(
     wire
 }
 
-/// The time that matters to a caller: until the same request would pass, or until the limit is as good as unused.
+/// Returns the time until a denied request would pass, or until the limit is fully available again.
 fn until(limit: &LimitStatus) -> TimeDelta {
     match limit.outcome.verdict {
         Verdict::Denied { retry_after: Some(wait) } => wait,
@@ -58,7 +59,7 @@ fn until(limit: &LimitStatus) -> TimeDelta {
     }
 }
 
-/// Envoy cuts fractions off: so they are rounded up here.
+/// Rounds up to seconds, because Envoy truncates fractions.
 fn whole_seconds(span: TimeDelta) -> Duration {
     Duration { seconds: i64::try_from(span.ceil_secs()).unwrap_or(i64::MAX), nanos: 0 }
 }
@@ -91,7 +92,7 @@ fn headers(decision: &Decision) -> Vec<HeaderValue> {
 }
 
 fn header(key: &str, value: &str) -> HeaderValue {
-    // A rule's name may have any character; a header's value may not.
+    // A rule name may contain characters that are invalid in a header value.
     let value = value.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect();
     HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() }
 }
@@ -120,12 +121,12 @@ fn metadata(decision: &Decision) -> Option<Struct> {
     if let Some(name) = decision.emergency() {
         text("emergency", name.to_owned());
     }
-    let owed = [
+    let rules = [
         ("denied_by", decision.denied_by),
         ("degraded_by", decision.degraded_by),
         ("warned_by", decision.warned_by),
     ];
-    for (key, by) in owed {
+    for (key, by) in rules {
         if let Some(by) = by {
             text(key, decision.name(by).to_owned());
         }

@@ -1,4 +1,4 @@
-//! The connections of the gRPC server: accepted like every other server's, served by tonic.
+//! Incoming connections of the gRPC server: accepted by the shared accept loop, served by tonic.
 
 use futures_util::Stream;
 use std::io::{self, IoSlice};
@@ -15,7 +15,7 @@ pub(super) struct Admitted {
     _slot: ConnectionSlot,
 }
 
-/// Accepts connections for as long as it is polled.
+/// Returns a stream that accepts connections.
 pub(super) fn incoming(
     listener: TcpListener,
     slots: ConnectionSlots,

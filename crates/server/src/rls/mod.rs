@@ -1,7 +1,8 @@
-//! Envoy's rate limit service.
+//! Envoy's rate limit service (RLS).
 //!
-//! [`handle`] is the protocol: messages in, messages out, no transport in sight, so that another HTTP/2 server can carry
-//! it. `service` puts it on tonic; `sdk_extension` is what the Rust layer asks beyond it. A malformed request is the caller's error and nobody else's.
+//! [`handle`] implements the protocol without a transport (messages in, messages out), so that another HTTP/2 server
+//! can host it. `service` runs it on tonic; `sdk_extension` is the extension for the Rust SDK. A malformed request is
+//! always reported as the client's error.
 
 pub(crate) mod codec;
 mod decode;
@@ -13,11 +14,11 @@ mod service;
 pub use decode::BadRequest;
 pub use service::{RlsConfig, serve};
 
-/// The protocol's messages.
+/// The protobuf messages.
 #[allow(missing_docs, unreachable_pub, clippy::all)]
 pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/envoy.rs"));
-    /// All messages, for reflection.
+    /// The file descriptor set of all messages, for reflection.
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rls.fds"));
 }
 
@@ -25,10 +26,10 @@ use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate_core::CounterStore;
 use tollgate_engine::{Check, Decision, Limiter, TraceContext};
 
-/// Answers one request, which may be part of a trace.
+/// Handles one request, which may be part of a trace.
 ///
 /// # Errors
-/// [`BadRequest`] if the request is not one.
+/// [`BadRequest`] if the request is invalid.
 pub async fn handle<S: CounterStore>(
     limiter: &Limiter<S>,
     request: &RateLimitRequest,
@@ -38,10 +39,10 @@ pub async fn handle<S: CounterStore>(
     Ok(encode::response(&decision))
 }
 
-/// Decides on one request that came by `front`, without putting the answer on the wire.
+/// Decides one request that was received via the protocol `front`, without encoding the response.
 ///
 /// # Errors
-/// [`BadRequest`] if the request is not one.
+/// [`BadRequest`] if the request is invalid.
 pub async fn decide<S: CounterStore>(
     limiter: &Limiter<S>,
     front: &'static str,

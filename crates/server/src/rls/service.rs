@@ -1,4 +1,4 @@
-//! The rate limit service on tonic, with the standard health and reflection services beside it.
+//! The gRPC server: the rate limit service on tonic, with the standard health and reflection services.
 
 use super::incoming::incoming;
 use super::proto::DESCRIPTORS;
@@ -21,23 +21,23 @@ use tonic::server::NamedService;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// What a caller may send.
+/// Settings of the gRPC server.
 #[derive(Clone, Debug)]
 pub struct RlsConfig {
-    /// Connections open at once; more wait to be accepted.
+    /// Maximum number of open connections; more wait to be accepted.
     pub connections: usize,
-    /// Bytes of one message.
+    /// Maximum size of a message in bytes.
     pub message_bytes: usize,
-    /// Requests under way on one connection.
+    /// Maximum number of concurrent requests per connection.
     pub streams: u32,
-    /// How HTTP answers are written, for those who ask for them.
+    /// Settings of the HTTP responses that the Rust SDK requests.
     pub responses: ResponseConfig,
 }
 
 impl Default for RlsConfig {
     fn default() -> Self {
-        let answers = ResponseConfig::default();
-        Self { connections: 65_536, message_bytes: 256 * 1024, streams: 1024, responses: answers }
+        let responses = ResponseConfig::default();
+        Self { connections: 65_536, message_bytes: 256 * 1024, streams: 1024, responses }
     }
 }
 
@@ -51,28 +51,28 @@ impl<S: CounterStore + 'static> RateLimitService for Service<S> {
     ) -> Result<Response<RateLimitResponse>, Status> {
         let began = self.0.clock().now();
         let trace = traceparent::from_headers(&self.0, request.metadata().as_ref(), || began);
-        let answered = match request.metadata().get(sdk_extension::METADATA_KEY) {
+        let response = match request.metadata().get(sdk_extension::METADATA_KEY) {
             Some(form) => {
                 sdk_extension::handle(&self.0, &self.1, request.get_ref(), form.as_bytes(), trace.as_ref())
                     .await
             }
             None => super::handle(&self.0, request.get_ref(), trace.as_ref()).await,
         };
-        if answered.is_ok() {
+        if response.is_ok() {
             self.0.record_latency("rls", 1, self.0.clock().now().since(began));
         }
-        match answered {
+        match response {
             Ok(response) => Ok(Response::new(response)),
             Err(bad) => Err(Status::invalid_argument(bad.to_string())),
         }
     }
 }
 
-/// Serves until `drain` is ready; then tells health checks so, takes no new connections, and ends when the requests
-/// under way have been answered. A caller's own deadline (`grpc-timeout`) ends its request.
+/// Serves until `drain` resolves; then reports `NOT_SERVING` to health checks, accepts no new connections, and returns
+/// when the requests in flight have finished. A client's deadline (`grpc-timeout`) ends its request.
 ///
 /// # Errors
-/// What the transport could not do.
+/// The transport failed.
 pub async fn serve<S: CounterStore + 'static>(
     listener: TcpListener,
     limiter: Arc<Limiter<S>>,
@@ -92,7 +92,7 @@ pub async fn serve<S: CounterStore + 'static>(
         drain.await;
         for name in [<RateLimitServiceServer<Service<S>> as NamedService>::NAME, ""] {
             health.set_service_status(name, tonic_health::ServingStatus::NotServing).await;
-            // Ends the streams of those who watch, once they have been told: they would never end by themselves.
+            // Ends the `Watch` streams after the update; they would otherwise keep the server from shutting down.
             health.clear_service_status(name).await;
         }
     };
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    /// An alarm on how long checks take is about checks, and not about callers who ask for nothing.
+    /// An alert on check latency must not include malformed requests.
     #[tokio::test]
     async fn rejected_requests_are_not_recorded_as_checks() {
         let (timed, clock) =
@@ -139,7 +139,7 @@ mod tests {
         let rules = Ruleset::load(&[], &Options::default()).expect("no rules");
         let limiter = Limiter::new(Arc::new(rules), store, clock).with_observer(Arc::clone(&timed) as _);
         let service = Service(Arc::new(limiter), ResponseConfig::default());
-        let ask = |domain: &str| {
+        let request = |domain: &str| {
             use super::super::proto::envoy::extensions::common::ratelimit::v3::{
                 RateLimitDescriptor, rate_limit_descriptor::Entry,
             };
@@ -147,9 +147,9 @@ mod tests {
             let descriptors = vec![RateLimitDescriptor { entries, ..Default::default() }];
             Request::new(RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 })
         };
-        service.should_rate_limit(ask("")).await.expect_err("refused");
+        service.should_rate_limit(request("")).await.expect_err("rejected");
         assert_eq!(timed.0.load(Ordering::Relaxed), 0);
-        service.should_rate_limit(ask("d")).await.expect("answered");
+        service.should_rate_limit(request("d")).await.expect("a response");
         assert_eq!(timed.0.load(Ordering::Relaxed), 1);
     }
 }

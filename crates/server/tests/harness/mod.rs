@@ -1,5 +1,5 @@
-//! The protocol servers over counters in memory, each on a free port of loopback, in this process: what they answer needs no
-//! process of its own. All calls of their `serve` functions are here.
+//! Test harness: the protocol servers in this process, over in-memory counters, each on a free loopback port. All calls
+//! of their `serve` functions are here.
 #![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
 use serde::Deserialize;
@@ -23,10 +23,10 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 pub(crate) use tollgate_testing::wait::{LONG, Stopwatch, eventually, note};
 pub(crate) use tollgate_testing::web::{WebConnection, WebResponse, exchange, exchange_from, request};
 
-/// Tests are many and their keys few.
+/// Memory per store in bytes: there are many tests, with few keys each.
 const MEMORY: usize = 16 << 20;
 
-/// The settings that these servers have, as a settings file spells them.
+/// The settings of these servers, with the keys of a configuration file.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Settings {
@@ -41,7 +41,7 @@ impl Settings {
     }
 }
 
-/// The process, as far as these servers ask for it.
+/// The process status that these servers report.
 struct Process<S>(Arc<Limiter<S>>);
 
 impl<S: CounterStore + 'static> ProcessStatus for Process<S> {
@@ -71,22 +71,22 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// With these rules.
+    /// Starts a server with these rules.
     pub(crate) fn with_rules(rules: &str) -> Self {
         Self::start(&[rules], "")
     }
 
-    /// With these rule files, and these settings (YAML).
+    /// Starts a server with these rule files and settings (YAML).
     pub(crate) fn start(rules: &[&str], settings: &str) -> Self {
         Self::start_at(rules, settings, "127.0.0.1:0".parse().expect("an address"))
     }
 
-    /// The same with gRPC at this address.
+    /// Like [`Self::start`], with gRPC at this address.
     pub(crate) fn start_at(rules: &[&str], settings: &str, grpc: SocketAddr) -> Self {
         Self::start_over(memory(), 2, rules, settings, grpc)
     }
 
-    /// The same over this store, on so many threads.
+    /// Like [`Self::start_at`], over this store and with this number of threads.
     pub(crate) fn start_over<S: CounterStore + 'static>(
         store: S,
         threads: usize,
@@ -139,10 +139,10 @@ impl Server {
         Self { runtime: Some(runtime), stop, serving, http, grpc, resp }
     }
 
-    /// Why these settings are refused.
-    pub(crate) fn refusal(settings: &str) -> String {
+    /// Returns the error for invalid settings.
+    pub(crate) fn settings_error(settings: &str) -> String {
         let settings = Settings::read(settings);
-        ForwardAuth::new(&settings.forward_auth, &settings.identity).expect_err("a refusal").to_string()
+        ForwardAuth::new(&settings.forward_auth, &settings.identity).expect_err("an error").to_string()
     }
 
     pub(crate) fn get(&self, path: &str) -> WebResponse {
@@ -153,16 +153,16 @@ impl Server {
         self.exchange(&request("POST", path, body.to_string().as_bytes()))
     }
 
-    /// `POST /v1/check` with attributes.
+    /// Sends `POST /v1/check` with attributes.
     pub(crate) fn check(&self, domain: &str, attributes: &Value) -> WebResponse {
         self.post("/v1/check", &json!({"domain": domain, "attributes": attributes}))
     }
 
     pub(crate) fn exchange(&self, bytes: &[u8]) -> WebResponse {
-        exchange(self.http, bytes).unwrap_or_else(|error| panic!("no answer: {error}"))
+        exchange(self.http, bytes).unwrap_or_else(|error| panic!("no response: {error}"))
     }
 
-    /// Tells all of them to end.
+    /// Begins a graceful shutdown of all servers.
     pub(crate) fn drain(&self) {
         self.stop.send_replace(true);
     }
@@ -171,7 +171,7 @@ impl Server {
         self.serving.iter().all(JoinHandle::is_finished)
     }
 
-    /// Ends without a word to anybody, as a process that is killed does.
+    /// Ends without a graceful shutdown, like a killed process.
     pub(crate) fn kill(mut self) {
         let address = self.grpc;
         self.end();

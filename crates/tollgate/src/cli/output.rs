@@ -33,7 +33,7 @@ impl std::error::Error for OutputClosed {}
 /// Returns whether a command ended because nobody reads its output any more.
 pub(crate) fn is_closed_output(error: &anyhow::Error) -> bool {
     let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<Error>());
-    causes.any(|cause| cause.get_ref().is_some_and(|inner| inner.is::<OutputClosed>()))
+    causes.any(|cause| cause.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<OutputClosed>))
 }
 
 /// The standard output, which may be closed by its reader.

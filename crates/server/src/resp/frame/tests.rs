@@ -1,4 +1,4 @@
-//! The parser against a plain writer of commands, cut at every byte; and what must be refused.
+//! The parser, compared with a simple encoder and with input split at every byte; and the inputs that it must reject.
 
 use super::*;
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ fn encode(words: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Everything in a buffer, and how it ends.
+/// Parses all commands of a buffer. Returns them with the number of bytes consumed and the error, if any.
 fn all(buffer: &[u8]) -> (Vec<Vec<Vec<u8>>>, usize, Option<Fault>) {
     let (mut commands, mut at, mut words) = (Vec::new(), 0, Words::new());
     loop {
@@ -28,7 +28,7 @@ fn all(buffer: &[u8]) -> (Vec<Vec<Vec<u8>>>, usize, Option<Fault>) {
     }
 }
 
-/// The same bytes in two pieces, the way a connection keeps what is left over.
+/// Parses the same bytes in two pieces, like a connection that keeps the rest of a read.
 fn in_two(buffer: &[u8], cut: usize) -> (Vec<Vec<Vec<u8>>>, usize, Option<Fault>) {
     let (mut commands, done, fault) = all(&buffer[..cut]);
     if fault.is_some() {
@@ -41,7 +41,7 @@ fn in_two(buffer: &[u8], cut: usize) -> (Vec<Vec<Vec<u8>>>, usize, Option<Fault>
 
 proptest! {
     #[test]
-    fn commands_come_out_as_they_went_in(
+    fn encoded_commands_are_parsed_back(
         commands in prop::collection::vec(
             prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..12), 0..6),
     ) {
@@ -52,7 +52,7 @@ proptest! {
     }
 
     #[test]
-    fn where_the_bytes_are_cut_changes_nothing(
+    fn the_result_does_not_depend_on_how_the_bytes_are_split(
         commands in prop::collection::vec(
             prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..5), 1..4),
         broken in prop::option::of((any::<prop::sample::Index>(), any::<u8>())),
@@ -69,7 +69,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_at_all_end_in_a_verdict(bytes in prop::collection::vec(
+    fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(
         prop::sample::select(b"*$-0123456789\r\nPING+:x".to_vec()), 0..60)) {
         let (_, done, _) = all(&bytes);
         prop_assert!(done <= bytes.len());
@@ -118,16 +118,16 @@ fn invalid_commands_are_rejected_immediately() {
     }
 }
 
-/// Eight words that are each within bounds may not be so together.
+/// Eight words that are each within the limit can exceed the limit of a command.
 #[test]
-fn a_command_as_a_whole_is_bounded() {
+fn the_size_of_a_command_is_bounded() {
     let command = |words: usize| encode(&vec![vec![b'x'; MAX_WORD]; words]);
     assert_eq!(all(&command(7)).0.len(), 1);
     let (commands, done, fault) = all(&command(8));
     assert_eq!((commands.len(), done, fault), (0, 0, Some(Fault::TooLarge)));
 }
 
-/// Redis passes over a command without words, and clients count on it.
+/// Redis skips a command without words, and clients rely on that.
 #[test]
 fn empty_commands_are_skipped() {
     let (commands, done, fault) = all(b"*0\r\n*-1\r\n*1\r\n$4\r\nPING\r\n");

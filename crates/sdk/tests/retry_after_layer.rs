@@ -1,4 +1,4 @@
-//! A client that keeps to what it is told: no call before its time, each host on its own, in bounded memory.
+//! The Retry-After layer: no call before the pause ends, one pause per host, bounded memory.
 
 use http::{Request, Response};
 use std::convert::Infallible;
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tollgate_sdk::{RetryAfterError, RetryAfterLayer};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-/// Hosts whose names begin with `busy` deny each call and ask for three seconds; all calls are noted.
+/// All recorded calls. Hosts whose names start with `busy` deny each call with a pause of three seconds.
 type Calls = Arc<Mutex<Vec<(String, Instant)>>>;
 
 fn api(
@@ -19,13 +19,13 @@ fn api(
     service_fn(move |request: Request<()>| {
         let host = request.uri().host().unwrap_or("").to_owned();
         calls.lock().expect("calls").push((host.clone(), Instant::now()));
-        let mut answer = Response::builder();
+        let mut response = Response::builder();
         if host.starts_with("busy") {
-            answer = answer.status(429).header("retry-after", "3");
+            response = response.status(429).header("retry-after", "3");
         } else if host.starts_with("spent") {
-            answer = answer.header("ratelimit", "\"a\";r=0;t=2");
+            response = response.header("ratelimit", "\"a\";r=0;t=2");
         }
-        std::future::ready(Ok(answer.body(()).expect("an answer")))
+        std::future::ready(Ok(response.body(()).expect("a response")))
     })
 }
 
@@ -33,14 +33,14 @@ fn call(host: &str) -> Request<()> {
     Request::get(format!("http://{host}/")).body(()).expect("a request")
 }
 
-/// An API that is hammered while it asks for time bans its callers.
+/// An API may ban clients that ignore its pause.
 #[tokio::test(start_paused = true)]
-async fn calls_wait_until_the_told_time_each_host_on_its_own() {
+async fn calls_wait_for_the_pause_of_their_own_host() {
     let calls = Calls::default();
     let client = RetryAfterLayer::wait_up_to(Duration::from_secs(10)).layer(api(&calls));
     for host in ["busy", "busy", "free", "spent", "spent", "free"] {
-        let answer = client.clone().oneshot(call(host)).await.expect("an answer");
-        assert_eq!(answer.status() == 429, host == "busy");
+        let response = client.clone().oneshot(call(host)).await.expect("a response");
+        assert_eq!(response.status() == 429, host == "busy");
     }
     let calls = calls.lock().expect("calls");
     let waits: Vec<_> = calls.windows(2).map(|pair| pair[1].1 - pair[0].1).collect();
@@ -50,12 +50,12 @@ async fn calls_wait_until_the_told_time_each_host_on_its_own() {
     assert!(waits[0] >= Duration::from_secs(3), "never too early");
 }
 
-/// Who cannot wait must learn so at once, with the time to come back, and nothing may be sent.
+/// A call that cannot wait fails immediately with the time to retry, and nothing is sent.
 #[tokio::test(start_paused = true)]
-async fn calls_that_would_wait_too_long_fail_at_once() {
+async fn calls_that_would_wait_too_long_fail_immediately() {
     let calls = Calls::default();
     let client = RetryAfterLayer::fail_fast().layer(api(&calls));
-    client.clone().oneshot(call("busy.example:8080")).await.expect("an answer");
+    client.clone().oneshot(call("busy.example:8080")).await.expect("a response");
     tokio::time::advance(Duration::from_secs(1)).await;
     let error = client.clone().oneshot(call("BUSY.example:8080")).await.expect_err("too soon");
     let RetryAfterError::TooSoon { host, wait } = &error else { panic!("{error}") };
@@ -63,41 +63,41 @@ async fn calls_that_would_wait_too_long_fail_at_once() {
     assert!(error.to_string().contains("busy.example"), "{error}");
     assert_eq!(calls.lock().expect("calls").len(), 1);
     tokio::time::advance(Duration::from_secs(2)).await;
-    client.oneshot(call("busy.example:8080")).await.expect("its time has come");
+    client.oneshot(call("busy.example:8080")).await.expect("the pause has ended");
 }
 
-/// Errors are logged; what opens the host must not be.
+/// Errors are logged, so they must not contain credentials.
 #[tokio::test(start_paused = true)]
-async fn a_password_in_the_address_is_not_told() {
+async fn errors_do_not_contain_the_password_of_an_address() {
     let client = RetryAfterLayer::fail_fast().layer(api(&Calls::default()));
-    client.clone().oneshot(call("user:secret@busy.example:8080")).await.expect("an answer");
+    client.clone().oneshot(call("user:secret@busy.example:8080")).await.expect("a response");
     let error = client.oneshot(call("other:word@busy.example:8080")).await.expect_err("too soon");
     let RetryAfterError::TooSoon { host, .. } = &error else { panic!("{error}") };
-    assert_eq!(host, "busy.example:8080", "one host, whoever asks");
+    assert_eq!(host, "busy.example:8080", "the same host for all users");
 }
 
-/// A crawler calls millions of hosts; each of them may ask for a pause, and the longest must not be forgotten for the rest.
+/// A crawler calls millions of hosts, each of which may request a pause; the pauses that end last must be kept.
 #[tokio::test(start_paused = true)]
-async fn hosts_are_remembered_in_bounded_number() {
+async fn the_number_of_paused_hosts_is_bounded() {
     let calls = Calls::default();
     let client = RetryAfterLayer::fail_fast().layer(api(&calls));
     for at in 0..3_000 {
-        client.clone().oneshot(call(&format!("busy-{at}"))).await.expect("an answer");
+        client.clone().oneshot(call(&format!("busy-{at}"))).await.expect("a response");
         tokio::time::advance(Duration::from_micros(1)).await;
     }
-    let mut remembered = 0;
+    let mut paused = 0;
     for at in 0..3_000 {
-        // Hosts that are not remembered are called, and push out others: count from the newest.
+        // Calls to hosts without a pause evict others, so the count starts with the newest.
         let host = format!("busy-{}", 2_999 - at);
         match client.clone().oneshot(call(&host)).await {
-            Err(RetryAfterError::TooSoon { .. }) => remembered += 1,
+            Err(RetryAfterError::TooSoon { .. }) => paused += 1,
             _ => break,
         }
     }
-    assert_eq!(remembered, 1_024);
+    assert_eq!(paused, 1_024);
 }
 
-/// The layer below may fail in its own way.
+/// Errors of the inner client are returned unchanged.
 #[tokio::test]
 async fn errors_of_the_client_pass_through() {
     let broken =
