@@ -45,6 +45,7 @@ const START: Timestamp = Timestamp::from_micros(1_700_000_017_123_457);
 /// What a store does otherwise than it must.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{case}: {detail}")]
+#[non_exhaustive]
 pub struct Violation {
     /// The case that shows it.
     pub case: &'static str,

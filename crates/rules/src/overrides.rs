@@ -59,6 +59,7 @@ impl CallerOverrides {
 
 /// Which override cannot act, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OverrideError {
     /// Its place in the list.
     pub index: usize,
