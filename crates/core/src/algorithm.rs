@@ -1,4 +1,4 @@
-//! The rate limiting algorithms: their names, and the options that each supports.
+//! Rate limiting algorithms: their names and the options that each supports.
 
 pub(crate) mod bucket;
 pub(crate) mod concurrency;
@@ -9,29 +9,29 @@ pub(crate) mod strict_window;
 
 use std::fmt;
 
-/// The eight algorithms.
+/// The eight rate limiting algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
-    /// Burst plus a steady rate, one word of state. The default.
+    /// Burst plus a steady rate, in one word of state. The default.
     Gcra,
-    /// The same arithmetic in the words of buckets and tokens.
+    /// The same arithmetic as `Gcra`, described as a bucket of tokens.
     TokenBucket,
-    /// The same arithmetic as a queue that drains at the steady rate: answers carry a delay where asked to.
+    /// The same arithmetic as a queue that drains at the steady rate; outcomes carry a delay when `with_delay` is set.
     LeakyBucket,
-    /// A count a window.
+    /// One count per window.
     FixedWindow,
-    /// Two counts, weighted.
+    /// Two counts: the previous window's, weighted, plus the current one's.
     SlidingWindow,
-    /// k slots, the oldest counted whole.
+    /// Counts in k slots; the oldest slot counts in full.
     StrictWindow,
-    /// Every admitted unit.
+    /// A log of every admitted unit.
     SlidingLog,
-    /// Permits held at once.
+    /// Permits held at the same time.
     Concurrency,
 }
 
 impl Algorithm {
-    /// All of them, in the order of the documentation.
+    /// All algorithms, in the order of the documentation.
     pub const ALL: [Self; 8] = [
         Self::Gcra,
         Self::TokenBucket,
@@ -43,7 +43,7 @@ impl Algorithm {
         Self::Concurrency,
     ];
 
-    /// The name in rules, metrics and documents.
+    /// Returns the name used in rules, metrics and documentation.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -58,13 +58,13 @@ impl Algorithm {
         }
     }
 
-    /// Whether `burst` means something to it.
+    /// Returns whether the algorithm supports `burst`.
     #[must_use]
     pub const fn has_burst(self) -> bool {
         matches!(self, Self::Gcra | Self::TokenBucket | Self::LeakyBucket)
     }
 
-    /// Whether its windows start together for all keys unless they are jittered.
+    /// Returns whether windows start at the same instant for all keys unless they are jittered.
     #[must_use]
     pub const fn has_windows(self) -> bool {
         matches!(self, Self::FixedWindow | Self::SlidingWindow | Self::StrictWindow)

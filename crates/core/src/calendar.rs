@@ -1,7 +1,7 @@
 //! Calendar periods: days and months in a time zone.
 //!
-//! A day in a zone with daylight saving has 23, 24 or 25 hours, so its bounds come from the zone's rules, not from a
-//! division. The bounds found last are remembered in one atomic word: the usual check costs a load and two compares.
+//! A day in a zone with daylight saving time has 23, 24 or 25 hours, so its bounds come from the zone's rules, not from
+//! a division. The last bounds are cached in one atomic word: the usual check costs a load and two comparisons.
 
 use crate::time::{TimeDelta, Timestamp};
 use jiff::civil::Date;
@@ -9,7 +9,7 @@ use jiff::tz::TimeZone;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Which stretch of the calendar.
+/// A unit of the calendar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CalendarUnit {
     /// From midnight to midnight.
@@ -31,41 +31,41 @@ pub struct Calendar {
     unit: CalendarUnit,
     zone: TimeZone,
     name: String,
-    /// The window found last, as two 32-bit Unix seconds.
+    /// Most recent window, as two 32-bit Unix seconds.
     latest: AtomicU64,
 }
 
-/// A time zone that the zone database does not have.
+/// Error for a time zone that is missing from the zone database.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no time zone `{0}`; write a name such as `UTC` or `Europe/Zurich`")]
 pub struct UnknownZone(pub String);
 
 impl Calendar {
-    /// Days or months in the zone with this IANA name.
+    /// Creates days or months in the zone with this IANA name.
     ///
     /// # Errors
-    /// [`UnknownZone`] if there is none of that name.
+    /// [`UnknownZone`] if the database has no zone of that name.
     pub fn new(unit: CalendarUnit, zone: &str) -> Result<Self, UnknownZone> {
         let found = TimeZone::get(zone).map_err(|_| UnknownZone(zone.to_owned()))?;
         Ok(Self { unit, zone: found, name: zone.to_owned(), latest: AtomicU64::new(0) })
     }
 
-    /// Days or months.
+    /// Returns the calendar unit: days or months.
     #[must_use]
     pub const fn unit(&self) -> CalendarUnit {
         self.unit
     }
 
-    /// The zone's name.
+    /// Returns the zone's name.
     #[must_use]
     pub fn zone(&self) -> &str {
         &self.name
     }
 
-    /// How far a zone has moved its clocks in one day: usually an hour, two at Troll, three at Casey.
+    /// The maximum clock shift of any zone within one day: usually one hour, two at Troll, three at Casey.
     const MAX_SHIFT: u64 = 3 * 3_600;
 
-    /// The longest this period can be.
+    /// Returns the maximum length of this period.
     #[must_use]
     pub const fn max_length(&self) -> TimeDelta {
         match self.unit {
@@ -74,7 +74,7 @@ impl Calendar {
         }
     }
 
-    /// The shortest this period can be.
+    /// Returns the minimum length of this period.
     #[must_use]
     pub const fn min_length(&self) -> TimeDelta {
         match self.unit {
@@ -83,7 +83,7 @@ impl Calendar {
         }
     }
 
-    /// The period that `now` lies in: its first instant, and the first instant after it.
+    /// Returns the period that contains `now`: its first instant, and the first instant after it.
     #[must_use]
     pub fn window(&self, now: Timestamp) -> (Timestamp, Timestamp) {
         let latest = self.latest.load(Ordering::Relaxed);
@@ -108,11 +108,11 @@ impl Calendar {
         };
         let (start, next) = (self.midnight(first), self.after(first));
         let end = self.midnight(next);
-        // Clocks that go back just after midnight show the old date again: the new period has begun all the same.
+        // Clocks that go back just after midnight show the old date again, but the new period has already begun.
         if end <= now { (end, self.midnight(self.after(next))) } else { (start, end) }
     }
 
-    /// The first date of the period after the one that starts with `first`.
+    /// Returns the first date of the period after the one that starts with `first`.
     fn after(&self, first: Date) -> Date {
         let next = match self.unit {
             CalendarUnit::Day => first.tomorrow(),
@@ -121,7 +121,7 @@ impl Calendar {
         next.unwrap_or(Date::MAX)
     }
 
-    /// The first instant of a date; where midnight is skipped or doubled, the zone's own choice.
+    /// Returns the first instant of a date; where midnight is skipped or doubled, the zone rules choose.
     fn midnight(&self, date: Date) -> Timestamp {
         let instant = self
             .zone

@@ -8,64 +8,64 @@ use crate::outcome::Outcome;
 use crate::time::Timestamp;
 use smallvec::SmallVec;
 
-/// What a denial of one charge means for the others.
+/// How the denial of one charge affects the other charges of the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Enforcement {
-    /// One of a set of which all are taken or none.
+    /// Member of a set that is applied all or none.
     #[default]
     Required,
-    /// One of a set of which at least one must fit; those that fit are taken if the request passes.
+    /// Member of a set of which at least one must fit; those that fit are applied if the request is admitted.
     Alternative,
-    /// Taken or not on its own, whatever the others say: shadow rules, candidates, the Envoy profile.
+    /// Applied independently of the other charges: shadow rules, candidates, the Envoy profile.
     Independent,
 }
 
-/// What a counter without a state is taken for where its store may have lost writes: another process answers in the
-/// place of the one that knew them.
+/// Assumption about a counter without state in a store that may have lost writes, for example after a failover.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LossPolicy {
-    /// As unused: callers go on, with quota that they may have spent before.
+    /// Assume unused: callers continue, with units that they may already have spent.
     #[default]
     AssumeUnused,
-    /// As used up at the moment of the loss; it recovers from there as its limit does. No crash hands out fresh quota.
+    /// Assume exhausted at the moment of the loss; the counter recovers from there at the limit's rate. No crash grants
+    /// new units.
     AssumeExhausted,
 }
 
 /// Where a charge may be decided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// By the store, every time.
+    /// In the store, every time.
     #[default]
     Central,
-    /// By the store, until its key is hot: then as leased.
+    /// In the store until the key is hot, then as leased.
     Adaptive,
-    /// By this node, out of units that the store has already deducted; by the store where there are none in hand.
+    /// On this node, from units that the store has already deducted; in the store when none are available.
     Leased,
-    /// By this node's own counters, which nobody shares.
+    /// On this node, by its own counters, which are not shared.
     Local,
 }
 
-/// One limit to be charged for one request.
+/// One limit to charge for one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
-    /// Which counter.
+    /// Key of the counter.
     pub key: CounterKey<'a>,
-    /// By which limit.
+    /// Limit that the counter enforces.
     pub limit: &'a Limit,
-    /// How much.
+    /// Cost in units.
     pub cost: Cost,
-    /// How it bears on the others.
+    /// Effect of a denial on the other charges.
     pub enforcement: Enforcement,
-    /// Who holds the permit, where the limit is of concurrency.
+    /// Holder of the permit, for concurrency limits.
     pub permit: PermitId,
-    /// What is assumed where its state may have been lost.
+    /// Assumption when the counter's state may have been lost.
     pub loss_policy: LossPolicy,
-    /// Where it may be decided.
+    /// Where the charge may be decided.
     pub mode: Mode,
 }
 
 impl<'a> Charge<'a> {
-    /// A required charge of `cost`.
+    /// Creates a required charge of `cost`.
     #[must_use]
     pub const fn new(key: CounterKey<'a>, limit: &'a Limit, cost: Cost) -> Self {
         Self {
@@ -80,58 +80,58 @@ impl<'a> Charge<'a> {
     }
 }
 
-/// A permit to be given back.
+/// A permit to release.
 #[derive(Clone, Copy, Debug)]
 pub struct Permit<'a> {
-    /// Which counter.
+    /// Key of the counter.
     pub key: CounterKey<'a>,
-    /// By which limit.
+    /// Limit that the counter enforces.
     pub limit: &'a Limit,
-    /// Whose.
+    /// Holder of the permit.
     pub id: PermitId,
 }
 
-/// Units that were taken and never used, to be given back.
+/// Units that were charged and never used, to be returned.
 #[derive(Clone, Copy, Debug)]
 pub struct UnitReturn<'a> {
-    /// Which counter.
+    /// Key of the counter.
     pub key: CounterKey<'a>,
-    /// By which limit.
+    /// Limit that the counter enforces.
     pub limit: &'a Limit,
-    /// How many.
+    /// Number of units.
     pub units: u64,
-    /// When they were taken, by the store's time. What time has given back since is not given back again.
+    /// Time of the charge, by the store's clock. Units that have been replenished since are not returned again.
     pub taken_at: Timestamp,
-    /// When the bucket was to be full again after they were taken, by the store's time. If that has changed, somebody has
-    /// taken after them: their slots lie below others', and cannot be given back without giving back those.
+    /// Time at which the bucket was due to be full after the charge, by the store's clock. If it has changed, later
+    /// charges were applied: their slots lie above these units' slots, which can then no longer be returned separately.
     pub full_at: Timestamp,
-    /// Names this giving-back: a store that hears of it twice does it once.
+    /// Idempotency key: a store that receives the same return twice applies it once.
     pub id: PermitId,
 }
 
-/// Whether a request's charges were taken.
+/// Whether a request's charges were applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// All required charges, and one of the alternatives if there are any.
+    /// All required charges were applied, and one of the alternatives if there are any.
     Admitted,
-    /// None of them.
+    /// No required or alternative charge was applied.
     Denied,
 }
 
-/// What came of a request's charges.
+/// The results of a request's charges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcomes {
-    /// Whether they were taken.
+    /// Whether the charges were applied.
     pub admission: Admission,
-    /// When, by the store's time; zero where no store was asked.
+    /// Time of the charge, by the store's clock; zero if no store was called.
     pub at: Timestamp,
-    /// One for each charge, in the same order: what that limit alone says. In a refused request the required charges
-    /// that would have fitted tell what remains without this one.
+    /// One outcome per charge, in the same order, each for that limit alone. In a denied request, the outcomes of
+    /// required charges that would have fitted show what remains without this request.
     pub per_charge: SmallVec<[Outcome; 4]>,
 }
 
 impl Default for Outcomes {
-    /// No outcomes: room for a store to write them. Inlined always: what is not yet in the list need then not be copied.
+    /// Creates an empty list for a store to fill. Always inlined, so that unfilled slots need not be copied.
     #[inline(always)]
     fn default() -> Self {
         Self { admission: Admission::Admitted, at: Timestamp::ZERO, per_charge: SmallVec::new() }
@@ -139,8 +139,8 @@ impl Default for Outcomes {
 }
 
 impl Outcomes {
-    /// The rule by which outcomes make an admission; every store uses it. What was not answered refuses nothing: that is
-    /// for the engine to judge.
+    /// Computes the admission from the outcomes; every store uses this function. Unknown outcomes deny nothing: the
+    /// engine's fail policy decides those.
     ///
     /// ```
     /// use tollgate_core::{Admission, Enforcement, Outcome, Outcomes, TimeDelta, Verdict};

@@ -1,8 +1,8 @@
 //! Clocks: the only module that reads time. Everything else takes `now`.
 //!
-//! `SystemClock` is anchored to the wall clock once and then runs on the monotonic one: a stepped wall clock (NTP, a
-//! leap second, an operator) moves no window while the process lives. Reading the wall clock for every decision was
-//! rejected for that reason. How it is read cheaply is in `ticks`.
+//! `SystemClock` is anchored to the wall clock once and then follows the monotonic clock: a wall clock step (NTP, a
+//! leap second, an operator) moves no window while the process lives. Rejected for that reason: reading the wall clock
+//! for every decision. `ticks` describes how the clock is read cheaply.
 
 mod ticks;
 
@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-/// Where `now` comes from.
+/// The source of `now`.
 pub trait Clock: Send + Sync {
-    /// The present instant. Never earlier than an instant this clock has already told to the same thread.
+    /// Returns the current instant, never earlier than one that this clock has already returned on the same thread.
     fn now(&self) -> Timestamp;
 }
 
@@ -29,15 +29,15 @@ impl<C: Clock + ?Sized> Clock for &C {
     }
 }
 
-/// Monotonic time, anchored to the Unix epoch when the clock is made.
+/// Monotonic time, anchored to the Unix epoch when the clock is created.
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
-    /// Microseconds from the epoch to when this process first asked for the time.
+    /// Microseconds from the epoch to the first time reading of this process.
     start: u64,
 }
 
 impl SystemClock {
-    /// A clock that agrees with the wall clock now.
+    /// Creates a clock that matches the wall clock now.
     #[must_use]
     #[allow(clippy::disallowed_methods, reason = "this is the one place where clocks are read")]
     pub fn new() -> Self {
@@ -59,7 +59,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is told to move: for tests, rehearsals and simulations.
+/// A clock that stands still until it is advanced, for tests, impact previews and simulations.
 ///
 /// ```
 /// use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
@@ -71,7 +71,7 @@ impl Clock for SystemClock {
 pub struct ManualClock(AtomicU64);
 
 impl ManualClock {
-    /// A clock that stands at `now`.
+    /// Creates a clock that stands at `now`.
     #[must_use]
     pub const fn at(now: Timestamp) -> Self {
         Self(AtomicU64::new(now.as_micros()))
@@ -82,7 +82,7 @@ impl ManualClock {
         self.0.fetch_add(by.as_micros(), Ordering::SeqCst);
     }
 
-    /// Puts the clock anywhere, the past included: how tests make time go backwards.
+    /// Sets the clock to any instant, including earlier ones, so that tests can move time backward.
     pub fn set(&self, now: Timestamp) {
         self.0.store(now.as_micros(), Ordering::SeqCst);
     }

@@ -1,13 +1,13 @@
-//! GCRA, and its two other names: token bucket and leaky bucket.
+//! GCRA, also known as token bucket and leaky bucket.
 //!
-//! One number is kept: the theoretical arrival time (TAT), the instant at which the bucket would be full again. A unit
-//! moves it on by `period / count`; a charge fits while the TAT stays within `burst` such intervals of now. Over any
-//! span t at most `burst + rate * t` units pass.
+//! The state is one number: the theoretical arrival time (TAT), the instant at which the bucket would be full again. A
+//! unit advances it by `period / count`; a charge fits while the TAT stays within `burst` such intervals of now. Over
+//! any time t at most `burst + rate * t` units pass.
 //!
-//! The interval is seldom a whole number of microseconds (7 a second), and rounding it drifts. So the TAT is kept in
-//! units of 1/k of a microsecond, where k = count / gcd(count, period): every interval is then a whole number and
-//! no step ever rounds. For k up to 2048 that fits a 64-bit word until the year 2112; odd large counts (99 991 a
-//! day) use 128 bits. Floating point and a carried remainder were rejected: the first drifts, the second needs two words.
+//! The interval is seldom a whole number of microseconds (7 per second), and rounding it drifts. So the TAT is stored
+//! in units of 1/k of a microsecond, where k = count / gcd(count, period): every interval is then a whole number and no
+//! step ever rounds. For k up to 2048 that fits a 64-bit word until the year 2112; odd large counts (99 991 per day)
+//! use 128 bits. Rejected: floating point, because it drifts, and a carried remainder, because it needs two words.
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
@@ -17,11 +17,11 @@ use std::ops::{Add, Div, Mul, Sub};
 #[cfg(test)]
 mod tests;
 
-/// The two widths a TAT can have; the arithmetic is the same.
+/// The two integer widths of a TAT; the arithmetic is the same.
 pub(crate) trait Width:
     Copy + Ord + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + From<u64>
 {
-    /// Back to 64 bits; the value is known to fit.
+    /// Narrows to 64 bits; the value is known to fit.
     fn narrow(self) -> u64;
 }
 
@@ -37,15 +37,15 @@ impl Width for u128 {
     }
 }
 
-/// A theoretical arrival time as it is kept: whole microseconds and a fraction in 1/k of one.
+/// A theoretical arrival time as stored: whole microseconds and a fraction in 1/k of one.
 ///
-/// The two are apart so that a limit whose count an operator changes (and with it k) reads the same instant, to within
-/// a microsecond. The product alone was rejected: read with another k it is a time decades away.
+/// The two are separate so that a limit whose count an operator changes (and with it k) reads the same instant, to
+/// within a microsecond. Rejected: the product alone, because read with another k it is a time decades away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tat {
     /// Microseconds since the epoch.
     pub micros: u64,
-    /// The rest, in 1/k of a microsecond.
+    /// Remaining fraction, in 1/k of a microsecond.
     pub fraction: u64,
 }
 
@@ -60,38 +60,38 @@ impl Tat {
     }
 }
 
-/// Whether a request that must wait for its turn is told how long.
+/// Shaping: whether a charge above the steady rate passes immediately or carries a delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shaping {
-    /// Within the burst, go at once.
+    /// Passes immediately within the burst.
     Police,
-    /// Leave at the steady rate: the answer carries the delay.
+    /// Passes at the steady rate; the outcome carries the delay.
     Delay,
 }
 
-/// A rate as exact whole numbers.
+/// A bucket whose rate is expressed in exact whole numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
-    /// Units of time in a microsecond.
+    /// Units of time per microsecond.
     pub(crate) k: u64,
-    /// Units of time that one unit of cost takes to come back.
+    /// Units of time after which one unit of cost is available again.
     pub(crate) interval: u64,
-    /// How many units of cost the bucket holds.
+    /// Capacity in units of cost.
     pub(crate) burst: u64,
-    /// The longest that a TAT is believed to be ahead, in microseconds: twice the time from empty to full, or twice the
-    /// period where that is longer. A counter may be read by limits of other counts and bursts (a tier's, a caller's own) but
-    /// not of other periods, so none of them cuts short what another has counted.
+    /// Maximum that a TAT may be ahead of now, in microseconds: twice the time from empty to full, or twice the period
+    /// where that is longer. Limits with other counts and bursts may read the same counter (a tier's limit, an
+    /// override), but limits with other periods may not, so none of them truncates what another has counted.
     pub(crate) max_ahead: u64,
     pub(crate) shaping: Shaping,
 }
 
 impl Bucket {
-    /// The largest k whose TAT fits a word: see `packed`.
+    /// The largest k whose TAT fits a word; see `packed`.
     pub(crate) const MAX_NARROW_K: u64 = 1 << 11;
-    /// The longest time that a bucket may take to fill: 2^50 microseconds, about 35 years.
+    /// The maximum time from empty to full: 2^50 microseconds, about 35 years.
     pub(crate) const MAX_FILL: u64 = 1 << 50;
 
-    /// `None` if the bucket would take longer than [`Self::MAX_FILL`] to fill.
+    /// Creates a bucket. Returns `None` if it would take longer than [`Self::MAX_FILL`] to fill.
     pub(crate) fn new(count: u64, period: TimeDelta, burst: u64, shaping: Shaping) -> Option<Self> {
         let divisor = gcd(count, period.as_micros());
         let (k, interval) = (count / divisor, period.as_micros() / divisor);
@@ -101,12 +101,12 @@ impl Bucket {
         (fill <= u128::from(Self::MAX_FILL)).then_some(bucket)
     }
 
-    /// Microseconds from empty to full, rounded up.
+    /// Returns the microseconds from empty to full, rounded up.
     fn fill(&self) -> u128 {
         (u128::from(self.burst) * u128::from(self.interval)).div_ceil(u128::from(self.k))
     }
 
-    /// The same, for a bucket that has been accepted.
+    /// Returns the microseconds from empty to full, for a bucket that passed validation.
     pub(crate) fn horizon(&self) -> u64 {
         self.fill().narrow()
     }
@@ -123,13 +123,13 @@ impl Bucket {
         W::from(self.burst) * W::from(self.interval)
     }
 
-    /// A TAT further ahead than any limit puts it comes from a clock that has since gone back: the key heals in bounded time,
-    /// and is given nothing it has not waited for.
+    /// Limits how far `tat` is ahead of `now`. A TAT beyond that bound was written before the clock moved backward: the
+    /// key recovers in bounded time and gains no units ahead of time.
     fn clamp_ahead<W: Width>(&self, tat: W, now: W) -> W {
         tat.min(now + W::from(self.max_ahead) * W::from(self.k))
     }
 
-    /// So many units that giving them back leaves nothing used, and that no bucket has room for.
+    /// Returns a number of units whose refund leaves the bucket unused and that exceeds the capacity of every bucket.
     pub(crate) fn refill_cost(&self) -> u64 {
         ((u128::from(self.max_ahead) * u128::from(self.k)) / u128::from(self.interval)).narrow() + 1
     }
@@ -164,7 +164,7 @@ impl Bucket {
         self.outcome(next, now, Verdict::Allowed { delay })
     }
 
-    /// Steps a TAT as a state keeps it, in the width that the rate needs.
+    /// Steps a stored TAT in the width that the rate needs.
     pub(crate) fn step_tat(&self, kept: &mut Tat, now: Timestamp, cost: Cost) -> Outcome {
         if self.is_narrow() {
             self.step_in::<u64>(kept, now, cost)
@@ -177,22 +177,23 @@ impl Bucket {
         let before = kept.units::<W>(self.k);
         let mut tat = before;
         let outcome = self.step(&mut tat, now, cost);
-        // What is not changed is not written anew: a fraction of another rate would be cut to this one's.
+        // An unchanged TAT is not rewritten: that would truncate a fraction stored under another rate.
         if tat != before {
             *kept = Tat::from_units(tat, self.k);
         }
         outcome
     }
 
-    /// Debits a TAT as a state keeps it.
+    /// Debits a stored TAT.
     pub(crate) fn debit_tat(&self, kept: &mut Tat, now: Timestamp, units: u64) {
-        // Debits are rare: the wider width serves both.
+        // Debits are rare, so the wider width is used for both.
         let mut tat = kept.units::<u128>(self.k);
         self.debit(&mut tat, now, units);
         *kept = Tat::from_units(tat, self.k);
     }
 
-    /// Takes what has already happened, into debt if need be; by this, debt comes to one full bucket at most.
+    /// Charges units that were already used, into debt if necessary; a debit raises the debt to one full bucket at
+    /// most.
     pub(crate) fn debit<W: Width>(&self, tat: &mut W, now: Timestamp, units: u64) {
         let now = self.scaled::<W>(now);
         let base = self.clamp_ahead(*tat, now).max(now);
@@ -215,7 +216,7 @@ impl Bucket {
         TimeDelta::from_micros(((units + W::from(self.k - 1)) / W::from(self.k)).narrow())
     }
 
-    /// When the state with this TAT is as good as none.
+    /// Returns the instant, in microseconds, from which the state with this TAT is equivalent to an unused one.
     pub(crate) fn full_at(tat: Tat) -> u64 {
         tat.micros + u64::from(tat.fraction > 0)
     }

@@ -1,35 +1,35 @@
-//! Concurrency: permits that are held, not spent.
+//! Concurrency limit: permits that are held, not spent.
 //!
-//! Each permit has a deadline, so that a holder that dies gives it back in the end. Taking a permit that is already
-//! held renews it, at the new cost if that fits; giving one back twice is giving it back once.
+//! Each permit has a deadline, so the permit of a holder that dies is freed eventually. Taking a permit that is already
+//! held renews it, at the new cost if that fits; releasing a permit is idempotent.
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
 use crate::time::{TimeDelta, Timestamp};
 
-/// Who holds a permit.
+/// Identifier of a permit's holder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PermitId(pub u128);
 
 impl PermitId {
-    /// A holder without a name: such permits are only freed by their deadline.
+    /// An anonymous holder; its permits are freed only by their deadline.
     pub const ANONYMOUS: Self = Self(0);
 }
 
-/// The permits that are out.
+/// The permits that are currently held.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permits {
-    /// (holder, units, deadline)
+    /// Entries of (holder, units, deadline).
     pub held: Vec<(PermitId, u64, Timestamp)>,
 }
 
 impl Permits {
-    /// The largest number of permits a limit may have.
+    /// The maximum number of permits of one limit.
     pub(crate) const MAX_LIMIT: u64 = 100_000;
 
     fn roll(&mut self, now: Timestamp, ttl: TimeDelta) {
         self.held.retain(|(_, _, deadline)| *deadline > now);
-        // A deadline further off than any permit may last means that the clock went back.
+        // A deadline later than any permit may last means that the clock moved backward.
         for (_, _, deadline) in &mut self.held {
             *deadline = (*deadline).min(now + ttl);
         }
@@ -59,7 +59,7 @@ impl Permits {
         let own = self.held.iter().position(|(holder, ..)| *holder == id && id != PermitId::ANONYMOUS);
         let mine = own.map_or(0, |own| self.held[own].1);
         let others = self.used() - mine;
-        // A holder keeps what it has even where the limit has since been lowered.
+        // A holder keeps its permits even if the limit has been lowered since.
         if others.saturating_add(units) > limit && units > mine {
             let retry_after = self.wait(now, limit, units, others, own);
             return self.outcome(now, limit, Verdict::Denied { retry_after });
@@ -72,14 +72,14 @@ impl Permits {
         self.outcome(now, limit, Verdict::ALLOWED)
     }
 
-    /// Frees everything that `id` holds.
+    /// Frees all permits held by `id`.
     pub(crate) fn release(&mut self, id: PermitId) {
         self.held.retain(|(holder, ..)| *holder != id || id == PermitId::ANONYMOUS);
     }
 
     fn refund(&mut self, id: PermitId, units: u64) {
         let mut left = units;
-        // What was taken last is given back first.
+        // The units taken last are refunded first.
         for (_, n, _) in self.held.iter_mut().rev().filter(|(holder, ..)| *holder == id) {
             let back = left.min(*n);
             *n -= back;
@@ -88,7 +88,7 @@ impl Permits {
         self.held.retain(|(_, n, _)| *n > 0);
     }
 
-    /// The wait until the deadlines of enough others have passed, if no holder gives back before.
+    /// Returns the wait until the deadlines of enough other permits have passed, if no holder releases earlier.
     fn wait(
         &self,
         now: Timestamp,

@@ -1,7 +1,7 @@
-//! Fixed windows: a count that starts again at each window's start.
+//! Fixed window: a count that restarts at the start of each window.
 //!
-//! Cheap and easily explained; lets up to twice the limit through around a boundary. Windows are aligned to the Unix
-//! epoch, or to the calendar. `Counting::Attempts` also counts what it denies, as the Envoy service does.
+//! Cheap and easy to explain; admits up to twice the limit around a boundary. Windows are aligned to the Unix epoch or
+//! to the calendar. `Counting::Attempts` also counts denied requests, as the Envoy service does.
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
@@ -10,15 +10,15 @@ use crate::time::{TimeDelta, Timestamp};
 /// What a window's counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counting {
-    /// Only what passed: a denial changes nothing.
+    /// Admitted units only; a denial changes nothing.
     Admitted,
-    /// Everything asked for.
+    /// All requested units, admitted or denied.
     Attempts,
 }
 
 impl Counting {
-    /// How far a counter counts: a debt of one limit, and of attempts a thousand million. Every store stops there,
-    /// whatever width it keeps, so that all of them answer alike.
+    /// Returns the maximum count: twice the limit, or for attempts 2^30 - 1 where that is more. Every store stops
+    /// there, whatever width it stores, so that all stores return the same outcomes.
     pub(crate) const fn max_count(self, limit: u64) -> u64 {
         const MAX_ATTEMPTS: u64 = (1 << 30) - 1;
         match self {
@@ -31,14 +31,14 @@ impl Counting {
 /// The count of one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowCount {
-    /// The window's first instant.
+    /// First instant of the window.
     pub start: Timestamp,
-    /// Units counted in it.
+    /// Units counted in the window.
     pub count: u64,
 }
 
 impl WindowCount {
-    /// Starts the count again if the window from `start` is a later one.
+    /// Restarts the count if the window from `start` is later than the stored one.
     fn roll(&mut self, start: Timestamp) {
         if self.start < start {
             self.count = 0;
@@ -79,7 +79,7 @@ impl WindowCount {
         self.add(units, counting.max_count(limit));
     }
 
-    /// A count that a larger limit left behind stays as it is.
+    /// Adds `units`, up to `most`. A higher count, left by a larger limit, stays unchanged.
     fn add(&mut self, units: u64, most: u64) {
         self.count = self.count.max(self.count.saturating_add(units).min(most));
     }

@@ -1,7 +1,7 @@
-//! The sliding log: every admitted unit with its instant. Exact, and as large as the limit.
+//! Sliding log: every admitted unit with its instant. Exact; its size grows with the limit.
 //!
-//! Units admitted at one instant share an entry, so a log holds at most `limit` entries. An entry at t is in view until
-//! t + period, exclusive.
+//! Units admitted at one instant share an entry, so a log holds at most `limit` entries. An entry at t counts until t +
+//! period, exclusive.
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
@@ -11,17 +11,17 @@ use std::collections::VecDeque;
 /// Admitted units by instant, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdmissionLog {
-    /// (instant, units)
+    /// Entries of (instant, units).
     pub entries: VecDeque<(Timestamp, u64)>,
-    /// The sum of the entries' units, so that a step does not walk them all.
+    /// Sum of the entries' units, so that a step does not iterate over all of them.
     used: u64,
 }
 
 impl AdmissionLog {
-    /// The largest limit that a log may have; beyond it `strict_window` is the better tool.
+    /// The largest limit that a log may have; above it, use `strict_window`.
     pub(crate) const MAX_LIMIT: u64 = 100_000;
 
-    /// A log with these entries, oldest first.
+    /// Creates a log with these entries, oldest first.
     #[must_use]
     pub fn from_entries(entries: VecDeque<(Timestamp, u64)>) -> Self {
         let used = entries.iter().map(|(_, units)| units).sum();
@@ -32,7 +32,7 @@ impl AdmissionLog {
         while let Some((_, units)) = self.entries.pop_front_if(|(at, _)| *at + period <= now) {
             self.used -= units;
         }
-        // Entries from the future (the clock went back) count as taken now, or they would block for too long.
+        // Entries in the future (the clock moved backward) count as taken now; otherwise they would block for too long.
         let mut future = 0;
         while let Some((_, units)) = self.entries.pop_back_if(|(at, _)| *at > now) {
             future += units;

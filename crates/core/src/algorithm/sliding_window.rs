@@ -1,30 +1,33 @@
-//! The two-counter sliding window: the last window's count, weighted by how much of it is still in view, plus this one's.
+//! Two-counter sliding window: the previous window's count, weighted by its overlap with the period that ends now, plus
+//! the current count.
 //!
-//! Constant memory and no jump at the boundary, on the assumption that the last window's requests were spread evenly;
-//! an adversary who packs them can reach twice the limit in one window (`strict_window` and `sliding_log` deny that).
-//! The comparison `prev * (P - e) + (cur + cost) * P <= limit * P` is made in whole numbers: nothing is rounded.
+//! Constant memory and no jump at the boundary, on the assumption that the previous window's requests were spread
+//! evenly; an adversary that packs them can reach twice the limit in one window (`strict_window` and `sliding_log`
+//! prevent that). The comparison `prev * (P - e) + (cur + cost) * P <= limit * P` uses whole numbers: nothing is
+//! rounded.
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
 use crate::time::{TimeDelta, Timestamp};
 
-/// The counts of the present window and the one before it.
+/// The counts of the current window and the previous one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlidingCounts {
-    /// The present window's first instant.
+    /// First instant of the current window.
     pub start: Timestamp,
-    /// Units counted in the window before.
+    /// Units counted in the previous window.
     pub previous: u64,
-    /// Units counted in this one.
+    /// Units counted in the current window.
     pub current: u64,
 }
 
 impl SlidingCounts {
-    /// Moves on to the window of `now`, and says how much of it is gone and how far ahead of `now` that point is.
+    /// Advances to the window of `now`. Returns the elapsed part of that window and how far its position is ahead of
+    /// `now`.
     ///
-    /// A window that lies ahead (the clock went back, or this `now` was read before another's) keeps its counts, and
-    /// `now` counts as its first instant: nothing is weighed less for having gone back. It is never further ahead than
-    /// the next window, so that no clock locks a key for long.
+    /// A window in the future (the clock moved backward, or this `now` was read before another thread's) keeps its
+    /// counts, and `now` counts as its first instant, so that a clock that moved backward lowers no weight. It is never
+    /// further ahead than the next window, so that no clock error locks a key for long.
     fn roll(&mut self, now: Timestamp, period: TimeDelta) -> (TimeDelta, TimeDelta) {
         let present = window_start(now, period);
         if self.start > present {
@@ -52,7 +55,7 @@ impl SlidingCounts {
 
     fn step_at(&mut self, elapsed: TimeDelta, period: TimeDelta, limit: u64, cost: Cost) -> Outcome {
         if cost.is_refund() {
-            // What was taken last is given back first.
+            // The units taken last are refunded first.
             let from_current = cost.units().min(self.current);
             self.current -= from_current;
             self.previous = self.previous.saturating_sub(cost.units() - from_current);
@@ -73,19 +76,19 @@ impl SlidingCounts {
 
     pub(crate) fn debit(&mut self, now: Timestamp, period: TimeDelta, limit: u64, units: u64) {
         let _ = self.roll(now, period);
-        // A count that a larger limit left behind stays as it is.
+        // A higher count, left by a larger limit, stays unchanged.
         self.current = self.current.max(self.current.saturating_add(units).min(2 * limit));
     }
 
-    /// Units in view, times the period.
+    /// Returns the weighted units in the period that ends now, times the period.
     fn weight(&self, elapsed: TimeDelta, period: TimeDelta) -> u128 {
         wide(self.previous) * (length(period) - length(elapsed)) + wide(self.current) * length(period)
     }
 
-    /// The exact wait until `units` fit if nobody else takes any.
+    /// Returns the exact wait until `units` fit if no other charge is applied.
     fn wait(&self, elapsed: TimeDelta, period: TimeDelta, limit: u64, units: u64) -> Option<TimeDelta> {
         let spare = limit.checked_sub(units)?;
-        // In this window `previous` shrinks; in the next one, `current` takes its place.
+        // In this window `previous` shrinks; in the next one, `current` becomes `previous`.
         let (shrinking, room, waited) = match spare.checked_sub(self.current) {
             Some(room) => (self.previous, room, length(elapsed)),
             None => (self.current, spare, 0),
@@ -109,7 +112,7 @@ impl SlidingCounts {
     }
 }
 
-/// A wait that starts `ahead` from now; none stays none.
+/// Adds `ahead` to a wait; `None` stays `None`.
 fn later(wait: TimeDelta, ahead: TimeDelta) -> TimeDelta {
     if wait == TimeDelta::ZERO { wait } else { TimeDelta::from_micros(wait.as_micros() + ahead.as_micros()) }
 }

@@ -1,28 +1,29 @@
-//! Strict windows: never more than the limit in any window, in constant memory.
+//! Strict window: never more than the limit in any window, in constant memory.
 //!
-//! The period is cut into k slots. Any window of that length touches at most k + 1 of them, so the sum over the last
-//! k + 1 slots, the oldest counted whole, bounds it from above. The price is that a unit blocks for up to one slot
-//! longer than it must (a k-th of the period). The exact log was rejected as a default: its memory grows with the limit.
+//! The period is divided into k slots. Any window of that length touches at most k + 1 of them, so the sum over the
+//! last k + 1 slots, with the oldest counted in full, bounds it from above. The cost is that a unit blocks for up to
+//! one slot longer than necessary (a k-th of the period). Rejected as a default: the exact log, because its memory
+//! grows with the limit.
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
 use crate::time::{TimeDelta, Timestamp};
 
-/// Counts of the present slot and the k before it.
+/// The counts of the current slot and the k before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StrictCounts {
-    /// The number of the present slot since the epoch.
+    /// Number of the current slot since the epoch.
     pub slot: u64,
-    /// `counts[i]` is slot `slot - i`.
+    /// Counts by age: `counts[i]` belongs to slot `slot - i`.
     pub counts: Vec<u64>,
 }
 
-/// The measures of a strict window.
+/// The parameters of a strict window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slots {
-    /// Slots in a period.
+    /// Slots per period.
     pub(crate) k: u64,
-    /// Microseconds a slot, rounded up, so that k of them cover the period.
+    /// Microseconds per slot, rounded up so that k slots cover the period.
     pub(crate) width: u64,
 }
 
@@ -46,9 +47,9 @@ impl StrictCounts {
             self.counts[..moved].fill(0);
             self.slot = present;
         }
-        // A slot that lies ahead (the clock went back, or this `now` was read before another's) stays, or its counts
-        // would age by a slot each time the clock swings over a border. No further ahead than the next slot, so that
-        // no clock locks a key for long.
+        // A slot in the future (the clock moved backward, or this `now` was read before another thread's) stays;
+        // otherwise its counts would age by a slot each time the clock crosses the boundary. It is never further ahead
+        // than the next slot, so that no clock error locks a key for long.
         self.slot = self.slot.min(present + 1);
     }
 
@@ -95,7 +96,7 @@ impl StrictCounts {
         None
     }
 
-    /// When the slot of this age is out of every window that ends then.
+    /// Returns the instant from which the slot of this age lies outside every window that ends then.
     fn slot_expiry(&self, slots: Slots, age: u64) -> Timestamp {
         Timestamp::from_micros((self.slot + slots.k + 1 - age) * slots.width)
     }
@@ -108,7 +109,7 @@ impl StrictCounts {
         Outcome { verdict, remaining: limit.saturating_sub(used), reset_after }
     }
 
-    /// When the state is as good as none.
+    /// Returns the instant from which the state is equivalent to an unused one.
     pub(crate) fn expires(&self, slots: Slots) -> Timestamp {
         self.slot_expiry(slots, 0)
     }

@@ -1,30 +1,31 @@
-//! The processor's tick counter, which measures time between two readings of the system clock.
+//! Tick counter of the processor, used to measure time between two readings of the system clock.
 //!
-//! Reading the operating system's monotonic clock costs as much as the rest of a decision in memory. So each thread reads
-//! it every [`TRUSTED_NANOS`] and in between counts ticks, at the rate that the last two readings showed. What a tick is worth
-//! is thus measured anew all the time; an error of 100 parts in a million is one microsecond in a stretch, and never adds up.
+//! Reading the operating system's monotonic clock costs as much as the rest of an in-memory decision. So each thread
+//! reads it every [`TRUSTED_NANOS`] and counts ticks in between, at the rate measured by the last two readings. The
+//! length of a tick is thus measured continuously; an error of 100 parts per million is one microsecond per interval
+//! and never accumulates.
 //!
-//! Per thread, so that nothing is shared; a thread never sees time go back. Where the counter does not run evenly (the
-//! processor says so), or what it shows does not agree with the clock, the clock is read every time. A counter calibrated
-//! once at start was rejected: it drifts away from the clock by seconds a day.
+//! State is per thread, so nothing is shared; time never moves backward on a thread. If the processor does not report
+//! an invariant counter, or the counter disagrees with the clock, the clock is read every time. Rejected: a counter
+//! calibrated once at start, because it drifts from the clock by seconds per day.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// How long ticks are trusted, in nanoseconds.
+/// How long ticks are trusted after a reading, in nanoseconds.
 const TRUSTED_NANOS: u64 = 10_000_000;
-/// The least time between two readings that shows what a tick is worth.
+/// The minimum time between two readings for measuring the tick length, in nanoseconds.
 const BASELINE: u64 = 1_000_000;
 
-/// A reading of the clock, and what the counter showed with it.
+/// A reading of the clock and the counter value at that moment.
 #[derive(Clone, Copy, Default)]
 struct Anchor {
     ticks: u64,
     nanos: u64,
-    /// Nanoseconds a tick, times 2^32; zero while unknown.
+    /// Nanoseconds per tick, times 2^32; zero while unknown.
     scale: u64,
-    /// So many ticks are trusted from here on; zero while none are.
+    /// Number of ticks after the reading that are trusted; zero while none are.
     trusted_ticks: u64,
 }
 
@@ -32,7 +33,7 @@ thread_local! {
     static ANCHOR: Cell<Anchor> = const { Cell::new(Anchor { ticks: 0, nanos: 0, scale: 0, trusted_ticks: 0 }) };
 }
 
-/// Microseconds since this process first asked.
+/// Returns the microseconds since the first reading in this process.
 #[inline]
 pub(super) fn micros() -> u64 {
     ANCHOR.with(|anchor| {
@@ -49,16 +50,17 @@ pub(super) fn micros() -> u64 {
 }
 
 impl Anchor {
-    /// Nanoseconds, `ticks` after the reading. Within a span this cannot overflow: both factors are small.
+    /// Returns the nanoseconds at `ticks` after the reading. Cannot overflow within the trusted interval: both factors
+    /// are small.
     #[inline]
     const fn nanos_after(&self, ticks: u64) -> u64 {
         self.nanos + ((ticks * self.scale) >> 32)
     }
 
-    /// What a new reading makes of it: the anchor from now on, and the time.
+    /// Applies a new reading. Returns the new anchor and the time.
     #[cold]
     fn renewed(self, ticks: u64, nanos: u64, even: bool) -> (Self, u64) {
-        // What has been told may have run ahead a little: time stands still until the clock has caught up.
+        // The returned time may be slightly ahead: it stands still until the clock has caught up.
         let nanos = nanos.max(self.nanos_after(self.trusted_ticks));
         let (ticks_passed, nanos_passed) = (ticks.wrapping_sub(self.ticks), nanos.saturating_sub(self.nanos));
         if !even || ticks_passed > 1 << 62 || self.nanos == 0 {
@@ -69,7 +71,7 @@ impl Anchor {
         }
         let scale = (u128::from(nanos_passed) << 32) / u128::from(ticks_passed.max(1));
         let scale = u64::try_from(scale).unwrap_or(0);
-        // Agreement with the last measure is the sign that neither reading was disturbed.
+        // Agreement with the previous measurement shows that neither reading was disturbed.
         let agrees = self.scale != 0 && scale.abs_diff(self.scale) < self.scale / 256;
         let span =
             if agrees { ((u128::from(TRUSTED_NANOS) << 32) / u128::from(scale.max(1))) as u64 } else { 0 };
@@ -77,7 +79,7 @@ impl Anchor {
     }
 }
 
-/// The counter and the clock at one moment: of three tries, the one that took the least time between the two.
+/// Reads the counter and the clock together: of three attempts, the one with the least time between the two.
 #[allow(clippy::disallowed_methods, reason = "the clocks are read here")]
 fn reading() -> (u64, u64) {
     static START: OnceLock<Instant> = OnceLock::new();
@@ -103,7 +105,7 @@ fn counter() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Whether the counter runs at one rate in all states of the processor.
+/// Returns whether the counter runs at one rate in all states of the processor.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn is_invariant() -> bool {
     static EVEN: OnceLock<bool> = OnceLock::new();
@@ -128,11 +130,11 @@ fn is_invariant() -> bool {
 mod tests {
     use super::*;
 
-    /// A clock that ran away from the system's would shift every window, and two nodes' windows against each other.
+    /// A clock that drifted from the system clock would shift every window, and two nodes' windows against each other.
     #[test]
     fn ticks_follow_the_system_clock_and_never_go_back() {
         let (mut last, mut worst, mut trusted) = (micros(), 0_u64, false);
-        // Both at the same moment, whatever else the machine does.
+        // Both are read at the same moment, regardless of other load on the machine.
         let (start, offset) = loop {
             let (start, offset) = (Instant::now(), micros());
             if start.elapsed().as_micros() < 100 {
@@ -154,7 +156,7 @@ mod tests {
         assert_eq!(trusted, is_invariant(), "where the counter is even it is used");
     }
 
-    /// Two ticks a nanosecond, as two readings 2 ms apart have shown; trusted once a third agrees.
+    /// Two ticks per nanosecond, measured by two readings 2 ms apart; trusted once a third agrees.
     fn settled() -> Anchor {
         let (first, _) = Anchor::default().renewed(1_000, 500, true);
         let (second, _) = first.renewed(1_000 + 4_000_000, 500 + 2_000_000, true);
@@ -164,7 +166,7 @@ mod tests {
         third
     }
 
-    /// A machine that was moved or put to sleep shows a counter that makes no sense: the clock then speaks.
+    /// After a migration or suspend the counter value makes no sense; the clock is then used instead.
     #[test]
     fn a_counter_that_disagrees_is_not_trusted() {
         let settled = settled();
@@ -176,7 +178,7 @@ mod tests {
         assert_eq!(uneven.trusted_ticks, 0);
     }
 
-    /// Time told by ticks may run ahead of the clock; it must then wait, not go back.
+    /// Time computed from ticks may run ahead of the clock; it must then stand still, not move backward.
     #[test]
     fn time_never_goes_back() {
         let settled = settled();
