@@ -1,12 +1,13 @@
 //! Conformance suite that every counter store must pass.
 //!
-//! A store is driven beside a [`Ledger`], a plain map stepped by [`Limit::step`](crate::Limit::step), and every field of
-//! every outcome is compared. Time comes from a [`ManualClock`] that the suite moves: `make` hands it to the store,
-//! which reads it where it would read its own (a store that takes time from elsewhere passes the clock's `now` there).
-//! Each case asks for a store of its own and uses scopes of its own; `make` must give one that remembers nothing.
+//! Each case applies the same operations to a store and to a [`Ledger`], a plain map stepped by
+//! [`Limit::step`](crate::Limit::step), and compares every field of every outcome. Time comes from a [`ManualClock`]
+//! that the suite advances: `make` passes it to the store, which reads it in place of its own clock (a store that takes
+//! time from elsewhere passes the clock's `now` there). Each case requests a new store and uses its own scopes; `make`
+//! must return a store without state.
 //!
-//! The suite returns what is broken instead of panicking, so that a faulty fake can be shown to be caught. It needs no
-//! runtime: [`block_on`] drives a store that does its work in place. Unit tests in each store were rejected: two stores
+//! The suite returns violations instead of panicking, so that tests can show that a faulty fake is caught. It needs no
+//! runtime: [`block_on`] drives a store that completes in place. Rejected: unit tests in each store, because two stores
 //! that pass different tests are two products.
 //!
 //! ```
@@ -39,24 +40,24 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-/// Where the clock of each case starts: a usual day, away from the borders of windows.
+/// Start of each case's clock: an ordinary day, away from window boundaries.
 const START: Timestamp = Timestamp::from_micros(1_700_000_017_123_457);
 
-/// What a store does otherwise than it must.
+/// A violation: store behavior that differs from the specification.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{case}: {detail}")]
 #[non_exhaustive]
 pub struct Violation {
-    /// The case that shows it.
+    /// Name of the failed case.
     pub case: &'static str,
-    /// What was expected, and what was seen.
+    /// Expected and actual results.
     pub detail: String,
 }
 
 /// Runs every case, each on a store from `make`.
 ///
 /// # Errors
-/// [`Violation`] at the first thing that the store does otherwise than it must.
+/// [`Violation`] at the first difference from the specified behavior.
 pub async fn run<S: CounterStore>(make: impl AsyncFn(Arc<ManualClock>) -> S) -> Result<(), Violation> {
     for name in cases::NAMES {
         let clock = Arc::new(ManualClock::at(START));
@@ -67,7 +68,7 @@ pub async fn run<S: CounterStore>(make: impl AsyncFn(Arc<ManualClock>) -> S) -> 
     Ok(())
 }
 
-/// Drives a future on this thread to its end.
+/// Drives a future to completion on this thread.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(std::thread::Thread);
     impl Wake for Unpark {
@@ -85,7 +86,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// A store beside the ledger that it is compared with.
+/// A store and the ledger that it is compared with.
 struct Harness<S> {
     case: &'static str,
     store: S,
@@ -102,7 +103,7 @@ impl<S: CounterStore> Harness<S> {
         self.clock.advance(TimeDelta::from_micros(micros));
     }
 
-    /// Charges both, and compares all that they say.
+    /// Charges both and compares their outcomes.
     async fn charge(&mut self, charges: &[Charge<'_>]) -> Result<Outcomes, Violation> {
         let now = self.now();
         let actual = self.store.charge(charges).await.map_err(|error| self.violation(&error))?;
@@ -111,7 +112,7 @@ impl<S: CounterStore> Harness<S> {
         Ok(actual)
     }
 
-    /// Debits both; what came of it shows in later charges.
+    /// Debits both; the effect shows in later charges.
     async fn debit(&mut self, charges: &[Charge<'_>]) -> Result<(), Violation> {
         self.store.debit(charges).await.map_err(|error| self.violation(&error))?;
         self.ledger.debit(self.clock.now(), charges);
@@ -125,7 +126,7 @@ impl<S: CounterStore> Harness<S> {
         Ok(())
     }
 
-    /// Gives units back in both, twice: the second time nothing may happen.
+    /// Returns units to both, twice: the second return must have no effect.
     async fn return_units(&mut self, back: &UnitReturn<'_>) -> Result<(), Violation> {
         for _ in 0..2 {
             self.store.return_units(back).await.map_err(|error| self.violation(&error))?;
@@ -134,7 +135,7 @@ impl<S: CounterStore> Harness<S> {
         Ok(())
     }
 
-    /// Charges both, and asserts the admission besides: a case says in words what the ledger says in numbers.
+    /// Charges both and also asserts the admission, which states explicitly what the ledger implies in numbers.
     async fn expect(&mut self, charges: &[Charge<'_>], admission: Admission) -> Result<Outcomes, Violation> {
         let outcomes = self.charge(charges).await?;
         self.check(outcomes.admission == admission, || {

@@ -1,6 +1,6 @@
 //! Cost: the number of units of a limit that a request takes.
 
-/// Units that a request takes from a limit. Zero only looks; a negative cost gives back, down to an unused limit.
+/// Units that a request takes from a limit. Zero is a peek; a negative cost is a refund, down to an unused limit.
 ///
 /// ```
 /// use tollgate_core::Cost;
@@ -11,42 +11,42 @@
 pub struct Cost(i64);
 
 impl Cost {
-    /// The cost of a usual request.
+    /// The cost of an ordinary request.
     pub const ONE: Self = Self(1);
-    /// A look: answers, changes nothing.
+    /// A peek: returns an outcome and changes nothing.
     pub const PEEK: Self = Self(0);
 
-    /// Takes `units`, or nothing at all.
+    /// Creates a cost that takes `units`, all or none.
     #[must_use]
     pub const fn new(units: u64) -> Self {
         Self(if units > i64::MAX as u64 { i64::MAX } else { units as i64 })
     }
 
-    /// Gives `units` back.
+    /// Creates a cost that refunds `units`.
     #[must_use]
     pub const fn refund(units: u64) -> Self {
         Self(-Self::new(units).0)
     }
 
-    /// Whether this gives back.
+    /// Returns whether this is a refund.
     #[must_use]
     pub const fn is_refund(self) -> bool {
         self.0 < 0
     }
 
-    /// Whether this only looks.
+    /// Returns whether this is a peek.
     #[must_use]
     pub const fn is_peek(self) -> bool {
         self.0 == 0
     }
 
-    /// The units moved, in either direction.
+    /// Returns the number of units, in either direction.
     #[must_use]
     pub const fn units(self) -> u64 {
         self.0.unsigned_abs()
     }
 
-    /// The same units in the other direction.
+    /// Returns the same units in the other direction.
     #[must_use]
     pub const fn negated(self) -> Self {
         Self(-self.0)

@@ -1,26 +1,26 @@
 //! Counter keys: the scope from the rule, and the values from the request.
 //!
-//! Parts are kept apart, never joined: `[a=b_c]` and `[a_b=c]` are two counters. Each store encodes them as it needs
-//! (a seeded hash in memory, escaped text in Redis). A value that may be a secret says so, so that whoever writes it down
-//! or shows it can do otherwise than with the rest.
+//! Parts are stored separately, never joined: `[a=b_c]` and `[a_b=c]` are two counters. Each store encodes them as it
+//! needs (a seeded hash in memory, escaped text in Redis). A value that may be a secret has its own variant, so that
+//! code that stores or displays it can treat it differently.
 
 use std::fmt;
 
-/// The part of a counter's name that comes from the rule: which limit of which rule of which domain.
+/// The part of a counter key that comes from the rule: domain, rule and limit.
 ///
-/// It holds what makes two counters incomparable (path, algorithm, period) and leaves out what an operator may change
-/// while traffic flows (count, burst), so that a changed number keeps what has been used.
+/// It contains what makes two counters incomparable (path, algorithm, period) and omits what an operator may change
+/// while traffic flows (count, burst), so that usage survives a changed number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
     id: u64,
     label: String,
     group: u64,
-    /// How much of the label is the group's own name; all of it where the scope is alone.
+    /// Length of the group's name within the label; the whole label if the scope has no group.
     shared: Option<usize>,
 }
 
 impl Scope {
-    /// A scope with this label; equal labels are equal scopes, also across restarts and machines.
+    /// Creates a scope with this label; equal labels are equal scopes, also across restarts and machines.
     ///
     /// ```
     /// use tollgate_core::Scope;
@@ -33,9 +33,9 @@ impl Scope {
         Self { id, label, group: id, shared }
     }
 
-    /// A scope beside others whose counters have the same values, by the same names: a store may keep the counters of
-    /// one group and the same values together, and read and write them at once. The group is only a hint of where to
-    /// keep them; what names a counter is the label.
+    /// Creates a scope in a group of scopes whose counters have the same values for the same keys: a store may keep the
+    /// counters of one group and the same values together, and read and write them at once. The group is only a
+    /// placement hint; the label identifies a counter.
     ///
     /// ```
     /// use tollgate_core::Scope;
@@ -51,7 +51,7 @@ impl Scope {
         Self { id: stable_hash_of(&label), label, group: stable_hash_of(group), shared }
     }
 
-    /// A scope of the same group, with a longer name: what a store keeps about this one's counters, beside them.
+    /// Returns a scope of the same group with a longer label, for data that a store keeps about this scope's counters.
     ///
     /// ```
     /// use tollgate_core::Scope;
@@ -65,25 +65,26 @@ impl Scope {
         Self { id: stable_hash_of(&label), label, group: self.group, shared: self.shared }
     }
 
-    /// A stable 64-bit name of the group.
+    /// Returns a stable 64-bit identifier of the group.
     #[must_use]
     pub const fn group(&self) -> u64 {
         self.group
     }
 
-    /// What the label adds to the group's name, where it begins with that; nothing for a scope that is alone.
+    /// Returns the label's suffix after the group's name, if the label starts with it; `None` for a scope without a
+    /// group.
     #[must_use]
     pub fn member(&self) -> Option<&str> {
         self.shared.map(|shared| &self.label[shared..])
     }
 
-    /// A stable 64-bit name.
+    /// Returns a stable 64-bit identifier.
     #[must_use]
     pub const fn id(&self) -> u64 {
         self.id
     }
 
-    /// The readable name.
+    /// Returns the readable label.
     #[must_use]
     pub fn label(&self) -> &str {
         &self.label
@@ -96,7 +97,7 @@ fn stable_hash_of(name: &str) -> u64 {
     hasher.finish()
 }
 
-/// One value in a counter's name.
+/// One value in a counter key.
 ///
 /// ```
 /// use tollgate_core::KeyPart;
@@ -105,17 +106,17 @@ fn stable_hash_of(name: &str) -> u64 {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeyPart<'a> {
-    /// A value as the caller gave it.
+    /// A value as the caller sent it.
     Text(&'a str),
-    /// The same of what may be a secret, such as an API key: it is compared as it is, kept outside of this process only as
-    /// a hash, and shown as its first characters. What a name's value is follows from its key, so one name is never once
-    /// the one and once the other.
+    /// A value that may be a secret, such as an API key: compared as it is, stored outside of this process only as a
+    /// hash, and displayed as its first characters. The attribute's key determines the variant, so one key never has
+    /// both.
     Secret(&'a str),
     /// A network: the address with the host bits cleared, and the prefix length (IPv4 as ::ffff:0:0/96 and longer).
     Network {
         /// The address as a number.
         address: u128,
-        /// Bits of prefix, out of 128.
+        /// Prefix length in bits, out of 128.
         prefix: u8,
     },
 }
@@ -146,14 +147,15 @@ impl fmt::Debug for KeyPart<'_> {
     }
 }
 
-/// What may be shown of a secret: enough to recognise it, not enough to use it. A quarter of it, six characters at most.
+/// Returns the part of a secret that may be displayed: enough to recognize it, not enough to use it. At most a quarter
+/// of it and at most six characters.
 #[must_use]
 pub fn secret_prefix(secret: &str) -> &str {
     let shown = (secret.chars().count() / 4).min(6);
     secret.char_indices().nth(shown).map_or(secret, |(end, _)| &secret[..end])
 }
 
-/// A [`KeyPart`] that outlives its request.
+/// A [`KeyPart`] that owns its value.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum OwnedKeyPart {
     /// See [`KeyPart::Text`].
@@ -164,13 +166,13 @@ pub enum OwnedKeyPart {
     Network {
         /// The address as a number.
         address: u128,
-        /// Bits of prefix, out of 128.
+        /// Prefix length in bits, out of 128.
         prefix: u8,
     },
 }
 
 impl OwnedKeyPart {
-    /// The part.
+    /// Borrows as a [`KeyPart`].
     #[must_use]
     pub fn as_part(&self) -> KeyPart<'_> {
         match self {
@@ -197,7 +199,7 @@ impl fmt::Debug for OwnedKeyPart {
     }
 }
 
-/// The name of one counter.
+/// The key of one counter.
 ///
 /// ```
 /// use tollgate_core::{CounterKey, KeyPart, Scope};
@@ -207,14 +209,14 @@ impl fmt::Debug for OwnedKeyPart {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterKey<'a> {
-    /// Which limit.
+    /// Scope: which limit.
     pub scope: &'a Scope,
-    /// Whose.
+    /// Values from the request.
     pub parts: &'a [KeyPart<'a>],
 }
 
 impl CounterKey<'_> {
-    /// A hash that is the same on every machine, for what machines must agree on (a window's jitter, a shard).
+    /// Returns a hash that is the same on every machine, for what machines must agree on (a window's jitter, a shard).
     #[must_use]
     pub fn stable_hash(&self) -> u64 {
         let mut hasher = StableHasher::default();
@@ -223,7 +225,7 @@ impl CounterKey<'_> {
             match part {
                 KeyPart::Text(text) | KeyPart::Secret(text) => hasher.bytes(text.as_bytes()),
                 KeyPart::Network { address, prefix } => {
-                    // A length that no text has: a network is never taken for its own bytes as text.
+                    // A length that no text has, so that a network never equals its own bytes as text.
                     hasher.number(u64::MAX);
                     hasher.number((address >> 64) as u64);
                     hasher.number(*address as u64);
@@ -235,7 +237,7 @@ impl CounterKey<'_> {
     }
 }
 
-/// FNV-1a over length-prefixed fields, finished with a mixer: small, fixed for ever, not for secrets.
+/// FNV-1a over length-prefixed fields, finished with a mixer: small, permanently fixed, not for secrets.
 #[derive(Clone, Copy, Debug)]
 pub struct StableHasher(u64);
 
@@ -261,7 +263,7 @@ impl StableHasher {
         }
     }
 
-    /// The hash of all fields.
+    /// Returns the hash of all fields.
     #[must_use]
     pub const fn finish(self) -> u64 {
         let mut h = self.0;

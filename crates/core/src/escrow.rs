@@ -1,15 +1,17 @@
 //! Escrow: until when units that were deducted ahead may be spent.
 //!
-//! A bucket's units are slots of time. Taking a unit moves the TAT on by one interval; that interval is the unit's slot,
-//! and no two units share any of it. A unit that is spent while its whole slot still lies ahead breaks nothing: whoever
-//! spends at an instant s uses a slot between s and s + burst intervals, so in a span t no more than burst + rate * t
-//! slots can be used, by whomever and whenever they were taken. When a slot's time has come the bucket has given the unit
-//! back by itself, and the one who holds it must not spend it any more. So nothing has to be returned, nothing can leak,
-//! and a holder that dies costs nothing that time does not mend. (A time to live for the whole, and a count of what is
-//! out at the authority, were rejected as the proof: they overshoot by what is out, or pay for it with the burst.)
+//! A bucket's units are slots of time. Taking a unit advances the TAT by one interval; that interval is the unit's
+//! slot, and no two units share any of it. Spending a unit while its whole slot still lies in the future violates
+//! nothing: a unit spent at an instant s uses a slot between s and s + burst intervals, so in a time t at most burst +
+//! rate * t slots can be used, regardless of which node took them and when. Once a slot has begun, the bucket has
+//! replenished the unit, and its holder must not spend it anymore. So nothing has to be returned, nothing can leak, and
+//! a holder that dies costs nothing that time does not restore. (Rejected as the proof: a time to live for the whole
+//! lease and a count of outstanding units at the authority, because they overshoot by the outstanding units, or reduce
+//! the burst.)
 //!
-//! A window's units are good until the window ends: spent then, they are counted where they were taken. A strict window's
-//! are good for their slot. A log counts instants and permits are held, not spent: neither can be taken ahead.
+//! A window's units are valid until the window ends: spent by then, they count in the window in which they were taken.
+//! A strict window's units are valid for their slot. A log counts instants, and permits are held, not spent: neither
+//! can be taken ahead.
 
 use crate::algorithm::bucket::Shaping;
 use crate::algorithm::fixed_window::Counting;
@@ -18,25 +20,25 @@ use crate::limit::{Limit, Shape};
 use crate::outcome::Outcome;
 use crate::time::{TimeDelta, Timestamp};
 
-/// How long units that were taken at one instant may be spent, from that instant on.
+/// Validity of units that were taken at one instant, measured from that instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Escrow {
     units: u64,
-    /// Microseconds until the last of them is void.
+    /// Microseconds until the last unit expires.
     lifetime: u64,
-    /// One is void for each `interval / k` microseconds before that; all at once where this is zero.
+    /// One unit expires every `interval / k` microseconds before that; all expire together if this is zero.
     interval: u64,
     k: u64,
 }
 
 impl Escrow {
-    /// How many were taken.
+    /// Returns the number of units taken.
     #[must_use]
     pub const fn units(&self) -> u64 {
         self.units
     }
 
-    /// How many are not yet void after this time.
+    /// Returns the number of units that are still valid after this time.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, TimeDelta, State, Timestamp, nonzero};
@@ -63,7 +65,7 @@ impl Escrow {
         slots.min(self.units)
     }
 
-    /// The instant at which the last `units` of them count as taken, for giving them back: the start of their slots.
+    /// Returns the instant at which the last `units` count as taken when they are returned: the start of their slots.
     #[must_use]
     pub fn taken_at(&self, units: u64, at: Timestamp) -> Timestamp {
         let slots = (u128::from(units) * u128::from(self.interval)).div_ceil(u128::from(self.k.max(1)));
@@ -71,7 +73,7 @@ impl Escrow {
         if self.interval == 0 { at } else { at + TimeDelta::from_micros(self.lifetime.saturating_sub(slots)) }
     }
 
-    /// How long the last of them is good.
+    /// Returns how long the last unit is valid.
     #[must_use]
     pub const fn lifetime(&self) -> TimeDelta {
         TimeDelta::from_micros(self.lifetime)
@@ -79,7 +81,7 @@ impl Escrow {
 }
 
 impl Limit {
-    /// Whether units of this limit can be taken ahead and spent later.
+    /// Returns whether units of this limit can be taken ahead and spent later.
     #[must_use]
     pub const fn is_leasable(&self) -> bool {
         match self.shape {
@@ -89,7 +91,7 @@ impl Limit {
         }
     }
 
-    /// How long `units` that were taken at `at` (shifted by the key's phase) with this outcome may be spent; `None` for
+    /// Returns how long `units` taken at `at` (shifted by the key's phase) with this outcome may be spent; `None` for
     /// limits whose units cannot be taken ahead.
     #[must_use]
     pub fn escrow(&self, units: u64, at: Timestamp, outcome: &Outcome) -> Option<Escrow> {
@@ -97,7 +99,7 @@ impl Limit {
             |end: Timestamp| Some(Escrow { units, lifetime: end.since(at).as_micros(), interval: 0, k: 1 });
         match self.shape {
             _ if !self.is_leasable() => None,
-            // What the bucket tells is rounded up to a microsecond.
+            // The bucket's `reset_after` is rounded up to a microsecond.
             Shape::Bucket(bucket) => Some(Escrow {
                 units,
                 lifetime: outcome.reset_after.as_micros().saturating_sub(u64::from(bucket.k > 1)),

@@ -1,8 +1,8 @@
 //! A limit: a rate and the algorithm that enforces it, validated once, then only stepped.
 //!
 //! `step` is pure: the state, the time and the cost go in, an outcome and the new state come out. A denial changes
-//! nothing (but for a state that a clock set back has left in the future, which is mended). Memory runs it as it stands
-//! here; other stores translate it and are held to bit-equal outcomes.
+//! nothing (except a state that a clock error left in the future, which is corrected). The memory store runs it
+//! directly; other stores translate it and must return bit-equal outcomes.
 
 use crate::algorithm::Algorithm;
 use crate::algorithm::bucket::Bucket;
@@ -18,10 +18,10 @@ use crate::state::State;
 use crate::time::{TimeDelta, Timestamp};
 use std::fmt;
 
-/// What stepping needs, worked out once.
+/// The precomputed form of a limit for stepping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// A bucket that holds nothing.
+    /// A bucket with zero capacity.
     Blocked,
     Bucket(Bucket),
     Fixed(Counting),
@@ -39,37 +39,37 @@ pub struct Limit {
     pub(crate) capacity: u64,
     pub(crate) jitter: bool,
     pub(crate) shape: Shape,
-    /// How the state fits a word, worked out once: every charge asks.
+    /// Packing of the state into a word, computed once because every charge needs it.
     pub(crate) packed: Option<Packed>,
 }
 
 impl Limit {
-    /// How it is held.
+    /// Returns the algorithm.
     #[must_use]
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// What is held.
+    /// Returns the rate.
     #[must_use]
     pub const fn rate(&self) -> &Rate {
         &self.rate
     }
 
-    /// Units that an unused limit lets through at one instant: the burst of a bucket, the count of a window.
+    /// Returns the units that an unused limit admits at one instant: the burst of a bucket, the count of a window.
     #[must_use]
     pub const fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Whether each key's windows have a start of their own.
+    /// Returns whether each key's windows have their own start.
     #[must_use]
     pub const fn is_jittered(&self) -> bool {
         self.jitter
     }
 
-    /// The shift of the windows of a key with this stable hash. The caller steps at `now + phase`: all that an
-    /// outcome tells is relative to now, so nothing else changes.
+    /// Returns the shift of the windows of a key with this stable hash. The caller steps at `now + phase`: all times in
+    /// an outcome are relative to now, so nothing else changes.
     #[must_use]
     pub fn phase(&self, stable_hash: u64) -> TimeDelta {
         if !self.jitter {
@@ -93,7 +93,7 @@ impl Limit {
         self.step_with_permit(PermitId::ANONYMOUS, state, now, cost)
     }
 
-    /// The same, on behalf of the holder of a permit.
+    /// Charges `cost` at `now` for the holder of a permit.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, Cost, LimitSpec, PermitId, Rate, State, Timestamp, nonzero};
@@ -123,8 +123,8 @@ impl Limit {
         }
     }
 
-    /// Takes `units` that have already been spent, beyond the limit if need be. The debt is at most the capacity once
-    /// more, so a key recovers in bounded time.
+    /// Charges `units` that have already been spent, beyond the limit if necessary. The debt is at most the capacity,
+    /// so a key recovers in bounded time.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, Cost, LimitSpec, PermitId, Rate, TimeDelta, State, Timestamp, Verdict, nonzero};
@@ -148,21 +148,21 @@ impl Limit {
             Shape::Sliding => state.sliding().debit(now, period, self.capacity, units),
             Shape::Strict(slots) => state.strict().debit(slots, now, self.capacity, units),
             Shape::Log => state.log().debit(now, period, self.capacity, units),
-            // Permits that are held are held by somebody: there is nothing to take after the fact.
+            // Every held permit has a holder, so there is nothing to charge after the fact.
             Shape::Permits => {
                 let _ = state.permits().step(now, period, self.capacity, Cost::new(units), id);
             }
         }
     }
 
-    /// Gives back the permits of `id`. Doing it twice is doing it once.
+    /// Releases the permits of `id`. Idempotent.
     pub fn release(&self, id: PermitId, state: &mut State) {
         if self.shape == Shape::Permits {
             state.permits().release(id);
         }
     }
 
-    /// The instant from which the state is as good as none and may be forgotten.
+    /// Returns the instant from which the state is equivalent to an unused one and may be dropped.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, TimeDelta, State, Timestamp, nonzero};
@@ -188,7 +188,7 @@ impl Limit {
         }
     }
 
-    /// The window that `now` lies in.
+    /// Returns the window that contains `now`.
     #[inline]
     pub(crate) fn window_at(&self, now: Timestamp) -> (Timestamp, Timestamp) {
         match &self.rate.period {
@@ -200,9 +200,10 @@ impl Limit {
         }
     }
 
-    /// The window that a charge counts in, where `bounds` is the one that now lies in. It is the state's own where
-    /// that lies ahead (the clock went back, or this `now` was read before another's): else the count would be lost
-    /// when time reaches that window again. It is never further off than the next window, so that no clock locks a key for long.
+    /// Returns the window that a charge counts in, where `bounds` is the window that contains now. It is the state's
+    /// own window if that lies in the future (the clock moved backward, or this `now` was read before another
+    /// thread's); otherwise the count would be lost when time reaches that window again. It is never further ahead than
+    /// the next window, so that no clock error locks a key for long.
     #[inline]
     pub(crate) fn window_of(
         &self,

@@ -4,38 +4,38 @@
 use crate::algorithm::fixed_window::Counting;
 use crate::limit::{Limit, Shape};
 
-/// What a step is made of, beside the quota and the capacity.
+/// The parameters of a step, in addition to the rate and the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimitParams {
-    /// A bucket that holds nothing.
+    /// A bucket with zero capacity.
     Blocked,
-    /// A bucket: time in units of 1/k of a microsecond, and how many of these a unit of cost takes to come back.
+    /// A bucket: time in units of 1/k of a microsecond, and how many of these replenish one unit of cost.
     Bucket {
-        /// Units of time in a microsecond.
+        /// Units of time per microsecond.
         k: u64,
-        /// Units of time for a unit of cost.
+        /// Units of time per unit of cost.
         interval: u64,
-        /// The longest that its state is believed to be ahead, in microseconds.
+        /// Maximum that its state may be ahead of now, in microseconds.
         max_ahead: u64,
     },
-    /// A fixed window that counts what it admits.
+    /// A fixed window that counts admitted units.
     Fixed {
-        /// How far it counts.
+        /// Maximum count.
         max_count: u64,
     },
-    /// A fixed window that counts whatever is asked for.
+    /// A fixed window that counts all requested units.
     Attempts {
-        /// How far it counts.
+        /// Maximum count.
         max_count: u64,
     },
     /// A two-counter sliding window.
     Sliding,
     /// A strict window.
     Strict {
-        /// Slots in a period.
+        /// Slots per period.
         k: u64,
-        /// Microseconds a slot.
+        /// Microseconds per slot.
         width: u64,
     },
     /// A sliding log.
@@ -45,7 +45,7 @@ pub enum LimitParams {
 }
 
 impl Limit {
-    /// So many units that giving them back leaves nothing used.
+    /// Returns a number of units whose refund leaves nothing used.
     #[must_use]
     pub fn refill_cost(&self) -> u64 {
         match &self.shape {
@@ -54,7 +54,7 @@ impl Limit {
         }
     }
 
-    /// The limit as plain numbers.
+    /// Returns the limit as plain numbers.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, LimitSpec, LimitParams, Rate, nonzero};

@@ -1,6 +1,7 @@
 //! Limit specification: the options of a limit, and their validation.
 //!
-//! Whatever has no meaning for an algorithm is refused, never ignored: a rule must not say what its limit does not do.
+//! An option that has no meaning for an algorithm is rejected, never ignored: a rule must not state what its limit does
+//! not do.
 
 use crate::algorithm::Algorithm;
 use crate::algorithm::bucket::{Bucket, Shaping};
@@ -12,7 +13,7 @@ use crate::limit::{Limit, Shape};
 use crate::rate::{Period, Rate};
 use crate::time::TimeDelta;
 
-/// What a limit is made from. [`LimitSpec::build`] checks it.
+/// The specification of a limit. [`LimitSpec::build`] validates it.
 ///
 /// ```
 /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
@@ -22,25 +23,25 @@ use crate::time::TimeDelta;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitSpec {
-    /// How it is held.
+    /// Algorithm that enforces the limit.
     pub algorithm: Algorithm,
-    /// What is held.
+    /// Rate to enforce.
     pub rate: Rate,
-    /// Units that may pass at once, for the buckets; the quota's count if absent.
+    /// Units that may pass at once, for bucket algorithms; the rate's count if absent.
     pub burst: Option<u64>,
-    /// A leaky bucket that answers with delays rather than passing its burst at once.
+    /// Leaky bucket only: returns delays instead of passing its burst at once.
     pub delay: bool,
     /// Slots of a strict window; 10 if absent.
     pub slots: Option<u64>,
-    /// Windows start at an instant of their own for each key.
+    /// Jitter: each key's windows start at a different instant.
     pub jitter: bool,
-    /// A fixed window that also counts what it denies, as the Envoy service does.
+    /// Fixed window only: also counts denied requests, as the Envoy service does.
     pub count_denied: bool,
 }
 
 impl LimitSpec {
-    /// The plainest limit with this algorithm and quota. For concurrency the count is the number of permits and the
-    /// period is the longest time that one may be held.
+    /// Creates a specification with this algorithm and rate and no options. For concurrency the count is the number of
+    /// permits and the period is the maximum time that one may be held.
     #[must_use]
     pub const fn new(algorithm: Algorithm, rate: Rate) -> Self {
         Self { algorithm, rate, burst: None, delay: false, slots: None, jitter: false, count_denied: false }
@@ -53,7 +54,7 @@ impl LimitSpec {
         self
     }
 
-    /// Makes a leaky bucket answer with delays.
+    /// Makes a leaky bucket return delays.
     #[must_use]
     pub fn with_delay(mut self) -> Self {
         self.delay = true;
@@ -67,24 +68,24 @@ impl LimitSpec {
         self
     }
 
-    /// Gives each key's windows a start of their own.
+    /// Starts each key's windows at a different instant.
     #[must_use]
     pub fn jitter(mut self) -> Self {
         self.jitter = true;
         self
     }
 
-    /// Makes a fixed window count what it denies.
+    /// Makes a fixed window count denied requests.
     #[must_use]
     pub fn count_denied(mut self) -> Self {
         self.count_denied = true;
         self
     }
 
-    /// Checks it and works out what stepping needs.
+    /// Validates the specification and precomputes what stepping needs.
     ///
     /// # Errors
-    /// A [`LimitError`] that says what cannot be.
+    /// A [`LimitError`] that names the invalid option.
     pub fn build(self) -> Result<Limit, LimitError> {
         let LimitSpec { algorithm, rate, burst, delay, slots, jitter, count_denied } = self;
         let length = rate.period.length();
@@ -149,7 +150,7 @@ impl LimitSpec {
 }
 
 impl Limit {
-    /// One of `nodes` equal shares of this limit, at least one unit; the algorithm and the period stay.
+    /// Returns one of `nodes` equal shares of this limit, at least one unit; the algorithm and the period stay.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
@@ -164,8 +165,8 @@ impl Limit {
         self.resized(share)
     }
 
-    /// The limit cut into so many shards, which sum to it exactly: the first ones take the remainders. A limit of fewer
-    /// units than shards has shards that admit nothing.
+    /// Divides the limit into this many shards, which sum to it exactly: the first ones get the remainders. A limit
+    /// with fewer units than shards has shards that admit nothing.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
@@ -184,8 +185,8 @@ impl Limit {
         (0..u64::from(shards)).map(shard).collect()
     }
 
-    /// This part of the limit, rounded down; nothing where that is less than a unit. Parts that make up a whole or less
-    /// let through no more than the whole.
+    /// Returns this fraction of the limit, rounded down; `None` if that is less than a unit. Fractions that sum to one
+    /// or less admit no more than the whole limit.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
@@ -205,7 +206,7 @@ impl Limit {
             .then_some(smaller)
     }
 
-    /// So many thousandths of the limit, rounded down, but a unit at least where it had any.
+    /// Returns this many thousandths of the limit, rounded down, but at least one unit if the limit had any.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
@@ -220,10 +221,10 @@ impl Limit {
         self.resized(|units| if units == 0 { 0 } else { (units * u64::from(thousandths) / 1_000).max(1) })
     }
 
-    /// A limit of the same kind with another quota. One that follows the calendar is held by fixed windows.
+    /// Returns a limit of the same kind with another rate. Calendar periods use fixed windows.
     ///
     /// # Errors
-    /// A [`LimitError`] that says what cannot be.
+    /// A [`LimitError`] that names the invalid option.
     pub fn with_rate(&self, rate: Rate, burst: Option<u64>) -> Result<Self, LimitError> {
         let like = self.spec();
         if matches!(rate.period, Period::Calendar(_)) && self.algorithm != Algorithm::FixedWindow {
@@ -239,11 +240,11 @@ impl Limit {
             burst: self.algorithm.has_burst().then(|| share(self.capacity)),
             ..self.spec()
         };
-        // A smaller limit of the same kind is one too, but for a burst that then takes decades to come back.
+        // A smaller limit of the same kind is valid too, except for a burst that would then take decades to refill.
         spec.build().unwrap_or_else(|_| self.clone())
     }
 
-    /// What it was built from.
+    /// Returns the specification of this limit.
     fn spec(&self) -> LimitSpec {
         LimitSpec {
             algorithm: self.algorithm,
@@ -260,7 +261,7 @@ impl Limit {
     }
 }
 
-/// Why a limit cannot be.
+/// Reasons why a limit is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitError {
@@ -275,30 +276,30 @@ pub enum LimitError {
         "this burst would take more than 35 years to come back at this rate; lower `burst` or raise the rate"
     )]
     TooSlow,
-    /// A burst where there is none.
+    /// A burst with an algorithm that has none.
     #[error("`burst` has no meaning for {0}; use gcra, token_bucket or leaky_bucket, or leave it out")]
     NoBurst(Algorithm),
-    /// Jitter where there are no windows.
+    /// Jitter with an algorithm that has no windows.
     #[error(
         "`jitter` has no meaning for {0} here; it shifts the windows of fixed, sliding and strict windows"
     )]
     NoJitter(Algorithm),
-    /// Delays from something that has no queue.
+    /// Delays with an algorithm that has no queue.
     #[error("only leaky_bucket can delay, not {0}; leave `algorithm` out or write leaky_bucket")]
     DelayNeedsLeakyBucket(Algorithm),
     /// A calendar period with an algorithm that needs a fixed length.
     #[error("calendar periods need fixed_window, not {0}")]
     CalendarNeedsFixedWindow(Algorithm),
-    /// Slots where there are none.
+    /// Slots with an algorithm that has none.
     #[error("`slots` has no meaning for {0}; use strict_window, or leave it out")]
     NoSlots(Algorithm),
-    /// Counted attempts where there is no plain count.
+    /// Counted attempts with an algorithm that has no plain count.
     #[error("only fixed_window can count what it denies, not {0}")]
     CountDeniedNeedsFixedWindow(Algorithm),
     /// A number of slots out of range.
     #[error("{0} slots are out of range; write 1 to {most}", most = Slots::MAX)]
     Slots(u64),
-    /// A log beyond reason.
+    /// A log larger than the maximum.
     #[error("sliding_log keeps an entry a unit: at most {max}; use strict_window for larger limits", max = AdmissionLog::MAX_LIMIT)]
     LogTooLarge,
     /// Too many permits.

@@ -2,35 +2,36 @@
 
 use crate::time::TimeDelta;
 
-/// Whether a charge fits its limit.
+/// Verdict of a limit on one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It fits. `delay` is how long the caller should hold the request back (zero but for a leaky bucket's queue).
+    /// The charge fits. `delay` is how long the caller should delay the request (nonzero only for a leaky bucket's
+    /// queue).
     Allowed {
-        /// How long to wait before going on.
+        /// Time to wait before proceeding.
         delay: TimeDelta,
     },
-    /// It does not fit.
+    /// The charge does not fit.
     Denied {
-        /// The exact time after which the same charge would fit if nobody else took any; `None` if it never will.
+        /// Exact time after which the same charge would fit if no other charge is applied; `None` if it never will.
         retry_after: Option<TimeDelta>,
     },
-    /// Nobody knows: the part of the store that keeps this counter did not answer, or was not asked because another
-    /// charge of the request had been denied already. Nothing was taken.
+    /// Unknown: the part of the store that keeps this counter was unavailable, or was not called because another charge
+    /// of the request had already been denied. Nothing was charged.
     Unknown,
 }
 
 impl Verdict {
-    /// Allowed at once.
+    /// Allowed without delay.
     pub const ALLOWED: Self = Self::Allowed { delay: TimeDelta::ZERO };
 
-    /// Whether the charge fits.
+    /// Returns whether the charge fits.
     #[must_use]
     pub const fn is_allowed(self) -> bool {
         matches!(self, Self::Allowed { .. })
     }
 
-    /// Whether the charge does not fit.
+    /// Returns whether the charge does not fit.
     #[must_use]
     pub const fn is_denied(self) -> bool {
         matches!(self, Self::Denied { .. })
@@ -38,17 +39,17 @@ impl Verdict {
 }
 
 impl Outcome {
-    /// The outcome of a charge that nobody answered.
+    /// The outcome of a charge that was not decided.
     pub const UNKNOWN: Self = Self { verdict: Verdict::Unknown, remaining: 0, reset_after: TimeDelta::ZERO };
 }
 
-/// The answer of one limit to one charge.
+/// The result of one limit for one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Whether it fits.
+    /// Verdict on the charge.
     pub verdict: Verdict,
-    /// Units that could still be taken at this instant, after this charge if it was taken.
+    /// Units available at this instant, after this charge if it was applied.
     pub remaining: u64,
-    /// The time after which the limit is as good as unused (a bucket is full, a window has turned).
+    /// Time after which the limit is equivalent to an unused one (a bucket is full, a window has ended).
     pub reset_after: TimeDelta,
 }

@@ -1,7 +1,7 @@
 //! Packs limit state into 64 bits plus a tag from which expiry can be read without knowing the limit.
 //!
-//! A table of counters must know which slots are free without knowing whose they are: rules come and go, slots stay.
-//! So the word carries its own time at its top, and the tag says how to read it:
+//! A table of counters must find free slots without the limits that filled them: rules come and go, slots stay. So the
+//! word holds its own time in its top bits, and the tag defines its layout:
 //!
 //! | family | word, high to low | tag |
 //! |---|---|---|
@@ -9,9 +9,9 @@
 //! | window | start >> u : 53 - u, count : 11 + u | 10, u = log2 of the period |
 //! | sliding | start >> u : 53 - u, previous, current : (11 + u) / 2 each | 11, u |
 //!
-//! A window's start cut to units of 2^u no longer than the period still tells windows apart, so nothing is lost.
-//! What does not fit (wide buckets, logs, permits, strict windows, huge sliding counts) has no packed form and
-//! lives aside. A second word for the time was rejected: half as many keys in a cache line.
+//! A window's start, truncated to units of 2^u no longer than the period, still distinguishes windows, so nothing is
+//! lost. State that does not fit (wide buckets, logs, permits, strict windows, huge sliding counts) has no packed form
+//! and is stored separately. Rejected: a second word for the time, because half as many keys would fit a cache line.
 
 use crate::algorithm::fixed_window::WindowCount;
 use crate::algorithm::sliding_window::SlidingCounts;
@@ -25,7 +25,7 @@ const TIME_BITS: u32 = 53;
 const FRACTION_BITS: u32 = 64 - TIME_BITS;
 const FRACTION: u64 = (1 << FRACTION_BITS) - 1;
 
-/// How to read a word.
+/// The layout of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag(u8);
 
@@ -38,13 +38,13 @@ impl Tag {
         Self(family << 6 | log2 as u8)
     }
 
-    /// The tag as a byte; never zero.
+    /// Returns the tag as a byte; never zero.
     #[must_use]
     pub const fn byte(self) -> u8 {
         self.0
     }
 
-    /// A tag from a byte that [`Tag::byte`] gave.
+    /// Creates a tag from a byte that [`Tag::byte`] returned.
     #[must_use]
     pub const fn from_byte(byte: u8) -> Self {
         Self(byte)
@@ -58,7 +58,7 @@ impl Tag {
         (self.0 & 63) as u32
     }
 
-    /// An instant from which the word is as good as none; never too early.
+    /// Returns an instant from which the word is equivalent to an unused state; never too early.
     #[must_use]
     pub const fn expires(self, word: u64) -> Timestamp {
         let u = self.log2();
@@ -70,9 +70,9 @@ impl Tag {
         }
     }
 
-    /// How much of its limit the key has used, in 256ths: never more than it has, and half of it or more but for what
-    /// rounding down takes (one 256th, and a microsecond of a bucket's fill time). `stored` is what [`Limit::pressure`]
-    /// was when the word was written.
+    /// Returns how much of its limit the key has used, in 256ths: never more than it has, and at least half of it
+    /// except for rounding down (one 256th, and a microsecond of a bucket's fill time). `stored` is the value of
+    /// [`Limit::pressure`] when the word was written.
     #[must_use]
     pub const fn pressure(self, word: u64, stored: u8, now: Timestamp) -> u8 {
         if self.family() != Self::BUCKET {
@@ -84,22 +84,22 @@ impl Tag {
     }
 }
 
-/// A limit seen as a function from word to word.
+/// A limit as a function from word to word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packed {
-    /// How strangers read the word.
+    /// Layout tag, with which a word can be read without its limit.
     pub tag: Tag,
 }
 
 impl Limit {
-    /// How this limit's state fits a word; `None` if it does not.
+    /// Returns how this limit's state is packed into a word; `None` if it does not fit.
     #[inline]
     #[must_use]
     pub const fn packed(&self) -> Option<Packed> {
         self.packed
     }
 
-    /// Works out [`Limit::packed`].
+    /// Computes [`Limit::packed`].
     pub(crate) fn packing(&self) -> Option<Packed> {
         let tag = match self.shape {
             Shape::Blocked => Tag::new(Tag::BUCKET, 0),
@@ -121,7 +121,7 @@ impl Limit {
         Some(Packed { tag })
     }
 
-    /// log2 of the shortest that the period can be.
+    /// Returns log2 of the minimum length of the period.
     fn unit_bits(&self) -> u32 {
         let shortest = match &self.rate().period {
             Period::Rolling(span) => *span,
@@ -130,7 +130,7 @@ impl Limit {
         shortest.as_micros().ilog2()
     }
 
-    /// Steps a packed state; `None` is an unused one. Only for limits whose [`Limit::packed`] is some.
+    /// Steps a packed state; `None` is an unused one. Only for limits whose [`Limit::packed`] is `Some`.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, Timestamp, nonzero};
@@ -144,12 +144,12 @@ impl Limit {
     /// ```
     #[inline(always)]
     pub fn step_word(&self, word: Option<u64>, now: Timestamp, cost: Cost) -> (u64, Outcome) {
-        // The default algorithm is kept in line: passing its outcome through memory costs as much as the step.
+        // The default algorithm is inlined: passing its outcome through memory costs as much as the step.
         if let Shape::Bucket(bucket) = &self.shape {
             let before = word.map_or(0, |word| unpack_tat(word, bucket.k));
             let mut tat = before;
             let outcome = bucket.step(&mut tat, now, cost);
-            // What is not changed is not written anew: a fraction of another rate would be cut to this one's.
+            // An unchanged word is not rewritten: that would truncate a fraction stored under another rate.
             let same = word.filter(|_| tat == before);
             return (same.unwrap_or_else(|| pack_tat(tat, bucket.k)), outcome);
         }
@@ -176,7 +176,7 @@ impl Limit {
         }
     }
 
-    /// Debits a packed state: see [`Limit::debit`].
+    /// Debits a packed state; see [`Limit::debit`].
     pub fn debit_word(&self, word: Option<u64>, now: Timestamp, units: u64) -> u64 {
         match self.shape {
             Shape::Bucket(bucket) => {
@@ -202,16 +202,16 @@ impl Limit {
         }
     }
 
-    /// The share of the limit that an outcome leaves used, in 256ths, to be stored beside the word.
+    /// Returns the used share of the limit according to an outcome, in 256ths, to be stored with the word.
     #[inline]
     #[must_use]
     pub fn pressure(&self, outcome: &Outcome) -> u8 {
-        // A bucket's pressure is read off its word, and falls as time passes; one that blocks remembers nothing.
+        // A bucket's pressure is read from its word and falls as time passes; a blocked limit stores nothing.
         if matches!(self.shape, Shape::Bucket(_) | Shape::Blocked) {
             return 0;
         }
         let used = self.capacity().saturating_sub(outcome.remaining);
-        // No limit is beyond 2^40, so this does not overflow.
+        // No limit exceeds 2^40, so this does not overflow.
         let share = used * 255 / self.capacity().max(1);
         u8::try_from(share).unwrap_or(u8::MAX)
     }
@@ -259,15 +259,15 @@ impl Limit {
             | counts.current.min(mask(half))
     }
 
-    /// The longest that a state of this limit can matter: how long after a step it may still change an answer, also
-    /// where the step was made by a clock that had gone back.
+    /// Returns the maximum time for which a state of this limit matters: how long after a step it may still change an
+    /// outcome, also if the step was made by a clock that had moved backward.
     #[must_use]
     pub fn retention(&self) -> TimeDelta {
         let period = self.rate().period.length().as_micros();
         TimeDelta::from_micros(match self.shape {
             Shape::Blocked => 0,
             Shape::Bucket(bucket) => bucket.max_ahead,
-            // This window and, where that lies ahead, the next; a sliding one is in view for one more.
+            // This window and, if the state lies in the future, the next; a sliding window counts for one more.
             Shape::Fixed(_) => 2 * period,
             Shape::Sliding => 3 * period,
             Shape::Strict(slots) => (slots.k + 2) * slots.width,
@@ -279,7 +279,7 @@ impl Limit {
 #[inline]
 const fn unpack_tat(word: u64, k: u64) -> u64 {
     let (micros, fraction) = (word >> FRACTION_BITS, word & FRACTION);
-    // A fraction of a rate that has since changed is cut down to this one's.
+    // A fraction stored under a former rate is reduced to the maximum of this one.
     micros * k + if fraction < k { fraction } else { k - 1 }
 }
 

@@ -5,7 +5,7 @@ use crate::time::TimeDelta;
 use std::fmt;
 use std::num::NonZeroU64;
 
-/// The period of a quota.
+/// The period of a rate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Period {
     /// A fixed length, counted from the Unix epoch where windows are aligned.
@@ -20,7 +20,7 @@ impl Period {
     /// The longest period: ten years of 365 days.
     pub const MAX_LENGTH: TimeDelta = TimeDelta::from_secs(10 * 365 * 86_400);
 
-    /// Its length; the longest it can have, for a calendar period.
+    /// Returns its length; for a calendar period, the maximum.
     #[must_use]
     pub fn length(&self) -> TimeDelta {
         match self {
@@ -48,41 +48,41 @@ impl fmt::Display for Period {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Units a period. Zero blocks.
+    /// Units per period. Zero blocks all.
     pub count: u64,
     /// The period.
     pub period: Period,
 }
 
 impl Rate {
-    /// The largest count a quota can have: 2^40, about a million million.
+    /// The maximum count of a rate: 2^40, about 10^12.
     pub const MAX_COUNT: u64 = 1 << 40;
 
-    /// `count` units in each span of `length`.
+    /// Creates a rate of `count` units per `length`.
     #[must_use]
     pub const fn per(count: u64, length: TimeDelta) -> Self {
         Self { count, period: Period::Rolling(length) }
     }
 
-    /// `count` units a second.
+    /// Creates a rate of `count` units per second.
     #[must_use]
     pub const fn per_second(count: NonZeroU64) -> Self {
         Self::per(count.get(), TimeDelta::from_secs(1))
     }
 
-    /// `count` units a minute.
+    /// Creates a rate of `count` units per minute.
     #[must_use]
     pub const fn per_minute(count: NonZeroU64) -> Self {
         Self::per(count.get(), TimeDelta::from_secs(60))
     }
 
-    /// `count` units an hour.
+    /// Creates a rate of `count` units per hour.
     #[must_use]
     pub const fn per_hour(count: NonZeroU64) -> Self {
         Self::per(count.get(), TimeDelta::from_secs(3_600))
     }
 
-    /// `count` units a day of 24 hours.
+    /// Creates a rate of `count` units per day of 24 hours.
     #[must_use]
     pub const fn per_day(count: NonZeroU64) -> Self {
         Self::per(count.get(), TimeDelta::from_secs(86_400))
@@ -95,7 +95,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// A number that is not zero, checked when the program is compiled.
+/// A nonzero number, checked at compile time.
 ///
 /// ```
 /// use std::num::NonZeroU32;

@@ -1,27 +1,28 @@
 //! Refunds: how much of an old charge may still be undone.
 //!
-//! Time gives quota back by itself. Giving the same units back a second time would mint: a bucket that has refilled, then
-//! been spent by others, must not be refilled again by a late refund. What is returned here is safe whatever happened in
-//! between; it is exact when the refund follows at once, and falls to zero as time does the work. Remembering each charge
-//! to return exactly its own rest was rejected: it needs memory for each charge.
+//! Units are replenished over time. Refunding the same units a second time would create units: a bucket that has
+//! refilled and then been spent by other requests must not be refilled again by a late refund. The amount computed here
+//! is safe whatever happened in between; it is exact when the refund follows immediately, and falls to zero as units
+//! are replenished. Rejected: recording each charge to refund exactly its own rest, because it needs memory for each
+//! charge.
 
 use crate::algorithm::sliding_window::window_start;
 use crate::limit::{Limit, Shape};
 use crate::time::{TimeDelta, Timestamp};
 
 impl Limit {
-    /// Whether units that were taken ahead can be handed back to a counter that will be as good as unused after this
-    /// time: nobody has taken after them. Windows do not mind who came after.
+    /// Returns whether units that were taken ahead can be returned to a counter that resets after `reset_after`: for
+    /// buckets, only if no later charge was applied. Windows accept returns regardless of later charges.
     #[must_use]
     pub fn can_return(&self, full_at: Timestamp, now: Timestamp, reset_after: TimeDelta) -> bool {
         match self.shape {
-            // Where units come back faster than by the microsecond, two instants cannot be told apart.
+            // If units are replenished faster than one per microsecond, two instants cannot be distinguished.
             Shape::Bucket(bucket) => bucket.interval >= bucket.k && now + reset_after == full_at,
             _ => true,
         }
     }
 
-    /// The most of `units` taken at `taken` that may be given back at `now` without letting more through than the limit.
+    /// Returns how many of the `units` taken at `taken` may be refunded at `now` without admitting more than the limit.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, LimitSpec, Rate, TimeDelta, Timestamp, nonzero};

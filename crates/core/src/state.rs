@@ -7,11 +7,11 @@ use crate::algorithm::sliding_log::AdmissionLog;
 use crate::algorithm::sliding_window::SlidingCounts;
 use crate::algorithm::strict_window::StrictCounts;
 
-/// The state of one counter. A state that another algorithm left behind counts as unused.
+/// The state of one counter. A state that another algorithm left counts as unused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum State {
-    /// Nothing yet.
+    /// Unused.
     #[default]
     Unused,
     /// A bucket's TAT.
@@ -28,7 +28,7 @@ pub enum State {
     Permits(Permits),
 }
 
-/// `self` as one variant, put there fresh if it is another.
+/// Returns `self` as one variant, replaced by a new one if it is another.
 macro_rules! as_variant {
     ($name:ident, $variant:ident, $kind:ty) => {
         #[inline]

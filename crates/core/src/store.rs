@@ -4,34 +4,35 @@ use crate::charge::{Charge, Outcomes, Permit, UnitReturn};
 use crate::outcome::Outcome;
 use std::future::Future;
 
-/// A place that keeps counters.
+/// A store of counters.
 pub trait CounterStore: Send + Sync {
-    /// Charges one request: its required charges all or none. One round trip, whatever the number.
+    /// Charges one request, with its required charges all or none. One round trip for any number of charges.
     fn charge(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<Outcomes, StoreError>> + Send;
 
-    /// Charges one request without waiting, where the store can (counters in memory, leased units), and writes what came of
-    /// it into `outcomes`, which must be empty. `false` declines, and nothing has been charged; the caller then awaits
+    /// Charges one request without waiting, if the store can (counters in memory, leased units), and writes the results
+    /// into `outcomes`, which must be empty. Returns `false` to decline, with nothing charged; the caller then awaits
     /// [`CounterStore::charge`] with the same charges.
     #[inline]
     fn try_charge(&self, _charges: &[Charge<'_>], _outcomes: &mut Outcomes) -> bool {
         false
     }
 
-    /// Charges many requests of one charge each without waiting, in order, and appends an outcome for each. `false`
-    /// declines, and nothing has been charged. A store in memory starts all its cache misses before it waits for the first.
+    /// Charges many requests of one charge each without waiting, in order, and appends an outcome for each. Returns
+    /// `false` to decline, with nothing charged. A store in memory starts all its cache misses before it waits for the
+    /// first.
     #[inline]
     fn try_charge_each(&self, _charges: &[Charge<'_>], _outcomes: &mut Vec<Outcome>) -> bool {
         false
     }
 
-    /// Takes what has already happened elsewhere, beyond the limit if need be. A negative cost gives back.
+    /// Charges units that were already used elsewhere, beyond the limit if necessary. A negative cost is a refund.
     fn debit(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Gives permits back. Doing it twice is doing it once.
+    /// Releases permits. Idempotent.
     fn release(&self, permits: &[Permit<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Gives back what was taken some time ago and not used: no more than time has not given back already, and once
-    /// only, however often it is asked for. A store may also leave it to time.
+    /// Returns units that were taken some time ago and not used: only what has not been replenished since, and only
+    /// once, however often the call is repeated. A store may also leave this to replenishment.
     fn return_units(&self, _back: &UnitReturn<'_>) -> impl Future<Output = Result<(), StoreError>> + Send {
         std::future::ready(Ok(()))
     }
@@ -64,23 +65,23 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
     }
 }
 
-/// Why a store did not answer. The engine turns it into a decision by the rule's fail policy.
+/// Reasons why a store call failed. The engine turns it into a decision by the rule's fail policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// It cannot be reached, or refuses to work.
+    /// The store cannot be reached or refuses to work.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    /// It did not answer in time.
+    /// The store did not respond in time.
     #[error("the store did not answer in time")]
     Timeout,
-    /// Some of a request's charges could not be decided, because the part of the store that has them did not answer.
-    /// Of the others none is taken: the request can be charged again without those.
+    /// Some of a request's charges could not be decided, because the part of the store that keeps them was unavailable.
+    /// None of the others is applied: the request can be charged again without the undecided ones.
     #[error("a part of the store failed: {cause}")]
     Partial {
-        /// Which of the request's charges, in order.
+        /// Indexes of the undecided charges within the request, in order.
         failed: Vec<usize>,
-        /// Why not.
+        /// Cause of the failure.
         cause: Box<StoreError>,
     },
 }

@@ -1,9 +1,9 @@
 //! Timestamps and time deltas, in microseconds.
 //!
-//! Microseconds because that is what every authority can tell (Redis `TIME` has no more), so that memory and Redis
-//! answer bit-equally. A `Timestamp` fits in 52 bits (until the year 2112), which leaves 12 bits of a word for the
-//! fraction of a microsecond that exact rates need, and keeps every value exact in a 53-bit float of a Lua script.
-//! Nanoseconds were rejected: they fit in neither.
+//! Microseconds, because that is the resolution of every authority (Redis `TIME` has no more), so that memory and Redis
+//! return bit-equal outcomes. A `Timestamp` fits in 52 bits (until the year 2112), which leaves 12 bits of a word for
+//! the fraction of a microsecond that exact rates need, and keeps every value exact in a 53-bit float of a Lua script.
+//! Rejected: nanoseconds, because they fit in neither.
 
 use std::fmt;
 
@@ -18,42 +18,42 @@ use std::fmt;
 pub struct TimeDelta(u64);
 
 impl TimeDelta {
-    /// No time at all.
+    /// Zero length.
     pub const ZERO: Self = Self(0);
-    /// The longest span that can be expressed.
+    /// The maximum length that can be represented.
     pub const MAX: Self = Self(Timestamp::MAX.0);
 
-    /// A span of `micros` microseconds, cut off at [`TimeDelta::MAX`].
+    /// Creates a delta of `micros` microseconds, capped at [`TimeDelta::MAX`].
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         if micros > Self::MAX.0 { Self::MAX } else { Self(micros) }
     }
 
-    /// A span of `millis` milliseconds.
+    /// Creates a delta of `millis` milliseconds.
     #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         Self::from_micros(millis.saturating_mul(1_000))
     }
 
-    /// A span of `secs` seconds.
+    /// Creates a delta of `secs` seconds.
     #[must_use]
     pub const fn from_secs(secs: u64) -> Self {
         Self::from_micros(secs.saturating_mul(1_000_000))
     }
 
-    /// The whole span in microseconds.
+    /// Returns the length in microseconds.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// Milliseconds, rounded up: waiting this long is always long enough.
+    /// Returns the length in milliseconds, rounded up: waiting this long is always long enough.
     #[must_use]
     pub const fn ceil_millis(self) -> u64 {
         self.0.div_ceil(1_000)
     }
 
-    /// Seconds, rounded up: waiting this long is always long enough.
+    /// Returns the length in seconds, rounded up: waiting this long is always long enough.
     #[must_use]
     pub const fn ceil_secs(self) -> u64 {
         self.0.div_ceil(1_000_000)
@@ -74,7 +74,7 @@ impl From<TimeDelta> for std::time::Duration {
 }
 
 impl fmt::Display for TimeDelta {
-    /// The largest unit that divides it: `90s`, `5m`, `1h`, `250ms`.
+    /// Formats with the largest unit that divides it: `90s`, `5m`, `1h`, `250ms`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u64, &str); 6] = [
             (86_400_000_000, "d"),
@@ -110,34 +110,34 @@ pub struct Timestamp(u64);
 impl Timestamp {
     /// The first instant: the Unix epoch.
     pub const ZERO: Self = Self(0);
-    /// The last instant, in the year 2112. Later ones are cut off here, so sums of a few spans never overflow.
+    /// The last instant, in the year 2112. Later ones are capped here, so sums of a few deltas never overflow.
     pub const MAX: Self = Self((1 << 52) - 1);
 
-    /// `micros` microseconds after the epoch.
+    /// Creates the instant `micros` microseconds after the epoch.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         if micros > Self::MAX.0 { Self::MAX } else { Self(micros) }
     }
 
-    /// `secs` seconds after the epoch.
+    /// Creates the instant `secs` seconds after the epoch.
     #[must_use]
     pub const fn from_secs(secs: u64) -> Self {
         Self::from_micros(secs.saturating_mul(1_000_000))
     }
 
-    /// Microseconds since the epoch.
+    /// Returns the microseconds since the epoch.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// Whole seconds since the epoch.
+    /// Returns the whole seconds since the epoch.
     #[must_use]
     pub const fn as_secs(self) -> u64 {
         self.0 / 1_000_000
     }
 
-    /// How long after `earlier` this is; zero if it is not.
+    /// Returns the time since `earlier`; zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> TimeDelta {
         TimeDelta(self.0.saturating_sub(earlier.0))
@@ -153,7 +153,7 @@ impl std::ops::Add<TimeDelta> for Timestamp {
 
 impl std::ops::Sub<TimeDelta> for Timestamp {
     type Output = Self;
-    /// Stops at the epoch.
+    /// Subtracts, saturating at the epoch.
     fn sub(self, span: TimeDelta) -> Self {
         Self(self.0.saturating_sub(span.0))
     }

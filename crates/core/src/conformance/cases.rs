@@ -118,7 +118,7 @@ async fn all_or_none<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Vi
             harness.advance(rng.below(400_000));
         }
     }
-    // And in words: a charge that fits is not taken where another does not.
+    // Stated explicitly: a charge that fits is not applied if another does not fit.
     let (wide, narrow) = (per_minute(Algorithm::Gcra, 5), per_minute(Algorithm::FixedWindow, 1));
     let (a, b) = (Scope::new("all/wide"), Scope::new("all/narrow"));
     let (a, b) = (CounterKey { scope: &a, parts: &[] }, CounterKey { scope: &b, parts: &[] });
@@ -207,7 +207,7 @@ async fn refunds<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violat
     for (number, limit) in every_limit().iter().enumerate() {
         let scope = Scope::new(format!("refund/{number}/{limit}"));
         let key = CounterKey { scope: &scope, parts: &[KeyPart::Text("alice")] };
-        // Given back before anything was taken; then three taken, one and many given back.
+        // Refunded before anything was taken; then three units taken, one and then many refunded.
         for cost in
             [Cost::refund(5), Cost::new(3), Cost::refund(1), Cost::PEEK, Cost::refund(1_000), Cost::PEEK]
         {
@@ -252,12 +252,12 @@ async fn releases<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Viola
     let _ = harness.expect(&hold(3, 1), Admission::Denied).await?;
     harness.release(&permit(9)).await?;
     let _ = harness.expect(&hold(3, 1), Admission::Denied).await?;
-    // A second release of the same permit must not free somebody else's.
+    // A second release of the same permit must not free another holder's.
     harness.release(&permit(1)).await?;
     harness.release(&permit(1)).await?;
     let _ = harness.expect(&hold(3, 1), Admission::Admitted).await?;
     let _ = harness.expect(&hold(4, 1), Admission::Denied).await?;
-    // A holder that asks again renews; one that is silent loses its permit at the deadline.
+    // A holder that charges again renews its permit; one that does not loses it at the deadline.
     harness.advance(29_000_000);
     let _ = harness.expect(&hold(2, 2), Admission::Admitted).await?;
     harness.advance(1_000_000);
@@ -277,13 +277,13 @@ async fn returns<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violat
             let actual = harness.charge(&[Charge::new(key, &limit, Cost::new(units))]).await?;
             let full_at = taken + actual.per_charge[0].reset_after;
             if rng.below(3) == 0 {
-                // Somebody takes after it.
+                // Another charge is applied after it.
                 let _ = harness.charge(&[Charge::new(key, &limit, Cost::ONE)]).await?;
             }
             harness.advance(some_time(&mut rng, &limit));
             if actual.admission == Admission::Admitted && rng.below(4) > 0 {
                 let back = 1 + rng.below(units);
-                // A busy bucket's units lie ahead: they count as taken when their slots begin.
+                // A busy bucket's units lie in the future: they count as taken when their slots begin.
                 let ahead = actual.per_charge[0].reset_after.as_micros() * rng.below(2) / 2;
                 let id = PermitId(1 + turn + 1_000 * number as u128);
                 let taken = taken + TimeDelta::from_micros(ahead);
@@ -366,7 +366,7 @@ async fn keys<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation
 async fn window_turns<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation> {
     for (number, limit) in every_limit().iter().enumerate().filter(|(_, limit)| limit.rate().count > 0) {
         let scope = Scope::new(format!("turn/{number}/{limit}"));
-        // Jittered keys turn at instants of their own; each must keep its own promise.
+        // Jittered keys start their windows at different instants; each must enforce its limit.
         for who in ["alice", "bob", "carol"] {
             let key = CounterKey { scope: &scope, parts: &[KeyPart::Text(who)] };
             let all = [Charge::new(key, limit, Cost::new(limit.capacity()))];

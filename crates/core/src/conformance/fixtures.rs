@@ -1,5 +1,5 @@
-//! What the cases are made of: every algorithm in every form that a store may keep differently, and costs and times that
-//! fall where a limit is about to change its mind.
+//! Fixtures of the conformance cases: every algorithm in every form that a store may store differently, and costs and
+//! times at which a limit is about to change its verdict.
 
 use super::rng::SplitMix64;
 use crate::algorithm::Algorithm;
@@ -18,7 +18,7 @@ pub(super) fn per_minute(algorithm: Algorithm, count: u64) -> Limit {
     build(LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_secs(60))))
 }
 
-/// Every algorithm, in every form that a store may keep differently.
+/// Returns every algorithm, in every form that a store may store differently.
 pub(super) fn every_limit() -> Vec<Limit> {
     let spec = |algorithm, count, span| LimitSpec::new(algorithm, Rate::per(count, span));
     let minute = TimeDelta::from_secs(60);
@@ -27,7 +27,7 @@ pub(super) fn every_limit() -> Vec<Limit> {
     vec![
         build(spec(Algorithm::Gcra, 10, minute)),
         build(spec(Algorithm::Gcra, 7, TimeDelta::from_secs(1)).burst(3)),
-        // Its TAT needs more than a word.
+        // The TAT of this limit needs more than a word.
         build(spec(Algorithm::Gcra, 99_991, TimeDelta::from_secs(86_400)).burst(5)),
         build(spec(Algorithm::Gcra, 0, minute)),
         build(spec(Algorithm::TokenBucket, 3, TimeDelta::from_millis(7)).burst(9)),
@@ -53,7 +53,7 @@ pub(super) fn attempts() -> [Limit; 2] {
     [build(spec(TimeDelta::from_secs(1))), build(spec(TimeDelta::from_millis(5)))]
 }
 
-/// A cost that fits easily, just, or not at all; now and then a look or a refund.
+/// Returns a cost that fits easily, barely, or not at all; occasionally a peek or a refund.
 pub(super) fn some_cost(rng: &mut SplitMix64, limit: &Limit) -> Cost {
     match rng.below(12) {
         0 => Cost::PEEK,
@@ -64,7 +64,7 @@ pub(super) fn some_cost(rng: &mut SplitMix64, limit: &Limit) -> Cost {
     }
 }
 
-/// A step of time that fits the limit: none, a microsecond, part of an interval, periods.
+/// Returns a time step that fits the limit: zero, a microsecond, part of an interval, periods.
 pub(super) fn some_time(rng: &mut SplitMix64, limit: &Limit) -> u64 {
     let period = limit.rate().period.length().as_micros();
     match rng.below(10) {

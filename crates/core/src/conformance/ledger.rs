@@ -1,10 +1,10 @@
-//! Reference store: a map, one thread at a time. Its outcomes are what every store must return.
+//! Reference store: a map, used by one thread at a time. Its outcomes are what every store must return.
 //!
-//! Independent charges come first, each on its own. The others are then tried in order on a copy, where a counter that
-//! is named twice sees its first charge; the copy is kept if the request is admitted. If it is refused, what would have
-//! fitted tells what remains without it.
+//! Independent charges come first, each by itself. The others are then tried in order on a copy, where a counter that
+//! occurs twice includes its first charge; the copy is kept if the request is admitted. If it is denied, the outcomes
+//! of charges that would have fitted show what remains without the request.
 //!
-//! A required charge of a window that counts attempts is left to each store: only independent ones are compared.
+//! A required charge of a window that counts attempts is not specified: only independent ones are compared.
 
 use crate::charge::{Admission, Charge, Enforcement, Outcomes, Permit, UnitReturn};
 use crate::clock::Clock;
@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A counter's name with its parts owned and apart.
+/// A counter key with owned, separate parts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct OwnedKey {
     scope: String,
@@ -38,7 +38,7 @@ impl OwnedKey {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     states: HashMap<OwnedKey, State>,
-    /// What has been given back.
+    /// Returns that have already been applied.
     returned: HashSet<u128>,
 }
 
@@ -61,7 +61,8 @@ impl Ledger {
                 for (outcome, charge) in
                     each.iter_mut().zip(charges).filter(|(_, charge)| !is_independent(charge))
                 {
-                    // Also where it is denied: a state that a clock has left ahead is mended, or it would lock.
+                    // Also done when denied: a state that a clock error left in the future is corrected, or it would
+                    // lock the key.
                     let seen = self.step(now, charge, Cost::PEEK);
                     if outcome.verdict.is_allowed() {
                         *outcome = Outcome { verdict: outcome.verdict, ..seen };
@@ -72,7 +73,7 @@ impl Ledger {
         Outcomes { admission, at: now, per_charge: each }
     }
 
-    /// Takes what has already happened: see [`CounterStore::debit`].
+    /// Charges units that were already used; see [`CounterStore::debit`].
     pub fn debit(&mut self, now: Timestamp, charges: &[Charge<'_>]) {
         for charge in charges {
             if charge.cost.is_refund() {
@@ -85,14 +86,14 @@ impl Ledger {
         }
     }
 
-    /// Gives permits back: see [`CounterStore::release`].
+    /// Releases permits; see [`CounterStore::release`].
     pub fn release(&mut self, permits: &[Permit<'_>]) {
         for permit in permits {
             permit.limit.release(permit.id, self.states.entry(OwnedKey::from_key(permit.key)).or_default());
         }
     }
 
-    /// Gives back what was not used, once: see [`CounterStore::return_units`].
+    /// Returns unused units, once; see [`CounterStore::return_units`].
     pub fn return_units(&mut self, now: Timestamp, back: &UnitReturn<'_>) {
         let phase = back.limit.phase(back.key.stable_hash());
         let units = back.limit.refundable(back.units, back.taken_at + phase, now + phase);
@@ -114,7 +115,7 @@ fn is_independent(charge: &Charge<'_>) -> bool {
     charge.enforcement == Enforcement::Independent
 }
 
-/// The [`Ledger`] as a store: slow, unbounded and right. For tests and rehearsals.
+/// The [`Ledger`] as a store: slow, unbounded and correct. For tests and impact previews.
 #[derive(Debug)]
 pub struct ReferenceStore<C> {
     clock: C,
@@ -122,7 +123,7 @@ pub struct ReferenceStore<C> {
 }
 
 impl<C: Clock> ReferenceStore<C> {
-    /// An empty one that reads this clock.
+    /// Creates an empty store that reads this clock.
     pub fn new(clock: C) -> Self {
         Self { clock, ledger: Mutex::default() }
     }

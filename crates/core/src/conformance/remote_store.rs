@@ -1,5 +1,5 @@
-//! A store that must be waited for, as one behind a network is, over any store: it declines every attempt to charge without
-//! waiting, is pending for one poll, and records what it was asked to charge.
+//! Remote store for tests: wraps any store and simulates a network. It declines every attempt to charge without
+//! waiting, is pending for one poll, and records the charges it receives.
 
 use crate::charge::{Charge, Outcomes, Permit};
 use crate::store::{CounterStore, StoreError};
@@ -7,7 +7,7 @@ use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-/// See the module.
+/// A store wrapped to behave as if it were remote; see the module.
 #[derive(Debug)]
 pub struct RemoteStore<S> {
     inner: S,
@@ -15,7 +15,7 @@ pub struct RemoteStore<S> {
 }
 
 impl<S> RemoteStore<S> {
-    /// Over this store.
+    /// Wraps `inner`.
     pub const fn new(inner: S) -> Self {
         Self { inner, charged: Mutex::new(Vec::new()) }
     }
@@ -24,7 +24,8 @@ impl<S> RemoteStore<S> {
         self.charged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The calls since the last time, in order: for each, the counters it charged, a name and its values.
+    /// Returns the calls since the previous `take_calls`, in order: for each, the scopes and values of the counters it
+    /// charged.
     pub fn take_calls(&self) -> Vec<Vec<String>> {
         std::mem::take(&mut self.record())
     }

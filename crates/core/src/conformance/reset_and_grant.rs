@@ -13,7 +13,7 @@ use crate::nonzero;
 use crate::rate::Rate;
 use crate::store::CounterStore;
 
-/// What an operator's reset rests on: debts, and what a larger limit has left behind, go too.
+/// Checks usage resets: a reset also clears debt and usage counted under a larger limit.
 pub(super) async fn resets<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation> {
     let spent = |limit: &Limit| limit.algorithm() != Algorithm::Concurrency && limit.rate().count > 0;
     for (number, limit) in
@@ -39,7 +39,7 @@ pub(super) async fn resets<S: CounterStore>(harness: &mut Harness<S>) -> Result<
     Ok(())
 }
 
-/// What extra quota rests on.
+/// Checks the behavior that grants rely on.
 pub(super) async fn grants<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation> {
     let (mut rng, day) = (SplitMix64::new(7), 86_400_000_000);
     let limit = build(LimitSpec {

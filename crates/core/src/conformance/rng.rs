@@ -1,6 +1,6 @@
 //! Seeded pseudorandom numbers (splitmix64), so that a failing case can be repeated.
 
-/// A generator for tests and simulations. Never for secrets.
+/// A random number generator for tests and simulations. Never for secrets.
 ///
 /// ```
 /// use tollgate_core::conformance::SplitMix64;
@@ -11,13 +11,13 @@
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// A generator that begins with this seed.
+    /// Creates a generator with this seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub const fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -26,32 +26,32 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// A fraction from 0 to 1, without 1.
+    /// Returns a fraction from 0 to 1, excluding 1.
     pub fn fraction(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A number below `bound`; zero where there is none.
+    /// Returns a number below `bound`; zero if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next_u64() % bound.max(1)
     }
 
-    /// An index of a list of this length.
+    /// Returns an index into a list of this length.
     pub fn index(&mut self, length: usize) -> usize {
         usize::try_from(self.below(length as u64)).unwrap_or(0)
     }
 
-    /// A number from `from` to `to`, both included.
+    /// Returns a number from `from` to `to`, both included.
     pub fn between(&mut self, from: u64, to: u64) -> u64 {
         from + self.below(to.saturating_sub(from) + 1)
     }
 
-    /// True so many times in a thousand.
+    /// Returns true with this probability, in thousandths.
     pub fn chance(&mut self, in_thousand: u64) -> bool {
         self.below(1_000) < in_thousand
     }
 
-    /// One of `choices`.
+    /// Returns one of `choices`.
     pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.index(choices.len())]
     }
