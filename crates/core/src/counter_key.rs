@@ -71,8 +71,7 @@ impl Scope {
         self.group
     }
 
-    /// Returns the label's suffix after the group's name, if the label starts with it; `None` for a scope without a
-    /// group.
+    /// Returns the label's suffix after the group's name, if the label starts with it; empty without a group.
     #[must_use]
     pub fn member(&self) -> Option<&str> {
         self.shared.map(|shared| &self.label[shared..])

@@ -1,4 +1,4 @@
-//! Rule compiler: turns drafts into rules and the tree that finds them.
+//! Rule compiler: turns drafts into rules and the tree that matches them.
 
 mod limits;
 
@@ -16,17 +16,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tollgate_core::{Algorithm, Mode};
 
-/// Where things stand in the file, for lint: one for each node of the tree.
+/// Positions in the file, for lints: one entry per node of the tree.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeLocation {
     pub(crate) at: Position,
-    /// `soft`, if the rule has one.
+    /// Position of `soft`, if the rule has one.
     pub(crate) soft: Option<Position>,
-    /// The limits of the default set, in order.
+    /// Positions of the default limits, in order.
     pub(crate) limits: Vec<Position>,
 }
 
-/// Compiles one file into a domain; its rules are added to those of the files before. `None` if it has no name.
+/// Compiles one file into a domain; its rules are appended to those of earlier files. Returns `None` if it has no name.
 pub(crate) fn domain(
     reader: &mut Reader<'_>,
     file: FileDraft,
@@ -94,7 +94,7 @@ impl Compiler<'_, '_> {
         }
     }
 
-    /// Which of the descriptors of one level repeat an earlier one; each is reported.
+    /// Returns which descriptors of one level repeat an earlier one, and reports each.
     fn duplicates(&mut self, drafts: &[RuleDraft]) -> Vec<bool> {
         let mut seen: HashMap<(&str, Option<&str>), Position, foldhash::fast::RandomState> =
             HashMap::default();
@@ -169,7 +169,7 @@ impl Compiler<'_, '_> {
         self.level(children, id, &scope, &path);
     }
 
-    /// The rule of a descriptor; none if it only leads to others.
+    /// Returns the rule of a descriptor; `None` if it only contains other descriptors.
     fn rule(&mut self, draft: RuleDraft, scope: &ScopePath, path: &str, leaf: bool) -> Option<u32> {
         self.native_only(&draft.shape);
         let split = draft.split.map(|split| scope.split(split.value));
@@ -213,7 +213,7 @@ impl Compiler<'_, '_> {
         Some(id)
     }
 
-    /// Refuses `mode: leased` on limits whose units cannot be taken ahead.
+    /// Rejects `mode: leased` on limits whose units cannot be taken ahead.
     fn reject_unleasable(&mut self, draft: &RuleDraft, limits: &LimitSet) {
         let Some(mode) = draft.mode.filter(|mode| mode.value == Mode::Leased) else { return };
         let held = |limit: &&RuleLimit| limit.limit.algorithm() != Algorithm::Concurrency;
@@ -230,7 +230,7 @@ impl Compiler<'_, '_> {
         }
     }
 
-    /// Refuses, under `profile: envoy`, what would change that service's arithmetic.
+    /// Rejects, under `profile: envoy`, what would change that service's arithmetic.
     fn native_only(&mut self, shape: &ShapeDraft) {
         let ShapeDraft { algorithm, burst, slots, jitter } = shape;
         let places = [
@@ -277,5 +277,5 @@ fn by_class(class: Class) -> OnError {
     }
 }
 
-/// The default limits and those by tier.
+/// The default limits and the limits by tier.
 type LimitSets = (LimitSet, Vec<(String, LimitSet)>);

@@ -1,17 +1,17 @@
-//! Shards of a split counter: chooses the one that a request is charged to, round robin.
+//! Shards of a split counter: selects the one that a request is charged to, round robin.
 //!
-//! Every counter has its own turn, on every thread, and threads begin their rounds at different shards. One turn for all
-//! counters was rejected: two split rules in one request, or two callers that alternate, would each reach every second shard
-//! only, and be denied half of the limit. So was a hash of the request: one caller would always reach the same shard. The turns
-//! are kept in a small table by hash; two counters that share a turn may still skip shards, and the engine then moves a denied
-//! charge to a shard that has room.
+//! Every counter has its own cursor on every thread, and threads start their rounds at different shards. Rejected: one
+//! cursor for all counters, because two split rules in one request, or two alternating callers, would each reach only
+//! every second shard and be denied half of the limit; and a hash of the request, because one caller would always reach
+//! the same shard. The cursors are stored in a small table by hash; two counters that share a cursor may still skip
+//! shards, and the engine then moves a denied charge to a shard that has room.
 
 use foldhash::fast::{FixedState, RandomState};
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher};
 use tollgate_core::{Cost, KeyPart};
 
-/// The most shards that a counter may be split into.
+/// The maximum number of shards of a counter.
 pub(crate) const MAX_SHARDS: u64 = 256;
 
 static NAMES: [&str; 256] = all_names();
@@ -31,12 +31,12 @@ const CURSORS: usize = 1024;
 
 thread_local! {
     static NEXT: [Cell<u16>; CURSORS] = const { [const { Cell::new(0) }; CURSORS] };
-    /// Where this thread's rounds begin.
+    /// Shard at which this thread's rounds start.
     static FIRST: u16 = RandomState::default().build_hasher().finish() as u16;
 }
 
-/// The shard that this request is charged to, and its position in this thread's round. A peek reads the next one and leaves the turn as it is; a refund goes back to
-/// the last one.
+/// Returns the shard that this request is charged to, and its position in this thread's round. A peek reads the next
+/// shard and does not advance the cursor; a refund returns to the last shard.
 pub(crate) fn next_shard<'p>(
     split: u16,
     rule: u32,
@@ -72,7 +72,7 @@ fn slot<'p>(rule: u32, path: impl Iterator<Item = &'p KeyPart<'p>>) -> usize {
     hasher.finish() as usize % CURSORS
 }
 
-/// The names of all shards of a counter that is split so.
+/// Returns the names of all shards of a counter that is split into `split` shards.
 pub(crate) fn names(split: u16) -> &'static [&'static str] {
     &NAMES[..usize::from(split).min(NAMES.len())]
 }
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     fn shards(rule: u32, key: &str, cost: Cost, count: usize) -> Vec<u16> {
-        // The positions: where rounds begin differs from thread to thread.
+        // Positions, because the first shard of a round differs from thread to thread.
         (0..count).map(|_| next_shard(4, rule, [KeyPart::Text(key)].iter(), cost).1).collect()
     }
 

@@ -1,7 +1,7 @@
 //! Rule file decoder: the keys of a file and of a descriptor, and the type of each.
 //!
-//! A key that is absent, or whose value is null, is not there. Unknown keys are errors at every level. A key whose
-//! behaviour is still to come is refused when used, never ignored.
+//! A key that is absent and a key whose value is null mean the same. Unknown keys are errors at every level. A key that
+//! is not supported yet is rejected when used, never ignored.
 
 mod descriptor;
 mod limit;
@@ -14,7 +14,7 @@ use tollgate_core::Algorithm;
 
 const FILE_KEYS: [&str; 7] = ["domain", "descriptors", "profile", "algorithm", "class", "jitter", "tier_key"];
 
-/// Reads a file. What is wrong with it is reported to the reader; `None` if nothing useful is left.
+/// Decodes a file and reports errors to the reader. Returns `None` if nothing useful is left.
 pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
     const TOP: Position = Position { line: 1, column: 1, width: 1 };
     let source = reader.source;
@@ -57,7 +57,7 @@ pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
     Some(draft)
 }
 
-/// How deeply descriptors may be nested.
+/// The maximum nesting depth of descriptors.
 const MAX_DEPTH: usize = 32;
 
 fn descriptors(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -> Vec<RuleDraft> {

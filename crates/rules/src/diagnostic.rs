@@ -1,42 +1,42 @@
-//! Diagnostics of rule files: what is wrong, where, and what to write instead.
+//! Diagnostics of rule files: the error, its position and a suggested fix.
 //!
 //! A diagnostic carries its own snippet, so that it can be logged, shown at `/readyz` and printed long after the file
-//! has changed. All errors of all files are collected, up to a bound: one run shows the whole work that is left.
+//! has changed. All errors of all files are collected, up to a maximum, so that one run shows everything to fix.
 
 use crate::yaml::Position;
 use std::fmt;
 
-/// How bad it is.
+/// Severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// The rules are refused.
+    /// The rules are rejected.
     Error,
-    /// The rules load, and one of them does nothing.
+    /// The rules load, but one of them has no effect.
     Warning,
 }
 
-/// One thing that is wrong in a rule file.
+/// One problem in a rule file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// Whether the rules are refused for it.
+    /// Severity: whether the rules are rejected.
     pub severity: Severity,
-    /// The file.
+    /// Name of the file.
     pub file: String,
-    /// The line, from 1.
+    /// Line, starting at 1.
     pub line: u32,
-    /// The column in characters, from 1.
+    /// Column in characters, starting at 1.
     pub column: u32,
-    /// What is wrong.
+    /// Description of the problem.
     pub message: String,
-    /// What to write instead.
+    /// Suggested fix.
     pub help: Option<String>,
-    /// The line as it stands in the file.
+    /// Text of the line in the file.
     snippet: String,
-    /// Characters to underline.
+    /// Number of characters to underline.
     width: u32,
 }
 
-/// Longer lines are cut in snippets.
+/// The maximum length of a line in a snippet; longer lines are truncated.
 const MAX_SNIPPET: usize = 120;
 
 impl Diagnostic {
@@ -84,19 +84,19 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// Everything that keeps a set of rule files from loading. Never empty.
+/// All errors that prevent a set of rule files from loading. Never empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnostics {
     all: Vec<Diagnostic>,
-    /// Errors beyond [`Self::MAX`].
+    /// Number of errors beyond [`Self::MAX`].
     more: usize,
 }
 
 impl Diagnostics {
-    /// The most errors that are kept.
+    /// The maximum number of errors that are kept.
     pub const MAX: usize = 100;
 
-    /// The errors, in the order of the files.
+    /// Returns the errors, in the order of the files.
     #[must_use]
     pub fn all(&self) -> &[Diagnostic] {
         &self.all
@@ -106,7 +106,7 @@ impl Diagnostics {
         self.all.is_empty()
     }
 
-    /// Takes one more; its making is skipped once there are enough.
+    /// Adds an error; `make` is not called once the maximum is reached.
     pub(crate) fn push(&mut self, make: impl FnOnce() -> Diagnostic) {
         if self.all.len() < Self::MAX {
             self.all.push(make());

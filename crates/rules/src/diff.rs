@@ -1,5 +1,5 @@
-//! What other rules would change, rule by rule. A rule is known again by its domain and its path, so a changed number or a
-//! new name is a change of the rule, and a moved one is another.
+//! Rule diff: the changes between two rule sets, rule by rule. Rules are identified by domain and path, so a changed
+//! number or a new name is a change of the rule, and a moved rule is a different one.
 
 use crate::rule::{Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, SoftAction};
 use crate::ruleset::{Domain, Ruleset};
@@ -7,19 +7,19 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use tollgate_core::Mode;
 
-/// What becomes of one rule.
+/// The change of one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleChange {
-    /// Its domain and path, as in `api: api_key/endpoint=POST /orders`.
+    /// Domain and path of the rule, as in `api: api_key/endpoint=POST /orders`.
     pub rule: String,
-    /// What it says; nothing, where it is new.
+    /// Description before the change; `None` for an added rule.
     pub before: Option<String>,
-    /// What it will say; nothing, where it is gone.
+    /// Description after the change; `None` for a removed rule.
     pub after: Option<String>,
 }
 
 impl Ruleset {
-    /// What putting `after` in the place of these rules would change, in the order of the rules' names.
+    /// Returns the changes if `after` replaced these rules, in the order of the rules' names.
     #[must_use]
     pub fn diff(&self, after: &Self) -> Vec<RuleChange> {
         let (mut before, mut after) = (self.descriptions(), after.descriptions());
@@ -58,7 +58,7 @@ impl Ruleset {
     }
 }
 
-/// All that a rule says, in one line; what is as usual is left out.
+/// Describes a rule in one line; defaults are omitted.
 fn describe(domain: &Domain, rule: &Rule) -> String {
     let mut text = match (rule.unlimited, rule.limits.limits.is_empty()) {
         (true, _) => "unlimited".to_owned(),

@@ -1,7 +1,7 @@
 //! Rule draft: a rule file as written, typed and with positions, before compilation.
 //!
-//! The step between text and rules: what a limit is depends on the domain's algorithm, the rule's action and the
-//! profile, so the decoder only says what stands there and `compile` says what it means.
+//! The step between text and rules: what a limit means depends on the domain's algorithm, the rule's action and the
+//! profile, so the decoder only records what is written, and `compile` interprets it.
 
 use crate::reader::Spanned;
 use crate::rule::{Action, Class, FailPolicy, OnError, Profile, SoftAction};
@@ -9,7 +9,7 @@ use crate::yaml::Position;
 use std::collections::BTreeMap;
 use tollgate_core::{Algorithm, Mode, Period, TimeDelta};
 
-/// One file.
+/// Draft of one file.
 #[derive(Debug, Default)]
 pub(crate) struct FileDraft {
     pub(crate) domain: Option<Spanned<String>>,
@@ -20,7 +20,7 @@ pub(crate) struct FileDraft {
     pub(crate) rules: Vec<RuleDraft>,
 }
 
-/// What a limit's arithmetic may be told, at any of the three places: file, rule, limit.
+/// Options of a limit's arithmetic, allowed at three levels: file, rule, limit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ShapeDraft {
     pub(crate) algorithm: Option<Spanned<Algorithm>>,
@@ -29,7 +29,7 @@ pub(crate) struct ShapeDraft {
     pub(crate) jitter: Option<Spanned<bool>>,
 }
 
-/// One limit.
+/// Draft of one limit.
 #[derive(Clone, Debug)]
 pub(crate) struct LimitDraft {
     pub(crate) at: Position,
@@ -38,35 +38,35 @@ pub(crate) struct LimitDraft {
     pub(crate) shape: ShapeDraft,
 }
 
-/// `soft`.
+/// Draft of `soft`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SoftDraft {
     pub(crate) threshold: SoftThreshold,
     pub(crate) action: SoftAction,
 }
 
-/// Where a soft mark stands.
+/// Threshold of a soft limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SoftThreshold {
     Units(u64),
     Percent(u64),
 }
 
-/// `concurrency`.
+/// Draft of `concurrency`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConcurrencyDraft {
     pub(crate) limit: u64,
     pub(crate) ttl: TimeDelta,
 }
 
-/// `cost`.
+/// Draft of `cost`.
 #[derive(Clone, Debug)]
 pub(crate) enum CostDraft {
     Fixed(u64),
     Attribute(String),
 }
 
-/// `on_error`, before the class fills what it leaves open.
+/// Draft of `on_error`, before the class supplies the defaults.
 #[derive(Clone, Debug)]
 pub(crate) enum OnErrorDraft {
     Always(FailPolicy),
@@ -74,7 +74,7 @@ pub(crate) enum OnErrorDraft {
 }
 
 impl OnErrorDraft {
-    /// With the rest filled in by the class.
+    /// Fills in the rest from the class.
     pub(crate) fn complete(self, class: Class) -> OnError {
         match self {
             Self::Always(policy) => OnError::Always(policy),
@@ -90,7 +90,7 @@ impl OnErrorDraft {
     }
 }
 
-/// One descriptor.
+/// Draft of one descriptor.
 #[derive(Debug, Default)]
 pub(crate) struct RuleDraft {
     pub(crate) at: Position,
@@ -107,7 +107,7 @@ pub(crate) struct RuleDraft {
     pub(crate) class: Option<Class>,
     pub(crate) on_error: Option<OnErrorDraft>,
     pub(crate) mode: Option<Spanned<Mode>>,
-    /// Thousandths.
+    /// Fraction of the limit in thousandths.
     pub(crate) fallback: Option<Spanned<u64>>,
     pub(crate) split: Option<Spanned<u64>>,
     pub(crate) action: Option<Spanned<Action>>,

@@ -1,7 +1,7 @@
 //! Rule explanation: why a rule matches a request, or does not, clause by clause.
 //!
-//! Each clause is a key of the rule's path, asked on its own, so that somebody who expected a match sees the one that
-//! failed. The walk itself is not instrumented: it stays as fast as it is, and this asks the tree again.
+//! Each clause is a key of the rule's path, tested separately, so that a reader who expected a match sees the clause
+//! that failed. The matcher itself is not instrumented: it stays fast, and this module evaluates the tree again.
 
 use crate::matcher::find;
 use crate::plan::Attributes;
@@ -10,60 +10,60 @@ use crate::tree::{TreeNode, ValueTest};
 use std::fmt;
 use tollgate_core::Cost;
 
-/// Why each rule of a domain does or does not match a request.
+/// The explanation of why each rule of a domain does or does not match a request.
 #[derive(Clone, Debug)]
 pub struct Explanation {
-    /// The domain.
+    /// Name of the domain.
     pub domain: String,
-    /// The caller's tier, where it says one.
+    /// Tier of the caller, if known.
     pub tier: Option<String>,
-    /// One for each rule, in the order of the file.
+    /// One explanation per rule, in the order of the file.
     pub rules: Vec<RuleExplanation>,
 }
 
-/// Why one rule does or does not match.
+/// The explanation of why one rule does or does not match.
 #[derive(Clone, Debug)]
 pub struct RuleExplanation {
-    /// The rule's id.
+    /// ID of the rule.
     pub id: u32,
-    /// Its name.
+    /// Name of the rule.
     pub name: String,
-    /// Where it stands: file, line.
+    /// Location of the rule: file and line.
     pub location: (String, u32),
-    /// What is asked of the request, key by key, up to the first that fails.
+    /// Results of the path's clauses, key by key, up to the first that fails.
     pub clauses: Vec<Clause>,
-    /// What comes of it.
+    /// Result for the rule.
     pub result: RuleResult,
 }
 
-/// One key of a rule's path, and what the request has to say to it.
+/// One clause of a rule's path and its result for the request.
 #[derive(Clone, Debug)]
 pub struct Clause {
-    /// What is asked: `endpoint=POST /orders`.
+    /// Condition: `endpoint=POST /orders`.
     pub condition: String,
-    /// What the request says.
+    /// Actual value in the request.
     pub actual: String,
-    /// Whether that is what is asked.
+    /// Whether the value satisfies the condition.
     pub holds: bool,
 }
 
-/// What comes of a rule.
+/// The result of a rule for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleResult {
-    /// It does not match.
+    /// The rule does not match.
     NoMatch,
-    /// It matches, and these limits are charged: limit and counter.
+    /// The rule matches, and these limits are charged: limit and counter.
     Limited(Vec<(String, String)>),
-    /// It matches and never limits.
+    /// The rule matches and never limits.
     Unlimited,
-    /// It matches and has no limit for this caller.
+    /// The rule matches and has no limit for this caller.
     Exempt,
-    /// It matches, and another rule of this name has replaced it.
+    /// The rule matches, and another rule with this name replaces it.
     Replaced(String),
 }
 
 impl Domain {
-    /// Which rules match a request, and why the others do not.
+    /// Explains which rules match a request, and why the others do not.
     #[must_use]
     pub fn explain(&self, request: &Attributes<'_>) -> Explanation {
         let plan = self.plan(request, Cost::PEEK);
@@ -176,7 +176,7 @@ impl Domain {
 }
 
 impl Explanation {
-    /// The rules that match.
+    /// Returns the rules that match.
     pub fn matched(&self) -> impl Iterator<Item = &RuleExplanation> {
         self.rules.iter().filter(|rule| rule.result != RuleResult::NoMatch)
     }

@@ -1,4 +1,4 @@
-//! The rule language: from a YAML file to a plan of charges. Knows no store and no protocol.
+//! Rule language: compiles YAML files and turns requests into plans of charges. Independent of stores and protocols.
 //!
 //! A file goes through four stages, each of which depends only on the one before:
 //!

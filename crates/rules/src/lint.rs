@@ -1,7 +1,7 @@
 //! Lints for rules that can never match or never deny.
 //!
-//! Few and right: a warning that is wrong once is never read again. So each check holds only where it can be proved
-//! from the file alone, and says nothing about anything else.
+//! Few and precise: users stop reading warnings after one false alarm. So each lint reports only what can be proved
+//! from the file alone.
 
 use crate::compile::NodeLocation;
 use crate::reader::Reader;
@@ -11,7 +11,7 @@ use crate::tree::{KeyIndex, TreeNode, ValueTest};
 use std::collections::HashSet;
 use tollgate_core::{Algorithm, Limit, Period};
 
-/// Wildcards of one key that are compared with each other; more would take long.
+/// The maximum number of wildcards of one key that are compared with each other; more would take too long.
 const MAX_COMPARED: usize = 1_000;
 
 pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], reader: &mut Reader<'_>) {
@@ -39,7 +39,7 @@ pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], reader: &mut Read
     }
 }
 
-/// Wildcards after one that takes all they could, and a key alone after a `*`.
+/// Warns about wildcards after one that matches everything they could, and a key alone after a `*`.
 fn never_reached(domain: &Domain, index: &KeyIndex, places: &[NodeLocation], reader: &mut Reader<'_>) {
     let patterns: Vec<_> = index.patterns.iter().take(MAX_COMPARED).collect();
     for (i, (pattern, node)) in patterns.iter().enumerate() {
@@ -62,7 +62,7 @@ fn never_reached(domain: &Domain, index: &KeyIndex, places: &[NodeLocation], rea
     }
 }
 
-/// A rule without a name is called by its path, in answers, metrics and logs.
+/// Warns about an unnamed rule whose path contains a secret: its path identifies it in responses, metrics and logs.
 fn named_by_secret(
     domain: &Domain,
     rule: &Rule,
@@ -84,7 +84,7 @@ fn named_by_secret(
     }
 }
 
-/// A key alone without a limit: leaving it out changes nothing.
+/// Warns about a key alone without a limit: leaving it out changes nothing.
 fn does_nothing(rule: &Rule, node: &TreeNode, place: &NodeLocation, reader: &mut Reader<'_>) {
     let idle = rule.limits.limits.is_empty() && rule.tiers.is_empty() && !rule.unlimited;
     if idle && matches!(node.element.test, ValueTest::Any) {
@@ -93,7 +93,7 @@ fn does_nothing(rule: &Rule, node: &TreeNode, place: &NodeLocation, reader: &mut
     }
 }
 
-/// A window beside a stricter one that is always reached first.
+/// Warns about a window next to a stricter one that is always reached first.
 fn never_denies(domain: &Domain, rule: &Rule, place: &NodeLocation, reader: &mut Reader<'_>) {
     if !all_or_none(domain, rule) {
         return;
@@ -132,7 +132,7 @@ fn soft_at_the_limit(rule: &Rule, place: &NodeLocation, reader: &mut Reader<'_>)
     }
 }
 
-/// With attributes, every request that meets a child has met its parent, whose counter is the wider one.
+/// With attributes, every request that matches a child has matched its parent, whose counter is the wider one.
 fn under_a_stricter_parent(
     domain: &Domain,
     rule: &Rule,
@@ -176,7 +176,8 @@ fn under_a_stricter_parent(
     }
 }
 
-/// Whether what one limit denies is not counted by the others: only then does a stricter one shield a looser one.
+/// Returns whether requests that one limit denies are not counted by the others: only then does a stricter limit shield
+/// a looser one.
 fn all_or_none(domain: &Domain, rule: &Rule) -> bool {
     let live = rule.limits.limits.iter().all(|limit| matches!(limit.role, Role::Live | Role::Candidate));
     domain.profile == Profile::Native && rule.action != Action::Degrade && live
@@ -186,7 +187,7 @@ fn same_period(a: &RuleLimit, b: &RuleLimit) -> bool {
     a.limit.rate().period == b.limit.rate().period
 }
 
-/// Whether all that passes `strict` passes `loose`, whatever is asked and when.
+/// Returns whether everything that passes `strict` passes `loose`, for any sequence of requests.
 fn holds_back(strict: &Limit, loose: &Limit) -> bool {
     let (Period::Rolling(short), Period::Rolling(long)) = (&strict.rate().period, &loose.rate().period)
     else {
@@ -197,11 +198,11 @@ fn holds_back(strict: &Limit, loose: &Limit) -> bool {
     let (short, long) = (u128::from(short.as_micros()), u128::from(long.as_micros()));
     let (few, many) = (u128::from(strict.rate().count), u128::from(loose.rate().count));
     match (strict.algorithm(), loose.algorithm()) {
-        // Burst plus rate over time: one line under the other.
+        // Burst plus rate over time: one line lies below the other.
         (a, b) if a.has_burst() && b.has_burst() => {
             strict.capacity() <= loose.capacity() && few * long <= many * short
         }
-        // Windows of one grid: a long one is a whole number of short ones.
+        // Windows of one grid: a long window is a whole number of short ones.
         (Algorithm::FixedWindow, Algorithm::FixedWindow) => {
             !strict.is_jittered() && !loose.is_jittered() && long % short == 0 && few * (long / short) <= many
         }

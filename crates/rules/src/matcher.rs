@@ -1,8 +1,8 @@
 //! Rule matcher: finds the limits that a request matches, by attributes or by descriptors.
 //!
-//! A bag of attributes meets every path whose keys it has, parents and children alike. An RLS descriptor meets the one
-//! node at which its last entry ends. Both take, at each level and for each key, the exact value before wildcards in
-//! the order of the file before the key alone, and never go back.
+//! A set of attributes matches every path whose keys it has, parents and children alike. An RLS descriptor matches the
+//! one node at which its last entry ends. At each level and for each key, both prefer the exact value, then wildcards
+//! in the order of the file, then the key alone, and never backtrack.
 
 use crate::counter_shards::next_shard;
 use crate::overrides::CallerOverrides;
@@ -18,20 +18,21 @@ use tollgate_core::{Algorithm, Cost, KeyPart, LimitSpec, Rate};
 
 type Path<'p> = SmallVec<[KeyPart<'p>; 4]>;
 
-/// The value of a key; the first, if it is given twice. No request says what `global` is.
+/// Returns the value of a key; the first, if it occurs twice. The value of `global` never comes from the request.
 #[inline]
 pub(crate) fn find<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str> {
     if key == GLOBAL.0 { Some(GLOBAL.1) } else { find_attribute(attributes, key) }
 }
 
-/// The same of any other key.
+/// Returns the value of a key other than `global`.
 #[inline]
 fn find_attribute<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str> {
     attributes.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
 }
 
 impl Domain {
-    /// What a request with these attributes meets, in the order of the file. A cost of zero only looks.
+    /// Returns the limits that a request with these attributes matches, in the order of the file. A cost of zero is a
+    /// peek.
     #[inline]
     #[must_use]
     pub fn plan<'p>(&'p self, request: &'p Attributes<'p>, cost: Cost) -> Plan<'p> {
@@ -40,7 +41,7 @@ impl Domain {
         plan
     }
 
-    /// The same, written where the caller has room for it: a plan is large to move about.
+    /// Like [`Domain::plan`], but writes into a caller-supplied plan, because plans are expensive to move.
     pub fn plan_into<'p>(&'p self, request: &'p Attributes<'p>, cost: Cost, plan: &mut Plan<'p>) {
         if self.depends_on_tier {
             plan.tier =
@@ -70,7 +71,8 @@ impl Domain {
         });
     }
 
-    /// What each of these descriptors meets. Hits of zero count as one, unless a descriptor says zero itself.
+    /// Returns the limits that each descriptor matches. Zero hits count as one, unless a descriptor itself specifies
+    /// zero.
     #[inline]
     #[must_use]
     pub fn plan_descriptors<'p>(&'p self, descriptors: &'p [Descriptor<'p>], hits: Cost) -> Plan<'p> {
@@ -79,7 +81,7 @@ impl Domain {
         plan
     }
 
-    /// The same, written where the caller has room for it.
+    /// Like [`Domain::plan_descriptors`], but writes into a caller-supplied plan.
     pub fn plan_descriptors_into<'p>(
         &'p self,
         descriptors: &'p [Descriptor<'p>],
@@ -138,7 +140,7 @@ impl Domain {
         }
     }
 
-    /// Where an entry leads from a node.
+    /// Returns the child node that an entry matches.
     pub(crate) fn next(&self, node: &TreeNode, key: &str, value: &str) -> Option<u32> {
         let index = node.children.key(key)?;
         index.specific(value).or_else(|| index.network(value)).or(index.any)
@@ -148,7 +150,7 @@ impl Domain {
         node.rule.is_some_and(|id| !self.rules[id as usize].tiers.is_empty())
     }
 
-    /// A limit that the request brings: the tree is not asked.
+    /// Plans a limit that arrives with the request; the tree is not consulted.
     fn inline_limit<'p>(
         &'p self,
         descriptor: &Descriptor<'p>,
@@ -163,7 +165,7 @@ impl Domain {
             Profile::Envoy => fixed.clone().count_denied(),
             Profile::Native => LimitSpec::new(self.algorithm, quota),
         };
-        // A count that the domain's algorithm cannot hold (a log of millions) is still held, by windows.
+        // A count that the domain's algorithm cannot support (a log of millions) falls back to fixed windows.
         let Ok(limit) = spec.build().or_else(|_| fixed.build()) else { return (MatchKind::None, None) };
         let values: Path<'p> =
             descriptor.entries.iter().map(|(key, value)| value_part(may_be_secret(key), value)).collect();
@@ -194,7 +196,7 @@ struct AttributeMatcher<'w, 'p> {
     cost: Cost,
     path: Path<'p>,
     plan: &'w mut Plan<'p>,
-    /// The strongest match that charges nothing.
+    /// Strongest match that charges nothing.
     uncharged: (MatchKind, Option<&'p Rule>),
     /// Matched rules that replace others.
     replacing: SmallVec<[&'p Rule; 1]>,
@@ -226,7 +228,7 @@ impl<'p> AttributeMatcher<'_, 'p> {
         }
     }
 
-    /// One of the rules about the value, and every network that it lies in.
+    /// Visits the most specific rule for the value, and every network that contains it.
     #[inline]
     fn match_key(&mut self, index: &'p KeyIndex, value: &'p str) {
         if let (true, Some(node)) = (index.is_plain, index.any) {
@@ -273,7 +275,7 @@ impl<'p> AttributeMatcher<'_, 'p> {
     }
 }
 
-/// What a value adds to a counter's name: nothing where the rule has fixed it.
+/// Returns the part that a value adds to a counter key; `None` if the rule fixes the value.
 #[inline]
 fn part<'p>(node: &TreeNode, value: &'p str) -> Option<KeyPart<'p>> {
     match &node.element.test {
@@ -288,7 +290,7 @@ const fn value_part(is_secret: bool, value: &str) -> KeyPart<'_> {
     if is_secret { KeyPart::Secret(value) } else { KeyPart::Text(value) }
 }
 
-/// What a rule's cost is worked out from.
+/// Inputs from which a rule's cost is computed.
 #[derive(Clone, Copy)]
 struct CostResolver<'a> {
     cost: Cost,
@@ -296,8 +298,8 @@ struct CostResolver<'a> {
 }
 
 impl Rule {
-    /// What a request costs by this rule, if the request itself says `asked`. A look stays one. A refund by attribute is what
-    /// the caller says: the attribute told what was to be taken.
+    /// Returns the cost of a request under this rule; `asked` is the cost that the request specifies. A peek stays a
+    /// peek. A refund under an attribute cost uses `asked`: the attribute specified the units to take.
     #[must_use]
     #[inline]
     pub fn resolve_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
@@ -321,8 +323,8 @@ impl Rule {
 }
 
 impl RuleLimit {
-    /// What this limit takes of a request that costs so much: of permits a request holds one, whatever it costs, and giving
-    /// back is `release`, not a refund.
+    /// Returns the units that this limit takes for a request of this cost: a request holds one permit whatever its
+    /// cost, and permits are freed by `release`, not by a refund.
     #[must_use]
     #[inline]
     pub fn cost_for(&self, cost: Cost) -> Cost {
@@ -334,7 +336,7 @@ impl RuleLimit {
     }
 }
 
-/// Adds the hits of one rule. The parts are copied once for all its limits.
+/// Adds the limits of one rule. The parts are copied once for all its limits.
 #[inline(always)]
 fn push_limits<'p>(
     plan: &mut Plan<'p>,
@@ -367,7 +369,7 @@ fn push_limits<'p>(
     if let Some(last) = last {
         plan.parts.push(last);
     }
-    // No server lets a request have 65,536 values.
+    // No server allows a request to have 65,536 values.
     let (Ok(start), Ok(end)) = (u16::try_from(start), u16::try_from(plan.parts.len())) else {
         return MatchKind::None;
     };
@@ -390,7 +392,7 @@ fn push_limits<'p>(
     MatchKind::Limited
 }
 
-/// `None` beyond 65,535 values, which no front lets a request have.
+/// Returns `None` beyond 65,535 values, which no protocol server allows.
 #[inline]
 fn push_parts<'p>(plan: &mut Plan<'p>, parts: &[KeyPart<'p>]) -> Option<(u16, u16)> {
     let start = u16::try_from(plan.parts.len()).ok()?;
@@ -399,7 +401,7 @@ fn push_parts<'p>(plan: &mut Plan<'p>, parts: &[KeyPart<'p>]) -> Option<(u16, u1
     Some((start, end))
 }
 
-/// A matched rule drops the matched rules it replaces, whatever the order. What is unlimited stays so.
+/// Removes the matched rules that other matched rules replace, in any order. Unlimited matches stay unlimited.
 #[cold]
 fn drop_replaced(plan: &mut Plan<'_>, replacing: &[&Rule]) {
     let replaced = |rule: Option<&Rule>| {

@@ -1,17 +1,18 @@
-//! Network keys, which count networks instead of addresses: `remote_address/24`, `remote_address/64`,
+//! Network keys, which count by network instead of by address: `remote_address/24`, `remote_address/64`,
 //! `remote_address/24/64`.
 
 use std::net::IpAddr;
 use tollgate_core::KeyPart;
 
-/// Which networks of which family.
+/// The prefix lengths per address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Prefix {
     v4: Option<u8>,
     v6: Option<u8>,
 }
 
-/// Splits a key into its name and its prefix. No prefix: `Ok(None)`; one that cannot be: what is wrong with it.
+/// Splits a key into its name and its prefix. Returns `Ok(None)` without a prefix, and an error message for an invalid
+/// one.
 pub(crate) fn split(key: &str) -> Result<Option<(&str, Prefix)>, String> {
     let Some((rest, last)) = numbered(key) else { return Ok(None) };
     let (name, prefix) = match numbered(rest) {
@@ -26,10 +27,10 @@ pub(crate) fn split(key: &str) -> Result<Option<(&str, Prefix)>, String> {
     Ok(Some((name, Prefix { v4: bits(prefix.0), v6: bits(prefix.1) })))
 }
 
-/// `name/24` as its two parts.
+/// Splits `name/24` into its two parts.
 fn numbered(key: &str) -> Option<(&str, u32)> {
     let (name, digits) = key.rsplit_once('/')?;
-    // `/024` is no other spelling of `/24`: two rules would share counters.
+    // `/024` is not accepted as another spelling of `/24`: two rules would share counters.
     let spelled = digits == "0" || !digits.starts_with('0');
     let plain =
         !name.is_empty() && spelled && digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -37,15 +38,16 @@ fn numbered(key: &str) -> Option<(&str, u32)> {
 }
 
 impl Prefix {
-    /// Whether a network is no more than one client has: an address, or the 64 bits that an IPv6 client is known by.
+    /// Returns whether a network contains only one client: an address, or the 64 bits that identify an IPv6 client.
     pub(crate) fn is_one_client(self) -> bool {
         self.v4.is_none_or(|bits| bits == 32) && self.v6.is_none_or(|bits| bits >= 64)
     }
 
-    /// The network that a value lies in; none if it is no address, or of a family that this prefix leaves out.
+    /// Returns the network that contains a value; `None` if the value is not an address, or its family has no prefix
+    /// here.
     pub(crate) fn network(self, value: &str) -> Option<KeyPart<'static>> {
         let address: IpAddr = value.parse().ok()?;
-        // An IPv4 client seen through an IPv6 socket is the same client.
+        // An IPv4 client that connects through an IPv6 socket is the same client.
         let (address, prefix) = match address.to_canonical() {
             IpAddr::V4(v4) => (u128::from(v4.to_ipv6_mapped()), self.v4? + 96),
             IpAddr::V6(v6) => (u128::from(v6), self.v6?),

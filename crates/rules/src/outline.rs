@@ -6,16 +6,16 @@ use crate::ruleset::Domain;
 /// One descriptor.
 #[derive(Clone, Debug)]
 pub struct OutlineNode<'r> {
-    /// What it asks: `endpoint=POST /orders`.
+    /// Condition: `endpoint=POST /orders`.
     pub element: String,
-    /// How many descriptors it stands under.
+    /// Nesting depth: the number of ancestors.
     pub depth: u32,
-    /// Its rule, if it limits or exempts anything.
+    /// Rule of the descriptor, if it limits or exempts anything.
     pub rule: Option<&'r Rule>,
 }
 
 impl Domain {
-    /// Its descriptors, each after the one it stands under, in the order of the file.
+    /// Returns the descriptors, each after its parent, in the order of the file.
     ///
     /// ```
     /// # use tollgate_rules::{Options, Ruleset, Source};

@@ -1,12 +1,12 @@
 //! Overrides: a caller's tier and the limits that replace some rules' limits.
 //!
-//! An agreement names rules by words that people keep in a database, so it is compiled against a rule set before it acts,
-//! and again when the rules change. It keeps the rule's algorithm, and where it keeps the period too it keeps the counter:
-//! another number does not give back what has been used.
+//! A quota refers to rules by strings that are stored in a database, so it is compiled against a rule set before it
+//! takes effect, and again when the rules change. An override keeps the rule's algorithm, and if it keeps the period
+//! too, it keeps the counter: another number does not reset usage.
 //!
-//! A rule is named by its `name`, by its path (`api_key/endpoint=POST /orders`), or by what follows the caller in the path
-//! (`endpoint=POST /orders`, or with a colon, `endpoint:POST /orders`); `default` is the rule about the caller alone. Only
-//! rules with counters of the caller's own can be changed for one caller: a number for one would else act on all.
+//! A rule is referenced by its `name`, by its path (`api_key/endpoint=POST /orders`), or by what follows the caller in
+//! the path (`endpoint=POST /orders`, or with a colon, `endpoint:POST /orders`); `default` is the rule on the caller
+//! alone. Only rules with a counter per caller can be overridden: otherwise one caller's number would affect all.
 
 use crate::placement;
 use crate::rule::{Profile, Role, Rule, RuleLimit, SoftLimit};
@@ -17,38 +17,38 @@ use crate::unit::Unit;
 use std::collections::HashMap;
 use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Rate};
 
-/// The attribute that tells whose agreement it is.
+/// The attribute that identifies the caller of a quota.
 pub const CALLER_KEY: &str = "api_key";
 
-/// A limit for one caller in place of a rule's.
+/// A limit for one caller that replaces a rule's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Override {
-    /// Which rule.
+    /// Reference to the rule.
     pub descriptor: String,
-    /// Units in a period.
+    /// Units per period.
     pub count: u64,
-    /// The period, as rules have it: `minute`, `30s`, `day in Europe/Zurich`.
+    /// Period, as written in rules: `minute`, `30s`, `day in Europe/Zurich`.
     pub period: String,
-    /// The most at one instant, where the rule's algorithm has that.
+    /// Maximum burst in units, if the rule's algorithm supports one.
     pub burst: Option<u64>,
 }
 
-/// An agreement, compiled against one rule set.
+/// A caller's quota, compiled against one rule set.
 #[derive(Clone, Debug, Default)]
 pub struct CallerOverrides {
     tier: Option<Box<str>>,
-    /// By the number of the rule, sorted.
+    /// Limits by rule number, sorted.
     limits: Vec<(u32, Vec<RuleLimit>)>,
 }
 
 impl CallerOverrides {
-    /// The caller's tier, whatever the request says.
+    /// Returns the caller's tier, which takes precedence over the request's.
     #[must_use]
     pub fn tier(&self) -> Option<&str> {
         self.tier.as_deref()
     }
 
-    /// The limits in place of a rule's.
+    /// Returns the limits that replace a rule's.
     #[must_use]
     #[inline]
     pub fn limits(&self, rule: u32) -> Option<&[RuleLimit]> {
@@ -57,23 +57,23 @@ impl CallerOverrides {
     }
 }
 
-/// Which override cannot act, and why.
+/// The error for an override that cannot be applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OverrideError {
-    /// Its place in the list.
+    /// Index in the list.
     pub index: usize,
-    /// The field that is wrong.
+    /// Name of the invalid field.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// Description of the error.
     pub reason: String,
 }
 
-/// The rules that can be changed for one caller, by all their names.
+/// The rules that can be overridden per caller, by all their names.
 pub(crate) type Overridable = HashMap<String, Vec<(usize, u32)>, foldhash::fast::RandomState>;
 
 impl Ruleset {
-    /// Compiles an agreement. What does not fit these rules is left out, and told.
+    /// Compiles a quota. Overrides that do not fit these rules are skipped and reported.
     #[must_use]
     pub fn compile_overrides(
         &self,
@@ -109,13 +109,13 @@ impl Ruleset {
         (CallerOverrides { tier: tier.map(Into::into), limits }, errors)
     }
 
-    /// Whether any rule has limits for this tier.
+    /// Returns whether any rule has limits for this tier.
     #[must_use]
     pub fn has_tier(&self, tier: &str) -> bool {
         self.rules().iter().any(|rule| rule.tiers.iter().any(|(name, _)| name == tier))
     }
 
-    /// What stays of a rule's limits beside those agreed on: permits, and candidates.
+    /// Returns the limits of a rule that stay in force next to overrides: permits and candidates.
     fn retained_limits(&self, rule: u32) -> Vec<RuleLimit> {
         let limits = self.rule(rule).map_or(&[][..], |rule| &rule.limits.limits);
         limits.iter().filter(|limit| !is_replaced(limit)).cloned().collect()
@@ -174,7 +174,7 @@ impl Ruleset {
 }
 
 impl Domain {
-    /// The nodes from the first level down to this one.
+    /// Returns the nodes from the first level down to this one.
     pub(crate) fn path(&self, node: u32) -> Vec<u32> {
         let mut path = vec![node];
         while let Some(above) =
@@ -186,7 +186,7 @@ impl Domain {
         path
     }
 
-    /// A limit like the rule's own with another quota.
+    /// Returns a limit like the rule's with another rate.
     fn override_limit(
         &self,
         node: u32,
@@ -216,7 +216,7 @@ impl Domain {
             Period::Rolling(length) => Unit::from_length(*length),
             Period::Calendar(_) => None,
         };
-        // A mark stays at the same part of the limit.
+        // A soft limit stays at the same fraction of the limit.
         let soft = own().next().and_then(|like| {
             let soft = like.soft?;
             let at = u128::from(soft.threshold) * u128::from(limit.capacity());
@@ -228,7 +228,7 @@ impl Domain {
         Ok(agreed)
     }
 
-    /// A limit of a rule that has none to go by.
+    /// Returns a limit for a rule that has none to take as a model.
     fn default_limit(&self, quota: Rate, burst: Option<u64>) -> Result<Limit, tollgate_core::LimitError> {
         let calendar = matches!(quota.period, Period::Calendar(_));
         let algorithm = if calendar { Algorithm::FixedWindow } else { self.algorithm };
@@ -248,7 +248,7 @@ impl Domain {
     }
 }
 
-/// Whether a limit of this kind gives way to one that is agreed on.
+/// Returns whether an override replaces a limit of this kind.
 fn is_replaced(limit: &RuleLimit) -> bool {
     limit.role != Role::Candidate && limit.limit.algorithm() != Algorithm::Concurrency
 }
@@ -257,12 +257,12 @@ fn is_bucket(error: &tollgate_core::LimitError) -> bool {
     !matches!(error, tollgate_core::LimitError::NoBurst(_))
 }
 
-/// Whether the values of this key have counters of their own, and tell whose they are.
+/// Returns whether each value of this key has its own counter and identifies the caller.
 pub(crate) fn is_per_caller(element: &crate::tree::Element) -> bool {
     &*element.key == CALLER_KEY && !matches!(element.test, ValueTest::Shared(_))
 }
 
-/// One spelling for all names of a rule.
+/// Returns the canonical spelling of a rule's name.
 pub(crate) fn canonical(name: &str) -> String {
     if name == "default" { CALLER_KEY.to_owned() } else { name.replace('=', ":") }
 }

@@ -1,4 +1,4 @@
-//! Wildcard patterns: values with `*` in them.
+//! Wildcard patterns: values that contain `*`.
 
 mod index;
 mod wildcards;
@@ -6,18 +6,18 @@ mod wildcards;
 pub(crate) use index::PatternIndex;
 pub use wildcards::Wildcards;
 
-/// A value with wildcards: `*` is zero or more characters.
+/// A value with wildcards: `*` matches zero or more characters.
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern {
     text: Box<str>,
     prefix: usize,
     suffix: usize,
-    /// Where the fixed parts between the outer ones stand in `text`.
+    /// Ranges in `text` of the fixed parts between the outer ones.
     middles: Box<[(usize, usize)]>,
 }
 
 impl Pattern {
-    /// `None` if there is no `*` in it.
+    /// Creates a pattern. Returns `None` if the text contains no `*`.
     pub(crate) fn new(text: &str) -> Option<Self> {
         let first = text.find('*')?;
         let last = text.rfind('*')?;
@@ -49,7 +49,7 @@ impl Pattern {
         self.middles.iter().map(|(start, end)| &self.text[*start..*end])
     }
 
-    /// The first fixed part between the outer ones.
+    /// Returns the first fixed part between the outer ones.
     fn middle(&self) -> Option<&[u8]> {
         self.middles.first().map(|(start, end)| &self.text.as_bytes()[*start..*end])
     }
@@ -58,7 +58,7 @@ impl Pattern {
         &self.text.as_bytes()[self.text.len() - self.suffix..]
     }
 
-    /// Whether the value is the fixed parts in their order, none overlapping, with anything between.
+    /// Returns whether the value consists of the fixed parts in order, without overlap, with anything between them.
     pub(crate) fn matches(&self, value: &str) -> bool {
         let bytes = value.as_bytes();
         if bytes.len() < self.prefix + self.suffix
@@ -67,8 +67,8 @@ impl Pattern {
         {
             return false;
         }
-        // The ends matched whole characters, so the cuts are at character bounds. Taking each middle part at its
-        // first place leaves the most room for the rest.
+        // The ends matched whole characters, so the cuts are at character boundaries. Matching each middle part at its
+        // first occurrence leaves the most room for the rest.
         let mut rest = &value[self.prefix..value.len() - self.suffix];
         for (start, end) in &self.middles {
             match rest.find(&self.text[*start..*end]) {
@@ -79,12 +79,12 @@ impl Pattern {
         true
     }
 
-    /// Whether it matches every value.
+    /// Returns whether the pattern matches every value.
     pub(crate) fn matches_all(&self) -> bool {
         self.text.bytes().all(|byte| byte == b'*')
     }
 
-    /// Whether everything that `other` matches is surely matched by this one. May say no where yes is true.
+    /// Returns whether this pattern certainly matches everything that `other` matches. May return a false negative.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         self.middles.is_empty()
             && other.prefix().starts_with(self.prefix())

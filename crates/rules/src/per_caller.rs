@@ -1,4 +1,4 @@
-//! Rules with a counter per caller: those that `GET /admin/v1/usage` reports and resets.
+//! Per-caller rules: rules with a counter per caller, which `GET /admin/v1/usage` reports and resets.
 
 use crate::matcher::find;
 use crate::overrides::is_per_caller;
@@ -12,15 +12,15 @@ use crate::tree::ValueTest;
 pub struct PerCallerRule<'r> {
     /// The rule.
     pub rule: &'r Rule,
-    /// Where it stands in the tree: `api_key/endpoint=POST /orders`.
+    /// Path in the tree: `api_key/endpoint=POST /orders`.
     pub path: String,
-    /// Attributes that the request lacks; with none missing, the request meets the rule.
+    /// Attributes that the request lacks; if empty, the request matches the rule.
     pub missing: Vec<&'r str>,
 }
 
 impl Domain {
-    /// The rules that have counters for this caller, and what the request lacks to meet them. Those that it can never meet,
-    /// for it has another value than they ask for, are left out.
+    /// Returns the rules that have counters for this caller, with the attributes that the request lacks to match them.
+    /// Rules that it can never match, because it has another value than they require, are omitted.
     #[must_use]
     pub fn per_caller_rules<'r>(&'r self, request: &Attributes<'_>) -> Vec<PerCallerRule<'r>> {
         let mut found = Vec::new();
@@ -45,8 +45,8 @@ impl Domain {
         found
     }
 
-    /// Its rules by number, each with the keys of its path of which every value has counters of its own: who is known by one
-    /// of these shares the rule's counters with nobody.
+    /// Returns the domain's rules by number, each with the keys of its path for which every value has its own counter:
+    /// a caller identified by one of these keys shares the rule's counters with no other caller.
     pub fn per_value_keys(&self) -> impl Iterator<Item = (u32, Vec<&str>)> {
         (0..).zip(&self.tree).filter_map(|(at, node)| {
             let path = self.path(at);
@@ -63,8 +63,8 @@ impl Domain {
 }
 
 impl Ruleset {
-    /// The rules with counters of a caller's own that are called so: by name, by path, by what follows the caller in the
-    /// path, or `default` for the one about the caller alone. In order.
+    /// Returns the rules with a counter per caller that `name` refers to: by name, by path, by what follows the caller
+    /// in the path, or `default` for the rule on the caller alone. Sorted by number.
     #[must_use]
     pub fn find_per_caller_rules(&self, name: &str) -> Vec<u32> {
         let nodes = self.overridable().get(&crate::overrides::canonical(name)).map_or(&[][..], Vec::as_slice);

@@ -4,7 +4,7 @@ use crate::reader::parse_number;
 use crate::yaml::shorten;
 use tollgate_core::{Calendar, CalendarUnit, Period, TimeDelta};
 
-/// Names of units and their lengths in microseconds.
+/// Unit names and their lengths in microseconds.
 const UNITS: [(&[&str], u64); 9] = [
     (&["us", "microsecond", "microseconds"], 1),
     (&["ms", "millisecond", "milliseconds"], 1_000),
@@ -17,7 +17,8 @@ const UNITS: [(&[&str], u64); 9] = [
     (&["y", "year", "years"], 365 * 86_400_000_000),
 ];
 
-/// `30s`, `2 hours`, `minute`; a unit alone is one of it. `None` if it is no length of time, or none at all.
+/// Parses `30s`, `2 hours`, `minute`; a unit alone means one of it. Returns `None` if the text is not a length of time,
+/// or is zero.
 pub(crate) fn parse_duration(text: &str) -> Option<TimeDelta> {
     let text = text.trim();
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '_').len();
@@ -30,9 +31,9 @@ pub(crate) fn parse_duration(text: &str) -> Option<TimeDelta> {
     (micros > 0 && micros <= TimeDelta::MAX.as_micros()).then(|| TimeDelta::from_micros(micros))
 }
 
-/// Reads `COUNT/PERIOD`, `COUNT per PERIOD`, and either with `in ZONE` after a day or a month.
+/// Parses `COUNT/PERIOD`, `COUNT per PERIOD`, and either with `in ZONE` after a day or a month.
 ///
-/// The error says what is wrong.
+/// The error describes the problem.
 pub(crate) fn parse_rate(text: &str) -> Result<(u64, Period), String> {
     let text = text.trim();
     let (count, period) = match text.split_once('/') {
@@ -45,7 +46,7 @@ pub(crate) fn parse_rate(text: &str) -> Result<(u64, Period), String> {
     Ok((count, parse_period(period)?))
 }
 
-/// Reads `minute`, `30s`, `day in Europe/Zurich`. The error says what is wrong.
+/// Parses `minute`, `30s`, `day in Europe/Zurich`. The error describes the problem.
 pub(crate) fn parse_period(text: &str) -> Result<Period, String> {
     match text.split_once(" in ") {
         Some((unit, zone)) => calendar(unit.trim(), zone.trim()),
@@ -56,7 +57,7 @@ pub(crate) fn parse_period(text: &str) -> Result<Period, String> {
     }
 }
 
-/// A calendar period in a zone.
+/// Parses a calendar period in a zone.
 pub(crate) fn calendar(unit: &str, zone: &str) -> Result<Period, String> {
     let unit = match unit {
         "day" => CalendarUnit::Day,

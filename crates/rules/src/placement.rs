@@ -4,12 +4,13 @@
 //! |---|---|
 //! | `mode: local` | on this node alone |
 //! | `mode: leased` | on this node, out of what the store has deducted |
-//! | `mode: central`, or nothing, `class: security` or `strict` | asked about every time |
-//! | nothing, and all callers share the counter, and the store is far | leased |
-//! | else | asked about, and leased while its key is hot |
+//! | `mode: central`, or no mode with `class: security` or `strict` | charged in the store every time |
+//! | no mode, all callers share the counter, and the store is remote | leased |
+//! | otherwise | charged in the store, and leased while its key is hot |
 //!
-//! `fallback` sets a part of a limit aside for nodes that are cut off: the shared counters have that much less to give,
-//! and each node has its share of the part. `split` cuts a limit into shards, each with a counter of its own.
+//! `fallback` reserves a fraction of a limit for nodes that cannot reach the store: the shared counters have that much
+//! less to give, and each node gets its share of the fraction. `split` divides a limit into shards, each with its own
+//! counter.
 
 use crate::rule::{Class, FailPolicy, OnError, Role, Rule, RuleLimit};
 use crate::ruleset::Options;
@@ -28,14 +29,14 @@ pub(crate) fn resolve_modes(rules: &mut [Rule], options: &Options) {
         for limit in sets.flat_map(|set| &mut set.limits) {
             let has_share = keeping.resolve(limit, options.nodes);
             if keeping.fallback.is_some() && !has_share {
-                // Nobody knows among how many nodes to share it, or a share is less than a unit.
+                // The number of nodes is unknown, or a share is less than one unit.
                 rule.on_error = OnError::Always(FailPolicy::Closed);
             }
         }
     }
 }
 
-/// What a rule says of where its limits are kept.
+/// The placement options of a rule.
 struct Placement {
     fallback: Option<u64>,
     mode: Mode,
@@ -47,7 +48,7 @@ impl Placement {
         Self { fallback: rule.fallback, mode: rule.mode, split: rule.split }
     }
 
-    /// Whether a share of the limit was set aside.
+    /// Resolves the placement of a limit. Returns whether a share was reserved for this node.
     fn resolve(&self, limit: &mut RuleLimit, nodes: Option<u32>) -> bool {
         limit.mode = limit_mode(limit, self.mode);
         let has_share = assign_node_share(limit, self.fallback, nodes, self.split);
@@ -56,7 +57,7 @@ impl Placement {
     }
 }
 
-/// Keeps a limit as the others of its rule are kept, whose mode is settled.
+/// Places a limit like the others of its rule, whose mode is already resolved.
 pub(crate) fn resolve_limit(limit: &mut RuleLimit, rule: &Rule, nodes: Option<u32>) {
     let _ = Placement::from_rule(rule).resolve(limit, nodes);
 }
@@ -64,14 +65,14 @@ pub(crate) fn resolve_limit(limit: &mut RuleLimit, rule: &Rule, nodes: Option<u3
 fn limit_mode(limit: &RuleLimit, mode: Mode) -> Mode {
     match mode {
         Mode::Leased | Mode::Adaptive if !limit.limit.is_leasable() => Mode::Central,
-        // What only counts must not take ahead: its numbers are read as they stand.
+        // A limit that only counts must not take units ahead: its numbers are read directly.
         Mode::Leased | Mode::Adaptive if !matches!(limit.role, Role::Live) => Mode::Central,
         mode => mode,
     }
 }
 
-/// Works out a node's share of a limit; whether one was set aside. Where the counter is split, each shard falls back on its
-/// own, with its part of the share.
+/// Computes a node's share of a limit. Returns whether the share was reserved. If the counter is split, each shard
+/// falls back separately, with its part of the share.
 fn assign_node_share(
     limit: &mut RuleLimit,
     fallback: Option<u64>,

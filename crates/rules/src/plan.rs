@@ -1,6 +1,7 @@
 //! Plan: the limits that a request matched, each with its counter, ready to charge.
 //!
-//! A plan borrows the rule set and the request and holds its few entries inline: on the usual path nothing is allocated.
+//! A plan borrows the rule set and the request and stores its few entries inline: on the usual path nothing is
+//! allocated.
 
 use crate::overrides::CallerOverrides;
 use crate::rule::{Action, Role, Rule, RuleLimit};
@@ -13,30 +14,30 @@ pub type Attributes<'a> = [(&'a str, &'a str)];
 /// One RLS descriptor.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Descriptor<'a> {
-    /// Its entries, in order.
+    /// Entries, in order.
     pub entries: &'a [(&'a str, &'a str)],
-    /// Hits of its own, which win over the request's. Zero looks, negative refunds.
+    /// Hits of the descriptor, which override the request's. Zero is a peek, a negative number a refund.
     pub hits: Option<Cost>,
-    /// A limit of its own, which wins over the tree's.
+    /// Inline limit, which takes precedence over the tree's.
     pub limit: Option<(u32, crate::unit::Unit)>,
 }
 
 impl Descriptor<'_> {
-    /// What it costs as part of a request with so many hits; of descriptors, a request without a number is one.
+    /// Returns its cost in a request with this many hits; without a number, a descriptor costs one.
     #[must_use]
     pub fn cost(&self, request: Cost) -> Cost {
         self.hits.unwrap_or(if request.is_peek() { Cost::ONE } else { request })
     }
 }
 
-/// Which limit a hit is about.
+/// Origin of a matched limit.
 #[derive(Clone, Debug)]
 pub enum LimitOrigin<'p> {
-    /// One of the rule set's.
+    /// A limit of the rule set.
     Rule(&'p RuleLimit),
-    /// One that is agreed on with the caller.
+    /// An override from the caller's quota.
     Override(&'p RuleLimit),
-    /// One that the request brought with it.
+    /// An inline limit that arrived with the request.
     Inline(Box<RuleLimit>),
 }
 
@@ -50,63 +51,63 @@ impl std::ops::Deref for LimitOrigin<'_> {
     }
 }
 
-/// One limit that a request meets.
+/// One limit that a request matches.
 #[derive(Clone, Debug)]
 pub struct MatchedLimit<'p> {
-    /// The rule; none for a limit that the request brought with it.
+    /// Rule of the limit; `None` for an inline limit.
     pub rule: Option<&'p Rule>,
-    /// The limit.
+    /// Limit to charge.
     pub limit: LimitOrigin<'p>,
-    /// The values that name the counter: a range of the plan's parts. Where the counter is split, the first of them names
-    /// the shard.
+    /// Values of the counter key, as a range of the plan's parts. If the counter is split, the first one is the shard's
+    /// name.
     pub parts: (u16, u16),
-    /// Which shard of its counter is charged; zero where the counter is not split.
+    /// Index of the shard to charge; zero if the counter is not split.
     pub shard: u16,
-    /// How many shards this thread has charged before it in the same round.
+    /// Number of shards that this thread has charged earlier in the same round.
     pub position: u16,
-    /// What remains of the whole limit, where that is known exactly: all shards were read, or a grant has paid.
+    /// Remaining units of the whole limit, if known exactly: all shards were read, or a grant was used.
     pub remaining: Option<u64>,
-    /// What it costs.
+    /// Cost in units.
     pub cost: Cost,
-    /// Which descriptor of the request it answers; zero for attributes.
+    /// Index of the request's descriptor; zero for attributes.
     pub descriptor: u16,
-    /// How a denial bears on the others.
+    /// Effect of a denial on the other charges.
     pub enforcement: Enforcement,
 }
 
-/// What became of one descriptor of the request.
+/// How one descriptor of the request matched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MatchKind {
-    /// No rule.
+    /// No rule matched.
     #[default]
     None,
-    /// A rule without a limit: an exception.
+    /// A rule without a limit matched: an exception.
     Exempt,
-    /// A rule that says `unlimited`.
+    /// A rule with `unlimited` matched.
     Unlimited,
     /// Limits to charge.
     Limited,
 }
 
-/// Everything that a request meets.
+/// All limits that a request matches.
 #[derive(Clone, Debug)]
 pub struct Plan<'p> {
-    /// Counter values of all hits, one after another.
+    /// Key values of all matched limits, concatenated.
     pub parts: SmallVec<[KeyPart<'p>; 8]>,
-    /// The limits to charge.
+    /// Limits to charge.
     pub limits: SmallVec<[MatchedLimit<'p>; 4]>,
-    /// One for each descriptor of the request (a single one for attributes), with the rule that matched.
+    /// One entry per descriptor of the request (a single one for attributes), with the rule that matched.
     pub matches: SmallVec<[(MatchKind, Option<&'p Rule>); 4]>,
-    /// Whether any of the limits has a counter that is split.
+    /// Whether any of the limits has a split counter.
     pub is_split: bool,
-    /// The caller's tier, where it says one or one is agreed on.
+    /// Tier of the caller, from its quota or the request.
     pub tier: Option<&'p str>,
-    /// What is agreed on with the caller: set before planning.
+    /// Overrides of the caller; set before planning.
     pub overrides: Option<&'p CallerOverrides>,
 }
 
 impl Default for Plan<'_> {
-    /// Inlined always: what is not yet in the lists need then not be copied with them.
+    /// Creates an empty plan. Always inlined, so that unfilled slots need not be copied.
     #[inline(always)]
     fn default() -> Self {
         Self {
@@ -120,17 +121,17 @@ impl Default for Plan<'_> {
     }
 }
 
-/// A request's charges.
+/// The charges of a request.
 pub type Charges<'a> = SmallVec<[Charge<'a>; 4]>;
 
 impl Plan<'_> {
-    /// Adds the charges for the store. `permit` names the holder of any concurrency permits.
+    /// Appends the charges for the store. `permit` identifies the holder of any concurrency permits.
     #[inline]
     pub fn charges<'a>(&'a self, permit: PermitId, charges: &mut Charges<'a>) {
         charges.extend(self.limits.iter().map(|matched| self.charge(matched, permit)));
     }
 
-    /// The charge of one limit.
+    /// Returns the charge of one limit.
     #[inline]
     pub fn charge<'a>(&'a self, matched: &'a MatchedLimit<'a>, permit: PermitId) -> Charge<'a> {
         let parts = &self.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
@@ -143,7 +144,7 @@ impl Plan<'_> {
 }
 
 impl Plan<'_> {
-    /// Moves a split counter's charge to another of its shards.
+    /// Moves a split counter's charge to another shard.
     pub fn move_to_shard(&mut self, matched: usize, shard: u16) {
         let Some(name) = self.limits[matched].shard_names().get(usize::from(shard)) else { return };
         let (from, to) = self.limits[matched].parts;
@@ -152,7 +153,7 @@ impl Plan<'_> {
         else {
             return;
         };
-        // Other limits of the rule share the range, so this one gets its own.
+        // Other limits of the rule share the range, so this one gets a separate copy.
         self.parts.push(KeyPart::Text(name));
         for at in usize::from(from) + 1..usize::from(to) {
             let part = self.parts[at];
@@ -163,14 +164,14 @@ impl Plan<'_> {
 }
 
 impl MatchedLimit<'_> {
-    /// The limit that the counter is charged by: the rule's, or one shard's.
+    /// Returns the limit that the counter enforces: the rule's, or one shard's.
     #[must_use]
     #[inline]
     pub fn charged_limit(&self) -> &Limit {
         self.limit.for_shard(self.shard)
     }
 
-    /// The names of all shards of its counter; none where it is not split.
+    /// Returns the names of all shards of its counter; empty if it is not split.
     #[must_use]
     pub fn shard_names(&self) -> &'static [&'static str] {
         if self.limit.shards.is_none() {
@@ -179,9 +180,9 @@ impl MatchedLimit<'_> {
         self.rule.map_or(&[], Rule::shard_names)
     }
 
-    /// What remains of the whole limit, as far as one shard's outcome shows: a thread takes the shards in turn, so those
-    /// before this one in the round have been charged as often, and those behind it once less. An estimate: other threads and
-    /// nodes are elsewhere in their rounds.
+    /// Estimates what remains of the whole limit from one shard's outcome: a thread charges the shards in turn, so
+    /// those earlier in the round have been charged as often as this one, and those later once less. Other threads and
+    /// nodes are at other positions in their rounds.
     #[must_use]
     pub fn remaining_of_whole(&self, outcome: &Outcome) -> u64 {
         let Some(shards) = &self.limit.shards else { return outcome.remaining };
@@ -196,7 +197,7 @@ impl MatchedLimit<'_> {
         let position = u64::from(self.position);
         let (ahead, before, behind) = match self.cost.is_peek() {
             false => (position + 1, used, used.saturating_sub(self.cost.units())),
-            // A peek reads the shard that is next: those before it have been charged once more.
+            // A peek reads the next shard: those earlier in the round have been charged once more.
             true => (position, used + 1, used),
         };
         let ahead = ahead.min(in_use);
@@ -204,7 +205,7 @@ impl MatchedLimit<'_> {
         self.limit.limit.capacity().saturating_sub(used).max(outcome.remaining)
     }
 
-    /// How a denial of a limit in this role, by a rule with this action, bears on the others.
+    /// Returns how a denial of a limit in this role, by a rule with this action, affects the other charges.
     #[must_use]
     pub const fn enforcement(role: Role, action: Action, profile: crate::rule::Profile) -> Enforcement {
         match (profile, role, action) {

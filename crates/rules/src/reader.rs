@@ -1,4 +1,4 @@
-//! Typed readers of YAML nodes: each returns the value, or reports what is there and what is expected.
+//! Typed readers of YAML nodes: each returns the value, or reports the actual and the expected type.
 
 use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::suggest::closest;
@@ -6,21 +6,22 @@ use crate::yaml::{Position, YamlNode, YamlValue, shorten};
 use crate::{Source, period};
 use tollgate_core::TimeDelta;
 
-/// A value and where it stands.
+/// A value and its position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spanned<T> {
     pub(crate) at: Position,
     pub(crate) value: T,
 }
 
-/// Reads one file and collects what is wrong with it.
+/// Reads one file and collects its errors.
 pub(crate) struct Reader<'s> {
     pub(crate) source: &'s Source,
     pub(crate) errors: &'s mut Diagnostics,
     pub(crate) warnings: &'s mut Vec<Diagnostic>,
 }
 
-/// Longer texts are refused: keys, values and names end up in counters' names and on metrics' pages.
+/// The maximum length of a text; longer ones are rejected, because keys, values and names become part of counter keys
+/// and metrics.
 const MAX_TEXT: usize = 4_096;
 
 impl Reader<'_> {
@@ -30,13 +31,13 @@ impl Reader<'_> {
         self.errors.push(|| Diagnostic::new(Severity::Error, source, at, message.into()));
     }
 
-    /// Reports an error, with what to write instead.
+    /// Reports an error with a suggested fix.
     pub(crate) fn error_help(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
         let source = self.source;
         self.errors.push(|| Diagnostic::new(Severity::Error, source, at, message.into()).help(help));
     }
 
-    /// Reports what loads and is hardly meant.
+    /// Reports a warning: valid, but probably unintended.
     pub(crate) fn warning(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
         if self.warnings.len() < Diagnostics::MAX {
             self.warnings
@@ -51,7 +52,7 @@ impl Reader<'_> {
             YamlValue::Scalar { text, plain: false } => format!("the text \"{}\"", shorten(text)),
             _ => node.kind().to_owned(),
         };
-        // A key is quoted; what is described in words is not.
+        // Keys are quoted; descriptions are not.
         let (name, help) = if name.contains(' ') {
             (name.to_owned(), format!("write it as in `{example}`"))
         } else {
@@ -60,7 +61,7 @@ impl Reader<'_> {
         self.error_help(node.at, format!("{name} must be {wanted}, not {found}"), help);
     }
 
-    /// Reports a key that means nothing where it stands.
+    /// Reports a key that has no meaning at its position.
     pub(crate) fn unknown_key(&mut self, key: &YamlNode<'_>, place: &str, known: &[&str]) {
         let text = shorten(scalar(key));
         let help = match closest(&text, known) {
@@ -70,7 +71,7 @@ impl Reader<'_> {
         self.error_help(key.at, format!("unknown key `{text}` in {place}"), help);
     }
 
-    /// Reports a word that is none of those allowed.
+    /// Reports a value that is not one of those allowed.
     pub(crate) fn unknown_value(&mut self, at: Position, name: &str, found: &str, known: &[&str]) {
         let found = shorten(found);
         let help = match closest(&found, known) {
@@ -80,7 +81,7 @@ impl Reader<'_> {
         self.error_help(at, format!("unknown {name} `{found}`"), help);
     }
 
-    /// The pairs of a mapping, those with a null value left out.
+    /// Returns the pairs of a mapping, without those that have a null value.
     pub(crate) fn mapping<'n, 't>(
         &mut self,
         node: &'n YamlNode<'t>,
@@ -94,7 +95,7 @@ impl Reader<'_> {
         Some(pairs.iter().map(|(key, value)| (key, value)).filter(|(_, value)| !value.is_null()))
     }
 
-    /// The items of a list.
+    /// Returns the items of a list.
     pub(crate) fn sequence<'n, 't>(
         &mut self,
         node: &'n YamlNode<'t>,
@@ -110,7 +111,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Any scalar as text: `value: 404` is the text 404, as it is to the Envoy service.
+    /// Returns any scalar as text: `value: 404` is the text 404, as in the Envoy service.
     pub(crate) fn text(&mut self, node: &YamlNode<'_>, name: &str, example: &str) -> Option<Spanned<String>> {
         match &node.value {
             YamlValue::Scalar { text, .. } if text.len() > MAX_TEXT => {
@@ -125,7 +126,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A whole number from `least` to `most`.
+    /// Returns a whole number from `least` to `most`.
     pub(crate) fn number(
         &mut self,
         node: &YamlNode<'_>,
@@ -154,14 +155,14 @@ impl Reader<'_> {
         }
     }
 
-    /// The same for what cannot be negative.
+    /// Returns a whole number that cannot be negative.
     pub(crate) fn count(&mut self, node: &YamlNode<'_>, name: &str, most: u64) -> Option<Spanned<u64>> {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let Spanned { at, value } = self.number(node, name, (0, most), "100")?;
         Some(Spanned { at, value: value.unsigned_abs() })
     }
 
-    /// A boolean, in the words of YAML 1.1 as well, since the Envoy service takes them.
+    /// Returns a boolean, including YAML 1.1 spellings, because the Envoy service accepts them.
     pub(crate) fn boolean(&mut self, node: &YamlNode<'_>, name: &str) -> Option<Spanned<bool>> {
         let value = match &node.value {
             YamlValue::Scalar { text, plain: true } => match text.to_ascii_lowercase().as_str() {
@@ -180,7 +181,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A length of time: `30s`, `250ms`, `minute`.
+    /// Returns a length of time: `30s`, `250ms`, `minute`.
     pub(crate) fn duration(&mut self, node: &YamlNode<'_>, name: &str) -> Option<Spanned<TimeDelta>> {
         match &node.value {
             YamlValue::Scalar { text, .. } if period::parse_duration(text).is_some() => {
@@ -194,7 +195,7 @@ impl Reader<'_> {
     }
 }
 
-/// The text of a scalar; keys of mappings always are.
+/// Returns the text of a scalar; keys of mappings always are scalars.
 pub(crate) fn scalar<'n>(node: &'n YamlNode<'_>) -> &'n str {
     match &node.value {
         YamlValue::Scalar { text, .. } => text,
@@ -202,7 +203,7 @@ pub(crate) fn scalar<'n>(node: &'n YamlNode<'_>) -> &'n str {
     }
 }
 
-/// Whole numbers as YAML writes them: decimal with `_` between digits, `0x`, `0o`, `0b`.
+/// Parses whole numbers as YAML writes them: decimal with `_` between digits, `0x`, `0o`, `0b`.
 pub(crate) fn parse_number(text: &str) -> Option<i128> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),

@@ -1,35 +1,35 @@
-//! A compiled rule: what the engine reads when a request has matched.
+//! Compiled rule: the data that the engine reads after a request has matched.
 
 use crate::unit::Unit;
 use std::collections::BTreeMap;
 use tollgate_core::{Limit, LossPolicy, Mode, Scope};
 
-/// Which arithmetic a domain decides by.
+/// The arithmetic of a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
-    /// Tollgate's own: one atomic decision over all limits.
+    /// Native: one atomic decision over all limits.
     #[default]
     Native,
-    /// The Envoy service's: fixed windows from the epoch, each descriptor on its own, denied hits counted.
+    /// Envoy-compatible: fixed windows from the epoch, each descriptor separately, denied hits counted.
     Envoy,
 }
 
-/// What a limit protects; it chooses the defaults of everything that may go wrong.
+/// What a limit protects; determines the defaults of its failure handling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Class {
-    /// Fairness between callers. Fails to a counter of this process.
+    /// Fairness between callers. Falls back to a counter of this process.
     #[default]
     Comfort,
-    /// Log-ins, password resets. Fails closed.
+    /// Logins, password resets. Fails closed.
     Security,
-    /// What costs money. Fails by tier: free callers closed, paying ones open.
+    /// Resources that cost money. Fails by tier: free callers closed, paying ones open.
     Cost,
-    /// Must be exact. Fails closed.
+    /// Limits that must be exact. Fails closed.
     Strict,
 }
 
 impl Class {
-    /// What its counters are taken for where the store may have lost them.
+    /// Returns the assumption about counters that the store may have lost.
     #[must_use]
     #[inline]
     pub const fn loss_policy(self) -> LossPolicy {
@@ -40,33 +40,34 @@ impl Class {
     }
 }
 
-/// What to answer when the store cannot.
+/// Fail policy of a rule when the store is unavailable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OnError {
-    /// The same for all callers.
+    /// The same policy for all callers.
     Always(FailPolicy),
-    /// By the caller's tier.
+    /// A policy by the caller's tier.
     ByTier {
-        /// For the tiers that are named.
+        /// Policies of the listed tiers.
         tiers: BTreeMap<String, FailPolicy>,
-        /// For any other.
+        /// Policy of all other tiers.
         otherwise: FailPolicy,
     },
 }
 
-/// An answer that does not need the store.
+/// A decision that does not need the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailPolicy {
-    /// Let it pass.
+    /// Allow the request.
     Open,
-    /// Turn it away.
+    /// Deny the request.
     Closed,
-    /// Decide by a counter of this process alone, with this node's share of the limit; where there is none, let it pass.
+    /// Decide by a counter of this process, with this node's share of the limit; if there is no share, allow the
+    /// request.
     Local,
 }
 
 impl OnError {
-    /// The policy for a caller of this tier.
+    /// Returns the policy for a caller of this tier.
     #[must_use]
     pub fn policy(&self, tier: Option<&str>) -> FailPolicy {
         match self {
@@ -78,41 +79,41 @@ impl OnError {
     }
 }
 
-/// What happens to a request that is over the limit.
+/// The action for a request that is over the limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Action {
-    /// It is turned away.
+    /// The request is denied.
     #[default]
     Reject,
-    /// It is told how long to wait, up to the queue's length; beyond that it is turned away.
+    /// The request is delayed, up to the queue's length; beyond that it is denied.
     Delay,
-    /// It passes, marked as degraded.
+    /// The request is allowed and marked as degraded.
     Degrade,
 }
 
-/// Whether a limit decides.
+/// The role of a limit in decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It decides.
+    /// Enforced.
     Live,
     /// Counted, never denies.
     Shadow,
-    /// A new number for a live limit, counted beside it, never denies.
+    /// A new number for a live limit, counted beside it; never denies.
     Candidate,
-    /// Over only when every quota limit of the request is over.
+    /// Denies only when every quota limit of the request is over.
     Quota,
 }
 
 impl Role {
-    /// Whether the limit is in force: it bears on the answer, unlike one that is only counted beside it.
+    /// Returns whether the limit is in force: it affects the decision, unlike one that is only counted.
     #[must_use]
     #[inline]
     pub const fn is_live(self) -> bool {
         matches!(self, Self::Live | Self::Quota)
     }
 
-    /// Whether a limit in this role denies requests, of a rule with this action. A quota does so only together with all
-    /// other quotas of the request. The one answer to "does this limit decide?".
+    /// Returns whether a limit in this role denies requests, in a rule with this action. A quota limit does so only
+    /// together with all other quota limits of the request. The only place that answers "does this limit decide?".
     #[must_use]
     #[inline]
     pub const fn is_enforced(self, action: Action) -> bool {
@@ -120,19 +121,19 @@ impl Role {
     }
 }
 
-/// A mark below the limit that warns or degrades first.
+/// A soft limit: a lower threshold that warns or degrades first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoftLimit {
-    /// Units used at which it acts.
+    /// Threshold in used units.
     pub threshold: u64,
-    /// What it does.
+    /// Action at the threshold.
     pub action: SoftAction,
 }
 
-/// What a soft mark does.
+/// The action of a soft limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SoftAction {
-    /// The decision says so.
+    /// The decision carries a warning.
     #[default]
     Warn,
     /// The decision is marked as degraded.
@@ -142,30 +143,30 @@ pub enum SoftAction {
 /// One limit of a rule.
 #[derive(Clone, Debug)]
 pub struct RuleLimit {
-    /// Its number in the rule set; nothing in a limit that a request brought with it.
+    /// Number in the rule set; `None` for an inline limit.
     pub id: u32,
-    /// The limit as the rule file has it: what responses, logs and metrics show.
+    /// Limit as written in the rule file; shown in responses, logs and metrics.
     pub limit: Limit,
-    /// Where the rule splits its counters, the limit of each shard; they sum to `limit`.
+    /// Limit of each shard if the rule splits its counters; they sum to `limit`.
     pub shards: Option<Box<[Limit]>>,
-    /// This node's share of it, for when the store is away; none where the number of nodes is not known.
+    /// This node's share of the limit while the store is unavailable; `None` if the number of nodes is unknown.
     pub node_share: Option<Box<Limit>>,
-    /// The share has been set aside: what passes by it need not be charged to the shared counters afterwards.
+    /// Whether the share is reserved: requests that it allows need not be charged to the shared counters afterwards.
     pub prepaid: bool,
     /// Where its charges may be decided.
     pub mode: Mode,
-    /// What names its counters.
+    /// Scope of its counter keys.
     pub scope: Scope,
-    /// The Envoy unit that its period is, if it is one.
+    /// Envoy unit equal to its period, if there is one.
     pub unit: Option<Unit>,
-    /// Whether it decides.
+    /// Role in decisions.
     pub role: Role,
-    /// Its soft mark.
+    /// Soft limit.
     pub soft: Option<SoftLimit>,
 }
 
 impl RuleLimit {
-    /// The limit that the counter of this shard is charged by.
+    /// Returns the limit that the counter of this shard enforces.
     #[must_use]
     #[inline]
     pub fn for_shard(&self, shard: u16) -> &Limit {
@@ -175,7 +176,7 @@ impl RuleLimit {
         }
     }
 
-    /// The limit, its shards and its node's share, changed in the same way. The shards sum to the changed limit.
+    /// Applies the same change to the limit, its shards and its node share. The shards sum to the changed limit.
     #[must_use]
     pub fn map_limits(&self, change: impl Fn(&Limit) -> Limit) -> Self {
         let limit = change(&self.limit);
@@ -188,7 +189,7 @@ impl RuleLimit {
         }
     }
 
-    /// A limit that is asked about in the store; [`crate::placement`] says what else there is to know of it.
+    /// Creates a limit that is charged in the store; [`crate::placement`] sets the other placement fields.
     pub(crate) fn new(
         limit: Limit,
         scope: Scope,
@@ -211,91 +212,92 @@ impl RuleLimit {
     }
 }
 
-/// Where a request's cost comes from.
+/// The source of a request's cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CostFrom {
-    /// What the caller says, one if nothing.
+    /// The request's cost; one if absent.
     #[default]
     Request,
-    /// This number, whatever the caller says: a limit on requests beside one on tokens. Looks stay looks, refunds
-    /// give this number back.
+    /// This fixed number, whatever the request's cost: a limit on requests next to one on tokens. Peeks stay peeks;
+    /// refunds refund this number.
     Fixed(u64),
-    /// The number in this attribute; what the caller says if it is absent or no number.
+    /// The number in this attribute; the request's cost if the attribute is absent or not a number.
     Attribute(String),
 }
 
-/// The limits that apply to a caller of some tier.
+/// The limits that apply to callers of one tier.
 #[derive(Clone, Debug, Default)]
 pub struct LimitSet {
-    /// In the order of the file. Empty and not `unlimited`: an exception, matched but not limited.
+    /// Limits in the order of the file. Empty and not `unlimited`: an exception, matched but not limited.
     pub limits: Vec<RuleLimit>,
 }
 
 /// A compiled rule.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// Its number in the rule set.
+    /// Number in the rule set.
     pub id: u32,
-    /// `name` from the file, or the path of keys.
+    /// Name: `name` from the file, or the path of keys.
     pub name: String,
     /// Whether the name was given in the file.
     pub has_explicit_name: bool,
-    /// The limits where no tier's apply.
+    /// Limits for callers without limits by tier.
     pub limits: LimitSet,
     /// Limits by tier, sorted by name.
     pub tiers: Vec<(String, LimitSet)>,
-    /// Matches and is reported, never counted.
+    /// Whether the rule is matched and reported but never counted.
     pub unlimited: bool,
-    /// What it protects.
+    /// Class: what the rule protects.
     pub class: Class,
-    /// What to answer when the store cannot.
+    /// Fail policy while the store is unavailable.
     pub on_error: OnError,
-    /// What happens over the limit.
+    /// Action over the limit.
     pub action: Action,
-    /// Where its charges may be decided; adaptive where the file does not say.
+    /// Where its charges may be decided; adaptive if the file has no `mode`.
     pub mode: Mode,
-    /// Its counters are shared by all callers: none of their values tells who asks.
+    /// Whether all callers share its counters: none of the key's values identifies a caller.
     pub shared_by_callers: bool,
-    /// Thousandths of the limits that are set aside for nodes that are cut off from the store.
+    /// Thousandths of the limits that are reserved for nodes that cannot reach the store.
     pub fallback: Option<u64>,
-    /// Counters that each counter is split into; a request is counted in one of them.
+    /// Number of shards that each counter is split into; a request is charged to one of them.
     pub split: Option<u16>,
-    /// Which of several denying rules is named: the highest.
+    /// Priority: of several denying rules, the one with the highest is reported.
     pub priority: i32,
-    /// Where the cost comes from.
+    /// Source of the cost.
     pub cost: CostFrom,
-    /// The names of matched rules that it drops from a request.
+    /// Names of matched rules that this rule removes from a request.
     pub replaces: Vec<String>,
-    /// Read and shown, and nothing else: metrics never carry values of requests, which callers could make without end.
+    /// Parsed and displayed only: metrics never carry values of requests, because callers could create any number of
+    /// them.
     pub detailed_metric: bool,
-    /// The same, of this key alone.
+    /// Parsed and displayed only, like `detailed_metric`, for this key alone.
     pub value_to_metric: bool,
-    /// Handed back to the caller's proxy.
+    /// Metadata returned to the caller's proxy.
     pub metadata: BTreeMap<String, String>,
-    /// Where it stands: file, line.
+    /// Location: file and line.
     pub location: (String, u32),
 }
 
 impl Rule {
-    /// All its limits: those without a tier, then each tier's.
+    /// Returns all limits: those without a tier, then each tier's.
     pub fn all_limits(&self) -> impl Iterator<Item = &RuleLimit> {
         let sets = std::iter::once(&self.limits).chain(self.tiers.iter().map(|(_, set)| set));
         sets.flat_map(|set| &set.limits)
     }
 
-    /// The first values of its counters' names, where each is split; nothing where they are not.
+    /// Returns the shard names that begin its counter keys' values; empty if its counters are not split.
     #[must_use]
     pub fn shard_names(&self) -> &'static [&'static str] {
         self.split.map_or(&[], crate::counter_shards::names)
     }
 
-    /// Whether a caller's tier bears on its limits or its fail policy.
+    /// Returns whether a caller's tier affects its limits or its fail policy.
     #[must_use]
     pub fn depends_on_tier(&self) -> bool {
         !self.tiers.is_empty() || matches!(self.on_error, OnError::ByTier { .. })
     }
 
-    /// The limits for a caller of this tier: the tier's own, else the rule's.
+    /// Returns the limits for a caller of this tier: the tier's, else the rule's.
     #[must_use]
     #[inline]
     pub fn limits_for(&self, tier: Option<&str>) -> &[RuleLimit] {

@@ -1,4 +1,4 @@
-//! Rule set: the rules of all domains, loaded together and then only read.
+//! Rule set: the rules of all domains, loaded together and immutable afterwards.
 
 use crate::compile;
 use crate::decode;
@@ -20,28 +20,29 @@ use tollgate_core::{Algorithm, StableHasher};
 /// A rule file: its name for diagnostics, and its text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Source {
-    /// The file's name.
+    /// Name of the file.
     pub name: String,
-    /// What stands in it.
+    /// Text of the file.
     pub text: String,
 }
 
 impl Source {
-    /// A file of this name with this text.
+    /// Creates a file with this name and text.
     #[must_use]
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
         Self { name: name.into(), text: text.into() }
     }
 }
 
-/// How to load.
+/// Load options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// This profile for every domain, whatever the files say.
+    /// Profile for every domain, overriding the files.
     pub profile: Option<Profile>,
-    /// How many nodes share the limits, where that is known: what each may let through alone when the store is away.
+    /// Number of nodes that share the limits, if known: determines what each may allow alone while the store is
+    /// unavailable.
     pub nodes: Option<u32>,
-    /// Limits that all callers share are leased where their rules do not say how they are kept: the store is far.
+    /// Whether limits that all callers share are leased when their rules have no `mode`, because the store is remote.
     pub lease_shared: bool,
 }
 
@@ -62,14 +63,14 @@ pub struct Ruleset {
     domains: Vec<Domain>,
     by_name: HashMap<String, usize, foldhash::fast::RandomState>,
     rules: Arc<[Rule]>,
-    /// Where each limit is, by its number: its rule, and its place among that rule's limits.
+    /// Location of each limit by number: its rule, and its index among that rule's limits.
     limits: Vec<(u32, u32)>,
     warnings: Vec<Diagnostic>,
     sources: Vec<Source>,
     revision: String,
-    /// How many nodes share the limits, where that is known.
+    /// Number of nodes that share the limits, if known.
     pub(crate) nodes: Option<u32>,
-    /// Which rules can be changed for one caller; worked out when the first is.
+    /// Rules that can be overridden per caller; computed on first use.
     pub(crate) overridable: std::sync::OnceLock<Overridable>,
 }
 
@@ -78,26 +79,26 @@ pub struct Ruleset {
 pub struct Domain {
     pub(crate) name: String,
     pub(crate) profile: Profile,
-    /// For limits that say none, and for those that requests bring.
+    /// Algorithm of limits that specify none, and of inline limits.
     pub(crate) algorithm: Algorithm,
     pub(crate) scope: ScopePath,
-    /// The attribute that tells a caller's tier.
+    /// Attribute that contains a caller's tier.
     pub(crate) tier_key: String,
     /// Whether any rule replaces others.
     pub(crate) replaces: bool,
-    /// Whether a caller's tier bears on anything.
+    /// Whether any rule depends on a caller's tier.
     pub(crate) depends_on_tier: bool,
-    /// The root first, then every descriptor in the order of the file.
+    /// Tree nodes: the root first, then every descriptor in the order of the file.
     pub(crate) tree: Vec<TreeNode>,
-    /// Those of all domains; the tree says which are this one's.
+    /// Rules of all domains; the tree refers to those of this one.
     pub(crate) rules: Arc<[Rule]>,
 }
 
 impl Ruleset {
-    /// Reads, checks and compiles rule files.
+    /// Parses, validates and compiles rule files.
     ///
     /// # Errors
-    /// Everything that is wrong with any of the files.
+    /// All errors in any of the files.
     pub fn load(sources: &[Source], options: &Options) -> Result<Self, Diagnostics> {
         let mut errors = Diagnostics::default();
         let mut warnings = Vec::new();
@@ -149,24 +150,24 @@ impl Ruleset {
         &self.sources
     }
 
-    /// What loads, and does nothing.
+    /// Returns the warnings: rules that load but have no effect.
     #[must_use]
     pub fn warnings(&self) -> &[Diagnostic] {
         &self.warnings
     }
 
-    /// Twelve hexadecimal digits that are the same wherever the same rules are loaded.
+    /// Returns the rules hash: twelve hexadecimal digits that are the same wherever the same rules are loaded.
     #[must_use]
     pub fn revision(&self) -> &str {
         &self.revision
     }
 
-    /// All domains, in the order of the files.
+    /// Returns all domains, in the order of the files.
     pub fn domains(&self) -> impl Iterator<Item = &Domain> {
         self.domains.iter()
     }
 
-    /// The domain of this name.
+    /// Returns the domain with this name.
     #[must_use]
     pub fn domain(&self, name: &str) -> Option<&Domain> {
         match &self.domains[..] {
@@ -175,20 +176,20 @@ impl Ruleset {
         }
     }
 
-    /// All rules, in the order of the files; a rule's place is its id.
+    /// Returns all rules, in the order of the files; a rule's index is its ID.
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
-    /// The limit with this number.
+    /// Returns the limit with this number.
     #[must_use]
     pub fn limit(&self, id: u32) -> Option<&RuleLimit> {
         let (rule, place) = *self.limits.get(id as usize)?;
         self.rule(rule)?.all_limits().nth(place as usize)
     }
 
-    /// The rule with this id.
+    /// Returns the rule with this ID.
     #[must_use]
     pub fn rule(&self, id: u32) -> Option<&Rule> {
         self.rules.get(id as usize)
@@ -196,25 +197,25 @@ impl Ruleset {
 }
 
 impl Domain {
-    /// Its name.
+    /// Returns the domain's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// By which arithmetic it decides.
+    /// Returns the profile: the arithmetic of its decisions.
     #[must_use]
     pub const fn profile(&self) -> Profile {
         self.profile
     }
 
-    /// The attribute that tells a caller's tier.
+    /// Returns the attribute that contains a caller's tier.
     #[must_use]
     pub fn tier_key(&self) -> &str {
         &self.tier_key
     }
 
-    /// The values of a key that its rules name, wildcards apart.
+    /// Returns the literal values of a key in its rules, without wildcards.
     pub fn named_values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         self.tree.iter().filter(move |node| *node.element.key == *key).filter_map(|node| {
             match &node.element.test {
@@ -224,7 +225,7 @@ impl Domain {
         })
     }
 
-    /// Everything that a value must be equal to for some rule to match: values that its rules name, and their tiers.
+    /// Returns everything that a value must equal for some rule to match: literal values in its rules, and their tiers.
     pub fn literal_values(&self) -> impl Iterator<Item = &str> {
         let named = self.tree.iter().filter_map(|node| match &node.element.test {
             ValueTest::Exact(value) => Some(&**value),
@@ -233,7 +234,7 @@ impl Domain {
         named.chain(self.domain_rules().flat_map(|rule| rule.tiers.iter().map(|(tier, _)| tier.as_str())))
     }
 
-    /// The wildcards that its rules have for values that tell who asks.
+    /// Returns the wildcards in its rules for values that identify a caller.
     pub fn wildcards(&self) -> impl Iterator<Item = &str> {
         self.tree.iter().filter(|node| identifies_caller(&node.element.key)).filter_map(|node| {
             match &node.element.test {
@@ -245,13 +246,13 @@ impl Domain {
         })
     }
 
-    /// Its rules, in the order of the file.
+    /// Returns the domain's rules, in the order of the file.
     pub fn domain_rules(&self) -> impl Iterator<Item = &Rule> {
         self.tree.iter().filter_map(|node| node.rule).map(|id| &self.rules[id as usize])
     }
 }
 
-/// Numbers all limits; returns where each is.
+/// Numbers all limits. Returns the location of each.
 fn assign_ids(rules: &mut [Rule]) -> Vec<(u32, u32)> {
     let mut places = Vec::new();
     for rule in rules {
@@ -264,7 +265,7 @@ fn assign_ids(rules: &mut [Rule]) -> Vec<(u32, u32)> {
     places
 }
 
-/// One domain a file: the counters of two files with one domain would be each other's.
+/// Rejects two files with one domain: they would share each other's counters.
 fn reject_duplicate_domain(
     reader: &mut Reader<'_>,
     file: &mut FileDraft,
@@ -278,11 +279,11 @@ fn reject_duplicate_domain(
         format!("duplicate domain `{}`", shorten(&domain.value)),
         format!("`{}` has it already; put the rules of one domain into one file", compiled[*first].2.name),
     );
-    // The rest of the file is still checked, under no name.
+    // The rest of the file is still checked, under an invalid name.
     file.domain.as_mut().into_iter().for_each(|domain| domain.value.push('\0'));
 }
 
-/// Of what the files say, not of where they lie or in which order they were named.
+/// Hashes the contents of the files, independent of their paths and order.
 fn revision(sources: &[Source], options: &Options) -> String {
     let mut hashes: Vec<u64> = sources
         .iter()

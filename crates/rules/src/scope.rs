@@ -1,10 +1,10 @@
 //! Counter scopes: domain, path, algorithm, period, and nothing that an operator changes while traffic flows.
 //!
-//! `api|user|endpoint=POST /orders|gcra|1m`. Parts are separated by `|`, a key from its value by `=` (exact) or `~` (one
-//! counter for a pattern), and these marks are escaped inside parts, so no two paths share a name. The count, the burst
-//! and the tier are left out: a changed number keeps what has been used, and so does a caller who changes tier.
-//! A value that may be a secret is written as its first characters and a hash.
-//! A wildcard with a counter for each value is named like the key alone, since each value meets only one of them.
+//! `api|user|endpoint=POST /orders|gcra|1m`. Parts are separated by `|`, a key from its value by `=` (exact) or `~`
+//! (one counter for a pattern), and these characters are escaped inside parts, so no two paths have the same scope. The
+//! count, the burst and the tier are left out: usage survives a changed number and a changed tier. A value that may be
+//! a secret is written as its first characters and a hash. A wildcard with a counter for each value has the same scope
+//! as the key alone, because each value matches only one of them.
 
 use crate::rule::Role;
 use crate::sensitivity::may_be_secret;
@@ -12,12 +12,12 @@ use crate::tree::{Element, ValueTest};
 use std::fmt::Write;
 use tollgate_core::{Algorithm, Limit, Scope, StableHasher, secret_prefix};
 
-/// The part of a name that all limits of a rule share.
+/// The part of a scope that all limits of a rule share.
 #[derive(Clone, Debug)]
 pub(crate) struct ScopePath {
     name: String,
-    /// The domain and the keys whose values come with the request: limits that agree in these have counters for the
-    /// same values, and stores keep them together.
+    /// Domain and the keys whose values come from the request: limits with equal groups have counters for the same
+    /// values, and stores keep them together.
     group: String,
 }
 
@@ -28,7 +28,7 @@ impl ScopePath {
         Self { group: domain.clone(), name: domain }
     }
 
-    /// The path one level down.
+    /// Returns the path one level down.
     pub(crate) fn child(&self, element: &Element) -> Self {
         let mut path = self.clone();
         key(&mut path.name, &element.key);
@@ -48,17 +48,17 @@ impl ScopePath {
         path
     }
 
-    /// Whether none of the values that name its counters tells who asks.
+    /// Returns whether none of the values in its counter keys identifies a caller.
     pub(crate) fn is_shared(&self) -> bool {
         self.group.split('|').skip(1).all(|key| !crate::sensitivity::identifies_caller(key))
     }
 
-    /// The path of counters that are split.
+    /// Returns the path of split counters.
     pub(crate) fn split(&self, into: u64) -> Self {
         Self { name: format!("{}|split={into}", self.name), group: format!("{}|split={into}", self.group) }
     }
 
-    /// The path of a descriptor that brings its own limit: its keys, all with values of the request's.
+    /// Returns the path of a descriptor with an inline limit: its keys, all with values from the request.
     pub(crate) fn inline(&self, entries: &[(&str, &str)]) -> Self {
         let mut path = self.clone();
         for (name, _) in entries {
@@ -68,7 +68,7 @@ impl ScopePath {
         path
     }
 
-    /// The name of one limit's counters. Always two more parts, so a path never runs into them.
+    /// Returns the scope of one limit's counters. Always appends two more parts, so that it never equals a path.
     pub(crate) fn limit(&self, kind: Kind, limit: &Limit, slots: Option<u64>) -> Scope {
         let mut label = self.name.clone();
         label.push('|');
@@ -79,7 +79,7 @@ impl ScopePath {
             Kind::Inline => "own:",
         });
         label.push_str(limit.algorithm().name());
-        // Windows of another grid cannot be compared.
+        // Windows of another grid are not comparable.
         if let Some(slots) = slots {
             let _ = write!(label, ".{slots}");
         }
@@ -87,7 +87,7 @@ impl ScopePath {
             label.push_str(".jitter");
         }
         match limit.algorithm() {
-            // Permits carry their own deadlines: a changed time to live keeps them.
+            // Permits carry their own deadlines, so they survive a changed time to live.
             Algorithm::Concurrency => label.push_str("|held"),
             _ => {
                 let _ = write!(label, "|{}", limit.rate().period);
@@ -107,7 +107,7 @@ fn value(path: &mut String, mark: char, value: &str) {
     escape(path, value, "|%");
 }
 
-/// What stands for a secret in a name that lists and logs tell.
+/// Returns the masked form of a secret for scopes, which appear in lists and logs.
 fn hidden(secret: &str) -> String {
     let mut hasher = StableHasher::default();
     hasher.bytes(secret.as_bytes());
@@ -128,6 +128,6 @@ fn escape(path: &mut String, text: &str, marks: &str) {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     Role(Role),
-    /// A limit that a request brought with it.
+    /// An inline limit that arrived with the request.
     Inline,
 }

@@ -1,7 +1,7 @@
-//! What the name of an attribute tells about its values: whether they tell who asks, and whether they may be secrets. The
-//! values themselves tell neither.
+//! Sensitivity of attributes: whether their values identify a caller, and whether they may be secrets. Both are derived
+//! from the attribute's name; the values themselves reveal neither.
 
-/// Keys whose values do not tell who asks.
+/// Keys whose values do not identify a caller.
 const NOT_IDENTIFYING: [&str; 9] = [
     "destination_cluster",
     "endpoint",
@@ -14,18 +14,18 @@ const NOT_IDENTIFYING: [&str; 9] = [
     "source_cluster",
 ];
 
-/// Names with one of these in them may hold secrets.
+/// Words that mark an attribute as a possible secret when its name contains one of them.
 const SECRET_WORDS: [&str; 9] =
     ["key", "token", "secret", "auth", "pass", "session", "cookie", "credential", "signature"];
 
-/// Whether values of this key tell who asks.
+/// Returns whether values of this key identify a caller.
 #[must_use]
 pub fn identifies_caller(key: &str) -> bool {
     !NOT_IDENTIFYING.contains(&key)
 }
 
-/// Whether values of this key may be secrets. Keys that do not tell who asks hold none, whatever they are called: the
-/// `generic_key` of Envoy is a word of its configuration.
+/// Returns whether values of this key may be secrets. Keys that do not identify a caller never are, whatever their
+/// name: the `generic_key` of Envoy is a constant in its configuration.
 ///
 /// ```
 /// use tollgate_rules::may_be_secret;
@@ -37,7 +37,7 @@ pub fn may_be_secret(key: &str) -> bool {
     let begins = |rest: &[u8], word: &str| {
         rest.get(..word.len()).is_some_and(|part| part.eq_ignore_ascii_case(word.as_bytes()))
     };
-    // Names may be long, and callers' own: most places are passed over by their first letter.
+    // Names may be long and chosen by callers: most positions are skipped by their first letter.
     let holds = |at: usize| {
         let rest = &key.as_bytes()[at..];
         matches!(rest[0].to_ascii_lowercase(), b'a' | b'c' | b'k' | b'p' | b's' | b't')
@@ -50,7 +50,7 @@ pub fn may_be_secret(key: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// A word that is not found is a key in the logs.
+    /// An undetected word would put a key into the logs.
     #[test]
     fn every_word_is_found_wherever_it_stands() {
         for word in SECRET_WORDS {

@@ -1,6 +1,6 @@
 //! "Did you mean" suggestions: the known word nearest to an unknown one.
 
-/// The nearest of `known`, if it is near enough to be what was meant.
+/// Returns the nearest of `known`, if it is near enough to be a plausible correction.
 pub(crate) fn closest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     let word = word.to_ascii_lowercase();
     let most = (word.chars().count() / 3).clamp(1, 3);
@@ -12,7 +12,7 @@ pub(crate) fn closest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
         .map(|(_, candidate)| candidate)
 }
 
-/// Edits from one word to the other: insert, delete, replace, swap neighbours.
+/// Returns the edit distance between two words: insert, delete, replace, swap neighbors.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut before = vec![0; b.len() + 1];

@@ -1,6 +1,6 @@
 //! Rule tree of a domain, laid out for matching.
 //!
-//! At each level a key is found by a look at the few there are, or by hash beyond that; a value by hash; wildcards by
+//! At each level a key is found by linear search if there are few, by hash beyond that; a value by hash; wildcards by
 //! their index. So a match costs the same among ten rules as among a hundred thousand.
 
 use crate::network::Prefix;
@@ -8,25 +8,25 @@ use crate::pattern::{Pattern, PatternIndex};
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 
-/// What a descriptor asks of one key.
+/// A descriptor's condition on one key.
 #[derive(Clone, Debug)]
 pub(crate) struct Element {
     pub(crate) key: Box<str>,
     pub(crate) test: ValueTest,
 }
 
-/// What it asks of the value.
+/// The condition on the value.
 #[derive(Clone, Debug)]
 pub(crate) enum ValueTest {
-    /// Any value, each with a counter of its own.
+    /// Any value, with a counter per value.
     Any,
-    /// This value.
+    /// Exactly this value.
     Exact(Box<str>),
-    /// A value like this, each with a counter of its own.
+    /// Any value that matches the pattern, with a counter per value.
     Like(Pattern),
-    /// A value like this, all with one counter.
+    /// Any value that matches the pattern, with one counter for all.
     Shared(Pattern),
-    /// An address, one counter for each network.
+    /// An address, with one counter per network.
     Network(Prefix),
 }
 
@@ -46,11 +46,11 @@ impl std::fmt::Display for Element {
 #[derive(Clone, Debug)]
 pub(crate) struct TreeNode {
     pub(crate) element: Element,
-    /// Whether what the key tells may be a secret.
+    /// Whether the key's values may be secrets.
     pub(crate) is_secret: bool,
-    /// The node above; the root is its own.
+    /// Index of the parent node; the root is its own parent.
     pub(crate) parent: u32,
-    /// Its rule, if it limits or exempts anything.
+    /// Rule of the descriptor, if it limits or exempts anything.
     pub(crate) rule: Option<u32>,
     pub(crate) children: Level,
 }
@@ -59,11 +59,11 @@ pub(crate) struct TreeNode {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Level {
     keys: Vec<KeyIndex>,
-    /// Only beyond [`Self::MAX_LINEAR`] keys.
+    /// Hash index, used only beyond [`Self::MAX_LINEAR`] keys.
     by_name: HashMap<Box<str>, u32, RandomState>,
 }
 
-/// The descriptors of one level that ask about one key.
+/// The descriptors of one level with the same key.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyIndex {
     pub(crate) name: Box<str>,
@@ -71,17 +71,17 @@ pub(crate) struct KeyIndex {
     pub(crate) patterns: PatternIndex,
     pub(crate) networks: Vec<(Prefix, u32)>,
     pub(crate) any: Option<u32>,
-    /// The key that every request has, with one value: [`GLOBAL`].
+    /// Whether this is the key that every request has, with one value: [`GLOBAL`].
     pub(crate) is_global: bool,
-    /// Only `any` is set: nothing depends on the value.
+    /// Whether only `any` is set, so that nothing depends on the value.
     pub(crate) is_plain: bool,
 }
 
-/// The attribute that every request has, and its only value: a rule about it limits the total.
+/// The attribute that every request has, and its only value: a rule on it limits the total.
 pub(crate) const GLOBAL: (&str, &str) = ("global", "aggregate");
 
 impl Level {
-    /// Up to here looking at each is faster than hashing.
+    /// The maximum number of keys for which a linear search is faster than hashing.
     const MAX_LINEAR: usize = 8;
 
     pub(crate) fn insert(&mut self, element: &Element, node: u32) {
@@ -126,13 +126,13 @@ impl Level {
         self.keys.is_empty()
     }
 
-    /// The keys asked about, if they are few enough to look at each.
+    /// Returns the keys of the level, if they are few enough for a linear search.
     #[inline]
     pub(crate) fn is_small(&self) -> Option<&[KeyIndex]> {
         self.by_name.is_empty().then_some(&self.keys)
     }
 
-    /// All keys asked about.
+    /// Returns all keys of the level.
     pub(crate) fn keys(&self) -> &[KeyIndex] {
         &self.keys
     }
@@ -156,7 +156,7 @@ impl KeyIndex {
         }
     }
 
-    /// The exact value, else the first wildcard.
+    /// Returns the node of the exact value, else of the first wildcard.
     #[inline]
     pub(crate) fn specific(&self, value: &str) -> Option<u32> {
         if !self.exact.is_empty()
@@ -167,7 +167,7 @@ impl KeyIndex {
         if self.patterns.is_empty() { None } else { self.patterns.find(value) }
     }
 
-    /// The first network key that takes this value as an address.
+    /// Returns the node of the first network key that accepts this value as an address.
     pub(crate) fn network(&self, value: &str) -> Option<u32> {
         self.networks.iter().find(|(prefix, _)| prefix.network(value).is_some()).map(|(_, node)| *node)
     }

@@ -2,31 +2,31 @@
 
 use tollgate_core::TimeDelta;
 
-/// A unit of time as the Envoy file names it.
+/// A unit of time as named in Envoy files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
-    /// 1 s
+    /// 1 s.
     Second,
-    /// 60 s
+    /// 60 s.
     Minute,
-    /// 3600 s
+    /// 3600 s.
     Hour,
-    /// 24 h
+    /// 24 h.
     Day,
-    /// 7 d, from a Thursday, as the epoch was one
+    /// 7 d, starting on Thursdays, because the epoch was one.
     Week,
-    /// 30 d
+    /// 30 d.
     Month,
-    /// 365 d
+    /// 365 d.
     Year,
 }
 
 impl Unit {
-    /// All of them, shortest first.
+    /// All units, shortest first.
     pub const ALL: [Self; 7] =
         [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
 
-    /// Its length.
+    /// Returns the length of the unit.
     #[must_use]
     pub const fn length(self) -> TimeDelta {
         TimeDelta::from_secs(match self {
@@ -40,7 +40,7 @@ impl Unit {
         })
     }
 
-    /// Its name in capitals, as the protocol's JSON has it.
+    /// Returns the name in capitals, as in the protocol's JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -54,13 +54,13 @@ impl Unit {
         }
     }
 
-    /// The unit of this name, in any case.
+    /// Returns the unit with this name, ignoring case.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
     }
 
-    /// The unit of this length.
+    /// Returns the unit with this length.
     #[must_use]
     pub fn from_length(length: TimeDelta) -> Option<Self> {
         Self::ALL.into_iter().find(|unit| unit.length() == length)

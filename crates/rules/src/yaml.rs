@@ -1,19 +1,19 @@
 //! YAML parser whose nodes carry their positions.
 //!
-//! The parser's events become nodes with line and column, so that the decoder can point at anything. Deriving the
-//! decoding from types was rejected: where several forms are allowed (`limit: 10/second`, a list, a mapping) it loses
-//! the place, and its messages speak of variants. Depth, nodes and what aliases may multiply are bounded.
+//! The parser's events become nodes with line and column, so that the decoder can report any position. Rejected:
+//! decoding derived from types, because where several forms are allowed (`limit: 10/second`, a list, a mapping) it
+//! loses the position, and its messages mention variants. Depth, node count and alias expansion are bounded.
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
-/// A place in a file, in characters, from 1.
+/// A position in a file, in characters, starting at 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) line: u32,
     pub(crate) column: u32,
-    /// Characters that it covers on its line; zero if unknown.
+    /// Number of characters covered on the line; zero if unknown.
     pub(crate) width: u32,
 }
 
@@ -29,14 +29,14 @@ impl From<Span> for Position {
     }
 }
 
-/// A node and its place.
+/// A node and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct YamlNode<'t> {
     pub(crate) at: Position,
     pub(crate) value: YamlValue<'t>,
 }
 
-/// What a node is.
+/// The value of a node.
 #[derive(Clone, Debug)]
 pub(crate) enum YamlValue<'t> {
     /// Text. Only plain text (no quotes) can mean a number, a boolean or null.
@@ -45,18 +45,18 @@ pub(crate) enum YamlValue<'t> {
         plain: bool,
     },
     Sequence(Vec<YamlNode<'t>>),
-    /// Keys are text; no key stands twice.
+    /// Pairs of key and value. Keys are text; no key occurs twice.
     Mapping(Vec<(YamlNode<'t>, YamlNode<'t>)>),
 }
 
 impl YamlNode<'_> {
-    /// Whether this is YAML's null, which means the same as leaving the key out.
+    /// Returns whether this is YAML's null, which means the same as leaving the key out.
     pub(crate) fn is_null(&self) -> bool {
         matches!(&self.value, YamlValue::Scalar { text, plain: true }
             if matches!(&**text, "" | "~" | "null" | "Null" | "NULL"))
     }
 
-    /// What it is, in words.
+    /// Returns a description of the value's type.
     pub(crate) fn kind(&self) -> &'static str {
         match &self.value {
             _ if self.is_null() => "nothing",
@@ -78,7 +78,7 @@ impl YamlNode<'_> {
     }
 }
 
-/// A file that is no YAML, or too much of it.
+/// The error for a file that is not valid YAML or exceeds a bound.
 #[derive(Debug)]
 pub(crate) struct SyntaxError {
     pub(crate) at: Position,
@@ -86,19 +86,19 @@ pub(crate) struct SyntaxError {
     pub(crate) help: Option<&'static str>,
 }
 
-/// Larger files are refused unread.
+/// The maximum file size; larger files are rejected unread.
 pub(crate) const MAX_FILE_BYTES: usize = 64 << 20;
-/// YAML nesting: two levels for each of the 32 that descriptors may have, and some for what stands in them.
+/// The maximum YAML nesting: two levels for each of the 32 that descriptors may have, and some for their contents.
 const MAX_DEPTH: usize = 72;
 const MAX_NODES: usize = 8 << 20;
-/// Nodes that all aliases together may repeat.
+/// The maximum number of nodes that all aliases together may repeat.
 const MAX_REPEATED: usize = 1 << 18;
-/// Nodes that all anchors together may hold.
+/// The maximum number of nodes that all anchors together may contain.
 const MAX_ANCHORED: usize = 1 << 20;
-/// Keys of a mapping that others are merged into.
+/// The maximum number of keys in a mapping that others are merged into.
 const MAX_MERGED: usize = 1_000;
 
-/// Reads a file of one document. `None` if it is empty.
+/// Parses a file of one document. Returns `None` if it is empty.
 pub(crate) fn parse(text: &str) -> Result<Option<YamlNode<'_>>, SyntaxError> {
     if text.len() > MAX_FILE_BYTES {
         return Err(reject(
@@ -181,7 +181,7 @@ impl<'t> Builder<'t> {
         };
         let node = YamlNode { at, value };
         if anchor > 0 {
-            // Anchors inside anchors are each kept whole.
+            // Nested anchors are each stored in full.
             self.anchored += node.weight();
             if self.anchored > MAX_ANCHORED {
                 return Err(reject(span, "the anchors hold too much", Some("write the values out")));
@@ -239,7 +239,7 @@ impl<'t> Builder<'t> {
         if self.repeated > MAX_REPEATED {
             return Err(reject(span, "the aliases repeat too much", Some("write the values out")));
         }
-        // Cloned where it is used: an error in it points at the anchor, where the text stands.
+        // Cloned where it is used: an error in it points at the anchor, which contains the text.
         Ok(node.clone())
     }
 
@@ -255,7 +255,7 @@ impl<'t> Builder<'t> {
     }
 }
 
-/// `<<: *base`: what the base has and the mapping itself has not.
+/// Merges `<<: *base`: adds the keys of the base that the mapping itself does not have.
 fn merge<'t>(pairs: &mut Vec<(YamlNode<'t>, YamlNode<'t>)>, node: YamlNode<'t>) -> Result<(), SyntaxError> {
     match node.value {
         YamlValue::Mapping(base) if base.len() + pairs.len() > MAX_MERGED => {
@@ -282,7 +282,7 @@ fn text_of<'n>(node: &'n YamlNode<'_>) -> &'n str {
     }
 }
 
-/// Finds repeated keys: by looking while there are few, by a set beyond.
+/// Finds repeated keys: by linear search while there are few, by a set beyond that.
 #[derive(Default)]
 struct SeenKeys {
     set: HashSet<String>,
@@ -309,7 +309,7 @@ fn scan_error(error: &ScanError) -> SyntaxError {
     reject(at, format!("not valid YAML: {}", error.info()), help)
 }
 
-/// Text from a file as it may stand in a message.
+/// Formats text from a file for use in a message.
 pub(crate) fn shorten(text: &str) -> String {
     const MAX_CHARS: usize = 60;
     let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });

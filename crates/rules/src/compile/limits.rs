@@ -8,7 +8,7 @@ use crate::unit::Unit;
 use crate::yaml::Position;
 use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Rate};
 
-/// Which of the rule's own words have found a limit that they mean something to.
+/// Options of the rule that apply to at least one of its limits.
 #[derive(Default)]
 struct UsedOptions {
     algorithm: bool,
@@ -99,7 +99,7 @@ impl Compiler<'_, '_> {
             if calendar {
                 self.reject_under_envoy(limit.at, "a calendar period");
             }
-            // What is refused has been reported: no second error for it.
+            // A rejected option has already been reported: no second error for it.
             (used.algorithm, used.burst, used.slots, used.jitter) = (true, true, true, true);
             LimitSpec::new(Algorithm::FixedWindow, quota).count_denied()
         } else {
@@ -150,7 +150,7 @@ impl Compiler<'_, '_> {
         Some(RuleLimit::new(built, scope, unit, role, soft))
     }
 
-    /// The limit's own word, else the rule's, else what the action needs, else the domain's.
+    /// Returns the limit's algorithm, else the rule's, else the one that the action needs, else the domain's.
     fn resolve_algorithm(
         &self,
         draft: &RuleDraft,
@@ -162,7 +162,7 @@ impl Compiler<'_, '_> {
         if let Some(algorithm) = limit.shape.algorithm {
             return algorithm.value;
         }
-        // Only fixed windows can follow the calendar, so the rule's word is for its other limits.
+        // Only fixed windows can follow the calendar, so the rule's algorithm is for its other limits.
         if calendar {
             return Algorithm::FixedWindow;
         }
@@ -204,7 +204,7 @@ impl Compiler<'_, '_> {
         );
     }
 
-    /// Words on the rule that mean nothing to any of its limits.
+    /// Rejects options of the rule that apply to none of its limits.
     fn reject_unused(&mut self, draft: &RuleDraft, used: &UsedOptions) {
         if self.profile == Profile::Envoy {
             return;
@@ -248,7 +248,7 @@ fn role(draft: &RuleDraft) -> Role {
     }
 }
 
-/// A share is rounded up, so that it is at least one unit.
+/// Returns the soft limit. A percentage is rounded up, so that it is at least one unit.
 fn soft_mark(draft: &RuleDraft, limit: &Limit) -> Option<SoftLimit> {
     let soft = draft.soft?.value;
     let at = match soft.threshold {

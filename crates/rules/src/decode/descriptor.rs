@@ -131,7 +131,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
     Some(draft)
 }
 
-/// What a later version brings.
+/// Reports a key that is not supported yet.
 pub(super) fn unsupported(reader: &mut Reader<'_>, at: Position, what: &str, instead: &str) {
     reader.error_help(at, format!("{what} is not available yet"), instead);
 }
@@ -221,7 +221,7 @@ fn mode(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<Mode>> {
     Some(Spanned { at, value })
 }
 
-/// A part of the limit, as `5%`, in thousandths.
+/// Reads a fraction of the limit, such as `5%`, in thousandths.
 fn fallback(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<u64>> {
     let Spanned { at, value } = reader.text(node, "fallback", "5%")?;
     let percent = value.trim().strip_suffix('%').map(str::trim);

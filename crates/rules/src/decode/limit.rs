@@ -13,10 +13,10 @@ const RATE_LIMIT_KEYS: [&str; 9] =
 const LIMIT_KEYS: [&str; 9] =
     ["count", "period", "unit", "calendar", "zone", "burst", "algorithm", "slots", "jitter"];
 const EXAMPLE: &str = "100/minute";
-/// Limits in one list.
+/// The maximum number of limits in one list.
 const MAX_LIMITS: usize = 16;
 
-/// Envoy's form. Its `name` and `replaces` are the rule's.
+/// Decodes Envoy's form. Its `name` and `replaces` belong to the rule.
 pub(super) fn rate_limit(reader: &mut Reader<'_>, at: Position, node: &YamlNode<'_>, draft: &mut RuleDraft) {
     draft.limits = Some(Vec::new());
     let example = "{unit: minute, requests_per_unit: 100}";
@@ -30,7 +30,7 @@ pub(super) fn rate_limit(reader: &mut Reader<'_>, at: Position, node: &YamlNode<
                 counted = true;
                 count = reader.count(node, "requests_per_unit", u64::from(u32::MAX)).map(|count| count.value);
             }
-            // Unreadable counts as said, so that no unit is asked for.
+            // An unreadable value counts as present, so that a missing `unit` is not reported as well.
             "unlimited" => unlimited = reader.boolean(node, "unlimited").is_none_or(|on| on.value),
             "name" => {
                 let name = reader.text(node, "name", "per_user").filter(|name| !name.value.is_empty());
@@ -78,7 +78,7 @@ fn unknown_unit(reader: &mut Reader<'_>, at: Position, unit: &str) {
     reader.unknown_value(at, "unit", unit, &names);
 }
 
-/// A limit, or a list of limits.
+/// Decodes a limit or a list of limits.
 pub(super) fn list(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Vec<LimitDraft> {
     match &node.value {
         YamlValue::Sequence(items) => {
@@ -201,7 +201,7 @@ fn mapping(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Option<L
     }
 }
 
-/// The keys that `rate_limit` and `limit` share.
+/// Decodes a key that `rate_limit` and `limit` share. Returns `false` for any other key.
 fn shape_key(reader: &mut Reader<'_>, name: &str, node: &YamlNode<'_>, shape: &mut ShapeDraft) -> bool {
     match name {
         "burst" => shape.burst = reader.count(node, "burst", Rate::MAX_COUNT),

@@ -1,21 +1,21 @@
 //! Pattern index: finds the first of thousands of patterns that matches a value.
 //!
 //! Patterns are grouped by the lengths of their first and last fixed part: for one group, a hash of the value's ends
-//! finds the few that can match. Where many have the same ends (`*chrome*`, `*firefox*`, ...), a hash of each stretch
-//! of the value finds those whose first inner part it has. So the cost grows with the number of different lengths and
-//! the length of the value, not with the number of patterns. A trie was rejected: it handles prefixes only. A set of
-//! regular expressions was rejected: it compiles slowly, and cannot say which came first without trying all.
+//! finds the few candidates. Where many have the same ends (`*chrome*`, `*firefox*`, ...), a hash of each substring of
+//! the value finds those whose first inner part it contains. So the cost grows with the number of different lengths and
+//! the length of the value, not with the number of patterns. Rejected: a trie, because it handles prefixes only, and a
+//! set of regular expressions, because it compiles slowly and cannot report the first match without trying all.
 
 use super::Pattern;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 
-/// Patterns in the order of the file, each with what it stands for.
+/// Patterns in the order of the file, each with its associated value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PatternIndex {
     patterns: Vec<(Pattern, u32)>,
-    /// Only beyond [`Self::MAX_LINEAR`] patterns.
+    /// Hash index, used only beyond [`Self::MAX_LINEAR`] patterns.
     groups: Vec<Group>,
     hasher: RandomState,
 }
@@ -25,24 +25,24 @@ pub(crate) struct PatternIndex {
 struct Group {
     prefix: usize,
     suffix: usize,
-    /// The first of them in the file.
+    /// Index of the first pattern of the group in the file.
     first: u32,
     by_ends: HashMap<u64, Bucket, RandomState>,
 }
 
-/// Patterns with the same outer parts, but for a rare collision of hashes, which costs a look.
+/// Patterns with the same outer parts, except for a rare hash collision, which costs one extra comparison.
 #[derive(Clone, Debug, Default)]
 struct Bucket {
-    /// Those tried one by one, in order: all while they are few, those without an inner part beyond that.
+    /// Patterns tried one by one, in order: all while they are few, beyond that those without an inner part.
     tried: Vec<u32>,
-    /// The others, by the hash of their first inner part.
+    /// Other patterns, by the hash of their first inner part.
     by_middle: HashMap<u64, Vec<u32>, RandomState>,
-    /// The lengths that such parts have.
+    /// Lengths of these inner parts.
     middles: Vec<usize>,
 }
 
 impl PatternIndex {
-    /// Up to here trying one after the other is faster.
+    /// The maximum number of patterns for which a linear search is faster.
     const MAX_LINEAR: usize = 8;
 
     pub(crate) fn push(&mut self, pattern: Pattern, target: u32) {
@@ -77,7 +77,7 @@ impl PatternIndex {
         self.groups[at].by_ends.entry(hash).or_default().push(id, &self.patterns, &self.hasher);
     }
 
-    /// What the first pattern that matches stands for.
+    /// Returns the value associated with the first pattern that matches.
     #[inline]
     pub(crate) fn find(&self, value: &str) -> Option<u32> {
         if self.groups.is_empty() {
@@ -95,7 +95,7 @@ impl PatternIndex {
         let mut best = u32::MAX;
         for group in &self.groups {
             if group.first >= best {
-                // Groups stand in the order of their first pattern: none of the rest can be earlier.
+                // Groups are in the order of their first pattern: none of the rest can be earlier.
                 break;
             }
             if bytes.len() < group.prefix + group.suffix {
@@ -117,7 +117,7 @@ impl PatternIndex {
         self.patterns.get(best as usize).map(|(_, target)| *target)
     }
 
-    /// The first of `ids` that matches, if it is before `best`.
+    /// Returns the first of `ids` that matches, if it is before `best`.
     fn earlier(&self, ids: &[u32], value: &str, best: u32) -> u32 {
         let mut before = ids.iter().take_while(|id| **id < best);
         before.find(|id| self.patterns[**id as usize].0.matches(value)).map_or(best, |id| *id)
@@ -125,7 +125,7 @@ impl PatternIndex {
 }
 
 impl Bucket {
-    /// Up to here trying one after the other is faster than hashing every stretch of a value.
+    /// The maximum number of patterns for which a linear search is faster than hashing every substring of a value.
     const MAX_LINEAR: usize = 32;
 
     fn push(&mut self, id: u32, patterns: &[(Pattern, u32)], hasher: &RandomState) {

@@ -1,21 +1,21 @@
-//! Wildcards without their rules: replaces a value by the pattern that it matches.
+//! Wildcards without their rules: masks a value with the patterns that it matches.
 
 use super::Pattern;
 
-/// Values with `*` in them.
+/// A list of wildcard patterns.
 #[derive(Clone, Debug, Default)]
 pub struct Wildcards(Vec<Pattern>);
 
 impl Wildcards {
-    /// Those of these texts that have a `*`.
+    /// Creates the list from those texts that contain a `*`.
     #[must_use]
     pub fn new<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
         Self(texts.into_iter().filter_map(Pattern::new).filter(|pattern| !pattern.matches_all()).collect())
     }
 
-    /// A value that all of these match which match `value`: their fixed parts around `instead`. So it tells of the value what
-    /// they say themselves, and no more. Others may match it only by what stands in `instead`, or by an order of inner parts
-    /// that the value has not.
+    /// Returns a value that is matched by all the patterns that match `value`: their fixed parts around `instead`. So
+    /// it reveals only what the patterns themselves contain. Other patterns may match it only through the text of
+    /// `instead`, or through an order of inner parts that the value does not have.
     ///
     /// ```
     /// let wildcards = tollgate_rules::Wildcards::new(["bot-*", "bot-a*", "*@example.com", "*-abc*"]);
@@ -28,7 +28,7 @@ impl Wildcards {
         for pattern in self.0.iter().filter(|pattern| pattern.matches(value)) {
             let (prefix, suffix) =
                 (&pattern.text[..pattern.prefix], &pattern.text[pattern.text.len() - pattern.suffix..]);
-            // All of them begin and end the same value, so the longest has the others in it.
+            // All of them match the same value at its start and end, so the longest contains the others.
             first = if prefix.len() > first.len() { prefix } else { first };
             last = if suffix.len() > last.len() { suffix } else { last };
             for middle in pattern.middles() {
