@@ -1,10 +1,10 @@
 //! Data loss: the state assumed for counters that a server may have lost.
 //!
 //! When another process replaces a server, the state it does not have may have been spent. A charge with
-//! [`LossPolicy::AssumeExhausted`] then treats a counter without state from after the loss as exhausted at the moment
-//! of the loss. Any lost state had used no more than that, so no crash hands out fresh quota; and the counter recovers
-//! as its limit does, so no caller is locked out for longer than one that had really exhausted it. Charges on top of
-//! the assumed state are written, so all nodes see them; a denial writes nothing, and the next check assumes the same.
+//! [`LossPolicy::AssumeExhausted`] then treats a counter without any state that outlived the loss as exhausted at that
+//! moment. Any lost state had used no more than that, so no crash hands out fresh quota; and the counter recovers as
+//! its limit does, so no caller is locked out for longer than one that had really exhausted it. Charges on top of the
+//! assumed state are written, so all nodes see them; a denial writes nothing, and the next check assumes the same.
 //!
 //! The moment is passed to scripts as an age, because the server's clock decides and may differ from this node's.
 //! Denying everything for a period was rejected: a daily quota would lock out every caller whose first request comes
