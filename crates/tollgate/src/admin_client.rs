@@ -1,7 +1,7 @@
 //! Admin API client of the command line: one request per connection, over HTTP or TLS, with a token if there is one.
 //!
-//! A command that changes something sends it to a server, which validates it against its active rules. A rejected change is
-//! an error with the field it is about, and the command exits with 1.
+//! A command that changes something sends it to a server, which validates it against its active rules. A rejected
+//! change is an error with the field it is about, and the command exits with 1.
 
 use crate::cli::FormatFlags;
 use crate::cli::output::{self, TITLE, paint};
