@@ -1,20 +1,19 @@
 //! Counters by rule name, found without a lock, with a bounded number of names.
 //!
-//! Figures by rule, for those who watch: found by the rule's name without a lock, and of a bounded number of names whatever rules
-//! come and go. What is beyond that is counted together.
+//! The number of names is bounded however often rules change. Rules beyond the bound share one counter.
 
 use arc_swap::ArcSwap;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// So many names are told apart. Names of rules that are gone stay, as counters do.
+/// Maximum number of distinct names. Names of removed rules stay, as their counters do.
 const MAX_RULES: usize = 1_024;
-/// What the others are called.
+/// Name under which all further rules are counted.
 const OTHER: &str = "other";
 
 type Known<T> = BTreeMap<Box<str>, Arc<T>>;
 
-/// One figure, or a few, for each rule.
+/// One counter, or a few, per rule.
 #[derive(Debug)]
 pub(crate) struct ByRule<T> {
     known: ArcSwap<Known<T>>,
@@ -28,7 +27,7 @@ impl<T> Default for ByRule<T> {
 }
 
 impl<T: Default> ByRule<T> {
-    /// Those of one rule.
+    /// Returns the counters of one rule.
     pub(crate) fn counter(&self, rule: &str) -> Arc<T> {
         match self.known.load().get(rule) {
             Some(known) => Arc::clone(known),
@@ -50,7 +49,7 @@ impl<T: Default> ByRule<T> {
         added
     }
 
-    /// Those of all rules that ever had any, by name.
+    /// Returns the counters of all rules that ever had any, by name.
     pub(crate) fn all<U>(&self, read: impl Fn(&str, &T) -> U) -> Vec<U> {
         self.known.load().iter().map(|(rule, figures)| read(rule, figures)).collect()
     }

@@ -4,7 +4,7 @@ use tollgate_core::{
     Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Mode, OwnedKeyPart, Scope,
 };
 
-/// What was taken from one counter, with everything that names it.
+/// Units charged to one counter, with everything that identifies the counter.
 #[derive(Clone, Debug)]
 pub(crate) struct ChargeRecord {
     pub(crate) scope: Scope,
@@ -16,7 +16,7 @@ pub(crate) struct ChargeRecord {
 }
 
 impl ChargeRecord {
-    /// What this charge takes of this limit.
+    /// Creates the record of `charge`.
     pub(crate) fn from_charge(charge: &Charge<'_>) -> Self {
         Self {
             scope: charge.key.scope.clone(),
@@ -24,12 +24,12 @@ impl ChargeRecord {
             limit: charge.limit.clone(),
             units: charge.cost.units(),
             loss_policy: charge.loss_policy,
-            // Alternatives are the store's, wherever the rule's other charges are decided.
+            // Alternatives are charged at the store, wherever the rule's other charges are decided.
             mode: if charge.enforcement == Enforcement::Alternative { Mode::Central } else { charge.mode },
         }
     }
 
-    /// The values of the counter's name; [`ChargeRecord::key`] borrows them.
+    /// Returns the values of the counter key; [`ChargeRecord::key`] borrows them.
     pub(crate) fn parts(&self) -> Vec<KeyPart<'_>> {
         self.parts.iter().map(OwnedKeyPart::as_part).collect()
     }
@@ -38,7 +38,7 @@ impl ChargeRecord {
         CounterKey { scope: &self.scope, parts }
     }
 
-    /// A charge on the same counter.
+    /// Creates a charge of `cost` on the same counter.
     pub(crate) fn charge<'a>(&'a self, parts: &'a [KeyPart<'a>], cost: Cost) -> Charge<'a> {
         let (loss_policy, mode) = (self.loss_policy, self.mode);
         Charge { loss_policy, mode, ..Charge::new(self.key(parts), &self.limit, cost) }

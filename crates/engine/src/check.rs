@@ -5,41 +5,41 @@ use std::net::IpAddr;
 use tollgate_core::Cost;
 use tollgate_rules::{Attributes, Descriptor};
 
-/// One request to decide on. Borrows everything from the caller.
+/// One request to decide. Borrows all its data.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
-    /// The rule file's domain.
+    /// Domain of the rule file.
     pub domain: &'a str,
-    /// Who asks for what.
+    /// Attributes or descriptors of the request.
     pub input: CheckInput<'a>,
-    /// What it costs, where the rules or the descriptor say nothing else.
+    /// Cost in units, unless the rules or the descriptor specify another.
     pub cost: Cost,
-    /// Which front asks, for those who watch: a word of the front's own, empty if it says none.
+    /// Name of the protocol server, for observers; empty if not set.
     pub protocol: &'static str,
-    /// The trace that it is part of, where somebody follows it.
+    /// Trace of the request, if an observer records traces.
     pub trace: Option<&'a TraceContext>,
-    /// The client's whole address, where the front knows more of it than the attribute `remote_address` tells: rules know
-    /// an IPv6 client by its network, but a measure may be about one address of it.
+    /// Full address of the client, if the protocol server has more of it than the attribute `remote_address` contains:
+    /// rules identify an IPv6 client by its network, but a measure may target a single address in it.
     pub address: Option<IpAddr>,
 }
 
-/// The two forms that a request comes in.
+/// The two forms of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum CheckInput<'a> {
-    /// A bag of attributes: meets every rule whose keys it has.
+    /// A set of attributes, which matches every rule whose keys it contains.
     Attributes(&'a Attributes<'a>),
-    /// Descriptors, each of which meets one rule, as Envoy has it.
+    /// Descriptors, each of which matches one rule, as in Envoy.
     Descriptors(&'a [Descriptor<'a>]),
 }
 
 impl<'a> Check<'a> {
-    /// A request of cost one, described by attributes.
+    /// Creates a check with a cost of one, described by attributes.
     #[must_use]
     pub const fn attributes(domain: &'a str, attributes: &'a Attributes<'a>) -> Self {
         Self::new(domain, CheckInput::Attributes(attributes))
     }
 
-    /// A request of cost one, described by descriptors.
+    /// Creates a check with a cost of one, described by descriptors.
     #[must_use]
     pub const fn descriptors(domain: &'a str, descriptors: &'a [Descriptor<'a>]) -> Self {
         Self::new(domain, CheckInput::Descriptors(descriptors))
@@ -49,28 +49,28 @@ impl<'a> Check<'a> {
         Self { domain, input: request, cost: Cost::ONE, protocol: "", trace: None, address: None }
     }
 
-    /// The same request at another cost.
+    /// Sets the cost.
     #[must_use]
     pub const fn with_cost(mut self, cost: Cost) -> Self {
         self.cost = cost;
         self
     }
 
-    /// The same request, asked by this front.
+    /// Sets the protocol server.
     #[must_use]
     pub const fn with_protocol(mut self, front: &'static str) -> Self {
         self.protocol = front;
         self
     }
 
-    /// The same request, as a part of this trace.
+    /// Sets the trace.
     #[must_use]
     pub const fn with_trace(mut self, trace: Option<&'a TraceContext>) -> Self {
         self.trace = trace;
         self
     }
 
-    /// The same request, of a client at this address.
+    /// Sets the client's address.
     #[must_use]
     pub const fn with_client_address(mut self, address: IpAddr) -> Self {
         self.address = Some(address);

@@ -11,42 +11,42 @@ use std::sync::Arc;
 use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, TimeDelta, Verdict};
 use tollgate_rules::{Action, CallerOverrides, MatchKind, Role, RuleLimit, Ruleset};
 
-/// Whether the request may pass.
+/// The verdict of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecisionVerdict {
-    /// It may, after `delay`.
+    /// The request may pass after `delay`.
     Allowed {
-        /// How long to hold it back; zero for all but queues.
+        /// Time to delay the request; zero unless a limit queues requests.
         delay: TimeDelta,
     },
-    /// It may not.
+    /// The request may not pass.
     Denied {
-        /// When to come back; `None` if this request can never pass.
+        /// Time until a retry may pass; `None` if this request can never pass.
         retry_after: Option<TimeDelta>,
     },
 }
 
-/// What a decision rests on.
+/// The basis of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// No limit applies.
     Unmatched,
-    /// The counters.
+    /// The counters in the store.
     Store,
-    /// The store failed, and counters of this process decided.
+    /// The store failed, and local counters of this process decided.
     Local,
-    /// The store failed, and the rules that matched let such requests pass.
+    /// The store failed, and the matched rules fail open.
     FailOpen,
-    /// The store failed, and a rule that matched turns such requests away.
+    /// The store failed, and a matched rule fails closed.
     FailClosed,
-    /// A limit was over, and extra quota that the caller was granted has paid.
+    /// A limit was exceeded, and a grant covered the charge.
     Grant,
-    /// What operators decided in an emergency.
+    /// An emergency measure.
     Emergency,
 }
 
 impl Origin {
-    /// The word in answers, logs and metrics.
+    /// Returns the name used in responses, logs and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -61,19 +61,19 @@ impl Origin {
     }
 }
 
-/// The period of a limit, for people and protocols.
+/// The period of a limit, for display and for protocols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
     /// A fixed length.
     Rolling(TimeDelta),
-    /// A day or month of the calendar.
+    /// A calendar day or month.
     Calendar(CalendarUnit),
-    /// Permits held at once: no window.
+    /// Concurrent permits, which have no window.
     Concurrent,
 }
 
 impl Window {
-    /// The window of a limit.
+    /// Returns the window of `limit`.
     #[must_use]
     pub fn from_limit(limit: &Limit) -> Self {
         match &limit.rate().period {
@@ -95,37 +95,37 @@ impl fmt::Display for Window {
     }
 }
 
-/// Which limit a status is of.
+/// Reference to the limit of a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LimitRef {
-    /// One of the rule set, by its number.
+    /// A limit of the rule set, by its number.
     Rule(u32),
-    /// One that the request brought with it or its caller has agreed on, by its place.
+    /// An inline limit or a caller's override, by its index in `inline_limits`.
     Inline(u16),
 }
 
-/// What one limit said. Small, since every decision carries some: [`Decision::limit`] tells the rest.
+/// Status of one limit. Small, because every decision carries several; [`Decision::limit`] returns the limit itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitStatus {
-    /// What it said.
+    /// Outcome of the limit's charge.
     pub outcome: Outcome,
-    /// The rule's number; `None` for a limit that the request brought with it.
+    /// Number of the rule; `None` for an inline limit.
     pub rule: Option<u32>,
     pub(crate) limit: LimitRef,
-    /// Which descriptor of the request it answers.
+    /// Index of the request descriptor that the limit matched.
     pub descriptor: u16,
-    /// Whether it decides.
+    /// Role of the limit, which determines whether it is enforced.
     pub role: Role,
 }
 
 impl LimitStatus {
-    /// What a limit said that came with a call, apart from all rules.
+    /// Creates the status of an inline limit that belongs to no rule.
     #[must_use]
     pub const fn inline(outcome: Outcome) -> Self {
         Self { outcome, rule: None, limit: LimitRef::Inline(0), descriptor: 0, role: Role::Live }
     }
 
-    /// The limit's number in the rule set; nothing for one that the request brought with it or its caller has agreed on.
+    /// Returns the limit's number in the rule set; `None` for an inline limit or an override.
     #[must_use]
     #[inline]
     pub const fn number(&self) -> Option<u32> {
@@ -136,54 +136,54 @@ impl LimitStatus {
     }
 }
 
-/// What became of one descriptor of the request.
+/// Match result of one descriptor of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescriptorStatus {
-    /// Whether and how a rule matched.
+    /// The kind of match, if any.
     pub matched: MatchKind,
-    /// The rule that did.
+    /// Number of the matched rule.
     pub rule: Option<u32>,
 }
 
-/// Which rule a ruling is owed to.
+/// The source of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecidedBy {
     /// A rule of the rule set.
     Rule(u32),
-    /// A limit that the request brought with it.
+    /// An inline limit.
     Inline,
-    /// A measure of an emergency: [`Decision::emergency`] names it.
+    /// An emergency measure; [`Decision::emergency`] returns its name.
     Emergency,
 }
 
-/// What a limit is called that a request brought with it.
+/// The rule name reported for an inline limit.
 pub const INLINE_LIMIT: &str = "inline-limit";
 
-/// What is decided, apart from its name and its rules.
+/// The contents of a decision without its ID and rule set.
 #[derive(Clone, Debug)]
 pub struct DecisionDetails {
-    /// Whether the request may pass.
+    /// The verdict.
     pub verdict: DecisionVerdict,
-    /// What that rests on.
+    /// The basis of the verdict.
     pub origin: Origin,
-    /// What it is owed to, where it is a denial.
+    /// The source of a denial.
     pub denied_by: Option<DecidedBy>,
-    /// The rule by which the request should be served in a lesser way.
+    /// The source of a degraded verdict: the request should be served in a reduced form.
     pub degraded_by: Option<DecidedBy>,
-    /// The rule whose soft mark has been passed.
+    /// The rule whose soft limit was exceeded.
     pub warned_by: Option<DecidedBy>,
-    /// All limits that were met; those that nobody answered for have the verdict [`tollgate_core::Verdict::Unknown`].
+    /// All matched limits. A limit whose outcome is not available has the verdict [`tollgate_core::Verdict::Unknown`].
     pub limits: SmallVec<[LimitStatus; 4]>,
-    /// One for each descriptor; a single one for attributes.
+    /// One status per descriptor; a single one for attributes.
     pub descriptors: SmallVec<[DescriptorStatus; 4]>,
-    /// Limits that the request brought with it, or its caller has agreed on.
+    /// Inline limits and overrides that this decision used.
     pub(crate) inline_limits: Vec<RuleLimit>,
-    /// What was taken of extra quota in place of limits that were over.
+    /// Grant charges made in place of exceeded limits.
     pub(crate) granted: Option<Box<[GrantCharge]>>,
 }
 
 impl DecisionDetails {
-    /// The answer to a request that no limit applies to, and what every other begins with.
+    /// Creates the decision for a request that no limit applies to. Every other decision starts from it.
     #[inline(always)]
     pub(crate) fn unmatched() -> Self {
         Self {
@@ -199,7 +199,8 @@ impl DecisionDetails {
         }
     }
 
-    /// The limit of a descriptor that is nearest its end: one that denies, else the one with the least left.
+    /// Returns the most restrictive limit of a descriptor: one that denies, else the one with the fewest units
+    /// remaining.
     #[must_use]
     pub fn tightest(&self, descriptor: usize) -> Option<&LimitStatus> {
         let own = self.limits.iter().filter(|limit| {
@@ -210,20 +211,20 @@ impl DecisionDetails {
         own.min_by_key(|limit| (!limit.outcome.verdict.is_denied(), limit.outcome.remaining))
     }
 
-    /// Whether the request may pass.
+    /// Returns whether the request may pass.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
         matches!(self.verdict, DecisionVerdict::Allowed { .. })
     }
 
-    /// Whether extra quota has paid in this limit's place: what it says remains is what is left of that.
+    /// Returns whether a grant covered this limit's charge. The status then reports the units remaining in the grant.
     #[must_use]
     pub fn is_granted(&self, status: &LimitStatus) -> bool {
         let paid = |paid: &GrantCharge| self.limits.get(paid.limit) == Some(status);
         self.granted.as_ref().is_some_and(|all| all.iter().any(paid))
     }
 
-    /// How long to hold an allowed request back.
+    /// Returns how long to delay an allowed request.
     #[must_use]
     pub const fn delay(&self) -> TimeDelta {
         match self.verdict {
@@ -232,7 +233,7 @@ impl DecisionDetails {
         }
     }
 
-    /// How long a denied caller should stay away; `None` when allowed, or when it can never pass.
+    /// Returns how long a denied caller should wait; `None` when allowed, or when the request can never pass.
     #[must_use]
     pub const fn retry_after(&self) -> Option<TimeDelta> {
         match self.verdict {
@@ -242,18 +243,18 @@ impl DecisionDetails {
     }
 }
 
-/// The answer to one check, with its name and the rules it was made by.
+/// The complete answer to one check, with its ID and the rule set that made it.
 #[derive(Debug)]
 pub struct Decision {
-    /// Its name.
+    /// ID of the decision.
     pub id: DecisionId,
     pub(crate) details: DecisionDetails,
     pub(crate) rules: arc_swap::Guard<Arc<Ruleset>>,
-    /// What is agreed on with the caller.
+    /// Overrides and tier of the caller.
     pub(crate) overrides: Option<Arc<CallerOverrides>>,
-    /// Extra quota that the caller was granted.
+    /// Grants of the caller.
     pub(crate) grants: Option<Arc<Grants>>,
-    /// What the measures of an emergency do to it.
+    /// Effect of the emergency measures on the request.
     pub(crate) effect: Option<Box<MeasureEffect>>,
 }
 
@@ -265,38 +266,38 @@ impl std::ops::Deref for Decision {
 }
 
 impl Decision {
-    /// The revision of the rules that it was made by.
+    /// Returns the rules hash of the rule set that made the decision.
     #[must_use]
     pub fn revision(&self) -> &str {
         self.rules.revision()
     }
 
-    /// The rule set that it was made by.
+    /// Returns the rule set that made the decision.
     #[must_use]
     pub fn rules(&self) -> &Ruleset {
         &self.rules
     }
 
-    /// Whether it was made by this very rule set.
+    /// Returns whether the decision was made with exactly this rule set.
     #[must_use]
     #[inline]
     pub fn uses_rules(&self, rules: &Arc<Ruleset>) -> bool {
         Arc::ptr_eq(&self.rules, rules)
     }
 
-    /// The rule set, to be kept.
+    /// Returns a shared reference to the rule set, for use after the decision is dropped.
     #[must_use]
     pub fn shared_rules(&self) -> Arc<Ruleset> {
         Arc::clone(&self.rules)
     }
 
-    /// The tier that is agreed on with the caller.
+    /// Returns the tier in the caller's quota.
     #[must_use]
     pub fn override_tier(&self) -> Option<&str> {
         self.overrides.as_ref().and_then(|tenant| tenant.tier())
     }
 
-    /// The name of what a ruling is owed to.
+    /// Returns the name of a verdict's source.
     #[must_use]
     pub fn name(&self, by: DecidedBy) -> &str {
         match by {
@@ -306,25 +307,25 @@ impl Decision {
         }
     }
 
-    /// The measure of an emergency that made a difference, as `emergency:` and its id.
+    /// Returns the name of the emergency measure that changed the decision: `emergency:` and its ID.
     #[must_use]
     pub fn emergency(&self) -> Option<&str> {
         self.effect.as_ref()?.name()
     }
 
-    /// What that measure does.
+    /// Returns the action of that measure.
     #[must_use]
     pub fn emergency_action(&self) -> Option<MeasureAction> {
         self.effect.as_ref()?.action()
     }
 
-    /// The name of the rule that denied.
+    /// Returns the name of the rule that denied the request.
     #[must_use]
     pub fn denied_by_name(&self) -> Option<&str> {
         self.denied_by.map(|by| self.name(by))
     }
 
-    /// The limit that a status is of.
+    /// Returns the limit of `status`.
     #[must_use]
     pub fn limit(&self, status: &LimitStatus) -> Option<&RuleLimit> {
         match status.limit {
@@ -333,8 +334,8 @@ impl Decision {
         }
     }
 
-    /// What a limit took, or would have taken, of the request that was decided on. Worked out anew for the few who ask:
-    /// statuses are copied for every limit of every decision.
+    /// Returns the cost that a limit charged, or would have charged, for the decided request. Computed on demand
+    /// because statuses are copied for every limit of every decision and few users need the cost.
     #[must_use]
     pub fn cost(&self, check: &Check<'_>, status: &LimitStatus) -> Cost {
         let (asked, attributes) = match check.input {
@@ -349,14 +350,14 @@ impl Decision {
         self.limit(status).map_or(cost, |limit| limit.cost_for(cost))
     }
 
-    /// Whether a denial by this limit denies the request; see [`Role::is_enforced`].
+    /// Returns whether a denial by this limit denies the request; see [`Role::is_enforced`].
     #[must_use]
     pub fn is_enforced(&self, status: &LimitStatus) -> bool {
         let rule = status.rule.and_then(|rule| self.rules.rule(rule));
         status.role.is_enforced(rule.map_or(Action::Reject, |rule| rule.action))
     }
 
-    /// The name of a limit's rule.
+    /// Returns the name of a limit's rule.
     #[must_use]
     pub fn limit_name(&self, limit: &LimitStatus) -> &str {
         self.name(limit.rule.map_or(DecidedBy::Inline, DecidedBy::Rule))

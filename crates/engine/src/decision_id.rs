@@ -1,14 +1,14 @@
 //! Decision IDs: generation and text form.
 //!
-//! 64 random bits drawn once a thread, and a count: unique without a shared cache line, unguessable enough not to be
-//! walked. A UUID for each decision was rejected: it costs more than the decision.
+//! 64 random bits drawn once per thread, and a counter: unique without a shared cache line, and unguessable enough to
+//! prevent enumeration. Rejected: a UUID for each decision, because it costs more than the decision.
 
 use std::cell::Cell;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::str::FromStr;
 
-/// The name of one decision: 32 hexadecimal digits.
+/// ID of one decision: 32 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DecisionId(pub u128);
 
@@ -17,7 +17,7 @@ thread_local! {
 }
 
 impl DecisionId {
-    /// A name that no decision, reservation or lease has had, here or elsewhere.
+    /// Returns an ID that no decision, reservation or lease has had, on this or any other node.
     #[must_use]
     pub fn generate() -> Self {
         NEXT.with(|next| {
@@ -27,7 +27,8 @@ impl DecisionId {
         })
     }
 
-    /// Its digits. By a table: every answer carries one, and the standard formatting divides 128 bits for each digit.
+    /// Returns the hexadecimal digits. Uses a table because every response carries an ID, and the standard formatting
+    /// divides 128 bits for each digit.
     #[must_use]
     pub fn digits(self) -> [u8; 32] {
         let mut digits = [0_u8; 32];
@@ -39,7 +40,7 @@ impl DecisionId {
     }
 }
 
-/// 64 bits from the operating system's generator, by way of the standard library's hash seeds.
+/// Returns 64 bits from the operating system's generator, taken from the standard library's hash seeds.
 fn random() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }

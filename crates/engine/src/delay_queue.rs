@@ -1,5 +1,5 @@
-//! Where `action: delay` parks requests until they may proceed: bounded in number. The time that each waits is the limiter's
-//! decision; a queue here only counts who is waiting.
+//! Delay queue: where `action: delay` parks requests until they may proceed, bounded in number. The limiter decides how
+//! long each request waits; the queue only counts the waiting requests.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tollgate_core::TimeDelta;
@@ -11,24 +11,24 @@ pub struct DelayQueue {
     max: AtomicUsize,
 }
 
-/// As many requests are waiting as may.
+/// The maximum number of requests is already waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too many requests are waiting already")]
 pub struct QueueFull;
 
 impl DelayQueue {
-    /// A queue for at most `max` requests.
+    /// Creates a queue for at most `max` requests.
     #[must_use]
     pub const fn new(max: usize) -> Self {
         Self { waiting: AtomicUsize::new(0), max: AtomicUsize::new(max) }
     }
 
-    /// Changes how many may wait. Those that wait already stay.
+    /// Changes how many requests may wait. Requests that are already waiting stay.
     pub fn set_max(&self, max: usize) {
         self.max.store(max, Ordering::Relaxed);
     }
 
-    /// How many are waiting.
+    /// Returns the number of waiting requests.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
@@ -37,7 +37,7 @@ impl DelayQueue {
     /// Waits for `delay`. Dropping the future leaves the queue.
     ///
     /// # Errors
-    /// [`QueueFull`], at once, if as many are waiting as may.
+    /// [`QueueFull`], immediately, if the maximum number of requests is already waiting.
     ///
     /// ```
     /// use tollgate_core::TimeDelta;
@@ -58,7 +58,7 @@ impl DelayQueue {
     }
 }
 
-/// Leaves the queue when it is dropped.
+/// Leaves the queue when dropped.
 struct QueueSlot<'a>(&'a AtomicUsize);
 
 impl Drop for QueueSlot<'_> {

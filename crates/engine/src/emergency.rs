@@ -1,10 +1,10 @@
 //! Emergency measures: block, tighten, exempt, disable a rule, allow all, shadow all.
 //!
-//! While nothing is on, a request pays for one look at a flag. What is on is looked up by the values of the request, so a
-//! thousand measures cost what ten do. Each has an end of its own, which is compared with the clock at each decision: it
-//! ends on time without anybody's doing. When several bear on one request: letting everything through wins, then
-//! blocking, then exempting; of several factors the smallest. While everything is in shadow nothing is denied, blocks
-//! included.
+//! While no measure is active, a request pays only for reading one flag. Active measures are indexed by the attribute
+//! values they target, so a thousand measures cost as much as ten. Each measure has its own expiry time, which is
+//! compared with the clock at each decision, so measures expire on time without a background task. If several measures
+//! apply to one request, allow-all wins, then block, then exempt; of several tighten factors the smallest applies.
+//! While shadow-all is active, nothing is denied, not even by a block.
 
 use crate::check::{Check, CheckInput};
 use crate::decision::{DecidedBy, DecisionDetails, DecisionVerdict, Origin};
@@ -18,49 +18,49 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tollgate_core::{TimeDelta, Timestamp};
 use tollgate_rules::{CALLER_KEY, LimitOrigin, MatchKind, Plan};
 
-/// What a measure does.
+/// Action of a measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MeasureAction {
-    /// Turns away.
+    /// Denies the request.
     Block,
-    /// Decides by so many thousandths of each limit.
+    /// Enforces this many thousandths of each limit.
     Tighten(u32),
-    /// Lets pass, uncounted.
+    /// Allows the request without counting it.
     Exempt,
-    /// Leaves a rule out.
+    /// Disables a rule.
     DisableRule,
-    /// Lets everything pass, uncounted.
+    /// Allows every request without counting it.
     AllowAll,
-    /// Counts and tells, but denies nothing.
+    /// Counts and reports every request, but denies none.
     ShadowAll,
 }
 
-/// Whom a measure is about.
+/// The requests that a measure applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MeasureTarget {
-    /// Everybody.
+    /// All requests.
     All,
-    /// A caller, by the word that stands for its key: keys themselves are kept nowhere.
+    /// A caller, by the hash of its API key; keys themselves are never stored.
     ApiKey(u64),
     /// The value of the attribute `tenant`.
     Tenant(Box<str>),
-    /// A network that the client's address lies in: the whole one, where the front knows it, else the attribute
-    /// `remote_address`.
+    /// A network that contains the client's address: the full address, if the protocol server supplies it, else the
+    /// attribute `remote_address`.
     Address(Network),
-    /// The value of the attribute `endpoint`; with a `*` at its end all that begin so.
+    /// The value of the attribute `endpoint`. With a trailing `*`, it matches every value with that prefix.
     Endpoint(Box<str>),
-    /// A rule, by its name.
+    /// A rule, by name.
     Rule(Box<str>),
 }
 
-/// The attribute that tells a tenant.
+/// The attribute that contains the tenant.
 const TENANT: &str = "tenant";
-/// The attribute that tells an endpoint.
+/// The attribute that contains the endpoint.
 const ENDPOINT: &str = "endpoint";
-/// The attribute that tells an address.
+/// The attribute that contains the client's address.
 const ADDRESS: &str = "remote_address";
 
-/// A network: an address and the length of its prefix, as in `10.0.0.0/8`. An address alone is a network of one.
+/// A network: an address and a prefix length, as in `10.0.0.0/8`. A single address is a network of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
     first: u128,
@@ -69,7 +69,7 @@ pub struct Network {
 
 impl Network {
     fn to_u128(address: IpAddr) -> u128 {
-        // An IPv4 client seen through an IPv6 socket is the same client.
+        // An IPv4-mapped IPv6 address identifies the same client as the IPv4 address.
         match address.to_canonical() {
             IpAddr::V4(v4) => u128::from(v4.to_ipv6_mapped()),
             IpAddr::V6(v6) => u128::from(v6),
@@ -111,22 +111,22 @@ impl std::str::FromStr for Network {
     }
 }
 
-/// One measure.
+/// One emergency measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Measure {
-    /// `emergency:` and its id: what decisions call it.
+    /// Name used in decisions: `emergency:` and the measure's ID.
     pub name: Box<str>,
-    /// What it does.
+    /// Action of the measure.
     pub action: MeasureAction,
-    /// To whom.
+    /// Target of the measure.
     pub target: MeasureTarget,
-    /// When it ends.
+    /// Expiry time.
     pub expires_at: Timestamp,
 }
 
 type MeasureList = SmallVec<[Arc<Measure>; 1]>;
 
-/// What is on, by what it looks for in a request.
+/// Active measures, indexed by target.
 #[derive(Default)]
 struct MeasureIndex {
     all: MeasureList,
@@ -134,7 +134,7 @@ struct MeasureIndex {
     keys: HashMap<u64, MeasureList>,
     tenants: HashMap<Box<str>, MeasureList>,
     endpoints: HashMap<Box<str>, MeasureList>,
-    /// Those with a `*` at the end, without it.
+    /// Endpoint targets that end with `*`, without the `*`.
     endpoint_prefixes: Vec<(Box<str>, Arc<Measure>)>,
     networks: Vec<(Network, Arc<Measure>)>,
     last: Timestamp,
@@ -151,11 +151,11 @@ impl MeasureIndex {
     }
 }
 
-/// All measures that are on, for a limiter to look at and for others to change.
+/// All active measures; shared between the limiter, which reads them, and the code that replaces them.
 pub struct ActiveMeasures {
     any: AtomicBool,
     active: ArcSwapOption<MeasureIndex>,
-    /// The word that stands for an API key.
+    /// Hash of an API key.
     key_hash: Box<dyn Fn(&str) -> u64 + Send + Sync>,
 }
 
@@ -172,20 +172,20 @@ impl std::fmt::Debug for ActiveMeasures {
 }
 
 impl ActiveMeasures {
-    /// None yet. `key_hash` tells the word that stands for an API key.
+    /// Creates an empty set. `word` hashes an API key.
     #[must_use]
     pub fn new(word: impl Fn(&str) -> u64 + Send + Sync + 'static) -> Self {
         Self { any: AtomicBool::new(false), active: ArcSwapOption::empty(), key_hash: Box::new(word) }
     }
 
-    /// Whether a request has anything to look at.
+    /// Returns whether any measure may be active.
     #[must_use]
     #[inline]
     pub fn any_active(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
 
-    /// These are on from now, and no others.
+    /// Replaces all active measures with `measures`.
     pub fn replace(&self, measures: impl IntoIterator<Item = Measure>) {
         let mut active = MeasureIndex::default();
         for measure in measures.into_iter().map(Arc::new) {
@@ -207,14 +207,14 @@ impl ActiveMeasures {
         self.any.store(any, Ordering::Relaxed);
     }
 
-    /// Looks at nothing any more once all have ended.
+    /// Clears the active flag once all measures have expired.
     pub fn remove_expired(&self, now: Timestamp) {
         if self.any_active() && self.active.load().as_ref().is_none_or(|active| active.last <= now) {
             self.any.store(false, Ordering::Relaxed);
         }
     }
 
-    /// What bears on this request.
+    /// Returns the effect of the active measures on this request.
     #[cold]
     fn effect(&self, check: &Check<'_>, now: Timestamp) -> Option<Box<MeasureEffect>> {
         let active = self.active.load();
@@ -230,14 +230,14 @@ impl ActiveMeasures {
                 descriptors.iter().for_each(|one| self.by_values(active, check, one.entries, &mut effect));
             }
         }
-        // In shadow it is counted and told what would become of everybody else; a block is none of that.
+        // Under shadow-all, a blocked request is counted and reported like any other; the block itself is not applied.
         if effect.shadow.is_some()
             && effect.outright.as_ref().is_some_and(|one| one.action == MeasureAction::Block)
         {
             effect.outright = None;
             effect.is_exempt = true;
         }
-        // Only where it is not said already what becomes of the request is it of use to know its rules.
+        // Disabled rules matter only if no outright measure decides the request.
         if effect.outright.is_none() {
             effect.disabled.extend(active.rules.iter().filter(|measure| now < measure.expires_at).cloned());
         }
@@ -280,22 +280,22 @@ impl ActiveMeasures {
     }
 }
 
-/// What the measures that are on do to one request.
+/// Effect of the active measures on one request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MeasureEffect {
     at: Timestamp,
-    /// Says alone what becomes of it.
+    /// The measure that decides the request without counters.
     outright: Option<Arc<Measure>>,
     tighten: Option<Arc<Measure>>,
     disabled: SmallVec<[Arc<Measure>; 1]>,
     shadow: Option<Arc<Measure>>,
-    /// It would be blocked, were not everything in shadow.
+    /// True if a block applies to the request, but shadow-all overrides it.
     is_exempt: bool,
-    /// The one that made a difference.
+    /// The measure that changed the decision.
     applied: Option<Arc<Measure>>,
 }
 
-/// Which of two outright measures wins: the higher.
+/// Returns the precedence of an outright measure; the higher one wins.
 const fn rank(act: MeasureAction) -> u8 {
     match act {
         MeasureAction::AllowAll => 3,
@@ -335,17 +335,17 @@ impl MeasureEffect {
         *place = Some(Arc::clone(measure));
     }
 
-    /// The name of the measure that made a difference.
+    /// Returns the name of the measure that changed the decision.
     pub(crate) fn name(&self) -> Option<&str> {
         self.applied.as_ref().map(|measure| &*measure.name)
     }
 
-    /// What it does.
+    /// Returns the action of that measure.
     pub(crate) fn action(&self) -> Option<MeasureAction> {
         self.applied.as_ref().map(|measure| measure.action)
     }
 
-    /// Leaves out of a plan what is not to be charged, and makes its limits tighter.
+    /// Removes the limits that must not be charged from a plan and tightens the others.
     #[cold]
     pub(crate) fn apply_to(&mut self, plan: &mut Plan<'_>) {
         if let Some(outright) = &self.outright {
@@ -385,7 +385,7 @@ impl MeasureEffect {
         self.applied = felt;
     }
 
-    /// Says what becomes of the request, after its counters have.
+    /// Overrides the verdict after the counters have been charged.
     #[cold]
     pub(crate) fn override_verdict(&mut self, details: &mut DecisionDetails) {
         if let Some(measure) = &self.outright {
@@ -396,7 +396,7 @@ impl MeasureEffect {
                 details.denied_by = Some(DecidedBy::Emergency);
             }
         } else if self.applied.is_some() && details.origin == Origin::Unmatched {
-            // Every rule that it meets is off.
+            // Every rule that the request matches is disabled.
             details.origin = Origin::Emergency;
         }
         if let Some(measure) = &self.shadow
@@ -410,14 +410,14 @@ impl MeasureEffect {
 }
 
 impl<S> Limiter<S> {
-    /// Decides by these, too.
+    /// Sets the emergency measures that the limiter applies.
     #[must_use]
     pub fn with_measures(mut self, emergencies: Arc<ActiveMeasures>) -> Self {
         self.measures = emergencies;
         self
     }
 
-    /// What bears on a request of what is on.
+    /// Returns the effect of the active measures on a request.
     #[inline]
     pub(crate) fn effect_of(&self, check: &Check<'_>) -> Option<Box<MeasureEffect>> {
         if !self.measures.any_active() {
@@ -426,7 +426,7 @@ impl<S> Limiter<S> {
         self.measures.effect(check, self.clock.now())
     }
 
-    /// Whether nothing is denied at the moment, whatever it is.
+    /// Returns whether no request is denied at the moment: in global shadow mode, or under allow-all or shadow-all.
     #[inline]
     pub(crate) fn denies_nothing(&self) -> bool {
         self.shadow.load(Ordering::Relaxed)
@@ -435,7 +435,7 @@ impl<S> Limiter<S> {
 }
 
 impl ActiveMeasures {
-    /// Whether everything passes, by either switch.
+    /// Returns whether allow-all or shadow-all is active.
     #[cold]
     fn allows_all(&self, now: Timestamp) -> bool {
         self.active.load().as_ref().is_some_and(|active| {

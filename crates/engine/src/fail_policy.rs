@@ -1,9 +1,10 @@
-//! Fail policy: decides requests while the store is unavailable, using each matched rule's `on_error`. Never an error.
+//! Fail policy: decides requests while the store is unavailable, using each matched rule's `on_error`. Never returns an
+//! error.
 //!
-//! Only the charges that the store could not decide are judged by policy; where one shard is dead, the others' limits
-//! still bite. Of those: one rule that fails closed turns the request away; rules that fail to local are decided by
-//! counters of this process, with this node's share of the limit; the rest let it pass. What was taken elsewhere from a
-//! request that is then turned away is given back.
+//! The policy applies only to charges that the store could not decide; if one shard is unavailable, limits on the other
+//! shards are still enforced. Among the undecided charges, one rule with `on_error: closed` denies the request; rules
+//! with `on_error: local` are decided by counters of this process, with this node's share of the limit; the others let
+//! it pass. If the request is then denied, what was charged elsewhere is refunded.
 
 use crate::decision::{DecisionDetails, DecisionVerdict, Origin};
 use crate::fold::{decided_by, decides, fold, push_unknown};
@@ -15,21 +16,21 @@ use tollgate_core::{
 };
 use tollgate_rules::{Charges, FailPolicy, Plan};
 
-/// When a caller turned away by a failing store should come back.
+/// Retry delay for a caller denied because the store failed.
 const RETRY_AFTER: TimeDelta = TimeDelta::from_secs(1);
 
 /// A request whose charges the store could not all decide.
 struct UndecidedRequest<'a, 'p> {
     plan: &'a Plan<'p>,
     charges: &'a [Charge<'a>],
-    /// What is known of each charge.
+    /// Known outcome of each charge.
     per_charge: SmallVec<[Outcome; 4]>,
-    /// Which of them the store could not decide.
+    /// True for each charge that the store could not decide.
     failed: SmallVec<[bool; 8]>,
 }
 
 impl<S: CounterStore> Limiter<S> {
-    /// Decides without, or with less of, the store.
+    /// Decides the request without the store, or with the part of it that is available.
     #[cold]
     pub(crate) async fn apply_fail_policy(
         &self,
@@ -53,7 +54,8 @@ impl<S: CounterStore> Limiter<S> {
             fold(plan, &undecided.outcomes(Admission::Denied), details);
             return;
         }
-        // Counted under the rule that turns it away, else under the first that could not be asked about.
+        // Counted under the rule that denies the request, else under the first rule whose charge the store could not
+        // decide.
         let deciding = (0..charges.len()).find(|at| undecided.failed[*at] && undecided.decides(*at));
         let mut owed_to = deciding.and_then(|at| plan.limits[at].rule);
         let closed = undecided.failed_with(FailPolicy::Closed).next().map(|at| &plan.limits[at]);
@@ -74,7 +76,7 @@ impl<S: CounterStore> Limiter<S> {
             let local = deciding.is_some_and(|at| !undecided.failed[at]);
             details.origin = if local && !open { Origin::Local } else { Origin::FailOpen };
         }
-        // What only rules in shadow could not be asked about would have passed anyway.
+        // If only charges of shadow rules are undecided, the request would have passed anyway.
         if deciding.is_some() {
             self.fallback_counts.record(owed_to.map_or("", |rule| &rule.name), details.origin);
         }
@@ -100,7 +102,7 @@ impl<S: CounterStore> Limiter<S> {
         outcomes.admission
     }
 
-    /// Charges what fails to local on this process's own counters, and notes what it so takes of the shared ones.
+    /// Charges the rules with `on_error: local` on this process's counters, and records the charges for reconciliation.
     fn charge_locally(&self, undecided: &mut UndecidedRequest<'_, '_>) -> Admission {
         let Some(fallback) = &self.fallback else { return Admission::Admitted };
         let local: SmallVec<[usize; 8]> = undecided.failed_with(FailPolicy::Local).collect();
@@ -119,7 +121,7 @@ impl<S: CounterStore> Limiter<S> {
             undecided.per_charge[at] = outcome;
             undecided.failed[at] = false;
             let taken = outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed();
-            // A permit is released where it was taken: the shared counter never held it.
+            // A permit is released where it was acquired: the shared counter never held it.
             let is_permit = undecided.charges[at].limit.algorithm() == Algorithm::Concurrency;
             if taken && !is_permit && !undecided.plan.limits[at].limit.prepaid {
                 self.pending.add(&undecided.charges[at]);
@@ -128,7 +130,7 @@ impl<S: CounterStore> Limiter<S> {
         outcomes.admission
     }
 
-    /// Gives back what the store has taken from a request that is turned away. What cannot be given back comes back with
+    /// Refunds what the store charged for a request that is denied. Units that cannot be refunded are refilled over
     /// time.
     async fn refund_taken(&self, undecided: &UndecidedRequest<'_, '_>) {
         let taken = undecided.charges.iter().zip(&undecided.per_charge).zip(&undecided.failed).filter(
@@ -159,12 +161,12 @@ impl UndecidedRequest<'_, '_> {
         Outcomes { admission, at: tollgate_core::Timestamp::ZERO, per_charge: self.per_charge.clone() }
     }
 
-    /// Whether a charge's limit can turn the request away at all.
+    /// Returns whether a charge's limit can deny the request at all.
     fn decides(&self, at: usize) -> bool {
         decides(&self.plan.limits[at])
     }
 
-    /// The charges that the store could not decide and whose rules have this policy.
+    /// Returns the charges that the store could not decide and whose rules have this policy.
     fn failed_with(&self, policy: FailPolicy) -> impl Iterator<Item = usize> {
         (0..self.charges.len()).filter(move |at| {
             let rule = self.plan.limits[*at].rule;

@@ -1,6 +1,6 @@
-//! The local counters that decide while the store is unavailable, as the limiter uses them: any [`CounterStore`], asked
-//! without waiting. The trait below is the part of `CounterStore` that can be an object; the limiter then needs no second
-//! type parameter, and this crate no store.
+//! Fallback counters: local counters that decide while the store is unavailable. Any [`CounterStore`] that charges
+//! without waiting. The trait below is the object-safe part of `CounterStore`, so that the limiter needs no second type
+//! parameter and this crate does not depend on a store.
 
 use std::future::Future;
 use std::pin::pin;
@@ -12,7 +12,7 @@ pub(crate) trait TryCharge: Send + Sync {
     /// See [`CounterStore::try_charge`].
     fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool;
 
-    /// Releases permits that were taken here; those that were not are left alone.
+    /// Releases permits that were acquired here; ignores all others.
     fn try_release(&self, permits: &[Permit<'_>]);
 }
 

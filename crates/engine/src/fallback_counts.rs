@@ -4,7 +4,7 @@ use crate::by_rule::ByRule;
 use crate::decision::Origin;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What such a decision rests on.
+/// Origins of decisions made without the store.
 const ORIGINS: [Origin; 3] = [Origin::FailOpen, Origin::FailClosed, Origin::Local];
 
 /// Counts by rule and origin.

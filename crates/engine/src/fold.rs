@@ -1,8 +1,8 @@
 //! Folds the outcomes of a request into one decision: the most restrictive wins.
 //!
-//! Pure: a plan and its outcomes in, an answer out, written in place: it is the largest thing on the path of a request.
-//! A denial is named after the rule of the highest `priority`, then after the one that lasts longest; the time to come
-//! back is the longest that any of them asks for, since before that the request cannot pass.
+//! A pure function of a plan and its outcomes. The decision is written in place because it is the largest value on the
+//! request path. A denial is attributed to the rule with the highest `priority`, then to the one with the longest
+//! retry-after. The retry-after is the longest of all denying limits, because the request cannot pass before that.
 
 use crate::decision::{
     DecidedBy, DecisionDetails, DecisionVerdict, DescriptorStatus, LimitRef, LimitStatus, Origin,
@@ -14,7 +14,7 @@ pub(crate) fn decided_by(matched: &MatchedLimit<'_>) -> DecidedBy {
     matched.rule.map_or(DecidedBy::Inline, |rule| DecidedBy::Rule(rule.id))
 }
 
-/// Whether a denial by this hit turns the request away; a quota's does so only together with all others.
+/// Returns whether a denial by this limit denies the request; quota limits do so only if all of them deny.
 pub(crate) fn decides(matched: &MatchedLimit<'_>) -> bool {
     matched.limit.role.is_enforced(matched.rule.map_or(Action::Reject, |rule| rule.action))
 }
@@ -59,13 +59,13 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDe
     }
 }
 
-/// The limits that were met, where nobody answers for any.
+/// Adds the matched limits with unknown outcomes, for when the store decided none of them.
 #[cold]
 pub(crate) fn push_unknown(plan: &Plan<'_>, details: &mut DecisionDetails) {
     plan.limits.iter().for_each(|matched| push_status(details, matched, Outcome::UNKNOWN));
 }
 
-/// Names the denial, and says when to come back.
+/// Sets the denying rule and the retry-after.
 #[cold]
 fn deny(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
     let pairs = plan.limits.iter().zip(&outcomes.per_charge);
@@ -76,7 +76,7 @@ fn deny(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
         Verdict::Denied { retry_after } => Some(retry_after),
         Verdict::Allowed { .. } | Verdict::Unknown => None,
     });
-    // One that can never pass outlasts all others.
+    // A limit that can never allow the request outlasts all others.
     let retry_after = waits.reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b))).flatten();
     folded.verdict = DecisionVerdict::Denied { retry_after };
 }
@@ -99,8 +99,8 @@ fn push_status(folded: &mut DecisionDetails, matched: &MatchedLimit<'_>, outcome
     });
 }
 
-/// The store refuses on behalf of required and alternative charges; where all are independent (the Envoy profile), the
-/// same rule is applied to what each said.
+/// Returns whether the request is denied. The store decides for required and alternative charges; if all charges are
+/// independent (the Envoy profile), the same rule is applied to their outcomes here.
 pub(crate) fn is_denied(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
     if outcomes.admission == Admission::Denied {
         return true;
@@ -130,7 +130,7 @@ fn rank((matched, outcome): (&MatchedLimit<'_>, &Outcome)) -> (i32, TimeDelta) {
     (matched.rule.map_or(0, |rule| rule.priority), lasts)
 }
 
-/// One status for each descriptor of the request.
+/// Adds one status per descriptor of the request.
 pub(crate) fn descriptors(plan: &Plan<'_>, details: &mut DecisionDetails) {
     for (matched, rule) in &plan.matches {
         details.descriptors.push(DescriptorStatus { matched: *matched, rule: rule.map(|rule| rule.id) });

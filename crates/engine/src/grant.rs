@@ -1,13 +1,13 @@
 //! Grants: extra units for a caller, charged only when a limit denies.
 //!
-//! A grant is a counter of its own in the same store, which holds the units granted and never gives any back while the
-//! grant lasts (a strict window as long as its life: never more than its units in any window of that length). A request
-//! that a covered limit turns away is charged again with the grant in that limit's place, all or none as always. So
-//! whatever the limit's algorithm is, a caller gets what the limit lets through and the granted units, to the unit, on
-//! memory and Redis alike. Moving the limit's own state beyond unused was rejected: no algorithm has room for less than
-//! nothing used, and time would take it away again.
+//! A grant has its own counter in the same store. The counter holds the granted units and never refills while the grant
+//! lasts (a strict window as long as the grant's lifetime: never more than its units in any window of that length). If
+//! a covered limit denies a request, the request is charged again with the grant in that limit's place, all or none as
+//! always. So whatever the limit's algorithm is, a caller gets what the limit allows plus the granted units, to the
+//! unit, in memory and in Redis alike. Rejected: moving the limit's own state below zero usage, because no algorithm
+//! can represent that, and time would remove it again.
 //!
-//! Of a rule with several windows the longest is covered: the shorter ones go on keeping callers from bursting.
+//! If a rule has several windows, the grant covers the longest; the shorter ones still prevent bursts.
 
 use crate::charge_record::ChargeRecord;
 use crate::fold::{decides, is_denied};
@@ -20,27 +20,27 @@ use tollgate_core::{
 };
 use tollgate_rules::{Plan, Role};
 
-/// Extra quota of one caller, compiled against one rule set.
+/// Extra units of one caller, compiled against one rule set.
 #[derive(Clone, Debug)]
 pub struct Grant {
-    /// Its name.
+    /// ID of the grant.
     pub id: Box<str>,
     /// The rules whose longest window it extends.
     pub rules: Vec<u32>,
-    /// When it ends, used up or not.
+    /// Expiry time, whether or not the units are used up.
     pub expires_at: Timestamp,
     limit: Limit,
     scope: Scope,
 }
 
-/// All that one caller was granted, in the order in which they are used up.
+/// All grants of one caller, in the order in which they are used.
 pub type Grants = Vec<Arc<Grant>>;
 
 impl Grant {
-    /// So many units for these rules, for as long as it lasts.
+    /// Creates a grant of `units` for `rules`, with the lifetime `lasts` and the expiry time `until`.
     ///
     /// # Errors
-    /// [`LimitError`] if there cannot be so many, or for so long.
+    /// [`LimitError`] if the units or the lifetime are out of range.
     pub fn new(
         id: &str,
         units: u64,
@@ -53,7 +53,7 @@ impl Grant {
         Ok(Self { id: id.into(), rules, expires_at: until, limit, scope: Scope::new("grant") })
     }
 
-    /// How many units were granted.
+    /// Returns the number of units granted.
     #[must_use]
     pub const fn units(&self) -> u64 {
         self.limit.capacity()
@@ -64,7 +64,7 @@ impl Grant {
         Charge { loss_policy: like.loss_policy, permit: like.permit, ..charge }
     }
 
-    /// Looks at what is left of it.
+    /// Creates a charge that reads the remaining units.
     pub(crate) fn peek<'a>(&'a self, name: &'a [KeyPart<'a>; 1]) -> Charge<'a> {
         Charge::new(CounterKey { scope: &self.scope, parts: name }, &self.limit, Cost::PEEK)
     }
@@ -91,31 +91,31 @@ impl Grant {
     }
 }
 
-/// What was taken of a grant in the place of a hit's own limit.
+/// Units charged to a grant in place of a matched limit.
 #[derive(Clone, Debug)]
 pub(crate) struct GrantCharge {
     pub(crate) limit: usize,
     pub(crate) record: ChargeRecord,
 }
 
-/// More tries than any request has limits and grants to try.
+/// Maximum number of attempts; more than any request has limits and grants to try.
 const MAX_ROUNDS: usize = 8;
 
-/// A request that was turned away, and what may pay for it.
+/// A denied request and the grants that may cover it.
 struct GrantAllocation<'a, 'p> {
     plan: &'a Plan<'p>,
     charges: &'a [Charge<'a>],
     grants: &'a [Arc<Grant>],
-    /// Which grant pays for which hit.
+    /// Index of the grant that covers each charge.
     assigned: SmallVec<[Option<usize>; 4]>,
-    /// Which of them have nothing left, or have ended.
+    /// True for each grant that is used up or expired.
     exhausted: SmallVec<[bool; 4]>,
-    /// What is known of each hit's own limit.
+    /// Known outcome of each charge's own limit.
     known: SmallVec<[Outcome; 4]>,
 }
 
 impl GrantAllocation<'_, '_> {
-    /// Finds a grant for every limit that is over; whether there is one for each.
+    /// Assigns a grant to every exceeded limit. Returns whether all of them are covered.
     fn cover(&mut self) -> bool {
         for at in 0..self.charges.len() {
             let over = self.known[at].verdict.is_denied() && decides(&self.plan.limits[at]);
@@ -132,7 +132,7 @@ impl GrantAllocation<'_, '_> {
         self.assigned.iter().any(Option::is_some)
     }
 
-    /// Learns who refused; whether it is worth another try.
+    /// Records which charges were denied. Returns whether another attempt is worthwhile.
     fn record_denials(&mut self, asked: &[usize], told: &[Outcome]) -> bool {
         let mut again = false;
         for (at, outcome) in asked.iter().zip(told).filter(|(_, outcome)| outcome.verdict.is_denied()) {
@@ -149,8 +149,8 @@ impl GrantAllocation<'_, '_> {
 }
 
 impl<S: CounterStore> Limiter<S> {
-    /// Pays for a request that limits turn away, where its caller was granted enough: the outcomes are then as if it had
-    /// fitted.
+    /// Charges grants for a request that limits deny, if its caller has enough of them. The outcomes are then the same
+    /// as if the request had fit its limits.
     #[cold]
     pub(crate) async fn charge_grants(
         &self,
@@ -176,7 +176,7 @@ impl<S: CounterStore> Limiter<S> {
             if !payment.cover() {
                 return None;
             }
-            // What only counts has counted already.
+            // Independent charges have already been applied.
             let asked: SmallVec<[usize; 4]> = (0..charges.len())
                 .filter(|at| {
                     payment.assigned[*at].is_some() || charges[*at].enforcement != Enforcement::Independent

@@ -1,21 +1,21 @@
-//! How many permits are held at this moment, by rule: for those who watch. Counted where permits are held (a gateway, a
-//! layer, a reservation), so only rules about concurrency pay for it.
+//! In-flight permits: the number held now, by rule, for metrics. Counted where permits are held (a gateway, a layer, a
+//! reservation), so only concurrency rules pay for it.
 
 use crate::by_rule::ByRule;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts by rule.
+/// Permit counts by rule.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight(ByRule<AtomicU64>);
 
-/// A request that is counted until it is dropped.
+/// Counts a request as in flight until it is dropped.
 #[derive(Debug)]
 pub(crate) struct InFlightGuard(SmallVec<[Arc<AtomicU64>; 2]>);
 
 impl InFlight {
-    /// Counts one request under these rules; nothing, where there are none.
+    /// Counts one request under `rules`. Returns `None` if there are none.
     pub(crate) fn enter<'r>(&self, rules: impl Iterator<Item = &'r str>) -> Option<Arc<InFlightGuard>> {
         let counts: SmallVec<[_; 2]> = rules.map(|rule| self.0.counter(rule)).collect();
         if counts.is_empty() {
@@ -25,7 +25,7 @@ impl InFlight {
         Some(Arc::new(InFlightGuard(counts)))
     }
 
-    /// All rules that ever had any, with what they have now.
+    /// Returns all rules that ever held permits, with their current counts.
     pub(crate) fn all(&self) -> Vec<(String, u64)> {
         self.0.all(|rule, count| (rule.to_owned(), count.load(Ordering::Relaxed)))
     }

@@ -1,15 +1,15 @@
-//! Inline limits: limits that arrive with the request, apart from the rules (a key, the numbers of its limit, a cost).
+//! Inline limits: limits that arrive with the request, independent of the rules (a key, the limit's numbers, a cost).
 //!
-//! The counters are the store's, beside those of the rules. There is no rule, so there is no fail policy: when the store
-//! fails, the caller gets an error.
+//! Their counters are in the store, next to those of the rules. There is no rule and therefore no fail policy: if the
+//! store fails, the caller gets an error.
 
 use crate::limiter::Limiter;
 use crate::observer::Enforced;
 use tollgate_core::{Charge, CounterStore, Outcome, Outcomes, StoreError, Verdict};
 
 impl<S: CounterStore> Limiter<S> {
-    /// Charges each on its own, in order and without waiting, and appends one outcome for each. `false` where the store
-    /// declines; nothing is charged then.
+    /// Charges each limit independently, in order and without waiting, and appends one outcome per charge. Returns
+    /// `false` if the store declines; nothing has been charged in that case.
     #[inline]
     pub fn try_charge_inline(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
         let from = outcomes.len();
@@ -20,10 +20,10 @@ impl<S: CounterStore> Limiter<S> {
         true
     }
 
-    /// Charges one.
+    /// Charges one inline limit.
     ///
     /// # Errors
-    /// A [`StoreError`] if the store did not answer; nothing is known to be taken then.
+    /// [`StoreError`] if the store did not respond; whether it applied the charge is then unknown.
     pub async fn charge_inline(&self, charge: Charge<'_>) -> Result<Outcome, StoreError> {
         let mut outcomes = Outcomes::default();
         if !self.store.try_charge(&[charge], &mut outcomes) {
@@ -38,7 +38,7 @@ impl<S: CounterStore> Limiter<S> {
         Ok(outcome)
     }
 
-    /// Tells those who watch, and lets pass what is not to be denied.
+    /// Reports the outcomes to the observers and allows denied charges if denials are not enforced.
     #[inline]
     fn is_observed(&self, charges: &[Charge<'_>], outcomes: &mut [Outcome]) {
         let bites = if self.denies_nothing() { Enforced::No } else { Enforced::Yes };
@@ -51,7 +51,7 @@ impl<S: CounterStore> Limiter<S> {
     }
 }
 
-/// In shadow, or in an emergency that lets everything pass, a denial is counted as one but not told.
+/// In shadow mode or under an allow-all measure, a denial is counted as one but returned as allowed.
 fn allow(outcome: &mut Outcome) {
     if outcome.verdict.is_denied() {
         outcome.verdict = Verdict::ALLOWED;

@@ -1,4 +1,4 @@
-//! The limiter: rules × store → one [`Decision`] for each request. Knows no SQL and no protocol.
+//! The limiter: combines rules and a store into one [`Decision`] per request. Contains no SQL and no protocol code.
 //!
 //! | module | contents |
 //! |---|---|

@@ -1,9 +1,8 @@
 //! The decision path: every check, admission and reservation is planned once, charged once and folded once.
 //!
-//! `Limiter::check` is a future that a caller awaits. Where the store answers without waiting (`CounterStore::try_charge`),
-//! the future is ready in its first poll; where it does not, the same future awaits the same charges. Synchronous twins of
-//! these functions were rejected: each had to plan for itself, and a plan is not free of effects (a counter that is split
-//! into shards moves on to its next shard).
+//! `Limiter::check` is a future. If the store can charge without waiting (`CounterStore::try_charge`), the future is
+//! ready in its first poll; if not, the same future awaits the same charges. Synchronous twins of these functions were
+//! rejected: each had to plan for itself, and planning has side effects (a split counter moves on to its next shard).
 
 use crate::check::{Check, CheckInput};
 use crate::decision::{Decision, DecisionDetails, DecisionVerdict, Origin};
@@ -28,45 +27,45 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tollgate_core::{Clock, CounterStore, Outcomes, PermitId, TimeDelta};
 use tollgate_rules::{CallerOverrides, Charges, Plan, Ruleset};
 
-/// Rules and a store that decide together. Shared by all fronts.
+/// Rate limiter: decides requests with a rule set and a store. Shared by all protocol servers.
 pub struct Limiter<S> {
     pub(crate) rules: ArcSwap<Ruleset>,
     pub(crate) store: S,
-    /// Every denial becomes an allowance; what the limits said is still told.
+    /// Global shadow mode: every denial becomes an allowance, and the outcomes are still reported.
     pub(crate) shadow: AtomicBool,
     pub(crate) reservations: Reservations,
     pub(crate) clock: Arc<dyn Clock>,
-    /// Counters of this process, for rules that fail to local.
+    /// Local counters for rules with `on_error: local`.
     pub(crate) fallback: Option<Box<dyn TryCharge>>,
     pub(crate) pending: PendingCharges,
     pub(crate) fallback_counts: FallbackCounts,
     pub(crate) in_flight: InFlight,
-    /// Permits of requests in progress.
+    /// Permits of requests in flight.
     pub(crate) renewals: Renewals,
     /// Split counters without room in any shard.
     pub(crate) full_counters: FullCounters,
-    /// What is agreed with single callers.
+    /// Lookup of callers' quotas.
     pub(crate) quotas: Option<Arc<dyn QuotaProvider>>,
-    /// What operators have decided in an emergency.
+    /// Active emergency measures.
     pub(crate) measures: Arc<ActiveMeasures>,
     pub(crate) observers: SmallVec<[Arc<dyn Observer>; 2]>,
-    /// Whether one of them follows traces.
+    /// True if an observer records traces.
     pub(crate) is_traced: bool,
 }
 
-/// What came of charging without waiting.
+/// Result of charging without waiting.
 enum Tried {
-    /// The answer is written.
+    /// The decision is complete.
     Decided,
-    /// The store must be waited for; nothing is charged.
+    /// The store must be awaited; nothing has been charged.
     Declined,
     /// Denied, but other shards or grants may still admit it.
     Denied(Box<Outcomes>),
 }
 
 impl<S: CounterStore> Limiter<S> {
-    /// A limiter that decides by `rules` over counters in `store`. The clock is for reservations' deadlines; counters
-    /// have their store's own time.
+    /// Creates a limiter that decides by `rules` with counters in `store`. The clock is for reservation deadlines;
+    /// counters use the store's own time.
     #[must_use]
     pub fn new(rules: Arc<Ruleset>, store: S, clock: Arc<dyn Clock>) -> Self {
         Self {
@@ -88,72 +87,72 @@ impl<S: CounterStore> Limiter<S> {
         }
     }
 
-    /// Puts everything in shadow, or takes it out.
+    /// Turns global shadow mode on or off.
     #[must_use]
     pub fn with_global_shadow(self, shadow: bool) -> Self {
         self.shadow.store(shadow, Ordering::Relaxed);
         self
     }
 
-    /// Gives rules that fail to local these counters to decide by while the store is unavailable: any store that charges
-    /// without waiting. One that declines ([`CounterStore::try_charge`]) is as good as none.
+    /// Sets the fallback counters for rules with `on_error: local` while the store is unavailable: any store that
+    /// charges without waiting. A store that declines ([`CounterStore::try_charge`]) has no effect.
     #[must_use]
     pub fn with_fallback(mut self, counters: impl CounterStore + 'static) -> Self {
         self.fallback = Some(Box::new(counters));
         self
     }
 
-    /// How often decisions were made without the store: rule, origin, count.
+    /// Returns the number of decisions made without the store, as (rule, origin, count).
     #[must_use]
     pub fn fallback_counts(&self) -> Vec<(String, &'static str, u64)> {
         self.fallback_counts.all()
     }
 
-    /// How many permits are held at this moment, by rule, as far as they are given back by those who hold them.
+    /// Returns the number of permits held now, by rule, as far as their holders release them.
     #[must_use]
     pub fn in_flight(&self) -> Vec<(String, u64)> {
         self.in_flight.all()
     }
 
-    /// Decides by other rules from now on. Counters of rules that stay keep their state.
+    /// Replaces the active rules. Counters of unchanged rules keep their state.
     pub fn replace_rules(&self, rules: Arc<Ruleset>) {
         self.observers.iter().for_each(|observer| observer.on_rules_changed(&rules));
         self.rules.store(rules);
     }
 
-    /// The rules that decide now.
+    /// Returns the active rules.
     #[must_use]
     pub fn rules(&self) -> Arc<Ruleset> {
         self.rules.load_full()
     }
 
-    /// Whether these rules are active.
+    /// Returns whether `rules` is the active rule set.
     #[must_use]
     pub fn is_active(&self, rules: &Arc<Ruleset>) -> bool {
         std::ptr::eq(Arc::as_ptr(&self.rules.load()), Arc::as_ptr(rules))
     }
 
-    /// Where the counters are.
+    /// Returns the counter store.
     #[must_use]
     pub const fn store(&self) -> &S {
         &self.store
     }
 
-    /// The clock of reservations' deadlines, and of what answers say of the time.
+    /// Returns the clock used for reservation deadlines and for times in responses.
     #[must_use]
     pub fn clock(&self) -> &dyn Clock {
         &*self.clock
     }
 
-    /// Decides. Cannot fail: when the store does, the rules' own policy answers. Ready in the first poll where the store
-    /// need not be waited for.
+    /// Decides one request. Never fails: if the store fails, the rules' fail policy decides. Ready in the first poll if
+    /// the store can charge without waiting.
     #[inline]
     pub fn check(&self, check: &Check<'_>) -> impl Future<Output = Decision> {
         self.decide(check, DecisionId::generate(), |_, _| ())
     }
 
-    /// Plans, charges and folds one request, and reports the decision. `keep` sees the plan and its answer before the plan is
-    /// dropped: what outlives the request (permits, reservations) is made of it.
+    /// Plans, charges and folds one request, and reports the decision to the observers. `keep` receives the plan and
+    /// the decision details before the plan is dropped, to build what outlives the request (permits, reservations).
     #[inline]
     pub(crate) async fn decide(
         &self,
@@ -175,7 +174,7 @@ impl<S: CounterStore> Limiter<S> {
             if !plan.limits.is_empty() {
                 match self.try_charge(&plan, permit, grants.is_some(), &mut details) {
                     Tried::Decided => {}
-                    // Boxed, for it is large, and every check would carry it.
+                    // Boxed because this future is large and every check would carry it.
                     tried => {
                         Box::pin(self.charge(&mut plan, permit, tried, grants.as_deref(), &mut details))
                             .await;
@@ -197,7 +196,7 @@ impl<S: CounterStore> Limiter<S> {
         decision
     }
 
-    /// Charges the plan without waiting, where the store can and the outcome is the last word.
+    /// Charges the plan without waiting, if the store can and the outcome is final.
     #[inline]
     fn try_charge(
         &self,
@@ -209,7 +208,7 @@ impl<S: CounterStore> Limiter<S> {
         if self.pending.any_pending() {
             return Tried::Declined;
         }
-        // One limit needs no list; and one call, which is then inlined.
+        // A single limit needs no list, and its single call is inlined.
         let (one, mut many) =
             (plan.limits.first().map(|matched| [plan.charge(matched, permit)]), Charges::new());
         let charges = match &one {
@@ -230,7 +229,7 @@ impl<S: CounterStore> Limiter<S> {
         Tried::Decided
     }
 
-    /// Charges the plan where the store must be waited for, or a denial is not the last word.
+    /// Charges the plan if the store must be awaited or a denial is not final.
     async fn charge(
         &self,
         plan: &mut Plan<'_>,
@@ -266,7 +265,7 @@ impl<S: CounterStore> Limiter<S> {
     }
 }
 
-/// What a request meets; nothing, where the domain is not known.
+/// Adds the limits that a request matches to `plan`; none if the domain is unknown.
 #[inline]
 pub(crate) fn plan_into<'p>(
     rules: &'p Ruleset,

@@ -1,7 +1,7 @@
 //! The observer interface, called on the request thread after each decision. Implementations must not block.
 //!
-//! Who watches decisions: counts them, logs them, remembers some. They are told after a decision is made and before it is
-//! answered, on the thread of the request: an observer is quick, never waits, and keeps what it needs in memory of its own.
+//! Observers count, log or sample decisions. They are called after a decision is made and before the response is sent,
+//! so they must be fast, must never wait, and must keep what they need in their own memory.
 
 use crate::check::Check;
 use crate::decision::Decision;
@@ -11,48 +11,50 @@ use std::sync::Arc;
 use tollgate_core::{Charge, Outcome, TimeDelta};
 use tollgate_rules::Ruleset;
 
-/// Sees every decision that is made by rules.
+/// Observer of all decisions made by rules.
 pub trait Observer: Send + Sync {
-    /// This was asked, and this is the answer.
+    /// Called with each check and its decision.
     fn on_decision(&self, check: &Check<'_>, decision: &Decision);
 
-    /// These rules decide next. Told before they do, where rules are replaced.
+    /// Called with new rules before they become active.
     fn on_rules_changed(&self, rules: &Arc<Ruleset>) {
         let _ = rules;
     }
 
-    /// Limits that callers brought themselves were asked together, and this is what each said.
+    /// Called with inline limits that were charged together, and the outcome of each.
     fn on_inline_limits(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Enforced) {
         let _ = (charges, outcomes, bites);
     }
 
-    /// So many requests of this front took so long each, from the moment that they had been read until they were decided.
+    /// Called with the latency `each` of `requests` requests of the protocol server `front`, from the time they were
+    /// read to the time they were decided.
     fn on_latency(&self, front: &'static str, requests: u64, each: TimeDelta) {
         let _ = (front, requests, each);
     }
 
-    /// Whether it makes spans of requests that are part of a trace. Where nobody does, fronts do not look for one.
+    /// Returns whether this observer records spans of traced requests. If no observer does, protocol servers do not
+    /// parse traces.
     fn follows_traces(&self) -> bool {
         false
     }
 
-    /// A request that is part of a trace was passed on, and its answer is over.
+    /// Called when the response to a proxied, traced request is complete.
     fn on_forwarded(&self, passed: &ForwardedRequest<'_>) {
         let _ = passed;
     }
 }
 
-/// Whether a denial turns anybody away.
+/// Enforcement of denials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enforced {
-    /// It does.
+    /// Denials are enforced.
     Yes,
-    /// Everything passes: in shadow, or in an emergency.
+    /// Every request passes: in shadow mode, or under an emergency measure.
     No,
 }
 
 impl<S> Limiter<S> {
-    /// Lets somebody watch. Several may; they are told in the order in which they came.
+    /// Adds an observer. Observers are called in the order in which they were added.
     #[must_use]
     pub fn with_observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.is_traced |= observer.follows_traces();
@@ -60,21 +62,21 @@ impl<S> Limiter<S> {
         self
     }
 
-    /// Whether anybody follows traces. Fronts ask before they look for one.
+    /// Returns whether any observer records traces. Protocol servers check this before they parse a trace.
     #[must_use]
     #[inline]
     pub const fn is_traced(&self) -> bool {
         self.is_traced
     }
 
-    /// Tells those who watch of a request that was passed on.
+    /// Notifies the observers of a proxied request.
     pub fn record_forwarded(&self, passed: &ForwardedRequest<'_>) {
         for observer in &self.observers {
             observer.on_forwarded(passed);
         }
     }
 
-    /// Tells those who watch how long a front took. Fronts know it from clocks that they have read anyway.
+    /// Notifies the observers of a protocol server's latency, which comes from clock values that it has read anyway.
     #[inline]
     pub fn record_latency(&self, front: &'static str, requests: u64, each: TimeDelta) {
         for observer in &self.observers {

@@ -1,8 +1,9 @@
-//! What a request holds while it is in progress, given back by being dropped: whether it was answered, has failed, or its
-//! caller has left. Requests that outlive their permits have them renewed.
+//! Permit guard: releases what a request in flight holds when it is dropped, whether the request completed, failed, or
+//! its client disconnected. Permits of requests that outlive them are renewed.
 //!
-//! One guard serves the gateway, the HTTP server and the SDK. Renewal is one task for all permits of a limiter, which runs
-//! only while there are any; a task for each permit was rejected: most requests end long before the first renewal.
+//! The gateway, the HTTP server and the SDK use the same guard. One renewal task serves all permits of a limiter and
+//! runs only while there are any. Rejected: a task for each permit, because most requests end long before the first
+//! renewal.
 
 use crate::delay_queue::{DelayQueue, QueueFull};
 use crate::limiter::Limiter;
@@ -15,16 +16,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::{CounterStore, StoreError, TimeDelta};
 
-/// The longest pause between two rounds of renewals.
+/// Maximum pause between two rounds of renewals.
 const ROUND: Duration = Duration::from_millis(500);
 
-/// Permits of a very short life are not renewed more often than this.
+/// Minimum pause between two rounds, which bounds renewals of permits with a very short lifetime.
 const MIN_ROUND: Duration = Duration::from_millis(10);
 
-/// How many are renewed at once.
+/// Maximum number of concurrent renewals.
 const MAX_AT_ONCE: usize = 256;
 
-/// Permits that will have to be renewed.
+/// Permits to renew.
 #[derive(Default)]
 pub(crate) struct Renewals(Mutex<RenewalTable>);
 
@@ -32,7 +33,7 @@ pub(crate) struct Renewals(Mutex<RenewalTable>);
 struct RenewalTable {
     entries: HashMap<u64, RenewalEntry>,
     next: u64,
-    /// A task looks through the entries.
+    /// True while a task processes the entries.
     is_running: bool,
 }
 
@@ -42,15 +43,16 @@ struct RenewalEntry {
     every: Duration,
 }
 
-/// The task that renews; dropped with it, also when its runtime ends. The next guard starts another.
+/// Guard of the renewal task; dropped with it, also when its runtime shuts down. The next permit guard starts another
+/// task.
 struct RenewalTask<S> {
     limiter: Weak<Limiter<S>>,
-    /// It has not ended by itself.
+    /// False once the task has ended normally.
     is_running: bool,
 }
 
 impl<S> RenewalTask<S> {
-    /// There is nothing left to renew, and the table says so.
+    /// Marks a normal end: there is nothing left to renew, and the table already records that.
     fn end(mut self) {
         self.is_running = false;
     }
@@ -70,14 +72,14 @@ impl Renewals {
     }
 }
 
-/// Permits, or a place in a delay queue, that one request holds. Dropping it gives them back.
+/// Permits, or a delay-queue entry, that one request holds. Dropping the guard releases them.
 pub struct PermitGuard<S: CounterStore + 'static> {
     limiter: Arc<Limiter<S>>,
-    /// Nothing once it is left to its deadline.
+    /// `None` once the permits are left to their deadline.
     held: Option<Arc<HeldPermits>>,
-    /// Its entry among the renewals.
+    /// Key of the entry in the renewal table.
     renewal: Option<u64>,
-    /// The request waits until it may proceed: given back now, everything is as if it had never been taken.
+    /// True while the request is in the delay queue: a release then refunds everything.
     is_waiting: bool,
 }
 
@@ -88,22 +90,23 @@ impl<S: CounterStore + 'static> fmt::Debug for PermitGuard<S> {
 }
 
 impl<S: CounterStore + 'static> PermitGuard<S> {
-    /// Waits in `queue` until the request may proceed. Dropped before that, everything that it took comes back.
+    /// Waits in `queue` until the request may proceed. If the guard is dropped before that, all its charges are
+    /// refunded.
     ///
     /// # Errors
-    /// [`QueueFull`] if too many wait already.
+    /// [`QueueFull`] if too many requests are already waiting.
     pub async fn wait(&mut self, queue: &DelayQueue, delay: TimeDelta) -> Result<(), QueueFull> {
         queue.wait(delay).await?;
         self.proceed();
         Ok(())
     }
 
-    /// The request proceeds: from now on only what lasts as long as the request comes back.
+    /// Marks the request as proceeding: from now on, a release frees only the permits.
     pub fn proceed(&mut self) {
         self.is_waiting = false;
     }
 
-    /// Gives nothing back: permits are left to their deadline, for nobody will say when the request ends.
+    /// Releases nothing: permits are left to their deadline, because the end of the request will not be reported.
     pub fn leave_to_deadline(mut self) {
         self.stop_renewal();
         self.held = None;
@@ -134,8 +137,8 @@ impl<S: CounterStore + 'static> Drop for PermitGuard<S> {
 }
 
 impl<S: CounterStore + 'static> Limiter<S> {
-    /// Guards what an admitted request holds. A request that is to be delayed holds its place in the queue until
-    /// [`PermitGuard::wait`] or [`PermitGuard::proceed`]. Permits are renewed while the guard lives and a tokio runtime runs.
+    /// Guards what an admitted request holds. A delayed request holds its delay-queue entry until [`PermitGuard::wait`]
+    /// or [`PermitGuard::proceed`]. Permits are renewed while the guard is alive and a tokio runtime is running.
     pub fn guard(self: &Arc<Self>, held: HeldPermits, delay: TimeDelta) -> PermitGuard<S> {
         let held = Arc::new(held);
         let renewal = held.expires_after().map(|after| {
@@ -169,7 +172,7 @@ impl<S: CounterStore + 'static> Limiter<S> {
         }
     }
 
-    /// How long to pause before the next round; nothing where there is nothing to renew, and the task ends.
+    /// Returns the pause before the next round; `None` if there is nothing to renew and the task must end.
     fn next_round(&self) -> Option<Duration> {
         let mut table = self.renewals.table();
         let next = table.entries.values().map(|entry| entry.due).min();
@@ -183,8 +186,8 @@ impl<S: CounterStore + 'static> Limiter<S> {
         }
     }
 
-    /// Renews the permits that are due, side by side: one after another, many permits over a slow store would expire before
-    /// they were reached.
+    /// Renews the permits that are due, concurrently: in sequence, many permits on a slow store would expire before
+    /// their renewal.
     async fn renew_due(&self) -> Result<(), RenewalFailures> {
         let now = Instant::now();
         let mut due = Vec::new();
@@ -199,7 +202,7 @@ impl<S: CounterStore + 'static> Limiter<S> {
                 return Ok(());
             }
             self.renew(&held).await?;
-            // Released while it was renewed: renewing has taken it again.
+            // If the permit was released during its renewal, the renewal acquired it again.
             if is_held() { Ok(()) } else { self.release(&held).await }
         });
         let mut renewing = futures_util::stream::iter(renewing).buffer_unordered(MAX_AT_ONCE);
@@ -213,7 +216,7 @@ impl<S: CounterStore + 'static> Limiter<S> {
     }
 }
 
-/// Permits of one round that expire unless the next round has more luck.
+/// Failed renewals of one round; these permits expire unless the next round succeeds.
 #[derive(Debug)]
 struct RenewalFailures {
     failed: usize,

@@ -1,8 +1,8 @@
 //! Concurrency permits and delay-queue entries held by a request in flight.
 //!
-//! For those who stand in a request's way and see it end (a gateway, a layer): they give back what it holds when it has
-//! been answered, has failed, or its caller has left. Nothing is remembered here, unlike reservations: who drops a
-//! [`Held`] without a word leaves its permits to their deadline, as a process that dies does.
+//! For integrations that see a request end (a gateway, a layer): they release what it holds when the response is
+//! complete, the request fails or the client disconnects. Unlike reservations, nothing is stored here: dropping
+//! [`HeldPermits`] without a release leaves its permits to expire at their deadline, as when a process dies.
 
 use crate::check::Check;
 use crate::decision::{Decision, DecisionDetails, LimitStatus};
@@ -19,12 +19,12 @@ use tollgate_core::{
 };
 use tollgate_rules::{MatchedLimit, Plan};
 
-/// What an allowed request holds.
+/// Permits and charges that an allowed request holds.
 #[derive(Clone)]
 pub struct HeldPermits {
     id: PermitId,
     charges: Vec<ReservedCharge>,
-    /// Counts it among those under way.
+    /// Counts the request as in flight.
     _in_flight: Option<Arc<InFlightGuard>>,
 }
 
@@ -34,20 +34,20 @@ impl std::fmt::Debug for HeldPermits {
     }
 }
 
-/// How a request came to its end.
+/// Reason for a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseReason {
-    /// It was carried out, or failed: its permits come back.
+    /// The request completed or failed: its permits are released.
     Completed,
-    /// Its turn never came: everything comes back.
+    /// The request was canceled before its delay ended: everything is refunded.
     Canceled,
 }
 
-/// What is left to do when a store has to be waited for.
+/// The rest of a release that must wait for the store.
 pub type ReleaseFuture = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
 
 impl HeldPermits {
-    /// After how long its permits lapse unless they are renewed; nothing, where it has none.
+    /// Returns the time after which the permits expire unless they are renewed; `None` if there are no permits.
     #[must_use]
     pub fn expires_after(&self) -> Option<TimeDelta> {
         self.permits().map(|reserved| reserved.record.limit.rate().period.length()).min()
@@ -59,7 +59,7 @@ impl HeldPermits {
 }
 
 impl<S: CounterStore> Limiter<S> {
-    /// Decides like [`Limiter::check`], and hands over what must be given back: permits, or a place in a queue. Most
+    /// Decides like [`Limiter::check`], and returns what must be released: permits, or a delay-queue entry. Most
     /// requests hold nothing.
     #[inline]
     pub async fn admit(&self, check: &Check<'_>) -> (Decision, Option<HeldPermits>) {
@@ -95,10 +95,10 @@ impl<S: CounterStore> Limiter<S> {
         })
     }
 
-    /// Gives permits back: the request has ended.
+    /// Releases the permits of a request that has ended.
     ///
     /// # Errors
-    /// [`StoreError`] if the store did not take them; they lapse at their deadline.
+    /// [`StoreError`] if the store did not release them; they expire at their deadline.
     pub async fn release(&self, held: &HeldPermits) -> Result<(), StoreError> {
         let parts: Vec<Vec<KeyPart<'_>>> = held.permits().map(|reserved| reserved.record.parts()).collect();
         let permits: Vec<Permit<'_>> = held
@@ -112,24 +112,25 @@ impl<S: CounterStore> Limiter<S> {
         if permits.is_empty() {
             return Ok(());
         }
-        // It may have been admitted while the store was unavailable.
+        // The request may have been admitted while the store was unavailable.
         if let Some(fallback) = &self.fallback {
             fallback.try_release(&permits);
         }
         self.store.release(&permits).await
     }
 
-    /// Gives everything back, as far as time has not: the caller left before its turn came. The turn itself comes back
-    /// whole.
+    /// Refunds everything that has not been refilled over time, for a client that disconnected before its delay ended.
+    /// The delay-queue entry itself is refunded in full.
     ///
     /// # Errors
-    /// [`StoreError`] if the store did not take it.
+    /// [`StoreError`] if the store did not apply the refund.
     pub async fn cancel_held(&self, held: &HeldPermits) -> Result<(), StoreError> {
         self.move_counters(&held.charges, DecisionId(held.id.0), Settlement::Canceled).await
     }
 
-    /// Gives back what a request held, for guards that are dropped. In memory that is done at once, and the next request
-    /// finds the place free; over a store that has to be waited for, the rest is handed over to be run.
+    /// Releases what a request held, for guards that are dropped. In memory this completes immediately, and the next
+    /// request can use the free slot; if the store must be awaited, the rest is returned as a future for the caller to
+    /// run.
     pub fn start_release(
         self: &Arc<Self>,
         held: &Arc<HeldPermits>,
@@ -147,16 +148,16 @@ impl<S: CounterStore> Limiter<S> {
         });
         match giving.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Ok(())) => None,
-            // The error is the store's, and it is the caller who can log it.
+            // Returned to the caller, which can log the store's error.
             Poll::Ready(Err(error)) => Some(Box::pin(std::future::ready(Err(error)))),
             Poll::Pending => Some(giving),
         }
     }
 
-    /// Puts the permits' deadline off: the request is still under way.
+    /// Extends the permits' deadline while the request is in flight.
     ///
     /// # Errors
-    /// [`StoreError`] if the store was not there.
+    /// [`StoreError`] if the store was unavailable.
     pub async fn renew(&self, held: &HeldPermits) -> Result<(), StoreError> {
         let parts: Vec<Vec<KeyPart<'_>>> = held.permits().map(|reserved| reserved.record.parts()).collect();
         let charges: Vec<Charge<'_>> = held

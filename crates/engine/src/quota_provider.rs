@@ -1,7 +1,7 @@
 //! Quota lookup interface: a caller's quota, from memory, never from a database.
 //!
-//! The limiter knows only this trait; who keeps the agreements, and how they change, is another room's affair. A limiter
-//! without any pays for one look at an empty place.
+//! The limiter depends only on this trait; storing and changing quotas is the control plane's task. A limiter without
+//! quotas pays only for checking an empty `Option`.
 
 use crate::check::{Check, CheckInput};
 use crate::grant::Grants;
@@ -10,30 +10,30 @@ use std::sync::Arc;
 use tollgate_core::Clock;
 use tollgate_rules::{CALLER_KEY, CallerOverrides, Ruleset};
 
-/// All agreements with single callers.
+/// Lookup of callers' quotas.
 pub trait QuotaProvider: Send + Sync {
-    /// What is agreed with this caller and acts now, compiled against these rules.
+    /// Returns the active quota of `caller`, compiled against `rules`.
     fn lookup(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> CallerQuota;
 }
 
-/// What is agreed with one caller.
+/// Quota of one caller.
 #[derive(Clone, Debug, Default)]
 pub struct CallerQuota {
-    /// A tier, and limits of its own.
+    /// Tier and limit overrides.
     pub overrides: Option<Arc<CallerOverrides>>,
-    /// Extra quota, once.
+    /// One-time extra units.
     pub grants: Option<Arc<Grants>>,
 }
 
 impl<S> Limiter<S> {
-    /// Decides by agreements with single callers, too.
+    /// Sets the quota provider of the limiter.
     #[must_use]
     pub fn with_quotas(mut self, tenants: Arc<dyn QuotaProvider>) -> Self {
         self.quotas = Some(tenants);
         self
     }
 
-    /// What is agreed with the caller of a request.
+    /// Returns the quota of the request's caller.
     #[inline]
     pub(crate) fn quota_for(&self, check: &Check<'_>, rules: &Ruleset) -> CallerQuota {
         let Some(tenants) = &self.quotas else { return CallerQuota::default() };
@@ -41,7 +41,7 @@ impl<S> Limiter<S> {
     }
 }
 
-/// Who asks, where the request says it.
+/// Returns the caller's key, if the request contains it.
 #[inline]
 fn caller<'a>(check: &Check<'a>) -> Option<&'a str> {
     let place = |entries: &[(&'_ str, &'_ str)]| entries.iter().position(|(key, _)| *key == CALLER_KEY);

@@ -1,9 +1,10 @@
 //! Reconciliation: charges the shared counters with what this node allowed while the store was unavailable.
 //!
-//! Without it every outage would hand out a fresh burst at its end. Whoever owes pays before he is served: a check charges
-//! its counters' debts first, and if that cannot be done the store is as good as away for them; the rest is paid in the
-//! background ([`Limiter::reconcile`]). The whole is charged, though time has given some of it back: that errs on the
-//! limit's side. Bounded: beyond [`MAX_PENDING`] counters what is let through is only counted here.
+//! Without it, every outage would end with a fresh burst. A check first reconciles the pending charges of its counters;
+//! if that fails, the store counts as unavailable for these counters. The rest is reconciled in the background
+//! ([`Limiter::reconcile`]). The full amount is charged although some of it has been refilled over time, which errs
+//! toward enforcing the limit. The table is bounded: beyond [`MAX_PENDING`] counters, charges are counted only on this
+//! node.
 
 use crate::charge_record::ChargeRecord;
 use crate::limiter::Limiter;
@@ -13,15 +14,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{Charge, Cost, CounterStore, StoreError};
 
 const MAX_PENDING: usize = 65_536;
-/// Counters charged in one call.
+/// Maximum number of counters charged in one call.
 const BATCH: usize = 64;
 
-/// Which counter: its scope and a hash of its values.
+/// Identifies a counter: its scope and a hash of its values.
 type CounterId = (u64, u64);
 
 #[derive(Default)]
 pub(crate) struct PendingCharges {
-    /// Whether there is anything to look up: false on the usual path, which then takes no lock.
+    /// True if there may be pending charges. False on the usual path, which then takes no lock.
     any: AtomicBool,
     table: Mutex<PendingTable>,
 }
@@ -29,11 +30,11 @@ pub(crate) struct PendingCharges {
 #[derive(Default)]
 struct PendingTable {
     pending: HashMap<CounterId, ChargeRecord>,
-    /// Debts of these counters are on their way to the store.
+    /// Counters whose pending charges are being applied to the store.
     in_progress: HashSet<CounterId>,
 }
 
-/// Debts on their way to the store; back in the book if they do not get there, also when the caller has gone.
+/// Charges being applied to the store. They become pending again if that fails, also when the future is dropped.
 struct ReconcileGuard<'a> {
     pending: &'a PendingCharges,
     charges: Vec<(CounterId, ChargeRecord)>,
@@ -48,20 +49,21 @@ impl PendingCharges {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether any counter owes anything.
+    /// Returns whether any counter has pending charges.
     #[inline]
     pub(crate) fn any_pending(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Notes what a charge on a local counter took of the shared one.
+    /// Records a charge on a local counter, to be applied to the shared one.
     pub(crate) fn add(&self, charge: &Charge<'_>) {
         let mut table = self.table();
         table.add(counter_id(charge), ChargeRecord::from_charge(charge));
         self.any.store(true, Ordering::Release);
     }
 
-    /// Takes what some of these counters owe, to be paid. An error tells which are being paid by somebody else.
+    /// Takes the pending charges of these counters for reconciliation. On error, returns the indexes of the counters
+    /// that are already being reconciled elsewhere.
     fn start<'a>(&'a self, names: &[CounterId]) -> Result<ReconcileGuard<'a>, Vec<usize>> {
         let mut table = self.table();
         let busy = |at: &usize| table.in_progress.contains(&names[*at]);
@@ -124,8 +126,9 @@ impl Drop for ReconcileGuard<'_> {
 }
 
 impl<S: CounterStore> Limiter<S> {
-    /// Charges the shared counters with what was let through without them. To be called now and then; does nothing, at no
-    /// cost, when nothing is owed. What cannot be charged yet is kept; whether there is any such.
+    /// Charges the shared counters with what was allowed without them. Call it periodically; it does nothing, at no
+    /// cost, if nothing is pending. Charges that cannot be applied yet stay pending. Returns whether the store failed
+    /// to apply any.
     pub async fn reconcile(&self) -> bool {
         if !self.pending.any_pending() {
             return false;
@@ -140,7 +143,8 @@ impl<S: CounterStore> Limiter<S> {
         false
     }
 
-    /// Pays what the counters of these charges owe. An error says for which of them the store is as good as away.
+    /// Reconciles the pending charges of these counters. The error contains the charges for which the store counts as
+    /// unavailable.
     pub(crate) async fn reconcile_before(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         if !self.pending.any_pending() {
             return Ok(());
@@ -157,7 +161,7 @@ impl<S: CounterStore> Limiter<S> {
             }
             Err(busy) => (busy, StoreError::Unavailable("what was let through is being charged".to_owned())),
         };
-        // Its own numbers are of debts, not of charges.
+        // The indexes in a partial error refer to pending charges, not to `charges`.
         let why = if let StoreError::Partial { cause: why, .. } = why { *why } else { why };
         let all = failed.len() == charges.len();
         Err(if all { why } else { StoreError::Partial { failed, cause: Box::new(why) } })

@@ -1,9 +1,9 @@
-//! A second attempt for a request that the store denied, where a denial is not final: one shard of a split counter denied
-//! while others have room, or the caller has extra quota.
+//! Second attempt for a request that the store denied, if the denial is not final: one shard of a split counter denied
+//! while others have room, or the caller has grants.
 //!
-//! Rare and cold: no request that passes, and no denial by ordinary limits, comes here. A flood beyond a split limit must not
-//! read all shards for each denial either: the limiter remembers, for as long as a deny cache would, which counters had no room
-//! in any shard.
+//! A rare, cold path: requests that pass and denials by ordinary limits never reach it. A flood beyond a split limit
+//! must not read all shards for each denial either, so the limiter caches which counters had no room in any shard, for
+//! as long as a deny cache would.
 
 use crate::fold::{decides, is_denied};
 use crate::grant::{GrantCharge, Grants};
@@ -19,19 +19,19 @@ use tollgate_core::{
 };
 use tollgate_rules::{Charges, Plan};
 
-/// A shard that had room may be full by the time that it is charged.
+/// Maximum number of attempts; a shard that had room may be full by the time it is charged.
 const MAX_ROUNDS: usize = 3;
 
-/// The longest that a counter is taken for full without reading its shards again.
+/// Maximum time for which a counter counts as full without reading its shards again.
 const MAX_AGE: TimeDelta = TimeDelta::from_millis(900);
 
 const SLOTS: usize = 1024;
 
-/// Split counters that had no room in any shard, by a seeded hash: nobody can make two of them collide.
+/// Cache of split counters that had no room in any shard. The hash is seeded, so that clients cannot cause collisions.
 #[derive(Default)]
 pub(crate) struct FullCounters {
     slots: OnceLock<(RandomState, Box<[Mutex<FullCounter>]>)>,
-    /// Grows when units come back: what was remembered before is not believed any more.
+    /// Incremented when units are refunded, which invalidates older entries.
     generation: AtomicU64,
 }
 
@@ -39,10 +39,10 @@ pub(crate) struct FullCounters {
 struct FullCounter {
     counter: u64,
     generation: u64,
-    /// The cost that was denied; a smaller one might fit.
+    /// Cost that was denied, in units; a smaller one might fit.
     units: u64,
     expires_at: Timestamp,
-    /// What remained in all shards together.
+    /// Units remaining in all shards together.
     remaining: u64,
 }
 
@@ -55,7 +55,7 @@ impl FullCounters {
         (counter, &slots[counter as usize % SLOTS])
     }
 
-    /// What remains of a counter that is known to have no room for `units`.
+    /// Returns the remaining units of a counter that is cached as full for `units`.
     fn get(&self, key: &CounterKey<'_>, units: u64, now: Timestamp) -> Option<u64> {
         let (counter, slot) = self.slot(key);
         let known = *slot.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,22 +73,22 @@ impl FullCounters {
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// Forgets all: units of some counter have come back.
+    /// Invalidates all entries after units of some counter were refunded.
     pub(crate) fn clear(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Where a denied charge may go.
+/// Result of the search for a shard with room.
 enum Room {
-    /// This shard has room; so much remains in all of them, before the charge.
+    /// This shard has room. `remaining` is the sum over all shards before the charge.
     In { shard: u16, remaining: u64 },
-    /// None has. What remains in all of them, where they were read.
+    /// No shard has room. Contains the units remaining in all shards, if they were read.
     Nowhere(Option<u64>),
 }
 
 impl<S: CounterStore> Limiter<S> {
-    /// Tries other shards, then grants. What a grant has paid for is returned.
+    /// Tries other shards, then grants. Returns the grant charges, if any.
     #[cold]
     pub(crate) async fn reconsider(
         &self,
@@ -111,14 +111,15 @@ impl<S: CounterStore> Limiter<S> {
         Some(paid)
     }
 
-    /// Moves charges that one shard denied to shards that have room, and charges the request again. Where a counter has no
-    /// room in any shard, the denial stands, and tells what remains in all of them.
+    /// Moves charges that one shard denied to shards with room, and charges the request again. If a counter has no room
+    /// in any shard, the denial stands and reports the units remaining in all of them.
     async fn try_other_shards(&self, plan: &mut Plan<'_>, permit: PermitId, outcomes: &mut Outcomes) {
         for _ in 0..MAX_ROUNDS {
             if !is_denied(plan, outcomes) {
                 return;
             }
-            // Of alternatives one must fit: which of them moves is not for one of them to say.
+            // Only one of several alternatives must fit, so a single denied alternative does not determine which one
+            // moves.
             let is_denied = |at: &usize| {
                 let matched = &plan.limits[*at];
                 let moves = matched.enforcement != Enforcement::Alternative && decides(matched);
@@ -143,7 +144,7 @@ impl<S: CounterStore> Limiter<S> {
             }
             let mut charges = Charges::new();
             plan.charges(permit, &mut charges);
-            // What is charged on its own has been, but for what has moved.
+            // Independent charges have already been applied, except those that moved.
             let is_open =
                 |at: &usize| charges[*at].enforcement != Enforcement::Independent || denied.contains(at);
             let again: SmallVec<[usize; 4]> = (0..charges.len()).filter(is_open).collect();
@@ -156,7 +157,7 @@ impl<S: CounterStore> Limiter<S> {
         }
     }
 
-    /// Finds the shard of a split counter that has the most room, if that is enough.
+    /// Returns the shard of a split counter that has the most room, if that is enough.
     async fn find_room(&self, plan: &Plan<'_>, at: usize, denied: &Outcome) -> Room {
         let matched = &plan.limits[at];
         let values = &plan.parts[usize::from(matched.parts.0) + 1..usize::from(matched.parts.1)];
@@ -189,7 +190,7 @@ impl<S: CounterStore> Limiter<S> {
         if most >= units {
             return Room::In { shard, remaining };
         }
-        // Permits come back at any time.
+        // Not cached for permits, which may be released at any time.
         if matched.limit.limit.algorithm() != Algorithm::Concurrency {
             let wait = match denied.verdict {
                 Verdict::Denied { retry_after: Some(wait) } => wait.min(MAX_AGE),
@@ -200,7 +201,7 @@ impl<S: CounterStore> Limiter<S> {
         Room::Nowhere(Some(remaining))
     }
 
-    /// What remains in each shard. Shards that the store cannot read have no room.
+    /// Returns the units remaining in each shard. Shards that the store cannot read are left out.
     async fn read_rooms(&self, mut peeks: Vec<(u16, Charge<'_>)>) -> Option<Vec<(u16, u64)>> {
         for _ in 0..2 {
             let charges: Vec<Charge<'_>> = peeks.iter().map(|(_, charge)| *charge).collect();

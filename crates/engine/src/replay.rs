@@ -1,4 +1,4 @@
-//! Replay of a sampled request that represents many, for impact previews, on counters of its own.
+//! Replay of a sampled request that represents many, for impact previews, on separate counters.
 
 use crate::check::Check;
 use crate::decision::{Decision, DecisionDetails};
@@ -8,36 +8,37 @@ use crate::limiter::{Limiter, plan_into};
 use tollgate_core::{Algorithm, Cost, CounterStore, KeyPart, Mode, Outcomes, PermitId};
 use tollgate_rules::{Charges, Plan};
 
-/// Which counters nodes have of their own.
+/// The counters that each node has for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CounterSharing {
-    /// Those of rules that say `mode: local`: all others are in a store that nodes share.
+    /// Only those of rules with `mode: local`; all others are in a store that nodes share.
     Shared,
-    /// All.
+    /// All counters.
     PerNode,
 }
 
-/// How many requests one stands for.
+/// Number of requests that one sample represents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleWeight {
-    /// Of its caller's own: what limits with counters for each caller are charged.
+    /// Requests of the same caller: the factor for limits with per-caller counters.
     pub per_caller: u64,
-    /// Of all callers': what limits that all callers share are charged.
+    /// Requests of all callers: the factor for limits that all callers share.
     pub shared: u64,
-    /// The node that it was asked on: what is counted on each node is counted apart.
+    /// Number of the node that received the request: counters that each node has for itself are separated by it.
     pub node: u32,
-    /// What is counted on each node.
+    /// The counters that each node has for itself.
     pub sharing: CounterSharing,
 }
 
 impl SampleWeight {
-    /// For itself alone.
+    /// Weight of a sample that represents only itself.
     pub const ONE: Self = Self { per_caller: 1, shared: 1, node: 0, sharing: CounterSharing::Shared };
 }
 
 impl<S: CounterStore> Limiter<S> {
-    /// Decides as [`Limiter::check`] does, at the price of the requests that this one stands for, and without permits: how
-    /// long a request would have held one is not known. Nobody watches. `None` where the store must be waited for.
+    /// Decides as [`Limiter::check`] does, at the cost of the requests that this sample represents, and without
+    /// permits, because it is not known how long a request would have held one. Observers are not called. Returns
+    /// `None` if the store must be awaited.
     pub fn replay(&self, check: &Check<'_>, weight: SampleWeight) -> Option<Decision> {
         let (id, rules) = (DecisionId::generate(), self.rules.load());
         let tenant = self.quota_for(check, &rules).overrides;
@@ -67,7 +68,7 @@ impl<S: CounterStore> Limiter<S> {
     }
 }
 
-/// Gives what is counted on each node a counter of this node's own: its name has one part more.
+/// Gives limits with per-node counters a separate counter for this node, by adding one part to the counter key.
 fn split_by_node(plan: &mut Plan<'_>, weight: SampleWeight) {
     for matched in &mut plan.limits {
         if weight.sharing == CounterSharing::Shared && matched.limit.mode != Mode::Local {

@@ -1,11 +1,13 @@
 //! Reservations: charge an estimate now and settle the actual cost later (LLM tokens).
 //!
-//! A reservation takes its estimate like any check. Settling it moves each counter by the difference: more is debited
-//! (it has happened), less is given back, as far as time has not given it back already. Cancelling gives everything back. Either frees the permits. One that is
-//! neither settled nor cancelled by its deadline stands as it was taken, and its permits run out by themselves.
+//! A reservation charges its estimate like any check. Settling it adjusts each counter by the difference: a higher cost
+//! is debited (it has already happened), a lower one is refunded, except for units that have been refilled over time.
+//! Canceling refunds everything. Both release the permits. A reservation that is neither settled nor canceled by its
+//! deadline stays as charged, and its permits expire.
 //!
-//! Everything here may be repeated: a reservation with the same idempotency key is the same reservation, settling to the
-//! same cost again is settling once. Reservations live in this process; they are bounded in number and in time.
+//! All operations are idempotent: reserving again with the same idempotency key returns the same reservation, and
+//! settling again to the same cost has no further effect. Reservations are stored in this process, bounded in number
+//! and in time.
 
 use crate::charge_record::ChargeRecord;
 use crate::check::Check;
@@ -19,10 +21,10 @@ use tollgate_core::{
 };
 use tollgate_rules::{Charges, CostFrom, Plan};
 
-/// The name of a reservation: that of the decision that made it.
+/// ID of a reservation: that of the decision that made it.
 pub type ReservationId = DecisionId;
 
-/// Open and lately closed reservations, by name and by idempotency key.
+/// Open and recently closed reservations, by ID and by idempotency key.
 #[derive(Default)]
 pub(crate) struct Reservations(Mutex<ReservationTable>);
 
@@ -48,70 +50,70 @@ enum Status {
     Closed(Settlement),
 }
 
-/// What a reservation took from one counter.
+/// Units that a reservation charged to one counter.
 #[derive(Clone)]
 pub(crate) struct ReservedCharge {
     pub(crate) record: ChargeRecord,
     taken_at: Timestamp,
-    /// When its turn comes, where it was put into a queue. Given back before that, a turn is as if it had never been
-    /// taken: a queue that is not empty has lost nothing to time.
+    /// Time at which a delayed request may proceed. A refund before that is complete, as if the charge had never been
+    /// made: a queue that is not empty has lost nothing to time.
     turn: Timestamp,
-    /// Whether the real cost replaces the estimate here, or this counter took a number of its own.
+    /// True if the actual cost replaces the estimate; false if the rule charges a fixed cost.
     follows: bool,
 }
 
-/// A reservation and the decision on it.
+/// A reservation and its decision.
 #[derive(Clone, Debug)]
 pub struct Reservation {
-    /// Its name; `None` when it was denied, and nothing is held.
+    /// ID of the reservation; `None` if it was denied and nothing is held.
     pub id: Option<ReservationId>,
-    /// The decision.
+    /// The decision on the estimate.
     pub decision: Decision,
-    /// When it lapses.
+    /// Time at which the reservation expires.
     pub deadline: Timestamp,
 }
 
-/// How a reservation ended.
+/// Final state of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settlement {
-    /// With this real cost.
+    /// Settled with this actual cost, in units.
     Settled(u64),
-    /// Given back.
+    /// Canceled; everything was refunded.
     Canceled,
 }
 
-/// Why nothing was reserved.
+/// Reason why nothing was reserved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
-    /// The table of reservations is full.
+    /// The reservation table is full.
     #[error("too many reservations are open; settle or cancel some, or ask for shorter deadlines")]
     TooMany,
-    /// The same idempotency key is being reserved at this moment.
+    /// A reservation with the same idempotency key is in progress.
     #[error("a reservation with this idempotency key is under way; try again")]
     InProgress,
 }
 
-/// Why a reservation could not be ended in this way.
+/// Reason why a reservation could not be settled or canceled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettleError {
-    /// There is none of that name, or its deadline has passed: it then stands as it was taken.
+    /// There is no reservation with this ID, or its deadline has passed and it stays as charged.
     #[error("there is no such reservation, or its deadline has passed and it stands as it was taken")]
     Unknown,
-    /// It has already ended in another way.
+    /// The reservation has already ended in another way.
     #[error("the reservation has already been {}", match .0 { Settlement::Settled(_) => "settled", Settlement::Canceled => "cancelled" })]
     Ended(Settlement),
-    /// It is being ended at this moment.
+    /// The reservation is being settled or canceled at this moment.
     #[error("the reservation is being settled or cancelled at this moment; try again")]
     InProgress,
-    /// The store did not take the difference; the reservation is still open.
+    /// The store did not apply the difference; the reservation is still open.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl Reservations {
-    /// The most that are kept at once.
+    /// Maximum number of stored reservations.
     const MAX_OPEN: usize = 1_000_000;
 
     fn table(&self) -> MutexGuard<'_, ReservationTable> {
@@ -136,10 +138,11 @@ impl ReservationTable {
 }
 
 impl<S: CounterStore> Limiter<S> {
-    /// Decides like [`Limiter::check`] and, if allowed, keeps the right to settle or cancel until `within` has passed.
+    /// Decides like [`Limiter::check`] and, if allowed, stores the reservation so that it can be settled or canceled
+    /// until `within` has passed.
     ///
     /// # Errors
-    /// [`ReserveError`] if it cannot be remembered; nothing is charged then.
+    /// [`ReserveError`] if the reservation cannot be stored; nothing is charged in that case.
     pub async fn reserve(
         &self,
         check: &Check<'_>,
@@ -199,18 +202,18 @@ impl<S: CounterStore> Limiter<S> {
         Ok(Reservation { id: Some(id), decision, deadline })
     }
 
-    /// Replaces the estimate by the real cost.
+    /// Replaces the estimate with the actual cost.
     ///
     /// # Errors
-    /// [`SettleError`] if it is not open, or was ended in another way.
+    /// [`SettleError`] if the reservation is not open, or has ended in another way.
     pub async fn settle(&self, id: ReservationId, cost: u64) -> Result<Settlement, SettleError> {
         self.end(id, Settlement::Settled(cost)).await
     }
 
-    /// Gives everything back.
+    /// Refunds everything.
     ///
     /// # Errors
-    /// [`SettleError`] if it is not open, or was ended in another way.
+    /// [`SettleError`] if the reservation is not open, or has ended in another way.
     pub async fn cancel(&self, id: ReservationId) -> Result<Settlement, SettleError> {
         self.end(id, Settlement::Canceled).await
     }
@@ -259,7 +262,7 @@ impl<S: CounterStore> Limiter<S> {
             };
             let cost = match real.checked_sub(record.units) {
                 Some(more) => Cost::new(more),
-                // What time has given back already is not given back twice.
+                // Units that have been refilled over time are not refunded again.
                 None => {
                     let whole = now < *turn;
                     let most =
@@ -282,7 +285,7 @@ impl<S: CounterStore> Limiter<S> {
     }
 }
 
-/// Takes an idempotency key's mark away again if the reservation does not come about, also when the caller has gone.
+/// Removes the mark of an idempotency key if the reservation fails, also when the future is dropped.
 struct PendingKey<'a> {
     reservations: &'a Reservations,
     key: Option<&'a str>,
@@ -296,7 +299,7 @@ impl Drop for PendingKey<'_> {
     }
 }
 
-/// Opens a reservation again if ending it fails, also when the caller has gone.
+/// Reopens a reservation if ending it fails, also when the future is dropped.
 struct Closing<'a> {
     reservations: &'a Reservations,
     id: ReservationId,
@@ -311,8 +314,8 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// What an allowed plan took: every charge that its own limit let through. `taken_at` is no later than it was, so that
-/// nothing counts as not yet come back that has.
+/// Returns the charges of an allowed plan: every charge that its limit allowed. `taken` must not be later than the
+/// actual charge, so that units that have been refilled do not count as still charged.
 pub(crate) fn reserved_charges(
     plan: &Plan<'_>,
     details: &DecisionDetails,
@@ -321,7 +324,7 @@ pub(crate) fn reserved_charges(
     let mut charges = Charges::new();
     plan.charges(PermitId::ANONYMOUS, &mut charges);
     let statuses = details.limits.iter();
-    // What a grant has paid for was taken from the grant.
+    // Limits covered by a grant were charged to the grant.
     let granted = |at: usize| details.granted.as_ref()?.iter().find(|paid| paid.limit == at);
     (charges.iter().zip(&plan.limits).zip(statuses).enumerate())
         .filter(|(_, (_, status))| matches!(status.outcome.verdict, Verdict::Allowed { .. }))

@@ -1,7 +1,8 @@
 //! Usage of a caller's limits, read from the counters without charging; and usage resets.
 //!
-//! Only rules with counters of the caller's own are told of: another's quota is nobody's to give back. Some need more than
-//! the caller's key to be met (an endpoint, say): they are named, with what they need.
+//! Only rules with per-caller counters are reported, because a reset must not refund units of other callers. Some rules
+//! need more attributes than the caller's key to match (an endpoint, for example): they are listed with the attributes
+//! they need.
 
 use crate::check::Check;
 use crate::grant::Grants;
@@ -13,22 +14,22 @@ use tollgate_core::{
 };
 use tollgate_rules::{Attributes, Charges, Domain, LimitOrigin, Plan, Role, Ruleset};
 
-/// Gives back whatever was used: more than any counter holds.
+/// Refund that returns all used units: more than any counter holds.
 const RESET_UNITS: Cost = Cost::refund(u64::MAX);
 
-/// Where a limit comes from.
+/// Source of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitSource {
-    /// Agreed with this caller.
+    /// An override in the caller's quota.
     Override,
     /// The caller's tier.
     Tier,
-    /// The rule, for whoever has nothing else.
+    /// The rule's default limit.
     Rule,
 }
 
 impl LimitSource {
-    /// The word in answers.
+    /// Returns the name used in responses.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -39,82 +40,82 @@ impl LimitSource {
     }
 }
 
-/// One limit, and what is used of it.
+/// Usage of one limit.
 #[derive(Clone, Debug)]
 pub struct LimitUsage {
     /// The rule's name.
     pub rule: String,
-    /// Its path.
+    /// Path of the rule.
     pub descriptor: String,
     /// The limit.
     pub limit: Limit,
-    /// Whether it decides.
+    /// Role of the limit, which determines whether it is enforced.
     pub role: Role,
-    /// Where it comes from.
+    /// Source of the limit.
     pub source: LimitSource,
-    /// Units that could be taken at this instant; nothing where nobody could tell.
+    /// Units that could be charged now; `None` if the store could not return them.
     pub remaining: Option<u64>,
-    /// After how long it is as good as unused.
+    /// Time until the limit is completely unused.
     pub reset_after: TimeDelta,
 }
 
 impl LimitUsage {
-    /// Units that are used.
+    /// Returns the number of used units.
     #[must_use]
     pub fn used(&self) -> Option<u64> {
         self.remaining.map(|left| self.limit.capacity().saturating_sub(left))
     }
 }
 
-/// A rule that the request does not say enough to meet.
+/// A rule that the request does not carry enough attributes to match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnmatchedRule {
     /// The rule's name.
     pub rule: String,
-    /// Its path.
+    /// Path of the rule.
     pub descriptor: String,
-    /// The attributes that it needs.
+    /// The missing attributes.
     pub attributes: Vec<String>,
 }
 
-/// What is left of extra quota.
+/// Balance of one grant.
 #[derive(Clone, Debug)]
 pub struct GrantBalance {
-    /// The grant's name.
+    /// ID of the grant.
     pub id: String,
-    /// The rules that it is for.
+    /// Names of the rules that the grant covers.
     pub rules: Vec<String>,
-    /// What was granted.
+    /// Units granted.
     pub units: u64,
-    /// What is left of it.
+    /// Units remaining; `None` if the store could not return them.
     pub remaining: Option<u64>,
-    /// When it ends.
+    /// Expiry time.
     pub expires_at: Timestamp,
 }
 
-/// All limits of one caller.
+/// Usage of all limits of one caller.
 #[derive(Clone, Debug)]
 pub struct Usage {
     /// The domain.
     pub domain: String,
     /// The caller's tier.
     pub tier: Option<String>,
-    /// In the order of the rules.
+    /// Usage per limit, in the order of the rules.
     pub limits: Vec<LimitUsage>,
-    /// What else there would be to tell of.
+    /// Rules that need more attributes to match.
     pub unmatched: Vec<UnmatchedRule>,
-    /// Extra quota.
+    /// Balances of the caller's grants.
     pub grants: Vec<GrantBalance>,
 }
 
-/// Why nothing can be told.
+/// Reason why usage is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UsageError {
-    /// Which domain is meant is not said, or there is none such.
+    /// The domain is unknown, or missing while several are loaded.
     #[error("{0}")]
     Domain(String),
-    /// There is no such rule with a counter for each caller.
+    /// No rule with a per-caller counter has this name.
     #[error("{0}")]
     Rule(String),
     /// The counters could not be read.
@@ -122,18 +123,18 @@ pub enum UsageError {
     Store(#[from] StoreError),
 }
 
-/// The counters of one hit: more than one where the rule splits them.
+/// The counters of one matched limit: more than one if the rule splits them into shards.
 struct CounterSet<'p> {
     limit: usize,
-    /// The values that name each.
+    /// Key parts of each counter.
     names: Vec<SmallVec<[KeyPart<'p>; 4]>>,
 }
 
 impl<S: CounterStore> Limiter<S> {
-    /// What is used of the limits that a request with these attributes meets, of one rule or of all.
+    /// Returns the usage of the limits that a request with `attributes` matches, for one rule or for all.
     ///
     /// # Errors
-    /// [`UsageError`] that says what is missing.
+    /// [`UsageError`] with the reason.
     pub async fn usage(
         &self,
         domain: Option<&str>,
@@ -143,10 +144,10 @@ impl<S: CounterStore> Limiter<S> {
         self.peek(domain, attributes, rule, false).await
     }
 
-    /// Gives back all that was used of them, and tells what there is then. Permits are held, not used: they stay.
+    /// Resets the usage of these limits and returns the new usage. Permits are held, not used: they are not released.
     ///
     /// # Errors
-    /// [`UsageError`] that says what is missing; nothing is given back then.
+    /// [`UsageError`] with the reason; nothing is reset in that case.
     pub async fn reset(
         &self,
         domain: Option<&str>,
@@ -210,7 +211,7 @@ impl<S: CounterStore> Limiter<S> {
         })
     }
 
-    /// What is left of extra quota.
+    /// Returns the balances of all unexpired grants.
     async fn grant_balances(
         &self,
         rules: &Ruleset,
@@ -279,7 +280,7 @@ fn counters<'p>(plan: &Plan<'p>, wanted: impl Fn(u32) -> bool) -> Vec<CounterSet
     counters.collect()
 }
 
-/// One charge for each counter, each on its own. The store is asked about what may be leased, too.
+/// Builds one independent charge per counter. Limits that may be leased are charged at the store, too.
 fn charges<'a>(plan: &'a Plan<'_>, counters: &'a [CounterSet<'_>], cost: Cost) -> Charges<'a> {
     let each =
         counters.iter().flat_map(|counter| (0..).zip(&counter.names).map(|named| (counter.limit, named)));

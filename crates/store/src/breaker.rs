@@ -1,25 +1,26 @@
 //! Circuit breaker: stops calling a failing shard and probes it once after a cooldown.
 //!
-//! Closed, every request passes. After `failures` failures within `within` it opens: requests are refused at once, without
-//! waiting for the dead part. After `cooldown` one request is let through as a probe; if it succeeds the breaker closes, if
-//! it fails it stays open for another `cooldown`. A probe whose caller goes away proves nothing: the next request probes.
+//! While closed, every request passes. After `failures` failures within `window` it opens: requests are rejected
+//! immediately, without waiting for the failing shard. After `cooldown` one request is let through as a probe; if it
+//! succeeds the breaker closes, if it fails the breaker stays open for another `cooldown`. A probe whose caller
+//! disconnects proves nothing: the next request probes.
 //!
-//! Pure: `now` is an argument, so its whole life runs in a test in no time. A failure ratio was rejected: on a part that
-//! serves thousands of requests a second it opens too late, on one that serves few it opens on noise.
+//! Pure: `now` is an argument, so a test runs its whole life cycle in no time. A failure ratio was rejected: on a shard
+//! that serves thousands of requests a second it opens too late, on one that serves few it opens on noise.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{TimeDelta, Timestamp};
 
-/// When to open and when to try again.
+/// Thresholds for opening and probing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerConfig {
-    /// So many failures …
+    /// Number of failures within `window` that open the breaker.
     pub failures: usize,
-    /// … within this time open it.
+    /// Time over which failures are counted.
     pub window: TimeDelta,
-    /// How long it stays open before one request may try.
+    /// Time that the breaker stays open before it allows a probe.
     pub cooldown: TimeDelta,
 }
 
@@ -29,19 +30,19 @@ impl Default for BreakerConfig {
     }
 }
 
-/// What a breaker does with requests.
+/// State of a breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerState {
-    /// Lets them pass.
+    /// Requests pass.
     Closed,
-    /// Refuses them.
+    /// Requests are rejected.
     Open,
-    /// Is letting one pass, or will let the next one pass, to see how it fares.
+    /// One probe is in flight, or the next request will be the probe.
     HalfOpen,
 }
 
 impl BreakerState {
-    /// The word in answers, logs and metrics.
+    /// Returns the name used in responses, logs and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -52,14 +53,14 @@ impl BreakerState {
     }
 }
 
-/// What a breaker has made of how an asking went.
+/// Change of state caused by the result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transition {
-    /// Nothing new.
+    /// No change.
     Unchanged,
-    /// It refuses requests from now on.
+    /// The breaker opened: requests are rejected from now on.
     Open,
-    /// It lets them pass again.
+    /// The breaker closed: requests pass again.
     Closed,
 }
 
@@ -77,20 +78,20 @@ pub enum Transition {
 #[derive(Debug)]
 pub struct Breaker {
     config: BreakerConfig,
-    /// Whether there is anything to look up: false on the usual path, which then takes no lock.
+    /// Whether there are failures to check: false on the fast path, which then takes no lock.
     has_failures: AtomicBool,
     window: Mutex<FailureWindow>,
 }
 
 #[derive(Debug, Default)]
 struct FailureWindow {
-    /// The latest failures, oldest first; at most `failures` of them.
+    /// Latest failures, oldest first; at most `failures` of them.
     failures: VecDeque<Timestamp>,
     opened: Option<Timestamp>,
     probing: bool,
 }
 
-/// Leave to ask. Tell it how the asking went.
+/// Permission for one call; it must be completed with `record_success` or `record_failure`.
 #[derive(Debug)]
 #[must_use = "a breaker learns from what its tickets are told"]
 pub struct CallGuard<'a> {
@@ -99,7 +100,7 @@ pub struct CallGuard<'a> {
 }
 
 impl Breaker {
-    /// A closed breaker.
+    /// Creates a closed breaker.
     #[must_use]
     pub fn new(config: BreakerConfig) -> Self {
         Self { config, has_failures: AtomicBool::new(false), window: Mutex::default() }
@@ -109,7 +110,7 @@ impl Breaker {
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leave to ask now; `None` if the part is not to be asked.
+    /// Returns permission for a call, or `None` if the shard must not be called.
     pub fn try_acquire(&self, now: Timestamp) -> Option<CallGuard<'_>> {
         if !self.has_failures.load(Ordering::Acquire) {
             return Some(CallGuard { breaker: self, probe: false });
@@ -126,7 +127,7 @@ impl Breaker {
         Some(CallGuard { breaker: self, probe })
     }
 
-    /// The part has given a sign of life: an open breaker lets the next request try at once.
+    /// Lets the next request probe immediately, because the shard has shown that it responds.
     pub fn allow_probe(&self, now: Timestamp) {
         if self.has_failures.load(Ordering::Acquire) {
             let mut trouble = self.window();
@@ -135,7 +136,7 @@ impl Breaker {
         }
     }
 
-    /// What it does with requests now.
+    /// Returns the state at `now`.
     #[must_use]
     pub fn state(&self, now: Timestamp) -> BreakerState {
         self.window().state(&self.config, now)
@@ -153,18 +154,19 @@ impl FailureWindow {
 }
 
 impl CallGuard<'_> {
-    /// It answered. What it answered is another matter: only silence and refusal are failures.
+    /// Records that the shard responded. The content of the response does not matter: only timeouts and rejections are
+    /// failures.
     pub fn record_success(self) -> Transition {
         if !self.probe {
             return Transition::Unchanged;
         }
-        // The failures that opened it belong to the past.
+        // The failures that opened the breaker no longer count.
         *self.breaker.window() = FailureWindow::default();
         self.breaker.has_failures.store(false, Ordering::Release);
         Transition::Closed
     }
 
-    /// It did not answer, or could not.
+    /// Records that the shard did not respond, or could not.
     pub fn record_failure(mut self, now: Timestamp) -> Transition {
         let config = self.breaker.config;
         let mut trouble = self.breaker.window();
@@ -174,7 +176,7 @@ impl CallGuard<'_> {
             return Transition::Unchanged;
         }
         if trouble.opened.is_some() {
-            // Sent before it opened: nothing new.
+            // Sent before the breaker opened: no change.
             return Transition::Unchanged;
         }
         while trouble.failures.front().is_some_and(|at| *at + config.window <= now) {
@@ -192,7 +194,7 @@ impl CallGuard<'_> {
 }
 
 impl Drop for CallGuard<'_> {
-    /// The caller went away before it knew.
+    /// Ends a probe whose caller disconnected before the result.
     fn drop(&mut self) {
         if self.probe {
             self.breaker.window().probing = false;
@@ -214,7 +216,7 @@ mod tests {
         breaker.try_acquire(at(secs)).expect("it should be asked").record_failure(at(secs))
     }
 
-    /// Whoever is told of every change must be told of each once, or a log fills while a shard is away.
+    /// Each transition must be reported exactly once, or a log fills while a shard is unavailable.
     #[test]
     fn each_transition_is_reported_once() {
         let breaker = Breaker::new(BreakerConfig { failures: 2, ..BreakerConfig::default() });
@@ -241,7 +243,7 @@ mod tests {
         assert_eq!(breaker.try_acquire(at(60)).expect("closed").record_success(), Transition::Unchanged);
     }
 
-    /// A dead shard must stop being asked after five failures in ten seconds, or every request waits for it.
+    /// Calls to a dead shard must stop after five failures in ten seconds, or every request waits for it.
     #[test]
     fn five_failures_in_ten_seconds_open_it() {
         let breaker = Breaker::new(BreakerConfig::default());
@@ -270,7 +272,7 @@ mod tests {
         assert_eq!(breaker.state(at(31)), BreakerState::Closed, "old failures are forgotten");
     }
 
-    /// A shard that is still dead must not be asked by everybody every half minute.
+    /// A shard that is still dead must not be called by every request each half minute.
     #[test]
     fn a_failed_probe_opens_it_again() {
         let breaker = Breaker::new(BreakerConfig::default());
@@ -280,7 +282,7 @@ mod tests {
         assert!(breaker.try_acquire(at(60)).is_some());
     }
 
-    /// A caller that hangs up during the probe must not leave the breaker open for ever.
+    /// A caller that disconnects during the probe must not leave the breaker open forever.
     #[test]
     fn a_lost_probe_is_tried_again() {
         let breaker = Breaker::new(BreakerConfig::default());
@@ -289,7 +291,8 @@ mod tests {
         assert!(breaker.try_acquire(at(30)).is_some());
     }
 
-    /// Requests that were under way when it opened must not prolong the outage when they fail, or end it when they succeed.
+    /// Requests in flight when the breaker opened must neither prolong the outage when they fail nor end it when they
+    /// succeed.
     #[test]
     fn stragglers_change_nothing() {
         let breaker = Breaker::new(BreakerConfig::default());

@@ -1,13 +1,14 @@
 //! Deny cache: repeats a store's denial on this node until the denial ends, without calling the store.
 //!
-//! A flood over its limit is the traffic that a limiter sees most of, and each such request would cost the store a round
-//! trip to hear the same answer. Until T nothing but a refund or a raised limit can change it, so the answer is exact;
-//! those two are seen within [`DenyCache::MAX_AGE`], because no denial is remembered for longer without asking again. T is
-//! counted from the moment of asking, so it never lies past the store's own.
+//! Most of the traffic that a limiter sees in a flood is over its limit, and each such request would cost the store a
+//! round trip for the same result. Until its end only a refund or a raised limit can change a denial, so the cached
+//! outcome is exact; those two are seen within [`DenyCache::MAX_AGE`], because no denial is cached for longer without
+//! consulting the store. The end is counted from the moment of the call, so it is never later than the store's own.
 //!
-//! What is remembered is a counter, not a request: every request that meets it is refused, whatever else it meets. Its
-//! other limits are then unanswered. Independent charges (shadow rules, candidates) still count. Memory is fixed: sets of
-//! four, the soonest to end gives way. Caching what is allowed was rejected: that would overshoot.
+//! A cached denial belongs to a counter, not to a request: every request that charges the counter is denied, whatever
+//! else it charges. The outcomes of its other limits are then unknown. Independent charges (shadow rules, candidates)
+//! still count. Memory is fixed: sets of four, in which the denial that ends soonest is replaced. Caching allowed
+//! outcomes was rejected: that would overshoot.
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,13 +20,13 @@ use tollgate_core::{
 
 const WAYS: usize = 4;
 
-/// A store whose denials are remembered.
+/// A store with a cache of its denials.
 pub struct DenyCache<S, C> {
     inner: S,
     clock: C,
     seed: [foldhash::fast::RandomState; 2],
     sets: Box<[Mutex<[CachedDenialSlot; WAYS]>]>,
-    /// Requests that were answered from memory, in several places, so that threads seldom meet.
+    /// Requests denied from the cache, in several counters, so that threads rarely contend.
     hits: [HitCounter; 16],
 }
 
@@ -33,26 +34,26 @@ pub struct DenyCache<S, C> {
 #[repr(align(64))]
 struct HitCounter(AtomicU64);
 
-/// One remembered denial; a name of zero is none.
+/// One cached denial; a name of zero is an empty slot.
 #[derive(Clone, Copy, Debug, Default)]
 struct CachedDenialSlot {
     name: u128,
-    /// Asked again from then on.
+    /// When the store must be consulted again.
     valid_until: Timestamp,
-    /// The end of the denial.
+    /// End of the denial.
     denied_until: Timestamp,
     reset: Timestamp,
-    /// The cost that was denied; a smaller one might fit.
+    /// Cost that was denied; a smaller one might fit.
     units: u64,
-    /// What was left then, which was not enough.
+    /// Units that remained, which were not enough.
     remaining: u64,
 }
 
 impl<S, C: Clock> DenyCache<S, C> {
-    /// The longest that a denial is believed without asking.
+    /// Longest time that a denial is cached without consulting the store.
     pub const MAX_AGE: TimeDelta = TimeDelta::from_millis(900);
 
-    /// Remembers up to `entries` denials of `inner`, 64 bytes each.
+    /// Creates a cache of up to `entries` denials of `inner`, 64 bytes each.
     #[must_use]
     pub fn new(inner: S, clock: C, entries: usize) -> Self {
         let sets = entries.div_ceil(WAYS).next_power_of_two();
@@ -65,18 +66,18 @@ impl<S, C: Clock> DenyCache<S, C> {
         }
     }
 
-    /// Requests that were denied by what is remembered, without asking.
+    /// Returns the number of requests denied from the cache, without calling the store.
     pub fn hits(&self) -> u64 {
         self.hits.iter().map(|answered| answered.0.load(Ordering::Relaxed)).sum()
     }
 
-    /// The store behind it.
+    /// Returns the inner store.
     pub const fn inner(&self) -> &S {
         &self.inner
     }
 
-    /// 128 bits, so that two counters never share a denial. The limit's numbers are part of it: a raised limit is another.
-    /// So is its period, for a limit that a caller brings names its counter without it.
+    /// Returns a 128-bit hash, so that two counters never share a denial. It includes the limit's numbers, so that a
+    /// raised limit has another name, and its period, because the counter of an inline limit is named without it.
     fn name(&self, key: &CounterKey<'_>, limit: &Limit) -> u128 {
         let half = |seed: &foldhash::fast::RandomState| {
             let mut hasher = seed.build_hasher();
@@ -106,7 +107,7 @@ impl<S, C: Clock> DenyCache<S, C> {
         self.sets[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is remembered of a charge.
+    /// Returns the cached denial of a charge.
     fn get(&self, charge: &Charge<'_>, now: Timestamp) -> Option<Outcome> {
         if charge.cost.is_refund() || charge.cost.is_peek() || charge.enforcement != Enforcement::Required {
             return None;
@@ -121,7 +122,7 @@ impl<S, C: Clock> DenyCache<S, C> {
         Some(Outcome { verdict, remaining: entry.remaining, reset_after: entry.reset.since(now) })
     }
 
-    /// Remembers a denial. Permits come back at any time: theirs are not worth remembering.
+    /// Caches a denial. Permits may be released at any time, so denials of concurrency limits are not cached.
     fn insert(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp) {
         let Verdict::Denied { retry_after: Some(wait) } = outcome.verdict else { return };
         if charge.limit.algorithm() == Algorithm::Concurrency || charge.enforcement != Enforcement::Required {

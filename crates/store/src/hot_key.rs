@@ -1,22 +1,22 @@
 //! Hot key detection: a heavy-hitter sketch of fixed size (Space-Saving), over windows of half a second.
 //!
-//! Each part keeps [`WAYS`] counters. A key without one takes over the smallest, and its count: so a count is too high by at
-//! most what it took over, which is kept beside it, and a key that has more than a [`WAYS`]-th of its part's traffic
-//! always has a counter. A key is called hot only by what is certain. A count-min sketch was rejected: it tells of a key
-//! that is asked about, but not which keys there are to ask about.
+//! Each shard has [`WAYS`] counters. A key without one takes over the smallest, and its count: so a count is too high
+//! by at most what it took over, which is stored next to it, and a key with more than a [`WAYS`]-th of its shard's
+//! traffic always has a counter. Only the certain part of a count makes a key hot. A count-min sketch was rejected: it
+//! estimates the count of a given key, but cannot list the keys.
 
 use std::sync::{Mutex, PoisonError};
 use tollgate_core::{TimeDelta, Timestamp};
 
-/// Counters of a part.
+/// Counters per shard.
 const WAYS: usize = 64;
-/// Parts, so that threads seldom meet.
+/// Shards, so that threads rarely contend.
 const SHARDS: usize = 32;
 
-/// Counts keys, in a fixed amount of memory.
+/// Counts keys in a fixed amount of memory.
 pub struct HotKeys {
     shards: Box<[Mutex<SketchShard>]>,
-    /// Units in a window that make a key hot.
+    /// Units per window that make a key hot.
     threshold: u64,
 }
 
@@ -24,15 +24,15 @@ struct SketchShard {
     since: Timestamp,
     names: [u64; WAYS],
     counts: [u64; WAYS],
-    /// What a count may be too high by.
+    /// How much each count may be too high by.
     errors: [u64; WAYS],
 }
 
 impl HotKeys {
-    /// How long is counted.
+    /// Length of a counting window.
     pub const WINDOW: TimeDelta = TimeDelta::from_millis(500);
 
-    /// Calls a key hot from this many units a second on.
+    /// Creates a detector that considers a key hot at this many units per second.
     #[must_use]
     pub fn new(per_second: u64) -> Self {
         let part =
@@ -41,13 +41,13 @@ impl HotKeys {
         Self { shards: (0..SHARDS).map(|_| Mutex::new(part())).collect(), threshold }
     }
 
-    /// Counts units of a key; whether it is hot now, for certain.
+    /// Counts units of a key. Returns whether it is certainly hot now.
     pub fn count(&self, name: u64, units: u64, now: Timestamp) -> bool {
         let (count, error) = self.add(name, units, now);
         count - error >= self.threshold
     }
 
-    /// Counts units of a key; its count in the present window, and what that may be too high by.
+    /// Counts units of a key. Returns its count in the current window, and how much that may be too high by.
     fn add(&self, name: u64, units: u64, now: Timestamp) -> (u64, u64) {
         let name = name.max(1);
         let at = (name >> 32) as usize % SHARDS;
@@ -75,13 +75,13 @@ mod tests {
     use std::collections::HashMap;
     use tollgate_testing::zipf::ranks;
 
-    /// Names of keys by Zipf's law: their ranks, spread over all words.
+    /// Key names by Zipf's law: their ranks, spread over all 64-bit words.
     fn zipf(keys: u64, draws: usize) -> Vec<u64> {
         let spread = |rank: u64| (rank + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ranks(keys, draws).into_iter().map(spread).collect()
     }
 
-    /// Without it a sketch that is too small or forgets passes: every count is compared with the exact one.
+    /// Every count is compared with the exact one, to catch a sketch that is too small or loses counts.
     #[test]
     fn counts_are_never_low_and_errors_cover_what_they_are_high_by() {
         let (sketch, now) = (HotKeys::new(1), Timestamp::from_secs(1_000));
@@ -104,7 +104,7 @@ mod tests {
             *hot.entry(*name).or_default() |= sketch.count(*name, 1, Timestamp::from_secs(1_000));
         }
         for (name, count) in exact {
-            // A part sees about a 32nd of 200,000: what a counter took over is at most a 64th of that.
+            // A shard sees about a 32nd of 200,000: what a counter took over is at most a 64th of that.
             if count >= 1_000 + 200 {
                 assert!(hot[&name], "a key with {count} was missed");
             }

@@ -1,5 +1,5 @@
-//! Decisions out of units that the authority has already deducted: no network on the usual path, and never more than the
-//! limit. `docs/leases.md` has the theorem and its proof.
+//! Leases: decisions from units that the authority has already deducted, without a network call on the fast path and
+//! never above the limit. `docs/leases.md` has the theorem and its proof.
 //!
 //! | module | contents |
 //! |---|---|
@@ -10,9 +10,9 @@
 //! | `tasks` | refilling and returning units in the background |
 //! | `stats` | statistics |
 //!
-//! A request is settled near first: local counters, then leases; what is left is asked of the store behind, in one call.
-//! If any of it refuses, what the nearer ones gave is put back: all or none, as everywhere. A key without anything in hand
-//! is asked about like any other, and a lease is fetched beside it.
+//! A request is decided locally first: local counters, then leases; the remaining charges go to the inner store in one
+//! call. If any of them is denied, what was taken locally is undone: all or none, as everywhere. A key without
+//! available units is charged in the store like any other, and a lease is requested in the background.
 
 mod config;
 mod key_lease;
@@ -39,8 +39,8 @@ use tollgate_core::{
 
 /// A store with leases in front of it.
 ///
-/// `S` decides what is not leased; `A` is the authority that leases are asked of: the same counters, without what
-/// remembers denials in between.
+/// `S` decides charges that are not leased; `A` is the authority that grants leases: the same counters, without a deny
+/// cache in between.
 pub struct LeasedStore<S, A, C> {
     inner: S,
     authority: A,
@@ -49,26 +49,26 @@ pub struct LeasedStore<S, A, C> {
     config: LeaseConfig,
     table: Table,
     hot: Option<HotKeys>,
-    /// Counters of this node alone, for rules that ask for them.
+    /// Counters of this node only, for rules with local counters.
     local: Option<MemoryStore<C>>,
     counts: Counts,
 }
 
-/// What the nearer ones said to a request.
+/// Result of deciding a request locally.
 #[derive(Default)]
 struct LocalOutcomes {
-    /// One for each charge; `None` for those that the store is to be asked about.
+    /// One outcome per charge; `None` for charges that the store must decide.
     per_charge: SmallVec<[Option<Outcome>; 4]>,
-    /// What was spent: charge, name, receipt.
+    /// Units spent: counter name and receipt.
     spent: SmallVec<[(u64, SpendReceipt); 4]>,
-    /// Some required charge was denied.
+    /// A required charge was denied.
     is_denied: bool,
-    /// The charges that this node's own counters have taken.
+    /// Indices of the charges applied to this node's local counters.
     local: SmallVec<[usize; 4]>,
 }
 
 impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
-    /// Leases in front of `inner`, asked of `authority`, on this node's monotonic clock.
+    /// Puts leases granted by `authority` in front of `inner`, timed by this node's monotonic clock.
     pub fn new(inner: S, authority: A, clock: C, config: LeaseConfig) -> Self {
         Self {
             inner,
@@ -83,34 +83,34 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         }
     }
 
-    /// Gives rules that ask for counters of this node alone a place for them.
+    /// Adds counters of this node only, for rules with local counters.
     #[must_use]
     pub fn with_local(mut self, counters: MemoryStore<C>) -> Self {
         self.local = Some(counters);
         self
     }
 
-    /// The store behind it.
+    /// Returns the inner store.
     pub const fn inner(&self) -> &S {
         &self.inner
     }
 
-    /// How leases are kept.
+    /// Returns the lease settings.
     pub const fn config(&self) -> &LeaseConfig {
         &self.config
     }
 
-    /// What leases tell about themselves. Looks at every lease; not for every request.
+    /// Returns lease statistics. Visits every lease, so it must not be called for every request.
     pub fn stats(&self) -> LeaseStats {
         self.counts.with_present(self.table.stats(self.clock.now()))
     }
 
-    /// The keys that have the most traffic at this node, hottest first.
+    /// Returns the keys with the most traffic at this node, hottest first.
     pub fn hot_keys(&self, most: usize) -> Vec<HotKey> {
         self.table.hottest(most, self.config.hot.unwrap_or(1_000), self.clock.now())
     }
 
-    /// Whether a charge is one that a lease may pay for.
+    /// Returns whether a charge may be paid from a lease.
     fn is_leasable(charge: &Charge<'_>) -> bool {
         matches!(charge.mode, Mode::Leased | Mode::Adaptive)
             && charge.enforcement != Enforcement::Alternative
@@ -118,7 +118,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             && !charge.cost.is_peek()
     }
 
-    /// Settles what can be settled here. With `only_whole`, gives up at the first charge that cannot.
+    /// Decides the charges that can be decided locally. With `only_whole`, gives up at the first charge that cannot.
     #[inline]
     fn decide_locally(
         &self,
@@ -164,7 +164,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         Some(near)
     }
 
-    /// Charges this node's own counters, all or none of them.
+    /// Charges this node's local counters, all or none.
     #[cold]
     fn charge_local_counters(&self, charges: &[Charge<'_>], near: &mut LocalOutcomes) {
         let Some(local) = &self.local else { return };
@@ -181,7 +181,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         }
     }
 
-    /// Puts back what a request took here that is not admitted, and tells what remains without it.
+    /// Undoes what a denied request took locally, and updates the outcomes to what remains without it.
     #[cold]
     fn undo(&self, charges: &[Charge<'_>], near: &mut LocalOutcomes) {
         for (name, receipt) in &near.spent {
@@ -200,7 +200,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         }
     }
 
-    /// What to say of a request that was settled here alone.
+    /// Returns the outcomes of a request, undoing local charges if it is denied.
     #[inline]
     fn finish_locally(&self, charges: &[Charge<'_>], mut near: LocalOutcomes, now: Timestamp) -> Outcomes {
         if near.is_denied {
@@ -211,14 +211,14 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         Outcomes { admission, at: now, per_charge: each }
     }
 
-    /// Asks the store about the rest, and puts all together.
+    /// Charges the store for the remaining charges, and merges the outcomes.
     async fn charge_rest(
         &self,
         charges: &[Charge<'_>],
         mut near: LocalOutcomes,
         now: Timestamp,
     ) -> Result<Outcomes, StoreError> {
-        // What is refused already is not taken elsewhere; what only counts still counts.
+        // After a denial nothing more is taken; independent charges still count.
         let asked = |at: &usize| {
             near.per_charge[*at].is_none()
                 && (!near.is_denied || charges[*at].enforcement == Enforcement::Independent)
@@ -251,8 +251,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         Ok(Outcomes { at: outcomes.at, ..told })
     }
 
-    /// Debits in the store behind. A bucket of which leases may be out is not refunded: that would move its time back
-    /// into slots that others hold, and they could be spent twice. What is not refunded comes back with time.
+    /// Debits the inner store. A bucket with possibly outstanding leases is not refunded: that would move its time back
+    /// into slots that other nodes hold, and they could be spent twice. Units not refunded recover with time.
     async fn debit_inner(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let (refunds, others): (Vec<&Charge<'_>>, Vec<&Charge<'_>>) =
             charges.iter().partition(|charge| is_guarded(charge));
@@ -266,7 +266,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         if others.is_empty() { Ok(()) } else { self.inner.debit(&others).await }
     }
 
-    /// Refunds a bucket, unless leases of it may be out.
+    /// Refunds a bucket, unless leases of it may be outstanding.
     async fn refund(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
         let Some(limit) = self.config.mark(false) else { return Ok(()) };
         let scope = charge.key.scope.sibling(crate::MARK_SUFFIX);
@@ -281,7 +281,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         Ok(())
     }
 
-    /// A request that gives back, too: once the rest is admitted, and then it tells what there is with it.
+    /// Charges a request that also refunds: the refunds follow once the rest is admitted, and the outcomes include
+    /// them.
     #[cold]
     async fn charge_and_refund(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         let mut looks: SmallVec<[Charge<'_>; 4]> = charges.iter().copied().collect();
@@ -300,7 +301,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         Ok(told)
     }
 
-    /// Learns from an answer of the store, and fetches a lease where one is due.
+    /// Records an outcome of the store, and requests a lease if one is due.
     fn record_outcome(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp, now: Timestamp) {
         let name = self.hasher.name(&charge.key);
         let units = charge.cost.units();
@@ -316,20 +317,21 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
     }
 }
 
-/// Whether a charge is decided by this node's own counters. Alternatives, of which one must fit, are decided in one place:
-/// the store.
+/// Returns whether a charge is decided by this node's local counters. Alternatives, of which one must fit, are always
+/// decided by the store.
 fn is_local(charge: &Charge<'_>) -> bool {
     charge.mode == Mode::Local && charge.enforcement != Enforcement::Alternative
 }
 
-/// Whether a charge gives back to a bucket that may be leased: only while no lease of it is out.
+/// Returns whether a charge refunds a bucket that may be leased: that is possible only while no lease of it is
+/// outstanding.
 fn is_guarded(charge: &Charge<'_>) -> bool {
     charge.cost.is_refund()
         && matches!(charge.mode, Mode::Leased | Mode::Adaptive)
         && matches!(charge.limit.params(), LimitParams::Bucket { .. })
 }
 
-/// An error about some of a request's charges, as one about all of them.
+/// Maps an error about the charges in `rest` to an error about the whole request.
 fn remap_error(error: StoreError, rest: &[usize], all: usize) -> StoreError {
     match error {
         StoreError::Partial { failed, cause: why } => {
@@ -355,7 +357,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
 
     #[inline]
     fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
-        // The usual request: nothing to put together, nothing to put back.
+        // The common request: one charge, nothing to merge and nothing to undo.
         if let [charge] = charges
             && Self::is_leasable(charge)
         {

@@ -19,7 +19,7 @@ mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 
-/// What the scope of a counter's mark adds to its own: leases of it may be out.
+/// Suffix of a counter's scope for the mark that leases of it may be outstanding.
 pub(crate) const MARK_SUFFIX: &str = "|leased";
 
 pub use breaker::{Breaker, BreakerConfig, BreakerState, CallGuard, Transition};

@@ -79,7 +79,7 @@ impl<C: Clock> MemoryStore<C> {
     /// Reserves the memory. Nothing is touched yet.
     ///
     /// # Errors
-    /// A [`MemoryError`] if the configuration cannot be, or the system has no such memory.
+    /// Returns a [`MemoryError`] if the configuration is invalid, or the system cannot provide the memory.
     pub fn new(config: &MemoryConfig, clock: C) -> Result<Self, MemoryError> {
         let bytes = config.bytes;
         if bytes < MemoryConfig::MIN_BYTES {
@@ -113,7 +113,7 @@ impl<C: Clock> MemoryStore<C> {
         })
     }
 
-    /// Charges one request at the present instant, which never waits. The clock is read once.
+    /// Charges one request at the current time, without waiting. The clock is read once.
     #[inline]
     pub fn apply(&self, charges: &[Charge<'_>]) -> Outcomes {
         self.charge_when(|| self.clock.now(), charges)
@@ -133,7 +133,8 @@ impl<C: Clock> MemoryStore<C> {
         Outcomes { admission, at, per_charge: smallvec![outcome] }
     }
 
-    /// Charges a request of one limit. The clock is read after the counter's line has been asked for: it arrives meanwhile.
+    /// Charges a request of one limit. The clock is read after the counter's line has been prefetched, which arrives
+    /// meanwhile.
     #[inline(always)]
     fn charge_one(&self, now: impl FnOnce() -> Timestamp, charge: &Charge<'_>) -> (Timestamp, Outcome) {
         let name = self.hasher.name(&charge.key);
@@ -164,7 +165,7 @@ impl<C: Clock> MemoryStore<C> {
         }
     }
 
-    /// One packed charge on its own, whatever is in the way.
+    /// Applies one packed charge on the general path.
     #[cold]
     #[inline(never)]
     fn charge_slowly(&self, ask: &PackedCharge<'_>) -> Outcome {
@@ -201,7 +202,7 @@ impl<C: Clock> MemoryStore<C> {
         Outcomes { admission, at: now, per_charge: items.iter().map(|item| item.outcome).collect() }
     }
 
-    /// Charges that live aside first, under their locks; then the packed ones; then, if refused, the former undone.
+    /// Charges wide counters first, under their locks; then the packed ones; if denied, undoes the former.
     fn charge_mixed(
         &self,
         now: Timestamp,
@@ -214,7 +215,7 @@ impl<C: Clock> MemoryStore<C> {
             aside_at.iter().map(|i| self.wide_charge(&charges[*i], now)).collect();
         let mut locked = self.wide.lock(&asks, &self.counters.counts);
         let mut undos: SmallVec<[(usize, wide::Undo); 8]> = SmallVec::new();
-        // Independent ones first, as in `request`.
+        // Independent ones first, as in `multi_charge`.
         for independent in [true, false] {
             for (n, i) in aside_at.iter().enumerate() {
                 if items[*i].is_independent() == independent {
@@ -241,7 +242,7 @@ impl<C: Clock> MemoryStore<C> {
         admission
     }
 
-    /// Takes what has already happened.
+    /// Debits charges that have already happened.
     fn debit_at(&self, now: Timestamp, charges: &[Charge<'_>]) {
         for charge in charges {
             if let Some(ask) = self.packed_charge(charge, now) {
@@ -255,7 +256,7 @@ impl<C: Clock> MemoryStore<C> {
         self.pages.grown(&self.counters);
     }
 
-    /// What the store can tell about itself. Takes some microseconds; not for every request.
+    /// Returns statistics of the store. Takes some microseconds, so it must not be called for every request.
     pub fn stats(&self) -> MemoryStats {
         const SAMPLE: usize = 1 << 14;
         let PackedCounters { keys, counts, shared_counts, .. } = &self.counters;
@@ -278,14 +279,14 @@ impl<C: Clock> MemoryStore<C> {
         }
     }
 
-    /// The charge as one of a packed counter; `None` if its state lives aside.
+    /// Converts to a charge of a packed counter. Returns `None` if the counter is wide.
     #[inline(always)]
     fn packed_charge<'a>(&self, charge: &Charge<'a>, now: Timestamp) -> Option<PackedCharge<'a>> {
         let name = self.hasher.name(&charge.key);
         self.packed_charge_by_name(charge, name, now)
     }
 
-    /// The same, with the name known.
+    /// Converts like [`Self::packed_charge`], with the name known.
     #[inline(always)]
     fn packed_charge_by_name<'a>(
         &self,
@@ -319,13 +320,13 @@ impl<C: Clock> MemoryStore<C> {
     }
 }
 
-/// For as long as a message might be on its way.
+/// One per minute: as long as a duplicate message might be in flight.
 static ONCE: LazyLock<Limit> = LazyLock::new(|| {
     let spec = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(1)));
     spec.build().unwrap_or_else(|_| unreachable!("one a minute is a limit"))
 });
 
-/// Stands in an item until it is charged.
+/// Placeholder in an item until it is charged.
 const PENDING_OUTCOME: Outcome =
     Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
 
@@ -346,7 +347,7 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
             *outcomes = self.charge_list(now, charges);
             return true;
         };
-        // One limit: the outcome is written where the caller has room for it, without a list that is then copied.
+        // One limit: the outcome is written directly into the caller's buffer, without a list that is then copied.
         let (at, outcome) = self.charge_one(now, charge);
         outcomes.admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
         outcomes.at = at;
@@ -381,7 +382,7 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
 
     async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
         let now = self.clock.now();
-        // A counter that lets one through: the second to give the same back is refused by it.
+        // A counter that allows one charge: it denies a second return of the same units.
         let scope = back.key.scope.sibling(&format!("|back|{:x}", back.id.0));
         let once = Charge::new(CounterKey { scope: &scope, ..back.key }, &ONCE, Cost::ONE);
         let phase = back.limit.phase(back.key.stable_hash());

@@ -13,8 +13,8 @@
 //! | `shard`, `topology` | servers with their breakers, and which has which slot |
 //! | `dispatch` | one shard request: retries within the deadline |
 //!
-//! `docs/redis.md` has every byte, what happens on each failure, and the figures. A library's own cluster client was
-//! rejected: it retries what may have been done, and waits where a check must not.
+//! `docs/redis.md` has every byte, the behavior on each failure, and measurements. A library's own cluster client was
+//! rejected: it retries calls that may have been applied, and waits where a check must not.
 
 mod config;
 mod data_loss;
@@ -58,20 +58,21 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// A store over these servers. Nothing is connected yet: a node starts without Redis, and heals when it comes.
-    /// Must be called within a tokio runtime.
+    /// Creates a store over these servers. Nothing is connected yet: a node starts without Redis, and recovers once it
+    /// is available. Must be called within a tokio runtime.
     #[must_use]
     pub fn connect(config: RedisConfig) -> Self {
         Self::start(config, None, Arc::new(SystemClock::new()))
     }
 
-    /// The same, on a node whose own clock this is: breakers go by it. Counters go by the server's, however far off it is.
+    /// Creates a store with this clock as the node's own: breakers use it. Counters use the server's clock, however far
+    /// off it is.
     #[must_use]
     pub fn with_own_clock(config: RedisConfig, own: Arc<dyn Clock>) -> Self {
         Self::start(config, None, own)
     }
 
-    /// The same, with the time told by this clock instead of the server's: for tests and rehearsals.
+    /// Creates a store whose counters use this clock instead of the server's: for tests and simulations.
     #[must_use]
     pub fn with_clock(config: RedisConfig, clock: Arc<dyn Clock>) -> Self {
         Self::start(config, Some(clock), Arc::new(SystemClock::new()))
@@ -88,20 +89,20 @@ impl RedisStore {
         Self { topology: Topology::start(Arc::clone(&shared)), shared }
     }
 
-    /// How each server is doing.
+    /// Returns the status of each server.
     #[must_use]
     pub fn status(&self) -> Vec<ShardStatus> {
         self.topology.status()
     }
 
-    /// Decisions on which a script and the step disagreed. Always zero, but for a bug.
+    /// Returns the number of decisions on which a script and `Limit::step` differed. Not zero only through a bug.
     #[must_use]
     pub fn mismatches(&self) -> usize {
         let counted: &AtomicUsize = &self.shared.mismatches;
         counted.load(Ordering::Relaxed)
     }
 
-    /// Charges one request, and waits no longer than the caller does or the configuration says, whichever is less.
+    /// Charges one request, and waits at most `left` or the configured deadline, whichever is less.
     ///
     /// # Errors
     /// As [`CounterStore::charge`].
@@ -129,7 +130,7 @@ impl RedisStore {
         }
     }
 
-    /// Charges in several slots: asked at once, and given back where the request is refused.
+    /// Charges in several slots concurrently, and undoes the charges if the request is denied.
     async fn charge_slots(
         &self,
         parts: SmallVec<[(u16, ShardRequest); 1]>,
@@ -176,8 +177,8 @@ impl RedisStore {
         Ok(outcomes(admission, layouts.iter().map(|(layout, answer)| (layout.as_slice(), *answer))))
     }
 
-    /// Gives back what was taken where the request was admitted. It goes on in the background if the caller cannot
-    /// wait; until then the counters have less, never more.
+    /// Undoes the charges of slots that admitted a denied request. It continues in the background if the caller cannot
+    /// wait; until then the counters have fewer units, never more.
     async fn undo_charges(&self, answers: &[(u16, ShardRequest, ShardReply)], until: Instant) {
         let mut tasks = Vec::new();
         for (slot, request, answer) in answers {
@@ -197,7 +198,7 @@ impl RedisStore {
         }
     }
 
-    /// Debits and releases: each place on its own.
+    /// Sends debits and releases, each slot on its own.
     async fn send_each(
         &self,
         work: Command,
@@ -229,7 +230,7 @@ impl RedisStore {
     }
 }
 
-/// Which charge of the caller's each want is.
+/// Index and enforcement of each charge in the original request.
 type ChargeOrder = SmallVec<[(usize, Enforcement); 4]>;
 
 fn order(request: &ShardRequest) -> ChargeOrder {

@@ -1,7 +1,7 @@
 //! Admin API client of the command line: one request per connection, over HTTP or TLS, with a token if there is one.
 //!
-//! A command that changes something sends it to a server, which validates it against its active rules. A rejected change is
-//! an error with the field it is about, and the command exits with 1.
+//! A command that changes something sends it to a server, which validates it against its active rules. A rejected
+//! change is an error with the field it is about, and the command exits with 1.
 
 use crate::cli::FormatFlags;
 use crate::cli::output::{self, TITLE, paint};
@@ -64,25 +64,25 @@ impl AdminFlags {
     }
 }
 
-/// A body that may still be in the making.
+/// Request body, which may be streamed.
 pub(crate) type RequestBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// What the server said.
+/// Response of the admin API.
 #[derive(Debug)]
 pub(crate) struct AdminResponse {
     pub(crate) status: StatusCode,
-    /// `Null`, where there is no body.
+    /// JSON body; `Null` if there is none.
     pub(crate) body: Value,
 }
 
-/// A server to ask.
+/// Client for one server.
 pub(crate) struct Client {
     authority: String,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     token: Option<HeaderValue>,
 }
 
-/// How long connecting and an ordinary request may take.
+/// Timeout of connecting, and of an ordinary request.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs a command against a server.
@@ -93,7 +93,7 @@ pub(crate) fn run(
     let client = Client::new(flags)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(act(client));
-    // Whatever still reads the standard input is not waited for.
+    // A thread that still reads standard input is not awaited.
     runtime.shutdown_background();
     done
 }
@@ -122,7 +122,7 @@ impl Client {
         Ok(Self { token, ..client })
     }
 
-    /// A server at this address, over TLS where that says so.
+    /// Returns a client for the server at `uri`, over TLS if its scheme is https.
     pub(crate) fn connect_to(
         uri: &Uri,
         trusting: impl FnOnce() -> anyhow::Result<rustls::ClientConfig>,
@@ -142,12 +142,12 @@ impl Client {
         Ok(Self { authority: format!("{}:{port}", authority.host()), tls, token: None })
     }
 
-    /// What requests name as their host.
+    /// Returns the value of the `Host` header.
     pub(crate) fn host(&self) -> anyhow::Result<HeaderValue> {
         Ok(HeaderValue::from_str(&self.authority)?)
     }
 
-    /// Asks for JSON, and sends some if there is any. What the server refuses is an error.
+    /// Sends a request with an optional JSON body and returns the JSON of the response. A rejection is an error.
     pub(crate) async fn request(
         &self,
         method: Method,
@@ -157,7 +157,7 @@ impl Client {
         self.exchange(method, path, &[], body).await?.into_result()
     }
 
-    /// The same, for those who want to know more than the body, or to understand a refusal.
+    /// Sends a request like `request`, with extra headers, and returns the status and body, also of a rejection.
     pub(crate) async fn exchange(
         &self,
         method: Method,
@@ -174,7 +174,7 @@ impl Client {
         with_timeout(asking).await
     }
 
-    /// Sends anything, and hands on the answer as it comes. A refusal is an answer too.
+    /// Sends a request with any body and returns the response as a stream. A rejection is a response, not an error.
     pub(crate) async fn send(
         &self,
         method: Method,
@@ -200,7 +200,7 @@ impl Client {
         Ok(sender.send_request(request).await?)
     }
 
-    /// All of an answer.
+    /// Reads a complete response.
     pub(crate) async fn read_response(&self, answer: Response<Incoming>) -> anyhow::Result<AdminResponse> {
         let (head, body) = answer.into_parts();
         let bytes =
@@ -238,12 +238,12 @@ impl Client {
 }
 
 impl AdminResponse {
-    /// The body; what the server refused is an error.
+    /// Returns the body, or a rejection as an error.
     pub(crate) fn into_result(self) -> anyhow::Result<Value> {
         if self.status.is_success() { Ok(self.body) } else { Err(self.problem()) }
     }
 
-    /// A refusal, as people read it.
+    /// Returns a rejection as an error message for people.
     pub(crate) fn problem(&self) -> anyhow::Error {
         let text = |name: &str| self.body[name].as_str().filter(|text| !text.is_empty());
         let title = text("title").unwrap_or("request rejected");
@@ -274,12 +274,13 @@ fn token(flags: &AdminFlags) -> anyhow::Result<Option<HeaderValue>> {
     Ok(Some(header))
 }
 
-/// A host without the brackets that an address needs.
+/// Returns a host without the brackets of an IPv6 address.
 fn bare(host: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
-/// Whose certificates are believed, by a file and what names it, and which pair of files shows who we are.
+/// Returns a TLS configuration: `ca` is a CA bundle with the name of its setting, `own` the client certificate and its
+/// key.
 pub(crate) fn trusting(
     ca: Option<(&'static str, &Path)>,
     own: Option<(&Path, &Path)>,
@@ -306,7 +307,7 @@ pub(crate) fn trusting(
     })
 }
 
-/// A text as a part of a path, or a value of a query.
+/// Percent-encodes text for a path segment or a query value.
 pub(crate) fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -329,7 +330,7 @@ pub(crate) fn output(file: Option<&Path>) -> anyhow::Result<BufWriter<Box<dyn Wr
     Ok(BufWriter::with_capacity(256 * 1024, out))
 }
 
-/// Prints a table, for people; `empty` in its place where there are no rows.
+/// Prints a table for people, or `empty` if there are no rows.
 pub(crate) fn table_or<const N: usize>(
     titles: [&str; N],
     rows: &[[String; N]],
@@ -338,7 +339,7 @@ pub(crate) fn table_or<const N: usize>(
     if rows.is_empty() { Ok(writeln!(output::styled(), "{empty}")?) } else { table(titles, rows) }
 }
 
-/// Prints a table, for people: columns as wide as their widest cell, titles in bold.
+/// Prints a table for people: columns as wide as their widest cell, titles in bold.
 pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
     let text = columns(titles, rows);
     let (title, rest) = text.split_once('\n').unwrap_or((&text, ""));
@@ -358,7 +359,7 @@ fn columns<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> String {
     let line = |cells: [&str; N]| {
         let mut line = String::new();
         for (cell, width) in cells.iter().zip(widths) {
-            // Text from elsewhere must not move the cursor.
+            // Control characters in external text must not move the cursor.
             let cell: String = cell.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
             line.push_str(&format!("{cell:width$}  "));
         }
@@ -368,7 +369,7 @@ fn columns<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> String {
     std::iter::once(line(titles)).chain(rows).collect()
 }
 
-/// A field of a JSON object as it stands in a table.
+/// Returns a JSON value as the text of a table cell.
 pub(crate) fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),

@@ -1,4 +1,4 @@
-//! The command line. Raw arguments become typed values here, once.
+//! Command line definition. Raw arguments become typed values here, once.
 
 use crate::server::logging::LogFlag;
 mod format;
@@ -16,9 +16,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// The longest deadline of a check, in milliseconds.
+/// Maximum deadline of a check, in milliseconds.
 pub(crate) const MAX_DEADLINE: u64 = 10_000;
-/// The most failures that a breaker remembers.
+/// Maximum number of failures that a breaker counts.
 pub(crate) const MAX_FAILURES: u64 = 1_000_000;
 /// A day, in milliseconds.
 pub(crate) const DAY: u64 = 86_400_000;

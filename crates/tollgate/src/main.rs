@@ -1,4 +1,4 @@
-//! The binary: parse, dispatch, nothing else. `serve` is assembled in `server::build`.
+//! The `tollgate` binary: parses the command line and dispatches. `serve` is assembled in `server::build`.
 
 mod admin_client;
 mod cli;
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         cli::Command::Completions(flags) => generate::completions(&flags),
         cli::Command::Man(flags) => generate::man(&flags),
     };
-    // `tollgate … | head`: the reader has what it wanted.
+    // `tollgate … | head`: the reader has closed the pipe, which is not a failure.
     let outcome = match outcome {
         Err(error) if cli::output::is_closed_output(&error) => Ok(ExitCode::SUCCESS),
         outcome => outcome,

@@ -1,4 +1,4 @@
-//! NDJSON files to and from a server, streamed, with a progress bar.
+//! NDJSON import and export through a server, streamed, with a progress bar.
 
 use crate::admin_client::{self, AdminResponse, Client, RequestBody};
 use crate::cli::Progress;
@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 const CHUNK: usize = 256 * 1024;
 
-/// Sends a file, or the standard input for `-`.
+/// Sends a file, or standard input for `-`.
 pub(crate) async fn send(client: &Client, path: &str, file: &Path) -> anyhow::Result<AdminResponse> {
     let (source, size): (Box<dyn Read + Send>, _) = if file == Path::new("-") {
         (Box::new(std::io::stdin()), None)
@@ -34,7 +34,7 @@ pub(crate) async fn send(client: &Client, path: &str, file: &Path) -> anyhow::Re
     client.read_response(answer).await
 }
 
-/// Reads on a thread of its own, so that a slow source does not block the connection.
+/// Reads on a separate thread, so that a slow source does not block the connection.
 fn streamed(mut source: Box<dyn Read + Send>, count: impl Fn(u64) + Send + 'static) -> RequestBody {
     let (sender, receiver) = mpsc::channel::<std::io::Result<Bytes>>(4);
     std::thread::spawn(move || {
@@ -61,7 +61,7 @@ fn streamed(mut source: Box<dyn Read + Send>, count: impl Fn(u64) + Send + 'stat
     UnsyncBoxBody::new(StreamBody::new(pieces))
 }
 
-/// Writes the response of a server to a file or the standard output, as it arrives.
+/// Writes a server's response to a file or standard output as it arrives.
 pub(crate) async fn receive(client: &Client, path: &str, file: Option<&Path>) -> anyhow::Result<()> {
     let nothing = Empty::new().map_err(|never: Infallible| match never {}).boxed_unsync();
     let answer = client.send(Method::GET, path, &[], nothing).await?;

@@ -9,26 +9,26 @@ use tollgate_core::{
     PermitId, Scope, TimeDelta, Timestamp, Verdict,
 };
 
-/// Everything that names a counter, to ask about it when no request is at hand.
+/// The full key of a counter, owned, to charge it when no request is at hand.
 #[derive(Debug)]
 pub(super) struct LeaseKey {
     pub(super) scope: Scope,
     parts: Vec<OwnedKeyPart>,
     pub(super) limit: Limit,
-    /// Counts the units that are out, beside the counter.
+    /// Counter of the outstanding units, next to the main counter.
     pub(super) escrow: (Scope, Limit),
-    /// Marks that leases may be out.
+    /// Mark that leases may be outstanding.
     pub(super) mark: (Scope, Limit),
-    /// What is assumed where its state may have been lost.
+    /// State assumed for the counter after a possible data loss.
     pub(super) loss_policy: LossPolicy,
-    /// The shift of the key's windows.
+    /// Shift of the key's windows.
     phase: TimeDelta,
-    /// The longest time between two charges for which a lease is worth its price.
+    /// Longest time between two charges at which a lease pays off.
     max_gap: TimeDelta,
 }
 
 impl LeaseKey {
-    /// `None` for a limit that is too small to be leased.
+    /// Builds the key of a charge. Returns `None` if the limit is too small to be leased.
     pub(super) fn from_charge(charge: &Charge<'_>, config: &LeaseConfig) -> Option<Self> {
         let escrow = config.escrow(config.max_outstanding(charge.limit)?)?;
         Some(Self {
@@ -43,7 +43,7 @@ impl LeaseKey {
         })
     }
 
-    /// The values of the name.
+    /// Returns the values of the counter key.
     pub(super) fn parts(&self) -> SmallVec<[KeyPart<'_>; 4]> {
         self.parts.iter().map(OwnedKeyPart::as_part).collect()
     }
@@ -52,12 +52,12 @@ impl LeaseKey {
         CounterKey { scope: &self.scope, parts }
     }
 
-    /// Whether a charge is by the same numbers. What else there is to a limit is part of its counter's name.
+    /// Returns whether `limit` has the same numbers. Its other properties are part of the counter key.
     fn is_for(&self, limit: &Limit) -> bool {
         self.limit.capacity() == limit.capacity() && self.limit.rate().count == limit.rate().count
     }
 
-    /// What an ask brought.
+    /// Returns the units that a refill brought.
     pub(super) fn leased_units(
         &self,
         ask: &RefillRequest,
@@ -70,7 +70,7 @@ impl LeaseKey {
         Some(LeasedUnits::new(escrow, ask.sent_at, times, ask.id, ttl))
     }
 
-    /// Units that come back in so long.
+    /// Returns the units that refill within `time`.
     fn refill(&self, time: TimeDelta) -> u64 {
         match self.limit.params() {
             LimitParams::Bucket { k, interval, .. } => {
@@ -82,7 +82,7 @@ impl LeaseKey {
     }
 }
 
-/// What is known of the authority's counter, since an answer.
+/// Last known state of the authority's counter.
 #[derive(Clone, Copy, Debug)]
 struct AuthorityState {
     asked_at: Timestamp,
@@ -90,27 +90,27 @@ struct AuthorityState {
     reset: Timestamp,
 }
 
-/// A denial that the authority has told.
+/// A denial received from the authority.
 #[derive(Clone, Copy, Debug)]
 struct CachedDenial {
-    /// Asked again from then on.
+    /// When the authority must be consulted again.
     valid_until: Timestamp,
     denied_until: Timestamp,
     units: u64,
 }
 
-/// What a lease says to a charge.
+/// Result of spending from a lease.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum SpendResult {
-    /// Paid, out of this grant.
+    /// Allowed, spent from leased units.
     Spent(Outcome, SpendReceipt),
-    /// The authority has said so a moment ago.
+    /// Denied by a recent denial of the authority.
     Denied(Outcome),
-    /// Nothing in hand: the authority is to be asked.
+    /// No units available: the authority must decide.
     Empty,
 }
 
-/// What was spent, for taking it back.
+/// Units spent, for undoing the spend.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpendReceipt {
     grant: PermitId,
@@ -118,7 +118,7 @@ pub(super) struct SpendReceipt {
     pub(super) units: u64,
 }
 
-/// An ask that was sent.
+/// A refill request that was sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RefillRequest {
     pub(super) units: u64,
@@ -128,46 +128,46 @@ pub(super) struct RefillRequest {
     pub(super) id: PermitId,
 }
 
-/// What is to be done for a key.
+/// Background work for a key.
 #[derive(Debug)]
 pub(super) enum LeaseAction {
-    /// Ask for units.
+    /// Request more units.
     Refill,
-    /// Give back so many of this.
+    /// Return this many of these units.
     Return(LeasedUnits, u64),
 }
 
-/// One key's lease.
+/// The lease of one key.
 #[derive(Debug)]
 pub(super) struct Lease {
     pub(super) key: Arc<LeaseKey>,
-    /// It is leased because it is hot, not because its rule says so.
+    /// The key is leased because it is hot, not because its rule requires it.
     pub(super) promoted: bool,
-    /// At most two: what is nearly spent, and what comes after it.
+    /// At most two batches: the one that is nearly spent, and the next.
     units: SmallVec<[LeasedUnits; 2]>,
     authority: AuthorityState,
     denial: Option<CachedDenial>,
-    /// An ask is under way, or waits to be sent.
+    /// A refill is in flight or queued.
     is_refilling: bool,
-    /// Nothing is asked for before.
+    /// Earliest time of the next refill.
     not_before: Timestamp,
-    /// The last ask was refused because others had all that may be out.
+    /// The last refill was denied because other nodes held all units that may be outstanding.
     crowded: bool,
-    /// Out no longer, and not yet reported, of pockets that are no more or asks that were refused.
+    /// Units no longer outstanding and not yet reported, from discarded batches or denied refills.
     spent: u64,
     last_used: Timestamp,
-    /// The time between the last two charges.
+    /// Time between the last two charges.
     gap: TimeDelta,
     demand: Demand,
-    /// When the authority was last told that leases are out.
+    /// When the authority was last marked as having outstanding leases.
     marked: Option<Timestamp>,
-    /// What the last grant brought: what is in hand is low when half of that is gone.
+    /// Units in the last refill; the lease is low when half of them are gone.
     last_refill: u64,
-    /// Since when it has been cooler than it should be.
+    /// Since when the rate has been below the threshold for a hot key.
     cool_since: Option<Timestamp>,
 }
 
-/// Units asked of this node, a second.
+/// Units requested from this node per second.
 #[derive(Clone, Copy, Debug)]
 struct Demand {
     since: Timestamp,
@@ -188,7 +188,7 @@ impl Demand {
     fn update_rate(&mut self, now: Timestamp) {
         let passed = now.since(self.since).as_micros().max(1);
         let rate = u64::try_from(u128::from(self.units) * 1_000_000 / u128::from(passed)).unwrap_or(u64::MAX);
-        // Up at once, down by halves.
+        // Rises immediately, falls by at most half per interval.
         self.rate = rate.max(self.rate / 2);
         (self.since, self.units) = (now, 0);
     }
@@ -203,13 +203,13 @@ impl Demand {
 }
 
 impl Lease {
-    /// The longest that a denial is believed without asking.
+    /// Longest time that a denial is repeated without consulting the authority.
     const MAX_DENIAL_AGE: TimeDelta = TimeDelta::from_millis(900);
-    /// How long a node waits before it asks again for a key whose budget is used up, whatever the rate.
+    /// Minimum pause before the next refill of a key whose budget is used up, whatever its rate.
     const MIN_PAUSE: TimeDelta = TimeDelta::from_millis(5);
-    /// How long a node waits where others have all that may be out, or nobody answers.
+    /// Pause while other nodes hold all units that may be outstanding, or while the authority is unavailable.
     const CROWDED_PAUSE: TimeDelta = TimeDelta::from_millis(100);
-    /// Fewer are not worth a lease.
+    /// Minimum number of units that are worth a lease.
     const MIN_UNITS: u64 = 8;
 
     pub(super) fn new(named: Arc<LeaseKey>, promoted: bool, now: Timestamp) -> Self {
@@ -233,18 +233,18 @@ impl Lease {
         }
     }
 
-    /// A refund may have changed what the authority would say.
+    /// Discards the cached denial, because a refund may have changed the authority's verdict.
     pub(super) fn forget_denial(&mut self) {
         self.denial = None;
     }
 
-    /// Pays for a charge out of what is in hand; whether it is then time to ask for more.
+    /// Spends leased units on a charge. Returns the result and whether a refill is due.
     #[inline]
     pub(super) fn spend(&mut self, units: u64, now: Timestamp) -> (SpendResult, bool) {
         self.gap = now.since(self.last_used);
         self.last_used = now;
         self.demand.record(units, now);
-        // What is good is worked out once: each time is a division.
+        // Available units are computed once, because each computation is a division.
         let (mut paid, mut good) = (None, 0);
         for leased in &mut self.units {
             if paid.is_some() {
@@ -275,24 +275,24 @@ impl Lease {
         (said, false)
     }
 
-    /// Takes back what a request spent that was then refused.
+    /// Undoes the spend of a request that was then denied.
     pub(super) fn unspend(&mut self, receipt: SpendReceipt) {
         if let Some(leased) = self.units.iter_mut().find(|leased| leased.id == receipt.grant) {
             leased.unspend(receipt.units, receipt.voids);
         }
     }
 
-    /// Whether it is for a limit with these numbers; else its rule has changed.
+    /// Returns whether the lease is for a limit with these numbers; otherwise its rule has changed.
     pub(super) fn is_for(&self, limit: &Limit) -> bool {
         self.key.is_for(limit)
     }
 
-    /// Units in hand.
+    /// Returns the available units.
     pub(super) fn available(&self, now: Timestamp) -> u64 {
         self.units.iter().map(|leased| leased.available(now)).sum()
     }
 
-    /// What the authority said to a charge that this node had to ask about.
+    /// Records the authority's outcome for a charge that was not decided locally.
     pub(super) fn record_outcome(&mut self, units: u64, outcome: &Outcome, asked: Timestamp) {
         self.authority = AuthorityState {
             asked_at: asked,
@@ -312,8 +312,8 @@ impl Lease {
         };
     }
 
-    /// A bucket whose units come back by the microsecond is asked about now and then, not for each. Never so seldom that
-    /// it would run over.
+    /// Returns the minimum pause between refills. A bucket that refills every few microseconds is refilled now and
+    /// then, not for each unit, but often enough that the bucket never overflows.
     fn pause(&self) -> TimeDelta {
         match self.key.limit.params() {
             LimitParams::Bucket { k, interval, .. } => {
@@ -324,15 +324,15 @@ impl Lease {
         }
     }
 
-    /// What is wanted in hand, at the present demand. Where units become void faster than they are asked for, enough that
-    /// some will be used.
+    /// Returns how many units to hold at the current demand. If units become void faster than they are used, it is
+    /// enough that some will still be used.
     fn target(&self, horizon: TimeDelta, now: Timestamp) -> u64 {
         let rate = self.demand.rate(now).max(self.demand.units);
         let voids = self.key.refill(TimeDelta::from_secs(1)).saturating_mul(Self::MIN_UNITS) / rate.max(1);
         self.scaled(rate, horizon).max(voids).max(Self::MIN_UNITS)
     }
 
-    /// Whether it is time to ask for more: what is in hand will not last, nothing is under way, and it would be used.
+    /// Returns whether a refill is due: the units will not last, no refill is in flight, and the units would be used.
     #[inline]
     pub(super) fn is_low(&self, now: Timestamp) -> bool {
         self.is_low_with(self.available(now), now)
@@ -340,21 +340,21 @@ impl Lease {
 
     #[inline]
     fn is_low_with(&self, good: u64, now: Timestamp) -> bool {
-        // Two pockets are enough; the younger is fetched when half of the elder is gone.
+        // Two batches are enough; the second is requested when half of the first is gone.
         good <= self.last_refill / 2
             && !self.is_refilling
             && now >= self.not_before
             && self.gap <= self.key.max_gap
     }
 
-    /// An ask is about to be sent.
+    /// Marks a refill as in flight.
     pub(super) fn start_refill(&mut self) -> Arc<LeaseKey> {
         self.is_refilling = true;
         Arc::clone(&self.key)
     }
 
-    /// What is to be asked for now: units, how many are out no longer, and whether to mark it. None where it is not worth
-    /// it.
+    /// Returns what to request now: units, units no longer outstanding, and whether to set the mark. Returns `None` if
+    /// a refill is not worthwhile.
     pub(super) fn next_refill(&mut self, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64, bool)> {
         self.spent += self.units.iter_mut().map(|leased| leased.report(now)).sum::<u64>();
         self.units.retain(|leased| leased.available(now) > 0);
@@ -362,7 +362,8 @@ impl Lease {
         let refilled = self.key.refill(now.since(self.authority.asked_at));
         let budget = self.authority.remaining.saturating_add(refilled).min(self.key.limit.capacity());
         let wanted = self.target(config.horizon, now).saturating_sub(good);
-        // Two pockets for each node fit into what may be out. Where others have that, no more than what is out no longer.
+        // Two batches per node fit into the outstanding limit. If other nodes hold all of it, no more is requested than
+        // what is no longer outstanding.
         let mut units =
             wanted.min(config.share_of(budget)).min((most / (2 * u64::from(config.nodes.max(1)))).max(2));
         if self.crowded {
@@ -383,7 +384,7 @@ impl Lease {
         u64::try_from(u128::from(per_second) * u128::from(time.as_micros()) / 1_000_000).unwrap_or(u64::MAX)
     }
 
-    /// What came of an ask: the outcomes of the counter and of the escrow.
+    /// Records the result of a refill: the outcomes of the counter and of the escrow.
     pub(super) fn refilled(
         &mut self,
         ask: &RefillRequest,
@@ -404,7 +405,7 @@ impl Lease {
             reset: asked + outcome.reset_after,
         };
         if !admitted {
-            // Where it is not the budget that is used up, others have too much of it in hand.
+            // If the budget is not used up, other nodes hold too many outstanding units.
             let out = outcome.verdict.is_allowed();
             self.spent += spent;
             self.crowded = out && self.spent > 1;
@@ -420,13 +421,13 @@ impl Lease {
         }
     }
 
-    /// An ask that nobody answered. What it took, if it did, comes back with time.
+    /// Records a failed refill. If it was charged anyway, those units recover with time.
     pub(super) fn refill_failed(&mut self, now: Timestamp) {
         self.is_refilling = false;
         self.not_before = now + Self::CROWDED_PAUSE;
     }
 
-    /// Everything in hand, to be given back.
+    /// Removes all available units, to be returned.
     pub(super) fn drain(&mut self, now: Timestamp) -> SmallVec<[LeaseAction; 2]> {
         let pockets = std::mem::take(&mut self.units);
         let held = pockets.into_iter().map(|leased| (leased.available(now), leased));
@@ -437,12 +438,12 @@ impl Lease {
         now.since(self.last_used)
     }
 
-    /// Units a second asked of this node.
+    /// Returns the units per second requested from this node.
     pub(super) fn rate(&self, now: Timestamp) -> u64 {
         self.demand.rate(now)
     }
 
-    /// Whether a key that was leased for its heat has cooled for long enough.
+    /// Returns whether a key that was leased because it was hot has cooled down for long enough.
     pub(super) fn has_cooled(&mut self, config: &LeaseConfig, now: Timestamp) -> bool {
         let Some(hot) = config.hot.filter(|_| self.promoted) else { return self.promoted };
         if self.rate(now) >= hot / 2 {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Running counts of what is rare; what is not is counted where a lock is held anyway.
+/// Running counts of rare events; frequent events are counted under a lock that is held anyway.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) requested: AtomicU64,
@@ -16,46 +16,46 @@ pub(super) struct Counts {
     pub(super) unrefunded: AtomicU64,
 }
 
-/// Adds to a count.
+/// Adds `n` to a count.
 pub(super) fn add(count: &AtomicU64, n: u64) {
     count.fetch_add(n, Ordering::Relaxed);
 }
 
-/// What leases tell about themselves.
+/// Lease statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseStats {
-    /// Keys with a lease.
+    /// Number of keys with a lease.
     pub leases: u64,
-    /// Of these, those that are leased because they are hot.
+    /// Number of leased keys that are leased because they are hot.
     pub hot: u64,
-    /// Units in hand.
+    /// Units available on this node.
     pub available: u64,
-    /// Charges paid for out of a lease.
+    /// Charges allowed from leased units.
     pub local: u64,
-    /// Charges denied out of what the authority had said a moment ago.
+    /// Charges denied from a recent denial by the authority.
     pub denied: u64,
-    /// Charges for which the authority was asked.
+    /// Charges sent to the authority.
     pub central: u64,
-    /// Asks for leases.
+    /// Lease refills requested.
     pub requested: u64,
-    /// Units granted.
+    /// Units granted by refills.
     pub granted: u64,
-    /// Asks that were refused: the budget is used up.
+    /// Refills denied because the budget is used up.
     pub denied_refills: u64,
-    /// Asks that nobody answered.
+    /// Refills that failed because the authority was unavailable.
     pub failed: u64,
-    /// Units given back.
+    /// Units returned to the authority.
     pub returned: u64,
-    /// Keys that became hot.
+    /// Keys promoted to a lease because they became hot.
     pub promoted: u64,
-    /// Keys that cooled.
+    /// Hot keys demoted after they cooled down.
     pub demoted: u64,
-    /// Units that were not refunded because leases were out; they come back with time.
+    /// Units not refunded because leases were outstanding; they recover with time.
     pub unrefunded: u64,
 }
 
 impl Counts {
-    /// Adds the running counts to figures of the present.
+    /// Returns `present` with the running counts filled in.
     pub(super) fn with_present(&self, present: LeaseStats) -> LeaseStats {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         LeaseStats {

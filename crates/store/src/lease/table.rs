@@ -1,5 +1,5 @@
-//! Names to leases: parts with a lock each, so that threads with different keys seldom meet. A lock is held for a few
-//! instructions, never over an await.
+//! Lease table: leases by key, in shards with a lock each, so that threads with different keys rarely contend. A lock
+//! is held for a few instructions, never across an await.
 
 use super::config::LeaseConfig;
 use super::key_lease::{Lease, LeaseAction, LeaseKey, RefillRequest, SpendReceipt, SpendResult};
@@ -13,12 +13,12 @@ use tokio::sync::Notify;
 use tollgate_core::{Charge, Outcome, Outcomes, OwnedKeyPart, TimeDelta, Timestamp};
 
 const SHARDS: usize = 64;
-/// Names that were seen once, a part.
+/// Recently seen keys remembered per shard.
 const RECENT_KEYS: usize = 1_024;
-/// How often leases are looked at for those that are idle.
+/// Interval between sweeps for idle leases.
 const SWEEP_INTERVAL: TimeDelta = TimeDelta::from_millis(100);
 
-/// Names are hashes already.
+/// Hasher that passes names through: they are already hashes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PassthroughHasher(u64);
 
@@ -37,37 +37,37 @@ impl Hasher for PassthroughHasher {
 #[derive(Default)]
 struct LeaseShard {
     leases: HashMap<u64, Lease, BuildHasherDefault<PassthroughHasher>>,
-    /// Name and instant, by the name's own place.
+    /// Name and time last seen, indexed by the name.
     seen: Vec<(u64, Timestamp)>,
-    /// Charges paid for, and denied, here.
+    /// Charges allowed, and denied, by leases of this shard.
     local: u64,
     denied: u64,
 }
 
 pub(super) struct Table {
     shards: Box<[Mutex<LeaseShard>]>,
-    /// How many leases there are, and may be.
+    /// Current and maximum number of leases.
     count: AtomicUsize,
     max: usize,
-    /// When all leases were last looked at, in microseconds.
+    /// Time of the last sweep, in microseconds.
     swept: AtomicU64,
-    /// What is to be done, and who waits for it.
+    /// Due tasks, and the notification for the task that waits for them.
     due: Mutex<Vec<(u64, Arc<LeaseKey>, LeaseAction)>>,
     pub(super) task_ready: Notify,
 }
 
-/// A key with much traffic at this node.
+/// A key with high traffic at this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotKey {
-    /// The scope of its counter: domain, path, algorithm, period.
+    /// Scope of its counter: domain, path, algorithm, period.
     pub scope: String,
-    /// Its values as they came: whoever tells of them hides what is not to be told.
+    /// Its values, unmasked: they must be masked before they are shown.
     pub values: Vec<OwnedKeyPart>,
-    /// Units a second at this node.
+    /// Units per second at this node.
     pub rate: u64,
-    /// Leased because it is hot, not because its rule says so.
+    /// The key is leased because it is hot, not because its rule requires it.
     pub promoted: bool,
-    /// Units in hand.
+    /// Units available on this node.
     pub available: u64,
 }
 
@@ -88,13 +88,13 @@ impl Table {
         self.shards[(name >> 58) as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pays for a charge, if its key has a lease with enough in hand.
+    /// Spends leased units on a charge, if its key has a lease with enough of them.
     #[inline]
     pub(super) fn spend(&self, name: u64, charge: &Charge<'_>, now: Timestamp) -> SpendResult {
         let mut part = self.shard(name);
         let Some(lease) = part.leases.get_mut(&name) else { return SpendResult::Empty };
         if !lease.is_for(charge.limit) {
-            // Its rule has changed: what is in hand is of the old numbers.
+            // The rule has changed: the leased units belong to the old limit.
             let (named, tasks) = (Arc::clone(&lease.key), lease.drain(now));
             part.leases.remove(&name);
             self.count.fetch_sub(1, Ordering::Relaxed);
@@ -113,7 +113,7 @@ impl Table {
         said
     }
 
-    /// What there is at present.
+    /// Returns the current statistics.
     pub(super) fn stats(&self, now: Timestamp) -> LeaseStats {
         let mut figures = LeaseStats::default();
         for part in &self.shards {
@@ -135,14 +135,14 @@ impl Table {
         }
     }
 
-    /// A refund changes what the authority would say.
+    /// Discards the cached denial of a key, because a refund may change the authority's verdict.
     pub(super) fn refunded(&self, name: u64) {
         if let Some(lease) = self.shard(name).leases.get_mut(&name) {
             lease.forget_denial();
         }
     }
 
-    /// Whether a key was seen `within` this time; it has been now.
+    /// Returns whether a key was seen `within` this time, and records that it was seen now.
     pub(super) fn was_seen(&self, name: u64, now: Timestamp, within: TimeDelta) -> bool {
         let mut part = self.shard(name);
         if part.leases.contains_key(&name) {
@@ -157,7 +157,7 @@ impl Table {
         again
     }
 
-    /// Learns from an answer of the store; makes a lease where one is `due`. Whether one was made.
+    /// Records an outcome of the store; creates a lease if one is `due`. Returns whether one was created.
     #[allow(clippy::too_many_arguments, reason = "all of what an answer is about")]
     pub(super) fn record_outcome(
         &self,
@@ -202,12 +202,12 @@ impl Table {
         self.task_ready.notify_one();
     }
 
-    /// Takes what is to be done.
+    /// Removes and returns the due tasks.
     pub(super) fn take_due(&self) -> Vec<(u64, Arc<LeaseKey>, LeaseAction)> {
         std::mem::take(&mut self.due.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What an ask is for, at the time that it is sent.
+    /// Returns what a refill requests, computed when it is sent.
     pub(super) fn next_refill(
         &self,
         name: u64,
@@ -237,7 +237,7 @@ impl Table {
         }
     }
 
-    /// Looks at every lease; those for which `keep` is false are given back.
+    /// Visits every lease and removes those for which `keep` returns false.
     pub(super) fn retain(&self, mut keep: impl FnMut(u64, &mut Lease) -> bool) {
         for part in &self.shards {
             let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
@@ -247,9 +247,9 @@ impl Table {
         }
     }
 
-    /// Gives back what is idle, and forgets what has nothing; asks again for what has waited. `all` gives back everything.
+    /// Returns idle leases and forgets empty ones; `all` returns every lease.
     pub(super) fn sweep(&self, config: &LeaseConfig, now: Timestamp, all: bool) -> u64 {
-        // There may be many leases, and something to do for one of them at any moment.
+        // There may be many leases and frequent tasks, so sweeps are rate-limited.
         let swept = Timestamp::from_micros(self.swept.load(Ordering::Relaxed));
         if !all && now.since(swept) < SWEEP_INTERVAL {
             return 0;
@@ -265,14 +265,14 @@ impl Table {
             demoted += u64::from(cooled && lease.promoted);
             let named = Arc::clone(&lease.key);
             tasks.extend(lease.drain(now).into_iter().map(|task| (name, Arc::clone(&named), task)));
-            // An ask under way comes back to nobody, and is then given back.
+            // A refill in flight will find no lease, and its units are then returned.
             false
         });
         self.due.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         demoted
     }
 
-    /// Leases of at least half this rate, the highest first.
+    /// Returns promoted leases and leases of at least this rate, highest first.
     pub(super) fn hottest(&self, most: usize, hot: u64, now: Timestamp) -> Vec<HotKey> {
         let mut keys = Vec::new();
         self.retain(|_, lease| {

@@ -1,7 +1,7 @@
 //! Background lease tasks: refill before units run out, return what is idle.
 //!
-//! Whoever runs the process drives it: `task_ready` waits until there is something to do, `due_tasks` tells what, `run_task` does one.
-//! No runtime is assumed, so a simulation drives the same code in its own time.
+//! The process drives the tasks: `task_ready` waits until there is work, `due_tasks` returns it, `run_task` performs
+//! one task. No runtime is assumed, so a simulation drives the same code in its own time.
 
 use super::LeasedStore;
 use super::config::MARK_UNITS;
@@ -14,7 +14,7 @@ use tollgate_core::{
     Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, PermitId, UnitReturn,
 };
 
-/// One thing to do.
+/// One task.
 #[derive(Debug)]
 pub struct LeaseTask {
     name: u64,
@@ -23,17 +23,18 @@ pub struct LeaseTask {
 }
 
 impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
-    /// Waits until there is something to do. What is idle is only seen by asking for errands now and then, too.
+    /// Waits until there is work. Idle leases do not cause a wakeup: they are found only if `due_tasks` is also called
+    /// periodically.
     pub async fn task_ready(&self) {
         self.table.task_ready.notified().await;
     }
 
-    /// What is to be done now.
+    /// Returns the tasks that are due now.
     pub fn due_tasks(&self) -> Vec<LeaseTask> {
         self.collect_tasks(false)
     }
 
-    /// Everything in hand, to be given back: the process is about to end, or to be told other things.
+    /// Returns tasks that hand back all available units, for a shutdown or a change of configuration.
     pub fn shutdown_tasks(&self) -> Vec<LeaseTask> {
         self.collect_tasks(true)
     }
@@ -48,7 +49,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             .collect()
     }
 
-    /// Does one. `id` names the grant that it may bring: never the same twice, on any node.
+    /// Runs one task. `id` identifies the refill that it may bring and must be unique across all nodes.
     pub async fn run_task(&self, task: LeaseTask, id: PermitId) {
         let LeaseTask { name, key: named, action: task } = task;
         match task {
@@ -61,7 +62,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         let asked = self.clock.now();
         let Some((units, spent, marks)) = self.table.next_refill(name, &self.config, asked) else { return };
         let parts = named.parts();
-        // What is out no longer makes room for what is asked for.
+        // Units no longer outstanding make room for the units requested.
         let out = if units >= spent { Cost::new(units - spent) } else { Cost::refund(spent - units) };
         let mut charges: SmallVec<[Charge<'_>; 3]> = SmallVec::new();
         let asked_for = Charge::new(named.key(&parts), &named.limit, Cost::new(units));
@@ -86,7 +87,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         );
         let ask = RefillRequest { units, spent, marks, sent_at: asked, id };
         if !self.table.refilled(name, named, &ask, &outcomes, self.config.ttl, now) && granted {
-            // The lease was given up meanwhile.
+            // The lease was dropped in the meantime.
             if let Some(leased) = named.leased_units(&ask, &outcomes, self.config.ttl) {
                 self.return_units_of(named, &leased, leased.available(now)).await;
             }
@@ -101,7 +102,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         let (taken, full_at, id) = (leased.taken_at(units), leased.full_at, leased.id);
         let back =
             UnitReturn { key: named.key(&parts), limit: &named.limit, units, taken_at: taken, full_at, id };
-        // If it is lost, time gives them back. Sent once: it may have been done.
+        // If the message is lost, the units recover with time. It is sent only once, because it may have been applied.
         if self.authority.return_units(&back).await.is_ok() {
             add(&self.counts.returned, units);
         }

@@ -2,25 +2,25 @@
 
 use tollgate_core::{Escrow, PermitId, TimeDelta, Timestamp};
 
-/// One grant.
+/// The units of one refill.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeasedUnits {
     escrow: Escrow,
-    /// When it was asked for, by this node's clock: before the authority deducted.
+    /// When the refill was requested, by this node's clock: before the authority deducted the units.
     asked_at: Timestamp,
-    /// When it was deducted, by the authority's.
+    /// When the units were deducted, by the authority's clock.
     pub(super) at: Timestamp,
-    /// When the bucket was to be full again, by the authority's.
+    /// When the bucket was to be full again, by the authority's clock.
     pub(super) full_at: Timestamp,
-    /// How many are spent or void. The first to become void is the first to be spent.
+    /// Number of units spent or void. The first to become void is the first to be spent.
     used: u64,
-    /// How often units had become void before they could be spent.
+    /// How many times units became void before they could be spent.
     voids: u32,
-    /// How many the authority has been told to be out no longer.
+    /// Number of units reported to the authority as no longer outstanding.
     reported: u64,
-    /// Names the grant, for giving back.
+    /// ID of the refill, for returning its units.
     pub(super) id: PermitId,
-    /// No unit is spent later than this after asking.
+    /// Time after the request during which units may be spent.
     ttl: TimeDelta,
 }
 
@@ -35,12 +35,13 @@ impl LeasedUnits {
         Self { escrow, asked_at: asked, at, full_at, used: 0, voids: 0, reported: 0, id, ttl }
     }
 
-    /// How many can be spent at this instant.
+    /// Returns how many units can be spent at `now`.
     pub(super) fn available(&self, now: Timestamp) -> u64 {
         self.escrow.units() - self.used.max(self.void(now))
     }
 
-    /// Spends `units` if there are as many, and tells what is left; the rest of the answer is for [`LeasedUnits::unspend`].
+    /// Spends `units` if that many are available. Returns the void count for [`LeasedUnits::unspend`], if spent, and
+    /// the units left.
     #[inline]
     pub(super) fn spend(&mut self, units: u64, now: Timestamp) -> (Option<u32>, u64) {
         let void = self.void(now);
@@ -56,15 +57,15 @@ impl LeasedUnits {
         (Some(self.voids), good - units)
     }
 
-    /// Takes back units that were spent a moment ago. Not if units have become void since: then these have too, and who
-    /// came later has spent what came after them.
+    /// Undoes a recent spend. Does nothing if units have become void since: these have too, and later requests have
+    /// spent the units after them.
     pub(super) fn unspend(&mut self, units: u64, voids: u32) {
         if voids == self.voids {
             self.used = self.used.saturating_sub(units);
         }
     }
 
-    /// How many have been spent or become void since this was last asked.
+    /// Returns how many units were spent or became void since the last call.
     pub(super) fn report(&mut self, now: Timestamp) -> u64 {
         let gone = self.used.max(self.void(now));
         let news = gone.saturating_sub(self.reported);
@@ -72,12 +73,13 @@ impl LeasedUnits {
         news
     }
 
-    /// The instant that the authority counts the last `units` as taken at.
+    /// Returns the instant at which the authority counts the last `units` as taken.
     pub(super) fn taken_at(&self, units: u64) -> Timestamp {
         self.escrow.taken_at(units, self.at)
     }
 
-    /// How many can no longer be spent. Clocks may differ in rate by a thousandth: a margin for that is taken off.
+    /// Returns how many units can no longer be spent. Clock rates may differ by a thousandth: a margin for that is
+    /// deducted.
     #[inline]
     fn void(&self, now: Timestamp) -> u64 {
         let passed = now.since(self.asked_at);

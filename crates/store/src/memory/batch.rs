@@ -1,17 +1,18 @@
 //! Batches of checks with one reading of the clock.
 //!
 //! A decision over millions of keys is one cache miss and little else. A batch starts all its misses before it waits
-//! for the first: names are hashed and lines fetched a group at a time, then charged in order.
+//! for the first: names are hashed and lines prefetched a group at a time, then charged in order.
 
 use super::MemoryStore;
 use smallvec::smallvec;
 use tollgate_core::{Charge, Clock, Outcome, Outcomes, Timestamp};
 
-/// Checks whose lines are fetched together. More than a core's outstanding misses, so that none idles; few enough to stay in the nearest cache.
+/// Number of checks whose lines are prefetched together: more than a core's outstanding misses, so that none idles; few
+/// enough to stay in the nearest cache.
 const GROUP: usize = 32;
 
 impl<C: Clock> MemoryStore<C> {
-    /// Charges each on its own, as so many requests of one charge, in order; appends one outcome for each.
+    /// Charges each on its own, like requests of one charge, in order. Appends one outcome per charge to `out`.
     pub fn charge_each(&self, now: Timestamp, charges: &[Charge<'_>], out: &mut Vec<Outcome>) {
         out.reserve(charges.len());
         let mut names = [0_u64; GROUP];
@@ -22,7 +23,7 @@ impl<C: Clock> MemoryStore<C> {
             }
             for (charge, name) in group.iter().zip(names) {
                 match self.packed_charge_by_name(charge, name, now) {
-                    // Two places to push, because joining their outcomes would take them through memory.
+                    // Two calls of `push`, because merging their outcomes would pass them through memory.
                     Some(ask) => match self.counters.charge_known(&ask) {
                         Some(outcome) => out.push(outcome),
                         None => out.push(self.charge_slowly(&ask)),
@@ -33,11 +34,11 @@ impl<C: Clock> MemoryStore<C> {
         }
     }
 
-    /// Charges whole requests, in order, each all or none; appends the outcomes of each.
+    /// Charges whole requests, in order, each all or none. Appends the outcomes of each to `out`.
     pub fn charge_batch(&self, now: Timestamp, requests: &[&[Charge<'_>]], out: &mut Vec<Outcomes>) {
         out.reserve(requests.len());
         for group in requests.chunks(GROUP) {
-            // Names are hashed again when charged: cheaper than keeping lists of lists.
+            // Names are hashed again when charged: cheaper than storing lists of lists.
             for charge in group.iter().flat_map(|request| request.iter()) {
                 self.counters.keys.prefetch(self.hasher.name(&charge.key));
             }

@@ -1,14 +1,13 @@
 //! Cache-line storage under the table, and the only unsafe code of this crate.
 //!
-//! Slots of 16 bytes, four to a line of 64, in one anonymous mapping: pages that no key has touched cost nothing.
-//! A slot changes only by one 128-bit compare-exchange. It is read as two 64-bit loads, because a 128-bit load is
-//! itself a locked instruction on processors that do not promise more; the two halves may then be of different
-//! instants (torn). Who goes on to write does so by comparing both halves, so a torn reading fails there; who only
-//! looks reads the meta again.
+//! Slots of 16 bytes, four to a line of 64, in one anonymous mapping: pages that no key has touched cost nothing. A
+//! slot changes only by one 128-bit compare-exchange. It is read as two 64-bit loads, because a 128-bit load is itself
+//! a locked instruction on processors that do not promise more; the two halves may then be of different instants
+//! (torn). A write compares both halves, so it fails after a torn reading; a read without a write reads the meta again.
 //!
-//! Huge pages save a page walk a decision, but a table of random places on huge pages is resident after a few hundred
-//! keys. So they are asked for when the table has become dense enough to touch most small pages anyway.
-//! A mutex a line was rejected (a preempted holder stops its neighbours), as was a seqlock (two writes a charge).
+//! Huge pages save a page walk per decision, but a table with random access on huge pages is resident after a few
+//! hundred keys. So they are requested when the table has become dense enough to touch most small pages anyway. A mutex
+//! per line was rejected (a preempted holder blocks its neighbors), as was a seqlock (two writes per charge).
 
 #![allow(unsafe_code, reason = "the named home of unsafe code; each use carries its proof")]
 
@@ -17,27 +16,27 @@ use memmap2::MmapMut;
 use portable_atomic::AtomicU128;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Slots in a line.
+/// Slots per line.
 pub(super) const SLOTS: usize = 4;
-/// Bytes of a line.
+/// Bytes per line.
 pub(super) const LINE: usize = 64;
 const HUGE: usize = 2 << 20;
 
-/// What the table needs of its memory. The model checker has its own.
+/// Storage interface of the table. The model checker has its own implementation.
 pub(super) trait LineStorage {
-    /// The four metas of a line.
+    /// Returns the four metas of a line.
     fn metas(&self, line: usize) -> [u64; SLOTS];
-    /// One slot, perhaps torn.
+    /// Reads one slot, possibly torn.
     fn read(&self, at: usize) -> SlotValue;
-    /// The meta of one slot.
+    /// Returns the meta of one slot.
     fn meta(&self, at: usize) -> u64;
-    /// Puts `new` where `seen` is; false if it is no longer.
+    /// Replaces `seen` by `new`. Returns false if the slot no longer holds `seen`.
     fn replace(&self, at: usize, seen: SlotValue, new: SlotValue) -> bool;
-    /// Puts `word` where the word of `seen` is, whatever the meta is by now; false if it is no longer.
+    /// Replaces the word of `seen` by `word`, whatever the meta is by now. Returns false if the word has changed.
     fn replace_word(&self, at: usize, seen: SlotValue, word: u64) -> bool;
-    /// Starts to fetch a line.
+    /// Prefetches a line.
     fn prefetch(&self, line: usize);
-    /// Lets another thread finish what it has begun.
+    /// Yields to a thread that has to finish its change first.
     fn relax(&self);
 }
 
@@ -45,7 +44,7 @@ pub(super) trait LineStorage {
 pub(super) struct MmapLines {
     base: *mut AtomicU128,
     lines: usize,
-    /// Owns the memory; never touched but through `base`.
+    /// Owner of the memory; accessed only through `base`.
     _map: MmapMut,
 }
 
@@ -67,25 +66,25 @@ impl MmapLines {
         debug_assert!(at < self.lines * SLOTS);
         // SAFETY: callers take `at` from a line below `lines` (the table computes it by a reduction to that range and
         // allocates its window beyond it); the mapping is `lines * 64` bytes, zeroed, aligned, and lives as long as
-        // self; all bit patterns are valid; nobody makes a `&mut` to it.
+        // self; all bit patterns are valid; no `&mut` to it is ever created.
         unsafe { &*self.base.add(at) }
     }
 
-    /// One half of a slot as an atomic of its own. `HALF` is 0 for the lower 64 bits.
+    /// Returns one half of a slot as an atomic of its own. `HALF` is 0 for the lower 64 bits.
     #[cfg(not(miri))]
     #[inline]
     fn half_cell<const HALF: usize>(&self, at: usize) -> &AtomicU64 {
         let half = if cfg!(target_endian = "little") { HALF } else { 1 - HALF };
         let halves = std::ptr::from_ref(self.slot(at)).cast::<AtomicU64>();
-        // SAFETY: in bounds and aligned as the slot is. Accesses of two sizes to the same memory are something the
-        // language does not define between two atomics of its own; the 128-bit side is machine code
-        // (`lock cmpxchg16b`, `casp`, an exclusive pair) or, where there is none, 64-bit atomics under a lock, and
-        // every machine that has it keeps aligned 64-bit accesses single-copy atomic beside it. What a pair of loads
-        // may see is any two instants of the slot, which the table allows for.
+        // SAFETY: in bounds and aligned as the slot is. The language does not define accesses of two sizes to the same
+        // memory between two of its own atomics; the 128-bit side is machine code (`lock cmpxchg16b`, `casp`, an
+        // exclusive pair) or, where there is none, 64-bit atomics under a lock, and every machine that has it keeps
+        // concurrent aligned 64-bit accesses single-copy atomic. A pair of loads may see any two instants of the slot,
+        // which the table allows for.
         unsafe { &*halves.add(half) }
     }
 
-    /// One half of a slot.
+    /// Loads one half of a slot.
     #[inline]
     fn half<const HALF: usize>(&self, at: usize) -> u64 {
         #[cfg(miri)]
@@ -94,17 +93,17 @@ impl MmapLines {
         self.half_cell::<HALF>(at).load(Ordering::SeqCst)
     }
 
-    /// Asks for huge pages from here on, for what is not yet touched.
+    /// Requests huge pages from now on, for memory that is not yet touched.
     pub(super) fn prefer_huge(&self) -> bool {
         self.advise(0, self.lines * LINE, Advice::Prefer)
     }
 
-    /// Gathers the `n`-th two megabytes into a huge page, if the system can; false when there are no more.
+    /// Collapses the `n`-th two megabytes into a huge page, if the system can. Returns false when there are no more.
     pub(super) fn collapse(&self, n: usize) -> bool {
         let base = self.base as usize;
         let start = base.next_multiple_of(HUGE) - base + n * HUGE;
         let within = start + HUGE <= self.lines * LINE;
-        // Two megabytes that nobody has touched cannot be gathered, and will be huge when they are.
+        // Two megabytes that are untouched cannot be collapsed, and will be huge when they are touched.
         if within {
             self.advise(start, HUGE, Advice::Collapse);
         }
@@ -121,7 +120,7 @@ impl MmapLines {
             Advice::Prefer => libc::MADV_HUGEPAGE,
             Advice::Collapse => libc::MADV_COLLAPSE,
         };
-        // SAFETY: the range lies in our mapping; both advices keep its contents.
+        // SAFETY: the range lies in our mapping; both advices preserve its contents.
         unsafe { libc::madvise(self.base.cast::<u8>().add(start).cast(), length, advice) == 0 }
     }
 
@@ -165,7 +164,7 @@ impl LineStorage for MmapLines {
 
     #[inline]
     fn replace_word(&self, at: usize, seen: SlotValue, word: u64) -> bool {
-        // Where the 128-bit side takes a lock, a 64-bit exchange beside it would be lost under it.
+        // Where the 128-bit side takes a lock, a concurrent 64-bit exchange outside the lock would be lost.
         #[cfg(not(miri))]
         if AtomicU128::is_always_lock_free() {
             let cell = self.half_cell::<0>(at);

@@ -1,27 +1,27 @@
 //! Memory settings of the store.
 //!
-//! One number, the cap, because that is what an operator has to give; how it is divided follows from it. Numbers of keys
-//! were rejected: how many fit depends on the limits, and the machine's memory does not.
+//! One number, the cap, because that is what an operator has to provide; its division follows from it. A number of keys
+//! was rejected: how many fit depends on the limits, and the machine's memory does not.
 
 use super::huge_pages::HugePages;
 
-/// How much memory the store may take, and how.
+/// Memory settings.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MemoryConfig {
-    /// The most bytes that counters take, all told. It is reserved at once and touched as keys come.
+    /// Maximum bytes for all counters. Reserved at the start, and touched as keys arrive.
     pub bytes: usize,
-    /// Of these, for states that do not fit a slot (strict windows, logs, permits); an eighth if absent.
+    /// Bytes of the cap for wide counters (strict windows, logs, permits); an eighth if absent.
     pub wide_bytes: Option<usize>,
     /// When to use huge pages.
     pub huge_pages: HugePages,
 }
 
 impl MemoryConfig {
-    /// The least that is accepted.
+    /// Minimum cap, in bytes.
     pub const MIN_BYTES: usize = 64 << 10;
 
-    /// A cap of so many bytes, the rest by default.
+    /// Returns settings with a cap of `bytes`, the rest by default.
     ///
     /// ```
     /// assert_eq!(tollgate_store::MemoryConfig::with_bytes(64 << 20).bytes, 64 << 20);
@@ -39,30 +39,30 @@ impl Default for MemoryConfig {
     }
 }
 
-/// Why a store could not be made.
+/// Why a store could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// Less memory than the tables need.
+    /// The cap is smaller than the tables need.
     #[error("{given} bytes are too few for the counters; give at least {least}", least = MemoryConfig::MIN_BYTES)]
     TooSmall {
-        /// What was given.
+        /// Configured bytes.
         given: usize,
     },
-    /// States aside would take more than half.
+    /// Wide counters would take more than half of the cap.
     #[error("{wide} bytes for states aside are more than half of the {bytes} bytes in all")]
     WideTooLarge {
-        /// What was asked for.
+        /// Bytes configured for wide counters.
         wide: usize,
-        /// Out of these.
+        /// Cap in bytes.
         bytes: usize,
     },
-    /// The system does not give that much.
+    /// The system cannot provide that much memory.
     #[error("cannot reserve {bytes} bytes for the counters")]
     Map {
-        /// What was asked for.
+        /// Requested bytes.
         bytes: usize,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
 }

@@ -1,23 +1,24 @@
 //! Seeded hash of a counter key, unpredictable from outside.
 //!
 //! 64 bits choose the counter: the upper ones its home line, the lower 48 its fingerprint. The seed is drawn from the
-//! operating system for every store, so that nobody can prepare keys that crowd one line or share one counter. Fields
-//! carry their lengths: parts never join. A cryptographic hash was rejected: it costs as much as the rest of a decision.
+//! operating system for every store, so that an attacker cannot prepare keys that crowd one line or share one counter.
+//! Fields carry their lengths: parts never join. A cryptographic hash was rejected: it costs as much as the rest of a
+//! decision.
 
 use foldhash::SharedSeed;
 use foldhash::quality::FoldHasher;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use tollgate_core::{CounterKey, KeyPart};
 
-/// Set in the length field of what is not text.
+/// Set in the length field of a network, which is not text.
 const NETWORK: u64 = 1 << 63;
 
-/// How many shared counters the strangers of one scope are spread over.
+/// Bits that choose one of the shared counters of a scope.
 const SHARES: u32 = 8;
 
 pub(crate) struct KeyHasher {
     seed: u64,
-    /// For the second half of a 128-bit name.
+    /// Seed for the second half of a 128-bit name.
     other: u64,
     shared: SharedSeed,
 }
@@ -37,15 +38,15 @@ impl KeyHasher {
         self.seeded(self.seed, key)
     }
 
-    /// A name for counters that live aside, where no place in a table tells them further apart.
+    /// Returns a name for wide counters, which no position in a table distinguishes further.
     pub(super) fn long_name(&self, key: &CounterKey<'_>, name: u64) -> u128 {
         u128::from(self.seeded(self.other, key)) << 64 | u128::from(name)
     }
 
-    /// The counter that this key shares with a 256th of the strangers of its scope.
+    /// Returns the name of the counter that this key shares with a 256th of the keys of its scope that find no slot.
     #[inline]
     pub(super) fn shared_name(&self, key: &CounterKey<'_>, name: u64) -> u64 {
-        // One multiplication, because it is worked out for every charge and used for few.
+        // One multiplication, because it is computed for every charge and used for few.
         let share = name >> (u64::BITS - SHARES);
         let product = u128::from(key.scope.id() ^ self.seed) * u128::from(self.other.wrapping_add(share) | 1);
         product as u64 ^ (product >> 64) as u64

@@ -1,11 +1,11 @@
 //! Huge pages for the table.
 //!
-//! Keys fall on random places: with huge pages from the start, a few hundred keys would make half a gigabyte resident;
-//! with small pages for ever, every decision over millions of keys walks the page table. So the table starts on small
-//! pages, and when it has taken a newcomer for every other small page (all of which are then touched, or soon will be)
-//! the rest is asked for in huge ones, and what is there is gathered, two megabytes at a time, by the requests that
-//! bring newcomers. Each such step takes about a tenth of a millisecond, and there is one for every two megabytes once
-//! in the life of the store. A thread of its own was rejected: a library should not start threads to save so little.
+//! Keys fall on random pages: with huge pages from the start, a few hundred keys would make half a gigabyte resident;
+//! with small pages throughout, every decision over millions of keys walks the page table. So the table starts on small
+//! pages. When it has inserted a new key for every other small page (all of which are then touched, or soon will be),
+//! huge pages are requested for the rest, and existing pages are collapsed, two megabytes at a time, by the requests
+//! that insert new keys. Each such step takes about a tenth of a millisecond, and there is one for every two megabytes
+//! once in the life of the store. A separate thread was rejected: a library should not start threads to save so little.
 
 use super::cache_lines::MmapLines;
 use super::packed_counters::PackedCounters;
@@ -16,25 +16,25 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HugePages {
-    /// When there are keys on most small pages. A small server stays small.
+    /// Once there are keys on most small pages. A small server stays small.
     #[default]
     WhenDense,
-    /// From the start: the cap is resident after a few hundred keys.
+    /// From the start: the full cap is resident after a few hundred keys.
     Always,
     /// Never.
     Never,
 }
 
 const SMALL_PAGE: usize = 4096;
-/// Newcomers between two looks at whether to act.
+/// New keys between two checks.
 const PACE: u64 = 32;
 
 pub(super) struct Pages {
-    /// Newcomers at which the table counts as dense; `u64::MAX` once there is nothing left to do.
+    /// Number of new keys at which the table counts as dense; `u64::MAX` once no work is left.
     dense_at: AtomicU64,
-    /// The next two megabytes to gather.
+    /// Index of the next two megabytes to collapse.
     next: AtomicUsize,
-    /// Newcomers since the last look.
+    /// New keys since the last check.
     pace: AtomicU64,
 }
 
@@ -52,7 +52,7 @@ impl Pages {
         Self { dense_at: AtomicU64::new(dense_at), next: AtomicUsize::new(0), pace: AtomicU64::new(0) }
     }
 
-    /// To be called when newcomers may have arrived.
+    /// Advances the use of huge pages; called when new keys may have been inserted.
     #[inline]
     pub(super) fn grown(&self, counters: &PackedCounters<MmapLines>) {
         if self.dense_at.load(Ordering::Relaxed) != u64::MAX {

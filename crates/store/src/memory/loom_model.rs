@@ -1,6 +1,6 @@
 //! Loom model of the table: every interleaving of a few steps, up to a bound of preemptions.
 //!
-//! A slot is modelled as one atomic number that stands for its 128 bits, and a reading as two accesses, so that it can
+//! A slot is modeled as one atomic number that stands for its 128 bits, and a reading as two accesses, so that it can
 //! be torn as the real one can. Accesses are read-modify-writes: the model has one order of all of them, which is what
 //! the real memory's sequential consistency gives, and what loom cannot model with plain loads.
 //!
@@ -22,12 +22,12 @@ use tollgate_core::{
 
 const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 const HOUR: TimeDelta = TimeDelta::from_secs(3_600);
-/// A little later: what was spent an hour before [`NOW`] is still there then, and gone here.
+/// A little later: what was spent an hour before [`NOW`] is still stored at `NOW`, and has expired here.
 const SOON: Timestamp = Timestamp::from_micros(NOW.as_micros() + 2);
 
 struct Model {
     slots: [AtomicUsize; SLOTS],
-    /// The snapshots that numbers stand for.
+    /// The slot values that the numbers stand for.
     known: Mutex<Vec<SlotValue>>,
 }
 
@@ -100,7 +100,7 @@ fn ask(name: u64, limit: &Limit, now: Timestamp) -> PackedCharge<'_> {
     PackedCharge { name, shared: name + 100, limit, tag, cost: Cost::ONE, now, moment: now }
 }
 
-/// The slot of a key that has been charged at `now` as often as its limit of `count` lets it.
+/// Returns the slot of a key that was charged at `now` as often as its limit of `count` allows.
 fn spent(name: u64, count: u64, now: Timestamp) -> SlotValue {
     let limit = limit(count);
     ask(name, &Limit::clone(&limit), now).with(Cost::new(count)).step(None, ChargeKind::Charge).0
@@ -136,7 +136,7 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Runs all of `acts` at once on the same counters.
+/// Runs all of `acts` concurrently on the same counters.
 fn race<T: 'static>(
     filled: [SlotValue; SLOTS],
     acts: Vec<Box<dyn FnOnce(&PackedCounters<Model>) -> T + 'static>>,
@@ -185,13 +185,13 @@ fn model_three_new_keys_of_one_name_get_one_slot() {
     });
 }
 
-/// One slot has expired and two names want it: its own, and a new_key. Neither charge is lost.
+/// One slot has expired and two names compete for it: its own, and a new key. Neither charge is lost.
 #[test]
 fn model_a_new_key_and_the_return_of_an_expired_key() {
     explore(3, || {
         let later = NOW + HOUR + TimeDelta::from_secs(1);
         let full = [spent(7, 5, later), spent(8, 5, later), spent(9, 5, later), spent(1, 5, NOW)];
-        // Limits of one: whoever gets the slot is at its limit, and protected; the other one shares.
+        // Limits of one: the name that gets the slot is at its limit, and protected; the other one shares.
         let (counters, allowed) = race(full, vec![charge_at(1, 1, later), charge_at(2, 1, later)]);
         assert_eq!(allowed, [true, true]);
         assert_eq!(slots_of(&counters, 1) + slots_of(&counters, 2), 1);
@@ -210,7 +210,7 @@ fn model_two_charges_of_one_key_never_pass_its_limit() {
     });
 }
 
-/// A new_key evicts a key that is being charged: the new_key's charge counts, and no key is there twice.
+/// A new key evicts a key that is being charged: the new key's charge counts, and no key is there twice.
 #[test]
 fn model_an_eviction_and_a_charge() {
     explore(3, || {
@@ -239,7 +239,7 @@ fn request(names: [u64; 2], count: u64) -> Box<dyn FnOnce(&PackedCounters<Model>
     })
 }
 
-/// Two requests want the last unit of the same two keys, in opposite order: one gets both, or neither gets any.
+/// Two requests compete for the last unit of the same two keys, in opposite order: one gets both, or neither gets any.
 #[test]
 fn model_requests_take_all_or_none() {
     explore(2, || {
@@ -255,7 +255,7 @@ fn model_requests_take_all_or_none() {
     });
 }
 
-/// The same with keys that nobody has met before.
+/// The same with keys that are not in the table yet.
 #[test]
 fn model_requests_of_new_keys_take_all_or_none() {
     explore(2, || {

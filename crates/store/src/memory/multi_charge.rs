@@ -1,16 +1,16 @@
 //! Multi-charge requests: all charges or none, over counters that have no common lock.
 //!
-//! First every charge is drafted: read and stepped, nothing written. If the drafts refuse the request, nothing has
-//! happened. Else they are put into effect one by one, each by its own compare-exchange. A counter that somebody else
-//! has moved meanwhile is charged afresh; if that denies, what was taken is undone, last first, and the request is
-//! refused.
+//! First every charge is prepared: read and stepped, nothing written. If the prepared charges deny the request, nothing
+//! has happened. Otherwise they are committed one by one, each by its own compare-exchange. A counter that another
+//! thread has changed meanwhile is charged again; if that denies, what was taken is undone, last first, and the request
+//! is denied.
 //!
-//! Each counter admits at most its limit at every instant, because each is only ever moved by its own step. The one
+//! Each counter admits at most its limit at every instant, because each is only ever changed by its own step. The one
 //! effect of a race: while a request that will be undone holds a charge, another one that would have fitted can be
-//! denied. Nothing is ever admitted too much, and nothing is left taken.
+//! denied. Nothing is ever admitted above a limit, and no charge of a denied request remains.
 //!
-//! Independent charges go first, each on its own. A required charge of the same counter then sees them.
-//! Locking all counters in order was rejected: a global counter is in every request, and would serialise them all.
+//! Independent charges go first, each on its own. A required charge of the same counter then sees them. Locking all
+//! counters in order was rejected: a global counter is in every request, and would serialize them all.
 
 use super::cache_lines::LineStorage;
 use super::packed_counters::{ChargeKind, ChargeReceipt, PackedCharge, PackedCounters, SlotLocation};
@@ -18,9 +18,9 @@ use super::slot::SlotValue;
 use smallvec::SmallVec;
 use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes};
 
-/// One charge of a request, on its way.
+/// One charge of a request in progress.
 pub(super) struct PreparedCharge<'a> {
-    /// `None` for a counter that lives aside: its outcome is given, and its undoing is the caller's.
+    /// `None` for a wide counter: its outcome is given, and the caller undoes it.
     pub(super) charge: Option<PackedCharge<'a>>,
     pub(super) enforcement: Enforcement,
     pub(super) outcome: Outcome,
@@ -36,12 +36,12 @@ impl<'a> PreparedCharge<'a> {
         self.enforcement == Enforcement::Independent
     }
 
-    /// Whether the counter was made by this charge.
+    /// Returns whether the counter was created by this charge.
     pub(super) fn is_new_key(&self) -> bool {
         self.receipt.before == SlotValue::EMPTY && self.receipt.location.is_some()
     }
 
-    /// The charge as one of the set that is taken or not together.
+    /// Returns the charge if it belongs to the set that is taken together or not at all.
     fn in_set(&self) -> Option<&PackedCharge<'a>> {
         self.charge.as_ref().filter(|_| !self.is_independent())
     }
@@ -51,11 +51,12 @@ impl<'a> PreparedCharge<'a> {
     }
 }
 
-/// The most charges of a request that is usual.
+/// Maximum number of charges on the fast path.
 const MAX_FAST: usize = 8;
 
-/// The usual request: every counter known and named once, every charge fits, nobody in the way. `None`: nothing has
-/// happened, ask [`charge_all`]. What is admitted whole is admitted under every enforcement.
+/// Charges a request on the fast path: every counter known and named once, every charge fits, no concurrent change.
+/// Returns `None` if it does not apply: nothing has happened, and [`charge_all`] must be called. A request whose
+/// charges all fit is admitted under every enforcement.
 #[inline(always)]
 pub(super) fn charge_known<'a, L: LineStorage>(
     counters: &PackedCounters<L>,
@@ -99,7 +100,7 @@ pub(super) fn charge_known<'a, L: LineStorage>(
     Some(each)
 }
 
-/// Charges a request.
+/// Charges a request on the general path.
 pub(super) fn charge_all<L: LineStorage>(
     counters: &PackedCounters<L>,
     items: &mut [PreparedCharge<'_>],
@@ -146,7 +147,7 @@ fn admission(items: &[PreparedCharge<'_>]) -> Admission {
     Outcomes::admission(items.iter().map(|item| (item.enforcement, &item.outcome)))
 }
 
-/// Drafts a charge on top of the earlier ones of this request: the same counter twice counts twice.
+/// Prepares a charge on top of the earlier ones of this request: the same counter twice counts twice.
 fn prepare<L: LineStorage>(
     counters: &PackedCounters<L>,
     ask: &PackedCharge<'_>,
@@ -170,7 +171,7 @@ fn prepare<L: LineStorage>(
     (outcome, receipt)
 }
 
-/// Leaves everything as it was before the request; `taken` of the items may have been put into effect.
+/// Restores the state before the request; the first `taken` items may have been committed.
 #[cold]
 fn roll_back<L: LineStorage>(counters: &PackedCounters<L>, items: &mut [PreparedCharge<'_>], taken: usize) {
     for item in items[..taken].iter().rev() {
@@ -181,7 +182,7 @@ fn roll_back<L: LineStorage>(counters: &PackedCounters<L>, items: &mut [Prepared
     for (i, item) in items.iter_mut().enumerate() {
         let Some(ask) = item.in_set() else { continue };
         if item.outcome.verdict.is_allowed() {
-            // What remains without this charge.
+            // The outcome without this charge.
             let (seen, _) = counters.prepare(&PackedCharge { cost: Cost::PEEK, ..*ask });
             item.outcome = Outcome { verdict: item.outcome.verdict, ..seen };
         } else if i >= taken {

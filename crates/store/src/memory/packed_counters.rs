@@ -1,12 +1,12 @@
 //! Packed counters: the table of keys, and the small table of shared counters for new keys that find no slot.
 //!
-//! A charge is: find the slot, step its word, put it back by one compare-exchange; from the start again if somebody
-//! was faster. A denial or a look writes nothing.
+//! A charge finds the slot, steps its word and stores it by one compare-exchange; it starts again if another thread was
+//! faster. A denial or a peek writes nothing.
 //!
-//! When a newcomer's window is full of keys that are protected, it is charged on a counter that it shares with a 256th
-//! of the strangers of its scope. So a flood cannot reset keys near their limit, memory does not grow, and strangers
-//! get together what one key may have: the error is on the safe side. Turning them all away was rejected (a flood
-//! would then lock out every new user), as was letting them pass (a flood would then have no limit).
+//! When the window of a new key is full of protected keys, it is charged on a counter that it shares with a 256th of
+//! the other new keys of its scope. So a flood cannot reset keys near their limit, memory does not grow, and the keys
+//! that share a counter get together what one key may have: the error is on the safe side. Denying them all was
+//! rejected (a flood would then lock out every new user), as was allowing them all (a flood would then have no limit).
 
 use super::cache_lines::LineStorage;
 use super::slot::SlotValue;
@@ -14,11 +14,11 @@ use super::stats::{Counts, Event};
 use super::table::{Insertion, Table};
 use tollgate_core::{Cost, Limit, Outcome, Tag, Timestamp};
 
-/// A key that has used this many 256ths of its limit, or more, by its slot's own reckoning, is never evicted. That
-/// reckoning is at least half of the truth: whoever has used half of a limit is safe.
+/// A key that has used this many 256ths of its limit, or more, by its slot's estimate, is never evicted. That estimate
+/// is at least half of the true value: a key that has used half of its limit is safe.
 pub(super) const PROTECTED_PRESSURE: u16 = 64;
 
-/// Shared counters have no mark: the least used gives way.
+/// Shared counters are not protected: the least used is evicted.
 pub(super) const NO_PROTECTION: u16 = 256;
 
 pub(super) struct PackedCounters<L> {
@@ -32,27 +32,27 @@ pub(super) struct PackedCounters<L> {
 #[derive(Clone, Copy)]
 pub(super) struct PackedCharge<'a> {
     pub(super) name: u64,
-    /// The name of the shared counter, should it come to that.
+    /// Name of the shared counter, for use if the key finds no slot.
     pub(super) shared: u64,
     pub(super) limit: &'a Limit,
     pub(super) tag: Tag,
     pub(super) cost: Cost,
     pub(super) now: Timestamp,
-    /// `now` in the windows of this key.
+    /// `now` shifted into the windows of this key.
     pub(super) moment: Timestamp,
 }
 
-/// Which slot of which table.
+/// A slot in one of the two tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SlotLocation {
     Own(usize),
     Shared(usize),
 }
 
-/// What a charge found and left; enough to undo it.
+/// State before and after a charge; enough to undo it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChargeReceipt {
-    /// `None` if nothing was there and nothing was written.
+    /// `None` if there was no state and nothing was written.
     pub(super) location: Option<SlotLocation>,
     pub(super) before: SlotValue,
     pub(super) after: SlotValue,
@@ -63,14 +63,14 @@ impl ChargeReceipt {
         Self { location: None, before: SlotValue::EMPTY, after: SlotValue::EMPTY };
 }
 
-/// How a charge is made.
+/// Kind of charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChargeKind {
-    /// If it fits.
+    /// Applied if it fits.
     Charge,
-    /// In any case: it has already happened.
+    /// Applied unconditionally: it has already happened.
     Debit,
-    /// Not at all; but a limit that counts what it denies counts this if it denies it.
+    /// Not applied, but a limit that counts denied requests counts this one if it denies it.
     Attempt,
 }
 
@@ -87,7 +87,7 @@ impl<'a> PackedCharge<'a> {
         (SlotValue::after(self.name, self.limit, self.tag, &outcome, word), outcome)
     }
 
-    /// Whether a charge of an unused counter leaves anything to remember.
+    /// Returns whether a charge of an unused counter leaves any state to store.
     fn changes_state(&self, after: SlotValue, outcome: &Outcome, manner: ChargeKind) -> bool {
         if self.cost.is_peek() || self.cost.is_refund() {
             return false;
@@ -95,21 +95,22 @@ impl<'a> PackedCharge<'a> {
         if outcome.verdict.is_allowed() {
             return manner != ChargeKind::Attempt;
         }
-        // A window that counts attempts remembers a denial too.
+        // A window that counts attempts stores a denial too.
         self.limit.step_word(None, self.moment, Cost::PEEK).0 != after.word && after.word != 0
     }
 
-    /// The same charge on the shared counter.
+    /// Returns the same charge on the shared counter.
     pub(super) fn shared(&self) -> PackedCharge<'a> {
         PackedCharge { name: self.shared, ..*self }
     }
 }
 
 impl<L: LineStorage> PackedCounters<L> {
-    /// The usual charge, and nothing else: a key that has a slot, and nobody in the way. `None`: ask [`Self::charge`].
+    /// Charges on the fast path only: the key has a slot and no other thread interferes. Returns `None` if
+    /// [`Self::charge`] must be called.
     ///
-    /// It is `charge` without a receipt, and written out because the few bytes of a receipt, passed through memory,
-    /// cost as much as finding the slot.
+    /// It is `charge` without a receipt, and duplicated because the few bytes of a receipt, passed through memory, cost
+    /// as much as finding the slot.
     #[inline(always)]
     pub(super) fn charge_known(&self, ask: &PackedCharge<'_>) -> Option<Outcome> {
         let (at, seen) = self.keys.find(ask.name)?;
@@ -136,7 +137,7 @@ impl<L: LineStorage> PackedCounters<L> {
         }
     }
 
-    /// `None`: look again.
+    /// Charges a key without a slot. Returns `None` if the lookup must be repeated.
     #[cold]
     fn charge_new_key(&self, ask: &PackedCharge<'_>, manner: ChargeKind) -> Option<(Outcome, ChargeReceipt)> {
         let (after, outcome) = ask.step(None, manner);
@@ -156,7 +157,7 @@ impl<L: LineStorage> PackedCounters<L> {
         }
     }
 
-    /// Charges the shared counter.
+    /// Charges the shared counter. Returns `None` if the lookup must be repeated.
     fn charge_shared(&self, ask: &PackedCharge<'_>, manner: ChargeKind) -> Option<(Outcome, ChargeReceipt)> {
         let ask = &ask.shared();
         let done = if let Some((at, seen)) = self.shared.find(ask.name) {
@@ -183,7 +184,7 @@ impl<L: LineStorage> PackedCounters<L> {
         Some(done)
     }
 
-    /// Where a charge stands and what it would do, without doing it.
+    /// Returns the location and effect of a charge, without applying it.
     #[inline]
     pub(super) fn prepare(&self, ask: &PackedCharge<'_>) -> (Outcome, ChargeReceipt) {
         if let Some((at, seen)) = self.keys.find(ask.name)
@@ -226,7 +227,7 @@ impl<L: LineStorage> PackedCounters<L> {
         }
     }
 
-    /// Puts a draft into effect if nothing has moved since.
+    /// Commits a prepared charge if its slot has not changed since. Returns whether it was committed.
     #[inline]
     pub(super) fn commit(&self, draft: &ChargeReceipt) -> bool {
         match draft.location {
@@ -242,7 +243,7 @@ impl<L: LineStorage> PackedCounters<L> {
         }
     }
 
-    /// Takes a charge back: exactly, if nobody has touched the counter since; else as a refund.
+    /// Undoes a charge: exactly, if the counter has not been changed since; otherwise as a refund.
     #[cold]
     pub(super) fn undo(&self, ask: &PackedCharge<'_>, receipt: &ChargeReceipt) {
         let (table, at, ask) = match receipt.location {
@@ -254,7 +255,7 @@ impl<L: LineStorage> PackedCounters<L> {
             return;
         }
         let back = PackedCharge { cost: ask.cost.negated(), ..ask };
-        // Gone from its slot means evicted, and what was taken is forgotten with the rest.
+        // A key without a slot was evicted, and what was taken is lost with the rest of its state.
         while let Some((at, seen)) = table.find(ask.name) {
             if charge_slot(table, at, seen, &back, ChargeKind::Debit).is_some() {
                 return;
@@ -263,7 +264,7 @@ impl<L: LineStorage> PackedCounters<L> {
     }
 }
 
-/// Steps one slot; `None` if it changed meanwhile. The receipt's place is for the caller to say.
+/// Steps one slot. Returns `None` if it changed meanwhile. The caller fills in the receipt's location.
 #[inline]
 fn charge_slot<L: LineStorage>(
     table: &Table<L>,
@@ -273,7 +274,7 @@ fn charge_slot<L: LineStorage>(
     manner: ChargeKind,
 ) -> Option<(Outcome, ChargeReceipt)> {
     let (after, outcome) = ask.step(Some(seen), manner);
-    // A denial that changes the word all the same is an attempt counted, or a clock set back and mended.
+    // A denial that still changes the word is a counted attempt, or a correction after the clock was set back.
     let idle = manner == ChargeKind::Attempt && outcome.verdict.is_allowed();
     if after.word == seen.word || ask.cost.is_peek() || idle {
         let receipt = ChargeReceipt { location: None, before: seen, after: seen };

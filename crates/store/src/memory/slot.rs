@@ -3,7 +3,7 @@
 //! | half | bits, high to low |
 //! |---|---|
 //! | meta | fingerprint : 48 (the lowest bit always set), pressure : 8, tag : 8 |
-//! | word | the limit's state, as `tollgate_core::Tag` says |
+//! | word | the limit's state, as `tollgate_core::Tag` describes |
 //!
 //! A meta of zero is an empty slot. Tags of states are 64 and more; the tag 1 marks a slot that a thread has reserved
 //! and not yet filled, and its word is the number of that reservation.
@@ -13,19 +13,19 @@ use tollgate_core::{Limit, Outcome, Tag, Timestamp};
 const FINGERPRINT_SHIFT: u32 = 16;
 const PRESSURE_SHIFT: u32 = 8;
 const RESERVED: u8 = 1;
-/// The family of a tag is its two upper bits.
+/// Shift of a tag's family, its two upper bits.
 const FAMILY_SHIFT: u32 = 6;
-/// The family of buckets: its other bits may change with the burst and mean the same.
+/// The family of buckets: its other bits may change with the burst without changing the meaning.
 const BUCKET: u8 = 1;
 
-/// The part of a name that a slot keeps, where it stands in the meta. Its lowest bit is set, so that no name looks
-/// like an empty slot.
+/// Returns the part of a name that a slot stores, in its position within the meta. Its lowest bit is set, so that no
+/// name looks like an empty slot.
 #[inline]
 pub(super) const fn fingerprint(name: u64) -> u64 {
     (name | 1) << FINGERPRINT_SHIFT
 }
 
-/// What a slot held at some instant.
+/// Contents of a slot at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SlotValue {
     pub(super) meta: u64,
@@ -53,7 +53,7 @@ impl SlotValue {
         self.tag_byte() == RESERVED
     }
 
-    /// Whether the slot belongs to this name, filled or reserved.
+    /// Returns whether the slot belongs to this name, filled or reserved.
     #[inline]
     pub(super) const fn belongs_to(self, name: u64) -> bool {
         self.meta != 0 && self.meta >> FINGERPRINT_SHIFT == fingerprint(name) >> FINGERPRINT_SHIFT
@@ -63,13 +63,14 @@ impl SlotValue {
         self.meta == 0 || !self.is_reservation() && Tag::from_byte(self.tag_byte()).expires(self.word) <= now
     }
 
-    /// How little the table would lose with this slot: its pressure, then when it expires.
+    /// Returns the eviction order of the slot, least valuable first: its pressure, then its expiry.
     pub(super) fn eviction_rank(self, now: Timestamp) -> (u8, Timestamp) {
         let tag = Tag::from_byte(self.tag_byte());
         (tag.pressure(self.word, (self.meta >> PRESSURE_SHIFT) as u8, now), tag.expires(self.word))
     }
 
-    /// The state, for a limit with this tag; a state that another algorithm or period left behind counts as unused.
+    /// Returns the state for a limit with this tag; a state left behind by another algorithm or period counts as
+    /// unused.
     #[inline]
     pub(super) const fn word_for(self, tag: Tag) -> Option<u64> {
         let (mine, its) = (tag.byte(), self.tag_byte());
@@ -77,20 +78,20 @@ impl SlotValue {
         if readable { Some(self.word) } else { None }
     }
 
-    /// The slot after `limit` has said `outcome` and left `word`.
+    /// Returns the slot after `limit` returned `outcome` and left `word`.
     #[inline]
     pub(super) fn after(name: u64, limit: &Limit, tag: Tag, outcome: &Outcome, word: u64) -> Self {
         Self::new(name, tag, limit.pressure(outcome), word)
     }
 }
 
-/// Whether a meta is of the name with this fingerprint, filled or reserved.
+/// Returns whether a meta has this fingerprint, filled or reserved.
 #[inline]
 pub(super) const fn has_fingerprint(meta: u64, fingerprint: u64) -> bool {
     (meta ^ fingerprint) >> FINGERPRINT_SHIFT == 0
 }
 
-/// Whether a meta is a filled slot of the name with this fingerprint.
+/// Returns whether a meta is a filled slot with this fingerprint.
 #[inline]
 pub(super) const fn is_filled_with(meta: u64, fingerprint: u64) -> bool {
     has_fingerprint(meta, fingerprint) && meta as u8 > RESERVED

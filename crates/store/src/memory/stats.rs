@@ -1,39 +1,39 @@
 //! Memory store statistics.
 //!
-//! Only what is out of the ordinary is counted (a newcomer, an eviction, a shared counter): a charge of a known key
-//! touches none of it. Counters are striped by name, so that threads seldom write the same line.
+//! Only rare events are counted (a new key, an eviction, a shared counter): a charge of a known key touches no
+//! statistic. Counters are striped by name, so that threads rarely write the same cache line.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A snapshot of the store's figures.
+/// Statistics of the store at one instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryStats {
-    /// The most bytes that counters can take.
+    /// Maximum bytes for counters.
     pub bytes_cap: u64,
-    /// Slots of the table, each 16 bytes.
+    /// Slots of the table, 16 bytes each.
     pub slots: u64,
-    /// Slots that hold a live counter, estimated from a sample.
+    /// Slots with a live counter, estimated from a sample.
     pub live: u64,
-    /// Newcomers that got a slot.
+    /// New keys that got a slot.
     pub inserted: u64,
-    /// Of these, into a slot whose state had expired.
+    /// New keys that got a slot whose state had expired.
     pub reused: u64,
-    /// Of these, into a slot of a live key that had used less than half of its limit, and has now forgotten it.
+    /// New keys that evicted a live key that had used less than half of its limit; the usage of that key is lost.
     pub evicted: u64,
-    /// Charges that found no slot and went to a counter shared with other newcomers of the same limit.
+    /// Charges that found no slot and went to a counter shared with other new keys of the same limit.
     pub overflowed: u64,
-    /// Shared counters that were given up for others: too many limits overflow at once.
+    /// Shared counters that were evicted for others: too many limits overflow at once.
     pub overflow_evicted: u64,
-    /// Counters that live aside.
+    /// Wide counters.
     pub wide: u64,
-    /// Bytes that they take.
+    /// Bytes of wide counters.
     pub wide_bytes: u64,
-    /// Live counters aside that were given up for newcomers.
+    /// Live wide counters that were evicted for new keys.
     pub wide_evicted: u64,
-    /// Charges aside that went to a shared counter.
+    /// Charges of wide counters that went to a shared counter.
     pub wide_overflowed: u64,
-    /// Charges aside that were denied because there was no memory left for what they would add.
+    /// Charges of wide counters that were denied because there was no memory left for their state.
     pub wide_denied: u64,
 }
 
@@ -59,7 +59,7 @@ struct Stripe([AtomicU64; EVENTS]);
 pub(super) struct Counts([Stripe; STRIPES]);
 
 impl Counts {
-    /// Counts an event of a name; returns how often its stripe has seen it.
+    /// Counts an event of a name. Returns how many such events its stripe has seen.
     pub(super) fn record(&self, name: u64, event: Event) -> u64 {
         self.0[name as usize % STRIPES].0[event as usize].fetch_add(1, Ordering::Relaxed) + 1
     }

@@ -1,21 +1,22 @@
 //! Lock-free hash table of counters in fixed memory, whose slots free themselves.
 //!
-//! A name's home line and the few lines after it are its window; it lives in one slot of its window and never moves.
-//! A filled slot is found by its fingerprint, also when it has expired: an expired state is as good as none.
+//! A name's home line and the few lines after it are its window; it lives in one slot of its window and never moves. A
+//! filled slot is found by its fingerprint, also when it has expired: an expired state is as good as none.
 //!
 //! **A name is never in two filled slots.** Two threads that miss the same name would each fill a slot of their own
-//! choice. So a newcomer first *reserves* a slot (one compare-exchange, with a number never used before), then looks
-//! through the window once more, and only then fills it (another compare-exchange, from that very reservation). In the
-//! second look a filled slot of the name sends it back, and another's reservation of the name is cancelled. Proof: let
-//! x and y be filled, x reserved before y. y's second look came after x was reserved, so it saw x filled (y withdraws),
-//! x reserved (y cancels it, and x's filling fails, since no later reservation has its number), or x gone (its filling
-//! fails). So one of them is not filled. This needs one order of all writes and looks: they are sequentially
-//! consistent. Nobody waits for a thread that has stopped; `model` checks it all with loom.
+//! choice. So a new key first *reserves* a slot (one compare-exchange, with a number never used before), then scans the
+//! window once more, and only then fills the slot (another compare-exchange, from that very reservation). In the second
+//! scan a filled slot of the name makes it withdraw, and another thread's reservation of the name is canceled. Proof:
+//! let x and y be filled, x reserved before y. y's second scan came after x was reserved, so it saw x filled (y
+//! withdraws), x reserved (y cancels it, and x's filling fails, since no later reservation has its number), or x gone
+//! (its filling fails). So one of them is not filled. This needs one order of all writes and scans: they are
+//! sequentially consistent. No thread waits for another that has stopped; `loom_model` checks it all with loom.
 //!
-//! **A full window** gives up a slot that has expired; else the one whose key has used least of its limit, if that is
-//! less than the mark of protection; else none, and the newcomer is turned away.
+//! **A full window** gives up a slot that has expired; otherwise the one whose key has used least of its limit, if that
+//! is below the protection threshold; otherwise none, and the insertion fails.
 //!
-//! Rejected: moving slots (cuckoo, robin hood): a key in flight is in two places or none. A lock a line: see `lines`.
+//! Rejected: moving slots (cuckoo, robin hood), because a key in flight is in two places or none; a lock per line, see
+//! `cache_lines`.
 
 use super::cache_lines::{LineStorage, SLOTS};
 use super::slot::{SlotValue, fingerprint, has_fingerprint, is_filled_with};
@@ -23,33 +24,34 @@ use super::stats::{Counts, Event};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::Timestamp;
 
-/// Lines of a window. Of a million keys in a table of two million slots, with four lines 1,181 found no free slot and
-/// evicted another; with six, 122. A known key is in its home line nine times out of ten, so only newcomers pay for more.
+/// Lines per window. Of a million keys in a table of two million slots, with four lines 1,181 found no free slot and
+/// evicted another; with six, 122. A known key is in its home line nine times out of ten, so only new keys pay for
+/// more.
 pub(super) const WINDOW: usize = 6;
 
 pub(super) struct Table<L> {
     lines: L,
-    /// Home lines; the mapping has `window - 1` more.
+    /// Number of home lines; the mapping has `window - 1` more.
     homes: usize,
     window: usize,
-    /// Keys whose pressure is at least this stay while they live.
+    /// Minimum pressure of keys that are not evicted while they live.
     protected: u16,
     reservations: AtomicU64,
 }
 
-/// What came of an attempt to put a newcomer into its window.
+/// Result of inserting a new key into its window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Insertion {
-    /// It is in this slot.
+    /// Inserted into this slot.
     Filled(usize),
-    /// Somebody was faster, perhaps with this very name: look again.
+    /// Another thread was faster, perhaps with the same name: the lookup must be repeated.
     Raced,
-    /// Every slot of the window is worth more.
+    /// Every slot of the window is protected.
     Full,
 }
 
 impl<L: LineStorage> Table<L> {
-    /// A table over all of `lines`, of which there are `count`.
+    /// Creates a table over all of `lines`, of which there are `count`.
     pub(super) fn new(lines: L, count: usize, mark: u16) -> Self {
         let window = WINDOW.min(count);
         Self { lines, homes: count + 1 - window, window, protected: mark, reservations: AtomicU64::new(1) }
@@ -63,7 +65,8 @@ impl<L: LineStorage> Table<L> {
         &self.lines
     }
 
-    /// The upper bits of the name, spread over the home lines: no power of two is needed, so the table fills its cap.
+    /// Returns the home line: the upper bits of the name, scaled to the number of home lines. No power of two is
+    /// needed, so the table fills its cap.
     #[inline]
     fn home(&self, name: u64) -> usize {
         ((u128::from(name) * self.homes as u128) >> 64) as usize
@@ -74,7 +77,7 @@ impl<L: LineStorage> Table<L> {
         self.lines.prefetch(self.home(name));
     }
 
-    /// The filled slot of a name.
+    /// Returns the filled slot of a name.
     #[inline(always)]
     pub(super) fn find(&self, name: u64) -> Option<(usize, SlotValue)> {
         let home = self.home(name);
@@ -87,7 +90,7 @@ impl<L: LineStorage> Table<L> {
     #[inline(always)]
     fn find_in(&self, line: usize, fingerprint: u64) -> Option<(usize, SlotValue)> {
         let metas = self.lines.metas(line);
-        // All four are compared before the one branch: which slot it is cannot be predicted.
+        // All four are compared before the one branch: which slot matches cannot be predicted.
         let mut matches = 0_u32;
         for (slot, meta) in metas.iter().enumerate() {
             matches |= u32::from(has_fingerprint(*meta, fingerprint)) << slot;
@@ -98,8 +101,8 @@ impl<L: LineStorage> Table<L> {
         let slot = matches.trailing_zeros() as usize;
         let at = line * SLOTS + slot;
         let seen = self.lines.read(at);
-        // Its meta is read anew after its word: a name that is there before and after was there between, so the word
-        // is its own. A reservation does not count.
+        // The meta is read again after the word: a name that is there before and after was there in between, so the
+        // word belongs to it. A reservation does not count.
         is_filled_with(seen.meta, fingerprint).then_some((at, seen))
     }
 
@@ -108,7 +111,7 @@ impl<L: LineStorage> Table<L> {
         (home + 1..home + self.window).find_map(|line| self.find_in(line, fingerprint(name)))
     }
 
-    /// Whether a slot still has this meta: a reading of it was not torn.
+    /// Returns whether a slot still has this meta, so that the reading of it was not torn.
     #[inline]
     pub(super) fn is_unchanged(&self, at: usize, seen: SlotValue) -> bool {
         self.lines.meta(at) == seen.meta
@@ -119,11 +122,11 @@ impl<L: LineStorage> Table<L> {
         self.lines.replace(at, seen, new)
     }
 
-    /// Puts `new` where `seen` was found. If only the word changes, only the word is compared and exchanged: half the
-    /// price. What that cannot see is that the slot has changed hands since it was found, if the new owner's word
-    /// happens to be the same. A word that expired is never the same (the new one is later), so this takes an
-    /// eviction between two instructions of this thread and equal words; the evicted key's charge, which would have
-    /// been forgotten a moment earlier, is then one more of the new owner's. Nobody is admitted too much.
+    /// Replaces `seen` by `new`. If only the word changes, only the word is compared and exchanged, at half the cost.
+    /// That cannot detect that the slot has changed owners since it was found, if the new owner's word happens to be
+    /// the same. A word that expired is never the same (the new one is later), so this takes an eviction between two
+    /// instructions of this thread and equal words; the evicted key's charge, which would have been lost a moment
+    /// earlier, then counts against the new owner. No request is admitted above a limit.
     #[inline(always)]
     pub(super) fn update(&self, at: usize, seen: SlotValue, new: SlotValue) -> bool {
         if new.meta == seen.meta && seen.word != 0 {
@@ -132,12 +135,12 @@ impl<L: LineStorage> Table<L> {
         self.lines.replace(at, seen, new)
     }
 
-    /// Whether a newcomer would find a place.
+    /// Returns whether a new key would find a slot.
     pub(super) fn has_room(&self, name: u64, now: Timestamp) -> bool {
         !matches!(self.choose(name, now), Choice::None)
     }
 
-    /// Puts a newcomer into its window.
+    /// Inserts a new key into its window.
     #[cold]
     pub(super) fn insert(&self, name: u64, now: Timestamp, new: SlotValue, counts: &Counts) -> Insertion {
         let (at, seen) = match self.choose(name, now) {
@@ -150,12 +153,12 @@ impl<L: LineStorage> Table<L> {
             return Insertion::Raced;
         }
         if !self.is_alone(name, at) {
-            // Fails if the reservation was cancelled: then there is nothing to withdraw.
+            // Fails if the reservation was canceled: then there is nothing to withdraw.
             self.replace(at, mine, SlotValue::EMPTY);
             return Insertion::Raced;
         }
         if !self.replace(at, mine, new) {
-            // Two that cancel each other in step could go on for long: let the other one finish.
+            // Two threads that cancel each other in lockstep could go on for long: let the other one finish.
             self.lines.relax();
             return Insertion::Raced;
         }
@@ -166,7 +169,8 @@ impl<L: LineStorage> Table<L> {
         Insertion::Filled(at)
     }
 
-    /// The second look: whether no filled slot has the name of the reservation at `mine`; others' are cancelled.
+    /// Scans the window again. Returns whether no other filled slot has this name; reservations by other threads are
+    /// canceled.
     fn is_alone(&self, name: u64, mine: usize) -> bool {
         for at in self.window_of(name).filter(|at| *at != mine) {
             loop {
@@ -190,14 +194,14 @@ impl<L: LineStorage> Table<L> {
         home * SLOTS..(home + self.window) * SLOTS
     }
 
-    /// The slot that a newcomer should take.
+    /// Returns the slot that a new key should take.
     fn choose(&self, name: u64, now: Timestamp) -> Choice {
         let mut free = None;
         let mut least: Option<(u8, Timestamp, usize, SlotValue)> = None;
         for at in self.window_of(name) {
             let seen = self.lines.read(at);
             if seen.belongs_to(name) {
-                // A reservation is taken over where it stands.
+                // A reservation is taken over in place.
                 return if seen.is_reservation() { Choice::Slot(at, seen) } else { Choice::Taken };
             }
             if free.is_some() || seen.is_reservation() {
@@ -219,7 +223,7 @@ impl<L: LineStorage> Table<L> {
         }
     }
 
-    /// How many of `sample` slots spread over the table are filled and live.
+    /// Returns how many of `sample` slots spread over the table are filled and live.
     pub(super) fn sample_live(&self, sample: usize, now: Timestamp) -> usize {
         let sample = sample.min(self.slots());
         let spread = |i: usize| (i as u128 * self.slots() as u128 / sample as u128) as usize;

@@ -1,12 +1,12 @@
 //! Wide counters: state that does not fit a table slot (logs, permits, strict windows, wide buckets).
 //!
-//! Shards of a map under a mutex each. A request locks all shards it needs, in order, before it charges any: what lives
-//! aside is taken or not under those locks. Bytes are counted over all shards and bounded.
+//! Shards of a map, each under a mutex. A request locks all shards it needs, in order, before it charges any: its wide
+//! charges are taken together or not at all under those locks. Bytes are counted over all shards and bounded.
 //!
-//! When memory is short a newcomer evicts what has expired, or the least used of a few it meets, under the same mark of
-//! protection as in the table; else it is charged on a state shared with the other newcomers of its scope in its shard.
-//! When a state would have to grow (a log) and nothing gives way, the charge is denied: memory is bounded before
-//! anything else.
+//! When memory is short, a new key evicts expired entries, or the least used of a few that it inspects, with the same
+//! protection threshold as in the table; otherwise it is charged on a state shared with the other new keys of its scope
+//! in its shard. When a state would have to grow (a log) and nothing can be evicted, the charge is denied: the memory
+//! bound comes before anything else.
 
 use super::packed_counters::{ChargeKind, PROTECTED_PRESSURE};
 use super::stats::{Counts, Event};
@@ -21,11 +21,11 @@ pub(super) use undo::Undo;
 mod undo;
 
 const SHARDS: usize = 64;
-/// What an entry takes beside what its state points to: itself, its place in the index, and their spare room.
+/// Bytes of an entry besides what its state points to: itself, its index entry, and their spare capacity.
 const ENTRY: usize = 2 * (size_of::<WideEntry>() + size_of::<(u128, u32)>() + 8);
-/// How many entries a newcomer inspects in search of room.
+/// How many entries a new key inspects in search of room.
 const PROBES: usize = 8;
-/// How many entries a newcomer inspects in any case, so that what has expired goes away.
+/// How many entries a new key inspects in any case, so that expired entries are removed.
 const SWEEP: usize = 2;
 
 pub(super) struct WideCounters {
@@ -35,16 +35,16 @@ pub(super) struct WideCounters {
     budget: usize,
 }
 
-/// One charge of a counter that lives aside.
+/// One charge of a wide counter.
 #[derive(Clone, Copy)]
 pub(super) struct WideCharge<'a> {
     pub(super) name: u128,
-    /// The name of the shared state, should it come to that.
+    /// Name of the shared state, for use if there is no memory for an own one.
     pub(super) shared: u128,
     pub(super) limit: &'a Limit,
     pub(super) cost: Cost,
     pub(super) now: Timestamp,
-    /// `now` in the windows of this key.
+    /// `now` shifted into the windows of this key.
     pub(super) moment: Timestamp,
     pub(super) id: PermitId,
 }
@@ -62,7 +62,7 @@ impl WideCharge<'_> {
         self.limit.step_with_permit(self.id, state, self.moment, self.cost)
     }
 
-    /// No memory for it: denied until, at the latest, what is there has expired.
+    /// Returns a denial for lack of memory, until the existing entries have expired at the latest.
     fn no_memory(&self) -> Outcome {
         let wait: TimeDelta = self.limit.rate().period.length();
         Outcome { verdict: Verdict::Denied { retry_after: Some(wait) }, remaining: 0, reset_after: wait }
@@ -84,7 +84,7 @@ struct WideEntry {
     bytes: usize,
 }
 
-/// The shards that a request needs.
+/// The locked shards of a request.
 pub(super) struct LockedShards<'a> {
     wide: &'a WideCounters,
     counts: &'a Counts,
@@ -105,7 +105,7 @@ impl WideCounters {
         self.entries.load(Ordering::Relaxed)
     }
 
-    /// Locks what these charges need, lowest shard first, so that no two requests wait for each other.
+    /// Locks the shards that these charges need, lowest first, so that requests cannot deadlock.
     pub(super) fn lock<'a>(&'a self, asks: &[WideCharge<'_>], counts: &'a Counts) -> LockedShards<'a> {
         let mut wanted: SmallVec<[usize; 8]> = asks.iter().map(WideCharge::shard).collect();
         wanted.sort_unstable();
@@ -118,7 +118,7 @@ impl WideCounters {
         }
     }
 
-    /// Newcomers leave an eighth for those who are there already.
+    /// Returns whether a new key fits; an eighth of the budget is reserved for existing keys.
     fn has_room(&self, bytes: usize) -> bool {
         self.bytes() + bytes <= self.budget - self.budget / 8
     }
@@ -137,7 +137,7 @@ impl LockedShards<'_> {
         (self.wide, self.counts, &mut self.shards[at].1)
     }
 
-    /// Charges one counter, and says how to take it back.
+    /// Charges one counter. Returns the outcome and how to undo it.
     pub(super) fn charge(&mut self, ask: &WideCharge<'_>, manner: ChargeKind) -> (Outcome, Undo) {
         let (wide, counts, shard) = self.shard(ask);
         if let Some(at) = shard.find(ask.name) {
@@ -166,7 +166,7 @@ impl LockedShards<'_> {
         (outcome, Undo::Remove(ask.shared))
     }
 
-    /// What the counter says without any charge.
+    /// Returns the outcome of the counter without any charge.
     pub(super) fn peek(&mut self, ask: &WideCharge<'_>) -> Outcome {
         let (_, _, shard) = self.shard(ask);
         match shard.find(ask.name).or_else(|| shard.find(ask.shared)) {
@@ -175,7 +175,7 @@ impl LockedShards<'_> {
         }
     }
 
-    /// Takes back what [`LockedShards::charge`] did under the same locks.
+    /// Undoes what [`LockedShards::charge`] did under the same locks.
     pub(super) fn undo(&mut self, ask: &WideCharge<'_>, undo: Undo) {
         let (wide, _, shard) = self.shard(ask);
         match undo {
@@ -190,7 +190,7 @@ impl LockedShards<'_> {
                     step.revert(ask, &mut shard.entries[at].state);
                     shard.measure(at, ask, wide);
                 }
-                // A refund had emptied it, and another charge of this request has swept it away since.
+                // A refund had emptied the entry, and another charge of this request has swept it away since.
                 (None, undo::Step::Whole(mut before)) => {
                     let outcome = ask.limit.step(&mut before, ask.moment, Cost::PEEK);
                     shard.put(name, before, ask, &outcome, wide);
@@ -200,7 +200,7 @@ impl LockedShards<'_> {
         }
     }
 
-    /// Frees the permits of a holder.
+    /// Releases the permits of a holder.
     pub(super) fn release(&mut self, ask: &WideCharge<'_>) {
         let (wide, _, shard) = self.shard(ask);
         for name in [ask.name, ask.shared] {
@@ -274,7 +274,7 @@ impl WideShard {
         wide.account(std::mem::replace(&mut entry.bytes, bytes), bytes);
     }
 
-    /// Drops what has expired among the next few entries; tells the least used of the others.
+    /// Removes expired entries among the next few. Returns the least used of the others.
     fn sweep(&mut self, probes: usize, now: Timestamp, wide: &WideCounters) -> Option<usize> {
         let mut least: Option<usize> = None;
         for _ in 0..probes.min(self.entries.len()) {
@@ -282,7 +282,7 @@ impl WideShard {
             let Some(entry) = self.entries.get(self.cursor) else { break };
             if entry.expires <= now {
                 self.remove(self.cursor, wide);
-                // The last entry has moved here; whatever was least may have been it.
+                // The last entry has moved here; it may have been the least used one.
                 least = least.filter(|at| *at < self.entries.len());
                 continue;
             }
@@ -294,7 +294,7 @@ impl WideShard {
         least
     }
 
-    /// Evicts until there is room for so many bytes; false if what is left is worth more.
+    /// Evicts until there is room for `bytes`. Returns false if only protected entries are left.
     fn make_room(
         &mut self,
         bytes: usize,
@@ -321,13 +321,13 @@ impl WideShard {
     }
 }
 
-/// Used units in 255ths of the limit.
+/// Returns the used units in 255ths of the limit.
 fn pressure(limit: &Limit, outcome: &Outcome) -> u8 {
     let used = limit.capacity().saturating_sub(outcome.remaining);
     (u128::from(used) * 255 / u128::from(limit.capacity().max(1))).min(255) as u8
 }
 
-/// Bytes that a state points to.
+/// Returns the bytes that a state points to.
 fn heap_bytes(state: &State) -> usize {
     match state {
         State::Strict(strict) => strict.counts.capacity() * size_of::<u64>(),
@@ -337,7 +337,7 @@ fn heap_bytes(state: &State) -> usize {
     }
 }
 
-/// Bytes that one more unit may add: a vector that is full doubles.
+/// Returns the bytes that one more unit may add: a full vector doubles.
 fn growth(state: &State) -> usize {
     let full = match state {
         State::Log(log) => log.entries.len() == log.entries.capacity(),

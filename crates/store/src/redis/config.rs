@@ -7,18 +7,18 @@ use std::fmt;
 use std::time::Duration;
 use tollgate_core::TimeDelta;
 
-/// How the servers stand together.
+/// Deployment kind of the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// One Redis at a fixed address.
     Single,
-    /// A primary that sentinels know.
+    /// A primary behind sentinels.
     Sentinel,
     /// A cluster.
     Cluster,
 }
 
-/// Where Redis is, and how it is asked.
+/// Address, credentials and timeouts of Redis.
 ///
 /// ```
 /// use tollgate_store::RedisConfig;
@@ -29,53 +29,54 @@ pub(super) enum Kind {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RedisConfig {
-    /// The longest that a check waits for its answer.
+    /// Longest time that a check waits for its reply.
     pub deadline: Duration,
-    /// The longest that making a connection may take; no check waits for it beyond its own deadline.
+    /// Longest time to open a connection; no check waits for it beyond its own deadline.
     pub connect_timeout: Duration,
-    /// Connections to each server.
+    /// Number of connections to each server.
     pub connections: usize,
-    /// When to stop asking a server that fails.
+    /// Circuit breaker settings per server.
     pub breaker: BreakerConfig,
-    /// The longest that counters which a server may have lost count as used up, for charges that ask for it
-    /// ([`LossPolicy::AssumeExhausted`](tollgate_core::LossPolicy::AssumeExhausted)); none: until they would have recovered by themselves.
+    /// Longest time that counters which a server may have lost count as exhausted, for charges with
+    /// [`LossPolicy::AssumeExhausted`](tollgate_core::LossPolicy::AssumeExhausted); `None`: until they would have
+    /// recovered by themselves.
     pub loss_window: Option<TimeDelta>,
     pub(super) kind: Kind,
     pub(super) hosts: Vec<(String, u16)>,
-    /// The name by which sentinels know the primary.
+    /// Name of the primary at the sentinels.
     pub(super) primary: String,
     tls: bool,
     user: Option<String>,
     password: Option<String>,
     database: i64,
-    /// How values that may be secrets are written into names.
+    /// How values that may be secrets are hashed in counter names.
     pub(super) hashing: Hashing,
 }
 
-/// Why a configuration cannot be.
+/// Why a configuration is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisConfigError {
-    /// Not one of the schemes.
+    /// Unknown URL scheme.
     #[error(
         "`{0}` is not a Redis scheme; write redis, rediss, redis+sentinel or redis+cluster (or rediss+…)"
     )]
     Scheme(String),
-    /// A host that is none.
+    /// Invalid host.
     #[error("`{0}` is not a host; write `name`, `name:port` or `[v6]:port`")]
     Host(String),
-    /// A database that is none.
+    /// Invalid database number.
     #[error("`{0}` is not a database number")]
     Database(String),
-    /// Sentinels without the name of what they watch.
+    /// Sentinels without the name of their primary.
     #[error("sentinels must be told the name of the primary: redis+sentinel://h1,h2,h3/name")]
     NoPrimary,
-    /// A password that cannot be read.
+    /// Unreadable password file.
     #[error("cannot read the password from {file}: {reason}")]
     Password {
-        /// From where.
+        /// Path of the file.
         file: String,
-        /// Why not.
+        /// Reason of the failure.
         reason: String,
     },
 }
@@ -85,7 +86,7 @@ impl RedisConfig {
     /// `redis+cluster://h1,h2,h3`.
     ///
     /// # Errors
-    /// A [`RedisConfigError`] that never tells the password.
+    /// Returns a [`RedisConfigError`], which never contains the password.
     pub fn parse(url: &str) -> Result<Self, RedisConfigError> {
         let (scheme, rest) = url.split_once("://").ok_or_else(|| RedisConfigError::Scheme(String::new()))?;
         let (tls, kind) = match scheme {
@@ -131,7 +132,7 @@ impl RedisConfig {
         })
     }
 
-    /// The same with this user and password, from the environment or wherever else they are kept.
+    /// Sets the user and password, from the environment or another source.
     #[must_use]
     pub fn with_credentials(mut self, user: Option<String>, password: Option<String>) -> Self {
         self.user = user.or(self.user);
@@ -139,19 +140,19 @@ impl RedisConfig {
         self
     }
 
-    /// The same, where API keys and other values that may be secrets are hashed with this secret before they become part
-    /// of a counter's name, so that whoever reads the names cannot try guesses. It is the same on every node, or nodes do
-    /// not share those counters.
+    /// Sets the secret with which API keys and other values that may be secrets are hashed before they become part of a
+    /// counter's name, so that a reader of the names cannot test guesses. It must be the same on every node, or nodes
+    /// do not share those counters.
     #[must_use]
     pub fn with_key_secret(mut self, secret: &[u8]) -> Self {
         self.hashing = Hashing::with(secret);
         self
     }
 
-    /// The same with the password in this file, without its last line's end.
+    /// Sets the password from this file, without its trailing line break.
     ///
     /// # Errors
-    /// [`RedisConfigError::Password`] if the file cannot be read.
+    /// Returns [`RedisConfigError::Password`] if the file cannot be read.
     pub fn with_password_file(mut self, file: &std::path::Path) -> Result<Self, RedisConfigError> {
         let text = std::fs::read_to_string(file).map_err(|error| RedisConfigError::Password {
             file: file.display().to_string(),
@@ -161,7 +162,7 @@ impl RedisConfig {
         Ok(self)
     }
 
-    /// How to connect to a server of this configuration.
+    /// Returns how to connect to a server of this configuration.
     pub(super) fn connection_info(&self, host: &str, port: u16) -> redis::RedisResult<ConnectionInfo> {
         let mut settings = RedisConnectionInfo::default().set_skip_set_lib_name().set_db(self.database);
         if let Some(user) = &self.user {
@@ -177,7 +178,7 @@ impl RedisConfig {
             .set_tcp_settings(redis::io::tcp::TcpSettings::default().set_nodelay(true)))
     }
 
-    /// How to connect to a sentinel: without the primary's credentials.
+    /// Returns how to connect to a sentinel: without the primary's credentials.
     pub(super) fn sentinel_info(&self, host: &str, port: u16) -> redis::RedisResult<ConnectionInfo> {
         let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
         Ok(self.address(host, port).into_connection_info()?.set_redis_settings(settings))
@@ -185,7 +186,7 @@ impl RedisConfig {
 
     fn address(&self, host: &str, port: u16) -> ConnectionAddr {
         if self.tls {
-            // Only the first of a process counts: whoever embeds us may have chosen another.
+            // Only the first provider installed in a process counts: an embedding application may have chosen another.
             let _ = rustls::crypto::ring::default_provider().install_default();
             ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure: false, tls_params: None }
         } else {
@@ -219,7 +220,7 @@ fn host(text: &str, port: u16) -> Result<(String, u16), RedisConfigError> {
     if name.is_empty() { Err(wrong()) } else { Ok((name.to_owned(), port)) }
 }
 
-/// Percent escapes undone; nothing for an empty text.
+/// Decodes percent escapes. Returns `None` for an empty text.
 fn unescape(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -1,41 +1,43 @@
 //! Data loss: the state assumed for counters that a server may have lost.
 //!
-//! When another process answers in a server's place, what it does not know may have been spent. A charge that asks for it
-//! ([`LossPolicy::AssumeExhausted`]) then takes a counter of which nothing is known that outlived the loss as used up at that
-//! moment. Any state that was lost had used up no more than that, so no crash hands out fresh quota; and the counter recovers
-//! as its limit does, so nobody is locked out for longer than one who had really used it up. What is charged on top is
-//! written, so all nodes see it; a denial writes nothing, and the next check assumes the same.
+//! When another process replaces a server, the state it does not have may have been spent. A charge with
+//! [`LossPolicy::AssumeExhausted`] then treats a counter without any state that outlived the loss as exhausted at that
+//! moment. Any lost state had used no more than that, so no crash hands out fresh quota; and the counter recovers as
+//! its limit does, so no caller is locked out for longer than one that had really exhausted it. Charges on top of the
+//! assumed state are written, so all nodes see them; a denial writes nothing, and the next check assumes the same.
 //!
-//! The moment is told to scripts as an age, because the server's clock decides and need not agree with ours. Denying
-//! everything for a period was rejected: a daily quota would lock out all who come for the first time that day.
+//! The moment is passed to scripts as an age, because the server's clock decides and may differ from this node's.
+//! Denying everything for a period was rejected: a daily quota would lock out every caller whose first request comes
+//! that day.
 
 use super::shard_request::ShardCharge;
 use tollgate_core::{LossPolicy, PermitId, State, TimeDelta, Timestamp};
 
-/// When something may have been lost, as far as it concerns one request.
+/// When state may have been lost, as far as it concerns one request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct DataLoss {
-    /// The latest loss of all servers that the request has been sent to; by our clock.
+    /// Latest loss of all servers that the request was sent to, by this node's clock.
     at: Option<Timestamp>,
-    /// How long ago that was when it was last sent; none where it no longer counts.
+    /// Age of that loss when the request was last sent; `None` if it no longer matters.
     pub(super) ago: Option<TimeDelta>,
 }
 
 impl DataLoss {
-    /// Notes what the server that is asked at `now` may have lost, and when; `most` is the longest that it counts.
+    /// Records what the server in use at `now` may have lost, and when; `most` is the longest time that a loss matters.
     pub(super) fn record(&mut self, lost_at: Option<Timestamp>, now: Timestamp, most: Option<TimeDelta>) {
         self.at = self.at.max(lost_at);
         let counts = |ago: &TimeDelta| most.is_none_or(|most| *ago < most);
         self.ago = self.at.map(|at| now.since(at)).filter(counts);
     }
 
-    /// How long ago the state of this want's counter may have been lost; none where it would have recovered since.
+    /// Returns how long ago the state of this charge's counter may have been lost; `None` if it would have recovered
+    /// since.
     pub(super) fn applies_to(&self, want: &ShardCharge) -> Option<TimeDelta> {
         let asks = want.loss_policy == LossPolicy::AssumeExhausted && !want.cost.is_refund();
         self.ago.filter(|ago| asks && *ago < want.limit.retention())
     }
 
-    /// The state to go by, where it is not the one that is kept. `lua/loss.lua` assumes the same.
+    /// Returns the state to assume, if it is not the stored one. `lua/loss.lua` assumes the same.
     pub(super) fn assume(&self, want: &ShardCharge, state: &State, now: Timestamp) -> Option<State> {
         let lost = now + want.phase - self.applies_to(want)?;
         if *state != State::Unused && want.limit.expires(state) > lost {

@@ -1,7 +1,7 @@
 //! Decodes the states in a bundle.
 //!
-//! Only scripts write bundles; here they are read, so that an outcome is told by the very step that memory makes. What
-//! cannot be read counts as unused, as it does in the scripts.
+//! Only scripts write bundles; here they are read, so that an outcome is computed by the same step as in the memory
+//! store. State that cannot be decoded counts as unused, as it does in the scripts.
 
 use super::key_encoding::Name;
 use std::collections::VecDeque;
@@ -9,7 +9,7 @@ use tollgate_core::{
     AdmissionLog, PermitId, Permits, SlidingCounts, State, StrictCounts, Tat, Timestamp, WindowCount,
 };
 
-/// The state of the counter with this name in a bundle.
+/// Returns the state of the counter with this name in a bundle.
 pub(super) fn state(bundle: Option<&[u8]>, name: &Name) -> State {
     let Some(text) = bundle.and_then(|bytes| std::str::from_utf8(bytes).ok()) else { return State::Unused };
     if !text.starts_with(';') {
@@ -35,7 +35,8 @@ fn parse(body: &str) -> Option<State> {
     if kind == "b" {
         return Some(bucket(fields));
     }
-    // The first field is the expiry, which a stranger needs; of a fraction's it is the microsecond after it.
+    // The first field is the expiry, readable without the limit; for a fractional bucket it is the microsecond after
+    // it.
     let (expiry, fields) = fields.split_once(',')?;
     let mut fields = fields.split(',');
     let mut number = || fields.next()?.parse::<u64>().ok();

@@ -4,10 +4,10 @@
 //! | answer | what happens |
 //! |---|---|
 //! | MOVED, ASK | sent to where it points; the slots are looked up again in the background |
-//! | LOADING, CLUSTERDOWN, TRYAGAIN, READONLY, … | nothing was done: asked again until the deadline |
-//! | no connection | asked once more, for a connection may only have been stale |
-//! | sent, and no answer | it may have been done: failed, never sent again |
-//! | the deadline | failed at once, whatever the connection does |
+//! | LOADING, CLUSTERDOWN, TRYAGAIN, READONLY, … | nothing was applied: retried until the deadline |
+//! | no connection | retried once, because the connection may only have been stale |
+//! | sent, and no reply | may have been applied: fails, never sent again |
+//! | the deadline | fails immediately, whatever the connection does |
 
 use super::pipeline::{Command, FailedJob, Failure, Job, ShardReply};
 use super::shard::{ErrorKind, Shard, Shared};
@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use tollgate_core::{Clock, LossPolicy, StoreError};
 
-/// Why a part was not answered.
+/// Why a shard request failed.
 #[derive(Debug)]
 pub(super) struct DispatchError {
     pub(super) error: StoreError,
@@ -31,10 +31,10 @@ impl From<StoreError> for DispatchError {
     }
 }
 
-/// Between two tries of a server that refused.
+/// Pause between two attempts on a server that rejected a request.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
-/// Sends a part to its server and waits for the answer, until the deadline.
+/// Sends a shard request to its server and waits for the reply, until the deadline.
 pub(super) async fn send_with_retry(
     shared: &Arc<Shared>,
     topology: &Arc<Topology>,
@@ -90,7 +90,8 @@ pub(super) async fn send_with_retry(
                 shard.record_success(guard);
                 topology.mark_stale();
                 let target = topology.shard_at(&complete_address(&address, &shard.address));
-                // A server without slots so far may be the heir of one that failed: whoever cares waits to hear.
+                // A server without slots so far may be the successor of a failed one: charges with a loss policy wait
+                // until that is known.
                 let cares =
                     request.charges.iter().any(|want| want.loss_policy == LossPolicy::AssumeExhausted);
                 if cares && timeout_at(until, topology.wait_for_slots(&target)).await.is_err() {
@@ -139,7 +140,7 @@ pub(super) async fn send_with_retry(
     }
 }
 
-/// Whether a refusal may be over in a moment.
+/// Returns whether a rejection may be transient.
 fn is_transient(why: &str) -> bool {
     ["LOADING", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MASTERDOWN", "BUSY"]
         .iter()
@@ -150,7 +151,7 @@ fn unavailable(shard: &Shard, why: &str) -> StoreError {
     StoreError::Unavailable(format!("{}: {why}", shard.address))
 }
 
-/// An address with the host of the server that named it, where it names none.
+/// Returns the address, with the host of the redirecting server if it has none.
 fn complete_address(address: &str, from: &str) -> String {
     match address.strip_prefix(':') {
         Some(port) => format!("{}:{port}", from.rsplit_once(':').map_or(from, |(host, _)| host)),

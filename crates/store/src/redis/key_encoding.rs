@@ -1,9 +1,11 @@
-//! Redis key encoding: the key of a counter's bundle, and the counter's name in it. `docs/internals/redis-format.md` has every byte.
+//! Redis key encoding: the key of a counter's bundle, and the counter's name in it. `docs/internals/redis-format.md`
+//! has every byte.
 //!
-//! `tg1:{alice}Xk3_9aQz:POST /login` is the bundle of all counters whose values are `alice` and `POST /login`, by the
-//! names that the group `Xk3_9aQz` has. The first value is the hash tag, so that a tenant's bundles share a slot of a
-//! cluster. Values are escaped, never joined: what ends one cannot stand in another. Of a value that may be a secret only
-//! 128 bits of a hash are written: Redis, its backups and its logs are read by more people than may call as somebody else.
+//! `tg1:{alice}Xk3_9aQz:POST /login` is the bundle of all counters whose values are `alice` and `POST /login`, with
+//! names from the group `Xk3_9aQz`. The first value is the hash tag, so that a tenant's bundles share a slot of a
+//! cluster. Values are escaped, never joined: the delimiter of one cannot occur in another. Of a value that may be a
+//! secret only 128 bits of a hash are written: Redis, its backups and its logs are read by more people than may use
+//! another caller's credentials.
 
 use ring::{digest, hmac};
 use smallvec::SmallVec;
@@ -16,8 +18,8 @@ pub(super) type Name = SmallVec<[u8; 12]>;
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// How values are hashed that may be secrets: by SHA-256, or by HMAC-SHA-256 with a secret of the operator's, so that
-/// nobody can try guesses. The same on every node, since nodes share counters.
+/// Hashing of values that may be secrets: SHA-256, or HMAC-SHA-256 with an operator's secret, so that guesses cannot be
+/// tested. It is the same on every node, because nodes share counters.
 #[derive(Clone, Default)]
 pub(super) struct Hashing(Option<Arc<hmac::Key>>);
 
@@ -26,7 +28,7 @@ impl Hashing {
         Self(Some(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, secret))))
     }
 
-    /// Half of the hash: that leaves 2^64 tries to find two values that share a counter, and no use in finding them.
+    /// Half of the hash: finding two values that share a counter still takes 2^64 tries, and has no use.
     fn put(&self, name: &mut String, value: &str) {
         let mut half = |hash: &[u8]| {
             for word in hash[..16].chunks(8) {
@@ -40,7 +42,7 @@ impl Hashing {
     }
 }
 
-/// The key of the bundle that a counter lives in.
+/// Returns the key of the bundle that a counter lives in.
 pub(super) fn bundle(key: &CounterKey<'_>, hashing: &Hashing) -> String {
     let mut name = String::with_capacity(48);
     name.push_str("tg1:{");
@@ -63,8 +65,8 @@ pub(super) fn bundle(key: &CounterKey<'_>, hashing: &Hashing) -> String {
     name
 }
 
-/// A counter's name in its bundle: three digits where it is one of those that digits can tell apart for certain, else
-/// its scope's id. Three digits make the bundle of a single bucket a whole number, which Redis keeps in no memory of its own.
+/// Returns a counter's name in its bundle: three digits if digits identify it unambiguously, otherwise its scope's id.
+/// Three digits make the bundle of a single bucket a whole number, which Redis stores without extra memory.
 pub(super) fn member(scope: &Scope) -> Name {
     if let Some(code) = scope.member().and_then(code) {
         return [code / 100, code / 10 % 10, code % 10].iter().map(|digit| b'0' + *digit as u8).collect();
@@ -74,7 +76,8 @@ pub(super) fn member(scope: &Scope) -> Name {
     name.bytes().collect()
 }
 
-/// A scope that is alone, and the usual periods of the usual algorithm. No two that share a group have one code.
+/// Returns the three-digit code of a scope that is alone, or of the common periods of the common algorithm. No two
+/// scopes of a group share a code.
 fn code(member: &str) -> Option<u16> {
     if member.is_empty() {
         return Some(0);
@@ -96,7 +99,7 @@ fn code(member: &str) -> Option<u16> {
 
 fn part(name: &mut String, part: &KeyPart<'_>, hashing: &Hashing) {
     match part {
-        // An empty tag would be none; a lone sign stands for nothing else.
+        // An empty tag would not count as a tag; a lone escape sign stands for nothing else.
         KeyPart::Text("") => name.push('%'),
         KeyPart::Text(text) => {
             for (at, c) in text.char_indices() {
@@ -107,7 +110,7 @@ fn part(name: &mut String, part: &KeyPart<'_>, hashing: &Hashing) {
                 }
             }
         }
-        // No network is without a slash, and no hash has one.
+        // Every network has a slash, and no hash has one.
         KeyPart::Secret(value) => {
             name.push('@');
             hashing.put(name, value);
@@ -129,7 +132,7 @@ fn digits(name: &mut String, number: u64, count: u32) {
     }
 }
 
-/// The slot of a cluster that a key lives in: CRC16 of its hash tag.
+/// Returns the cluster slot of a key: CRC16 of its hash tag.
 pub(super) fn slot(key: &str) -> u16 {
     let tagged = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
     let hashed = tagged.filter(|tag| !tag.is_empty()).unwrap_or(key);
@@ -151,12 +154,12 @@ mod tests {
         bundle(&CounterKey { scope: &Scope::new(group), parts }, &Hashing::default())
     }
 
-    /// Whoever can read names must not be able to call as somebody else; and nodes that write them must agree.
+    /// Readers of names must not be able to use another caller's key, and all nodes must write the same names.
     #[test]
     fn secrets_are_written_as_their_hash_alone() {
         let key = "sk_live_4242424242424242";
         let plain = named("g", &[KeyPart::Secret(key), KeyPart::Secret("")]);
-        // As `printf %s KEY | sha256sum` has it: eight bytes at a time, lowest bits first.
+        // The same as `printf %s KEY | sha256sum`: eight bytes at a time, lowest bits first.
         assert!(plain.starts_with(PINNED), "{plain}");
         assert_eq!(plain.len(), "tg1:{@}:@".len() + 8 + 2 * 22, "{plain}");
         assert_ne!(named("g", &[KeyPart::Secret("a")]), named("g", &[KeyPart::Secret("b")]));
@@ -167,7 +170,7 @@ mod tests {
         assert_ne!(keyed(b"one"), keyed(b"two"));
         assert_ne!(keyed(b"one"), named("g", &parts));
         assert_eq!(keyed(b"one"), keyed(b"one"));
-        // A value that is spelled like a hash is not taken for one.
+        // A value that is spelled like a hash is not mistaken for one.
         let spelled = plain["tg1:{".len()..][..23].to_owned();
         assert!(named("g", &[KeyPart::Text(&spelled)]).starts_with("tg1:{%40"), "{spelled}");
     }

@@ -1,12 +1,12 @@
 //! Pipeline: one connection to one shard, and the requests queued for it.
 //!
-//! What arrives while a batch is under way joins the next one: no timer, no batch of a fixed size. A batch is one
+//! Requests that arrive while a batch is in flight join the next one: no timer, no fixed batch size. A batch is one
 //! pipeline of script calls; all requests of a batch whose keys live together are one call, which reads its bundles
-//! once, decides the requests in their order, and writes each bundle once. Callers wait on their own deadlines, never
-//! on the connection: one who has gone before the batch is sent is left out of it.
+//! once, decides the requests in order, and writes each bundle once. Requests wait on their own deadlines, never on the
+//! connection: one that was canceled before the batch is sent is left out.
 //!
-//! A batch whose answer is lost is never sent again: its charges may have been taken. They are answered as failed, so
-//! what was taken is at most lost to the tenant, never given twice.
+//! A batch whose reply is lost is never sent again: its charges may have been applied. They fail, so units are at most
+//! lost to the caller, never granted twice.
 
 use super::data_loss::DataLoss;
 use super::recompute::RecomputedOutcome;
@@ -26,104 +26,104 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Interval, MissedTickBehavior};
 use tollgate_core::{Admission, Clock, TimeDelta, Timestamp};
 
-/// What a server is asked to do.
+/// The command that a server executes.
 #[derive(Clone, Debug)]
 pub(super) enum Command {
     Charge,
     Debit,
     Release,
-    /// Undo what was taken then, over bundles that held this.
+    /// Undo what was taken at `taken_at`, given the bundles' prior contents.
     Undo {
         taken_at: Timestamp,
         priors: Vec<Vec<u8>>,
     },
-    /// Give back what was taken ahead then; the last of the request's bundles marks that it has been done.
+    /// Return units taken ahead at `taken_at`; the last of the request's bundles marks that they were returned.
     ReturnUnits {
         taken_at: Timestamp,
         full_at: Timestamp,
     },
 }
 
-/// A request that waits for an answer.
+/// A request that waits for a reply.
 pub(super) struct Job {
     pub(super) command: Command,
     pub(super) request: Box<ShardRequest>,
     pub(super) slot: u16,
-    /// The slot is on its way here: the server must be told that we know.
+    /// The slot is being migrated to this server: `ASKING` must be sent first.
     pub(super) is_asking: bool,
     pub(super) reply: oneshot::Sender<Result<ShardReply, FailedJob>>,
 }
 
-/// What a server said.
+/// The reply of a server.
 #[derive(Debug)]
 pub(super) struct ShardReply {
     pub(super) now: Timestamp,
     pub(super) admission: Admission,
     pub(super) outcomes: SmallVec<[RecomputedOutcome; 4]>,
-    /// What the bundles held, where the request is partial.
+    /// Prior contents of the bundles, if the request is partial.
     pub(super) priors: Vec<Vec<u8>>,
-    /// What was assumed.
+    /// Data loss that was assumed.
     pub(super) loss: DataLoss,
 }
 
-/// Why there is no answer, and the request for another try.
+/// Why there is no reply, and the request for a retry.
 pub(super) struct FailedJob {
     pub(super) failure: Failure,
     pub(super) request: Box<ShardRequest>,
 }
 
-/// Why there is no answer.
+/// Why there is no reply.
 #[derive(Clone, Debug)]
 pub(super) enum Failure {
-    /// The slot lives at this address now.
+    /// The slot has moved to this address.
     Moved(String),
-    /// The slot is on its way to this address, and the key may be there.
+    /// The slot is being migrated to this address, and the key may be there.
     Ask(String),
-    /// The server refused before it did anything.
+    /// The server rejected the request before applying any of it.
     Rejected(String),
-    /// It was never sent.
+    /// The request was never sent.
     Unsent(String),
-    /// The asker's calendar was too far from this time.
+    /// This node's calendar windows were too far from this server time.
     ClockMismatch(Timestamp),
-    /// Sent, and not answered: it may have been done.
+    /// Sent without a reply: it may have been applied.
     Lost(String),
 }
 
-/// How a lane gets a connection, and where to: the address is for status and logs.
+/// Opens a connection of a pipeline. The address is for status and logs.
 pub(super) type Connect = Arc<
     dyn Fn() -> Pin<Box<dyn Future<Output = redis::RedisResult<MultiplexedConnection>> + Send>> + Send + Sync,
 >;
 
-/// What a lane needs.
+/// Everything a pipeline needs.
 pub(super) struct Pipeline {
     pub(super) connect: Connect,
     pub(super) scripts: Arc<Scripts>,
-    /// Time that is told to scripts; their server's own if absent.
+    /// Clock whose time is passed to scripts; the server's own if absent.
     pub(super) manual_clock: Option<Arc<dyn Clock>>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) breaker: Arc<Breaker>,
-    /// What this server may have lost, and the longest that it matters.
+    /// What this server may have lost, and the longest time that it matters.
     pub(super) run_id: Arc<RunIdTracker>,
     pub(super) loss_window: Option<TimeDelta>,
     /// Whether requests of different slots may share a call.
     pub(super) merges: bool,
-    /// How long an answer may take before the connection is given up.
+    /// How long a reply may take before the connection is dropped.
     pub(super) timeout: Duration,
     pub(super) connect_timeout: Duration,
-    /// Connections of this server that stand.
+    /// Open connections to this server.
     pub(super) connected: Arc<AtomicUsize>,
-    /// Answers that the script and the step disagree on: none, or a bug.
+    /// Decisions on which the script and `Limit::step` differ; not zero only through a bug.
     pub(super) mismatches: Arc<AtomicUsize>,
 }
 
-/// How often a connection that is not used is looked at.
+/// Interval between checks of an idle connection.
 const IDLE_CHECK: Duration = Duration::from_secs(2);
 
-/// Requests in one batch.
+/// Maximum number of requests in one batch.
 const MAX_BATCH: usize = 128;
 
 impl Pipeline {
-    /// Serves jobs until all senders are gone.
+    /// Serves jobs until all senders are dropped.
     pub(super) async fn run(self, mut jobs: mpsc::Receiver<Job>) {
         let mut connection: Option<MultiplexedConnection> = None;
         let mut batch = Vec::with_capacity(MAX_BATCH);
@@ -155,10 +155,10 @@ impl Pipeline {
                         continue;
                     }
                 }
-                // Connecting took time: who has gone is not charged.
+                // Connecting took time: requests canceled meanwhile are not charged.
                 batch.retain(|job| !job.reply.is_closed());
             }
-            // Only now, for connecting may have shown that another process answers.
+            // Only after connecting, which may have shown that another process took over.
             self.doubt(&mut batch);
             if let Some(open) = &mut connection
                 && !self.serve(open, ScriptCall::group(batch.drain(..), self.merges)).await
@@ -172,24 +172,24 @@ impl Pipeline {
         }
     }
 
-    /// Waits until a connection that nobody uses is of no use: what is told of it must be so while nobody asks.
+    /// Waits until an idle connection is broken, so that its status is correct without traffic.
     async fn gone(&self, looks: &mut Interval, connection: &mut Option<MultiplexedConnection>) {
         let Some(connection) = connection else { return std::future::pending().await };
         loop {
             looks.tick().await;
-            // What a user with few rights may ask too.
+            // `TIME` is permitted even to users with few rights.
             let word = redis::cmd("TIME");
             let answer = tokio::time::timeout(self.timeout, word.query_async::<redis::Value>(connection));
             match answer.await {
                 Ok(Err(error)) if error.is_unrecoverable_error() => return,
                 Err(_) => return,
-                // A refusal is an answer.
+                // An error reply still shows that the server responds.
                 Ok(_) => {}
             }
         }
     }
 
-    /// Tells jobs what their server may have forgotten. What is given back goes by what was assumed when it was taken.
+    /// Records in each job what its server may have lost. An undo uses what was assumed when the units were taken.
     fn doubt(&self, batch: &mut [Job]) {
         let lost_at = self.run_id.lost_at();
         let now = self.manual_clock.as_ref().map_or_else(|| self.clock.now(), Clock::now);
@@ -202,7 +202,8 @@ impl Pipeline {
         match tokio::time::timeout(self.connect_timeout, (self.connect)()).await {
             Ok(Ok(connection)) => {
                 self.connected.fetch_add(1, Ordering::Relaxed);
-                // Connecting may take longer than any check waits: else the first check after an outage would prolong it.
+                // Connecting may take longer than any check waits; without an immediate probe the first check after an
+                // outage would prolong it.
                 self.breaker.allow_probe(self.clock.now());
                 Ok(connection)
             }
@@ -211,11 +212,11 @@ impl Pipeline {
         }
     }
 
-    /// Sends calls and hands out their answers; false if the connection is of no more use.
+    /// Sends calls and distributes their replies. Returns false if the connection is no longer usable.
     async fn serve(&self, connection: &mut MultiplexedConnection, mut calls: Vec<ScriptCall>) -> bool {
         let mut by_name = true;
         let mut usable = true;
-        // A server that does not know a script is sent its text, for those calls alone.
+        // A server without a cached script is sent its text, for those calls only.
         while !calls.is_empty() {
             let told = self.manual_clock.as_ref().map(Clock::now);
             let near = told.unwrap_or_else(|| self.clock.now());

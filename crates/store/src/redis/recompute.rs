@@ -1,18 +1,19 @@
 //! Recomputes the outcomes of a request by `Limit::step` on the states that the script saw.
 //!
-//! A script only decides and writes. It answers with what its bundles held before, and the same steps are made here, so
-//! outcomes are bit-equal to memory's by construction; a decision that differs is a bug, is counted, and shows in tests.
+//! A script only decides and writes. It replies with the prior contents of its bundles, and the same steps are repeated
+//! here, so outcomes are bit-equal to the memory store's by construction; a decision that differs is a bug, is counted,
+//! and fails tests.
 
 use super::data_loss::DataLoss;
 use super::shard_request::ShardCharge;
 use smallvec::SmallVec;
 use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes, State, TimeDelta, Timestamp, Verdict};
 
-/// What one charge was told.
+/// The recomputed outcome of one charge.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecomputedOutcome {
     pub(super) outcome: Outcome,
-    /// The same counter without this request: what counts where the request is refused.
+    /// Outcome of the same counter without this request, used if the request is denied.
     pub(super) without: Outcome,
 }
 
@@ -20,7 +21,7 @@ impl RecomputedOutcome {
     const NOTHING: Outcome =
         Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
 
-    /// What to say of a charge in a request that was admitted or refused.
+    /// Returns the outcome of a charge in a request that was admitted or denied.
     pub(super) fn resolve(&self, admission: Admission, enforcement: Enforcement) -> Outcome {
         let refused = admission == Admission::Denied && enforcement != Enforcement::Independent;
         if refused && self.outcome.verdict.is_allowed() {
@@ -31,8 +32,8 @@ impl RecomputedOutcome {
     }
 }
 
-/// Steps a request's charges (independent ones first) over the states of its counters, which move on as the script moved
-/// them. `alternatives_bind` is not so where others of them live elsewhere.
+/// Steps a request's charges (independent ones first) over the states of its counters, and updates the states as the
+/// script did. `alternatives_bind` is false if other alternatives of the request live in another slot.
 pub(super) fn recompute(
     states: &mut [State],
     counter_of: impl Fn(&ShardCharge) -> usize,
@@ -47,7 +48,7 @@ pub(super) fn recompute(
         };
         let mut next = assumed.clone();
         let outcome = want.limit.step_with_permit(want.permit, &mut next, now + want.phase, cost);
-        // What is only assumed is not kept, unless something is taken on top.
+        // An assumed state is not stored, unless units are taken on top of it.
         if next != assumed {
             *state = next;
         }

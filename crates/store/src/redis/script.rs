@@ -2,7 +2,7 @@
 
 use redis::Script;
 
-/// A script and what names it.
+/// A script and its SHA-1 digest.
 pub(super) struct Lua {
     pub(super) text: &'static str,
     pub(super) sha: String,
@@ -14,7 +14,7 @@ impl Lua {
     }
 }
 
-/// All that lanes call.
+/// All scripts that pipelines call.
 pub(super) struct Scripts {
     pub(super) buckets: Lua,
     pub(super) charge: Lua,

@@ -1,16 +1,16 @@
-//! Script arguments: requests as little-endian numbers, which cost a script next to nothing to read.
+//! Script arguments: requests as little-endian numbers, which are cheap for a script to read.
 //!
-//! `lua/read.lua` and `lua/decode.lua` say what stands where. A number a argument was rejected: reading twenty arguments
-//! costs Redis more than deciding on them.
+//! `lua/read.lua` and `lua/decode.lua` describe the layout. One number per argument was rejected: reading twenty
+//! arguments costs Redis more than deciding on them.
 
 use super::key_encoding::Name;
 use super::shard_request::{ShardCharge, ShardRequest};
 use tollgate_core::{Cost, Limit, LimitParams, Period, TimeDelta, Timestamp};
 
-/// More than any limit has, and small enough that sums stay exact in a script.
+/// Above the capacity of any limit, and small enough that sums stay exact in a script.
 const MAX_REFUND: u64 = 1 << 42;
 
-/// What is done with charges.
+/// The operation on a list of charges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScriptOp {
     Charge,
@@ -18,18 +18,18 @@ pub(super) enum ScriptOp {
     Release,
 }
 
-/// The ask of one script call.
+/// The argument of one script call.
 pub(super) struct ScriptArgs {
     counters: Vec<u8>,
     count: u16,
     body: Vec<u8>,
     now: Option<Timestamp>,
-    /// Where calendars take their borders from: the script's own time is near.
+    /// Time from which calendar bounds are computed; the script's own time is near it.
     near: Timestamp,
 }
 
 impl ScriptArgs {
-    /// An ask at a time that is told, or at the server's own, which is about `near`.
+    /// Starts an argument with the time `told`, or with the server's own, which is about `near`.
     pub(super) fn new(told: Option<Timestamp>, near: Timestamp) -> Self {
         Self { counters: Vec::new(), count: 0, body: Vec::new(), now: told, near }
     }
@@ -43,12 +43,12 @@ impl ScriptArgs {
         self.count
     }
 
-    /// When something was taken that is now given back.
+    /// Appends the time at which units were taken that are now returned.
     pub(super) fn taken_at(&mut self, at: Timestamp) {
         self.number(at.as_micros());
     }
 
-    /// One charge that was taken ahead at `at`, to be given back.
+    /// Appends one charge that was taken ahead at `at`, to be returned.
     pub(super) fn return_units(
         &mut self,
         request: &ShardRequest,
@@ -71,7 +71,7 @@ impl ScriptArgs {
         self.charges(request, numbers, ScriptOp::Charge);
     }
 
-    /// The names of the marks that leases may be out, one for each charge of a request.
+    /// Appends the names of the lease marks, one per charge of a request.
     pub(super) fn marks(&mut self, request: &ShardRequest) {
         for mark in &request.marks {
             self.body.extend_from_slice(mark);
@@ -79,14 +79,14 @@ impl ScriptArgs {
         }
     }
 
-    /// A request whose counters have these numbers.
+    /// Appends a request whose counters have these numbers.
     pub(super) fn request(&mut self, request: &ShardRequest, numbers: &[u16]) {
         self.body.extend_from_slice(&u16::try_from(request.charges.len()).unwrap_or(u16::MAX).to_le_bytes());
         self.body.push(u8::from(!request.is_partial));
         self.charges(request, numbers, ScriptOp::Charge);
     }
 
-    /// Charges without the frame of a request.
+    /// Appends charges without the header of a request.
     pub(super) fn charges(&mut self, request: &ShardRequest, numbers: &[u16], verb: ScriptOp) {
         let near = request.server_time.unwrap_or(self.near);
         for want in &request.charges {
@@ -105,7 +105,7 @@ impl ScriptArgs {
         ask
     }
 
-    /// A request of nothing but buckets in whole microseconds, as `lua/buckets.lua` takes it.
+    /// Appends a request that has only buckets in whole microseconds, in the layout of `lua/buckets.lua`.
     pub(super) fn buckets(&mut self, request: &ShardRequest, bundle: usize) {
         self.body.extend_from_slice(&u16::try_from(bundle).unwrap_or(u16::MAX).to_le_bytes());
         let usual = |want: &ShardCharge| match want.limit.params() {
@@ -114,7 +114,7 @@ impl ScriptArgs {
             }
             _ => true,
         };
-        // Nearly all: those whose burst is all that their period lets through.
+        // True for nearly all: limits whose burst is all that their period allows.
         let are_usual = request.charges.iter().all(usual);
         let count = u8::try_from(request.charges.len()).unwrap_or(FAR - 1);
         self.body.push(if are_usual { count } else { count | FAR });
@@ -131,7 +131,7 @@ impl ScriptArgs {
         }
     }
 
-    /// The ask of `lua/buckets.lua`: the time and the requests.
+    /// Returns the argument of `lua/buckets.lua`: the time and the requests.
     pub(super) fn finish_buckets(self) -> Vec<u8> {
         let mut ask = Vec::with_capacity(8 + self.body.len());
         let time = self.now.map_or(-1.0, |now| double(now.as_micros()));
@@ -180,7 +180,7 @@ impl ScriptArgs {
         }
     }
 
-    /// The longest that a bucket's state is believed to be ahead.
+    /// Appends the longest time that a bucket's state may be ahead.
     fn max_ahead(&mut self, limit: &Limit) {
         if let LimitParams::Bucket { max_ahead: furthest, .. } = limit.params() {
             self.number(furthest);
@@ -192,13 +192,13 @@ impl ScriptArgs {
     }
 }
 
-/// Marks buckets that say how far ahead they may be.
+/// Marks buckets that specify how far ahead they may be.
 const FAR: u8 = 128;
 const PERMITS: u8 = 10;
 /// Marks a charge whose state may have been lost.
 const LOST: u8 = 4;
 
-/// The step's number in `lua/step.lua`, and its five numbers.
+/// Returns the number of the step in `lua/step.lua`, and its five parameters.
 fn numbers(limit: &Limit, cost: Cost, phase: TimeDelta) -> (u8, [u64; 5]) {
     let (units, capacity) = (cost.units().min(MAX_REFUND), limit.capacity());
     let (period, phase) = (limit.rate().period.length().as_micros(), phase.as_micros());
@@ -210,7 +210,7 @@ fn numbers(limit: &Limit, cost: Cost, phase: TimeDelta) -> (u8, [u64; 5]) {
                 let whole = |part: u128| u64::try_from(part).unwrap_or(u64::MAX);
                 (whole(all / u128::from(k)), whole(all % u128::from(k)))
             };
-            // Twice the bucket is never let through, and never debited.
+            // Twice the capacity is never allowed, and never debited.
             let most = if cost.is_refund() { limit.refill_cost() } else { 2 * capacity };
             let (cost, capacity) = (time(units.min(most)), time(capacity));
             (if k == 1 { 1 } else { 2 }, [cost.0, capacity.0, cost.1, capacity.1, k])
@@ -223,12 +223,12 @@ fn numbers(limit: &Limit, cost: Cost, phase: TimeDelta) -> (u8, [u64; 5]) {
         LimitParams::Strict { k, width } => (8, [units, capacity, width, phase, k]),
         LimitParams::Log => (9, [units, capacity, period, 0, 0]),
         LimitParams::Permits => (PERMITS, [units, capacity, period, 0, 0]),
-        // Blocked, and what is yet to come.
+        // Blocked limits, and algorithms added later.
         _ => (0, [units, 0, 0, 0, 0]),
     }
 }
 
-/// Exact: every number here is below 2^53.
+/// Converts exactly: every number here is below 2^53.
 fn double(number: u64) -> f64 {
     number as f64
 }

@@ -12,9 +12,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tollgate_core::{Admission, State, Timestamp};
 
-/// Requests in one call: a script must not hold its server up for long.
+/// Maximum requests in one call: a script must not block its server for long.
 const MAX_REQUESTS: usize = 32;
-/// Counters in one call, for the same reason.
+/// Maximum counters in one call, for the same reason.
 const MAX_COUNTERS: usize = 128;
 
 /// One script call.
@@ -24,22 +24,22 @@ pub(super) struct ScriptCall {
     bundles: Vec<String>,
     bundle_index: HashMap<String, usize, foldhash::fast::RandomState>,
     counters: Vec<(usize, Name)>,
-    /// For each job, which of the call's counters are its own.
+    /// For each job, the numbers of its counters within the call.
     numbers: Vec<SmallVec<[u16; 4]>>,
     is_plain: bool,
 }
 
-/// What became of a call.
+/// Result of a call.
 pub(super) enum CallResult {
     Done,
-    /// Answered, but this server is not the one to ask.
+    /// Replied, but this server is no longer the primary.
     WrongServer,
     /// To be sent again with the script's text.
     UnknownScript(ScriptCall),
 }
 
 impl ScriptCall {
-    /// As few calls as the jobs' places allow, in the jobs' order.
+    /// Groups jobs into as few calls as their slots allow, in the order of the jobs.
     pub(super) fn group(jobs: impl Iterator<Item = Job>, merges: bool) -> Vec<Self> {
         let mut calls: Vec<Self> = Vec::new();
         let mut open: HashMap<(u16, bool), usize, foldhash::fast::RandomState> = HashMap::default();
@@ -55,7 +55,7 @@ impl ScriptCall {
             let mut call = Self { is_plain, ..Self::default() };
             call.add(job);
             calls.push(call);
-            // What comes after a call that stands alone must not overtake it.
+            // Later jobs must not overtake a call that stands alone.
             if alone {
                 open.remove(&place);
             } else {
@@ -161,7 +161,7 @@ impl ScriptCall {
         pipeline.add_command(command);
     }
 
-    /// Hands the answer out to the jobs.
+    /// Decodes the reply and distributes it to the jobs.
     pub(super) fn decode(self, value: Value, mismatches: &AtomicUsize) -> CallResult {
         let values = match value {
             Value::Array(values) => values,
@@ -226,7 +226,7 @@ impl ScriptCall {
             } else {
                 Vec::new()
             };
-            // The script's word is what was done.
+            // The script's decision is what was applied.
             let _ = job.reply.send(Ok(ShardReply {
                 now,
                 admission: scripted,
@@ -243,9 +243,9 @@ impl ScriptCall {
             "NOSCRIPT" => return CallResult::UnknownScript(self),
             "MOVED" => (Failure::Moved(address()), CallResult::Done),
             "ASK" => (Failure::Ask(address()), CallResult::Done),
-            // It serves, but not as a primary: whoever connects again looks for the primary again.
+            // The server responds, but not as a primary: a reconnect looks up the primary again.
             "READONLY" | "MASTERDOWN" => (Failure::Rejected(code.to_owned()), CallResult::WrongServer),
-            // The script wrote nothing: Redis refuses the first write, and every script writes last.
+            // The script wrote nothing: Redis rejects the first write, and every script writes last.
             _ if details.contains("READONLY") => {
                 (Failure::Rejected("READONLY".to_owned()), CallResult::WrongServer)
             }

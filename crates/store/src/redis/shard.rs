@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 use tollgate_core::{Clock, Timestamp};
 
-/// Jobs that wait for one lane; beyond it a check fails at once rather than queue for nothing.
+/// Maximum jobs queued per pipeline; beyond it a check fails immediately instead of queueing in vain.
 const MAX_QUEUED: usize = 4_096;
 
-/// A lane has as many jobs waiting as it takes.
+/// The queue of a pipeline is full.
 pub(super) struct QueueFull;
 
-/// What all nodes of a store share.
+/// State shared by all shards of a store.
 pub(super) struct Shared {
     pub(super) config: RedisConfig,
     pub(super) scripts: Arc<Scripts>,
@@ -27,7 +27,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// The time that counters go by, as far as we know it without asking.
+    /// Returns the time of the counters, as far as this node knows it without a query.
     pub(super) fn now(&self) -> Timestamp {
         self.manual_clock.as_ref().map_or_else(|| self.clock.now(), Clock::now)
     }
@@ -44,7 +44,7 @@ pub(super) struct Shard {
     ahead: AtomicI64,
 }
 
-/// Which process answered last, and since when another may have forgotten something. Zero is never.
+/// The process that responded last, and since when a replacement may have lost state. Zero means never.
 #[derive(Default)]
 pub(super) struct RunIdTracker {
     run_id: Mutex<Option<String>>,
@@ -62,27 +62,27 @@ impl RunIdTracker {
     }
 }
 
-/// Why an ask came to nothing.
+/// Why a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ErrorKind {
-    /// No answer within the deadline.
+    /// No reply within the deadline.
     Timeout,
-    /// No connection, or one that broke.
+    /// No connection, or a broken one.
     Connection,
-    /// The server said no.
+    /// The server returned an error.
     Rejected,
-    /// The breaker is open: it was not asked.
+    /// The breaker is open: nothing was sent.
     Open,
-    /// Too many asks wait for it.
+    /// Too many calls are queued.
     Busy,
 }
 
 impl ErrorKind {
-    /// The words in logs and metrics, in the order above.
+    /// Names in logs and metrics, in the order above.
     const NAMES: [&'static str; 5] = ["timeout", "connection", "refused", "breaker_open", "busy"];
 }
 
-/// How often each has happened.
+/// Number of failures of each kind.
 #[derive(Debug, Default)]
 pub(super) struct ErrorCounts([AtomicU64; 5]);
 
@@ -100,26 +100,26 @@ impl ErrorCounts {
     }
 }
 
-/// How one server is doing.
+/// Status of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShardStatus {
-    /// Where it is.
+    /// Address of the server.
     pub address: String,
-    /// Connections that stand.
+    /// Number of open connections.
     pub connections: usize,
-    /// Whether it is asked.
+    /// State of its circuit breaker.
     pub breaker: BreakerState,
-    /// When another process took its place, which may not know all that was written: a restart, a failover.
+    /// When another process replaced it, which may lack recent writes: a restart or a failover.
     pub lost_writes_at: Option<Timestamp>,
-    /// By how many microseconds its clock is ahead of ours, as far as the last answer showed; the way of the answer is in it.
+    /// Microseconds by which its clock was ahead of this node's at the last reply, including the reply's travel time.
     pub clock_ahead: i64,
-    /// Asks that came to nothing, by why.
+    /// Number of failed calls, by kind.
     pub errors: Vec<(&'static str, u64)>,
 }
 
 impl Shard {
-    /// A server at this address; sentinels say where, for a store of that kind.
+    /// Creates the shard at this address; for a Sentinel store the sentinels resolve the actual address.
     pub(super) fn new(address: String, shared: &Arc<Shared>) -> Self {
         let connected = Arc::new(AtomicUsize::new(0));
         let memory = Arc::new(RunIdTracker::default());
@@ -156,21 +156,21 @@ impl Shard {
         }
     }
 
-    /// Hands a job to the lane that has its key: checks of one key meet in one batch.
+    /// Sends a job to the pipeline of its key, so that checks of one key share a batch.
     pub(super) fn send(&self, job: Job) -> Result<(), QueueFull> {
         let key =
             job.request.bundles.first().map_or(0, |bundle| usize::from(super::key_encoding::slot(bundle)));
         self.pipelines[key % self.pipelines.len()].try_send(job).map_err(|_| QueueFull)
     }
 
-    /// It answered, whatever it said.
+    /// Records that the server replied, whatever the reply.
     pub(super) fn record_success(&self, guard: CallGuard<'_>) {
         if guard.record_success() == Transition::Closed {
             tracing::info!(shard = self.address, "circuit breaker closed");
         }
     }
 
-    /// An ask came to nothing, and counts against it.
+    /// Records a failed call that counts against the breaker.
     pub(super) fn record_failure(&self, guard: CallGuard<'_>, trouble: ErrorKind, now: Timestamp) {
         if guard.record_failure(now) == Transition::Open {
             tracing::warn!(
@@ -192,18 +192,18 @@ impl Shard {
         }
     }
 
-    /// What its clock shows, when ours shows this.
+    /// Records the server's clock reading and this node's at the same moment.
     pub(super) fn record_clock(&self, its: Timestamp, ours: Timestamp) {
         let micros = |at: Timestamp| i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
         self.ahead.store(micros(its) - micros(ours), Ordering::Relaxed);
     }
 
-    /// Another server has taken this one's slots: what it did not pass on is lost.
+    /// Records that this server took over from a failed one: writes that were not replicated are lost.
     pub(super) fn record_failover(&self, now: Timestamp) {
         self.run_id.record_loss(now);
     }
 
-    /// Slots of another server have come here: what that one had lost is not known here either.
+    /// Inherits the losses of a server whose slots have moved here: the lost state is missing here too.
     pub(super) fn inherit_losses(&self, other: &Self) {
         if let Some(lost_at) = other.run_id.lost_at() {
             self.run_id.record_loss(lost_at);
@@ -211,7 +211,7 @@ impl Shard {
     }
 }
 
-/// How a lane of this address connects.
+/// Returns the function with which a pipeline connects to this address.
 fn connect(address: String, shared: Arc<Shared>, memory: Arc<RunIdTracker>) -> Connect {
     Arc::new(move || {
         let (address, shared, memory) = (address.clone(), Arc::clone(&shared), Arc::clone(&memory));
@@ -235,13 +235,13 @@ fn connect(address: String, shared: Arc<Shared>, memory: Arc<RunIdTracker>) -> C
     })
 }
 
-/// A connection without a time limit of its own: lanes have theirs.
+/// Opens a connection without a timeout of its own: pipelines have theirs.
 pub(super) async fn open(info: ConnectionInfo) -> RedisResult<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
     Client::open(info)?.get_multiplexed_async_connection_with_config(&config).await
 }
 
-/// Asks the sentinels where the primary is; the first that knows is believed.
+/// Queries the sentinels for the primary's address; the first known address is used.
 async fn primary(config: &RedisConfig) -> RedisResult<(String, u16)> {
     let each = config.connect_timeout / u32::try_from(config.hosts.len() + 1).unwrap_or(1);
     for (host, port) in &config.hosts {
@@ -259,7 +259,7 @@ async fn primary(config: &RedisConfig) -> RedisResult<(String, u16)> {
     Err((redis::ErrorKind::Io, "no sentinel knows the primary").into())
 }
 
-/// `host:port`, where the host may be an IPv6 address.
+/// Splits `host:port`, where the host may be an IPv6 address.
 pub(super) fn split(address: &str) -> RedisResult<(String, u16)> {
     let wrong = || redis::RedisError::from((redis::ErrorKind::InvalidClientConfig, "not an address"));
     let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;

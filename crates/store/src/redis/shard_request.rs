@@ -8,7 +8,7 @@ use tollgate_core::{
     UnitReturn,
 };
 
-/// One charge, or one permit to give back.
+/// One charge, or one permit to release.
 #[derive(Clone, Debug)]
 pub(super) struct ShardCharge {
     pub(super) limit: Limit,
@@ -16,11 +16,11 @@ pub(super) struct ShardCharge {
     pub(super) enforcement: Enforcement,
     pub(super) permit: PermitId,
     pub(super) loss_policy: LossPolicy,
-    /// The shift of this key's windows.
+    /// Shift of this key's windows.
     pub(super) phase: TimeDelta,
-    /// Which of the request's counters.
+    /// Index of the request's counter.
     pub(super) counter: usize,
-    /// Which of the caller's charges this is.
+    /// Index of the charge in the original request.
     pub(super) index: usize,
 }
 
@@ -28,24 +28,24 @@ pub(super) struct ShardCharge {
 #[derive(Clone, Debug, Default)]
 pub(super) struct ShardRequest {
     pub(super) bundles: SmallVec<[String; 2]>,
-    /// Bundle and name.
+    /// Bundle index and name of each counter.
     pub(super) counters: SmallVec<[(usize, Name); 4]>,
-    /// Independent charges first: what they take, the others see.
+    /// The charges, independent ones first: the others see what those take.
     pub(super) charges: SmallVec<[ShardCharge; 4]>,
-    /// For each want of a partial request the name of the mark that leases of its counter may be out; empty for those of
-    /// which none ever are.
+    /// For each charge of a partial request, the name of the mark that leases of its counter may be outstanding; empty
+    /// if its counter is never leased.
     pub(super) marks: Vec<Name>,
-    /// Charges of the same request are decided elsewhere: what is taken here may have to be given back.
+    /// Other charges of the same request are decided in another slot: what is taken here may have to be undone.
     pub(super) is_partial: bool,
-    /// What time it is where it is decided, where our own clock proved to be far off.
+    /// The server's time, if this node's clock proved to be far off.
     pub(super) server_time: Option<Timestamp>,
-    /// When the servers that it was sent to may have lost something.
+    /// When the servers that it was sent to may have lost state.
     pub(super) loss: DataLoss,
 }
 
 impl ShardRequest {
-    /// Nothing but buckets in whole microseconds, all required and taken from, each once, all in one bundle: the usual
-    /// request, for which there is a quicker script.
+    /// Returns whether the request has only buckets in whole microseconds, all required and taken from, each once, all
+    /// in one bundle: the common request, for which there is a faster script.
     pub(super) fn is_plain(&self) -> bool {
         const MAX_BUCKETS: usize = 16;
         self.bundles.len() == 1
@@ -75,7 +75,7 @@ impl ShardRequest {
     }
 }
 
-/// The charges by slot; all in one where `clustered` is not.
+/// Splits charges by slot; all go into one request for [`KeyLayout::Single`].
 pub(super) fn from_charges(
     charges: &[Charge<'_>],
     place: KeyLayout,
@@ -112,7 +112,7 @@ pub(super) fn from_charges(
     parts
 }
 
-/// The name of the mark that leases of a bucket may be out.
+/// Returns the name of the mark that leases of a bucket may be outstanding.
 fn mark(charge: &Charge<'_>) -> Name {
     let is_bucket = matches!(charge.limit.params(), LimitParams::Bucket { .. });
     match charge.mode {
@@ -123,7 +123,7 @@ fn mark(charge: &Charge<'_>) -> Name {
     }
 }
 
-/// Units to give back, and the mark that it has been done, which lies in the same slot.
+/// Builds a request that returns units; the mark that they were returned lies in the same slot.
 pub(super) fn from_unit_return(
     back: &UnitReturn<'_>,
     place: KeyLayout,
@@ -138,7 +138,7 @@ pub(super) fn from_unit_return(
     parts
 }
 
-/// Permits to give back, by slot.
+/// Builds requests that release permits, by slot.
 pub(super) fn from_permits(
     permits: &[Permit<'_>],
     place: KeyLayout,
@@ -151,12 +151,12 @@ pub(super) fn from_permits(
     from_charges(&charges, place, hashing)
 }
 
-/// Whether keys live in slots.
+/// Whether keys are spread over cluster slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyLayout {
-    /// Everything in one Redis.
+    /// All keys in one Redis.
     Single,
-    /// By slot.
+    /// Keys by cluster slot.
     Slots,
 }
 

@@ -1,8 +1,8 @@
 //! Cluster topology: which shard has which slot, refreshed in the background.
 //!
-//! A single Redis and a primary behind sentinels are one node with every slot. A cluster is asked for its slots when the
-//! store starts, and again whenever an answer shows that they have changed; no check waits for that longer than its own
-//! deadline, and none is needed for a slot that stays where it is.
+//! A single Redis and a primary behind sentinels are one shard with every slot. A cluster is queried for its slots when
+//! the store starts, and again whenever a reply shows that they have changed; no check waits for that longer than its
+//! own deadline, and slots that stay in place need no refresh.
 
 use super::config::Kind;
 use super::shard::{Shard, ShardStatus, Shared, open, split};
@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
-/// Where slots are.
+/// The shard of each slot.
 #[derive(Clone, Default)]
 pub(super) struct Slots(Vec<Option<Arc<Shard>>>);
 
-/// The servers.
+/// The shards and their slots.
 pub(super) struct Topology {
     shared: Arc<Shared>,
     shards: Mutex<HashMap<String, Arc<Shard>>>,
@@ -24,11 +24,11 @@ pub(super) struct Topology {
     stale: Notify,
 }
 
-/// The pause between two looks at a cluster: also where its servers are down, and its checks many.
+/// Pause between two refreshes of a cluster, even while its servers are down and checks are many.
 const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 
 impl Topology {
-    /// Starts the lanes; connections are made when they are needed.
+    /// Starts the pipelines; connections are opened when they are needed.
     pub(super) fn start(shared: Arc<Shared>) -> Arc<Self> {
         let topology = Arc::new(Self {
             shared,
@@ -63,14 +63,14 @@ impl Topology {
         topology
     }
 
-    /// The server at an address.
+    /// Returns the shard at an address.
     pub(super) fn shard_at(&self, address: &str) -> Arc<Shard> {
         let mut nodes = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || Arc::new(Shard::new(address.to_owned(), &self.shared));
         Arc::clone(nodes.entry(address.to_owned()).or_insert_with(new))
     }
 
-    /// The server of a slot; waits until one is known.
+    /// Returns the shard of a slot; waits until one is known.
     pub(super) async fn shard_for_slot(&self, slot: u16) -> Option<Arc<Shard>> {
         let known = |slots: &Slots| slots.0.get(usize::from(slot)).and_then(Clone::clone);
         if let Some(shard) = known(&self.slots.borrow()) {
@@ -81,8 +81,8 @@ impl Topology {
         slots.wait_for(|slots| known(slots).is_some()).await.ok().and_then(|slots| known(&slots))
     }
 
-    /// Waits until this server is known to have slots: by then it is also known whether it took them over from one that
-    /// failed.
+    /// Waits until this shard is known to have slots: by then it is also known whether it took them over from a failed
+    /// one.
     pub(super) async fn wait_for_slots(&self, shard: &Arc<Shard>) {
         let has = |slots: &Slots| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, shard));
         if has(&self.slots.borrow()) {
@@ -97,7 +97,7 @@ impl Topology {
         }
     }
 
-    /// Something is not where it was: look again soon.
+    /// Requests a refresh because a slot has moved.
     pub(super) fn mark_stale(&self) {
         self.stale.notify_one();
     }
@@ -126,11 +126,11 @@ impl Topology {
                 Err(_) => tracing::debug!(address, "cannot tell the cluster's slots in time"),
             }
         }
-        // Nobody knows: try again after the pause.
+        // No server returned the slots: try again after the pause.
         self.stale.notify_one();
     }
 
-    /// (first, last, address) of every range of slots.
+    /// Returns (first, last, address) of every slot range.
     async fn fetch_slots(&self, address: &str) -> redis::RedisResult<Vec<(usize, usize, String)>> {
         let (host, port) = split(address)?;
         let mut connection = open(self.shared.config.connection_info(&host, port)?).await?;
@@ -140,7 +140,7 @@ impl Topology {
 
     fn update(&self, ranges: &[(usize, usize, String)]) {
         let before = self.slots.borrow().clone();
-        // A slot that nobody is said to have stays with the one who had it, so that its heir is known for one.
+        // A slot that the reply omits stays with its previous shard, so that a later successor is recognized as one.
         let mut slots = before.clone();
         slots.0.resize(16_384, None);
         for (first, last, address) in ranges {
@@ -149,7 +149,7 @@ impl Topology {
                 slots.0[slot] = Some(Arc::clone(&shard));
             }
         }
-        // A server that lost all its slots at once has been replaced, not resharded: its successor may know less.
+        // A server that lost all its slots at once was replaced, not resharded: its successor may lack recent writes.
         let serves =
             |slots: &Slots, shard: &Arc<Shard>| slots.0.iter().flatten().any(|one| Arc::ptr_eq(one, shard));
         let mut gone: Vec<&Arc<Shard>> = before.0.iter().flatten().collect();
@@ -174,7 +174,7 @@ fn parse_range(range: &Value, asked: &str) -> Option<(usize, usize, String)> {
         return None;
     };
     let [host, Value::Int(port), ..] = primary.as_slice() else { return None };
-    // A server that does not know its own name is at the address that was asked.
+    // A server that does not report its own host is at the address that was queried.
     let host = match host {
         Value::BulkString(name) if !name.is_empty() => String::from_utf8_lossy(name).into_owned(),
         _ => asked.to_owned(),

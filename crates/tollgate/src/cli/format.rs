@@ -30,12 +30,12 @@ impl FormatFlags {
     }
 }
 
-/// Prints JSON, for programs.
+/// Prints JSON for programs.
 pub(crate) fn print(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(writeln!(output::raw(), "{}", serde_json::to_string_pretty(value)?)?)
 }
 
-/// Prints a line, for people, with styles where there is a terminal.
+/// Prints a line for people, with styles on a terminal.
 pub(crate) fn print_line(text: impl Display) -> anyhow::Result<()> {
     Ok(writeln!(output::styled(), "{text}")?)
 }
@@ -45,7 +45,7 @@ mod tests {
     use crate::cli::Cli;
     use clap::{Command, CommandFactory};
 
-    /// Commands whose output is not for scripts to choose, and why.
+    /// Commands without an output format, and why.
     const WITHOUT: [(&str, &str); 5] = [
         ("tollgate serve", "runs until it is stopped; its log has --log-format"),
         ("tollgate gateway", "the same"),
@@ -58,7 +58,7 @@ mod tests {
         if WITHOUT.iter().any(|(without, _)| *without == path) || path.ends_with(" help") {
             return;
         }
-        // What prints by itself must say how, and what only has commands below hands it down to them.
+        // A command that prints must have the flags; one that only has subcommands leaves them to these.
         let prints = command.get_subcommands().next().is_none() || !command.is_subcommand_required_set();
         if prints && path != "tollgate" {
             for flag in ["format", "json"] {
@@ -72,7 +72,7 @@ mod tests {
         }
     }
 
-    /// Whoever scripts one command can script them all.
+    /// Every command has an output format for scripts.
     #[test]
     fn every_command_prints_for_programs() {
         let mut root = Cli::command();

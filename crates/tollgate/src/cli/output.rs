@@ -1,24 +1,24 @@
-//! Standard output of the commands: color where it is a terminal (`NO_COLOR` turns it off), and a quiet end when the reader of
+//! Standard output of the commands: color on a terminal (unless `NO_COLOR` is set), and a quiet exit when the reader of
 //! a pipe has closed it (`| head`).
 //!
-//! A closed output is an error of its own kind. Rejected: to end quietly on any `BrokenPipe`, because a server that closes its
-//! connection during an import gives the same one.
+//! A closed output is an error of its own kind. Rejected: a quiet exit on any `BrokenPipe`, because a server that
+//! closes its connection during an import causes the same error.
 
 use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
 use std::fmt;
 use std::io::{Error, ErrorKind, IsTerminal, Result, StdoutLock, Write};
 
-/// Titles of tables.
+/// Style of table titles.
 pub(crate) const TITLE: Style = Style::new().bold();
-/// What is in order.
+/// Style of good states.
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
-/// What needs attention.
+/// Style of warnings.
 pub(crate) const WARNING: Style = AnsiColor::Yellow.on_default();
-/// What failed.
+/// Style of failures.
 pub(crate) const BAD: Style = AnsiColor::Red.on_default();
 
-/// The reader of the standard output has closed it.
+/// Error: the reader of standard output has closed it.
 #[derive(Debug)]
 struct OutputClosed;
 
@@ -30,13 +30,13 @@ impl fmt::Display for OutputClosed {
 
 impl std::error::Error for OutputClosed {}
 
-/// Returns whether a command ended because nobody reads its output any more.
+/// Returns whether a command failed because the reader of its output has closed it.
 pub(crate) fn is_closed_output(error: &anyhow::Error) -> bool {
     let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<Error>());
     causes.any(|cause| cause.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<OutputClosed>))
 }
 
-/// The standard output, which may be closed by its reader.
+/// Standard output, which its reader may close.
 pub(crate) struct Output<W>(W);
 
 impl<W: Write> Write for Output<W> {
@@ -57,12 +57,12 @@ fn closed(error: Error) -> Error {
     }
 }
 
-/// The standard output, for bytes that must arrive unchanged.
+/// Returns standard output for bytes that must arrive unchanged.
 pub(crate) fn raw() -> Output<StdoutLock<'static>> {
     Output(std::io::stdout().lock())
 }
 
-/// The standard output, for people: styles are stripped where there is no terminal.
+/// Returns standard output for people: styles are stripped unless it is a terminal.
 pub(crate) fn styled() -> Output<AutoStream<StdoutLock<'static>>> {
     Output(AutoStream::auto(std::io::stdout().lock()))
 }
@@ -72,12 +72,12 @@ pub(crate) fn stderr_has_color() -> bool {
     AutoStream::choice(&std::io::stderr()) != anstream::ColorChoice::Never
 }
 
-/// Returns whether a person sees what is written to the standard output.
+/// Returns whether standard output is a terminal.
 pub(crate) fn is_terminal() -> bool {
     std::io::stdout().is_terminal()
 }
 
-/// Returns text in a style.
+/// Returns `text` in a style.
 pub(crate) fn paint(style: Style, text: impl fmt::Display) -> String {
     format!("{style}{text}{style:#}")
 }

@@ -1,4 +1,4 @@
-//! Progress bars of long commands, on standard error and only where that is a terminal.
+//! Progress bars of long commands, on standard error and only if it is a terminal.
 
 use crate::cli::output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -7,11 +7,11 @@ use std::time::Duration;
 
 const TICK: Duration = Duration::from_millis(100);
 
-/// A bar that disappears when it is dropped.
+/// Progress bar that disappears when it is dropped.
 pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
-    /// Counts bytes; without a total it shows how many there were and how fast they come.
+    /// Returns a bar that counts bytes; without a total it shows the count and the speed.
     pub(crate) fn bytes(what: &'static str, total: Option<u64>) -> Self {
         let template = match total {
             Some(_) => "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}, {eta} left",
@@ -20,7 +20,7 @@ impl Progress {
         Self::new(what, total, template)
     }
 
-    /// Counts entries.
+    /// Returns a bar that counts entries.
     pub(crate) fn entries(what: &'static str, total: Option<u64>) -> Self {
         let template = match total {
             Some(_) => "{msg} [{bar:30}] {human_pos}/{human_len} entries, {eta} left",
@@ -41,7 +41,7 @@ impl Progress {
         Self(bar)
     }
 
-    /// Shows nothing where the data itself goes to the terminal.
+    /// Hides the bar if the data itself goes to the terminal.
     pub(crate) fn unless_on_screen(self, file: Option<&Path>) -> Self {
         if file.is_none() && output::is_terminal() {
             self.0.set_draw_target(ProgressDrawTarget::hidden());
@@ -49,7 +49,7 @@ impl Progress {
         self
     }
 
-    /// Another handle of the same bar, for the thread that reads.
+    /// Returns another handle of the same bar, for the reading thread.
     pub(crate) fn counter(&self) -> impl Fn(u64) + Send + 'static {
         let bar = self.0.clone();
         move |more| bar.inc(more)

@@ -72,7 +72,7 @@ pub(crate) fn deprecated_variable<T: std::str::FromStr>(old: &str, new: &str) ->
 }
 
 impl PublishingFlags {
-    /// The snapshot file for this database; none for SQLite.
+    /// Returns the snapshot file for this database; `None` for SQLite.
     pub(crate) fn snapshot(&self, file: Option<PathBuf>, db: Option<&str>) -> Option<PathBuf> {
         let db = db.filter(|db| !db.starts_with("sqlite:"))?;
         if let Some(path) = self.snapshot.clone().or(file) {
@@ -91,7 +91,7 @@ impl PublishingFlags {
         Some(folder("STATE_DIRECTORY").or_else(state)?.join(format!("{:016x}.snapshot", hasher.finish())))
     }
 
-    /// Joins flags, former variables, file and defaults, in this order.
+    /// Merges flags, former variables, file and defaults, in this order.
     pub(crate) fn guardrails(&self, file: GuardrailSection) -> anyhow::Result<Guardrails> {
         let mut rails = Guardrails::default();
         let fractions = [
@@ -170,7 +170,7 @@ impl PublishingFlags {
     }
 }
 
-/// The flag, else the former variable, else the file.
+/// Returns the flag, else the former variable, else the value in the file.
 fn setting<T: std::str::FromStr>(
     flag: Option<T>,
     old: &str,

@@ -1,4 +1,4 @@
-//! Times on the command line: a time from now (`2d`), a date (`2026-12-31`) or an instant (RFC 3339). One reader for all flags.
+//! Time arguments: a time from now (`2d`), a date (`2026-12-31`) or an instant (RFC 3339), parsed alike for all flags.
 
 use anyhow::Context;
 use jiff::{SignedDuration, Timestamp};
@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use tollgate_core::{Clock, SystemClock};
 
-/// A point in time as it was written.
+/// Point in time, with the text of the argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TimeArg {
     text: String,
@@ -40,12 +40,12 @@ impl fmt::Display for TimeArg {
 }
 
 impl TimeArg {
-    /// The instant that is meant, in RFC 3339.
+    /// Returns the instant in RFC 3339.
     pub(crate) fn to_rfc3339(&self, now: Timestamp) -> anyhow::Result<String> {
         Ok(self.instant(now)?.to_string())
     }
 
-    /// Whole seconds from now until then; at least one.
+    /// Returns the whole seconds from now until then; at least one.
     pub(crate) fn seconds_from(&self, now: Timestamp) -> anyhow::Result<u64> {
         let left = self.instant(now)?.duration_since(now).as_millis_f64() / 1_000.0;
         anyhow::ensure!(left > 0.0, "--until {self}: this is in the past");
@@ -64,12 +64,12 @@ impl TimeArg {
     }
 }
 
-/// The present time.
+/// Returns the current time.
 pub(crate) fn now() -> anyhow::Result<Timestamp> {
     Ok(Timestamp::from_microsecond(i64::try_from(SystemClock::new().now().as_micros())?)?)
 }
 
-/// Seconds of `90s`, `30m`, `2h`, `2d`, `1w` and sequences of them such as `1d12h`.
+/// Parses `90s`, `30m`, `2h`, `2d`, `1w` and sequences of them such as `1d12h` into seconds.
 pub(crate) fn parse_duration(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is not a duration; use one such as 90s, 30m, 2h or 2d");
     let (mut total, mut rest) = (0_u64, text);
@@ -90,9 +90,9 @@ pub(crate) fn parse_duration(text: &str) -> Result<u64, String> {
     if text.is_empty() { Err(wrong()) } else { Ok(total) }
 }
 
-/// A date (its first instant) or an instant; in UTC unless it has an offset.
+/// Parses a date (its first instant) or an instant; in UTC unless it has an offset.
 fn instant(text: &str) -> Option<Timestamp> {
-    // A reader that needs no offset takes the name of a zone and forgets it.
+    // A parser that needs no offset accepts the name of a zone and ignores it.
     let is_plain = text.chars().all(|c| c.is_ascii_digit() || ":.+-TtZz ".contains(c));
     let read = |text: &str| text.parse::<Timestamp>().ok();
     if text.len() == "2026-12-31".len() {

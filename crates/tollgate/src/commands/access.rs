@@ -12,10 +12,10 @@ use std::sync::Arc;
 use tollgate_control::{Actor, AuditEntry, AuditVerification, ControlPlane, redact_password};
 use tollgate_core::{SystemClock, TimeDelta};
 
-/// The longest validity of a token, in days; the range of --days.
+/// Maximum validity of a token, in days; the range of --days.
 const MAX_DAYS: u64 = 36_500;
 
-/// What to do about a database that does not exist.
+/// Behavior if the database does not exist.
 #[derive(Clone, Copy)]
 enum IfMissing {
     Create,
@@ -41,7 +41,7 @@ fn with_control<T>(
     })
 }
 
-/// The actor of changes from the command line, for the audit log.
+/// Actor of changes from the command line, for the audit log.
 fn operator() -> Actor {
     let name = std::env::var("USER").ok().filter(|name| !name.is_empty());
     Actor { name: name.unwrap_or_else(|| "unknown".to_owned()), origin: "command line".to_owned() }
@@ -53,7 +53,7 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
             let lasts = match until {
                 Some(until) => {
                     let seconds = until.seconds_from(now()?)?;
-                    // As --days: the store of expiries has no room for more.
+                    // The same bound as --days: later expiries cannot be stored.
                     anyhow::ensure!(
                         seconds <= MAX_DAYS * 86_400,
                         "--until {until}: must be within {MAX_DAYS} days"
@@ -129,7 +129,7 @@ pub(crate) fn audit(flags: &AuditFlags) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Entries that are read at once.
+/// Number of entries read at once.
 const PAGE: i64 = 500;
 
 /// Lists matching entries, newest first.
@@ -177,7 +177,7 @@ fn list(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The reason that an operator gave for a change, where it has one.
+/// Returns the reason that an operator gave for a change, if any.
 fn reason(entry: &AuditEntry) -> String {
     let given = |text: &str| serde_json::from_str::<Value>(text).ok()?["reason"].as_str().map(str::to_owned);
     given(&entry.after).filter(|reason| !reason.is_empty()).unwrap_or_else(|| "-".to_owned())

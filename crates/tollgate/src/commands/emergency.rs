@@ -141,7 +141,7 @@ impl TargetFlags {
 }
 
 impl EmergencyCommand {
-    /// The request that declares a measure; none for commands on existing measures.
+    /// Returns the body of the request that declares a measure; `None` for commands on existing measures.
     fn spec(&self) -> anyhow::Result<Option<Value>> {
         let (action, target, factor, about) = match self {
             Self::Block { target, about } => ("block", target.target(), None, about),

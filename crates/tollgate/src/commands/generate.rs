@@ -1,4 +1,5 @@
-//! `tollgate completions` and `tollgate man`: generated from the definition of the command line, so they cannot be out of date.
+//! `tollgate completions` and `tollgate man`: generated from the command line definition, so they are always up to
+//! date.
 
 use crate::cli::{Cli, CompletionShell, CompletionsFlags, ManFlags, output};
 use anyhow::Context;
@@ -14,7 +15,7 @@ pub(crate) fn completions(flags: &CompletionsFlags) -> anyhow::Result<ExitCode> 
         CompletionShell::Zsh => Shell::Zsh,
         CompletionShell::Fish => Shell::Fish,
     };
-    // The generator panics when it cannot write, so it writes to memory.
+    // The generator panics if it cannot write, so it writes to memory.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "tollgate", &mut script);
     output::raw().write_all(&script)?;

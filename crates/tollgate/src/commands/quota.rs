@@ -93,7 +93,7 @@ struct SetFlags {
     revision: Option<i64>,
 }
 
-/// `DESCRIPTOR=COUNT/PERIOD burst N`: a descriptor may have `=` in it, a limit has none.
+/// Parses `DESCRIPTOR=COUNT/PERIOD burst N`. A descriptor may contain `=`, a limit does not.
 fn parse_limit(text: &str) -> Result<Value, String> {
     let wrong = || {
         format!("`{text}` is not a limit; use 500/minute or `api_key/endpoint=POST /orders=20/30s burst 5`")
@@ -113,7 +113,7 @@ fn parse_limit(text: &str) -> Result<Value, String> {
 }
 
 fn path(api_key: &str) -> String {
-    // These two stand for something else when they are written as they are.
+    // Unescaped, these two are the paths of other operations.
     let escaped = match api_key {
         "import" => "%69mport".to_owned(),
         "export" => "%65xport".to_owned(),

@@ -46,7 +46,7 @@ pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Diagnostics as the admin API returns them.
+/// Converts diagnostics to the form that the admin API returns.
 fn diagnostics(all: &[Diagnostic]) -> Vec<RuleDiagnostic> {
     all.iter().map(RuleDiagnostic::from).collect()
 }

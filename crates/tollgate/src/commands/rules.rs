@@ -144,7 +144,7 @@ async fn diff(client: &Client, json: bool, paths: &[PathBuf]) -> anyhow::Result<
     Ok(if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Prints diagnostics, changes and the impact preview, for people.
+/// Prints diagnostics, changes and the impact preview for people.
 fn report(told: &Value) -> anyhow::Result<()> {
     let all = |name: &str| told[name].as_array().cloned().unwrap_or_default();
     let mut out = output::styled();

@@ -1,7 +1,7 @@
 //! `tollgate top`: live rates, denials, top callers, hot keys and breakers in a terminal.
 //!
-//! Polls a running server once a second, as the dashboard does. Without a terminal, or with --json, it prints one snapshot
-//! and ends (`text`); `draw` is the screen.
+//! Polls a running server once a second, as the dashboard does. Without a terminal, or with --json, it prints one
+//! sample and exits (`text`); `draw` is the screen.
 
 mod draw;
 mod text;
@@ -27,11 +27,11 @@ pub(crate) struct TopFlags {
     admin: AdminFlags,
 }
 
-/// How often the server is asked, and the screen drawn.
+/// Interval between two requests to the server, and between two frames.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long one look may take.
+/// Timeout of one poll.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Seconds that the curves show.
+/// Length of the charts, in seconds.
 const HISTORY_SECONDS: usize = 240;
 
 pub(crate) fn run(flags: &TopFlags) -> anyhow::Result<ExitCode> {
@@ -44,7 +44,7 @@ pub(crate) fn run(flags: &TopFlags) -> anyhow::Result<ExitCode> {
         } else if once {
             text::print(&first)?;
         } else {
-            // Before the terminal is changed: nothing may end this from then on but what changes it back.
+            // Installed before the terminal is changed, so that from then on every exit restores it.
             let stops = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
             let stops = stops.into_iter().map(signal).collect::<Result<Vec<_>, _>>()?;
             let mut terminal = ratatui::try_init()?;
@@ -56,7 +56,7 @@ pub(crate) fn run(flags: &TopFlags) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What the server has told, and why it has told nothing newer.
+/// Latest state of the server, and why there is none newer.
 struct TopState {
     stats: Value,
     top: Value,
@@ -70,7 +70,7 @@ async fn fetch(client: &Client) -> anyhow::Result<TopState> {
     Ok(TopState { stats, top, failure: None })
 }
 
-/// Draws until somebody has seen enough, or the process is told to end: the terminal is then as it was.
+/// Draws until a key or a signal ends it. The caller restores the terminal.
 async fn show(
     client: &Client,
     terminal: &mut ratatui::DefaultTerminal,
@@ -108,7 +108,7 @@ async fn show(
                         seen = newer;
                         answered = clock.now();
                     }
-                    // What was seen stays on the screen: a server that restarts is worth watching.
+                    // The last state stays on the screen, so that a server can be watched across a restart.
                     Ok(Err(error)) => seen.failure = Some(format!("{error:#}")),
                     Err(_) => {}
                 }
@@ -119,7 +119,7 @@ async fn show(
     }
 }
 
-/// Keys, on a thread of their own: waiting for one must not keep an answer waiting, nor the other way round.
+/// Reads key events on a separate thread, so that neither keys nor responses wait for the other.
 fn events() -> mpsc::Receiver<std::io::Result<Event>> {
     let (told, events) = mpsc::channel(16);
     std::thread::spawn(move || while told.blocking_send(event::read()).is_ok() {});
@@ -133,14 +133,14 @@ fn ends(event: &Event) -> bool {
 }
 
 impl TopState {
-    /// Which server it is, and what of.
+    /// Returns the name of the node, and a line with its version, store and rules.
     fn node(&self) -> (String, String) {
         let text = |name: &str| plain(&self.stats["node"][name]);
         let (version, store, rules) = (text("version"), text("store"), text("rules_revision"));
         (text("name"), format!("tollgate {version}  store {store}  rules {rules}"))
     }
 
-    /// What was allowed and denied in the last second; what else there was, and how long it took.
+    /// Returns the rates of allowed and denied requests in the last second, and a line with other rates and latencies.
     fn rates(&self) -> [String; 3] {
         let series = &self.stats["series"];
         let last = |name: &str| numbers(&series[name]).last().copied().unwrap_or(0);
@@ -157,19 +157,19 @@ impl TopState {
         [format!("{}/s allowed", last("allow")), format!("{}/s denied", last("deny")), rest]
     }
 
-    /// Shards, and what their breakers do.
+    /// Returns the shards and the states of their breakers.
     fn breakers(&self) -> Vec<[String; 2]> {
         let all = self.stats["node"]["breakers"].as_array().into_iter().flatten();
         all.map(|breaker| [plain(&breaker["shard"]), plain(&breaker["state"])]).collect()
     }
 
-    /// Keys that are hot.
+    /// Returns the hot keys.
     fn hot(&self) -> Vec<Value> {
         self.top["hot"].as_array().into_iter().flatten().map(hot_key).collect()
     }
 }
 
-/// A hot key as one line has it.
+/// Returns a hot key as a row.
 fn hot_key(key: &Value) -> Value {
     let values: Vec<String> = key["values"].as_array().into_iter().flatten().map(plain).collect();
     let name = if values.is_empty() { plain(&key["counter"]) } else { values.join(" ") };
@@ -179,14 +179,14 @@ fn hot_key(key: &Value) -> Value {
 fn shown(value: &Value, unit: &str) -> String {
     match (value.as_f64(), unit) {
         (Some(part), "%") => format!("{:.0}%", part * 100.0),
-        // Tenths of few are worth a place, of many they are not.
+        // Tenths are shown below 100 only.
         (Some(number), "/s") if number >= 100.0 => format!("{number:.0}/s"),
         (Some(number), "/s") => format!("{number:.1}/s"),
         _ => plain(value),
     }
 }
 
-/// A value as text that cannot move the cursor.
+/// Returns a value as text without control characters, which could move the cursor.
 fn plain(value: &Value) -> String {
     let text = match value {
         Value::Null => "-".to_owned(),

@@ -142,7 +142,7 @@ fn tables(told: &Value) -> anyhow::Result<()> {
         let limit = format!("{} / {}", cell(&one["limit"]), cell(&one["window"]));
         let reset =
             one["reset_ms"].as_u64().map_or_else(|| "-".to_owned(), |ms| format!("{} s", ms.div_ceil(1_000)));
-        // The name that `why`, `top` and the metrics have for the rule.
+        // The same rule name as in `why`, `top` and the metrics.
         [cell(&one["rule"]), limit, cell(&one["used"]), cell(&one["remaining"]), reset, cell(&one["source"])]
     };
     let rows: Vec<_> = list("limits").iter().map(limit).collect();

@@ -52,7 +52,7 @@ pub(crate) fn why(flags: &WhyFlags) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The decision that is meant: a denial, if there is one.
+/// Returns the id of the decision to explain: a denial, if there is one.
 async fn find(client: &Client, key: &str, at: Option<&str>) -> anyhow::Result<String> {
     let now = i64::try_from(SystemClock::new().now().as_micros() / 1_000)?;
     let at = at.map(|text| time(text, now)).transpose()?;
@@ -73,7 +73,7 @@ async fn find(client: &Client, key: &str, at: Option<&str>) -> anyhow::Result<St
     )
 }
 
-/// What a node's log has of somebody.
+/// Query of a node's decision log for one caller.
 struct LogQuery<'a> {
     client: &'a Client,
     query: String,
@@ -81,12 +81,12 @@ struct LogQuery<'a> {
 
 struct Found {
     id: String,
-    /// In milliseconds since 1970.
+    /// Time of the decision, in milliseconds since 1970.
     at: i64,
 }
 
 impl LogQuery<'_> {
-    /// The latest, with more said about it.
+    /// Returns the latest decision; `more` adds query parameters.
     async fn latest(&self, more: &str) -> anyhow::Result<Option<Found>> {
         let path = format!("/admin/v1/decisions?{}{more}&limit=1", self.query);
         let told = self.client.request(Method::GET, &path, None).await?;
@@ -97,7 +97,7 @@ impl LogQuery<'_> {
         Ok(Some(Found { id: id.to_owned(), at: made.as_millisecond() }))
     }
 
-    /// The latest from the first of these milliseconds to the end of the last.
+    /// Returns the latest decision from the millisecond `first` to the end of the millisecond `last`.
     async fn latest_within(&self, first: i64, last: i64) -> anyhow::Result<Option<Found>> {
         let written = |micros: Option<i64>| {
             let time = micros.and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok());
@@ -108,8 +108,8 @@ impl LogQuery<'_> {
         self.latest(&format!("&from={from}&to={to}")).await
     }
 
-    /// The first in these milliseconds. The log tells the latest first: what lies before is halved until nothing does, however
-    /// many there are.
+    /// Returns the first decision in these milliseconds. The log returns the latest first, so the time before it is
+    /// bisected until it contains none; the number of requests does not depend on the number of decisions.
     async fn first_within(&self, mut first: i64, last: i64) -> anyhow::Result<Option<Found>> {
         let mut best = self.latest_within(first, last).await?;
         let mut last = best.as_ref().map_or(first, |found| found.at) - 1;
@@ -126,7 +126,7 @@ impl LogQuery<'_> {
         Ok(best)
     }
 
-    /// The one nearest to a time, of those within a minute.
+    /// Returns the decision nearest to `at`, within a minute.
     async fn nearest(&self, at: i64) -> anyhow::Result<Option<Found>> {
         let before = self.latest_within(at.saturating_sub(MAX_DISTANCE), at).await?;
         let after = self.first_within(at.saturating_add(1), at.saturating_add(MAX_DISTANCE)).await?;
@@ -134,14 +134,15 @@ impl LogQuery<'_> {
     }
 }
 
-/// A whole time, or a time of day: the last one that was. In UTC unless it says its offset. In milliseconds since 1970.
+/// Parses a date and time, or a time of day (its most recent occurrence), in UTC unless it has an offset. Returns
+/// milliseconds since 1970.
 fn time(text: &str, now: i64) -> anyhow::Result<i64> {
     const DAY: i64 = 86_400_000;
     let read = |text: &str| text.parse::<jiff::Timestamp>().map(jiff::Timestamp::as_millisecond);
     if let Ok(whole) = read(text) {
         return Ok(whole);
     }
-    // A reader that needs no offset takes whatever else is there and forgets it: a date, or the name of a zone.
+    // A parser that needs no offset accepts and ignores other text, such as a date or the name of a zone.
     let is_plain = text.contains(':') && text.chars().all(|c| c.is_ascii_digit() || ":.+-TtZz ".contains(c));
     let is_of_day = text.as_bytes().get(2) == Some(&b':');
     let whole = if is_of_day { format!("1970-01-01T{text}") } else { text.to_owned() };

@@ -1,4 +1,4 @@
-//! Former names of keys in the file of `--config`: still accepted (as serde aliases), with a warning.
+//! Deprecated keys in the file of `--config`: still accepted (as serde aliases), with a warning.
 
 use serde_json::Value;
 

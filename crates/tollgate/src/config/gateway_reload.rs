@@ -1,5 +1,5 @@
-//! The gateway's settings, changed while it serves: routes, upstreams, listeners, limits on callers, `identity` and `responses` act at
-//! once; what takes a restart is named. A file that cannot be used changes nothing.
+//! Gateway configuration reload: routes, upstreams, listeners, limits on callers, `identity` and `responses` take
+//! effect at once; changes that require a restart are logged. A file that cannot be used changes nothing.
 
 use crate::cli::ServeFlags;
 use crate::config::Config;
@@ -11,34 +11,34 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tollgate_gateway::Handle;
 
-/// What acts, and what is needed to read it again.
+/// Active gateway with the settings it was started with, and what a reload needs.
 pub(crate) struct GatewayReload {
     pub(crate) flags: ServeFlags,
     pub(crate) path: PathBuf,
-    /// What the file said when it was read.
+    /// Content of the file at the start.
     pub(crate) text: Option<Vec<u8>>,
     pub(crate) started: Config,
-    /// Whether programs ask beside the traffic.
+    /// True if protocol servers run beside the proxy.
     pub(crate) has_protocols: bool,
     pub(crate) gateway: Handle<Store>,
     pub(crate) status: Arc<ServerStatus>,
 }
 
 impl GatewayReload {
-    /// Watches the file for as long as it is polled.
+    /// Watches the file for as long as the future is polled.
     pub(crate) async fn watch(mut self) {
         let last = Mutex::new(self.text.take());
         let paths = vec![self.path.clone()];
         let act = move |why| {
             let text = std::fs::read(&self.path).ok();
             let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-            // Other files of the folder change as well: a log, for one.
+            // Other files in the directory change as well, such as a log.
             if why == ReloadCause::Signal || *last != text {
                 *last = text;
                 self.reload();
             }
         };
-        // Nothing was seen yet: a change since the file was read shows at the first glance.
+        // Starts without stamps, so that a change since the file was read is found by the first poll.
         reload::watch_files(paths, FileStamps::default(), act).await;
     }
 
@@ -64,7 +64,7 @@ impl GatewayReload {
                         );
                     }
                 }
-                // What is passed on goes by these already.
+                // The proxy has applied these already; the protocol servers have not.
                 let told = [
                     ("identity", self.started.identity == config.identity),
                     ("responses", self.started.responses == config.responses),

@@ -1,4 +1,4 @@
-//! The settings of `serve`: flags over environment over file over defaults, joined once.
+//! Configuration of `serve` and `gateway`: flags over environment over file over defaults, merged once.
 
 mod deprecated_keys;
 pub(crate) mod gateway_reload;
@@ -29,7 +29,7 @@ use tollgate_server::http::ForwardAuthConfig;
 use tollgate_server::resp::RespConfig;
 use tollgate_store::{LeaseConfig, RedisConfig};
 
-/// Everything that `serve` needs to know.
+/// Complete configuration of a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) rules: Vec<PathBuf>,
@@ -37,42 +37,42 @@ pub(crate) struct Config {
     pub(crate) nodes: Option<u32>,
     pub(crate) leases: LeaseConfig,
     pub(crate) memory: usize,
-    /// `None` of these: at the usual address, or nowhere where nobody needs it.
+    /// Listeners of the protocol servers; `None` means the default address, or off with `gateway`.
     pub(crate) grpc: Option<Listen>,
     pub(crate) http: Option<Listen>,
     pub(crate) resp: Option<Listen>,
-    /// What its callers may do; holds the password, and does not show it.
+    /// Settings of the Redis protocol; contains the password, which `Debug` omits.
     pub(crate) resp_config: RespConfig,
-    /// Where what operators decide is kept.
+    /// Control-plane database.
     pub(crate) db: Option<DbAddress>,
-    /// Where operators come in. `None`: at the default address; without a database only if that can be had.
+    /// Admin listener. `None` means the default address; without a database, only if it is free.
     pub(crate) admin: Option<Listen>,
-    /// Where rules come from when some are published.
+    /// Source of the active rules when some are published.
     pub(crate) rules_from: RulesFrom,
-    /// Where what is known from the database is kept beside.
+    /// Control-plane snapshot file.
     pub(crate) snapshot: Option<PathBuf>,
-    /// When publishing is refused, and when it is undone.
+    /// Guardrails: thresholds for publishing, and for rolling back.
     pub(crate) guardrails: Guardrails,
-    /// How operators are shown who answers, and prove who they are.
+    /// TLS of the admin listener and operators' client certificates.
     pub(crate) admin_tls: AdminTlsSettings,
     pub(crate) profile: Option<ProfileName>,
     pub(crate) global_shadow: bool,
     pub(crate) responses: ResponseConfig,
     pub(crate) identity: IdentityConfig,
     pub(crate) forward_auth: ForwardAuthConfig,
-    /// What is logged of decisions, and how.
+    /// Decision log settings.
     pub(crate) decision_log: DecisionLog,
-    /// Where spans go.
+    /// Collector that spans are sent to.
     pub(crate) otlp: Option<Otlp>,
-    /// This node's name.
+    /// Name of this node.
     pub(crate) node: Option<String>,
-    /// The region that it is in.
+    /// Region of this node.
     pub(crate) region: Option<String>,
-    /// What `tollgate gateway` needs beside the rest.
+    /// Section for `tollgate gateway`.
     pub(crate) gateway: Option<GatewaySection>,
 }
 
-/// The address of a database. It may hold a password, so it is not shown.
+/// Address of the control-plane database. It may contain a password, so `Debug` omits it.
 #[derive(Clone)]
 pub(crate) struct DbAddress(pub(crate) String);
 
@@ -82,18 +82,18 @@ impl std::fmt::Debug for DbAddress {
     }
 }
 
-/// TLS on the admin address.
+/// TLS settings of the admin listener.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AdminTlsSettings {
-    /// The certificate and its key.
+    /// Certificate and private key files.
     pub(crate) own: Option<(PathBuf, PathBuf)>,
-    /// The authority of operators' certificates.
+    /// CA bundle of operators' certificates.
     pub(crate) client_ca: Option<PathBuf>,
-    /// What the names of these may do.
+    /// Role of each name in those certificates.
     pub(crate) roles: BTreeMap<String, Role>,
 }
 
-/// A role as a file says it.
+/// Role as written in the configuration file.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(try_from = "String")]
 struct RoleName(Role);
@@ -128,7 +128,7 @@ fn admin_tls(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<AdminTlsSe
     Ok(AdminTlsSettings { own, client_ca, roles })
 }
 
-/// Where counters live.
+/// Choice of counter store.
 #[derive(Clone, Debug)]
 pub(crate) enum StoreChoice {
     Memory,
@@ -237,7 +237,7 @@ impl Config {
         })
     }
 
-    /// Settings of which another value takes a restart, with their values (secrets are not shown).
+    /// Returns the settings that require a restart, with their values, which are compared and never shown.
     pub(crate) fn restart_only(&self) -> [(&'static str, String); 15] {
         [
             ("rules", format!("{:?}", self.rules)),
@@ -258,7 +258,7 @@ impl Config {
         ]
     }
 
-    /// What `tollgate gateway` runs by.
+    /// Returns the configuration of `tollgate gateway`.
     pub(crate) fn gateway(&self) -> anyhow::Result<GatewayConfig> {
         let gateway = self.gateway.clone().context(
             "`tollgate gateway` requires --config FILE with a `gateway` section; see examples/gateway",
@@ -266,7 +266,7 @@ impl Config {
         Ok(GatewayConfig { gateway, who: self.identity.clone(), answers: self.responses.clone() })
     }
 
-    /// What the standard output is for.
+    /// Returns the use of standard output.
     pub(crate) fn stdout(&self) -> Stdout {
         let access = self.gateway.as_ref().and_then(|gateway| gateway.access_log.as_ref());
         match self.decision_log.is_stdout() || access.is_some_and(|log| log.as_os_str() == "-") {
@@ -281,7 +281,7 @@ impl Config {
     }
 }
 
-/// The store that the settings ask for. Its address may hold a password, so no error repeats it.
+/// Returns the configured store. Errors do not repeat its address, which may contain a password.
 fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     let Some(address) = flags.store.as_ref().or(file.store.as_ref()).filter(|store| *store != "memory")
     else {
@@ -347,10 +347,10 @@ fn leases(flags: &ServeFlags, file: &LeaseSection) -> anyhow::Result<LeaseConfig
     Ok(leases)
 }
 
-/// The longest name of a node or a region.
+/// Maximum length of a node or region name, in bytes.
 const MAX_NAME: usize = 128;
 
-/// A name that can stand in a log, a label and a list.
+/// Validates a name for logs, labels and lists.
 fn named(flag: &str, name: Option<String>) -> anyhow::Result<Option<String>> {
     if let Some(name) = &name {
         let fits = (1..=MAX_NAME).contains(&name.len()) && !name.chars().any(char::is_control);
@@ -361,7 +361,7 @@ fn named(flag: &str, name: Option<String>) -> anyhow::Result<Option<String>> {
 
 const HOUR: u64 = 3_600_000;
 
-/// A number of the file, held to the same bounds as its flag.
+/// Validates a number from the file against the same bounds as its flag.
 fn within(name: &str, number: Option<u64>, most: u64) -> anyhow::Result<Option<u64>> {
     match number {
         Some(number) if !(1..=most).contains(&number) => {
@@ -371,7 +371,7 @@ fn within(name: &str, number: Option<u64>, most: u64) -> anyhow::Result<Option<u
     }
 }
 
-/// The password of the Redis protocol, if it has one. An empty one would let everybody in who sends nothing.
+/// Returns the password of the Redis protocol, if set. Rejects an empty one: it would admit clients without a password.
 fn resp_password(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<Option<String>> {
     let password = match flags.resp_password_file.as_ref().or(file.resp_password_file.as_ref()) {
         Some(path) => {
@@ -390,12 +390,12 @@ fn resp_password(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<Option
     Ok(Some(password))
 }
 
-/// How rule files are read.
+/// Returns the options for loading rule files.
 pub(crate) fn options(profile: Option<ProfileName>) -> Options {
     Options { profile: profile.map(Profile::from), ..Options::default() }
 }
 
-/// One path, or a list of them.
+/// Deserializes one path or a list of paths.
 fn one_or_more<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Error> {
     struct Paths;
     impl<'de> Visitor<'de> for Paths {
@@ -417,7 +417,7 @@ fn one_or_more<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Er
     from.deserialize_any(Paths)
 }
 
-/// Paths in the file are relative to it.
+/// Reads the configuration file. Paths in it are relative to its directory.
 fn read(path: &Path) -> anyhow::Result<ConfigFile> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut file: ConfigFile =

@@ -1,9 +1,11 @@
-//! New rules, keys and settings while traffic flows: by a change on disk (a write, a rename, a ConfigMap's symlink swap) or by SIGHUP.
+//! Hot reload of rules, keys and settings, on a change on disk (a write, a rename, a ConfigMap's symlink swap) or on
+//! SIGHUP.
 //!
 //! Directories are watched, not files: an editor that renames and a ConfigMap that swaps a link leave a watched file
-//! behind. A glance at sizes and times every half second catches what notifications miss (network file systems, lost
-//! events). Other files live beside them, a log or a database: only what the rule files say counts, or each message about
-//! them would be the cause of the next. What does not load changes nothing but the status and the log; the last good stays.
+//! behind. Polling sizes and times every half second catches what notifications miss (network file systems, lost
+//! events). Other files in the directory, such as a log or a database, change as well, so rules are reloaded only if
+//! the content of the rule files differs; otherwise each log message about a reload would cause the next one. A failed
+//! reload changes only the status and the log; the previous state remains active.
 
 use crate::config::Config;
 use crate::config::rule_sources::{self, FileStamps, LoadedFiles};
@@ -22,19 +24,19 @@ use tollgate_http::identity::JwtVerifier;
 use tollgate_rules::Ruleset;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Writers need a moment: many changes in this time are one.
+/// Time for writers to finish: changes within it count as one.
 const SETTLE_TIME: Duration = Duration::from_millis(50);
 
-/// Why files are looked at again.
+/// Cause of a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReloadCause {
-    /// Something has changed where they are, maybe they.
+    /// A notification or a poll found a change in a watched directory, possibly in another file.
     FileChanged,
-    /// Somebody asked, by SIGHUP.
+    /// SIGHUP.
     Signal,
 }
 
-/// Watches for changes of the rules from `said` on: what the files said before they were loaded.
+/// Watches the rule files for changes from `said` on, their content before the rules were loaded.
 pub(crate) async fn watch(
     config: Config,
     said: LoadedFiles,
@@ -52,7 +54,7 @@ pub(crate) async fn watch(
             reload(&config, said, &limiter, &status, desk.as_deref());
         }
     };
-    // A change since then shows at the first glance.
+    // Starts without stamps, so that a change since then is found by the first poll.
     watch_files(paths, FileStamps::default(), act).await;
 }
 
@@ -86,7 +88,7 @@ pub(crate) async fn watch_files(
     }
 }
 
-/// Loads what the files say and, if it is good and new, puts it in force.
+/// Loads the rules from `said` and, if they are valid and new, makes them active.
 fn reload(
     config: &Config,
     said: LoadedFiles,
@@ -122,7 +124,7 @@ fn reload(
             }
             tracing::info!(revision = rules.revision(), rules = rules.rules().len(), "rules reloaded");
             match desk {
-                // It tells the limiter, unless published rules have come in between.
+                // The manager updates the limiter, unless published rules became active meanwhile.
                 Some(desk) => drop(desk.apply_files(&sources, rules)),
                 None => {
                     limiter.replace_rules(rules);
@@ -133,7 +135,7 @@ fn reload(
     }
 }
 
-/// Looks after the keys that tokens are verified by, for as long as it is polled.
+/// Reloads changed JWT keys for as long as the future is polled.
 pub(crate) async fn watch_keys(
     tokens: impl Fn() -> Option<Arc<JwtVerifier>> + Send,
     status: Arc<ServerStatus>,
@@ -143,7 +145,7 @@ pub(crate) async fn watch_keys(
         tokio::time::sleep(POLL_INTERVAL).await;
         let now = tokens();
         if now.as_ref().map(Arc::as_ptr) != last.as_ref().map(Arc::as_ptr) {
-            // Other settings name other keys, and were only taken with good ones.
+            // New settings name other keys, and are accepted only if those are valid.
             status.record_success(ReloadTarget::Keys);
             last.clone_from(&now);
         }
@@ -161,10 +163,10 @@ pub(crate) async fn watch_keys(
     }
 }
 
-/// Watches the directories that the paths are in, and those that they are.
+/// Watches the parent directories of the paths, and paths that are directories themselves.
 fn notified(paths: &[PathBuf], tell: mpsc::Sender<()>) -> Option<impl Watcher> {
     let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Reading the files is an event too, and not one to read them for. Full means that a look is due already.
+        // Reading the files is an event too and must not cause a reload. A full channel means that one is due already.
         if !event.is_ok_and(|event| event.kind.is_access()) {
             let _ = tell.try_send(());
         }

@@ -1,19 +1,19 @@
-//! Rule files on disk: which they are, what they say, and whether they have changed.
+//! Rule files on disk: finding and reading them, and detecting changes.
 
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use tollgate_rules::Source;
 
-/// The rules that `serve` starts with when it is given none.
+/// Built-in rules that `serve` starts with when no paths are set.
 pub(crate) const SAMPLE: &str = include_str!("../sample.yaml");
 
-/// The sample as a source.
+/// Returns the built-in sample as a source.
 fn sample() -> Source {
     Source { name: "sample rules".to_owned(), text: SAMPLE.to_owned() }
 }
 
-/// The rule files at these paths; those of a directory in the order of their names.
+/// Returns the rule files at these paths; those of a directory sorted by name.
 pub(crate) fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
@@ -38,7 +38,7 @@ pub(crate) fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// A regular file with a YAML name. Hidden ones are a ConfigMap's own (`..data`) or an editor's.
+/// Returns whether this is a regular file with a YAML name. Hidden files belong to a ConfigMap (`..data`) or an editor.
 fn is_rule_file(file: &Path) -> bool {
     let hidden = file.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'));
     let yaml = file.extension().is_some_and(|end| end == "yaml" || end == "yml");
@@ -55,24 +55,24 @@ pub(crate) fn read(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
     files(paths)?.into_iter().map(read).collect()
 }
 
-/// What rule files say, or why they cannot be read.
+/// Content of the rule files, or why they cannot be read.
 pub(crate) type LoadedFiles = Result<Vec<Source>, String>;
 
-/// What stands in these paths just now.
+/// Reads the rule files at these paths, with the error as text.
 pub(crate) fn load(paths: &[PathBuf]) -> LoadedFiles {
     read(paths).map_err(|error| format!("{error:#}"))
 }
 
-/// What stands in these paths; the sample, where none are given.
+/// Reads the rule files at these paths; returns the sample if there are none.
 pub(crate) fn load_or_sample(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
     if paths.is_empty() { Ok(vec![sample()]) } else { read(paths) }
 }
 
-/// What a look at the files shows without reading them: enough to see that something has changed.
+/// Sizes and modification times of files: enough to detect a change without reading them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileStamps(Vec<(PathBuf, u64, Option<SystemTime>)>);
 
-/// Looks at the rule files. A change behind a symbolic link shows too: links are followed to their ends.
+/// Returns the stamps of the rule files. Symbolic links are resolved, so a change behind one is detected too.
 pub(crate) fn file_stamps(paths: &[PathBuf]) -> FileStamps {
     let look = |file: PathBuf| {
         let target = std::fs::canonicalize(&file).unwrap_or(file);

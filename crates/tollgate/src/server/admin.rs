@@ -1,4 +1,4 @@
-//! Where operators come in: the admin address, the database of `--db` if there is one, and what is told of both.
+//! Admin server: the admin listener, the control plane of `--db` if there is one, and the status and metrics of both.
 
 use crate::cli::Listen;
 use crate::config::rule_sources;
@@ -25,36 +25,37 @@ use tollgate_core::SystemClock;
 use tollgate_engine::{CounterSharing, Limiter};
 use tollgate_observe::{MetricsWriter, ProcessStatus};
 
-/// Where operators come in if nothing else is said.
+/// Default address of the admin listener.
 const ADMIN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8082));
 
-/// How long traffic waits for what is agreed with callers.
+/// Maximum time that the start waits for quotas to load before traffic is served.
 const BEFORE_TRAFFIC: Duration = Duration::from_secs(5);
 
-/// Where decisions of operators are kept, if anywhere, and where operators come in, if anywhere.
+/// Control plane and admin listener, each optional.
 pub(crate) struct AdminServer {
     pub(crate) control: Option<Arc<ControlPlane>>,
-    /// Which rules act, where they can be published.
+    /// Rule manager, if rules can be published.
     pub(crate) rule_manager: Option<Arc<RuleManager>>,
-    /// Where what is known from the database is kept.
+    /// Path of the control-plane snapshot.
     snapshot: Option<PathBuf>,
-    /// How often callers are denied.
+    /// Denials per caller, for the rollback guard.
     denials: Arc<DenialCounts>,
     listener: Option<TcpListener>,
     tls: Option<AdminTls>,
     roles: BTreeMap<String, Role>,
 }
 
-/// What runs until it is told to stop.
+/// Running tasks of the admin server.
 pub(crate) struct RunningAdmin {
     sync: Vec<JoinHandle<()>>,
     serving: Option<JoinHandle<()>>,
-    /// Who tells others of this node, if anybody does: it takes its leave when it is let go.
+    /// Heartbeat task, if there is a database: lists this node for others, and deregisters it once the sender is
+    /// dropped.
     heartbeat: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
 impl AdminServer {
-    /// Opens the database and the address.
+    /// Opens the database and binds the listener.
     pub(crate) async fn open(config: &Config) -> anyhow::Result<Self> {
         let control = match &config.db {
             Some(db) => Some(connect(&db.0, config.snapshot.as_deref()).await.context("--db")?),
@@ -102,7 +103,7 @@ impl AdminServer {
         Ok(Self { control, rule_manager: desk, snapshot, denials: Arc::default(), listener, tls, roles })
     }
 
-    /// Lets those watch who rehearse and guard rules, where any can be published.
+    /// Adds the observers of the impact preview and the rollback guard, if rules can be published.
     pub(crate) fn observed(&self, limiter: Limiter<Store>) -> Limiter<Store> {
         match &self.rule_manager {
             Some(desk) => limiter.with_observer(desk.sample()).with_observer(Arc::clone(&self.denials) as _),
@@ -122,7 +123,7 @@ impl AdminServer {
             format!("metrics, decisions, rules, quotas, audit; {kept}")
         };
         let scheme = if self.tls.is_some() { "https" } else { "http" };
-        // An address that a browser on this machine can open.
+        // Uses an address that a browser on this machine can open.
         let mut page = address;
         match page.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => page.set_ip(Ipv4Addr::LOCALHOST.into()),
@@ -134,7 +135,7 @@ impl AdminServer {
         vec![format!("  admin {address}  ({about})"), format!("  dashboard: {scheme}://{page}/{missing}")]
     }
 
-    /// Lets operators in, and follows what those decide who come in elsewhere.
+    /// Starts serving operators, and replicating the changes that they make on other nodes.
     pub(crate) fn start(
         self,
         limiter: Arc<Limiter<Store>>,
@@ -171,7 +172,7 @@ impl AdminServer {
         let Some(listener) = self.listener else {
             return Ok(RunningAdmin { sync: following, serving: None, heartbeat: telling });
         };
-        // Where certificates say who asks, everybody has to say it.
+        // With client certificates configured, every operator must authenticate, also on loopback.
         let auth_mode = if self.roles.is_empty() {
             AuthMode::at(&listener.local_addr()?)
         } else {
@@ -197,9 +198,9 @@ impl AdminServer {
     }
 }
 
-/// On an address that others reach, nobody is let in without a token: so there must be one.
+/// Returns an error if no token exists: on an address other than loopback every operator needs one.
 async fn needs_tokens(address: SocketAddr, control: Option<&ControlPlane>) -> anyhow::Result<()> {
-    // Who cannot be asked lets nobody in.
+    // The database is unavailable: its tokens cannot be checked, and no operator is admitted without one.
     if control.is_some_and(ControlPlane::is_restored) {
         return Ok(());
     }
@@ -219,7 +220,7 @@ async fn needs_tokens(address: SocketAddr, control: Option<&ControlPlane>) -> an
 }
 
 impl RunningAdmin {
-    /// Waits for those who are being answered.
+    /// Waits for the requests in flight, then stops the background tasks.
     pub(crate) async fn shutdown(self) {
         if let Some(serving) = self.serving {
             let _ = serving.await;
@@ -232,8 +233,8 @@ impl RunningAdmin {
     }
 }
 
-/// Opens the database and reads what is agreed with callers. Where that is much, the rest is read while traffic flows: until
-/// all is there, requests are decided by what is, and the node says that it is not ready.
+/// Opens the database and loads the quotas. If that takes long, loading continues while traffic is served: until all
+/// are loaded, requests are decided with those present, and the node is not ready.
 async fn connect(db: &str, snapshot: Option<&Path>) -> anyhow::Result<Arc<ControlPlane>> {
     let (control, restored) =
         ControlPlane::connect_or_restore(db, Arc::new(SystemClock::new()), snapshot).await?;
@@ -251,7 +252,7 @@ async fn connect(db: &str, snapshot: Option<&Path>) -> anyhow::Result<Arc<Contro
     Ok(control)
 }
 
-/// What `/readyz?verbose` says of it.
+/// Returns the control plane's part of `/readyz?verbose`.
 pub(crate) fn details(control: &ControlPlane) -> Value {
     json!({
         "database": control.kind(),
@@ -264,7 +265,7 @@ pub(crate) fn details(control: &ControlPlane) -> Value {
     })
 }
 
-/// What `/metrics` says of it.
+/// Writes the control plane's part of `/metrics`.
 pub(crate) fn metrics(control: &ControlPlane, desk: &RuleManager, page: &mut MetricsWriter) {
     let help = "Number of automatic rollbacks of published rules by this node.";
     page.counter("ratelimit_rules_rollbacks_total", help, desk.rollbacks());

@@ -1,4 +1,4 @@
-//! The assembly of a server: one list, from rules to listeners.
+//! Server assembly, in one place from rules to listeners.
 
 use crate::config::rule_sources;
 use crate::config::{Config, StoreChoice};
@@ -18,17 +18,17 @@ use tollgate_observe::Telemetry;
 use tollgate_rules::Ruleset;
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisStore};
 
-/// A server that is about to listen.
+/// Assembled server, before it serves.
 pub(crate) struct Assembly {
     pub(crate) limiter: Arc<Limiter<Store>>,
     pub(crate) status: Arc<ServerStatus>,
     pub(crate) protocols: ProtocolServers,
     pub(crate) admin: AdminServer,
-    /// Who sends spans to a collector, if anybody does.
+    /// Span exporter, if a collector is configured.
     pub(crate) export: Option<ExportTask>,
 }
 
-/// Rules and store that decide together: what every way to run begins with.
+/// Builds the limiter from rules and store, for `serve` and `gateway` alike.
 fn limiter(
     config: &Config,
     operators: &AdminServer,
@@ -55,7 +55,7 @@ fn limiter(
         }
         StoreChoice::Redis(redis) => {
             let fallback = MemoryStore::new(&memory, Arc::clone(&time)).context("--memory")?;
-            // A sixteenth for rules that keep their counters on each node.
+            // A sixteenth of the memory is for rules whose counters are local to each node.
             let local = MemoryConfig::with_bytes((config.memory / 16).max(MemoryConfig::MIN_BYTES));
             let local = MemoryStore::new(&local, clock).context("--memory")?;
             let leases = LeaseConfig { nodes: config.nodes.unwrap_or(1), ..config.leases.clone() };
@@ -84,7 +84,7 @@ pub(crate) async fn build(config: &Config, unsaid: DefaultListeners) -> anyhow::
     Ok(Assembly { limiter, status, protocols: fronts, admin: operators, export: sending })
 }
 
-/// Nobody has asked for this address by name, so that it is taken is no reason not to serve.
+/// Binds a default address. If it is in use, logs a warning and returns `None`: no setting requires this listener.
 pub(crate) async fn listen_if_free(address: SocketAddr, off: &str, flag: &str) -> Option<TcpListener> {
     let listener = TcpListener::bind(address).await;
     if let Err(error) = &listener {

@@ -22,13 +22,13 @@ use tollgate_gateway::Gateway;
 
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
     let logs = logging::start(flags)?;
-    // Before it is read for good: a change in between must not be missed.
+    // Read before the configuration is loaded, so that no change in between is missed.
     let text = flags.config.as_ref().and_then(|path| std::fs::read(path).ok());
     let config = Config::new(flags)?;
     open_files::raise();
     let runtime = crate::server::serve::runtime()?;
     runtime.block_on(serve(config, flags, text, logs))?;
-    // What is still running past the drain is not waited for.
+    // Tasks still running after the drain are not awaited.
     runtime.shutdown_timeout(Duration::from_millis(100));
     Ok(ExitCode::SUCCESS)
 }
@@ -40,9 +40,9 @@ async fn serve(
     logs: Arc<LogControl>,
 ) -> anyhow::Result<()> {
     let section = config.gateway()?;
-    // Before the files are loaded: a change in between must not be missed.
+    // Read before the rules are loaded, so that no change in between is missed.
     let said = rule_sources::load(&config.rules);
-    // Probes, metrics and programs that ask come in where somebody wants them to.
+    // Probes, metrics and checks have listeners only where they are configured.
     let Assembly { limiter, status, protocols: fronts, admin: operators, export: sending } =
         build(&config, DefaultListeners::Closed).await?;
     let gateway = Gateway::bind(&section, Arc::clone(&limiter));
@@ -85,7 +85,7 @@ async fn serve(
     tracing::info!("draining; requests in flight are finished");
     status.drain();
     let _ = stop.send(true);
-    // Each bounds its own drain.
+    // Each server bounds its own drain.
     let _ = proxy.await;
     match fronts.shutdown().await {
         Ok(()) => tracing::info!("drained"),
@@ -110,7 +110,7 @@ async fn serve(
     Ok(())
 }
 
-/// The start banner.
+/// Returns the lines of the start banner.
 fn banner(
     config: &Config,
     addresses: &[(std::net::SocketAddr, bool)],

@@ -1,4 +1,4 @@
-//! Leases as the binary runs them: tended beside the traffic, given back at the end, told about.
+//! Lease tasks of the server process: refills and returns in the background, return at shutdown, stats and metrics.
 
 use crate::server::store::{RedisStack, Store};
 use serde_json::{Value, json};
@@ -10,14 +10,14 @@ use tollgate_engine::{DecisionId, Limiter};
 use tollgate_observe::{MetricsWriter, Telemetry};
 use tollgate_store::LeaseStats;
 
-/// How often idle leases are looked for.
+/// Interval between two searches for idle leases.
 const TASK_INTERVAL: Duration = Duration::from_millis(250);
-/// How long giving back may hold up the end of the process.
+/// Maximum time that shutdown waits for leases to be returned.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Keys told about.
+/// Maximum number of hot keys in a response.
 const MAX_HOT: usize = 100;
 
-/// Asks for units before they run out and gives back what is idle, for as long as the process runs.
+/// Refills leases before units run out and returns idle units, as long as the process runs.
 pub(crate) async fn run_lease_tasks(limiter: Arc<Limiter<Store>>) {
     let Some(leases) = limiter.store().leases() else { return };
     loop {
@@ -36,7 +36,7 @@ pub(crate) async fn run_lease_tasks(limiter: Arc<Limiter<Store>>) {
     }
 }
 
-/// Gives everything back: the process is about to end.
+/// Returns all leased units to the store before the process ends.
 pub(crate) async fn return_leases(limiter: &Arc<Limiter<Store>>) {
     let Some(leases) = limiter.store().leases() else { return };
     let mut returns = JoinSet::new();
@@ -56,7 +56,7 @@ pub(crate) async fn return_leases(limiter: &Arc<Limiter<Store>>) {
     }
 }
 
-/// For `GET /v1/hot`, and with who asks most.
+/// Returns the hot keys, for `GET /v1/hot` and the list of top callers.
 pub(crate) fn hot(leases: &RedisStack, observe: &Telemetry) -> Value {
     let keys: Vec<Value> = leases
         .hot_keys(MAX_HOT)
@@ -74,7 +74,7 @@ pub(crate) fn hot(leases: &RedisStack, observe: &Telemetry) -> Value {
     json!({"hot": keys, "threshold_per_second": leases.config().hot})
 }
 
-/// The figures, for those who look on.
+/// Returns the lease stats as JSON.
 pub(crate) fn stats_json(figures: &LeaseStats) -> Value {
     json!({
         "keys": figures.leases, "hot": figures.hot, "available": figures.available, "local": figures.local,
@@ -82,7 +82,7 @@ pub(crate) fn stats_json(figures: &LeaseStats) -> Value {
     })
 }
 
-/// Writes the figures.
+/// Writes the lease metrics.
 pub(crate) fn metrics(figures: &LeaseStats, page: &mut MetricsWriter) {
     let gauges = [
         ("ratelimit_leases", "Number of keys with a lease on this node.", figures.leases),

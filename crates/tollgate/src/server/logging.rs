@@ -1,6 +1,6 @@
-//! Messages to the standard error: as text for people or JSON for machines, from a level on, which each module may have its
-//! own of, and which an operator may change while the server runs. They are written by a thread of their own: where nobody
-//! reads them, messages are lost and counted, and nobody who decides waits.
+//! Log messages on standard error, as text or JSON, with a minimum level that each module can override and an operator
+//! can change while the server runs. A separate thread writes them: if standard error is not read, messages are dropped
+//! and counted, and no decision waits.
 
 use crate::cli::output::{self, BAD, paint};
 use crate::cli::{LogFormat, ServeFlags};
@@ -19,19 +19,19 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
 
-/// The levels that act, and the way to change them.
+/// Active log levels, and the handle to change them.
 pub(crate) struct LogControl {
     handle: reload::Handle<Targets, Registry>,
     settings: Mutex<LogSettings>,
     format: LogFormat,
 }
 
-/// Where messages go, once there are any: one for the process, as its standard error is.
+/// Queue of log messages, set at the start; one per process, because there is one standard error.
 static MESSAGES: OnceLock<Sink> = OnceLock::new();
-/// How long the end waits for the last messages to be read.
+/// Maximum time that shutdown waits for the last messages to be written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One message on its way.
+/// Writer that queues each message.
 struct Message;
 
 impl Write for Message {
@@ -47,7 +47,7 @@ impl Write for Message {
     }
 }
 
-/// Lets out what was said when the process ends by a panic.
+/// Guard that flushes the log when the process ends by a panic.
 pub(crate) struct FlushOnPanic;
 
 impl Drop for FlushOnPanic {
@@ -58,12 +58,12 @@ impl Drop for FlushOnPanic {
     }
 }
 
-/// Messages that were lost.
+/// Returns the number of dropped messages.
 pub(crate) fn dropped_messages() -> u64 {
     MESSAGES.get().map_or(0, |messages| messages.counts().1)
 }
 
-/// Writes what still waits, and why the process ends, if it is not because somebody told it to.
+/// Writes the queued messages, then `why` the process ends, unless it was stopped regularly.
 pub(crate) fn flush(why: Option<&anyhow::Error>) {
     let why = why.map(|error| {
         let name =
@@ -82,7 +82,8 @@ pub(crate) fn flush(why: Option<&anyhow::Error>) {
     }
 }
 
-/// What is told of a panic, as it is told by default, but without waiting for a reader: it may be on a thread that decides.
+/// Panic hook: writes the same text as the default hook, but never blocks, because the panic may be on a request
+/// thread.
 fn panicked(info: &std::panic::PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let trace = Backtrace::capture();
@@ -92,10 +93,10 @@ fn panicked(info: &std::panic::PanicHookInfo<'_>) {
     let _ = Message.write_all(told.as_bytes());
 }
 
-/// Begins to write messages, as the flags say.
+/// Starts writing log messages in the level and format of `flags`.
 ///
 /// # Errors
-/// If there can be no thread for them.
+/// Returns an error if the writer thread cannot be started.
 pub(crate) fn start(flags: &ServeFlags) -> anyhow::Result<Arc<LogControl>> {
     let _ = MESSAGES.set(Sink::open("messages", Output::Stderr).context("the standard error")?);
     std::panic::set_hook(Box::new(panicked));
@@ -115,17 +116,17 @@ pub(crate) fn start(flags: &ServeFlags) -> anyhow::Result<Arc<LogControl>> {
     Ok(Arc::new(LogControl { handle, settings, format: flags.log_format }))
 }
 
-/// What the standard output is for.
+/// Use of standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stdout {
-    /// People who start the server.
+    /// Text for people, such as the start banner.
     People,
-    /// Lines of JSON, and nothing else.
+    /// JSON lines only.
     Data,
 }
 
 impl LogControl {
-    /// Tells whoever starts the server what there is. A closed output is no reason not to serve.
+    /// Prints the start banner. Errors are ignored: the server runs with a closed output as well.
     pub(crate) fn print_banner(&self, stdout: Stdout, lines: &[String]) {
         let text = lines.join("\n");
         match (stdout, self.format) {
@@ -135,7 +136,7 @@ impl LogControl {
             (Stdout::Data, LogFormat::Text) => {
                 let _ = Message.write_all(format!("{text}\n").as_bytes());
             }
-            // There are machines at both.
+            // Programs read both outputs, so the banner is a JSON log message.
             (Stdout::Data, LogFormat::Json) => tracing::info!("{text}"),
         }
     }
@@ -157,10 +158,10 @@ impl LogLevels for LogControl {
     }
 }
 
-/// The most modules with a level of their own.
+/// Maximum number of modules with their own level.
 const MAX_TARGETS: usize = 64;
 
-/// What is wrong, and where.
+/// Validates log settings. The error is the field and what is wrong with it.
 fn check(wanted: &LogSettings) -> Result<(), (String, String)> {
     level(&wanted.level).map_err(|error| ("level".to_owned(), error))?;
     if wanted.modules.len() > MAX_TARGETS {
@@ -197,7 +198,7 @@ fn targets(settings: &LogSettings) -> Targets {
     Targets::new().with_default(of(&settings.level)).with_targets(modules)
 }
 
-/// What `--log` says: `info`, or `info,tollgate_store=debug`.
+/// Value of `--log`: `info`, or `info,tollgate_store=debug`.
 #[derive(Clone, Debug)]
 pub(crate) struct LogFlag(LogSettings);
 

@@ -1,13 +1,13 @@
-//! How many files the process may have open: every connection is one. Systems start programs with few (1024, often) and let
-//! them have more: all that they may have is taken at the start.
+//! Open file limit of the process: every connection needs a file. Systems start programs with a low soft limit (often
+//! 1024) below the hard one; the server raises it to the hard limit at the start.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 
-/// Files that are no connections: listeners, logs, databases.
+/// Files other than connections: listeners, logs, databases.
 const OTHERS: u64 = 100;
 
-/// Raises the limit as far as it goes, and says how far that is.
+/// Raises the soft limit to the hard limit and logs the result.
 pub(crate) fn raise() {
     let before = getrlimit(Resource::Nofile);
     if before.current != before.maximum
@@ -28,7 +28,7 @@ const fn connections(allowed: u64) -> u64 {
     allowed.saturating_sub(OTHERS)
 }
 
-/// For `/readyz?verbose`; nothing stands for no limit.
+/// Returns the limit for `/readyz?verbose`; null means unlimited.
 pub(crate) fn details() -> Value {
     let allowed = getrlimit(Resource::Nofile).current;
     json!({"allowed": allowed, "connections": allowed.map(connections)})

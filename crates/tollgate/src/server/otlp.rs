@@ -1,5 +1,5 @@
-//! Spans on their way to a collector: OpenTelemetry's protocol over HTTP, by a task of its own that takes away what waits
-//! once a second. Nobody waits for it: a collector that is slow or away costs spans, which are counted, and nothing else.
+//! OTLP span exporter: a background task that posts the buffered spans to a collector over HTTP once a second. Nothing
+//! waits for it: with a slow or unavailable collector spans are dropped and counted, without any other effect.
 
 mod settings;
 
@@ -18,29 +18,29 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tollgate_observe::{SpanBuffer, Telemetry};
 
-/// How often what waits is taken away.
+/// Interval between two rounds of sending.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Spans in one message, and messages a round: with what may wait, that is all that one node ever sends in a second.
+/// Spans per message, and messages per round: together with the buffer size they bound what a node sends per second.
 const BATCH: usize = 512;
 const ROUND: usize = 16;
-/// How long a collector may take for a message.
+/// Timeout of one message.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a message is tried, and the longest wait before the next time.
+/// Maximum attempts per message, and the longest pause between two of them.
 const MAX_ATTEMPTS: u32 = 4;
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
-/// How long the end waits for the last spans to be sent.
+/// Maximum time that shutdown waits for the last spans to be sent.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-/// What is read of an answer.
+/// Maximum size of a response, in bytes.
 const MAX_RESPONSE: usize = 64 * 1024;
 
-/// The task that sends, and how it is ended.
+/// Background task that sends spans, and its stop signal.
 pub(crate) struct ExportTask {
     task: JoinHandle<()>,
     stop: watch::Sender<bool>,
 }
 
 impl ExportTask {
-    /// Begins to send, where that is asked for.
+    /// Starts the task if a collector is configured.
     pub(crate) fn start(otlp: Option<&Otlp>, observe: &Arc<Telemetry>) -> anyhow::Result<Option<Self>> {
         let Some(otlp) = otlp else { return Ok(None) };
         tracing::info!("sending traces to {}", otlp.uri);
@@ -50,7 +50,7 @@ impl ExportTask {
         Ok(Some(Self { task: tokio::spawn(collector.run(observe, stopped)), stop }))
     }
 
-    /// Sends what still waits, and ends.
+    /// Sends the buffered spans and stops the task.
     pub(crate) async fn shutdown(self) {
         let _ = self.stop.send(true);
         let abort = self.task.abort_handle();
@@ -61,18 +61,18 @@ impl ExportTask {
     }
 }
 
-/// Who takes spans.
+/// Collector with its client and connection state.
 struct Collector {
     otlp: Otlp,
     client: Client,
-    /// A connection that may still be good.
+    /// Idle connection from the last message; the collector may have closed it.
     connection: Option<SendRequest<RequestBody>>,
     is_unavailable: bool,
 }
 
-/// Why a message was not taken.
+/// Reason that a message was not accepted.
 enum ExportError {
-    /// Another time it may be.
+    /// A later attempt may succeed; with the collector's `Retry-After`, if any.
     Retryable(anyhow::Error, Option<Duration>),
     Permanent(anyhow::Error),
 }
@@ -108,7 +108,7 @@ impl Collector {
         }
     }
 
-    /// Tries for a while; its answer.
+    /// Sends a message, with retries. Returns the body of the response.
     async fn send(&mut self, message: &Bytes, stop: &mut watch::Receiver<bool>) -> anyhow::Result<Bytes> {
         let (mut tries, mut pause) = (MAX_ATTEMPTS, INTERVAL);
         loop {
@@ -161,14 +161,14 @@ impl Collector {
             });
         }
         let answer = Limited::new(answer.into_body(), MAX_RESPONSE).collect().await;
-        // It has the spans, whatever becomes of the rest of its answer.
+        // The collector has accepted the spans, even if the rest of its response is lost.
         let Ok(answer) = answer else { return Ok(Bytes::new()) };
         self.connection = Some(sender);
         Ok(answer.to_bytes())
     }
 }
 
-/// Waits; whether it is time to stop.
+/// Waits for `time`. Returns early with true if the task must stop.
 async fn wait(time: Duration, stop: &mut watch::Receiver<bool>) -> bool {
     let stopping = stop.wait_for(|stop| *stop);
     tokio::time::timeout(time, stopping).await.is_ok()

@@ -1,5 +1,5 @@
-//! The addresses where programs ask: gRPC, HTTP and the Redis protocol. `serve` and `gateway` have the same ones, with the same
-//! settings; they differ in which are open when nobody has said anything.
+//! Protocol servers: the listeners for gRPC, HTTP and the Redis protocol. `serve` and `gateway` have the same ones with
+//! the same settings; they differ only in which are open by default.
 
 use crate::cli::Listen;
 use crate::config::Config;
@@ -19,26 +19,26 @@ use tollgate_server::{http, resp, rls};
 
 const GRPC: SocketAddr = local(8081);
 const HTTP: SocketAddr = local(8080);
-/// Nobody needs it who has not asked: that it is taken is no reason not to serve.
+/// Optional by default: if the port is in use, the server starts without the Redis protocol.
 const RESP: SocketAddr = local(6380);
 
-/// The longest that draining may take before the process ends all the same.
+/// Maximum duration of draining; after it the process ends with requests still in flight.
 const DRAIN: Duration = Duration::from_secs(15);
 
 const fn local(port: u16) -> SocketAddr {
     SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))
 }
 
-/// What becomes of addresses that nobody has said anything of.
+/// State of the listeners that no setting configures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DefaultListeners {
-    /// They are open where everybody looks for them.
+    /// Listening on their default addresses.
     Open,
-    /// They are not open.
+    /// Not listening.
     Closed,
 }
 
-/// Addresses that are bound, and how those who ask there are answered.
+/// Bound listeners of the protocol servers, with their forward-auth settings.
 pub(crate) struct ProtocolServers {
     grpc: Option<TcpListener>,
     http: Option<TcpListener>,
@@ -46,7 +46,7 @@ pub(crate) struct ProtocolServers {
     forward: http::ForwardAuth,
 }
 
-/// What serves them.
+/// Tasks of the running protocol servers.
 pub(crate) struct RunningServers {
     grpc: Option<JoinHandle<Result<(), Box<dyn std::error::Error + Send + Sync>>>>,
     others: Vec<JoinHandle<()>>,
@@ -70,7 +70,7 @@ impl ProtocolServers {
         Ok(Self { grpc, http, resp, forward })
     }
 
-    /// Whether there is none.
+    /// Returns whether no listener is open.
     pub(crate) const fn is_empty(&self) -> bool {
         self.grpc.is_none() && self.http.is_none() && self.resp.is_none()
     }
@@ -79,7 +79,7 @@ impl ProtocolServers {
         self.http.as_ref()?.local_addr().ok()
     }
 
-    /// What a person who starts the server reads of them.
+    /// Returns the lines of the start banner, one per open listener.
     pub(crate) fn banner(&self) -> Vec<String> {
         let all = [
             ("http", &self.http, "probes, metrics, /v1/check"),
@@ -92,12 +92,12 @@ impl ProtocolServers {
         all.into_iter().filter_map(line).collect()
     }
 
-    /// What reads tokens there, for whoever looks after its keys.
+    /// Returns the JWT verifier of the HTTP listener, for the task that reloads its keys.
     pub(crate) fn jwt(&self) -> Option<Arc<JwtVerifier>> {
         self.http.as_ref().and_then(|_| self.forward.tokens())
     }
 
-    /// Answers whoever asks, until `drain` has come.
+    /// Starts serving requests on all listeners, until `drain` completes.
     pub(crate) fn start<D: Future<Output = ()> + Send + 'static>(
         self,
         config: &Config,
@@ -124,7 +124,7 @@ impl ProtocolServers {
 }
 
 impl RunningServers {
-    /// Waits for those who are being answered.
+    /// Waits for the requests in flight, for at most `DRAIN`.
     pub(crate) async fn shutdown(self) -> anyhow::Result<()> {
         let ended = async {
             for other in self.others {

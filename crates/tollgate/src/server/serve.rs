@@ -1,4 +1,4 @@
-//! `tollgate serve`: run until told to stop, then drain.
+//! `tollgate serve`: runs until a shutdown signal, then drains.
 
 use crate::cli::ServeFlags;
 use crate::config::Config;
@@ -18,7 +18,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tollgate_engine::Limiter;
 
-/// Where there is one core, there is nobody to share work with: a scheduler that could costs every request.
+/// Builds the runtime. A single core gets the single-threaded one: a work-stealing scheduler would only add cost per
+/// request.
 pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut builder = match cores {
@@ -37,13 +38,13 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
     open_files::raise();
     let runtime = runtime()?;
     runtime.block_on(serve(config, logs))?;
-    // What is still running past the drain is not waited for.
+    // Tasks still running after the drain are not awaited.
     runtime.shutdown_timeout(Duration::from_millis(100));
     Ok(ExitCode::SUCCESS)
 }
 
 async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
-    // Before the files are loaded: a change in between must not be missed.
+    // Read before the rules are loaded, so that no change in between is missed.
     let said = rule_sources::load(&config.rules);
     let Assembly { limiter, status, protocols: fronts, admin: operators, export: sending } =
         build(&config, DefaultListeners::Open).await?;
@@ -88,8 +89,9 @@ async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Charges the shared counters with what was let through while they were away. While they still are, ever more seldom: each try
-/// counts as an error of theirs, and whoever owes pays before he is served anyway.
+/// Charges the shared counters for requests allowed in fallback while the store was unavailable. The pause grows while
+/// it remains unavailable: each attempt counts as a store error, and a check reconciles the pending charges of its
+/// counters first anyway.
 pub(crate) async fn run_reconciliation(limiter: Arc<Limiter<Store>>) {
     const SOON: Duration = Duration::from_millis(100);
     const LATE: Duration = Duration::from_secs(5);
@@ -100,12 +102,12 @@ pub(crate) async fn run_reconciliation(limiter: Arc<Limiter<Store>>) {
     }
 }
 
-/// Ready when somebody has told the process to stop. From this call on signals end it no more by themselves: whoever has read
-/// the greeting may send one.
+/// Returns a future that completes on SIGTERM or SIGINT. From this call on, these signals no longer terminate the
+/// process directly; call it before the start banner is printed, because a signal may follow at once.
 pub(crate) fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    // Somebody listens to this one a little later.
+    // Keeps SIGHUP from terminating the process; the reload task subscribes to it later.
     drop(signal(SignalKind::hangup())?);
     Ok(async move {
         tokio::select! {

@@ -1,4 +1,4 @@
-//! What the process tells about itself: readiness, the rules it runs, the last change that was refused, its figures.
+//! Process status: readiness, active rules, last failed reload, metrics and node details.
 
 use crate::config::Config;
 use crate::server::admin;
@@ -15,7 +15,7 @@ use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_engine::{Limiter, Origin};
 use tollgate_observe::{MetricsWriter, ProcessStatus, Telemetry, rfc3339};
 
-/// How long the end waits for the last decisions to be written.
+/// Maximum time that shutdown waits for the last decisions to be written.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) struct ServerStatus {
@@ -23,26 +23,26 @@ pub(crate) struct ServerStatus {
     telemetry: Arc<Telemetry>,
     clock: SystemClock,
     started: Timestamp,
-    /// Since when the rules act, in microseconds.
+    /// Time at which the active rules took effect, in microseconds.
     rules_since: AtomicU64,
     draining: AtomicBool,
     paths: Vec<String>,
     failures: Mutex<BTreeMap<ReloadTarget, String>>,
     reloads: AtomicU64,
     failure_count: AtomicU64,
-    /// Figures of whatever else runs in the process.
+    /// Metrics of other components of the process, such as the gateway.
     more: std::sync::OnceLock<MetricsSource>,
-    /// What operators decide, where that is kept.
+    /// Control plane and rule manager, with a database.
     control: std::sync::OnceLock<(Arc<ControlPlane>, Arc<RuleManager>)>,
 }
 
-/// What can be changed while the process runs, each on its own.
+/// Parts of the configuration that are reloaded independently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ReloadTarget {
     Rules,
-    /// What tokens are verified by.
+    /// Keys that verify JWTs.
     Keys,
-    /// The gateway's part of the file of `--config`.
+    /// The `gateway` part of the file of `--config`.
     Settings,
 }
 
@@ -67,23 +67,23 @@ impl ServerStatus {
         }
     }
 
-    /// Adds figures to those that are told already.
+    /// Adds a source of metrics.
     pub(crate) fn add_metrics(&self, figures: impl Fn(&mut MetricsWriter) + Send + Sync + 'static) {
         let _ = self.more.set(Box::new(figures));
     }
 
-    /// Tells of what operators decide, too.
+    /// Adds the control plane to status and metrics.
     pub(crate) fn attach_control(&self, control: Arc<ControlPlane>, desk: Arc<RuleManager>) {
         let _ = self.control.set((control, desk));
     }
 
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
-        // Those who listen would never go by themselves.
+        // Subscribers of the event stream would otherwise never disconnect.
         self.telemetry.close();
     }
 
-    /// Writes the last decisions to the log's output. Nobody decides any more.
+    /// Writes the last decisions to the decision log. Call it when no more decisions are made.
     pub(crate) async fn shutdown(&self) {
         let observe = Arc::clone(&self.telemetry);
         let lost = tokio::task::spawn_blocking(move || observe.flush(SHUTDOWN_TIMEOUT)).await;
@@ -97,7 +97,7 @@ impl ServerStatus {
         self.clock.now().since(since).as_micros() / 1_000
     }
 
-    /// New rules act.
+    /// Records that new rules took effect.
     pub(crate) fn reloaded(&self) {
         self.reloads.fetch_add(1, Ordering::Relaxed);
         self.rules_since.store(self.clock.now().as_micros(), Ordering::Relaxed);
@@ -105,8 +105,8 @@ impl ServerStatus {
         self.record_success(ReloadTarget::Rules);
     }
 
-    /// Somebody has changed something, here or elsewhere: those who look on may want to look again. What it was is for those
-    /// who may ask.
+    /// Broadcasts that operators' state has changed, on this or another node, so that dashboards refresh. The event has
+    /// only the kind and the control revision: reading the change itself requires authorization.
     pub(crate) fn on_change(&self, heard: ChangeEvent) {
         let Some((control, _)) = self.control.get() else { return };
         let kind = match heard {
@@ -117,7 +117,7 @@ impl ServerStatus {
         self.telemetry.broadcast(kind, &json!({"revision": control.revision()}));
     }
 
-    /// A change was refused; what was good before still acts.
+    /// Records a failed reload; the previous state remains active.
     pub(crate) fn record_failure(&self, part: ReloadTarget, error: String) {
         if part == ReloadTarget::Rules {
             self.failure_count.fetch_add(1, Ordering::Relaxed);
@@ -125,7 +125,7 @@ impl ServerStatus {
         self.all_failures().insert(part, error);
     }
 
-    /// What is on disk is what acts.
+    /// Records that the state on disk is active.
     pub(crate) fn record_success(&self, part: ReloadTarget) {
         self.all_failures().remove(&part);
     }
@@ -255,7 +255,7 @@ impl ProcessStatus for ServerStatus {
     }
 }
 
-/// How long the last change took to act here, if there was one since the start.
+/// Returns the propagation time of the last change to this node, in milliseconds; `None` without one since the start.
 fn took(control: &ControlPlane) -> Option<i64> {
     (control.lag().count() > 0).then(|| control.lag().last_millis())
 }

@@ -1,9 +1,9 @@
-//! Where counters live, as the binary stacks it: one list a choice, outermost first.
+//! Counter store of the server: one stack of layers per choice, outermost first.
 //!
 //! | `--store` | stack |
 //! |---|---|
 //! | `memory` | the memory table |
-//! | `redis://…` and the like | leases and local counters, over denials remembered, over Redis (with a breaker for each shard inside) |
+//! | `redis://…` and the like | leases and local counters, over the deny cache, over Redis (with a breaker per shard) |
 
 use serde_json::{Value, json};
 use tollgate_core::{Charge, CounterStore, Outcome, Outcomes, Permit, StoreError, SystemClock, UnitReturn};
@@ -12,7 +12,7 @@ use tollgate_store::{
     BreakerState, DenyCache, LeaseConfig, LeasedStore, MemoryStats, MemoryStore, RedisStore,
 };
 
-/// Denials that are remembered, 64 bytes each.
+/// Capacity of the deny cache, in denials of 64 bytes each.
 const DENIALS: usize = 65_536;
 
 #[allow(clippy::large_enum_variant, reason = "there is one in a process, and it is never moved")]
@@ -21,7 +21,7 @@ pub(crate) enum Store {
     Redis(RedisStack),
 }
 
-/// Counters in Redis, with what stands in front of them.
+/// Counters in Redis, behind leases and the deny cache.
 pub(crate) type RedisStack = LeasedStore<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
 
 impl Store {
@@ -35,7 +35,7 @@ impl Store {
         Self::Redis(LeasedStore::new(remembered, redis.clone(), clock, leases).with_local(local))
     }
 
-    /// The leases, where there are any.
+    /// Returns the leases, with a Redis store.
     pub(crate) const fn leases(&self) -> Option<&RedisStack> {
         match self {
             Self::Memory(_) => None,
@@ -43,7 +43,7 @@ impl Store {
         }
     }
 
-    /// For `/readyz?verbose`.
+    /// Returns the store's part of `/readyz?verbose`.
     pub(crate) fn details(&self) -> Value {
         match self {
             Self::Memory(_) => json!({"kind": "memory"}),
@@ -67,7 +67,7 @@ impl Store {
         }
     }
 
-    /// Writes its figures.
+    /// Writes the store's metrics.
     pub(crate) fn metrics(&self, page: &mut MetricsWriter) {
         match self {
             Self::Memory(memory) => memory_metrics(&memory.stats(), page),
@@ -80,14 +80,14 @@ impl Store {
         }
     }
 
-    /// The breaker of each shard, for those who look on.
+    /// Returns the breaker state of each shard as JSON.
     pub(crate) fn breakers(&self) -> Vec<Value> {
         let Self::Redis(far) = self else { return Vec::new() };
         let shards = far.inner().inner().status();
         shards.iter().map(|shard| json!({"shard": shard.address, "state": shard.breaker.name()})).collect()
     }
 
-    /// Which kind it is.
+    /// Returns the kind of store, for status output.
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Self::Memory(_) => "memory",

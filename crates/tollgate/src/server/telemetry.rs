@@ -1,4 +1,4 @@
-//! Who watches decisions in this process, by its settings.
+//! Telemetry of the process, started from its settings: decision log, masking, node name.
 
 use crate::cli::{ServeFlags, deprecated_variable, parse_size};
 use crate::config::Config;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tollgate_control::ControlPlane;
 use tollgate_observe::{Mask, MaskStyle, MaskedAttributes, NodeInfo, Output, Telemetry, TelemetryConfig};
 
-/// Decisions in memory, at the most.
+/// Maximum number of decisions in memory.
 const MAX_RECORDS: usize = 1_000_000;
 
 /// `decision_log` in the file of `--config`; what is left out is as in `docs/observe.md`.
@@ -35,7 +35,7 @@ pub(crate) struct DecisionLog {
     mask_style: MaskStyle,
 }
 
-/// Flags over the file, held to bounds.
+/// Merges flags over the file and validates the bounds.
 pub(crate) fn decision_log(flags: &ServeFlags, file: DecisionLog) -> anyhow::Result<DecisionLog> {
     let former =
         || deprecated_variable("TOLLGATE_DECISION_LOG_ALLOWED", "TOLLGATE_DECISION_LOG_ALLOWED_SAMPLE");
@@ -73,7 +73,7 @@ impl DecisionLog {
         Ok(size.map_or(100 << 20, |size| size as u64))
     }
 
-    /// Whether it is written to the standard output.
+    /// Returns whether the decision log goes to standard output.
     pub(crate) fn is_stdout(&self) -> bool {
         self.output.as_ref().is_some_and(|path| path.as_os_str() == "stdout")
     }
@@ -88,7 +88,7 @@ impl DecisionLog {
 
     fn mask(&self, control: Option<&Arc<ControlPlane>>) -> Mask {
         let mask = match control {
-            // The same ids on all nodes, and those that quotas go by.
+            // Gives the same key ids on all nodes, equal to those of quotas.
             Some(control) => {
                 let book = Arc::clone(control);
                 Mask::with_hash(move |text| book.key_id(text))
@@ -104,7 +104,7 @@ impl DecisionLog {
     }
 }
 
-/// Starts watching.
+/// Starts telemetry.
 pub(crate) fn start(config: &Config, control: Option<&Arc<ControlPlane>>) -> anyhow::Result<Arc<Telemetry>> {
     let log = &config.decision_log;
     let defaults = TelemetryConfig::default();
@@ -123,7 +123,7 @@ pub(crate) fn start(config: &Config, control: Option<&Arc<ControlPlane>>) -> any
     Ok(observe)
 }
 
-/// The machine's name.
+/// Returns the host name.
 fn machine() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())

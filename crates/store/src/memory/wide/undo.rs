@@ -1,32 +1,33 @@
 //! Exact undo of a charge on a wide counter.
 //!
 //! Small states are copied before they are charged. Logs and permits can be large, and both charge at their end: what
-//! was added there is taken off again. A refund can remove anything, so before one the state is copied whatever its size.
+//! was added there is removed again. A refund can remove any entry, so before one the state is copied whatever its
+//! size.
 
 use super::WideCharge;
 use tollgate_core::{PermitId, State, Timestamp};
 
-/// How to take back a charge.
+/// How to undo a charge.
 #[derive(Debug)]
 pub(crate) enum Undo {
-    /// It changed nothing.
+    /// The charge changed nothing.
     Nothing,
-    /// It made this entry.
+    /// The charge created this entry.
     Remove(u128),
-    /// It stepped this entry.
+    /// The charge stepped this entry.
     Step(u128, Step),
 }
 
-/// What a step will have changed.
+/// The part of a state that a step changes.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Anything: this was the state.
+    /// Any part: this was the state before.
     Whole(State),
     /// The newest units of a log.
     LogTail,
     /// The newest permit.
     PermitTail,
-    /// Units and deadline of a permit that was held.
+    /// Units and deadline of a permit that was held before.
     Renewal(u64, Timestamp),
 }
 

@@ -1,9 +1,9 @@
-//! Comparing what came of a step with what was expected.
+//! Comparison of a step's actual result with the expected one.
 
 use super::file::{Expect, ExpectStatus};
 use std::fmt::Display;
 
-/// What came of a step.
+/// Actual result of a step.
 #[derive(Debug, Default)]
 pub(crate) struct Actual {
     pub(crate) overall: &'static str,
@@ -26,7 +26,7 @@ pub(crate) struct ActualStatus {
     pub(crate) name: String,
 }
 
-/// The differences, a line each.
+/// Returns the differences, one line each.
 pub(crate) fn differences(expected: &Expect, actual: &Actual) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(overall) = &expected.overall {

@@ -1,4 +1,4 @@
-//! The form of a test file: one case, or a list of them.
+//! Test file format: one case, or a list of them.
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 use tollgate_core::TimeDelta;
 
-/// The cases of a file.
+/// Cases of a test file.
 #[derive(Debug)]
 pub(crate) struct File(pub(crate) Vec<Case>);
 
@@ -30,7 +30,7 @@ impl<'de> Deserialize<'de> for File {
     }
 }
 
-/// One set of rules and the steps to take with them.
+/// Test case: a rule set and the steps to run against it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Case {
@@ -49,7 +49,7 @@ pub(crate) struct Case {
     pub(crate) steps: Vec<Step>,
 }
 
-/// One request and what should come of it.
+/// Step: one request and its expected result.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Step {
@@ -59,7 +59,7 @@ pub(crate) struct Step {
     pub(crate) descriptors: Option<Vec<StepDescriptor>>,
     pub(crate) attributes: Option<BTreeMap<String, Scalar>>,
     pub(crate) cost: Option<u64>,
-    /// How often the same request is sent; what is expected holds for the last.
+    /// Number of times the request is sent; the expectation applies to the last.
     pub(crate) repeat: Option<u32>,
     #[serde(default)]
     pub(crate) expect: Expect,
@@ -70,7 +70,7 @@ pub(crate) struct Step {
 pub(crate) struct StepDescriptor {
     #[serde(default)]
     pub(crate) entries: Vec<(Scalar, Scalar)>,
-    /// Below zero gives back.
+    /// Number of hits; a negative number refunds.
     pub(crate) hits: Option<i64>,
     pub(crate) limit: Option<StepLimit>,
 }
@@ -82,7 +82,7 @@ pub(crate) struct StepLimit {
     pub(crate) unit: String,
 }
 
-/// What should come of a step; what is not written is not compared.
+/// Expected result of a step; omitted fields are not compared.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expect {
@@ -108,7 +108,7 @@ pub(crate) struct ExpectStatus {
     pub(crate) has_limit: Option<bool>,
 }
 
-/// Text, also where YAML sees a number or a boolean.
+/// Text, also if it looks like a number or a boolean in YAML.
 #[derive(Debug)]
 pub(crate) struct Scalar(pub(crate) String);
 
@@ -118,7 +118,7 @@ impl<'de> Deserialize<'de> for Scalar {
     }
 }
 
-/// A time to move on by: `19s`, `250ms`, `2h`, or plain seconds.
+/// Time by which the clock advances: `19s`, `250ms`, `2h`, or plain seconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Advance(pub(crate) TimeDelta);
 

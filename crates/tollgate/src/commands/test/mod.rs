@@ -1,7 +1,7 @@
 //! `tollgate test`: unit tests for rule files on a simulated clock.
 //!
-//! `file` is the form of a test file, `runner` takes the steps, `expect` compares. Steps go through the same code as a
-//! request over gRPC or HTTP does, so what passes here passes there.
+//! `file` is the format of a test file, `runner` runs the steps, `expect` compares the results. Steps use the same code
+//! as requests over gRPC or HTTP, so results are the same as on a server.
 
 mod expect;
 mod file;
@@ -35,7 +35,7 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
         Ok(())
     };
     for path in &flags.files {
-        // A file that cannot be read fails like a case, so that the others are run and counted all the same.
+        // An unreadable file fails like a case, so that the other files are still run and counted.
         let cases = match read(path) {
             Ok(cases) => cases,
             Err(error) => {

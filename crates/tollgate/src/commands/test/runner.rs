@@ -1,4 +1,4 @@
-//! Taking the steps of a case: descriptors go the way of a gRPC request, attributes the way of an HTTP one.
+//! Test runner: runs descriptor steps like gRPC requests and attribute steps like HTTP requests.
 
 use super::expect::{Actual, ActualStatus, differences};
 use super::file::{Case, Step, StepDescriptor};
@@ -21,7 +21,7 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 
 type TestLimiter = Limiter<MemoryStore<Arc<ManualClock>>>;
 
-/// Runs a case; the error is what differed.
+/// Runs a case. The error lists the differences.
 pub(crate) fn run(case: &Case, base: &Path) -> Result<(), String> {
     let loaded = sources(case, base).and_then(|sources| {
         Ruleset::load(&sources, &crate::config::options(case.profile)).map_err(|errors| errors.to_string())

@@ -1,4 +1,4 @@
-//! The screen of `tollgate top`.
+//! Screen layout of `tollgate top`.
 
 use super::{TopState, numbers, plain, shown};
 use ratatui::Frame;
@@ -96,9 +96,10 @@ fn by_rule(frame: &mut Frame<'_>, area: Rect, seen: &TopState) {
     frame.render_widget(table, area);
 }
 
-/// As wide as what is in them; the first, which is a name, has the rest. Those at the end are left out rather than a name.
+/// Returns column widths: each as wide as its widest cell, and the rest for the first, which is a name. If space is
+/// short, the last columns are omitted before the name is shortened.
 fn widths<'r>(area: Rect, rows: impl Iterator<Item = &'r Vec<String>>) -> Vec<Constraint> {
-    /// What tells one name from another.
+    /// Number of characters that usually distinguish two names.
     const NAME: usize = 12;
     let mut most: Vec<usize> = Vec::new();
     for row in rows {
@@ -106,11 +107,11 @@ fn widths<'r>(area: Rect, rows: impl Iterator<Item = &'r Vec<String>>) -> Vec<Co
         row.iter().zip(&mut most).for_each(|(cell, most)| *most = cell.chars().count().max(*most));
     }
     let Some((name, others)) = most.split_first() else { return Vec::new() };
-    // Without the border.
+    // Width without the border.
     let mut rest = usize::from(area.width).saturating_sub(2).saturating_sub(NAME.min(*name));
     let mut widths = vec![Constraint::Fill(1)];
     for other in others {
-        // One more for the space between.
+        // One more for the space between columns.
         let Some(left) = rest.checked_sub(other + 1) else { break };
         rest = left;
         widths.push(Constraint::Length(u16::try_from(*other).unwrap_or(u16::MAX)));
@@ -118,7 +119,7 @@ fn widths<'r>(area: Rect, rows: impl Iterator<Item = &'r Vec<String>>) -> Vec<Co
     widths
 }
 
-/// What stands behind the decisions; below it the keys that are hot, where keys are leased.
+/// Draws the state of the store, and below it the hot keys if keys are leased.
 fn store(frame: &mut Frame<'_>, area: Rect, seen: &TopState) {
     if seen.stats["node"]["leases"].is_null() {
         health(frame, area, seen);
@@ -131,7 +132,7 @@ fn store(frame: &mut Frame<'_>, area: Rect, seen: &TopState) {
     list(frame, below, &title, &seen.hot().into(), &[("key", ""), ("per_second", "/s"), ("state", "")]);
 }
 
-/// Breakers, leases, and what is under way.
+/// Draws breakers, leases and permits in flight.
 fn health(frame: &mut Frame<'_>, area: Rect, seen: &TopState) {
     let node = &seen.stats["node"];
     let mut lines = Vec::new();
@@ -156,12 +157,12 @@ fn health(frame: &mut Frame<'_>, area: Rect, seen: &TopState) {
     frame.render_widget(lines.block(Block::bordered().title(" store ")), area);
 }
 
-/// A list of callers, by its fields: the name, and the unit it is shown in.
+/// Draws a list of callers; `fields` are the names of the values and their units.
 fn list(frame: &mut Frame<'_>, area: Rect, title: &str, all: &Value, fields: &[(&str, &str)]) {
     let cells = |one: &Value| fields.iter().map(|(name, unit)| shown(&one[*name], unit)).collect();
     let rows: Vec<Vec<String>> = all.as_array().into_iter().flatten().map(cells).collect();
     let widths = widths(area, rows.iter());
-    // Cells without a column of their own would be given one.
+    // The table would add columns for surplus cells.
     let rows = rows.into_iter().map(|row| Row::new(row.into_iter().take(widths.len()).collect::<Vec<_>>()));
     let table = Table::new(rows.collect::<Vec<_>>(), widths.clone());
     frame.render_widget(table.block(Block::bordered().title(format!(" {title} "))), area);
@@ -229,11 +230,11 @@ mod tests {
     fn an_unavailable_server_is_reported() {
         let seen = TopState { stats: json!({}), top: json!({}), failure: Some("cannot connect".to_owned()) };
         assert!(screen(&seen, 60, 24).contains("cannot connect"));
-        // Too small for anything, but no reason to fall over.
+        // A screen too small for any content must not panic.
         screen(&seen, 5, 3);
     }
 
-    /// Whoever is on a small screen must know who it is that asks.
+    /// Names of callers stay readable on a small screen.
     #[test]
     fn names_have_room_on_a_small_screen() {
         let caller = "sk_liv…12345678";

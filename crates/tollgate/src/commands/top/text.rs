@@ -1,4 +1,4 @@
-//! One snapshot of `tollgate top`, line by line, where there is no terminal.
+//! Text output of `tollgate top`: one sample of the server's state, line by line, if there is no terminal.
 
 use super::{TopState, plain, shown};
 use crate::admin_client;
@@ -33,7 +33,7 @@ pub(super) fn print(seen: &TopState) -> anyhow::Result<()> {
     list(["HOT KEY", "RATE", "STATE"], &seen.hot(), [("key", ""), ("per_second", "/s"), ("state", "")])
 }
 
-/// A list, if there is anything in it.
+/// Prints a table, unless it is empty.
 fn list(titles: [&str; 3], all: &[Value], fields: [(&str, &str); 3]) -> anyhow::Result<()> {
     if all.is_empty() {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Where spans are sent: by our own setting, else by OpenTelemetry's variables, so that a machine on which these are set for
-//! all programs needs nothing more.
+//! OTLP settings: the collector for spans, from Tollgate's own setting, else from OpenTelemetry's variables, so that a
+//! machine on which these are set for all programs needs no further configuration.
 
 use crate::admin_client::{self, Client};
 use crate::cli::ServeFlags;
@@ -9,15 +9,15 @@ use hyper::header::{HeaderName, HeaderValue};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where spans go.
+/// Collector that spans are sent to.
 #[derive(Clone)]
 pub(crate) struct Otlp {
     pub(super) uri: Uri,
-    /// They may hold secrets.
+    /// Request headers; they may contain secrets.
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
-    /// Whose certificates are trusted, where not the system's.
+    /// CA bundle and the name of its variable; `None` uses the system's.
     ca: Option<(&'static str, PathBuf)>,
-    /// What the service is called.
+    /// Service name of the spans.
     pub(crate) service: String,
 }
 
@@ -27,19 +27,19 @@ impl fmt::Debug for Otlp {
     }
 }
 
-/// A variable of OpenTelemetry's own; empty is as good as not there.
+/// Returns an OpenTelemetry variable; an empty one counts as unset.
 fn variable(name: &str) -> Option<String> {
     let text = std::env::var(name).ok()?;
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// One of traces alone, else the one of all signals.
+/// Returns the name and value of the variable for traces, else of the one for all signals.
 fn either(traces: &'static str, all: &'static str) -> Option<(&'static str, String)> {
     let named = |name: &'static str| variable(name).map(|text| (name, text));
     named(traces).or_else(|| named(all))
 }
 
-/// What the settings ask for: the flag or its variable, the file, then OpenTelemetry's own variables.
+/// Reads the collector from the flag or its variable, else the file, else OpenTelemetry's variables.
 pub(crate) fn read(flags: &ServeFlags, file: Option<String>) -> anyhow::Result<Option<Otlp>> {
     match flags.otlp.clone().or(file) {
         Some(address) if address == "off" => Ok(None),
@@ -48,7 +48,8 @@ pub(crate) fn read(flags: &ServeFlags, file: Option<String>) -> anyhow::Result<O
     }
 }
 
-/// An address, with what OpenTelemetry's variables say beside it. What cannot be used is an error, which holds no secrets.
+/// Returns a collector at `address`, with headers, CA and service name from OpenTelemetry's variables. Invalid values
+/// are errors; the messages contain no secrets.
 fn from_endpoint(from: &'static str, address: &str) -> anyhow::Result<Otlp> {
     let uri = endpoint(address, from != "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").with_context(|| {
         format!("{from}: write the HTTP address of a collector, such as http://127.0.0.1:4318, or off")
@@ -68,8 +69,8 @@ fn from_endpoint(from: &'static str, address: &str) -> anyhow::Result<Otlp> {
     Ok(otlp)
 }
 
-/// Where OpenTelemetry's own variables send traces. They are often there for all programs of a machine, so what does not
-/// suit us switches us off and is no error.
+/// Returns the collector of OpenTelemetry's variables. They are often set for all programs of a machine, so unsupported
+/// values disable traces with a warning and are not an error.
 fn from_environment() -> Option<Otlp> {
     let is = |name, word| variable(name).is_some_and(|text| text.eq_ignore_ascii_case(word));
     if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
@@ -86,7 +87,8 @@ fn from_environment() -> Option<Otlp> {
     found.inspect_err(|error| tracing::warn!("traces disabled: {error:#}")).ok()
 }
 
-/// An address as it is posted to; no error repeats it, for it may hold a password. That of all signals has a path for each of them.
+/// Returns the URL that spans are posted to. Errors do not repeat the address, which may contain a password. An address
+/// for all signals gets the path of traces.
 fn endpoint(address: &str, of_all_signals: bool) -> anyhow::Result<Uri> {
     let uri: Uri = address.parse()?;
     let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
@@ -107,7 +109,7 @@ fn endpoint(address: &str, of_all_signals: bool) -> anyhow::Result<Uri> {
     Ok(Uri::builder().scheme(scheme).authority(authority.clone()).path_and_query(path).build()?)
 }
 
-/// `NAME=VALUE,…`, values percent-encoded. No error repeats them.
+/// Parses `NAME=VALUE,…` with percent-encoded values. Errors do not repeat the values.
 fn fields(text: &str) -> anyhow::Result<Vec<(HeaderName, HeaderValue)>> {
     let pairs = text.split(',').filter(|pair| !pair.trim().is_empty());
     let all = pairs.map(|pair| {
@@ -141,7 +143,7 @@ fn decoded(text: &str) -> Vec<u8> {
 }
 
 impl Otlp {
-    /// The way there.
+    /// Returns a client for the collector.
     pub(super) fn client(&self) -> anyhow::Result<Client> {
         let ca = self.ca.as_ref().map(|(name, path)| (*name, path.as_path()));
         Client::connect_to(&self.uri, || admin_client::trusting(ca, None))
