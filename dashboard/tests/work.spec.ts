@@ -5,7 +5,7 @@ test('a denied caller is listed, explained and given an override', async ({ page
   const key = 'override-me-0123456789';
   await server.exhaust({ api_key: key });
   await open(page, server, 'overview');
-  const row = page.getByRole('row').filter({ hasText: 'per-key' }).first();
+  const row = page.getByRole('row').filter({ hasText: 'per-key' }).filter({ hasText: 'overr…' }).first();
   await expect(row).toBeVisible();
 
   // A later request of the same caller may have passed, and is no answer to why one was denied.
