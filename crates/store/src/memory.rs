@@ -128,22 +128,31 @@ impl<C: Clock> MemoryStore<C> {
     #[inline(always)]
     fn charge_when(&self, now: impl FnOnce() -> Timestamp, charges: &[Charge<'_>]) -> Outcomes {
         let [charge] = charges else { return self.charge_list(now, charges) };
-        let (at, outcome) = self.charge_one(now, charge);
-        let admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
-        Outcomes { admission, at, per_charge: smallvec![outcome] }
+        self.charge_one(now, charge, |at, outcome| {
+            let admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
+            Outcomes { admission, at, per_charge: smallvec![outcome] }
+        })
     }
 
     /// Charges a request of one limit. The clock is read after the counter's line has been prefetched, which arrives
-    /// meanwhile.
+    /// meanwhile. Each path calls `finish` by itself: an outcome that they share would go through memory.
     #[inline(always)]
-    fn charge_one(&self, now: impl FnOnce() -> Timestamp, charge: &Charge<'_>) -> (Timestamp, Outcome) {
+    fn charge_one<R>(
+        &self,
+        now: impl FnOnce() -> Timestamp,
+        charge: &Charge<'_>,
+        mut finish: impl FnMut(Timestamp, Outcome) -> R,
+    ) -> R {
         let name = self.hasher.name(&charge.key);
         self.counters.keys.prefetch(name);
         let now = now();
         let Some(ask) = self.packed_charge_by_name(charge, name, now) else {
-            return (now, self.charge_wide(now, charge));
+            return finish(now, self.charge_wide(now, charge));
         };
-        (now, self.counters.charge_known(&ask).unwrap_or_else(|| self.charge_slowly(&ask)))
+        match self.counters.charge_known(&ask) {
+            Some(outcome) => finish(now, outcome),
+            None => finish(now, self.charge_slowly(&ask)),
+        }
     }
 
     /// Charges a request of several limits.
@@ -348,10 +357,11 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
             return true;
         };
         // One limit: the outcome is written directly into the caller's buffer, without a list that is then copied.
-        let (at, outcome) = self.charge_one(now, charge);
-        outcomes.admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
-        outcomes.at = at;
-        outcomes.per_charge.push(outcome);
+        self.charge_one(now, charge, |at, outcome| {
+            outcomes.admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
+            outcomes.at = at;
+            outcomes.per_charge.push(outcome);
+        });
         true
     }
 
