@@ -2,16 +2,16 @@
 //! client's is taken for its.
 #![no_main]
 
-use tollgate_http::proxy_protocol::{LONGEST, read};
+use tollgate_http::proxy_protocol::{MAX_HEADER, read};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let whole = read(bytes);
     if let Ok(Some(proxied)) = whole {
-        assert!(proxied.length <= bytes.len().min(LONGEST));
+        assert!(proxied.length <= bytes.len().min(MAX_HEADER));
         assert_eq!(read(&bytes[..proxied.length]), whole, "what follows changes it");
         assert_eq!(read(&bytes[..proxied.length - 1]), Ok(None), "it ends before its end");
     }
-    if bytes.len() >= LONGEST {
+    if bytes.len() >= MAX_HEADER {
         assert_ne!(whole, Ok(None), "a listener would wait for ever");
     }
     // Once something is certain, more bytes do not change it.
