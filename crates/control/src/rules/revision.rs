@@ -59,7 +59,7 @@ impl RevisionStatus {
         }
     }
 
-    /// Returns whether it is or was active.
+    /// Returns whether the revision is or was active.
     pub(crate) const fn was_active(self) -> bool {
         match self {
             Self::Active | Self::Superseded | Self::RolledBack => true,
