@@ -52,7 +52,7 @@ mod tests {
 
     /// An undetected word would put a key into the logs.
     #[test]
-    fn every_word_is_found_wherever_it_stands() {
+    fn every_word_is_found_in_any_position() {
         for word in SECRET_WORDS {
             for name in [word.to_owned(), word.to_uppercase(), format!("x-{word}"), format!("é{word}s")] {
                 assert!(may_be_secret(&name), "{name}");
