@@ -97,7 +97,7 @@ demo:
 	@python3 examples/demo.py $(ARGS)
 
 .PHONY: test
-test: format deny lint unit model examples docs-test deploy dashboard-test
+test: format deny lint unit model examples docs-test deploy dashboard-test clients-test
 	@echo "make test: every check has passed"
 
 .PHONY: format
@@ -113,6 +113,15 @@ lint: toolchain
 deny: toolchain
 	@scripts/setup packages python3=python3
 	@scripts/check-dependencies
+
+# The clients in other languages, against the real server.
+.PHONY: clients-test
+clients-test: clients-python-test
+
+.PHONY: clients-python-test
+clients-python-test: $(DEBUG) $(VENVS)/clients-python/installed
+	cd clients/python && $(VENVS)/clients-python/bin/python -m mypy --strict --cache-dir=/dev/null src
+	cd clients/python && TOLLGATE_BINARY=$(abspath $(DEBUG)) $(VENVS)/clients-python/bin/python -B -m unittest discover -s tests -t .
 
 # Unit, property, integration, end-to-end and documentation tests.
 .PHONY: unit

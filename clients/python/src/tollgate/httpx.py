@@ -55,8 +55,8 @@ class PoliteTransport(httpx.BaseTransport):
         except StopIteration as done:
             if failure is not None:
                 raise failure from None
-            response = done.value.response
-            return response
+            answered: httpx.Response = done.value.response
+            return answered
 
     def close(self) -> None:
         self._transport.close()
@@ -99,8 +99,8 @@ class AsyncPoliteTransport(httpx.AsyncBaseTransport):
         except StopIteration as done:
             if failure is not None:
                 raise failure from None
-            response = done.value.response
-            return response
+            answered: httpx.Response = done.value.response
+            return answered
 
     async def aclose(self) -> None:
         await self._transport.aclose()
