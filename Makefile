@@ -121,7 +121,7 @@ clients-test: clients-python-test
 .PHONY: clients-python-test
 clients-python-test: $(DEBUG) $(VENVS)/clients-python/installed
 	cd clients/python && $(VENVS)/clients-python/bin/python -m mypy --strict --cache-dir=/dev/null src
-	cd clients/python && TOLLGATE_BINARY=$(abspath $(DEBUG)) $(VENVS)/clients-python/bin/python -B -m unittest discover -s tests -t .
+	cd clients/python && TOLLGATE_BINARY=$(abspath $(DEBUG)) $(VENVS)/clients-python/bin/python -B -m unittest discover -s tests
 
 # Unit, property, integration, end-to-end and documentation tests.
 .PHONY: unit
