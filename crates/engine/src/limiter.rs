@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use tollgate_core::{Clock, CounterStore, Outcomes, PermitId, TimeDelta};
+use tollgate_core::{Clock, CounterStore, LogThrottle, Outcomes, PermitId, TimeDelta};
 use tollgate_rules::{CallerOverrides, Charges, Plan, Ruleset};
 
 /// Rate limiter: decides requests with a rule set and a store. Shared by all protocol servers.
@@ -44,6 +44,7 @@ pub struct Limiter<S> {
     pub(crate) pending: Arc<PendingCharges>,
     pub(crate) fallback_counts: FallbackCounts,
     pub(crate) in_flight: InFlight,
+    pub(crate) release_failures: LogThrottle,
     /// Permits of requests in flight.
     pub(crate) renewals: Renewals,
     /// Split counters without room in any shard.
@@ -84,6 +85,7 @@ impl<S: CounterStore> Limiter<S> {
             pending: Arc::default(),
             fallback_counts: FallbackCounts::default(),
             in_flight: InFlight::default(),
+            release_failures: LogThrottle::default(),
             renewals: Renewals::default(),
             full_counters: FullCounters::default(),
             quotas: None,

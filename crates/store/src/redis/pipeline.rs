@@ -69,7 +69,7 @@ pub(super) struct ShardReply {
     pub(super) now: Timestamp,
     pub(super) admission: Admission,
     pub(super) outcomes: SmallVec<[RecomputedOutcome; 4]>,
-    /// Prior contents of the bundles, if the request is partial.
+    /// Prior contents of the bundles, if an undo needs them.
     pub(super) priors: Vec<Vec<u8>>,
     /// The request, with the data loss that was assumed.
     pub(super) request: Box<ShardRequest>,
@@ -204,7 +204,13 @@ impl Pipeline {
                                 self.health.record_connection_failure();
                             }
                             self.disconnected();
-                            link = Link::Opening(this.opening());
+                            link = if self.health.is_open() {
+                                attempts = 0;
+                                timer.as_mut().reset(Instant::now() + self.health.probe_pause(attempts));
+                                Link::Down
+                            } else {
+                                Link::Opening(this.opening())
+                            };
                         }
                     }
                 }
@@ -233,6 +239,9 @@ impl Pipeline {
                         attempts = 0;
                         self.fail(batch.drain(..), &Failure::Unsent("its breaker is open".to_owned()));
                         timer.as_mut().reset(Instant::now() + self.health.probe_pause(attempts));
+                    } else if !is_open && is_down {
+                        // Another connection has shown that the server answers.
+                        link = Link::Opening(this.opening());
                     }
                 }
                 many = jobs.recv_many(&mut batch, MAX_BATCH), if accepts => {
@@ -333,7 +342,7 @@ impl Pipeline {
     /// Opens a connection. If the breaker is open, this is the probe: the server must also accept a write.
     async fn open(&self) -> Result<MultiplexedConnection, String> {
         let is_probe = self.health.is_open();
-        self.health.set_probing(is_probe);
+        let probing = is_probe.then(|| self.health.probing());
         let opening = async {
             let mut connection = (self.connect)().await?;
             if is_probe {
@@ -342,7 +351,7 @@ impl Pipeline {
             redis::RedisResult::Ok(connection)
         };
         let opened = self.in_time(opening, self.shared.config.connect_timeout()).await;
-        self.health.set_probing(false);
+        drop(probing);
         match opened {
             Ok(Ok(connection)) => {
                 self.health.record_answer();
