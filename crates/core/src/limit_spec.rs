@@ -279,7 +279,8 @@ impl Limit {
     }
 
     /// Returns the specification of this limit.
-    fn spec(&self) -> LimitSpec {
+    #[must_use]
+    pub fn spec(&self) -> LimitSpec {
         LimitSpec {
             algorithm: self.algorithm,
             rate: self.rate.clone(),

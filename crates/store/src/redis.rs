@@ -12,6 +12,7 @@
 //! | `pipeline` | one connection: batches without a timer |
 //! | `shard`, `topology` | servers with their breakers, and which has which slot |
 //! | `dispatch` | one shard request: retries within the deadline |
+//! | `records` | records that nodes share: reservations |
 //!
 //! `docs/redis.md` has every byte, the behavior on each failure, and measurements. A library's own cluster client was
 //! rejected: it retries calls that may have been applied, and waits where a check must not.
@@ -23,6 +24,7 @@ mod dispatch;
 mod key_encoding;
 mod pipeline;
 mod recompute;
+mod records;
 mod script;
 mod script_args;
 mod script_call;
@@ -31,6 +33,7 @@ mod shard_request;
 mod topology;
 
 pub use config::{RedisConfig, RedisConfigError};
+pub use records::RedisRecords;
 pub use shard::ShardStatus;
 
 use config::Kind;
