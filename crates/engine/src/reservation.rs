@@ -37,8 +37,8 @@ use local::LocalRecords;
 use record::{Record, Status};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tollgate_core::{
-    Algorithm, Charge, Clock, Cost, CounterStore, KeyPart, Limit, Mode, Permit, PermitId, RecordName,
-    RecordStore, StoreError, TimeDelta, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterStore, KeyPart, Limit, Mode, Outcomes, Permit,
+    PermitId, RecordName, RecordStore, StoreError, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_rules::{Charges, CostFrom, Plan};
 
@@ -318,6 +318,7 @@ impl<S: CounterStore> Limiter<S> {
             process: self.reservations.process,
             deadline: began + within,
             proceeds_at: began + decision.delay(),
+            outcomes: decision.limits.iter().map(|limit| limit.outcome).collect(),
             status: Status::Open,
             charges,
         };
@@ -361,7 +362,7 @@ impl<S: CounterStore> Limiter<S> {
         Ok(())
     }
 
-    /// Returns the decision of an open reservation, with what remains of its limits now.
+    /// Returns the decision of an open reservation: as it was told, or if the rules have changed, with what remains now.
     async fn replayed(&self, check: &Check<'_>, record: &Record, now: Timestamp) -> Decision {
         let rules = self.rules.load();
         let tenant = self.quota_for(check, &rules).overrides;
@@ -369,11 +370,22 @@ impl<S: CounterStore> Limiter<S> {
         {
             let (mut plan, mut charges) = (Plan::default(), Charges::new());
             plan_into(&rules, tenant.as_deref(), check, &mut plan);
-            plan.limits.iter_mut().for_each(|matched| matched.cost = Cost::PEEK);
-            plan.charges(PermitId(record.decision.0), &mut charges);
-            match self.store.charge(&charges).await {
-                Ok(outcomes) => fold::fold(&plan, &outcomes, &mut details),
-                Err(_) => fold::push_unknown(&plan, &mut details),
+            if plan.limits.len() == record.outcomes.len() {
+                let per_charge = record.outcomes.iter().copied().collect();
+                let outcomes = Outcomes { admission: Admission::Admitted, at: now, per_charge };
+                fold::fold(&plan, &outcomes, &mut details);
+                details
+                    .limits
+                    .iter_mut()
+                    .zip(&record.outcomes)
+                    .for_each(|(limit, told)| limit.outcome = *told);
+            } else {
+                plan.limits.iter_mut().for_each(|matched| matched.cost = Cost::PEEK);
+                plan.charges(PermitId(record.decision.0), &mut charges);
+                match self.store.charge(&charges).await {
+                    Ok(outcomes) => fold::fold(&plan, &outcomes, &mut details),
+                    Err(_) => fold::push_unknown(&plan, &mut details),
+                }
             }
             fold::descriptors(&plan, &mut details);
         }

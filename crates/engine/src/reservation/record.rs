@@ -7,8 +7,8 @@ use super::{ReservedCharge, Settlement};
 use crate::charge_record::ChargeRecord;
 use crate::decision_id::DecisionId;
 use tollgate_core::{
-    Algorithm, Calendar, CalendarUnit, Limit, LimitSpec, LossPolicy, Mode, OwnedKeyPart, Period, Rate, Scope,
-    TimeDelta, Timestamp,
+    Algorithm, Calendar, CalendarUnit, Limit, LimitSpec, LossPolicy, Mode, Outcome, OwnedKeyPart, Period,
+    Rate, Scope, TimeDelta, Timestamp, Verdict,
 };
 
 const VERSION: u8 = 1;
@@ -26,6 +26,8 @@ pub(super) struct Record {
     pub(super) deadline: Timestamp,
     /// Time at which a delayed request may proceed.
     pub(super) proceeds_at: Timestamp,
+    /// What its maker was told of each limit.
+    pub(super) outcomes: Vec<Outcome>,
     pub(super) status: Status,
     pub(super) charges: Vec<ReservedCharge>,
 }
@@ -65,9 +67,21 @@ impl Record {
             Settlement::Canceled => (1, 0),
             Settlement::Settled(cost) => (2, cost),
         };
-        for number in [state, kind, cost, until.as_micros(), self.charges.len() as u64] {
+        for number in [state, kind, cost, until.as_micros(), self.outcomes.len() as u64] {
             out.number(number);
         }
+        for Outcome { verdict, remaining, reset_after } in &self.outcomes {
+            let (kind, wait) = match verdict {
+                Verdict::Allowed { delay } => (0, delay.as_micros()),
+                Verdict::Denied { retry_after: Some(wait) } => (1, wait.as_micros()),
+                Verdict::Denied { retry_after: None } => (2, 0),
+                Verdict::Unknown => (3, 0),
+            };
+            for number in [kind, wait, *remaining, reset_after.as_micros()] {
+                out.number(number);
+            }
+        }
+        out.number(self.charges.len() as u64);
         self.charges.iter().for_each(|charge| out.charge(charge));
         out.0
     }
@@ -94,8 +108,18 @@ impl Record {
             _ => return None,
         };
         let count = from.number().filter(|count| *count <= MAX_CHARGES)?;
+        let outcomes = (0..count).map(|_| from.outcome()).collect::<Option<_>>()?;
+        let count = from.number().filter(|count| *count <= MAX_CHARGES)?;
         let charges = (0..count).map(|_| from.charge()).collect::<Option<_>>()?;
-        from.0.is_empty().then_some(Self { decision, process, deadline, proceeds_at, status, charges })
+        from.0.is_empty().then_some(Self {
+            decision,
+            process,
+            deadline,
+            proceeds_at,
+            outcomes,
+            status,
+            charges,
+        })
     }
 }
 
@@ -212,6 +236,19 @@ impl<'a> Reader<'a> {
         Some(Some(self.number()?).filter(|_| present))
     }
 
+    fn outcome(&mut self) -> Option<Outcome> {
+        let (kind, wait) = (self.number()?, TimeDelta::from_micros(self.number()?));
+        let verdict = match kind {
+            0 => Verdict::Allowed { delay: wait },
+            1 => Verdict::Denied { retry_after: Some(wait) },
+            2 => Verdict::Denied { retry_after: None },
+            3 => Verdict::Unknown,
+            _ => return None,
+        };
+        let (remaining, reset_after) = (self.number()?, TimeDelta::from_micros(self.number()?));
+        Some(Outcome { verdict, remaining, reset_after })
+    }
+
     fn charge(&mut self) -> Option<ReservedCharge> {
         let rule = self.text()?.to_owned();
         let (taken_at, turn, follows, units) = (self.time()?, self.time()?, self.flag()?, self.number()?);
@@ -302,6 +339,7 @@ mod tests {
             process: 77,
             deadline: Timestamp::from_secs(2_000),
             proceeds_at: Timestamp::from_secs(1_500),
+            outcomes: vec![Outcome::UNKNOWN, Outcome { verdict: Verdict::ALLOWED, ..Outcome::UNKNOWN }],
             status: Status::Closing(Settlement::Settled(8), Timestamp::from_secs(1_600)),
             charges: charges.collect(),
         }

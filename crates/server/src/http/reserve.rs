@@ -143,6 +143,7 @@ fn ended(result: Result<ClosedReservation, SettleError>) -> Result<RawResponse, 
         Err(error) => {
             let (status, title) = match error {
                 SettleError::Unknown => (StatusCode::NOT_FOUND, "No such reservation"),
+                SettleError::Ended(Settlement::Expired) => (StatusCode::NOT_FOUND, "Reservation expired"),
                 SettleError::Ended(_) => (StatusCode::CONFLICT, "Reservation already ended"),
                 SettleError::InProgress => (StatusCode::CONFLICT, "Reservation in progress"),
                 _ => (StatusCode::SERVICE_UNAVAILABLE, "Store unavailable"),

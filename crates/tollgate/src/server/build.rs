@@ -48,8 +48,7 @@ fn limiter(
     let clock = SystemClock::new();
     // A sixteenth of the memory is for reservations.
     let reservations = config.memory / 16;
-    let least = MemoryConfig::MIN_BYTES.min(config.memory);
-    let memory = MemoryConfig::with_bytes((config.memory - reservations).max(least));
+    let memory = MemoryConfig { other_bytes: reservations, ..MemoryConfig::with_bytes(config.memory) };
     let time: Arc<dyn Clock> = Arc::new(clock);
     let limiter = match &config.store {
         StoreChoice::Memory => {
