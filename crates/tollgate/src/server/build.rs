@@ -48,7 +48,8 @@ fn limiter(
     let clock = SystemClock::new();
     // A sixteenth of the memory is for reservations.
     let reservations = config.memory / 16;
-    let memory = MemoryConfig { other_bytes: reservations, ..MemoryConfig::with_bytes(config.memory) };
+    let mut memory = MemoryConfig::with_bytes(config.memory);
+    memory.other_bytes = reservations;
     let time: Arc<dyn Clock> = Arc::new(clock);
     let limiter = match &config.store {
         StoreChoice::Memory => {
