@@ -8,7 +8,7 @@ use crate::grant::{GrantCharge, Grants};
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
-use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, TimeDelta, Verdict};
+use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, TimeDelta, Timestamp, Verdict};
 use tollgate_rules::{Action, CallerOverrides, MatchKind, Role, RuleLimit, Ruleset};
 
 /// The verdict of a decision.
@@ -180,6 +180,8 @@ pub struct DecisionDetails {
     pub(crate) inline_limits: Vec<RuleLimit>,
     /// Grant charges made in place of exceeded limits.
     pub(crate) granted: Option<Box<[GrantCharge]>>,
+    /// Time of the charge, by the store's clock; zero if no store was called.
+    pub(crate) charged_at: Timestamp,
 }
 
 impl DecisionDetails {
@@ -196,6 +198,7 @@ impl DecisionDetails {
             descriptors: SmallVec::new(),
             inline_limits: Vec::new(),
             granted: None,
+            charged_at: Timestamp::ZERO,
         }
     }
 

@@ -22,6 +22,7 @@ pub(crate) fn decides(matched: &MatchedLimit<'_>) -> bool {
 #[inline]
 pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
     folded.origin = Origin::Store;
+    folded.charged_at = outcomes.at;
     let mut delay = TimeDelta::ZERO;
     let mut denials = false;
     for (matched, outcome) in plan.limits.iter().zip(&outcomes.per_charge) {

@@ -77,7 +77,7 @@ impl<S: CounterStore> Limiter<S> {
             rules: ArcSwap::new(rules),
             store,
             shadow: AtomicBool::new(false),
-            reservations: Reservations::default(),
+            reservations: Reservations::new(Arc::clone(&clock)),
             clock,
             fallback: None,
             fallback_starts: FallbackStarts::default(),
