@@ -9,12 +9,14 @@ use tollgate_core::{
     CalendarUnit, Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, StoreError, TimeDelta,
     Timestamp, UnitReturn,
 };
-use tollgate_engine::{Check, Decision, Limiter, Window};
+use tollgate_engine::{
+    ActiveMeasures, Check, Decision, Limiter, Measure, MeasureAction, MeasureTarget, Window,
+};
 use tollgate_http::response::{
     BodyFormat, DecisionSummary, Disposition, LegacyHeaders, Policy, ResponseConfig,
 };
 use tollgate_rules::{Options, Ruleset, Source};
-use tollgate_store::{MemoryConfig, MemoryStore};
+use tollgate_store::{DenyCache, MemoryConfig, MemoryStore};
 
 /// A member of a list: its name, its integer parameters, and its `qu` parameter.
 type Member = (String, Vec<(String, i64)>, Option<String>);
@@ -316,6 +318,59 @@ descriptors:
         let fields = fields.map(|name| headers[format!("x-ratelimit-{name}")].to_str().expect("ASCII"));
         assert_eq!(fields, numbers, "{key}");
         assert!(headers.contains_key("ratelimit") && headers.contains_key("ratelimit-policy"), "{key}");
+    }
+}
+
+/// A measure replaces the limits, not the fields by which clients pace themselves.
+#[test]
+fn decisions_of_emergency_measures_have_the_fields() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+    let rules = Ruleset::load(&[Source::new("test.yaml", RULES)], &Options::default()).expect("rules");
+    let measures = Arc::new(ActiveMeasures::new(|_| 0));
+    let limiter = Limiter::new(Arc::new(rules), store, Arc::clone(&clock) as Arc<dyn Clock>)
+        .with_measures(Arc::clone(&measures));
+    for (action, numbers, policy) in [
+        (MeasureAction::Block, ["0", "0", "1000030"], r#""fixed";q=4;w=60, "emergency:1";q=0;w=30"#),
+        (MeasureAction::Exempt, ["4", "4", "1000000"], r#""fixed";q=4;w=60"#),
+    ] {
+        measures.replace([Measure {
+            name: "emergency:1".into(),
+            action,
+            target: MeasureTarget::Tenant("t".into()),
+            expires_at: Timestamp::from_secs(1_000_030),
+        }]);
+        let attributes = [("fixed", "x"), ("tenant", "t")];
+        let decision = pollster::block_on(limiter.check(&Check::attributes("d", &attributes)));
+        assert_eq!(decision.is_allowed(), action == MeasureAction::Exempt);
+        let facts = DecisionSummary::from_decision(&decision);
+        let headers = headers(&ResponseConfig::default(), &facts, clock.now());
+        let fields = ["limit", "remaining", "reset"];
+        let fields = fields.map(|name| headers[format!("x-ratelimit-{name}")].to_str().expect("ASCII"));
+        assert_eq!((fields, &headers["ratelimit-policy"]), (numbers, &policy.parse().expect("a value")));
+    }
+}
+
+/// The second denial does not ask the store; a client must not see limits come and go.
+#[test]
+fn a_denial_from_the_cache_has_the_same_policies() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+    let store = DenyCache::new(store, Arc::clone(&clock), 64);
+    let rules = Ruleset::load(&[Source::new("test.yaml", RULES)], &Options::default()).expect("rules");
+    let limiter = Limiter::new(Arc::new(rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
+    let ask = || {
+        let attributes = [("fixed", "x"), ("guard", "x"), ("held", "x"), ("strict", "x")];
+        fields(&pollster::block_on(limiter.check(&Check::attributes("d", &attributes))))
+    };
+    assert!(!ask().contains_key("retry-after"));
+    let first = ask();
+    let again = ask();
+    assert_eq!(limiter.store().hits(), 1, "the last one is from the cache");
+    for field in
+        ["ratelimit-policy", "x-ratelimit-policy", "x-ratelimit-limit", "x-ratelimit-reset", "retry-after"]
+    {
+        assert_eq!(first[field], again[field], "{field}");
     }
 }
 

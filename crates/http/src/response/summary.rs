@@ -273,11 +273,13 @@ impl<'a> DecisionSummary<'a> {
         rates.min_by_key(|policy| policy.nearness())
     }
 
-    /// Returns the limit nearest exhaustion among those of requests at once.
+    /// Returns the limit nearest exhaustion among those of requests at once. A denial that did not read it tells
+    /// nothing about it.
     #[must_use]
     pub fn nearest_concurrency(&self) -> Option<&Policy<'a>> {
         let permits = self.policies.iter().filter(|policy| policy.window == Window::Concurrent);
-        permits.min_by_key(|policy| policy.nearness())
+        let nearest = permits.min_by_key(|policy| policy.nearness());
+        nearest.filter(|policy| policy.is_known || self.disposition != Disposition::Denied)
     }
 }
 
