@@ -26,7 +26,7 @@ fn send(gateway: &Gateway, method: &str, path: &str) -> WebConnection {
 
 /// A waiting request gets the connection that becomes idle, in order; no request waits beside an idle connection.
 #[test]
-fn a_connection_that_comes_free_goes_to_who_has_waited_longest() {
+fn a_free_connection_goes_to_the_longest_waiting_request() {
     let origin = Origin::start();
     let gateway = Gateway::start(RULES, &section(origin.address, "max_connections: 1, connect_timeout: 1h"));
     let mut first = send(&gateway, "POST", "/hold");

@@ -104,7 +104,7 @@ fn declare(admin: SocketAddr, action: &str, kind: &str, value: &str) -> String {
 
 /// An operator who raises a customer's limit, or blocks an attacker, must not be told that it is done while nothing is.
 #[test]
-fn what_is_decided_about_a_key_is_felt_by_its_owner() {
+fn a_quota_change_reaches_the_keys_owner() {
     let fronts = fronts("");
     for (front, admin) in fronts.each() {
         assert_eq!(front.told("abc", "per-key"), "\"per-key\";q=100;w=3600", "{}", front.name);
