@@ -11,6 +11,7 @@
 //! | `counter_shards` | shards of a split counter |
 //! | `lint`, [`explain`](Explanation) | rules that can never apply; why a rule did or did not match |
 //! | [`diff`](RuleChange) | changes between two rule sets |
+//! | [`loosening`](Loosening) | what a new rule set no longer protects |
 //! | [`outline`](OutlineNode) | the descriptors of a domain, nested as in the file |
 //! | [`sensitivity`](identifies_caller) | attributes that identify a caller or may be secret |
 //! | [`overrides`](CallerOverrides), [`per_caller`](PerCallerRule) | a caller's limits in place of the rules'; rules with a counter per caller |
@@ -24,6 +25,7 @@ mod diff;
 mod draft;
 mod explain;
 mod lint;
+mod loosening;
 mod matcher;
 mod network;
 mod outline;
@@ -46,6 +48,7 @@ mod yaml;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
 pub use explain::{Clause, Explanation, RuleExplanation, RuleResult};
+pub use loosening::{Loosening, LooseningKind};
 pub use outline::OutlineNode;
 pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError};
 pub use pattern::Wildcards;
