@@ -6,13 +6,14 @@
 #   make sim     simulates leases in virtual time, SEEDS=100000 runs
 #   make fuzz    fuzzes each parser of untrusted input for SECONDS=60
 #   make fmt     formats the code
-#   make install copies the optimized binary to PREFIX=/usr/local
+#   make install copies the optimized binary, its manual pages and completions to PREFIX=/usr/local
 #   make dist    builds what is released, into dist/
 #   make docs-test   runs the commands in README and docs/, and compares the references with the binary
 #   make docs-cli    writes docs/cli.md from the command line's own help
 #   make deny    enforces deny.toml: licenses, banned crates, sources
 #   make screenshots   takes the screenshots in docs/images from the real server
 #   make package   packs the library crates as for publishing, and builds each from its package
+#   make msrv    checks that the oldest supported Rust compiles everything
 #   make setup   installs everything, for working without a network afterwards
 
 SHELL := bash
@@ -72,6 +73,12 @@ PREFIX ?= /usr/local
 install: toolchain $(DASHBOARD)
 	$(CARGO) build --profile dist --locked -p tollgate
 	install -D -m 755 $(DIST)/tollgate $(DESTDIR)$(PREFIX)/bin/tollgate
+	@share=$(DESTDIR)$(PREFIX)/share; tollgate=$(DIST)/tollgate; \
+	  mkdir -p "$$share"/{man/man1,bash-completion/completions,zsh/site-functions,fish/vendor_completions.d} && \
+	  "$$tollgate" man --dir "$$share/man/man1" && \
+	  "$$tollgate" completions bash > "$$share/bash-completion/completions/tollgate" && \
+	  "$$tollgate" completions zsh > "$$share/zsh/site-functions/_tollgate" && \
+	  "$$tollgate" completions fish > "$$share/fish/vendor_completions.d/tollgate.fish"
 
 # An archive with the binary, the examples and the documentation.
 .PHONY: dist
@@ -141,6 +148,13 @@ LIBRARY := core rules store engine http sdk
 .PHONY: package
 package: toolchain
 	$(CARGO) package --allow-dirty $(LIBRARY:%=-p tollgate-%)
+
+# The oldest Rust that is supported (`rust-version` in Cargo.toml) compiles everything.
+.PHONY: msrv
+msrv:
+	@version="$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)" && \
+	  rustup toolchain install --profile minimal "$$version" && \
+	  rustup run "$$version" $(CARGO) check --workspace --all-targets $(EXTERNAL) --locked
 
 .PHONY: docs-cli
 docs-cli: $(DEBUG)

@@ -147,7 +147,7 @@ mod tests {
 
     /// An undetected word would put a key into the logs.
     #[test]
-    fn every_word_is_found_wherever_it_stands() {
+    fn every_word_is_found_in_any_position() {
         for (word, occurrence) in all_words() {
             for name in [
                 word.to_owned(),

@@ -61,7 +61,7 @@ fn nodes_share_limits_and_survive_an_outage() {
 /// lost to the others until the day ends.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
-fn leases_are_told_about_and_go_back_when_a_node_stops() {
+fn leases_are_reported_and_returned_when_a_node_stops() {
     let redis = Redis::start();
     let folder = Folder::new();
     let rules = "

@@ -36,7 +36,7 @@ fn revision(node: &Node) -> String {
 }
 
 #[test]
-fn what_is_published_acts_and_is_remembered() {
+fn published_rules_apply_and_survive_a_restart() {
     let place = Place::new();
     let db = place.sqlite("rules");
     let mut node = start(&db);
@@ -164,7 +164,7 @@ fn nodes_that_share_a_server_converge() {
 /// A caller whose requests no single node has enough of: only all together pass what the new rules allow.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL and redis-server: make test")]
-fn rules_are_rehearsed_on_what_all_nodes_remember() {
+fn rules_are_previewed_on_the_samples_of_all_nodes() {
     let postgres = Postgres::start();
     let redis = harness::Redis::start();
     let store = redis.url();
@@ -198,7 +198,7 @@ fn rules_are_rehearsed_on_what_all_nodes_remember() {
 
 /// A log or a database beside the rule file stirs its folder all the time: only what the file says is worth a word.
 #[test]
-fn rule_files_have_changed_only_where_they_say_something_else() {
+fn rule_files_count_as_changed_only_if_their_rules_differ() {
     let folder = Folder::new();
     let path = folder.write("rules.yaml", rules("3/hour"));
     let db = format!("sqlite:{}", folder.join("tollgate.db").display());
@@ -231,7 +231,7 @@ fn some_traffic(node: &Node) {
 }
 
 #[test]
-fn what_would_deny_much_is_confirmed_or_approved_by_another() {
+fn publishing_that_denies_much_needs_confirmation_or_approval() {
     let place = Place::new();
     let db = place.sqlite("rules");
     let node = Node::start(&rules("100/hour"), &db, &[]);

@@ -20,7 +20,7 @@ descriptors:
       - {key: endpoint, value: POST /orders, limit: 2 per 3650d, algorithm: fixed_window, name: orders}
 ";
 
-fn told_given_back_and_granted(node: &Operator) {
+fn usage_reset_and_grant(node: &Operator) {
     let request = json!({"api_key": "k/1", "endpoint": "POST /orders"});
     assert_eq!(node.passes(&request), 2);
     let usage = "/admin/v1/usage/k%2F1";
@@ -97,7 +97,7 @@ fn told_given_back_and_granted(node: &Operator) {
 #[test]
 fn usage_over_memory() {
     let place = Place::new();
-    told_given_back_and_granted(&Operator::start(RULES, &place.sqlite("usage"), &[]));
+    usage_reset_and_grant(&Operator::start(RULES, &place.sqlite("usage"), &[]));
 }
 
 /// A busy machine is no reason to decide without the store.
@@ -109,7 +109,7 @@ fn over(redis: &Redis, rules: &str, db: &str) -> Operator {
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn usage_over_redis() {
     let (place, redis) = (Place::new(), Redis::start());
-    told_given_back_and_granted(&over(&redis, RULES, &place.sqlite("usage")));
+    usage_reset_and_grant(&over(&redis, RULES, &place.sqlite("usage")));
 }
 
 /// Windows of a day that may turn while the test runs would let more through.

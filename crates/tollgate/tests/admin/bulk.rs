@@ -11,7 +11,7 @@ fn lines(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn what_is_exported_can_be_imported_again() {
+fn an_export_can_be_imported() {
     let place = Place::new();
     let db = place.sqlite("bulk");
     let node = node(&db);
@@ -87,7 +87,7 @@ fn what_is_exported_can_be_imported_again() {
 /// Whoever sends many must know what acts when the database does not take the last of them.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
-fn an_import_that_fails_at_its_end_says_how_many_lines_act() {
+fn an_import_failing_at_its_end_reports_how_many_lines_apply() {
     let place = Place::new();
     let node = node(&place.sqlite("refusing"));
     let refuse = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute(\"CREATE TRIGGER refuse BEFORE INSERT ON quotas \

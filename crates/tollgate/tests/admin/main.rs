@@ -109,7 +109,7 @@ fn quotas_act_and_are_remembered() {
 }
 
 #[test]
-fn what_is_wrong_says_where_and_what_to_do() {
+fn errors_name_the_place_and_the_remedy() {
     let place = Place::new();
     let node = node(&place.sqlite("admin"));
     let quotas = "/admin/v1/quotas";
@@ -183,7 +183,7 @@ fn without_a_database_operators_can_look() {
 }
 
 #[test]
-fn tokens_say_who_may_do_what() {
+fn roles_restrict_what_tokens_can_do() {
     let place = Place::new();
     let db = place.sqlite("admin");
     let refused = run(&["serve", "--db", &db, "--admin", "0.0.0.0:0", "--http", "127.0.0.1:0"]);
