@@ -68,12 +68,12 @@ impl Floor {
             let Slot([name, word]) = &self.slots()[at];
             let seen = name.load(Relaxed);
             if seen == hash {
-                let (after, outcome) = limit.step_word(Some(word.load(Relaxed)), now, Cost::ONE);
+                let (after, outcome) = limit.step_word(Some(word.load(Relaxed)), 0, now, Cost::ONE);
                 word.store(after, Relaxed);
                 return outcome;
             }
             if seen == 0 {
-                let (after, outcome) = limit.step_word(None, now, Cost::ONE);
+                let (after, outcome) = limit.step_word(None, 0, now, Cost::ONE);
                 name.store(hash, Relaxed);
                 word.store(after, Relaxed);
                 return outcome;
