@@ -77,7 +77,7 @@ impl<S: CounterStore> Limiter<S> {
             rules: ArcSwap::new(rules),
             store,
             shadow: AtomicBool::new(false),
-            reservations: Reservations::default(),
+            reservations: Reservations::new(Arc::clone(&clock)),
             clock,
             fallback: None,
             fallback_starts: FallbackStarts::default(),
@@ -189,7 +189,7 @@ impl<S: CounterStore> Limiter<S> {
             let mut plan = Plan::default();
             plan_into(&rules, tenant.as_deref(), check, &mut plan);
             if let Some(effect) = &mut effect {
-                effect.apply_to(&mut plan);
+                effect.apply_to(&mut plan, &mut details);
             }
             if !plan.limits.is_empty() {
                 match self.try_charge(&plan, permit, grants.is_some(), &mut details) {

@@ -13,6 +13,7 @@
 //! | `health` | one server's breaker and errors |
 //! | `shard`, `topology` | servers, and which has which slot |
 //! | `dispatch` | one shard request: retries within the deadline |
+//! | `records` | records that nodes share: reservations |
 //! | `late_replies` | replies after the deadline: kept or undone |
 //! | `last_replies` | what was last said about each counter |
 //! | `damaged_keys` | keys that hold something else, reported once |
@@ -31,6 +32,7 @@ mod last_replies;
 mod late_replies;
 mod pipeline;
 mod recompute;
+mod records;
 mod script;
 mod script_args;
 mod script_call;
@@ -39,6 +41,7 @@ mod shard_request;
 mod topology;
 
 pub use config::{RedisConfig, RedisConfigError};
+pub use records::RedisRecords;
 pub use shard::ShardStatus;
 
 use config::Kind;

@@ -25,7 +25,13 @@ pub(crate) const DAY: u64 = 86_400_000;
 
 /// Distributed rate limiter: decides for every request whether it may pass.
 #[derive(Debug, Parser)]
-#[command(name = "tollgate", version, arg_required_else_help = true)]
+#[command(
+    name = "tollgate",
+    version,
+    arg_required_else_help = true,
+    after_help = "Exit codes: 0 success; 1 failure, or a change that was rejected or needs --confirm; 2 invalid \
+                  arguments; 3 a revision was published and waits for approval."
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

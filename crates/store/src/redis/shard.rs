@@ -182,7 +182,7 @@ pub(super) async fn open(info: ConnectionInfo) -> RedisResult<MultiplexedConnect
 }
 
 /// Queries the sentinels for the primary's address; the first known address is used.
-async fn primary(config: &RedisConfig) -> RedisResult<(String, u16)> {
+pub(super) async fn primary(config: &RedisConfig) -> RedisResult<(String, u16)> {
     let each = config.connect_timeout() / u32::try_from(config.hosts.len() + 1).unwrap_or(1);
     for (host, port) in &config.hosts {
         let ask = async {

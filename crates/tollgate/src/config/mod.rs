@@ -1,7 +1,9 @@
 //! Configuration of `serve` and `gateway`: flags over environment over file over defaults, merged once.
 
 mod deprecated_keys;
+pub(crate) mod file_guard;
 pub(crate) mod gateway_reload;
+pub(crate) mod last_good;
 pub(crate) mod reload;
 pub(crate) mod rule_sources;
 
@@ -53,6 +55,8 @@ pub(crate) struct Config {
     pub(crate) snapshot: Option<PathBuf>,
     /// Guardrails: thresholds for publishing, and for rolling back.
     pub(crate) guardrails: Guardrails,
+    /// Whether rule files that change pass the guardrails of publishing.
+    pub(crate) guard_files: bool,
     /// TLS of the admin listener and operators' client certificates.
     pub(crate) admin_tls: AdminTlsSettings,
     pub(crate) profile: Option<ProfileName>,
@@ -221,6 +225,7 @@ impl Config {
             grpc: flags.grpc.or(file.grpc),
             http: flags.http.or(file.http),
             guardrails: flags.publishing.guardrails(file.guardrails)?,
+            guard_files: flags.publishing.guard_files || file.guardrails.files.unwrap_or(false),
             rules_from: flags
                 .publishing
                 .rules_from

@@ -44,7 +44,7 @@ async fn serve(
     // Read before the rules are loaded, so that no change in between is missed.
     let said = rule_sources::load(&config.rules);
     // Probes, metrics and checks have listeners only where they are configured.
-    let Assembly { limiter, status, protocols: fronts, admin: operators, export: sending } =
+    let Assembly { limiter, file_guard, status, protocols: fronts, admin: operators, export: sending } =
         build(&config, DefaultListeners::Closed).await?;
     let gateway = Gateway::bind(&section, Arc::clone(&limiter));
     let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
@@ -76,8 +76,14 @@ async fn serve(
     let keys = tokio::spawn(reload::watch_keys(move || handle.tokens(), Arc::clone(&status)));
     let more_keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let settings = tokio::spawn(settings.watch());
-    let reloading =
-        tokio::spawn(reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), desk));
+    let reloading = tokio::spawn(reload::watch(
+        config,
+        said,
+        Arc::clone(&limiter),
+        Arc::clone(&status),
+        desk,
+        file_guard,
+    ));
     let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
     let tending = tokio::spawn(leases::run_lease_tasks(Arc::clone(&limiter)));
     let beating = Heartbeats::start(&limiter, fixed_nodes);

@@ -47,7 +47,7 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
 async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
     // Read before the rules are loaded, so that no change in between is missed.
     let said = rule_sources::load(&config.rules);
-    let Assembly { limiter, status, protocols: fronts, admin: operators, export: sending } =
+    let Assembly { limiter, file_guard, status, protocols: fronts, admin: operators, export: sending } =
         build(&config, DefaultListeners::Open).await?;
     anyhow::ensure!(!fronts.is_empty(), "enable at least one of --grpc, --http, --resp");
     let told_to_stop = shutdown_signal()?;
@@ -63,7 +63,7 @@ async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
     let (desk, fixed_nodes) = (operators.rule_manager.clone(), config.nodes);
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
-    let reloading = reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), desk);
+    let reloading = reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), desk, file_guard);
     let reloading = tokio::spawn(reloading);
     let keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
