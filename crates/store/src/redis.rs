@@ -60,10 +60,14 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Charge, Clock, CounterStore, Enforcement, LastKnown, LogThrottle, Outcome, Outcomes, Permit,
-    StoreError, SystemClock, Timestamp, UnitReturn,
+    Admission, Charge, Clock, CounterStore, Enforcement, LastKnown, LogThrottle, LossPolicy, Outcome,
+    Outcomes, Permit, StoreError, SystemClock, Timestamp, UnitReturn,
 };
 use topology::Topology;
+
+/// How much longer a request waits that is denied without an answer, because a limit guards something: a server that
+/// pauses for a moment must not turn callers away. It never waits for a server whose breaker is open.
+const GUARD_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Counters in Redis. Cheap to clone: clones share everything.
 #[derive(Clone)]
@@ -130,7 +134,8 @@ impl RedisStore {
         left: Duration,
     ) -> Result<Outcomes, StoreError> {
         let mut parts = shard_request::from_charges(charges, self.key_layout(), &self.shared.config.hashing);
-        let until = self.deadline(left);
+        let guards = charges.iter().any(|charge| charge.loss_policy == LossPolicy::AssumeExhausted);
+        let until = self.deadline(left, if guards { GUARD_PATIENCE } else { Duration::ZERO });
         match parts.len() {
             0 => Ok(Outcomes {
                 admission: Admission::Admitted,
@@ -288,8 +293,8 @@ impl RedisStore {
         if self.shared.config.kind == Kind::Cluster { KeyLayout::Slots } else { KeyLayout::Single }
     }
 
-    fn deadline(&self, left: Duration) -> Instant {
-        Instant::now() + left.min(self.shared.config.deadline)
+    fn deadline(&self, left: Duration, more: Duration) -> Instant {
+        Instant::now() + left.min(self.shared.config.deadline + more)
     }
 }
 
@@ -326,12 +331,12 @@ impl CounterStore for RedisStore {
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let parts = shard_request::from_charges(charges, self.key_layout(), &self.shared.config.hashing);
         let counters = Some(Counters::Borrowed(charges));
-        self.send_each(Command::Debit, parts, self.deadline(Duration::MAX), counters).await
+        self.send_each(Command::Debit, parts, self.deadline(Duration::MAX, Duration::ZERO), counters).await
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
         let parts = shard_request::from_permits(permits, self.key_layout(), &self.shared.config.hashing);
-        self.send_each(Command::Release, parts, self.deadline(Duration::MAX), None).await
+        self.send_each(Command::Release, parts, self.deadline(Duration::MAX, Duration::ZERO), None).await
     }
 
     async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
@@ -339,7 +344,7 @@ impl CounterStore for RedisStore {
         self.send_each(
             Command::ReturnUnits { taken_at: back.taken_at, full_at: back.full_at },
             parts,
-            self.deadline(Duration::MAX),
+            self.deadline(Duration::MAX, Duration::ZERO),
             None,
         )
         .await

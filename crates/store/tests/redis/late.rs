@@ -8,9 +8,9 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, LateAnswer, Limit, LimitSpec,
-    PermitId, Rate, Scope, StoreError, TimeDelta,
+    LossPolicy, PermitId, Rate, Scope, StoreError, TimeDelta,
 };
-use tollgate_store::{BreakerState, RedisStore};
+use tollgate_store::{BreakerState, RedisConfig, RedisStore};
 
 fn limit(algorithm: Algorithm, count: u64) -> Limit {
     LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_secs(86_400))).build().expect("a limit")
@@ -63,9 +63,32 @@ async fn a_late_charge_is_undone_or_kept() {
     assert_eq!(store.status()[0].breaker, BreakerState::Closed);
     assert_eq!(
         store.last_known(&charge[0]).map(|known| known.remaining),
-        Some(7),
+        Some(6),
         "late answers are answers"
     );
+}
+
+/// Whoever is turned away without an answer waits for it a moment longer. Time is tokio's: what is measured is what the
+/// store waits for, not how busy the machine is.
+#[tokio::test]
+async fn a_guarded_limit_is_waited_for_a_moment_longer() {
+    let server = Server::start(&[]);
+    let proxy = Proxy::to(server.port);
+    let store = RedisStore::connect(RedisConfig::parse(&proxy.url()).expect("a url"));
+    let (limit, scope, parts) = (limit(Algorithm::Gcra, 9), Scope::new("guarded"), [KeyPart::Text("alice")]);
+    let plain = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE);
+    while store.charge(&[plain]).await.is_err() {}
+    proxy.set(Fault::StallAnswers);
+    tokio::time::pause();
+    for (loss_policy, millis) in [(LossPolicy::default(), 10), (LossPolicy::AssumeExhausted, 30)] {
+        let started = tokio::time::Instant::now();
+        let answer = store.charge(&[Charge { loss_policy, ..plain }]).await;
+        assert!(matches!(answer, Err(StoreError::Late(_))), "{answer:?}");
+        let waited = started.elapsed().as_millis();
+        assert!((millis..=millis + 1).contains(&waited), "{waited} of {millis} ms");
+    }
+    tokio::time::resume();
+    proxy.set(Fault::None);
 }
 
 /// A caller that leaves while it waits must not leave its permit behind until it expires.
