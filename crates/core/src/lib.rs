@@ -14,6 +14,7 @@
 //! | [`counter_key`](CounterKey), [`charge`](Charge), [`outcome`](Outcome), [`store`](CounterStore) | the interface between engine and stores |
 //! | [`late`](LateCharge) | charges whose answers come after their deadline |
 //! | [`record_store`](RecordStore) | records that nodes share |
+//! | [`log_throttle`](LogThrottle) | at most one message a second |
 //! | `conformance` (feature) | the suite that every store must pass |
 
 mod algorithm;
@@ -29,6 +30,7 @@ mod late;
 mod limit;
 mod limit_params;
 mod limit_spec;
+mod log_throttle;
 mod outcome;
 mod packed;
 mod rate;
@@ -55,6 +57,7 @@ pub use late::{CounterId, LateAnswer, LateCharge, LateResponder};
 pub use limit::Limit;
 pub use limit_params::LimitParams;
 pub use limit_spec::{LimitError, LimitSpec};
+pub use log_throttle::LogThrottle;
 pub use outcome::{Outcome, Verdict};
 pub use packed::{Packed, Tag};
 pub use rate::{Period, Rate};

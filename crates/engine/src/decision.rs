@@ -166,6 +166,8 @@ pub struct DecisionDetails {
     pub verdict: DecisionVerdict,
     /// The basis of the verdict.
     pub origin: Origin,
+    /// Time of the charge, by the store's clock; zero if no store was called. The outcomes' times count from it.
+    pub at: Timestamp,
     /// The source of a denial.
     pub denied_by: Option<DecidedBy>,
     /// The source of a degraded verdict: the request should be served in a reduced form.
@@ -180,8 +182,6 @@ pub struct DecisionDetails {
     pub(crate) inline_limits: Vec<RuleLimit>,
     /// Grant charges made in place of exceeded limits.
     pub(crate) granted: Option<Box<[GrantCharge]>>,
-    /// Time of the charge, by the store's clock; zero if no store was called.
-    pub(crate) charged_at: Timestamp,
 }
 
 impl DecisionDetails {
@@ -191,6 +191,7 @@ impl DecisionDetails {
         Self {
             verdict: DecisionVerdict::Allowed { delay: TimeDelta::ZERO },
             origin: Origin::Unmatched,
+            at: Timestamp::ZERO,
             denied_by: None,
             degraded_by: None,
             warned_by: None,
@@ -198,7 +199,6 @@ impl DecisionDetails {
             descriptors: SmallVec::new(),
             inline_limits: Vec::new(),
             granted: None,
-            charged_at: Timestamp::ZERO,
         }
     }
 

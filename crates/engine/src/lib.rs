@@ -34,6 +34,7 @@ mod emergency;
 mod fail_policy;
 mod fallback;
 mod fallback_counts;
+mod fallback_start;
 mod fold;
 mod grant;
 mod in_flight;

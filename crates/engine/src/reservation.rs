@@ -608,7 +608,7 @@ pub(crate) fn reserved_charges(
     let mut charges = Charges::new();
     plan.charges(PermitId::ANONYMOUS, &mut charges);
     let statuses = details.limits.iter();
-    let taken_at = if details.charged_at == Timestamp::ZERO { asked } else { details.charged_at };
+    let taken_at = if details.at == Timestamp::ZERO { asked } else { details.at };
     // Limits covered by a grant were charged to the grant.
     let granted = |at: usize| details.granted.as_ref()?.iter().find(|paid| paid.limit == at);
     (charges.iter().zip(&plan.limits).zip(statuses).enumerate())

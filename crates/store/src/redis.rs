@@ -60,8 +60,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Charge, Clock, CounterStore, Enforcement, LastKnown, Outcome, Outcomes, Permit, StoreError,
-    SystemClock, Timestamp, UnitReturn,
+    Admission, Charge, Clock, CounterStore, Enforcement, LastKnown, LogThrottle, Outcome, Outcomes, Permit,
+    StoreError, SystemClock, Timestamp, UnitReturn,
 };
 use topology::Topology;
 
@@ -103,6 +103,7 @@ impl RedisStore {
             late: LateReplies::default(),
             last_replies: LastReplies::new(),
             damaged_keys: DamagedKeys::default(),
+            undo_failures: LogThrottle::default(),
         });
         Self { topology: Topology::start(Arc::clone(&shared)), shared }
     }
@@ -230,8 +231,10 @@ impl RedisStore {
         let store = self.clone();
         tokio::spawn(async move {
             let patient = Instant::now() + 10 * store.shared.config.deadline;
-            if let Err(error) = store.send(work, slot, request, patient, None).await {
-                tracing::warn!(%error, "charge of a denied request was not undone; it recovers with time");
+            if let Err(error) = store.send(work, slot, request, patient, None).await
+                && let Some(count) = store.shared.undo_failures.due(store.shared.clock.now())
+            {
+                tracing::warn!(%error, count, "charges of denied requests were not undone; they recover with time");
             }
         })
     }

@@ -13,7 +13,7 @@ use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisResult};
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
-use tollgate_core::{Clock, Timestamp};
+use tollgate_core::{Clock, LogThrottle, Timestamp};
 
 /// Maximum jobs queued per pipeline; beyond it a check fails immediately instead of queueing in vain.
 const MAX_QUEUED: usize = 4_096;
@@ -32,6 +32,7 @@ pub(super) struct Shared {
     pub(super) late: LateReplies,
     pub(super) last_replies: LastReplies,
     pub(super) damaged_keys: DamagedKeys,
+    pub(super) undo_failures: LogThrottle,
 }
 
 impl Shared {

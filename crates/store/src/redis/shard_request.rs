@@ -4,8 +4,8 @@ use super::data_loss::DataLoss;
 use super::key_encoding::{self, Hashing, Name};
 use smallvec::SmallVec;
 use tollgate_core::{
-    Charge, Cost, Enforcement, Limit, LimitParams, LossPolicy, Mode, Permit, PermitId, TimeDelta, Timestamp,
-    UnitReturn,
+    Algorithm, Charge, Cost, Enforcement, Limit, LimitParams, LossPolicy, Mode, Permit, PermitId, TimeDelta,
+    Timestamp, UnitReturn,
 };
 
 /// One charge, or one permit to release.
@@ -59,6 +59,13 @@ impl ShardRequest {
                     && self.loss.applies_to(want).is_none()
                     && matches!(want.limit.params(), LimitParams::Bucket { k: 1, reach: 0, .. })
             })
+    }
+
+    /// Returns whether an undo needs to know what the bundles held before: always if another slot may deny the request,
+    /// and for permits, because a renewed permit is held without the renewal.
+    pub(super) fn needs_priors(&self) -> bool {
+        let is_permit = |want: &ShardCharge| want.limit.algorithm() == Algorithm::Concurrency;
+        self.is_partial || self.charges.iter().any(is_permit)
     }
 
     fn add(&mut self, bundle: String, name: Name, want: impl FnOnce(usize) -> ShardCharge) {
