@@ -13,6 +13,7 @@
 //! | [`state`](State), [`packed`](Packed) | the state of one counter; the same in one 64-bit word |
 //! | [`counter_key`](CounterKey), [`charge`](Charge), [`outcome`](Outcome), [`store`](CounterStore) | the interface between engine and stores |
 //! | [`late`](LateCharge) | charges whose answers come after their deadline |
+//! | [`record_store`](RecordStore) | records that nodes share |
 //! | [`log_throttle`](LogThrottle) | at most one message a second |
 //! | `conformance` (feature) | the suite that every store must pass |
 

@@ -17,6 +17,7 @@
 
 mod authority;
 mod ceiling;
+mod fairness;
 mod node;
 mod run;
 mod scenario;

@@ -2,6 +2,7 @@
 
 use crate::authority::Authority;
 use crate::ceiling::CeilingCheck;
+use crate::fairness::Fairness;
 use crate::node::{self, Store};
 use crate::scenario::Scenario;
 use crate::world::{Event, Shared, World};
@@ -60,6 +61,7 @@ pub(crate) struct Run {
     checks: u64,
     local: u64,
     served: Vec<u64>,
+    fairness: Fairness,
     traffic_ends: u64,
 }
 
@@ -94,6 +96,7 @@ impl Run {
             seed,
             bug,
             served: vec![0; scenario.nodes],
+            fairness: Fairness::new(scenario.nodes),
             scenario,
             world,
             rules,
@@ -132,7 +135,7 @@ impl Run {
         self.rush();
         self.until(self.traffic_ends + 100_000);
         let phase = self.key(|key, whole, _| whole.phase(key.stable_hash()).as_micros());
-        self.ceiling.violation(&self.whole, phase).or_else(|| self.unfair())
+        self.ceiling.violation(&self.whole, phase).or_else(|| self.unfair(phase))
     }
 
     /// Spends at one instant all units available on all nodes: excess outstanding units show up here.
@@ -159,12 +162,12 @@ impl Run {
         }
     }
 
-    /// Returns a violation if, without faults and with equal demand, a node got much less than another.
-    fn unfair(&self) -> Option<String> {
+    /// Returns a violation if, without faults and with equal demand, a node got much less than its due.
+    fn unfair(&mut self, phase: u64) -> Option<String> {
         let even = self.scenario.pace.iter().all(|pace| *pace == self.scenario.pace[0]);
-        let (max, min) = (self.served.iter().max()?, self.served.iter().min()?);
-        let comparable = self.scenario.calm && even && *max >= 400 * self.scenario.cost;
-        (comparable && min * 4 < *max).then(|| format!("units served to each node: {:?}", self.served))
+        let comparable = self.scenario.calm && even;
+        let least = 400 * self.scenario.cost;
+        self.fairness.violation(&self.whole, phase, least).filter(|_| comparable)
     }
 
     /// Ends all faults and traffic: the whole budget must return, and every node must be served.
@@ -344,6 +347,11 @@ impl Run {
 
     fn check(&mut self, node: usize, units: u64) {
         self.checks += 1;
+        let now = self.world.lock().now;
+        // The rush at the end is no demand of equals: it asks node after node for all that is left.
+        if now < self.traffic_ends {
+            self.fairness.ask(node, now, units);
+        }
         let limiter = Arc::clone(&self.nodes[node]);
         self.spawn(
             node,
@@ -413,6 +421,9 @@ impl Run {
             debug_assert!(done.origin != Origin::FailOpen, "no rule here fails open");
             self.ceiling.admit(done.decided.unwrap_or(now), done.units);
             self.served[done.node] += done.units;
+            if now < self.traffic_ends {
+                self.fairness.serve(done.node, now, done.units);
+            }
         }
     }
 }

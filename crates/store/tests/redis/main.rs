@@ -12,6 +12,7 @@ mod line_faults;
 mod local;
 mod memory;
 mod proxy;
+mod records;
 mod return_units;
 mod sentinel;
 mod servers;
