@@ -134,6 +134,7 @@ fn admin_tls(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<AdminTlsSe
 
 /// Choice of counter store.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one in a process, and it is rarely moved")]
 pub(crate) enum StoreChoice {
     Memory,
     Redis(RedisConfig),
@@ -150,6 +151,7 @@ struct ConfigFile {
     store_deadline_ms: Option<u64>,
     store_breaker_failures: Option<u64>,
     store_breaker_window_ms: Option<u64>,
+    store_breaker_silence_ms: Option<u64>,
     store_breaker_open_ms: Option<u64>,
     store_caution_ms: Option<u64>,
     nodes: Option<u32>,
@@ -313,6 +315,10 @@ fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     let window = within("store_breaker_window_ms", file.store_breaker_window_ms, DAY)?;
     if let Some(window) = flags.store_breaker_window_ms.or(window) {
         redis.breaker.window = TimeDelta::from_millis(window);
+    }
+    let silence = within("store_breaker_silence_ms", file.store_breaker_silence_ms, DAY)?;
+    if let Some(silence) = flags.store_breaker_silence_ms.or(silence) {
+        redis.breaker.silence = TimeDelta::from_millis(silence);
     }
     let open = within("store_breaker_open_ms", file.store_breaker_open_ms, DAY)?;
     if let Some(open) = flags.store_breaker_open_ms.or(open) {

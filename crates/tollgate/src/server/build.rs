@@ -17,7 +17,7 @@ use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::Limiter;
 use tollgate_observe::Telemetry;
 use tollgate_rules::Ruleset;
-use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisStore};
+use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisRecords, RedisStore};
 
 /// Assembled server, before it serves.
 pub(crate) struct Assembly {
@@ -51,7 +51,10 @@ fn limiter(
     }
     let secret = config.identity.api_key.secret().context("`identity.api_key.secret_file`")?;
     let clock = SystemClock::new();
-    let memory = MemoryConfig::with_bytes(config.memory);
+    // A sixteenth of the memory is for reservations.
+    let reservations = config.memory / 16;
+    let mut memory = MemoryConfig::with_bytes(config.memory);
+    memory.other_bytes = reservations;
     let time: Arc<dyn Clock> = Arc::new(clock);
     let limiter = match &config.store {
         StoreChoice::Memory => {
@@ -68,10 +71,13 @@ fn limiter(
                 Some(secret) => redis.clone().with_key_secret(secret),
                 None => redis.clone(),
             };
-            let store = Store::redis(&RedisStore::connect(redis), local, leases, clock);
-            Limiter::new(rules, store, time).with_fallback(fallback)
+            let redis = RedisStore::connect(redis);
+            let records = Arc::new(RedisRecords::new(redis.clone()));
+            let store = Store::redis(&redis, local, leases, clock);
+            Limiter::new(rules, store, time).with_fallback(fallback).with_shared_reservations(records)
         }
     };
+    let limiter = limiter.with_reservation_bytes(reservations);
     let limiter = operators.observed(limiter.with_global_shadow(config.global_shadow).with_observer(observe));
     let (guard, limiter) = FileGuard::new(config, operators, limiter);
     let limiter = match &operators.control {

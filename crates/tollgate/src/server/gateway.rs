@@ -9,6 +9,7 @@ use crate::server::admin::AdminServer;
 use crate::server::build::{Assembly, build};
 use crate::server::leases;
 use crate::server::logging::{self, LogControl};
+use crate::server::nodes::Heartbeats;
 use crate::server::open_files;
 use crate::server::protocols::{DefaultListeners, ProtocolServers};
 use crate::server::serve::{run_reconciliation, shutdown_signal};
@@ -59,7 +60,7 @@ async fn serve(
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let desk = operators.rule_manager.clone();
+    let (desk, fixed_nodes) = (operators.rule_manager.clone(), config.nodes);
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
     let settings = GatewayReload {
@@ -85,6 +86,7 @@ async fn serve(
     ));
     let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
     let tending = tokio::spawn(leases::run_lease_tasks(Arc::clone(&limiter)));
+    let beating = Heartbeats::start(&limiter, fixed_nodes);
     let proxy = tokio::spawn(gateway.serve(drain()));
 
     told_to_stop.await;
@@ -103,6 +105,7 @@ async fn serve(
     }
     paying.abort();
     tending.abort();
+    beating.end().await;
     leases::return_leases(&limiter).await;
     status.shutdown().await;
     if let Ok(lost @ 1..) =

@@ -194,6 +194,8 @@ impl ProcessStatus for ServerStatus {
         for (rule, origin, count) in &fallbacks {
             family.add(&[("rule", rule), ("origin", origin)], count);
         }
+        let help = "Number of nodes that share the store, by their heartbeats there; 0 if unknown.";
+        page.gauge("ratelimit_nodes", help, self.limiter.live_nodes());
         let help = "Number of requests that failed open because the store was unavailable, by rule.";
         let mut family = page.counters("ratelimit_failopen_total", help);
         for (rule, _, count) in fallbacks.iter().filter(|(_, origin, _)| *origin == Origin::FailOpen.name()) {
