@@ -189,19 +189,23 @@ test('what takes something from a caller is confirmed first', async ({ page, ser
   expect((await quotaOf(server, key)).overrides[0]?.requests_per_unit).toBe(0);
 });
 
-test('a protection is removed only by somebody who has read so', async ({ page, server }) => {
-  await open(page, server, 'rules');
-  const area = page.getByRole('textbox', { name: /^Rule file/ });
-  await area.fill(RULES.replace('class: security', 'class: comfort'));
-  await page.getByRole('button', { name: 'Publish…' }).click();
-  const dialog = page.getByRole('dialog');
-  await expect(dialog.getByText('is no longer of class security')).toBeVisible();
-  await dialog.getByLabel('Reason').fill('ticket 10');
-  const publish = dialog.getByRole('button', { name: 'Publish', exact: true });
-  await publish.click();
-  await expect(dialog.getByRole('alert')).toContainText('is no longer of class security');
-  await expect(publish).toBeDisabled();
-  await dialog.getByRole('checkbox').check();
-  await publish.click();
-  await expect(dialog).toHaveCount(0);
+test('a protection is removed only by somebody who has read so', async ({ page }) => {
+  const server = await new Server('protected').start();
+  try {
+    await open(page, server, 'rules?tab=edit');
+    await page.getByRole('textbox', { name: /^Rule file/ }).fill(RULES.replace('class: security', 'class: comfort'));
+    await page.getByRole('button', { name: 'Publish…' }).click();
+    const dialog = page.getByRole('dialog');
+    await expect(dialog.getByRole('status')).toContainText('is no longer of class security');
+    await dialog.getByLabel('Reason').fill('ticket 10');
+    const publish = dialog.getByRole('button', { name: 'Publish', exact: true });
+    await publish.click();
+    await expect(dialog.getByRole('alert')).toContainText('is no longer of class security');
+    await expect(publish, 'not by a second click alone').toBeDisabled();
+    await dialog.getByRole('checkbox').check();
+    await publish.click();
+    await expect(dialog).toHaveCount(0);
+  } finally {
+    await server.stop();
+  }
 });

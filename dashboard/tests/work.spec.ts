@@ -45,6 +45,9 @@ test('a denied caller is listed, explained and given an override', async ({ page
   await page.getByRole('button', { name: 'Delete…' }).click();
   await dialog.getByLabel('Reason').fill('ticket 12 is closed');
   await dialog.getByRole('button', { name: 'Delete', exact: true }).click();
+  // The caller uses more than the rules allow it.
+  await dialog.getByRole('checkbox').check();
+  await dialog.getByRole('button', { name: 'Delete', exact: true }).click();
   await expect(page.getByText('No quotas yet')).toBeVisible();
   expect(await server.check({ api_key: key }), 'the rules act alone again').toBe(false);
 

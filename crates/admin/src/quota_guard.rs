@@ -9,6 +9,7 @@ use crate::api::usage::UsageQuery;
 use crate::error::ApiError;
 use http::StatusCode;
 use std::sync::Arc;
+use tokio::sync::OnceCell;
 use tollgate_control::{
     CallerRef, ControlPlane, ImportLine, KeyHash, Precondition, QuotaChange, QuotaSpec, RecentRequests,
 };
@@ -31,7 +32,7 @@ pub(crate) async fn check(
     if !expected.is_met(found) || draft.is_none() && found.is_none() {
         return Ok(());
     }
-    let guard = QuotaGuard::new(admin).await?;
+    let guard = QuotaGuard::new(admin)?;
     let change = guard.control.quota_change(caller, draft, &guard.rules)?;
     let reasons = guard.reasons(&change).await;
     if reasons.is_empty() { Ok(()) } else { Err(problem(&reasons).into()) }
@@ -72,13 +73,21 @@ pub(crate) struct QuotaGuard<'a> {
     admin: &'a AdminState,
     control: &'a Arc<ControlPlane>,
     rules: Arc<Ruleset>,
-    recent: Arc<RecentRequests>,
+    /// Collected when the first change needs them.
+    recent: OnceCell<Arc<RecentRequests>>,
 }
 
 impl<'a> QuotaGuard<'a> {
-    pub(crate) async fn new(admin: &'a AdminState) -> Result<Self, ApiError> {
-        let recent = Arc::new(admin.rule_manager()?.recent_requests().await?);
-        Ok(Self { admin, control: admin.control()?, rules: (admin.rules)(), recent })
+    pub(crate) fn new(admin: &'a AdminState) -> Result<Self, ApiError> {
+        Ok(Self { admin, control: admin.control()?, rules: (admin.rules)(), recent: OnceCell::new() })
+    }
+
+    async fn recent(&self) -> Option<Arc<RecentRequests>> {
+        let collect = || async {
+            let manager = self.admin.rule_manager().map_err(ApiError::from)?;
+            Ok::<_, ApiError>(Arc::new(manager.recent_requests().await?))
+        };
+        self.recent.get_or_try_init(collect).await.ok().map(Arc::clone)
     }
 
     /// Returns the reasons to confirm a line of an import; `None` if the line is invalid.
@@ -105,8 +114,10 @@ impl<'a> QuotaGuard<'a> {
             }
         }
         reasons.dedup();
-        if reasons.is_empty() {
-            let (rules, recent, change) = (Arc::clone(&self.rules), Arc::clone(&self.recent), change.clone());
+        if reasons.is_empty()
+            && let Some(recent) = self.recent().await
+        {
+            let (rules, change) = (Arc::clone(&self.rules), change.clone());
             let impact = tokio::task::spawn_blocking(move || recent.impact(&rules, &change)).await;
             let denied = impact.map_or(0.0, |impact| impact.newly_denied_share);
             if denied > 0.0 {

@@ -50,7 +50,7 @@ async fn import(
         let detail = "another import is running on this node; retry when it has finished";
         return Err(Problem::new(StatusCode::CONFLICT, "Import already running", detail).into());
     };
-    let guard = if confirm.is_confirmed() { None } else { Some(QuotaGuard::new(&admin).await?) };
+    let guard = if confirm.is_confirmed() { None } else { Some(QuotaGuard::new(&admin)?) };
     let mut lines = GuardedImport { import: &mut import, guard, needs_confirm: LinesToConfirm::default() };
     let read = import_body(&mut lines, body).await;
     let needs_confirm = lines.needs_confirm;
