@@ -5,6 +5,7 @@
 #   make bench   runs the short benchmarks
 #   make sim     simulates leases in virtual time, SEEDS=100000 runs
 #   make fuzz    fuzzes each parser of untrusted input for SECONDS=60
+#   make fuzz-nightly  the same, 20 seconds each
 #   make fmt     formats the code
 #   make install copies the optimized binary, its manual pages and completions to PREFIX=/usr/local
 #   make dist    builds what is released, into dist/
@@ -241,7 +242,9 @@ dashboard-tools:
 
 # Installs a nightly compiler. Findings are written to fuzz/artifacts and fail the run.
 SECONDS ?= 60
-FUZZ_TARGETS := request_head chunks proxy_protocol
+# Every parser that strangers reach, and those of what other nodes and files say.
+FUZZ_TARGETS := request_head chunks proxy_protocol rule_yaml resp_commands json_bodies rls_request forwarded_fields paths \
+  tokens snapshot import_line peer_sample
 CARGO_FUZZ := .tools/bin/cargo-fuzz
 .PHONY: fuzz
 fuzz: toolchain $(CARGO_FUZZ)
@@ -251,6 +254,11 @@ fuzz: toolchain $(CARGO_FUZZ)
 	  PATH="$(CURDIR)/.tools/bin:$$PATH" $(CARGO) +nightly fuzz run --fuzz-dir fuzz $$target \
 	    fuzz/corpus/$$target fuzz/seeds/$$target -- -max_total_time=$(SECONDS) -max_len=16384 -timeout=10 -print_final_stats=1; \
 	done
+
+# A short run of each, for every night.
+.PHONY: fuzz-nightly
+fuzz-nightly:
+	@$(MAKE) --no-print-directory fuzz SECONDS=20
 
 $(CARGO_FUZZ):
 	$(CARGO) install cargo-fuzz --version 0.13.2 --locked --root .tools --target-dir $(TARGET)/tools

@@ -36,6 +36,7 @@ pub use auth::AuthMode;
 pub use auth::sessions::Sessions;
 pub use auth::throttle::FailedAuthThrottle;
 pub use auth::tls::AdminTls;
+pub use conn::limiter::port_limits;
 pub use dashboard::is_built as has_dashboard;
 pub use router::serve;
 pub use state::AdminState;

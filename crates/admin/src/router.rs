@@ -29,23 +29,26 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tollgate_http::problem::Problem;
+use tollgate_http::server::connections::ConnectionSlots;
 use utoipa_axum::router::OpenApiRouter;
 
 /// Time limit until a response starts: a hanging database must not block operators.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
-/// Serves until `drain` completes, and then until all connections are drained.
+/// Serves until `drain` completes, and then until all connections are drained. `slots` are of the budget that all
+/// listeners of the process share; [`port_limits`] are those of this one.
 pub async fn serve(
     listener: TcpListener,
     tls: Option<AdminTls>,
     admin: AdminState,
+    slots: ConnectionSlots,
     drain: impl Future<Output = ()> + Send,
 ) {
     let mut router = router(Arc::new(admin));
     if tls.is_some() {
         router = router.layer(map_response(with_strict_transport_security));
     }
-    listener::serve(listener, tls, drain, router).await;
+    listener::serve(listener, tls, slots, drain, router).await;
 }
 
 /// Returns the documented routes.

@@ -25,6 +25,8 @@ mod emergency;
 mod error;
 mod grant;
 mod preview;
+#[doc(hidden)]
+pub mod properties;
 mod quota;
 mod replication;
 mod rules;

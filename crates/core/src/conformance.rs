@@ -21,6 +21,7 @@ mod changed_limits;
 mod dead_store;
 mod fixtures;
 mod ledger;
+mod panicking_store;
 mod remote_store;
 mod reset_and_grant;
 mod rng;
@@ -29,6 +30,7 @@ mod tests;
 
 pub use dead_store::DeadStore;
 pub use ledger::{Ledger, ReferenceStore};
+pub use panicking_store::PanickingStore;
 pub use remote_store::RemoteStore;
 pub use rng::SplitMix64;
 

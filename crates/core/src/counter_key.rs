@@ -236,6 +236,16 @@ pub struct CounterKey<'a> {
 }
 
 impl CounterKey<'_> {
+    /// Returns the bytes of the values, for tables that keep keys and are bounded.
+    #[must_use]
+    pub fn value_bytes(&self) -> usize {
+        let bytes = |part: &KeyPart<'_>| match part {
+            KeyPart::Text(text) | KeyPart::Secret(text) => text.len(),
+            KeyPart::Network { .. } => 17,
+        };
+        self.parts.iter().map(bytes).sum()
+    }
+
     /// Returns a hash that is the same on every machine, for what machines must agree on (a window's jitter, a shard).
     #[must_use]
     pub fn stable_hash(&self) -> u64 {

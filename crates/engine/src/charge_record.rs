@@ -29,6 +29,12 @@ impl ChargeRecord {
         }
     }
 
+    /// Returns the bytes of the counter key's values.
+    pub(crate) fn key_bytes(&self) -> usize {
+        let parts = self.parts();
+        self.key(&parts).value_bytes()
+    }
+
     /// Returns the values of the counter key; [`ChargeRecord::key`] borrows them.
     pub(crate) fn parts(&self) -> Vec<KeyPart<'_>> {
         self.parts.iter().map(OwnedKeyPart::as_part).collect()

@@ -9,15 +9,22 @@ use tollgate_core::{Charge, CounterStore, Outcome, Outcomes, StoreError, Verdict
 
 impl<S: CounterStore> Limiter<S> {
     /// Charges each limit independently, in order and without waiting, and appends one outcome per charge. Returns
-    /// `false` if the store declines; nothing has been charged in that case.
+    /// `false` if the store declines, and nothing has been charged in that case, or if it panics.
     #[inline]
     pub fn try_charge_inline(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
         let from = outcomes.len();
-        if !self.store.try_charge_each(charges, outcomes) {
-            return false;
-        }
-        self.is_observed(charges, &mut outcomes[from..]);
-        true
+        let charged = self.guarded(|| {
+            if !self.store.try_charge_each(charges, outcomes) {
+                return false;
+            }
+            self.is_observed(charges, &mut outcomes[from..]);
+            true
+        });
+        charged.unwrap_or_else(|_| {
+            // Each is charged on its own then, and the one that panics is answered with an error.
+            outcomes.truncate(from);
+            false
+        })
     }
 
     /// Charges one inline limit.
@@ -25,6 +32,11 @@ impl<S: CounterStore> Limiter<S> {
     /// # Errors
     /// [`StoreError`] if the store did not respond; whether it applied the charge is then unknown.
     pub async fn charge_inline(&self, charge: Charge<'_>) -> Result<Outcome, StoreError> {
+        let charged = self.guarded_future(self.charge_one_inline(charge)).await;
+        charged.unwrap_or_else(|_| Err(StoreError::Unavailable("panic while deciding".to_owned())))
+    }
+
+    async fn charge_one_inline(&self, charge: Charge<'_>) -> Result<Outcome, StoreError> {
         let mut outcomes = Outcomes::default();
         if !self.store.try_charge(&[charge], &mut outcomes) {
             outcomes = self.store.charge(&[charge]).await?;

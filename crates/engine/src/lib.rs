@@ -41,6 +41,7 @@ mod in_flight;
 mod inline_limit;
 mod limiter;
 mod observer;
+mod panic;
 mod permit_guard;
 mod permits;
 mod quota_provider;

@@ -15,6 +15,7 @@ use crate::fold;
 use crate::grant::Grants;
 use crate::in_flight::InFlight;
 use crate::observer::Observer;
+use crate::panic::Panics;
 use crate::permit_guard::Renewals;
 use crate::quota_provider::{CallerQuota, QuotaProvider};
 use crate::reconcile::PendingCharges;
@@ -45,6 +46,7 @@ pub struct Limiter<S> {
     pub(crate) fallback_counts: FallbackCounts,
     pub(crate) in_flight: InFlight,
     pub(crate) release_failures: LogThrottle,
+    pub(crate) panics: Panics,
     /// Permits of requests in flight.
     pub(crate) renewals: Renewals,
     /// Split counters without room in any shard.
@@ -86,6 +88,7 @@ impl<S: CounterStore> Limiter<S> {
             fallback_counts: FallbackCounts::default(),
             in_flight: InFlight::default(),
             release_failures: LogThrottle::default(),
+            panics: Panics::default(),
             renewals: Renewals::default(),
             full_counters: FullCounters::default(),
             quotas: None,
@@ -181,25 +184,32 @@ impl<S: CounterStore> Limiter<S> {
         mut keep: impl FnMut(&Plan<'_>, &DecisionDetails),
     ) -> Decision {
         let rules = self.rules.load();
-        let CallerQuota { overrides: tenant, grants } = self.quota_for(check, &rules);
-        let mut effect = self.effect_of(check);
+        let known = self.guarded(|| (self.quota_for(check, &rules), self.effect_of(check)));
+        let (CallerQuota { overrides: tenant, grants }, mut effect) = known.unwrap_or_default();
         let mut details = DecisionDetails::unmatched();
         {
             let permit = PermitId(id.0);
             let mut plan = Plan::default();
-            plan_into(&rules, tenant.as_deref(), check, &mut plan);
-            if let Some(effect) = &mut effect {
-                effect.apply_to(&mut plan, &mut details);
-            }
-            if !plan.limits.is_empty() {
-                match self.try_charge(&plan, permit, grants.is_some(), &mut details) {
-                    Tried::Decided => {}
-                    // Boxed because this future is large and every check would carry it.
-                    tried => {
-                        Box::pin(self.charge(&mut plan, permit, tried, grants.as_deref(), &mut details))
-                            .await;
+            let tried = self.guarded(|| {
+                plan_into(&rules, tenant.as_deref(), check, &mut plan);
+                if let Some(effect) = &mut effect {
+                    effect.apply_to(&mut plan, &mut details);
+                }
+                if plan.limits.is_empty() {
+                    return Tried::Decided;
+                }
+                self.try_charge(&plan, permit, grants.is_some(), &mut details)
+            });
+            match tried {
+                Ok(Tried::Decided) => {}
+                // Boxed because these futures are large and every check would carry them.
+                Ok(tried) => {
+                    let charged = self.charge(&mut plan, permit, tried, grants.as_deref(), &mut details);
+                    if let Err(panic) = Box::pin(self.guarded_future(charged)).await {
+                        Box::pin(self.decide_after_panic(panic, &plan, permit, &mut details)).await;
                     }
                 }
+                Err(panic) => Box::pin(self.decide_after_panic(panic, &plan, permit, &mut details)).await,
             }
             fold::descriptors(&plan, &mut details);
             if let Some(effect) = &mut effect {

@@ -86,8 +86,11 @@ impl<S> Limiter<S> {
 
     #[inline]
     pub(crate) fn notify_observers(&self, check: &Check<'_>, decision: &Decision) {
-        for observer in &self.observers {
-            observer.on_decision(check, decision);
-        }
+        // The decision is made: a panic is counted and logged, and the caller has its answer.
+        let _ = self.guarded(|| {
+            for observer in &self.observers {
+                observer.on_decision(check, decision);
+            }
+        });
     }
 }

@@ -3,8 +3,9 @@
 //! Without it, every outage would end with a fresh burst. A check first reconciles the pending charges of its counters;
 //! if that fails, the store counts as unavailable for these counters. The rest is reconciled in the background
 //! ([`Limiter::reconcile`]). The full amount is charged although some of it has been refilled over time, which errs
-//! toward enforcing the limit. The table is bounded: beyond [`MAX_PENDING`] counters, charges are counted only on this
-//! node.
+//! toward enforcing the limit. The table is bounded: beyond [`MAX_PENDING`] counters or [`MAX_BYTES`], charges are counted
+//! only on this node. Counters with long values have a share of the bytes, so that a caller who invents them leaves room
+//! for those with ordinary ones.
 //!
 //! A request that was sent, and decided locally because the answer was late, is in doubt: the store may charge it after
 //! all. It becomes pending only if the answer says that the store did not, so it counts once, whatever the answer.
@@ -19,6 +20,10 @@ use tokio::sync::Notify;
 use tollgate_core::{Charge, Cost, CounterId, CounterStore, LateAnswer, LateCharge, StoreError};
 
 const MAX_PENDING: usize = 65_536;
+/// Maximum bytes of counter values in the table.
+const MAX_BYTES: usize = 16 << 20;
+/// Counters with longer values have a quarter of the bytes.
+const LONG: usize = 256;
 /// Maximum number of counters charged in one call.
 const BATCH: usize = 64;
 
@@ -34,6 +39,9 @@ pub(crate) struct PendingCharges {
 #[derive(Default)]
 struct PendingTable {
     pending: HashMap<CounterId, ChargeRecord>,
+    /// Bytes of the values of pending counters: of all, and of those with long values.
+    bytes: usize,
+    long_bytes: usize,
     /// Counters whose pending charges are being applied to the store.
     in_progress: HashSet<CounterId>,
     /// Units of which it is not known yet whether the store has charged them.
@@ -118,7 +126,7 @@ impl PendingCharges {
         if !busy.is_empty() {
             return Err(busy);
         }
-        let list: Vec<_> = names.iter().filter_map(|name| table.pending.remove_entry(name)).collect();
+        let list: Vec<_> = names.iter().filter_map(|name| Some((*name, table.remove(name)?))).collect();
         table.in_progress.extend(list.iter().map(|(name, _)| *name));
         Ok(ReconcileGuard { pending: Arc::clone(self), charges: list })
     }
@@ -154,7 +162,15 @@ impl PendingTable {
     fn add(&mut self, name: CounterId, charge_record: ChargeRecord) {
         if let Some(known) = self.pending.get_mut(&name) {
             known.units = known.units.saturating_add(charge_record.units).min(2 * known.limit.capacity());
-        } else if self.pending.len() < MAX_PENDING {
+            return;
+        }
+        let size = charge_record.key_bytes();
+        let long = if size > LONG { size } else { 0 };
+        if self.pending.len() < MAX_PENDING
+            && self.bytes + size <= MAX_BYTES
+            && self.long_bytes + long <= MAX_BYTES / 4
+        {
+            (self.bytes, self.long_bytes) = (self.bytes + size, self.long_bytes + long);
             self.pending.insert(name, charge_record);
         }
     }
@@ -167,6 +183,14 @@ impl PendingTable {
                 self.in_doubt.remove(&name);
             }
         }
+    }
+
+    fn remove(&mut self, name: &CounterId) -> Option<ChargeRecord> {
+        let charge_record = self.pending.remove(name)?;
+        let size = charge_record.key_bytes();
+        self.bytes -= size;
+        self.long_bytes -= if size > LONG { size } else { 0 };
+        Some(charge_record)
     }
 }
 
@@ -291,4 +315,35 @@ impl<S: CounterStore> Limiter<S> {
 
 fn still_owing() -> StoreError {
     StoreError::Unavailable("what was let through is being charged".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate_core::{Algorithm, CounterKey, KeyPart, Limit, LimitSpec, Rate, Scope, nonzero};
+
+    fn add(pending: &PendingCharges, scope: &Scope, limit: &Limit, value: &str) {
+        let parts = [KeyPart::Text(value)];
+        pending.add(&Charge::new(CounterKey { scope, parts: &parts }, limit, Cost::ONE));
+    }
+
+    /// A caller who invents long values while the store is down neither fills the memory nor displaces the others.
+    #[test]
+    fn what_is_pending_is_bounded_in_bytes() {
+        let (pending, scope) = (PendingCharges::default(), Scope::new("s"));
+        let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(5))).build().expect("a limit");
+        for number in 0..20_000 {
+            add(&pending, &scope, &limit, &format!("{number:08192}"));
+        }
+        let long = pending.table().pending.len();
+        assert!(long * 8_192 <= MAX_BYTES / 4 && long > 100, "{long}");
+        for number in 0..1_000 {
+            add(&pending, &scope, &limit, &format!("honest{number}"));
+        }
+        let mut table = pending.table();
+        assert_eq!(table.pending.len(), long + 1_000);
+        let names: Vec<_> = table.pending.keys().copied().collect();
+        names.iter().for_each(|name| assert!(table.remove(name).is_some()));
+        assert_eq!((table.bytes, table.long_bytes), (0, 0));
+    }
 }

@@ -16,7 +16,8 @@ use tokio::time::Instant;
 use tokio_rustls::TlsStream;
 use tollgate_core::CounterStore;
 use tollgate_http::proxy_protocol;
-use tollgate_http::server::accept::{self, ConnectionSlots};
+use tollgate_http::server::accept;
+use tollgate_http::server::connections::{Activity, ConnectionSlots};
 use tollgate_http::server::{self, Drain, GRACE_PERIOD, Io, Settings};
 
 /// State shared by the connections of one listener.
@@ -38,11 +39,12 @@ impl<S: CounterStore + 'static> Acceptor<S> {
             let (stream, address, slot) = accept::accept(&listener, &slots).await;
             let this = current.load_full();
             let drain = Arc::clone(&this.drain);
-            accept::spawn(&drain, slot, async move { this.serve(stream, address).await });
+            let activity = slot.activity();
+            accept::spawn(&drain, slot, async move { this.serve(stream, address, &activity).await });
         }
     }
 
-    async fn serve(&self, stream: TcpStream, address: SocketAddr) {
+    async fn serve(&self, stream: TcpStream, address: SocketAddr, activity: &Arc<Activity>) {
         let deadline = Instant::now() + self.h1.header_timeout;
         let mut from = address.ip();
         if self.proxy_protocol {
@@ -53,8 +55,8 @@ impl<S: CounterStore + 'static> Acceptor<S> {
         }
         let peer = Peer::new(from, self.tls.is_some());
         match &self.tls {
-            None => self.serve_plain(stream, peer).await,
-            Some(tls) => Box::pin(self.serve_tls(tls, stream, peer, deadline)).await,
+            None => self.serve_plain(stream, peer, activity).await,
+            Some(tls) => Box::pin(self.serve_tls(tls, stream, peer, deadline, activity)).await,
         }
     }
 
@@ -93,16 +95,23 @@ impl<S: CounterStore + 'static> Acceptor<S> {
         }
     }
 
-    async fn serve_tls(&self, tls: &ServerTls, stream: TcpStream, peer: Peer, deadline: Instant) {
+    async fn serve_tls(
+        &self,
+        tls: &ServerTls,
+        stream: TcpStream,
+        peer: Peer,
+        deadline: Instant,
+        activity: &Arc<Activity>,
+    ) {
         let Ok(Ok(stream)) = tokio::time::timeout_at(deadline, tls.acceptor.accept(stream)).await else {
             return;
         };
         let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         let io = Io::Tls(Box::new(TlsStream::Server(stream)));
-        self.serve_io(io, BytesMut::new(), peer, is_h2).await;
+        self.serve_io(io, BytesMut::new(), peer, is_h2, activity).await;
     }
 
-    async fn serve_plain(&self, stream: TcpStream, peer: Peer) {
+    async fn serve_plain(&self, stream: TcpStream, peer: Peer, activity: &Arc<Activity>) {
         let mut first = BytesMut::new();
         // A client that has sent nothing is idle, not slow.
         let mut deadline = Instant::now() + self.h2.idle_timeout;
@@ -132,7 +141,7 @@ impl<S: CounterStore + 'static> Acceptor<S> {
             }
         };
         if let Ok(Ok(is_h2)) = tokio::time::timeout_at(deadline, detected).await {
-            self.serve_io(Io::Tcp(stream), first, peer, is_h2).await;
+            self.serve_io(Io::Tcp(stream), first, peer, is_h2, activity).await;
         }
     }
 
@@ -150,10 +159,10 @@ impl<S: CounterStore + 'static> Acceptor<S> {
         tokio::time::timeout(GRACE_PERIOD, stream.peek(&mut first)).await.is_ok_and(|peeked| peeked.is_ok())
     }
 
-    async fn serve_io(&self, io: Io, first: BytesMut, peer: Peer, is_h2: bool) {
+    async fn serve_io(&self, io: Io, first: BytesMut, peer: Peer, is_h2: bool, activity: &Arc<Activity>) {
         if !is_h2 {
             let session = Session { proxy: Arc::clone(&self.proxy), peer };
-            server::serve(io, first, &self.h1, &self.drain, &session).await;
+            server::serve(io, first, &self.h1, &self.drain, activity, &session).await;
             return;
         }
         let (refused_peer, peer, proxy) = (peer.clone(), Arc::new(peer), Arc::clone(&self.proxy));
@@ -162,6 +171,6 @@ impl<S: CounterStore + 'static> Acceptor<S> {
             async move { h2::respond(&proxy, &peer, request).await }
         };
         let refused = |status, detail: &str| self.proxy.rejected(&refused_peer, status, detail);
-        Box::pin(h2::serve(io, first, self.h2, &self.drain, handle, refused)).await;
+        Box::pin(h2::serve(io, first, self.h2, &self.drain, activity, handle, refused)).await;
     }
 }

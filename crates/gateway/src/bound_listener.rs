@@ -8,19 +8,22 @@ use crate::tls::ServerTls;
 use arc_swap::ArcSwap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 use tollgate_core::CounterStore;
 use tollgate_http::h1::head::HeadLimits;
-use tollgate_http::server::accept::{ConnectionSlots, WhenFull};
+use tollgate_http::server::accept::prepare;
+use tollgate_http::server::connections::{ConnectionBudget, LATE, PortLimits, WhenFull};
 use tollgate_http::server::{Drain, Settings};
 
 /// Accept backlog. The usual 128 overflow in a burst, and a dropped SYN costs the client a second.
 const BACKLOG: u32 = 4096;
+/// How long a request is continued whose client has finished sending, or is gone: it may occupy permits and a backend.
+const HALF_CLOSED_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) struct BoundListener<S: CounterStore + 'static> {
     config: ListenerConfig,
-    connections: usize,
     pub(crate) address: SocketAddr,
     current: Arc<ArcSwap<Acceptor<S>>>,
     /// Socket until accepting starts.
@@ -69,6 +72,7 @@ pub(crate) fn plan<S: CounterStore + 'static>(
     config: &GatewayConfig,
     proxy: &Arc<Proxy<S>>,
     drain: &Arc<Drain>,
+    budget: &ConnectionBudget,
     listeners: &[BoundListener<S>],
 ) -> Result<Vec<ListenerPlan<S>>, String> {
     if config.listeners.is_empty() {
@@ -90,10 +94,17 @@ pub(crate) fn plan<S: CounterStore + 'static>(
                 tls.map_err(|error| format!("listener {address}: {error}"))?.map(Arc::new)
             }
         };
-        let connections = config.callers.connections;
-        let slots = match former.as_ref().filter(|(listener, _)| listener.connections == connections) {
+        let callers = &config.callers;
+        let connections = callers.connections;
+        let slots = match &former {
             Some((_, former)) => former.slots.clone(),
-            None => ConnectionSlots::new(connections, WhenFull::Wait),
+            // A connection to an upstream may be needed as well.
+            None => budget.port(PortLimits {
+                files: 2,
+                guaranteed: 2,
+                first_request: callers.header_timeout.0 + LATE,
+                ..PortLimits::new(connections, WhenFull::Wait)
+            }),
         };
         let slot = match known {
             Some(at) => ListenerSlot::Existing(at),
@@ -121,7 +132,6 @@ pub(crate) fn build<S: CounterStore + 'static>(
         let listener = match slot {
             ListenerSlot::New(address, bound) => Some(BoundListener {
                 config,
-                connections,
                 address,
                 current: Arc::new(ArcSwap::from_pointee(acceptor)),
                 bound: Some(bound),
@@ -132,8 +142,9 @@ pub(crate) fn build<S: CounterStore + 'static>(
                 if listener.config.tls != config.tls {
                     listener.watching = None;
                 }
+                acceptor.slots.change(connections, acceptor.h1.header_timeout + LATE);
                 listener.current.store(Arc::new(acceptor));
-                BoundListener { config, connections, ..listener }
+                BoundListener { config, ..listener }
             }),
         };
         listeners.extend(listener);
@@ -175,6 +186,7 @@ fn bounds(callers: &ClientLimits) -> (Settings, h2::H2Settings) {
         idle_timeout: Some(callers.idle_timeout.0),
         body_timeout: callers.body_timeout.0,
         max_discarded: 0,
+        half_closed_timeout: HALF_CLOSED_TIMEOUT,
     };
     let h2 = h2::H2Settings {
         streams: callers.streams,
@@ -189,5 +201,7 @@ fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    socket.listen(BACKLOG)
+    let listener = socket.listen(BACKLOG)?;
+    prepare(&listener);
+    Ok(listener)
 }

@@ -14,6 +14,7 @@ use tollgate_core::CounterStore;
 use tollgate_engine::Limiter;
 use tollgate_http::identity::JwtVerifier;
 use tollgate_http::server::Drain;
+use tollgate_http::server::connections::ConnectionBudget;
 use tollgate_observe::MetricsWriter;
 
 /// A gateway bound to its addresses.
@@ -26,6 +27,7 @@ struct GatewayShared<S: CounterStore + 'static> {
     proxy: Arc<Proxy<S>>,
     drain: Arc<Drain>,
     running: Mutex<BackgroundTasks<S>>,
+    budget: ConnectionBudget,
 }
 
 /// Listeners and tasks that run besides requests.
@@ -45,22 +47,35 @@ enum Stage {
 }
 
 impl<S: CounterStore + 'static> Gateway<S> {
-    /// Binds all listeners of the configuration.
+    /// Binds all listeners of the configuration, with as many connections as it says.
     ///
     /// # Errors
     /// If the configuration is invalid or an address cannot be bound.
     pub fn bind(config: &GatewayConfig, limiter: Arc<Limiter<S>>) -> Result<Self, String> {
+        Self::bind_within(config, limiter, ConnectionBudget::default())
+    }
+
+    /// Like [`Self::bind`], within the files that all listeners of the process share.
+    ///
+    /// # Errors
+    /// If the configuration is invalid or an address cannot be bound.
+    pub fn bind_within(
+        config: &GatewayConfig,
+        limiter: Arc<Limiter<S>>,
+        budget: ConnectionBudget,
+    ) -> Result<Self, String> {
         let proxy = Arc::new(Proxy::new(config, limiter)?);
         let drain = Arc::new(Drain::default());
         let mut listeners = Vec::new();
-        bound_listener::build(bound_listener::plan(config, &proxy, &drain, &listeners)?, &mut listeners);
+        let planned = bound_listener::plan(config, &proxy, &drain, &budget, &listeners)?;
+        bound_listener::build(planned, &mut listeners);
         let running = BackgroundTasks {
             stage: Stage::Bound,
             listeners,
             tasks: Vec::new(),
             drain_timeout: config.callers.drain.0,
         };
-        Ok(Self(Arc::new(GatewayShared { proxy, drain, running: Mutex::new(running) })))
+        Ok(Self(Arc::new(GatewayShared { proxy, drain, running: Mutex::new(running), budget })))
     }
 
     /// Returns the bound addresses in the order of the configuration, and whether each uses TLS.
@@ -129,13 +144,13 @@ impl<S: CounterStore + 'static> Handle<S> {
     /// # Errors
     /// If the configuration is invalid; the previous one stays active.
     pub fn reload(&self, config: &GatewayConfig) -> Result<(), String> {
-        let GatewayShared { proxy, drain, .. } = &*self.0;
+        let GatewayShared { proxy, drain, budget, .. } = &*self.0;
         let mut running = self.0.running();
         if running.stage == Stage::Draining {
             return Ok(());
         }
         let state = proxy.read(config)?;
-        let listeners = bound_listener::plan(config, proxy, drain, &running.listeners)?;
+        let listeners = bound_listener::plan(config, proxy, drain, budget, &running.listeners)?;
         // Nothing below can fail.
         proxy.change(state, config.callers.held);
         bound_listener::build(listeners, &mut running.listeners);

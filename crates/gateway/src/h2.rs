@@ -52,13 +52,14 @@ pub(crate) async fn serve<F, Fut>(
     first: BytesMut,
     settings: H2Settings,
     drain: &Drain,
+    connection: &Arc<tollgate_http::server::connections::Activity>,
     handle: F,
     refused: impl Fn(StatusCode, &str),
 ) where
     F: Fn(Request<Option<ClientBody>>) -> Fut,
     Fut: Future<Output = Response<ProxiedBody>> + Send + 'static,
 {
-    let activity = Activity::new();
+    let activity = Activity::new(Arc::clone(connection));
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
         let handled = match check(&request) {
             Err(error) => {

@@ -9,6 +9,7 @@
 //! | [`identity`] | the attributes of a request: address, API key, user, endpoint |
 //! | [`headers`] | lookup of header fields, in a map or in the bytes of a head |
 //! | [`h1`] | the HTTP/1 parser for heads and chunked bodies of untrusted clients |
+//! | [`same_site`] | requests that a browser sends on behalf of another site |
 //! | [`date`] | the `Date` field |
 //! | [`traceparent`] | W3C Trace Context |
 //! | `server` | the HTTP/1 server: accept loop, connections, drain (feature `server`) |
@@ -24,6 +25,7 @@ pub mod identity;
 pub mod problem;
 pub mod proxy_protocol;
 pub mod response;
+pub mod same_site;
 #[cfg(feature = "server")]
 pub mod server;
 #[cfg(feature = "tls")]

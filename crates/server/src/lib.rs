@@ -8,5 +8,7 @@
 //! | [`resp`] | the Redis protocol: `CL.THROTTLE`, and rule-based checks |
 
 pub mod http;
+#[doc(hidden)]
+pub mod properties;
 pub mod resp;
 pub mod rls;

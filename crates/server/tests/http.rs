@@ -411,3 +411,47 @@ fn an_override_of_the_same_unit_continues_the_rules_count_under_the_envoy_profil
     assert_eq!(ask(None, 1), ("OVER_LIMIT".to_owned(), 0), "6 of 3");
     assert_eq!(ask(Some((10, "DAY")), 1), ("OK".to_owned(), 9), "another unit has a counter of its own");
 }
+
+/// A page that a browser shows must not spend the limits of others, nor read them, also not by pointing its own name at
+/// a loopback address. What a proxy passes on to forward auth, and probes, are not concerned.
+#[test]
+fn pages_of_other_sites_are_rejected() {
+    let server = Server::with_rules(RULES);
+    let send = |path: &str, host: &str, more: &str| {
+        let body = json!({"domain": "shop", "attributes": {"api_key": "browser"}}).to_string();
+        let method = if path.starts_with("/v1/check") || path == "/json" { "POST" } else { "GET" };
+        let length = if method == "POST" { body.len() } else { 0 };
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\n{more}content-length: {length}\r\n");
+        let request = format!("{head}connection: close\r\n\r\n{}", if length > 0 { &body } else { "" });
+        harness::exchange(server.http, request.as_bytes()).expect("a response").status
+    };
+    let own = server.http.to_string();
+    for more in [
+        "origin: https://evil.example\r\n",
+        "origin: null\r\n",
+        "sec-fetch-site: cross-site\r\n",
+        "sec-fetch-site: same-site\r\n",
+    ] {
+        for path in ["/v1/check", "/json", "/metrics", "/v1/hot", "/no-such-path"] {
+            assert_eq!(send(path, &own, more), 403, "{path} {more}");
+        }
+        for path in ["/check", "/check/anything", "/healthz", "/readyz"] {
+            assert_eq!(send(path, &own, more), 200, "{path} {more}");
+        }
+    }
+    for host in ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1"] {
+        assert_eq!(send("/v1/check", host, ""), 421, "{host}");
+        assert_eq!(send("/metrics", host, ""), 421, "{host}");
+        assert_eq!(send("/check", host, ""), 200, "{host}");
+        assert_eq!(send("/healthz", host, ""), 200, "{host}");
+    }
+    let left =
+        server.post("/v1/check", &json!({"domain": "shop", "attributes": {"api_key": "browser"}, "cost": 0}));
+    assert_eq!(left.json()["limits"][0]["remaining"], 3, "none of them was charged");
+    for host in [&own[..], "localhost", "LOCALHOST:80", "[::1]:80"] {
+        assert_eq!(
+            send("/metrics", host, &format!("origin: http://{host}\r\nsec-fetch-site: same-origin\r\n")),
+            200
+        );
+    }
+}

@@ -15,7 +15,11 @@ descriptors:
 const BODY: &str = r#"{"domain":"d","attributes":{"k":"v"}}"#;
 
 fn post(more: &str, body: &str) -> Vec<u8> {
-    format!("POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n{more}\r\n{body}", body.len()).into()
+    format!(
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n{more}\r\n{body}",
+        body.len()
+    )
+    .into()
 }
 
 /// Clients that pipeline requests must receive all responses, in order.
@@ -27,13 +31,13 @@ fn pipelined_requests_are_answered_in_order() {
     for at in 0..1000 {
         match at % 4 {
             0 => all.extend_from_slice(&post("", BODY)),
-            1 => all.extend_from_slice(b"GET /healthz HTTP/1.1\r\nhost: t\r\n\r\n"),
+            1 => all.extend_from_slice(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"),
             2 => all.extend_from_slice(
-                b"POST /v1/check HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n2;x=y\r\n{\"\r\n23\r\ndomain\":\"d\",\"attributes\":{\"k\":\"v\"}}\r\n0\r\nx-end: 1\r\n\r\n",
+                b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n2;x=y\r\n{\"\r\n23\r\ndomain\":\"d\",\"attributes\":{\"k\":\"v\"}}\r\n0\r\nx-end: 1\r\n\r\n",
             ),
             // A body that is not read and looks like a request.
             _ => all.extend_from_slice(
-                b"GET /check HTTP/1.1\r\nhost: t\r\ncontent-length: 36\r\n\r\nGET /metrics HTTP/1.1\r\nhost: t\r\n\r\n\r\n",
+                b"GET /check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 44\r\n\r\nGET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n\r\n",
             ),
         }
     }
@@ -79,7 +83,7 @@ fn continue_is_sent_to_clients_that_expect_it() {
     open.send(body).expect("sent");
     assert_eq!(open.response().expect("a response").status, 200);
     let rejected =
-        b"POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-length: 70000\r\nexpect: 100-continue\r\n\r\n";
+        b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 70000\r\nexpect: 100-continue\r\n\r\n";
     open.send(rejected).expect("sent");
     assert_eq!(open.response().expect("a response").status, 413);
     assert!(open.is_at_end(), "the rest of the connection is ambiguous");
@@ -95,7 +99,7 @@ fn connections_stay_open_as_the_client_requests() {
         let response = open.response().expect("a response");
         assert_eq!((response.status, response.header("connection")), (200, Some("keep-alive")));
     }
-    open.send(b"HEAD /metrics HTTP/1.1\r\nhost: t\r\n\r\nGET /healthz HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n")
+    open.send(b"HEAD /metrics HTTP/1.1\r\nhost: localhost\r\n\r\nGET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         .expect("sent");
     let head = open.read_until(b"\r\n\r\n").expect("a head");
     assert!(String::from_utf8_lossy(&head).contains("content-length: "), "{head:?}");
@@ -113,16 +117,16 @@ fn connections_stay_open_as_the_client_requests() {
 fn ambiguous_requests_are_rejected_and_close_their_connection() {
     let server = Server::with_rules(RULES);
     let heads: [&[u8]; 10] = [
-        b"POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\n{}",
-        b"POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /v1/check HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-        b"POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-length: +2\r\n\r\n{}",
-        b"POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-length : 2\r\n\r\n{}",
+        b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\n{}",
+        b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: +2\r\n\r\n{}",
+        b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length : 2\r\n\r\n{}",
         b"POST /v1/check HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"GET /healthz HTTP/1.1\nhost: t\n\n",
-        b"GET /healthz HTTP/1.1\r\nhost: t\r\n folded: x\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nhost: t\r\nhost: u\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nhost: t\r\nx: a\0b\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n folded: x\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nhost: u\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: a\0b\r\n\r\n",
     ];
     for head in heads {
         let response = exchange(server.http, head).expect("a response");

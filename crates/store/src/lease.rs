@@ -37,6 +37,9 @@ use tollgate_core::{
     Outcome, Outcomes, Permit, StoreError, Timestamp, UnitReturn,
 };
 
+/// Maximum bytes of the values of a key that is leased; a longer one is decided by the store each time.
+const MAX_LEASED_KEY: usize = 512;
+
 /// A store with leases in front of it.
 ///
 /// `S` decides charges that are not leased; `A` is the authority that grants leases: the same counters, without a deny
@@ -311,6 +314,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         } else {
             self.table.was_seen(name, now, self.config.max_gap(charge.limit))
         };
+        // A lease keeps its key. Keys with long values are few, or somebody invents them.
+        let due = due && charge.key.value_bytes() <= MAX_LEASED_KEY;
         if self.table.record_outcome(name, charge, outcome, asked, due, &self.config, now) && promotes {
             add(&self.counts.promoted, 1);
         }

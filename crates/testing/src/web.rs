@@ -36,7 +36,7 @@ impl WebResponse {
 /// Returns the bytes of a request with `Connection: close`.
 pub fn request(method: &str, path: &str, body: &[u8]) -> Vec<u8> {
     let mut bytes = format!(
-        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
     )
     .into_bytes();

@@ -9,7 +9,7 @@ use std::time::Duration;
 const BODY: &[u8] = br#"{"domain":"sample","attributes":{"api_key":"k"}}"#;
 
 fn head(path: &str, length: usize) -> Vec<u8> {
-    format!("POST {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {length}\r\n\r\n").into_bytes()
+    format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n").into_bytes()
 }
 
 /// A deployment must not fail the requests that it finds under way, nor hang on them.

@@ -305,7 +305,7 @@ fn decisions_go_on_without_the_collector() {
     let server = Server::start_with_rules(RULES, &["--otlp", &format!("http://{free}")]);
     let (body, many) = (asked("d"), 10_000);
     let request = format!(
-        "POST /v1/check HTTP/1.1\r\nhost: t\r\ntraceparent: {}\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ntraceparent: {}\r\ncontent-length: {}\r\n\r\n{body}",
         parent("01", "01"),
         body.len()
     );

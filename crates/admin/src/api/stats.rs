@@ -8,7 +8,6 @@
 use super::decisions::run_blocking;
 use super::schemas::{Nodes, Stats, Top};
 use crate::AdminState;
-use crate::auth::throttle::prefix;
 use crate::auth::{self, Viewer};
 use crate::coalesce::Coalesced;
 use crate::conn::limiter;
@@ -183,7 +182,7 @@ struct EventSubscriber {
 
 impl EventSubscriber {
     fn new(peer: IpAddr, events: tokio::sync::broadcast::Receiver<Event>) -> Result<Self, Problem> {
-        let (network, mut all) = (prefix(peer), lock_subscribers());
+        let (network, mut all) = (tollgate_http::server::connections::network(peer), lock_subscribers());
         if all.values().sum::<usize>() >= MAX_SUBSCRIBERS {
             return Err(busy("too many live pages are open; close some, or poll /admin/v1/stats"));
         }

@@ -24,6 +24,7 @@ use std::time::Duration;
 use tls::ClientPeer;
 use tollgate_control::{Actor, Principal, Role, TokenCheck};
 use tollgate_http::problem::Problem;
+use tollgate_http::same_site;
 
 /// When a token is required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -251,29 +252,14 @@ fn cached_principal(admin: &AdminState, head: &Parts) -> Option<Principal> {
     }
 }
 
-/// Returns whether the client addressed a loopback name. A site that points its own name at 127.0.0.1 did not.
+/// Returns whether the client addressed a loopback name.
 fn is_loopback_name(head: &Parts) -> bool {
-    let Some(host) = head.headers.get(HOST).and_then(|host| host.to_str().ok()) else { return false };
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
-        _ => host,
-    };
-    let name = name.trim_start_matches('[').trim_end_matches(']');
-    name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+    head.headers.get(HOST).and_then(|host| host.to_str().ok()).is_some_and(same_site::is_loopback_host)
 }
 
 /// Rejects requests that a browser sends on behalf of another site.
 pub(crate) fn reject_cross_site(head: &Parts) -> Result<(), Problem> {
-    let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
-    let elsewhere = text("sec-fetch-site").is_some_and(|site| !matches!(site, "same-origin" | "none"));
-    let host = text(HOST.as_str()).unwrap_or("");
-    let origin =
-        text(ORIGIN.as_str()).filter(|origin| origin.split_once("://").is_none_or(|(_, from)| from != host));
-    if elsewhere || origin.is_some() {
-        let detail = "a page of another site sent this request";
-        return Err(Problem::new(StatusCode::FORBIDDEN, "Cross-site request", detail));
-    }
-    Ok(())
+    same_site::reject_cross_site(&head.headers)
 }
 
 /// Browsers attach cookies to any request, so a change must carry proof of its origin; all browsers send it.

@@ -2,10 +2,11 @@
 //! name, and valid tokens bypass the throttle, so no client can lock out another, not even from a shared address.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
+use tollgate_http::server::connections::network;
 
 /// Wrong tokens per source without a delay.
 const FREE_ATTEMPTS: f64 = 5.0;
@@ -48,7 +49,7 @@ pub(crate) struct AuthAttempt {
 impl FailedAuthThrottle {
     /// Starts an attempt; otherwise returns how long the client must wait.
     pub(crate) fn begin(&self, peer: IpAddr) -> Result<AuthAttempt, Duration> {
-        let source = prefix(peer);
+        let source = network(peer);
         let now = Instant::now();
         let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if sources.len() >= MAX_SOURCES && !sources.contains_key(&source) {
@@ -104,15 +105,6 @@ fn forget(sources: &mut HashMap<IpAddr, SourceState>, now: Instant) {
     let least = least.min_by(|one, other| one.1.left(now).total_cmp(&other.1.left(now)));
     if let (Some(least), true) = (least.map(|(source, _)| *source), sources.len() >= MAX_SOURCES) {
         sources.remove(&least);
-    }
-}
-
-/// Returns the source of an address: the address itself, or the /64 of an IPv6 address, since a client usually has
-/// all of it.
-pub(crate) fn prefix(peer: IpAddr) -> IpAddr {
-    match peer.to_canonical() {
-        IpAddr::V4(four) => IpAddr::V4(four),
-        IpAddr::V6(six) => IpAddr::V6(Ipv6Addr::from_bits(six.to_bits() & (u128::MAX << 64))),
     }
 }
 

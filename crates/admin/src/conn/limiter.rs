@@ -10,12 +10,13 @@
 //! Rejected: letting new connections wait to be accepted, because clients that hold idle connections would determine
 //! how long that takes.
 
-use crate::auth::throttle::prefix;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::time::Instant;
+use tollgate_http::server::connections::{Activity, PortLimits, WhenFull, network};
 
 /// Maximum number of connections.
 const MAX_CONNECTIONS: usize = 512;
@@ -23,6 +24,18 @@ const MAX_CONNECTIONS: usize = 512;
 pub(crate) const MAX_PER_NETWORK: usize = 256;
 /// Time limit for the first request of a connection, including the TLS handshake.
 const FIRST_REQUEST: Duration = Duration::from_secs(5);
+
+/// Returns the limits of the admin listener within the budget of the process; `guaranteed` connections are held back
+/// for it.
+#[must_use]
+pub const fn port_limits(guaranteed: usize) -> PortLimits {
+    // Evicted connections close a moment later.
+    PortLimits {
+        guaranteed,
+        first_request: FIRST_REQUEST,
+        ..PortLimits::new(2 * MAX_CONNECTIONS, WhenFull::Wait)
+    }
+}
 
 /// What a connection has shown so far, in eviction order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,8 +96,8 @@ fn locked(table: &Mutex<ConnectionTable>) -> MutexGuard<'_, ConnectionTable> {
 
 impl ConnectionLimiter {
     /// Admits a connection, evicting another if needed; returns `None` if none can be evicted.
-    pub(crate) fn admit(&self, peer: IpAddr) -> Option<ConnectionSlot> {
-        let network = prefix(peer);
+    pub(crate) fn admit(&self, peer: IpAddr, activity: Arc<Activity>) -> Option<ConnectionSlot> {
+        let network = network(peer);
         let mut table = locked(&self.0);
         let here = table.connections.values().filter(|connection| connection.network == network).count();
         let is_free = match (here >= MAX_PER_NETWORK, table.connections.len() >= MAX_CONNECTIONS) {
@@ -104,7 +117,7 @@ impl ConnectionLimiter {
             evict: Arc::clone(&evict),
         };
         table.connections.insert(number, connection);
-        Some(ConnectionSlot { table: Arc::clone(&self.0), number, evict })
+        Some(ConnectionSlot { table: Arc::clone(&self.0), number, evict, activity })
     }
 }
 
@@ -114,6 +127,8 @@ pub(crate) struct ConnectionSlot {
     table: Arc<Mutex<ConnectionTable>>,
     number: u64,
     evict: Arc<Notify>,
+    /// What the accept loop knows of the connection.
+    activity: Arc<Activity>,
 }
 
 impl ConnectionSlot {
@@ -131,6 +146,7 @@ impl ConnectionSlot {
         self.change(|connection| {
             connection.class = connection.class.max(EvictionClass::Unauthorized);
             connection.active_requests += 1;
+            self.activity.busy();
         });
         ActiveRequest(Arc::clone(self))
     }
@@ -169,7 +185,12 @@ pub(crate) struct ActiveRequest(Arc<ConnectionSlot>);
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        self.0.change(|connection| connection.active_requests = connection.active_requests.saturating_sub(1));
+        self.0.change(|connection| {
+            connection.active_requests = connection.active_requests.saturating_sub(1);
+            if connection.active_requests == 0 {
+                self.0.activity.idle(Instant::now());
+            }
+        });
     }
 }
 
@@ -183,7 +204,7 @@ mod tests {
     }
 
     fn slot(limiter: &ConnectionLimiter, from: IpAddr) -> Arc<ConnectionSlot> {
-        Arc::new(limiter.admit(from).expect("a slot"))
+        Arc::new(limiter.admit(from, Arc::default()).expect("a slot"))
     }
 
     fn stays(slot: &ConnectionSlot) -> bool {
@@ -259,9 +280,9 @@ mod tests {
                 (slot, request)
             })
             .collect();
-        assert!(limiter.admit(address(0)).is_none());
-        assert!(limiter.admit(address(1)).is_some());
+        assert!(limiter.admit(address(0), Arc::default()).is_none());
+        assert!(limiter.admit(address(1), Arc::default()).is_some());
         drop(held.pop());
-        assert!(limiter.admit(address(0)).is_some());
+        assert!(limiter.admit(address(0), Arc::default()).is_some());
     }
 }

@@ -20,7 +20,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tollgate_http::server::Drain;
-use tollgate_http::server::accept::{self, ConnectionSlots, NewConnections, Shutdown, WhenFull};
+use tollgate_http::server::accept::{self, NewConnections, Shutdown};
+use tollgate_http::server::connections::ConnectionSlots;
 use tower_service::Service;
 
 /// Time limit for a request head, including the wait for the next request.
@@ -33,15 +34,15 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<AdminTls>,
+    slots: ConnectionSlots,
     drain: impl Future<Output = ()> + Send,
     router: Router,
 ) {
     let (limiter, tls) = (ConnectionLimiter::default(), tls.map(Arc::new));
-    // The limiter bounds the connections: it evicts idle ones instead of making others wait.
-    let unbounded = ConnectionSlots::new(usize::MAX, WhenFull::Wait);
     let shutdown = Shutdown { timeout: DRAIN_TIMEOUT, new_connections: NewConnections::Serve };
-    let accepting = accept::serve(listener, unbounded, shutdown, drain, |stream, peer, drain| {
-        let slot = limiter.admit(peer.ip()).map(Arc::new);
+    let accepting = accept::serve(listener, slots, shutdown, drain, |stream, peer, drain, activity| {
+        // Within the slots of the process, the limiter prefers operators to strangers.
+        let slot = limiter.admit(peer.ip(), activity).map(Arc::new);
         let (router, tls) = (router.clone(), tls.clone());
         async move {
             let Some(slot) = slot else { return };

@@ -248,5 +248,22 @@ impl SampleDecoder {
     }
 }
 
+/// See [`crate::properties::peer_sample`].
+pub(crate) fn properties(text: &str, hasher: &crate::KeyHasher, now: Timestamp) {
+    const MAX: usize = 64 * 1024;
+    let known = KnownValues::new(hasher, std::iter::empty(), &[]);
+    let Ok(slices) = decode(text, now, &known, MAX) else { return };
+    let bytes: usize = slices.iter().flat_map(|slice| &slice.requests).map(|one| one.bytes).sum();
+    assert!(bytes <= 64 * MAX, "{bytes} bytes from {}", text.len());
+    let newest = now.as_micros() / SLICE;
+    for slice in &slices {
+        assert!((newest.saturating_sub(SLICES as u64)..=newest + 1).contains(&slice.number));
+        assert!(slice.requests.iter().all(|one| one.at.as_micros() / SLICE == slice.number));
+        assert!(
+            slice.requests.iter().all(|one| (1..=MAX_OWN_REQUESTS).contains(&one.own) && one.callers > 0)
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests;

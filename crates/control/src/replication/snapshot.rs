@@ -251,3 +251,11 @@ fn replace(
         let _ = std::fs::remove_file(&new);
     })
 }
+
+/// See [`crate::properties::snapshot`].
+pub(crate) fn properties(text: &str) {
+    let Ok(state) = serde_json::from_str::<SnapshotState>(text) else { return };
+    let written = serde_json::to_string(&state).expect("it was read");
+    let again: SnapshotState = serde_json::from_str(&written).expect("what was written can be read");
+    assert_eq!(serde_json::to_string(&again).expect("it was read"), written);
+}

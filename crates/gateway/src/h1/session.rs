@@ -88,6 +88,7 @@ mod tests {
     use super::*;
     use bytes::BytesMut;
     use tollgate_core::SystemClock;
+    use tollgate_http::server::connections::Activity;
     use tollgate_http::server::{self, Drain, Io, Settings};
     use tollgate_store::MemoryStore;
 
@@ -98,9 +99,9 @@ mod tests {
     /// An idle connection takes the memory of its largest state, so rare large states are boxed.
     #[test]
     fn a_connection_is_small() {
-        type Parts<'a> = (Io, &'a Settings, &'a Drain, &'a Session<MemoryStore<SystemClock>>);
-        let size = size_of_future(|(io, settings, drain, session): Parts<'_>| {
-            server::serve(io, BytesMut::new(), settings, drain, session)
+        type Parts<'a> = (Io, &'a Settings, &'a Drain, &'a Activity, &'a Session<MemoryStore<SystemClock>>);
+        let size = size_of_future(|(io, settings, drain, activity, session): Parts<'_>| {
+            server::serve(io, BytesMut::new(), settings, drain, activity, session)
         });
         assert!(size <= 8 * 1024, "{size} bytes");
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::time::Instant;
-use tollgate_http::server::LazyTimeout;
+use tollgate_http::server::{LazyTimeout, connections};
 
 tokio::task_local! {
     /// Progress of the response on this task's stream.
@@ -67,14 +67,17 @@ async fn run(stream: impl Future<Output = ()>, flow: &BodyProgress, limit: Durat
 
 /// Activity on a connection.
 pub(super) struct Activity {
+    /// What the accept loop knows of the connection.
+    connection: Arc<connections::Activity>,
     streams: AtomicUsize,
     /// When the last stream ended.
     quiet_since: Mutex<Instant>,
 }
 
 impl Activity {
-    pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { streams: AtomicUsize::new(0), quiet_since: Mutex::new(Instant::now()) })
+    pub(super) fn new(connection: Arc<connections::Activity>) -> Arc<Self> {
+        let quiet_since = Mutex::new(Instant::now());
+        Arc::new(Self { connection, streams: AtomicUsize::new(0), quiet_since })
     }
 
     /// Returns since when there has been no stream; `None` while there is one.
@@ -90,6 +93,7 @@ struct StreamGuard(Arc<Activity>);
 impl StreamGuard {
     fn new(activity: &Arc<Activity>) -> Self {
         activity.streams.fetch_add(1, Ordering::Relaxed);
+        activity.connection.busy();
         Self(Arc::clone(activity))
     }
 }
@@ -97,7 +101,10 @@ impl StreamGuard {
 impl Drop for StreamGuard {
     fn drop(&mut self) {
         // Stored before the count decreases: a reader must not see the stream gone with an older time.
-        *self.0.quiet_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-        self.0.streams.fetch_sub(1, Ordering::Release);
+        let mut quiet_since = self.0.quiet_since.lock().unwrap_or_else(PoisonError::into_inner);
+        *quiet_since = Instant::now();
+        if self.0.streams.fetch_sub(1, Ordering::Release) == 1 {
+            self.0.connection.idle(*quiet_since);
+        }
     }
 }

@@ -1,88 +1,101 @@
-//! The accept loop of every server: connections bounded in number, accepted with back-off, drained before the end.
+//! The accept loop of every server: connections within their slots (`connections`), accepted with back-off, drained
+//! before the end.
 //!
 //! A server gives [`serve`] a function that serves one connection. Servers whose settings change while they run (the
 //! gateway) or whose connections are served by another library (gRPC) use [`accept`], which `serve` is made of.
 
+use super::connections::{Activity, ConnectionSlot, ConnectionSlots, WhenFull};
 use super::drain::{Drain, GRACE_PERIOD};
-use std::future::Future;
-use std::io::ErrorKind;
+use std::future::{Future, poll_fn};
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 /// The pause after a failed accept. The process is out of file descriptors, most likely: wait for some to be closed
 /// rather than spin.
 const BACK_OFF: Duration = Duration::from_millis(50);
+/// Minimum time between two log lines about failed accepts.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// A peer that has vanished is detected after about half a minute: 15 s of silence, then three probes.
+const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(15);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEP_ALIVE_PROBES: u32 = 3;
 
-/// The connections that a listener may have open.
-#[derive(Clone, Debug)]
-pub struct ConnectionSlots {
-    free: Arc<Semaphore>,
-    when_full: WhenFull,
-}
-
-/// What happens to a client that connects while no slot is free.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WhenFull {
-    /// It waits in the kernel's queue until a slot is free.
-    Wait,
-    /// It is sent these bytes and closed.
-    Reject(&'static [u8]),
-}
-
-/// One admitted connection; dropping it frees its slot.
-#[derive(Debug)]
-pub struct ConnectionSlot(#[allow(dead_code, reason = "dropping it frees the slot")] OwnedSemaphorePermit);
-
-impl ConnectionSlots {
-    /// Admits at most `max` connections at a time.
-    #[must_use]
-    pub fn new(max: usize, when_full: WhenFull) -> Self {
-        Self { free: Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS))), when_full }
+/// Sets the options of a listener's connections, which inherit them: no delay of small packets, and probes that detect
+/// peers which have vanished.
+pub fn prepare(listener: &TcpListener) {
+    let socket = socket2::SockRef::from(listener);
+    let keep_alive =
+        socket2::TcpKeepalive::new().with_time(KEEP_ALIVE_AFTER).with_interval(KEEP_ALIVE_INTERVAL);
+    let prepared = socket
+        .set_tcp_keepalive(&keep_alive.with_retries(KEEP_ALIVE_PROBES))
+        .and_then(|()| socket.set_tcp_nodelay(true));
+    if let Err(error) = prepared {
+        tracing::warn!(%error, "cannot set the options of a listener; vanished clients are detected late");
     }
 }
 
-/// Accepts one connection within `slots`.
+/// Accepts one connection within `slots`, and ends those whose first request is overdue meanwhile.
 pub async fn accept(
     listener: &TcpListener,
     slots: &ConnectionSlots,
 ) -> (TcpStream, SocketAddr, ConnectionSlot) {
-    // The semaphore is never closed.
-    let acquire = || async { Arc::clone(&slots.free).acquire_owned().await.ok() };
-    let mut reserved = match slots.when_full {
-        WhenFull::Wait => acquire().await,
-        WhenFull::Reject(_) => None,
-    };
     loop {
-        let (stream, peer) = accept_any(listener).await;
-        let slot = reserved.take().or_else(|| Arc::clone(&slots.free).try_acquire_owned().ok());
-        match (slot, slots.when_full) {
-            (Some(slot), _) => return (stream, peer, ConnectionSlot(slot)),
+        let (stream, peer) = accept_any(listener, slots).await;
+        match (slots.admit(peer.ip()), slots.when_full()) {
+            (Some(slot), _) => return (stream, peer, slot),
             // The send buffer of a new connection has room for a line; if the write fails, the connection is closed
             // anyway.
             (None, WhenFull::Reject(message)) => drop(stream.try_write(message)),
-            (None, WhenFull::Wait) => reserved = acquire().await,
+            (None, WhenFull::Wait) => {
+                let slot = slots.admit_when_free(peer.ip()).await;
+                return (stream, peer, slot);
+            }
         }
     }
 }
 
 /// Accepts one connection, however many there are.
-async fn accept_any(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+async fn accept_any(listener: &TcpListener, slots: &ConnectionSlots) -> (TcpStream, SocketAddr) {
     loop {
-        match listener.accept().await {
-            Ok((stream, peer)) => {
-                let _ = stream.set_nodelay(true);
-                return (stream, peer);
-            }
+        let accepted = match slots.end_silent() {
+            None => listener.accept().await,
+            Some(due) => match tokio::time::timeout_at(due, listener.accept()).await {
+                Ok(accepted) => accepted,
+                Err(_) => continue,
+            },
+        };
+        match accepted {
+            Ok(accepted) => return accepted,
             // The client gave up before it was accepted.
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
             Err(error) => {
-                tracing::warn!(%error, "accept failed");
+                log_failure(&error);
                 tokio::time::sleep(BACK_OFF).await;
             }
         }
+    }
+}
+
+/// Logs a failed accept, at most once a second for the whole process: out of file descriptors, every listener fails
+/// twenty times a second.
+fn log_failure(error: &io::Error) {
+    static BASE: OnceLock<Instant> = OnceLock::new();
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    static FAILED: AtomicU64 = AtomicU64::new(0);
+    let failed = FAILED.fetch_add(1, Ordering::Relaxed) + 1;
+    let now = BASE.get_or_init(Instant::now).elapsed().as_millis() as u64;
+    let next = NEXT.load(Ordering::Relaxed);
+    let after = now + LOG_INTERVAL.as_millis() as u64;
+    if now >= next && NEXT.compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        FAILED.fetch_sub(failed, Ordering::Relaxed);
+        tracing::warn!(%error, failed, "accept failed; if the process has too many open files, raise the limit");
     }
 }
 
@@ -105,7 +118,7 @@ pub enum NewConnections {
 }
 
 /// Accepts and serves connections until `stop` resolves, then drains. Each connection is a task; its [`Drain`] signals
-/// when to finish.
+/// when to finish, and it keeps its [`Activity`] up to date.
 pub async fn serve<F, C>(
     listener: TcpListener,
     slots: ConnectionSlots,
@@ -113,13 +126,15 @@ pub async fn serve<F, C>(
     stop: impl Future<Output = ()> + Send,
     connection: F,
 ) where
-    F: Fn(TcpStream, SocketAddr, Arc<Drain>) -> C + Send + Sync,
+    F: Fn(TcpStream, SocketAddr, Arc<Drain>, Arc<Activity>) -> C + Send + Sync,
     C: Future<Output = ()> + Send + 'static,
 {
+    prepare(&listener);
     let accept_into = async |drain: &Arc<Drain>| {
         loop {
             let (stream, peer, slot) = accept(&listener, &slots).await;
-            spawn(drain, slot, connection(stream, peer, Arc::clone(drain)));
+            let connection = connection(stream, peer, Arc::clone(drain), slot.activity());
+            spawn(drain, slot, connection);
         }
     };
     let (early, late) = (Arc::new(Drain::default()), Arc::new(Drain::default()));
@@ -141,7 +156,7 @@ pub async fn serve<F, C>(
     let _ = tokio::time::timeout(GRACE_PERIOD, late.run()).await;
 }
 
-/// Runs one connection in a task that counts as open until it ends.
+/// Runs one connection in a task that counts as open until it ends. It is dropped when its slot is taken from it.
 pub fn spawn(
     drain: &Arc<Drain>,
     slot: ConnectionSlot,
@@ -149,7 +164,20 @@ pub fn spawn(
 ) {
     let guard = drain.enter();
     tokio::spawn(async move {
-        connection.await;
+        {
+            let activity = slot.activity();
+            let mut connection = pin!(connection);
+            let mut is_registered = false;
+            poll_fn(|cx| {
+                // The waker of a task does not change, so it is registered once.
+                let has_ended = match std::mem::replace(&mut is_registered, true) {
+                    true => activity.has_ended(),
+                    false => activity.poll_ended(cx).is_ready(),
+                };
+                if has_ended { Poll::Ready(()) } else { connection.as_mut().poll(cx) }
+            })
+            .await;
+        }
         drop((slot, guard));
     });
 }

@@ -5,6 +5,7 @@
 //! responses are unsent, so a client that does not read delays only itself. An idle connection has no buffers.
 
 use super::body::{BodyError, BodyReader, BufferedRead, ReadReturn};
+use super::connections::Activity;
 use super::drain::{Drain, GRACE_PERIOD};
 use super::io::WriteHalf;
 use super::lazy_timeout::LazyTimeout;
@@ -18,6 +19,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use tokio::time::Sleep;
 use tollgate_core::SystemClock;
 
 /// Limits and timeouts of a connection.
@@ -34,6 +36,9 @@ pub struct Settings {
     pub body_timeout: Duration,
     /// Maximum bytes of an unread body that are discarded to keep the connection; with a larger body it is closed.
     pub max_discarded: usize,
+    /// How long a request in progress is continued after its client has closed its direction of the connection. The
+    /// client may only have finished sending and wait for the response, or be gone: that shows when something is sent.
+    pub half_closed_timeout: Duration,
 }
 
 /// Bytes that are read ahead while a request is being served.
@@ -70,6 +75,10 @@ pub(super) struct ConnectionIo {
     pub(super) expects_continue: bool,
     pub(super) write: WriteHalf,
     pub(super) out: BytesMut,
+    /// Set once the client has closed its direction: when it counts as gone.
+    pub(super) half_closed: Option<Pin<Box<Sleep>>>,
+    /// See [`Settings::half_closed_timeout`].
+    pub(super) half_closed_timeout: Duration,
 }
 
 pub(super) struct Connection<'a> {
@@ -77,6 +86,7 @@ pub(super) struct Connection<'a> {
     pub(super) timeout: LazyTimeout,
     pub(super) settings: &'a Settings,
     pub(super) drain: &'a Drain,
+    pub(super) activity: &'a Activity,
     pub(super) clock: SystemClock,
 }
 
@@ -132,13 +142,20 @@ impl ConnectionIo {
 
     /// Ready when the client has disconnected. Until then, up to `MAX_AHEAD` bytes are read ahead.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<Gone> {
+        if let Some(end) = &mut self.half_closed {
+            return end.as_mut().poll(cx).map(|()| Gone);
+        }
         let Some(source) = &mut self.source else { return Poll::Pending };
         while source.buffer.len() < MAX_AHEAD {
             if source.buffer.capacity() == source.buffer.len() {
                 source.buffer.reserve(READ_SIZE / 8);
             }
             match ready!(source.read.poll_fill(cx, &mut source.buffer)) {
-                Ok(0) | Err(_) => return Poll::Ready(Gone),
+                Err(_) => return Poll::Ready(Gone),
+                Ok(0) => {
+                    let end = self.half_closed.insert(Box::pin(tokio::time::sleep(self.half_closed_timeout)));
+                    return end.as_mut().poll(cx).map(|()| Gone);
+                }
                 Ok(_) => {}
             }
         }
@@ -155,7 +172,12 @@ impl Connection<'_> {
     /// Waits for a head. `is_new`: nothing has been received yet.
     pub(super) async fn next_head(&mut self, is_new: bool) -> Next {
         let Self {
-            io: ConnectionIo { source: Some(source), write, out, .. }, timeout, settings, drain, ..
+            io: ConnectionIo { source: Some(source), write, out, .. },
+            timeout,
+            settings,
+            drain,
+            activity,
+            ..
         } = self
         else {
             return Next::End;
@@ -172,13 +194,17 @@ impl Connection<'_> {
                 let arrived = if source.buffer[..] == *b"\r" { &[][..] } else { &source.buffer };
                 match head::end_of_head(arrived, &mut seen, &settings.head) {
                     Err(error) => return Poll::Ready(Next::Reject(error)),
-                    Ok(Some(end)) => return Poll::Ready(Next::Head(end)),
+                    Ok(Some(end)) => {
+                        activity.busy();
+                        return Poll::Ready(Next::Head(end));
+                    }
                     Ok(None) => {}
                 }
                 if !is_armed {
                     is_armed = true;
                     let idle = settings.idle_timeout.filter(|_| is_idle && !is_new);
-                    timeout.set(idle.unwrap_or(settings.header_timeout));
+                    let now = timeout.set(idle.unwrap_or(settings.header_timeout));
+                    activity.idle_unless_silent(now);
                 }
                 if is_idle && !source.buffer.is_empty() {
                     is_idle = false;
@@ -263,7 +289,11 @@ impl Connection<'_> {
                     self.flush(Bytes::new()).await?;
                     return Err(Gone);
                 }
-                Step::Flush => self.flush(Bytes::new()).await?,
+                Step::Flush => {
+                    self.flush(Bytes::new()).await?;
+                    // What was sent shows whether the client is gone.
+                    self.io.half_closed = None;
+                }
                 Step::Frame(Some(Ok(frame))) => {
                     has_trailers |= frame.is_trailers();
                     let large = write::frame(&mut self.io.out, frame, frames);

@@ -26,13 +26,15 @@ impl LazyTimeout {
         Self { sleep: Box::pin(tokio::time::sleep_until(deadline)), deadline, is_registered: false }
     }
 
-    /// Moves the deadline to `after` from now.
-    pub fn set(&mut self, after: Duration) {
-        self.deadline = Instant::now() + after;
+    /// Moves the deadline to `after` from now. Returns now.
+    pub fn set(&mut self, after: Duration) -> Instant {
+        let now = Instant::now();
+        self.deadline = now + after;
         if self.sleep.deadline() > self.deadline {
             self.sleep.as_mut().reset(self.deadline);
             self.is_registered = false;
         }
+        now
     }
 
     /// Ready once the deadline has passed.

@@ -7,7 +7,8 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | [`accept`] | the accept loop: connection slots, back-off, drain |
+//! | [`accept`] | the accept loop: back-off, drain |
+//! | [`connections`] | how many connections there may be, and which one ends when there is no room |
 //! | `serve` | a connection, request after request |
 //! | `connection` | byte-level I/O: heads, responses, a close that loses no response |
 //! | `service` | the [`Service`] trait |
@@ -19,6 +20,7 @@
 pub mod accept;
 mod body;
 mod connection;
+pub mod connections;
 mod drain;
 mod io;
 mod lazy_timeout;

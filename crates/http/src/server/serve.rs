@@ -2,6 +2,7 @@
 
 use super::body::{BodyError, BodyReader, BufferedRead, ReadReturn, RequestBody};
 use super::connection::{Connection, ConnectionIo, Gone, Next, Settings};
+use super::connections::Activity;
 use super::drain::Drain;
 use super::io::Io;
 use super::lazy_timeout::LazyTimeout;
@@ -43,7 +44,14 @@ impl From<Gone> for Stop {
 }
 
 /// Serves one connection to its end. `first` are bytes that were already read from it.
-pub async fn serve<V: Service>(io: Io, first: BytesMut, settings: &Settings, drain: &Drain, service: &V) {
+pub async fn serve<V: Service>(
+    io: Io,
+    first: BytesMut,
+    settings: &Settings,
+    drain: &Drain,
+    activity: &Activity,
+    service: &V,
+) {
     let mut begun = pin!(drain.begun());
     Drain::wake_on_begin(begun.as_mut()).await;
     let (read, write) = io.split();
@@ -54,9 +62,11 @@ pub async fn serve<V: Service>(io: Io, first: BytesMut, settings: &Settings, dra
         expects_continue: false,
         write,
         out: BytesMut::new(),
+        half_closed: None,
+        half_closed_timeout: settings.half_closed_timeout,
     };
     let timeout = LazyTimeout::new(settings.header_timeout);
-    let mut connection = Connection { io, timeout, settings, drain, clock: SystemClock::new() };
+    let mut connection = Connection { io, timeout, settings, drain, activity, clock: SystemClock::new() };
     let mut is_new = true;
     let stop = loop {
         let end = match connection.next_head(is_new).await {

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tollgate_http::server::accept::{NewConnections, WhenFull};
+use tollgate_http::server::accept::NewConnections;
+use tollgate_http::server::connections::{Activity, WhenFull};
 use tollgate_http::server::{self, Drain, Io, Settings};
 
 /// Reads until the server closes the connection.
@@ -75,6 +76,23 @@ async fn a_client_that_leaves_drops_its_request() {
     server.signals.begun.notified().await;
     drop(client);
     server.signals.dropped.notified().await;
+}
+
+/// A client that has finished sending receives its response, and those that it pipelined, also if they take a while.
+#[tokio::test]
+async fn a_client_that_closes_its_direction_is_answered() {
+    let server = Server::start().await;
+    let mut client = server.connect().await;
+    client.write_all((get("/wait") + &get("/next")).as_bytes()).await.expect("sent");
+    client.shutdown().await.expect("closed");
+    server.signals.begun.notified().await;
+    // The server shares this thread: it sees the end before the handler continues.
+    for _ in 0..500 {
+        tokio::task::yield_now().await;
+    }
+    server.signals.go_on.notify_one();
+    let text = rest(&mut client).await;
+    assert!(text.contains("waited") && text.ends_with("/next"), "{text}");
 }
 
 /// A client that waits for `100 Continue` receives it if and only if the body is read.
@@ -238,7 +256,8 @@ async fn a_new_connection_keeps_its_grace_period_however_often_it_is_polled() {
     let serve = async {
         let service = ByPath(Arc::default());
         let settings = Settings { header_timeout: Duration::from_secs(30), ..SETTINGS };
-        server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &service).await;
+        let activity = Activity::default();
+        server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &activity, &service).await;
         drop(guard);
     };
     let request = async {

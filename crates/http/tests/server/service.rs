@@ -13,7 +13,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tollgate_http::h1::head::{HeadError, HeadLimits};
 use tollgate_http::h1::{RawResponse, ScannedHead};
-use tollgate_http::server::accept::{self, ConnectionSlots, NewConnections, Shutdown, WhenFull};
+use tollgate_http::server::accept::{self, NewConnections, Shutdown};
+use tollgate_http::server::connections::{ConnectionSlots, WhenFull};
 use tollgate_http::server::{
     self, BodyMode, Io, Payload, Rejection, Request, Response, ResponseBody, Scope, Service, Settings,
     Streamed, Upgrade, write,
@@ -26,6 +27,7 @@ pub(crate) const SETTINGS: Settings = Settings {
     idle_timeout: Some(Duration::from_millis(900)),
     body_timeout: Duration::from_millis(300),
     max_discarded: 100_000,
+    half_closed_timeout: Duration::from_millis(300),
 };
 
 /// Signals between a test and the service.
@@ -68,10 +70,18 @@ impl Server {
                 slots,
                 shutdown,
                 async move { stopped.notified().await },
-                |stream, _, drain| {
+                |stream, _, drain, activity| {
                     let service = ByPath(Arc::clone(&service));
                     async move {
-                        server::serve(Io::Tcp(stream), BytesMut::new(), &SETTINGS, &drain, &service).await;
+                        server::serve(
+                            Io::Tcp(stream),
+                            BytesMut::new(),
+                            &SETTINGS,
+                            &drain,
+                            &activity,
+                            &service,
+                        )
+                        .await;
                     }
                 },
             )

@@ -278,3 +278,18 @@ pub(crate) async fn handle<S: CounterStore>(
     let decision = app.limiter.check(&check).await;
     Ok(decision::response_to(app, &check, &decision, &decision::DecisionBody::new(&decision)))
 }
+
+/// Part of [`crate::properties::json_bodies`].
+pub(super) fn properties(bytes: &[u8]) {
+    let meaning = |body: &[u8]| -> Option<String> {
+        let request = body::decode::<CheckRequest<'_>>(body).ok()?;
+        let normalized = request.normalize().ok()?;
+        let descriptors = normalized.descriptors();
+        let check = normalized.check(&descriptors);
+        assert!(!check.domain.is_empty() && normalized.pairs.len() <= MAX_ENTRIES * MAX_ENTRIES);
+        assert!(normalized.pairs.iter().all(|(key, value)| key.len().max(value.len()) <= body.len()));
+        Some(format!("{check:?}"))
+    };
+    let Some(said) = meaning(bytes) else { return };
+    assert_eq!(meaning(&[b" ", bytes, b"\n"].concat()), Some(said));
+}

@@ -29,8 +29,9 @@ use request::Request;
 use std::sync::Arc;
 use tollgate_core::{CounterStore, Timestamp};
 use tollgate_engine::{Limiter, TraceContext};
+use tollgate_http::headers::HeaderLookup;
 use tollgate_http::response::ResponseConfig;
-use tollgate_http::{body, h1, problem, traceparent};
+use tollgate_http::{body, h1, problem, same_site, traceparent};
 use tollgate_observe::ProcessStatus;
 
 /// State shared by all handlers.
@@ -39,6 +40,14 @@ pub(crate) struct App<S> {
     pub(crate) status: Arc<dyn ProcessStatus>,
     pub(crate) responses: ResponseConfig,
     pub(crate) forward_auth: ForwardAuth,
+    /// Whether the listener is on a loopback address.
+    pub(crate) is_loopback: bool,
+}
+
+/// Returns whether a path is for programs alone. Forward auth passes on what a browser sends to a proxy, and probes may
+/// name the host as they like.
+fn is_for_programs(path: &str) -> bool {
+    !forward_auth::is_at(path) && !matches!(path, "/healthz" | "/readyz")
 }
 
 /// Returns whether a path is part of the JSON API, which uses POST.
@@ -76,6 +85,13 @@ async fn route<S: CounterStore + 'static>(
     trace: Option<&TraceContext>,
 ) -> Result<h1::RawResponse, Problem> {
     let body = request.body;
+    if is_for_programs(request.path) {
+        same_site::reject_cross_site(&request.fields)?;
+        if app.is_loopback {
+            let host = request.authority.map(str::as_bytes);
+            same_site::reject_foreign_host(host.or_else(|| request.fields.first(&http::header::HOST)))?;
+        }
+    }
     match (request.path, request.method) {
         ("/v1/check", "POST") => check::handle(app, body, trace).await,
         (path, _) if forward_auth::is_at(path) => forward_auth::handle(app, request, now, trace).await,
@@ -90,4 +106,11 @@ async fn route<S: CounterStore + 'static>(
         ("/healthz" | "/readyz" | "/metrics" | "/v1/hot", _) => Err(Problem::wrong_method(&Method::GET)),
         (path, _) => Err(Problem::not_found(path, "POST /v1/check")),
     }
+}
+
+/// See [`crate::properties::json_bodies`].
+pub(crate) fn properties(bytes: &[u8]) {
+    check::properties(bytes);
+    rls_json::properties(bytes);
+    reserve::properties(bytes);
 }

@@ -153,3 +153,16 @@ fn ended(result: Result<ClosedReservation, SettleError>) -> Result<RawResponse, 
     };
     Ok(RawResponse::json(StatusCode::OK, serde_json::to_vec(&body).unwrap_or_default()))
 }
+
+/// Part of [`crate::properties::json_bodies`].
+pub(super) fn properties(bytes: &[u8]) {
+    let ids = [
+        body::decode::<SettleRequest>(bytes).ok().map(|request| request.reservation),
+        body::decode::<CancelRequest>(bytes).ok().map(|request| request.reservation),
+    ];
+    for id in ids.into_iter().flatten() {
+        if let Ok(read) = reservation_id(&id) {
+            assert_eq!(read.to_string().parse(), Ok(read), "what is written is read as the same");
+        }
+    }
+}

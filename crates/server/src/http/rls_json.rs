@@ -217,3 +217,13 @@ fn current_limit(limit: &RateLimit) -> Value {
     one.insert("unit".into(), unit.as_str_name().into());
     Value::Object(one)
 }
+
+/// Part of [`crate::properties::json_bodies`].
+pub(super) fn properties(bytes: &[u8]) {
+    type Message = rls::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+    let read = |body: &[u8]| body::decode::<Request>(body).ok().map(Message::from);
+    let Some(request) = read(bytes) else { return };
+    crate::rls::properties(&request);
+    let value: serde_json::Value = serde_json::from_slice(bytes).expect("it was decoded");
+    assert_eq!(read(value.to_string().as_bytes()), Some(request));
+}

@@ -15,7 +15,8 @@ use tollgate_http::h1::head::{HeadError, HeadLimits};
 use tollgate_http::h1::{RawResponse, ScannedHead};
 use tollgate_http::problem::Problem;
 use tollgate_http::response::ResponseConfig;
-use tollgate_http::server::accept::{self, ConnectionSlots, NewConnections, Shutdown, WhenFull};
+use tollgate_http::server::accept::{self, NewConnections, Shutdown};
+use tollgate_http::server::connections::{ConnectionBudget, FIRST_REQUEST, LATE, PortLimits, WhenFull};
 use tollgate_http::server::{self, BodyMode, Io, NoStream, Rejection, Response, Scope, Service, Settings};
 use tollgate_observe::ProcessStatus;
 
@@ -25,14 +26,25 @@ const MAX_HEAD: HeadLimits = HeadLimits { bytes: 64 * 1024, target: 16 * 1024, f
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of an unread body that are discarded to keep the connection.
 const MAX_DISCARDED: usize = 1024 * 1024;
+/// How long a request is continued whose client has finished sending, or is gone: longer than any store takes, and short
+/// for the place of a delayed request.
+const HALF_CLOSED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Settings of the HTTP protocol server.
 #[derive(Debug)]
 pub struct HttpConfig {
-    /// Maximum number of open connections; more wait to be accepted.
+    /// Maximum number of open connections; more wait, or displace silent ones.
     pub connections: usize,
-    /// Maximum time for the headers of a request, including the wait for the request.
+    /// Number of connections that no other listener can take.
+    pub guaranteed: usize,
+    /// The files that all listeners of the process share.
+    pub budget: ConnectionBudget,
+    /// Maximum time for the first request of a connection.
+    pub first_request: Duration,
+    /// Maximum time for the headers of a request.
     pub header_timeout: Duration,
+    /// Maximum time between two requests.
+    pub idle_timeout: Duration,
     /// Maximum time for requests in flight to finish at shutdown.
     pub drain: Duration,
     /// Response settings.
@@ -45,7 +57,11 @@ impl Default for HttpConfig {
     fn default() -> Self {
         Self {
             connections: 65_536,
-            header_timeout: Duration::from_secs(60),
+            guaranteed: 0,
+            budget: ConnectionBudget::default(),
+            first_request: FIRST_REQUEST,
+            header_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(60),
             drain: Duration::from_secs(10),
             responses: ResponseConfig::default(),
             forward_auth: ForwardAuth::default(),
@@ -116,21 +132,32 @@ pub async fn serve<S: CounterStore + 'static>(
     config: HttpConfig,
     drain: impl Future<Output = ()> + Send,
 ) {
-    let app =
-        Arc::new(App { limiter, status, responses: config.responses, forward_auth: config.forward_auth });
-    let slots = ConnectionSlots::new(config.connections, WhenFull::Wait);
+    let is_loopback = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
+    let app = Arc::new(App {
+        limiter,
+        status,
+        responses: config.responses,
+        forward_auth: config.forward_auth,
+        is_loopback,
+    });
+    let slots = config.budget.port(PortLimits {
+        guaranteed: config.guaranteed,
+        first_request: config.first_request + LATE,
+        ..PortLimits::new(config.connections, WhenFull::Wait)
+    });
     let shutdown = Shutdown { timeout: config.drain, new_connections: NewConnections::Serve };
     let settings = Settings {
         head: MAX_HEAD,
-        header_timeout: config.header_timeout,
-        idle_timeout: None,
+        header_timeout: config.header_timeout.min(config.first_request),
+        idle_timeout: Some(config.idle_timeout),
         body_timeout: BODY_TIMEOUT,
         max_discarded: MAX_DISCARDED,
+        half_closed_timeout: HALF_CLOSED_TIMEOUT,
     };
-    accept::serve(listener, slots, shutdown, drain, |stream, peer, drain| {
+    accept::serve(listener, slots, shutdown, drain, |stream, peer, drain, activity| {
         let session = Session { app: Arc::clone(&app), peer: peer.ip() };
         async move {
-            server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &session).await;
+            server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &activity, &session).await;
         }
     })
     .await;
@@ -141,6 +168,7 @@ mod tests {
     use super::*;
     use tollgate_core::SystemClock;
     use tollgate_http::server::Drain;
+    use tollgate_http::server::connections::Activity;
     use tollgate_store::MemoryStore;
 
     fn size_of_future<A, F: Future>(_: impl Fn(A) -> F) -> usize {
@@ -150,9 +178,9 @@ mod tests {
     /// An idle connection takes the memory of its largest state, so rare and large states must be boxed.
     #[test]
     fn a_connection_is_small() {
-        type Parts<'a> = (Io, &'a Settings, &'a Drain, &'a Session<MemoryStore<SystemClock>>);
-        let size = size_of_future(|(io, settings, drain, session): Parts<'_>| {
-            server::serve(io, BytesMut::new(), settings, drain, session)
+        type Parts<'a> = (Io, &'a Settings, &'a Drain, &'a Activity, &'a Session<MemoryStore<SystemClock>>);
+        let size = size_of_future(|(io, settings, drain, activity, session): Parts<'_>| {
+            server::serve(io, BytesMut::new(), settings, drain, activity, session)
         });
         assert!(size <= 8 * 1024, "{size} bytes");
     }

@@ -22,8 +22,9 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 use tollgate_core::{CounterStore, Timestamp};
+use tollgate_http::server::connections::Activity;
 
 /// Number of consecutive reads after which other connections are served.
 const MAX_CONSECUTIVE_READS: usize = 8;
@@ -42,6 +43,7 @@ thread_local! {
 pub(super) struct Connection<S> {
     app: Arc<App<S>>,
     stream: TcpStream,
+    activity: Arc<Activity>,
     session: Session,
     /// Input that is not consumed yet.
     rest: Vec<u8>,
@@ -72,13 +74,19 @@ enum Next {
 }
 
 impl<S: CounterStore> Connection<S> {
-    pub(super) fn new(app: Arc<App<S>>, stream: TcpStream, stopping: watch::Receiver<bool>) -> Self {
+    pub(super) fn new(
+        app: Arc<App<S>>,
+        stream: TcpStream,
+        activity: Arc<Activity>,
+        stopping: watch::Receiver<bool>,
+    ) -> Self {
         let id = app.connections.fetch_add(1, Ordering::Relaxed) + 1;
         let session = Session::new(id, &app.config);
         let tick = Box::pin(tokio::time::sleep(app.config.tick));
         Self {
             app,
             stream,
+            activity,
             session,
             rest: Vec::new(),
             unsent: Vec::new(),
@@ -179,6 +187,9 @@ impl<S: CounterStore> Connection<S> {
         self.turns += 1;
         self.made_progress = done > 0;
         self.is_busy |= self.made_progress;
+        if self.made_progress && self.session.is_authenticated && self.activity.is_silent() {
+            self.activity.idle(Instant::now());
+        }
         self.rest = if done == 0 { input } else { input[done..].to_vec() };
         self.next = match stop {
             Stop::Rest => Next::Read,
@@ -224,8 +235,11 @@ impl<S: CounterStore> Connection<S> {
     fn tick(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.tick.as_mut().poll(cx).is_ready() {
             let config = &self.app.config;
-            self.tick.as_mut().reset(tokio::time::Instant::now() + config.tick);
+            let now = Instant::now();
+            self.tick.as_mut().reset(now + config.tick);
             if std::mem::take(&mut self.is_busy) {
+                // To a tick exactly: a time for each command would cost as much as the command.
+                self.activity.idle_unless_silent(now);
                 self.idle_ticks = 0;
                 continue;
             }
@@ -282,7 +296,7 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let stream = TcpStream::connect(listener.local_addr().expect("it has one")).await.expect("connected");
         let (_stop, stopping) = watch::channel(false);
-        let connection = Connection::new(app, stream, stopping).run();
+        let connection = Connection::new(app, stream, Arc::default(), stopping).run();
         let size = std::mem::size_of_val(&connection);
         assert!(size <= 1024, "{size} bytes");
     }

@@ -66,3 +66,37 @@ impl CommandError {
         encode::error(out, self.code, &self.message);
     }
 }
+
+/// See [`crate::properties::resp_commands`].
+pub(crate) fn properties(bytes: &[u8]) {
+    use frame::{MAX_COMMAND, MAX_WORD, MAX_WORDS, Words, parse};
+    let mut words = Words::new();
+    let whole = parse(bytes, &mut words);
+    match &whole {
+        Ok(Some(length)) => {
+            assert!(*length <= bytes.len().min(MAX_COMMAND) && words.len() <= MAX_WORDS);
+            assert!(words.iter().all(|word| word.len() <= MAX_WORD));
+            let mut part = Words::new();
+            assert_eq!(parse(&bytes[..*length], &mut part), whole, "what follows changes a command");
+            assert_eq!(parse(&bytes[..*length - 1], &mut part), Ok(None), "it ends before its end");
+            let mut written = format!("*{}\r\n", words.len()).into_bytes();
+            for word in &words {
+                written.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+                written.extend_from_slice(word);
+                written.extend_from_slice(b"\r\n");
+            }
+            let mut again = Words::new();
+            assert_eq!(parse(&written, &mut again), Ok(Some(written.len())));
+            assert_eq!(again, words);
+            let _ = check::CheckCommand::parse(&words);
+            let _ = throttle::Throttle::read(&words);
+        }
+        Ok(None) => assert!(bytes.len() <= MAX_COMMAND, "a connection would wait for ever"),
+        Err(_) => {}
+    }
+    let mut part = Words::new();
+    for cut in (0..bytes.len()).step_by(bytes.len() / 64 + 1) {
+        let parsed = parse(&bytes[..cut], &mut part);
+        assert!(parsed == Ok(None) || parsed == whole, "at {cut}: {parsed:?}, then {whole:?}");
+    }
+}

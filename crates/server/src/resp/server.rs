@@ -10,7 +10,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tollgate_core::CounterStore;
 use tollgate_engine::Limiter;
-use tollgate_http::server::accept::{self, ConnectionSlots, NewConnections, Shutdown, WhenFull};
+use tollgate_http::server::accept::{self, NewConnections, Shutdown};
+use tollgate_http::server::connections::{ConnectionBudget, FIRST_REQUEST, PortLimits, WhenFull};
 
 const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
 
@@ -21,6 +22,12 @@ pub struct RespConfig {
     pub password: Option<String>,
     /// Maximum number of open connections; more are closed with an error.
     pub connections: u32,
+    /// Number of connections that no other listener can take.
+    pub guaranteed: usize,
+    /// The files that all listeners of the process share.
+    pub budget: ConnectionBudget,
+    /// Maximum time for the first command of a connection.
+    pub first_request: Duration,
     /// Interval at which connections are checked. A client is disconnected after two ticks with an incomplete command,
     /// unread replies, or without authentication.
     pub tick: Duration,
@@ -35,9 +42,12 @@ impl Default for RespConfig {
         Self {
             password: None,
             connections: 131_072,
-            tick: Duration::from_secs(15),
+            guaranteed: 0,
+            budget: ConnectionBudget::default(),
+            first_request: FIRST_REQUEST,
+            tick: Duration::from_secs(5),
             // One hour.
-            idle_ticks: 240,
+            idle_ticks: 720,
             drain: Duration::from_secs(10),
         }
     }
@@ -60,7 +70,11 @@ pub async fn serve<S: CounterStore + 'static>(
     config: RespConfig,
     drain: impl Future<Output = ()> + Send,
 ) {
-    let slots = ConnectionSlots::new(config.connections as usize, WhenFull::Reject(FULL));
+    let slots = config.budget.port(PortLimits {
+        guaranteed: config.guaranteed,
+        first_request: config.first_request,
+        ..PortLimits::new(config.connections as usize, WhenFull::Reject(FULL))
+    });
     let shutdown = Shutdown { timeout: config.drain, new_connections: NewConnections::Reject };
     let app = Arc::new(App {
         limiter,
@@ -75,8 +89,8 @@ pub async fn serve<S: CounterStore + 'static>(
         app.draining.store(true, Ordering::Relaxed);
         let _ = stop.send(true);
     };
-    accept::serve(listener, slots, shutdown, stopped, |stream, _, _| {
-        Connection::new(Arc::clone(&app), stream, stopping.clone()).run()
+    accept::serve(listener, slots, shutdown, stopped, |stream, _, _, activity| {
+        Connection::new(Arc::clone(&app), stream, activity, stopping.clone()).run()
     })
     .await;
 }

@@ -56,3 +56,14 @@ pub async fn decide<S: CounterStore>(
 }
 
 pub use encode::response;
+
+/// Part of [`crate::properties::rls_request`].
+pub(crate) fn properties(request: &RateLimitRequest) {
+    let Ok(entries) = decode::entries(request) else { return };
+    assert!(request.descriptors.len() <= 256 && entries.len() <= 256 * 64);
+    assert!(entries.iter().all(|(key, value)| key.len().max(value.len()) <= 8 * 1024));
+    if let Ok(descriptors) = decode::descriptors(request, &entries) {
+        let count: usize = descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
+        assert_eq!((descriptors.len(), count), (request.descriptors.len(), entries.len()));
+    }
+}

@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tollgate_core::CounterStore;
 use tollgate_engine::Limiter;
 use tollgate_http::response::ResponseConfig;
-use tollgate_http::server::accept::{ConnectionSlots, WhenFull};
+use tollgate_http::server::connections::{ConnectionBudget, FIRST_REQUEST, PortLimits, WhenFull};
 use tollgate_http::traceparent;
 use tonic::server::NamedService;
 use tonic::transport::Server;
@@ -24,8 +24,14 @@ use tonic::{Request, Response, Status};
 /// Settings of the gRPC server.
 #[derive(Clone, Debug)]
 pub struct RlsConfig {
-    /// Maximum number of open connections; more wait to be accepted.
+    /// Maximum number of open connections; more wait, or displace silent ones.
     pub connections: usize,
+    /// Number of connections that no other listener can take.
+    pub guaranteed: usize,
+    /// The files that all listeners of the process share.
+    pub budget: ConnectionBudget,
+    /// Maximum time for the first request of a connection.
+    pub first_request: Duration,
     /// Maximum size of a message in bytes.
     pub message_bytes: usize,
     /// Maximum number of concurrent requests per connection.
@@ -37,9 +43,20 @@ pub struct RlsConfig {
 impl Default for RlsConfig {
     fn default() -> Self {
         let responses = ResponseConfig::default();
-        Self { connections: 65_536, message_bytes: 256 * 1024, streams: 1024, responses }
+        Self {
+            connections: 65_536,
+            guaranteed: 0,
+            budget: ConnectionBudget::default(),
+            first_request: FIRST_REQUEST,
+            message_bytes: 256 * 1024,
+            streams: 1024,
+            responses,
+        }
     }
 }
+
+/// A client that has been quiet for this long is asked whether it is there, and has as long to answer.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 struct Service<S>(Arc<Limiter<S>>, ResponseConfig);
 
@@ -96,11 +113,16 @@ pub async fn serve<S: CounterStore + 'static>(
             health.clear_service_status(name).await;
         }
     };
-    let slots = ConnectionSlots::new(config.connections, WhenFull::Wait);
+    let slots = config.budget.port(PortLimits {
+        guaranteed: config.guaranteed,
+        first_request: config.first_request,
+        ..PortLimits::new(config.connections, WhenFull::Wait)
+    });
     let incoming = pin!(incoming(listener, slots));
     Server::builder()
         .max_concurrent_streams(config.streams)
-        .http2_keepalive_interval(Some(Duration::from_secs(60)))
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .add_service(service)
         .add_service(health_service)
         .add_service(reflection().build_v1()?)

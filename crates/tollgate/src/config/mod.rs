@@ -1,5 +1,6 @@
 //! Configuration of `serve` and `gateway`: flags over environment over file over defaults, merged once.
 
+pub(crate) mod connections;
 mod deprecated_keys;
 pub(crate) mod file_guard;
 pub(crate) mod gateway_reload;
@@ -45,6 +46,7 @@ pub(crate) struct Config {
     pub(crate) resp: Option<Listen>,
     /// Settings of the Redis protocol; contains the password, which `Debug` omits.
     pub(crate) resp_config: RespConfig,
+    pub(crate) connections: connections::ConnectionLimits,
     /// Control-plane database.
     pub(crate) db: Option<DbAddress>,
     /// Admin listener. `None` means the default address; without a database, only if it is free.
@@ -162,6 +164,8 @@ struct ConfigFile {
     http: Option<Listen>,
     resp: Option<Listen>,
     resp_password_file: Option<PathBuf>,
+    #[serde(default)]
+    connections: connections::ConnectionSection,
     db: Option<String>,
     admin: Option<Listen>,
     rules_from: Option<RulesFromName>,
@@ -218,6 +222,7 @@ impl Config {
             admin_tls: admin_tls(flags, &file)?,
             resp: flags.resp.or(file.resp),
             resp_config: RespConfig { password: resp_password(flags, &file)?, ..RespConfig::default() },
+            connections: file.connections.limits()?,
             rules: if flags.rules.is_empty() { file.rules } else { flags.rules.clone() },
             nodes: flags.nodes.or(file.nodes),
             leases: leases(flags, &file.leases)?,
@@ -245,7 +250,7 @@ impl Config {
     }
 
     /// Returns the settings that require a restart, with their values, which are compared and never shown.
-    pub(crate) fn restart_only(&self) -> [(&'static str, String); 15] {
+    pub(crate) fn restart_only(&self) -> [(&'static str, String); 16] {
         [
             ("rules", format!("{:?}", self.rules)),
             ("store", format!("{:?}", self.store)),
@@ -255,6 +260,7 @@ impl Config {
             ("http", format!("{:?}", self.http)),
             ("grpc", format!("{:?}", self.grpc)),
             ("resp", format!("{:?}", self.resp)),
+            ("connections", format!("{:?}", self.connections)),
             ("forward_auth", format!("{:?}", self.forward_auth)),
             ("db", self.db.as_ref().map(|db| db.0.clone()).unwrap_or_default()),
             ("admin", format!("{:?}", self.admin)),

@@ -4,6 +4,7 @@ use crate::cli::Listen;
 use crate::config::last_good::start_rules;
 use crate::config::{Config, StoreChoice};
 use crate::server::build::listen_if_free;
+use crate::server::open_files;
 use crate::server::status::{ReloadTarget, ServerStatus};
 use crate::server::store::Store;
 use anyhow::Context;
@@ -202,7 +203,8 @@ impl AdminServer {
             throttle: FailedAuthThrottle::default(),
             nodes: NodeCache::default(),
         };
-        let serving = Some(tokio::spawn(tollgate_admin::serve(listener, self.tls, admin, drain)));
+        let slots = open_files::budget().port(tollgate_admin::port_limits(open_files::guaranteed()));
+        let serving = Some(tokio::spawn(tollgate_admin::serve(listener, self.tls, admin, slots, drain)));
         Ok(RunningAdmin { sync: following, serving, heartbeat: telling })
     }
 }

@@ -46,7 +46,7 @@ async fn serve(
     // Probes, metrics and checks have listeners only where they are configured.
     let Assembly { limiter, file_guard, status, protocols: fronts, admin: operators, export: sending } =
         build(&config, DefaultListeners::Closed).await?;
-    let gateway = Gateway::bind(&section, Arc::clone(&limiter));
+    let gateway = Gateway::bind_within(&section, Arc::clone(&limiter), open_files::budget());
     let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
     let figures = gateway.handle();
     status.add_metrics(move |page| figures.metrics(page));

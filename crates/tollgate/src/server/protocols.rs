@@ -3,7 +3,9 @@
 
 use crate::cli::Listen;
 use crate::config::Config;
+use crate::config::connections::ConnectionLimits;
 use crate::server::build::listen_if_free;
+use crate::server::open_files;
 use crate::server::store::Store;
 use anyhow::Context;
 use std::future::Future;
@@ -107,17 +109,41 @@ impl ProtocolServers {
     ) -> RunningServers {
         let Self { grpc, http, resp, forward } = self;
         let answers = config.responses.clone();
+        let ConnectionLimits { http: of_http, grpc: of_grpc, resp: of_resp, first_request } =
+            config.connections;
+        let (budget, guaranteed) = (open_files::budget(), open_files::guaranteed());
         let grpc = grpc.map(|listener| {
-            let config = rls::RlsConfig { responses: answers.clone(), ..rls::RlsConfig::default() };
+            let config = rls::RlsConfig {
+                connections: of_grpc,
+                guaranteed,
+                budget: budget.clone(),
+                first_request,
+                responses: answers.clone(),
+                ..rls::RlsConfig::default()
+            };
             tokio::spawn(rls::serve(listener, Arc::clone(limiter), config, drain()))
         });
         let http = http.map(|listener| {
-            let config =
-                http::HttpConfig { responses: answers, forward_auth: forward, ..http::HttpConfig::default() };
+            let config = http::HttpConfig {
+                connections: of_http,
+                guaranteed,
+                budget: budget.clone(),
+                first_request,
+                responses: answers,
+                forward_auth: forward,
+                ..http::HttpConfig::default()
+            };
             tokio::spawn(http::serve(listener, Arc::clone(limiter), status, config, drain()))
         });
         let resp = resp.map(|listener| {
-            tokio::spawn(resp::serve(listener, Arc::clone(limiter), config.resp_config.clone(), drain()))
+            let config = resp::RespConfig {
+                connections: of_resp,
+                guaranteed,
+                budget,
+                first_request,
+                ..config.resp_config.clone()
+            };
+            tokio::spawn(resp::serve(listener, Arc::clone(limiter), config, drain()))
         });
         RunningServers { grpc, others: http.into_iter().chain(resp).collect() }
     }

@@ -201,6 +201,9 @@ impl ProcessStatus for ServerStatus {
         for (rule, _, count) in fallbacks.iter().filter(|(_, origin, _)| *origin == Origin::FailOpen.name()) {
             family.add(&[("rule", rule)], count);
         }
+        let help =
+            "Number of panics while deciding; each is a bug, and its request was decided by its fail policy.";
+        page.counter("ratelimit_panics_total", help, self.limiter.panics());
         let help = "Number of concurrency permits held on this node, by rule.";
         let mut family = page.gauges("ratelimit_concurrency_in_flight", help);
         for (rule, count) in self.limiter.in_flight() {

@@ -31,7 +31,25 @@ pub(super) fn command(args: &[&str]) -> Command {
     // Tests leave nothing behind in the home of whoever runs them.
     command.env("TOLLGATE_SNAPSHOT", "off");
     command.env_remove("STATE_DIRECTORY").env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
+    // A server may be running on the default addresses: no test talks to it.
+    command.env("TOLLGATE_ADMIN_URL", "http://127.0.0.1:9");
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// The same, with a limit of open files.
+fn command_with_files(files: u32, args: &[&str]) -> Command {
+    let mut all = vec!["-c".to_owned(), format!("ulimit -n {files}; exec \"$0\" \"$@\""), BINARY.to_owned()];
+    all.extend(args.iter().map(|arg| (*arg).to_owned()));
+    let plain = command(&[]);
+    let mut command = Command::new("sh");
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.args(all).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
@@ -42,6 +60,12 @@ pub(crate) fn run(args: &[&str]) -> Run {
 
 pub(crate) fn run_with(args: &[&str], environment: &[(&str, &str)]) -> Run {
     let mut command = command(args);
+    if args.first() == Some(&"serve") {
+        // For what is opened before a mistake is found: nothing opens a default address.
+        for listener in ["TOLLGATE_HTTP", "TOLLGATE_GRPC", "TOLLGATE_RESP", "TOLLGATE_ADMIN"] {
+            command.env(listener, "127.0.0.1:0");
+        }
+    }
     command.envs(environment.iter().copied());
     let mut ended = Ended(command.spawn().expect("the binary runs"));
     let out = Said::of(ended.0.stdout.take().expect("piped"));
@@ -154,15 +178,21 @@ impl Server {
     /// One whose messages nobody reads until the sender has sent or is gone.
     pub(crate) fn start_unread(flags: &[&str]) -> (Self, Sender<()>) {
         let (open, gate) = channel();
-        let server = Self::launch(flags, &[], |stream| Said::of(Unread { stream, gate: Some(gate) }));
+        let server = Self::launch(None, flags, &[], |stream| Said::of(Unread { stream, gate: Some(gate) }));
         (server, open)
     }
 
     pub(crate) fn start_with(flags: &[&str], environment: &[(&str, &str)]) -> Self {
-        Self::launch(flags, environment, Said::of)
+        Self::launch(None, flags, environment, Said::of)
+    }
+
+    /// One that may have so many files open.
+    pub(crate) fn start_with_files(files: u32, flags: &[&str]) -> Self {
+        Self::launch(Some(files), flags, &[], Said::of)
     }
 
     fn launch(
+        files: Option<u32>,
         flags: &[&str],
         environment: &[(&str, &str)],
         reader: impl FnOnce(ChildStderr) -> Said,
@@ -182,7 +212,10 @@ impl Server {
             args.extend(["--memory", "16MiB"]);
         }
         args.extend(flags);
-        let mut command = command(&args);
+        let mut command = match files {
+            Some(files) => command_with_files(files, &args),
+            None => command(&args),
+        };
         command.envs(environment.iter().copied());
         let mut child = Ended(command.spawn().expect("the binary runs"));
         let log = reader(child.0.stderr.take().expect("piped"));
@@ -207,6 +240,13 @@ impl Server {
             }
         });
         let (resp, admin) = (address(&greeting, "resp"), address(&greeting, "admin"));
+        for used in [Some(http), Some(grpc), resp, admin].into_iter().flatten() {
+            let is_default = [8080, 8081, 8082, 6380].contains(&used.port());
+            assert!(
+                !is_default,
+                "a test must not use a default address, where a server may be running: {used}"
+            );
+        }
         let server = Self { child, http, grpc, resp, admin, greeting, log, out: greeted, rules: None };
         eventually("readiness", || (server.get("/readyz").status == 200).then_some(()));
         server
