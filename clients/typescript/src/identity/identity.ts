@@ -38,6 +38,8 @@ export interface RequestHead {
   readonly peer?: string | undefined;
   /** Every line of a field, by its lower-case name. */
   readonly lines: (name: string) => readonly string[];
+  /** Whether `lines` returns several lines joined by `, `, as `Headers` does. Two keys in one line are then two keys. */
+  readonly joined?: boolean;
 }
 
 /** The request names two callers. Respond 400: one of them might be invented, for a fresh limit. */
@@ -131,19 +133,24 @@ export class Identity {
       key = value;
     };
     if (this.#keyHeader !== null) {
-      for (const line of request.lines(this.#keyHeader)) {
+      for (const line of credentials(request, this.#keyHeader)) {
         const value = line.trim();
         if (value !== "") only(value, `two \`${this.#keyHeader}\` fields`);
       }
     }
     if (this.#bearer) {
-      for (const line of request.lines("authorization")) {
+      for (const line of credentials(request, "authorization")) {
         const value = /^bearer (.*)$/i.exec(line)?.[1]?.trim();
         if (value !== undefined && value !== "") only(value, `\`${this.#keyHeader ?? "authorization"}\` and \`authorization\``);
       }
     }
     return key === null ? null : text(key);
   }
+}
+
+function credentials(request: RequestHead, name: string): readonly string[] {
+  const lines = request.lines(name);
+  return request.joined === true ? lines.flatMap((line) => line.split(/, */)) : lines;
 }
 
 /** The `for` of each element of a `Forwarded` field (RFC 7239). */

@@ -7,6 +7,8 @@
 const K = 2;
 const BUCKETS = 120;
 const BUCKET_MS = 1_000;
+/** With fewer requests in the window nothing is rejected locally. */
+export const MIN_REQUESTS = 10;
 
 export class AdaptiveThrottle {
   // A ring of seconds; `#newest` is the second that was written last.
@@ -16,7 +18,7 @@ export class AdaptiveThrottle {
   #requestSum = 0;
   #acceptSum = 0;
 
-  /** A request is made, whether or not it is then sent. */
+  /** A request's outcome is known: a response, a failure, or a local rejection. Those under way do not count yet. */
   request(now: number): void {
     this.#advance(now);
     const at = this.#newest % BUCKETS;
@@ -36,6 +38,12 @@ export class AdaptiveThrottle {
   probability(now: number): number {
     this.#advance(now);
     return Math.max(0, (this.#requestSum - K * this.#acceptSum) / (this.#requestSum + 1));
+  }
+
+  /** Whether to reject a request locally; `random` in [0, 1). A few refusals are no overload: they are waited for. */
+  rejects(now: number, random: number): boolean {
+    const probability = this.probability(now);
+    return this.#requestSum >= MIN_REQUESTS && random < probability;
   }
 
   #advance(now: number): void {

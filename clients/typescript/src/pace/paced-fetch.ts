@@ -85,12 +85,12 @@ export function pacedFetch(options: PacedFetchOptions = {}): typeof fetch {
     const host = hostOf(key(new URL(request.url)));
     const mayRetry = retryMethods.includes(request.method);
     for (let attempt = 0; ; attempt += 1) {
-      host.throttle.request(clock.now());
       if (attempt === 0) host.budget.deposit();
       const isLast = !mayRetry || attempt >= maxRetries;
       let waitMs: number | null = null;
       let give: () => Response;
-      if (adaptive && random() < host.throttle.probability(clock.now())) {
+      if (adaptive && host.throttle.rejects(clock.now(), random())) {
+        host.throttle.request(clock.now());
         give = () => { throw new ThrottledError("requests to the host are mostly refused; try again later", backoff(attempt, random(), null)); };
       } else {
         if (pace) await waitForSlot(host, request.signal);
@@ -98,6 +98,7 @@ export function pacedFetch(options: PacedFetchOptions = {}): typeof fetch {
           const response = await send(isLast ? request : request.clone());
           const signals = readSignals(response.status, response.headers, clock.now());
           if (pace) host.pacer.response(clock.now(), signals, random());
+          host.throttle.request(clock.now());
           if (!signals.refused) host.throttle.accept(clock.now());
           if (!signals.refused && response.status !== 502 && response.status !== 504) return response;
           waitMs = signals.waitMs;
@@ -105,6 +106,7 @@ export function pacedFetch(options: PacedFetchOptions = {}): typeof fetch {
         } catch (error) {
           if (pace) host.pacer.failed();
           if (request.signal.aborted) throw error;
+          host.throttle.request(clock.now());
           give = () => { throw error; };
         }
       }
