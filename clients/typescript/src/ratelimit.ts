@@ -225,7 +225,7 @@ export class Ratelimit {
   async #decide(kind: "check" | "reserve", input: LimitInput, options: ReserveOptions, wantFields: boolean): Promise<CheckOutcome> {
     const cost = options.cost ?? 1;
     checkCost(cost);
-    const subject = this.#subject(input);
+    const subject = this.#subject(input, cost);
     const sentAt = performance.now();
     const cacheKey = kind + subject;
     // The same idempotency key may have been granted before.
@@ -355,9 +355,13 @@ export class Ratelimit {
     return { id, server, settle: (cost) => this.settle({ id, server }, cost), cancel: () => this.cancel({ id, server }) };
   }
 
-  #subject(input: LimitInput): string {
+  #subject(input: LimitInput, cost: number): string {
     if (typeof input === "string") return `"attributes":${JSON.stringify({ [this.#attribute]: input })}`;
-    if (Array.isArray(input.descriptors)) return `"descriptors":${JSON.stringify(input.descriptors)}`;
+    if (Array.isArray(input.descriptors)) {
+      // A cost of 0 counts as 1 for descriptors, as Envoy's does; their own hits do not.
+      const descriptors = cost > 0 ? input.descriptors : (input.descriptors as readonly Descriptor[]).map((one) => ({ ...one, hits: 0 }));
+      return `"descriptors":${JSON.stringify(descriptors)}`;
+    }
     return `"attributes":${JSON.stringify(input)}`;
   }
 }

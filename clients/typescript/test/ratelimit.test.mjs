@@ -131,6 +131,7 @@ describe("one server", () => {
 
   it("accepts attributes and descriptors with their own limit", async () => {
     const descriptors = [{ entries: [["plan", freshKey()]], limit: { requests_per_unit: 2, unit: "hour" } }];
+    assert.equal((await client.peek({ descriptors })).remaining, 2);
     assert.deepEqual([(await client.limit({ descriptors })).remaining, (await client.limit({ descriptors })).remaining], [1, 0]);
     assert.equal((await client.limit({ descriptors })).allowed, false);
     assert.equal((await client.limit({ nothing: "matches" })).reason, "unmatched");
