@@ -2,6 +2,7 @@
 #   make run     builds the server and starts it on its sample rules (make run ARGS="--rules my.yaml")
 #   make demo    sends traffic to it for two minutes (make demo ARGS="--seconds 600")
 #   make test    runs every check; what CI runs
+#   make clients-test   runs the tests of the clients in other languages (part of `make test`)
 #   make bench   runs the short benchmarks
 #   make sim     simulates leases in virtual time, SEEDS=100000 runs
 #   make fuzz    fuzzes each parser of untrusted input for SECONDS=60
@@ -97,7 +98,7 @@ demo:
 	@python3 examples/demo.py $(ARGS)
 
 .PHONY: test
-test: format deny lint unit model examples docs-test deploy dashboard-test
+test: format deny lint unit model examples docs-test deploy dashboard-test clients-test
 	@echo "make test: every check has passed"
 
 .PHONY: format
@@ -167,6 +168,20 @@ deploy: test-tools
 	cd deploy/prometheus && promtool test rules alerts.test.yml
 	@if command -v npm > /dev/null; then cd deploy/grafana/check && npm install --no-save --silent && node check.mjs; \
 	  else echo "no Node: skipping the check of Grafana's dashboards"; fi
+
+# The clients of other languages, against the real server. A missing toolchain is said, and fails in CI.
+.PHONY: clients-test
+clients-test: clients-typescript-test
+
+.PHONY: clients-typescript-test
+clients-typescript-test: $(DEBUG)
+	@if scripts/setup has-node; then \
+	  cd clients/typescript && npm install --no-save --no-fund --no-audit --loglevel=error && \
+	  TOLLGATE_TEST_BINARY=$(abspath $(DEBUG)) npm test --silent; \
+	else \
+	  echo "no Node 20.19 or later: the TypeScript client was NOT tested; install Node, or run scripts/setup node .venv/node" >&2; \
+	  test -z "$${CI:-}"; \
+	fi
 
 # The binary that the tests use. `unit` has built it: this is for `make examples` alone.
 $(DEBUG): toolchain
