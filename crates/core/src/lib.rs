@@ -12,6 +12,7 @@
 //! | [`escrow`](Escrow) | until when units that were deducted ahead may be spent |
 //! | [`state`](State), [`packed`](Packed) | the state of one counter; the same in one 64-bit word |
 //! | [`counter_key`](CounterKey), [`charge`](Charge), [`outcome`](Outcome), [`store`](CounterStore) | the interface between engine and stores |
+//! | [`late`](LateCharge) | charges whose answers come after their deadline |
 //! | `conformance` (feature) | the suite that every store must pass |
 
 mod algorithm;
@@ -23,6 +24,7 @@ pub mod conformance;
 mod cost;
 mod counter_key;
 mod escrow;
+mod late;
 mod limit;
 mod limit_params;
 mod limit_spec;
@@ -47,6 +49,7 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use cost::Cost;
 pub use counter_key::{CounterKey, KeyPart, OwnedKeyPart, Scope, StableHasher, secret_prefix};
 pub use escrow::Escrow;
+pub use late::{CounterId, LateAnswer, LateCharge, LateResponder};
 pub use limit::Limit;
 pub use limit_params::LimitParams;
 pub use limit_spec::{LimitError, LimitSpec};
@@ -54,5 +57,5 @@ pub use outcome::{Outcome, Verdict};
 pub use packed::{Packed, Tag};
 pub use rate::{Period, Rate};
 pub use state::State;
-pub use store::{CounterStore, StoreError};
+pub use store::{CounterStore, LastKnown, StoreError};
 pub use time::{TimeDelta, Timestamp};

@@ -48,7 +48,7 @@ struct CheckedRequest<'p> {
 /// Why a request could not be checked.
 enum CheckFailure {
     NoRoute,
-    /// The head has conflicting identities.
+    /// Servers would read the head differently.
     Ambiguous(AmbiguousIdentity),
 }
 
@@ -169,7 +169,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
 impl From<CheckFailure> for Failure {
     fn from(failure: CheckFailure) -> Self {
         match failure {
-            CheckFailure::Ambiguous(error) => Self::new(StatusCode::BAD_REQUEST, &error),
+            CheckFailure::Ambiguous(error) => Self::new(error.status(), &error),
             CheckFailure::NoRoute => Self::new(
                 StatusCode::NOT_FOUND,
                 "no matching route; check `routes` in the gateway configuration",

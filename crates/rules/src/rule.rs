@@ -1,5 +1,6 @@
 //! Compiled rule: the data that the engine reads after a request has matched.
 
+use crate::metadata::Metadata;
 use crate::unit::Unit;
 use std::collections::BTreeMap;
 use tollgate_core::{Limit, LossPolicy, Mode, Scope};
@@ -273,7 +274,7 @@ pub struct Rule {
     /// Parsed and displayed only, like `detailed_metric`, for this key alone.
     pub value_to_metric: bool,
     /// Metadata returned to the caller's proxy.
-    pub metadata: BTreeMap<String, String>,
+    pub metadata: Metadata,
     /// Location: file and line.
     pub location: (String, u32),
 }

@@ -324,3 +324,60 @@ fn protobuf_json_works_in_camel_case_and_snake_case() {
         "refunded"
     );
 }
+
+/// A proxy's filters read a rule's metadata as the struct that the rule file has, not as a flat list of texts.
+#[test]
+fn metadata_is_returned_as_it_is_written() {
+    let server = Server::with_rules(
+        "
+domain: d
+descriptors:
+  - key: a
+    limit: 9/hour
+    metadata:
+      text: payments
+      quoted: \"3\"
+      count: 3
+      ratio: 0.25
+      on: true
+      nothing: null
+      big: 12345678901234567890
+      zip: 00123
+      deep: {owner: {name: ada, pagers: [1, two, {night: false}]}}
+      empty: [{}, []]
+",
+    );
+    let body = json!({"domain": "d", "descriptors": [{"entries": [{"key": "a", "value": "x"}]}]});
+    assert_eq!(
+        server.post("/json", &body).json()["dynamicMetadata"],
+        json!({
+            "text": "payments", "quoted": "3", "count": 3, "ratio": 0.25, "on": true, "nothing": null,
+            "big": "12345678901234567890", "zip": "00123",
+            "deep": {"owner": {"name": "ada", "pagers": [1, "two", {"night": false}]}}, "empty": [{}, []],
+        })
+    );
+}
+
+/// Envoy's users send limits with a descriptor beside rules for it; one counter serves both, in either order.
+#[test]
+fn an_override_of_the_same_unit_continues_the_rules_count_under_the_envoy_profile() {
+    let server = Server::with_rules(
+        "{domain: d, profile: envoy, descriptors: [{key: a, rate_limit: {unit: year, requests_per_unit: 3}}]}",
+    );
+    let ask = |limit: Option<(u32, &str)>, hits: u32| {
+        let mut descriptor = json!({"entries": [{"key": "a", "value": "x"}]});
+        if let Some((count, unit)) = limit {
+            descriptor["limit"] = json!({"requests_per_unit": count, "unit": unit});
+        }
+        let body = json!({"domain": "d", "hits_addend": hits, "descriptors": [descriptor]});
+        let response = server.post("/json", &body).json();
+        (
+            response["overallCode"].as_str().expect("a code").to_owned(),
+            response["statuses"][0]["limitRemaining"].as_u64().unwrap_or(0),
+        )
+    };
+    assert_eq!(ask(None, 2), ("OK".to_owned(), 1));
+    assert_eq!(ask(Some((10, "YEAR")), 3), ("OK".to_owned(), 5), "the rule's 2 and these 3 are used");
+    assert_eq!(ask(None, 1), ("OVER_LIMIT".to_owned(), 0), "6 of 3");
+    assert_eq!(ask(Some((10, "DAY")), 1), ("OK".to_owned(), 9), "another unit has a counter of its own");
+}

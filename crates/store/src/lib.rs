@@ -22,7 +22,7 @@ mod redis;
 /// Suffix of a counter's scope for the mark that leases of it may be outstanding.
 pub(crate) const MARK_SUFFIX: &str = "|leased";
 
-pub use breaker::{Breaker, BreakerConfig, BreakerState, CallGuard, Transition};
+pub use breaker::{Breaker, BreakerConfig, BreakerState, ShardFailure, Transition};
 pub use deny_cache::DenyCache;
 pub use hot_key::HotKeys;
 pub use lease::{HotKey, LeaseConfig, LeaseStats, LeaseTask, LeasedStore};

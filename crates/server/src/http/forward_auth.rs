@@ -180,7 +180,7 @@ impl IdentityReader {
         request: &RequestView<'r, HeadHeaders<'r>>,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, Problem> {
-        self.identity.resolve_forwarded(request, PATH, now).map_err(|error| Problem::bad(error.to_string()))
+        self.identity.resolve_forwarded(request, PATH, now).map_err(|error| Problem::identity(&error))
     }
 }
 

@@ -113,7 +113,7 @@ pub(super) fn from_charges(
 }
 
 /// Returns the name of the mark that leases of a bucket may be outstanding.
-fn mark(charge: &Charge<'_>) -> Name {
+pub(super) fn mark(charge: &Charge<'_>) -> Name {
     let is_bucket = matches!(charge.limit.params(), LimitParams::Bucket { .. });
     match charge.mode {
         Mode::Adaptive | Mode::Leased if is_bucket => {
