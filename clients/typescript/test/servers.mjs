@@ -21,13 +21,15 @@ export async function unusedPort() {
 
 /** A running Tollgate with its own rules, on free ports. */
 export class Tollgate {
-  static async start(rules, { flags = [], admin = false } = {}) {
+  static async start(rules, { flags = [], admin = false, command = "serve", config } = {}) {
     const folder = mkdtempSync(join(tmpdir(), "tollgate-ts-"));
     writeFileSync(join(folder, "rules.yaml"), rules);
+    // JSON is YAML.
+    if (config !== undefined) writeFileSync(join(folder, "config.yaml"), JSON.stringify(config));
     // Ports are taken by others between finding and using them; then the server exits and the next ones are tried.
     for (let attempt = 0; ; attempt += 1) {
       const [port, adminPort] = [await unusedPort(), await unusedPort()];
-      const args = ["serve", "--rules", join(folder, "rules.yaml"), "--http", `127.0.0.1:${port}`, "--grpc", "off", "--resp", "off"];
+      const args = [command, ...(config === undefined ? [] : ["--config", join(folder, "config.yaml")]), "--rules", join(folder, "rules.yaml"), "--http", `127.0.0.1:${port}`, "--grpc", "off", "--resp", "off"];
       args.push(...(admin ? ["--admin", `127.0.0.1:${adminPort}`, "--db", `sqlite:${join(folder, "tollgate.db")}`] : ["--admin", "off"]), ...flags);
       const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("TOLLGATE_")));
       const child = spawn(BINARY, args, { env, cwd: folder, stdio: ["ignore", "pipe", "pipe"] });
