@@ -201,7 +201,7 @@ describe("a server behind a proxy that misbehaves", () => {
   it("cancels a reservation that is answered too late", async () => {
     const input = { tokens: freshKey() };
     proxy.mode = "slow";
-    proxy.slowMs = 400;
+    proxy.slowMs = 200;
     const result = await new Ratelimit({ url: proxy.url, domain: "shop", timeout: 50 }).reserve(input, { cost: 100 });
     assert.deepEqual([result.reason, result.reservation], ["timeout", null]);
     await result.pending;
@@ -231,7 +231,7 @@ describe("two servers", () => {
   for (const mode of ["cut", "garbage", "unavailable", "hang"]) {
     it(`goes on to the second if the first does this: ${mode}`, async () => {
       proxy.mode = mode;
-      const client = new Ratelimit({ url: [proxy.url, two.url], domain: "shop", failPolicy: "closed", timeout: mode === "hang" ? 1_000 : 10_000 });
+      const client = new Ratelimit({ url: [proxy.url, two.url], domain: "shop", failPolicy: "closed", timeout: mode === "hang" ? 6_000 : 10_000 });
       const result = await client.limit(freshKey());
       assert.deepEqual([result.allowed, result.source], [true, "server"]);
       proxy.mode = "pass";
@@ -240,18 +240,18 @@ describe("two servers", () => {
 
   it("hedges: the faster answer counts, the slower one's charge is given back", async () => {
     proxy.mode = "slow";
-    proxy.slowMs = 300;
+    proxy.slowMs = 3_000;
     const client = new Ratelimit({ url: [proxy.url, two.url], domain: "shop", hedgeAfterMs: 3, ...PATIENT });
     const key = freshKey();
     const started = performance.now();
     const result = await client.limit(key, { cost: 2 });
     assert.deepEqual([result.allowed, result.remaining, result.source], [true, 3, "server"]);
-    assert.ok(performance.now() - started < 290, "it did not wait for the slow one");
+    assert.ok(performance.now() - started < 2_900, "it did not wait for the slow one");
+    proxy.mode = "pass";
     await result.pending;
     const first = new Ratelimit({ url: one.url, domain: "shop", ...PATIENT }), second = new Ratelimit({ url: two.url, domain: "shop", ...PATIENT });
     assert.equal((await first.peek(key)).remaining, 5, "given back");
     assert.equal((await second.peek(key)).remaining, 3, "stands");
-    proxy.mode = "pass";
   });
 
   it("does not hedge unless it is asked to", async () => {
