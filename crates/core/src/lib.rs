@@ -13,6 +13,7 @@
 //! | [`state`](State), [`packed`](Packed) | the state of one counter; the same in one 64-bit word |
 //! | [`counter_key`](CounterKey), [`charge`](Charge), [`outcome`](Outcome), [`store`](CounterStore) | the interface between engine and stores |
 //! | [`late`](LateCharge) | charges whose answers come after their deadline |
+//! | [`log_throttle`](LogThrottle) | at most one message a second |
 //! | `conformance` (feature) | the suite that every store must pass |
 
 mod algorithm;
@@ -28,9 +29,11 @@ mod late;
 mod limit;
 mod limit_params;
 mod limit_spec;
+mod log_throttle;
 mod outcome;
 mod packed;
 mod rate;
+mod record_store;
 mod refund;
 mod state;
 mod store;
@@ -53,9 +56,11 @@ pub use late::{CounterId, LateAnswer, LateCharge, LateResponder};
 pub use limit::Limit;
 pub use limit_params::LimitParams;
 pub use limit_spec::{LimitError, LimitSpec};
+pub use log_throttle::LogThrottle;
 pub use outcome::{Outcome, Verdict};
 pub use packed::{Packed, Tag};
 pub use rate::{Period, Rate};
+pub use record_store::{Exchange, RecordFuture, RecordName, RecordStore};
 pub use state::State;
 pub use store::{CounterStore, LastKnown, StoreError};
 pub use time::{TimeDelta, Timestamp};

@@ -221,6 +221,7 @@ impl Compiler<'_, '_> {
         self.rules.push(Rule {
             id,
             has_explicit_name: draft.name.is_some(),
+            keys: self.keys_of_last_node(),
             name: draft.name.map_or_else(|| path.to_owned(), |name| name.value),
             limits,
             tiers,
@@ -249,6 +250,18 @@ impl Compiler<'_, '_> {
             location: (self.reader.source.name.clone(), draft.at.line),
         });
         Some(id)
+    }
+
+    /// Returns the keys on the path to the node that was added last.
+    fn keys_of_last_node(&self) -> Vec<Box<str>> {
+        let mut keys = Vec::new();
+        let mut at = self.tree.len() - 1;
+        while at != 0 {
+            keys.push(self.tree[at].element.key.clone());
+            at = self.tree[at].parent as usize;
+        }
+        keys.reverse();
+        keys
     }
 
     /// Rejects `mode: leased` on limits whose units cannot be taken ahead.

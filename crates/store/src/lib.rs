@@ -28,4 +28,4 @@ pub use hot_key::HotKeys;
 pub use lease::{HotKey, LeaseConfig, LeaseStats, LeaseTask, LeasedStore};
 pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryStats, MemoryStore};
 #[cfg(feature = "redis")]
-pub use redis::{RedisConfig, RedisConfigError, RedisStore, ShardStatus};
+pub use redis::{RedisConfig, RedisConfigError, RedisRecords, RedisStore, ShardStatus};

@@ -13,6 +13,7 @@
 //! | `health` | one server's breaker and errors |
 //! | `shard`, `topology` | servers, and which has which slot |
 //! | `dispatch` | one shard request: retries within the deadline |
+//! | `records` | records that nodes share: reservations |
 //! | `late_replies` | replies after the deadline: kept or undone |
 //! | `last_replies` | what was last said about each counter |
 //! | `damaged_keys` | keys that hold something else, reported once |
@@ -31,6 +32,7 @@ mod last_replies;
 mod late_replies;
 mod pipeline;
 mod recompute;
+mod records;
 mod script;
 mod script_args;
 mod script_call;
@@ -39,6 +41,7 @@ mod shard_request;
 mod topology;
 
 pub use config::{RedisConfig, RedisConfigError};
+pub use records::RedisRecords;
 pub use shard::ShardStatus;
 
 use config::Kind;
@@ -57,8 +60,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Charge, Clock, CounterStore, Enforcement, LastKnown, Outcome, Outcomes, Permit, StoreError,
-    SystemClock, Timestamp, UnitReturn,
+    Admission, Charge, Clock, CounterStore, Enforcement, LastKnown, LogThrottle, Outcome, Outcomes, Permit,
+    StoreError, SystemClock, Timestamp, UnitReturn,
 };
 use topology::Topology;
 
@@ -100,6 +103,7 @@ impl RedisStore {
             late: LateReplies::default(),
             last_replies: LastReplies::new(),
             damaged_keys: DamagedKeys::default(),
+            undo_failures: LogThrottle::default(),
         });
         Self { topology: Topology::start(Arc::clone(&shared)), shared }
     }
@@ -227,8 +231,10 @@ impl RedisStore {
         let store = self.clone();
         tokio::spawn(async move {
             let patient = Instant::now() + 10 * store.shared.config.deadline;
-            if let Err(error) = store.send(work, slot, request, patient, None).await {
-                tracing::warn!(%error, "charge of a denied request was not undone; it recovers with time");
+            if let Err(error) = store.send(work, slot, request, patient, None).await
+                && let Some(count) = store.shared.undo_failures.due(store.shared.clock.now())
+            {
+                tracing::warn!(%error, count, "charges of denied requests were not undone; they recover with time");
             }
         })
     }

@@ -43,6 +43,15 @@ pub(super) struct Health {
     is_open: watch::Sender<bool>,
 }
 
+/// A probe in flight.
+pub(super) struct Probing<'a>(&'a Breaker);
+
+impl Drop for Probing<'_> {
+    fn drop(&mut self) {
+        self.0.set_probing(false);
+    }
+}
+
 impl Health {
     pub(super) fn new(
         address: String,
@@ -83,8 +92,10 @@ impl Health {
         self.is_open.subscribe()
     }
 
-    pub(super) fn set_probing(&self, is_probing: bool) {
-        self.breaker.set_probing(is_probing);
+    /// Marks a probe as in flight until the result is dropped.
+    pub(super) fn probing(&self) -> Probing<'_> {
+        self.breaker.set_probing(true);
+        Probing(&self.breaker)
     }
 
     pub(super) fn probe_pause(&self, probes: u32) -> Duration {

@@ -74,7 +74,7 @@ impl LateReplies {
         };
         if !matches!(command, Command::Charge) {
             // What has already happened is not undone.
-            let all = entry.counters.iter().map(|(id, _)| *id).collect();
+            let all = reply.request.charges.iter().map(|want| entry.counters[want.index].0).collect();
             return entry.responder.answer(LateAnswer::Charged(all), || ());
         }
         let mut request = *reply.request;
@@ -83,7 +83,8 @@ impl LateReplies {
             .iter()
             .zip(&reply.outcomes)
             .filter(|(want, told)| {
-                want.enforcement != Enforcement::Independent && told.outcome.verdict.is_allowed()
+                let takes = !want.cost.is_peek() && !want.cost.is_refund();
+                takes && want.enforcement != Enforcement::Independent && told.outcome.verdict.is_allowed()
             })
             .map(|(want, _)| entry.counters[want.index].0)
             .collect();

@@ -69,7 +69,7 @@ pub(super) struct ShardReply {
     pub(super) now: Timestamp,
     pub(super) admission: Admission,
     pub(super) outcomes: SmallVec<[RecomputedOutcome; 4]>,
-    /// Prior contents of the bundles, if the request is partial.
+    /// Prior contents of the bundles, if an undo needs them.
     pub(super) priors: Vec<Vec<u8>>,
     /// The request, with the data loss that was assumed.
     pub(super) request: Box<ShardRequest>,
@@ -129,7 +129,7 @@ const MAX_BATCH: usize = 128;
 /// so that requests gather into few calls; on a long one a request waits no longer than this for its batch.
 const OVERLAP: Duration = Duration::from_millis(1);
 
-/// Maximum number of requests in flight on one pipeline; further ones are queued.
+/// Maximum number of requests in flight on one connection; further ones are queued.
 const MAX_IN_FLIGHT: usize = 4_096;
 
 /// How long a late reply is waited for, on a connection that is otherwise no longer used.
@@ -160,11 +160,14 @@ enum LinkState {
     Lost,
 }
 
-/// When flights of the present connection were last answered, or the first of them was sent.
+/// The present connection. What is in flight on earlier ones no longer counts.
 #[derive(Default)]
 struct Present {
     epoch: u64,
     flights: usize,
+    /// Requests in flight.
+    jobs: usize,
+    /// When a flight was last answered, or the first of them was sent.
     heard: Option<Instant>,
 }
 
@@ -174,7 +177,7 @@ impl Pipeline {
         let this = &self;
         let mut link = Link::Opening(this.opening());
         let mut flights = FuturesUnordered::new();
-        let (mut present, mut in_flight) = (Present::default(), 0);
+        let mut present = Present::default();
         let mut batch: Vec<Job> = Vec::with_capacity(MAX_BATCH);
         let mut changes = self.health.changes();
         let mut looks = tokio::time::interval(IDLE_CHECK);
@@ -184,7 +187,7 @@ impl Pipeline {
         let (mut may_overlap, mut attempts) = (true, 0);
         loop {
             let accepts = match &link {
-                Link::Up(_) => (present.flights == 0 || may_overlap) && in_flight < MAX_IN_FLIGHT,
+                Link::Up(_) => (present.flights == 0 || may_overlap) && present.jobs < MAX_IN_FLIGHT,
                 Link::Opening(_) => batch.len() < MAX_BATCH,
                 Link::Down => true,
             };
@@ -194,9 +197,9 @@ impl Pipeline {
                 biased;
                 Some(flight) = flights.next(), if !flights.is_empty() => {
                     let Flight { epoch, jobs, link: state } = flight;
-                    in_flight -= jobs;
                     if epoch == present.epoch {
                         present.flights -= 1;
+                        present.jobs -= jobs;
                         present.heard = Some(Instant::now());
                         if state != LinkState::Usable && is_up {
                             // One failure, however many batches were in flight.
@@ -204,7 +207,13 @@ impl Pipeline {
                                 self.health.record_connection_failure();
                             }
                             self.disconnected();
-                            link = Link::Opening(this.opening());
+                            link = if self.health.is_open() {
+                                attempts = 0;
+                                timer.as_mut().reset(Instant::now() + self.health.probe_pause(attempts));
+                                Link::Down
+                            } else {
+                                Link::Opening(this.opening())
+                            };
                         }
                     }
                 }
@@ -233,6 +242,9 @@ impl Pipeline {
                         attempts = 0;
                         self.fail(batch.drain(..), &Failure::Unsent("its breaker is open".to_owned()));
                         timer.as_mut().reset(Instant::now() + self.health.probe_pause(attempts));
+                    } else if !is_open && is_down {
+                        // Another connection has shown that the server answers.
+                        link = Link::Opening(this.opening());
                     }
                 }
                 many = jobs.recv_many(&mut batch, MAX_BATCH), if accepts => {
@@ -277,7 +289,7 @@ impl Pipeline {
             }
             // Only after connecting, which may have shown that another process took over.
             self.doubt(&mut batch);
-            in_flight += batch.len();
+            present.jobs += batch.len();
             present.flights += 1;
             if present.flights == 1 {
                 present.heard = Some(now);
@@ -333,7 +345,7 @@ impl Pipeline {
     /// Opens a connection. If the breaker is open, this is the probe: the server must also accept a write.
     async fn open(&self) -> Result<MultiplexedConnection, String> {
         let is_probe = self.health.is_open();
-        self.health.set_probing(is_probe);
+        let probing = is_probe.then(|| self.health.probing());
         let opening = async {
             let mut connection = (self.connect)().await?;
             if is_probe {
@@ -342,7 +354,7 @@ impl Pipeline {
             redis::RedisResult::Ok(connection)
         };
         let opened = self.in_time(opening, self.shared.config.connect_timeout()).await;
-        self.health.set_probing(false);
+        drop(probing);
         match opened {
             Ok(Ok(connection)) => {
                 self.health.record_answer();

@@ -231,8 +231,9 @@ impl ScriptCall {
                 let outcome = told.resolve(scripted, want.enforcement);
                 shared.last_replies.record(&self.bundles[*bundle], name, &outcome, heard);
             }
-            let priors = if request.is_partial {
-                (0..kept.len()).map(|bundle| held(bundle).unwrap_or_default().to_vec()).collect()
+            let priors = if request.needs_priors() {
+                let places = request.bundles.iter().filter_map(|bundle| self.bundle_index.get(bundle));
+                places.map(|bundle| held(*bundle).unwrap_or_default().to_vec()).collect()
             } else {
                 Vec::new()
             };

@@ -13,7 +13,7 @@ use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisResult};
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
-use tollgate_core::{Clock, Timestamp};
+use tollgate_core::{Clock, LogThrottle, Timestamp};
 
 /// Maximum jobs queued per pipeline; beyond it a check fails immediately instead of queueing in vain.
 const MAX_QUEUED: usize = 4_096;
@@ -32,6 +32,7 @@ pub(super) struct Shared {
     pub(super) late: LateReplies,
     pub(super) last_replies: LastReplies,
     pub(super) damaged_keys: DamagedKeys,
+    pub(super) undo_failures: LogThrottle,
 }
 
 impl Shared {
@@ -181,7 +182,7 @@ pub(super) async fn open(info: ConnectionInfo) -> RedisResult<MultiplexedConnect
 }
 
 /// Queries the sentinels for the primary's address; the first known address is used.
-async fn primary(config: &RedisConfig) -> RedisResult<(String, u16)> {
+pub(super) async fn primary(config: &RedisConfig) -> RedisResult<(String, u16)> {
     let each = config.connect_timeout() / u32::try_from(config.hosts.len() + 1).unwrap_or(1);
     for (host, port) in &config.hosts {
         let ask = async {
