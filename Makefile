@@ -117,7 +117,18 @@ deny: toolchain
 
 # The clients in other languages, against the real server.
 .PHONY: clients-test
-clients-test: clients-python-test clients-go-test
+clients-test: clients-typescript-test clients-python-test clients-go-test
+
+# A missing Node is said, and fails in CI.
+.PHONY: clients-typescript-test
+clients-typescript-test: $(DEBUG)
+	@if scripts/setup has-node; then \
+	  cd clients/typescript && npm install --no-save --no-fund --no-audit --loglevel=error && \
+	  TOLLGATE_TEST_BINARY=$(abspath $(DEBUG)) npm test --silent; \
+	else \
+	  echo "no Node 20.19 or later: the TypeScript client was NOT tested; install Node, or run scripts/setup node .venv/node" >&2; \
+	  test -z "$${CI:-}"; \
+	fi
 
 .PHONY: clients-python-test
 clients-python-test: $(DEBUG) $(VENVS)/clients-python/installed
@@ -184,20 +195,6 @@ deploy: test-tools
 	cd deploy/prometheus && promtool test rules alerts.test.yml
 	@if command -v npm > /dev/null; then cd deploy/grafana/check && npm install --no-save --silent && node check.mjs; \
 	  else echo "no Node: skipping the check of Grafana's dashboards"; fi
-
-# The clients of other languages, against the real server. A missing toolchain is said, and fails in CI.
-.PHONY: clients-test
-clients-test: clients-typescript-test
-
-.PHONY: clients-typescript-test
-clients-typescript-test: $(DEBUG)
-	@if scripts/setup has-node; then \
-	  cd clients/typescript && npm install --no-save --no-fund --no-audit --loglevel=error && \
-	  TOLLGATE_TEST_BINARY=$(abspath $(DEBUG)) npm test --silent; \
-	else \
-	  echo "no Node 20.19 or later: the TypeScript client was NOT tested; install Node, or run scripts/setup node .venv/node" >&2; \
-	  test -z "$${CI:-}"; \
-	fi
 
 # The binary that the tests use. `unit` has built it: this is for `make examples` alone.
 $(DEBUG): toolchain
