@@ -2,6 +2,7 @@
 #   make run     builds the server and starts it on its sample rules (make run ARGS="--rules my.yaml")
 #   make demo    sends traffic to it for two minutes (make demo ARGS="--seconds 600")
 #   make test    runs every check; what CI runs
+#   make clients-test   runs the tests of the clients in other languages (part of `make test`)
 #   make bench   runs the short benchmarks
 #   make sim     simulates leases in virtual time, SEEDS=100000 runs
 #   make fuzz    fuzzes each parser of untrusted input for SECONDS=60
@@ -117,7 +118,18 @@ deny: toolchain
 
 # The clients in other languages, against the real server.
 .PHONY: clients-test
-clients-test: clients-python-test clients-go-test
+clients-test: clients-typescript-test clients-python-test clients-go-test
+
+# A missing Node is said, and fails in CI.
+.PHONY: clients-typescript-test
+clients-typescript-test: $(DEBUG)
+	@if scripts/setup has-node; then \
+	  cd clients/typescript && npm install --no-save --no-fund --no-audit --loglevel=error && \
+	  TOLLGATE_TEST_BINARY=$(abspath $(DEBUG)) npm test --silent; \
+	else \
+	  echo "no Node 20.19 or later: the TypeScript client was NOT tested; install Node, or run scripts/setup node .venv/node" >&2; \
+	  test -z "$${CI:-}"; \
+	fi
 
 .PHONY: clients-python-test
 clients-python-test: $(DEBUG) $(VENVS)/clients-python/installed

@@ -1,0 +1,165 @@
+/**
+ * Turns a server's response into a decision or a fault. Every field is checked: a proxy's error page, a truncated body
+ * or another program at the address must become a fault that failover handles, never an allowance. By
+ * `clients/conformance/answers.json`.
+ */
+
+import { SETTLED, type Fault, type LimitResult, type Reason } from "./result.js";
+
+/** Longest body that is read. */
+export const MAX_BODY_BYTES = 65_536;
+
+/** What one server answered. */
+export type Answer =
+  | { readonly kind: "decision"; readonly result: LimitResult; readonly reservation: string | null; readonly cacheable: boolean; readonly concurrent: boolean }
+  | { readonly kind: "fault"; readonly fault: Fault };
+
+/** How a reservation ended. */
+export interface EndResult {
+  readonly ended: "settled" | "canceled" | null;
+  readonly cost: number | null;
+  /** Why it did not end: `unknown` (or past its deadline), `conflict` (ended otherwise), `rejected`, or a fault. */
+  readonly reason: "unknown" | "conflict" | "rejected" | Fault | null;
+}
+
+type Json = Record<string, unknown>;
+
+const fault = (kind: Fault): Answer => ({ kind: "fault", fault: kind });
+
+const REJECTED: Answer = {
+  kind: "decision",
+  result: {
+    allowed: false, success: false, limit: null, remaining: null, reset: null, resetMs: null, retryAfterMs: null, delayMs: 0,
+    reason: "rejected", source: "server", origin: null, rule: null, decisionId: null, degradedBy: null, pending: SETTLED,
+  },
+  reservation: null,
+  cacheable: false,
+  concurrent: false,
+};
+
+/** Parses a response of `/v1/check` or `/v1/reserve`. `nowMs` is the time of day, for `reset`. */
+export function parseAnswer(status: number, body: string, nowMs: number): Answer {
+  switch (status) {
+    // The check itself is invalid. No fail policy applies: a caller could otherwise spell its way past a limit.
+    case 400: case 409: case 413: case 422: return REJECTED;
+    case 401: case 403: return fault("unauthorized");
+    case 200: case 429: case 503: return parseDecision(status, body, nowMs);
+    default: return fault(status >= 500 && status <= 599 ? "unavailable" : "invalid_response");
+  }
+}
+
+function parseDecision(status: number, body: string, nowMs: number): Answer {
+  const json = parseObject(body);
+  if (json === null || !("allowed" in json)) return fault(status === 200 ? "invalid_response" : "unavailable");
+  const invalid = fault("invalid_response");
+  const { allowed, decision_id: decisionId, limits } = json;
+  if (typeof allowed !== "boolean" || allowed !== (status === 200)) return invalid;
+  if (typeof decisionId !== "string" || !Array.isArray(limits)) return invalid;
+  const retryAfter = json["retry_after_ms"] == null ? null : count(json["retry_after_ms"]);
+  const delayMs = json["delay_ms"] == null ? 0 : count(json["delay_ms"]);
+  const origin = text(json["origin"]), deniedBy = text(json["denied_by"]), reservation = text(json["reservation"]);
+  if (retryAfter === undefined || delayMs === undefined) return invalid;
+  if (origin === undefined || deniedBy === undefined || reservation === undefined) return invalid;
+
+  let reported: Limit | null = null;
+  let concurrent = false, overConcurrent = false;
+  for (const item of limits as unknown[]) {
+    const limit = parseLimit(item);
+    if (limit === null) return invalid;
+    concurrent ||= limit.concurrent;
+    if (limit.hidden) continue;
+    overConcurrent ||= limit.over && limit.concurrent;
+    if (allowed ? isNearer(limit, reported) : isLonger(limit, reported, deniedBy)) reported = limit;
+  }
+  const reason: Reason = origin === "fail_open" || origin === "fail_closed" || origin === "unmatched" ? origin : allowed ? "allowed" : "denied";
+  const result: LimitResult = {
+    allowed,
+    success: allowed,
+    limit: reported === null ? null : reported.limit,
+    remaining: reported === null ? null : reported.remaining,
+    reset: reported === null ? null : nowMs + reported.resetMs,
+    resetMs: reported === null ? null : reported.resetMs,
+    retryAfterMs: allowed ? 0 : retryAfter,
+    delayMs,
+    reason,
+    source: "server",
+    origin,
+    rule: allowed ? (reported === null ? null : reported.rule) : deniedBy,
+    decisionId,
+    degradedBy: text(json["degraded_by"]) ?? null,
+    pending: SETTLED,
+  };
+  const cacheable = status === 429 && origin === "store" && retryAfter !== null && retryAfter > 0 && !overConcurrent;
+  return { kind: "decision", result, reservation, cacheable, concurrent };
+}
+
+interface Limit {
+  readonly rule: string;
+  readonly limit: number;
+  readonly remaining: number;
+  readonly resetMs: number;
+  readonly over: boolean;
+  /** Shadow and candidate limits never deny. */
+  readonly hidden: boolean;
+  readonly concurrent: boolean;
+}
+
+function parseLimit(item: unknown): Limit | null {
+  if (typeof item !== "object" || item === null || Array.isArray(item)) return null;
+  const json = item as Json;
+  const limit = count(json["limit"]), remaining = count(json["remaining"]), resetMs = count(json["reset_ms"]);
+  if (typeof json["rule"] !== "string" || limit === undefined || remaining === undefined || resetMs === undefined) return null;
+  const hidden = json["role"] === "shadow" || json["role"] === "candidate";
+  return { rule: json["rule"], limit, remaining, resetMs, over: json["over"] === true, hidden, concurrent: json["window"] === "concurrent" };
+}
+
+function isNearer(limit: Limit, than: Limit | null): boolean {
+  return than === null || limit.remaining < than.remaining || (limit.remaining === than.remaining && limit.resetMs > than.resetMs);
+}
+
+/** Limits of the denying rule go before other exhausted ones; then the longest reset. */
+function isLonger(limit: Limit, than: Limit | null, deniedBy: string | null): boolean {
+  if (!limit.over) return false;
+  if (than === null) return true;
+  const own = limit.rule === deniedBy, others = than.rule === deniedBy;
+  return own === others ? limit.resetMs > than.resetMs : own;
+}
+
+/** Parses a response of `/v1/settle` or `/v1/cancel`. */
+export function parseEnd(status: number, body: string): EndResult {
+  const not = (reason: EndResult["reason"]): EndResult => ({ ended: null, cost: null, reason });
+  const json = parseObject(body);
+  switch (status) {
+    case 200: {
+      const cost = json === null ? undefined : count(json["cost"]);
+      if (json?.["settled"] === true && cost !== undefined) return { ended: "settled", cost, reason: null };
+      if (json?.["cancelled"] === true) return { ended: "canceled", cost: null, reason: null };
+      return not("invalid_response");
+    }
+    case 404: return not(json !== null && "title" in json ? "unknown" : "invalid_response");
+    case 409: return not("conflict");
+    case 400: case 413: case 422: return not("rejected");
+    case 401: case 403: return not("unauthorized");
+    default: return not(status >= 500 && status <= 599 ? "unavailable" : "invalid_response");
+  }
+}
+
+function parseObject(body: string): Json | null {
+  try {
+    const value: unknown = JSON.parse(body);
+    return typeof value === "object" && value !== null && !Array.isArray(value) ? (value as Json) : null;
+  } catch {
+    return null;
+  }
+}
+
+/** An integer of at least 0; larger ones than JavaScript counts exactly become the largest that it does. */
+function count(value: unknown): number | undefined {
+  if (typeof value !== "number" || !Number.isInteger(value) || value < 0) return undefined;
+  return Math.min(value, Number.MAX_SAFE_INTEGER);
+}
+
+/** A string or null; `undefined` if it is something else. */
+function text(value: unknown): string | null | undefined {
+  return value == null ? null : typeof value === "string" ? value : undefined;
+}
