@@ -83,6 +83,7 @@ func (t *Transport) RoundTrip(request *http.Request) (*http.Response, error) {
 			}
 			if response, failure = t.send(base, request, attempt); failure != nil {
 				t.failed(host)
+				t.count(host)
 				if request.Context().Err() != nil {
 					return nil, failure
 				}
@@ -155,9 +156,8 @@ func (t *Transport) admit(host *hostState, name string, most time.Duration, isFi
 	if isFirst {
 		host.budget.request()
 	}
-	isRejected := host.throttle.requests >= throttleMinimum && rand.Float64() < host.throttle.probability(now)
-	host.throttle.request(now)
-	if isRejected {
+	if probability := host.throttle.probability(now); host.throttle.requests >= throttleMinimum && rand.Float64() < probability {
+		host.throttle.request(now)
 		return 0, &ThrottledError{name, "it refuses most requests; try again later", Unknown}
 	}
 	delay := millis(host.pacer.send(now))
@@ -174,11 +174,20 @@ func (t *Transport) failed(host *hostState) {
 	host.pacer.failed()
 }
 
+// count records a request whose connection failed.
+func (t *Transport) count(host *hostState) {
+	t.lock.Lock()
+	defer t.lock.Unlock()
+	host.throttle.request(monotonicMs())
+}
+
 func (t *Transport) record(host *hostState, response *http.Response) signals {
 	said := readSignals(response.StatusCode, limitFields(response.Header), time.Now().UnixMilli())
 	t.lock.Lock()
 	defer t.lock.Unlock()
 	now := monotonicMs()
+	// Counted now, so that requests under way are not taken for refused.
+	host.throttle.request(now)
 	host.pacer.response(now, said, rand.Float64())
 	if !said.refused {
 		host.throttle.accept(now)

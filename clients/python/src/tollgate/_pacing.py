@@ -123,7 +123,7 @@ class AdaptiveThrottle:
         self.accepts = 0
 
     def request(self, now_ms: int) -> None:
-        """Records a request, also one that is rejected locally."""
+        """Records a request whose outcome is known, also one that is rejected locally."""
         self._bucket(now_ms).requests += 1
         self.requests += 1
 

@@ -111,9 +111,8 @@ class PoliteCaller:
             throttled: Optional[Throttled] = None
             with self._lock:
                 now = _monotonic_ms()
-                is_rejected = settings.throttle and random.random() < self._rejection(host, now)
-                host.throttle.request(now)
-                if is_rejected:
+                if settings.throttle and random.random() < self._rejection(host, now):
+                    host.throttle.request(now)
                     throttled = Throttled(name, "it refuses most requests; try again later")
                     delay = 0
                 else:
@@ -149,6 +148,8 @@ class PoliteCaller:
     def _record(self, host: _Host, received: Optional[Received]) -> Optional[Signals]:
         with self._lock:
             now = _monotonic_ms()
+            # Counted now, so that requests under way are not taken for refused.
+            host.throttle.request(now)
             if received is None:
                 host.pacer.failed()
                 return None
