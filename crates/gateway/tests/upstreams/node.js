@@ -12,7 +12,7 @@ function decoded(text) {
 http
   .createServer((request, response) => {
     const raw = request.url.split('?')[0];
-    const url = new URL(request.url, 'http://localhost').pathname;
+    const url = new URL(`http://localhost${request.url}`).pathname;
     const routes = {
       raw,
       url,
