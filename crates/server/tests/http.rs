@@ -412,6 +412,29 @@ fn an_override_of_the_same_unit_continues_the_rules_count_under_the_envoy_profil
     assert_eq!(ask(Some((10, "DAY")), 1), ("OK".to_owned(), 9), "another unit has a counter of its own");
 }
 
+/// A peek charges nothing, whichever way a request is described.
+#[test]
+fn a_cost_of_zero_is_a_peek_for_attributes_and_descriptors() {
+    let server = Server::with_rules("{domain: d, descriptors: [{key: a, limit: 3/hour}]}");
+    let remaining = |subject: &str, cost: u32| {
+        let input = match subject {
+            "attributes" => json!({"a": "x"}),
+            _ => json!([{"entries": [["a", "x"]]}]),
+        };
+        let body = json!({"domain": "d", subject: input, "cost": cost});
+        server.post("/v1/check", &body).json()["limits"][0]["remaining"].clone()
+    };
+    for (subject, cost, left) in [
+        ("descriptors", 0, 3),
+        ("attributes", 0, 3),
+        ("descriptors", 2, 1),
+        ("descriptors", 0, 1),
+        ("attributes", 0, 1),
+    ] {
+        assert_eq!(remaining(subject, cost), left, "{subject} {cost}");
+    }
+}
+
 /// A page that a browser shows must not spend the limits of others, nor read them, also not by pointing its own name at
 /// a loopback address. What a proxy passes on to forward auth, and probes, are not concerned.
 #[test]

@@ -208,7 +208,8 @@ impl CheckRequest<'_> {
                         .limit
                         .as_ref()
                         .map(|Object(limit)| (limit.requests_per_unit, limit.unit.0));
-                    let hits = descriptor.hits.map(Cost::new);
+                    // Explicit, because a message of Envoy's means 1 by 0, and a cost of 0 here is a peek.
+                    let hits = descriptor.hits.or(self.cost).map(Cost::new);
                     ranges.push(DescriptorRange { entries: descriptor.entries.len(), hits, limit });
                 }
                 Some(ranges)
