@@ -179,7 +179,7 @@ fn pauses_under_load_keep_the_limit() {
         for _ in 0..cores {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    std::hint::spin_loop()
+                    std::hint::spin_loop();
                 }
             });
         }
