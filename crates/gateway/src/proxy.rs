@@ -50,6 +50,8 @@ enum CheckFailure {
     NoRoute,
     /// The head has conflicting identities.
     Ambiguous(AmbiguousIdentity),
+    /// A rule takes its cost from an attribute that is not a whole number.
+    MalformedCost(String),
 }
 
 impl<S: CounterStore + 'static> Proxy<S> {
@@ -158,6 +160,9 @@ impl<S: CounterStore + 'static> Proxy<S> {
                     .with_trace(within.as_ref())
                     .with_client_address(remote);
                 let (decision, held) = self.limiter.admit(&check).await;
+                if let Some(message) = decision.malformed_cost_message() {
+                    return Err(CheckFailure::MalformedCost(message));
+                }
                 self.limiter.record_latency("gateway", 1, self.clock.now().since(now));
                 (Some(decision), held)
             }
@@ -170,6 +175,7 @@ impl From<CheckFailure> for Failure {
     fn from(failure: CheckFailure) -> Self {
         match failure {
             CheckFailure::Ambiguous(error) => Self::new(StatusCode::BAD_REQUEST, &error),
+            CheckFailure::MalformedCost(message) => Self::new(StatusCode::BAD_REQUEST, &message),
             CheckFailure::NoRoute => Self::new(
                 StatusCode::NOT_FOUND,
                 "no matching route; check `routes` in the gateway configuration",

@@ -338,27 +338,34 @@ struct CostResolver<'a> {
 
 impl Rule {
     /// Returns the cost of a request under this rule; `asked` is the cost that the request specifies. A peek stays a
-    /// peek. A refund under an attribute cost uses `asked`: the attribute specified the units to take.
+    /// peek. A refund under an attribute cost uses `asked`: the attribute specified the units to take. `None` if the
+    /// attribute is not a whole number.
     #[must_use]
     #[inline]
-    pub fn resolve_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
-        if matches!(self.cost, CostFrom::Request) { asked } else { self.rule_cost(asked, attributes) }
+    pub fn resolve_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
+        if matches!(self.cost, CostFrom::Request) { Some(asked) } else { self.rule_cost(asked, attributes) }
     }
 
     #[inline(never)]
-    fn rule_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
+    fn rule_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
         match &self.cost {
-            CostFrom::Request => asked,
-            _ if asked.is_peek() => asked,
-            CostFrom::Fixed(units) if asked.is_refund() => Cost::refund(*units),
-            CostFrom::Fixed(units) => Cost::new(*units),
-            CostFrom::Attribute(_) if asked.is_refund() => asked,
-            CostFrom::Attribute(name) => {
-                let units = find(attributes, name).and_then(|value| value.parse().ok());
-                units.map_or(asked, Cost::new)
-            }
+            CostFrom::Request => Some(asked),
+            _ if asked.is_peek() => Some(asked),
+            CostFrom::Fixed(units) if asked.is_refund() => Some(Cost::refund(*units)),
+            CostFrom::Fixed(units) => Some(Cost::new(*units)),
+            CostFrom::Attribute(_) if asked.is_refund() => Some(asked),
+            CostFrom::Attribute(name) => match find(attributes, name) {
+                None => Some(asked),
+                Some(value) => parse_units(value).map(Cost::new),
+            },
         }
     }
+}
+
+/// Parses the number in a cost attribute: digits alone, because every other spelling is somebody's mistake or trick.
+fn parse_units(value: &str) -> Option<u64> {
+    let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+    value.parse().ok().filter(|_| is_number)
 }
 
 impl RuleLimit {
@@ -394,7 +401,14 @@ fn push_limits<'p>(
     if limits.is_empty() {
         return MatchKind::Exempt;
     }
-    let cost = rule.resolve_cost(cost.cost, cost.attributes);
+    let cost = rule.resolve_cost(cost.cost, cost.attributes).unwrap_or_else(|| {
+        if let CostFrom::Attribute(name) = &rule.cost
+            && limits.iter().any(|limit| limit.role.is_live())
+        {
+            plan.malformed_cost = Some(name);
+        }
+        cost.cost
+    });
     let start = plan.parts.len();
     let (mut shard, mut position) = (0, 0);
     if let Some(split) = rule.split {

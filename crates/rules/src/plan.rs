@@ -102,6 +102,9 @@ pub struct Plan<'p> {
     pub is_split: bool,
     /// Tier of the caller, from its quota or the request.
     pub tier: Option<&'p str>,
+    /// Attribute from which an enforced rule takes its cost, if its value is not a whole number: the request cannot be
+    /// charged.
+    pub malformed_cost: Option<&'p str>,
     /// Overrides of the caller; set before planning.
     pub overrides: Option<&'p CallerOverrides>,
 }
@@ -116,6 +119,7 @@ impl Default for Plan<'_> {
             matches: SmallVec::new(),
             is_split: false,
             tier: None,
+            malformed_cost: None,
             overrides: None,
         }
     }

@@ -222,7 +222,8 @@ pub enum CostFrom {
     /// This fixed number, whatever the request's cost: a limit on requests next to one on tokens. Peeks stay peeks;
     /// refunds refund this number.
     Fixed(u64),
-    /// The number in this attribute; the request's cost if the attribute is absent or not a number.
+    /// The number in this attribute; the request's cost if the attribute is absent. A request whose attribute is not a
+    /// whole number is rejected.
     Attribute(String),
 }
 

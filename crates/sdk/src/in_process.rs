@@ -2,6 +2,7 @@
 
 use crate::check_request::{CheckRequest, descriptors};
 use crate::decider::{Decider, HeldResource, LayerDecision};
+use http::StatusCode;
 use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock};
@@ -108,7 +109,10 @@ impl<S: CounterStore + 'static> Decider for InProcess<S> {
         let now = limiter.clock().now();
         limiter.record_latency("sdk", 1, now.since(began));
         let facts = DecisionSummary::from_decision(&decision);
-        let answer = self.responses.respond(&facts, now);
+        let mut answer = self.responses.respond(&facts, now);
+        if decision.malformed_cost.is_some() {
+            *answer.status_mut() = StatusCode::BAD_REQUEST;
+        }
         let mut decided = LayerDecision::from_response(answer);
         decided.is_allowed = decision.is_allowed();
         decided.delay = decision.delay().into();

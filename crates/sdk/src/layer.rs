@@ -160,10 +160,10 @@ fn denial<R: Body>(decided: LayerDecision, is_grpc: bool) -> Response<LimitedBod
     if !is_grpc {
         return Response::from_parts(head, LimitedBody::denying(body));
     }
-    let (code, text) = if head.status == StatusCode::SERVICE_UNAVAILABLE {
-        ("14", "the request could not be checked")
-    } else {
-        ("8", "rate limit exceeded")
+    let (code, text) = match head.status {
+        StatusCode::SERVICE_UNAVAILABLE => ("14", "the request could not be checked"),
+        StatusCode::BAD_REQUEST => ("3", "the request's cost is not a whole number"),
+        _ => ("8", "rate limit exceeded"),
     };
     head.status = StatusCode::OK;
     head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));

@@ -217,7 +217,7 @@ impl<'a> DecisionSummary<'a> {
 fn guards(decision: &Decision, by: DecidedBy) -> bool {
     match by {
         DecidedBy::Rule(id) => decision.rules().rule(id).is_some_and(|rule| rule.class == Class::Security),
-        DecidedBy::Inline => false,
+        DecidedBy::Inline | DecidedBy::UnknownDomain | DecidedBy::MalformedCost => false,
         // A caller that operators blocked counts as abusive.
         DecidedBy::Emergency => true,
     }

@@ -7,7 +7,7 @@ pub(crate) mod rule_sources;
 
 use crate::cli::{
     DAY, GuardrailSection, Listen, MAX_DEADLINE, MAX_FAILURES, ProfileName, RulesFromName, ServeFlags,
-    parse_size,
+    UnknownDomainName, parse_size,
 };
 use crate::server::logging::Stdout;
 use crate::server::otlp::{self, Otlp};
@@ -57,6 +57,8 @@ pub(crate) struct Config {
     pub(crate) admin_tls: AdminTlsSettings,
     pub(crate) profile: Option<ProfileName>,
     pub(crate) global_shadow: bool,
+    /// Policy for requests whose domain has no rules.
+    pub(crate) unknown_domain: UnknownDomainName,
     pub(crate) responses: ResponseConfig,
     pub(crate) identity: IdentityConfig,
     pub(crate) forward_auth: ForwardAuthConfig,
@@ -169,6 +171,7 @@ struct ConfigFile {
     admin_roles: BTreeMap<String, RoleName>,
     profile: Option<ProfileName>,
     global_shadow: Option<bool>,
+    unknown_domain: Option<UnknownDomainName>,
     #[serde(default, alias = "answers")]
     responses: ResponseConfig,
     #[serde(default, alias = "who")]
@@ -226,6 +229,7 @@ impl Config {
                 .map_or_else(RulesFrom::default, RulesFrom::from),
             profile: flags.profile.or(file.profile),
             global_shadow: flags.global_shadow.or(file.global_shadow).unwrap_or(false),
+            unknown_domain: flags.unknown_domain.or(file.unknown_domain).unwrap_or_default(),
             node: named("--node", flags.node.clone().or(file.node))?,
             region: named("--region", flags.region.clone().or(file.region))?,
             decision_log: decision_log(flags, file.decision_log)?,
@@ -238,7 +242,7 @@ impl Config {
     }
 
     /// Returns the settings that require a restart, with their values, which are compared and never shown.
-    pub(crate) fn restart_only(&self) -> [(&'static str, String); 15] {
+    pub(crate) fn restart_only(&self) -> [(&'static str, String); 16] {
         [
             ("rules", format!("{:?}", self.rules)),
             ("store", format!("{:?}", self.store)),
@@ -254,6 +258,7 @@ impl Config {
             ("otlp", format!("{:?}", self.otlp)),
             ("profile", format!("{:?}", self.profile)),
             ("global_shadow", self.global_shadow.to_string()),
+            ("unknown_domain", format!("{:?}", self.unknown_domain)),
             ("identity.api_key.secret_file", format!("{:?}", self.identity.api_key.secret_file)),
         ]
     }

@@ -67,7 +67,12 @@ fn limiter(
             Limiter::new(rules, store, time).with_fallback(fallback)
         }
     };
-    let limiter = operators.observed(limiter.with_global_shadow(config.global_shadow).with_observer(observe));
+    let limiter = operators.observed(
+        limiter
+            .with_global_shadow(config.global_shadow)
+            .with_unknown_domain(config.unknown_domain.into())
+            .with_observer(observe),
+    );
     Ok(Arc::new(match &operators.control {
         Some(control) => limiter.with_quotas(control.quota_table()).with_measures(control.active_measures()),
         None => limiter,
