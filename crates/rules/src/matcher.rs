@@ -47,6 +47,9 @@ impl Domain {
             plan.tier =
                 plan.overrides.and_then(CallerOverrides::tier).or_else(|| find(request, &self.tier_key));
         }
+        if let Some(attribute) = &self.shard_by {
+            plan.shard = find(request, attribute).map(|value| value_part(may_be_secret(attribute), value));
+        }
         let mut walk = AttributeMatcher {
             domain: self,
             request,
@@ -90,6 +93,10 @@ impl Domain {
     ) {
         if self.depends_on_tier {
             plan.tier = plan.overrides.and_then(CallerOverrides::tier);
+        }
+        if let Some(attribute) = &self.shard_by {
+            let value = descriptors.iter().find_map(|descriptor| find(descriptor.entries, attribute));
+            plan.shard = value.map(|value| value_part(may_be_secret(attribute), value));
         }
         for (i, descriptor) in descriptors.iter().enumerate() {
             let i = u16::try_from(i).unwrap_or(u16::MAX);
@@ -204,10 +211,17 @@ impl Domain {
         };
         let (scope, values) = match configured {
             Some((scope, values)) => (scope.clone(), values),
-            None => (
-                self.scope.inline(descriptor.entries).limit(Kind::Inline, &limit, None),
-                descriptor.entries.iter().map(|(key, value)| value_part(may_be_secret(key), value)).collect(),
-            ),
+            None => {
+                let has_shard =
+                    descriptor.entries.first().is_some_and(|(key, _)| Some(*key) == self.shard_by());
+                let values =
+                    descriptor.entries.iter().map(|(key, value)| value_part(may_be_secret(key), value));
+                let shard = plan.shard.filter(|_| !has_shard);
+                (
+                    self.scope.inline(descriptor.entries).limit(Kind::Inline, &limit, None),
+                    shard.into_iter().chain(values).collect(),
+                )
+            }
         };
         let Some(parts) = push_parts(plan, &values) else {
             return (MatchKind::None, None);
@@ -219,6 +233,7 @@ impl Domain {
             limit: LimitOrigin::Inline(Box::new(limit)),
             parts,
             shard: 0,
+            shard_at: 0,
             position: 0,
             remaining: None,
             cost,
@@ -410,7 +425,11 @@ fn push_limits<'p>(
         cost.cost
     });
     let start = plan.parts.len();
-    let (mut shard, mut position) = (0, 0);
+    let (mut shard, mut position, mut shard_at) = (0, 0, 0);
+    if let (Some(value), true) = (plan.shard, rule.shard_by.is_some()) {
+        plan.parts.push(value);
+        shard_at = 1;
+    }
     if let Some(split) = rule.split {
         plan.is_split = true;
         (shard, position) = next_shard(split, rule.id, path.iter().chain(&last), cost);
@@ -435,6 +454,7 @@ fn push_limits<'p>(
             limit: if agreed.is_some() { LimitOrigin::Override(limit) } else { LimitOrigin::Rule(limit) },
             parts,
             shard,
+            shard_at,
             position,
             remaining: None,
             cost,

@@ -259,6 +259,8 @@ pub struct Rule {
     pub mode: Mode,
     /// Whether all callers share its counters: none of the key's values identifies a caller.
     pub shared_by_callers: bool,
+    /// Attribute whose value begins its counter keys where a request has it (`shard_by` of the domain).
+    pub shard_by: Option<String>,
     /// Thousandths of the limits that are reserved for nodes that cannot reach the store.
     pub fallback: Option<u64>,
     /// Number of shards that each counter is split into; a request is charged to one of them.

@@ -24,7 +24,7 @@ use tollgate_core::TimeDelta;
 use tollgate_gateway::{GatewayConfig, GatewaySection};
 use tollgate_http::identity::IdentityConfig;
 use tollgate_http::response::ResponseConfig;
-use tollgate_rules::{Options, Profile};
+use tollgate_rules::{Options, PermitRelease, Profile};
 use tollgate_server::http::ForwardAuthConfig;
 use tollgate_server::resp::RespConfig;
 use tollgate_store::{LeaseConfig, RedisConfig};
@@ -282,7 +282,9 @@ impl Config {
 
     pub(crate) fn rule_options(&self) -> Options {
         let lease_shared = matches!(self.store, StoreChoice::Redis(_));
-        Options { nodes: self.nodes, lease_shared, ..options(self.profile) }
+        let cluster = matches!(&self.store, StoreChoice::Redis(redis) if redis.is_cluster());
+        let permits = if self.gateway.is_some() { PermitRelease::Released } else { PermitRelease::Expire };
+        Options { nodes: self.nodes, lease_shared, cluster: Some(cluster), permits, ..options(self.profile) }
     }
 }
 
