@@ -6,13 +6,14 @@
 #   make sim     simulates leases in virtual time, SEEDS=100000 runs
 #   make fuzz    fuzzes each parser of untrusted input for SECONDS=60
 #   make fmt     formats the code
-#   make install copies the optimized binary to PREFIX=/usr/local
+#   make install copies the optimized binary, its manual pages and completions to PREFIX=/usr/local
 #   make dist    builds what is released, into dist/
 #   make docs-test   runs the commands in README and docs/, and compares the references with the binary
 #   make docs-cli    writes docs/cli.md from the command line's own help
 #   make deny    enforces deny.toml: licenses, banned crates, sources
 #   make screenshots   takes the screenshots in docs/images from the real server
 #   make package   packs the library crates as for publishing, and builds each from its package
+#   make msrv    checks that the oldest supported Rust compiles everything
 #   make setup   installs everything, for working without a network afterwards
 
 SHELL := bash
@@ -72,6 +73,12 @@ PREFIX ?= /usr/local
 install: toolchain $(DASHBOARD)
 	$(CARGO) build --profile dist --locked -p tollgate
 	install -D -m 755 $(DIST)/tollgate $(DESTDIR)$(PREFIX)/bin/tollgate
+	@share=$(DESTDIR)$(PREFIX)/share; tollgate=$(DIST)/tollgate; \
+	  mkdir -p "$$share"/{man/man1,bash-completion/completions,zsh/site-functions,fish/vendor_completions.d} && \
+	  "$$tollgate" man --dir "$$share/man/man1" && \
+	  "$$tollgate" completions bash > "$$share/bash-completion/completions/tollgate" && \
+	  "$$tollgate" completions zsh > "$$share/zsh/site-functions/_tollgate" && \
+	  "$$tollgate" completions fish > "$$share/fish/vendor_completions.d/tollgate.fish"
 
 # An archive with the binary, the examples and the documentation.
 .PHONY: dist
@@ -90,7 +97,7 @@ demo:
 	@python3 examples/demo.py $(ARGS)
 
 .PHONY: test
-test: format deny lint unit model examples docs-test deploy dashboard-test
+test: format deny lint unit model examples docs-test deploy dashboard-test clients-test
 	@echo "make test: every check has passed"
 
 .PHONY: format
@@ -106,6 +113,22 @@ lint: toolchain
 deny: toolchain
 	@scripts/setup packages python3=python3
 	@scripts/check-dependencies
+
+# The clients in other languages, against the real server.
+.PHONY: clients-test
+clients-test: clients-python-test clients-go-test
+
+.PHONY: clients-python-test
+clients-python-test: $(DEBUG) $(VENVS)/clients-python/installed
+	cd clients/python && $(VENVS)/clients-python/bin/python -m mypy --strict --cache-dir=/dev/null src
+	cd clients/python && TOLLGATE_BINARY=$(abspath $(DEBUG)) $(VENVS)/clients-python/bin/python -B -m unittest discover -s tests
+
+# Without a Go toolchain this says so; CI has one.
+.PHONY: clients-go-test
+clients-go-test: $(DEBUG)
+	@if command -v go >/dev/null; then \
+	  cd clients/go && go vet ./... && TOLLGATE_BINARY=$(abspath $(DEBUG)) go test -count=1 ./...; \
+	else echo "clients-go-test: NOT RUN, there is no Go toolchain; install Go 1.23 or later"; fi
 
 # Unit, property, integration, end-to-end and documentation tests.
 .PHONY: unit
@@ -141,6 +164,13 @@ LIBRARY := core rules store engine http sdk
 .PHONY: package
 package: toolchain
 	$(CARGO) package --allow-dirty $(LIBRARY:%=-p tollgate-%)
+
+# The oldest Rust that is supported (`rust-version` in Cargo.toml) compiles everything.
+.PHONY: msrv
+msrv:
+	@version="$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)" && \
+	  rustup toolchain install --profile minimal "$$version" && \
+	  rustup run "$$version" $(CARGO) check --workspace --all-targets $(EXTERNAL) --locked
 
 .PHONY: docs-cli
 docs-cli: $(DEBUG)

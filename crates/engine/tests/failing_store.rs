@@ -28,7 +28,7 @@ descriptors:
 
 /// An outage of the store must not become an outage of the API, nor open the doors that must stay shut.
 #[test]
-fn each_class_fails_as_it_says() {
+fn each_class_applies_its_fail_policy() {
     type Case = (&'static [(&'static str, &'static str)], Origin, Option<&'static str>);
     let cases: [Case; 8] = [
         (&[("user", "u")], Origin::FailOpen, None),

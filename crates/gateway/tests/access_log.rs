@@ -46,7 +46,7 @@ fn with_key(method: &str, path: &str) -> Vec<u8> {
 
 /// One line per request with what operators need, and without the query, which may contain secrets.
 #[test]
-fn a_line_tells_what_happened() {
+fn a_log_line_describes_the_request() {
     let (gateway, origin, log) = start("");
     for _ in 0..3 {
         gateway.exchange(&with_key("GET", "/a?token=secret"));
@@ -64,7 +64,7 @@ fn a_line_tells_what_happened() {
 
 /// A reader of the log must not obtain keys, which some clients also put into the path.
 #[test]
-fn a_key_in_the_path_is_not_told() {
+fn a_key_in_the_path_is_masked() {
     let (gateway, _origin, log) = start("");
     let key = "123456:PLANTED-abcdef";
     for path in ["/bot/123456:PLANTED-abcdef/send", "/bot/123456%3aPLANTED%2Dabcdef/send"] {
@@ -84,7 +84,7 @@ fn a_key_in_the_path_is_not_told() {
 
 /// Wrong paths, and clients that probe for paths, show up in the log.
 #[test]
-fn what_leads_nowhere_has_its_line() {
+fn requests_without_a_route_are_logged() {
     let (gateway, _origin, log) = start(", methods: [GET]");
     let request =
         b"DELETE /lost?x=1 HTTP/1.1\r\nhost: t\r\nx-forwarded-for: 198.51.100.7\r\nconnection: close\r\n\r\n";
@@ -100,7 +100,7 @@ fn what_leads_nowhere_has_its_line() {
 
 /// Clients that give up are the first sign of a slow upstream.
 #[test]
-fn callers_who_leave_early_have_their_line() {
+fn requests_aborted_by_the_client_are_logged() {
     let (gateway, origin, log) = start(", timeout: 1h");
     let mut early = gateway.open();
     early.send(b"GET /hold HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");

@@ -10,7 +10,7 @@ fn get(path: &str, key: &str) -> Vec<u8> {
 
 /// Requests in the delay queue are served in order; one too many is denied with a retry time.
 #[test]
-fn what_is_too_early_waits_and_what_is_too_late_is_denied() {
+fn early_requests_wait_and_late_ones_are_denied() {
     let rules =
         "domain: d\ndescriptors:\n  - {key: path, name: paced, limit: 4/second, burst: 3, action: delay}\n";
     let origin = Origin::start();
@@ -66,7 +66,7 @@ fn denials_among_requests_that_come_together_keep_their_places() {
 
 /// A client that leaves the delay queue costs those behind it nothing, and its request is not forwarded.
 #[test]
-fn whoever_leaves_the_queue_gives_its_turn_back() {
+fn a_caller_leaving_the_queue_releases_its_place() {
     let rules =
         "domain: d\ndescriptors:\n  - {key: path, name: paced, limit: 1/hour, burst: 2, action: delay}\n";
     let origin = Origin::start();

@@ -220,7 +220,7 @@ fn only_harmless_requests_are_tried_again() {
 
 /// A rolling update: requests in flight complete, idle connections are closed, the process ends.
 #[test]
-fn draining_answers_those_who_are_there() {
+fn draining_answers_requests_on_open_connections() {
     let origin = Origin::start();
     let gateway = Gateway::start(RULES, &plain(origin.address, ""));
     let mut idle = gateway.open();

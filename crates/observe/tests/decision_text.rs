@@ -101,7 +101,7 @@ fn a_request_is_one_in_shadow_whatever_rules_it_meets() {
 
 /// A rule with `action: degrade` denies no request.
 #[test]
-fn a_rule_that_degrades_denies_nobody() {
+fn a_degrading_rule_denies_no_request() {
     let text = "{domain: d, descriptors: [
         {key: a, name: lesser, limit: 2/hour, action: degrade}, {key: b, name: shut, limit: 0/hour}]}";
     let (limiter, observe) = observed(text, memory());
@@ -151,7 +151,7 @@ fn costs_are_those_that_were_charged() {
 
 /// Without the store, denials and allowed requests are still counted, and no time of recovery is promised.
 #[test]
-fn what_is_decided_without_the_store_is_counted_and_promises_nothing() {
+fn decisions_without_the_store_are_counted_and_promise_no_quota() {
     let text = "{domain: d, descriptors: [
         {key: a, name: open, limit: 9/hour, on_error: open},
         {key: b, name: shut, limit: [9/hour, 20/day], on_error: closed}]}";
@@ -237,7 +237,7 @@ fn a_measure_of_an_emergency_is_named() {
 
 /// An inline limit is named as in the response, in the domain of the request; without a matching rule no rule is named.
 #[test]
-fn what_no_rule_says_is_told_as_what_it_is() {
+fn decisions_without_a_rule_name_their_origin() {
     let (limiter, observe) =
         observed("{domain: d, descriptors: [{key: a, name: a, limit: 9/hour}]}", memory());
     let own =
@@ -267,7 +267,7 @@ fn what_no_rule_says_is_told_as_what_it_is() {
 
 /// It is unknown when another request completes.
 #[test]
-fn what_is_under_way_at_once_promises_no_time() {
+fn concurrency_limits_promise_no_retry_time() {
     let (limiter, observe) =
         observed("{domain: d, descriptors: [{key: a, name: at-once, concurrency: 2}]}", memory());
     assert_eq!((0..3).map(|_| check(&limiter, &[("a", "x")])).collect::<Vec<_>>(), [true, true, false]);
@@ -288,7 +288,7 @@ impl QuotaProvider for Granted {
 
 /// A request covered by a grant: the limit is exhausted, and the remainder is that of the grant.
 #[test]
-fn what_extra_quota_paid_for_is_told_so() {
+fn requests_paid_by_a_grant_name_the_grant() {
     let (limiter, observe) =
         observed("{domain: d, descriptors: [{key: api_key, name: own, limit: 5/hour}]}", memory());
     let lasts = TimeDelta::from_secs(86_400);
@@ -309,7 +309,7 @@ fn what_extra_quota_paid_for_is_told_so() {
 
 /// Two descriptors may have different values for one key: both are shown.
 #[test]
-fn attributes_of_one_name_are_all_told() {
+fn repeated_attributes_are_all_shown() {
     let (limiter, observe) =
         observed("{domain: d, descriptors: [{key: bad, name: bad, limit: 0/hour}]}", memory());
     let one = |entries| Descriptor { entries, ..Descriptor::default() };

@@ -83,7 +83,7 @@ fn counts_are_what_was_decided_on_every_thread_and_over_changes_of_rules() {
 
 /// Without draining the buffers fill up, captures that do not fit are counted, and every decision is still made.
 #[test]
-fn what_does_not_fit_is_dropped_and_counted() {
+fn overflow_is_dropped_and_counted() {
     let text = "{domain: d, descriptors: [{key: a, name: a, limit: 1/hour}]}";
     let (limiter, observe) =
         observed(text, TelemetryConfig { max_records: 5_000, ..TelemetryConfig::default() });
@@ -253,7 +253,7 @@ fn callers_are_not_mistaken_for_each_other() {
 
 /// Inline limits are counted and logged like those of rules, in batches of any size.
 #[test]
-fn what_callers_bring_themselves_is_watched_too() {
+fn inline_limits_are_monitored_too() {
     use tollgate_core::{Algorithm, Charge, Cost, CounterKey, KeyPart, LimitSpec, Rate, Scope, TimeDelta};
     let rules = "{domain: d, descriptors: [{key: a, name: a, limit: 50/hour}]}";
     for (share, logged_allows) in [(0.0, false), (1.0, true)] {
@@ -328,7 +328,7 @@ fn what_callers_bring_themselves_is_watched_too() {
 
 /// A flood of callers with one request each must not hide the heavy one: every listed or logged caller can be acted on.
 #[test]
-fn whoever_is_listed_can_be_acted_on_in_a_flood() {
+fn listed_callers_can_be_blocked_during_a_flood() {
     let text =
         "{domain: d, descriptors: [{key: api_key, name: a, limit: 1000/hour}, {key: bad, limit: 0/hour}]}";
     let (limiter, observe) = observed(text, TelemetryConfig::default());
@@ -378,7 +378,7 @@ fn top(limiter: &Limiter<MemoryStore<SystemClock>>, observe: &Telemetry) -> serd
 
 /// Rare denials among many allowed requests are each counted exactly once.
 #[test]
-fn every_denial_of_a_caller_is_told_whatever_else_passes() {
+fn every_denial_of_a_caller_is_recorded_beside_other_traffic() {
     let text = "{domain: d, descriptors: [{key: user, name: many, limit: 100000000/hour}, {key: bad, limit: 0/hour}]}";
     let (limiter, observe) = observed(text, TelemetryConfig::default());
     for n in 0..60_000 {
@@ -400,7 +400,7 @@ fn every_denial_of_a_caller_is_told_whatever_else_passes() {
 /// After all rules are renamed, more than there are slots in total, the new ones are counted separately from zero, and the
 /// totals do not decrease.
 #[test]
-fn renamed_rules_are_counted_apart_from_nothing() {
+fn counts_survive_when_every_rule_is_renamed() {
     let many = |prefix: &str| {
         let each = |n| format!("\n  - {{key: k, value: v{n}, name: {prefix}{n}, limit: 1/hour}}");
         format!("domain: d\ndescriptors:{}\n", (0..600).map(each).collect::<String>())

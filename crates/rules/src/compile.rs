@@ -238,6 +238,7 @@ impl Compiler<'_, '_> {
         self.rules.push(Rule {
             id,
             has_explicit_name: draft.name.is_some(),
+            keys: self.keys_of_last_node(),
             name: draft.name.map_or_else(|| path.to_owned(), |name| name.value),
             limits,
             tiers,
@@ -289,6 +290,18 @@ impl Compiler<'_, '_> {
         let has_it =
             |element: &Element| *element.key == *attribute && !matches!(element.test, ValueTest::Network(_));
         !first.is_some_and(has_it)
+    }
+
+    /// Returns the keys on the path to the node that was added last.
+    fn keys_of_last_node(&self) -> Vec<Box<str>> {
+        let mut keys = Vec::new();
+        let mut at = self.tree.len() - 1;
+        while at != 0 {
+            keys.push(self.tree[at].element.key.clone());
+            at = self.tree[at].parent as usize;
+        }
+        keys.reverse();
+        keys
     }
 
     /// Rejects `mode: leased` on limits whose units cannot be taken ahead.

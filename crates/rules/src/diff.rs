@@ -40,20 +40,25 @@ impl Ruleset {
     }
 
     fn descriptions(&self) -> BTreeMap<String, String> {
-        let mut all = BTreeMap::new();
-        for domain in self.domains() {
-            for (node, id) in domain.tree.iter().enumerate().filter_map(|(i, node)| Some((i, node.rule?))) {
-                let words: Vec<String> = u32::try_from(node)
-                    .map(|node| domain.path(node))
-                    .unwrap_or_default()
-                    .iter()
-                    .map(|node| domain.tree[*node as usize].element.to_string())
-                    .collect();
-                let name = format!("{}: {}", domain.name, words.join("/"));
-                all.insert(name, describe(domain, &domain.rules[id as usize]));
-            }
-        }
-        all
+        let of = |domain: &Domain| -> Vec<(String, String)> {
+            let rules = domain.rules_by_path();
+            rules.map(|(path, rule)| (format!("{}: {path}", domain.name), describe(domain, rule))).collect()
+        };
+        self.domains().flat_map(of).collect()
+    }
+}
+
+impl Domain {
+    /// Returns the rules with their paths, as in `api_key/endpoint=POST /orders`.
+    pub(crate) fn rules_by_path(&self) -> impl Iterator<Item = (String, &Rule)> {
+        let rules =
+            self.tree.iter().enumerate().filter_map(|(i, node)| Some((u32::try_from(i).ok()?, node.rule?)));
+        rules.map(|(node, id)| {
+            let path = self.path(node);
+            let words: Vec<String> =
+                path.iter().map(|node| self.tree[*node as usize].element.to_string()).collect();
+            (words.join("/"), &self.rules[id as usize])
+        })
     }
 }
 

@@ -12,6 +12,7 @@
 //! | `lint`, [`explain`](Explanation) | rules that can never apply; why a rule did or did not match |
 //! | `settings` | the effective settings of a rule |
 //! | [`diff`](RuleChange) | changes between two rule sets |
+//! | [`loosening`](Loosening) | what a new rule set no longer protects |
 //! | [`metadata`](Metadata) | values that a rule returns to the proxy |
 //! | [`outline`](OutlineNode) | the descriptors of a domain, nested as in the file |
 //! | [`sensitivity`](identifies_caller) | attributes that identify a caller or may be secret |
@@ -26,6 +27,7 @@ mod diff;
 mod draft;
 mod explain;
 mod lint;
+mod loosening;
 mod matcher;
 mod metadata;
 mod network;
@@ -50,6 +52,7 @@ mod yaml;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
 pub use explain::{Clause, Explanation, RuleExplanation, RuleResult};
+pub use loosening::{Loosening, LooseningKind};
 pub use metadata::{Metadata, MetadataValue};
 pub use outline::OutlineNode;
 pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError};

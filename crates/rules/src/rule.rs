@@ -243,6 +243,8 @@ pub struct Rule {
     pub name: String,
     /// Whether the name was given in the file.
     pub has_explicit_name: bool,
+    /// Keys of its path in the tree, outermost first: those whose values name its counters.
+    pub keys: Vec<Box<str>>,
     /// Limits for callers without limits by tier.
     pub limits: LimitSet,
     /// Limits by tier, sorted by name.

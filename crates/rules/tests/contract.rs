@@ -203,7 +203,7 @@ fn the_same_descriptor_twice_counts_twice() {
 }
 
 #[test]
-fn a_descriptors_own_limit_overrides_the_tree_and_drops_what_the_rule_says() {
+fn a_descriptors_own_limit_replaces_the_rules_settings() {
     let rules = load(
         "- {key: k, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 1, name: n}}
 - {key: q, rate_limit: {unit: second, requests_per_unit: 1, replaces: [{name: n}]}}",
@@ -282,7 +282,7 @@ fn keys_and_values_never_run_into_each_other() {
 }
 
 #[test]
-fn what_that_service_reads_loads_unchanged() {
+fn files_of_envoys_service_load_unchanged() {
     let rules = load(
         "- key: k
   value: 404            # a number is text here

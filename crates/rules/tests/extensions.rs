@@ -214,7 +214,7 @@ fn parents_and_children_apply_together_in_the_order_of_the_file() {
 }
 
 #[test]
-fn only_what_decides_is_required() {
+fn only_deciding_attributes_are_required() {
     let set = rules(
         "- {key: k, limit: 1/s, candidate: 2/s}\n- {key: q, quota_mode: true, limit: 1/s}\n- {key: g, action: degrade, limit: 1/s}\n- {key: s, shadow: true, limit: 1/s}",
     );

@@ -134,7 +134,7 @@ fn wrong_types() {
 }
 
 #[test]
-fn extensions_that_are_wrong_say_why() {
+fn invalid_extensions_are_explained() {
     check(
         &[
             (

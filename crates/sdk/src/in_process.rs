@@ -108,7 +108,8 @@ impl<S: CounterStore + 'static> Decider for InProcess<S> {
         let (decision, held) = limiter.admit(&check).await;
         let now = limiter.clock().now();
         limiter.record_latency("sdk", 1, now.since(began));
-        let facts = DecisionSummary::from_decision(&decision);
+        let scope = self.responses.scope(&decision, check.input);
+        let facts = DecisionSummary::from_decision(&decision).with_scope(scope.as_deref());
         let mut answer = self.responses.respond(&facts, now);
         if decision.malformed_cost.is_some() {
             *answer.status_mut() = StatusCode::BAD_REQUEST;

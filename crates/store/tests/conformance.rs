@@ -6,7 +6,7 @@ use tollgate_core::conformance::{block_on, run};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 #[test]
-fn the_memory_store_does_what_every_store_must() {
+fn the_memory_store_passes_the_conformance_suite() {
     let make = async |clock: Arc<ManualClock>| {
         MemoryStore::new(&MemoryConfig::with_bytes(64 << 20), clock).expect("a store")
     };

@@ -28,6 +28,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tollgate_http::tls;
+use tollgate_observe::escape;
 
 /// The server's address and the operator's credentials, for a command's `#[command(flatten)]`.
 #[derive(Debug, Args)]
@@ -80,6 +81,8 @@ pub(crate) struct Client {
     authority: String,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     token: Option<HeaderValue>,
+    /// Whether text in responses is escaped for a terminal: callers have chosen some of it.
+    escapes: bool,
 }
 
 /// Timeout of connecting, and of an ordinary request.
@@ -119,7 +122,7 @@ impl Client {
         if token.is_some() && client.tls.is_none() && !near {
             eprintln!("tollgate: warning: sending the token to {authority} unencrypted; use https://");
         }
-        Ok(Self { token, ..client })
+        Ok(Self { token, escapes: !flags.is_json(), ..client })
     }
 
     /// Returns a client for the server at `uri`, over TLS if its scheme is https.
@@ -139,7 +142,12 @@ impl Client {
             Some(other) => anyhow::bail!("unsupported scheme {other}://"),
         };
         let port = authority.port_u16().unwrap_or(port);
-        Ok(Self { authority: format!("{}:{port}", authority.host()), tls, token: None })
+        Ok(Self { authority: format!("{}:{port}", authority.host()), tls, token: None, escapes: false })
+    }
+
+    /// Returns a client whose responses are not escaped, for text that is printed as it is.
+    pub(crate) fn verbatim(self) -> Self {
+        Self { escapes: false, ..self }
     }
 
     /// Returns the value of the `Host` header.
@@ -215,6 +223,7 @@ impl Client {
                 )
             })?
         };
+        let body = if self.escapes { escaped(body) } else { body };
         Ok(AdminResponse { status: head.status, body })
     }
 
@@ -247,9 +256,23 @@ impl AdminResponse {
     pub(crate) fn problem(&self) -> anyhow::Error {
         let text = |name: &str| self.body[name].as_str().filter(|text| !text.is_empty());
         let title = text("title").unwrap_or("request rejected");
+        let again =
+            if title == "Confirmation required" { "; on the command line, add --confirm" } else { "" };
         let detail = text("detail").map(|detail| format!(": {detail}")).unwrap_or_default();
         let place = text("field").map(|place| format!(" (at {place})")).unwrap_or_default();
-        anyhow::anyhow!("{title}{detail}{place}")
+        anyhow::anyhow!("{}", escape::text(&format!("{title}{detail}{place}{again}")))
+    }
+}
+
+/// Escapes every text in a JSON value for a terminal.
+fn escaped(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(escape::text(&text).into_owned()),
+        Value::Array(all) => all.into_iter().map(escaped).collect(),
+        Value::Object(all) => {
+            all.into_iter().map(|(name, value)| (escape::text(&name).into_owned(), escaped(value))).collect()
+        }
+        other => other,
     }
 }
 
@@ -349,9 +372,12 @@ pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> 
 }
 
 fn columns<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> String {
+    // A line break in a cell would look like another row.
+    let rows: Vec<[String; N]> =
+        rows.iter().map(|row| row.each_ref().map(|cell| escape::text(cell).into_owned())).collect();
     let width = |text: &str| text.chars().count();
     let mut widths = titles.map(width);
-    for row in rows {
+    for row in &rows {
         for (widest, cell) in widths.iter_mut().zip(row) {
             *widest = width(cell).max(*widest);
         }
@@ -359,8 +385,6 @@ fn columns<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> String {
     let line = |cells: [&str; N]| {
         let mut line = String::new();
         for (cell, width) in cells.iter().zip(widths) {
-            // Control characters in external text must not move the cursor.
-            let cell: String = cell.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
             line.push_str(&format!("{cell:width$}  "));
         }
         format!("{}\n", line.trim_end())
@@ -386,7 +410,7 @@ mod tests {
     #[test]
     fn tables_line_up_and_hold_nothing_that_moves_the_cursor() {
         let rows = [["é".to_owned(), "x".to_owned()], ["long\u{1b}".to_owned(), String::new()]];
-        assert_eq!(columns(["a", "second"], &rows), "a      second\né      x\nlong\n");
+        assert_eq!(columns(["a", "second"], &rows), "a           second\né           x\nlong\\u{1b}\n");
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn validate_warns_of_rules_without_effect() {
 
 /// Paths that are wrong are the commonest mistake of all.
 #[test]
-fn validate_takes_files_and_folders_and_says_what_is_missing() {
+fn validate_reads_files_and_folders_and_reports_missing_ones() {
     let folder = Folder::new();
     std::fs::create_dir(folder.join("rules")).expect("a folder");
     folder.write("rules/a.yaml", GOOD);
@@ -93,7 +93,7 @@ fn validate_takes_files_and_folders_and_says_what_is_missing() {
 
 /// Editors complete and check rule files by this.
 #[test]
-fn schema_is_json_that_knows_the_language() {
+fn schema_is_valid_json_schema() {
     let schema = run(&["schema"]);
     ended(&schema, 0);
     let schema: Value = serde_json::from_str(&schema.out).expect("JSON");
@@ -218,7 +218,7 @@ fn flags_that_are_wrong_are_named() {
 
 /// Two servers on one machine is how everyone meets this error first.
 #[test]
-fn a_busy_port_says_which_flag_to_change() {
+fn a_busy_port_error_names_the_flag() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
     for (busy, free) in [("--http", "--grpc"), ("--grpc", "--http")] {
@@ -232,7 +232,7 @@ fn a_busy_port_says_which_flag_to_change() {
 
 /// The first minute: no flags, and something to try that works.
 #[test]
-fn without_rules_it_starts_on_a_sample_and_says_what_to_try() {
+fn without_rules_it_starts_with_sample_rules() {
     let server = Server::start(&[]);
     let lines: Vec<&str> =
         server.greeting.lines().filter(|line| line.trim_start().starts_with("curl")).collect();
@@ -275,7 +275,7 @@ fn everything_can_be_set_by_environment_variables() {
 
 /// One file instead of many flags, whose paths are relative to it and whose typos are found.
 #[test]
-fn a_file_of_settings_works_and_knows_its_own_keys() {
+fn a_config_file_is_applied_and_unknown_keys_are_rejected() {
     let folder = Folder::new();
     folder.write("rules.yaml", GOOD);
     let config = "rules: [rules.yaml]\nhttp: 127.0.0.1:0\ngrpc: 127.0.0.1:0\nmemory: 16MiB\nstore: memory\nprofile: native\nglobal_shadow: false\n";

@@ -23,7 +23,7 @@ fn denied_by(node: &Operator, attributes: &Value) -> Value {
 
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
-fn every_front_says_whom_an_emergency_turned_away_and_why() {
+fn every_protocol_explains_emergency_denials() {
     let place = Place::new();
     let node = Operator::start(RULES, &place.sqlite("emergency"), &[]);
     let id = node.declare("block", "api_key", "attacker-key");
@@ -73,7 +73,7 @@ fn every_front_says_whom_an_emergency_turned_away_and_why() {
 }
 
 #[test]
-fn each_measure_does_what_it_says() {
+fn each_measure_has_its_effect() {
     let place = Place::new();
     let node = Operator::start(RULES, &place.sqlite("emergency"), &[]);
     let end = |id: &str| {
@@ -133,7 +133,7 @@ fn each_measure_does_what_it_says() {
 
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
-fn both_nodes_feel_it_and_go_on_when_the_database_is_away() {
+fn both_nodes_apply_a_quota_and_survive_a_database_outage() {
     let mut postgres = Postgres::start();
     let db = postgres.database("emergency");
     let (one, two) = (Operator::start(RULES, &db, &[]), Operator::start(RULES, &db, &[]));

@@ -71,7 +71,7 @@ fn listening(admin: SocketAddr) -> Option<SocketAddr> {
 
 /// This is what a user installs Tollgate for.
 #[test]
-fn limits_bite_through_a_real_envoy_and_say_why() {
+fn limits_apply_and_explain_themselves_through_envoy() {
     let rules = example("rules.yaml");
     let server = Server::start(&["--rules", rules.to_str().expect("a plain path")]);
     let service = Service::start();

@@ -17,7 +17,7 @@ descriptors:
 /// A client ignores a field that it cannot parse, and is then denied without warning.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
-fn every_answer_says_what_is_left_in_fields_that_others_can_read() {
+fn every_response_has_standard_rate_limit_fields() {
     let server = Server::with_rules(RULES);
     let said = foreign_client("fields.py", &server);
     assert!(said.contains("fields ok"), "{said}");

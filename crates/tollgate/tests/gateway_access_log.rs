@@ -33,7 +33,7 @@ fn with_key(method: &str, path: &str) -> Vec<u8> {
 
 /// Whoever reads the log from a pipe reads JSON and nothing else.
 #[test]
-fn on_the_standard_output_there_is_json_alone() {
+fn standard_output_is_only_json() {
     let origin = Origin::start();
     let gateway = Gateway::start(RULES, &(plain(origin.address, "") + "  access_log: \"-\"\n"));
     gateway.exchange(&with_key("GET", "/a"));
@@ -46,7 +46,7 @@ fn on_the_standard_output_there_is_json_alone() {
 /// Attempts at smuggling, and broken clients, must be seen: by HTTP/1 and HTTP/2, and those that are merely slow.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs curl: make test")]
-fn what_is_refused_as_bad_has_its_line() {
+fn malformed_requests_are_logged() {
     let (gateway, origin) = start("", "  clients: {header_timeout: 300ms}\n");
     let twice = b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n";
     assert_eq!(gateway.exchange(twice).status, 400);

@@ -14,7 +14,7 @@ descriptors:
 const KEY: &str = "sk_live_PLANTED0123456789abcdef";
 
 #[test]
-fn what_the_gateway_decides_is_seen() {
+fn decisions_of_the_gateway_are_recorded() {
     let origin = Origin::start();
     let more =
         "node: gw-1\nregion: eu-west-1\ndecision_log: {output: DIR/decisions.ndjson, allowed_sample: 1}";

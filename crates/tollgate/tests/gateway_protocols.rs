@@ -70,7 +70,7 @@ fn every_front_is_open_that_was_asked_for() {
 
 /// What nobody asked for is not open at a gateway, and `off` is a word for every address.
 #[test]
-fn fronts_that_nobody_asked_for_are_closed() {
+fn protocols_not_configured_are_closed() {
     let origin = Origin::start();
     for more in ["", "grpc: off\nresp: off"] {
         let gateway = Gateway::start_in(Folder::new(), RULES, more, &plain(origin.address, ""));

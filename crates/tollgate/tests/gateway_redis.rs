@@ -75,7 +75,7 @@ fn gateways_share_limits_and_slots() {
 
 /// An outage of Redis must not be one of the API, nor a way past what guards it.
 #[test]
-fn without_redis_each_rule_does_as_it_says() {
+fn without_redis_each_rule_applies_its_fail_policy() {
     let (redis, origin) = (Redis::start(), Origin::start());
     let gateways = both(&redis, &origin);
     let dead = redis.stop();

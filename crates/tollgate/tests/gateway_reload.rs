@@ -23,7 +23,7 @@ fn ask(open: &mut WebConnection, path: &str, more: &str) -> harness::WebResponse
 
 /// A route that moves to another upstream is a daily thing: it must cost no request and no connection.
 #[test]
-fn routes_move_under_traffic_and_nobody_is_dropped() {
+fn routes_change_under_traffic_without_dropping_requests() {
     let (first, second) = (Origin::start(), Origin::start());
     let gateway = Gateway::start(RULES, &plain(first.address, ", timeout: 1h"));
     let mut kept = gateway.open();
@@ -54,7 +54,7 @@ fn routes_move_under_traffic_and_nobody_is_dropped() {
 
 /// A slip in the file must not take the API down, and must be seen.
 #[test]
-fn what_cannot_be_used_changes_nothing_and_is_told() {
+fn an_invalid_file_changes_nothing_and_is_reported() {
     let origin = Origin::start();
     let good = plain(origin.address, "");
     let gateway = Gateway::start(RULES, &good);
@@ -85,7 +85,7 @@ fn what_cannot_be_used_changes_nothing_and_is_told() {
 
 /// An upstream that was found sick must not get callers because somebody edited a route.
 #[test]
-fn what_is_known_of_upstreams_is_kept() {
+fn a_reload_keeps_the_health_of_upstreams() {
     let (well, unwell) = (Origin::start(), Origin::start());
     well.release(1_000_000);
     let section = |health: &str, more: &str| {

@@ -31,7 +31,7 @@ fn a_foreign_client_finds_the_protocol_as_envoy_has_it() {
 
 /// Load balancers take a server out when its health says so; a watcher must not keep it from ending.
 #[test]
-fn a_watcher_of_health_is_told_of_the_end_and_does_not_delay_it() {
+fn a_health_watcher_sees_the_shutdown_and_does_not_delay_it() {
     let mut server = Server::with_rules(RULES);
     let watcher = Foreign::start("drain.py", &server);
     eventually("the watcher", || watcher.output().contains("SERVING\n").then_some(()));

@@ -89,7 +89,7 @@ fn requests_of_unknown_domains_are_counted_logged_and_shown() {
 
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs promtool: make test")]
-fn metrics_are_what_happened_and_clean() {
+fn metrics_match_the_traffic_and_pass_the_linter() {
     let server = Server::with_rules(RULES);
     for _ in 0..5 {
         server.check("d", &json!({"api_key": KEY, "endpoint": "POST /orders"}));
@@ -177,7 +177,7 @@ fn only_decisions_are_timed_and_each_once() {
 /// Over a store that dies: what was let through is told, by rule, and why.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server and promtool: make test")]
-fn a_store_that_is_away_shows() {
+fn an_unavailable_store_is_reported() {
     let redis = Redis::start();
     let folder = Folder::new();
     let text = "{domain: d, descriptors: [{key: a, limit: 9/hour, on_error: open, name: open}]}";
@@ -208,7 +208,7 @@ fn a_store_that_is_away_shows() {
 }
 
 #[test]
-fn a_denied_caller_can_be_told_why() {
+fn a_denial_can_be_explained() {
     let server = Server::start_with_rules(RULES, &["--node", "n1", "--decision-log-allowed", "0"]);
     let caller = json!({"api_key": KEY});
     (0..3).for_each(|_| assert_eq!(server.check("d", &caller).status, 200));
@@ -330,7 +330,7 @@ fn a_long_value_is_found_whatever_its_letters() {
 
 /// Whoever reads the log from a pipe reads JSON and nothing else; the greeting is told elsewhere.
 #[test]
-fn a_decision_log_on_the_standard_output_is_json_alone() {
+fn a_decision_log_on_standard_output_is_only_json() {
     for format in ["text", "json"] {
         let flags = ["--decision-log", "stdout", "--decision-log-allowed", "1", "--log-format", format];
         let server = Server::start_with_rules(RULES, &flags);
@@ -385,7 +385,7 @@ fn many_can_look_on() {
 }
 
 #[test]
-fn those_who_ask_most_are_found() {
+fn top_callers_are_listed() {
     let server = Server::with_rules(RULES);
     for n in 0..60 {
         let key = if n % 2 == 0 { KEY.to_owned() } else { format!("key-{n}") };
@@ -407,7 +407,7 @@ fn those_who_ask_most_are_found() {
 /// Wherever a key could have got to, it has not.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Python and promtool: make test")]
-fn no_key_is_told_anywhere() {
+fn no_key_appears_in_any_output() {
     let folder = Folder::new();
     let log = folder.join("decisions.ndjson");
     let log_path = log.to_str().expect("plain");
@@ -502,7 +502,7 @@ fn say_much(server: &Server) {
 /// Nobody reads the messages: they are lost and counted, and decisions go on; whoever reads again gets what waited, and what
 /// comes, and is told what is missing.
 #[test]
-fn messages_that_nobody_reads_cost_messages_and_nothing_else() {
+fn unread_log_output_drops_only_log_lines() {
     let (mut server, read) = Server::start_unread(&["--decision-log-allowed", "0"]);
     let lost = eventually("messages that were lost", || {
         say_much(&server);
@@ -523,7 +523,7 @@ fn messages_that_nobody_reads_cost_messages_and_nothing_else() {
 
 /// The same at the end: nobody who does not read holds it up.
 #[test]
-fn messages_that_nobody_reads_do_not_hold_the_end_up() {
+fn unread_log_output_does_not_delay_shutdown() {
     let (mut server, _unread) = Server::start_unread(&[]);
     (0..3).for_each(|_| say_much(&server));
     server.signal("TERM");

@@ -104,7 +104,7 @@ fn declare(admin: SocketAddr, action: &str, kind: &str, value: &str) -> String {
 
 /// An operator who raises a customer's limit, or blocks an attacker, must not be told that it is done while nothing is.
 #[test]
-fn what_is_decided_about_a_key_is_felt_by_its_owner() {
+fn a_quota_change_reaches_the_keys_owner() {
     let fronts = fronts("");
     for (front, admin) in fronts.each() {
         assert_eq!(front.told("abc", "per-key"), "\"per-key\";q=100;w=3600", "{}", front.name);
@@ -172,7 +172,9 @@ fn a_request_with_two_keys_is_refused() {
             }
         }
         let both = front.ask("GET /a", &format!("{real}{made_up}")).json();
-        assert!(both["detail"].as_str().is_some_and(|detail| detail.contains("who.api_key.bearer: false")));
+        assert!(
+            both["detail"].as_str().is_some_and(|detail| detail.contains("identity.api_key.bearer: false"))
+        );
         assert_eq!(front.ask("GET /a", &format!("{real}x-api-key: real\r\n")).status, 200, "{}", front.name);
     }
 }

@@ -47,7 +47,7 @@ fn throttle(connection: &mut redis::Connection, words: &str) -> redis::RedisResu
 /// Programs that use redis-cell move over without a change.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
-fn redis_py_finds_what_redis_cell_answers() {
+fn redis_py_reads_responses_as_from_redis_cell() {
     let server = Server::with_rules(RULES);
     let said = foreign_client("resp.py", &server);
     note(&said);
@@ -166,7 +166,7 @@ fn it_can_be_switched_off() {
 /// Who is limited by numbers of their own finds it in the figures and in the log, over either store; the key is not told.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
-fn what_callers_bring_themselves_is_seen() {
+fn inline_limits_are_recorded() {
     let redis = Redis::start();
     let url = redis.url();
     for flags in [&[][..], &["--store", &url, "--store-deadline-ms", "5000"]] {

@@ -172,7 +172,7 @@ fn a_failing_case_shows_the_difference() {
 
 /// A test file with a typo must not pass for a test.
 #[test]
-fn a_test_file_that_is_wrong_fails() {
+fn an_invalid_test_file_fails() {
     fails("rules_file: rules.yaml\nstpes: []\n", &["unknown field `stpes`", "0 passed, 1 failed"]);
     fails("[]", &["no test case"]);
     fails("rules_file: rules.yaml\nsteps: [{advance: soon, attributes: {k: v}}]\n", &["soon"]);

@@ -36,7 +36,7 @@ fn revision(node: &Node) -> String {
 }
 
 #[test]
-fn what_is_published_acts_and_is_remembered() {
+fn published_rules_apply_and_survive_a_restart() {
     let place = Place::new();
     let db = place.sqlite("rules");
     let mut node = start(&db);
@@ -70,6 +70,8 @@ fn what_is_published_acts_and_is_remembered() {
     let refused = publish(&node, &late);
     assert_eq!((refused.status, &refused.json()["active_rev"]), (412, &json!(2)), "{}", refused.text());
     late["base_rev"] = json!(2);
+    assert_eq!(publish(&node, &late).status, 409, "it would allow what was denied");
+    late["confirm"] = json!(true);
     assert_eq!(publish(&node, &late).status, 201);
     assert_eq!(node.passes("d", &json!({"api_key": "k"})), 0, "what was used stays used");
 
@@ -162,7 +164,7 @@ fn nodes_that_share_a_server_converge() {
 /// A caller whose requests no single node has enough of: only all together pass what the new rules allow.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL and redis-server: make test")]
-fn rules_are_rehearsed_on_what_all_nodes_remember() {
+fn rules_are_previewed_on_the_samples_of_all_nodes() {
     let postgres = Postgres::start();
     let redis = harness::Redis::start();
     let store = redis.url();
@@ -196,7 +198,7 @@ fn rules_are_rehearsed_on_what_all_nodes_remember() {
 
 /// A log or a database beside the rule file stirs its folder all the time: only what the file says is worth a word.
 #[test]
-fn rule_files_have_changed_only_where_they_say_something_else() {
+fn rule_files_count_as_changed_only_if_their_rules_differ() {
     let folder = Folder::new();
     let path = folder.write("rules.yaml", rules("3/hour"));
     let db = format!("sqlite:{}", folder.join("tollgate.db").display());
@@ -206,7 +208,7 @@ fn rule_files_have_changed_only_where_they_say_something_else() {
     let warned = || node.server.log().matches("rule files changed").count();
     let stir = || {
         for _ in 0..40 {
-            assert_eq!(node.put("k", &json!({"tier": "pro", "reason": "again"})).status, 200);
+            assert_eq!(node.put("other", &json!({"overrides": [{"descriptor": "default", "requests_per_unit": 9, "unit": "hour"}], "reason": "again"})).status, 200);
             let new = node.rules.write("rules.yaml.new", std::fs::read(&path).expect("rules"));
             std::fs::rename(new, &path).expect("the same once more");
         }
@@ -229,7 +231,7 @@ fn some_traffic(node: &Node) {
 }
 
 #[test]
-fn what_would_deny_much_is_confirmed_or_approved_by_another() {
+fn publishing_that_denies_much_needs_confirmation_or_approval() {
     let place = Place::new();
     let db = place.sqlite("rules");
     let node = Node::start(&rules("100/hour"), &db, &[]);
@@ -253,7 +255,9 @@ fn what_would_deny_much_is_confirmed_or_approved_by_another() {
     // What would deny all needs somebody else, and on an open loopback there is nobody else.
     let none =
         json!({"files": [{"name": "d.yaml", "text": rules("0/hour")}], "reason": "none", "confirm": true});
-    let wide = json!({"files": [{"name": "d.yaml", "text": rules("100/hour")}], "reason": "as before"});
+    let mut wide = json!({"files": [{"name": "d.yaml", "text": rules("100/hour")}], "reason": "as before"});
+    assert_eq!(publish(&node, &wide).status, 409, "what was denied is not allowed by accident either");
+    wide["confirm"] = json!(true);
     assert_eq!(publish(&node, &wide).status, 201);
     let waits = publish(&node, &none);
     assert_eq!(

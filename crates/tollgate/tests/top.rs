@@ -12,7 +12,7 @@ const RULES: &str = "{domain: d, descriptors: [{key: api_key, name: per-key, lim
 /// Whoever watches a server that hangs must see that, and be able to go; and no end may leave the terminal unusable.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
-fn it_says_that_a_server_hangs_and_goes_when_it_is_told_to() {
+fn top_reports_a_hanging_server_and_quits_on_request() {
     let server = Server::with_rules(RULES);
     let python = program("TOLLGATE_TEST_PYTHON", ".venv/foreign/bin/python", "Python");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign/terminal.py");
@@ -28,7 +28,7 @@ fn it_says_that_a_server_hangs_and_goes_when_it_is_told_to() {
 
 /// A script that mails what goes on must not mail half of it.
 #[test]
-fn told_once_it_is_what_the_screen_shows() {
+fn once_prints_what_the_screen_shows() {
     let server = Server::with_rules(RULES);
     let admin = server.admin.expect("an admin address").to_string();
     let text = eventually("a second with denials", || {

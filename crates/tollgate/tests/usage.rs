@@ -20,7 +20,7 @@ descriptors:
       - {key: endpoint, value: POST /orders, limit: 2 per 3650d, algorithm: fixed_window, name: orders}
 ";
 
-fn told_given_back_and_granted(node: &Operator) {
+fn usage_reset_and_grant(node: &Operator) {
     let request = json!({"api_key": "k/1", "endpoint": "POST /orders"});
     assert_eq!(node.passes(&request), 2);
     let usage = "/admin/v1/usage/k%2F1";
@@ -97,7 +97,7 @@ fn told_given_back_and_granted(node: &Operator) {
 #[test]
 fn usage_over_memory() {
     let place = Place::new();
-    told_given_back_and_granted(&Operator::start(RULES, &place.sqlite("usage"), &[]));
+    usage_reset_and_grant(&Operator::start(RULES, &place.sqlite("usage"), &[]));
 }
 
 /// A busy machine is no reason to decide without the store.
@@ -109,7 +109,7 @@ fn over(redis: &Redis, rules: &str, db: &str) -> Operator {
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn usage_over_redis() {
     let (place, redis) = (Place::new(), Redis::start());
-    told_given_back_and_granted(&over(&redis, RULES, &place.sqlite("usage")));
+    usage_reset_and_grant(&over(&redis, RULES, &place.sqlite("usage")));
 }
 
 /// Windows of a day that may turn while the test runs would let more through.
@@ -204,7 +204,7 @@ fn the_command_line_does_it_too() {
     let told: Value = serde_json::from_str(&node.run(&["usage", "k/1", "--json"]).out).expect("JSON");
     let id = told["grants"][1]["id"].as_str().expect("an id").to_owned();
     assert!(node.run(&["usage", "k/1"]).out.contains(&id), "people read it too");
-    let revoked = node.run(&["usage", "revoke", "k/1", &id]);
+    let revoked = node.run(&["usage", "revoke", "k/1", &id, "--confirm"]);
     assert_eq!((revoked.code, revoked.out), (Some(0), format!("revoked {id}\n")), "{}", revoked.err);
     assert_eq!(node.passes(&json!({"api_key": "k/1"})), 0);
     assert_eq!(node.run(&["usage", "revoke", "k/1", &id]).code, Some(1), "it has been taken back already");
@@ -212,7 +212,7 @@ fn the_command_line_does_it_too() {
         node.run(&["usage", "grant", "k/1", "--units", "1", "--reason", "another", "--format", "json"]);
     let granted: Value = serde_json::from_str(&granted.out).expect("JSON");
     let id = granted["id"].as_str().expect("an id");
-    let revoked = node.run(&["usage", "revoke", "k/1", id, "--format", "json"]);
+    let revoked = node.run(&["usage", "revoke", "k/1", id, "--format", "json", "--confirm"]);
     assert_eq!(
         serde_json::from_str::<Value>(&revoked.out).ok(),
         Some(json!({"revoked": id})),

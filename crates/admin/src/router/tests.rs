@@ -185,7 +185,7 @@ async fn an_empty_parameter_is_named() {
 
 /// A page of another site can neither read nor write; the dashboard page itself is public.
 #[tokio::test]
-async fn other_sites_get_the_page_alone() {
+async fn other_origins_get_only_the_page() {
     let status = async |path: &str| {
         let request = http::Request::builder().uri(path).header("host", "a").header("origin", "http://b");
         let request = request.body(Body::empty()).expect("a request");

@@ -168,7 +168,7 @@ mod tests {
 
     /// After a migration or suspend the counter value makes no sense; the clock is then used instead.
     #[test]
-    fn a_counter_that_disagrees_is_not_trusted() {
+    fn an_inconsistent_cycle_counter_is_not_used() {
         let settled = settled();
         let (faster, nanos) = settled.renewed(settled.ticks + 40_000_000, settled.nanos + 10_000_000, true);
         assert_eq!((faster.trusted_ticks, nanos), (0, settled.nanos + 10_000_000));

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_remains_falls_into_its_tenth() {
+    fn remaining_quota_is_counted_by_tenths() {
         let stripe = Stripe::new();
         for share in [0.0, 0.05, 0.1, 0.11, 0.95, 1.0] {
             stripe.remains(3, share);

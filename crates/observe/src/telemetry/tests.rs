@@ -99,7 +99,7 @@ fn readers_do_not_slow_down_decisions() {
 
 /// A client that sends as many attributes as possible neither exhausts memory nor displaces the records of others.
 #[test]
-fn a_verbose_caller_is_bounded_and_displaces_nobody() {
+fn a_caller_with_long_values_is_bounded_and_displaces_no_other() {
     let (limiter, observe) = start("{domain: d, descriptors: [{key: api_key, name: none, limit: 0/hour}]}");
     let names: Vec<String> = (0..16).map(|n| format!("{n:x<255}")).collect();
     let values: Vec<String> = (0..200).map(|n| format!("{n:y<255}")).collect();

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn digits_name_only_what_they_tell_apart() {
+    fn digits_are_added_only_to_distinguish_names() {
         let name = |label: &str| String::from_utf8(member(&Scope::in_group(label, "api|user")).to_vec());
         assert_eq!(name("api|user|gcra|1s"), Ok("001".to_owned()));
         assert_eq!(name("api|user|gcra|1m"), Ok("601".to_owned()));

@@ -7,7 +7,7 @@ use tollgate_core::conformance;
 use tollgate_store::RedisStore;
 
 #[tokio::test]
-async fn one_redis_does_what_every_store_must() {
+async fn a_single_redis_passes_the_store_conformance_suite() {
     let server = Server::start(&[]);
     conformance::run(async |clock: Arc<_>| {
         let _: () = server.command(&["FLUSHALL"]);
@@ -19,7 +19,7 @@ async fn one_redis_does_what_every_store_must() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_does_what_every_store_must() {
+async fn a_cluster_passes_the_store_conformance_suite() {
     let cluster = Cluster::with_replicas(0);
     conformance::run(async |clock: Arc<_>| {
         cluster.flush();

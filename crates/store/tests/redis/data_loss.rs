@@ -74,7 +74,7 @@ fn manual() -> Arc<ManualClock> {
 /// Every algorithm, over all that a request may be: the answers are those of memory in which every counter was used up at
 /// the moment of the loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_may_be_lost_counts_as_used_up_at_that_moment() {
+async fn possibly_lost_counters_count_as_used_up() {
     let clock = manual();
     let mut single = Server::start(&[]);
     let cluster = Cluster::start();
@@ -218,7 +218,7 @@ async fn a_replica_that_missed_writes_hands_out_no_fresh_quota() {
 
 /// A server that comes back empty, by the setting.
 #[tokio::test]
-async fn the_setting_says_how_long_caution_lasts() {
+async fn the_setting_bounds_the_recovery_period() {
     let clock = manual();
     let mut server = Server::start(&[]);
     let with = |caution: Option<TimeDelta>| {

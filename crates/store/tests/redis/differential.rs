@@ -168,7 +168,7 @@ async fn memory_one_redis_and_a_cluster_answer_alike() {
 /// The windows of one rule, as most users write them, beside others of the same tenant: the requests that the quick
 /// script decides, over bundles that it shares with the general one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn windows_of_one_rule_answer_alike_whoever_else_is_in_their_bundle() {
+async fn windows_of_one_rule_are_independent_of_their_batch() {
     let server = Server::start(&[]);
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
     let store = RedisStore::with_clock(patient(&server.url()), clock.clone());

@@ -25,7 +25,7 @@ fn per_hour(count: u64) -> Limit {
 }
 
 #[tokio::test]
-async fn a_flood_costs_redis_nothing_and_its_end_is_seen_within_a_second() {
+async fn a_denied_flood_does_not_reach_redis_and_ends_within_a_second() {
     let server = Server::start(&[]);
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_017)));
     let told: Arc<dyn Clock> = clock.clone();

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_past_has_no_seconds_left() {
+    fn a_past_time_has_no_seconds_left() {
         let now = "2026-11-16T08:30:00.5Z".parse().expect("a time");
         let left = |text: &str| text.parse::<TimeArg>().expect("a time").seconds_from(now);
         assert_eq!(left("2026-11-16T08:31:00Z").ok(), Some(60), "rounded up");

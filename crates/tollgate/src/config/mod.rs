@@ -1,7 +1,9 @@
 //! Configuration of `serve` and `gateway`: flags over environment over file over defaults, merged once.
 
 mod deprecated_keys;
+pub(crate) mod file_guard;
 pub(crate) mod gateway_reload;
+pub(crate) mod last_good;
 pub(crate) mod reload;
 pub(crate) mod rule_sources;
 
@@ -53,6 +55,8 @@ pub(crate) struct Config {
     pub(crate) snapshot: Option<PathBuf>,
     /// Guardrails: thresholds for publishing, and for rolling back.
     pub(crate) guardrails: Guardrails,
+    /// Whether rule files that change pass the guardrails of publishing.
+    pub(crate) guard_files: bool,
     /// TLS of the admin listener and operators' client certificates.
     pub(crate) admin_tls: AdminTlsSettings,
     pub(crate) profile: Option<ProfileName>,
@@ -132,6 +136,7 @@ fn admin_tls(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<AdminTlsSe
 
 /// Choice of counter store.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one in a process, and it is rarely moved")]
 pub(crate) enum StoreChoice {
     Memory,
     Redis(RedisConfig),
@@ -148,6 +153,7 @@ struct ConfigFile {
     store_deadline_ms: Option<u64>,
     store_breaker_failures: Option<u64>,
     store_breaker_window_ms: Option<u64>,
+    store_breaker_silence_ms: Option<u64>,
     store_breaker_open_ms: Option<u64>,
     store_caution_ms: Option<u64>,
     nodes: Option<u32>,
@@ -222,6 +228,7 @@ impl Config {
             grpc: flags.grpc.or(file.grpc),
             http: flags.http.or(file.http),
             guardrails: flags.publishing.guardrails(file.guardrails)?,
+            guard_files: flags.publishing.guard_files || file.guardrails.files.unwrap_or(false),
             rules_from: flags
                 .publishing
                 .rules_from
@@ -315,6 +322,10 @@ fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     let window = within("store_breaker_window_ms", file.store_breaker_window_ms, DAY)?;
     if let Some(window) = flags.store_breaker_window_ms.or(window) {
         redis.breaker.window = TimeDelta::from_millis(window);
+    }
+    let silence = within("store_breaker_silence_ms", file.store_breaker_silence_ms, DAY)?;
+    if let Some(silence) = flags.store_breaker_silence_ms.or(silence) {
+        redis.breaker.silence = TimeDelta::from_millis(silence);
     }
     let open = within("store_breaker_open_ms", file.store_breaker_open_ms, DAY)?;
     if let Some(open) = flags.store_breaker_open_ms.or(open) {

@@ -11,7 +11,7 @@ fn lines(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn what_is_exported_can_be_imported_again() {
+fn an_export_can_be_imported() {
     let place = Place::new();
     let db = place.sqlite("bulk");
     let node = node(&db);
@@ -61,7 +61,12 @@ fn what_is_exported_can_be_imported_again() {
     for line in &all[..3_000] {
         assert!(line["key_prefix"].as_str().is_some_and(|prefix| prefix.len() < 3), "{line}");
     }
-    assert_eq!(run(&["quota", "delete", "last", "--admin", &url]).code, Some(0));
+    assert_eq!(
+        run(&["quota", "delete", "last", "--admin", &url]).code,
+        Some(1),
+        "it uses more than the rule's three"
+    );
+    assert_eq!(run(&["quota", "delete", "last", "--confirm", "--admin", &url]).code, Some(0));
     assert_eq!(node.passes("d", &json!({"api_key": "last"})), 0, "the rule's own three are used up");
     let again = run(&["quota", "import", exported, "--admin", &url]);
     assert_eq!(again.code, Some(0), "{}{}", again.out, again.err);
@@ -82,7 +87,7 @@ fn what_is_exported_can_be_imported_again() {
 /// Whoever sends many must know what acts when the database does not take the last of them.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
-fn an_import_that_fails_at_its_end_says_how_many_lines_act() {
+fn an_import_failing_at_its_end_reports_how_many_lines_apply() {
     let place = Place::new();
     let node = node(&place.sqlite("refusing"));
     let refuse = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute(\"CREATE TRIGGER refuse BEFORE INSERT ON quotas \

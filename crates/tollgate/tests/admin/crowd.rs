@@ -18,7 +18,7 @@ fn health(from: &str, url: &str) -> String {
 
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs curl: make test")]
-fn those_who_ask_for_nothing_keep_nobody_out() {
+fn idle_connections_do_not_block_new_ones() {
     let place = Place::new();
     let node = node(&place.sqlite("crowd"));
     let mut looks_on = WebConnection::to(node.admin).expect("a connection");
@@ -48,7 +48,7 @@ pub(crate) fn listener(admin: SocketAddr, more: &str) -> WebConnection {
 /// Whoever listens gives way to nobody, so listeners alone must never take all connections of a place.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs curl: make test")]
-fn those_who_listen_leave_room_for_those_who_ask() {
+fn event_streams_leave_room_for_requests() {
     let place = Place::new();
     let node = node(&place.sqlite("tabs"));
     let mut tabs: Vec<WebConnection> = (0..224).map(|_| listener(node.admin, "")).collect();
@@ -69,7 +69,7 @@ fn those_who_listen_leave_room_for_those_who_ask() {
 
 /// A token that is revoked opens nothing any more, a stream that it opened before neither.
 #[test]
-fn who_is_let_in_no_more_listens_no_more() {
+fn a_revoked_token_ends_its_event_stream() {
     let place = Place::new();
     let db = place.sqlite("revoked");
     let node = node(&db);

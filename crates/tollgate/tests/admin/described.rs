@@ -8,7 +8,7 @@ use std::process::Command;
 
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Schemathesis: make test")]
-fn answers_are_as_the_document_says() {
+fn responses_match_the_openapi_document() {
     let place = Place::new();
     let node = node(&place.sqlite("described"));
     let document = node.ask("GET", "/admin/v1/openapi.json", &[], &Value::Null);

@@ -34,7 +34,7 @@ pub(crate) fn node(db: &str) -> Node {
 }
 
 fn own(count: u64) -> Value {
-    json!({"overrides": [{"descriptor": "default", "requests_per_unit": count, "unit": "hour"}], "reason": "test"})
+    json!({"overrides": [{"descriptor": "default", "requests_per_unit": count, "unit": "hour"}], "reason": "test", "confirm": true})
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn quotas_act_and_are_remembered() {
     let metrics = node.ask("GET", "/metrics", &[], &Value::Null).text();
     assert!(metrics.contains("\nratelimit_quotas 1\n"), "{metrics}");
 
-    assert_eq!(node.ask("DELETE", path, &[], &Value::Null).status, 204);
+    assert_eq!(node.ask("DELETE", &format!("{path}?confirm=true"), &[], &Value::Null).status, 204);
     assert_eq!(node.ask("DELETE", path, &[], &Value::Null).status, 404);
     assert_eq!(node.ask("GET", path, &[], &Value::Null).status, 404);
     let audit = node.ask("GET", "/admin/v1/audit", &[], &Value::Null).json();
@@ -109,7 +109,7 @@ fn quotas_act_and_are_remembered() {
 }
 
 #[test]
-fn what_is_wrong_says_where_and_what_to_do() {
+fn errors_name_the_place_and_the_remedy() {
     let place = Place::new();
     let node = node(&place.sqlite("admin"));
     let quotas = "/admin/v1/quotas";
@@ -183,7 +183,7 @@ fn without_a_database_operators_can_look() {
 }
 
 #[test]
-fn tokens_say_who_may_do_what() {
+fn roles_restrict_what_tokens_can_do() {
     let place = Place::new();
     let db = place.sqlite("admin");
     let refused = run(&["serve", "--db", &db, "--admin", "0.0.0.0:0", "--http", "127.0.0.1:0"]);

@@ -102,7 +102,7 @@ fn nodes_of_one_server_are_listed_until_they_leave() {
 /// Whoever the database let in may go on looking while it is away: with the same token or session, and no stranger.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
-fn those_who_were_let_in_may_look_while_the_database_is_away() {
+fn known_tokens_can_read_while_the_database_is_down() {
     let mut postgres = Postgres::start();
     let db = postgres.database("let_in");
     let node = Node::start(RULES, &db, &[]);
@@ -152,7 +152,7 @@ fn hears(page: &mut WebConnection, kind: &str) -> String {
 }
 
 #[test]
-fn pages_hear_of_what_is_changed_at_another_node() {
+fn pages_receive_changes_made_at_another_node() {
     let place = Place::new();
     let db = place.sqlite("heard");
     let (here, there) = (Node::start(RULES, &db, &[]), Node::start(RULES, &db, &[]));
@@ -182,7 +182,7 @@ fn pages_hear_of_what_is_changed_at_another_node() {
 
 /// The region is in everything that leaves a node.
 #[test]
-fn the_region_is_told() {
+fn the_region_is_reported() {
     let place = Place::new();
     let node = Node::start(RULES, &place.sqlite("region"), &["--node", "n1", "--region", "eu-west-1"]);
     (0..4).for_each(|_| drop(node.server.check("d", &json!({"api_key": "k"}))));

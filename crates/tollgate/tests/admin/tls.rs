@@ -47,7 +47,7 @@ fn curl(folder: &Folder, args: &[&str]) -> (String, String) {
 
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs openssl and curl: make test")]
-fn certificates_say_who_answers_and_who_asks() {
+fn certificates_identify_server_and_client() {
     let place = Place::new();
     let db = place.sqlite("tls");
     let folder = Folder::new();
@@ -159,7 +159,7 @@ fn settings_that_do_not_fit_are_refused() {
 /// Whoever tries tokens is slowed down; whoever has one is not, though nobody here has seen it before and it comes from the same
 /// address.
 #[test]
-fn wrong_tokens_lock_nobody_out() {
+fn wrong_tokens_do_not_lock_out_others() {
     let place = Place::new();
     let db = place.sqlite("attempts");
     let node = node(&db);

@@ -13,21 +13,23 @@ use anyhow::Context;
 use serde_json::json;
 use std::path::Path;
 use std::process::ExitCode;
+use tollgate_observe::escape;
 
 pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
     let (mut passed, mut failed) = (0_u32, 0_u32);
     let json = flags.format.is_json();
     let mut told = Vec::new();
     let mut report = |path: &Path, name: &str, outcome: Result<(), String>| -> anyhow::Result<()> {
+        let shown = escape::text(name);
         match &outcome {
             _ if json => told.push(json!({
                 "file": path, "case": name, "passed": outcome.is_ok(), "difference": outcome.as_ref().err(),
             })),
-            Ok(()) => print_line(format_args!("{}      {}: {name}", paint(GOOD, "ok"), path.display()))?,
+            Ok(()) => print_line(format_args!("{}      {}: {shown}", paint(GOOD, "ok"), path.display()))?,
             Err(difference) => {
-                print_line(format_args!("{}  {}: {name}", paint(BAD, "FAILED"), path.display()))?;
+                print_line(format_args!("{}  {}: {shown}", paint(BAD, "FAILED"), path.display()))?;
                 for line in difference.lines() {
-                    print_line(format_args!("          {line}"))?;
+                    print_line(format_args!("          {}", escape::text(line)))?;
                 }
             }
         }
