@@ -154,6 +154,20 @@ pub enum DecidedBy {
     Inline,
     /// An emergency measure; [`Decision::emergency`] returns its name.
     Emergency,
+    /// The policy for domains without rules ([`UnknownDomain::Deny`]).
+    UnknownDomain,
+    /// A cost attribute that is not a whole number; [`DecisionDetails::malformed_cost`] has its name.
+    MalformedCost,
+}
+
+/// What to do with requests whose domain has no rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnknownDomain {
+    /// Allow them, without a limit.
+    #[default]
+    Allow,
+    /// Deny them.
+    Deny,
 }
 
 /// The rule name reported for an inline limit.
@@ -178,6 +192,9 @@ pub struct DecisionDetails {
     pub limits: SmallVec<[LimitStatus; 4]>,
     /// One status per descriptor; a single one for attributes.
     pub descriptors: SmallVec<[DescriptorStatus; 4]>,
+    /// Attribute from which a rule takes its cost, if its value is not a whole number. The request is malformed: nothing
+    /// was charged, and protocol servers reject it (400).
+    pub malformed_cost: Option<Box<str>>,
     /// Inline limits and overrides that this decision used.
     pub(crate) inline_limits: Vec<RuleLimit>,
     /// Grant charges made in place of exceeded limits.
@@ -197,6 +214,7 @@ impl DecisionDetails {
             warned_by: None,
             limits: SmallVec::new(),
             descriptors: SmallVec::new(),
+            malformed_cost: None,
             inline_limits: Vec::new(),
             granted: None,
         }
@@ -225,6 +243,20 @@ impl DecisionDetails {
     pub fn is_granted(&self, status: &LimitStatus) -> bool {
         let paid = |paid: &GrantCharge| self.limits.get(paid.limit) == Some(status);
         self.granted.as_ref().is_some_and(|all| all.iter().any(paid))
+    }
+
+    /// Denies the request before anything is charged.
+    #[cold]
+    pub(crate) fn deny_uncharged(&mut self, by: DecidedBy) {
+        self.verdict = DecisionVerdict::Denied { retry_after: None };
+        self.denied_by = Some(by);
+    }
+
+    /// Returns the message for a request with a malformed cost.
+    #[must_use]
+    pub fn malformed_cost_message(&self) -> Option<String> {
+        let attribute = self.malformed_cost.as_ref()?;
+        Some(format!("the cost in attribute `{attribute}` is not a whole number; send digits only"))
     }
 
     /// Returns how long to delay an allowed request.
@@ -307,6 +339,8 @@ impl Decision {
             DecidedBy::Rule(id) => self.rules.rule(id).map_or("", |rule| rule.name.as_str()),
             DecidedBy::Inline => INLINE_LIMIT,
             DecidedBy::Emergency => self.emergency().unwrap_or("emergency"),
+            DecidedBy::UnknownDomain => "unknown-domain",
+            DecidedBy::MalformedCost => "malformed-cost",
         }
     }
 
@@ -349,7 +383,7 @@ impl Decision {
             },
         };
         let rule = status.rule.and_then(|rule| self.rules.rule(rule));
-        let cost = rule.map_or(asked, |rule| rule.resolve_cost(asked, attributes));
+        let cost = rule.and_then(|rule| rule.resolve_cost(asked, attributes)).unwrap_or(asked);
         self.limit(status).map_or(cost, |limit| limit.cost_for(cost))
     }
 

@@ -55,7 +55,7 @@ mod usage;
 pub use check::{Check, CheckInput};
 pub use decision::{
     DecidedBy, Decision, DecisionDetails, DecisionVerdict, DescriptorStatus, INLINE_LIMIT, LimitStatus,
-    Origin, Window,
+    Origin, UnknownDomain, Window,
 };
 pub use decision_id::DecisionId;
 pub use delay_queue::{DelayQueue, QueueFull};

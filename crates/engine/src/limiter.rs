@@ -5,7 +5,7 @@
 //! rejected: each had to plan for itself, and planning has side effects (a split counter moves on to its next shard).
 
 use crate::check::{Check, CheckInput};
-use crate::decision::{Decision, DecisionDetails, DecisionVerdict, Origin};
+use crate::decision::{DecidedBy, Decision, DecisionDetails, DecisionVerdict, Origin, UnknownDomain};
 use crate::decision_id::DecisionId;
 use crate::emergency::ActiveMeasures;
 use crate::fallback::TryCharge;
@@ -35,6 +35,8 @@ pub struct Limiter<S> {
     pub(crate) store: S,
     /// Global shadow mode: every denial becomes an allowance, and the outcomes are still reported.
     pub(crate) shadow: AtomicBool,
+    /// Whether requests of domains without rules are denied.
+    denies_unknown: AtomicBool,
     pub(crate) reservations: Reservations,
     pub(crate) clock: Arc<dyn Clock>,
     /// Local counters for rules with `on_error: local`.
@@ -79,6 +81,7 @@ impl<S: CounterStore> Limiter<S> {
             rules: ArcSwap::new(rules),
             store,
             shadow: AtomicBool::new(false),
+            denies_unknown: AtomicBool::new(false),
             reservations: Reservations::new(Arc::clone(&clock)),
             clock,
             fallback: None,
@@ -96,6 +99,13 @@ impl<S: CounterStore> Limiter<S> {
             observers: SmallVec::new(),
             is_traced: false,
         }
+    }
+
+    /// Sets what happens to requests whose domain has no rules.
+    #[must_use]
+    pub fn with_unknown_domain(self, policy: UnknownDomain) -> Self {
+        self.denies_unknown.store(policy == UnknownDomain::Deny, Ordering::Relaxed);
+        self
     }
 
     /// Turns global shadow mode on or off.
@@ -191,11 +201,19 @@ impl<S: CounterStore> Limiter<S> {
             let permit = PermitId(id.0);
             let mut plan = Plan::default();
             let tried = self.guarded(|| {
-                plan_into(&rules, tenant.as_deref(), check, &mut plan);
+                let is_known = plan_into(&rules, tenant.as_deref(), check, &mut plan);
                 if let Some(effect) = &mut effect {
                     effect.apply_to(&mut plan, &mut details);
                 }
+                if !is_known && self.denies_unknown.load(Ordering::Relaxed) {
+                    details.deny_uncharged(DecidedBy::UnknownDomain);
+                }
                 if plan.limits.is_empty() {
+                    return Tried::Decided;
+                }
+                if let Some(attribute) = plan.malformed_cost {
+                    details.malformed_cost = Some(attribute.into());
+                    details.deny_uncharged(DecidedBy::MalformedCost);
                     return Tried::Decided;
                 }
                 self.try_charge(&plan, permit, grants.is_some(), &mut details)
@@ -218,6 +236,9 @@ impl<S: CounterStore> Limiter<S> {
             if self.shadow.load(Ordering::Relaxed) && !details.is_allowed() {
                 details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
                 details.denied_by = None;
+            }
+            if details.denied_by != Some(DecidedBy::MalformedCost) {
+                details.malformed_cost = None;
             }
             keep(&plan, &details);
         }
@@ -295,16 +316,17 @@ impl<S: CounterStore> Limiter<S> {
     }
 }
 
-/// Adds the limits that a request matches to `plan`; none if the domain is unknown.
+/// Adds the limits that a request matches to `plan`; none if the domain is unknown. Returns whether it is known.
 #[inline]
 pub(crate) fn plan_into<'p>(
     rules: &'p Ruleset,
     tenant: Option<&'p CallerOverrides>,
     check: &'p Check<'p>,
     plan: &mut Plan<'p>,
-) {
+) -> bool {
     plan.overrides = tenant;
-    match (rules.domain(check.domain), check.input) {
+    let domain = rules.domain(check.domain);
+    match (domain, check.input) {
         (None, CheckInput::Attributes(_)) => plan.matches.push(Default::default()),
         (None, CheckInput::Descriptors(descriptors)) => {
             plan.matches = SmallVec::from_elem(Default::default(), descriptors.len());
@@ -314,4 +336,5 @@ pub(crate) fn plan_into<'p>(
             domain.plan_descriptors_into(descriptors, check.cost, plan);
         }
     }
+    domain.is_some()
 }

@@ -160,8 +160,9 @@ impl<S: CounterStore> Limiter<S> {
     /// Returns the shard of a split counter that has the most room, if that is enough.
     async fn find_room(&self, plan: &Plan<'_>, at: usize, denied: &Outcome) -> Room {
         let matched = &plan.limits[at];
-        let values = &plan.parts[usize::from(matched.parts.0) + 1..usize::from(matched.parts.1)];
-        let counter = CounterKey { scope: &matched.limit.scope, parts: values };
+        // The shard at index 0 stands for the whole counter.
+        let whole = plan.shard_parts(matched, matched.shard_names().first().copied().unwrap_or_default());
+        let counter = CounterKey { scope: &matched.limit.scope, parts: &whole };
         let (units, now) = (matched.cost.units(), self.clock.now());
         let largest = matched.limit.shards.iter().flatten().map(tollgate_core::Limit::capacity).max();
         if largest.is_none_or(|largest| units > largest) {
@@ -170,11 +171,8 @@ impl<S: CounterStore> Limiter<S> {
         if let Some(remaining) = self.full_counters.get(&counter, units, now) {
             return Room::Nowhere(Some(remaining));
         }
-        let names: Vec<SmallVec<[KeyPart<'_>; 4]>> = matched
-            .shard_names()
-            .iter()
-            .map(|name| std::iter::once(KeyPart::Text(name)).chain(values.iter().copied()).collect())
-            .collect();
+        let names: Vec<SmallVec<[KeyPart<'_>; 4]>> =
+            matched.shard_names().iter().map(|name| plan.shard_parts(matched, name)).collect();
         let mode = if matched.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
         let mut peeks: Vec<(u16, Charge<'_>)> = Vec::with_capacity(names.len());
         for (shard, parts) in (0..).zip(&names) {

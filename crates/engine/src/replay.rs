@@ -1,7 +1,7 @@
 //! Replay of a sampled request that represents many, for impact previews, on separate counters.
 
 use crate::check::Check;
-use crate::decision::{Decision, DecisionDetails};
+use crate::decision::{DecidedBy, Decision, DecisionDetails};
 use crate::decision_id::DecisionId;
 use crate::fold;
 use crate::limiter::{Limiter, plan_into};
@@ -55,7 +55,9 @@ impl<S: CounterStore> Limiter<S> {
             if weight.node > 0 {
                 split_by_node(&mut plan, weight);
             }
-            if !plan.limits.is_empty() {
+            if plan.malformed_cost.is_some() {
+                details.deny_uncharged(DecidedBy::MalformedCost);
+            } else if !plan.limits.is_empty() {
                 let (mut charges, mut outcomes) = (Charges::new(), Outcomes::default());
                 plan.charges(PermitId(id.0), &mut charges);
                 if !self.store.try_charge(&charges, &mut outcomes) {

@@ -272,10 +272,7 @@ fn counters<'p>(plan: &Plan<'p>, wanted: impl Fn(u32) -> bool) -> Vec<CounterSet
         let names = if split.is_empty() {
             vec![parts.iter().copied().collect()]
         } else {
-            let named = |name: &&'static str| {
-                std::iter::once(KeyPart::Text(name)).chain(parts.iter().skip(1).copied()).collect()
-            };
-            split.iter().map(named).collect()
+            split.iter().map(|name| plan.shard_parts(matched, name)).collect()
         };
         Some(CounterSet { limit: at, names })
     });

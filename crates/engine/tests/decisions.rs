@@ -4,7 +4,7 @@ mod rig;
 
 use rig::{check, rig, rules};
 use tollgate_core::{Cost, TimeDelta};
-use tollgate_engine::{Check, DecisionVerdict, Origin};
+use tollgate_engine::{Check, DecisionVerdict, Origin, UnknownDomain};
 use tollgate_rules::Descriptor;
 
 /// A caller denied by one limit would otherwise pay for it in all others.
@@ -197,6 +197,54 @@ descriptors:
     let elsewhere = pollster::block_on(rig.limiter.check(&Check::attributes("elsewhere", &[("user", "x")])));
     assert_eq!((elsewhere.is_allowed(), elsewhere.origin), (true, Origin::Unmatched));
     assert_eq!(rig.take(&[("other", "x")]).origin, Origin::Unmatched);
+}
+
+/// Operators who name every domain want a misspelled one to be noticed, not to be a way around the limits.
+#[test]
+fn unknown_domains_are_denied_where_the_policy_says_so() {
+    let limiter = rig("{domain: d, descriptors: [{key: user, limit: 1/minute}]}")
+        .limiter
+        .with_unknown_domain(UnknownDomain::Deny);
+    let elsewhere = pollster::block_on(limiter.check(&Check::attributes("elsewhere", &[("user", "x")])));
+    assert_eq!((elsewhere.is_allowed(), elsewhere.denied_by_name()), (false, Some("unknown-domain")));
+    assert_eq!(elsewhere.retry_after(), None, "waiting does not help");
+    assert!(check(&limiter, &[("other", "x")], Cost::ONE).is_allowed(), "unmatched in a known domain");
+    let shadow = limiter.with_global_shadow(true);
+    let allowed = pollster::block_on(shadow.check(&Check::attributes("elsewhere", &[])));
+    assert!(allowed.is_allowed() && allowed.denied_by.is_none());
+}
+
+/// A caller whose cost cannot be read must not pay one unit for a request of thousands, nor take from other limits.
+#[test]
+fn a_malformed_cost_is_no_cost() {
+    let rig = rig("
+domain: d
+descriptors:
+  - {key: user, name: tokens, cost: tokens, limit: 1000/minute}
+  - {key: user/32, name: unused, limit: 1/minute}
+  - {key: path, name: requests, limit: 10/minute}
+  - {key: quiet, name: quiet, cost: tokens, shadow: true, limit: 10/minute}
+");
+    for malformed in
+        ["", "x", "-1", "+1", "1.0", "1e3", " 1", "1 ", "0x10", "1_000", "99999999999999999999", "١"]
+    {
+        let request = [("user", "u"), ("path", "p"), ("tokens", malformed)];
+        let decision = rig.take(&request);
+        assert!(!decision.is_allowed(), "{malformed:?}");
+        assert_eq!(decision.malformed_cost.as_deref(), Some("tokens"), "{malformed:?}");
+        assert_eq!(decision.denied_by_name(), Some("malformed-cost"));
+        // A shadow rule denies nothing, and a request that names no cost has the usual one.
+        assert!(rig.take(&[("quiet", "q"), ("tokens", malformed)]).is_allowed(), "{malformed:?}");
+    }
+    let request = [("user", "u"), ("path", "p")];
+    assert_eq!(
+        (rig.left(&request, "tokens"), rig.left(&request, "requests")),
+        (1000, 10),
+        "nothing was charged"
+    );
+    assert!(rig.take(&[("user", "u"), ("path", "p"), ("tokens", "300")]).is_allowed());
+    assert!(rig.take(&request).is_allowed());
+    assert_eq!((rig.left(&request, "tokens"), rig.left(&request, "requests")), (699, 8));
 }
 
 /// The switch that stops all denials must not stop the counting.

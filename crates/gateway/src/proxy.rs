@@ -52,6 +52,8 @@ enum CheckFailure {
     NoRoute,
     /// Servers would read the head differently.
     Ambiguous(AmbiguousIdentity),
+    /// A rule takes its cost from an attribute that is not a whole number.
+    MalformedCost(String),
 }
 
 impl<S: CounterStore + 'static> Proxy<S> {
@@ -162,6 +164,9 @@ impl<S: CounterStore + 'static> Proxy<S> {
                     .with_trace(within.as_ref())
                     .with_client_address(remote);
                 let (decision, held) = self.limiter.admit(&check).await;
+                if let Some(message) = decision.malformed_cost_message() {
+                    return Err(CheckFailure::MalformedCost(message));
+                }
                 self.limiter.record_latency("gateway", 1, self.clock.now().since(now));
                 let scope = state.responses.scope(&decision, check.input);
                 (Some(decision), scope, held)
@@ -175,6 +180,7 @@ impl From<CheckFailure> for Failure {
     fn from(failure: CheckFailure) -> Self {
         match failure {
             CheckFailure::Ambiguous(error) => Self::new(error.status(), &error),
+            CheckFailure::MalformedCost(message) => Self::new(StatusCode::BAD_REQUEST, &message),
             CheckFailure::NoRoute => Self::new(
                 StatusCode::NOT_FOUND,
                 "no matching route; check `routes` in the gateway configuration",

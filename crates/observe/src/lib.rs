@@ -26,6 +26,7 @@ mod sink;
 mod telemetry;
 mod top;
 mod trace;
+mod unknown_domains;
 
 pub use decision_log::buffer::DecisionQuery;
 pub use decision_log::record::{DecisionRecord, NodeInfo, rfc3339};

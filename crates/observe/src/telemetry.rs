@@ -13,8 +13,8 @@ use crate::recorder::stripe::Stripes;
 use crate::sink::{Output, Sink};
 use crate::top::{CallerSample, TopCallers};
 use crate::trace::buffer::SpanBuffer;
+use crate::unknown_domains::UnknownDomains;
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -26,8 +26,6 @@ use tollgate_engine::{DecisionId, Origin};
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Events that a subscriber may lag behind before some are skipped.
 const MAX_BACKLOG: usize = 16;
-/// Maximum number of domains without rules listed by name; requests for others are still counted.
-const MAX_UNKNOWN_DOMAINS: usize = 20;
 
 /// Telemetry settings.
 #[derive(Debug)]
@@ -85,8 +83,8 @@ pub struct Telemetry {
     pub(crate) started: Timestamp,
     pub(crate) spans: Option<SpanBuffer>,
     descriptions: Mutex<DescriptionCache>,
-    /// Estimated requests per domain without rules; at most [`MAX_UNKNOWN_DOMAINS`].
-    unknown: Mutex<BTreeMap<Box<str>, u64>>,
+    /// Domains without rules that requests named.
+    unknown: Mutex<UnknownDomains>,
     /// Label of rules without a slot of their own.
     other: RuleLabel,
     events: Mutex<Option<broadcast::Sender<Event>>>,
@@ -229,6 +227,8 @@ impl Telemetry {
         for (stripe, found) in self.stripes.all().iter().zip(found.iter_mut()) {
             stripe.sample_rate.visit(std::mem::take(found));
         }
+        drop(found);
+        self.log_unknown_domains(self.clock.now());
     }
 
     /// Drains the capture buffers, for readers that need all decisions up to now.
@@ -289,7 +289,8 @@ impl Telemetry {
                 samples += 1;
             }
             if noted.slot == OTHER && capture.origin == Origin::Unmatched {
-                self.record_unknown_domain(&description.domain, u64::from(noted.weight));
+                let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+                unknown.record(&description.domain, u64::from(noted.weight));
             }
             if let Some(caller) = &description.caller {
                 let name = |slot: u32| names.get(slot as usize).unwrap_or(&self.other);
@@ -311,20 +312,27 @@ impl Telemetry {
         samples
     }
 
-    /// Counts sampled requests of a domain without rules. Clients choose the names, so their number is bounded.
-    fn record_unknown_domain(&self, domain: &str, weight: u64) {
+    /// Logs requests of domains without rules, once a minute while there are any.
+    fn log_unknown_domains(&self, now: Timestamp) {
         let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
-        if unknown.len() < MAX_UNKNOWN_DOMAINS || unknown.contains_key(domain) {
-            *unknown.entry(domain.into()).or_default() += weight;
+        let names = unknown.list();
+        if names.is_empty() {
+            return;
         }
+        let (allowed, denied) = self.unknown_domain_counts();
+        let Some(requests) = unknown.due(now, allowed + denied) else { return };
+        let domains: Vec<&str> = names.iter().map(|(name, _)| &**name).collect();
+        tracing::warn!(
+            requests,
+            denied_since_start = denied,
+            ?domains,
+            "requests name domains that have no rules; add a rule file for them, or correct the clients"
+        );
     }
 
     /// Returns the domains without rules that requests named, with the estimated number of requests.
     pub(crate) fn unknown_domains(&self) -> Vec<(Box<str>, u64)> {
-        let unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all: Vec<_> = unknown.iter().map(|(domain, requests)| (domain.clone(), *requests)).collect();
-        all.sort_by_key(|(_, requests)| std::cmp::Reverse(*requests));
-        all
+        self.unknown.lock().unwrap_or_else(PoisonError::into_inner).list()
     }
 
     /// Records the stats of one second. The worker calls this every second.

@@ -11,8 +11,8 @@ use crate::reader::{Reader, Spanned};
 use crate::rule::{Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::scope::ScopePath;
-use crate::sensitivity::may_be_secret;
-use crate::tree::{Element, Level, TreeNode, ValueTest};
+use crate::sensitivity::{identifies_caller, may_be_secret};
+use crate::tree::{Element, GLOBAL, Level, TreeNode, ValueTest};
 use crate::yaml::{Position, shorten};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -24,6 +24,8 @@ pub(crate) struct NodeLocation {
     pub(crate) at: Position,
     /// Position of `soft`, if the rule has one.
     pub(crate) soft: Option<Position>,
+    /// Position of `concurrency`, if the rule has one, and whether its `ttl` is written.
+    pub(crate) concurrency: Option<(Position, bool)>,
     /// Positions of the default limits, in order.
     pub(crate) limits: Vec<Position>,
 }
@@ -51,20 +53,32 @@ pub(crate) fn domain(
             jitter: file.shape.jitter.is_some_and(|jitter| jitter.value),
         },
         class: file.class.unwrap_or_default(),
+        shard_by: file.shard_by.as_ref().map(|attribute| attribute.value.clone()),
         rules,
         tree: vec![root],
-        locations: vec![NodeLocation { at: Position::default(), soft: None, limits: Vec::new() }],
+        locations: vec![NodeLocation {
+            at: file.shard_by.as_ref().map_or_else(Position::default, |attribute| attribute.at),
+            soft: None,
+            concurrency: None,
+            limits: Vec::new(),
+        }],
     };
     compiler.native_only(&file.shape);
+    if let Some(attribute) = &file.shard_by {
+        compiler.reject_under_envoy(attribute.at, "`shard_by`");
+    }
     let scope = ScopePath::domain(&name);
     compiler.level(file.rules, 0, &scope, "", &Inherited::default());
-    let Compiler { profile, shape: DefaultShape { algorithm, .. }, tree, locations: places, .. } = compiler;
+    let Compiler {
+        profile, shape: DefaultShape { algorithm, .. }, shard_by, tree, locations: places, ..
+    } = compiler;
     let domain = Domain {
         name,
         profile,
         algorithm,
         scope,
         tier_key: file.tier_key.filter(|key| !key.is_empty()).unwrap_or_else(|| "tier".to_owned()),
+        shard_by,
         replaces: false,
         depends_on_tier: false,
         tree,
@@ -85,6 +99,7 @@ struct Compiler<'c, 's> {
     profile: Profile,
     shape: DefaultShape,
     class: Class,
+    shard_by: Option<String>,
     rules: &'c mut Vec<Rule>,
     tree: Vec<TreeNode>,
     locations: Vec<NodeLocation>,
@@ -187,6 +202,7 @@ impl Compiler<'_, '_> {
         self.locations.push(NodeLocation {
             at: draft.at,
             soft: draft.soft.map(|soft| soft.at),
+            concurrency: draft.concurrency.map(|held| (held.at, held.value.has_ttl)),
             limits: Vec::new(),
         });
         let is_secret = may_be_secret(&element.key);
@@ -217,6 +233,7 @@ impl Compiler<'_, '_> {
         self.shape = defaults;
         self.reject_unleasable(&draft, &limits);
         let id = u32::try_from(self.rules.len()).ok()?;
+        let shard_by = self.shard_by.clone().filter(|attribute| self.is_sharded(attribute));
         let class = draft.class.unwrap_or(self.class);
         self.rules.push(Rule {
             id,
@@ -234,7 +251,9 @@ impl Compiler<'_, '_> {
             },
             action: draft.action.map_or(Action::Reject, |action| action.value),
             mode: draft.mode.map_or(Mode::Adaptive, |mode| mode.value),
-            shared_by_callers: scope.is_shared(),
+            shared_by_callers: scope.is_shared()
+                && shard_by.as_ref().is_none_or(|attribute| !identifies_caller(attribute)),
+            shard_by,
             fallback: draft.fallback.map(|part| part.value),
             split: draft.split.map(|split| u16::try_from(split.value).unwrap_or(u16::MAX)),
             priority: draft.priority.unwrap_or(0),
@@ -250,6 +269,27 @@ impl Compiler<'_, '_> {
             location: (self.reader.source.name.clone(), draft.at.line),
         });
         Some(id)
+    }
+
+    /// Returns whether the counters of the newest descriptor get the domain's `shard_by` value in front: not if they have
+    /// it there already, and not if the path says that all callers share them.
+    fn is_sharded(&self, attribute: &str) -> bool {
+        let mut at = self.tree.len() - 1;
+        let mut first = None;
+        while at != 0 {
+            let TreeNode { element, parent, .. } = &self.tree[at];
+            let is_shared = matches!(element.test, ValueTest::Shared(_)) && *element.key == *attribute;
+            if *element.key == *GLOBAL.0 || is_shared {
+                return false;
+            }
+            if !matches!(element.test, ValueTest::Exact(_) | ValueTest::Shared(_)) {
+                first = Some(element);
+            }
+            at = *parent as usize;
+        }
+        let has_it =
+            |element: &Element| *element.key == *attribute && !matches!(element.test, ValueTest::Network(_));
+        !first.is_some_and(has_it)
     }
 
     /// Returns the keys on the path to the node that was added last.

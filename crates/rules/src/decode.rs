@@ -9,10 +9,12 @@ mod limit;
 use crate::draft::{FileDraft, RuleDraft};
 use crate::reader::{Reader, Spanned, scalar};
 use crate::rule::{Class, Profile};
+use crate::tree::GLOBAL;
 use crate::yaml::{Position, YamlNode, parse};
 use tollgate_core::Algorithm;
 
-const FILE_KEYS: [&str; 7] = ["domain", "descriptors", "profile", "algorithm", "class", "jitter", "tier_key"];
+const FILE_KEYS: [&str; 8] =
+    ["domain", "descriptors", "profile", "algorithm", "class", "jitter", "tier_key", "shard_by"];
 
 /// Decodes a file and reports errors to the reader. Returns `None` if nothing useful is left.
 pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
@@ -46,6 +48,7 @@ pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
             "jitter" => draft.shape.jitter = reader.boolean(node, "jitter"),
             "class" => draft.class = class(reader, node),
             "tier_key" => draft.tier_key = reader.text(node, "tier_key", "tier").map(|text| text.value),
+            "shard_by" => draft.shard_by = shard_by(reader, node),
             _ => reader.unknown_key(key, "a rule file", &FILE_KEYS),
         }
     }
@@ -84,6 +87,19 @@ fn profile(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<Profi
         }
     };
     Some(Spanned { at, value })
+}
+
+fn shard_by(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<String>> {
+    let attribute = reader.text(node, "shard_by", "customer")?;
+    if attribute.value.is_empty() || attribute.value == GLOBAL.0 {
+        reader.error_help(
+            attribute.at,
+            "`shard_by` must name an attribute that differs between callers",
+            "write it as in `shard_by: customer`",
+        );
+        return None;
+    }
+    Some(attribute)
 }
 
 fn class(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Class> {

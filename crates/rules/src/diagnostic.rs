@@ -11,8 +11,10 @@ use std::fmt;
 pub enum Severity {
     /// The rules are rejected.
     Error,
-    /// The rules load, but one of them has no effect.
+    /// The rules load, but one of them has no effect, or another than it seems to have.
     Warning,
+    /// A warning only for some stores, when it is not known which one will be used.
+    Note,
 }
 
 /// One problem in a rule file.
@@ -68,6 +70,7 @@ impl fmt::Display for Diagnostic {
         let severity = match self.severity {
             Severity::Error => "error",
             Severity::Warning => "warning",
+            Severity::Note => "note",
         };
         let Self { file, line, column, message, .. } = self;
         write!(f, "{severity}: {message}\n  --> {file}:{line}:{column}")?;

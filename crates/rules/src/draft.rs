@@ -18,6 +18,7 @@ pub(crate) struct FileDraft {
     pub(crate) shape: ShapeDraft,
     pub(crate) class: Option<Class>,
     pub(crate) tier_key: Option<String>,
+    pub(crate) shard_by: Option<Spanned<String>>,
     pub(crate) rules: Vec<RuleDraft>,
 }
 
@@ -58,6 +59,8 @@ pub(crate) enum SoftThreshold {
 pub(crate) struct ConcurrencyDraft {
     pub(crate) limit: u64,
     pub(crate) ttl: TimeDelta,
+    /// Whether the file has the `ttl`.
+    pub(crate) has_ttl: bool,
 }
 
 /// Draft of `cost`.

@@ -63,7 +63,7 @@ pub use rule::{
     Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, RuleLimit, SoftAction,
     SoftLimit,
 };
-pub use ruleset::{Domain, Options, Ruleset, Source};
+pub use ruleset::{Domain, Options, PermitRelease, Ruleset, Source};
 pub use sensitivity::{identifies_caller, may_be_secret};
 pub use unit::Unit;
 

@@ -1,12 +1,14 @@
-//! Lints for rules that can never match or never deny.
+//! Lints for rules that can never match or never deny, and ([`hazards`]) for rules that limit less than they seem to.
 //!
 //! Few and precise: users stop reading warnings after one false alarm. So each lint reports only what can be proved
-//! from the file alone.
+//! from the file, the names in it, and what is known of the server that loads it ([`Options`]).
+
+mod hazards;
 
 use crate::compile::NodeLocation;
 use crate::reader::Reader;
 use crate::rule::{Action, Profile, Role, Rule, RuleLimit};
-use crate::ruleset::Domain;
+use crate::ruleset::{Domain, Options};
 use crate::tree::{KeyIndex, TreeNode, ValueTest};
 use std::collections::HashSet;
 use tollgate_core::{Algorithm, Limit, Period};
@@ -14,12 +16,15 @@ use tollgate_core::{Algorithm, Limit, Period};
 /// The maximum number of wildcards of one key that are compared with each other; more would take too long.
 const MAX_COMPARED: usize = 1_000;
 
-pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], reader: &mut Reader<'_>) {
+pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], options: &Options, reader: &mut Reader<'_>) {
     let names: HashSet<&str> =
         domain.domain_rules().filter(|rule| rule.has_explicit_name).map(|rule| rule.name.as_str()).collect();
     for (id, node) in domain.tree.iter().enumerate() {
         for index in node.children.keys() {
             never_reached(domain, index, places, reader);
+        }
+        if id != 0 {
+            hazards::unique_key(node, &places[id], reader);
         }
         let Some(rule) = node.rule.map(|id| &domain.rules[id as usize]) else { continue };
         let place = &places[id];
@@ -28,15 +33,20 @@ pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], reader: &mut Read
         never_denies(domain, rule, place, reader);
         soft_at_the_limit(rule, place, reader);
         under_a_stricter_parent(domain, rule, node, place, reader);
+        hazards::burst_at_boundary(rule, place, reader);
+        hazards::unreleased_permits(place, options, reader);
         for name in rule.replaces.iter().filter(|name| !names.contains(name.as_str())) {
-            let message = format!("no rule of this domain has the name `{name}`: nothing is replaced");
+            let message =
+                format!("no rule of this domain has the name `{name}`, so `replaces` has no effect");
             reader.warning(
                 place.at,
                 message,
-                "give the other rule that `name`, or take it out of `replaces`",
+                "give the other rule that `name`, or remove it from `replaces`",
             );
         }
     }
+    hazards::shard_by(domain, &places[0], reader);
+    hazards::several_slots(domain, places, options, reader);
 }
 
 /// Warns about wildcards after one that matches everything they could, and a key alone after a `*`.
@@ -45,7 +55,7 @@ fn never_reached(domain: &Domain, index: &KeyIndex, places: &[NodeLocation], rea
     for (i, (pattern, node)) in patterns.iter().enumerate() {
         if let Some((earlier, _)) = patterns[..i].iter().find(|(earlier, _)| earlier.covers(pattern)) {
             let message = format!(
-                "`{}` can never match: the earlier `{}={}` takes all its values",
+                "`{}` can never match: the earlier `{}={}` matches all its values",
                 domain.tree[*node as usize].element,
                 index.name,
                 earlier.text()
@@ -57,7 +67,7 @@ fn never_reached(domain: &Domain, index: &KeyIndex, places: &[NodeLocation], rea
         && let Some((all, _)) = patterns.iter().find(|(pattern, _)| pattern.matches_all())
     {
         let message =
-            format!("`{0}` alone can never match: `{0}={1}` takes every value", index.name, all.text());
+            format!("`{0}` alone can never match: `{0}={1}` matches every value", index.name, all.text());
         reader.warning(places[any as usize].at, message, "keep one of them");
     }
 }
@@ -74,7 +84,7 @@ fn named_by_secret(
         let node = &domain.tree[id];
         if node.is_secret && matches!(node.element.test, ValueTest::Exact(_)) {
             let message = format!(
-                "without a name the rule is called by the `{}` that it is about, in answers, metrics and logs",
+                "the rule has no name, so its path with the value of `{}` appears in responses, metrics and logs",
                 node.element.key
             );
             reader.warning(place.at, message, "give it a `name`");
@@ -88,8 +98,8 @@ fn named_by_secret(
 fn does_nothing(rule: &Rule, node: &TreeNode, place: &NodeLocation, reader: &mut Reader<'_>) {
     let idle = rule.limits.limits.is_empty() && rule.tiers.is_empty() && !rule.unlimited;
     if idle && matches!(node.element.test, ValueTest::Any) {
-        let message = format!("`{}` has no limit and nothing below it", node.element.key);
-        reader.warning(place.at, message, "give it a `limit`, or `descriptors`, or take it out");
+        let message = format!("`{}` has no limit and no descriptors, so it has no effect", node.element.key);
+        reader.warning(place.at, message, "add a `limit` or `descriptors`, or remove it");
     }
 }
 
@@ -107,11 +117,11 @@ fn never_denies(domain: &Domain, rule: &Rule, place: &NodeLocation, reader: &mut
             .find(|other| !std::ptr::eq(*other, limit) && holds_back(&other.limit, &limit.limit));
         if let Some(stricter) = stricter.filter(|other| !holds_back(&limit.limit, &other.limit)) {
             let message = format!(
-                "`{}` never bites: `{}` beside it is always reached first",
+                "`{}` never denies: `{}` beside it is always reached first",
                 limit.limit.rate(),
                 stricter.limit.rate()
             );
-            reader.warning(*at, message, "lower it, or take it out");
+            reader.warning(*at, message, "lower it, or remove it");
         }
     }
 }
@@ -126,7 +136,7 @@ fn soft_at_the_limit(rule: &Rule, place: &NodeLocation, reader: &mut Reader<'_>)
     if marks.peek().is_some() && marks.all(|late| late) {
         reader.warning(
             at,
-            "this soft mark is not below the limit: it never acts first",
+            "the soft limit is not below the limit, so it has no effect",
             "lower it, as in `soft: 80%`",
         );
     }
@@ -163,12 +173,12 @@ fn under_a_stricter_parent(
             });
             if let Some(stricter) = stricter {
                 let message = format!(
-                    "`{}` never bites for attributes: `{}` of `{}` above it is always reached first",
+                    "`{}` never denies a check by attributes: `{}` of its parent `{}` is always reached first",
                     limit.limit.rate(),
                     stricter.limit.rate(),
                     parent.name
                 );
-                let help = "lower it; only an RLS descriptor that ends here meets it alone";
+                let help = "lower it; only an RLS descriptor that ends here is held to it alone";
                 reader.warning(*at, message, help);
                 return;
             }

@@ -47,6 +47,9 @@ impl Domain {
             plan.tier =
                 plan.overrides.and_then(CallerOverrides::tier).or_else(|| find(request, &self.tier_key));
         }
+        if let Some(attribute) = &self.shard_by {
+            plan.shard = find(request, attribute).map(|value| value_part(may_be_secret(attribute), value));
+        }
         let mut walk = AttributeMatcher {
             domain: self,
             request,
@@ -90,6 +93,10 @@ impl Domain {
     ) {
         if self.depends_on_tier {
             plan.tier = plan.overrides.and_then(CallerOverrides::tier);
+        }
+        if let Some(attribute) = &self.shard_by {
+            let value = descriptors.iter().find_map(|descriptor| find(descriptor.entries, attribute));
+            plan.shard = value.map(|value| value_part(may_be_secret(attribute), value));
         }
         for (i, descriptor) in descriptors.iter().enumerate() {
             let i = u16::try_from(i).unwrap_or(u16::MAX);
@@ -204,10 +211,17 @@ impl Domain {
         };
         let (scope, values) = match configured {
             Some((scope, values)) => (scope.clone(), values),
-            None => (
-                self.scope.inline(descriptor.entries).limit(Kind::Inline, &limit, None),
-                descriptor.entries.iter().map(|(key, value)| value_part(may_be_secret(key), value)).collect(),
-            ),
+            None => {
+                let has_shard =
+                    descriptor.entries.first().is_some_and(|(key, _)| Some(*key) == self.shard_by());
+                let values =
+                    descriptor.entries.iter().map(|(key, value)| value_part(may_be_secret(key), value));
+                let shard = plan.shard.filter(|_| !has_shard);
+                (
+                    self.scope.inline(descriptor.entries).limit(Kind::Inline, &limit, None),
+                    shard.into_iter().chain(values).collect(),
+                )
+            }
         };
         let Some(parts) = push_parts(plan, &values) else {
             return (MatchKind::None, None);
@@ -219,6 +233,7 @@ impl Domain {
             limit: LimitOrigin::Inline(Box::new(limit)),
             parts,
             shard: 0,
+            shard_at: 0,
             position: 0,
             remaining: None,
             cost,
@@ -338,27 +353,34 @@ struct CostResolver<'a> {
 
 impl Rule {
     /// Returns the cost of a request under this rule; `asked` is the cost that the request specifies. A peek stays a
-    /// peek. A refund under an attribute cost uses `asked`: the attribute specified the units to take.
+    /// peek. A refund under an attribute cost uses `asked`: the attribute specified the units to take. `None` if the
+    /// attribute is not a whole number.
     #[must_use]
     #[inline]
-    pub fn resolve_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
-        if matches!(self.cost, CostFrom::Request) { asked } else { self.rule_cost(asked, attributes) }
+    pub fn resolve_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
+        if matches!(self.cost, CostFrom::Request) { Some(asked) } else { self.rule_cost(asked, attributes) }
     }
 
     #[inline(never)]
-    fn rule_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Cost {
+    fn rule_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
         match &self.cost {
-            CostFrom::Request => asked,
-            _ if asked.is_peek() => asked,
-            CostFrom::Fixed(units) if asked.is_refund() => Cost::refund(*units),
-            CostFrom::Fixed(units) => Cost::new(*units),
-            CostFrom::Attribute(_) if asked.is_refund() => asked,
-            CostFrom::Attribute(name) => {
-                let units = find(attributes, name).and_then(|value| value.parse().ok());
-                units.map_or(asked, Cost::new)
-            }
+            CostFrom::Request => Some(asked),
+            _ if asked.is_peek() => Some(asked),
+            CostFrom::Fixed(units) if asked.is_refund() => Some(Cost::refund(*units)),
+            CostFrom::Fixed(units) => Some(Cost::new(*units)),
+            CostFrom::Attribute(_) if asked.is_refund() => Some(asked),
+            CostFrom::Attribute(name) => match find(attributes, name) {
+                None => Some(asked),
+                Some(value) => parse_units(value).map(Cost::new),
+            },
         }
     }
+}
+
+/// Parses the number in a cost attribute: digits alone, because every other spelling is somebody's mistake or trick.
+fn parse_units(value: &str) -> Option<u64> {
+    let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+    value.parse().ok().filter(|_| is_number)
 }
 
 impl RuleLimit {
@@ -394,9 +416,20 @@ fn push_limits<'p>(
     if limits.is_empty() {
         return MatchKind::Exempt;
     }
-    let cost = rule.resolve_cost(cost.cost, cost.attributes);
+    let cost = rule.resolve_cost(cost.cost, cost.attributes).unwrap_or_else(|| {
+        if let CostFrom::Attribute(name) = &rule.cost
+            && limits.iter().any(|limit| limit.role.is_live())
+        {
+            plan.malformed_cost = Some(name);
+        }
+        cost.cost
+    });
     let start = plan.parts.len();
-    let (mut shard, mut position) = (0, 0);
+    let (mut shard, mut position, mut shard_at) = (0, 0, 0);
+    if let (Some(value), true) = (plan.shard, rule.shard_by.is_some()) {
+        plan.parts.push(value);
+        shard_at = 1;
+    }
     if let Some(split) = rule.split {
         plan.is_split = true;
         (shard, position) = next_shard(split, rule.id, path.iter().chain(&last), cost);
@@ -421,6 +454,7 @@ fn push_limits<'p>(
             limit: if agreed.is_some() { LimitOrigin::Override(limit) } else { LimitOrigin::Rule(limit) },
             parts,
             shard,
+            shard_at,
             position,
             remaining: None,
             cost,

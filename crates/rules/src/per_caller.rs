@@ -33,12 +33,15 @@ impl Domain {
             }
             let (missing, asked): (Vec<_>, Vec<_>) =
                 nodes().partition(|node| find(request, &node.element.key).is_none());
+            let rule = &self.rules[rule as usize];
+            // Without the value that places its counters, a request has others.
+            let shard = rule.shard_by.as_deref().filter(|attribute| find(request, attribute).is_none());
             if asked.into_iter().all(|node| self.clause(node, request).holds) {
                 let words: Vec<String> = nodes().map(|node| node.element.to_string()).collect();
                 found.push(PerCallerRule {
-                    rule: &self.rules[rule as usize],
+                    rule,
                     path: words.join("/"),
-                    missing: missing.into_iter().map(|node| &*node.element.key).collect(),
+                    missing: missing.into_iter().map(|node| &*node.element.key).chain(shard).collect(),
                 });
             }
         }
@@ -57,7 +60,9 @@ impl Domain {
                     ValueTest::Shared(_) => false,
                 }
             });
-            Some((node.rule?, apart.map(|element| &*element.key).collect()))
+            let rule = node.rule?;
+            let shard = self.rules[rule as usize].shard_by.as_deref();
+            Some((rule, apart.map(|element| &*element.key).chain(shard).collect()))
         })
     }
 }

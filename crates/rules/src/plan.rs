@@ -58,11 +58,13 @@ pub struct MatchedLimit<'p> {
     pub rule: Option<&'p Rule>,
     /// Limit to charge.
     pub limit: LimitOrigin<'p>,
-    /// Values of the counter key, as a range of the plan's parts. If the counter is split, the first one is the shard's
-    /// name.
+    /// Values of the counter key, as a range of the plan's parts. If the counter is split, the one at `shard_at` is the
+    /// shard's name.
     pub parts: (u16, u16),
     /// Index of the shard to charge; zero if the counter is not split.
     pub shard: u16,
+    /// Index of the shard's name among its parts, if the counter is split.
+    pub shard_at: u16,
     /// Number of shards that this thread has charged earlier in the same round.
     pub position: u16,
     /// Remaining units of the whole limit, if known exactly: all shards were read, or a grant was used.
@@ -102,6 +104,11 @@ pub struct Plan<'p> {
     pub is_split: bool,
     /// Tier of the caller, from its quota or the request.
     pub tier: Option<&'p str>,
+    /// Value of the domain's `shard_by` attribute, if the request has it.
+    pub shard: Option<KeyPart<'p>>,
+    /// Attribute from which an enforced rule takes its cost, if its value is not a whole number: the request cannot be
+    /// charged.
+    pub malformed_cost: Option<&'p str>,
     /// Overrides of the caller; set before planning.
     pub overrides: Option<&'p CallerOverrides>,
 }
@@ -116,6 +123,8 @@ impl Default for Plan<'_> {
             matches: SmallVec::new(),
             is_split: false,
             tier: None,
+            shard: None,
+            malformed_cost: None,
             overrides: None,
         }
     }
@@ -143,7 +152,17 @@ impl Plan<'_> {
     }
 }
 
-impl Plan<'_> {
+impl<'p> Plan<'p> {
+    /// Returns the key values of a split counter's shard with this name.
+    pub fn shard_parts(&self, matched: &MatchedLimit<'_>, name: &'p str) -> SmallVec<[KeyPart<'p>; 4]> {
+        let mut parts: SmallVec<[KeyPart<'p>; 4]> =
+            self.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)].iter().copied().collect();
+        if let Some(part) = parts.get_mut(usize::from(matched.shard_at)) {
+            *part = KeyPart::Text(name);
+        }
+        parts
+    }
+
     /// Moves a split counter's charge to another shard.
     pub fn move_to_shard(&mut self, matched: usize, shard: u16) {
         let Some(name) = self.limits[matched].shard_names().get(usize::from(shard)) else { return };
@@ -154,11 +173,8 @@ impl Plan<'_> {
             return;
         };
         // Other limits of the rule share the range, so this one gets a separate copy.
-        self.parts.push(KeyPart::Text(name));
-        for at in usize::from(from) + 1..usize::from(to) {
-            let part = self.parts[at];
-            self.parts.push(part);
-        }
+        let parts = self.shard_parts(&self.limits[matched], name);
+        self.parts.extend(parts);
         (self.limits[matched].parts, self.limits[matched].shard) = ((start, end), shard);
     }
 }

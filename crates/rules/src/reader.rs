@@ -39,9 +39,19 @@ impl Reader<'_> {
 
     /// Reports a warning: valid, but probably unintended.
     pub(crate) fn warning(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
+        self.warn(Severity::Warning, at, message, help);
+    }
+
+    /// Reports a warning, or a note.
+    pub(crate) fn warn(
+        &mut self,
+        severity: Severity,
+        at: Position,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
         if self.warnings.len() < Diagnostics::MAX {
-            self.warnings
-                .push(Diagnostic::new(Severity::Warning, self.source, at, message.into()).help(help));
+            self.warnings.push(Diagnostic::new(severity, self.source, at, message.into()).help(help));
         }
     }
 

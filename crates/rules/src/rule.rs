@@ -222,7 +222,8 @@ pub enum CostFrom {
     /// This fixed number, whatever the request's cost: a limit on requests next to one on tokens. Peeks stay peeks;
     /// refunds refund this number.
     Fixed(u64),
-    /// The number in this attribute; the request's cost if the attribute is absent or not a number.
+    /// The number in this attribute; the request's cost if the attribute is absent. A request whose attribute is not a
+    /// whole number is rejected.
     Attribute(String),
 }
 
@@ -260,6 +261,8 @@ pub struct Rule {
     pub mode: Mode,
     /// Whether all callers share its counters: none of the key's values identifies a caller.
     pub shared_by_callers: bool,
+    /// Attribute whose value begins its counter keys where a request has it (`shard_by` of the domain).
+    pub shard_by: Option<String>,
     /// Thousandths of the limits that are reserved for nodes that cannot reach the store.
     pub fallback: Option<u64>,
     /// Number of shards that each counter is split into; a request is charged to one of them.

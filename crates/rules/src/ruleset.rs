@@ -2,7 +2,7 @@
 
 use crate::compile;
 use crate::decode;
-use crate::diagnostic::{Diagnostic, Diagnostics};
+use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::draft::FileDraft;
 use crate::lint;
 use crate::overrides::Overridable;
@@ -44,6 +44,22 @@ pub struct Options {
     pub nodes: Option<u32>,
     /// Whether limits that all callers share are leased when their rules have no `mode`, because the store is remote.
     pub lease_shared: bool,
+    /// Whether the store is a Redis Cluster, where counters lie in slots, if that is known. Only lints use it.
+    pub cluster: Option<bool>,
+    /// What happens to concurrency permits when a request ends. Only lints use it.
+    pub permits: PermitRelease,
+}
+
+/// What happens to concurrency permits when a request ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PermitRelease {
+    /// Not known: the file is read alone.
+    #[default]
+    Unknown,
+    /// Released: the gateway or a Rust layer sees the end.
+    Released,
+    /// They expire: no protocol that is served reports the end.
+    Expire,
 }
 
 /// All rules, compiled.
@@ -66,6 +82,7 @@ pub struct Ruleset {
     /// Location of each limit by number: its rule, and its index among that rule's limits.
     limits: Vec<(u32, u32)>,
     warnings: Vec<Diagnostic>,
+    notes: Vec<Diagnostic>,
     sources: Vec<Source>,
     revision: String,
     /// Number of nodes that share the limits, if known.
@@ -84,6 +101,8 @@ pub struct Domain {
     pub(crate) scope: ScopePath,
     /// Attribute that contains a caller's tier.
     pub(crate) tier_key: String,
+    /// Attribute whose value places a request's counters.
+    pub(crate) shard_by: Option<String>,
     /// Whether any rule replaces others.
     pub(crate) replaces: bool,
     /// Whether any rule depends on a caller's tier.
@@ -128,15 +147,18 @@ impl Ruleset {
             let asks_tier = domain.domain_rules().any(Rule::depends_on_tier);
             domain.depends_on_tier = asks_tier;
             let mut reader = Reader { source, errors: &mut errors, warnings: &mut warnings };
-            lint::domain(&domain, &places, &mut reader);
+            lint::domain(&domain, &places, options, &mut reader);
             domains.push(domain);
         }
+        let (notes, warnings) =
+            warnings.into_iter().partition(|found: &Diagnostic| found.severity == Severity::Note);
         Ok(Self {
             domains,
             by_name,
             rules,
             limits,
             warnings,
+            notes,
             sources: sources.to_vec(),
             revision: revision(sources, options),
             nodes: options.nodes,
@@ -154,6 +176,12 @@ impl Ruleset {
     #[must_use]
     pub fn warnings(&self) -> &[Diagnostic] {
         &self.warnings
+    }
+
+    /// Returns what would be warnings for some stores, if [`Options`] do not tell which one is used.
+    #[must_use]
+    pub fn notes(&self) -> &[Diagnostic] {
+        &self.notes
     }
 
     /// Returns the rules hash: twelve hexadecimal digits that are the same wherever the same rules are loaded.
@@ -213,6 +241,12 @@ impl Domain {
     #[must_use]
     pub fn tier_key(&self) -> &str {
         &self.tier_key
+    }
+
+    /// Returns the attribute whose value places a request's counters together.
+    #[must_use]
+    pub fn shard_by(&self) -> Option<&str> {
+        self.shard_by.as_deref()
     }
 
     /// Returns the literal values of a key in its rules, without wildcards.

@@ -8,7 +8,7 @@
 
 use crate::rule::Role;
 use crate::sensitivity::may_be_secret;
-use crate::tree::{Element, ValueTest};
+use crate::tree::{Element, GLOBAL, ValueTest};
 use std::fmt::Write;
 use tollgate_core::{Algorithm, Limit, Scope, StableHasher, secret_prefix};
 
@@ -50,7 +50,8 @@ impl ScopePath {
 
     /// Returns whether none of the values in its counter keys identifies a caller.
     pub(crate) fn is_shared(&self) -> bool {
-        self.group.split('|').skip(1).all(|key| !crate::sensitivity::identifies_caller(key))
+        let identifies = |key: &str| key != GLOBAL.0 && crate::sensitivity::identifies_caller(key);
+        !self.group.split('|').skip(1).any(identifies)
     }
 
     /// Returns the path of split counters.

@@ -49,6 +49,7 @@ impl Rule {
         add("mode", mode.map(str::to_owned));
         add("fallback", self.fallback.map(|part| format!("{}.{}%", part / 10, part % 10)));
         add("split", self.split.map(|split| split.to_string()));
+        add("shard_by", self.shard_by.clone());
         add("priority", (self.priority != 0).then(|| self.priority.to_string()));
         let cost = match &self.cost {
             CostFrom::Request => None,

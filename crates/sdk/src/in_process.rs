@@ -2,6 +2,7 @@
 
 use crate::check_request::{CheckRequest, descriptors};
 use crate::decider::{Decider, HeldResource, LayerDecision};
+use http::StatusCode;
 use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock};
@@ -109,7 +110,10 @@ impl<S: CounterStore + 'static> Decider for InProcess<S> {
         limiter.record_latency("sdk", 1, now.since(began));
         let scope = self.responses.scope(&decision, check.input);
         let facts = DecisionSummary::from_decision(&decision).with_scope(scope.as_deref());
-        let answer = self.responses.respond(&facts, now);
+        let mut answer = self.responses.respond(&facts, now);
+        if decision.malformed_cost.is_some() {
+            *answer.status_mut() = StatusCode::BAD_REQUEST;
+        }
         let mut decided = LayerDecision::from_response(answer);
         decided.is_allowed = decision.is_allowed();
         decided.delay = decision.delay().into();

@@ -184,7 +184,7 @@ fn denial<R: Body>(decided: LayerDecision, is_grpc: bool) -> Response<LimitedBod
     let (code, text) = match head.status {
         StatusCode::SERVICE_UNAVAILABLE => ("14", "the request could not be checked"),
         StatusCode::UNAUTHORIZED => ("16", "the credential cannot be read"),
-        StatusCode::BAD_REQUEST => ("3", "the request is ambiguous"),
+        StatusCode::BAD_REQUEST => ("3", "the request is ambiguous or malformed"),
         _ => ("8", "rate limit exceeded"),
     };
     head.status = StatusCode::OK;

@@ -478,3 +478,39 @@ fn pages_of_other_sites_are_rejected() {
         );
     }
 }
+
+/// Every way to ask rejects a cost that it cannot read, instead of charging one unit.
+#[test]
+fn a_malformed_cost_is_a_bad_request_in_every_protocol() {
+    let server = Server::with_rules(
+        "{domain: d, descriptors: [{key: user, limit: 10/year, cost: tokens, descriptors: [{key: tokens, limit: 10/year, cost: \
+         tokens}]}]}",
+    );
+    let attributes = json!({"user": "u", "tokens": "many"});
+    for path in ["/v1/check", "/v1/reserve"] {
+        let response = server.post(path, &json!({"domain": "d", "attributes": attributes}));
+        assert_eq!(response.status, 400, "{path}: {}", response.text());
+        assert!(response.text().contains("attributes.tokens"), "{}", response.text());
+        for cost in [json!("5"), json!(-1), json!(1.5), json!("x"), json!(18446744073709551616.0)] {
+            let body = json!({"domain": "d", "attributes": {"user": "u"}, "cost": cost});
+            assert_eq!(server.post(path, &body).status, 400, "{path} {cost}");
+        }
+    }
+    let entries = json!([{"key": "user", "value": "u"}, {"key": "tokens", "value": "-3"}]);
+    let descriptors = json!([{"entries": entries}]);
+    for path in ["/json", "/v1/check"] {
+        let response = server.post(path, &json!({"domain": "d", "descriptors": descriptors}));
+        assert_eq!(response.status, 400, "{path}: {}", response.text());
+    }
+    let body = json!({"domain": "d", "hits_addend": "x", "descriptors": [{"entries": [{"key": "user", "value": "u"}]}]});
+    assert_eq!(server.post("/json", &body).status, 400);
+    let command = b"*6\r\n$8\r\nTG.CHECK\r\n$1\r\nd\r\n$4\r\nuser\r\n$1\r\nu\r\n$6\r\ntokens\r\n$1\r\nx\r\n";
+    let mut connection = std::net::TcpStream::connect(server.resp).expect("a connection");
+    std::io::Write::write_all(&mut connection, command).expect("sent");
+    let mut reply = [0; 256];
+    let length = std::io::Read::read(&mut connection, &mut reply).expect("a reply");
+    let reply = String::from_utf8_lossy(&reply[..length]);
+    assert!(reply.starts_with("-ERR the cost in attribute `tokens`"), "{reply}");
+    let peek = json!({"domain": "d", "attributes": {"user": "u"}, "cost": 0});
+    assert_eq!(server.post("/v1/check", &peek).json()["limits"][0]["remaining"], 10, "nothing was charged");
+}

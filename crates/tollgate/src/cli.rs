@@ -298,6 +298,9 @@ pub(crate) struct ServeFlags {
     /// Shadow mode for all rules: count, deny nothing.
     #[arg(long, env = "TOLLGATE_GLOBAL_SHADOW", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) global_shadow: Option<bool>,
+    /// What to do with requests whose domain has no rules [default: allow].
+    #[arg(long, env = "TOLLGATE_UNKNOWN_DOMAIN", value_name = "POLICY")]
+    pub(crate) unknown_domain: Option<UnknownDomainName>,
     /// Minimum level of log messages, and of single modules: info, or info,tollgate_store=debug.
     #[arg(long, env = "TOLLGATE_LOG", value_name = "LEVELS", default_value = "info")]
     pub(crate) log: LogFlag,
@@ -353,6 +356,25 @@ impl From<ProfileName> for tollgate_rules::Profile {
         match name {
             ProfileName::Native => Self::Native,
             ProfileName::Envoy => Self::Envoy,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum UnknownDomainName {
+    /// Allow them, without a limit.
+    #[default]
+    Allow,
+    /// Deny them.
+    Deny,
+}
+
+impl From<UnknownDomainName> for tollgate_engine::UnknownDomain {
+    fn from(name: UnknownDomainName) -> Self {
+        match name {
+            UnknownDomainName::Allow => Self::Allow,
+            UnknownDomainName::Deny => Self::Deny,
         }
     }
 }

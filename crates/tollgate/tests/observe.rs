@@ -59,6 +59,34 @@ fn documented(text: &str) {
     assert!(unknown.is_empty(), "docs/operations/monitoring.md does not say what these are: {unknown:?}");
 }
 
+/// A misspelled domain is a limit that does not exist: whoever runs the server must learn of it.
+#[test]
+fn requests_of_unknown_domains_are_counted_logged_and_shown() {
+    for (flags, allowed, verdict) in
+        [(&[][..], true, "allow"), (&["--unknown-domain", "deny"], false, "deny")]
+    {
+        let server = Server::start_with_rules(RULES, flags);
+        for _ in 0..3 {
+            assert_eq!(server.check("sh\u{202e}op", &json!({"api_key": "a"})).json()["allowed"], allowed);
+        }
+        assert_eq!(server.check("d", &json!({"nothing": "matches"})).json()["allowed"], true);
+        let name = format!("ratelimit_unknown_domain_requests_total{{verdict=\"{verdict}\"}}");
+        eventually("the metric", || (figure(&metrics(&server), &name) == 3.0).then_some(()));
+        let shown = get(&server, "/admin/v1/stats")["unknown_domains"].clone();
+        assert_eq!(
+            (&shown["requests"], &shown["domains"][0]["domain"]),
+            (&json!(3), &json!("sh\u{202e}op")),
+            "{shown}"
+        );
+        let log = eventually("the message", || {
+            let log = server.log();
+            log.contains("requests name domains that have no rules").then_some(log)
+        });
+        assert_eq!(log.matches("domains that have no rules").count(), 1, "{log}");
+        assert!(log.contains("sh\\u{202e}op"), "escaped: {log}");
+    }
+}
+
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs promtool: make test")]
 fn metrics_match_the_traffic_and_pass_the_linter() {

@@ -99,7 +99,7 @@ export interface Stats {
   /** Requests that no limit applied to, by domain, since startup. */
   unmatched: DomainRequests[];
   /** Requests of domains without rules, since startup; the names are sampled. */
-  unknown_domains: { requests: number; domains: DomainRequests[] };
+  unknown_domains: { requests: number; denied: number; domains: DomainRequests[] };
   tiers: { tier: string; histogram: number[] }[];
   node: NodeState;
 }

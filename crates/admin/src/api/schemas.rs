@@ -286,6 +286,8 @@ struct DomainRequests {
 #[derive(ToSchema)]
 struct UnknownDomains {
     requests: u64,
+    /// How many of them were denied (`unknown_domain: deny`).
+    denied: u64,
     /// The first 20 of these domains, with request counts estimated from samples.
     domains: Vec<DomainRequests>,
 }

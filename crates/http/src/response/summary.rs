@@ -292,7 +292,7 @@ fn blocked_by(decision: &Decision) -> Option<(&str, u64)> {
 fn guards(decision: &Decision, by: DecidedBy) -> bool {
     match by {
         DecidedBy::Rule(id) => decision.rules().rule(id).is_some_and(|rule| rule.class == Class::Security),
-        DecidedBy::Inline => false,
+        DecidedBy::Inline | DecidedBy::UnknownDomain | DecidedBy::MalformedCost => false,
         // A caller that operators blocked counts as abusive.
         DecidedBy::Emergency => true,
     }

@@ -69,6 +69,12 @@ impl Telemetry {
         all.filter(|(_, sums)| sums[..TENTHS].iter().any(|sum| *sum > 0)).collect()
     }
 
+    /// Returns the number of requests of domains without rules, allowed and denied.
+    pub(crate) fn unknown_domain_counts(&self) -> (u64, u64) {
+        let sums = self.raw_counts(OTHER as usize);
+        (sums[UNMATCHED], sums[ORIGINS.len() + UNMATCHED])
+    }
+
     pub(crate) fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         for slot in 0..self.labels.rules().len() {
@@ -112,6 +118,11 @@ impl Telemetry {
                 family.add(&labels("deny", Origin::Store.name(), "true"), sums[SHADOW_DENY]);
             }
         }
+        let help = "Number of requests whose domain has no rules.";
+        let mut family = page.counters("ratelimit_unknown_domain_requests_total", help);
+        let (allowed, denied) = self.unknown_domain_counts();
+        family.add(&[("verdict", "allow")], allowed);
+        family.add(&[("verdict", "deny")], denied);
         let help = "Number of requests checked against a rule's limits, by the result of that rule alone.";
         let mut family = page.counters("ratelimit_rule_checks_total", help);
         for (name, sums) in &counts {
@@ -193,7 +204,7 @@ impl Telemetry {
             .filter(|(name, sums)| name.rule.is_empty() && sums[UNMATCHED] > 0)
             .map(|(name, sums)| json!({"domain": name.domain, "requests": sums[UNMATCHED]}))
             .collect();
-        let unknown = counts.get(OTHER as usize).map_or(0, |(_, sums)| sums[UNMATCHED]);
+        let (allowed, denied) = self.unknown_domain_counts();
         let names: Vec<Value> = self
             .unknown_domains()
             .iter()
@@ -214,7 +225,7 @@ impl Telemetry {
             "series": self.series().columns(seconds),
             "rules": rules,
             "unmatched": unmatched,
-            "unknown_domains": {"requests": unknown, "domains": names},
+            "unknown_domains": {"requests": allowed + denied, "denied": denied, "domains": names},
             "tiers": tiers,
             "node": {
                 "name": self.node.node,

@@ -300,7 +300,9 @@ impl Telemetry {
             DecidedBy::Rule(rule) => layout.slot(rule),
             DecidedBy::Inline => layout.inline(check.domain, &self.labels),
             // Not a rule; the origin label identifies emergency measures.
-            DecidedBy::Emergency => layout.unmatched(check.domain),
+            DecidedBy::Emergency | DecidedBy::UnknownDomain | DecidedBy::MalformedCost => {
+                layout.unmatched(check.domain)
+            }
         }
     }
 

@@ -148,13 +148,13 @@ fn concurrency(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<C
     const TTL: TimeDelta = TimeDelta::from_secs(60);
     if !matches!(node.value, YamlValue::Mapping(_)) {
         let Spanned { at, value } = reader.count(node, "concurrency", Rate::MAX_COUNT)?;
-        return Some(Spanned { at, value: ConcurrencyDraft { limit: value, ttl: TTL } });
+        return Some(Spanned { at, value: ConcurrencyDraft { limit: value, ttl: TTL, has_ttl: false } });
     }
-    let (mut limit, mut ttl) = (None, Some(TTL));
+    let (mut limit, mut ttl, mut has_ttl) = (None, Some(TTL), false);
     for (key, node) in reader.mapping(node, "concurrency", "{limit: 20, ttl: 60s}")? {
         match scalar(key) {
             "limit" => limit = Some(reader.count(node, "limit", Rate::MAX_COUNT)?.value),
-            "ttl" => ttl = reader.duration(node, "ttl").map(|ttl| ttl.value),
+            "ttl" => (ttl, has_ttl) = (reader.duration(node, "ttl").map(|ttl| ttl.value), true),
             _ => reader.unknown_key(key, "`concurrency`", &["limit", "ttl"]),
         }
     }
@@ -165,7 +165,7 @@ fn concurrency(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<C
             "write `concurrency: {limit: 20, ttl: 60s}`",
         );
     }
-    Some(Spanned { at: node.at, value: ConcurrencyDraft { limit: limit?, ttl: ttl? } })
+    Some(Spanned { at: node.at, value: ConcurrencyDraft { limit: limit?, ttl: ttl?, has_ttl } })
 }
 
 fn on_error(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<OnErrorDraft> {

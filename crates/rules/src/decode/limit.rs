@@ -62,7 +62,7 @@ pub(super) fn rate_limit(reader: &mut Reader<'_>, at: Position, node: &YamlNode<
                 let Some(count) = count else { return };
                 if !counted {
                     let message =
-                        "`rate_limit` has no `requests_per_unit`: it is 0, which turns everything away";
+                        "`rate_limit` has no `requests_per_unit`: it is 0, which denies every request";
                     reader.warning(at, message, "write `requests_per_unit: 0` if that is meant");
                 }
                 let period = Period::Rolling(unit.length());

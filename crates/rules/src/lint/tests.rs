@@ -1,10 +1,14 @@
 //! Each warning where it is right, and silence where it would be wrong.
 
-use crate::{Options, Ruleset, Source};
+use crate::{Options, PermitRelease, Ruleset, Source};
 
 fn warnings(descriptors: &str) -> Vec<String> {
-    let source = Source::new("t.yaml", format!("domain: d\ndescriptors:\n{descriptors}"));
-    let rules = Ruleset::load(&[source], &Options::default()).unwrap_or_else(|errors| panic!("{errors}"));
+    warnings_with(&format!("domain: d\ndescriptors:\n{descriptors}"), &Options::default())
+}
+
+fn warnings_with(text: &str, options: &Options) -> Vec<String> {
+    let source = Source::new("t.yaml", text);
+    let rules = Ruleset::load(&[source], options).unwrap_or_else(|errors| panic!("{errors}"));
     rules
         .warnings()
         .iter()
@@ -18,46 +22,105 @@ fn lints_name_the_rule_and_its_location() {
         // can never match
         (
             "- {key: a, value: \"x*\", limit: 1/s}\n- {key: a, value: \"xy*\", limit: 1/s}",
-            "4:3 `a=xy*` can never match: the earlier `a=x*` takes all its values",
+            "4:3 `a=xy*` can never match: the earlier `a=x*` matches all its values",
         ),
         (
             "- {key: a, value: \"*\", limit: 1/s}\n- {key: a, limit: 1/s}",
-            "4:3 `a` alone can never match: `a=*` takes every value",
+            "4:3 `a` alone can never match: `a=*` matches every value",
         ),
         // does nothing
-        ("- {key: a}", "3:3 `a` has no limit and nothing below it"),
+        ("- {key: a}", "3:3 `a` has no limit and no descriptors, so it has no effect"),
         (
             "- {key: a, rate_limit: {unit: minute}}",
-            "3:12 `rate_limit` has no `requests_per_unit`: it is 0, which turns everything away",
+            "3:12 `rate_limit` has no `requests_per_unit`: it is 0, which denies every request",
         ),
         (
             "- {key: a, limit: 1/s, replaces: [{name: nobody}]}",
-            "3:3 no rule of this domain has the name `nobody`: nothing is replaced",
+            "3:3 no rule of this domain has the name `nobody`, so `replaces` has no effect",
         ),
         // never bites
         (
             "- {key: a, limit: [10/second, 1000/minute]}",
-            "3:31 `1000/1m` never bites: `10/1s` beside it is always reached first",
+            "3:31 `1000/1m` never denies: `10/1s` beside it is always reached first",
         ),
         (
             "- {key: a, algorithm: fixed_window, limit: [10/second, 600/minute]}",
-            "3:56 `600/1m` never bites: `10/1s` beside it is always reached first",
+            "3:56 `600/1m` never denies: `10/1s` beside it is always reached first",
         ),
         (
             "- {key: a, limit: 10/minute, descriptors: [{key: b, limit: 20/minute}]}",
-            "3:60 `20/1m` never bites for attributes: `10/1m` of `a` above it is always reached first",
+            "3:60 `20/1m` never denies a check by attributes: `10/1m` of its parent `a` is always reached first",
         ),
         (
             "- {key: a, limit: 10/s, soft: 10}",
-            "3:31 this soft mark is not below the limit: it never acts first",
+            "3:31 the soft limit is not below the limit, so it has no effect",
         ),
         (
             "- {key: a, limit: 10/s, soft: 100%}",
-            "3:31 this soft mark is not below the limit: it never acts first",
+            "3:31 the soft limit is not below the limit, so it has no effect",
+        ),
+        // limits less than it seems to
+        (
+            "- {key: user, limit: 5/s, descriptors: [{key: X-Request-Id, limit: 1/s}]}",
+            "3:41 `X-Request-Id` differs in every request: a counter for each value never reaches a limit",
+        ),
+        (
+            "- {key: user, class: security, algorithm: fixed_window, limit: 5/minute}",
+            "3:64 a fixed window of `5/1m` admits twice as much around its boundary, on a rule of `class: security`",
+        ),
+        (
+            "- {key: endpoint, value: x, class: security, descriptors: [{key: user, limit: 5/day in UTC}]}",
+            "3:79 a fixed window of `5/calendar day in UTC` admits twice as much around its boundary, on a rule of `class: security`",
         ),
     ] {
         assert_eq!(warnings(descriptors), [expected], "{descriptors}");
     }
+}
+
+/// Which protocols serve a file decides whether its permits are released.
+#[test]
+fn permits_that_nobody_releases_are_reported() {
+    let warned = |concurrency: &str, permits| {
+        let text = format!("{{domain: d, descriptors: [{{key: a, concurrency: {concurrency}}}]}}");
+        warnings_with(&text, &Options { permits, ..Options::default() }).len()
+    };
+    for (permits, bare, with_ttl) in
+        [(PermitRelease::Unknown, 1, 0), (PermitRelease::Expire, 1, 1), (PermitRelease::Released, 0, 0)]
+    {
+        assert_eq!((warned("20", permits), warned("{limit: 20}", permits)), (bare, bare), "{permits:?}");
+        assert_eq!(warned("{limit: 20, ttl: 2s}", permits), with_ttl, "{permits:?}");
+    }
+}
+
+/// On a cluster each slot is a call of its own; elsewhere the same rules cost nothing more.
+#[test]
+fn several_slots_are_reported_for_clusters_alone() {
+    let four = "[{key: user, limit: 9/s}, {key: api_key, limit: 9/s}, {key: customer, limit: 9/s}, \
+                {key: endpoint, limit: 9/s}]";
+    let nested = "[{key: customer, limit: 99/s, descriptors: [{key: user, limit: 9/s}, {key: endpoint, value: x, limit: 8/s}]}]";
+    let warned = |head: &str, rules: &str, cluster| {
+        let options = Options { cluster: Some(cluster), lease_shared: true, ..Options::default() };
+        warnings_with(&format!("domain: d\n{head}descriptors: {rules}"), &options)
+    };
+    let found = warned("", four, true);
+    assert_eq!(found.len(), 1, "{found:?}");
+    // What all callers share is leased, and needs no call.
+    assert!(found[0].contains("need 3 slots, by `api_key`, `customer`, `user`"), "{found:?}");
+    assert_eq!(warned("", four, false), Vec::<String>::new());
+    assert_eq!(warned("shard_by: customer\n", four, true), Vec::<String>::new());
+    assert_eq!(warned("", nested, true), Vec::<String>::new());
+    // Where the store is not known, it is a note.
+    let text = format!("domain: d\ndescriptors: {four}");
+    let alone = Ruleset::load(&[Source::new("t", text)], &Options::default()).unwrap();
+    assert!(
+        alone.warnings().is_empty() && alone.notes()[0].message.contains("need 3 slots"),
+        "{:?}",
+        alone.notes()
+    );
+    assert!(
+        warned("shard_by: request_id\n", nested, false)[0].starts_with("2:11 `shard_by: request_id` differs")
+    );
+    assert!(warned("shard_by: endpoint\n", nested, false)[0].contains("does not identify a caller"));
 }
 
 #[test]
@@ -85,6 +148,15 @@ fn effective_rules_have_no_lints() {
         "- {key: a, cost: tokens, limit: 10/minute, descriptors: [{key: b, limit: 20/minute}]}",
         "- {key: a, limit: 100/minute, descriptors: [{key: b, limit: 20/minute}]}",
         "- {key: a, limit: 10/s, soft: 80%}",
+        // a fixed window whose bursts something bounds, or that protects no secret
+        "- {key: a, class: security, algorithm: fixed_window, limit: [5/minute, {count: 2, period: 1s, algorithm: gcra}]}",
+        "- {key: a, class: security, algorithm: fixed_window, limit: 1/minute}",
+        "- {key: a, class: security, algorithm: strict_window, limit: 5/minute}",
+        "- {key: a, class: security, limit: 5/minute}",
+        "- {key: a, class: security, algorithm: fixed_window, shadow: true, limit: 5/minute}",
+        "- {key: a, algorithm: fixed_window, limit: 5/minute}",
+        // an exact value repeats
+        "- {key: request_id, value: probe, limit: 5/minute}",
         "- {key: a, limit: 1/s, replaces: [{name: n}]}\n- {key: b, limit: 1/s, name: n}",
     ] {
         assert_eq!(warnings(descriptors), Vec::<String>::new(), "{descriptors}");

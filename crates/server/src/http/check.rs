@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::fmt;
 use tollgate_core::{Cost, CounterStore};
-use tollgate_engine::{Check, CheckInput, TraceContext};
+use tollgate_engine::{Check, CheckInput, Decision, TraceContext};
 use tollgate_http::h1::RawResponse;
 use tollgate_rules::{Descriptor, Unit};
 
@@ -267,6 +267,17 @@ fn decoded(body: &[u8]) -> Result<CheckRequest<'_>, Problem> {
     Ok(request)
 }
 
+/// Rejects a request whose cost cannot be read; nothing has been charged.
+pub(crate) fn reject_malformed(decision: &Decision) -> Result<(), Problem> {
+    match decision.malformed_cost_message() {
+        Some(message) => {
+            let attribute = decision.malformed_cost.as_deref().unwrap_or_default();
+            Err(Problem::bad(message).in_field(format!("attributes.{attribute}")))
+        }
+        None => Ok(()),
+    }
+}
+
 pub(crate) async fn handle<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
@@ -277,6 +288,7 @@ pub(crate) async fn handle<S: CounterStore>(
     let descriptors = normalized.descriptors();
     let check = normalized.check(&descriptors).with_trace(trace);
     let decision = app.limiter.check(&check).await;
+    reject_malformed(&decision)?;
     Ok(decision::response_to(app, &check, &decision, &decision::DecisionBody::new(&decision)))
 }
 

@@ -10,6 +10,7 @@
 //! and would ignore a requested delay. A request whose delay is too long is denied.
 
 use super::App;
+use super::check::reject_malformed;
 use super::problem::Problem;
 use super::request::Request;
 use arc_swap::ArcSwapOption;
@@ -210,7 +211,9 @@ pub(crate) async fn handle<S: CounterStore + 'static>(
         .with_protocol("http")
         .with_trace(trace)
         .with_client_address(caller.address);
-    match app.limiter.admit(&check).await {
+    let (decision, held) = app.limiter.admit(&check).await;
+    reject_malformed(&decision)?;
+    match (decision, held) {
         (decision, Some(held)) if decision.delay() > TimeDelta::ZERO => {
             Ok(Box::pin(after_delay(app, request, (&decision, check.input), held, now)).await)
         }

@@ -1,7 +1,7 @@
 //! Reservations: `POST /v1/reserve` charges an estimate, `/v1/settle` corrects it to the actual cost, `/v1/cancel`
 //! refunds it.
 
-use super::check::CheckRequest;
+use super::check::{CheckRequest, reject_malformed};
 use super::problem::Problem;
 use super::{App, body, decision};
 use http::StatusCode;
@@ -57,6 +57,7 @@ pub(crate) async fn reserve<S: CounterStore>(
         }
         _ => Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many reservations", error.to_string()),
     })?;
+    reject_malformed(&made.decision)?;
     let reserved = ReserveBody {
         reservation: made.id.map(|id| id.to_string()),
         decision: decision::DecisionBody::new(&made.decision),

@@ -5,6 +5,7 @@
 //! rejected.
 
 use super::body::Object;
+use super::check::reject_malformed;
 use super::problem::Problem;
 use super::{App, body};
 use crate::rls;
@@ -32,6 +33,7 @@ pub(crate) async fn handle<S: CounterStore>(
     let request: Request = body::decode(body)?;
     let decision = rls::decide(&app.limiter, "http", &request.into(), trace).await;
     let decision = decision.map_err(|bad| Problem::bad(bad.to_string()))?;
+    reject_malformed(&decision)?;
     let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     let mut response = RawResponse::json(status, encode(&rls::response(&decision)).to_string().into_bytes());
     app.responses.write(&DecisionSummary::from_decision(&decision), app.limiter.clock().now(), &mut response);

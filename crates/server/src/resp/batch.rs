@@ -201,7 +201,10 @@ impl Reply {
         session.decided += u64::from(!matches!(self, Self::Unavailable(_)));
         match self {
             Self::Throttled(limit, outcome) => throttle::reply(out, &limit, &outcome),
-            Self::Checked(decision) => check::reply(out, session.protocol, &decision),
+            Self::Checked(decision) => match decision.malformed_cost_message() {
+                Some(message) => CommandError::new(message).write(out),
+                None => check::reply(out, session.protocol, &decision),
+            },
             Self::Unavailable(error) => error.write(out),
         }
     }

@@ -8,7 +8,7 @@ use super::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, Des
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, Struct, Value};
 use tollgate_core::{TimeDelta, Verdict};
-use tollgate_engine::{Decision, LimitStatus, Origin};
+use tollgate_engine::{DecidedBy, Decision, LimitStatus, Origin};
 use tollgate_rules::{MatchKind, MetadataValue, RuleLimit, Unit};
 
 /// Returns the rate limit response for a decision.
@@ -35,6 +35,9 @@ fn descriptor(
     let mut wire = DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() };
     if status.matched == MatchKind::Unlimited {
         wire.limit_remaining = u32::MAX;
+    }
+    if matches!(decision.denied_by, Some(DecidedBy::UnknownDomain | DecidedBy::MalformedCost)) {
+        wire.code = Code::OverLimit.into();
     }
     let Some(limit) = decision.tightest(at) else { return wire };
     let Some(RuleLimit { limit: facts, unit, .. }) = decision.limit(limit) else { return wire };

@@ -12,6 +12,7 @@
 use super::proto::envoy::config::core::v3::HeaderValue;
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use super::{BadRequest, decide, decode, encode};
+use http::StatusCode;
 use tollgate_core::{Cost, CounterStore, TimeDelta};
 use tollgate_engine::{Check, CheckInput, Limiter, TraceContext};
 use tollgate_http::response::{DecisionSummary, ResponseConfig};
@@ -52,7 +53,11 @@ pub(crate) async fn handle<S: CounterStore>(
     let facts = DecisionSummary::from_decision(&decision).with_scope(scope.as_deref());
     let response = responses.respond(&facts, limiter.clock().now());
     let field = |key: &str, value: String| HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() };
-    let mut fields = vec![field("tollgate-status", response.status().as_u16().to_string())];
+    let status = match decision.malformed_cost {
+        Some(_) => StatusCode::BAD_REQUEST,
+        None => response.status(),
+    };
+    let mut fields = vec![field("tollgate-status", status.as_u16().to_string())];
     if decision.delay() > TimeDelta::ZERO {
         fields.push(field("tollgate-delay-ms", decision.delay().ceil_millis().to_string()));
     }

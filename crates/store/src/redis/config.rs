@@ -168,6 +168,12 @@ impl RedisConfig {
     }
 
     /// Returns how to connect to a server of this configuration.
+    /// Returns whether the servers are a cluster, whose counters lie in slots.
+    #[must_use]
+    pub fn is_cluster(&self) -> bool {
+        self.kind == Kind::Cluster
+    }
+
     pub(super) fn connection_info(&self, host: &str, port: u16) -> redis::RedisResult<ConnectionInfo> {
         let mut settings = RedisConnectionInfo::default().set_skip_set_lib_name().set_db(self.database);
         if let Some(user) = &self.user {

@@ -101,7 +101,7 @@ pub(crate) fn paint(style: Style, text: impl fmt::Display) -> String {
 /// Returns diagnostics with their severities in color.
 pub(crate) fn paint_diagnostics(text: &str) -> String {
     let line = |line: &str| {
-        for (word, style) in [("error", BAD), ("warning", WARNING)] {
+        for (word, style) in [("error", BAD), ("warning", WARNING), ("note", GOOD)] {
             if let Some(rest) = line.strip_prefix(word).filter(|rest| rest.starts_with([':', '['])) {
                 return format!("{}{rest}", paint(style.bold(), word));
             }

@@ -17,7 +17,7 @@ pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
         Ok(rules) if flags.format.is_json() => {
             let told = json!({
                 "ok": true, "files": sources.len(), "rules": rules.rules().len(), "revision": rules.revision(),
-                "errors": [], "warnings": diagnostics(rules.warnings()),
+                "errors": [], "warnings": diagnostics(rules.warnings()), "notes": diagnostics(rules.notes()),
             });
             print(&told).map(|()| ExitCode::SUCCESS)
         }
@@ -26,7 +26,7 @@ pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
             print(&told).map(|()| ExitCode::FAILURE)
         }
         Ok(rules) => {
-            for warning in rules.warnings() {
+            for warning in rules.warnings().iter().chain(rules.notes()) {
                 print_line(paint_diagnostics(&format!("{warning}\n")))?;
             }
             let (files, warnings) = (sources.len(), rules.warnings().len());

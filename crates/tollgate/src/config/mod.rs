@@ -10,7 +10,7 @@ pub(crate) mod rule_sources;
 
 use crate::cli::{
     DAY, GuardrailSection, Listen, MAX_DEADLINE, MAX_FAILURES, ProfileName, RulesFromName, ServeFlags,
-    parse_size,
+    UnknownDomainName, parse_size,
 };
 use crate::server::logging::Stdout;
 use crate::server::otlp::{self, Otlp};
@@ -27,7 +27,7 @@ use tollgate_core::TimeDelta;
 use tollgate_gateway::{GatewayConfig, GatewaySection};
 use tollgate_http::identity::IdentityConfig;
 use tollgate_http::response::ResponseConfig;
-use tollgate_rules::{Options, Profile};
+use tollgate_rules::{Options, PermitRelease, Profile};
 use tollgate_server::http::ForwardAuthConfig;
 use tollgate_server::resp::RespConfig;
 use tollgate_store::{LeaseConfig, RedisConfig};
@@ -63,6 +63,8 @@ pub(crate) struct Config {
     pub(crate) admin_tls: AdminTlsSettings,
     pub(crate) profile: Option<ProfileName>,
     pub(crate) global_shadow: bool,
+    /// Policy for requests whose domain has no rules.
+    pub(crate) unknown_domain: UnknownDomainName,
     pub(crate) responses: ResponseConfig,
     pub(crate) identity: IdentityConfig,
     pub(crate) forward_auth: ForwardAuthConfig,
@@ -179,6 +181,7 @@ struct ConfigFile {
     admin_roles: BTreeMap<String, RoleName>,
     profile: Option<ProfileName>,
     global_shadow: Option<bool>,
+    unknown_domain: Option<UnknownDomainName>,
     #[serde(default, alias = "answers")]
     responses: ResponseConfig,
     #[serde(default, alias = "who")]
@@ -238,6 +241,7 @@ impl Config {
                 .map_or_else(RulesFrom::default, RulesFrom::from),
             profile: flags.profile.or(file.profile),
             global_shadow: flags.global_shadow.or(file.global_shadow).unwrap_or(false),
+            unknown_domain: flags.unknown_domain.or(file.unknown_domain).unwrap_or_default(),
             node: named("--node", flags.node.clone().or(file.node))?,
             region: named("--region", flags.region.clone().or(file.region))?,
             decision_log: decision_log(flags, file.decision_log)?,
@@ -267,6 +271,7 @@ impl Config {
             ("otlp", format!("{:?}", self.otlp)),
             ("profile", format!("{:?}", self.profile)),
             ("global_shadow", self.global_shadow.to_string()),
+            ("unknown_domain", format!("{:?}", self.unknown_domain)),
             ("identity.api_key.secret_file", format!("{:?}", self.identity.api_key.secret_file)),
         ]
     }
@@ -290,7 +295,9 @@ impl Config {
 
     pub(crate) fn rule_options(&self) -> Options {
         let lease_shared = matches!(self.store, StoreChoice::Redis(_));
-        Options { nodes: self.nodes, lease_shared, ..options(self.profile) }
+        let cluster = matches!(&self.store, StoreChoice::Redis(redis) if redis.is_cluster());
+        let permits = if self.gateway.is_some() { PermitRelease::Released } else { PermitRelease::Expire };
+        Options { nodes: self.nodes, lease_shared, cluster: Some(cluster), permits, ..options(self.profile) }
     }
 }
 

@@ -78,7 +78,11 @@ fn limiter(
         }
     };
     let limiter = limiter.with_reservation_bytes(reservations);
-    let limiter = operators.observed(limiter.with_global_shadow(config.global_shadow).with_observer(observe));
+    let limiter = limiter
+        .with_global_shadow(config.global_shadow)
+        .with_unknown_domain(config.unknown_domain.into())
+        .with_observer(observe);
+    let limiter = operators.observed(limiter);
     let (guard, limiter) = FileGuard::new(config, operators, limiter);
     let limiter = match &operators.control {
         Some(control) => limiter.with_quotas(control.quota_table()).with_measures(control.active_measures()),
