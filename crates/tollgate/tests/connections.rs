@@ -17,7 +17,7 @@ fn start(files: u32, first_request_ms: u32) -> (Server, Folder) {
     let rules = folder.write("rules.yaml", RULES);
     let config = folder.write(
         "config.yaml",
-        &format!(
+        format!(
             "rules: {}\nhttp: 127.0.0.1:0\ngrpc: 127.0.0.1:0\nconnections: {{first_request_ms: {first_request_ms}}}\n",
             rules.display()
         ),
@@ -70,7 +70,7 @@ fn floods_of_silent_connections_starve_nobody() {
         };
         Remote::new(settings).expect("an address")
     });
-    let mut rls = || {
+    let rls = || {
         runtime.block_on(async {
             assert!(remote.decide(CheckRequest::attributes([("user", "grpc".to_owned())])).await.is_allowed);
         });
