@@ -10,6 +10,7 @@
 //! | `decode_state`, `recompute` | the states in the bundles, and the outcomes recomputed by `Limit::step` |
 //! | `data_loss` | the state assumed for counters that a server may have lost |
 //! | `pipeline` | one connection: batches without a timer |
+//! | `probe` | whether the servers can be reached at startup |
 //! | `shard`, `topology` | servers with their breakers, and which has which slot |
 //! | `dispatch` | one shard request: retries within the deadline |
 //!
@@ -22,6 +23,7 @@ mod decode_state;
 mod dispatch;
 mod key_encoding;
 mod pipeline;
+mod probe;
 mod recompute;
 mod script;
 mod script_args;
@@ -193,7 +195,7 @@ impl RedisStore {
         }
         for task in tasks {
             if let Ok(Ok(Err(asked))) = tokio::time::timeout_at(until, task).await {
-                tracing::warn!(error = %asked.error, "a refused request's charge was not given back");
+                tracing::warn!(error = %asked.error, "refund of a denied request's charge failed");
             }
         }
     }

@@ -1,12 +1,14 @@
 //! Command line definition. Raw arguments become typed values here, once.
 
 use crate::server::logging::LogFlag;
+mod env_value;
 mod format;
 pub(crate) mod output;
 mod progress;
 mod publishing;
 mod time_arg;
 
+pub(crate) use env_value::parse;
 pub(crate) use format::{FormatFlags, print, print_line};
 pub(crate) use progress::Progress;
 pub(crate) use publishing::{GuardrailSection, PublishingFlags, RulesFromName, deprecated_variable};

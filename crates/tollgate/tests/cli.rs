@@ -390,6 +390,19 @@ fn a_reader_that_has_enough_is_no_error() {
         let err = String::from_utf8_lossy(&printed.stderr);
         assert!(printed.status.code() == Some(0) && err.is_empty(), "{args:?}: {:?} {err}", printed.status);
     }
+    // The exit code of these is their verdict, however little of the report was read.
+    folder.write("bad.yaml", "domain: d\ndescriptors: [{key: k, limit: 3/fortnight}]\n");
+    folder.write("bad.test.yaml", "rules_file: bad.yaml\nsteps: [{attributes: {k: v}}]\n");
+    let (bad, test) = (text(&folder, "bad.yaml"), text(&folder, "bad.test.yaml"));
+    for args in
+        [&["validate", &bad][..], &["validate", &bad, "--json"], &["test", &test], &["test", &test, "--json"]]
+    {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        let printed = command.args(args).stdout(writer).output().expect("it runs");
+        assert_eq!(printed.status.code(), Some(1), "{args:?}");
+    }
 }
 
 /// Completions and manual pages name every command.

@@ -109,7 +109,7 @@ struct MappedHeader {
 pub enum AmbiguousIdentity {
     /// Two headers describe different requests; only one of them can be the proxy's.
     #[error(
-        "`{0}` and `{1}` differ; remove in the proxy the one that it does not set, or set `who.original`"
+        "`{0}` and `{1}` differ; remove in the proxy the one that it does not set, or set `identity.original`"
     )]
     Original(&'static str, &'static str),
     /// A header that identifies the caller occurs twice with different values.
@@ -118,7 +118,7 @@ pub enum AmbiguousIdentity {
     /// The API key header and the bearer token contain different keys.
     #[error(
         "`{0}` and `authorization: Bearer` contain different API keys; send one of them, or, if only one of the two \
-         contains keys, set `who.api_key.bearer: false` or another `who.api_key.header`"
+         contains keys, set `identity.api_key.bearer: false` or another `identity.api_key.header`"
     )]
     Keys(HeaderName),
 }

@@ -1,7 +1,7 @@
 //! `tollgate token` and `tollgate audit`: directly on the database, so they work without a running server.
 
 use crate::admin_client;
-use crate::cli::output::{BAD, GOOD, paint};
+use crate::cli::output::{self, BAD, GOOD, paint};
 use crate::cli::{AuditCommand, AuditFlags, Progress, TokenCommand, TokenFlags, now, print, print_line};
 use anyhow::Context;
 use serde_json::{Value, json};
@@ -197,11 +197,7 @@ fn verify(db: &str, json: bool) -> anyhow::Result<ExitCode> {
             format!("{} at entry {seq}: {why}", paint(BAD, "audit log broken")),
         ),
     };
-    if json {
-        print(&told)?;
-    } else {
-        print_line(text)?;
-    }
+    output::ignore_closed(if json { print(&told) } else { print_line(text) })?;
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

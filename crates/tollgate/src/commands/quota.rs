@@ -209,7 +209,7 @@ async fn import(client: &Client, file: &Path, json: bool) -> anyhow::Result<Exit
     let number = |name: &str| told[name].as_u64().unwrap_or(0);
     let (imported, failed) = (number("imported"), number("failed"));
     if json {
-        print(&told)?;
+        output::ignore_closed(print(&told))?;
     } else {
         let errors = told["errors"].as_array().map_or(&[][..], Vec::as_slice);
         for error in errors {
@@ -220,7 +220,8 @@ async fn import(client: &Client, file: &Path, json: bool) -> anyhow::Result<Exit
         if failed > shown {
             eprintln!("{} more lines rejected", failed - shown);
         }
-        admin_client::table(["imported", "rejected"], &[[imported.to_string(), failed.to_string()]])?;
+        let row = [imported.to_string(), failed.to_string()];
+        output::ignore_closed(admin_client::table(["imported", "rejected"], &[row]))?;
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -135,11 +135,7 @@ fn done(json: bool, made: &Value, says: &str) -> anyhow::Result<ExitCode> {
 async fn diff(client: &Client, json: bool, paths: &[PathBuf]) -> anyhow::Result<ExitCode> {
     let sent = json!({"files": files(paths)?});
     let told = client.request(Method::POST, "/admin/v1/rules/preview", Some(&sent)).await?;
-    if json {
-        print(&told)?;
-    } else {
-        report(&told)?;
-    }
+    output::ignore_closed(if json { print(&told) } else { report(&told) })?;
     let wrong = told["errors"].as_array().is_some_and(|errors| !errors.is_empty());
     Ok(if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

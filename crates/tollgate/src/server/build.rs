@@ -16,7 +16,7 @@ use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::Limiter;
 use tollgate_observe::Telemetry;
 use tollgate_rules::Ruleset;
-use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisStore};
+use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisConfig, RedisStore};
 
 /// Assembled server, before it serves.
 pub(crate) struct Assembly {
@@ -59,6 +59,7 @@ fn limiter(
             let local = MemoryConfig::with_bytes((config.memory / 16).max(MemoryConfig::MIN_BYTES));
             let local = MemoryStore::new(&local, clock).context("--memory")?;
             let leases = LeaseConfig { nodes: config.nodes.unwrap_or(1), ..config.leases.clone() };
+            tokio::spawn(warn_if_unreachable(redis.clone()));
             let redis = match &secret {
                 Some(secret) => redis.clone().with_key_secret(secret),
                 None => redis.clone(),
@@ -74,13 +75,20 @@ fn limiter(
     }))
 }
 
+/// Logs which servers of the store cannot be reached at startup, and why.
+async fn warn_if_unreachable(redis: RedisConfig) {
+    for (shard, error) in redis.probe().await {
+        tracing::warn!(shard, error, "store unavailable at startup; rules decide by their on_error");
+    }
+}
+
 pub(crate) async fn build(config: &Config, unsaid: DefaultListeners) -> anyhow::Result<Assembly> {
     let operators = AdminServer::open(config).await?;
     let observe = telemetry::start(config, operators.control.as_ref())?;
     let limiter = limiter(config, &operators, Arc::clone(&observe))?;
     let sending = ExportTask::start(config.otlp.as_ref(), &observe)?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), observe, config));
-    let fronts = ProtocolServers::open(config, unsaid).await?;
+    let fronts = ProtocolServers::open(config, unsaid, &limiter.rules()).await?;
     Ok(Assembly { limiter, status, protocols: fronts, admin: operators, export: sending })
 }
 

@@ -46,7 +46,7 @@ async fn serve(
     let Assembly { limiter, status, protocols: fronts, admin: operators, export: sending } =
         build(&config, DefaultListeners::Closed).await?;
     let gateway = Gateway::bind(&section, Arc::clone(&limiter));
-    let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
+    let gateway = gateway.map_err(anyhow::Error::msg).with_context(|| config.place())?;
     let figures = gateway.handle();
     status.add_metrics(move |page| figures.metrics(page));
     let told_to_stop = shutdown_signal()?;
@@ -124,6 +124,7 @@ fn banner(
     }
     lines.extend(fronts.banner());
     lines.extend(operators.banner());
+    lines.push(config.store_banner());
     let rules = if config.rules.is_empty() {
         "built-in sample".to_owned()
     } else {

@@ -122,6 +122,7 @@ fn banner(config: &Config, fronts: &ProtocolServers, operators: &AdminServer) ->
     let mut lines = vec![format!("tollgate {} is listening", env!("CARGO_PKG_VERSION"))];
     lines.extend(fronts.banner());
     lines.extend(operators.banner());
+    lines.push(config.store_banner());
     if let (true, Some(http)) = (config.rules.is_empty(), fronts.http()) {
         let check = |attributes: &str| {
             format!("curl -s {http}/v1/check -d '{{\"domain\":\"sample\",\"attributes\":{{{attributes}}}}}'")
