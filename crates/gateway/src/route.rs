@@ -214,6 +214,9 @@ fn name(route: &RouteConfig) -> String {
 }
 
 fn check(route: &RouteConfig) -> Result<(), String> {
+    if !route.path.starts_with('/') {
+        return Err(format!("`path: {}` does not start with a slash; write /{}", route.path, route.path));
+    }
     let begins = |prefix: &str| {
         let rest = route.path.strip_prefix(prefix);
         rest.is_some_and(|rest| (rest.is_empty() || rest.starts_with('/')) && !prefix.contains("{*"))

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use tollgate_core::{CounterStore, Timestamp};
 use tollgate_engine::{Limiter, TraceContext};
 use tollgate_http::response::ResponseConfig;
-use tollgate_http::{body, h1, problem, traceparent};
+use tollgate_http::{h1, json_request as body, problem, traceparent};
 use tollgate_observe::ProcessStatus;
 
 /// State shared by all handlers.

@@ -156,6 +156,10 @@ pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
 
 impl SetFlags {
     fn body(&self) -> anyhow::Result<Value> {
+        anyhow::ensure!(
+            self.tier.is_some() || !self.limits.is_empty(),
+            "a quota needs a tier or a limit; set --tier NAME, --limit 500/minute or both"
+        );
         let now = now()?;
         let time = |time: &Option<TimeArg>| time.as_ref().map(|time| time.to_rfc3339(now)).transpose();
         Ok(json!({

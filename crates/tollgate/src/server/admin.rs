@@ -206,14 +206,14 @@ async fn needs_tokens(address: SocketAddr, control: Option<&ControlPlane>) -> an
     }
     let Some(control) = control else {
         anyhow::bail!(
-            "--admin {address}: on an address other than loopback everybody needs a token, and tokens are kept in a \
-             database; say where with --db, or listen on 127.0.0.1"
+            "--admin {address}: an address other than loopback requires tokens, which are stored in a database; \
+             set --db, or listen on 127.0.0.1"
         );
     };
     if !control.has_tokens().await.context("--db")? {
         anyhow::bail!(
-            "--admin {address}: on an address other than loopback everybody needs a token, and there is none; make one \
-             with `tollgate token create --db …`, or listen on 127.0.0.1"
+            "--admin {address}: an address other than loopback requires tokens, and the database has none; create \
+             one with `tollgate token create --db …`, or listen on 127.0.0.1"
         );
     }
     Ok(())
