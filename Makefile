@@ -101,7 +101,7 @@ demo:
 	@python3 examples/demo.py $(ARGS)
 
 .PHONY: test
-test: format deny lint unit model examples docs-test deploy dashboard-test
+test: format deny lint unit model examples docs-test deploy dashboard-test clients-test
 	@echo "make test: every check has passed"
 
 .PHONY: format
@@ -117,6 +117,22 @@ lint: toolchain
 deny: toolchain
 	@scripts/setup packages python3=python3
 	@scripts/check-dependencies
+
+# The clients in other languages, against the real server.
+.PHONY: clients-test
+clients-test: clients-python-test clients-go-test
+
+.PHONY: clients-python-test
+clients-python-test: $(DEBUG) $(VENVS)/clients-python/installed
+	cd clients/python && $(VENVS)/clients-python/bin/python -m mypy --strict --cache-dir=/dev/null src
+	cd clients/python && TOLLGATE_BINARY=$(abspath $(DEBUG)) $(VENVS)/clients-python/bin/python -B -m unittest discover -s tests
+
+# Without a Go toolchain this says so; CI has one.
+.PHONY: clients-go-test
+clients-go-test: $(DEBUG)
+	@if command -v go >/dev/null; then \
+	  cd clients/go && go vet ./... && TOLLGATE_BINARY=$(abspath $(DEBUG)) go test -count=1 ./...; \
+	else echo "clients-go-test: NOT RUN, there is no Go toolchain; install Go 1.23 or later"; fi
 
 # Unit, property, integration, end-to-end and documentation tests.
 .PHONY: unit

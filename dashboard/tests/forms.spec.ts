@@ -167,3 +167,41 @@ test('extending a measure never shortens it', async ({ page, server }) => {
   expect(new Date(after?.expires_at ?? 0).getTime()).toBeGreaterThanOrEqual(new Date(before?.expires_at ?? 0).getTime());
   await server.ask('DELETE', `/admin/v1/emergency/${after?.id}`);
 });
+
+test('what takes something from a caller is confirmed first', async ({ page, server }) => {
+  const key = 'cut-off-0123456789';
+  await open(page, server, 'quotas');
+  await page.getByRole('button', { name: 'Set quota…' }).click();
+  const dialog = page.getByRole('dialog');
+  await dialog.getByLabel('API key').fill(key);
+  await dialog.getByRole('button', { name: 'Add override' }).click();
+  await dialog.getByLabel('Requests').fill('0');
+  await dialog.getByLabel('Per').fill('hour');
+  await dialog.getByLabel('Reason').fill('ticket 9');
+  const save = dialog.getByRole('button', { name: 'Save', exact: true });
+  await save.click();
+  await expect(dialog.getByRole('alert')).toContainText('would allow this caller nothing');
+  await expect(save, 'not by a second click alone').toBeDisabled();
+  expect((await fetch(`${server.admin}/admin/v1/quotas/${key}`)).status, 'nothing is saved').toBe(404);
+  await dialog.getByRole('checkbox').check();
+  await save.click();
+  await expect(dialog).toHaveCount(0);
+  expect((await quotaOf(server, key)).overrides[0]?.requests_per_unit).toBe(0);
+});
+
+test('a protection is removed only by somebody who has read so', async ({ page, server }) => {
+  await open(page, server, 'rules');
+  const area = page.getByRole('textbox', { name: /^Rule file/ });
+  await area.fill(RULES.replace('class: security', 'class: comfort'));
+  await page.getByRole('button', { name: 'Publish…' }).click();
+  const dialog = page.getByRole('dialog');
+  await expect(dialog.getByText('is no longer of class security')).toBeVisible();
+  await dialog.getByLabel('Reason').fill('ticket 10');
+  const publish = dialog.getByRole('button', { name: 'Publish', exact: true });
+  await publish.click();
+  await expect(dialog.getByRole('alert')).toContainText('is no longer of class security');
+  await expect(publish).toBeDisabled();
+  await dialog.getByRole('checkbox').check();
+  await publish.click();
+  await expect(dialog).toHaveCount(0);
+});

@@ -33,32 +33,74 @@ impl FromRequestParts<Arc<AdminState>> for CallerPath {
         let found = if by_id {
             Self::by_id(admin, segment(parts, "id")).await
         } else {
-            query::api_key(segment(parts, "api_key")).map(Self::Key)
+            Self::by_key(admin, query::api_key(segment(parts, "api_key"))?).await
         };
         Ok(found?)
     }
 }
 
+/// An id from a list: all of its 64 digits, or the first 16.
+#[derive(Clone, Copy)]
+struct ListedId {
+    short: u64,
+    hash: Option<KeyHash>,
+}
+
+impl ListedId {
+    fn parse(text: &str) -> Option<Self> {
+        if let Some(hash) = KeyHash::parse(text) {
+            return Some(Self { short: hash.short_id(), hash: Some(hash) });
+        }
+        let is_short = text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let short = u64::from_str_radix(text, 16).ok().filter(|_| is_short)?;
+        Some(Self { short, hash: None })
+    }
+
+    /// Finds the caller with this id; `None` if none is known. A caller that cannot be acted on is an error.
+    async fn find(self, admin: &AdminState) -> Result<Option<CallerPath>, Problem> {
+        let telemetry = admin.status.telemetry();
+        if let Some(key) = telemetry.and_then(|observe| observe.api_key(self.short)) {
+            // The first digits may be those of another id.
+            let full = |hash| admin.control.as_ref().is_some_and(|control| control.key_hash(&key) == hash);
+            if self.hash.is_none_or(full) {
+                return Ok(Some(CallerPath::Listed(key)));
+            }
+        }
+        // A stored quota whose id is this hash belongs to another caller.
+        if telemetry.is_some_and(|observe| observe.is_listed_without_key(self.short)) {
+            let detail = "this caller has no API key, or one of 256 bytes or more; quotas, usage and measures by id are for API \
+                          keys (to block an address, tenant or endpoint, create a measure for it)";
+            return Err(Problem::new(StatusCode::CONFLICT, "No API key", detail).in_field("id"));
+        }
+        let Some(control) = &admin.control else { return Ok(None) };
+        let stored = match self.hash {
+            Some(hash) => control.quota(hash).await.map_err(control_problem)?.map(|_| hash),
+            None => control.quota_id(self.short).await.map_err(control_problem)?,
+        };
+        Ok(stored.map(CallerPath::Id))
+    }
+}
+
 impl CallerPath {
+    /// Returns the caller with this API key. An id from a list in its place means that caller: a quota for an API key
+    /// that is spelled like an id would act on nobody.
+    pub(crate) async fn by_key(admin: &AdminState, key: String) -> Result<Self, Problem> {
+        let listed = match ListedId::parse(&key) {
+            Some(id) => id.find(admin).await?,
+            None => None,
+        };
+        Ok(listed.unwrap_or(Self::Key(key)))
+    }
+
     async fn by_id(admin: &AdminState, id: &str) -> Result<Self, Problem> {
-        let hash = KeyHash::parse(id);
-        let short_id = Some(id).filter(|id| id.len() == 16).and_then(|id| u64::from_str_radix(id, 16).ok());
-        let invalid = || {
+        let id = ListedId::parse(id).ok_or_else(|| {
             let detail = "must be the 64 hexadecimal digits of an `id` from a quota list, or the 16 of a `key_id` from a caller list";
             Problem::bad(detail).in_field("id")
-        };
-        let short_id = hash.map(|hash| hash.short_id()).or(short_id).ok_or_else(invalid)?;
-        if let Some(key) = admin.status.telemetry().and_then(|observe| observe.api_key(short_id)) {
-            return Ok(Self::Listed(key));
-        }
-        let known = match (hash, &admin.control) {
-            (Some(hash), _) => Some(hash),
-            (None, Some(control)) => control.quota_id(short_id).await.map_err(control_problem)?,
-            (None, None) => None,
-        };
+        })?;
         let detail = "no quota has this id, and this node has no caller with it in its lists or log; send the request to the \
                       node that lists the caller, or use the full key";
-        known.map(Self::Id).ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "Not found", detail))
+        let found = id.find(admin).await?;
+        found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "Not found", detail))
     }
 
     /// Returns the caller for data stored under the key's hash.

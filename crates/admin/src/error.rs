@@ -6,6 +6,7 @@ use http::StatusCode;
 use http::header::{ALLOW, HeaderValue};
 use tollgate_control::{ControlError, ValidationError};
 use tollgate_http::problem::{MEDIA_TYPE, Problem};
+use tollgate_observe::escape;
 
 /// Result of a handler.
 pub(crate) type ApiResult = Result<Response, ApiError>;
@@ -35,7 +36,8 @@ impl From<ValidationError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = response::typed(self.0.status, MEDIA_TYPE, self.0.body());
+        let mut response =
+            response::typed(self.0.status, MEDIA_TYPE, escape::json(&self.0.body()).into_owned());
         if let Some(methods) = self.0.allow
             && let Ok(value) = HeaderValue::from_str(&methods)
         {

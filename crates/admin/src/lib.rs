@@ -24,6 +24,7 @@ mod error;
 mod ndjson;
 mod path;
 mod query;
+mod quota_guard;
 mod response;
 mod router;
 mod state;

@@ -11,6 +11,7 @@ use http::header::{CONTENT_DISPOSITION, HeaderValue};
 use serde::Serialize;
 use std::future::Future;
 use tollgate_control::ControlError;
+use tollgate_observe::escape;
 
 /// A page of lines, and the cursor of the next page.
 type Step<C> = Option<(Vec<u8>, C)>;
@@ -43,7 +44,8 @@ where
 /// Appends a line.
 pub(crate) fn write(text: &mut Vec<u8>, line: &impl Serialize) {
     // Writing to memory cannot fail, and no exported type has keys that are not strings.
-    if serde_json::to_writer(&mut *text, line).is_ok() {
+    if let Ok(line) = serde_json::to_string(line) {
+        text.extend_from_slice(escape::json(&line).as_bytes());
         text.push(b'\n');
     }
 }

@@ -34,6 +34,32 @@ pub(crate) struct StrictQuery<T>(pub(crate) T);
 #[derive(Debug, Deserialize)]
 pub(crate) struct NoParameters {}
 
+/// Confirmation of a change that the guard would reject.
+#[derive(Clone, Copy, Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ConfirmParameter {
+    /// `true` makes the change even if it allows nothing, or less than the caller uses.
+    #[serde(default)]
+    #[param(value_type = Option<bool>)]
+    confirm: Switch,
+}
+
+impl ConfirmParameter {
+    pub(crate) fn is_confirmed(self) -> bool {
+        self.confirm.0
+    }
+}
+
+/// `true` or `false`, as text.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Switch(pub(crate) bool);
+
+impl<'de> Deserialize<'de> for Switch {
+    fn deserialize<D: Deserializer<'de>>(text: D) -> Result<Self, D::Error> {
+        parsed(text, "must be true or false", |text| text.parse().ok().map(Self))
+    }
+}
+
 /// The reason for a deletion, in the query because the request has no body.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -46,13 +72,41 @@ pub(crate) struct ReasonParameter {
 impl ReasonParameter {
     /// Returns the reason; empty if none was given.
     pub(crate) fn get(&self) -> Result<&str, Problem> {
-        let reason = self.reason.as_deref().unwrap_or_default();
-        if reason.len() > MAX_REASON || reason.chars().any(char::is_control) {
-            let detail = format!("must have at most {MAX_REASON} bytes and no control characters");
-            return Err(Problem::bad(detail).in_field("reason"));
-        }
-        Ok(reason)
+        given_reason(self.reason.as_deref())
     }
+}
+
+/// The reason for the deletion of a quota, and its confirmation.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct QuotaDeletion {
+    /// Recorded in the audit log; at most 512 bytes.
+    #[param(max_length = 512)]
+    reason: Option<String>,
+    /// `true` deletes the quota even if the rules allow less than the caller uses.
+    #[serde(default)]
+    #[param(value_type = Option<bool>)]
+    confirm: Switch,
+}
+
+impl QuotaDeletion {
+    /// Returns the reason; empty if none was given.
+    pub(crate) fn reason(&self) -> Result<&str, Problem> {
+        given_reason(self.reason.as_deref())
+    }
+
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.confirm.0
+    }
+}
+
+fn given_reason(reason: Option<&str>) -> Result<&str, Problem> {
+    let reason = reason.unwrap_or_default();
+    if reason.len() > MAX_REASON || reason.chars().any(char::is_control) {
+        let detail = format!("must have at most {MAX_REASON} bytes and no control characters");
+        return Err(Problem::bad(detail).in_field("reason"));
+    }
+    Ok(reason)
 }
 
 impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for StrictQuery<T> {

@@ -6,15 +6,16 @@ use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use serde::Serialize;
 use serde_json::json;
+use tollgate_observe::escape;
 
 /// Returns indented JSON, readable for people too.
 pub(crate) fn json_response(status: StatusCode, body: &impl Serialize) -> Response {
-    typed(status, "application/json", format!("{:#}\n", json!(body)))
+    typed(status, "application/json", escape::json(&format!("{:#}\n", json!(body))).into_owned())
 }
 
 /// Returns compact JSON, for programs and large bodies.
 pub(crate) fn compact_json(body: &impl Serialize) -> Response {
-    typed(StatusCode::OK, "application/json", format!("{}\n", json!(body)))
+    typed(StatusCode::OK, "application/json", escape::json(&format!("{}\n", json!(body))).into_owned())
 }
 
 /// Returns a response with this media type.

@@ -1,6 +1,6 @@
 //! Control plane of a node: the database connection, and the in-memory state replicated from it.
 
-use crate::auth::key_hash::KeyHasher;
+use crate::auth::key_hash::{KeyHash, KeyHasher};
 use crate::auth::offline::OfflineAccess;
 use crate::auth::secret::generate_id;
 use crate::auth::verified::VerifiedTokens;
@@ -176,6 +176,12 @@ impl ControlPlane {
     #[must_use]
     pub fn key_id(&self, api_key: &str) -> u64 {
         self.hasher.hash(api_key).short_id()
+    }
+
+    /// Returns the keyed hash of an API key: its quota's `id`.
+    #[must_use]
+    pub fn key_hash(&self, api_key: &str) -> KeyHash {
+        self.hasher.hash(api_key)
     }
 
     /// Returns the kind of database.

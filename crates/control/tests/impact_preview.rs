@@ -80,6 +80,9 @@ proptest! {
         let keys: HashSet<_> = traffic.iter().map(|request| request.1).collect();
         let hit: HashSet<_> = newly.iter().copied().collect();
         prop_assert_eq!(report.tenants_affected_share, share(hit.len(), keys.len()));
+        let spared: HashSet<_> =
+            pairs.iter().filter(|((was, is), _)| !**was && **is).map(|(_, request)| request.1).collect();
+        prop_assert_eq!(report.callers_newly_allowed_share, share(spared.len(), keys.len()));
         let mut by_key: HashMap<&str, usize> = HashMap::new();
         newly.iter().for_each(|key| *by_key.entry(*key).or_default() += 1);
         prop_assert_eq!(report.top.len(), by_key.len());

@@ -17,6 +17,7 @@
 //! ```
 
 mod cases;
+mod changed_limits;
 mod dead_store;
 mod fixtures;
 mod ledger;

@@ -65,6 +65,27 @@ impl Scope {
         Self { id: stable_hash_of(&label), label, group: self.group, shared: self.shared }
     }
 
+    /// Returns the group's identifier and the length of its name within the label: with the label, all that
+    /// [`Scope::from_placement`] needs.
+    #[must_use]
+    pub const fn placement(&self) -> (u64, Option<usize>) {
+        (self.group, self.shared)
+    }
+
+    /// Creates the scope with this label and [`Scope::placement`], on another node.
+    ///
+    /// ```
+    /// use tollgate_core::Scope;
+    /// let scope = Scope::in_group("api|user|gcra|1s", "api|user");
+    /// assert_eq!(Scope::from_placement(scope.label(), scope.placement()), scope);
+    /// ```
+    #[must_use]
+    pub fn from_placement(label: impl Into<String>, (group, shared): (u64, Option<usize>)) -> Self {
+        let label = label.into();
+        let shared = shared.filter(|length| label.is_char_boundary(*length));
+        Self { id: stable_hash_of(&label), label, group, shared }
+    }
+
     /// Returns a stable 64-bit identifier of the group.
     #[must_use]
     pub const fn group(&self) -> u64 {

@@ -12,6 +12,8 @@
 //! | [`escrow`](Escrow) | until when units that were deducted ahead may be spent |
 //! | [`state`](State), [`packed`](Packed) | the state of one counter; the same in one 64-bit word |
 //! | [`counter_key`](CounterKey), [`charge`](Charge), [`outcome`](Outcome), [`store`](CounterStore) | the interface between engine and stores |
+//! | [`late`](LateCharge) | charges whose answers come after their deadline |
+//! | [`log_throttle`](LogThrottle) | at most one message a second |
 //! | `conformance` (feature) | the suite that every store must pass |
 
 mod algorithm;
@@ -23,12 +25,15 @@ pub mod conformance;
 mod cost;
 mod counter_key;
 mod escrow;
+mod late;
 mod limit;
 mod limit_params;
 mod limit_spec;
+mod log_throttle;
 mod outcome;
 mod packed;
 mod rate;
+mod record_store;
 mod refund;
 mod state;
 mod store;
@@ -47,12 +52,15 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use cost::Cost;
 pub use counter_key::{CounterKey, KeyPart, OwnedKeyPart, Scope, StableHasher, secret_prefix};
 pub use escrow::Escrow;
+pub use late::{CounterId, LateAnswer, LateCharge, LateResponder};
 pub use limit::Limit;
 pub use limit_params::LimitParams;
 pub use limit_spec::{LimitError, LimitSpec};
+pub use log_throttle::LogThrottle;
 pub use outcome::{Outcome, Verdict};
 pub use packed::{Packed, Tag};
 pub use rate::{Period, Rate};
+pub use record_store::{Exchange, RecordFuture, RecordName, RecordStore};
 pub use state::State;
-pub use store::{CounterStore, StoreError};
+pub use store::{CounterStore, LastKnown, StoreError};
 pub use time::{TimeDelta, Timestamp};

@@ -68,6 +68,12 @@ impl Limit {
         self.jitter
     }
 
+    /// Returns whether denied requests count too, as in the Envoy service.
+    #[must_use]
+    pub fn counts_denied(&self) -> bool {
+        self.shape == Shape::Fixed(Counting::Attempts)
+    }
+
     /// Returns the shift of the windows of a key with this stable hash. The caller steps at `now + phase`: all times in
     /// an outcome are relative to now, so nothing else changes.
     #[must_use]
@@ -160,6 +166,21 @@ impl Limit {
         if self.shape == Shape::Permits {
             state.permits().release(id);
         }
+    }
+
+    /// Returns whether the state is unused or of this limit's kind; a state that another kind left counts as unused.
+    #[must_use]
+    pub const fn reads(&self, state: &State) -> bool {
+        matches!(
+            (state, self.shape),
+            (State::Unused, _)
+                | (State::Bucket(_), Shape::Bucket(_))
+                | (State::Window(_), Shape::Fixed(_))
+                | (State::Sliding(_), Shape::Sliding)
+                | (State::Strict(_), Shape::Strict(_))
+                | (State::Log(_), Shape::Log)
+                | (State::Permits(_), Shape::Permits)
+        )
     }
 
     /// Returns the instant from which the state is equivalent to an unused one and may be dropped.

@@ -1,6 +1,7 @@
 //! Limit parameters: a limit as plain numbers, for a store that steps it elsewhere (a Redis script) with bit-equal
 //! outcomes.
 
+use crate::algorithm::bucket::Bucket;
 use crate::algorithm::fixed_window::Counting;
 use crate::limit::{Limit, Shape};
 
@@ -18,6 +19,8 @@ pub enum LimitParams {
         interval: u64,
         /// Maximum that its state may be ahead of now, in microseconds.
         max_ahead: u64,
+        /// Log2 of that, to be stored with the state; 0 if it is not (see [`Tat::reach`](crate::Tat)).
+        reach: u8,
     },
     /// A fixed window that counts admitted units.
     Fixed {
@@ -59,7 +62,7 @@ impl Limit {
     /// ```
     /// use tollgate_core::{Algorithm, LimitSpec, LimitParams, Rate, nonzero};
     /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(10))).build()?;
-    /// assert_eq!(limit.params(), LimitParams::Bucket { k: 1, interval: 100_000, max_ahead: 2_000_000 });
+    /// assert_eq!(limit.params(), LimitParams::Bucket { k: 1, interval: 100_000, max_ahead: 2_000_000, reach: 0 });
     /// # Ok::<(), tollgate_core::LimitError>(())
     /// ```
     #[must_use]
@@ -67,7 +70,8 @@ impl Limit {
         match self.shape {
             Shape::Blocked => LimitParams::Blocked,
             Shape::Bucket(bucket) => {
-                LimitParams::Bucket { k: bucket.k, interval: bucket.interval, max_ahead: bucket.max_ahead }
+                let Bucket { k, interval, max_ahead, reach, .. } = bucket;
+                LimitParams::Bucket { k, interval, max_ahead, reach }
             }
             Shape::Fixed(Counting::Admitted) => {
                 LimitParams::Fixed { max_count: Counting::Admitted.max_count(self.capacity) }

@@ -4,7 +4,7 @@
 //! not do.
 
 use crate::algorithm::Algorithm;
-use crate::algorithm::bucket::{Bucket, Shaping};
+use crate::algorithm::bucket::{Bucket, Shaping, Sharing};
 use crate::algorithm::concurrency::Permits;
 use crate::algorithm::fixed_window::Counting;
 use crate::algorithm::sliding_log::AdmissionLog;
@@ -37,6 +37,9 @@ pub struct LimitSpec {
     pub jitter: bool,
     /// Fixed window only: also counts denied requests, as the Envoy service does.
     pub count_denied: bool,
+    /// Bucket algorithms only: limits with other periods may charge the same counter, because the caller states the
+    /// whole limit with each request.
+    pub any_period: bool,
 }
 
 impl LimitSpec {
@@ -44,7 +47,16 @@ impl LimitSpec {
     /// permits and the period is the maximum time that one may be held.
     #[must_use]
     pub const fn new(algorithm: Algorithm, rate: Rate) -> Self {
-        Self { algorithm, rate, burst: None, delay: false, slots: None, jitter: false, count_denied: false }
+        Self {
+            algorithm,
+            rate,
+            burst: None,
+            delay: false,
+            slots: None,
+            jitter: false,
+            count_denied: false,
+            any_period: false,
+        }
     }
 
     /// Sets the burst.
@@ -82,12 +94,30 @@ impl LimitSpec {
         self
     }
 
+    /// Lets limits with other periods charge the same counter: what this one has counted stays when another denies.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, State, Timestamp, nonzero};
+    /// let hourly = LimitSpec::new(Algorithm::Gcra, Rate::per_hour(nonzero!(5))).any_period().build()?;
+    /// let secondly = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(1))).any_period().build()?;
+    /// let (mut state, now) = (State::default(), Timestamp::from_secs(1_000));
+    /// assert!(hourly.step(&mut state, now, Cost::new(5)).verdict.is_allowed());
+    /// assert!(secondly.step(&mut state, now, Cost::ONE).verdict.is_denied());
+    /// assert!(hourly.step(&mut state, now, Cost::ONE).verdict.is_denied());
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn any_period(mut self) -> Self {
+        self.any_period = true;
+        self
+    }
+
     /// Validates the specification and precomputes what stepping needs.
     ///
     /// # Errors
     /// A [`LimitError`] that names the invalid option.
     pub fn build(self) -> Result<Limit, LimitError> {
-        let LimitSpec { algorithm, rate, burst, delay, slots, jitter, count_denied } = self;
+        let LimitSpec { algorithm, rate, burst, delay, slots, jitter, count_denied, any_period } = self;
         let length = rate.period.length();
         if rate.count > Rate::MAX_COUNT || burst.is_some_and(|burst| burst > Rate::MAX_COUNT) {
             return Err(LimitError::TooMany);
@@ -114,6 +144,9 @@ impl LimitSpec {
         if count_denied && algorithm != Algorithm::FixedWindow {
             return Err(LimitError::CountDeniedNeedsFixedWindow(algorithm));
         }
+        if any_period && !algorithm.has_burst() {
+            return Err(LimitError::AnyPeriodNeedsBucket(algorithm));
+        }
         let capacity = burst.unwrap_or(rate.count);
         let shape = match algorithm {
             Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::LeakyBucket => {
@@ -121,7 +154,8 @@ impl LimitSpec {
                     Shape::Blocked
                 } else {
                     let shaping = if delay { Shaping::Delay } else { Shaping::Police };
-                    let bucket = Bucket::new(rate.count, length, capacity, shaping);
+                    let sharing = if any_period { Sharing::AnyPeriod } else { Sharing::SamePeriod };
+                    let bucket = Bucket::new(rate.count, length, capacity, shaping, sharing);
                     Shape::Bucket(bucket.ok_or(LimitError::TooSlow)?)
                 }
             }
@@ -245,7 +279,8 @@ impl Limit {
     }
 
     /// Returns the specification of this limit.
-    fn spec(&self) -> LimitSpec {
+    #[must_use]
+    pub fn spec(&self) -> LimitSpec {
         LimitSpec {
             algorithm: self.algorithm,
             rate: self.rate.clone(),
@@ -256,7 +291,8 @@ impl Limit {
                 _ => None,
             },
             jitter: self.jitter,
-            count_denied: self.shape == Shape::Fixed(Counting::Attempts),
+            count_denied: self.counts_denied(),
+            any_period: matches!(self.shape, Shape::Bucket(Bucket { sharing: Sharing::AnyPeriod, .. })),
         }
     }
 }
@@ -296,6 +332,9 @@ pub enum LimitError {
     /// Counted attempts with an algorithm that has no plain count.
     #[error("only fixed_window can count what it denies, not {0}")]
     CountDeniedNeedsFixedWindow(Algorithm),
+    /// Counters shared between periods, with an algorithm whose state depends on the period.
+    #[error("only buckets can share a counter between periods, not {0}")]
+    AnyPeriodNeedsBucket(Algorithm),
     /// A number of slots out of range.
     #[error("{0} slots are out of range; write 1 to {most}", most = Slots::MAX)]
     Slots(u64),

@@ -130,25 +130,26 @@ impl Limit {
         shortest.as_micros().ilog2()
     }
 
-    /// Steps a packed state; `None` is an unused one. Only for limits whose [`Limit::packed`] is `Some`.
+    /// Steps a packed state; `None` is an unused one, and `mark` is what [`Limit::mark`] returned for its word. Only for
+    /// limits whose [`Limit::packed`] is `Some`.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, Timestamp, nonzero};
     /// let limit = LimitSpec::new(Algorithm::FixedWindow, Rate::per_minute(nonzero!(5))).build()?;
     /// let (now, tag) = (Timestamp::from_secs(1_000), limit.packed().expect("a small window packs").tag);
-    /// let (word, _) = limit.step_word(None, now, Cost::ONE);
-    /// let (word, outcome) = limit.step_word(Some(word), now, Cost::new(2));
+    /// let (word, _) = limit.step_word(None, 0, now, Cost::ONE);
+    /// let (word, outcome) = limit.step_word(Some(word), 0, now, Cost::new(2));
     /// assert_eq!(outcome.remaining, 2);
     /// assert!(tag.expires(word) > now + outcome.reset_after); // a little late, never early
     /// # Ok::<(), tollgate_core::LimitError>(())
     /// ```
     #[inline(always)]
-    pub fn step_word(&self, word: Option<u64>, now: Timestamp, cost: Cost) -> (u64, Outcome) {
+    pub fn step_word(&self, word: Option<u64>, mark: u8, now: Timestamp, cost: Cost) -> (u64, Outcome) {
         // The default algorithm is inlined: passing its outcome through memory costs as much as the step.
         if let Shape::Bucket(bucket) = &self.shape {
             let before = word.map_or(0, |word| unpack_tat(word, bucket.k));
             let mut tat = before;
-            let outcome = bucket.step(&mut tat, now, cost);
+            let outcome = bucket.step(&mut tat, mark, now, cost);
             // An unchanged word is not rewritten: that would truncate a fraction stored under another rate.
             let same = word.filter(|_| tat == before);
             return (same.unwrap_or_else(|| pack_tat(tat, bucket.k)), outcome);
@@ -177,12 +178,13 @@ impl Limit {
     }
 
     /// Debits a packed state; see [`Limit::debit`].
-    pub fn debit_word(&self, word: Option<u64>, now: Timestamp, units: u64) -> u64 {
+    pub fn debit_word(&self, word: Option<u64>, mark: u8, now: Timestamp, units: u64) -> u64 {
         match self.shape {
             Shape::Bucket(bucket) => {
-                let mut tat = word.map_or(0, |word| unpack_tat(word, bucket.k));
-                bucket.debit(&mut tat, now, units);
-                pack_tat(tat, bucket.k)
+                let before = word.map_or(0, |word| unpack_tat(word, bucket.k));
+                let mut tat = before;
+                bucket.debit(&mut tat, mark, now, units);
+                word.filter(|_| tat == before).unwrap_or_else(|| pack_tat(tat, bucket.k))
             }
             Shape::Fixed(counting) => {
                 let bounds = self.window_at(now);
@@ -199,6 +201,17 @@ impl Limit {
                 self.pack_sliding(counts)
             }
             _ => word.unwrap_or(0),
+        }
+    }
+
+    /// Returns the byte to be stored with a changed word, where `before` was stored: the pressure of a window, the
+    /// reach of a bucket (see [`Tat::reach`](crate::Tat)), whose pressure is read from its word.
+    #[inline]
+    #[must_use]
+    pub fn mark(&self, before: u8, word: u64, now: Timestamp, outcome: &Outcome) -> u8 {
+        match &self.shape {
+            Shape::Bucket(bucket) => bucket.reach_after(word >> FRACTION_BITS, now, before),
+            _ => self.pressure(outcome),
         }
     }
 

@@ -5,9 +5,16 @@
 //! is safe whatever happened in between; it is exact when the refund follows immediately, and falls to zero as units
 //! are replenished. Rejected: recording each charge to refund exactly its own rest, because it needs memory for each
 //! charge.
+//!
+//! A bucket refills in time, not in units: [`Limit::refund`] returns to the microsecond what it has not refilled, so that
+//! a unit which takes an hour to come back is not lost to the first moment of it.
 
+use crate::algorithm::bucket::Bucket;
 use crate::algorithm::sliding_window::window_start;
+use crate::cost::Cost;
 use crate::limit::{Limit, Shape};
+use crate::limit_spec::LimitSpec;
+use crate::rate::Rate;
 use crate::time::{TimeDelta, Timestamp};
 
 impl Limit {
@@ -20,6 +27,60 @@ impl Limit {
             Shape::Bucket(bucket) => bucket.interval >= bucket.k && now + reset_after == full_at,
             _ => true,
         }
+    }
+
+    /// Returns the refund of `unused` of the `units` that were taken at `taken`; `None` if time has refilled them all. It
+    /// is in units of the returned limit, which charges the same counter: in fractions of a unit where a bucket has
+    /// refilled a part of one.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, State, TimeDelta, Timestamp, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_hour(nonzero!(5))).build()?;
+    /// let (mut state, taken) = (State::default(), Timestamp::from_secs(1_000));
+    /// let _ = limit.step(&mut state, taken, Cost::ONE);
+    /// let later = taken + TimeDelta::from_secs(100);
+    /// let (finer, cost) = limit.refund(1, 1, taken, later).ok_or(tollgate_core::LimitError::TooSlow)?;
+    /// assert_eq!(finer.step(&mut state, later, cost).reset_after, TimeDelta::ZERO);
+    /// assert_eq!(limit.step(&mut state, later, Cost::PEEK).remaining, 5);
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn refund(&self, units: u64, unused: u64, taken: Timestamp, now: Timestamp) -> Option<(Self, Cost)> {
+        let Shape::Bucket(bucket) = self.shape else {
+            let units = self.refundable(units, taken, now).min(unused);
+            return (units > 0).then(|| (self.clone(), Cost::refund(units)));
+        };
+        let time = |units: u64| u128::from(units) * u128::from(bucket.interval);
+        let refilled = u128::from(now.since(taken).as_micros()) * u128::from(bucket.k);
+        let left = time(units).saturating_sub(refilled);
+        if unused == 0 || left == 0 {
+            return None;
+        }
+        if left >= time(unused) {
+            return Some((self.clone(), Cost::refund(unused)));
+        }
+        let finer = self.in_fractions(bucket.interval);
+        let Shape::Bucket(Bucket { interval, .. }) = finer.shape else { return None };
+        let units = u64::try_from(left / u128::from(interval)).unwrap_or(u64::MAX);
+        (units > 0).then(|| (finer, Cost::refund(units)))
+    }
+
+    /// Returns the bucket that counts in the finest fractions of a unit that divide its interval evenly, so that its
+    /// states have the same form.
+    fn in_fractions(&self, interval: u64) -> Self {
+        let most = Rate::MAX_COUNT / self.capacity.max(self.rate.count).max(1);
+        let mut parts = interval;
+        for prime in [2, 3, 5, 7] {
+            while parts > most && parts.is_multiple_of(prime) {
+                parts /= prime;
+            }
+        }
+        if parts > most {
+            return self.clone();
+        }
+        let rate = Rate { count: self.rate.count * parts, period: self.rate.period.clone() };
+        let finer = LimitSpec { rate, burst: Some(self.capacity * parts), ..self.spec() };
+        finer.build().unwrap_or_else(|_| self.clone())
     }
 
     /// Returns how many of the `units` taken at `taken` may be refunded at `now` without admitting more than the limit.

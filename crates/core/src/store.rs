@@ -1,7 +1,9 @@
 //! The counter store interface. Memory, Redis and every decorator implement this one trait.
 
 use crate::charge::{Charge, Outcomes, Permit, UnitReturn};
+use crate::late::LateCharge;
 use crate::outcome::Outcome;
+use crate::time::TimeDelta;
 use std::future::Future;
 
 /// A store of counters.
@@ -36,6 +38,23 @@ pub trait CounterStore: Send + Sync {
     fn return_units(&self, _back: &UnitReturn<'_>) -> impl Future<Output = Result<(), StoreError>> + Send {
         std::future::ready(Ok(()))
     }
+
+    /// Returns what the store last said about a charge's counter, without asking it; `None` if it said nothing, or the
+    /// store is never asked from afar. For decisions while it cannot be asked.
+    fn last_known(&self, _charge: &Charge<'_>) -> Option<LastKnown> {
+        None
+    }
+}
+
+/// What a store last said about a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastKnown {
+    /// Units that remained.
+    pub remaining: u64,
+    /// Time after which, from then on, the counter is unused again.
+    pub reset_after: TimeDelta,
+    /// How long ago that was.
+    pub age: TimeDelta,
 }
 
 impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
@@ -63,6 +82,10 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
     async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
         (**self).return_units(back).await
     }
+
+    fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown> {
+        (**self).last_known(charge)
+    }
 }
 
 /// Reasons why a store call failed. The engine turns it into a decision by the rule's fail policy.
@@ -75,6 +98,10 @@ pub enum StoreError {
     /// The store did not respond in time.
     #[error("the store did not answer in time")]
     Timeout,
+    /// The store did not respond in time, and may charge the request later. Unless the caller keeps the charge, the
+    /// store undoes it.
+    #[error("the store did not answer in time")]
+    Late(LateCharge),
     /// Some of a request's charges could not be decided, because the part of the store that keeps them was unavailable.
     /// None of the others is applied: the request can be charged again without the undecided ones.
     #[error("a part of the store failed: {cause}")]
@@ -84,4 +111,19 @@ pub enum StoreError {
         /// Cause of the failure.
         cause: Box<StoreError>,
     },
+    /// Several parts of a request failed, each on its own.
+    #[error("{}", .0.first().map_or_else(String::new, ToString::to_string))]
+    Several(Vec<StoreError>),
+}
+
+impl StoreError {
+    /// Returns the charges that may be applied later.
+    pub fn late(&self) -> Vec<&LateCharge> {
+        match self {
+            Self::Late(late) => vec![late],
+            Self::Partial { cause, .. } => cause.late(),
+            Self::Several(all) => all.iter().flat_map(Self::late).collect(),
+            Self::Unavailable(_) | Self::Timeout => Vec::new(),
+        }
+    }
 }

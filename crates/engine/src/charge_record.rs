@@ -8,11 +8,11 @@ use tollgate_core::{
 #[derive(Clone, Debug)]
 pub(crate) struct ChargeRecord {
     pub(crate) scope: Scope,
-    parts: Vec<OwnedKeyPart>,
+    pub(crate) parts: Vec<OwnedKeyPart>,
     pub(crate) limit: Limit,
     pub(crate) units: u64,
-    loss_policy: LossPolicy,
-    mode: Mode,
+    pub(crate) loss_policy: LossPolicy,
+    pub(crate) mode: Mode,
 }
 
 impl ChargeRecord {

@@ -8,7 +8,7 @@ use crate::grant::{GrantCharge, Grants};
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
-use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, TimeDelta, Verdict};
+use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, TimeDelta, Timestamp, Verdict};
 use tollgate_rules::{Action, CallerOverrides, MatchKind, Role, RuleLimit, Ruleset};
 
 /// The verdict of a decision.
@@ -166,6 +166,8 @@ pub struct DecisionDetails {
     pub verdict: DecisionVerdict,
     /// The basis of the verdict.
     pub origin: Origin,
+    /// Time of the charge, by the store's clock; zero if no store was called. The outcomes' times count from it.
+    pub at: Timestamp,
     /// The source of a denial.
     pub denied_by: Option<DecidedBy>,
     /// The source of a degraded verdict: the request should be served in a reduced form.
@@ -189,6 +191,7 @@ impl DecisionDetails {
         Self {
             verdict: DecisionVerdict::Allowed { delay: TimeDelta::ZERO },
             origin: Origin::Unmatched,
+            at: Timestamp::ZERO,
             denied_by: None,
             degraded_by: None,
             warned_by: None,

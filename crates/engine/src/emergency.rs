@@ -8,6 +8,7 @@
 
 use crate::check::{Check, CheckInput};
 use crate::decision::{DecidedBy, DecisionDetails, DecisionVerdict, Origin};
+use crate::fold::push_unknown;
 use crate::limiter::Limiter;
 use arc_swap::ArcSwapOption;
 use smallvec::SmallVec;
@@ -345,11 +346,14 @@ impl MeasureEffect {
         self.applied.as_ref().map(|measure| measure.action)
     }
 
-    /// Removes the limits that must not be charged from a plan and tightens the others.
+    /// Removes the limits that must not be charged from a plan and tightens the others. `details` reports limits that an
+    /// outright measure replaces as unknown.
     #[cold]
-    pub(crate) fn apply_to(&mut self, plan: &mut Plan<'_>) {
+    pub(crate) fn apply_to(&mut self, plan: &mut Plan<'_>, details: &mut DecisionDetails) {
         if let Some(outright) = &self.outright {
             self.applied = Some(Arc::clone(outright));
+            // They decide nothing, but responses list them as those of every other decision do.
+            push_unknown(plan, details);
             plan.limits.clear();
             return;
         }

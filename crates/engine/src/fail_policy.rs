@@ -3,16 +3,23 @@
 //!
 //! The policy applies only to charges that the store could not decide; if one shard is unavailable, limits on the other
 //! shards are still enforced. Among the undecided charges, one rule with `on_error: closed` denies the request; rules
-//! with `on_error: local` are decided by counters of this process, with this node's share of the limit; the others let
-//! it pass. If the request is then denied, what was charged elsewhere is refunded.
+//! with `on_error: local` are decided by counters of this process, with this node's share of what the store last said was
+//! left (`fallback_start.rs`); the others let it pass. If the request is then denied, what was charged elsewhere is
+//! refunded.
+//!
+//! A store that was only late may charge the request after all. If it was denied here, the store undoes that; if it was
+//! admitted, the late charge counts instead of the local one (`reconcile.rs`).
 
 use crate::decision::{DecisionDetails, DecisionVerdict, Origin};
+use crate::fallback::TryCharge;
+use crate::fallback_start::remaining_share;
 use crate::fold::{decided_by, decides, fold, push_unknown};
 use crate::limiter::Limiter;
 use smallvec::SmallVec;
+use std::sync::atomic::Ordering;
 use tollgate_core::{
-    Admission, Algorithm, Charge, CounterStore, Enforcement, Outcome, Outcomes, Permit, PermitId, StoreError,
-    TimeDelta,
+    Admission, Algorithm, Charge, Cost, CounterStore, Enforcement, LateCharge, Limit, Outcome, Outcomes,
+    Permit, PermitId, StoreError, TimeDelta,
 };
 use tollgate_rules::{Charges, FailPolicy, Plan};
 
@@ -27,6 +34,10 @@ struct UndecidedRequest<'a, 'p> {
     per_charge: SmallVec<[Outcome; 4]>,
     /// True for each charge that the store could not decide.
     failed: SmallVec<[bool; 8]>,
+    /// Charges that the store may apply after all. Dropped, they are undone.
+    late: Vec<LateCharge>,
+    /// Charges that local counters admitted and the store must be charged with.
+    taken_locally: SmallVec<[usize; 4]>,
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -47,9 +58,11 @@ impl<S: CounterStore> Limiter<S> {
             charges,
             per_charge: SmallVec::from_elem(Outcome::UNKNOWN, charges.len()),
             failed: SmallVec::from_elem(true, charges.len()),
+            late: error.late().into_iter().cloned().collect(),
+            taken_locally: SmallVec::new(),
         };
-        if let StoreError::Partial { failed, .. } = error
-            && self.charge_reachable(&mut undecided, &failed).await == Admission::Denied
+        if let StoreError::Partial { failed, .. } = &error
+            && self.charge_reachable(&mut undecided, failed).await == Admission::Denied
         {
             fold(plan, &undecided.outcomes(Admission::Denied), details);
             return;
@@ -75,6 +88,7 @@ impl<S: CounterStore> Limiter<S> {
             let open = (0..charges.len()).any(|at| undecided.decides(at) && undecided.failed[at]);
             let local = deciding.is_some_and(|at| !undecided.failed[at]);
             details.origin = if local && !open { Origin::Local } else { Origin::FailOpen };
+            self.settle_admitted(&undecided);
         }
         // If only charges of shadow rules are undecided, the request would have passed anyway.
         if deciding.is_some() {
@@ -94,7 +108,13 @@ impl<S: CounterStore> Limiter<S> {
             return Admission::Admitted;
         }
         let charges: SmallVec<[Charge<'_>; 8]> = rest.iter().map(|at| undecided.charges[*at]).collect();
-        let Ok(outcomes) = self.store.charge(&charges).await else { return Admission::Admitted };
+        let outcomes = match self.store.charge(&charges).await {
+            Ok(outcomes) => outcomes,
+            Err(error) => {
+                undecided.late.extend(error.late().into_iter().cloned());
+                return Admission::Admitted;
+            }
+        };
         for (at, outcome) in rest.into_iter().zip(outcomes.per_charge) {
             undecided.per_charge[at] = outcome;
             undecided.failed[at] = false;
@@ -106,11 +126,25 @@ impl<S: CounterStore> Limiter<S> {
     fn charge_locally(&self, undecided: &mut UndecidedRequest<'_, '_>) -> Admission {
         let Some(fallback) = &self.fallback else { return Admission::Admitted };
         let local: SmallVec<[usize; 8]> = undecided.failed_with(FailPolicy::Local).collect();
-        let charges: SmallVec<[Charge<'_>; 8]> = local
+        let live_nodes = self.live_nodes.load(Ordering::Relaxed);
+        let shares: SmallVec<[Option<Limit>; 4]> = local
             .iter()
             .map(|at| {
-                let (matched, charge) = (&undecided.plan.limits[*at], undecided.charges[*at]);
-                Charge { limit: matched.limit.node_share.as_deref().unwrap_or(charge.limit), ..charge }
+                let is_known = undecided.plan.limits[*at].limit.node_share.is_some();
+                let limit = undecided.charges[*at].limit;
+                (!is_known && live_nodes > 1).then(|| limit.per_node_share(live_nodes))
+            })
+            .collect();
+        let charges: SmallVec<[Charge<'_>; 8]> = local
+            .iter()
+            .zip(&shares)
+            .map(|(at, share)| {
+                let (matched, charge) = (&undecided.plan.limits[*at].limit, undecided.charges[*at]);
+                let limit = share.as_ref().or(matched.node_share.as_deref()).unwrap_or(charge.limit);
+                if !matched.prepaid {
+                    self.start_fallback(fallback.as_ref(), &charge, limit);
+                }
+                Charge { limit, ..charge }
             })
             .collect();
         let mut outcomes = Outcomes::default();
@@ -124,10 +158,43 @@ impl<S: CounterStore> Limiter<S> {
             // A permit is released where it was acquired: the shared counter never held it.
             let is_permit = undecided.charges[at].limit.algorithm() == Algorithm::Concurrency;
             if taken && !is_permit && !undecided.plan.limits[at].limit.prepaid {
-                self.pending.add(&undecided.charges[at]);
+                undecided.taken_locally.push(at);
             }
         }
         outcomes.admission
+    }
+
+    /// Sets a fallback counter from what the store last said about the counter, if it has said anything since the
+    /// fallback counter was last set.
+    fn start_fallback(&self, fallback: &dyn TryCharge, charge: &Charge<'_>, share: &Limit) {
+        if charge.limit.algorithm() == Algorithm::Concurrency {
+            return;
+        }
+        let Some(known) = self.store.last_known(charge) else { return };
+        let counter = charge.key.id();
+        self.fallback_starts.set_once(counter, self.clock.now() - known.age, || {
+            let unconfirmed = self.pending.unconfirmed(&counter);
+            let remaining = remaining_share(charge.limit, share, &known, unconfirmed);
+            let set = |cost| fallback.try_debit(&Charge { limit: share, cost, ..*charge });
+            // It may have been set for another number of nodes.
+            set(Cost::refund(2 * charge.limit.capacity()));
+            set(Cost::new(share.capacity() - remaining));
+        });
+    }
+
+    /// Accounts for a request that was admitted without the store: what the store charges late counts instead of what
+    /// local counters have taken.
+    fn settle_admitted(&self, undecided: &UndecidedRequest<'_, '_>) {
+        let taken = undecided.taken_locally.iter().map(|at| &undecided.charges[*at]);
+        // Nobody will release a permit that the request does not know to hold.
+        let leaks = (0..undecided.charges.len()).any(|at| {
+            undecided.failed[at] && undecided.charges[at].limit.algorithm() == Algorithm::Concurrency
+        });
+        if undecided.late.is_empty() || leaks {
+            taken.for_each(|charge| self.pending.add(charge));
+        } else {
+            self.pending.add_in_doubt(taken, &undecided.late);
+        }
     }
 
     /// Refunds what the store charged for a request that is denied. Units that cannot be refunded are refilled over

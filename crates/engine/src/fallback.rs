@@ -12,6 +12,9 @@ pub(crate) trait TryCharge: Send + Sync {
     /// See [`CounterStore::try_charge`].
     fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool;
 
+    /// See [`CounterStore::debit`].
+    fn try_debit(&self, charge: &Charge<'_>);
+
     /// Releases permits that were acquired here; ignores all others.
     fn try_release(&self, permits: &[Permit<'_>]);
 }
@@ -19,6 +22,11 @@ pub(crate) trait TryCharge: Send + Sync {
 impl<S: CounterStore> TryCharge for S {
     fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
         CounterStore::try_charge(self, charges, outcomes)
+    }
+
+    fn try_debit(&self, charge: &Charge<'_>) {
+        let _ = pin!(CounterStore::debit(self, std::slice::from_ref(charge)))
+            .poll(&mut Context::from_waker(Waker::noop()));
     }
 
     fn try_release(&self, permits: &[Permit<'_>]) {

@@ -22,6 +22,7 @@ pub(crate) fn decides(matched: &MatchedLimit<'_>) -> bool {
 #[inline]
 pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
     folded.origin = Origin::Store;
+    folded.at = outcomes.at;
     let mut delay = TimeDelta::ZERO;
     let mut denials = false;
     for (matched, outcome) in plan.limits.iter().zip(&outcomes.per_charge) {
@@ -72,6 +73,8 @@ fn deny(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
     let denying = pairs.filter(|(matched, outcome)| decides(matched) && outcome.verdict.is_denied());
     let named = denying.clone().reduce(|best, next| if rank(next) > rank(best) { next } else { best });
     folded.denied_by = named.map(|(matched, _)| decided_by(matched));
+    // Nothing is served, so nothing is served in a reduced form.
+    folded.degraded_by = None;
     let waits = denying.filter_map(|(_, outcome)| match outcome.verdict {
         Verdict::Denied { retry_after } => Some(retry_after),
         Verdict::Allowed { .. } | Verdict::Unknown => None,

@@ -13,7 +13,7 @@
 //! | `delay_queue` | where `action: delay` parks requests, bounded in number |
 //! | `in_flight`, `by_rule` | permits held, by rule; bounded counters by rule name |
 //! | `charge_record` | a charge that outlives its request |
-//! | `reservation` | charging an estimate now and settling later |
+//! | `reservation` | charging an estimate now and settling later, on any node |
 //! | `quota_provider` | lookup of a caller's quota |
 //! | `grant` | extra units, charged when a limit denies |
 //! | `emergency` | emergency measures |
@@ -34,6 +34,7 @@ mod emergency;
 mod fail_policy;
 mod fallback;
 mod fallback_counts;
+mod fallback_start;
 mod fold;
 mod grant;
 mod in_flight;
@@ -65,6 +66,8 @@ pub use permit_guard::PermitGuard;
 pub use permits::{HeldPermits, ReleaseFuture, ReleaseReason};
 pub use quota_provider::{CallerQuota, QuotaProvider};
 pub use replay::{CounterSharing, SampleWeight};
-pub use reservation::{Reservation, ReservationId, ReserveError, SettleError, Settlement};
+pub use reservation::{
+    ClosedReservation, RemainingUnits, Reservation, ReservationId, ReserveError, SettleError, Settlement,
+};
 pub use trace::{ForwardedRequest, TraceContext};
 pub use usage::{GrantBalance, LimitSource, LimitUsage, UnmatchedRule, Usage, UsageError};

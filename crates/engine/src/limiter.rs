@@ -10,6 +10,7 @@ use crate::decision_id::DecisionId;
 use crate::emergency::ActiveMeasures;
 use crate::fallback::TryCharge;
 use crate::fallback_counts::FallbackCounts;
+use crate::fallback_start::FallbackStarts;
 use crate::fold;
 use crate::grant::Grants;
 use crate::in_flight::InFlight;
@@ -23,8 +24,8 @@ use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use tollgate_core::{Clock, CounterStore, Outcomes, PermitId, TimeDelta};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use tollgate_core::{Clock, CounterStore, LogThrottle, Outcomes, PermitId, TimeDelta};
 use tollgate_rules::{CallerOverrides, Charges, Plan, Ruleset};
 
 /// Rate limiter: decides requests with a rule set and a store. Shared by all protocol servers.
@@ -37,9 +38,13 @@ pub struct Limiter<S> {
     pub(crate) clock: Arc<dyn Clock>,
     /// Local counters for rules with `on_error: local`.
     pub(crate) fallback: Option<Box<dyn TryCharge>>,
-    pub(crate) pending: PendingCharges,
+    pub(crate) fallback_starts: FallbackStarts,
+    /// Number of nodes that share the store, as far as known; 0 if not.
+    pub(crate) live_nodes: AtomicU32,
+    pub(crate) pending: Arc<PendingCharges>,
     pub(crate) fallback_counts: FallbackCounts,
     pub(crate) in_flight: InFlight,
+    pub(crate) release_failures: LogThrottle,
     /// Permits of requests in flight.
     pub(crate) renewals: Renewals,
     /// Split counters without room in any shard.
@@ -72,12 +77,15 @@ impl<S: CounterStore> Limiter<S> {
             rules: ArcSwap::new(rules),
             store,
             shadow: AtomicBool::new(false),
-            reservations: Reservations::default(),
+            reservations: Reservations::new(Arc::clone(&clock)),
             clock,
             fallback: None,
-            pending: PendingCharges::default(),
+            fallback_starts: FallbackStarts::default(),
+            live_nodes: AtomicU32::new(0),
+            pending: Arc::default(),
             fallback_counts: FallbackCounts::default(),
             in_flight: InFlight::default(),
+            release_failures: LogThrottle::default(),
             renewals: Renewals::default(),
             full_counters: FullCounters::default(),
             quotas: None,
@@ -100,6 +108,18 @@ impl<S: CounterStore> Limiter<S> {
     pub fn with_fallback(mut self, counters: impl CounterStore + 'static) -> Self {
         self.fallback = Some(Box::new(counters));
         self
+    }
+
+    /// Sets the number of nodes that share the store now: without it each uses its share of a limit. Rules compiled for a
+    /// fixed number of nodes keep that.
+    pub fn set_live_nodes(&self, nodes: u32) {
+        self.live_nodes.store(nodes, Ordering::Relaxed);
+    }
+
+    /// Returns the number of nodes that share the store; 0 if unknown.
+    #[must_use]
+    pub fn live_nodes(&self) -> u32 {
+        self.live_nodes.load(Ordering::Relaxed)
     }
 
     /// Returns the number of decisions made without the store, as (rule, origin, count).
@@ -169,7 +189,7 @@ impl<S: CounterStore> Limiter<S> {
             let mut plan = Plan::default();
             plan_into(&rules, tenant.as_deref(), check, &mut plan);
             if let Some(effect) = &mut effect {
-                effect.apply_to(&mut plan);
+                effect.apply_to(&mut plan, &mut details);
             }
             if !plan.limits.is_empty() {
                 match self.try_charge(&plan, permit, grants.is_some(), &mut details) {

@@ -127,9 +127,12 @@ impl<S: CounterStore + 'static> Drop for PermitGuard<S> {
             && let Some(releasing) = self.limiter.start_release(&held, ending)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
+            let limiter = Arc::clone(&self.limiter);
             runtime.spawn(async move {
-                if let Err(error) = releasing.await {
-                    tracing::warn!(%error, "permit release failed; it will expire");
+                if let Err(error) = releasing.await
+                    && let Some(count) = limiter.release_failures.due(limiter.clock.now())
+                {
+                    tracing::warn!(%error, count, "permit releases failed; they will expire");
                 }
             });
         }

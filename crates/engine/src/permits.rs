@@ -125,7 +125,7 @@ impl<S: CounterStore> Limiter<S> {
     /// # Errors
     /// [`StoreError`] if the store did not apply the refund.
     pub async fn cancel_held(&self, held: &HeldPermits) -> Result<(), StoreError> {
-        self.move_counters(&held.charges, DecisionId(held.id.0), Settlement::Canceled).await
+        self.move_counters(&held.charges, held.id, Settlement::Canceled, self.clock.now()).await
     }
 
     /// Releases what a request held, for guards that are dropped. In memory this completes immediately, and the next

@@ -43,7 +43,7 @@ impl<S> Limiter<S> {
 
 /// Returns the caller's key, if the request contains it.
 #[inline]
-fn caller<'a>(check: &Check<'a>) -> Option<&'a str> {
+pub(crate) fn caller<'a>(check: &Check<'a>) -> Option<&'a str> {
     let place = |entries: &[(&'_ str, &'_ str)]| entries.iter().position(|(key, _)| *key == CALLER_KEY);
     match check.input {
         CheckInput::Attributes(attributes) => Some(attributes[place(attributes)?].1),

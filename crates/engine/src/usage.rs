@@ -45,6 +45,8 @@ impl LimitSource {
 pub struct LimitUsage {
     /// The rule's name.
     pub rule: String,
+    /// The rule's number in its rule set.
+    pub rule_id: u32,
     /// Path of the rule.
     pub descriptor: String,
     /// The limit.
@@ -314,6 +316,7 @@ fn used<'a>(
     };
     LimitUsage {
         rule: rule.name.clone(),
+        rule_id: rule.id,
         descriptor: path(rule.id).to_owned(),
         limit: matched.limit.limit.clone(),
         role: matched.limit.role,

@@ -138,6 +138,7 @@ fn a_canceled_reservation_refunds_its_grant() {
         pollster::block_on(rig.limiter.reserve(&check, TimeDelta::from_secs(60), None)).expect("reserved");
     assert_eq!((reserved.decision.origin, rig.left()), (Origin::Grant, vec![Some(2)]));
     let settled = pollster::block_on(rig.limiter.settle(reserved.id.expect("held"), 3));
+    let settled = settled.map(|closed| closed.settlement);
     assert_eq!((settled, rig.left()), (Ok(Settlement::Settled(3)), vec![Some(7)]));
     let usage = pollster::block_on(rig.limiter.usage(None, &attributes, None)).expect("usage");
     assert_eq!(usage.limits[0].used(), Some(5), "the limit itself was given nothing");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tollgate_core::{Clock, SystemClock, Timestamp};
-use tollgate_observe::{Output, Sink};
+use tollgate_observe::{Output, Sink, escape};
 
 /// Status of a request whose client disconnected before the response, as in nginx.
 const CLIENT_CLOSED: u16 = 499;
@@ -126,7 +126,7 @@ impl AccessLog {
                 line[name] = value.as_str().into();
             }
         }
-        self.sink.write(format!("{line}\n"), 1);
+        self.sink.write(format!("{}\n", escape::json(&line.to_string())), 1);
     }
 
     /// Returns the number of lines dropped.

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Decision, DelayQueue, HeldPermits, Limiter, TraceContext};
 use tollgate_http::identity::{AmbiguousIdentity, RequestView};
-use tollgate_http::response::DecisionSummary;
+use tollgate_http::response::{DecisionSummary, RequestScope};
 use tollgate_http::server::LazyTimeout;
 use tollgate_http::server::write::Frames;
 use tollgate_http::traceparent;
@@ -38,6 +38,8 @@ pub(crate) struct Proxy<S: CounterStore + 'static> {
 struct CheckedRequest<'p> {
     route: &'p Arc<Route>,
     decision: Option<Decision>,
+    /// What a response tells about the request.
+    scope: Option<Box<RequestScope>>,
     held: Option<HeldPermits>,
     remote: IpAddr,
     is_trusted: bool,
@@ -48,7 +50,7 @@ struct CheckedRequest<'p> {
 /// Why a request could not be checked.
 enum CheckFailure {
     NoRoute,
-    /// The head has conflicting identities.
+    /// Servers would read the head differently.
     Ambiguous(AmbiguousIdentity),
 }
 
@@ -88,7 +90,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         let state = &*self.state();
         let (now, asked) = (self.clock.now(), &request.asked);
         let mut record = Record::<S>::new(state, asked, peer, self.clock, now);
-        let CheckedRequest { route, decision, held, remote, is_trusted, trace } =
+        let CheckedRequest { route, decision, scope, held, remote, is_trusted, trace } =
             match self.check(state, asked, now).await {
                 Ok(checked) => checked,
                 Err(failure) => {
@@ -100,7 +102,9 @@ impl<S: CounterStore + 'static> Proxy<S> {
             };
         record.span = trace.map(|trace| RequestSpan::new(&self.limiter, trace, request.method, route));
         record.add_decision(route, decision.as_ref(), remote);
-        let facts = decision.as_ref().map(DecisionSummary::from_decision);
+        let facts = decision.as_ref();
+        let facts =
+            facts.map(|decision| DecisionSummary::from_decision(decision).with_scope(scope.as_deref()));
         if let (Some(decision), Some(facts)) = (&decision, &facts)
             && !decision.is_allowed()
         {
@@ -112,7 +116,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
             if delay > TimeDelta::ZERO && Box::pin(guard.wait(&self.delayed, delay)).await.is_err() {
                 let detail = "the delay queue is full";
                 let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, detail);
-                return record.problem(&failure, None, out);
+                return record.problem(&failure, facts.as_ref().map(|facts| (state, facts, now)), out);
             }
             record.held = Some(Box::new(guard));
         }
@@ -149,8 +153,8 @@ impl<S: CounterStore + 'static> Proxy<S> {
         let route = site.route(&caller).ok_or(CheckFailure::NoRoute)?;
         let (remote, is_trusted) = (caller.address, caller.is_trusted);
         let trace = traceparent::from_headers(&self.limiter, asked.headers, || now);
-        let (decision, held) = match &route.config.domain {
-            None => (None, None),
+        let (decision, scope, held) = match &route.config.domain {
+            None => (None, None, None),
             Some(domain) => {
                 let attributes = caller.attributes();
                 let within = trace.map(|trace| trace.child(now));
@@ -160,17 +164,18 @@ impl<S: CounterStore + 'static> Proxy<S> {
                     .with_client_address(remote);
                 let (decision, held) = self.limiter.admit(&check).await;
                 self.limiter.record_latency("gateway", 1, self.clock.now().since(now));
-                (Some(decision), held)
+                let scope = state.responses.scope(&decision, check.input);
+                (Some(decision), scope, held)
             }
         };
-        Ok(CheckedRequest { route, decision, held, remote, is_trusted, trace })
+        Ok(CheckedRequest { route, decision, scope, held, remote, is_trusted, trace })
     }
 }
 
 impl From<CheckFailure> for Failure {
     fn from(failure: CheckFailure) -> Self {
         match failure {
-            CheckFailure::Ambiguous(error) => Self::new(StatusCode::BAD_REQUEST, &error),
+            CheckFailure::Ambiguous(error) => Self::new(error.status(), &error),
             CheckFailure::NoRoute => {
                 Self::new(StatusCode::NOT_FOUND, "no route matches this host, method and path")
             }

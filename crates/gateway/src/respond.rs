@@ -15,7 +15,7 @@ use crate::route::Route;
 use crate::upstream::{Failure, Received};
 use bytes::Bytes;
 use http::StatusCode;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, UPGRADE};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, UPGRADE, WWW_AUTHENTICATE};
 use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -171,6 +171,9 @@ impl<S: CounterStore + 'static> Record<S> {
         out.begin(*status);
         let mut own = OwnHeaders::new(out);
         self.put_own(&mut own, Some(problem::MEDIA_TYPE));
+        if *status == StatusCode::UNAUTHORIZED {
+            own.put(&WWW_AUTHENTICATE, b"Bearer");
+        }
         if let Some((state, facts, now)) = facts {
             state.responses.write(facts, now, &mut own);
         }

@@ -5,7 +5,7 @@ use crate::config::{GatewayConfig, RouteConfig};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_http::identity::{IdentityResolver, JwtVerifier, ResolvedCaller, normalized_path};
+use tollgate_http::identity::{IdentityResolver, JwtVerifier, PathRules, ResolvedCaller, canonical_host};
 
 /// A compiled route.
 pub(crate) struct Route {
@@ -14,13 +14,15 @@ pub(crate) struct Route {
     pub(crate) config: RouteConfig,
     /// Index of the upstream's pool.
     pub(crate) pool: usize,
+    paths: PathRules,
     pub(crate) host_header: Option<http::HeaderValue>,
 }
 
 impl Route {
     /// Returns the target to send to the upstream.
     pub(crate) fn target<'t>(&self, whole: &'t str) -> Cow<'t, str> {
-        let stripped = self.config.strip_prefix.as_deref().and_then(|prefix| strip(whole, prefix));
+        let stripped =
+            self.config.strip_prefix.as_deref().and_then(|prefix| strip(self.paths, whole, prefix));
         match stripped {
             None => Cow::Borrowed(whole),
             Some(rest) if rest.starts_with('/') => Cow::Borrowed(rest),
@@ -29,15 +31,16 @@ impl Route {
     }
 }
 
-/// Removes `prefix` from a target, comparing segments in normalized form, so that `//api/x` and `/%61pi/x` lose what `/api/x`
-/// does. At most one leading slash remains: with two, the next segment would be read as a host.
-fn strip<'t>(target: &'t str, prefix: &str) -> Option<&'t str> {
+/// Removes `prefix` from a target, comparing canonical segments, so that `//api/x` and `/%61pi/x` lose what `/api/x` does.
+/// At most one leading slash remains: with two, the next segment would be read as a host.
+fn strip<'t>(paths: PathRules, target: &'t str, prefix: &str) -> Option<&'t str> {
     let path = target.find('?').map_or(target, |query| &target[..query]);
+    let canonical = |segment: &str| paths.canonical(segment).ok().map(|path| path.into_owned());
     let mut end = 0;
     for known in segments(prefix) {
         let start = end + path[end..].find(|c| c != '/')?;
         end = path[start..].find('/').map_or(path.len(), |slash| start + slash);
-        if !known.starts_with('{') && normalized_path(&path[start..end]).trim_start_matches('/') != known {
+        if !known.starts_with('{') && canonical(&path[start..end])? != canonical(known)? {
             return None;
         }
     }
@@ -111,12 +114,7 @@ impl Routes {
         if self.exact.is_empty() && self.families.is_empty() {
             return self.any.as_ref();
         }
-        let host = host.map(bare).unwrap_or_default();
-        let host: std::borrow::Cow<'_, str> = if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            host.to_ascii_lowercase().into()
-        } else {
-            host.into()
-        };
+        let host = host.map(canonical_host).unwrap_or_default();
         let family = || {
             let under =
                 |(family, _): &&(String, VirtualHost)| host.len() > family.len() && host.ends_with(&**family);
@@ -128,15 +126,6 @@ impl Routes {
     pub(crate) fn fallback_site(&self) -> &IdentityResolver {
         &self.fallback_site
     }
-}
-
-/// Returns a host without its port and trailing dot.
-fn bare(host: &str) -> &str {
-    let end = match host.rfind(']') {
-        Some(bracket) => bracket + 1,
-        None => host.find(':').unwrap_or(host.len()),
-    };
-    host[..end].trim_end_matches('.')
 }
 
 impl VirtualHost {
@@ -164,11 +153,15 @@ impl VirtualHost {
                 Some(Err(_)) => return Err(wrong("invalid `host_header`; use a host name".to_owned())),
             };
             check(route).map_err(wrong)?;
-            let shared = Arc::new(Route { name: name.clone(), config: route.clone(), pool, host_header });
+            let paths = PathRules::new(&config.who);
+            let shared =
+                Arc::new(Route { name: name.clone(), config: route.clone(), pool, paths, host_header });
+            // A route of GET serves HEAD too, because it is counted as GET.
+            let counted = route.methods.iter().filter(|method| *method != "HEAD");
             let methods: Vec<String> = if route.methods.is_empty() {
                 vec![String::new()]
             } else {
-                route.methods.iter().map(|method| format!("{method} ")).collect()
+                counted.map(|method| format!("{method} ")).collect()
             };
             // A `{*rest}` also matches nothing.
             let without_rest = route.path.rfind("/{*").map(|rest| match &route.path[..rest] {
@@ -228,6 +221,11 @@ fn check(route: &RouteConfig) -> Result<(), String> {
             "`strip_prefix: {prefix}` is not a prefix of `path`; use whole segments without a trailing slash, such as /api for /api/{{*rest}}"
         ));
     }
+    if route.methods.iter().any(|method| method == "HEAD")
+        && !route.methods.iter().any(|method| method == "GET")
+    {
+        return Err("`methods` has HEAD without GET; write GET, whose route serves both".to_owned());
+    }
     if route.upgrades.iter().any(|name| name.eq_ignore_ascii_case("h2c")) {
         return Err("upgrade to `h2c` is not allowed, because requests in the tunnel would bypass all rules; remove it from `upgrades`".to_owned());
     }
@@ -236,7 +234,8 @@ fn check(route: &RouteConfig) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{bare, strip};
+    use super::strip;
+    use tollgate_http::identity::PathRules;
 
     /// Whatever spelling matched the route, the upstream gets the path without the prefix.
     #[test]
@@ -250,6 +249,7 @@ mod tests {
             ("/api/?q", "/api", Some("/?q")),
             ("/api//evil.test/x", "/api", Some("/evil.test/x")),
             ("/a//b/%2Fc", "/a/b", Some("/%2Fc")),
+            ("/api;v=1/x", "/api", Some("/x")),
             ("/users/17/x", "/users/{id}", Some("/x")),
             ("/a%2Fb/c", "/a/b", None),
             ("/apix", "/api", None),
@@ -257,14 +257,7 @@ mod tests {
             ("/", "/a", None),
             ("*", "/a", None),
         ] {
-            assert_eq!(strip(target, prefix), rest, "{target} {prefix}");
-        }
-    }
-
-    #[test]
-    fn hosts_lose_their_port() {
-        for (host, name) in [("a.b:80", "a.b"), ("a.b.", "a.b"), ("[::1]:80", "[::1]"), ("[::1]", "[::1]")] {
-            assert_eq!(bare(host), name, "{host}");
+            assert_eq!(strip(PathRules::default(), target, prefix), rest, "{target} {prefix}");
         }
     }
 }

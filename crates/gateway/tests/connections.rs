@@ -100,3 +100,34 @@ fn a_tunnel_keeps_its_place() {
     drop(tunnel);
     eventually("room for another", || (gateway.get("/a").status == 200).then_some(()));
 }
+
+/// A server that sends a body where none belongs would choose the response to another caller's request.
+#[test]
+fn a_body_after_a_bodiless_response_reaches_nobody() {
+    for (method, status) in [("HEAD", "200 OK"), ("GET", "304 Not Modified"), ("GET", "204 No Content")] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let upstream = std::thread::spawn(move || {
+            let mut request = [0; 4096];
+            let (mut first, _) = listener.accept().expect("a connection");
+            assert!(first.read(&mut request).expect("a request") > 0);
+            let head = format!("HTTP/1.1 {status}\r\ncontent-length: 45\r\n\r\n");
+            first.write_all(head.as_bytes()).expect("sent");
+            // The body comes when the next request is on its way.
+            if first.read(&mut request).is_ok_and(|length| length > 0) {
+                first.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged").expect("sent");
+                return;
+            }
+            let (mut second, _) = listener.accept().expect("another connection");
+            assert!(second.read(&mut request).expect("a request") > 0);
+            second.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nreal").expect("sent");
+        });
+        let gateway = Gateway::start(RULES, &section(address, "keep_alive: 1h"));
+        let mut open = gateway.open();
+        open.send(format!("{method} /a HTTP/1.1\r\nhost: t\r\n\r\n").as_bytes()).expect("sent");
+        open.head().expect("a head");
+        open.send(b"GET /b HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
+        assert_eq!(open.response().expect("an answer").text(), "real", "{method} {status}");
+        upstream.join().expect("the upstream's end");
+    }
+}

@@ -2,7 +2,8 @@
 
 use crate::h1;
 use crate::headers::HeaderSink;
-use http::header::ALLOW;
+use crate::identity::AmbiguousIdentity;
+use http::header::{ALLOW, WWW_AUTHENTICATE};
 use http::{Method, StatusCode};
 use serde_json::json;
 
@@ -38,6 +39,18 @@ impl Problem {
     /// Creates the problem for a malformed request (400).
     pub fn bad(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "Bad request", detail)
+    }
+
+    /// Creates the problem for a request that servers would read differently (400), or whose credential cannot be read
+    /// (401).
+    #[must_use]
+    pub fn identity(error: &AmbiguousIdentity) -> Self {
+        match error.status() {
+            StatusCode::UNAUTHORIZED => {
+                Self::new(StatusCode::UNAUTHORIZED, "Unreadable credential", error.to_string())
+            }
+            status => Self::new(status, "Ambiguous request", error.to_string()),
+        }
     }
 
     /// Sets the path of the field that is wrong.
@@ -91,6 +104,9 @@ impl Problem {
         let mut response = h1::RawResponse::new(self.status, MEDIA_TYPE, self.body());
         if let Some(methods) = self.allow {
             response.put(&ALLOW, methods.as_bytes());
+        }
+        if response.status == StatusCode::UNAUTHORIZED {
+            response.put(&WWW_AUTHENTICATE, b"Bearer");
         }
         response
     }

@@ -18,8 +18,8 @@ fn a_response_allocates_its_values_and_nothing_for_their_parts() {
     let policies =
         || rules.map(|rule| Policy::new(rule, 1_000_000, window).with_remaining(123_456).with_reset(42));
     let settings = ResponseConfig::default();
-    let legacy = ResponseConfig { legacy: LegacyHeaders::Epoch, ..ResponseConfig::default() };
-    for (settings, values) in [(&settings, 2), (&legacy, 6)] {
+    let standard = ResponseConfig { legacy: LegacyHeaders::None, ..ResponseConfig::default() };
+    for (settings, values) in [(&standard, 2), (&settings, 6)] {
         let mut headers = HeaderMap::with_capacity(16);
         let now = Timestamp::from_secs(1_700_000_000);
         let made =

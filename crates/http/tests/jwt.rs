@@ -6,7 +6,10 @@ use http::{HeaderMap, Method, Uri};
 use serde_json::Value;
 use std::path::PathBuf;
 use tollgate_core::Timestamp;
-use tollgate_http::identity::{IdentityConfig, IdentityResolver, JwtConfig, JwtVerifier, RequestView};
+use tollgate_http::identity::{
+    AmbiguousIdentity, ApiKeyConfig, IdentityConfig, IdentityResolver, JwtConfig, JwtVerifier, RequestView,
+    Unreadable,
+};
 
 /// Within the validity period of the tokens.
 const NOW: u64 = 1_001_000;
@@ -38,8 +41,11 @@ fn user(resolver: &IdentityResolver, peer: &str, token: &str, now: u64) -> [Opti
     headers.insert("authorization", format!("Bearer {token}").parse().expect("a value"));
     let (uri, peer) = (Uri::from_static("/"), peer.parse().expect("an address"));
     let request = RequestView::new(peer, &Method::GET, &uri, &headers);
-    let caller = resolver.resolve_direct(&request, Timestamp::from_secs(now)).expect("one caller");
-    ["user_id", "tier", "api_key"].map(|name| caller.get(name).map(str::to_owned))
+    match resolver.resolve_direct(&request, Timestamp::from_secs(now)) {
+        Ok(caller) => ["user_id", "tier", "api_key"].map(|name| caller.get(name).map(str::to_owned)),
+        Err(AmbiguousIdentity::Token(_)) => ANONYMOUS,
+        Err(error) => panic!("{error}"),
+    }
 }
 
 const ANONYMOUS: [Option<String>; 3] = [None, None, None];
@@ -54,6 +60,43 @@ fn a_token_of_each_algorithm_is_accepted() {
     let resolver = verifying("{claims: {tier: plan}, issuer: 'https://issuer.test', audience: api}");
     for algorithm in ["RS256", "ES256", "EdDSA", "HS256"] {
         assert_eq!(user(&resolver, "192.0.2.1", &token(algorithm), NOW), alice(), "{algorithm}");
+    }
+}
+
+/// An upstream whose library is more lenient would serve such a token as a user whose limits do not apply.
+#[test]
+fn a_token_that_is_not_accepted_is_refused_or_anonymous() {
+    let good = token("HS256");
+    for value in [
+        format!("Bearer {good}x"),
+        format!("Bearer {good}="),
+        format!("Bearer {good}.x"),
+        format!("Bearer {good} x"),
+        format!("Bearer {}", &good[..good.len() - 1]),
+        good.replace('.', ","),
+    ] {
+        let ask = |settings: &IdentityConfig| {
+            let resolver = IdentityResolver::new(settings).expect("settings");
+            let mut headers = HeaderMap::new();
+            headers.insert("authorization", value.parse().expect("a value"));
+            let uri = Uri::from_static("/");
+            let request =
+                RequestView::new("192.0.2.1".parse().expect("an address"), &Method::GET, &uri, &headers);
+            let caller = resolver.resolve_direct(&request, Timestamp::from_secs(NOW));
+            caller
+                .map(|caller| ["user_id", "api_key"].map(|name| caller.get(name).map(str::to_owned)))
+                .map_err(|error| error.status().as_u16())
+        };
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/jwt/pyjwt.json");
+        let refusing = IdentityConfig {
+            jwt: Some(JwtConfig { jwks: Some(path), ..jwt("{}") }),
+            ..IdentityConfig::default()
+        };
+        assert_eq!(ask(&refusing), Err(401), "{value}");
+        let without_keys = ApiKeyConfig { header: None, bearer: false, secret_file: None };
+        assert_eq!(ask(&IdentityConfig { api_key: without_keys, ..refusing.clone() }), Err(401), "{value}");
+        let anonymous = IdentityConfig { unreadable: Unreadable::Anonymous, ..refusing };
+        assert_eq!(ask(&anonymous), Ok([None, None]), "{value}");
     }
 }
 

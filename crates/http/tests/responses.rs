@@ -5,13 +5,18 @@ use http::HeaderMap;
 use proptest::prelude::*;
 use sfv::{BareItem, List, ListEntry, Parser};
 use std::sync::Arc;
-use tollgate_core::{CalendarUnit, Clock, Cost, ManualClock, TimeDelta, Timestamp};
-use tollgate_engine::{Check, Decision, Limiter, Window};
+use tollgate_core::{
+    CalendarUnit, Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, StoreError, TimeDelta,
+    Timestamp, UnitReturn,
+};
+use tollgate_engine::{
+    ActiveMeasures, Check, Decision, Limiter, Measure, MeasureAction, MeasureTarget, Window,
+};
 use tollgate_http::response::{
     BodyFormat, DecisionSummary, Disposition, LegacyHeaders, Policy, ResponseConfig,
 };
 use tollgate_rules::{Options, Ruleset, Source};
-use tollgate_store::{MemoryConfig, MemoryStore};
+use tollgate_store::{DenyCache, MemoryConfig, MemoryStore};
 
 /// A member of a list: its name, its integer parameters, and its `qu` parameter.
 type Member = (String, Vec<(String, i64)>, Option<String>);
@@ -81,12 +86,26 @@ proptest! {
             prop_assert!(number(member, "w").is_none_or(|w| w > 0));
             prop_assert_eq!(member.2.as_deref(), (*window == Window::Concurrent).then_some("concurrent-requests"));
         }
+        // One item for rates and one for requests at once: neither replaces the other.
         let near = members(&headers, "ratelimit");
-        prop_assert_eq!(near.len(), 1);
-        prop_assert!(listed.iter().any(|policy| policy.0 == near[0].0), "it names one of the policies");
-        let least = limits.iter().map(|limit| limit.3).min().unwrap_or(0);
-        if limits.iter().all(|limit| !limit.5) {
-            prop_assert_eq!(number(&near[0], "r"), Some(least.min(MAX_INTEGER) as i64));
+        let kinds = [false, true].map(|at_once| {
+            limits.iter().filter(|limit| (limit.2 == Window::Concurrent) == at_once).collect::<Vec<_>>()
+        });
+        prop_assert_eq!(near.len(), kinds.iter().filter(|kind| !kind.is_empty()).count());
+        for (member, kind) in near.iter().zip(kinds.iter().filter(|kind| !kind.is_empty())) {
+            prop_assert!(listed.iter().any(|policy| policy.0 == member.0), "it names one of the policies");
+            let least = kind.iter().map(|limit| limit.3.min(limit.1)).min().unwrap_or(0);
+            if kind.iter().all(|limit| !limit.5) {
+                prop_assert_eq!(number(member, "r"), Some(least.min(MAX_INTEGER) as i64));
+            }
+        }
+        let whole = |field: &str| headers.get(field).map(|value| value.to_str().expect("ASCII").parse::<u64>().expect("a number"));
+        for (limit, remaining, is_there) in [
+            ("x-ratelimit-limit", "x-ratelimit-remaining", !kinds[0].is_empty()),
+            ("x-ratelimit-concurrency-limit", "x-ratelimit-concurrency-remaining", !kinds[1].is_empty()),
+        ] {
+            prop_assert_eq!((whole(limit).is_some(), whole(remaining).is_some()), (is_there, is_there));
+            prop_assert!(whole(remaining) <= whole(limit), "{:?}", headers);
         }
     }
 }
@@ -181,6 +200,14 @@ fn exactly_the_limits_that_can_deny_are_listed() {
     assert_eq!(headers["ratelimit"], r#""many/1s";r=1;t=1"#);
     let permits = fields(&rig.check(&["held"], 1));
     assert_eq!(permits["ratelimit-policy"], r#""held";q=2;qu="concurrent-requests""#);
+    assert_eq!(permits["ratelimit"], r#""held";r=1"#);
+    assert!(!permits.contains_key("x-ratelimit-limit"), "it is no rate: {permits:?}");
+    let both = fields(&rig.check(&["held", "fixed"], 1));
+    assert_eq!(both["ratelimit"], r#""fixed";r=3;t=20, "held";r=0"#);
+    let numbers = ["limit", "remaining", "concurrency-limit", "concurrency-remaining"];
+    let numbers = numbers.map(|name| both[format!("x-ratelimit-{name}")].to_str().expect("ASCII").to_owned());
+    assert_eq!(numbers, ["4", "3", "2", "0"]);
+    assert_eq!(both["x-ratelimit-policy"], "4;w=60");
     let unmatched = fields(&rig.check(&["unknown"], 1));
     assert!(unmatched.is_empty(), "an empty list has no field: {unmatched:?}");
 }
@@ -202,10 +229,11 @@ fn degraded_and_warned_requests_are_marked() {
 
 /// Existing clients and dashboards read these fields; with a reset in the wrong format they would wait for fifty years.
 #[test]
-fn legacy_fields_are_written_if_configured() {
+fn legacy_fields_are_written_unless_disabled() {
     let rig = Rig::new();
     rig.check(&["token"], 3);
     let decision = rig.check(&["token"], 1);
+    // Another clock than the one that counts the window.
     let now = Timestamp::from_micros(1_700_000_000_500_000);
     let with = |legacy| {
         headers(
@@ -226,7 +254,228 @@ fn legacy_fields_are_written_if_configured() {
     ] {
         assert_eq!(delta[field], value, "{field}");
     }
-    assert_eq!(with(LegacyHeaders::Epoch)["x-ratelimit-reset"], "1700000021", "rounded up");
+    let epoch = headers(&ResponseConfig::default(), &DecisionSummary::from_decision(&decision), now);
+    assert_eq!(epoch["x-ratelimit-reset"], "1000020", "by the clock that counts");
+    let facts = DecisionSummary { at: None, ..DecisionSummary::from_decision(&decision) };
+    let epoch = headers(&ResponseConfig::default(), &facts, now);
+    assert_eq!(epoch["x-ratelimit-reset"], "1700000021", "rounded up");
+}
+
+/// A client that computes the end of a window must get the same second, whenever within the window it asks.
+#[test]
+fn an_epoch_reset_is_the_end_of_the_window() {
+    let rig = Rig::new();
+    let mut seen = Vec::new();
+    for micros in [0, 1, 499_999, 500_000, 999_999, 7_000_000] {
+        rig.clock.advance(TimeDelta::from_micros(micros));
+        let decision = rig.check(&["fixed"], 0);
+        let headers =
+            headers(&ResponseConfig::default(), &DecisionSummary::from_decision(&decision), Timestamp::ZERO);
+        seen.push(headers["x-ratelimit-reset"].to_str().expect("ASCII").to_owned());
+    }
+    assert_eq!(seen, vec!["1000020"; 6]);
+}
+
+/// A store that fails every charge.
+struct NoStore;
+
+impl CounterStore for NoStore {
+    async fn charge(&self, _: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        Err(StoreError::Timeout)
+    }
+    async fn debit(&self, _: &[Charge<'_>]) -> Result<(), StoreError> {
+        Err(StoreError::Timeout)
+    }
+    async fn release(&self, _: &[Permit<'_>]) -> Result<(), StoreError> {
+        Err(StoreError::Timeout)
+    }
+    async fn return_units(&self, _: &UnitReturn<'_>) -> Result<(), StoreError> {
+        Err(StoreError::Timeout)
+    }
+}
+
+/// Clients pace themselves by these fields; without them they would fall back to guessing just when it matters.
+#[test]
+fn every_decision_on_a_limit_has_the_fields() {
+    let rules = "
+domain: d
+descriptors:
+  - {key: open, name: open, limit: 5/minute, on_error: open}
+  - {key: closed, name: closed, limit: 7/minute, on_error: closed}
+";
+    let rules = Ruleset::load(&[Source::new("test.yaml", rules)], &Options::default()).expect("rules");
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let limiter = Limiter::new(Arc::new(rules), NoStore, Arc::clone(&clock) as Arc<dyn Clock>);
+    for (key, status, numbers) in [
+        ("open", Disposition::Allowed, ["5", "5", "1000000", "5;w=60"]),
+        ("closed", Disposition::Unavailable, ["7", "0", "1000001", "7;w=60"]),
+    ] {
+        let decision = pollster::block_on(limiter.check(&Check::attributes("d", &[(key, "x")])));
+        let facts = DecisionSummary::from_decision(&decision);
+        assert_eq!(facts.disposition, status, "{key}");
+        let headers = headers(&ResponseConfig::default(), &facts, clock.now());
+        let fields = ["limit", "remaining", "reset", "policy"];
+        let fields = fields.map(|name| headers[format!("x-ratelimit-{name}")].to_str().expect("ASCII"));
+        assert_eq!(fields, numbers, "{key}");
+        assert!(headers.contains_key("ratelimit") && headers.contains_key("ratelimit-policy"), "{key}");
+    }
+}
+
+/// A measure replaces the limits, not the fields by which clients pace themselves.
+#[test]
+fn decisions_of_emergency_measures_have_the_fields() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+    let rules = Ruleset::load(&[Source::new("test.yaml", RULES)], &Options::default()).expect("rules");
+    let measures = Arc::new(ActiveMeasures::new(|_| 0));
+    let limiter = Limiter::new(Arc::new(rules), store, Arc::clone(&clock) as Arc<dyn Clock>)
+        .with_measures(Arc::clone(&measures));
+    for (action, numbers, policy) in [
+        (MeasureAction::Block, ["0", "0", "1000030"], r#""fixed";q=4;w=60, "emergency:1";q=0;w=30"#),
+        (MeasureAction::Exempt, ["4", "4", "1000000"], r#""fixed";q=4;w=60"#),
+    ] {
+        measures.replace([Measure {
+            name: "emergency:1".into(),
+            action,
+            target: MeasureTarget::Tenant("t".into()),
+            expires_at: Timestamp::from_secs(1_000_030),
+        }]);
+        let attributes = [("fixed", "x"), ("tenant", "t")];
+        let decision = pollster::block_on(limiter.check(&Check::attributes("d", &attributes)));
+        assert_eq!(decision.is_allowed(), action == MeasureAction::Exempt);
+        let facts = DecisionSummary::from_decision(&decision);
+        let headers = headers(&ResponseConfig::default(), &facts, clock.now());
+        let fields = ["limit", "remaining", "reset"];
+        let fields = fields.map(|name| headers[format!("x-ratelimit-{name}")].to_str().expect("ASCII"));
+        assert_eq!((fields, &headers["ratelimit-policy"]), (numbers, &policy.parse().expect("a value")));
+    }
+}
+
+/// The second denial does not ask the store; a client must not see limits come and go.
+#[test]
+fn a_denial_from_the_cache_has_the_same_policies() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+    let store = DenyCache::new(store, Arc::clone(&clock), 64);
+    let rules = Ruleset::load(&[Source::new("test.yaml", RULES)], &Options::default()).expect("rules");
+    let limiter = Limiter::new(Arc::new(rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
+    let ask = || {
+        let attributes = [("fixed", "x"), ("guard", "x"), ("held", "x"), ("strict", "x")];
+        fields(&pollster::block_on(limiter.check(&Check::attributes("d", &attributes))))
+    };
+    assert!(!ask().contains_key("retry-after"));
+    let first = ask();
+    let again = ask();
+    assert_eq!(limiter.store().hits(), 1, "the last one is from the cache");
+    for field in
+        ["ratelimit-policy", "x-ratelimit-policy", "x-ratelimit-limit", "x-ratelimit-reset", "retry-after"]
+    {
+        assert_eq!(first[field], again[field], "{field}");
+    }
+}
+
+/// A limit whose counter was not read is listed as always, and never reported as the nearest one.
+#[test]
+fn unknown_limits_are_listed_but_not_nearest() {
+    let minute = Window::Rolling(TimeDelta::from_secs(60));
+    let known = Policy::new("known", 9, minute).with_remaining(0).with_reset(7).denied();
+    let mut unknown = Policy::new("unknown", 1, minute);
+    unknown.is_known = false;
+    let facts = DecisionSummary::from_policies([unknown, known]);
+    let headers = headers(&ResponseConfig::default(), &facts, Timestamp::ZERO);
+    assert_eq!(headers["ratelimit-policy"], r#""unknown";q=1;w=60, "known";q=9;w=60"#);
+    assert_eq!(headers["ratelimit"], r#""known";r=0;t=7"#);
+    assert_eq!(headers["x-ratelimit-limit"], "9");
+}
+
+/// A denial is served in no form, so an upstream or a dashboard must not count it as a degraded response.
+#[test]
+fn a_denial_is_never_marked() {
+    let rig = Rig::new();
+    rig.check(&["lesser", "guard", "warned"], 1);
+    let decision = rig.check(&["lesser", "guard", "warned"], 9);
+    assert!(!decision.is_allowed() && decision.degraded_by.is_none());
+    let headers = fields(&decision);
+    assert!(headers.contains_key("x-ratelimit-denied-by"));
+    assert!(!headers.contains_key("x-ratelimit-degraded") && !headers.contains_key("x-ratelimit-warning"));
+    let facts = DecisionSummary {
+        disposition: Disposition::Denied,
+        degraded_by: Some("lesser"),
+        ..DecisionSummary::from_policies([])
+    };
+    let mut markers = HeaderMap::new();
+    tollgate_http::response::write_markers(&facts, &mut markers);
+    assert!(markers.is_empty(), "{markers:?}");
+}
+
+/// People find out from the body whose limit it was and where it is described; a key is never in it.
+#[test]
+fn a_denial_says_what_it_was_about() {
+    let rules = "
+domain: d
+descriptors:
+  - key: api_key
+    descriptors:
+      - {key: endpoint, name: per-endpoint, limit: 1/hour}
+";
+    let rules = Ruleset::load(&[Source::new("test.yaml", rules)], &Options::default()).expect("rules");
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+    let limiter = Limiter::new(Arc::new(rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
+    let settings: ResponseConfig =
+        serde_saphyr::from_str("{documentation_url: 'https://example.com/limits', bucket: true}")
+            .expect("settings");
+    let ask = |settings: &ResponseConfig, key: &str, endpoint: &str| {
+        let attributes = [("endpoint", endpoint), ("api_key", key), ("user_id", "ann")];
+        let check = Check::attributes("d", &attributes);
+        let decision = pollster::block_on(limiter.check(&check));
+        let scope = settings.scope(&decision, check.input);
+        settings.respond(&DecisionSummary::from_decision(&decision).with_scope(scope.as_deref()), clock.now())
+    };
+    let (key, other) = ("sk_live_0123456789", "sk_live_9876543210");
+    let first = ask(&settings, key, "POST /login");
+    let denied = ask(&settings, key, "POST /login");
+    assert_eq!((first.status().as_u16(), denied.status().as_u16()), (200, 429));
+    let bucket = |response: &http::Response<bytes::Bytes>| response.headers()["x-ratelimit-bucket"].clone();
+    assert_eq!(bucket(&first), bucket(&denied), "the same counter");
+    assert_ne!(bucket(&first), bucket(&ask(&settings, key, "POST /other")), "another endpoint");
+    assert_ne!(bucket(&first), bucket(&ask(&settings, other, "POST /login")), "another key");
+    let body: serde_json::Value = serde_json::from_slice(denied.body()).expect("JSON");
+    assert_eq!(body["endpoint"], "POST /login");
+    assert_eq!(body["scope"], "api_key:sk_l…:endpoint:POST /login");
+    assert_eq!(body["documentation_url"], "https://example.com/limits");
+    assert!(!body.to_string().contains(key), "{body}");
+
+    let plain = ResponseConfig { body: BodyFormat::Plain, bucket: false, ..settings };
+    let denied = ask(&plain, key, "POST /login");
+    let body: serde_json::Value = serde_json::from_slice(denied.body()).expect("JSON");
+    assert_eq!(body["error"]["scope"], "api_key:sk_l…:endpoint:POST /login");
+    assert_eq!(body["error"]["documentation_url"], "https://example.com/limits");
+    assert!(!denied.headers().contains_key("x-ratelimit-bucket"));
+}
+
+proptest! {
+    /// A flood is answered in one small packet, whatever the rule is called.
+    #[test]
+    fn a_minimal_body_has_at_most_200_bytes(
+        rule in ".{0,300}",
+        retry_after in any::<u64>(),
+        is_abnormal in any::<bool>(),
+        disposition in prop_oneof![Just(Disposition::Denied), Just(Disposition::Unavailable)],
+    ) {
+        let settings: ResponseConfig = serde_saphyr::from_str(
+            "{body: minimal, documentation_url: 'https://example.com/limits'}",
+        ).expect("settings");
+        let policy = Policy::new(&rule, 1, Window::Concurrent).denied();
+        let facts = DecisionSummary {
+            disposition, retry_after, is_abnormal, denied_by: Some(&rule), ..DecisionSummary::from_policies([policy])
+        };
+        let (kind, body) = settings.body(&facts).expect("a denial");
+        prop_assert!(body.len() <= 200, "{} bytes", body.len());
+        let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+        prop_assert_eq!((kind, &body["retry_after"]), ("application/problem+json", &retry_after.into()));
+        prop_assert_eq!(body["status"].as_u64(), Some(u64::from(settings.status(disposition).as_u16())));
+    }
 }
 
 proptest! {
@@ -359,6 +608,8 @@ fn invalid_settings_are_rejected_with_a_fix() {
         ("{body: html}", "problem"),
         ("{legacy: yes}", "epoch"),
         ("{ratelimit: draft-3}", "draft-11"),
+        ("{documentation_url: limits}", "https://"),
+        ("{documentation_url: 'javascript:x'}", "https://"),
     ] {
         let error = serde_saphyr::from_str::<ResponseConfig>(text).expect_err(text).to_string();
         assert!(error.contains(message), "{text}: {error}");

@@ -17,6 +17,7 @@
 //! | `process_status` | readiness and status of the process, served by the protocol servers and the admin API |
 
 mod decision_log;
+pub mod escape;
 mod mask;
 mod metrics;
 mod process_status;

@@ -4,6 +4,7 @@
 use crate::decision_log::buffer::{DecisionLog, DecisionQuery};
 use crate::decision_log::cache::DescriptionCache;
 use crate::decision_log::record::{DecisionRecord, NodeInfo};
+use crate::escape;
 use crate::mask::Mask;
 use crate::metrics::labels::{LabelLayout, LabelRegistry, OTHER, RuleLabel};
 use crate::metrics::series::{RuleRates, Series};
@@ -190,8 +191,15 @@ impl Telemetry {
     /// Returns the API key of a caller in the top lists or the log, by id. For operator actions; must never be shown.
     #[must_use]
     pub fn api_key(&self, id: u64) -> Option<String> {
-        let listed = self.top().key(id).map(str::to_owned);
+        let listed = self.top().key(id).flatten().map(str::to_owned);
         listed.or_else(|| self.log.key(id))
+    }
+
+    /// Returns whether the caller with this id is listed and known by something else than an API key, such as its
+    /// address: its id is the hash of that value, which may be the API key of another caller.
+    #[must_use]
+    pub fn is_listed_without_key(&self, id: u64) -> bool {
+        self.top().key(id) == Some(None)
     }
 
     /// Returns one decision from the log.
@@ -250,7 +258,7 @@ impl Telemetry {
             let mut text = String::new();
             let mut lines = 0;
             for entry in &stored {
-                text.push_str(&entry.json(&self.node).to_string());
+                text.push_str(&escape::json(&entry.json(&self.node).to_string()));
                 text.push('\n');
                 lines += 1;
                 if text.len() > 256 * 1024 {

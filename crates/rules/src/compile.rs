@@ -1,7 +1,9 @@
 //! Rule compiler: turns drafts into rules and the tree that matches them.
 
+mod inherit;
 mod limits;
 
+use self::inherit::Inherited;
 use crate::draft::{CostDraft, FileDraft, RuleDraft, ShapeDraft};
 use crate::network;
 use crate::pattern::Pattern;
@@ -44,8 +46,10 @@ pub(crate) fn domain(
     let mut compiler = Compiler {
         reader,
         profile: forced.or(file.profile.map(|profile| profile.value)).unwrap_or_default(),
-        algorithm: file.shape.algorithm.map_or(Algorithm::Gcra, |algorithm| algorithm.value),
-        jitter: file.shape.jitter.is_some_and(|jitter| jitter.value),
+        shape: DefaultShape {
+            algorithm: file.shape.algorithm.map_or(Algorithm::Gcra, |algorithm| algorithm.value),
+            jitter: file.shape.jitter.is_some_and(|jitter| jitter.value),
+        },
         class: file.class.unwrap_or_default(),
         rules,
         tree: vec![root],
@@ -53,8 +57,8 @@ pub(crate) fn domain(
     };
     compiler.native_only(&file.shape);
     let scope = ScopePath::domain(&name);
-    compiler.level(file.rules, 0, &scope, "");
-    let Compiler { profile, algorithm, tree, locations: places, .. } = compiler;
+    compiler.level(file.rules, 0, &scope, "", &Inherited::default());
+    let Compiler { profile, shape: DefaultShape { algorithm, .. }, tree, locations: places, .. } = compiler;
     let domain = Domain {
         name,
         profile,
@@ -69,11 +73,17 @@ pub(crate) fn domain(
     Some((domain, places))
 }
 
+/// Arithmetic of limits for which neither they nor their rule set it.
+#[derive(Clone, Copy)]
+struct DefaultShape {
+    algorithm: Algorithm,
+    jitter: bool,
+}
+
 struct Compiler<'c, 's> {
     reader: &'c mut Reader<'s>,
     profile: Profile,
-    algorithm: Algorithm,
-    jitter: bool,
+    shape: DefaultShape,
     class: Class,
     rules: &'c mut Vec<Rule>,
     tree: Vec<TreeNode>,
@@ -81,7 +91,14 @@ struct Compiler<'c, 's> {
 }
 
 impl Compiler<'_, '_> {
-    fn level(&mut self, drafts: Vec<RuleDraft>, parent: u32, scope: &ScopePath, path: &str) {
+    fn level(
+        &mut self,
+        drafts: Vec<RuleDraft>,
+        parent: u32,
+        scope: &ScopePath,
+        path: &str,
+        inherited: &Inherited,
+    ) {
         let twice = self.duplicates(&drafts);
         for (mut draft, twice) in drafts.into_iter().zip(twice) {
             let Some(key) = draft.key.take() else { continue };
@@ -89,7 +106,7 @@ impl Compiler<'_, '_> {
                 continue;
             }
             if let Some(element) = self.element(&key, &draft) {
-                self.node(draft, element, parent, scope, path);
+                self.node(draft, element, parent, (scope, path), inherited);
             }
         }
     }
@@ -152,11 +169,20 @@ impl Compiler<'_, '_> {
         Some(Element { key: key.value.as_str().into(), test })
     }
 
-    fn node(&mut self, mut draft: RuleDraft, element: Element, parent: u32, scope: &ScopePath, path: &str) {
+    fn node(
+        &mut self,
+        mut draft: RuleDraft,
+        element: Element,
+        parent: u32,
+        (scope, path): (&ScopePath, &str),
+        inherited: &Inherited,
+    ) {
         let Ok(id) = u32::try_from(self.tree.len()) else { return };
         let scope = scope.child(&element);
         let path = if path.is_empty() { element.to_string() } else { format!("{path}/{element}") };
         self.tree[parent as usize].children.insert(&element, id);
+        inherited.complete(&mut draft);
+        let is_group = draft.is_group();
         let children = std::mem::take(&mut draft.rules);
         self.locations.push(NodeLocation {
             at: draft.at,
@@ -165,24 +191,37 @@ impl Compiler<'_, '_> {
         });
         let is_secret = may_be_secret(&element.key);
         self.tree.push(TreeNode { element, is_secret, parent, rule: None, children: Level::default() });
-        self.tree[id as usize].rule = self.rule(draft, &scope, &path, children.is_empty());
-        self.level(children, id, &scope, &path);
+        if is_group {
+            let group = self.group(draft, inherited);
+            self.level(children, id, &scope, &path, &group);
+        } else {
+            self.tree[id as usize].rule = self.rule(draft, &scope, &path, inherited);
+            self.level(children, id, &scope, &path, inherited);
+        }
     }
 
-    /// Returns the rule of a descriptor; `None` if it only contains other descriptors.
-    fn rule(&mut self, draft: RuleDraft, scope: &ScopePath, path: &str, leaf: bool) -> Option<u32> {
+    /// Returns the rule of a descriptor that is not a group.
+    fn rule(
+        &mut self,
+        draft: RuleDraft,
+        scope: &ScopePath,
+        path: &str,
+        inherited: &Inherited,
+    ) -> Option<u32> {
         self.native_only(&draft.shape);
         let split = draft.split.map(|split| scope.split(split.value));
+        let defaults = self.shape;
+        self.shape.algorithm = inherited.algorithm().unwrap_or(defaults.algorithm);
+        self.shape.jitter = inherited.jitter().unwrap_or(defaults.jitter);
         let (limits, tiers) = self.limit_sets(&draft, split.as_ref().unwrap_or(scope));
+        self.shape = defaults;
         self.reject_unleasable(&draft, &limits);
-        if !leaf && !draft.unlimited && limits.limits.is_empty() && tiers.is_empty() {
-            return None;
-        }
         let id = u32::try_from(self.rules.len()).ok()?;
         let class = draft.class.unwrap_or(self.class);
         self.rules.push(Rule {
             id,
             has_explicit_name: draft.name.is_some(),
+            keys: self.keys_of_last_node(),
             name: draft.name.map_or_else(|| path.to_owned(), |name| name.value),
             limits,
             tiers,
@@ -198,7 +237,7 @@ impl Compiler<'_, '_> {
             shared_by_callers: scope.is_shared(),
             fallback: draft.fallback.map(|part| part.value),
             split: draft.split.map(|split| u16::try_from(split.value).unwrap_or(u16::MAX)),
-            priority: draft.priority,
+            priority: draft.priority.unwrap_or(0),
             cost: match draft.cost {
                 None => CostFrom::Request,
                 Some(CostDraft::Fixed(units)) => CostFrom::Fixed(units),
@@ -211,6 +250,18 @@ impl Compiler<'_, '_> {
             location: (self.reader.source.name.clone(), draft.at.line),
         });
         Some(id)
+    }
+
+    /// Returns the keys on the path to the node that was added last.
+    fn keys_of_last_node(&self) -> Vec<Box<str>> {
+        let mut keys = Vec::new();
+        let mut at = self.tree.len() - 1;
+        while at != 0 {
+            keys.push(self.tree[at].element.key.clone());
+            at = self.tree[at].parent as usize;
+        }
+        keys.reverse();
+        keys
     }
 
     /// Rejects `mode: leased` on limits whose units cannot be taken ahead.

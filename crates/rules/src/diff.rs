@@ -1,11 +1,10 @@
 //! Rule diff: the changes between two rule sets, rule by rule. Rules are identified by domain and path, so a changed
 //! number or a new name is a change of the rule, and a moved rule is a different one.
 
-use crate::rule::{Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, SoftAction};
+use crate::rule::{LimitSet, Profile, Role, Rule, SoftAction};
 use crate::ruleset::{Domain, Ruleset};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use tollgate_core::Mode;
 
 /// The change of one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,20 +40,25 @@ impl Ruleset {
     }
 
     fn descriptions(&self) -> BTreeMap<String, String> {
-        let mut all = BTreeMap::new();
-        for domain in self.domains() {
-            for (node, id) in domain.tree.iter().enumerate().filter_map(|(i, node)| Some((i, node.rule?))) {
-                let words: Vec<String> = u32::try_from(node)
-                    .map(|node| domain.path(node))
-                    .unwrap_or_default()
-                    .iter()
-                    .map(|node| domain.tree[*node as usize].element.to_string())
-                    .collect();
-                let name = format!("{}: {}", domain.name, words.join("/"));
-                all.insert(name, describe(domain, &domain.rules[id as usize]));
-            }
-        }
-        all
+        let of = |domain: &Domain| -> Vec<(String, String)> {
+            let rules = domain.rules_by_path();
+            rules.map(|(path, rule)| (format!("{}: {path}", domain.name), describe(domain, rule))).collect()
+        };
+        self.domains().flat_map(of).collect()
+    }
+}
+
+impl Domain {
+    /// Returns the rules with their paths, as in `api_key/endpoint=POST /orders`.
+    pub(crate) fn rules_by_path(&self) -> impl Iterator<Item = (String, &Rule)> {
+        let rules =
+            self.tree.iter().enumerate().filter_map(|(i, node)| Some((u32::try_from(i).ok()?, node.rule?)));
+        rules.map(|(node, id)| {
+            let path = self.path(node);
+            let words: Vec<String> =
+                path.iter().map(|node| self.tree[*node as usize].element.to_string()).collect();
+            (words.join("/"), &self.rules[id as usize])
+        })
     }
 }
 
@@ -77,55 +81,9 @@ fn describe(domain: &Domain, rule: &Rule) -> String {
     if rule.has_explicit_name {
         let _ = write!(text, "; name {}", rule.name);
     }
-    let class = match rule.class {
-        Class::Comfort => "",
-        Class::Security => "; class security",
-        Class::Cost => "; class cost",
-        Class::Strict => "; class strict",
-    };
-    text.push_str(class);
-    let _ = write!(text, "; on error {}", on_error(&rule.on_error));
-    let action = match rule.action {
-        Action::Reject => "",
-        Action::Delay => "; action delay",
-        Action::Degrade => "; action degrade",
-    };
-    text.push_str(action);
-    let mode = match rule.mode {
-        Mode::Central => "; mode central",
-        Mode::Leased => "; mode leased",
-        Mode::Local => "; mode local",
-        Mode::Adaptive => "",
-    };
-    text.push_str(mode);
-    if let Some(fallback) = rule.fallback {
-        let _ = write!(text, "; fallback {fallback}/1000");
-    }
-    if let Some(split) = rule.split {
-        let _ = write!(text, "; split {split}");
-    }
-    if rule.priority != 0 {
-        let _ = write!(text, "; priority {}", rule.priority);
-    }
-    match &rule.cost {
-        CostFrom::Request => {}
-        CostFrom::Fixed(units) => {
-            let _ = write!(text, "; cost {units}");
-        }
-        CostFrom::Attribute(name) => {
-            let _ = write!(text, "; cost from {name}");
-        }
-    }
-    if !rule.replaces.is_empty() {
-        let _ = write!(text, "; replaces {}", rule.replaces.join(", "));
-    }
-    for (said, word) in
-        [(rule.detailed_metric, "; detailed metric"), (rule.value_to_metric, "; value to metric")]
+    for (name, value) in rule.settings().iter().filter(|setting| **setting != ("class", "comfort".to_owned()))
     {
-        text.push_str(if said { word } else { "" });
-    }
-    if !rule.metadata.is_empty() {
-        let _ = write!(text, "; metadata {:?}", rule.metadata);
+        let _ = write!(text, "; {name} {value}");
     }
     text
 }
@@ -146,19 +104,4 @@ fn limits(set: &LimitSet) -> String {
         text
     };
     set.limits.iter().map(one).collect::<Vec<_>>().join(" and ")
-}
-
-fn on_error(policy: &OnError) -> String {
-    let word = |policy: &FailPolicy| match policy {
-        FailPolicy::Open => "open",
-        FailPolicy::Closed => "closed",
-        FailPolicy::Local => "local",
-    };
-    match policy {
-        OnError::Always(policy) => word(policy).to_owned(),
-        OnError::ByTier { tiers, otherwise } => {
-            let each = tiers.iter().map(|(tier, policy)| format!("{tier} {}", word(policy)));
-            each.chain([format!("else {}", word(otherwise))]).collect::<Vec<_>>().join(", ")
-        }
-    }
 }

@@ -3,6 +3,7 @@
 //! The step between text and rules: what a limit means depends on the domain's algorithm, the rule's action and the
 //! profile, so the decoder only records what is written, and `compile` interprets it.
 
+use crate::metadata::Metadata;
 use crate::reader::Spanned;
 use crate::rule::{Action, Class, FailPolicy, OnError, Profile, SoftAction};
 use crate::yaml::Position;
@@ -91,7 +92,7 @@ impl OnErrorDraft {
 }
 
 /// Draft of one descriptor.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct RuleDraft {
     pub(crate) at: Position,
     pub(crate) key: Option<Spanned<String>>,
@@ -113,13 +114,13 @@ pub(crate) struct RuleDraft {
     pub(crate) action: Option<Spanned<Action>>,
     pub(crate) soft: Option<Spanned<SoftDraft>>,
     pub(crate) candidate: Vec<LimitDraft>,
-    pub(crate) priority: i32,
+    pub(crate) priority: Option<i32>,
     pub(crate) cost: Option<CostDraft>,
-    pub(crate) shadow: bool,
-    pub(crate) quota: bool,
+    pub(crate) shadow: Option<Spanned<bool>>,
+    pub(crate) quota: Option<Spanned<bool>>,
     pub(crate) detailed_metric: bool,
     pub(crate) value_to_metric: bool,
     pub(crate) share_threshold: Option<Spanned<bool>>,
-    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) metadata: Metadata,
     pub(crate) rules: Vec<RuleDraft>,
 }

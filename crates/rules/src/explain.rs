@@ -34,6 +34,8 @@ pub struct RuleExplanation {
     pub clauses: Vec<Clause>,
     /// Result for the rule.
     pub result: RuleResult,
+    /// Effective settings, with what the rule inherits.
+    pub settings: Vec<(&'static str, String)>,
 }
 
 /// One clause of a rule's path and its result for the request.
@@ -101,6 +103,7 @@ impl Domain {
                 location: rule.location.clone(),
                 clauses,
                 result: finding,
+                settings: rule.settings(),
             }
         });
         Explanation {
@@ -215,6 +218,10 @@ impl fmt::Display for RuleExplanation {
         if let RuleResult::Limited(limits) = &self.result {
             for (limit, counter) in limits {
                 write!(f, "\n  {limit}, counter {counter}")?;
+            }
+            f.write_str("\n  ")?;
+            for (at, (name, value)) in self.settings.iter().enumerate() {
+                write!(f, "{}{name}: {value}", if at == 0 { "" } else { ", " })?;
             }
         }
         Ok(())

@@ -10,7 +10,10 @@
 //! | `tree`, `pattern`, `network`, `matcher`, [`plan`](Plan) | matching a request to limits |
 //! | `counter_shards` | shards of a split counter |
 //! | `lint`, [`explain`](Explanation) | rules that can never apply; why a rule did or did not match |
+//! | `settings` | the effective settings of a rule |
 //! | [`diff`](RuleChange) | changes between two rule sets |
+//! | [`loosening`](Loosening) | what a new rule set no longer protects |
+//! | [`metadata`](Metadata) | values that a rule returns to the proxy |
 //! | [`outline`](OutlineNode) | the descriptors of a domain, nested as in the file |
 //! | [`sensitivity`](identifies_caller) | attributes that identify a caller or may be secret |
 //! | [`overrides`](CallerOverrides), [`per_caller`](PerCallerRule) | a caller's limits in place of the rules'; rules with a counter per caller |
@@ -24,7 +27,9 @@ mod diff;
 mod draft;
 mod explain;
 mod lint;
+mod loosening;
 mod matcher;
+mod metadata;
 mod network;
 mod outline;
 mod overrides;
@@ -38,6 +43,7 @@ mod rule;
 mod ruleset;
 mod scope;
 mod sensitivity;
+mod settings;
 mod suggest;
 mod tree;
 mod unit;
@@ -46,6 +52,8 @@ mod yaml;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
 pub use explain::{Clause, Explanation, RuleExplanation, RuleResult};
+pub use loosening::{Loosening, LooseningKind};
+pub use metadata::{Metadata, MetadataValue};
 pub use outline::OutlineNode;
 pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError};
 pub use pattern::Wildcards;

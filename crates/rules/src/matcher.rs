@@ -116,20 +116,8 @@ impl Domain {
         i: u16,
         plan: &mut Plan<'p>,
     ) -> (MatchKind, Option<&'p Rule>) {
-        let mut node = &self.tree[0];
-        let mut path = Path::new();
-        let agreed = plan.overrides.and_then(CallerOverrides::tier);
-        let mut tier = agreed;
-        for (at, (key, value)) in descriptor.entries.iter().enumerate() {
-            if let Some(next) = self.next(node, key, value) {
-                node = &self.tree[next as usize];
-                path.extend(part(node, value));
-            } else if at + 1 == descriptor.entries.len() && *key == self.tier_key && self.has_tiers(node) {
-                tier = agreed.or(Some(*value));
-            } else {
-                return (MatchKind::None, None);
-            }
-        }
+        let Some((node, path, tier)) = self.walk(descriptor.entries) else { return (MatchKind::None, None) };
+        let tier = plan.overrides.and_then(CallerOverrides::tier).or(tier);
         match node.rule {
             Some(id) => {
                 let rule = &self.rules[id as usize];
@@ -138,6 +126,48 @@ impl Domain {
             }
             None => (MatchKind::None, None),
         }
+    }
+
+    /// Returns the node at which a descriptor's last entry ends, the values on the way, and the tier if an entry for it
+    /// follows.
+    fn walk<'p>(&'p self, entries: &'p Attributes<'p>) -> Option<(&'p TreeNode, Path<'p>, Option<&'p str>)> {
+        let (mut node, mut path, mut tier) = (&self.tree[0], Path::new(), None);
+        for (at, (key, value)) in entries.iter().enumerate() {
+            if let Some(next) = self.next(node, key, value) {
+                node = &self.tree[next as usize];
+                path.extend(part(node, value));
+            } else if at + 1 == entries.len() && *key == self.tier_key && self.has_tiers(node) {
+                tier = Some(*value);
+            } else {
+                return None;
+            }
+        }
+        Some((node, path, tier))
+    }
+
+    /// Returns the counter that envoyproxy/ratelimit uses for a descriptor whatever its limit: the configured rule's,
+    /// if that has the same unit. That service's key has the entries and the window's start, so only a pattern with one
+    /// counter (`share_threshold`) and a split one have others.
+    fn shared_counter<'p>(
+        &'p self,
+        entries: &'p Attributes<'p>,
+        unit: Unit,
+    ) -> Option<(&'p tollgate_core::Scope, Path<'p>)> {
+        let (node, path, None) = self.walk(entries)? else { return None };
+        let rule = &self.rules[node.rule? as usize];
+        let mut above = node;
+        loop {
+            if matches!(above.element.test, ValueTest::Shared(_)) {
+                return None;
+            }
+            if above.parent == 0 {
+                break;
+            }
+            above = &self.tree[above.parent as usize];
+        }
+        let same = |limit: &&RuleLimit| limit.unit == Some(unit) && limit.role != Role::Candidate;
+        let limit = rule.all_limits().find(same).filter(|_| rule.split.is_none())?;
+        Some((&limit.scope, path))
     }
 
     /// Returns the child node that an entry matches.
@@ -150,7 +180,8 @@ impl Domain {
         node.rule.is_some_and(|id| !self.rules[id as usize].tiers.is_empty())
     }
 
-    /// Plans a limit that arrives with the request; the tree is not consulted.
+    /// Plans a limit that arrives with the request. The tree has no say in it; under `profile: envoy` it has the
+    /// counter.
     fn inline_limit<'p>(
         &'p self,
         descriptor: &Descriptor<'p>,
@@ -167,12 +198,20 @@ impl Domain {
         };
         // A count that the domain's algorithm cannot support (a log of millions) falls back to fixed windows.
         let Ok(limit) = spec.build().or_else(|_| fixed.build()) else { return (MatchKind::None, None) };
-        let values: Path<'p> =
-            descriptor.entries.iter().map(|(key, value)| value_part(may_be_secret(key), value)).collect();
+        let configured = match self.profile {
+            Profile::Envoy => self.shared_counter(descriptor.entries, unit),
+            Profile::Native => None,
+        };
+        let (scope, values) = match configured {
+            Some((scope, values)) => (scope.clone(), values),
+            None => (
+                self.scope.inline(descriptor.entries).limit(Kind::Inline, &limit, None),
+                descriptor.entries.iter().map(|(key, value)| value_part(may_be_secret(key), value)).collect(),
+            ),
+        };
         let Some(parts) = push_parts(plan, &values) else {
             return (MatchKind::None, None);
         };
-        let scope = self.scope.inline(descriptor.entries).limit(Kind::Inline, &limit, None);
         let limit = RuleLimit::new(limit, scope, Some(unit), Role::Live, None);
         let enforcement = MatchedLimit::enforcement(Role::Live, crate::rule::Action::Reject, self.profile);
         plan.limits.push(MatchedLimit {

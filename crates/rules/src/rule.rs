@@ -1,5 +1,6 @@
 //! Compiled rule: the data that the engine reads after a request has matched.
 
+use crate::metadata::Metadata;
 use crate::unit::Unit;
 use std::collections::BTreeMap;
 use tollgate_core::{Limit, LossPolicy, Mode, Scope};
@@ -241,6 +242,8 @@ pub struct Rule {
     pub name: String,
     /// Whether the name was given in the file.
     pub has_explicit_name: bool,
+    /// Keys of its path in the tree, outermost first: those whose values name its counters.
+    pub keys: Vec<Box<str>>,
     /// Limits for callers without limits by tier.
     pub limits: LimitSet,
     /// Limits by tier, sorted by name.
@@ -273,7 +276,7 @@ pub struct Rule {
     /// Parsed and displayed only, like `detailed_metric`, for this key alone.
     pub value_to_metric: bool,
     /// Metadata returned to the caller's proxy.
-    pub metadata: BTreeMap<String, String>,
+    pub metadata: Metadata,
     /// Location: file and line.
     pub location: (String, u32),
 }

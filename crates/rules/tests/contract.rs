@@ -226,6 +226,46 @@ fn a_descriptors_own_limit_replaces_the_rules_settings() {
     assert!(matches!(plan.matches[0], (MatchKind::Limited, None)));
 }
 
+/// That service's counter is named by the entries and the window alone: whoever sends an override of the same unit
+/// spends from what the configured rule counts, and the other way round.
+#[test]
+fn an_override_of_the_same_unit_shares_the_rules_counter() {
+    let rules = load(
+        "- {key: k, rate_limit: {unit: minute, requests_per_unit: 5}, descriptors: [{key: m, value: x, shadow_mode: true, \
+         rate_limit: {unit: minute, requests_per_unit: 1}}]}
+- {key: w, value: \"a*\", rate_limit: {unit: hour, requests_per_unit: 1}}
+- {key: s, value: \"a*\", share_threshold: true, rate_limit: {unit: hour, requests_per_unit: 1}}
+- {key: e, value: z}",
+    );
+    let counter = |entries: &[(&str, &str)], limit| {
+        let descriptors = [Descriptor { entries, hits: None, limit }];
+        let plan = rules.domain("d").unwrap().plan_descriptors(&descriptors, Cost::ONE);
+        plan.limits.first().map(|matched| {
+            let values: Vec<String> =
+                plan.charge(matched, Default::default()).key.parts.iter().map(ToString::to_string).collect();
+            format!("{} {values:?}", matched.limit.scope.label())
+        })
+    };
+    for (entries, unit, shares) in [
+        (&[("k", "v")][..], Unit::Minute, true),
+        (&[("k", "v"), ("m", "x")], Unit::Minute, true),
+        (&[("w", "ab")], Unit::Hour, true),
+        // Another unit is another window; a pattern with one counter has no counter per value.
+        (&[("k", "v")], Unit::Hour, false),
+        (&[("w", "ab")], Unit::Day, false),
+        (&[("s", "ab")], Unit::Hour, false),
+    ] {
+        let (own, configured) = (counter(entries, Some((9, unit))), counter(entries, None));
+        assert!(own.is_some() && configured.is_some(), "{entries:?}");
+        assert_eq!(own == configured, shares, "{entries:?}: {own:?}, {configured:?}");
+    }
+    assert!(counter(&[("e", "z")], Some((9, Unit::Hour))).is_some(), "no rule need have a limit");
+    assert_ne!(
+        counter(&[("k", "v")], Some((9, Unit::Minute))),
+        counter(&[("k", "u")], Some((9, Unit::Minute)))
+    );
+}
+
 #[test]
 fn keys_and_values_never_run_into_each_other() {
     let rules = load(
@@ -275,6 +315,6 @@ fn files_of_envoys_service_load_unchanged() {
     );
     let rule = &rules.rules()[0];
     assert!(rule.detailed_metric && rule.value_to_metric);
-    assert_eq!(rule.metadata.get("tier").map(String::as_str), Some("3"));
+    assert_eq!(rule.metadata.to_string(), r#"{"team": "payments", "tier": 3}"#);
     assert_eq!(rules.domain("d").map(tollgate_rules::Domain::profile), Some(Profile::Envoy));
 }

@@ -127,7 +127,7 @@ fn wrong_types() {
                 "`replaces` must be a list",
             ),
             ("- {key: a, metadata: [x]}", "`metadata` must be a mapping"),
-            ("- {key: a, metadata: {x: [y]}}", "`metadata.x` must be text"),
+            ("- {key: a, metadata: text}", "`metadata` must be a mapping, not `text`"),
         ],
         &Options::default(),
     );

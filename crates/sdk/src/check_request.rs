@@ -2,18 +2,53 @@
 //! anything that the program has.
 
 use http::header::HeaderValue;
+use http::request::Parts;
 #[cfg(feature = "in-process")]
 use smallvec::SmallVec;
 use std::borrow::Cow;
+use std::net::IpAddr;
 #[cfg(feature = "in-process")]
 use tollgate_core::Cost;
+use tollgate_core::Timestamp;
 #[cfg(feature = "in-process")]
 use tollgate_engine::CheckInput;
+use tollgate_http::identity::{AmbiguousIdentity, IdentityResolver, RequestView};
 #[cfg(feature = "in-process")]
 use tollgate_rules::Descriptor;
 
 /// The key and the value of an attribute.
 pub(crate) type Pair = (Cow<'static, str>, String);
+
+/// What a layer's closure found in a request: what to check, that nothing limits it, or why it is refused.
+///
+/// Closures return an `Option<CheckRequest>`, or a `Result` of [`CheckRequest::identified`].
+#[derive(Debug)]
+pub enum Extracted {
+    /// The request is checked.
+    Check(CheckRequest),
+    /// The request is not limited.
+    Unlimited,
+    /// Servers would read the request differently, so it is refused with the error's status.
+    Refused(AmbiguousIdentity),
+}
+
+impl From<CheckRequest> for Extracted {
+    fn from(request: CheckRequest) -> Self {
+        Self::Check(request)
+    }
+}
+
+impl From<Option<CheckRequest>> for Extracted {
+    fn from(request: Option<CheckRequest>) -> Self {
+        request.map_or(Self::Unlimited, Self::Check)
+    }
+}
+
+impl<T: Into<Self>> From<Result<T, AmbiguousIdentity>> for Extracted {
+    fn from(request: Result<T, AmbiguousIdentity>) -> Self {
+        request.map_or_else(Self::Refused, Into::into)
+    }
+}
 
 /// The attributes or descriptors of a request, and its cost.
 ///
@@ -44,6 +79,23 @@ impl CheckRequest {
         pairs: impl IntoIterator<Item = (K, V)>,
     ) -> Self {
         Self { form: CheckForm::Attributes(attribute_pairs(pairs)), cost: 1, traceparent: None }
+    }
+
+    /// Creates a request from the attributes of its caller: address, key, user and endpoint, by the same rules as the
+    /// gateway and `/check`. `peer` is the address of the connection.
+    ///
+    /// # Errors
+    /// Servers would read the request differently. A layer refuses it if its closure returns the error.
+    pub fn identified(
+        identity: &IdentityResolver,
+        peer: IpAddr,
+        request: &Parts,
+        now: Timestamp,
+    ) -> Result<Self, AmbiguousIdentity> {
+        let view = RequestView::new(peer, &request.method, &request.uri, &request.headers);
+        let caller = identity.resolve_in_place(&view, now)?;
+        let attributes = caller.attributes();
+        Ok(Self::attributes(attributes.iter().map(|(key, value)| ((*key).to_owned(), *value))))
     }
 
     /// Creates a request from descriptors, each of which matches at most one rule, as in Envoy.

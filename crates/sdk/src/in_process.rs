@@ -107,7 +107,8 @@ impl<S: CounterStore + 'static> Decider for InProcess<S> {
         let (decision, held) = limiter.admit(&check).await;
         let now = limiter.clock().now();
         limiter.record_latency("sdk", 1, now.since(began));
-        let facts = DecisionSummary::from_decision(&decision);
+        let scope = self.responses.scope(&decision, check.input);
+        let facts = DecisionSummary::from_decision(&decision).with_scope(scope.as_deref());
         let answer = self.responses.respond(&facts, now);
         let mut decided = LayerDecision::from_response(answer);
         decided.is_allowed = decision.is_allowed();

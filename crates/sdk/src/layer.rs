@@ -2,10 +2,10 @@
 //! service.
 
 use crate::body::LimitedBody;
-use crate::check_request::CheckRequest;
+use crate::check_request::Extracted;
 use crate::decider::{Decider, LayerDecision};
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tollgate_core::TimeDelta;
 use tollgate_engine::DelayQueue;
+use tollgate_http::problem::{MEDIA_TYPE, Problem};
 use tollgate_http::traceparent::TRACEPARENT;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -24,7 +25,7 @@ use tower_service::Service;
 const MAX_DELAYED: usize = 1024;
 
 /// A layer that limits the callers of the inner service. `X` extracts the check request from each request; a request
-/// for which it returns `None` is not limited.
+/// for which it returns `None` is not limited, and one for which it returns an error is refused ([`Extracted`]).
 pub struct TollgateLayer<D, X> {
     shared: Arc<Shared<D, X>>,
 }
@@ -35,7 +36,7 @@ struct Shared<D, X> {
     queue: DelayQueue,
 }
 
-impl<D: Decider, X: Fn(&Parts) -> Option<CheckRequest>> TollgateLayer<D, X> {
+impl<D: Decider, E: Into<Extracted>, X: Fn(&Parts) -> E> TollgateLayer<D, X> {
     /// Creates a layer that decides with `decider` what `extract` returns for a request.
     pub fn new(decider: D, extract: X) -> Self {
         Self::with_queue(decider, extract, MAX_DELAYED)
@@ -84,14 +85,15 @@ impl<S: fmt::Debug, D, X> fmt::Debug for TollgateService<S, D, X> {
     }
 }
 
-impl<S, D, X, B, R> Service<Request<B>> for TollgateService<S, D, X>
+impl<S, D, X, B, R, E> Service<Request<B>> for TollgateService<S, D, X>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
     S::Future: Send,
     B: Send + 'static,
     R: Body<Data = Bytes>,
     D: Decider,
-    X: Fn(&Parts) -> Option<CheckRequest> + Send + Sync + 'static,
+    X: Fn(&Parts) -> E + Send + Sync + 'static,
+    E: Into<Extracted>,
 {
     type Response = Response<LimitedBody<R>>;
     type Error = S::Error;
@@ -111,9 +113,17 @@ where
             // Only the layer may set these markers, also on requests that are not limited.
             head.headers.remove("x-ratelimit-degraded");
             head.headers.remove("x-ratelimit-warning");
-            let Some(mut check) = (shared.extract)(&head) else {
-                let response = inner.call(Request::from_parts(head, body)).await?;
-                return Ok(response.map(|body| LimitedBody::passing(body, None)));
+            let extracted = (shared.extract)(&head).into();
+            let mut check = match extracted {
+                Extracted::Check(check) => check,
+                Extracted::Refused(error) => {
+                    let is_grpc = is_grpc(&head);
+                    return Ok(denial(refusal(&Problem::identity(&error)), is_grpc));
+                }
+                Extracted::Unlimited => {
+                    let response = inner.call(Request::from_parts(head, body)).await?;
+                    return Ok(response.map(|body| LimitedBody::passing(body, None)));
+                }
             };
             check.traceparent = check.traceparent.or_else(|| head.headers.get(&TRACEPARENT).cloned());
             let mut decided = shared.decider.decide(check).await;
@@ -149,6 +159,17 @@ fn shed(decided: LayerDecision) -> LayerDecision {
     LayerDecision { response, is_allowed: false, hold: decided.hold, ..LayerDecision::pass() }
 }
 
+/// Turns a problem into a decision that denies the request.
+fn refusal(problem: &Problem) -> LayerDecision {
+    let mut response = Response::new(Bytes::from(problem.body()));
+    *response.status_mut() = problem.status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+    if problem.status == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    LayerDecision { response, is_allowed: false, ..LayerDecision::pass() }
+}
+
 fn is_grpc(head: &Parts) -> bool {
     let kind = head.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     kind.is_some_and(|kind| kind.starts_with(b"application/grpc"))
@@ -160,10 +181,11 @@ fn denial<R: Body>(decided: LayerDecision, is_grpc: bool) -> Response<LimitedBod
     if !is_grpc {
         return Response::from_parts(head, LimitedBody::denying(body));
     }
-    let (code, text) = if head.status == StatusCode::SERVICE_UNAVAILABLE {
-        ("14", "the request could not be checked")
-    } else {
-        ("8", "rate limit exceeded")
+    let (code, text) = match head.status {
+        StatusCode::SERVICE_UNAVAILABLE => ("14", "the request could not be checked"),
+        StatusCode::UNAUTHORIZED => ("16", "the credential cannot be read"),
+        StatusCode::BAD_REQUEST => ("3", "the request is ambiguous"),
+        _ => ("8", "rate limit exceeded"),
     };
     head.status = StatusCode::OK;
     head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));

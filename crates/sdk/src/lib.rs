@@ -65,7 +65,7 @@ mod rls;
 
 #[cfg(feature = "tower")]
 pub use body::LimitedBody;
-pub use check_request::CheckRequest;
+pub use check_request::{CheckRequest, Extracted};
 pub use decider::{Decider, LayerDecision};
 #[cfg(feature = "in-process")]
 pub use in_process::{InProcess, RulesError};
@@ -83,6 +83,7 @@ pub use reservation::{Reservation, ReservationError};
 pub use retry_after_layer::{RetryAfterError, RetryAfterLayer, RetryAfterService};
 #[cfg(feature = "in-process")]
 pub use tollgate_core::nonzero;
+pub use tollgate_http::identity::{AmbiguousIdentity, IdentityConfig, IdentityResolver};
 pub use tollgate_http::response::ResponseConfig;
 
 /// Compiles the examples of the README and the user guide.

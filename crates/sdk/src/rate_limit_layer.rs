@@ -3,21 +3,21 @@
 //! It is a [`TollgateLayer`] with generated rules, so its responses have the same fields as those of every Tollgate
 //! server.
 
-use crate::check_request::CheckRequest;
+use crate::check_request::{CheckRequest, Extracted};
 use crate::in_process::InProcess;
 use crate::layer::{TollgateLayer, TollgateService};
-use http::HeaderName;
 use http::request::Parts;
+use http::{HeaderName, Method};
 use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
 use tollgate_core::SystemClock;
-use tollgate_http::identity::normalized_path;
+use tollgate_http::identity::{PathError, PathRules};
 use tollgate_store::MemoryStore;
 use tower_layer::Layer;
 
-type Extract = Box<dyn Fn(&Parts) -> Option<CheckRequest> + Send + Sync>;
+type Extract = Box<dyn Fn(&Parts) -> Extracted + Send + Sync>;
 type Inner = TollgateLayer<InProcess<MemoryStore<SystemClock>>, Extract>;
 
 /// Limits the requests to a service to a rate per address, header value or route.
@@ -101,7 +101,8 @@ impl RateLimitLayer {
     }
 
     /// Counts each route separately: the method and the path, or with axum's router (feature `axum`) the route's
-    /// pattern, such as `/users/{id}`.
+    /// pattern, such as `/users/{id}`. `HEAD` counts as `GET`, and a path that servers read differently, such as one with
+    /// an escaped slash, is refused with 400.
     #[must_use]
     pub fn by_route(self) -> Self {
         self.by(KeySource::Route)
@@ -123,8 +124,11 @@ impl RateLimitLayer {
         };
         let sources = keys.clone();
         let extract: Extract = Box::new(move |head| {
-            let pairs = sources.iter().map(|source| (source.name(), source.value(head).into_owned()));
-            Some(CheckRequest::attributes(pairs))
+            let pairs = sources.iter().map(|source| Ok((source.name(), source.value(head)?.into_owned())));
+            match pairs.collect::<Result<Vec<_>, PathError>>() {
+                Ok(pairs) => Extracted::Check(CheckRequest::attributes(pairs)),
+                Err(error) => Extracted::Refused(error.into()),
+            }
         });
         Self { rate, keys, inner: TollgateLayer::new(decider, extract) }
     }
@@ -158,15 +162,17 @@ impl KeySource {
         }
     }
 
-    fn value<'r>(&self, head: &'r Parts) -> Cow<'r, str> {
-        match self {
+    fn value<'r>(&self, head: &'r Parts) -> Result<Cow<'r, str>, PathError> {
+        Ok(match self {
             Self::Address => peer(head).map_or(Cow::Borrowed(""), |address| Cow::Owned(network(address))),
             Self::Header(name) => {
                 let value = head.headers.get(name).map(http::HeaderValue::as_bytes);
                 value.map_or(Cow::Borrowed(""), String::from_utf8_lossy)
             }
-            Self::Route => Cow::Owned(format!("{} {}", head.method, route(head))),
-        }
+            // Services run the same handler for both.
+            Self::Route if head.method == Method::HEAD => Cow::Owned(format!("GET {}", route(head)?)),
+            Self::Route => Cow::Owned(format!("{} {}", head.method, route(head)?)),
+        })
     }
 }
 
@@ -188,12 +194,12 @@ fn network(address: IpAddr) -> String {
     }
 }
 
-fn route(head: &Parts) -> Cow<'_, str> {
+fn route(head: &Parts) -> Result<Cow<'_, str>, PathError> {
     #[cfg(feature = "axum")]
     if let Some(matched) = head.extensions.get::<axum::extract::MatchedPath>() {
-        return Cow::Borrowed(matched.as_str());
+        return Ok(Cow::Borrowed(matched.as_str()));
     }
-    normalized_path(head.uri.path())
+    PathRules::default().canonical(head.uri.path())
 }
 
 impl Clone for RateLimitLayer {

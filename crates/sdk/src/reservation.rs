@@ -13,7 +13,8 @@ use tollgate_engine::{Check, Limiter, ReservationId, ReserveError, SettleError};
 #[must_use = "settle or cancel it, or the estimate stands"]
 pub struct Reservation<S> {
     limiter: Arc<Limiter<S>>,
-    id: ReservationId,
+    /// `None` if no limit counts the request: there is nothing to settle.
+    id: Option<ReservationId>,
     delay: Duration,
 }
 
@@ -83,11 +84,11 @@ impl<S: CounterStore + 'static> InProcess<S> {
         let ttl = TimeDelta::from_micros(u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX));
         let reserved = self.limiter.reserve(&check, ttl, None).await?;
         match reserved.id {
-            Some(id) => {
+            id if reserved.decision.is_allowed() => {
                 let delay = reserved.decision.delay().into();
                 Ok(Reservation { limiter: Arc::clone(&self.limiter), id, delay })
             }
-            None => {
+            _ => {
                 let retry_after = reserved.decision.retry_after().map(Duration::from);
                 Err(ReservationError::Denied { retry_after })
             }
@@ -107,7 +108,10 @@ impl<S: CounterStore> Reservation<S> {
     /// # Errors
     /// [`SettleError`] if its time has passed, or the store did not take the difference.
     pub async fn settle(self, cost: u64) -> Result<(), SettleError> {
-        self.limiter.settle(self.id, cost).await.map(drop)
+        match self.id {
+            Some(id) => self.limiter.settle(id, cost).await.map(drop),
+            None => Ok(()),
+        }
     }
 
     /// Refunds the estimate.
@@ -115,6 +119,9 @@ impl<S: CounterStore> Reservation<S> {
     /// # Errors
     /// [`SettleError`] if its time has passed, or the store did not take it.
     pub async fn cancel(self) -> Result<(), SettleError> {
-        self.limiter.cancel(self.id).await.map(drop)
+        match self.id {
+            Some(id) => self.limiter.cancel(id).await.map(drop),
+            None => Ok(()),
+        }
     }
 }

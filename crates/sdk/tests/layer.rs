@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use futures_util::stream::poll_fn;
+use http::request::Parts;
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -13,7 +14,7 @@ use tokio::sync::{Notify, mpsc};
 use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::Limiter;
 use tollgate_rules::{Options, Ruleset, Source};
-use tollgate_sdk::{CheckRequest, InProcess, TollgateLayer};
+use tollgate_sdk::{CheckRequest, IdentityConfig, IdentityResolver, InProcess, TollgateLayer};
 use tollgate_store::{MemoryConfig, MemoryStore};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -322,4 +323,40 @@ async fn permits_of_long_requests_are_renewed() {
     long.abort();
     assert!(long.await.is_err());
     assert_eq!(quick.oneshot(request("slot")).await.expect("a response").status(), 200);
+}
+
+/// The layer reads callers as the gateway and `/check` do, and refuses what they refuse.
+#[tokio::test]
+async fn callers_are_identified_by_the_rules_of_the_gateway() {
+    let rules = "{domain: d, descriptors: [{key: api_key, limit: 1/hour}, {key: endpoint, value: POST /login, limit: 1/hour}]}";
+    let decider = InProcess::from_rules(rules, "d").expect("rules");
+    let settings = IdentityConfig { routes: vec!["POST /login".to_owned()], ..IdentityConfig::default() };
+    let identity = IdentityResolver::new(&settings).expect("settings");
+    let layer = TollgateLayer::new(decider, move |head: &Parts| {
+        let peer = std::net::Ipv4Addr::new(192, 0, 2, 1).into();
+        CheckRequest::identified(&identity, peer, head, tollgate_core::Timestamp::ZERO)
+    });
+    let service = layer.layer(service_fn(async |_: Request<Full<Bytes>>| {
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("hello"))))
+    }));
+    for (line, header, status) in [
+        ("POST /login", None, 200),
+        ("POST //%6Cogin/", None, 429),
+        ("POST /login%2F", None, 400),
+        ("POST /", Some(("x-original-url", "/login")), 400),
+        ("GET /login", Some(("x-http-method-override", "POST")), 400),
+        ("GET /", Some(("authorization", "Bearer k")), 200),
+        ("GET /", Some(("authorization", "bearer\tk")), 429),
+        ("GET /", Some(("authorization", "Bearer k x")), 401),
+    ] {
+        let (method, path) = line.split_once(' ').expect("a line");
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some((name, value)) = header {
+            request = request.header(name, value);
+        }
+        let request = request.body(Full::<Bytes>::default()).expect("a request");
+        let response = service.clone().oneshot(request).await.expect("a response");
+        assert_eq!(response.status(), status, "{line} {header:?}");
+        assert_eq!(response.headers().contains_key("www-authenticate"), status == 401, "{line}");
+    }
 }

@@ -94,3 +94,22 @@ async fn responses_have_the_rate_limit_fields() {
         (429, &"60".parse().expect("text"))
     );
 }
+
+/// Otherwise each spelling of a path would have a rate of its own.
+#[tokio::test]
+async fn a_route_has_one_spelling() {
+    let layer = RateLimitLayer::per_hour(nonzero!(1)).by_route();
+    let mut head = request("/login", None, None);
+    *head.method_mut() = http::Method::HEAD;
+    let spelled = |path| request(path, None, None);
+    let requests = vec![
+        spelled("/login"),
+        spelled("//login/"),
+        spelled("/%6Cogin"),
+        head,
+        spelled("/login%2F"),
+        spelled("/a/../login"),
+        spelled("/%256Cogin"),
+    ];
+    assert_eq!(statuses(&layer, requests).await, [200, 429, 429, 429, 400, 400, 400]);
+}

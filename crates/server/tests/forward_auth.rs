@@ -49,7 +49,7 @@ fn any_method_path_and_body_is_accepted() {
         ("OPTIONS /check", "", ""),
         ("PURGE /check/x", "", ""),
         ("PUT /check", "transfer-encoding: chunked\r\n", "2\r\nhi\r\n0\r\n\r\n"),
-        ("GET /check/%ff%00//../..", "", ""),
+        ("GET /check/%ff//%20//", "", ""),
     ] {
         let response = check_with_body(&server, UNTRUSTED, line, headers, body);
         assert_eq!((response.status, response.text().as_str()), (200, ""), "{line}: {:?}", response.headers);
@@ -66,6 +66,32 @@ fn any_method_path_and_body_is_accepted() {
     let hidden = check(&server, "127.0.0.1", "GET /check", "x-forwarded-host: Hidden.example:443\r\n");
     assert_eq!(hidden.status, 429, "a limit of 0 on the host");
     assert_eq!(check(&server, UNTRUSTED, "GET /check", "x-forwarded-host: hidden.example\r\n").status, 200);
+}
+
+/// Whatever such a request was counted as, one server or another would give it a fresh limit.
+#[test]
+fn a_request_that_servers_read_differently_is_refused() {
+    let server = serve();
+    for (line, headers, status, detail) in [
+        ("GET /check/%ff%00//../..", "", 400, "control character"),
+        ("GET /check/users/..", "", 400, "segment"),
+        ("GET /check", "x-forwarded-uri: /api%2Flogin\r\n", 400, "escaped slash"),
+        ("GET /check", "x-original-uri: /%256Cogin\r\n", 400, "escape"),
+        ("GET /check/a", "x-forwarded-uri: /b\r\n", 400, "different requests"),
+        ("GET /check/a", "x-http-method-override: DELETE\r\n", 400, "x-http-method-override"),
+        ("GET /check", "authorization: Bearer a b\r\n", 401, "authorization"),
+        ("GET /check", "x-api-key: a,b\r\n", 401, "x-api-key"),
+    ] {
+        let response = check(&server, "127.0.0.1", line, headers);
+        assert_eq!(response.status, status, "{line} {headers}: {}", response.text());
+        assert!(response.text().contains(detail), "{line} {headers}: {}", response.text());
+        assert_eq!(response.header("www-authenticate").is_some(), status == 401);
+    }
+    let spelled = "x-forwarded-for: 192.0.2.77\r\nx-forwarded-method: POST\r\nx-forwarded-uri: ";
+    for (path, status) in [("/login", 200), ("//login/", 200), ("/%6Cogin;a=b", 200), ("/login?x", 429)] {
+        let response = check(&server, "127.0.0.1", "GET /check", &format!("{spelled}{path}\r\n"));
+        assert_eq!(response.status, status, "{path}");
+    }
 }
 
 /// Callers control the query, so it may only change the status of a denial.

@@ -205,12 +205,17 @@ fn a_reservation_is_settled_to_the_actual_cost_or_refunded() {
     let first = reserve(400).json();
     assert_eq!((&first["allowed"], left()), (&json!(true), 600));
     let settled = server.post("/v1/settle", &json!({"reservation": first["reservation"], "cost": 100}));
-    assert_eq!((settled.status, settled.json()), (200, json!({"settled": true, "cost": 100})));
+    let told = settled.json();
+    assert_eq!((settled.status, &told["settled"], &told["cost"]), (200, &json!(true), &json!(100)));
+    assert!((898..=901).contains(&told["remaining"].as_u64().expect("a number")), "{told}");
+    assert_eq!(told["limits"][0]["remaining"], told["remaining"], "{told}");
     assert!((898..=901).contains(&left()), "300 were refunded: {}", left());
 
     let second = reserve(200).json();
     let canceled = server.post("/v1/cancel", &json!({"reservation": second["reservation"]}));
-    assert_eq!((canceled.status, canceled.json()), (200, json!({"cancelled": true})));
+    let told = canceled.json();
+    assert_eq!((canceled.status, &told["cancelled"]), (200, &json!(true)));
+    assert!((898..=901).contains(&told["remaining"].as_u64().expect("a number")), "{told}");
     assert!((898..=901).contains(&left()), "all were refunded: {}", left());
 
     let third = reserve(100).json();
@@ -250,6 +255,25 @@ fn reservations_are_idempotent_and_reject_contradictions() {
     assert_eq!((unknown.status, &unknown.json()["status"]), (404, &json!(404)));
 }
 
+/// One idempotency key must not give free passes to everybody, nor fill memory with what holds nothing.
+#[test]
+fn an_idempotency_key_is_bound_to_its_contents() {
+    let server = Server::with_rules(RULES);
+    let reserve = |domain: &str, who: &str, cost: u64| {
+        let body = json!({"domain": domain, "attributes": {"tokens": who}, "cost": cost, "idempotency_key": "bound"});
+        server.post("/v1/reserve", &body)
+    };
+    let nothing = reserve("nowhere", "a", 400);
+    assert_eq!((nothing.status, &nothing.json()["reservation"]), (200, &Value::Null), "{}", nothing.text());
+    assert_eq!(reserve("shop", "a", 400).status, 200);
+    for (domain, who, cost) in [("shop", "b", 400), ("shop", "a", 1), ("nowhere", "a", 400)] {
+        let other = reserve(domain, who, cost);
+        assert_eq!(other.status, 422, "{domain} {who} {cost}: {}", other.text());
+        assert_eq!(other.json()["field"], "idempotency_key", "{}", other.text());
+    }
+    assert_eq!(reserve("shop", "a", 400).status, 200, "its own contents");
+}
+
 /// A client that crashed must not change the charge later: after its deadline a reservation is final.
 #[test]
 fn a_reservation_is_final_after_its_deadline() {
@@ -262,6 +286,12 @@ fn a_reservation_is_final_after_its_deadline() {
         let again = server.post("/v1/reserve", &body).json()["reservation"].clone();
         (again != first).then_some(())
     });
+    let ended = server.post("/v1/reserve", &body);
+    assert_eq!(ended.status, 409, "an expired reservation is not replayed");
+    assert!(ended.text().contains("expired"), "{}", ended.text());
+    let fresh =
+        json!({"domain": "shop", "attributes": {"tokens": "late"}, "cost": 400, "idempotency_key": "fresh"});
+    assert_eq!(server.post("/v1/reserve", &fresh).status, 200);
     for path in ["/v1/cancel", "/v1/settle"] {
         let mut body = json!({"reservation": first});
         if path == "/v1/settle" {
@@ -323,4 +353,61 @@ fn protobuf_json_works_in_camel_case_and_snake_case() {
         (200, &json!(3)),
         "refunded"
     );
+}
+
+/// A proxy's filters read a rule's metadata as the struct that the rule file has, not as a flat list of texts.
+#[test]
+fn metadata_is_returned_as_it_is_written() {
+    let server = Server::with_rules(
+        "
+domain: d
+descriptors:
+  - key: a
+    limit: 9/hour
+    metadata:
+      text: payments
+      quoted: \"3\"
+      count: 3
+      ratio: 0.25
+      on: true
+      nothing: null
+      big: 12345678901234567890
+      zip: 00123
+      deep: {owner: {name: ada, pagers: [1, two, {night: false}]}}
+      empty: [{}, []]
+",
+    );
+    let body = json!({"domain": "d", "descriptors": [{"entries": [{"key": "a", "value": "x"}]}]});
+    assert_eq!(
+        server.post("/json", &body).json()["dynamicMetadata"],
+        json!({
+            "text": "payments", "quoted": "3", "count": 3, "ratio": 0.25, "on": true, "nothing": null,
+            "big": "12345678901234567890", "zip": "00123",
+            "deep": {"owner": {"name": "ada", "pagers": [1, "two", {"night": false}]}}, "empty": [{}, []],
+        })
+    );
+}
+
+/// Envoy's users send limits with a descriptor beside rules for it; one counter serves both, in either order.
+#[test]
+fn an_override_of_the_same_unit_continues_the_rules_count_under_the_envoy_profile() {
+    let server = Server::with_rules(
+        "{domain: d, profile: envoy, descriptors: [{key: a, rate_limit: {unit: year, requests_per_unit: 3}}]}",
+    );
+    let ask = |limit: Option<(u32, &str)>, hits: u32| {
+        let mut descriptor = json!({"entries": [{"key": "a", "value": "x"}]});
+        if let Some((count, unit)) = limit {
+            descriptor["limit"] = json!({"requests_per_unit": count, "unit": unit});
+        }
+        let body = json!({"domain": "d", "hits_addend": hits, "descriptors": [descriptor]});
+        let response = server.post("/json", &body).json();
+        (
+            response["overallCode"].as_str().expect("a code").to_owned(),
+            response["statuses"][0]["limitRemaining"].as_u64().unwrap_or(0),
+        )
+    };
+    assert_eq!(ask(None, 2), ("OK".to_owned(), 1));
+    assert_eq!(ask(Some((10, "YEAR")), 3), ("OK".to_owned(), 5), "the rule's 2 and these 3 are used");
+    assert_eq!(ask(None, 1), ("OVER_LIMIT".to_owned(), 0), "6 of 3");
+    assert_eq!(ask(Some((10, "DAY")), 1), ("OK".to_owned(), 9), "another unit has a counter of its own");
 }

@@ -49,3 +49,26 @@ fn the_redis_crate_works_with_both_protocol_versions() {
         assert!(error.to_string().contains("count must be at least 1"), "{error}");
     }
 }
+
+/// A client that is denied with other numbers must not get its used quota back: 200 of 200 passed at 5 an hour.
+#[test]
+fn a_denied_throttle_with_other_numbers_gives_nothing_back() {
+    let server = Server::with_rules(RULES);
+    let client = redis::Client::open(format!("redis://{}/", server.resp)).expect("a URL");
+    let mut connection = client.get_connection().expect("a connection");
+    for other in ["0 1 1", "0 1 60", "9 1000 1", "4999 1 60", "3 7 86400"] {
+        let key = other.replace(' ', "_");
+        for _ in 0..5 {
+            assert_eq!(throttle(&mut connection, &format!("{key} 4 5 3600")).expect("a reply").0, 0);
+        }
+        for _ in 0..20 {
+            let _ = throttle(&mut connection, &format!("{key} {other} 5000")).expect("a reply");
+            assert_eq!(throttle(&mut connection, &format!("{key} {other} 100000")).expect("a reply").0, 1);
+            assert_eq!(
+                throttle(&mut connection, &format!("{key} 4 5 3600")).expect("a reply").0,
+                1,
+                "{other}"
+            );
+        }
+    }
+}

@@ -14,8 +14,8 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit,
-    Outcome, Outcomes, Permit, StoreError, TimeDelta, Timestamp, UnitReturn, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LastKnown,
+    Limit, Outcome, Outcomes, Permit, StoreError, TimeDelta, Timestamp, UnitReturn, Verdict,
 };
 
 const WAYS: usize = 4;
@@ -197,5 +197,9 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
         self.inner.return_units(back).await?;
         self.remove(&Charge::new(back.key, back.limit, Cost::PEEK));
         Ok(())
+    }
+
+    fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown> {
+        self.inner.last_known(charge)
     }
 }

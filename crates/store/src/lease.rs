@@ -33,8 +33,8 @@ use smallvec::SmallVec;
 use stats::{Counts, add};
 use table::Table;
 use tollgate_core::{
-    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, LimitParams, Mode, Outcome,
-    Outcomes, Permit, StoreError, Timestamp, UnitReturn,
+    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, LastKnown, LimitParams, Mode,
+    Outcome, Outcomes, Permit, StoreError, Timestamp, UnitReturn,
 };
 
 /// A store with leases in front of it.
@@ -404,5 +404,9 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
 
     async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
         self.inner.return_units(back).await
+    }
+
+    fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown> {
+        self.inner.last_known(charge)
     }
 }

@@ -22,10 +22,10 @@ mod redis;
 /// Suffix of a counter's scope for the mark that leases of it may be outstanding.
 pub(crate) const MARK_SUFFIX: &str = "|leased";
 
-pub use breaker::{Breaker, BreakerConfig, BreakerState, CallGuard, Transition};
+pub use breaker::{Breaker, BreakerConfig, BreakerState, ShardFailure, Transition};
 pub use deny_cache::DenyCache;
 pub use hot_key::HotKeys;
 pub use lease::{HotKey, LeaseConfig, LeaseStats, LeaseTask, LeasedStore};
 pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryStats, MemoryStore};
 #[cfg(feature = "redis")]
-pub use redis::{RedisConfig, RedisConfigError, RedisStore, ShardStatus};
+pub use redis::{RedisConfig, RedisConfigError, RedisRecords, RedisStore, ShardStatus};

@@ -96,7 +96,10 @@ impl<C: Clock> MemoryStore<C> {
             let mapped = MmapLines::new(lines).map_err(|source| MemoryError::Map { bytes, source })?;
             Ok(Table::new(mapped, lines, mark))
         };
-        let keys = table(bytes - wide - shared, packed_counters::PROTECTED_PRESSURE)?;
+        let keys = table(
+            (bytes - wide - shared).saturating_sub(config.other_bytes),
+            packed_counters::PROTECTED_PRESSURE,
+        )?;
         let pages = Pages::new(config.huge_pages, keys.lines());
         Ok(Self {
             clock,

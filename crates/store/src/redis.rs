@@ -9,22 +9,32 @@
 //! | `script_args`, `script_call` | requests as the argument of one script call, and its reply |
 //! | `decode_state`, `recompute` | the states in the bundles, and the outcomes recomputed by `Limit::step` |
 //! | `data_loss` | the state assumed for counters that a server may have lost |
-//! | `pipeline` | one connection: batches without a timer |
+//! | `pipeline` | one connection: batches that overlap where the link is long |
 //! | `probe` | whether the servers can be reached at startup |
-//! | `shard`, `topology` | servers with their breakers, and which has which slot |
+//! | `health` | one server's breaker and errors |
+//! | `shard`, `topology` | servers, and which has which slot |
 //! | `dispatch` | one shard request: retries within the deadline |
+//! | `records` | records that nodes share: reservations |
+//! | `late_replies` | replies after the deadline: kept or undone |
+//! | `last_replies` | what was last said about each counter |
+//! | `damaged_keys` | keys that hold something else, reported once |
 //!
 //! `docs/redis.md` has every byte, the behavior on each failure, and measurements. A library's own cluster client was
 //! rejected: it retries calls that may have been applied, and waits where a check must not.
 
 mod config;
+mod damaged_keys;
 mod data_loss;
 mod decode_state;
 mod dispatch;
+mod health;
 mod key_encoding;
+mod last_replies;
+mod late_replies;
 mod pipeline;
 mod probe;
 mod recompute;
+mod records;
 mod script;
 mod script_args;
 mod script_call;
@@ -33,10 +43,13 @@ mod shard_request;
 mod topology;
 
 pub use config::{RedisConfig, RedisConfigError};
+pub use records::RedisRecords;
 pub use shard::ShardStatus;
 
 use config::Kind;
-use dispatch::DispatchError;
+use damaged_keys::DamagedKeys;
+use last_replies::LastReplies;
+use late_replies::{CounterList, Counters, LateReplies};
 use pipeline::{Command, ShardReply};
 use script::Scripts;
 use shard::Shared;
@@ -45,10 +58,12 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Charge, Clock, CounterStore, Enforcement, Outcome, Outcomes, Permit, StoreError, SystemClock,
-    Timestamp, UnitReturn,
+    Admission, Charge, Clock, CounterStore, Enforcement, LastKnown, LogThrottle, Outcome, Outcomes, Permit,
+    StoreError, SystemClock, Timestamp, UnitReturn,
 };
 use topology::Topology;
 
@@ -86,7 +101,11 @@ impl RedisStore {
             scripts: Arc::new(Scripts::new()),
             manual_clock: told,
             clock,
-            mismatches: Arc::default(),
+            mismatches: AtomicUsize::default(),
+            late: LateReplies::default(),
+            last_replies: LastReplies::new(),
+            damaged_keys: DamagedKeys::default(),
+            undo_failures: LogThrottle::default(),
         });
         Self { topology: Topology::start(Arc::clone(&shared)), shared }
     }
@@ -100,8 +119,7 @@ impl RedisStore {
     /// Returns the number of decisions on which a script and `Limit::step` differed. Not zero only through a bug.
     #[must_use]
     pub fn mismatches(&self) -> usize {
-        let counted: &AtomicUsize = &self.shared.mismatches;
-        counted.load(Ordering::Relaxed)
+        self.shared.mismatches.load(Ordering::Relaxed)
     }
 
     /// Charges one request, and waits at most `left` or the configured deadline, whichever is less.
@@ -124,11 +142,24 @@ impl RedisStore {
             1 => {
                 let (slot, request) = parts.remove(0);
                 let layout = order(&request);
-                let answer =
-                    self.send(Command::Charge, slot, request, until).await.map_err(|error| error.error)?;
+                let counters = Some(Counters::Borrowed(charges));
+                let answer = self.send(Command::Charge, slot, request, until, counters).await?;
                 Ok(outcomes(answer.admission, [(layout.as_slice(), &answer)].into_iter()))
             }
-            _ => self.charge_slots(parts, until).await,
+            _ => {
+                // A task of its own: what was charged must be undone even if the caller leaves.
+                let (sender, receiver) = oneshot::channel();
+                let (store, counters) = (self.clone(), Counters::Borrowed(charges).list());
+                tokio::spawn(async move {
+                    let mut answers = Vec::new();
+                    let charged = store.charge_slots(parts, until, counters, &mut answers).await;
+                    if let Err(Ok(Outcomes { admission: Admission::Admitted, .. })) = sender.send(charged) {
+                        store.undo_charges(&answers, Instant::now()).await;
+                    }
+                });
+                let ended = |_| StoreError::Unavailable("its task has ended".to_owned());
+                receiver.await.map_err(ended)?
+            }
         }
     }
 
@@ -137,80 +168,111 @@ impl RedisStore {
         &self,
         parts: SmallVec<[(u16, ShardRequest); 1]>,
         until: Instant,
+        counters: CounterList,
+        answers: &mut Vec<(u16, ShardReply)>,
     ) -> Result<Outcomes, StoreError> {
         let mut asked = Vec::new();
         for (slot, request) in parts {
-            let (store, kept) = (self.clone(), request.clone());
-            let task = tokio::spawn(async move { store.send(Command::Charge, slot, request, until).await });
-            asked.push((slot, kept, task));
+            let (store, counters) = (self.clone(), Some(Counters::Listed(Arc::clone(&counters))));
+            let indexes: Vec<usize> = request.charges.iter().map(|want| want.index).collect();
+            let task =
+                tokio::spawn(
+                    async move { store.send(Command::Charge, slot, request, until, counters).await },
+                );
+            asked.push((slot, indexes, task));
         }
-        let (mut answers, mut failed, mut why) = (Vec::new(), Vec::new(), None);
-        for (slot, request, task) in asked {
-            match task.await {
-                Ok(Ok(answer)) => answers.push((slot, request, answer)),
-                Ok(Err(asked)) => {
-                    failed.extend(request.charges.iter().map(|want| want.index));
-                    why = Some(asked.error);
-                }
-                Err(_) => {
-                    failed.extend(request.charges.iter().map(|want| want.index));
-                    why = Some(StoreError::Unavailable("a lane has ended".to_owned()));
+        let (mut failed, mut causes) = (Vec::new(), Vec::new());
+        for (slot, indexes, task) in asked {
+            let ended = || StoreError::Unavailable("its task has ended".to_owned());
+            match task.await.unwrap_or_else(|_| Err(ended())) {
+                Ok(answer) => answers.push((slot, answer)),
+                Err(cause) => {
+                    failed.extend(indexes);
+                    causes.push(cause);
                 }
             }
         }
-        let each = answers.iter().flat_map(|(_, request, answer)| {
-            request
-                .charges
-                .iter()
-                .map(|want| want.enforcement)
-                .zip(answer.outcomes.iter().map(|told| &told.outcome))
+        let each = answers.iter().flat_map(|(_, answer)| {
+            let how = answer.request.charges.iter().map(|want| want.enforcement);
+            how.zip(answer.outcomes.iter().map(|told| &told.outcome))
         });
         let admission = Outcomes::admission(each);
-        if admission == Admission::Denied || why.is_some() {
-            self.undo_charges(&answers, until).await;
+        if admission == Admission::Denied || !causes.is_empty() {
+            self.undo_charges(answers, until).await;
         }
-        if let Some(why) = why {
+        if !causes.is_empty() {
             failed.sort_unstable();
+            let cause = if causes.len() > 1 { StoreError::Several(causes) } else { causes.remove(0) };
             let alone = answers.is_empty();
-            return Err(if alone { why } else { StoreError::Partial { failed, cause: Box::new(why) } });
+            return Err(if alone { cause } else { StoreError::Partial { failed, cause: Box::new(cause) } });
         }
         let layouts: Vec<(ChargeOrder, &ShardReply)> =
-            answers.iter().map(|(_, request, answer)| (order(request), answer)).collect();
+            answers.iter().map(|(_, answer)| (order(&answer.request), answer)).collect();
         Ok(outcomes(admission, layouts.iter().map(|(layout, answer)| (layout.as_slice(), *answer))))
     }
 
     /// Undoes the charges of slots that admitted a denied request. It continues in the background if the caller cannot
     /// wait; until then the counters have fewer units, never more.
-    async fn undo_charges(&self, answers: &[(u16, ShardRequest, ShardReply)], until: Instant) {
+    async fn undo_charges(&self, answers: &[(u16, ShardReply)], until: Instant) {
         let mut tasks = Vec::new();
-        for (slot, request, answer) in answers {
-            let takes = request.charges.iter().any(|want| want.enforcement != Enforcement::Independent);
+        for (slot, answer) in answers {
+            let takes =
+                answer.request.charges.iter().any(|want| want.enforcement != Enforcement::Independent);
             if answer.admission == Admission::Admitted && takes {
                 let work = Command::Undo { taken_at: answer.now, priors: answer.priors.clone() };
-                let (store, slot) = (self.clone(), *slot);
-                let request = ShardRequest { loss: answer.loss, ..request.clone() };
-                let patient = Instant::now() + 10 * self.shared.config.deadline;
-                tasks.push(tokio::spawn(async move { store.send(work, slot, request, patient).await }));
+                tasks.push(self.undo(work, *slot, ShardRequest::clone(&answer.request)));
             }
         }
         for task in tasks {
-            if let Ok(Ok(Err(asked))) = tokio::time::timeout_at(until, task).await {
-                tracing::warn!(error = %asked.error, "refund of a denied request's charge failed");
-            }
+            let _ = tokio::time::timeout_at(until, task).await;
         }
     }
 
-    /// Sends debits and releases, each slot on its own.
+    /// Undoes a charge in the background.
+    fn undo(&self, work: Command, slot: u16, request: ShardRequest) -> JoinHandle<()> {
+        let store = self.clone();
+        tokio::spawn(async move {
+            let patient = Instant::now() + 10 * store.shared.config.deadline;
+            if let Err(error) = store.send(work, slot, request, patient, None).await
+                && let Some(count) = store.shared.undo_failures.due(store.shared.clock.now())
+            {
+                tracing::warn!(%error, count, "charges of denied requests were not undone; they recover with time");
+            }
+        })
+    }
+
+    /// Undoes a charge whose reply came late, on the runtime of the pipeline that received it.
+    fn undo_late(&self, work: Command, slot: u16, request: ShardRequest) {
+        if tokio::runtime::Handle::try_current().is_ok() {
+            drop(self.undo(work, slot, request));
+        }
+    }
+
+    /// Sends debits and releases, each slot on its own, all of them.
     async fn send_each(
         &self,
         work: Command,
         parts: SmallVec<[(u16, ShardRequest); 1]>,
         until: Instant,
+        counters: Option<Counters<'_>>,
     ) -> Result<(), StoreError> {
+        let all = parts.len();
+        let (mut failed, mut causes) = (Vec::new(), Vec::new());
         for (slot, request) in parts {
-            self.send(work.clone(), slot, request, until).await.map_err(|asked| asked.error)?;
+            let indexes: Vec<usize> = request.charges.iter().map(|want| want.index).collect();
+            if let Err(cause) = self.send(work.clone(), slot, request, until, counters.clone()).await {
+                failed.extend(indexes);
+                causes.push(cause);
+            }
         }
-        Ok(())
+        let count = causes.len();
+        let cause = match count {
+            0 => return Ok(()),
+            1 => causes.remove(0),
+            _ => StoreError::Several(causes),
+        };
+        failed.sort_unstable();
+        Err(if count == all { cause } else { StoreError::Partial { failed, cause: Box::new(cause) } })
     }
 
     async fn send(
@@ -219,8 +281,9 @@ impl RedisStore {
         slot: u16,
         request: ShardRequest,
         until: Instant,
-    ) -> Result<ShardReply, DispatchError> {
-        dispatch::send_with_retry(&self.shared, &self.topology, work, slot, request, until).await
+        counters: Option<Counters<'_>>,
+    ) -> Result<ShardReply, StoreError> {
+        dispatch::send_with_retry(self, work, slot, request, until, counters).await
     }
 
     fn key_layout(&self) -> KeyLayout {
@@ -264,12 +327,13 @@ impl CounterStore for RedisStore {
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let parts = shard_request::from_charges(charges, self.key_layout(), &self.shared.config.hashing);
-        self.send_each(Command::Debit, parts, self.deadline(Duration::MAX)).await
+        let counters = Some(Counters::Borrowed(charges));
+        self.send_each(Command::Debit, parts, self.deadline(Duration::MAX), counters).await
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
         let parts = shard_request::from_permits(permits, self.key_layout(), &self.shared.config.hashing);
-        self.send_each(Command::Release, parts, self.deadline(Duration::MAX)).await
+        self.send_each(Command::Release, parts, self.deadline(Duration::MAX), None).await
     }
 
     async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
@@ -278,7 +342,14 @@ impl CounterStore for RedisStore {
             Command::ReturnUnits { taken_at: back.taken_at, full_at: back.full_at },
             parts,
             self.deadline(Duration::MAX),
+            None,
         )
         .await
+    }
+
+    fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown> {
+        let bundle = key_encoding::bundle(&charge.key, &self.shared.config.hashing);
+        let name = key_encoding::member(charge.key.scope);
+        self.shared.last_replies.get(&bundle, &name, self.shared.clock.now())
     }
 }

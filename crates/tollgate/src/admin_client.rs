@@ -31,6 +31,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tollgate_http::tls;
+use tollgate_observe::escape;
 
 /// The server's address and the operator's credentials, for a command's `#[command(flatten)]`. The help lists them after
 /// the command's own flags.
@@ -87,6 +88,8 @@ pub(crate) struct Client {
     peer: Peer,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     token: Option<HeaderValue>,
+    /// Whether text in responses is escaped for a terminal: callers have chosen some of it.
+    escapes: bool,
 }
 
 /// Timeout of connecting, and of an ordinary request.
@@ -130,7 +133,8 @@ impl Client {
         if token.is_some() && client.tls.is_none() && !near {
             eprintln!("tollgate: warning: sending the token to {authority} unencrypted; use https://");
         }
-        Ok(Self { token, peer: Peer { token_source, ..client.peer }, ..client })
+        let escapes = !flags.is_json();
+        Ok(Self { token, peer: Peer { token_source, ..client.peer }, escapes, ..client })
     }
 
     /// Returns a client for the server at `uri`, over TLS if its scheme is https.
@@ -152,7 +156,12 @@ impl Client {
         let port = authority.port_u16().unwrap_or(port);
         let authority = format!("{}:{port}", authority.host());
         let peer = Peer { authority, has_tls: tls.is_some(), token_source: None };
-        Ok(Self { peer, tls, token: None })
+        Ok(Self { peer, tls, token: None, escapes: false })
+    }
+
+    /// Returns a client whose responses are not escaped, for text that is printed as it is.
+    pub(crate) fn verbatim(self) -> Self {
+        Self { escapes: false, ..self }
     }
 
     /// Returns the value of the `Host` header.
@@ -231,6 +240,7 @@ impl Client {
             })?
         };
         let rejection = (!head.status.is_success()).then(|| self.peer.rejection(head.status, &body, path));
+        let body = if self.escapes { escaped(body) } else { body };
         Ok(AdminResponse { status: head.status, body, rejection })
     }
 
@@ -261,7 +271,19 @@ impl AdminResponse {
 
     /// Returns a rejection as an error message for people.
     pub(crate) fn problem(&self) -> anyhow::Error {
-        anyhow::anyhow!("{}", self.rejection.as_deref().unwrap_or("request rejected"))
+        anyhow::anyhow!("{}", escape::text(self.rejection.as_deref().unwrap_or("request rejected")))
+    }
+}
+
+/// Escapes every text in a JSON value for a terminal.
+fn escaped(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(escape::text(&text).into_owned()),
+        Value::Array(all) => all.into_iter().map(escaped).collect(),
+        Value::Object(all) => {
+            all.into_iter().map(|(name, value)| (escape::text(&name).into_owned(), escaped(value))).collect()
+        }
+        other => other,
     }
 }
 
@@ -363,9 +385,12 @@ pub(crate) fn table<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> 
 }
 
 fn columns<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> String {
+    // A line break in a cell would look like another row.
+    let rows: Vec<[String; N]> =
+        rows.iter().map(|row| row.each_ref().map(|cell| escape::text(cell).into_owned())).collect();
     let width = |text: &str| text.chars().count();
     let mut widths = titles.map(width);
-    for row in rows {
+    for row in &rows {
         for (widest, cell) in widths.iter_mut().zip(row) {
             *widest = width(cell).max(*widest);
         }
@@ -373,8 +398,6 @@ fn columns<const N: usize>(titles: [&str; N], rows: &[[String; N]]) -> String {
     let line = |cells: [&str; N]| {
         let mut line = String::new();
         for (cell, width) in cells.iter().zip(widths) {
-            // Control characters in external text must not move the cursor.
-            let cell: String = cell.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
             line.push_str(&format!("{cell:width$}  "));
         }
         format!("{}\n", line.trim_end())
@@ -400,7 +423,7 @@ mod tests {
     #[test]
     fn tables_line_up_and_hold_nothing_that_moves_the_cursor() {
         let rows = [["é".to_owned(), "x".to_owned()], ["long\u{1b}".to_owned(), String::new()]];
-        assert_eq!(columns(["a", "second"], &rows), "a      second\né      x\nlong\n");
+        assert_eq!(columns(["a", "second"], &rows), "a           second\né           x\nlong\\u{1b}\n");
     }
 
     #[test]

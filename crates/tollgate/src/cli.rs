@@ -27,7 +27,13 @@ pub(crate) const DAY: u64 = 86_400_000;
 
 /// Distributed rate limiter: decides for every request whether it may pass.
 #[derive(Debug, Parser)]
-#[command(name = "tollgate", version, arg_required_else_help = true)]
+#[command(
+    name = "tollgate",
+    version,
+    arg_required_else_help = true,
+    after_help = "Exit codes: 0 success; 1 failure, or a change that was rejected or needs --confirm; 2 invalid \
+                  arguments; 3 a revision was published and waits for approval."
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -211,20 +217,26 @@ pub(crate) struct ServeFlags {
     /// Maximum time that a check waits for the store, in milliseconds [default: 10].
     #[arg(long, env = "TOLLGATE_STORE_DEADLINE_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=MAX_DEADLINE))]
     pub(crate) store_deadline_ms: Option<u64>,
-    /// Failures of a shard within the window that open its circuit breaker [default: 5].
+    /// Distinct failures of a shard within the window, without an answer between them, that open its circuit breaker
+    /// [default: 5].
     #[arg(long, env = "TOLLGATE_STORE_BREAKER_FAILURES", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_FAILURES))]
     pub(crate) store_breaker_failures: Option<u64>,
     /// Window in which failures are counted, in milliseconds [default: 10000].
     #[arg(long, env = "TOLLGATE_STORE_BREAKER_WINDOW_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=DAY))]
     pub(crate) store_breaker_window_ms: Option<u64>,
-    /// Time that an open breaker waits before it probes the shard, in milliseconds [default: 30000].
+    /// Time for which a shard must have said nothing before unanswered calls open its breaker, in milliseconds
+    /// [default: 500].
+    #[arg(long, env = "TOLLGATE_STORE_BREAKER_SILENCE_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=DAY))]
+    pub(crate) store_breaker_silence_ms: Option<u64>,
+    /// Longest pause between two background probes of a shard with an open breaker, in milliseconds; they begin at 100
+    /// [default: 30000].
     #[arg(long, env = "TOLLGATE_STORE_BREAKER_OPEN_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=DAY))]
     pub(crate) store_breaker_open_ms: Option<u64>,
     /// Maximum time that `security` and `strict` limits without stored state count as exhausted after a failover that may
     /// have lost writes, in milliseconds; 0 disables this [default: until they have recovered, about one period].
     #[arg(long, env = "TOLLGATE_STORE_CAUTION_MS", value_name = "MS")]
     pub(crate) store_caution_ms: Option<u64>,
-    /// Nodes sharing the store; in fallback each enforces 1/N of a limit.
+    /// Nodes sharing the store; in fallback each enforces 1/N of a limit [default: as many as are alive].
     #[arg(long, env = "TOLLGATE_NODES", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) nodes: Option<u32>,
     /// Fraction of a limit's burst that may be leased at once, with a Redis store [default: 0.25].

@@ -299,7 +299,7 @@ fn a_config_file_is_applied_and_unknown_keys_are_rejected() {
         ended(&refused, 1);
         assert!(refused.err.contains("tollgate.yaml"), "{}", refused.err);
         assert!(refused.err.contains(part), "{}", refused.err);
-        assert!(refused.err.contains(&format!("line {place} ")), "the line: {}", refused.err);
+        assert!(refused.err.contains(&format!("tollgate.yaml:{place}:")), "the line: {}", refused.err);
     }
     folder.write("tollgate.yaml", config.replace("16MiB", "much"));
     let refused = run(&["serve", "--config", &path]);

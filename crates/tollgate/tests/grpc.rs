@@ -10,7 +10,7 @@ domain: d
 descriptors:
   - key: key
     rate_limit: {name: three, unit: hour, requests_per_unit: 3}
-    metadata: {team: payments}
+    metadata: {team: payments, owner: {name: ada, pager: [1, {night: true}], none: null}}
     descriptors:
       - {key: sub, rate_limit: {unit: day, requests_per_unit: 100}}
   - key: free

@@ -172,7 +172,9 @@ fn a_request_with_two_keys_is_refused() {
             }
         }
         let both = front.ask("GET /a", &format!("{real}{made_up}")).json();
-        assert!(both["detail"].as_str().is_some_and(|detail| detail.contains("who.api_key.bearer: false")));
+        assert!(
+            both["detail"].as_str().is_some_and(|detail| detail.contains("identity.api_key.bearer: false"))
+        );
         assert_eq!(front.ask("GET /a", &format!("{real}x-api-key: real\r\n")).status, 200, "{}", front.name);
     }
 }

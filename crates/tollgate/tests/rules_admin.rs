@@ -70,6 +70,8 @@ fn published_rules_apply_and_survive_a_restart() {
     let refused = publish(&node, &late);
     assert_eq!((refused.status, &refused.json()["active_rev"]), (412, &json!(2)), "{}", refused.text());
     late["base_rev"] = json!(2);
+    assert_eq!(publish(&node, &late).status, 409, "it would allow what was denied");
+    late["confirm"] = json!(true);
     assert_eq!(publish(&node, &late).status, 201);
     assert_eq!(node.passes("d", &json!({"api_key": "k"})), 0, "what was used stays used");
 
@@ -206,7 +208,7 @@ fn rule_files_count_as_changed_only_if_their_rules_differ() {
     let warned = || node.server.log().matches("rule files changed").count();
     let stir = || {
         for _ in 0..40 {
-            assert_eq!(node.put("k", &json!({"tier": "pro", "reason": "again"})).status, 200);
+            assert_eq!(node.put("other", &json!({"overrides": [{"descriptor": "default", "requests_per_unit": 9, "unit": "hour"}], "reason": "again"})).status, 200);
             let new = node.rules.write("rules.yaml.new", std::fs::read(&path).expect("rules"));
             std::fs::rename(new, &path).expect("the same once more");
         }
@@ -253,7 +255,9 @@ fn publishing_that_denies_much_needs_confirmation_or_approval() {
     // What would deny all needs somebody else, and on an open loopback there is nobody else.
     let none =
         json!({"files": [{"name": "d.yaml", "text": rules("0/hour")}], "reason": "none", "confirm": true});
-    let wide = json!({"files": [{"name": "d.yaml", "text": rules("100/hour")}], "reason": "as before"});
+    let mut wide = json!({"files": [{"name": "d.yaml", "text": rules("100/hour")}], "reason": "as before"});
+    assert_eq!(publish(&node, &wide).status, 409, "what was denied is not allowed by accident either");
+    wide["confirm"] = json!(true);
     assert_eq!(publish(&node, &wide).status, 201);
     let waits = publish(&node, &none);
     assert_eq!(

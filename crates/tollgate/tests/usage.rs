@@ -204,7 +204,7 @@ fn the_command_line_does_it_too() {
     let told: Value = serde_json::from_str(&node.run(&["usage", "k/1", "--json"]).out).expect("JSON");
     let id = told["grants"][1]["id"].as_str().expect("an id").to_owned();
     assert!(node.run(&["usage", "k/1"]).out.contains(&id), "people read it too");
-    let revoked = node.run(&["usage", "revoke", "k/1", &id]);
+    let revoked = node.run(&["usage", "revoke", "k/1", &id, "--confirm"]);
     assert_eq!((revoked.code, revoked.out), (Some(0), format!("revoked {id}\n")), "{}", revoked.err);
     assert_eq!(node.passes(&json!({"api_key": "k/1"})), 0);
     assert_eq!(node.run(&["usage", "revoke", "k/1", &id]).code, Some(1), "it has been taken back already");
@@ -212,7 +212,7 @@ fn the_command_line_does_it_too() {
         node.run(&["usage", "grant", "k/1", "--units", "1", "--reason", "another", "--format", "json"]);
     let granted: Value = serde_json::from_str(&granted.out).expect("JSON");
     let id = granted["id"].as_str().expect("an id");
-    let revoked = node.run(&["usage", "revoke", "k/1", id, "--format", "json"]);
+    let revoked = node.run(&["usage", "revoke", "k/1", id, "--format", "json", "--confirm"]);
     assert_eq!(
         serde_json::from_str::<Value>(&revoked.out).ok(),
         Some(json!({"revoked": id})),

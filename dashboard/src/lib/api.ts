@@ -67,6 +67,11 @@ export function query(words: Record<string, string | number | null | undefined>)
   return '?' + set.map(([name, value]) => `${encodeURIComponent(name)}=${encodeURIComponent(String(value))}`).join('&');
 }
 
+/** Whether a change was rejected only because nobody has confirmed it. */
+export function needsConfirmation(problem: Problem | null): boolean {
+  return problem?.status === 409 && problem.title === 'Confirmation required';
+}
+
 export function asProblem(error: unknown): Problem {
   return error instanceof Problem ? error : new Problem(0, 'Unexpected error', error instanceof Error ? error.message : String(error));
 }

@@ -74,6 +74,10 @@ export interface NodeState {
   started_at: string;
   rules_revision: string;
   rules_age_ms: number | null;
+  /** Why the rule files, or the rules published last, are not active. */
+  rules_error: string | null;
+  /** Whether the rule files were broken at the start, and their last good copy is active. */
+  rules_last_good: boolean;
   control_age_ms: number | null;
   propagation_lag_ms: number | null;
   store: string;
@@ -207,6 +211,7 @@ export interface Impact {
   newly_denied_share: number;
   newly_allowed_share: number;
   callers_affected_share: number;
+  callers_newly_allowed_share: number;
   top: { key_masked: string; rule: string; share: number; before_denied: number; after_denied: number }[];
   window_s: number;
   nodes: string[];
@@ -218,6 +223,8 @@ export interface RuleCheck {
   errors: Finding[];
   warnings: Finding[];
   diff: RuleChange[];
+  /** Why publishing needs a confirmation. */
+  confirm: { reason: string; detail: string }[];
   impact: Impact | null;
 }
 

@@ -12,8 +12,7 @@ use axum::{Router, serve};
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use tollgate_http::identity::{ApiKeyConfig, IdentityConfig, IdentityResolver, RequestView};
-use tollgate_sdk::{CheckRequest, InProcess, TollgateLayer};
+use tollgate_sdk::{CheckRequest, IdentityConfig, IdentityResolver, InProcess, TollgateLayer};
 
 const RULES: &str = "
 domain: shop
@@ -29,21 +28,15 @@ descriptors:
 /// The service: two handlers and one layer.
 fn app() -> Result<Router, Box<dyn Error>> {
     let routes = ["POST /login", "GET /report/{id}"].map(str::to_owned).to_vec();
-    // No rule here is by API key. Where one is, a request with two keys is ambiguous: answer it with 400.
-    let api_key = ApiKeyConfig { header: None, bearer: false, secret_file: None };
-    let settings = IdentityConfig { routes, api_key, ..IdentityConfig::default() };
-    let who = Arc::new(IdentityResolver::new(&settings)?);
+    let settings = IdentityConfig { routes, ..IdentityConfig::default() };
+    let who = IdentityResolver::new(&settings)?;
     let limits = InProcess::from_rules(RULES, "shop")?;
     let time = Arc::clone(limits.limiter());
+    // A request that servers read differently (a dot segment, two keys) is refused by the layer.
     let layer = TollgateLayer::new(limits, move |request: &Parts| {
         let peer = request.extensions.get::<ConnectInfo<SocketAddr>>();
         let peer = peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |info| info.0.ip());
-        let asked = RequestView::new(peer, &request.method, &request.uri, &request.headers);
-        let caller = who
-            .resolve_direct(&asked, time.clock().now())
-            .expect("without keys and tokens nothing is ambiguous");
-        let attributes = caller.attributes();
-        Some(CheckRequest::attributes(attributes.iter().map(|(key, value)| ((*key).to_owned(), *value))))
+        CheckRequest::identified(&who, peer, request, time.clock().now())
     });
     Ok(Router::new()
         .route("/login", post(async || "welcome\n"))

@@ -48,8 +48,12 @@ async fn list(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<No
 async fn create(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
-    Json(draft): Json<EmergencySpec>,
+    Json(mut draft): Json<EmergencySpec>,
 ) -> ApiResult {
+    if let Some(target) = draft.target.as_mut().filter(|target| target.kind == TargetKind::ApiKey) {
+        let caller = CallerPath::by_key(&admin, std::mem::take(&mut target.value)).await?;
+        caller.key()?.clone_into(&mut target.value);
+    }
     let declared = admin.control()?.create_emergency(draft, &(admin.rules)(), &actor).await??;
     Ok(json_response(StatusCode::CREATED, &declared))
 }

@@ -2,6 +2,8 @@
 
 use crate::auth::{Operator, Viewer};
 use crate::error::{ApiResult, control_problem};
+use crate::query::{ConfirmParameter, StrictQuery};
+use crate::quota_guard::{LinesToConfirm, QuotaGuard};
 use crate::response::json_response;
 use crate::{AdminState, body, ndjson};
 use axum::body::Body;
@@ -30,18 +32,33 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
     OpenApiRouter::new().routes(routes!(import)).routes(routes!(export))
 }
 
-/// Imports quotas from NDJSON, one per line: a QuotaDraft with an api_key, or a line of an export.
+/// Imports quotas from NDJSON, one per line: a QuotaDraft with an api_key, or a line of an export. If a line needs
+/// confirmation, nothing is written from there on, and the response is 409.
 #[utoipa::path(post, path = "/admin/v1/quotas/import", operation_id = "POST_quotas_import",
+    params(ConfirmParameter),
     request_body(content((Option<String> = "application/x-ndjson"), (Option<String> = "text/plain"))),
     responses((status = 200, description = "The import report.", body = ImportReport)),
     extensions(("x-role" = json!("operator"))))]
-async fn import(State(admin): State<Arc<AdminState>>, Operator(actor): Operator, body: Body) -> ApiResult {
+async fn import(
+    State(admin): State<Arc<AdminState>>,
+    Operator(actor): Operator,
+    StrictQuery(confirm): StrictQuery<ConfirmParameter>,
+    body: Body,
+) -> ApiResult {
     let Some(mut import) = Import::begin(admin.control()?, (admin.rules)(), actor) else {
         body::discard(body).await;
         let detail = "another import is running on this node; retry when it has finished";
         return Err(Problem::new(StatusCode::CONFLICT, "Import already running", detail).into());
     };
-    let imported = match import_body(&mut import, body).await {
+    let guard = if confirm.is_confirmed() { None } else { Some(QuotaGuard::new(&admin).await?) };
+    let mut lines = GuardedImport { import: &mut import, guard, needs_confirm: LinesToConfirm::default() };
+    let read = import_body(&mut lines, body).await;
+    let needs_confirm = lines.needs_confirm;
+    let imported = match read {
+        Ok(()) if !needs_confirm.is_empty() => {
+            let _ = import.abort().await;
+            return Err(needs_confirm.problem(import.imported()).into());
+        }
         Ok(()) => import.finish().await.map_err(control_problem),
         Err(problem) => {
             // Discards lines that are batched but not yet written, so that it is clear which lines took effect.
@@ -60,7 +77,15 @@ async fn import(State(admin): State<Arc<AdminState>>, Operator(actor): Operator,
     Ok(json_response(StatusCode::OK, &imported))
 }
 
-async fn import_body(import: &mut Import, mut body: Body) -> Result<(), Problem> {
+/// A running import, and the lines that need confirmation.
+struct GuardedImport<'i> {
+    import: &'i mut Import,
+    /// Absent if the import is confirmed.
+    guard: Option<QuotaGuard<'i>>,
+    needs_confirm: LinesToConfirm,
+}
+
+async fn import_body(import: &mut GuardedImport<'_>, mut body: Body) -> Result<(), Problem> {
     let mut buffer = BytesMut::new();
     let mut line = 0;
     // Whether the beginning of the current line has been discarded.
@@ -75,7 +100,7 @@ async fn import_body(import: &mut Import, mut body: Body) -> Result<(), Problem>
             let sent = buffer.split_to(end + 1).freeze();
             line += 1;
             if std::mem::take(&mut too_long) || end > MAX_LINE {
-                reject_long_line(import, line);
+                reject_long_line(import.import, line);
             } else {
                 one(import, line, &sent[..end]).await?;
             }
@@ -87,23 +112,35 @@ async fn import_body(import: &mut Import, mut body: Body) -> Result<(), Problem>
     }
     line += 1;
     if too_long {
-        reject_long_line(import, line);
+        reject_long_line(import.import, line);
         return Ok(());
     }
     one(import, line, &buffer.freeze()).await
 }
 
-async fn one(import: &mut Import, line: u64, sent: &[u8]) -> Result<(), Problem> {
+async fn one(lines: &mut GuardedImport<'_>, line: u64, sent: &[u8]) -> Result<(), Problem> {
     if sent.trim_ascii().is_empty() {
         return Ok(());
     }
-    match decode::<ImportLine>(sent) {
-        Ok(read) => import.line(line, sent, read).await.map_err(control_problem),
+    let read = match decode::<ImportLine>(sent) {
+        Ok(read) => read,
         Err(error) => {
-            import.reject_line(line, error.detail, error.place);
-            Ok(())
+            lines.import.reject_line(line, error.detail, error.place);
+            return Ok(());
+        }
+    };
+    if let Some(guard) = lines.guard.as_ref().filter(|_| !read.confirm) {
+        // An invalid line is reported as such by the import.
+        let reasons = guard.line_reasons(&read).await.unwrap_or_default();
+        if let Some(first) = reasons.into_iter().next() {
+            lines.needs_confirm.add(line, &first);
         }
     }
+    // From the first such line on nothing more is written; the rest is read to list all of them.
+    if lines.needs_confirm.is_empty() {
+        lines.import.line(line, sent, read).await.map_err(control_problem)?;
+    }
+    Ok(())
 }
 
 fn reject_long_line(import: &mut Import, line: u64) {

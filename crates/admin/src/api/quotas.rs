@@ -7,7 +7,8 @@ use crate::auth::{Operator, Viewer};
 use crate::body::Json;
 use crate::caller_path::CallerPath;
 use crate::error::ApiResult;
-use crate::query::{ReasonParameter, StrictQuery};
+use crate::query::{ConfirmParameter, QuotaDeletion, StrictQuery};
+use crate::quota_guard;
 use crate::response::{json_response, no_content};
 use axum::extract::State;
 use axum::response::Response;
@@ -83,31 +84,35 @@ async fn read(admin: &AdminState, caller: &CallerPath) -> ApiResult {
 
 /// Sets a caller's quota, replacing the existing one.
 #[utoipa::path(put, path = "/admin/v1/quotas/{api_key}", operation_id = "PUT_quotas_api_key",
-    params(ApiKeyParameter, Preconditions), request_body = QuotaSpec,
+    params(ApiKeyParameter, Preconditions, ConfirmParameter), request_body = QuotaSpec,
     responses((status = 200, description = "The quota.", body = KeyedQuota)),
     extensions(("x-role" = json!("operator"))))]
 async fn put(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     caller: CallerPath,
+    StrictQuery(confirm): StrictQuery<ConfirmParameter>,
     headers: HeaderMap,
-    Json(draft): Json<QuotaSpec>,
+    Json(mut draft): Json<QuotaSpec>,
 ) -> ApiResult {
+    draft.confirm |= confirm.is_confirmed();
     replace(&admin, &caller, draft, &headers, &actor).await
 }
 
 /// Sets a caller's quota, by the id from a list.
 #[utoipa::path(put, path = "/admin/v1/quotas/by-id/{id}", operation_id = "PUT_quotas_by-id_id",
-    params(CallerIdParameter, Preconditions), request_body = QuotaSpec,
+    params(CallerIdParameter, Preconditions, ConfirmParameter), request_body = QuotaSpec,
     responses((status = 200, description = "The quota.", body = KeyedQuota)),
     extensions(("x-role" = json!("operator"))))]
 async fn put_by_id(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     caller: CallerPath,
+    StrictQuery(confirm): StrictQuery<ConfirmParameter>,
     headers: HeaderMap,
-    Json(draft): Json<QuotaSpec>,
+    Json(mut draft): Json<QuotaSpec>,
 ) -> ApiResult {
+    draft.confirm |= confirm.is_confirmed();
     replace(&admin, &caller, draft, &headers, &actor).await
 }
 
@@ -119,20 +124,23 @@ async fn replace(
     actor: &Actor,
 ) -> ApiResult {
     let (rules, expected) = ((admin.rules)(), expected(headers)?);
+    if !draft.confirm {
+        quota_guard::check(admin, caller.caller(), Some(&draft), expected).await?;
+    }
     let put = admin.control()?.put_quota(caller.caller(), draft, &rules, expected, actor).await??;
     Ok(quota_response(caller, &put))
 }
 
 /// Deletes a caller's quota; the rules apply again.
 #[utoipa::path(delete, path = "/admin/v1/quotas/{api_key}", operation_id = "DELETE_quotas_api_key",
-    params(ApiKeyParameter, Preconditions, ReasonParameter),
+    params(ApiKeyParameter, Preconditions, QuotaDeletion),
     responses((status = 204, description = "The quota is deleted.")),
     extensions(("x-role" = json!("operator"))))]
 async fn delete(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     caller: CallerPath,
-    StrictQuery(why): StrictQuery<ReasonParameter>,
+    StrictQuery(why): StrictQuery<QuotaDeletion>,
     headers: HeaderMap,
 ) -> ApiResult {
     remove(&admin, &caller, &headers, &why, &actor).await
@@ -140,14 +148,14 @@ async fn delete(
 
 /// Deletes a caller's quota, by the id from a list.
 #[utoipa::path(delete, path = "/admin/v1/quotas/by-id/{id}", operation_id = "DELETE_quotas_by-id_id",
-    params(CallerIdParameter, Preconditions, ReasonParameter),
+    params(CallerIdParameter, Preconditions, QuotaDeletion),
     responses((status = 204, description = "The quota is deleted.")),
     extensions(("x-role" = json!("operator"))))]
 async fn delete_by_id(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     caller: CallerPath,
-    StrictQuery(why): StrictQuery<ReasonParameter>,
+    StrictQuery(why): StrictQuery<QuotaDeletion>,
     headers: HeaderMap,
 ) -> ApiResult {
     remove(&admin, &caller, &headers, &why, &actor).await
@@ -157,10 +165,13 @@ async fn remove(
     admin: &AdminState,
     caller: &CallerPath,
     headers: &HeaderMap,
-    why: &ReasonParameter,
+    why: &QuotaDeletion,
     actor: &Actor,
 ) -> ApiResult {
-    let (expected, reason) = (expected(headers)?, why.get()?);
+    let (expected, reason) = (expected(headers)?, why.reason()?);
+    if !why.is_confirmed() {
+        quota_guard::check(admin, caller.caller(), None, expected).await?;
+    }
     admin.control()?.delete_quota_with_reason(caller.caller(), expected, reason, actor).await?;
     Ok(no_content())
 }

@@ -20,6 +20,7 @@ use tollgate_control::{
     RuleFile, RuleRevision,
 };
 use tollgate_http::problem::{MEDIA_TYPE, Problem};
+use tollgate_observe::escape;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -34,6 +35,8 @@ pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(60);
 const MAX_FILES: usize = 8 << 20;
 /// Revisions per page.
 const PAGE: i64 = 100;
+/// Number of reasons for confirmation in the text of a problem.
+const MAX_REASONS: usize = 5;
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
     OpenApiRouter::new()
@@ -294,12 +297,14 @@ fn publish_problem(error: PublishError) -> Response {
             (StatusCode::UNPROCESSABLE_ENTITY, "Invalid rules", detail, more)
         }
         PublishError::NeedsConfirm(report) => {
-            let share =
-                report.rehearsal.as_ref().map_or(0.0, |rehearsal| rehearsal.newly_denied_share) * 100.0;
-            let detail = format!(
-                "{share:.1}% of recent requests would be newly denied; to publish anyway, send it again with \
-                 `confirm: true`"
-            );
+            let mut reasons: Vec<&str> =
+                report.confirm.iter().take(MAX_REASONS).map(|reason| &*reason.detail).collect();
+            let more = format!("{} more in `confirm`", report.confirm.len() - reasons.len());
+            if report.confirm.len() > MAX_REASONS {
+                reasons.push(&more);
+            }
+            let detail =
+                format!("{}; to publish anyway, send it again with `confirm: true`", reasons.join("; "));
             (StatusCode::CONFLICT, "Confirmation required", detail, json!(report))
         }
         PublishError::FromFiles => {
@@ -318,5 +323,5 @@ fn publish_problem(error: PublishError) -> Response {
     if let (Some(body), Value::Object(more)) = (body.as_object_mut(), more) {
         body.extend(more);
     }
-    typed(status, MEDIA_TYPE, body.to_string())
+    typed(status, MEDIA_TYPE, escape::json(&body.to_string()).into_owned())
 }

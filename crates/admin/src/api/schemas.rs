@@ -336,6 +336,11 @@ struct NodeStats {
     rules_revision: String,
     #[schema(required = true)]
     rules_age_ms: Option<i64>,
+    /// Why the rule files, or the rules published last, are not active.
+    #[schema(required = true)]
+    rules_error: Option<String>,
+    /// Whether the rule files were broken at the start, and their last good copy is active.
+    rules_last_good: bool,
     #[schema(required = true)]
     control_age_ms: Option<i64>,
     #[schema(required = true)]

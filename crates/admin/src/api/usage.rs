@@ -8,7 +8,8 @@ use crate::body::Json;
 use crate::caller_path::CallerPath;
 use crate::error::{ApiError, ApiResult, unprocessable};
 use crate::path::LastSegment;
-use crate::query::{NoParameters, StrictQuery};
+use crate::query::{ConfirmParameter, NoParameters, StrictQuery};
+use crate::quota_guard;
 use crate::response::{json_response, no_content};
 use crate::{AdminState, query};
 use axum::extract::{FromRequestParts, State};
@@ -226,35 +227,44 @@ async fn add(admin: &AdminState, caller: &CallerPath, draft: GrantSpec, actor: &
 
 /// Revokes the rest of a grant.
 #[utoipa::path(delete, path = "/admin/v1/usage/{api_key}/grant/{id}", operation_id = "DELETE_usage_api_key_grant_id",
-    params(ApiKeyParameter, GrantIdParameter),
+    params(ApiKeyParameter, GrantIdParameter, ConfirmParameter),
     responses((status = 204, description = "The grant is revoked.")),
     extensions(("x-role" = json!("operator"))))]
 async fn revoke(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     caller: CallerPath,
-    _: StrictQuery<NoParameters>,
+    StrictQuery(confirm): StrictQuery<ConfirmParameter>,
     LastSegment(grant): LastSegment,
 ) -> ApiResult {
-    revoke_grant(&admin, &caller, &grant, &actor).await
+    revoke_grant(&admin, &caller, &grant, confirm, &actor).await
 }
 
 /// Revokes the rest of a grant, by the caller's id from a list.
 #[utoipa::path(delete, path = "/admin/v1/usage/by-id/{id}/grant/{grant}",
-    operation_id = "DELETE_usage_api_key_grant_id_by_id", params(CallerIdParameter, GrantParameter),
+    operation_id = "DELETE_usage_api_key_grant_id_by_id", params(CallerIdParameter, GrantParameter, ConfirmParameter),
     responses((status = 204, description = "The grant is revoked.")),
     extensions(("x-role" = json!("operator"))))]
 async fn revoke_by_id(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
     caller: CallerPath,
-    _: StrictQuery<NoParameters>,
+    StrictQuery(confirm): StrictQuery<ConfirmParameter>,
     LastSegment(grant): LastSegment,
 ) -> ApiResult {
-    revoke_grant(&admin, &caller, &grant, &actor).await
+    revoke_grant(&admin, &caller, &grant, confirm, &actor).await
 }
 
-async fn revoke_grant(admin: &AdminState, caller: &CallerPath, grant: &str, actor: &Actor) -> ApiResult {
+async fn revoke_grant(
+    admin: &AdminState,
+    caller: &CallerPath,
+    grant: &str,
+    confirm: ConfirmParameter,
+    actor: &Actor,
+) -> ApiResult {
+    if !confirm.is_confirmed() {
+        quota_guard::check_revocation(admin, caller.caller(), grant).await?;
+    }
     admin.control()?.revoke_grant(caller.caller(), grant, actor).await?;
     Ok(no_content())
 }

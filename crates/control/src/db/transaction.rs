@@ -26,7 +26,8 @@ pub enum Precondition {
 
 impl Precondition {
     /// Returns whether the condition holds for the revision found.
-    pub(crate) fn is_met(self, found: Option<i64>) -> bool {
+    #[must_use]
+    pub fn is_met(self, found: Option<i64>) -> bool {
         match self {
             Self::Any => true,
             Self::Absent => found.is_none(),

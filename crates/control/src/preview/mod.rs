@@ -7,6 +7,7 @@ pub(crate) mod collect;
 pub(crate) mod encoding;
 pub(crate) mod merge;
 pub(crate) mod pseudonym;
+pub(crate) mod recent_requests;
 pub(crate) mod replay;
 pub(crate) mod report;
 pub(crate) mod respond;
@@ -19,6 +20,7 @@ use crate::error::ControlError;
 use crate::preview::collect::{Freshness, MAX_SLICE_REQUESTS, PeerSampleCollector, PeerSamples, wildcards};
 use crate::preview::merge::{SliceBudget, merge};
 use crate::preview::pseudonym::KnownValues;
+use crate::preview::recent_requests::RecentRequests;
 use crate::preview::replay::{ImpactReport, replay};
 use crate::preview::report::{ChangeKind, PreviewReport, RuleDiagnostic, RuleDiff};
 use crate::preview::sample::TrafficSample;
@@ -69,6 +71,11 @@ impl Preview {
         Ok((report, Some(candidate)))
     }
 
+    /// Returns this node's sampled requests by caller.
+    pub(crate) fn recent_requests(&self) -> RecentRequests {
+        RecentRequests::new(&self.sample, self.counters)
+    }
+
     fn read(&self, sources: &[Source], active: &Ruleset) -> (PreviewReport, Option<Arc<Ruleset>>) {
         let candidate = match Ruleset::load(sources, &self.options) {
             Ok(candidate) => Arc::new(candidate),
@@ -91,6 +98,7 @@ impl Preview {
             errors: Vec::new(),
             warnings: candidate.warnings().iter().map(RuleDiagnostic::from).collect(),
             diff: active.diff(&candidate).into_iter().map(change).collect(),
+            confirm: Vec::new(),
             rehearsal: None,
         };
         (report, Some(candidate))

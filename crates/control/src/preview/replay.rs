@@ -47,6 +47,9 @@ pub struct ImpactReport {
     #[schema(minimum = 0, maximum = 1)]
     #[serde(rename = "callers_affected_share")]
     pub tenants_affected_share: f64,
+    /// Share of callers with newly allowed requests.
+    #[schema(minimum = 0, maximum = 1)]
+    pub callers_newly_allowed_share: f64,
     /// The callers with the most newly denied requests.
     pub top: Vec<AffectedCaller>,
     /// Time span of the sample, in seconds.
@@ -83,6 +86,7 @@ struct Tally {
     callers: u64,
     weight: u64,
     newly_denied: u64,
+    newly_allowed: u64,
     before_denied: u64,
     after_denied: u64,
     rules: HashMap<String, u64>,
@@ -97,13 +101,40 @@ pub fn replay(
     quotas: Option<&Arc<QuotaTable>>,
     counters: CounterSharing,
 ) -> ImpactReport {
+    let provider = || quotas.map(|book| Arc::new(CompiledQuotas::new(book)) as Arc<dyn QuotaProvider>);
+    compare(sample, (live, provider()), (candidate, provider()), counters, COUNTERS)
+}
+
+/// Replays the requests of one caller through the same rules with other terms.
+pub(crate) fn replay_terms(
+    sample: &[SampledRequest],
+    rules: &Arc<Ruleset>,
+    before: Option<Arc<CallerOverrides>>,
+    after: Option<Arc<CallerOverrides>>,
+    counters: CounterSharing,
+) -> ImpactReport {
+    let provider = |terms| Some(Arc::new(FixedTerms(terms)) as Arc<dyn QuotaProvider>);
+    let memory = MemoryConfig::MIN_BYTES.max(sample.len() * 1_024);
+    compare(sample, (rules, provider(before)), (rules, provider(after)), counters, memory)
+}
+
+/// Rules, and the quotas of callers.
+type Side<'r> = (&'r Arc<Ruleset>, Option<Arc<dyn QuotaProvider>>);
+
+fn compare(
+    sample: &[SampledRequest],
+    live: Side<'_>,
+    candidate: Side<'_>,
+    counters: CounterSharing,
+    memory: usize,
+) -> ImpactReport {
     let (Some(first), Some(last)) = (sample.first(), sample.last()) else { return ImpactReport::default() };
     let clock = Arc::new(ManualClock::at(first.at));
-    let limiter = |rules: &Arc<Ruleset>| {
-        let store = MemoryStore::new(&MemoryConfig::with_bytes(COUNTERS), Arc::clone(&clock)).ok()?;
+    let limiter = |(rules, quotas): Side<'_>| {
+        let store = MemoryStore::new(&MemoryConfig::with_bytes(memory), Arc::clone(&clock)).ok()?;
         let limiter = Limiter::new(Arc::clone(rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
         Some(match quotas {
-            Some(book) => limiter.with_quotas(Arc::new(CompiledQuotas::new(book))),
+            Some(quotas) => limiter.with_quotas(quotas),
             None => limiter,
         })
     };
@@ -142,18 +173,25 @@ pub fn replay(
                 let rule = after.denied_by_name().unwrap_or("").to_owned();
                 *tally.rules.entry(rule).or_default() += stands.shared;
             }
-            (false, true) => allowed += stands.shared,
+            (false, true) => {
+                allowed += stands.shared;
+                tally.newly_allowed += stands.shared;
+            }
             _ => {}
         }
     }
     let callers: u64 = tallies.values().map(|tally| tally.callers).sum();
-    let affected: u64 = tallies.values().filter(|one| one.newly_denied > 0).map(|one| one.callers).sum();
+    let having = |changed: fn(&Tally) -> u64| -> u64 {
+        tallies.values().filter(|one| changed(one) > 0).map(|one| one.callers).sum()
+    };
+    let (denied_callers, allowed_callers) = (having(|one| one.newly_denied), having(|one| one.newly_allowed));
     ImpactReport {
         requests: sample.len() as u64,
         weight,
         newly_denied_share: share(denied, weight),
         newly_allowed_share: share(allowed, weight),
-        tenants_affected_share: share(affected, callers),
+        tenants_affected_share: share(denied_callers, callers),
+        callers_newly_allowed_share: share(allowed_callers, callers),
         top: top(tallies),
         window_s: last.at.since(first.at).as_micros() as f64 / 1e6,
         ..ImpactReport::default()
@@ -203,6 +241,15 @@ fn top(tallies: HashMap<u64, Tally>) -> Vec<AffectedCaller> {
 
 fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// The terms of the one caller of a replay.
+struct FixedTerms(Option<Arc<CallerOverrides>>);
+
+impl QuotaProvider for FixedTerms {
+    fn lookup(&self, _: &str, _: &Ruleset, _: &dyn Clock) -> tollgate_engine::CallerQuota {
+        tollgate_engine::CallerQuota { overrides: self.0.clone(), grants: None }
+    }
 }
 
 /// Quotas, compiled once per replay: the quota table's own compiled copy is for the active rules.

@@ -60,6 +60,35 @@ pub enum ChangeKind {
     Changed,
 }
 
+/// A reason why rules are published only with `confirm`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct ConfirmReason {
+    /// Kind of the reason.
+    pub reason: ConfirmKind,
+    /// What would happen, for a person.
+    pub detail: String,
+}
+
+/// Kind of a reason for confirmation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ConfirmKind {
+    /// More recent requests would be denied than the threshold allows.
+    NewlyDenied,
+    /// More callers would have requests denied than the threshold allows.
+    CallersNewlyDenied,
+    /// More recent requests would be allowed than the threshold allows.
+    NewlyAllowed,
+    /// More callers would have requests allowed than the threshold allows.
+    CallersNewlyAllowed,
+    /// A domain is removed, or has no limit left that denies anything.
+    DomainRemoved,
+    /// A rule of class `security` is removed.
+    SecurityRuleRemoved,
+    /// A rule of class `security` protects less.
+    SecurityRuleWeakened,
+}
+
 /// Report on candidate rules before they are published.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
 #[schema(as = RuleReport)]
@@ -70,6 +99,8 @@ pub struct PreviewReport {
     pub warnings: Vec<RuleDiagnostic>,
     /// Differences from the active rules.
     pub diff: Vec<RuleDiff>,
+    /// Why publishing needs `confirm: true`; empty if it does not.
+    pub confirm: Vec<ConfirmReason>,
     /// Impact on recent traffic.
     #[serde(rename = "impact")]
     #[schema(required = true)]

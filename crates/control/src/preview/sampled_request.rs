@@ -77,7 +77,8 @@ impl SampledRequest {
     }
 
     /// Returns whether it charged nothing: a peek is never denied, so it shows nothing about whom rules would deny.
-    pub(crate) fn is_peek(&self) -> bool {
+    #[must_use]
+    pub fn is_peek(&self) -> bool {
         match &self.input {
             SampledInput::Attributes(_) => self.cost == Cost::PEEK,
             SampledInput::Descriptors(all) => {

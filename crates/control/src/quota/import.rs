@@ -57,6 +57,15 @@ quota_message! {
     }
 }
 
+impl ImportLine {
+    /// Returns the quota of the line.
+    #[must_use]
+    pub fn spec(&self) -> QuotaSpec {
+        let Self { tier, overrides, effective_at, expires_at, reason, author, confirm, .. } = self.clone();
+        QuotaSpec { tier, overrides, effective_at, expires_at, reason, author, confirm }
+    }
+}
+
 /// Result of an import.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Imported)]
@@ -319,7 +328,7 @@ impl Import {
                         "must be the 64 hexadecimal digits of an export; send `api_key` instead",
                     );
                 };
-                let key_prefix = read.key_prefix.unwrap_or_default();
+                let key_prefix = read.key_prefix.clone().unwrap_or_default();
                 check_text("key_prefix", &key_prefix, 0, 64)?;
                 (hash, key_prefix)
             }
@@ -327,10 +336,9 @@ impl Import {
                 return problem("api_key", "missing caller; send `api_key`, or the `id` of an export");
             }
         };
-        let ImportLine { tier, overrides, effective_at, expires_at, reason, author, until_effective, .. } =
-            read;
-        let draft = QuotaSpec { tier, overrides, effective_at, expires_at, reason, author };
-        let valid = draft.validate(&self.rules, self.control.clock.now())?;
+        let key = read.api_key.clone();
+        let (draft, until_effective) = (read.spec(), read.until_effective);
+        let valid = draft.validate(&self.rules, self.control.clock.now(), key.as_deref())?;
         let now = self.control.now_seconds();
         let until = until_effective.filter(|_| is_pending(valid.effective_at, now));
         let until = until.map(|until| self.validate_prior_terms(until)).transpose()?.flatten();
@@ -359,7 +367,7 @@ impl Import {
         let CurrentTerms { tier, overrides, expires_at } = sent;
         let expires_at = expires_at.map(|at| parse_time("expires_at", &at)).transpose().map_err(within)?;
         let draft = QuotaSpec { tier, overrides, ..QuotaSpec::default() };
-        let valid = draft.validate(&self.rules, self.control.clock.now()).map_err(within)?;
+        let valid = draft.validate(&self.rules, self.control.clock.now(), None).map_err(within)?;
         let overrides = serde_json::to_string(&valid.overrides).unwrap_or_default();
         let until = PriorTerms { tier: valid.tier, overrides, expires_at };
         Ok(until.active(None, None, self.control.now_seconds()))

@@ -1,6 +1,7 @@
 //! Quotas: read, written and deleted here, listed in `list`, imported in bulk in `import`, and in memory for the
 //! limiter in `table`.
 
+pub(crate) mod guard;
 pub(crate) mod import;
 pub(crate) mod list;
 pub(crate) mod overrides;
@@ -95,11 +96,15 @@ impl ControlPlane {
         expected: Precondition,
         actor: &Actor,
     ) -> Result<Result<Quota, ValidationError>, ControlError> {
-        let valid = match draft.validate(rules, self.clock.now()) {
+        let caller = caller.into();
+        let key = match caller {
+            CallerRef::Key(key) => Some(key),
+            CallerRef::Id(_) => None,
+        };
+        let valid = match draft.validate(rules, self.clock.now(), key) {
             Ok(valid) => valid,
             Err(problem) => return Ok(Err(problem)),
         };
-        let caller = caller.into();
         let hash = self.hasher.hash_caller(caller);
         let overrides = serde_json::to_string(&valid.overrides).unwrap_or_default();
         let (now, seconds) = (self.now_millis(), self.now_seconds());

@@ -5,10 +5,10 @@ use crate::quota::overrides::QuotaOverride;
 use crate::quota::pending::CurrentTerms;
 use serde::{Deserialize, Serialize};
 use tollgate_core::Timestamp;
-use tollgate_rules::{Override, Ruleset};
+use tollgate_rules::{CALLER_KEY, CallerOverrides, Domain, Override, Rule, Ruleset};
 use utoipa::ToSchema;
 
-/// Tiers that are valid even if no rule names them.
+/// Tiers that are valid in rules that depend on tiers, even if none names them: they mean the rules' own limits.
 const BUILT_IN_TIERS: [&str; 4] = ["free", "pro", "enterprise", "custom"];
 
 /// Declares a message about a quota: its own fields, followed by the common ones. Rejected: a flattened struct,
@@ -40,6 +40,9 @@ macro_rules! quota_message {
             /// Author of the quota; the sender's name if absent.
             #[schema(max_length = 128)]
             pub author: Option<String>,
+            /// Sets the quota even if it allows nothing or less than the caller uses.
+            #[serde(default)]
+            pub confirm: bool,
         }
     };
 }
@@ -99,20 +102,21 @@ pub(crate) struct ValidQuota {
 const MAX_OVERRIDES: usize = 32;
 
 impl QuotaSpec {
-    /// Validates the quota against the active rules.
-    pub(crate) fn validate(self, rules: &Ruleset, now: Timestamp) -> Result<ValidQuota, ValidationError> {
+    /// Validates the quota of a caller against the active rules. `key` is the caller's API key, if it is known.
+    pub(crate) fn validate(
+        self,
+        rules: &Ruleset,
+        now: Timestamp,
+        key: Option<&str>,
+    ) -> Result<ValidQuota, ValidationError> {
         let problem = |place: &str, detail: String| Err(ValidationError { place: place.to_owned(), detail });
         if self.tier.is_none() && self.overrides.is_empty() {
             return problem("tier", "quota is empty; set `tier`, `overrides`, or both".to_owned());
         }
         if let Some(tier) = &self.tier {
             check_text("tier", tier, 1, 64)?;
-            if !BUILT_IN_TIERS.contains(&tier.as_str()) && !rules.has_tier(tier) {
-                let built_in = BUILT_IN_TIERS.join(", ");
-                return problem(
-                    "tier",
-                    format!("no rule has limits for tier `{tier}`; use a tier of a rule, or {built_in}"),
-                );
+            if let Some(reason) = inert_tier(rules, tier) {
+                return problem("tier", reason);
             }
         }
         if self.overrides.len() > MAX_OVERRIDES {
@@ -123,9 +127,15 @@ impl QuotaSpec {
             check_text(&format!("overrides[{i}].unit"), &own.unit, 1, 64)?;
         }
         let overrides: Vec<Override> = self.overrides.iter().map(QuotaOverride::to_rule).collect();
-        if let Some(unfit) = rules.compile_overrides(self.tier.as_deref(), &overrides).1.into_iter().next() {
+        let (compiled, unfit) = rules.compile_overrides(self.tier.as_deref(), &overrides);
+        if let Some(unfit) = unfit.into_iter().next() {
             let field = if unfit.field == "period" { "unit" } else { unfit.field };
             return problem(&format!("overrides[{}].{field}", unfit.index), unfit.reason);
+        }
+        for (i, own) in overrides.iter().enumerate() {
+            if let Some(reason) = inert_override(rules, &compiled, own, key) {
+                return problem(&format!("overrides[{i}].descriptor"), reason);
+            }
         }
         let effective_at =
             self.effective_at.as_deref().map(|at| parse_time("effective_at", at)).transpose()?;
@@ -144,4 +154,45 @@ impl QuotaSpec {
         let Self { tier, overrides, reason, author, .. } = self;
         Ok(ValidQuota { tier, overrides, effective_at, expires_at, reason, author })
     }
+}
+
+/// Returns why a tier would change nothing.
+fn inert_tier(rules: &Ruleset, tier: &str) -> Option<String> {
+    if rules.has_tier(tier) {
+        return None;
+    }
+    if !rules.rules().iter().any(Rule::depends_on_tier) {
+        return Some(
+            "no rule depends on the caller's tier; omit it, or add `tiers` to a rule first".to_owned(),
+        );
+    }
+    let built_in = BUILT_IN_TIERS.join(", ");
+    (!BUILT_IN_TIERS.contains(&tier))
+        .then(|| format!("no rule has limits for tier `{tier}`; use a tier of a rule, or {built_in}"))
+}
+
+/// Returns why an override would change nothing: this caller never matches its rules, or they deny nothing.
+fn inert_override(
+    rules: &Ruleset,
+    compiled: &CallerOverrides,
+    own: &Override,
+    key: Option<&str>,
+) -> Option<String> {
+    let ids = rules.find_per_caller_rules(&own.descriptor);
+    if let Some(key) = key {
+        let request = [(CALLER_KEY, key)];
+        let reached =
+            |domain: &Domain| domain.per_caller_rules(&request).iter().any(|own| ids.contains(&own.rule.id));
+        if !rules.domains().any(reached) {
+            return Some("the rule is for another `api_key` and never matches this caller; use `default`, or the path of a rule that does".to_owned());
+        }
+    }
+    let enforced = |id: &u32| {
+        let (Some(rule), Some(limits)) = (rules.rule(*id), compiled.limits(*id)) else { return false };
+        limits.iter().any(|limit| limit.role.is_enforced(rule.action))
+    };
+    (!ids.iter().any(enforced)).then(|| {
+        "the rule denies nothing (`shadow`, or `action: degrade`), so its override would not either; enforce the rule first"
+            .to_owned()
+    })
 }

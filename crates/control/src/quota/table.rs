@@ -272,6 +272,16 @@ impl QuotaTable {
     ) -> Option<Arc<CallerOverrides>> {
         // For a caller in another node's sample, only the hash in its pseudonym is known.
         let hash = pseudonym::table_hash(caller).unwrap_or_else(|| self.hasher.hash(caller).table_hash());
+        self.compile_hash(hash, rules, clock)
+    }
+
+    /// Compiles the terms of the caller with this hash.
+    pub(crate) fn compile_hash(
+        &self,
+        hash: u64,
+        rules: &Ruleset,
+        clock: &dyn Clock,
+    ) -> Option<Arc<CallerOverrides>> {
         let said = Arc::clone(&self.active(hash, clock)?.key);
         Some(Arc::new(rules.compile_overrides(said.tier.as_deref(), &said.overrides).0))
     }

@@ -8,6 +8,7 @@
 use crate::db::transaction::Actor;
 use crate::error::ControlError;
 use crate::preview::collect::Freshness;
+use crate::preview::recent_requests::RecentRequests;
 use crate::preview::report::PreviewReport;
 use crate::rules::manager::{ActiveRules, RuleManager, RulesFrom};
 use crate::rules::revision::{NewRevision, RuleFile};
@@ -36,7 +37,7 @@ pub struct PublishRequest {
     pub reason: String,
     /// The active revision on which the rules are based; not checked if absent.
     pub base_rev: Option<i64>,
-    /// Publishes even if more requests are newly denied than the confirmation threshold allows.
+    /// Publishes even if the guardrails ask for confirmation.
     #[serde(default)]
     pub confirm: bool,
 }
@@ -59,7 +60,7 @@ pub enum PublishError {
     Malformed(&'static str, String),
     /// The rules are invalid.
     Invalid(Box<PreviewReport>),
-    /// More requests are newly denied than the confirmation threshold allows.
+    /// The guardrails ask for confirmation; the report has the reasons.
     NeedsConfirm(Box<PreviewReport>),
     /// This node loads its rules from files.
     FromFiles,
@@ -113,7 +114,7 @@ impl RuleManager {
         }
         let denied = report.rehearsal.as_ref().map_or(0.0, |impact| impact.newly_denied_share);
         let needs_approval = denied > self.guardrails.approval_over;
-        if !needs_approval && !sent.confirm && denied > self.guardrails.confirm_over {
+        if !needs_approval && !sent.confirm && !report.confirm.is_empty() {
             return Err(PublishError::NeedsConfirm(Box::new(report)));
         }
         let first = (active.files.clone(), active.rules.revision().to_owned());
@@ -168,6 +169,16 @@ impl RuleManager {
         Ok(rev)
     }
 
+    /// Returns the recent requests of callers to this node.
+    ///
+    /// # Errors
+    /// [`ControlError`] if they cannot be collected.
+    pub async fn recent_requests(&self) -> Result<RecentRequests, ControlError> {
+        let preview = Arc::clone(&self.preview);
+        let collected = tokio::task::spawn_blocking(move || preview.recent_requests()).await;
+        collected.map_err(|error| ControlError::Corrupt(error.to_string()))
+    }
+
     async fn preview_rules(
         &self,
         files: Vec<RuleFile>,
@@ -176,7 +187,12 @@ impl RuleManager {
     ) -> Result<(PreviewReport, Option<Arc<Ruleset>>), PublishError> {
         validate_files(&files)?;
         let sources: Vec<Source> = files.iter().map(Source::from).collect();
-        Ok(self.preview.preview(sources, Arc::clone(&active.rules), freshness).await?)
+        let (mut report, candidate) =
+            self.preview.preview(sources, Arc::clone(&active.rules), freshness).await?;
+        if let (Some(candidate), Some(impact)) = (&candidate, &report.rehearsal) {
+            report.confirm = self.guardrails.confirm_reasons(&active.rules, candidate, impact);
+        }
+        Ok((report, candidate))
     }
 
     async fn read_latest(self: &Arc<Self>) -> Result<(), ControlError> {

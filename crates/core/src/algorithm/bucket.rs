@@ -37,9 +37,9 @@ impl Width for u128 {
     }
 }
 
-/// A theoretical arrival time as stored: whole microseconds and a fraction in 1/k of one.
+/// A theoretical arrival time as stored: whole microseconds, a fraction in 1/k of one, and the reach of its writer.
 ///
-/// The two are separate so that a limit whose count an operator changes (and with it k) reads the same instant, to
+/// The first two are separate so that a limit whose count an operator changes (and with it k) reads the same instant, to
 /// within a microsecond. Rejected: the product alone, because read with another k it is a time decades away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tat {
@@ -47,6 +47,10 @@ pub struct Tat {
     pub micros: u64,
     /// Remaining fraction, in 1/k of a microsecond.
     pub fraction: u64,
+    /// Log2 of how far ahead the limit that wrote it may be; 0 if no further than every limit of its period. A limit
+    /// that may not be as far ahead leaves the TAT alone up to there: it was counted, and not before a clock moved
+    /// backward.
+    pub reach: u8,
 }
 
 impl Tat {
@@ -56,7 +60,7 @@ impl Tat {
 
     pub(crate) fn from_units<W: Width>(units: W, k: u64) -> Self {
         let micros = units / W::from(k);
-        Self { micros: micros.narrow(), fraction: (units - micros * W::from(k)).narrow() }
+        Self { micros: micros.narrow(), fraction: (units - micros * W::from(k)).narrow(), reach: 0 }
     }
 }
 
@@ -69,6 +73,15 @@ pub(crate) enum Shaping {
     Delay,
 }
 
+/// Which limits may charge the same counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// Limits with other counts and bursts: the period is part of a rule's counter key.
+    SamePeriod,
+    /// Any bucket: the caller states the whole limit with each request.
+    AnyPeriod,
+}
+
 /// A bucket whose rate is expressed in exact whole numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
@@ -79,10 +92,14 @@ pub(crate) struct Bucket {
     /// Capacity in units of cost.
     pub(crate) burst: u64,
     /// Maximum that a TAT may be ahead of now, in microseconds: twice the time from empty to full, or twice the period
-    /// where that is longer. Limits with other counts and bursts may read the same counter (a tier's limit, an
-    /// override), but limits with other periods may not, so none of them truncates what another has counted.
+    /// where that is longer.
     pub(crate) max_ahead: u64,
+    /// Log2 of `max_ahead`, rounded up, where other limits of the same counter (a smaller tier, an override) may have a
+    /// shorter one: it is stored with the TAT, so that none of them truncates what this one has counted. 0 where all
+    /// have the same: the same period, and bursts up to the count.
+    pub(crate) reach: u8,
     pub(crate) shaping: Shaping,
+    pub(crate) sharing: Sharing,
 }
 
 impl Bucket {
@@ -92,12 +109,21 @@ impl Bucket {
     pub(crate) const MAX_FILL: u64 = 1 << 50;
 
     /// Creates a bucket. Returns `None` if it would take longer than [`Self::MAX_FILL`] to fill.
-    pub(crate) fn new(count: u64, period: TimeDelta, burst: u64, shaping: Shaping) -> Option<Self> {
+    pub(crate) fn new(
+        count: u64,
+        period: TimeDelta,
+        burst: u64,
+        shaping: Shaping,
+        sharing: Sharing,
+    ) -> Option<Self> {
         let divisor = gcd(count, period.as_micros());
         let (k, interval) = (count / divisor, period.as_micros() / divisor);
-        let mut bucket = Self { k, interval, burst, max_ahead: 0, shaping };
+        let mut bucket = Self { k, interval, burst, max_ahead: 0, reach: 0, shaping, sharing };
         let fill = bucket.fill();
         bucket.max_ahead = 2 * fill.narrow().max(period.as_micros()).min(Self::MAX_FILL);
+        if sharing == Sharing::AnyPeriod || fill > u128::from(period.as_micros()) {
+            bucket.reach = (u64::BITS - bucket.max_ahead.leading_zeros()) as u8;
+        }
         (fill <= u128::from(Self::MAX_FILL)).then_some(bucket)
     }
 
@@ -123,10 +149,27 @@ impl Bucket {
         W::from(self.burst) * W::from(self.interval)
     }
 
-    /// Limits how far `tat` is ahead of `now`. A TAT beyond that bound was written before the clock moved backward: the
-    /// key recovers in bounded time and gains no units ahead of time.
-    fn clamp_ahead<W: Width>(&self, tat: W, now: W) -> W {
-        tat.min(now + W::from(self.max_ahead) * W::from(self.k))
+    /// Limits how far `tat`, of a state with this reach, is ahead of `now`. A TAT beyond that bound was written before
+    /// the clock moved backward: the key recovers in bounded time and gains no units ahead of time.
+    #[inline(always)]
+    fn clamp_ahead<W: Width>(&self, tat: W, reach: u8, now: W) -> W {
+        let most = now + W::from(self.max_ahead) * W::from(self.k);
+        if tat > most { self.clamp_far(tat, reach, now, most) } else { tat }
+    }
+
+    #[cold]
+    fn clamp_far<W: Width>(&self, tat: W, reach: u8, now: W, most: W) -> W {
+        // In whole microseconds: the product could overflow at the end of time.
+        let whole = (tat - now) / W::from(self.k);
+        let bound = W::from(1 << reach);
+        let within = whole < bound || whole == bound && tat - now == whole * W::from(self.k);
+        if reach != 0 && reach != self.reach && within { tat } else { most }
+    }
+
+    /// Returns the reach to store with a changed TAT, where `before` was stored.
+    #[inline]
+    pub(crate) fn reach_after(&self, micros: u64, now: Timestamp, before: u8) -> u8 {
+        if micros <= now.as_micros() + self.max_ahead { self.reach } else { before.max(self.reach) }
     }
 
     /// Returns a number of units whose refund leaves the bucket unused and that exceeds the capacity of every bucket.
@@ -135,10 +178,10 @@ impl Bucket {
     }
 
     #[inline(always)]
-    pub(crate) fn step<W: Width>(&self, tat: &mut W, now: Timestamp, cost: Cost) -> Outcome {
+    pub(crate) fn step<W: Width>(&self, tat: &mut W, reach: u8, now: Timestamp, cost: Cost) -> Outcome {
         let now = self.scaled::<W>(now);
         let capacity = self.capacity::<W>();
-        *tat = self.clamp_ahead(*tat, now);
+        *tat = self.clamp_ahead(*tat, reach, now);
         let base = (*tat).max(now);
         if cost.is_refund() {
             let back = W::from(cost.units().min(self.refill_cost())) * W::from(self.interval);
@@ -176,27 +219,33 @@ impl Bucket {
     fn step_in<W: Width>(&self, kept: &mut Tat, now: Timestamp, cost: Cost) -> Outcome {
         let before = kept.units::<W>(self.k);
         let mut tat = before;
-        let outcome = self.step(&mut tat, now, cost);
-        // An unchanged TAT is not rewritten: that would truncate a fraction stored under another rate.
-        if tat != before {
-            *kept = Tat::from_units(tat, self.k);
-        }
+        let outcome = self.step(&mut tat, kept.reach, now, cost);
+        self.store(kept, before, tat, now);
         outcome
+    }
+
+    /// Stores a TAT. An unchanged one is not rewritten: that would truncate a fraction stored under another rate.
+    fn store<W: Width>(&self, kept: &mut Tat, before: W, tat: W, now: Timestamp) {
+        if tat != before {
+            let next = Tat::from_units(tat, self.k);
+            *kept = Tat { reach: self.reach_after(next.micros, now, kept.reach), ..next };
+        }
     }
 
     /// Debits a stored TAT.
     pub(crate) fn debit_tat(&self, kept: &mut Tat, now: Timestamp, units: u64) {
         // Debits are rare, so the wider width is used for both.
-        let mut tat = kept.units::<u128>(self.k);
-        self.debit(&mut tat, now, units);
-        *kept = Tat::from_units(tat, self.k);
+        let before = kept.units::<u128>(self.k);
+        let mut tat = before;
+        self.debit(&mut tat, kept.reach, now, units);
+        self.store(kept, before, tat, now);
     }
 
     /// Charges units that were already used, into debt if necessary; a debit raises the debt to one full bucket at
     /// most.
-    pub(crate) fn debit<W: Width>(&self, tat: &mut W, now: Timestamp, units: u64) {
+    pub(crate) fn debit<W: Width>(&self, tat: &mut W, reach: u8, now: Timestamp, units: u64) {
         let now = self.scaled::<W>(now);
-        let base = self.clamp_ahead(*tat, now).max(now);
+        let base = self.clamp_ahead(*tat, reach, now).max(now);
         let next = base + W::from(units.min(2 * self.burst)) * W::from(self.interval);
         *tat = base.max(next.min(now + self.capacity::<W>() + self.capacity::<W>()));
     }

@@ -2,7 +2,7 @@
 
 use super::fixtures::{attempts, build, every_limit, per_minute, some_cost, some_time};
 use super::rng::SplitMix64;
-use super::{Harness, Violation, reset_and_grant};
+use super::{Harness, Violation, changed_limits, reset_and_grant};
 use crate::algorithm::Algorithm;
 use crate::algorithm::concurrency::PermitId;
 use crate::charge::{Admission, Charge, Enforcement, Permit, UnitReturn};
@@ -14,7 +14,7 @@ use crate::rate::Rate;
 use crate::store::CounterStore;
 use crate::time::TimeDelta;
 
-pub(super) const NAMES: [&str; 17] = [
+pub(super) const NAMES: [&str; 19] = [
     "every algorithm answers as its step does",
     "a request's charges are all taken or none",
     "at least one alternative must fit, and those that fit are taken",
@@ -32,6 +32,8 @@ pub(super) const NAMES: [&str; 17] = [
     "giving everything back leaves an unused counter, whatever it held",
     "a window with one slot gives its units once in its length, however they are spread",
     "requests that ask for nothing or for too much do no harm",
+    super::changed_limits::DENIED,
+    super::changed_limits::CHANGED,
 ];
 
 pub(super) async fn run<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation> {
@@ -52,7 +54,9 @@ pub(super) async fn run<S: CounterStore>(harness: &mut Harness<S>) -> Result<(),
         Some(13) => returns(harness).await,
         Some(14) => reset_and_grant::resets(harness).await,
         Some(15) => reset_and_grant::grants(harness).await,
-        _ => zero_and_excessive_costs(harness).await,
+        Some(16) => zero_and_excessive_costs(harness).await,
+        Some(17) => changed_limits::denied_by_another(harness).await,
+        _ => changed_limits::changed(harness).await,
     }
 }
 

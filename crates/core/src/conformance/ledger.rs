@@ -4,6 +4,9 @@
 //! occurs twice includes its first charge; the copy is kept if the request is admitted. If it is denied, the outcomes
 //! of charges that would have fitted show what remains without the request.
 //!
+//! A peek changes nothing. Nor does a denial, except for what `Limit::step` corrects and counts; a state that another
+//! kind of limit left stays.
+//!
 //! A required charge of a window that counts attempts is not specified: only independent ones are compared.
 
 use crate::charge::{Admission, Charge, Enforcement, Outcomes, Permit, UnitReturn};
@@ -61,9 +64,7 @@ impl Ledger {
                 for (outcome, charge) in
                     each.iter_mut().zip(charges).filter(|(_, charge)| !is_independent(charge))
                 {
-                    // Also done when denied: a state that a clock error left in the future is corrected, or it would
-                    // lock the key.
-                    let seen = self.step(now, charge, Cost::PEEK);
+                    let seen = self.correct(now, charge);
                     if outcome.verdict.is_allowed() {
                         *outcome = Outcome { verdict: outcome.verdict, ..seen };
                     }
@@ -106,8 +107,27 @@ impl Ledger {
 
     fn step(&mut self, now: Timestamp, charge: &Charge<'_>, cost: Cost) -> Outcome {
         let moment = now + charge.limit.phase(charge.key.stable_hash());
-        let state = self.states.entry(OwnedKey::from_key(charge.key)).or_default();
-        charge.limit.step_with_permit(charge.permit, state, moment, cost)
+        let kept = self.states.entry(OwnedKey::from_key(charge.key)).or_default();
+        let mut state = kept.clone();
+        let outcome = charge.limit.step_with_permit(charge.permit, &mut state, moment, cost);
+        let stays = outcome.verdict.is_denied() && !charge.limit.reads(kept) && !charge.limit.counts_denied();
+        if !cost.is_peek() && !stays {
+            *kept = state;
+        }
+        outcome
+    }
+
+    /// Corrects a state that a clock error left in the future, which is done also when a request is denied, or it
+    /// would lock the key. Returns what remains.
+    fn correct(&mut self, now: Timestamp, charge: &Charge<'_>) -> Outcome {
+        let moment = now + charge.limit.phase(charge.key.stable_hash());
+        let kept = self.states.entry(OwnedKey::from_key(charge.key)).or_default();
+        let mut state = kept.clone();
+        let outcome = charge.limit.step_with_permit(charge.permit, &mut state, moment, Cost::PEEK);
+        if charge.limit.reads(kept) {
+            *kept = state;
+        }
+        outcome
     }
 }
 

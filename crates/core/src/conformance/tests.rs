@@ -1,5 +1,6 @@
 //! The suite itself: it passes what is right and catches what is wrong.
 
+use super::changed_limits::DENIED;
 use super::{DeadStore, Ledger, ReferenceStore, Violation, block_on, run};
 use crate::charge::{Admission, Charge, Enforcement, Outcomes, Permit, UnitReturn};
 use crate::clock::{Clock, ManualClock};
@@ -31,9 +32,13 @@ enum Fault {
     ReturnsTwice,
     /// Gives all units back, however long ago they were taken.
     ReturnsLate,
+    /// Cuts what a counter holds down to the limit of a request that it denies.
+    TruncatesWhenDenying,
+    /// Cuts what a counter holds down to the limit of each request.
+    TruncatesWhenPeeking,
 }
 
-const FAULTS: [(Fault, &str); 10] = [
+const FAULTS: [(Fault, &str); 12] = [
     (Fault::ChargesOneByOne, "a request's charges are all taken or none"),
     (Fault::JoinsParts, "keys that differ do not share a counter"),
     (Fault::RefundsPeeks, "every algorithm answers as its step does"),
@@ -44,6 +49,8 @@ const FAULTS: [(Fault, &str); 10] = [
     (Fault::IgnoresPhase, "every algorithm answers as its step does"),
     (Fault::ReturnsTwice, RETURN_CASE),
     (Fault::ReturnsLate, RETURN_CASE),
+    (Fault::TruncatesWhenDenying, DENIED),
+    (Fault::TruncatesWhenPeeking, DENIED),
 ];
 
 const RETURN_CASE: &str = "what was taken ahead is given back once, and only what time has not given back";
@@ -52,6 +59,8 @@ struct Faulty {
     clock: Arc<ManualClock>,
     ledger: Mutex<Ledger>,
     fault: Fault,
+    /// The limit that last charged each scope.
+    writers: Mutex<std::collections::HashMap<String, crate::Limit>>,
 }
 
 impl Faulty {
@@ -123,6 +132,28 @@ impl CounterStore for Faulty {
                     charges.iter().zip(&plain).map(|(charge, limit)| Charge { limit, ..*charge }).collect();
                 ledger.charge(now, &charges)
             }
+            Fault::TruncatesWhenDenying | Fault::TruncatesWhenPeeking => {
+                let outcomes = ledger.charge(now, charges);
+                for (charge, outcome) in charges.iter().zip(&outcomes.per_charge) {
+                    let peeks = self.fault == Fault::TruncatesWhenPeeking && charge.cost.is_peek();
+                    let full = Charge { cost: Cost::refund(u64::MAX), ..*charge };
+                    let writer =
+                        self.writers.lock().expect("one thread").get(charge.key.scope.label()).cloned();
+                    if (peeks || outcome.verdict.is_denied())
+                        && writer.is_some_and(|limit| limit != *charge.limit)
+                    {
+                        let mut rest = ledger.clone();
+                        rest.debit(now, &[full]);
+                        let used = charge.limit.capacity().min(1);
+                        rest.debit(now, &[Charge { cost: Cost::new(used), ..*charge }]);
+                        *ledger = rest;
+                    } else if outcomes.admission == Admission::Admitted {
+                        let label = charge.key.scope.label().to_owned();
+                        self.writers.lock().expect("one thread").insert(label, charge.limit.clone());
+                    }
+                }
+                outcomes
+            }
             Fault::ReleasesTwice | Fault::DebitsWithinLimit | Fault::ReturnsTwice | Fault::ReturnsLate => {
                 ledger.charge(now, charges)
             }
@@ -186,7 +217,7 @@ fn the_reference_passes() {
 #[test]
 fn every_fault_is_caught() {
     for (fault, case) in FAULTS {
-        let make = async |clock| Faulty { clock, ledger: Mutex::default(), fault };
+        let make = async |clock| Faulty { clock, ledger: Mutex::default(), fault, writers: Mutex::default() };
         match block_on(run(make)) {
             Ok(()) => panic!("{fault:?} was not caught"),
             Err(Violation { case: caught, detail: what }) => {

@@ -96,7 +96,7 @@ fn a_25_hour_day_is_one_window_to_its_end() {
         let first = limit.step(&mut state, start, Cost::ONE);
         assert_eq!(first.reset_after, end.since(start));
         assert_eq!(limit.expires(&state), end);
-        let (word, _) = limit.step_word(None, start, Cost::ONE);
+        let (word, _) = limit.step_word(None, 0, start, Cost::ONE);
         assert!(limit.packed().expect("packs").tag.expires(word) >= end);
         let denied = limit.step(&mut state, end - TimeDelta::from_micros(1), Cost::ONE);
         assert_eq!(denied.verdict, Verdict::Denied { retry_after: Some(TimeDelta::from_micros(1)) });

@@ -84,9 +84,9 @@ fn the_packed_word_does_not_drift_either() {
     let limit = build(Rate::per_second(nonzero!(7)), BILLION);
     let mut state = State::default();
     let _ = limit.step(&mut state, now, Cost::new(BILLION - 20_000));
-    let (mut word, _) = limit.step_word(None, now, Cost::new(BILLION - 20_000));
+    let (mut word, _) = limit.step_word(None, 0, now, Cost::new(BILLION - 20_000));
     for _ in 0..20_000 {
-        let (next, outcome) = limit.step_word(Some(word), now, Cost::ONE);
+        let (next, outcome) = limit.step_word(Some(word), 0, now, Cost::ONE);
         assert_eq!(outcome, limit.step(&mut state, now, Cost::ONE));
         word = next;
     }

@@ -88,11 +88,11 @@ fn zero_blocks() {
 #[test]
 fn a_flood_of_attempts_does_not_wrap() {
     let (limit, mut state) = (per_minute(10), State::default());
-    let (mut word, mut outcome) = limit.step_word(None, NOW, Cost::new(u64::MAX));
+    let (mut word, mut outcome) = limit.step_word(None, 0, NOW, Cost::new(u64::MAX));
     for _ in 0..4 {
         assert!(outcome.verdict.is_denied());
         assert!(hit(&limit, &mut state, u64::MAX).verdict.is_denied());
-        (word, outcome) = limit.step_word(Some(word), NOW, Cost::new(1 << 29));
+        (word, outcome) = limit.step_word(Some(word), 0, NOW, Cost::new(1 << 29));
     }
-    assert_eq!(limit.step_word(Some(word), NOW, Cost::PEEK).1, limit.step(&mut state, NOW, Cost::PEEK));
+    assert_eq!(limit.step_word(Some(word), 0, NOW, Cost::PEEK).1, limit.step(&mut state, NOW, Cost::PEEK));
 }

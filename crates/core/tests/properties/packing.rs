@@ -98,11 +98,11 @@ fn same_outcomes(limit: &Limit, start: Timestamp, events: &[(i64, Event)]) -> Re
             Event::Refund(units) => Cost::refund(*units),
             Event::Debit(units) => {
                 limit.debit(PermitId::ANONYMOUS, &mut state, now, *units);
-                word = Some(limit.debit_word(word, now, *units));
+                word = Some(limit.debit_word(word, 0, now, *units));
                 continue;
             }
         };
-        let (next, packed) = limit.step_word(word, now, cost);
+        let (next, packed) = limit.step_word(word, 0, now, cost);
         prop_assert_eq!(packed, limit.step(&mut state, now, cost));
         word = Some(next);
     }
@@ -161,15 +161,15 @@ proptest! {
                 Event::Charge(units) => Cost::new(units),
                 Event::Refund(units) => Cost::refund(units),
                 Event::Debit(units) => {
-                    kept = Some(limit.debit_word(kept, now, units));
-                    swept = Some(limit.debit_word(swept, now, units));
+                    kept = Some(limit.debit_word(kept, 0, now, units));
+                    swept = Some(limit.debit_word(swept, 0, now, units));
                     limit.debit(PermitId::ANONYMOUS, &mut state, now, units);
                     continue;
                 }
             };
-            let (word, outcome) = limit.step_word(kept, now, cost);
+            let (word, outcome) = limit.step_word(kept, 0, now, cost);
             kept = Some(word);
-            let (word, after_sweep) = limit.step_word(swept, now, cost);
+            let (word, after_sweep) = limit.step_word(swept, 0, now, cost);
             swept = Some(word);
             prop_assert_eq!(outcome, after_sweep);
             prop_assert_eq!(outcome, limit.step(&mut state, now, cost));
@@ -191,7 +191,7 @@ proptest! {
         for (by, event) in events {
             now = moved(now, by);
             let Event::Charge(units) = event else { continue };
-            let (next, outcome) = limit.step_word(word, now, Cost::new(units));
+            let (next, outcome) = limit.step_word(word, 0, now, Cost::new(units));
             word = Some(next);
             // A bucket is read later than it was written; a window is read as it was stored.
             let read = if bucket { now + TimeDelta::from_micros(limit.retention().as_micros() / 2 * later / 1_000) } else { now };
@@ -214,7 +214,7 @@ proptest! {
 }
 
 fn state_of(_: &Limit, word: u64) -> State {
-    State::Bucket(tollgate_core::Tat { micros: word >> 11, fraction: word & 2_047 })
+    State::Bucket(tollgate_core::Tat { micros: word >> 11, fraction: word & 2_047, reach: 0 })
 }
 
 /// Without it an idle bucket of a few microseconds looks used, and is kept when a used one should be.
@@ -224,7 +224,7 @@ fn unused_bucket_has_no_pressure() {
         .burst(1)
         .build()
         .expect("in range");
-    let (word, _) = limit.step_word(None, START, Cost::ONE);
+    let (word, _) = limit.step_word(None, 0, START, Cost::ONE);
     let tag = limit.packed().expect("narrow").tag;
     assert_eq!(tag.pressure(word, 0, START), 128); // one microsecond owed, of two: the next power above its fill time
     assert_eq!(tag.pressure(word, 0, START + TimeDelta::from_micros(1)), 0);
@@ -238,7 +238,7 @@ fn a_blocked_limit_leaves_nothing_behind() {
         .burst(5)
         .build()
         .expect("in range");
-    let (word, outcome) = limit.step_word(None, START, Cost::ONE);
+    let (word, outcome) = limit.step_word(None, 0, START, Cost::ONE);
     let tag = limit.packed().expect("no state at all").tag;
     assert!(outcome.verdict.is_denied());
     assert!(tag.expires(word) <= START);

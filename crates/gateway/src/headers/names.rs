@@ -1,4 +1,5 @@
-//! Classes of header names: hop-by-hop, owned by the gateway, or identifying the client.
+//! Classes of header names: hop-by-hop, owned by the gateway, or identifying the client. What a client may claim about its
+//! address, path and method is listed in [`tollgate_http::identity::claim`].
 //!
 //! Many servers pass headers to programs as variables (CGI, WSGI, PHP), where every character except letters and digits becomes
 //! an underscore: `X_Forwarded_For` equals `X-Forwarded-For` there. A name that maps to a protected one is therefore never
@@ -6,7 +7,7 @@
 
 use http::HeaderMap;
 use http::header::HeaderName;
-use tollgate_http::identity::IdentityConfig;
+use tollgate_http::identity::{IdentityConfig, claim};
 
 pub(super) fn is_any(name: &[u8], known: &[&str]) -> bool {
     known.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()))
@@ -41,8 +42,6 @@ pub(super) enum ForwardedKind {
     For,
     Host,
     Proto,
-    /// `X-Forwarded-Port` and others.
-    Other,
 }
 
 pub(super) fn forwarded_kind(name: &[u8]) -> Option<ForwardedKind> {
@@ -51,7 +50,6 @@ pub(super) fn forwarded_kind(name: &[u8]) -> Option<ForwardedKind> {
         15 if is_any(name, &["x-forwarded-for"]) => Some(ForwardedKind::For),
         16 if is_any(name, &["x-forwarded-host"]) => Some(ForwardedKind::Host),
         17 if is_any(name, &["x-forwarded-proto"]) => Some(ForwardedKind::Proto),
-        13.. if begins(name, "x-forwarded-") => Some(ForwardedKind::Other),
         _ => None,
     }
 }
@@ -86,16 +84,18 @@ impl ProtectedHeaders {
         Self { trusted_only, identity_headers, has_odd }
     }
 
-    /// Returns whether this header is accepted from trusted peers only.
+    /// Returns whether this header is accepted from trusted peers only: a claim, unless `headers` maps it.
     pub(super) fn is_trusted_only(&self, name: &[u8]) -> bool {
-        forwarded_kind(name).is_some()
-            || self.trusted_only.iter().any(|known| is_any(name, &[known.as_str()]))
+        let is_listed = |list: &[HeaderName]| list.iter().any(|known| is_any(name, &[known.as_str()]));
+        match claim(name) {
+            Some(_) => is_listed(&self.trusted_only) || !is_listed(&self.identity_headers),
+            None => is_listed(&self.trusted_only),
+        }
     }
 
     /// Returns whether this header identifies the caller.
     pub(super) fn is_identity(&self, name: &[u8]) -> bool {
-        forwarded_kind(name).is_some()
-            || self.identity_headers.iter().any(|known| is_any(name, &[known.as_str()]))
+        claim(name).is_some() || self.identity_headers.iter().any(|known| is_any(name, &[known.as_str()]))
     }
 
     /// Returns whether this name could be read as a protected one without being one.
@@ -110,7 +110,7 @@ impl ProtectedHeaders {
         let by_settings = |known: &HeaderName| plain(known.as_str().as_bytes()).eq(canonical.iter().copied());
         let is_known = self.identity_headers.iter().any(|known| is_any(name, &[known.as_str()]));
         let by_name =
-            is_hop_by_hop(&canonical) || is_gateway_owned(&canonical) || forwarded_kind(&canonical).is_some();
+            is_hop_by_hop(&canonical) || is_gateway_owned(&canonical) || claim(&canonical).is_some();
         !is_known && ((is_odd(name) && by_name) || self.identity_headers.iter().any(by_settings))
     }
 

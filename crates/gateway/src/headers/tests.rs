@@ -75,6 +75,38 @@ fn headers_of_trusted_peers_are_kept() {
     assert_eq!(out, wanted);
 }
 
+/// An upstream that believes what a stranger claims would log, limit or serve somebody else.
+#[test]
+fn claims_of_strangers_are_dropped() {
+    let claims = [
+        "X-Real-IP",
+        "true-client-ip",
+        "CF-Connecting-IP",
+        "X-Client-IP",
+        "Client-IP",
+        "x-cluster-client-ip",
+        "x-forwarded-prefix",
+        "x-forwarded-uri",
+        "X-Original-URL",
+        "x-original-uri",
+        "X-Rewrite-URL",
+        "X-HTTP-Method-Override",
+        "x-http-method",
+        "x-method-override",
+        "x-host",
+    ];
+    for name in claims {
+        let sent = [("host", "a.b"), (name, "claimed")];
+        let out = forwarded(&sent, false, ForwardedHeader::XForwarded);
+        assert!(out.values().all(|value| value != "claimed"), "{name}: {out:?}");
+        let out = forwarded(&sent, true, ForwardedHeader::XForwarded);
+        assert_eq!(out.get(name).map(HeaderValue::as_bytes), Some(&b"claimed"[..]), "{name}");
+        let alias = name.replace('-', "_");
+        let out = forwarded(&[("host", "a.b"), (&alias, "claimed")], true, ForwardedHeader::XForwarded);
+        assert!(out.values().all(|value| value != "claimed"), "{alias}: {out:?}");
+    }
+}
+
 /// A program that reads headers as variables would mistake these for protected ones.
 #[test]
 fn aliases_of_protected_headers_are_dropped() {

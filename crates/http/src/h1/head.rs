@@ -209,7 +209,11 @@ pub fn response(head: &[u8], limits: &HeadLimits, method: &Method) -> Result<Res
         (Some(length), false) => Framing::Length(length),
         (None, false) => Framing::UntilClose,
     };
-    let keep_alive = !marks.close && version == Version::HTTP_11 && framing != Framing::UntilClose;
+    // Some servers send the body of such a response all the same, and it would be read as the next response.
+    let may_follow =
+        bodiless && (method == Method::HEAD || marks.chunked || marks.length.is_some_and(|n| n > 0));
+    let keep_alive =
+        !marks.close && version == Version::HTTP_11 && framing != Framing::UntilClose && !may_follow;
     Ok(ResponseHead { status, framing, keep_alive, fields })
 }
 

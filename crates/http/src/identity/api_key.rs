@@ -5,11 +5,11 @@
 //!
 //! A request has at most one key. With two, a server that reads the first would see another caller than one that reads
 //! the last, and a made-up key next to the real one would get a fresh limit for each request; such requests are
-//! rejected.
+//! rejected. So are keys that servers read differently (`credential`).
 
 use super::AmbiguousIdentity;
-use super::config::{self, ApiKeyConfig, IdentityConfigError};
-use super::jwt;
+use super::config::{self, ApiKeyConfig, IdentityConfigError, Unreadable};
+use super::credential::{self, Authorization};
 use crate::headers::HeaderLookup;
 use http::header::{AUTHORIZATION, HeaderName};
 use ring::digest;
@@ -37,24 +37,46 @@ impl ApiKeyReader {
         self.header.as_ref()
     }
 
+    /// Returns whether bearer values are keys.
+    pub(super) const fn reads_bearer(&self) -> bool {
+        self.bearer
+    }
+
     /// Returns the caller's key. With `tokens`, a bearer value that looks like a JWT is not a key.
     pub(super) fn read<'r>(
         &self,
         headers: &'r impl HeaderLookup,
         tokens: bool,
+        unreadable: Unreadable,
     ) -> Result<Option<Cow<'r, str>>, AmbiguousIdentity> {
+        let refuse = |name: &HeaderName| match unreadable {
+            Unreadable::Refuse => Err(AmbiguousIdentity::Unreadable(name.clone())),
+            Unreadable::Anonymous => Ok(()),
+        };
         let mut key = None;
         if let Some(name) = &self.header {
-            let keys = headers.all(name).map(<[u8]>::trim_ascii).filter(|key| !key.is_empty());
-            only(&mut key, keys).map_err(|_| AmbiguousIdentity::Twice(name.clone()))?;
+            for value in headers.all(name).map(<[u8]>::trim_ascii).filter(|value| !value.is_empty()) {
+                match credential::is_readable(value) {
+                    true => only(&mut key, value).map_err(|_| AmbiguousIdentity::Twice(name.clone()))?,
+                    false => refuse(name)?,
+                }
+            }
         }
         if self.bearer {
-            let bearers = headers.all(&AUTHORIZATION).filter_map(jwt::bearer);
-            let mut bearer = None;
-            only(&mut bearer, bearers.filter(|value| !(tokens && jwt::looks_like_jwt(value))))
-                .map_err(|_| AmbiguousIdentity::Twice(AUTHORIZATION))?;
-            only(&mut key, bearer.into_iter())
-                .map_err(|_| AmbiguousIdentity::Keys(self.header.clone().unwrap_or(AUTHORIZATION)))?;
+            let (is_token, mut bearer) = (|value| tokens && credential::looks_like_jwt(value), None);
+            for value in headers.all(&AUTHORIZATION) {
+                match Authorization::read(value) {
+                    Authorization::Bearer(value) if !is_token(value) => {
+                        only(&mut bearer, value).map_err(|_| AmbiguousIdentity::Twice(AUTHORIZATION))?;
+                    }
+                    Authorization::Unreadable if !is_token(value.trim_ascii()) => refuse(&AUTHORIZATION)?,
+                    _ => {}
+                }
+            }
+            if let Some(bearer) = bearer {
+                only(&mut key, bearer)
+                    .map_err(|_| AmbiguousIdentity::Keys(self.header.clone().unwrap_or(AUTHORIZATION)))?;
+            }
         }
         Ok(key.map(|key| match std::str::from_utf8(key) {
             Ok(text) if text.len() <= MAX_KEY => Cow::Borrowed(text),
@@ -66,17 +88,9 @@ impl ApiKeyReader {
 /// Error for several values that differ.
 pub(super) struct ConflictingValues;
 
-/// Stores the value in `found`, provided that all occurrences are equal.
-pub(super) fn only<'r>(
-    found: &mut Option<&'r [u8]>,
-    values: impl Iterator<Item = &'r [u8]>,
-) -> Result<(), ConflictingValues> {
-    for value in values {
-        if *found.get_or_insert(value) != value {
-            return Err(ConflictingValues);
-        }
-    }
-    Ok(())
+/// Stores the value in `found`, unless that holds another one.
+pub(super) fn only<'r>(found: &mut Option<&'r [u8]>, value: &'r [u8]) -> Result<(), ConflictingValues> {
+    if *found.get_or_insert(value) == value { Ok(()) } else { Err(ConflictingValues) }
 }
 
 /// Returns the replacement for a value that cannot be part of a counter key: the first 16 bytes of its SHA-256.

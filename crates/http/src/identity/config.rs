@@ -27,6 +27,14 @@ pub struct IdentityConfig {
     pub routes: Vec<String>,
     /// The endpoint of requests that match no route.
     pub unmatched: Unmatched,
+    /// How the upstream reads escapes that servers disagree on.
+    pub escapes: PathEscapes,
+    /// Whether the upstream distinguishes upper and lower case in paths.
+    pub path_case: PathCase,
+    /// What happens to a request whose credential cannot be read.
+    pub unreadable: Unreadable,
+    /// What happens to a request with a header that names another method or path than the request itself.
+    pub overrides: Overrides,
     /// The headers in which a proxy describes the original request.
     pub original: OriginalRequest,
     /// Attributes from headers of any client.
@@ -47,6 +55,10 @@ impl Default for IdentityConfig {
             jwt: None,
             routes: Vec::new(),
             unmatched: Unmatched::Other,
+            escapes: PathEscapes::Refuse,
+            path_case: PathCase::Exact,
+            unreadable: Unreadable::Refuse,
+            overrides: Overrides::Refuse,
             original: OriginalRequest::Auto,
             headers: BTreeMap::new(),
             trusted_headers: BTreeMap::new(),
@@ -101,6 +113,54 @@ pub enum Unmatched {
     Other,
     /// `GET /the/path`: an unbounded number of endpoints. For rules that name their endpoints.
     Path,
+}
+
+/// How the upstream reads escapes that servers disagree on: an escaped slash or backslash, and an escape that is
+/// escaped itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PathEscapes {
+    /// Unknown: such requests are refused.
+    #[default]
+    Refuse,
+    /// It decodes the path once and then routes it: `/a%2Fb` is `/a/b`. nginx, WSGI, Go's `URL.Path`.
+    Decode,
+    /// It routes the path as it is and decodes segments later: `/a%2Fb` is one segment. Node, Go's router.
+    Keep,
+}
+
+/// Whether the upstream distinguishes upper and lower case in paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PathCase {
+    /// `/Login` and `/login` are different.
+    #[default]
+    Exact,
+    /// They are the same, and so are `/login.` and `/login `, as on Windows.
+    Ignore,
+}
+
+/// What happens to a request whose API key or token cannot be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unreadable {
+    /// It is refused with 401: an upstream might read the credential, and its limits would not apply.
+    #[default]
+    Refuse,
+    /// It is treated like a request without a credential.
+    Anonymous,
+}
+
+/// What happens to a request that reaches an upstream with a header that names another method or path, such as
+/// `X-HTTP-Method-Override` or `X-Original-URL`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Overrides {
+    /// It is refused: an upstream that follows the header would run another endpoint than the one that was counted.
+    #[default]
+    Refuse,
+    /// The header is ignored, because the upstream ignores it.
+    Ignore,
 }
 
 /// The headers in which a proxy describes the original request.

@@ -3,15 +3,16 @@
 //! The routes form a tree of segments: a lookup costs one hash per segment, however many routes there are. If several
 //! templates match, the one with the earliest literal segment wins. Every node has a fixed depth, so backtracking
 //! visits each node at most once. A path that matches no route is `GET other`: with one counter per path, an attacker
-//! could create any number of counters.
+//! could create any number of counters. `HEAD` is `GET`: servers run the same handler for both.
 
 use super::config::{IdentityConfigError, Unmatched};
+use super::path::PathRules;
 use std::collections::HashMap;
 
 type Map<V> = HashMap<Box<str>, V, foldhash::fast::RandomState>;
 
 /// The standard methods; others are recognized if a route names them.
-const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
+const METHODS: [&str; 8] = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
 const OTHER: &str = "OTHER";
 const MAX_SEGMENTS: usize = 64;
 
@@ -56,6 +57,7 @@ impl EndpointMatcher {
         routes: &'e [String],
         named: impl IntoIterator<Item = &'e str>,
         fallback: Unmatched,
+        paths: PathRules,
     ) -> Result<Self, IdentityConfigError> {
         let wrong =
             |route: &str, wrong: String| IdentityConfigError::Route { route: route.to_owned(), wrong };
@@ -71,22 +73,27 @@ impl EndpointMatcher {
         }
         let mut root = Node::default();
         for (template, route) in configured.iter().zip(routes) {
-            root.add(template, &methods).map_err(|text| wrong(route, text))?;
+            root.add(template, &methods, paths).map_err(|text| wrong(route, text))?;
         }
         for template in &named {
-            let _ = root.add(template, &methods);
+            let _ = root.add(template, &methods, paths);
         }
         let names = methods.iter().map(|method| &**method).chain([OTHER]);
         let unmatched = names.map(|name| (name.into(), format!("{name} other").into())).collect();
         Ok(Self { root, methods, unmatched, fallback })
     }
 
-    /// Returns the method, or `OTHER` for an unknown one, so that the number of values is bounded.
-    pub(super) fn method<'m>(&'m self, method: &'m str) -> &'m str {
+    /// Returns the method, or `OTHER` for an unknown one, so that the number of values is bounded. Some frameworks
+    /// convert `get` to `GET`, so case is ignored.
+    pub(super) fn method(&self, method: &str) -> &str {
         match method {
             "GET" => "GET",
             "POST" => "POST",
-            _ => self.methods.iter().find(|known| &***known == method).map_or(OTHER, |known| known),
+            _ if method.eq_ignore_ascii_case("HEAD") => "GET",
+            _ => {
+                let known = self.methods.iter().find(|known| known.eq_ignore_ascii_case(method));
+                known.map_or(OTHER, |known| known)
+            }
         }
     }
 
@@ -114,12 +121,15 @@ impl<'t> Template<'t> {
         {
             return Err(format!("invalid method `{method}`; write GET, POST and so on in capitals"));
         }
+        if method == Some("HEAD") {
+            return Err(format!("HEAD counts as GET; write `GET {path}`"));
+        }
         Ok(Self { method, path })
     }
 }
 
 impl Node {
-    fn add(&mut self, template: &Template<'_>, methods: &[Box<str>]) -> Result<(), String> {
+    fn add(&mut self, template: &Template<'_>, methods: &[Box<str>], paths: PathRules) -> Result<(), String> {
         let mut node = self;
         let mut takes_rest = false;
         let segments: Vec<&str> = template.path.split('/').filter(|segment| !segment.is_empty()).collect();
@@ -138,8 +148,10 @@ impl Node {
                 Some(name) if !name.is_empty() && !name.contains(['{', '}']) => {
                     node = node.any.get_or_insert_default();
                 }
-                None if !segment.contains(['{', '}', '*', '?', '#', '%', ';']) => {
-                    node = node.literals.entry((*segment).into()).or_default();
+                None if !segment.contains(['{', '}', '*', '?', '#', '%', ';', '\\'])
+                    && !matches!(*segment, "." | "..") =>
+                {
+                    node = node.literals.entry(paths.literal(segment).into()).or_default();
                 }
                 _ => {
                     return Err(format!(

@@ -1,13 +1,14 @@
 //! JWT verification: the user and other attributes from the claims of a token. A token is accepted if a configured key
-//! signed it and it is valid now or, with `verified_by_proxy`, if a trusted peer sends it. A token that is not accepted
-//! is ignored, and the caller is identified by its address, like one without a token. Rejecting such requests is left
-//! to authentication.
+//! signed it and it is valid now or, with `verified_by_proxy`, if a trusted peer sends it. A request whose token is not
+//! accepted is refused: an upstream that is more lenient would serve it as a user whose limits do not apply. With
+//! `unreadable: anonymous` the caller is identified by its address instead, like one without a token.
 //!
 //! Keys are reloaded when their file changes, and the cache of tokens that the previous keys verified is dropped with
 //! them: tokens of a removed key are invalid from then on.
 
 use super::api_key;
-use super::config::{self, IdentityConfig, IdentityConfigError, JwtConfig};
+use super::config::{self, IdentityConfig, IdentityConfigError, JwtConfig, Unreadable};
+use super::credential::{self, Authorization};
 use super::jwks::JwkSet;
 use super::verified_cache::{Validity, Values, VerifiedJwts};
 use super::{AmbiguousIdentity, ResolvedCaller};
@@ -15,7 +16,7 @@ use crate::headers::HeaderLookup;
 use arc_swap::ArcSwap;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use http::header::HeaderName;
+use http::header::{AUTHORIZATION, HeaderName};
 use ring::digest;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -142,29 +143,45 @@ impl JwtVerifier {
         Ok(true)
     }
 
+    /// Adds the attributes of the request's token. `has_bearer_keys` says that a bearer value may be an API key.
     pub(super) fn read<'r>(
         &'r self,
         headers: &'r impl HeaderLookup,
-        is_trusted: bool,
         now: Timestamp,
+        (unreadable, has_bearer_keys): (Unreadable, bool),
         caller: &mut ResolvedCaller<'r>,
     ) -> Result<(), AmbiguousIdentity> {
-        if self.verification.is_none() && !is_trusted {
+        if self.verification.is_none() && !caller.is_trusted {
             return Ok(());
         }
         // With a made-up token before the real one, the caller would be anonymous here and authenticated upstream.
         let mut found = None;
-        api_key::only(&mut found, headers.all(&self.header))
-            .map_err(|_| AmbiguousIdentity::Twice(self.header.clone()))?;
-        let Some(value) = found else { return Ok(()) };
-        let token = bearer(value).unwrap_or(value);
-        let Some(values) = self.values_of(token, now.as_secs()) else { return Ok(()) };
-        for ((attribute, _), value) in self.claims.iter().zip(values.iter()) {
-            if let Some(value) = value {
-                caller.add(attribute, value.clone());
-            }
+        for value in headers.all(&self.header) {
+            api_key::only(&mut found, value).map_err(|_| AmbiguousIdentity::Twice(self.header.clone()))?;
         }
-        Ok(())
+        let Some(value) = found.map(<[u8]>::trim_ascii).filter(|value| !value.is_empty()) else {
+            return Ok(());
+        };
+        let is_authorization = self.header == AUTHORIZATION;
+        let token = match Authorization::read(value) {
+            Authorization::Bearer(token) => token,
+            Authorization::Other if is_authorization => return Ok(()),
+            // A token without `Bearer`.
+            _ => value,
+        };
+        if let Some(values) = self.values_of(token, now.as_secs()) {
+            for ((attribute, _), value) in self.claims.iter().zip(values.iter()) {
+                if let Some(value) = value {
+                    caller.add(attribute, value.clone());
+                }
+            }
+            return Ok(());
+        }
+        let may_be_key = is_authorization && has_bearer_keys && !credential::looks_like_jwt(token);
+        match unreadable {
+            Unreadable::Refuse if !may_be_key => Err(AmbiguousIdentity::Token(self.header.clone())),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the attribute values of a token, if it is accepted.
@@ -229,18 +246,6 @@ fn verified_claims(keys: &JwkSet, token: &str) -> Option<Map<String, Value>> {
 
 fn object(payload: &str) -> Option<Map<String, Value>> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
-}
-
-/// Returns the value after `Bearer`, in any case.
-pub(super) fn bearer(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, rest) = value.split_at_checked(7)?;
-    let rest = rest.trim_ascii();
-    (scheme.eq_ignore_ascii_case(b"bearer ") && !rest.is_empty()).then_some(rest)
-}
-
-/// Returns whether a value has three parts, the first of which is a JSON object in base64url.
-pub(super) fn looks_like_jwt(value: &[u8]) -> bool {
-    value.starts_with(b"eyJ") && value.iter().filter(|byte| **byte == b'.').count() == 2
 }
 
 #[cfg(test)]

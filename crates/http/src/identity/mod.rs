@@ -5,9 +5,11 @@
 //! | `config` | the settings |
 //! | `address` | the client's address, through trusted proxies only |
 //! | `api_key` | the API key; two different keys are rejected |
+//! | `credential` | the one spelling of a key or token that all servers read alike |
+//! | `claims` | headers in which a client claims another address, path or method |
 //! | `jwt` | the user from a JSON Web Token; `jwks` has the keys, `verified_cache` the verified tokens |
 //! | `endpoints` | the endpoint as a template: `/users/1` and `/users/2` are the same |
-//! | `path` | path normalization, as an upstream would read it |
+//! | `path`, `host` | the canonical form of a path or a host, or a refusal |
 //! | `secret_leak` | detects secrets in a path, for logs |
 //!
 //! One rule applies throughout: **a header is used only if the peer that sent it is trusted**, unless it is signed (a
@@ -33,26 +35,32 @@
 
 mod address;
 mod api_key;
+mod claims;
 mod config;
+mod credential;
 mod endpoints;
+mod host;
 mod jwks;
 mod jwt;
 mod path;
 mod secret_leak;
 mod verified_cache;
 
+pub use claims::{Claim, claim};
 pub use config::{
     ApiKeyConfig, ForwardedBy, IdentityConfig, IdentityConfigError, JwtConfig, Network, OriginalRequest,
-    Unmatched,
+    Overrides, PathCase, PathEscapes, Unmatched, Unreadable,
 };
+pub use host::canonical_host;
 pub use jwt::JwtVerifier;
+pub use path::{PathError, PathRules};
 
 use crate::headers::HeaderLookup;
 use address::Address;
 use api_key::ApiKeyReader;
 use endpoints::EndpointMatcher;
 use http::header::{HOST, HeaderMap, HeaderName};
-use http::{Method, Uri};
+use http::{Method, StatusCode, Uri};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -91,6 +99,9 @@ pub struct IdentityResolver {
     key: ApiKeyReader,
     jwt: Option<Arc<JwtVerifier>>,
     endpoints: EndpointMatcher,
+    paths: PathRules,
+    unreadable: Unreadable,
+    overrides: Overrides,
     original: OriginalRequest,
     headers: Vec<MappedHeader>,
 }
@@ -103,13 +114,15 @@ struct MappedHeader {
     only_trusted: bool,
 }
 
-/// A request with contradictory values, one of which may be forged. Such requests are rejected.
+/// A request that servers would read differently: as another caller, or as another endpoint. Whatever it was counted
+/// as, one of them would give it a fresh limit, so it is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AmbiguousIdentity {
     /// Two headers describe different requests; only one of them can be the proxy's.
     #[error(
-        "`{0}` and `{1}` differ; remove in the proxy the one that it does not set, or set `identity.original`"
+        "{0} and {1} describe different requests; remove in the proxy the one that it does not set, or set \
+         `identity.original`"
     )]
     Original(&'static str, &'static str),
     /// A header that identifies the caller occurs twice with different values.
@@ -118,9 +131,42 @@ pub enum AmbiguousIdentity {
     /// The API key header and the bearer token contain different keys.
     #[error(
         "`{0}` and `authorization: Bearer` contain different API keys; send one of them, or, if only one of the two \
-         contains keys, set `identity.api_key.bearer: false` or another `identity.api_key.header`"
+         contains keys, set `identity.api_key.bearer: false` or another \
+         `identity.api_key.header`"
     )]
     Keys(HeaderName),
+    /// The path has no canonical form.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// A header names another method or path than the request.
+    #[error(
+        "`{0}` names another method or path than the request; remove it, or set `identity.overrides: ignore` if the \
+         upstream does not follow it"
+    )]
+    Override(HeaderName),
+    /// A credential that servers read differently.
+    #[error(
+        "the credential in `{0}` cannot be read; send `Authorization: Bearer TOKEN`, or a key without spaces, commas, \
+         semicolons and quotes"
+    )]
+    Unreadable(HeaderName),
+    /// A token that is not accepted.
+    #[error("the token in `{0}` is not valid; get a new one")]
+    Token(HeaderName),
+    /// A trusted proxy describes the original request in a header that cannot be read.
+    #[error("`{0}` cannot be read; send UTF-8 without control characters")]
+    Description(&'static str),
+}
+
+impl AmbiguousIdentity {
+    /// Returns the status of the response: 401 for a credential that cannot be read, 400 for everything else.
+    #[must_use]
+    pub const fn status(&self) -> StatusCode {
+        match self {
+            Self::Unreadable(_) | Self::Token(_) => StatusCode::UNAUTHORIZED,
+            _ => StatusCode::BAD_REQUEST,
+        }
+    }
 }
 
 /// The attributes of a request, borrowed from it where possible.
@@ -216,11 +262,15 @@ impl IdentityResolver {
         };
         let mut headers = mapped(&settings.trusted_headers, true)?;
         headers.extend(mapped(&settings.headers, false)?);
+        let paths = PathRules::new(settings);
         Ok(Self {
             address: Address::new(settings)?,
             key: ApiKeyReader::new(&settings.api_key)?,
             jwt: tokens,
-            endpoints: EndpointMatcher::new(&settings.routes, named, settings.unmatched)?,
+            endpoints: EndpointMatcher::new(&settings.routes, named, settings.unmatched, paths)?,
+            paths,
+            unreadable: settings.unreadable,
+            overrides: settings.overrides,
             original: settings.original,
             headers,
         })
@@ -238,51 +288,75 @@ impl IdentityResolver {
         self.address.client(peer, self.trusts(peer), headers)
     }
 
-    /// Resolves the caller of this request itself; for a gateway, which receives the request that is being limited.
+    /// Resolves the caller of this request itself; for a gateway, which receives the request that is being limited and
+    /// removes the claims of untrusted peers ([`claim`]) before it forwards it.
     ///
     /// # Errors
-    /// The request identifies its caller ambiguously; respond with 400.
+    /// Servers would read the request differently; respond with the error's status.
     pub fn resolve_direct<'r>(
         &'r self,
         request: &RequestView<'r, impl HeaderLookup>,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
-        count();
-        let target = RequestTarget { method: request.method, path: request.path, host: request.host() };
-        self.resolve(request, &target, self.trusts(request.peer), now)
+        let is_trusted = self.trusts(request.peer);
+        self.resolve(request, &request.target(), is_trusted, is_trusted, now)
+    }
+
+    /// Like [`Self::resolve_direct`], for a layer in front of a service that sees all headers of the request.
+    ///
+    /// # Errors
+    /// Servers would read the request differently; respond with the error's status.
+    pub fn resolve_in_place<'r>(
+        &'r self,
+        request: &RequestView<'r, impl HeaderLookup>,
+        now: Timestamp,
+    ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
+        self.resolve(request, &request.target(), self.trusts(request.peer), true, now)
     }
 
     /// Resolves the caller of the original request that a proxy describes; `prefix` is the path of the check endpoint.
     ///
     /// # Errors
-    /// The request identifies its caller or its target ambiguously.
+    /// Servers would read the request differently, or its description is ambiguous.
     pub fn resolve_forwarded<'r>(
         &'r self,
         request: &RequestView<'r, impl HeaderLookup>,
         prefix: &str,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
-        count();
         let path = request.path.strip_prefix(prefix).unwrap_or(request.path);
-        let mut target = RequestTarget {
-            method: request.method,
-            path: if path.is_empty() { "/" } else { path },
-            host: request.host(),
-        };
+        let mut target = RequestTarget { path: if path.is_empty() { "/" } else { path }, ..request.target() };
         let is_trusted = self.trusts(request.peer);
         if is_trusted {
             let source = self.header_convention(request.headers)?;
-            if let Some(method) = source.forwarded_target(request.headers, &METHOD)? {
-                target.method = method;
+            let method = source.forwarded_target(request.headers, &METHOD)?;
+            let uri = match source.forwarded_target(request.headers, &URI)? {
+                None => source.original_url(request.headers)?,
+                known => known,
+            };
+            let described = RequestTarget {
+                method: method.unwrap_or(target.method),
+                path: uri.map_or(target.path, path::path_of_target),
+                host: source.forwarded_target(request.headers, &ORIGINAL_HOST)?.or(target.host),
+            };
+            // A proxy that appends the path to the check's does not describe the request in headers: they are the
+            // client's, and must agree.
+            let is_appended = self.original == OriginalRequest::Auto && target.path != "/";
+            if is_appended && !self.is_same(&target, &described)? {
+                return Err(AmbiguousIdentity::Original(
+                    "the path of the check",
+                    "the headers of the request",
+                ));
             }
-            if let Some(uri) = source.forwarded_target(request.headers, &URI)? {
-                target.path = path::path_of_target(uri);
-            }
-            if let Some(host) = source.forwarded_target(request.headers, &ORIGINAL_HOST)? {
-                target.host = Some(host);
-            }
+            target = described;
         }
-        self.resolve(request, &target, is_trusted, now)
+        self.resolve(request, &target, is_trusted, is_trusted, now)
+    }
+
+    /// Returns whether two targets are the same method and path.
+    fn is_same(&self, one: &RequestTarget<'_>, other: &RequestTarget<'_>) -> Result<bool, PathError> {
+        Ok(self.endpoints.method(one.method) == self.endpoints.method(other.method)
+            && self.paths.canonical(one.path)? == self.paths.canonical(other.path)?)
     }
 
     /// Returns the header set that the proxy uses: the one that contains the path. Headers of the other set are the
@@ -300,18 +374,24 @@ impl IdentityResolver {
         })
     }
 
+    /// Resolves the caller of `target`; with `has_claims`, its upstream sees the request's claims.
     fn resolve<'r>(
         &'r self,
         request: &RequestView<'r, impl HeaderLookup>,
         target: &RequestTarget<'r>,
         is_trusted: bool,
+        has_claims: bool,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
+        count();
         let address = self.address.client(request.peer, is_trusted, request.headers);
         let mut caller = ResolvedCaller { address, is_trusted, pairs: SmallVec::new() };
         caller.add("remote_address", self.address.attribute(address));
         let method = self.endpoints.method(target.method);
-        let path = path::normalize(target.path);
+        let path = self.paths.canonical(target.path)?;
+        if has_claims && self.overrides == Overrides::Refuse {
+            claims::check(request.headers, &self.endpoints, self.paths, (method, &path))?;
+        }
         match self.endpoints.endpoint(method, &path) {
             Some(endpoint) => caller.add("endpoint", endpoint),
             None => caller.add("endpoint", format!("{method} {path}")),
@@ -319,12 +399,12 @@ impl IdentityResolver {
         caller.add("method", method);
         caller.add("path", path);
         if let Some(host) = target.host {
-            caller.add("host", path::host(host));
+            caller.add("host", canonical_host(host));
         }
         if let Some(tokens) = &self.jwt {
-            tokens.read(request.headers, is_trusted, now, &mut caller)?;
+            tokens.read(request.headers, now, (self.unreadable, self.key.reads_bearer()), &mut caller)?;
         }
-        if let Some(key) = self.key.read(request.headers, self.jwt.is_some())? {
+        if let Some(key) = self.key.read(request.headers, self.jwt.is_some(), self.unreadable)? {
             // Already bounded, and no other attribute can have this name.
             caller.pairs.push((CALLER_KEY, key));
         }
@@ -344,12 +424,12 @@ impl OriginalRequest {
         headers: &'r impl HeaderLookup,
         names: &'static ForwardedHeaders,
     ) -> Result<Option<&'r str>, AmbiguousIdentity> {
-        let last = |name| headers.last(name).and_then(visible);
+        let last = |name: &'static HeaderName| headers.last(name).map(|value| text(name, value)).transpose();
         match self {
             Self::Path => Ok(None),
-            Self::XForwarded => Ok(last(&names.forwarded)),
-            Self::XOriginal => Ok(last(&names.original)),
-            Self::Auto => match (last(&names.forwarded), last(&names.original)) {
+            Self::XForwarded => last(&names.forwarded),
+            Self::XOriginal => last(&names.original),
+            Self::Auto => match (last(&names.forwarded)?, last(&names.original)?) {
                 (Some(one), Some(other)) if one != other => {
                     Err(AmbiguousIdentity::Original(names.forwarded.as_str(), names.original.as_str()))
                 }
@@ -357,6 +437,23 @@ impl OriginalRequest {
             },
         }
     }
+
+    /// Returns the whole URL of the original request, which ingress-nginx sends instead of its path.
+    fn original_url(self, headers: &impl HeaderLookup) -> Result<Option<&str>, AmbiguousIdentity> {
+        match self {
+            Self::Auto | Self::XOriginal => {
+                headers.last(&ORIGINAL_URL).map(|value| text(&ORIGINAL_URL, value)).transpose()
+            }
+            Self::XForwarded | Self::Path => Ok(None),
+        }
+    }
+}
+
+/// Returns the text of a header in which a trusted proxy describes a request. One that cannot be read is refused: the
+/// request would be counted as another one.
+fn text<'r>(name: &'static HeaderName, value: &'r [u8]) -> Result<&'r str, AmbiguousIdentity> {
+    let text = std::str::from_utf8(value).ok().filter(|text| !text.chars().any(char::is_control));
+    text.ok_or(AmbiguousIdentity::Description(name.as_str()))
 }
 
 /// The two header names that proxies use for one part of the original request.
@@ -373,13 +470,8 @@ impl ForwardedHeaders {
 
 static METHOD: ForwardedHeaders = ForwardedHeaders::new("x-forwarded-method", "x-original-method");
 static URI: ForwardedHeaders = ForwardedHeaders::new("x-forwarded-uri", "x-original-uri");
+static ORIGINAL_URL: HeaderName = HeaderName::from_static("x-original-url");
 static ORIGINAL_HOST: ForwardedHeaders = ForwardedHeaders::new("x-forwarded-host", "x-original-host");
-
-/// Normalizes a path as rules and routes match it: `//login`, `/%6Cogin` and `/login/` become `/login`.
-#[must_use]
-pub fn normalized_path(path: &str) -> Cow<'_, str> {
-    path::normalize(path)
-}
 
 /// Returns the value if it is visible ASCII; others are ignored.
 fn visible(value: &[u8]) -> Option<&str> {
@@ -388,6 +480,11 @@ fn visible(value: &[u8]) -> Option<&str> {
 }
 
 impl<'r, F: HeaderLookup> RequestView<'r, F> {
+    /// Returns what the request itself asks for.
+    fn target(&self) -> RequestTarget<'r> {
+        RequestTarget { method: self.method, path: self.path, host: self.host() }
+    }
+
     /// Returns the host of the request, from its target or its `Host` field.
     #[must_use]
     pub fn host(&self) -> Option<&'r str> {

@@ -1,7 +1,8 @@
 //! Detects secrets of a request in its path, so that logs can omit the path: some callers also put their key into the
 //! path.
 
-use super::{IdentityResolver, jwt};
+use super::IdentityResolver;
+use super::credential::Authorization;
 use crate::headers::HeaderLookup;
 use http::header::AUTHORIZATION;
 use std::borrow::Cow;
@@ -20,7 +21,10 @@ impl IdentityResolver {
         let mapped = self.headers.iter().filter(|mapped| may_be_secret(&mapped.attribute));
         let named = known.into_iter().flatten().chain(mapped.map(|mapped| &mapped.header));
         let values = named.flat_map(|name| headers.all(name)).map(<[u8]>::trim_ascii);
-        let credentials = headers.all(&AUTHORIZATION).map(|value| jwt::bearer(value).unwrap_or(value));
+        let credentials = headers.all(&AUTHORIZATION).map(|value| match Authorization::read(value) {
+            Authorization::Bearer(value) => value,
+            _ => value,
+        });
         let mut secrets = values.chain(credentials).filter(|secret| secret.len() >= MIN_SECRET);
         secrets.any(|secret| holds(path.as_bytes(), secret))
     }

@@ -20,8 +20,12 @@ pub(super) fn write(
             "application/problem+json"
         }
         BodyFormat::Plain => {
-            plain(facts, &mut json);
+            plain(settings, facts, &mut json);
             "application/json"
+        }
+        BodyFormat::Minimal => {
+            minimal(settings, facts, &mut json);
+            "application/problem+json"
         }
     }
 }
@@ -53,7 +57,8 @@ impl Json<'_> {
     }
 }
 
-fn problem(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
+/// Appends the members that every problem starts with.
+fn begin(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
     let (kind, title) = match facts.disposition {
         Disposition::Unavailable => ("temporary-reduced-capacity", "Temporarily unavailable"),
         _ if facts.is_abnormal => ("abnormal-usage-detected", "Unusually many requests"),
@@ -62,6 +67,34 @@ fn problem(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Js
     json.raw(r#"{"type":"https://iana.org/assignments/http-problem-types#"#).raw(kind);
     json.raw(r#"","title":""#).raw(title);
     json.raw(r#"","status":"#).raw(settings.status(facts.disposition).as_str());
+}
+
+/// A problem of at most 200 bytes; everything in it is of bounded length.
+fn minimal(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
+    begin(settings, facts, json);
+    json.raw(r#","retry_after":"#).number(facts.retry_after).raw("}");
+}
+
+/// Appends what the request was about, and where its limits are described.
+fn about(settings: &ResponseConfig, facts: &DecisionSummary<'_>, scope: Option<&str>, json: &mut Json<'_>) {
+    if let Some(endpoint) = facts.scope.and_then(|scope| scope.endpoint.as_deref()) {
+        json.raw(r#","endpoint":"#).string(endpoint);
+    }
+    if let Some(scope) = scope {
+        json.raw(r#","scope":"#).string(scope);
+    }
+    if let Some(url) = &settings.documentation_url {
+        json.raw(r#","documentation_url":"#).string(&url.0);
+    }
+}
+
+/// Returns the identity whose counter denied the request.
+fn identity<'f>(facts: &DecisionSummary<'f>) -> Option<&'f str> {
+    facts.scope.and_then(|scope| scope.identity.as_deref())
+}
+
+fn problem(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
+    begin(settings, facts, json);
     message(facts, json.raw(r#","detail":""#));
     json.raw(r#"","retry_after":"#).number(facts.retry_after);
     if facts.disposition == Disposition::Denied {
@@ -76,6 +109,7 @@ fn problem(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Js
         json.raw(r#","decision_id":""#).0.extend_from_slice(&decision.digits());
         json.raw("\"");
     }
+    about(settings, facts, identity(facts), json);
     json.raw("}");
 }
 
@@ -93,7 +127,7 @@ fn policy_name(policy: &Policy<'_>, json: &mut Json<'_>) {
     }
 }
 
-fn plain(facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
+fn plain(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
     let code = if facts.disposition == Disposition::Denied { "RATE_LIMITED" } else { "UNAVAILABLE" };
     message(facts, json.raw(r#"{"error":{"code":""#).raw(code).raw(r#"","message":""#));
     json.raw(r#"","retry_after":"#).number(facts.retry_after);
@@ -101,9 +135,7 @@ fn plain(facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
         json.raw(r#","limit":"#).number(nearest.quota);
         json.raw(r#","window":""#).display(nearest.window).raw("\"");
     }
-    if let Some(rule) = facts.denied_by {
-        json.raw(r#","scope":"#).string(rule);
-    }
+    about(settings, facts, identity(facts).or(facts.denied_by), json);
     json.raw("}}");
 }
 

@@ -13,6 +13,9 @@ static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 static X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 static X_POLICY: HeaderName = HeaderName::from_static("x-ratelimit-policy");
+static X_CONCURRENCY_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-concurrency-limit");
+static X_CONCURRENCY_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-concurrency-remaining");
+static X_BUCKET: HeaderName = HeaderName::from_static("x-ratelimit-bucket");
 static X_DENIED_BY: HeaderName = HeaderName::from_static("x-ratelimit-denied-by");
 static X_DECISION: HeaderName = HeaderName::from_static("x-ratelimit-decision-id");
 static X_DEGRADED: HeaderName = HeaderName::from_static("x-ratelimit-degraded");
@@ -24,14 +27,15 @@ pub(super) fn write(
     now: Timestamp,
     headers: &mut impl HeaderSink,
 ) {
-    if let Some(nearest) = facts.nearest() {
-        match settings.ratelimit {
-            Dialect::Draft11 => draft_11(facts, nearest, headers),
-            Dialect::None => {}
-        }
-        if settings.legacy != LegacyHeaders::None {
-            legacy(settings.legacy, facts, nearest, now, headers);
-        }
+    match settings.ratelimit {
+        Dialect::Draft11 => draft_11(facts, headers),
+        Dialect::None => {}
+    }
+    if settings.legacy != LegacyHeaders::None {
+        legacy(settings.legacy, facts, facts.at.unwrap_or(now), headers);
+    }
+    if let Some(bucket) = facts.scope.and_then(|scope| scope.bucket.as_deref()) {
+        headers.put(&X_BUCKET, bucket.as_bytes());
     }
     if facts.disposition != Disposition::Allowed {
         number(headers, &RETRY_AFTER, facts.retry_after);
@@ -46,7 +50,11 @@ pub(super) fn write(
     write_markers(facts, headers);
 }
 
+/// Writes the markers of an allowed request: a denial is not served, in a reduced form or otherwise.
 pub(super) fn write_markers(facts: &DecisionSummary<'_>, headers: &mut impl HeaderSink) {
+    if facts.disposition != Disposition::Allowed {
+        return;
+    }
     for (field, rule) in [(&X_DEGRADED, facts.degraded_by), (&X_WARNING, facts.warned_by)] {
         if let Some(rule) = rule {
             insert_name(headers, field, rule);
@@ -68,8 +76,9 @@ fn number(headers: &mut impl HeaderSink, field: &HeaderName, number: u64) {
     headers.put(field, itoa::Buffer::new().format(number).as_bytes());
 }
 
-/// `RateLimit-Policy: "a";q=100;w=60, "b";q=1000;w=86400` and `RateLimit: "a";r=50;t=30`.
-fn draft_11(facts: &DecisionSummary<'_>, nearest: &Policy<'_>, headers: &mut impl HeaderSink) {
+/// `RateLimit-Policy: "a";q=100;w=60, "b";q=9;qu="concurrent-requests"` and `RateLimit: "a";r=50;t=30, "b";r=8`. A limit of
+/// requests at once has an item of its own, without a time: a permit is free when another request ends.
+fn draft_11(facts: &DecisionSummary<'_>, headers: &mut impl HeaderSink) {
     let mut line = FieldValue::default();
     for policy in &facts.policies {
         if !line.is_empty() {
@@ -85,8 +94,16 @@ fn draft_11(facts: &DecisionSummary<'_>, nearest: &Policy<'_>, headers: &mut imp
     }
     insert(headers, &POLICY, &line);
     let mut line = FieldValue::default();
-    quoted_name(&mut line, nearest).text(";r=").number(nearest.remaining);
-    line.text(";t=").number(nearest.reset);
+    if let Some(rate) = facts.nearest_rate() {
+        quoted_name(&mut line, rate).text(";r=").number(rate.remaining);
+        line.text(";t=").number(rate.reset);
+    }
+    if let Some(permits) = facts.nearest_concurrency() {
+        if !line.is_empty() {
+            line.text(", ");
+        }
+        quoted_name(&mut line, permits).text(";r=").number(permits.remaining);
+    }
     insert(headers, &LIMIT, &line);
 }
 
@@ -99,23 +116,22 @@ fn quoted_name<'l>(line: &'l mut FieldValue, policy: &Policy<'_>) -> &'l mut Fie
     line.text("\"")
 }
 
-fn legacy(
-    form: LegacyHeaders,
-    facts: &DecisionSummary<'_>,
-    nearest: &Policy<'_>,
-    now: Timestamp,
-    headers: &mut impl HeaderSink,
-) {
-    number(headers, &X_LIMIT, nearest.quota);
-    number(headers, &X_REMAINING, nearest.remaining);
-    let reset = match form {
-        // Rounded up, so that a client that waits until then has waited long enough.
-        LegacyHeaders::Epoch => now.as_micros().div_ceil(1_000_000) + nearest.reset,
-        LegacyHeaders::Delta | LegacyHeaders::None => nearest.reset,
-    };
-    number(headers, &X_RESET, reset);
+fn legacy(form: LegacyHeaders, facts: &DecisionSummary<'_>, at: Timestamp, headers: &mut impl HeaderSink) {
+    if let Some(rate) = facts.nearest_rate() {
+        number(headers, &X_LIMIT, rate.quota);
+        number(headers, &X_REMAINING, rate.remaining);
+        let reset = match form {
+            LegacyHeaders::Epoch => rate.reset_epoch(at),
+            LegacyHeaders::Delta | LegacyHeaders::None => rate.reset,
+        };
+        number(headers, &X_RESET, reset);
+    }
+    if let Some(permits) = facts.nearest_concurrency() {
+        number(headers, &X_CONCURRENCY_LIMIT, permits.quota);
+        number(headers, &X_CONCURRENCY_REMAINING, permits.remaining);
+    }
     let mut line = FieldValue::default();
-    for policy in &facts.policies {
+    for policy in facts.policies.iter().filter(|policy| policy.window != Window::Concurrent) {
         if !line.is_empty() {
             line.text(", ");
         }

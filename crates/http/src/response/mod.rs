@@ -8,16 +8,18 @@
 //!
 //! let minute = Policy::new("per-key", 100, Window::Rolling(TimeDelta::from_secs(60))).with_remaining(0).with_reset(12).denied();
 //! let facts = DecisionSummary { disposition: Disposition::Denied, retry_after: 12, ..DecisionSummary::from_policies([minute]) };
-//! let response = ResponseConfig::default().respond(&facts, Timestamp::ZERO);
+//! let response = ResponseConfig::default().respond(&facts, Timestamp::from_secs(1_000));
 //! assert_eq!(response.status(), 429);
 //! assert_eq!(response.headers()["ratelimit"], "\"per-key\";r=0;t=12");
 //! assert_eq!(response.headers()["ratelimit-policy"], "\"per-key\";q=100;w=60");
+//! assert_eq!(response.headers()["x-ratelimit-reset"], "1012");
 //! assert_eq!(response.headers()["retry-after"], "12");
 //! ```
 //!
 //! | file | contents |
 //! |---|---|
 //! | `summary` | the facts of a decision, from the engine or from a server |
+//! | `scope` | the endpoint and the identity that a denial was about, masked |
 //! | `headers` | the header fields |
 //! | `denial_body` | the body of a denial |
 //! | `field_value` | a field value builder without an allocation for each part |
@@ -28,8 +30,10 @@
 mod denial_body;
 mod field_value;
 mod headers;
+mod scope;
 mod summary;
 
+pub use scope::RequestScope;
 pub use summary::{DecisionSummary, Disposition, Policy};
 
 use crate::headers::HeaderSink;
@@ -53,16 +57,22 @@ pub struct ResponseConfig {
     pub status: DenialStatus,
     /// Format of a denial's body.
     pub body: BodyFormat,
+    /// A page about the limits, named in the body of a denial.
+    pub documentation_url: Option<DocumentationUrl>,
+    /// Responses name the counter nearest exhaustion in `X-RateLimit-Bucket`.
+    pub bucket: bool,
 }
 
 impl Default for ResponseConfig {
     fn default() -> Self {
         Self {
             ratelimit: Dialect::Draft11,
-            legacy: LegacyHeaders::None,
+            legacy: LegacyHeaders::Epoch,
             denied_by: true,
             status: DenialStatus::default(),
             body: BodyFormat::Problem,
+            documentation_url: None,
+            bucket: false,
         }
     }
 }
@@ -98,6 +108,27 @@ pub enum BodyFormat {
     Problem,
     /// `{"error": {"code", "message", "retry_after", "limit", "window", "scope"}}`.
     Plain,
+    /// Type, status and `retry_after` alone, in at most 200 bytes, for floods of denials.
+    Minimal,
+}
+
+/// The address of a page about the limits.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct DocumentationUrl(String);
+
+impl TryFrom<String> for DocumentationUrl {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.parse::<http::Uri>() {
+            Ok(url) if matches!(url.scheme_str(), Some("http" | "https")) && text.len() <= 2048 => {
+                Ok(Self(text))
+            }
+            _ => Err(format!(
+                "invalid `documentation_url: {text}`; write an address such as https://example.com/limits"
+            )),
+        }
+    }
 }
 
 /// The status of a denial: 429, or another 4xx for clients that expect it.
@@ -133,7 +164,8 @@ impl ResponseConfig {
         }
     }
 
-    /// Sets all header fields, replacing those of the same names. Only `legacy: epoch` uses `now`.
+    /// Sets all header fields, replacing those of the same names. Only `legacy: epoch` uses `now`, for facts without the
+    /// time of their decision.
     pub fn write(&self, facts: &DecisionSummary<'_>, now: Timestamp, headers: &mut impl HeaderSink) {
         headers::write(self, facts, now, headers);
     }

@@ -3,10 +3,15 @@
 //! It contains only limits that can deny: the numbers of a shadow limit would make callers slow down for nothing.
 //! `RateLimit` reports the limit nearest exhaustion: on a denial the denying one with the longest wait, else the one
 //! with the fewest units left (not the smallest fraction left: the next request takes units, not fractions).
+//!
+//! A limit whose counter was not read (a store that failed, a denial from the cache, an emergency measure) is listed
+//! too, because clients pace themselves by the list; it is the nearest one only if no other is known. It then has no
+//! unit left if the request was refused, and all of them if it passed: nothing is counted against it.
 
+use super::scope::RequestScope;
 use http::StatusCode;
 use smallvec::SmallVec;
-use tollgate_core::{Algorithm, Limit, TimeDelta, Verdict};
+use tollgate_core::{Algorithm, Limit, TimeDelta, Timestamp, Verdict};
 use tollgate_engine::{DecidedBy, Decision, DecisionId, LimitStatus, Origin, Window};
 use tollgate_rules::{Action, Class, RuleLimit};
 
@@ -42,13 +47,17 @@ pub struct Policy<'a> {
     pub quota: u64,
     /// The window.
     pub window: Window,
-    /// Units left.
+    /// Units left, never more than `quota`.
     pub remaining: u64,
     /// Seconds, rounded up: for a denied request, until it would pass; with no unit left, until the next one; otherwise
     /// until the limit is fully available again.
     pub reset: u64,
+    /// The same in microseconds, not rounded.
+    reset_micros: u64,
     /// The limit denied this request.
     pub is_over: bool,
+    /// The limit's counter was read.
+    pub is_known: bool,
     /// The rule has several windows in this summary, so that its name alone is ambiguous.
     pub is_one_of_several: bool,
 }
@@ -57,13 +66,23 @@ impl<'a> Policy<'a> {
     /// Creates an unused limit.
     #[must_use]
     pub const fn new(rule: &'a str, quota: u64, window: Window) -> Self {
-        Self { rule, quota, window, remaining: quota, reset: 0, is_over: false, is_one_of_several: false }
+        Self {
+            rule,
+            quota,
+            window,
+            remaining: quota,
+            reset: 0,
+            reset_micros: 0,
+            is_over: false,
+            is_known: true,
+            is_one_of_several: false,
+        }
     }
 
-    /// Sets the number of units left.
+    /// Sets the number of units left. A burst may be larger than the quota; the fields say what is left of the quota.
     #[must_use]
     pub const fn with_remaining(mut self, units: u64) -> Self {
-        self.remaining = units;
+        self.remaining = if units < self.quota { units } else { self.quota };
         self
     }
 
@@ -71,7 +90,19 @@ impl<'a> Policy<'a> {
     #[must_use]
     pub const fn with_reset(mut self, seconds: u64) -> Self {
         self.reset = seconds;
+        self.reset_micros = seconds.saturating_mul(1_000_000);
         self
+    }
+
+    fn with_exact_reset(mut self, after: TimeDelta) -> Self {
+        (self.reset, self.reset_micros) = (after.ceil_secs(), after.as_micros());
+        self
+    }
+
+    /// Returns the point in time of the reset in seconds since 1970, rounded up, so that a client that waits until then
+    /// has waited long enough.
+    pub(super) fn reset_epoch(&self, at: Timestamp) -> u64 {
+        at.as_micros().saturating_add(self.reset_micros).div_ceil(1_000_000)
     }
 
     /// Marks the limit as the one that denied the request.
@@ -91,8 +122,9 @@ impl<'a> Policy<'a> {
         }
     }
 
-    fn nearness(&self) -> (bool, u64, std::cmp::Reverse<u64>) {
-        (!self.is_over, if self.is_over { 0 } else { self.remaining }, std::cmp::Reverse(self.reset))
+    fn nearness(&self) -> (bool, bool, u64, std::cmp::Reverse<u64>) {
+        let left = if self.is_over { 0 } else { self.remaining };
+        (!self.is_over, !self.is_known, left, std::cmp::Reverse(self.reset))
     }
 }
 
@@ -115,6 +147,10 @@ pub struct DecisionSummary<'a> {
     pub is_abnormal: bool,
     /// The decision ID.
     pub decision: Option<DecisionId>,
+    /// When the limits' counters were read, by the clock that counts their windows, if it is known.
+    pub at: Option<Timestamp>,
+    /// What the request was about, for the body of a denial ([`super::ResponseConfig::scope`]).
+    pub scope: Option<&'a RequestScope>,
 }
 
 impl<'a> DecisionSummary<'a> {
@@ -130,6 +166,8 @@ impl<'a> DecisionSummary<'a> {
             warned_by: None,
             is_abnormal: false,
             decision: None,
+            at: None,
+            scope: None,
         };
         facts.mark_repeated_rules();
         facts
@@ -143,6 +181,7 @@ impl<'a> DecisionSummary<'a> {
             decision: Some(decision.id),
             degraded_by: name(decision.degraded_by),
             warned_by: name(decision.warned_by),
+            at: Some(decision.at).filter(|at| *at != Timestamp::ZERO),
             ..Self::from_policies([])
         };
         if !decision.is_allowed() {
@@ -157,8 +196,7 @@ impl<'a> DecisionSummary<'a> {
         }
         let mut seen: SmallVec<[&RuleLimit; 4]> = SmallVec::new();
         for status in &decision.limits {
-            let is_reported = status.role.is_live() && status.outcome.verdict != Verdict::Unknown;
-            let Some(limit) = decision.limit(status).filter(|_| is_reported) else { continue };
+            let Some(limit) = decision.limit(status).filter(|_| status.role.is_live()) else { continue };
             let policy = facts.policy(decision, status, &limit.limit);
             // Two descriptors may match the same limit: the tighter counter is reported.
             match seen.iter().position(|known| std::ptr::eq(*known, limit)) {
@@ -170,8 +208,19 @@ impl<'a> DecisionSummary<'a> {
                 }
             }
         }
+        if let Some((measure, wait)) = blocked_by(decision) {
+            let window = Window::Rolling(TimeDelta::from_secs(wait));
+            facts.policies.push(Policy::new(measure, 0, window).with_reset(wait).denied());
+        }
         facts.mark_repeated_rules();
         facts
+    }
+
+    /// Sets what the request was about.
+    #[must_use]
+    pub fn with_scope(mut self, scope: Option<&'a RequestScope>) -> Self {
+        self.scope = scope;
+        self
     }
 
     fn policy(&self, decision: &'a Decision, status: &LimitStatus, limit: &Limit) -> Policy<'a> {
@@ -180,19 +229,23 @@ impl<'a> DecisionSummary<'a> {
             .and_then(|id| decision.rules().rule(id))
             .is_some_and(|rule| rule.action == Action::Degrade);
         let outcome = &status.outcome;
-        let reset = match outcome.verdict {
-            Verdict::Denied { retry_after: Some(wait) } => wait.ceil_secs(),
-            Verdict::Denied { retry_after: None } if !degrades => self.retry_after,
-            Verdict::Denied { retry_after: None } => outcome.reset_after.ceil_secs(),
-            _ if outcome.remaining == 0 => next_unit(limit, outcome.reset_after).ceil_secs(),
-            _ => outcome.reset_after.ceil_secs(),
-        };
-        Policy {
-            remaining: outcome.remaining,
-            reset,
-            is_over: outcome.verdict.is_denied() && !degrades,
-            ..Policy::new(decision.limit_name(status), limit.rate().count, Window::from_limit(limit))
+        let policy = Policy::new(decision.limit_name(status), limit.rate().count, Window::from_limit(limit));
+        if outcome.verdict == Verdict::Unknown {
+            let policy = match self.disposition {
+                Disposition::Unavailable => policy.with_remaining(0).with_reset(self.retry_after),
+                Disposition::Allowed | Disposition::Denied => policy,
+            };
+            return Policy { is_known: false, ..policy };
         }
+        let reset = match outcome.verdict {
+            Verdict::Denied { retry_after: Some(wait) } => wait,
+            Verdict::Denied { retry_after: None } if !degrades => TimeDelta::from_secs(self.retry_after),
+            Verdict::Denied { retry_after: None } => outcome.reset_after,
+            _ if outcome.remaining == 0 => next_unit(limit, outcome.reset_after),
+            _ => outcome.reset_after,
+        };
+        let policy = policy.with_remaining(outcome.remaining).with_exact_reset(reset);
+        Policy { is_over: outcome.verdict.is_denied() && !degrades, ..policy }
     }
 
     /// Marks the policies of rules with several windows.
@@ -212,6 +265,28 @@ impl<'a> DecisionSummary<'a> {
     pub fn nearest(&self) -> Option<&Policy<'a>> {
         self.policies.iter().min_by_key(|policy| policy.nearness())
     }
+
+    /// Returns the limit nearest exhaustion among those of rates.
+    #[must_use]
+    pub fn nearest_rate(&self) -> Option<&Policy<'a>> {
+        let rates = self.policies.iter().filter(|policy| policy.window != Window::Concurrent);
+        rates.min_by_key(|policy| policy.nearness())
+    }
+
+    /// Returns the limit nearest exhaustion among those of requests at once. A denial that did not read it tells
+    /// nothing about it.
+    #[must_use]
+    pub fn nearest_concurrency(&self) -> Option<&Policy<'a>> {
+        let permits = self.policies.iter().filter(|policy| policy.window == Window::Concurrent);
+        let nearest = permits.min_by_key(|policy| policy.nearness());
+        nearest.filter(|policy| policy.is_known || self.disposition != Disposition::Denied)
+    }
+}
+
+/// Returns the emergency measure that blocks the request, and the seconds until it ends.
+fn blocked_by(decision: &Decision) -> Option<(&str, u64)> {
+    let is_blocked = decision.denied_by == Some(DecidedBy::Emergency);
+    is_blocked.then(|| (decision.name(DecidedBy::Emergency), retry_after(decision)))
 }
 
 fn guards(decision: &Decision, by: DecidedBy) -> bool {

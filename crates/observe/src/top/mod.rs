@@ -148,13 +148,15 @@ impl TopCallers {
         all.into_iter().map(|(_, (caller, name), denied)| ByDenials { caller, name, denied }).collect()
     }
 
-    /// Returns the API key of a listed caller, which is stored with the list entry for operator actions.
-    pub(crate) fn key(&self, id: u64) -> Option<&str> {
+    /// Returns the API key of a listed caller, which is stored with the list entry for operator actions; the inner
+    /// `None` if the caller is listed and has none.
+    pub(crate) fn key(&self, id: u64) -> Option<Option<&str>> {
         let rates = self.slices.iter().filter_map(|slice| slice.by_rate.value_of(&id));
         let denials = self.slices.iter().flat_map(|slice| slice.by_denials.counts());
         let denials = denials.map(|(_, (caller, _), _)| caller);
-        let mut listed = rates.chain(denials).chain(self.near.callers()).filter(|caller| caller.id == id);
-        listed.find_map(|caller| caller.key.as_ref()).map(ApiKey::expose)
+        let listed = rates.chain(denials).chain(self.near.callers()).filter(|caller| caller.id == id);
+        // Callers of two kinds may share a value, and so an id: the one with a key can be acted on.
+        listed.map(|caller| caller.key.as_ref().map(ApiKey::expose)).reduce(Option::or)
     }
 
     pub(crate) fn near(&self) -> Vec<NearLimit> {

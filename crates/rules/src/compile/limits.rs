@@ -2,6 +2,7 @@
 
 use super::{Compiler, LimitSets};
 use crate::draft::{LimitDraft, RuleDraft, SoftThreshold};
+use crate::reader::Spanned;
 use crate::rule::{Action, LimitSet, Profile, Role, RuleLimit, SoftLimit};
 use crate::scope::{Kind, ScopePath};
 use crate::unit::Unit;
@@ -133,7 +134,7 @@ impl Compiler<'_, '_> {
                     used.jitter |= windows;
                     jitter.value && windows
                 }
-                (None, None) => self.jitter && windows,
+                (None, None) => self.shape.jitter && windows,
             };
             slots = spec.slots;
             spec
@@ -170,7 +171,7 @@ impl Compiler<'_, '_> {
             used.algorithm = true;
             return algorithm.value;
         }
-        if delays { Algorithm::LeakyBucket } else { self.algorithm }
+        if delays { Algorithm::LeakyBucket } else { self.shape.algorithm }
     }
 
     fn concurrency(&mut self, draft: &RuleDraft, role: Role, scope: &ScopePath) -> Option<RuleLimit> {
@@ -241,7 +242,8 @@ impl Compiler<'_, '_> {
 }
 
 fn role(draft: &RuleDraft) -> Role {
-    match (draft.shadow, draft.quota) {
+    let is_on = |flag: Option<Spanned<bool>>| flag.is_some_and(|on| on.value);
+    match (is_on(draft.shadow), is_on(draft.quota)) {
         (true, _) => Role::Shadow,
         (false, true) => Role::Quota,
         (false, false) => Role::Live,

@@ -2,6 +2,7 @@
 
 use super::{algorithm, class, descriptors, limit};
 use crate::draft::{ConcurrencyDraft, CostDraft, OnErrorDraft, RuleDraft, SoftDraft, SoftThreshold};
+use crate::metadata::Metadata;
 use crate::reader::{Reader, Spanned, parse_number, scalar};
 use crate::rule::{Action, FailPolicy, SoftAction};
 use crate::yaml::{Position, YamlNode, YamlValue};
@@ -64,7 +65,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "descriptors" => draft.rules = descriptors(reader, node, depth + 1),
             "shadow_mode" => shadow_mode = reader.boolean(node, "shadow_mode"),
             "shadow" => shadow = reader.boolean(node, "shadow"),
-            "quota_mode" => draft.quota = reader.boolean(node, "quota_mode").is_some_and(|on| on.value),
+            "quota_mode" => draft.quota = reader.boolean(node, "quota_mode"),
             "detailed_metric" => {
                 draft.detailed_metric = reader.boolean(node, "detailed_metric").is_some_and(|on| on.value);
             }
@@ -72,7 +73,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
                 draft.value_to_metric = reader.boolean(node, "value_to_metric").is_some_and(|on| on.value);
             }
             "share_threshold" => draft.share_threshold = reader.boolean(node, "share_threshold"),
-            "metadata" => draft.metadata = metadata(reader, node),
+            "metadata" => draft.metadata = Metadata::read(reader, node),
             "burst" => draft.shape.burst = reader.count(node, "burst", Rate::MAX_COUNT),
             "algorithm" => draft.shape.algorithm = algorithm(reader, node),
             "slots" => draft.shape.slots = reader.count(node, "slots", u64::from(u32::MAX)),
@@ -121,7 +122,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "keep one of them",
         );
     }
-    draft.shadow = shadow.or(shadow_mode).is_some_and(|on| on.value);
+    draft.shadow = shadow.or(shadow_mode);
     if !misread && draft.key.as_ref().is_none_or(|key| key.value.is_empty()) {
         let at = draft.key.as_ref().map_or(node.at, |key| key.at);
         reader.error_help(at, "empty key: a descriptor needs a `key`", "write `key: name_of_the_attribute`");
@@ -134,16 +135,6 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
 /// Reports a key that is not supported yet.
 pub(super) fn unsupported(reader: &mut Reader<'_>, at: Position, what: &str, instead: &str) {
     reader.error_help(at, format!("{what} is not available yet"), instead);
-}
-
-fn metadata(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> BTreeMap<String, String> {
-    let Some(pairs) = reader.mapping(node, "metadata", "{team: payments}") else { return BTreeMap::new() };
-    pairs
-        .filter_map(|(key, value)| {
-            let name = scalar(key).to_owned();
-            reader.text(value, &format!("metadata.{name}"), "payments").map(|text| (name, text.value))
-        })
-        .collect()
 }
 
 fn tiers(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Vec<(String, Vec<crate::draft::LimitDraft>)> {
@@ -312,10 +303,10 @@ fn soft_mark(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<SoftThresho
     Some(mark)
 }
 
-fn priority(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> i32 {
+fn priority(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<i32> {
     let range = (i64::from(i32::MIN), i64::from(i32::MAX));
     let priority = reader.number(node, "priority", range, "10");
-    priority.and_then(|priority| i32::try_from(priority.value).ok()).unwrap_or(0)
+    priority.and_then(|priority| i32::try_from(priority.value).ok())
 }
 
 fn cost(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<CostDraft> {

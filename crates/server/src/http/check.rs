@@ -274,6 +274,7 @@ pub(crate) async fn handle<S: CounterStore>(
     let request = decoded(body)?;
     let normalized = request.normalize()?;
     let descriptors = normalized.descriptors();
-    let decision = app.limiter.check(&normalized.check(&descriptors).with_trace(trace)).await;
-    Ok(decision::response(app, &decision, &decision::DecisionBody::new(&decision)))
+    let check = normalized.check(&descriptors).with_trace(trace);
+    let decision = app.limiter.check(&check).await;
+    Ok(decision::response_to(app, &check, &decision, &decision::DecisionBody::new(&decision)))
 }

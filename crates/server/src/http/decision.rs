@@ -4,7 +4,7 @@ use super::App;
 use serde::Serialize;
 use serde::ser::SerializeSeq;
 use tollgate_core::{CounterStore, Verdict};
-use tollgate_engine::{Decision, DecisionId, LimitStatus, Window};
+use tollgate_engine::{Check, Decision, DecisionId, LimitStatus, Window};
 use tollgate_http::h1::RawResponse;
 use tollgate_http::response::DecisionSummary;
 use tollgate_rules::Role;
@@ -113,11 +113,25 @@ pub(crate) fn response<S: CounterStore>(
     decision: &Decision,
     body: &impl Serialize,
 ) -> RawResponse {
-    let facts = DecisionSummary::from_decision(decision);
+    write(app, &DecisionSummary::from_decision(decision), body)
+}
+
+/// Like [`response`], with the name of the counter if the settings ask for it.
+pub(crate) fn response_to<S: CounterStore>(
+    app: &App<S>,
+    check: &Check<'_>,
+    decision: &Decision,
+    body: &impl Serialize,
+) -> RawResponse {
+    let scope = app.responses.scope(decision, check.input);
+    write(app, &DecisionSummary::from_decision(decision).with_scope(scope.as_deref()), body)
+}
+
+fn write<S: CounterStore>(app: &App<S>, facts: &DecisionSummary<'_>, body: &impl Serialize) -> RawResponse {
     let mut bytes = Vec::with_capacity(ROOM);
     // These types always serialize, and writing to memory cannot fail.
     let _ = serde_json::to_writer(&mut bytes, body);
     let mut response = RawResponse::json(facts.disposition.status(), bytes);
-    app.responses.write(&facts, app.limiter.clock().now(), &mut response);
+    app.responses.write(facts, app.limiter.clock().now(), &mut response);
     response
 }

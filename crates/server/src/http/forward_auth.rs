@@ -18,7 +18,7 @@ use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use std::sync::Arc;
 use tollgate_core::{CounterStore, TimeDelta, Timestamp, Verdict};
-use tollgate_engine::{Check, Decision, DelayQueue, Limiter, TraceContext};
+use tollgate_engine::{Check, CheckInput, Decision, DelayQueue, Limiter, TraceContext};
 use tollgate_http::h1::{HeadHeaders, RawResponse};
 use tollgate_http::headers::HeaderSink;
 use tollgate_http::identity::{
@@ -211,7 +211,7 @@ impl IdentityReader {
         request: &RequestView<'r, HeadHeaders<'r>>,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, Problem> {
-        self.identity.resolve_forwarded(request, PATH, now).map_err(|error| Problem::bad(error.to_string()))
+        self.identity.resolve_forwarded(request, PATH, now).map_err(|error| Problem::identity(&error))
     }
 }
 
@@ -243,10 +243,14 @@ pub(crate) async fn handle<S: CounterStore + 'static>(
         .with_client_address(caller.address);
     match app.limiter.admit(&check).await {
         (decision, Some(held)) if decision.delay() > TimeDelta::ZERO => {
-            Ok(Box::pin(after_delay(app, request, &decision, held, now)).await)
+            Ok(Box::pin(after_delay(app, request, (&decision, check.input), held, now)).await)
         }
         // Permits expire at their deadline: the proxy does not report the end of the request.
-        (decision, _) => Ok(response(app, request, &DecisionSummary::from_decision(&decision), now)),
+        (decision, _) => {
+            let scope = app.responses.scope(&decision, check.input);
+            let facts = DecisionSummary::from_decision(&decision).with_scope(scope.as_deref());
+            Ok(response(app, request, &facts, now))
+        }
     }
 }
 
@@ -254,11 +258,12 @@ pub(crate) async fn handle<S: CounterStore + 'static>(
 async fn after_delay<S: CounterStore + 'static>(
     app: &App<S>,
     request: &Request<'_>,
-    decision: &Decision,
+    (decision, input): (&Decision, CheckInput<'_>),
     held: tollgate_engine::HeldPermits,
     now: Timestamp,
 ) -> RawResponse {
-    let mut facts = DecisionSummary::from_decision(decision);
+    let scope = app.responses.scope(decision, input);
+    let mut facts = DecisionSummary::from_decision(decision).with_scope(scope.as_deref());
     let delay = decision.delay();
     let mut guard = app.limiter.guard(held, delay);
     let over =

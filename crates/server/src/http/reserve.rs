@@ -6,9 +6,10 @@ use super::problem::Problem;
 use super::{App, body, decision};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use tollgate_core::{CounterStore, TimeDelta};
-use tollgate_engine::{Limiter, ReservationId, ReserveError, SettleError, Settlement, TraceContext};
+use tollgate_engine::{
+    ClosedReservation, Limiter, ReservationId, ReserveError, SettleError, Settlement, TraceContext, Window,
+};
 use tollgate_http::h1::RawResponse;
 
 const DEFAULT_TTL: u64 = 60_000;
@@ -43,6 +44,16 @@ pub(crate) async fn reserve<S: CounterStore>(
     let made = made.map_err(|error| match error {
         ReserveError::InProgress => {
             Problem::new(StatusCode::CONFLICT, "Reservation in progress", error.to_string())
+        }
+        ReserveError::OtherContents => {
+            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "Idempotency key reused", error.to_string())
+                .in_field("idempotency_key")
+        }
+        ReserveError::Ended(_) => {
+            Problem::new(StatusCode::CONFLICT, "Reservation already ended", error.to_string())
+        }
+        ReserveError::Store(_) => {
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Store unavailable", error.to_string())
         }
         _ => Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many reservations", error.to_string()),
     })?;
@@ -89,13 +100,50 @@ fn reservation_id(text: &str) -> Result<ReservationId, Problem> {
     })
 }
 
-fn ended(result: Result<Settlement, SettleError>) -> Result<RawResponse, Problem> {
+#[derive(Default, Serialize)]
+struct EndedBody {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    settled: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cancelled: Option<bool>,
+    /// Fewest units that remain of a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remaining: Option<u64>,
+    limits: Vec<EndedLimit>,
+}
+
+#[derive(Serialize)]
+struct EndedLimit {
+    rule: String,
+    limit: u64,
+    window: String,
+    remaining: u64,
+    reset_ms: u64,
+}
+
+fn ended(result: Result<ClosedReservation, SettleError>) -> Result<RawResponse, Problem> {
     let body = match result {
-        Ok(Settlement::Settled(cost)) => json!({"settled": true, "cost": cost}),
-        Ok(Settlement::Canceled) => json!({"cancelled": true}),
+        Ok(ClosedReservation { settlement, limits }) => {
+            let remaining = limits.iter().map(|limit| limit.remaining).min();
+            let limits = limits.into_iter().map(|told| EndedLimit {
+                rule: told.rule,
+                limit: told.limit.rate().count,
+                window: Window::from_limit(&told.limit).to_string(),
+                remaining: told.remaining,
+                reset_ms: told.reset_after.ceil_millis(),
+            });
+            let body = EndedBody { remaining, limits: limits.collect(), ..EndedBody::default() };
+            match settlement {
+                Settlement::Settled(cost) => EndedBody { settled: Some(true), cost: Some(cost), ..body },
+                _ => EndedBody { cancelled: Some(true), ..body },
+            }
+        }
         Err(error) => {
             let (status, title) = match error {
                 SettleError::Unknown => (StatusCode::NOT_FOUND, "No such reservation"),
+                SettleError::Ended(Settlement::Expired) => (StatusCode::NOT_FOUND, "Reservation expired"),
                 SettleError::Ended(_) => (StatusCode::CONFLICT, "Reservation already ended"),
                 SettleError::InProgress => (StatusCode::CONFLICT, "Reservation in progress"),
                 _ => (StatusCode::SERVICE_UNAVAILABLE, "Store unavailable"),
@@ -103,5 +151,5 @@ fn ended(result: Result<Settlement, SettleError>) -> Result<RawResponse, Problem
             return Err(Problem::new(status, title, error.to_string()));
         }
     };
-    Ok(RawResponse::json(StatusCode::OK, body.to_string().into_bytes()))
+    Ok(RawResponse::json(StatusCode::OK, serde_json::to_vec(&body).unwrap_or_default()))
 }

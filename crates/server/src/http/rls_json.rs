@@ -14,6 +14,7 @@ use crate::rls::proto::envoy::extensions::common::ratelimit::v3::{
 use crate::rls::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, RateLimit, rate_limit};
 use crate::rls::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use http::StatusCode;
+use prost_types::Struct;
 use prost_types::value::Kind;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
@@ -175,13 +176,35 @@ fn encode(response: &RateLimitResponse) -> Value {
         body.insert("responseHeadersToAdd".into(), headers.collect());
     }
     if let Some(metadata) = &response.dynamic_metadata {
-        let fields = metadata.fields.iter().filter_map(|(key, value)| match &value.kind {
-            Some(Kind::StringValue(text)) => Some((key.clone(), Value::from(text.clone()))),
-            _ => None,
-        });
-        body.insert("dynamicMetadata".into(), Value::Object(fields.collect()));
+        body.insert("dynamicMetadata".into(), struct_json(metadata));
     }
     Value::Object(body)
+}
+
+/// Returns a struct in protobuf's JSON mapping.
+fn struct_json(object: &Struct) -> Value {
+    Value::Object(object.fields.iter().map(|(key, value)| (key.clone(), value_json(value))).collect())
+}
+
+fn value_json(value: &prost_types::Value) -> Value {
+    match &value.kind {
+        None | Some(Kind::NullValue(_)) => Value::Null,
+        Some(Kind::BoolValue(value)) => Value::from(*value),
+        Some(Kind::NumberValue(value)) => number_json(*value),
+        Some(Kind::StringValue(text)) => Value::from(text.clone()),
+        Some(Kind::ListValue(list)) => list.values.iter().map(value_json).collect(),
+        Some(Kind::StructValue(object)) => struct_json(object),
+    }
+}
+
+/// Writes whole numbers without a fraction, as protobuf's JSON does.
+fn number_json(value: f64) -> Value {
+    const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
+    if value.fract() == 0.0 && value.abs() <= MAX_EXACT {
+        #[expect(clippy::cast_possible_truncation, reason = "a whole number below 2^53")]
+        return Value::from(value as i64);
+    }
+    Value::from(value)
 }
 
 fn current_limit(limit: &RateLimit) -> Value {

@@ -97,7 +97,7 @@ impl ThrottleParams {
     pub(super) fn limit(self) -> Result<Limit, CommandError> {
         let quota = Rate::per(self.count, TimeDelta::from_secs(self.period));
         let burst = self.max_burst.saturating_add(1);
-        let limit = LimitSpec::new(Algorithm::Gcra, quota).burst(burst).build();
+        let limit = LimitSpec::new(Algorithm::Gcra, quota).burst(burst).any_period().build();
         limit.map_err(|error| CommandError::new(error.to_string()))
     }
 }

@@ -6,10 +6,10 @@ use super::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit as WireUnit;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use prost_types::value::Kind;
-use prost_types::{Duration, Struct, Value};
+use prost_types::{Duration, ListValue, Struct, Value};
 use tollgate_core::{TimeDelta, Verdict};
 use tollgate_engine::{Decision, LimitStatus, Origin};
-use tollgate_rules::{MatchKind, RuleLimit, Unit};
+use tollgate_rules::{MatchKind, MetadataValue, RuleLimit, Unit};
 
 /// Returns the rate limit response for a decision.
 pub fn response(decision: &Decision) -> RateLimitResponse {
@@ -97,17 +97,35 @@ fn header(key: &str, value: &str) -> HeaderValue {
     HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() }
 }
 
+/// Returns a rule's metadata as the wire's own value.
+fn struct_value(value: &MetadataValue) -> Value {
+    let kind = match value {
+        MetadataValue::Null => Kind::NullValue(0),
+        MetadataValue::Bool(value) => Kind::BoolValue(*value),
+        MetadataValue::Number(value) => Kind::NumberValue(*value),
+        MetadataValue::Text(text) => Kind::StringValue(text.clone()),
+        MetadataValue::List(items) => {
+            Kind::ListValue(ListValue { values: items.iter().map(struct_value).collect() })
+        }
+        MetadataValue::Map(values) => {
+            let fields = values.iter().map(|(key, value)| (key.clone(), struct_value(value))).collect();
+            Kind::StructValue(Struct { fields })
+        }
+    };
+    Value { kind: Some(kind) }
+}
+
 fn metadata(decision: &Decision) -> Option<Struct> {
     let mut fields = std::collections::BTreeMap::new();
+    for status in &decision.descriptors {
+        let rule = status.rule.and_then(|id| decision.rules().rule(id));
+        for (key, value) in rule.into_iter().flat_map(|rule| rule.metadata.iter()) {
+            fields.insert(key.to_owned(), struct_value(value));
+        }
+    }
     let mut text = |key: &str, value: String| {
         fields.insert(key.to_owned(), Value { kind: Some(Kind::StringValue(value)) });
     };
-    for status in &decision.descriptors {
-        let rule = status.rule.and_then(|id| decision.rules().rule(id));
-        for (key, value) in rule.into_iter().flat_map(|rule| &rule.metadata) {
-            text(key, value.clone());
-        }
-    }
     if decision.delay() > TimeDelta::ZERO {
         text("delay_ms", decision.delay().ceil_millis().to_string());
     }

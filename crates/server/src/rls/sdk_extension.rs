@@ -13,7 +13,7 @@ use super::proto::envoy::config::core::v3::HeaderValue;
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use super::{BadRequest, decide, decode, encode};
 use tollgate_core::{Cost, CounterStore, TimeDelta};
-use tollgate_engine::{Check, Limiter, TraceContext};
+use tollgate_engine::{Check, CheckInput, Limiter, TraceContext};
 use tollgate_http::response::{DecisionSummary, ResponseConfig};
 
 /// The metadata key.
@@ -26,7 +26,7 @@ pub(crate) async fn handle<S: CounterStore>(
     form: &[u8],
     trace: Option<&TraceContext>,
 ) -> Result<RateLimitResponse, BadRequest> {
-    let decision = match form {
+    let (decision, scope) = match form {
         b"attributes" => {
             if request.descriptors.len() != 1 {
                 return Err(BadRequest("attributes must be sent as exactly one descriptor".to_owned()));
@@ -35,12 +35,22 @@ pub(crate) async fn handle<S: CounterStore>(
             let hits = request.descriptors[0].hits_addend.map(Cost::new);
             let cost = hits.unwrap_or_else(|| decode::hits(request));
             let check = Check::attributes(&request.domain, &entries).with_cost(cost);
-            limiter.check(&check.with_protocol("rls").with_trace(trace)).await
+            let check = check.with_protocol("rls").with_trace(trace);
+            let decision = limiter.check(&check).await;
+            let scope = responses.scope(&decision, check.input);
+            (decision, scope)
         }
-        b"descriptors" => decide(limiter, "rls", request, trace).await?,
+        b"descriptors" => {
+            let decision = decide(limiter, "rls", request, trace).await?;
+            let entries = decode::entries(request)?;
+            let descriptors = decode::descriptors(request, &entries)?;
+            let scope = responses.scope(&decision, CheckInput::Descriptors(&descriptors));
+            (decision, scope)
+        }
         _ => return Err(BadRequest(format!("invalid {METADATA_KEY}; send attributes or descriptors"))),
     };
-    let response = responses.respond(&DecisionSummary::from_decision(&decision), limiter.clock().now());
+    let facts = DecisionSummary::from_decision(&decision).with_scope(scope.as_deref());
+    let response = responses.respond(&facts, limiter.clock().now());
     let field = |key: &str, value: String| HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() };
     let mut fields = vec![field("tollgate-status", response.status().as_u16().to_string())];
     if decision.delay() > TimeDelta::ZERO {

@@ -13,6 +13,8 @@ pub struct MemoryConfig {
     pub bytes: usize,
     /// Bytes of the cap for wide counters (strict windows, logs, permits); an eighth if absent.
     pub wide_bytes: Option<usize>,
+    /// Bytes of the cap that something other than counters uses: reservations.
+    pub other_bytes: usize,
     /// When to use huge pages.
     pub huge_pages: HugePages,
 }
@@ -28,7 +30,7 @@ impl MemoryConfig {
     /// ```
     #[must_use]
     pub const fn with_bytes(bytes: usize) -> Self {
-        Self { bytes, wide_bytes: None, huge_pages: HugePages::WhenDense }
+        Self { bytes, wide_bytes: None, other_bytes: 0, huge_pages: HugePages::WhenDense }
     }
 }
 

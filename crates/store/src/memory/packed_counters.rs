@@ -1,7 +1,8 @@
 //! Packed counters: the table of keys, and the small table of shared counters for new keys that find no slot.
 //!
 //! A charge finds the slot, steps its word and stores it by one compare-exchange; it starts again if another thread was
-//! faster. A denial or a peek writes nothing.
+//! faster. A denial or a peek writes nothing, whatever limit it was made with; two kinds of denial do: one that a limit
+//! counts as an attempt, and one that finds a state which a clock that moved backward has left in the future.
 //!
 //! When the window of a new key is full of protected keys, it is charged on a counter that it shares with a 256th of
 //! the other new keys of its scope. So a flood cannot reset keys near their limit, memory does not grow, and the keys
@@ -78,13 +79,27 @@ impl<'a> PackedCharge<'a> {
     #[inline(always)]
     pub(super) fn step(&self, seen: Option<SlotValue>, manner: ChargeKind) -> (SlotValue, Outcome) {
         let word = seen.and_then(|seen| seen.word_for(self.tag));
+        let mark = seen.filter(|_| word.is_some()).map_or(0, SlotValue::mark);
         if manner == ChargeKind::Debit && !self.cost.is_refund() {
-            let word = self.limit.debit_word(word, self.moment, self.cost.units());
-            let (_, outcome) = self.limit.step_word(Some(word), self.moment, Cost::PEEK);
-            return (SlotValue::after(self.name, self.limit, self.tag, &outcome, word), outcome);
+            let word = self.limit.debit_word(word, mark, self.moment, self.cost.units());
+            let (_, outcome) = self.limit.step_word(Some(word), mark, self.moment, Cost::PEEK);
+            return (self.after(&outcome, word, mark), outcome);
         }
-        let (word, outcome) = self.limit.step_word(word, self.moment, self.cost);
-        (SlotValue::after(self.name, self.limit, self.tag, &outcome, word), outcome)
+        let (word, outcome) = self.limit.step_word(word, mark, self.moment, self.cost);
+        (self.after(&outcome, word, mark), outcome)
+    }
+
+    #[inline(always)]
+    fn after(&self, outcome: &Outcome, word: u64, mark: u8) -> SlotValue {
+        SlotValue::after(self.name, self.limit, self.tag, outcome, word, (mark, self.moment))
+    }
+
+    /// Returns whether a denial that left `word` is stored all the same: see above. A state in the future is the only
+    /// one whose word falls, because its time is in the highest bits. All other changes were made by reading it: a
+    /// window that has turned, or a state that another limit wrote.
+    #[cold]
+    fn stores_denial(&self, seen: SlotValue, word: u64) -> bool {
+        self.limit.counts_denied() || seen.word_for(self.tag).is_some_and(|before| word < before)
     }
 
     /// Returns whether a charge of an unused counter leaves any state to store.
@@ -96,7 +111,7 @@ impl<'a> PackedCharge<'a> {
             return manner != ChargeKind::Attempt;
         }
         // A window that counts attempts stores a denial too.
-        self.limit.step_word(None, self.moment, Cost::PEEK).0 != after.word && after.word != 0
+        self.limit.step_word(None, 0, self.moment, Cost::PEEK).0 != after.word && after.word != 0
     }
 
     /// Returns the same charge on the shared counter.
@@ -114,11 +129,12 @@ impl<L: LineStorage> PackedCounters<L> {
     #[inline(always)]
     pub(super) fn charge_known(&self, ask: &PackedCharge<'_>) -> Option<Outcome> {
         let (at, seen) = self.keys.find(ask.name)?;
-        let (word, outcome) = ask.limit.step_word(seen.word_for(ask.tag), ask.moment, ask.cost);
-        let done = if word == seen.word || ask.cost.is_peek() {
+        let (word, outcome) = ask.limit.step_word(seen.word_for(ask.tag), seen.mark(), ask.moment, ask.cost);
+        let denied = outcome.verdict.is_denied();
+        let done = if word == seen.word || ask.cost.is_peek() || denied && !ask.stores_denial(seen, word) {
             self.keys.is_unchanged(at, seen)
         } else {
-            self.keys.update(at, seen, SlotValue::after(ask.name, ask.limit, ask.tag, &outcome, word))
+            self.keys.update(at, seen, ask.after(&outcome, word, seen.mark()))
         };
         done.then_some(outcome)
     }
@@ -274,8 +290,10 @@ fn charge_slot<L: LineStorage>(
     manner: ChargeKind,
 ) -> Option<(Outcome, ChargeReceipt)> {
     let (after, outcome) = ask.step(Some(seen), manner);
-    // A denial that still changes the word is a counted attempt, or a correction after the clock was set back.
-    let idle = manner == ChargeKind::Attempt && outcome.verdict.is_allowed();
+    let idle = match outcome.verdict.is_denied() {
+        true => manner != ChargeKind::Debit && !ask.stores_denial(seen, after.word),
+        false => manner == ChargeKind::Attempt,
+    };
     if after.word == seen.word || ask.cost.is_peek() || idle {
         let receipt = ChargeReceipt { location: None, before: seen, after: seen };
         return table.is_unchanged(at, seen).then_some((outcome, receipt));

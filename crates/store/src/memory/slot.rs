@@ -2,7 +2,7 @@
 //!
 //! | half | bits, high to low |
 //! |---|---|
-//! | meta | fingerprint : 48 (the lowest bit always set), pressure : 8, tag : 8 |
+//! | meta | fingerprint : 48 (the lowest bit always set), mark : 8, tag : 8 |
 //! | word | the limit's state, as `tollgate_core::Tag` describes |
 //!
 //! A meta of zero is an empty slot. Tags of states are 64 and more; the tag 1 marks a slot that a thread has reserved
@@ -11,7 +11,7 @@
 use tollgate_core::{Limit, Outcome, Tag, Timestamp};
 
 const FINGERPRINT_SHIFT: u32 = 16;
-const PRESSURE_SHIFT: u32 = 8;
+const MARK_SHIFT: u32 = 8;
 const RESERVED: u8 = 1;
 /// Shift of a tag's family, its two upper bits.
 const FAMILY_SHIFT: u32 = 6;
@@ -36,8 +36,8 @@ impl SlotValue {
     pub(super) const EMPTY: Self = Self { meta: 0, word: 0 };
 
     #[inline]
-    pub(super) const fn new(name: u64, tag: Tag, pressure: u8, word: u64) -> Self {
-        Self { meta: fingerprint(name) | (pressure as u64) << PRESSURE_SHIFT | tag.byte() as u64, word }
+    pub(super) const fn new(name: u64, tag: Tag, mark: u8, word: u64) -> Self {
+        Self { meta: fingerprint(name) | (mark as u64) << MARK_SHIFT | tag.byte() as u64, word }
     }
 
     pub(super) const fn reservation(name: u64, number: u64) -> Self {
@@ -66,7 +66,7 @@ impl SlotValue {
     /// Returns the eviction order of the slot, least valuable first: its pressure, then its expiry.
     pub(super) fn eviction_rank(self, now: Timestamp) -> (u8, Timestamp) {
         let tag = Tag::from_byte(self.tag_byte());
-        (tag.pressure(self.word, (self.meta >> PRESSURE_SHIFT) as u8, now), tag.expires(self.word))
+        (tag.pressure(self.word, self.mark(), now), tag.expires(self.word))
     }
 
     /// Returns the state for a limit with this tag; a state left behind by another algorithm or period counts as
@@ -78,10 +78,23 @@ impl SlotValue {
         if readable { Some(self.word) } else { None }
     }
 
-    /// Returns the slot after `limit` returned `outcome` and left `word`.
+    /// Returns the byte beside the tag: see `tollgate_core::Limit::mark`.
     #[inline]
-    pub(super) fn after(name: u64, limit: &Limit, tag: Tag, outcome: &Outcome, word: u64) -> Self {
-        Self::new(name, tag, limit.pressure(outcome), word)
+    pub(super) const fn mark(self) -> u8 {
+        (self.meta >> MARK_SHIFT) as u8
+    }
+
+    /// Returns the slot after `limit` returned `outcome` at `now` and left `word`, where `mark` was stored.
+    #[inline]
+    pub(super) fn after(
+        name: u64,
+        limit: &Limit,
+        tag: Tag,
+        outcome: &Outcome,
+        word: u64,
+        (mark, now): (u8, Timestamp),
+    ) -> Self {
+        Self::new(name, tag, limit.mark(mark, word, now, outcome), word)
     }
 }
 

@@ -170,8 +170,10 @@ impl LockedShards<'_> {
     pub(super) fn peek(&mut self, ask: &WideCharge<'_>) -> Outcome {
         let (_, _, shard) = self.shard(ask);
         match shard.find(ask.name).or_else(|| shard.find(ask.shared)) {
-            Some(at) => ask.limit.step(&mut shard.entries[at].state, ask.moment, Cost::PEEK),
-            None => ask.limit.step(&mut State::default(), ask.moment, Cost::PEEK),
+            Some(at) if ask.limit.reads(&shard.entries[at].state) => {
+                ask.limit.step(&mut shard.entries[at].state, ask.moment, Cost::PEEK)
+            }
+            _ => ask.limit.step(&mut State::default(), ask.moment, Cost::PEEK),
         }
     }
 
@@ -233,9 +235,23 @@ impl WideShard {
             return (ask.no_memory(), Undo::Nothing);
         }
         let entry = &mut self.entries[at];
-        let undo = undo::Step::before(ask, &entry.state);
-        let outcome = ask.apply(&mut entry.state, manner);
-        entry.pressure = pressure(ask.limit, &outcome);
+        let mut undo = undo::Step::before(ask, &entry.state);
+        let outcome = if ask.limit.reads(&entry.state) {
+            ask.apply(&mut entry.state, manner)
+        } else {
+            // Another kind of limit left it: only what is taken replaces it.
+            let mut state = State::default();
+            let outcome = ask.apply(&mut state, manner);
+            if outcome.verdict.is_denied() || ask.cost.is_peek() {
+                return (outcome, Undo::Nothing);
+            }
+            undo = undo::Step::Whole(std::mem::replace(&mut entry.state, state));
+            outcome
+        };
+        // What a denial or a peek changes is what reading changes: a window that has turned, units that have expired.
+        if takes && outcome.verdict.is_allowed() || ask.cost.is_refund() {
+            entry.pressure = pressure(ask.limit, &outcome);
+        }
         self.measure(at, ask, wide);
         let undo = if outcome.verdict.is_allowed() { Undo::Step(name, undo) } else { Undo::Nothing };
         (outcome, undo)

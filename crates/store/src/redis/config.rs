@@ -31,7 +31,8 @@ pub(super) enum Kind {
 pub struct RedisConfig {
     /// Longest time that a check waits for its reply.
     pub deadline: Duration,
-    /// Longest time to open a connection; no check waits for it beyond its own deadline.
+    /// Longest time to open a connection, or five times the deadline if that is longer: connections are opened in the
+    /// background, and a link that needs a long deadline needs time to connect.
     pub connect_timeout: Duration,
     /// Number of connections to each server.
     pub connections: usize,
@@ -117,7 +118,7 @@ impl RedisConfig {
         };
         Ok(Self {
             deadline: Duration::from_millis(10),
-            connect_timeout: Duration::from_millis(250),
+            connect_timeout: Duration::from_secs(1),
             connections: 2,
             breaker: BreakerConfig::default(),
             loss_window: None,
@@ -160,6 +161,10 @@ impl RedisConfig {
         })?;
         self.password = Some(text.trim_end_matches(['\r', '\n']).to_owned());
         Ok(self)
+    }
+
+    pub(super) fn connect_timeout(&self) -> Duration {
+        self.connect_timeout.max(5 * self.deadline)
     }
 
     /// Returns how to connect to a server of this configuration.

@@ -27,7 +27,7 @@ pub(super) fn state(bundle: Option<&[u8]>, name: &Name) -> State {
 }
 
 fn bucket(micros: &str) -> State {
-    micros.parse().map_or(State::Unused, |micros| State::Bucket(Tat { micros, fraction: 0 }))
+    micros.parse().map_or(State::Unused, |micros| State::Bucket(Tat { micros, fraction: 0, reach: 0 }))
 }
 
 fn parse(body: &str) -> Option<State> {
@@ -43,7 +43,9 @@ fn parse(body: &str) -> Option<State> {
     Some(match kind {
         "f" => {
             let micros = expiry.parse::<u64>().ok()?.checked_sub(1)?;
-            State::Bucket(Tat { micros, fraction: number()? })
+            let fraction = number()?;
+            let reach = number().map_or(0, |log2| u8::try_from(log2).unwrap_or(0).min(52));
+            State::Bucket(Tat { micros, fraction, reach })
         }
         "w" => State::Window(WindowCount { start: Timestamp::from_micros(number()?), count: number()? }),
         "s" => State::Sliding(SlidingCounts {
@@ -75,7 +77,7 @@ mod tests {
     #[test]
     fn a_bundle_gives_each_counter_its_own_state() {
         let name = |text: &str| Name::from_slice(text.as_bytes());
-        let tat = |micros, fraction| State::Bucket(Tat { micros, fraction });
+        let tat = |micros, fraction| State::Bucket(Tat { micros, fraction, reach: 0 });
         let alone = Some(b"1700000017123457601".as_slice());
         assert_eq!(state(alone, &name("601")), tat(1_700_000_017_123_457, 0));
         assert_eq!(state(alone, &name("602")), State::Unused);

@@ -1,30 +1,37 @@
 //! Pipeline: one connection to one shard, and the requests queued for it.
 //!
-//! Requests that arrive while a batch is in flight join the next one: no timer, no fixed batch size. A batch is one
-//! pipeline of script calls; all requests of a batch whose keys live together are one call, which reads its bundles
-//! once, decides the requests in order, and writes each bundle once. Requests wait on their own deadlines, never on the
-//! connection: one that was canceled before the batch is sent is left out.
+//! Requests that arrive while a batch is in flight join the next one: no fixed batch size. The next batch is sent when
+//! the one before it has been answered, or after a millisecond: on a link that is longer than that, batches overlap, so a
+//! check takes one round trip however long it is. A batch is one pipeline of script calls; all requests of a batch whose
+//! keys live together are one call, which reads its bundles once, decides the requests in order, and writes each bundle
+//! once. Requests wait on their own deadlines, never on the connection: one that was canceled before the batch is sent is
+//! left out.
 //!
-//! A batch whose reply is lost is never sent again: its charges may have been applied. They fail, so units are at most
-//! lost to the caller, never granted twice.
+//! A batch past the deadline is one failure of the server, and its reply is still waited for: an answer, however late, is
+//! a sign of life, and tells whether the requests were charged. A batch whose connection is lost is never sent again: its
+//! charges may have been applied.
+//!
+//! The pipeline connects in the background, also while its server's breaker is open: that connection is the probe.
 
-use super::data_loss::DataLoss;
+use super::health::Health;
+use super::late_replies::LateReplies;
 use super::recompute::RecomputedOutcome;
-use super::script::Scripts;
 use super::script_call::{CallResult, ScriptCall};
-use super::shard::RunIdTracker;
+use super::shard::{RunIdTracker, Shared};
 use super::shard_request::ShardRequest;
-use crate::breaker::Breaker;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
 use smallvec::SmallVec;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Interval, MissedTickBehavior};
-use tollgate_core::{Admission, Clock, TimeDelta, Timestamp};
+use tokio::time::error::Elapsed;
+use tokio::time::{Instant, MissedTickBehavior, timeout_at};
+use tollgate_core::{Admission, Clock, Timestamp};
 
 /// The command that a server executes.
 #[derive(Clone, Debug)]
@@ -46,6 +53,8 @@ pub(super) enum Command {
 
 /// A request that waits for a reply.
 pub(super) struct Job {
+    /// Identifies the request if nobody waits for its reply anymore.
+    pub(super) id: u64,
     pub(super) command: Command,
     pub(super) request: Box<ShardRequest>,
     pub(super) slot: u16,
@@ -60,13 +69,14 @@ pub(super) struct ShardReply {
     pub(super) now: Timestamp,
     pub(super) admission: Admission,
     pub(super) outcomes: SmallVec<[RecomputedOutcome; 4]>,
-    /// Prior contents of the bundles, if the request is partial.
+    /// Prior contents of the bundles, if an undo needs them.
     pub(super) priors: Vec<Vec<u8>>,
-    /// Data loss that was assumed.
-    pub(super) loss: DataLoss,
+    /// The request, with the data loss that was assumed.
+    pub(super) request: Box<ShardRequest>,
 }
 
 /// Why there is no reply, and the request for a retry.
+#[derive(Debug)]
 pub(super) struct FailedJob {
     pub(super) failure: Failure,
     pub(super) request: Box<ShardRequest>,
@@ -81,6 +91,8 @@ pub(super) enum Failure {
     Ask(String),
     /// The server rejected the request before applying any of it.
     Rejected(String),
+    /// A key of the request cannot be read as counters; nothing was applied.
+    Damaged(String),
     /// The request was never sent.
     Unsent(String),
     /// This node's calendar windows were too far from this server time.
@@ -97,23 +109,14 @@ pub(super) type Connect = Arc<
 /// Everything a pipeline needs.
 pub(super) struct Pipeline {
     pub(super) connect: Connect,
-    pub(super) scripts: Arc<Scripts>,
-    /// Clock whose time is passed to scripts; the server's own if absent.
-    pub(super) manual_clock: Option<Arc<dyn Clock>>,
-    pub(super) clock: Arc<dyn Clock>,
-    pub(super) breaker: Arc<Breaker>,
-    /// What this server may have lost, and the longest time that it matters.
+    pub(super) shared: Arc<Shared>,
+    pub(super) health: Arc<Health>,
+    /// What this server may have lost.
     pub(super) run_id: Arc<RunIdTracker>,
-    pub(super) loss_window: Option<TimeDelta>,
     /// Whether requests of different slots may share a call.
     pub(super) merges: bool,
-    /// How long a reply may take before the connection is dropped.
-    pub(super) timeout: Duration,
-    pub(super) connect_timeout: Duration,
     /// Open connections to this server.
     pub(super) connected: Arc<AtomicUsize>,
-    /// Decisions on which the script and `Limit::step` differ; not zero only through a bug.
-    pub(super) mismatches: Arc<AtomicUsize>,
 }
 
 /// Interval between checks of an idle connection.
@@ -122,144 +125,374 @@ const IDLE_CHECK: Duration = Duration::from_secs(2);
 /// Maximum number of requests in one batch.
 const MAX_BATCH: usize = 128;
 
+/// How long a batch must have been in flight before the next one is sent beside it. On a short link replies come sooner,
+/// so that requests gather into few calls; on a long one a request waits no longer than this for its batch.
+const OVERLAP: Duration = Duration::from_millis(1);
+
+/// Maximum number of requests in flight on one connection; further ones are queued.
+const MAX_IN_FLIGHT: usize = 4_096;
+
+/// How long a late reply is waited for, on a connection that is otherwise no longer used.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The connection of a pipeline.
+enum Link<'a> {
+    /// None; the next attempt is due.
+    Down,
+    Opening(Pin<Box<dyn Future<Output = Result<MultiplexedConnection, String>> + Send + 'a>>),
+    Up(MultiplexedConnection),
+}
+
+/// The end of a batch.
+struct Flight {
+    /// The connection it was sent on.
+    epoch: u64,
+    jobs: usize,
+    link: LinkState,
+}
+
+/// What a batch has shown about its connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LinkState {
+    Usable,
+    /// The server is not the primary.
+    WrongServer,
+    Lost,
+}
+
+/// The present connection. What is in flight on earlier ones no longer counts.
+#[derive(Default)]
+struct Present {
+    epoch: u64,
+    flights: usize,
+    /// Requests in flight.
+    jobs: usize,
+    /// When a flight was last answered, or the first of them was sent.
+    heard: Option<Instant>,
+}
+
 impl Pipeline {
     /// Serves jobs until all senders are dropped.
     pub(super) async fn run(self, mut jobs: mpsc::Receiver<Job>) {
-        let mut connection: Option<MultiplexedConnection> = None;
-        let mut batch = Vec::with_capacity(MAX_BATCH);
+        let this = &self;
+        let mut link = Link::Opening(this.opening());
+        let mut flights = FuturesUnordered::new();
+        let mut present = Present::default();
+        let mut batch: Vec<Job> = Vec::with_capacity(MAX_BATCH);
+        let mut changes = self.health.changes();
         let mut looks = tokio::time::interval(IDLE_CHECK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // One timer for what is waited for: another batch beside those in flight, or another attempt to connect.
+        let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
+        let (mut may_overlap, mut attempts) = (true, 0);
         loop {
+            let accepts = match &link {
+                Link::Up(_) => (present.flights == 0 || may_overlap) && present.jobs < MAX_IN_FLIGHT,
+                Link::Opening(_) => batch.len() < MAX_BATCH,
+                Link::Down => true,
+            };
+            let (is_up, is_down) = (matches!(link, Link::Up(_)), matches!(link, Link::Down));
+            let is_idle = is_up && present.flights == 0;
             tokio::select! {
                 biased;
-                many = jobs.recv_many(&mut batch, MAX_BATCH) => {
+                Some(flight) = flights.next(), if !flights.is_empty() => {
+                    let Flight { epoch, jobs, link: state } = flight;
+                    if epoch == present.epoch {
+                        present.flights -= 1;
+                        present.jobs -= jobs;
+                        present.heard = Some(Instant::now());
+                        if state != LinkState::Usable && is_up {
+                            // One failure, however many batches were in flight.
+                            if state == LinkState::Lost {
+                                self.health.record_connection_failure();
+                            }
+                            self.disconnected();
+                            link = if self.health.is_open() {
+                                attempts = 0;
+                                timer.as_mut().reset(Instant::now() + self.health.probe_pause(attempts));
+                                Link::Down
+                            } else {
+                                Link::Opening(this.opening())
+                            };
+                        }
+                    }
+                }
+                opened = opening(&mut link) => match opened {
+                    Ok(connection) => {
+                        self.connected.fetch_add(1, Ordering::Relaxed);
+                        link = Link::Up(connection);
+                        present = Present { epoch: present.epoch + 1, ..Present::default() };
+                        attempts = 0;
+                    }
+                    Err(why) => {
+                        self.fail(batch.drain(..), &Failure::Unsent(why));
+                        link = Link::Down;
+                        timer.as_mut().reset(Instant::now() + self.health.probe_pause(attempts));
+                        attempts += 1;
+                    }
+                },
+                changed = changes.changed() => {
+                    let is_open = changed.is_ok() && *changes.borrow_and_update();
+                    // A server that says nothing is tried anew; what its connection still answers is heard.
+                    if is_open && !is_down {
+                        if is_up {
+                            self.disconnected();
+                        }
+                        link = Link::Down;
+                        attempts = 0;
+                        self.fail(batch.drain(..), &Failure::Unsent("its breaker is open".to_owned()));
+                        timer.as_mut().reset(Instant::now() + self.health.probe_pause(attempts));
+                    } else if !is_open && is_down {
+                        // Another connection has shown that the server answers.
+                        link = Link::Opening(this.opening());
+                    }
+                }
+                many = jobs.recv_many(&mut batch, MAX_BATCH), if accepts => {
                     if many == 0 {
                         break;
                     }
+                    if is_down && self.health.is_open() {
+                        self.fail(batch.drain(..), &Failure::Unsent("its breaker is open".to_owned()));
+                    } else if is_down {
+                        link = Link::Opening(this.opening());
+                    }
                 }
-                () = self.gone(&mut looks, &mut connection) => {
-                    connection = None;
-                    self.connected.fetch_sub(1, Ordering::Relaxed);
-                    continue;
+                () = &mut timer, if is_down || is_up && present.flights > 0 && !may_overlap => {
+                    may_overlap = true;
+                    if is_down {
+                        link = Link::Opening(this.opening());
+                    }
+                }
+                _ = looks.tick(), if is_idle => {
+                    if let Link::Up(open) = &link {
+                        present.flights += 1;
+                        present.heard = Some(Instant::now());
+                        flights.push(boxed(this.look(open.clone(), present.epoch)));
+                    }
                 }
             }
-            batch.retain(|job: &Job| !job.reply.is_closed());
+            // Only now is it known whether anybody still waits.
+            let given_up = batch.extract_if(.., |job| job.reply.is_closed());
+            self.fail(given_up, &Failure::Unsent("nobody waits for it".to_owned()));
+            let Link::Up(open) = &link else { continue };
             if batch.is_empty() {
                 continue;
             }
-            if connection.is_none() {
-                match self.open().await {
-                    Ok(opened) => connection = Some(opened),
-                    Err(why) => {
-                        batch.drain(..).for_each(|job| job.fail(Failure::Unsent(why.clone())));
-                        continue;
-                    }
-                }
-                // Connecting took time: requests canceled meanwhile are not charged.
-                batch.retain(|job| !job.reply.is_closed());
+            let now = Instant::now();
+            if present.flights > 0
+                && present.heard.is_some_and(|at| now - at >= self.health.connection_silence())
+            {
+                // This connection is dead, whatever others to the same server are.
+                self.disconnected();
+                link = Link::Opening(this.opening());
+                continue;
             }
             // Only after connecting, which may have shown that another process took over.
             self.doubt(&mut batch);
-            if let Some(open) = &mut connection
-                && !self.serve(open, ScriptCall::group(batch.drain(..), self.merges)).await
-            {
-                connection = None;
-                self.connected.fetch_sub(1, Ordering::Relaxed);
+            present.jobs += batch.len();
+            present.flights += 1;
+            if present.flights == 1 {
+                present.heard = Some(now);
             }
+            let calls = ScriptCall::group(batch.drain(..), self.merges);
+            flights.push(boxed(this.serve(open.clone(), calls, present.epoch)));
+            may_overlap = false;
+            timer.as_mut().reset(now + OVERLAP);
         }
-        if connection.is_some() {
-            self.connected.fetch_sub(1, Ordering::Relaxed);
+        if matches!(link, Link::Up(_)) {
+            self.disconnected();
         }
     }
 
-    /// Waits until an idle connection is broken, so that its status is correct without traffic.
-    async fn gone(&self, looks: &mut Interval, connection: &mut Option<MultiplexedConnection>) {
-        let Some(connection) = connection else { return std::future::pending().await };
-        loop {
-            looks.tick().await;
-            // `TIME` is permitted even to users with few rights.
-            let word = redis::cmd("TIME");
-            let answer = tokio::time::timeout(self.timeout, word.query_async::<redis::Value>(connection));
-            match answer.await {
-                Ok(Err(error)) if error.is_unrecoverable_error() => return,
-                Err(_) => return,
-                // An error reply still shows that the server responds.
-                Ok(_) => {}
+    fn disconnected(&self) {
+        self.connected.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn fail(&self, jobs: impl Iterator<Item = Job>, why: &Failure) {
+        jobs.for_each(|job| job.fail(why.clone(), &self.shared.late));
+    }
+
+    /// Checks an idle connection, so that its status is correct without traffic.
+    async fn look(&self, mut connection: MultiplexedConnection, epoch: u64) -> Flight {
+        // `TIME` is permitted even to users with few rights; an error reply still shows that the server responds.
+        let word = redis::cmd("TIME");
+        let most = self.health.connection_silence();
+        let answer = tokio::time::timeout(most, word.query_async::<redis::Value>(&mut connection));
+        let link = match answer.await {
+            Ok(Err(error)) if error.is_unrecoverable_error() => LinkState::Lost,
+            Ok(_) => {
+                self.health.record_answer();
+                LinkState::Usable
             }
-        }
+            Err(_) => LinkState::Lost,
+        };
+        Flight { epoch, jobs: 0, link }
     }
 
     /// Records in each job what its server may have lost. An undo uses what was assumed when the units were taken.
     fn doubt(&self, batch: &mut [Job]) {
         let lost_at = self.run_id.lost_at();
-        let now = self.manual_clock.as_ref().map_or_else(|| self.clock.now(), Clock::now);
+        let now = self.shared.now();
         for job in batch.iter_mut().filter(|job| !matches!(job.command, Command::Undo { .. })) {
-            job.request.loss.record(lost_at, now, self.loss_window);
+            job.request.loss.record(lost_at, now, self.shared.config.loss_window);
         }
     }
 
+    fn opening(&self) -> Pin<Box<dyn Future<Output = Result<MultiplexedConnection, String>> + Send + '_>> {
+        Box::pin(self.open())
+    }
+
+    /// Opens a connection. If the breaker is open, this is the probe: the server must also accept a write.
     async fn open(&self) -> Result<MultiplexedConnection, String> {
-        match tokio::time::timeout(self.connect_timeout, (self.connect)()).await {
+        let is_probe = self.health.is_open();
+        let probing = is_probe.then(|| self.health.probing());
+        let opening = async {
+            let mut connection = (self.connect)().await?;
+            if is_probe {
+                probe(&mut connection).await?;
+            }
+            redis::RedisResult::Ok(connection)
+        };
+        let opened = self.in_time(opening, self.shared.config.connect_timeout()).await;
+        drop(probing);
+        match opened {
             Ok(Ok(connection)) => {
-                self.connected.fetch_add(1, Ordering::Relaxed);
-                // Connecting may take longer than any check waits; without an immediate probe the first check after an
-                // outage would prolong it.
-                self.breaker.allow_probe(self.clock.now());
+                self.health.record_answer();
                 Ok(connection)
             }
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("no connection in time".to_owned()),
+            Ok(Err(error)) => {
+                self.health.record_connection_failure();
+                Err(error.to_string())
+            }
+            Err(_) => {
+                self.health.record_connection_failure();
+                Err("no connection in time".to_owned())
+            }
         }
     }
 
-    /// Sends calls and distributes their replies. Returns false if the connection is no longer usable.
-    async fn serve(&self, connection: &mut MultiplexedConnection, mut calls: Vec<ScriptCall>) -> bool {
-        let mut by_name = true;
-        let mut usable = true;
-        // A server without a cached script is sent its text, for those calls only.
+    /// Waits at most `most`, and records if there is no answer within the deadline of a check.
+    async fn in_time<T>(&self, answer: impl Future<Output = T>, most: Duration) -> Result<T, Elapsed> {
+        let (mut answer, sent) = (pin!(answer), Instant::now());
+        // A little sooner than the requests themselves give up: they then see what it has led to.
+        let due = sent + self.shared.config.deadline * 15 / 16;
+        match timeout_at(due, &mut answer).await {
+            Ok(answered) => Ok(answered),
+            Err(_) => {
+                self.health.record_no_answer(Instant::now() - due);
+                timeout_at(sent + most, answer).await
+            }
+        }
+    }
+
+    /// Sends calls and distributes their replies, however late they come.
+    async fn serve(
+        &self,
+        mut connection: MultiplexedConnection,
+        mut calls: Vec<ScriptCall>,
+        epoch: u64,
+    ) -> Flight {
+        let shared = &*self.shared;
+        let mut flight =
+            Flight { epoch, jobs: calls.iter().map(ScriptCall::len).sum(), link: LinkState::Usable };
+        let mut round = Round::ByName;
+        // A server without a cached script is sent its text; requests that failed together are sent one by one.
         while !calls.is_empty() {
-            let told = self.manual_clock.as_ref().map(Clock::now);
-            let near = told.unwrap_or_else(|| self.clock.now());
+            let told = shared.manual_clock.as_ref().map(Clock::now);
+            let near = told.unwrap_or_else(|| shared.clock.now());
             let mut pipeline = redis::Pipeline::with_capacity(calls.len());
             for call in &calls {
-                call.write(&mut pipeline, &self.scripts, told, near, by_name);
+                call.write(&mut pipeline, &shared.scripts, told, near, round == Round::ByName);
             }
             let sent = pipeline.len();
-            let answer =
-                tokio::time::timeout(self.timeout, connection.send_packed_commands(&pipeline, 0, sent));
-            let values = match answer.await {
-                Ok(Ok(values)) if values.len() == sent => values,
-                Ok(Ok(_)) => return lose(calls, "an answer of another length"),
-                Ok(Err(error)) => return lose(calls, &error.to_string()),
-                Err(_) => return lose(calls, "no answer in time"),
+            let answer = connection.send_packed_commands(&pipeline, 0, sent);
+            let answered = match self.in_time(answer, PATIENCE).await {
+                Ok(Ok(values)) if values.len() == sent => Ok(values),
+                Ok(Ok(_)) => Err("an answer of another length".to_owned()),
+                Ok(Err(error)) => Err(error.to_string()),
+                Err(_) => Err("no answer in time".to_owned()),
             };
-            let (mut unknown, mut values) = (Vec::new(), values.into_iter());
+            let values = match answered {
+                Ok(values) => values,
+                Err(why) => {
+                    calls.into_iter().for_each(|call| call.fail(&Failure::Lost(why.clone()), shared));
+                    flight.link = LinkState::Lost;
+                    return flight;
+                }
+            };
+            let (mut again, mut refused, mut values) = (Vec::new(), false, values.into_iter());
             for call in calls {
                 if call.is_asking() {
                     let _ = values.next();
                 }
-                match call.decode(values.next().unwrap_or(redis::Value::Nil), &self.mismatches) {
+                match call.decode(values.next().unwrap_or(redis::Value::Nil), shared) {
                     CallResult::Done => {}
-                    CallResult::WrongServer => usable = false,
-                    CallResult::UnknownScript(call) => unknown.push(call),
+                    CallResult::Refused => refused = true,
+                    CallResult::WrongServer => (refused, flight.link) = (true, LinkState::WrongServer),
+                    CallResult::Again(calls) => again.extend(calls),
                 }
             }
-            calls = if by_name { unknown } else { Vec::new() };
-            by_name = false;
+            if refused {
+                self.health.record_refusal();
+            } else {
+                self.health.record_answer();
+            }
+            if round == Round::Last {
+                again.drain(..).for_each(|call: ScriptCall| {
+                    call.fail(&Failure::Rejected("it cannot be sent".to_owned()), shared);
+                });
+            }
+            calls = again;
+            round = if round == Round::ByName { Round::ByText } else { Round::Last };
         }
-        usable
+        flight
     }
 }
 
-fn lose(calls: Vec<ScriptCall>, why: &str) -> bool {
-    for call in calls {
-        call.fail(&Failure::Lost(why.to_owned()));
+/// How often the calls of a batch have been sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Round {
+    ByName,
+    ByText,
+    Last,
+}
+
+fn boxed<'a>(
+    flight: impl Future<Output = Flight> + Send + 'a,
+) -> Pin<Box<dyn Future<Output = Flight> + Send + 'a>> {
+    Box::pin(flight)
+}
+
+/// Waits until the connection is open, if it is being opened.
+async fn opening(link: &mut Link<'_>) -> Result<MultiplexedConnection, String> {
+    match link {
+        Link::Opening(opening) => opening.await,
+        Link::Down | Link::Up(_) => std::future::pending().await,
     }
-    false
+}
+
+/// Sends a write that changes nothing: a server that loads its data, or is a replica, answers but cannot be used.
+async fn probe(connection: &mut MultiplexedConnection) -> redis::RedisResult<()> {
+    let mut write = redis::cmd("DEL");
+    write.arg("tg1:probe");
+    match write.query_async::<redis::Value>(connection).await {
+        // Another server of the cluster has this key's slot.
+        Err(error) if matches!(error.code(), Some("MOVED" | "ASK")) => Ok(()),
+        other => other.map(|_| ()),
+    }
 }
 
 impl Job {
-    pub(super) fn fail(self, why: Failure) {
-        let _ = self.reply.send(Err(FailedJob { failure: why, request: self.request }));
+    /// Sends the reply to whoever waits, or reports it as late.
+    pub(super) fn answer(self, result: Result<ShardReply, Failure>, late: &LateReplies) {
+        let Self { id, command, request, reply: sender, .. } = self;
+        let result = result.map_err(|failure| FailedJob { failure, request });
+        if let Err(result) = sender.send(result) {
+            late.resolve(id, &command, result);
+        }
+    }
+
+    pub(super) fn fail(self, why: Failure, late: &LateReplies) {
+        self.answer(Err(why), late);
     }
 }

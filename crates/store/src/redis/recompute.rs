@@ -44,6 +44,11 @@ pub(super) fn recompute(
 ) -> (Admission, SmallVec<[RecomputedOutcome; 4]>) {
     let step = |state: &mut State, want: &ShardCharge, cost: Cost| {
         let Some(assumed) = loss.assume(want, state, now) else {
+            // A peek changes nothing in the script, and must not truncate here what another limit has counted.
+            if want.cost.is_peek() {
+                let mut seen = state.clone();
+                return want.limit.step_with_permit(want.permit, &mut seen, now + want.phase, cost);
+            }
             return want.limit.step_with_permit(want.permit, state, now + want.phase, cost);
         };
         let mut next = assumed.clone();

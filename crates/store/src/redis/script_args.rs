@@ -180,10 +180,11 @@ impl ScriptArgs {
         }
     }
 
-    /// Appends the longest time that a bucket's state may be ahead.
+    /// Appends the longest time that a bucket's state may be ahead; negative if the state says so.
     fn max_ahead(&mut self, limit: &Limit) {
-        if let LimitParams::Bucket { max_ahead: furthest, .. } = limit.params() {
-            self.number(furthest);
+        if let LimitParams::Bucket { max_ahead: furthest, reach, .. } = limit.params() {
+            let furthest = if reach > 0 { -double(furthest) } else { double(furthest) };
+            self.body.extend_from_slice(&furthest.to_le_bytes());
         }
     }
 

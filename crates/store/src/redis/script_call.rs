@@ -6,10 +6,11 @@ use super::pipeline::{Command, Failure, Job, ShardReply};
 use super::recompute::recompute;
 use super::script::Scripts;
 use super::script_args::{ScriptArgs, ScriptOp};
+use super::shard::Shared;
 use redis::{Cmd, Pipeline, Value};
 use smallvec::SmallVec;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use tollgate_core::{Admission, State, Timestamp};
 
 /// Maximum requests in one call: a script must not block its server for long.
@@ -32,10 +33,12 @@ pub(super) struct ScriptCall {
 /// Result of a call.
 pub(super) enum CallResult {
     Done,
+    /// The server refuses to work.
+    Refused,
     /// Replied, but this server is no longer the primary.
     WrongServer,
-    /// To be sent again with the script's text.
-    UnknownScript(ScriptCall),
+    /// To be sent again, with the script's text.
+    Again(Vec<ScriptCall>),
 }
 
 impl ScriptCall {
@@ -63,6 +66,11 @@ impl ScriptCall {
             }
         }
         calls
+    }
+
+    /// Returns the number of requests.
+    pub(super) fn len(&self) -> usize {
+        self.jobs.len()
     }
 
     fn has_room(&self, job: &Job) -> bool {
@@ -162,14 +170,14 @@ impl ScriptCall {
     }
 
     /// Decodes the reply and distributes it to the jobs.
-    pub(super) fn decode(self, value: Value, mismatches: &AtomicUsize) -> CallResult {
+    pub(super) fn decode(self, value: Value, shared: &Shared) -> CallResult {
         let values = match value {
             Value::Array(values) => values,
             Value::ServerError(error) => {
-                return self.reject(error.code(), error.details().unwrap_or_default());
+                return self.reject(error.code(), error.details().unwrap_or_default(), shared);
             }
             other => {
-                self.fail(&Failure::Lost(format!("an answer that is none: {other:?}")));
+                self.fail(&Failure::Lost(format!("an answer that is none: {other:?}")), shared);
                 return CallResult::Done;
             }
         };
@@ -177,36 +185,33 @@ impl ScriptCall {
         match (values.get(bundles), values.get(bundles + 1), values.first()) {
             (Some(Value::Int(now)), Some(Value::BulkString(decided)), _) => {
                 let now = Timestamp::from_micros(u64::try_from(*now).unwrap_or(0));
-                self.reply(&values[..bundles], now, decided, mismatches);
+                self.reply(&values[..bundles], now, decided, shared);
             }
             (_, _, Some(Value::Int(now))) => {
-                self.fail(&Failure::ClockMismatch(Timestamp::from_micros(u64::try_from(*now).unwrap_or(0))));
+                let now = Timestamp::from_micros(u64::try_from(*now).unwrap_or(0));
+                self.fail(&Failure::ClockMismatch(now), shared);
             }
-            _ => self.fail(&Failure::Lost("an answer that cannot be read".to_owned())),
+            _ => self.fail(&Failure::Lost("an answer that cannot be read".to_owned()), shared),
         }
         CallResult::Done
     }
 
-    fn reply(self, kept: &[Value], now: Timestamp, decided: &[u8], mismatches: &AtomicUsize) {
+    fn reply(self, kept: &[Value], now: Timestamp, decided: &[u8], shared: &Shared) {
         let held = |bundle: usize| match &kept[bundle] {
             Value::BulkString(bytes) => Some(bytes.as_slice()),
             _ => None,
         };
         let mut states: Vec<State> =
             self.counters.iter().map(|(bundle, name)| decode_state::state(held(*bundle), name)).collect();
-        for (at, (job, numbers)) in self.jobs.into_iter().zip(self.numbers).enumerate() {
+        let heard = shared.clock.now();
+        for (at, (mut job, numbers)) in self.jobs.into_iter().zip(self.numbers).enumerate() {
+            let request = std::mem::take(&mut job.request);
             if !matches!(job.command, Command::Charge) {
-                let done = ShardReply {
-                    now,
-                    admission: Admission::Admitted,
-                    outcomes: SmallVec::new(),
-                    priors: Vec::new(),
-                    loss: job.request.loss,
-                };
-                let _ = job.reply.send(Ok(done));
+                let (admission, outcomes) = (Admission::Admitted, SmallVec::new());
+                let reply = ShardReply { now, admission, outcomes, priors: Vec::new(), request };
+                job.answer(Ok(reply), &shared.late);
                 continue;
             }
-            let request = &job.request;
             let (admission, told) = recompute(
                 &mut states,
                 |want| usize::from(numbers[want.counter]) - 1,
@@ -218,44 +223,69 @@ impl ScriptCall {
             let scripted =
                 if decided.get(at) == Some(&b'1') { Admission::Admitted } else { Admission::Denied };
             if scripted != admission {
-                mismatches.fetch_add(1, Ordering::Relaxed);
+                shared.mismatches.fetch_add(1, Ordering::Relaxed);
                 tracing::error!(?scripted, ?admission, "Redis script result mismatch");
             }
-            let priors = if request.is_partial {
-                (0..kept.len()).map(|bundle| held(bundle).unwrap_or_default().to_vec()).collect()
+            for (want, told) in request.charges.iter().zip(&told) {
+                let (bundle, name) = &self.counters[usize::from(numbers[want.counter]) - 1];
+                let outcome = told.resolve(scripted, want.enforcement);
+                shared.last_replies.record(&self.bundles[*bundle], name, &outcome, heard);
+            }
+            let priors = if request.needs_priors() {
+                let places = request.bundles.iter().filter_map(|bundle| self.bundle_index.get(bundle));
+                places.map(|bundle| held(*bundle).unwrap_or_default().to_vec()).collect()
             } else {
                 Vec::new()
             };
             // The script's decision is what was applied.
-            let _ = job.reply.send(Ok(ShardReply {
-                now,
-                admission: scripted,
-                outcomes: told,
-                priors,
-                loss: request.loss,
-            }));
+            let reply = ShardReply { now, admission: scripted, outcomes: told, priors, request };
+            job.answer(Ok(reply), &shared.late);
         }
     }
 
-    fn reject(self, code: &str, details: &str) -> CallResult {
+    fn reject(self, code: &str, details: &str, shared: &Shared) -> CallResult {
         let address = || details.split(' ').nth(1).unwrap_or_default().to_owned();
         let (failure, decoded) = match code {
-            "NOSCRIPT" => return CallResult::UnknownScript(self),
+            "NOSCRIPT" => return CallResult::Again(vec![self]),
             "MOVED" => (Failure::Moved(address()), CallResult::Done),
             "ASK" => (Failure::Ask(address()), CallResult::Done),
+            "TRYAGAIN" => (Failure::Rejected(code.to_owned()), CallResult::Done),
             // The server responds, but not as a primary: a reconnect looks up the primary again.
             "READONLY" | "MASTERDOWN" => (Failure::Rejected(code.to_owned()), CallResult::WrongServer),
             // The script wrote nothing: Redis rejects the first write, and every script writes last.
             _ if details.contains("READONLY") => {
                 (Failure::Rejected("READONLY".to_owned()), CallResult::WrongServer)
             }
-            _ => (Failure::Rejected(format!("{code} {details}")), CallResult::Done),
+            // The script failed on the contents of a key, before it wrote anything: that concerns this key alone.
+            _ if is_damaged(code, details) && self.jobs.len() > 1 => return CallResult::Again(self.split()),
+            _ if is_damaged(code, details) => {
+                shared.damaged_keys.report(&self.bundles, code, details);
+                (Failure::Damaged(format!("{code} {details}")), CallResult::Done)
+            }
+            _ => (Failure::Rejected(format!("{code} {details}")), CallResult::Refused),
         };
-        self.fail(&failure);
+        self.fail(&failure, shared);
         decoded
     }
 
-    pub(super) fn fail(self, why: &Failure) {
-        self.jobs.into_iter().for_each(|job| job.fail(why.clone()));
+    /// Returns a call for each request.
+    fn split(self) -> Vec<Self> {
+        let is_plain = self.is_plain;
+        let alone = |job| {
+            let mut call = Self { is_plain, ..Self::default() };
+            call.add(job);
+            call
+        };
+        self.jobs.into_iter().map(alone).collect()
     }
+
+    pub(super) fn fail(self, why: &Failure, shared: &Shared) {
+        self.jobs.into_iter().for_each(|job| job.fail(why.clone(), &shared.late));
+    }
+}
+
+/// Returns whether an error is about the contents of a key: a wrong type, or a text that the script cannot read.
+fn is_damaged(code: &str, details: &str) -> bool {
+    let is_script_error = || details.contains("user_script:") && !details.contains("OOM");
+    code == "WRONGTYPE" || details.contains("WRONGTYPE") || code == "ERR" && is_script_error()
 }

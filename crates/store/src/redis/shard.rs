@@ -1,15 +1,19 @@
 //! Shard: one Redis server with its pipelines, its breaker and its status.
 
 use super::config::{Kind, RedisConfig};
+use super::damaged_keys::DamagedKeys;
+use super::health::Health;
+use super::last_replies::LastReplies;
+use super::late_replies::LateReplies;
 use super::pipeline::{Connect, Job, Pipeline};
 use super::script::Scripts;
-use crate::breaker::{Breaker, BreakerState, CallGuard, Transition};
+use crate::breaker::BreakerState;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisResult};
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
-use tollgate_core::{Clock, Timestamp};
+use tollgate_core::{Clock, LogThrottle, Timestamp};
 
 /// Maximum jobs queued per pipeline; beyond it a check fails immediately instead of queueing in vain.
 const MAX_QUEUED: usize = 4_096;
@@ -23,7 +27,12 @@ pub(super) struct Shared {
     pub(super) scripts: Arc<Scripts>,
     pub(super) manual_clock: Option<Arc<dyn Clock>>,
     pub(super) clock: Arc<dyn Clock>,
-    pub(super) mismatches: Arc<AtomicUsize>,
+    /// Decisions on which the script and `Limit::step` differ; not zero only through a bug.
+    pub(super) mismatches: AtomicUsize,
+    pub(super) late: LateReplies,
+    pub(super) last_replies: LastReplies,
+    pub(super) damaged_keys: DamagedKeys,
+    pub(super) undo_failures: LogThrottle,
 }
 
 impl Shared {
@@ -36,11 +45,10 @@ impl Shared {
 /// One server.
 pub(super) struct Shard {
     pub(super) address: String,
-    pub(super) breaker: Arc<Breaker>,
+    pub(super) health: Arc<Health>,
     pipelines: Vec<mpsc::Sender<Job>>,
     connected: Arc<AtomicUsize>,
     run_id: Arc<RunIdTracker>,
-    pub(super) errors: ErrorCounts,
     ahead: AtomicI64,
 }
 
@@ -59,44 +67,6 @@ impl RunIdTracker {
 
     fn record_loss(&self, now: Timestamp) {
         self.lost_at.fetch_max(now.as_micros(), Ordering::AcqRel);
-    }
-}
-
-/// Why a call failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ErrorKind {
-    /// No reply within the deadline.
-    Timeout,
-    /// No connection, or a broken one.
-    Connection,
-    /// The server returned an error.
-    Rejected,
-    /// The breaker is open: nothing was sent.
-    Open,
-    /// Too many calls are queued.
-    Busy,
-}
-
-impl ErrorKind {
-    /// Names in logs and metrics, in the order above.
-    const NAMES: [&'static str; 5] = ["timeout", "connection", "refused", "breaker_open", "busy"];
-}
-
-/// Number of failures of each kind.
-#[derive(Debug, Default)]
-pub(super) struct ErrorCounts([AtomicU64; 5]);
-
-impl ErrorCounts {
-    pub(super) fn count(&self, trouble: ErrorKind) {
-        self.0[trouble as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn counts(&self) -> Vec<(&'static str, u64)> {
-        ErrorKind::NAMES
-            .into_iter()
-            .zip(&self.0)
-            .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
-            .collect()
     }
 }
 
@@ -124,36 +94,24 @@ impl Shard {
         let connected = Arc::new(AtomicUsize::new(0));
         let memory = Arc::new(RunIdTracker::default());
         let connect = connect(address.clone(), Arc::clone(shared), Arc::clone(&memory));
-        let breaker = Arc::new(Breaker::new(shared.config.breaker));
-        let pipelines = (0..shared.config.connections.max(1)).map(|_| {
+        let config = &shared.config;
+        let clock = Arc::clone(&shared.clock);
+        let health = Arc::new(Health::new(address.clone(), config.breaker, config.deadline, clock));
+        let pipelines = (0..config.connections.max(1)).map(|_| {
             let (sender, jobs) = mpsc::channel(MAX_QUEUED);
             let pipeline = Pipeline {
                 connect: Arc::clone(&connect),
-                scripts: Arc::clone(&shared.scripts),
-                manual_clock: shared.manual_clock.clone(),
-                clock: Arc::clone(&shared.clock),
+                shared: Arc::clone(shared),
+                health: Arc::clone(&health),
                 run_id: Arc::clone(&memory),
-                breaker: Arc::clone(&breaker),
-                loss_window: shared.config.loss_window,
-                merges: shared.config.kind != Kind::Cluster,
-                timeout: shared.config.deadline * 10,
-                connect_timeout: shared.config.connect_timeout,
+                merges: config.kind != Kind::Cluster,
                 connected: Arc::clone(&connected),
-                mismatches: Arc::clone(&shared.mismatches),
             };
             tokio::spawn(pipeline.run(jobs));
             sender
         });
         let pipelines = pipelines.collect();
-        Self {
-            address,
-            breaker,
-            pipelines,
-            connected,
-            run_id: memory,
-            errors: ErrorCounts::default(),
-            ahead: AtomicI64::new(0),
-        }
+        Self { address, health, pipelines, connected, run_id: memory, ahead: AtomicI64::new(0) }
     }
 
     /// Sends a job to the pipeline of its key, so that checks of one key share a batch.
@@ -163,32 +121,14 @@ impl Shard {
         self.pipelines[key % self.pipelines.len()].try_send(job).map_err(|_| QueueFull)
     }
 
-    /// Records that the server replied, whatever the reply.
-    pub(super) fn record_success(&self, guard: CallGuard<'_>) {
-        if guard.record_success() == Transition::Closed {
-            tracing::info!(shard = self.address, "circuit breaker closed");
-        }
-    }
-
-    /// Records a failed call that counts against the breaker.
-    pub(super) fn record_failure(&self, guard: CallGuard<'_>, trouble: ErrorKind, now: Timestamp) {
-        if guard.record_failure(now) == Transition::Open {
-            tracing::warn!(
-                shard = self.address,
-                error = ErrorKind::NAMES[trouble as usize],
-                "circuit breaker open; rules decide by their on_error"
-            );
-        }
-    }
-
-    pub(super) fn status(&self, now: Timestamp) -> ShardStatus {
+    pub(super) fn status(&self) -> ShardStatus {
         ShardStatus {
             address: self.address.clone(),
             connections: self.connected.load(Ordering::Relaxed),
-            breaker: self.breaker.state(now),
+            breaker: self.health.state(),
             lost_writes_at: self.run_id.lost_at(),
             clock_ahead: self.ahead.load(Ordering::Relaxed),
-            errors: self.errors.counts(),
+            errors: self.health.error_counts(),
         }
     }
 
@@ -242,8 +182,8 @@ pub(super) async fn open(info: ConnectionInfo) -> RedisResult<MultiplexedConnect
 }
 
 /// Queries the sentinels for the primary's address; the first known address is used.
-async fn primary(config: &RedisConfig) -> RedisResult<(String, u16)> {
-    let each = config.connect_timeout / u32::try_from(config.hosts.len() + 1).unwrap_or(1);
+pub(super) async fn primary(config: &RedisConfig) -> RedisResult<(String, u16)> {
+    let each = config.connect_timeout() / u32::try_from(config.hosts.len() + 1).unwrap_or(1);
     for (host, port) in &config.hosts {
         let ask = async {
             let mut sentinel = open(config.sentinel_info(host, *port)?).await?;

@@ -4,8 +4,8 @@ use super::data_loss::DataLoss;
 use super::key_encoding::{self, Hashing, Name};
 use smallvec::SmallVec;
 use tollgate_core::{
-    Charge, Cost, Enforcement, Limit, LimitParams, LossPolicy, Mode, Permit, PermitId, TimeDelta, Timestamp,
-    UnitReturn,
+    Algorithm, Charge, Cost, Enforcement, Limit, LimitParams, LossPolicy, Mode, Permit, PermitId, TimeDelta,
+    Timestamp, UnitReturn,
 };
 
 /// One charge, or one permit to release.
@@ -45,7 +45,7 @@ pub(super) struct ShardRequest {
 
 impl ShardRequest {
     /// Returns whether the request has only buckets in whole microseconds, all required and taken from, each once, all
-    /// in one bundle: the common request, for which there is a faster script.
+    /// in one bundle, none with a reach: the common request, for which there is a faster script.
     pub(super) fn is_plain(&self) -> bool {
         const MAX_BUCKETS: usize = 16;
         self.bundles.len() == 1
@@ -57,8 +57,15 @@ impl ShardRequest {
                     && !want.cost.is_refund()
                     && !want.cost.is_peek()
                     && self.loss.applies_to(want).is_none()
-                    && matches!(want.limit.params(), LimitParams::Bucket { k: 1, .. })
+                    && matches!(want.limit.params(), LimitParams::Bucket { k: 1, reach: 0, .. })
             })
+    }
+
+    /// Returns whether an undo needs to know what the bundles held before: always if another slot may deny the request,
+    /// and for permits, because a renewed permit is held without the renewal.
+    pub(super) fn needs_priors(&self) -> bool {
+        let is_permit = |want: &ShardCharge| want.limit.algorithm() == Algorithm::Concurrency;
+        self.is_partial || self.charges.iter().any(is_permit)
     }
 
     fn add(&mut self, bundle: String, name: Name, want: impl FnOnce(usize) -> ShardCharge) {
@@ -113,7 +120,7 @@ pub(super) fn from_charges(
 }
 
 /// Returns the name of the mark that leases of a bucket may be outstanding.
-fn mark(charge: &Charge<'_>) -> Name {
+pub(super) fn mark(charge: &Charge<'_>) -> Name {
     let is_bucket = matches!(charge.limit.params(), LimitParams::Bucket { .. });
     match charge.mode {
         Mode::Adaptive | Mode::Leased if is_bucket => {

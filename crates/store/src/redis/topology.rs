@@ -103,9 +103,8 @@ impl Topology {
     }
 
     pub(super) fn status(&self) -> Vec<ShardStatus> {
-        let now = self.shared.clock.now();
         let nodes = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut status: Vec<ShardStatus> = nodes.values().map(|shard| shard.status(now)).collect();
+        let mut status: Vec<ShardStatus> = nodes.values().map(|shard| shard.status()).collect();
         status.sort_by(|one, other| one.address.cmp(&other.address));
         status
     }
@@ -118,7 +117,7 @@ impl Topology {
         addresses.extend(self.shared.config.hosts.iter().map(|(host, port)| format!("{host}:{port}")));
         for address in addresses {
             let asked =
-                tokio::time::timeout(self.shared.config.connect_timeout, self.fetch_slots(&address)).await;
+                tokio::time::timeout(self.shared.config.connect_timeout(), self.fetch_slots(&address)).await;
             match asked {
                 Ok(Ok(ranges)) if !ranges.is_empty() => return self.update(&ranges),
                 Ok(Ok(_)) => {}

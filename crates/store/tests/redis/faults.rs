@@ -31,7 +31,12 @@ const DEADLINE: Duration = Duration::from_millis(50);
 pub(crate) fn quick(url: &str) -> RedisConfig {
     let mut config = RedisConfig::parse(url).expect("a url");
     config.deadline = DEADLINE;
-    config.breaker = BreakerConfig { cooldown: TimeDelta::from_millis(200), ..BreakerConfig::default() };
+    config.breaker = BreakerConfig {
+        // Five deadlines without an answer, less than a busy machine adds to one of them.
+        silence: TimeDelta::from_millis(150),
+        cooldown: TimeDelta::from_millis(200),
+        ..BreakerConfig::default()
+    };
     config
 }
 

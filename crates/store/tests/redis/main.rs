@@ -6,6 +6,7 @@ mod data_loss;
 mod differential;
 mod faults;
 mod flood;
+mod late;
 mod leases;
 mod line_faults;
 mod local;

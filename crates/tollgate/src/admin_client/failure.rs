@@ -101,7 +101,9 @@ impl Peer {
         let is_missing = status == StatusCode::NOT_FOUND;
         let list = LISTS.iter().find(|(prefix, _)| is_missing && path.starts_with(prefix));
         let list = list.map(|(_, command)| format!("; see `{command}`")).unwrap_or_default();
-        format!("{title}{detail}{field}{list}")
+        let again =
+            if title == "Confirmation required" { "; on the command line, add --confirm" } else { "" };
+        format!("{title}{detail}{field}{list}{again}")
     }
 }
 

@@ -5,6 +5,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::fmt::Display;
 use std::io::Write;
+use tollgate_observe::escape;
 
 /// For a command's `#[command(flatten)]`; its subcommands have it too.
 #[derive(Clone, Debug, Default, Args)]
@@ -32,7 +33,7 @@ impl FormatFlags {
 
 /// Prints JSON for programs.
 pub(crate) fn print(value: &impl Serialize) -> anyhow::Result<()> {
-    Ok(writeln!(output::raw(), "{}", serde_json::to_string_pretty(value)?)?)
+    Ok(writeln!(output::raw(), "{}", escape::json(&serde_json::to_string_pretty(value)?))?)
 }
 
 /// Prints a line for people, with styles on a terminal.

@@ -8,6 +8,7 @@ use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
 use std::fmt;
 use std::io::{Error, ErrorKind, IsTerminal, Result, StdoutLock, Write};
+use tollgate_observe::escape;
 
 /// Style of table titles.
 pub(crate) const TITLE: Style = Style::new().bold();
@@ -68,9 +69,24 @@ pub(crate) fn raw() -> Output<StdoutLock<'static>> {
     Output(std::io::stdout().lock())
 }
 
+/// Output for people: whatever a terminal would obey is escaped, except line breaks and colors.
+pub(crate) struct Escaped<W>(W);
+
+impl<W: Write> Write for Escaped<W> {
+    /// Each write is complete text: nothing but `write!` writes here.
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        self.0.write_all(escape::lines(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.0.flush()
+    }
+}
+
 /// Returns standard output for people: styles are stripped unless it is a terminal.
-pub(crate) fn styled() -> Output<AutoStream<StdoutLock<'static>>> {
-    Output(AutoStream::auto(std::io::stdout().lock()))
+pub(crate) fn styled() -> Output<Escaped<AutoStream<StdoutLock<'static>>>> {
+    Output(Escaped(AutoStream::auto(std::io::stdout().lock())))
 }
 
 /// Returns whether messages on standard error may have color.

@@ -1,5 +1,6 @@
 //! Settings of published rules: their source, the snapshot file, guardrails.
 
+use crate::config::last_good::state_directory;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +16,11 @@ pub(crate) struct PublishingFlags {
     /// $STATE_DIRECTORY, $XDG_STATE_HOME/tollgate or ~/.local/state/tollgate].
     #[arg(long, env = "TOLLGATE_SNAPSHOT", value_name = "FILE|off")]
     snapshot: Option<PathBuf>,
-    /// Fraction of recent requests that new rules may newly deny without --confirm [default: 0.05].
+    /// Keep the active rules when changed rule files newly deny or allow much traffic, or remove a domain or a security
+    /// rule; SIGHUP applies them anyway.
+    #[arg(long, env = "TOLLGATE_GUARD_FILES")]
+    pub(crate) guard_files: bool,
+    /// Fraction of recent requests, or of callers, that new rules may newly deny or allow without --confirm [default: 0.05].
     #[arg(
         long,
         alias = "rules-confirm-over",
@@ -61,6 +66,8 @@ pub(crate) struct GuardrailSection {
     rollback_sustain_ms: Option<u64>,
     #[serde(alias = "rollback_within_ms")]
     rollback_window_ms: Option<u64>,
+    /// The same as `--guard-files`.
+    pub(crate) files: Option<bool>,
 }
 
 /// Reads an environment variable by its former name, with a warning.
@@ -78,17 +85,9 @@ impl PublishingFlags {
         if let Some(path) = self.snapshot.clone().or(file) {
             return (path.as_os_str() != "off").then_some(path);
         }
-        let folder = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let state = || {
-            Some(
-                folder("XDG_STATE_HOME")
-                    .or_else(|| Some(folder("HOME")?.join(".local/state")))?
-                    .join("tollgate"),
-            )
-        };
         let mut hasher = tollgate_core::StableHasher::default();
         hasher.bytes(db.as_bytes());
-        Some(folder("STATE_DIRECTORY").or_else(state)?.join(format!("{:016x}.snapshot", hasher.finish())))
+        Some(state_directory()?.join(format!("{:016x}.snapshot", hasher.finish())))
     }
 
     /// Merges flags, former variables, file and defaults, in this order.

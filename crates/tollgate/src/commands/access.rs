@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use tollgate_control::{Actor, AuditVerification, ControlError, ControlPlane, redact_password};
 use tollgate_core::{SystemClock, TimeDelta};
+use tollgate_observe::escape;
 
 /// Maximum validity of a token, in days; the range of --days.
 const MAX_DAYS: u64 = 36_500;
@@ -316,7 +317,7 @@ fn export(db: &str, after: i64, file: Option<&Path>) -> anyhow::Result<ExitCode>
             let Some(last) = entries.last() else { break };
             seq = last.seq;
             for entry in &entries {
-                writeln!(out, "{}", serde_json::to_string(entry)?)?;
+                writeln!(out, "{}", escape::json(&serde_json::to_string(entry)?))?;
             }
             progress.advance(entries.len() as u64);
         }

@@ -49,12 +49,18 @@ enum QuotaCommand {
         /// Fail unless the quota is at this revision.
         #[arg(long, value_name = "N")]
         revision: Option<i64>,
+        /// Delete the quota even if the rules allow less than the caller uses.
+        #[arg(long)]
+        confirm: bool,
     },
     /// Import quotas from NDJSON (`-` for stdin), skipping and reporting invalid lines; exits 1 if any.
     Import {
         /// NDJSON file as `quota export` writes it, or - for standard input.
         #[arg(value_name = "FILE|-")]
         file: PathBuf,
+        /// Import even quotas that allow nothing, or less than their callers use.
+        #[arg(long)]
+        confirm: bool,
     },
     /// Export all quotas as NDJSON.
     Export {
@@ -91,6 +97,9 @@ struct SetFlags {
     /// Fail unless the quota is at this revision.
     #[arg(long, value_name = "N")]
     revision: Option<i64>,
+    /// Set the quota even if it allows nothing, or less than the caller uses.
+    #[arg(long)]
+    confirm: bool,
 }
 
 /// Parses `DESCRIPTOR=COUNT/PERIOD burst N`. A descriptor may contain `=`, a limit does not.
@@ -131,18 +140,20 @@ pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
             }
             QuotaCommand::Set(set) => {
                 let body = set.body()?;
-                show(json, &change(&client, Method::PUT, &set.api_key, set.revision, Some(&body)).await?)?;
+                let path = path(&set.api_key);
+                show(json, &change(&client, Method::PUT, &path, set.revision, Some(&body)).await?)?;
             }
             QuotaCommand::List { tier, prefix, max_results } => {
                 let [tier, prefix] = [tier, prefix].map(|word| encoded(word.as_deref().unwrap_or("")));
                 list(&client, &format!("tier={tier}&prefix={prefix}"), *max_results, json).await?;
             }
-            QuotaCommand::Import { file } => return import(&client, file, json).await,
+            QuotaCommand::Import { file, confirm } => return import(&client, file, *confirm, json).await,
             QuotaCommand::Export { file } => {
                 ndjson::receive(&client, "/admin/v1/quotas/export", file.as_deref()).await?;
             }
-            QuotaCommand::Delete { api_key, revision } => {
-                change(&client, Method::DELETE, api_key, *revision, None).await?;
+            QuotaCommand::Delete { api_key, revision, confirm } => {
+                let path = format!("{}?confirm={confirm}", path(api_key));
+                change(&client, Method::DELETE, &path, *revision, None).await?;
                 if json {
                     print(&json!({"deleted": true}))?;
                 } else {
@@ -165,6 +176,7 @@ impl SetFlags {
         Ok(json!({
             "tier": self.tier, "overrides": self.limits, "effective_at": time(&self.from)?,
             "expires_at": time(&self.until)?, "reason": self.reason, "author": self.author,
+            "confirm": self.confirm,
         }))
     }
 }
@@ -172,13 +184,13 @@ impl SetFlags {
 async fn change(
     client: &Client,
     method: Method,
-    api_key: &str,
+    path: &str,
     revision: Option<i64>,
     body: Option<&Value>,
 ) -> anyhow::Result<Value> {
     let tag = revision.map(|revision| format!("\"r{revision}\""));
     let headers: Vec<_> = tag.iter().map(|tag| (IF_MATCH, tag.as_str())).collect();
-    client.exchange(method, &path(api_key), &headers, body).await?.into_result()
+    client.exchange(method, path, &headers, body).await?.into_result()
 }
 
 async fn list(client: &Client, query: &str, most: usize, json: bool) -> anyhow::Result<()> {
@@ -208,8 +220,9 @@ async fn list(client: &Client, query: &str, most: usize, json: bool) -> anyhow::
     }
 }
 
-async fn import(client: &Client, file: &Path, json: bool) -> anyhow::Result<ExitCode> {
-    let told = ndjson::send(client, "/admin/v1/quotas/import", file).await?.into_result()?;
+async fn import(client: &Client, file: &Path, confirm: bool, json: bool) -> anyhow::Result<ExitCode> {
+    let path = format!("/admin/v1/quotas/import?confirm={confirm}");
+    let told = ndjson::send(client, &path, file).await?.into_result()?;
     let number = |name: &str| told[name].as_u64().unwrap_or(0);
     let (imported, failed) = (number("imported"), number("failed"));
     if json {

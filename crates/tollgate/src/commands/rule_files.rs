@@ -5,7 +5,7 @@ use crate::cli::{ExplainFlags, ProfileName, ValidateFlags, print, print_line};
 use crate::config;
 use crate::config::rule_sources;
 use anyhow::{Context, bail};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tollgate_control::RuleDiagnostic;
@@ -98,9 +98,14 @@ fn explained(explanation: &Explanation) -> Value {
             .map(|clause| json!({"asked": clause.condition, "answer": clause.actual, "holds": clause.holds}))
             .collect();
         let (file, line) = &rule.location;
+        let settings: Map<String, Value> = rule
+            .settings
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), Value::from(value.as_str())))
+            .collect();
         json!({
             "rule": rule.name, "file": file, "line": line, "finding": finding, "clauses": clauses,
-            "charged": charged, "replaced_by": by,
+            "charged": charged, "replaced_by": by, "settings": settings,
         })
     };
     let rules: Vec<Value> = explanation.rules.iter().map(rule).collect();

@@ -11,9 +11,13 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tollgate_observe::escape;
 
 /// Replayed requests below which an impact preview is not meaningful.
 const MIN_SAMPLES: u64 = 100;
+
+/// Exit code of a publication that is stored and waits for approval: neither done nor failed.
+const PENDING_APPROVAL: u8 = 3;
 
 #[derive(Debug, Args)]
 pub(crate) struct RulesFlags {
@@ -25,7 +29,7 @@ pub(crate) struct RulesFlags {
 
 #[derive(Debug, Subcommand)]
 enum RulesCommand {
-    /// Publish rules to all nodes, replacing the active rules.
+    /// Publish rules to all nodes, replacing the active rules; exits 3 if the revision waits for approval.
     Publish {
         /// Rule files or directories of rule files: the complete new rule set.
         #[arg(required = true, value_name = "PATH")]
@@ -36,7 +40,7 @@ enum RulesCommand {
         /// Publish only if REV is still active.
         #[arg(long, value_name = "REV")]
         base: Option<i64>,
-        /// Publish despite the confirmation threshold.
+        /// Publish although the rules newly deny or allow much traffic, or remove a domain or a security rule.
         #[arg(long)]
         confirm: bool,
     },
@@ -90,7 +94,7 @@ pub(crate) fn run(flags: &RulesFlags) -> anyhow::Result<ExitCode> {
             done(flags.admin.is_json(), &made, "approved and active")
         }
         RulesCommand::List => list(&client, flags.admin.is_json()).await,
-        RulesCommand::Show { rev } => show(&client, flags.admin.is_json(), rev).await,
+        RulesCommand::Show { rev } => show(&client.verbatim(), flags.admin.is_json(), rev).await,
     })
 }
 
@@ -113,8 +117,7 @@ async fn publish(client: &Client, json: bool, sent: &Value) -> anyhow::Result<Ex
         if let (StatusCode::PRECONDITION_FAILED, Some(base)) = (told.status, sent["base_rev"].as_i64()) {
             anyhow::bail!("{:#}; --base {base} is not the active revision", told.problem());
         }
-        let again = if told.body["impact"].is_object() { "; or add --confirm" } else { "" };
-        return Err(anyhow::anyhow!("{:#}{again}", told.problem()));
+        return Err(told.problem());
     }
     if !json {
         report(&told.body)?;
@@ -122,7 +125,12 @@ async fn publish(client: &Client, json: bool, sent: &Value) -> anyhow::Result<Ex
     let says = match told.status {
         StatusCode::CREATED => "active",
         StatusCode::ACCEPTED => {
-            "pending approval: it would deny much more traffic; another person must run tollgate rules approve"
+            let rev = &told.body["rev"];
+            let says = format!(
+                "pending approval: it would deny much more traffic; another person must run `tollgate rules approve {rev}`"
+            );
+            done(json, &told.body, &says)?;
+            return Ok(ExitCode::from(PENDING_APPROVAL));
         }
         _ => "unchanged: these rules are already active",
     };
@@ -166,6 +174,9 @@ fn report(told: &Value) -> anyhow::Result<()> {
                 writeln!(out, "  {}", paint(style, format_args!("{sign} {text}")))?;
             }
         }
+    }
+    for one in all("confirm") {
+        writeln!(out, "{}: {}", paint(WARNING.bold(), "needs confirmation"), cell(&one["detail"]))?;
     }
     let impact = &told["impact"];
     if let Some(requests) = impact["requests"].as_u64() {
@@ -252,8 +263,13 @@ async fn show(client: &Client, json: bool, rev: &str) -> anyhow::Result<ExitCode
     }
     let mut out = output::raw();
     for file in told["files"].as_array().context("invalid response: no files")? {
-        writeln!(out, "# {}", cell(&file["name"]))?;
-        writeln!(out, "{}", cell(&file["text"]).trim_end())?;
+        writeln!(out, "# {}", escape::text(&cell(&file["name"])))?;
+        let text = cell(&file["text"]);
+        for line in text.trim_end().split('\n') {
+            // A redirected text is a rule file again, and stays as it is.
+            let shown = if output::is_terminal() { escape::text(line) } else { line.into() };
+            writeln!(out, "{shown}")?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

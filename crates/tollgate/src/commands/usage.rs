@@ -64,6 +64,9 @@ enum UsageCommand {
         /// Grant ID from `tollgate usage API_KEY`.
         #[arg(value_name = "ID")]
         id: String,
+        /// Revoke the grant even if the caller passes by it alone.
+        #[arg(long)]
+        confirm: bool,
     },
 }
 
@@ -117,8 +120,9 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
                 }
                 return Ok(ExitCode::SUCCESS);
             }
-            (Some(UsageCommand::Revoke { api_key, id }), _) => {
-                let path = format!("/admin/v1/usage/{}/grant/{}", encoded(api_key), encoded(id));
+            (Some(UsageCommand::Revoke { api_key, id, confirm }), _) => {
+                let path =
+                    format!("/admin/v1/usage/{}/grant/{}?confirm={confirm}", encoded(api_key), encoded(id));
                 client.request(Method::DELETE, &path, None).await?;
                 if json {
                     print(&json!({"revoked": id}))?;

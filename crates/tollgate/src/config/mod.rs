@@ -1,7 +1,9 @@
 //! Configuration of `serve` and `gateway`: flags over environment over file over defaults, merged once.
 
 mod deprecated_keys;
+pub(crate) mod file_guard;
 pub(crate) mod gateway_reload;
+pub(crate) mod last_good;
 pub(crate) mod reload;
 pub(crate) mod rule_sources;
 
@@ -56,6 +58,8 @@ pub(crate) struct Config {
     pub(crate) snapshot: Option<PathBuf>,
     /// Guardrails: thresholds for publishing, and for rolling back.
     pub(crate) guardrails: Guardrails,
+    /// Whether rule files that change pass the guardrails of publishing.
+    pub(crate) guard_files: bool,
     /// TLS of the admin listener and operators' client certificates.
     pub(crate) admin_tls: AdminTlsSettings,
     pub(crate) profile: Option<ProfileName>,
@@ -133,6 +137,7 @@ fn admin_tls(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<AdminTlsSe
 
 /// Choice of counter store.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one in a process, and it is rarely moved")]
 pub(crate) enum StoreChoice {
     Memory,
     Redis(RedisConfig),
@@ -149,6 +154,7 @@ struct ConfigFile {
     store_deadline_ms: Option<Millis<MAX_DEADLINE>>,
     store_breaker_failures: Option<Whole<1, MAX_FAILURES>>,
     store_breaker_window_ms: Option<Millis<DAY>>,
+    store_breaker_silence_ms: Option<Millis<DAY>>,
     store_breaker_open_ms: Option<Millis<DAY>>,
     store_caution_ms: Option<u64>,
     nodes: Option<Whole<1, MAX_NODES>>,
@@ -243,6 +249,7 @@ impl ConfigFile {
             store_deadline_ms: _,
             store_breaker_failures: _,
             store_breaker_window_ms: _,
+            store_breaker_silence_ms: _,
             store_breaker_open_ms: _,
             store_caution_ms: _,
             nodes: _,
@@ -318,6 +325,7 @@ impl Config {
             grpc: flags.grpc.or(file.grpc),
             http: flags.http.or(file.http),
             guardrails: flags.publishing.guardrails(file.guardrails)?,
+            guard_files: flags.publishing.guard_files || file.guardrails.files.unwrap_or(false),
             rules_from: flags
                 .publishing
                 .rules_from
@@ -422,6 +430,10 @@ fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     }
     if let Some(window) = flags.store_breaker_window_ms.or(file.store_breaker_window_ms.map(|time| time.0)) {
         redis.breaker.window = TimeDelta::from_millis(window);
+    }
+    if let Some(silence) = flags.store_breaker_silence_ms.or(file.store_breaker_silence_ms.map(|time| time.0))
+    {
+        redis.breaker.silence = TimeDelta::from_millis(silence);
     }
     if let Some(open) = flags.store_breaker_open_ms.or(file.store_breaker_open_ms.map(|time| time.0)) {
         redis.breaker.cooldown = TimeDelta::from_millis(open);

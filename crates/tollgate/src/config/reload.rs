@@ -8,6 +8,8 @@
 //! reload changes only the status and the log; the previous state remains active.
 
 use crate::config::Config;
+use crate::config::file_guard::FileGuard;
+use crate::config::last_good::LastGood;
 use crate::config::rule_sources::{self, FileStamps, LoadedFiles};
 use crate::server::status::{ReloadTarget, ServerStatus};
 use crate::server::store::Store;
@@ -43,6 +45,7 @@ pub(crate) async fn watch(
     limiter: Arc<Limiter<Store>>,
     status: Arc<ServerStatus>,
     desk: Option<Arc<RuleManager>>,
+    guard: Option<FileGuard>,
 ) {
     let paths = config.rules.clone();
     let last = Mutex::new(said);
@@ -51,7 +54,9 @@ pub(crate) async fn watch(
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
         if why == ReloadCause::Signal || *last != said {
             last.clone_from(&said);
-            reload(&config, said, &limiter, &status, desk.as_deref());
+            // A signal is an operator's word: it applies what the guard has kept out.
+            let guard = guard.as_ref().filter(|_| why != ReloadCause::Signal);
+            reload(&config, said, &limiter, &status, desk.as_deref(), guard);
         }
     };
     // Starts without stamps, so that a change since then is found by the first poll.
@@ -95,6 +100,7 @@ fn reload(
     limiter: &Limiter<Store>,
     status: &ServerStatus,
     desk: Option<&RuleManager>,
+    guard: Option<&FileGuard>,
 ) {
     if config.rules.is_empty() {
         return;
@@ -115,12 +121,36 @@ fn reload(
             tracing::error!("rule reload failed; keeping previous rules\n{error}");
             status.record_failure(ReloadTarget::Rules, error);
         }
-        Ok((_, rules)) if rules.revision() == limiter.rules().revision() => {
-            status.record_success(ReloadTarget::Rules);
+        Ok((sources, rules)) if rules.revision() == limiter.rules().revision() => {
+            LastGood::of(&config.rules).save(&sources);
+            if status.record_success(ReloadTarget::Rules) {
+                tracing::info!(
+                    revision = rules.revision(),
+                    "rule files repaired; the active rules are theirs"
+                );
+            }
         }
         Ok((sources, rules)) => {
             for warning in rules.warnings() {
                 tracing::warn!("{warning}");
+            }
+            let active = limiter.rules();
+            let reasons = guard.map(|guard| guard.reasons(&active, &rules)).unwrap_or_default();
+            if !reasons.is_empty() {
+                let reasons = reasons.join("; ");
+                tracing::error!(
+                    "changed rule files not applied: {reasons}; keeping previous rules (--guard-files): send SIGHUP to \
+                     apply them, or change them"
+                );
+                let error =
+                    format!("not applied by --guard-files: {reasons}; send SIGHUP to apply them anyway");
+                status.record_failure(ReloadTarget::Rules, error);
+                return;
+            }
+            log_changes(&active, &rules);
+            LastGood::of(&config.rules).save(&sources);
+            if status.record_success(ReloadTarget::Rules) {
+                tracing::info!("rule files repaired");
             }
             tracing::info!(revision = rules.revision(), rules = rules.rules().len(), "rules reloaded");
             match desk {
@@ -132,6 +162,39 @@ fn reload(
                 }
             }
         }
+    }
+}
+
+/// Maximum number of changed rules in the log of one reload.
+const MAX_CHANGES: usize = 50;
+
+/// Logs what changed files change, rule by rule: whoever reads the log afterwards has only the new files.
+fn log_changes(before: &Ruleset, after: &Ruleset) {
+    let names = |rules: &Ruleset| -> BTreeSet<String> {
+        rules.domains().map(|domain| domain.name().to_owned()).collect()
+    };
+    let (old, new) = (names(before), names(after));
+    for domain in new.difference(&old) {
+        tracing::info!(domain, "domain added");
+    }
+    for domain in old.difference(&new) {
+        tracing::warn!(domain, "domain removed");
+    }
+    let changes = before.diff(after);
+    for change in changes.iter().take(MAX_CHANGES) {
+        let rule = &change.rule;
+        match (&change.before, &change.after) {
+            (None, Some(after)) => tracing::info!(rule, after, "rule added"),
+            (Some(before), None) => tracing::info!(rule, before, "rule removed"),
+            (Some(before), Some(after)) => tracing::info!(rule, before, after, "rule changed"),
+            (None, None) => {}
+        }
+    }
+    if changes.len() > MAX_CHANGES {
+        tracing::info!("{} more rules changed", changes.len() - MAX_CHANGES);
+    }
+    for loosening in before.loosened(after) {
+        tracing::warn!("the new rules protect less: {}", loosening.detail);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Admin server: the admin listener, the control plane of `--db` if there is one, and the status and metrics of both.
 
 use crate::cli::Listen;
-use crate::config::rule_sources;
+use crate::config::last_good::start_rules;
 use crate::config::{Config, StoreChoice};
 use crate::server::build::listen_if_free;
 use crate::server::status::{ReloadTarget, ServerStatus};
@@ -43,6 +43,8 @@ pub(crate) struct AdminServer {
     listener: Option<TcpListener>,
     tls: Option<AdminTls>,
     roles: BTreeMap<String, Role>,
+    /// Why the rule files could not be used, if their last good copy is active.
+    pub(crate) rules_error: Option<String>,
 }
 
 /// Running tasks of the admin server.
@@ -83,8 +85,14 @@ impl AdminServer {
             StoreChoice::Memory => CounterSharing::PerNode,
             StoreChoice::Redis(_) => CounterSharing::Shared,
         };
+        let mut rules_error = None;
         let desk = control.as_ref().map(|control| {
-            let files = || rule_sources::load_or_sample(&config.rules);
+            let files = || {
+                start_rules(config).map(|start| {
+                    rules_error = start.error;
+                    start.sources
+                })
+            };
             RuleManager::open(
                 Arc::clone(control),
                 config.rule_options(),
@@ -100,7 +108,8 @@ impl AdminServer {
         });
         let tls = tls.transpose().context("--admin-tls-cert, --admin-tls-key, --admin-client-ca")?;
         let (desk, snapshot, roles) = (desk.transpose()?, config.snapshot.clone(), settings.roles.clone());
-        Ok(Self { control, rule_manager: desk, snapshot, denials: Arc::default(), listener, tls, roles })
+        let denials = Arc::default();
+        Ok(Self { control, rule_manager: desk, snapshot, denials, listener, tls, roles, rules_error })
     }
 
     /// Adds the observers of the impact preview and the rollback guard, if rules can be published.

@@ -1,6 +1,7 @@
 //! Server assembly, in one place from rules to listeners.
 
-use crate::config::rule_sources;
+use crate::config::file_guard::FileGuard;
+use crate::config::last_good::start_rules;
 use crate::config::{Config, StoreChoice};
 use crate::server::admin::AdminServer;
 use crate::server::otlp::ExportTask;
@@ -16,11 +17,13 @@ use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::Limiter;
 use tollgate_observe::Telemetry;
 use tollgate_rules::Ruleset;
-use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisConfig, RedisStore};
+use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisConfig, RedisRecords, RedisStore};
 
 /// Assembled server, before it serves.
 pub(crate) struct Assembly {
     pub(crate) limiter: Arc<Limiter<Store>>,
+    /// Guard of changing rule files, with `--guard-files`.
+    pub(crate) file_guard: Option<FileGuard>,
     pub(crate) status: Arc<ServerStatus>,
     pub(crate) protocols: ProtocolServers,
     pub(crate) admin: AdminServer,
@@ -31,13 +34,15 @@ pub(crate) struct Assembly {
 /// Builds the limiter from rules and store, for `serve` and `gateway` alike.
 fn limiter(
     config: &Config,
-    operators: &AdminServer,
+    operators: &mut AdminServer,
     observe: Arc<Telemetry>,
-) -> anyhow::Result<Arc<Limiter<Store>>> {
+) -> anyhow::Result<(Arc<Limiter<Store>>, Option<FileGuard>)> {
     let rules = match &operators.rule_manager {
         Some(desk) => Arc::clone(&desk.active().rules),
         None => {
-            let rules = Ruleset::load(&rule_sources::load_or_sample(&config.rules)?, &config.rule_options());
+            let start = start_rules(config)?;
+            operators.rules_error = start.error;
+            let rules = Ruleset::load(&start.sources, &config.rule_options());
             Arc::new(rules.map_err(|errors| anyhow::anyhow!("the rules cannot be used\n{errors}"))?)
         }
     };
@@ -46,7 +51,10 @@ fn limiter(
     }
     let secret = config.identity.api_key.secret().context("`identity.api_key.secret_file`")?;
     let clock = SystemClock::new();
-    let memory = MemoryConfig::with_bytes(config.memory);
+    // A sixteenth of the memory is for reservations.
+    let reservations = config.memory / 16;
+    let mut memory = MemoryConfig::with_bytes(config.memory);
+    memory.other_bytes = reservations;
     let time: Arc<dyn Clock> = Arc::new(clock);
     let limiter = match &config.store {
         StoreChoice::Memory => {
@@ -64,15 +72,20 @@ fn limiter(
                 Some(secret) => redis.clone().with_key_secret(secret),
                 None => redis.clone(),
             };
-            let store = Store::redis(&RedisStore::connect(redis), local, leases, clock);
-            Limiter::new(rules, store, time).with_fallback(fallback)
+            let redis = RedisStore::connect(redis);
+            let records = Arc::new(RedisRecords::new(redis.clone()));
+            let store = Store::redis(&redis, local, leases, clock);
+            Limiter::new(rules, store, time).with_fallback(fallback).with_shared_reservations(records)
         }
     };
+    let limiter = limiter.with_reservation_bytes(reservations);
     let limiter = operators.observed(limiter.with_global_shadow(config.global_shadow).with_observer(observe));
-    Ok(Arc::new(match &operators.control {
+    let (guard, limiter) = FileGuard::new(config, operators, limiter);
+    let limiter = match &operators.control {
         Some(control) => limiter.with_quotas(control.quota_table()).with_measures(control.active_measures()),
         None => limiter,
-    }))
+    };
+    Ok((Arc::new(limiter), guard))
 }
 
 /// Logs which servers of the store cannot be reached at startup, and why.
@@ -83,13 +96,16 @@ async fn warn_if_unreachable(redis: RedisConfig) {
 }
 
 pub(crate) async fn build(config: &Config, unsaid: DefaultListeners) -> anyhow::Result<Assembly> {
-    let operators = AdminServer::open(config).await?;
+    let mut operators = AdminServer::open(config).await?;
     let observe = telemetry::start(config, operators.control.as_ref())?;
-    let limiter = limiter(config, &operators, Arc::clone(&observe))?;
+    let (limiter, file_guard) = limiter(config, &mut operators, Arc::clone(&observe))?;
     let sending = ExportTask::start(config.otlp.as_ref(), &observe)?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), observe, config));
+    if let Some(error) = operators.rules_error.take() {
+        status.start_with_last_good(error);
+    }
     let fronts = ProtocolServers::open(config, unsaid, &limiter.rules()).await?;
-    Ok(Assembly { limiter, status, protocols: fronts, admin: operators, export: sending })
+    Ok(Assembly { limiter, file_guard, status, protocols: fronts, admin: operators, export: sending })
 }
 
 /// Binds a default address. If it is in use, logs a warning and returns `None`: no setting requires this listener.

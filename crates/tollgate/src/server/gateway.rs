@@ -9,6 +9,7 @@ use crate::server::admin::AdminServer;
 use crate::server::build::{Assembly, build};
 use crate::server::leases;
 use crate::server::logging::{self, LogControl};
+use crate::server::nodes::Heartbeats;
 use crate::server::open_files;
 use crate::server::protocols::{DefaultListeners, ProtocolServers};
 use crate::server::serve::{run_reconciliation, shutdown_signal};
@@ -43,7 +44,7 @@ async fn serve(
     // Read before the rules are loaded, so that no change in between is missed.
     let said = rule_sources::load(&config.rules);
     // Probes, metrics and checks have listeners only where they are configured.
-    let Assembly { limiter, status, protocols: fronts, admin: operators, export: sending } =
+    let Assembly { limiter, file_guard, status, protocols: fronts, admin: operators, export: sending } =
         build(&config, DefaultListeners::Closed).await?;
     let gateway = Gateway::bind(&section, Arc::clone(&limiter));
     let gateway = gateway.map_err(anyhow::Error::msg).with_context(|| config.place())?;
@@ -59,7 +60,7 @@ async fn serve(
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let desk = operators.rule_manager.clone();
+    let (desk, fixed_nodes) = (operators.rule_manager.clone(), config.nodes);
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
     let settings = GatewayReload {
@@ -75,10 +76,17 @@ async fn serve(
     let keys = tokio::spawn(reload::watch_keys(move || handle.tokens(), Arc::clone(&status)));
     let more_keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let settings = tokio::spawn(settings.watch());
-    let reloading =
-        tokio::spawn(reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), desk));
+    let reloading = tokio::spawn(reload::watch(
+        config,
+        said,
+        Arc::clone(&limiter),
+        Arc::clone(&status),
+        desk,
+        file_guard,
+    ));
     let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
     let tending = tokio::spawn(leases::run_lease_tasks(Arc::clone(&limiter)));
+    let beating = Heartbeats::start(&limiter, fixed_nodes);
     let proxy = tokio::spawn(gateway.serve(drain()));
 
     told_to_stop.await;
@@ -97,6 +105,7 @@ async fn serve(
     }
     paying.abort();
     tending.abort();
+    beating.end().await;
     leases::return_leases(&limiter).await;
     status.shutdown().await;
     if let Ok(lost @ 1..) =

@@ -11,7 +11,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tollgate_admin::{LogLevels, LogSettings};
-use tollgate_observe::{Output, Sink};
+use tollgate_observe::{Output, Sink, escape};
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -32,12 +32,19 @@ static MESSAGES: OnceLock<Sink> = OnceLock::new();
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Writer that queues each message.
-struct Message;
+struct Message(LogFormat);
 
 impl Write for Message {
     fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
         if let Some(messages) = MESSAGES.get() {
-            messages.write(String::from_utf8_lossy(text).into_owned(), 1);
+            let text = String::from_utf8_lossy(text);
+            // Values that callers chose are among it. The subscriber escapes the beginning of a sequence in a value, so
+            // the colors that stay are its own.
+            let text = match self.0 {
+                LogFormat::Text => escape::lines(&text),
+                LogFormat::Json => escape::json(&text),
+            };
+            messages.write(text.into_owned(), 1);
         }
         Ok(text.len())
     }
@@ -68,7 +75,7 @@ pub(crate) fn flush(why: Option<&anyhow::Error>) {
     let why = why.map(|error| {
         let name =
             if output::stderr_has_color() { paint(BAD.bold(), "tollgate:") } else { "tollgate:".to_owned() };
-        format!("{name} {error:#}\n")
+        format!("{name} {}\n", escape::lines(&format!("{error:#}")))
     });
     match (MESSAGES.get(), why) {
         (Some(messages), why) => {
@@ -90,7 +97,7 @@ fn panicked(info: &std::panic::PanicHookInfo<'_>) {
     let trace =
         if trace.status() == BacktraceStatus::Captured { format!("{trace}\n") } else { String::new() };
     let told = format!("thread '{}' {info}\n{trace}", thread.name().unwrap_or("<unnamed>"));
-    let _ = Message.write_all(told.as_bytes());
+    let _ = Message(LogFormat::Text).write_all(told.as_bytes());
 }
 
 /// Starts writing log messages in the level and format of `flags`.
@@ -101,8 +108,10 @@ pub(crate) fn start(flags: &ServeFlags) -> anyhow::Result<Arc<LogControl>> {
     let _ = MESSAGES.set(Sink::open("messages", Output::Stderr).context("the standard error")?);
     std::panic::set_hook(Box::new(panicked));
     let (filter, handle) = reload::Layer::new(targets(&flags.log.0));
-    let lines =
-        tracing_subscriber::fmt::layer().with_writer(|| Message).with_ansi(output::stderr_has_color());
+    let format = flags.log_format;
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(move || Message(format))
+        .with_ansi(output::stderr_has_color());
     match flags.log_format {
         LogFormat::Text => {
             tracing_subscriber::registry().with(lines.with_filter(filter)).init();
@@ -134,7 +143,7 @@ impl LogControl {
                 let _ = writeln!(std::io::stdout().lock(), "{text}");
             }
             (Stdout::Data, LogFormat::Text) => {
-                let _ = Message.write_all(format!("{text}\n").as_bytes());
+                let _ = Message(LogFormat::Text).write_all(format!("{text}\n").as_bytes());
             }
             // Programs read both outputs, so the banner is a JSON log message.
             (Stdout::Data, LogFormat::Json) => tracing::info!("{text}"),

@@ -5,6 +5,7 @@ pub(crate) mod build;
 pub(crate) mod gateway;
 pub(crate) mod leases;
 pub(crate) mod logging;
+pub(crate) mod nodes;
 pub(crate) mod open_files;
 pub(crate) mod otlp;
 pub(crate) mod protocols;

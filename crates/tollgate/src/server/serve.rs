@@ -8,6 +8,7 @@ use crate::server::admin::AdminServer;
 use crate::server::build::{Assembly, build};
 use crate::server::leases;
 use crate::server::logging::{self, LogControl};
+use crate::server::nodes::Heartbeats;
 use crate::server::open_files;
 use crate::server::protocols::{DefaultListeners, ProtocolServers};
 use crate::server::store::Store;
@@ -46,7 +47,7 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
 async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
     // Read before the rules are loaded, so that no change in between is missed.
     let said = rule_sources::load(&config.rules);
-    let Assembly { limiter, status, protocols: fronts, admin: operators, export: sending } =
+    let Assembly { limiter, file_guard, status, protocols: fronts, admin: operators, export: sending } =
         build(&config, DefaultListeners::Open).await?;
     anyhow::ensure!(!fronts.is_empty(), "enable at least one of --grpc, --http, --resp");
     let told_to_stop = shutdown_signal()?;
@@ -59,14 +60,15 @@ async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let desk = operators.rule_manager.clone();
+    let (desk, fixed_nodes) = (operators.rule_manager.clone(), config.nodes);
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
-    let reloading = reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), desk);
+    let reloading = reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), desk, file_guard);
     let reloading = tokio::spawn(reloading);
     let keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
     let tending = tokio::spawn(leases::run_lease_tasks(Arc::clone(&limiter)));
+    let beating = Heartbeats::start(&limiter, fixed_nodes);
 
     told_to_stop.await;
     tracing::info!("draining; requests in flight are finished");
@@ -81,6 +83,7 @@ async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
     keys.abort();
     paying.abort();
     tending.abort();
+    beating.end().await;
     leases::return_leases(&limiter).await;
     status.shutdown().await;
     if let Some(sending) = sending {

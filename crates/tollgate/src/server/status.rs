@@ -30,6 +30,8 @@ pub(crate) struct ServerStatus {
     failures: Mutex<BTreeMap<ReloadTarget, String>>,
     reloads: AtomicU64,
     failure_count: AtomicU64,
+    /// Whether the rule files were broken at the start and their last good copy is active.
+    last_good: AtomicBool,
     /// Metrics of other components of the process, such as the gateway.
     more: std::sync::OnceLock<MetricsSource>,
     /// Control plane and rule manager, with a database.
@@ -62,6 +64,7 @@ impl ServerStatus {
             failures: Mutex::default(),
             reloads: AtomicU64::new(0),
             failure_count: AtomicU64::new(0),
+            last_good: AtomicBool::new(false),
             more: std::sync::OnceLock::new(),
             control: std::sync::OnceLock::new(),
         }
@@ -125,9 +128,18 @@ impl ServerStatus {
         self.all_failures().insert(part, error);
     }
 
-    /// Records that the state on disk is active.
-    pub(crate) fn record_success(&self, part: ReloadTarget) {
-        self.all_failures().remove(&part);
+    /// Records that the rule files were broken at the start and their last good copy is active.
+    pub(crate) fn start_with_last_good(&self, error: String) {
+        self.last_good.store(true, Ordering::Relaxed);
+        self.record_failure(ReloadTarget::Rules, error);
+    }
+
+    /// Records that the state on disk is active. Returns whether it was not before.
+    pub(crate) fn record_success(&self, part: ReloadTarget) -> bool {
+        if part == ReloadTarget::Rules {
+            self.last_good.store(false, Ordering::Relaxed);
+        }
+        self.all_failures().remove(&part).is_some()
     }
 
     fn all_failures(&self) -> MutexGuard<'_, BTreeMap<ReloadTarget, String>> {
@@ -156,6 +168,7 @@ impl ProcessStatus for ServerStatus {
                 "rev": acting.as_deref().and_then(ActiveRules::rev),
                 "guard": self.control.get().map(|(_, desk)| desk.guard_state()),
                 "error": refused.get(&ReloadTarget::Rules),
+                "last_good": self.last_good.load(Ordering::Relaxed),
             },
             "keys": {"error": refused.get(&ReloadTarget::Keys)},
             "settings": {"error": refused.get(&ReloadTarget::Settings)},
@@ -181,6 +194,8 @@ impl ProcessStatus for ServerStatus {
         for (rule, origin, count) in &fallbacks {
             family.add(&[("rule", rule), ("origin", origin)], count);
         }
+        let help = "Number of nodes that share the store, by their heartbeats there; 0 if unknown.";
+        page.gauge("ratelimit_nodes", help, self.limiter.live_nodes());
         let help = "Number of requests that failed open because the store was unavailable, by rule.";
         let mut family = page.counters("ratelimit_failopen_total", help);
         for (rule, _, count) in fallbacks.iter().filter(|(_, origin, _)| *origin == Origin::FailOpen.name()) {
@@ -195,6 +210,8 @@ impl ProcessStatus for ServerStatus {
         page.counter("ratelimit_rule_reloads_total", "Number of successful rule reloads.", reloads);
         let refusals = self.failure_count.load(Ordering::Relaxed);
         page.counter("ratelimit_rule_reload_failures_total", "Number of failed rule reloads.", refusals);
+        let help = "1 if the rule files were broken at the start and their last good copy is active.";
+        page.gauge("ratelimit_rules_last_good", help, u64::from(self.last_good.load(Ordering::Relaxed)));
         let rules = self.limiter.rules();
         page.gauges("ratelimit_rules_info", "Rules hash of the active rules.")
             .add(&[("revision", rules.revision())], 1);
@@ -221,6 +238,8 @@ impl ProcessStatus for ServerStatus {
         json!({
             "rules_revision": self.limiter.rules().revision(),
             "rules_age_ms": self.rules_age_millis(),
+            "rules_error": self.all_failures().get(&ReloadTarget::Rules),
+            "rules_last_good": self.last_good.load(Ordering::Relaxed),
             "control_age_ms": control.map(|control| control.staleness_millis()),
             "propagation_lag_ms": control.and_then(|control| took(control)),
             "store": store.kind(),

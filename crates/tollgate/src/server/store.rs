@@ -6,7 +6,9 @@
 //! | `redis://…` and the like | leases and local counters, over the deny cache, over Redis (with a breaker per shard) |
 
 use serde_json::{Value, json};
-use tollgate_core::{Charge, CounterStore, Outcome, Outcomes, Permit, StoreError, SystemClock, UnitReturn};
+use tollgate_core::{
+    Charge, CounterStore, LastKnown, Outcome, Outcomes, Permit, StoreError, SystemClock, UnitReturn,
+};
 use tollgate_observe::MetricsWriter;
 use tollgate_store::{
     BreakerState, DenyCache, LeaseConfig, LeasedStore, MemoryStats, MemoryStore, RedisStore,
@@ -138,6 +140,13 @@ impl CounterStore for Store {
         match self {
             Self::Memory(memory) => memory.return_units(back).await,
             Self::Redis(redis) => redis.return_units(back).await,
+        }
+    }
+
+    fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Redis(redis) => redis.last_known(charge),
         }
     }
 }

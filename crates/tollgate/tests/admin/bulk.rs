@@ -61,7 +61,12 @@ fn an_export_can_be_imported() {
     for line in &all[..3_000] {
         assert!(line["key_prefix"].as_str().is_some_and(|prefix| prefix.len() < 3), "{line}");
     }
-    assert_eq!(run(&["quota", "delete", "last", "--admin", &url]).code, Some(0));
+    assert_eq!(
+        run(&["quota", "delete", "last", "--admin", &url]).code,
+        Some(1),
+        "it uses more than the rule's three"
+    );
+    assert_eq!(run(&["quota", "delete", "last", "--confirm", "--admin", &url]).code, Some(0));
     assert_eq!(node.passes("d", &json!({"api_key": "last"})), 0, "the rule's own three are used up");
     let again = run(&["quota", "import", exported, "--admin", &url]);
     assert_eq!(again.code, Some(0), "{}{}", again.out, again.err);

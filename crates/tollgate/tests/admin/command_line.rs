@@ -48,11 +48,12 @@ fn quotas_are_set_shown_listed_and_deleted() {
     assert!(!pro.out.contains("abc/1 x") && pro.err.is_empty(), "{}{}", pro.out, pro.err);
 
     let revision = got["revision"].to_string();
-    ended(&quota(&["set", "abc/1 x", "--tier", "pro", "--revision", &revision]), 0);
+    ended(&quota(&["set", "abc/1 x", "--tier", "pro", "--revision", &revision]), 1);
+    ended(&quota(&["set", "abc/1 x", "--tier", "pro", "--revision", &revision, "--confirm"]), 0);
     let late = quota(&["delete", "abc/1 x", "--revision", &revision]);
     ended(&late, 1);
     assert!(late.err.contains("Precondition failed"), "{}", late.err);
-    let deleted = quota(&["delete", "abc/1 x", "--format", "json"]);
+    let deleted = quota(&["delete", "abc/1 x", "--format", "json", "--confirm"]);
     ended(&deleted, 0);
     assert_eq!(serde_json::from_str::<Value>(&deleted.out).expect("JSON"), json!({"deleted": true}));
     let gone = quota(&["get", "abc/1 x"]);

@@ -42,7 +42,8 @@ fn a_listed_caller_is_acted_on_by_its_id() {
     assert_eq!(node.passes("d", &json!({"api_key": KEY})), 2);
     let (_, granted) = ask("POST", &format!("/admin/v1/usage/by-id/{id}/grant"), &grant);
     let granted = format!("/admin/v1/usage/by-id/{id}/grant/{}", granted["id"].as_str().expect("an id"));
-    assert_eq!(ask("DELETE", &granted, &Value::Null).0, 204);
+    assert_eq!(ask("DELETE", &granted, &Value::Null).0, 409, "the caller lives on it");
+    assert_eq!(ask("DELETE", &format!("{granted}?confirm=true"), &Value::Null).0, 204);
     assert_eq!(node.passes("d", &json!({"api_key": KEY})), 0, "it was taken back");
     assert_eq!(ask("DELETE", &granted, &Value::Null).0, 404);
     // From when something is agreed, the id is known at every node, and all can be done there that needs no counter.

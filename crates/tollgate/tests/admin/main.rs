@@ -34,7 +34,7 @@ pub(crate) fn node(db: &str) -> Node {
 }
 
 fn own(count: u64) -> Value {
-    json!({"overrides": [{"descriptor": "default", "requests_per_unit": count, "unit": "hour"}], "reason": "test"})
+    json!({"overrides": [{"descriptor": "default", "requests_per_unit": count, "unit": "hour"}], "reason": "test", "confirm": true})
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn quotas_act_and_are_remembered() {
     let metrics = node.ask("GET", "/metrics", &[], &Value::Null).text();
     assert!(metrics.contains("\nratelimit_quotas 1\n"), "{metrics}");
 
-    assert_eq!(node.ask("DELETE", path, &[], &Value::Null).status, 204);
+    assert_eq!(node.ask("DELETE", &format!("{path}?confirm=true"), &[], &Value::Null).status, 204);
     assert_eq!(node.ask("DELETE", path, &[], &Value::Null).status, 404);
     assert_eq!(node.ask("GET", path, &[], &Value::Null).status, 404);
     let audit = node.ask("GET", "/admin/v1/audit", &[], &Value::Null).json();

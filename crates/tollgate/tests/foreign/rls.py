@@ -12,7 +12,7 @@ import traceback
 import grpc
 from envoy.extensions.common.ratelimit.v3 import ratelimit_pb2
 from envoy.service.ratelimit.v3 import rls_pb2, rls_pb2_grpc
-from google.protobuf import wrappers_pb2
+from google.protobuf import json_format, wrappers_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
@@ -79,9 +79,10 @@ def the_limit_bites_and_says_what_is_left():
 def a_denial_names_its_rule():
     ask(descriptor(("key", "named")), hits=3)
     answer = ask(descriptor(("key", "named")))
-    metadata = dict(answer.dynamic_metadata)
+    metadata = json_format.MessageToDict(answer.dynamic_metadata)
     assert metadata["denied_by"] == "three", metadata
     assert metadata["team"] == "payments", metadata
+    assert metadata["owner"] == {"name": "ada", "pager": [1, {"night": True}], "none": None}, metadata
     assert metadata["origin"] == "store" and metadata["revision"] and metadata["decision_id"], metadata
     headers = {header.key: header.value for header in answer.response_headers_to_add}
     assert headers["x-ratelimit-denied-by"] == "three", headers

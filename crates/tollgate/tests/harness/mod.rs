@@ -11,6 +11,7 @@
 //! | `gateway` | a running `tollgate gateway` |
 //! | `collector` | where its spans go |
 //! | `redis` | a real Redis server that can die and come back |
+//! | `far_link` | a long way to it |
 //! | `folder` | a folder that is gone when the test is over |
 //! | `upstreams` | nginx and a WebSocket server, for the gateway to stand before |
 //!
@@ -19,6 +20,7 @@
 
 mod admin;
 mod collector;
+mod far_link;
 mod folder;
 mod foreign;
 mod gateway;
@@ -31,6 +33,7 @@ mod upstreams;
 
 pub(crate) use admin::Node;
 pub(crate) use collector::Collector;
+pub(crate) use far_link::FarLink;
 pub(crate) use folder::Folder;
 pub(crate) use foreign::{Envoy, Foreign, foreign_client, program, promtool};
 pub(crate) use gateway::{Gateway, certificate, foreign, plain};

@@ -41,6 +41,10 @@ impl Redis {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Stops this process in its tracks, or lets it go on.
     pub(crate) fn signal(&self, name: &str) {
         let order = format!("kill -{name} {}", self.child.0.id());

@@ -30,6 +30,7 @@ pub(super) fn command(args: &[&str]) -> Command {
     }
     // Tests leave nothing behind in the home of whoever runs them.
     command.env("TOLLGATE_SNAPSHOT", "off");
+    command.env_remove("STATE_DIRECTORY").env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

@@ -58,14 +58,14 @@ while at <= #ask do
       value = name .. 'b' .. sub(value, 1, 16)
     end
   end
-  local refused, mended, known, latest = false, false, 0, now
+  local refused, mended, others_far, known, latest = false, false, false, 0, now
   -- Made at its size: a table that grows costs more than what it holds.
   local after = { of[1], 0, of[1], 0, of[1], 0, of[1], 0 }
   for i = 1, n do
     local j = each * (i - 1)
     name, cost, capacity = of[j + 1], of[j + 2], of[j + 3]
     local furthest = each == 4 and of[j + 4] or capacity + capacity
-    local tat = alone or 0
+    local tat, bound = alone or 0, furthest
     local first, last = find(value, name, 1, true)
     if first then
       if byte(value, last + 1) == 98 then
@@ -73,13 +73,23 @@ while at <= #ask do
       else
         -- Of another rate or algorithm.
         local stop = (find(value, ';', last, true) or #value + 1) - 1
-        tat = byte(value, last + 1) == 102 and number(value:match('^%d+', last + 2)) - 1 or 0
+        tat = 0
+        if byte(value, last + 1) == 102 then
+          -- One that may be further ahead says so, as log2.
+          local instant, reach = value:match('^(%d+),%d+,?(%d*)', last + 2)
+          tat = number(instant) - 1
+          if reach ~= '' and 2 ^ reach > bound then
+            bound = 2 ^ reach
+          end
+        end
         last = stop
       end
       known = known + last - first + 1
     end
-    if tat > now + furthest then
+    if tat > now + bound then
       tat, mended = now + furthest, true
+    elseif tat > now + furthest then
+      others_far = true
     end
     local next = (tat > now and tat or now) + cost
     if next > now + capacity then
@@ -91,7 +101,8 @@ while at <= #ask do
     after[2 * i - 1], after[2 * i], of[j + 3] = name, next, tat
   end
   answers = answers .. (refused and '0' or '1')
-  if not refused or mended then
+  -- What another has counted further ahead than these may be is not rewritten, not even to mend the rest.
+  if not refused or mended and not others_far then
     local others = ''
     if refused then
       latest = now

@@ -23,7 +23,8 @@ if not kept[2] then
     local time = (units - begun) * interval
     local full = states[c] or 0
     if type(full) == 'table' then
-      full = full[2]
+      -- The first microsecond at which the bucket is full.
+      full = full[3] > 0 and full[2] or full[2] - 1
     end
     if interval < k or (full > now and full or now) ~= full_at then
       time = 0

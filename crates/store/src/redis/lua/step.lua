@@ -21,6 +21,28 @@ local function at_most(p, q, r, s)
   end
 end
 
+-- How far ahead of now a bucket may be, the log2 that its state says of it (0 for nothing), and how far ahead this state
+-- may be: another limit that may be further ahead has said so in it.
+local function reaches(state, extra)
+  local own, bound = 0, nil
+  if extra < 0 then
+    extra = -extra
+    local _, log2 = math.frexp(extra)
+    own = log2
+  end
+  local reach = state and type(state) == 'table' and state[1] == 'f' and state[4] or 0
+  bound = reach ~= 0 and reach ~= own and 2 ^ reach or extra
+  return extra, own, bound > extra and bound or extra, reach
+end
+
+-- The state of a bucket that is full at m + f / e.
+local function bucket(m, f, furthest, own, reach)
+  if m > now + furthest and reach > own then
+    own = reach
+  end
+  return (f > 0 or own > 0) and { 'f', m + 1, f, own } or m
+end
+
 local function step(op, verb, state, a, b, c, d, e, extra)
   if op == 1 then
     -- A bucket in whole microseconds: a the cost, b the capacity; `extra` how far ahead it may be.
@@ -32,23 +54,26 @@ local function step(op, verb, state, a, b, c, d, e, extra)
         tat = state[2] - 1
       end
     end
-    local ahead = tat > now + extra
+    local furthest, own, bound, reach = reaches(state, extra)
+    local ahead = tat > now + bound
+    local next = tat
     if ahead then
-      tat = now + extra
+      next = now + furthest
     end
-    local base = tat > now and tat or now
+    local base = next > now and next or now
+    local fits = true
     if verb == 1 then
-      if base + a > now + b then
-        return false, ahead and tat or nil, ahead
+      fits = base + a <= now + b
+      if fits then
+        next, ahead = base + a, false
       end
-      return true, base + a
     elseif verb == 2 then
-      return true, base > now + a and base - a or now
+      next = base > now + a and base - a or now
     elseif verb == 3 then
       local most = base + a < now + b + b and base + a or now + b + b
-      return true, base > most and base or most
+      next = base > most and base or most
     end
-    return true, ahead and tat or nil, ahead
+    return fits, next ~= tat and bucket(next, 0, furthest, own, reach) or nil, ahead
   end
 
   if op == 2 then
@@ -64,11 +89,12 @@ local function step(op, verb, state, a, b, c, d, e, extra)
         end
       end
     end
-    local ahead = m > now + extra or m == now + extra and f > 0
+    local furthest, own, bound, reach = reaches(state, extra)
+    local ahead = m > now + bound or m == now + bound and f > 0
     if ahead then
-      m, f = now + extra, 0
+      m, f = now + furthest, 0
     end
-    local mended = ahead and (f > 0 and { 'f', m + 1, f } or m) or nil
+    local mended = ahead and bucket(m, 0, furthest, own, reach) or nil
     if verb == 0 then
       return true, mended, ahead
     end
@@ -77,13 +103,13 @@ local function step(op, verb, state, a, b, c, d, e, extra)
     end
     if verb == 2 then
       if m < now + a or m == now + a and f <= c then
-        return true, now
+        return true, bucket(now, 0, furthest, own, reach)
       end
       m, f = m - a, f - c
       if f < 0 then
         m, f = m - 1, f + e
       end
-      return true, f > 0 and { 'f', m + 1, f } or m
+      return true, bucket(m, f, furthest, own, reach)
     end
     local before, part = m, f
     m, f = m + a, f + c
@@ -106,7 +132,7 @@ local function step(op, verb, state, a, b, c, d, e, extra)
         m, f = before, part
       end
     end
-    return true, f > 0 and { 'f', m + 1, f } or m
+    return true, bucket(m, f, furthest, own, reach)
   end
 
   if op >= 3 and op <= 6 then

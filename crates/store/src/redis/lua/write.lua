@@ -3,7 +3,8 @@
 local function join(name, state)
   local kind = state[1]
   if kind == 'f' then
-    return text(';%s:f%d,%d', name, state[2], state[3])
+    local reach = state[4] or 0
+    return text(reach > 0 and ';%s:f%d,%d,%d' or ';%s:f%d,%d', name, state[2], state[3], reach)
   elseif kind == 'w' then
     return text(';%s:w%d,%d,%d', name, state[2], state[3], state[4])
   elseif kind == 's' then

@@ -14,21 +14,23 @@ use serde_json::json;
 use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
+use tollgate_observe::escape;
 
 pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
     let (mut passed, mut failed) = (0_u32, 0_u32);
     let json = flags.format.is_json();
     let mut told = Vec::new();
     let mut report = |path: &Path, name: &str, outcome: Result<(), String>| -> anyhow::Result<()> {
+        let shown = escape::text(name);
         match &outcome {
             _ if json => told.push(json!({
                 "file": path, "case": name, "passed": outcome.is_ok(), "difference": outcome.as_ref().err(),
             })),
-            Ok(()) => show(format_args!("{}      {}: {name}", paint(GOOD, "ok"), path.display()))?,
+            Ok(()) => show(format_args!("{}      {}: {shown}", paint(GOOD, "ok"), path.display()))?,
             Err(difference) => {
-                show(format_args!("{}  {}: {name}", paint(BAD, "FAILED"), path.display()))?;
+                show(format_args!("{}  {}: {shown}", paint(BAD, "FAILED"), path.display()))?;
                 for line in difference.lines() {
-                    show(format_args!("          {line}"))?;
+                    show(format_args!("          {}", escape::text(line)))?;
                 }
             }
         }

@@ -1,0 +1,248 @@
+package tollgate
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"math/big"
+	"time"
+)
+
+// Responses of a Tollgate server, decoded: a result, or a fault that sends the client to its next server. The rules are
+// in clients/conformance/README.md. A response that is not understood is a fault, never an allowance.
+
+const (
+	maxBody    = 65_536
+	maxInteger = 1<<53 - 1
+
+	faultUnreachable  = "unreachable"
+	faultTimeout      = "timeout"
+	faultUnavailable  = "unavailable"
+	faultUnauthorized = "unauthorized"
+	faultInvalid      = "invalid_response"
+)
+
+// fault is a server that gave no usable answer.
+type fault string
+
+func (f fault) Error() string { return string(f) }
+
+var errInvalid = errors.New("invalid")
+
+func decodeCheck(status int, body []byte) (Result, error) {
+	switch status {
+	case 400, 409, 413, 422:
+		return rejectedResult(), nil
+	case 401, 403:
+		return Result{}, fault(faultUnauthorized)
+	case 200, 429, 503:
+		document, err := object(body)
+		if err == nil && document["allowed"] != nil {
+			result, err := decision(status, document)
+			if err != nil {
+				return Result{}, fault(faultInvalid)
+			}
+			return result, nil
+		}
+		if status == 200 {
+			return Result{}, fault(faultInvalid)
+		}
+		return Result{}, fault(faultUnavailable)
+	}
+	if status >= 500 {
+		return Result{}, fault(faultUnavailable)
+	}
+	return Result{}, fault(faultInvalid)
+}
+
+func decodeEnded(status int, body []byte) (Ended, error) {
+	switch {
+	case status == 401 || status == 403:
+		return Ended{}, fault(faultUnauthorized)
+	case status == 400 || status == 422:
+		return Ended{Reason: "rejected"}, nil
+	case status == 409:
+		return Ended{Reason: "conflict"}, nil
+	case status >= 500 || status == 429:
+		return Ended{}, fault(faultUnavailable)
+	}
+	document, err := object(body)
+	if err != nil {
+		return Ended{}, fault(faultInvalid)
+	}
+	if status == 404 && document["title"] != nil {
+		return Ended{Reason: "unknown"}, nil
+	}
+	var settled, canceled bool
+	_ = json.Unmarshal(document["settled"], &settled)
+	_ = json.Unmarshal(document["cancelled"], &canceled)
+	if status == 200 && settled {
+		if cost, err := integer(document["cost"]); err == nil {
+			return Ended{Outcome: "settled", Cost: cost}, nil
+		}
+	} else if status == 200 && canceled {
+		return Ended{Outcome: "canceled"}, nil
+	}
+	return Ended{}, fault(faultInvalid)
+}
+
+func object(body []byte) (map[string]json.RawMessage, error) {
+	var document map[string]json.RawMessage
+	if len(body) > maxBody {
+		return nil, errInvalid
+	}
+	if err := json.Unmarshal(body, &document); err != nil || document == nil {
+		return nil, errInvalid
+	}
+	return document, nil
+}
+
+func integer(raw json.RawMessage) (int64, error) {
+	number, ok := new(big.Int).SetString(string(raw), 10)
+	if !ok || number.Sign() < 0 || bytes.HasPrefix(raw, []byte("+")) {
+		return 0, errInvalid
+	}
+	if number.IsInt64() && number.Int64() <= maxInteger {
+		return number.Int64(), nil
+	}
+	return maxInteger, nil
+}
+
+func text(raw json.RawMessage) (string, error) {
+	var value *string
+	if raw == nil || json.Unmarshal(raw, &value) != nil || value == nil {
+		return "", errInvalid
+	}
+	return *value, nil
+}
+
+func optionalText(raw json.RawMessage) (string, error) {
+	if raw == nil || string(raw) == "null" {
+		return "", nil
+	}
+	return text(raw)
+}
+
+type limitAnswer struct {
+	rule                    string
+	limit, remaining, reset int64
+	decides, over           bool
+	window                  string
+}
+
+func decodeLimit(raw json.RawMessage) (limitAnswer, error) {
+	document, err := object(raw)
+	if err != nil {
+		return limitAnswer{}, err
+	}
+	var limit limitAnswer
+	var role string
+	var errs [4]error
+	limit.rule, errs[0] = text(document["rule"])
+	limit.limit, errs[1] = integer(document["limit"])
+	limit.remaining, errs[2] = integer(document["remaining"])
+	limit.reset, errs[3] = integer(document["reset_ms"])
+	_ = json.Unmarshal(document["role"], &role)
+	_ = json.Unmarshal(document["over"], &limit.over)
+	_ = json.Unmarshal(document["window"], &limit.window)
+	limit.decides = role != "shadow" && role != "candidate"
+	return limit, errors.Join(errs[:]...)
+}
+
+func decision(status int, document map[string]json.RawMessage) (Result, error) {
+	var allowed *bool
+	if json.Unmarshal(document["allowed"], &allowed) != nil || allowed == nil || *allowed != (status == 200) {
+		return Result{}, errInvalid
+	}
+	var raws []json.RawMessage
+	if document["limits"] == nil || json.Unmarshal(document["limits"], &raws) != nil || raws == nil {
+		return Result{}, errInvalid
+	}
+	limits := make([]limitAnswer, len(raws))
+	isConcurrent := false
+	for at, raw := range raws {
+		limit, err := decodeLimit(raw)
+		if err != nil {
+			return Result{}, err
+		}
+		limits[at] = limit
+		isConcurrent = isConcurrent || limit.over && limit.window == "concurrent"
+	}
+	id, err := text(document["decision_id"])
+	if err != nil {
+		return Result{}, err
+	}
+	retryAfter, delay := int64(-1), int64(0)
+	if raw := document["retry_after_ms"]; raw != nil && string(raw) != "null" {
+		if retryAfter, err = integer(raw); err != nil {
+			return Result{}, err
+		}
+	}
+	if raw := document["delay_ms"]; raw != nil {
+		if delay, err = integer(raw); err != nil {
+			return Result{}, err
+		}
+	}
+	origin, err1 := optionalText(document["origin"])
+	deniedBy, err2 := optionalText(document["denied_by"])
+	reservation, err3 := optionalText(document["reservation"])
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return Result{}, err
+	}
+
+	result := Result{
+		Allowed: *allowed, Source: "server", Reason: "denied", Origin: origin, Rule: deniedBy, Limit: -1, Remaining: -1,
+		ResetAfter: Unknown, RetryAfter: millis(retryAfter), Delay: millis(delay), DecisionID: id, reservation: reservation,
+		cacheable: status == 429 && origin == "store" && retryAfter > 0 && !isConcurrent,
+	}
+	reported := reportedLimit(*allowed, deniedBy, limits)
+	if reported != nil {
+		result.Limit, result.Remaining, result.ResetAfter = reported.limit, reported.remaining, millis(reported.reset)
+	}
+	if *allowed {
+		result.Reason, result.Rule, result.RetryAfter = "allowed", "", 0
+		if reported != nil {
+			result.Rule = reported.rule
+		}
+	}
+	switch origin {
+	case "fail_open", "fail_closed", "unmatched":
+		result.Reason = origin
+	}
+	return result, nil
+}
+
+// reportedLimit returns the limit that is most likely to deny the next request, or that denied this one.
+func reportedLimit(allowed bool, deniedBy string, limits []limitAnswer) *limitAnswer {
+	var best *limitAnswer
+	for at := range limits {
+		limit := &limits[at]
+		if !limit.decides || !allowed && !limit.over {
+			continue
+		}
+		switch {
+		case best == nil:
+			best = limit
+		case allowed && (limit.remaining < best.remaining || limit.remaining == best.remaining && limit.reset > best.reset):
+			best = limit
+		case !allowed && (limit.rule == deniedBy) != (best.rule == deniedBy):
+			if limit.rule == deniedBy {
+				best = limit
+			}
+		case !allowed && limit.reset > best.reset:
+			best = limit
+		}
+	}
+	return best
+}
+
+// millis returns milliseconds as a duration; times beyond 292 years are that long.
+func millis(ms int64) time.Duration {
+	if ms < 0 {
+		return Unknown
+	}
+	if ms > int64(1<<63-1)/int64(time.Millisecond) {
+		return time.Duration(1<<63 - 1)
+	}
+	return time.Duration(ms) * time.Millisecond
+}

@@ -1,0 +1,3 @@
+module tollgate.dev/client
+
+go 1.23

@@ -1,0 +1,178 @@
+"""Responses of a Tollgate server, decoded: a result, or a fault that sends the client to its next server.
+
+The rules are in ``clients/conformance/README.md``. A response that is not understood is a fault, never an allowance.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn, Optional, Union
+
+from .result import Ended, Result
+
+MAX_BODY_BYTES = 65_536
+MAX_INTEGER = 2**53 - 1
+
+UNREACHABLE = "unreachable"
+TIMEOUT = "timeout"
+UNAVAILABLE = "unavailable"
+UNAUTHORIZED = "unauthorized"
+INVALID_RESPONSE = "invalid_response"
+
+
+class Fault(Exception):
+    """A server that gave no usable answer; ``reason`` says how."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _Invalid(Exception):
+    pass
+
+
+def _reject_constant(_: str) -> NoReturn:
+    raise _Invalid
+
+
+def _json(body: bytes) -> Any:
+    if len(body) > MAX_BODY_BYTES:
+        raise _Invalid
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=_reject_constant)
+    except (ValueError, RecursionError):
+        raise _Invalid from None
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _Invalid
+    return min(value, MAX_INTEGER)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _Invalid
+    return value
+
+
+def _optional_text(value: Any) -> Optional[str]:
+    return None if value is None else _text(value)
+
+
+def check(status: int, body: bytes) -> Result:
+    """Decodes a response of ``/v1/check`` or ``/v1/reserve``; raises `Fault`."""
+    if status in (400, 409, 413, 422):
+        return Result.rejected()
+    if status in (401, 403):
+        raise Fault(UNAUTHORIZED)
+    try:
+        if status in (200, 429, 503):
+            document = _json(body)
+            if isinstance(document, dict) and "allowed" in document:
+                return _decision(status, document)
+            if status == 200:
+                raise _Invalid
+    except _Invalid:
+        if status == 200 or _has_allowed(body):
+            raise Fault(INVALID_RESPONSE) from None
+        raise Fault(UNAVAILABLE) from None
+    raise Fault(UNAVAILABLE if status >= 500 or status == 429 else INVALID_RESPONSE)
+
+
+def _has_allowed(body: bytes) -> bool:
+    try:
+        document = _json(body)
+    except _Invalid:
+        return False
+    return isinstance(document, dict) and "allowed" in document
+
+
+def _decision(status: int, document: dict[str, Any]) -> Result:
+    allowed = document["allowed"]
+    if not isinstance(allowed, bool) or allowed != (status == 200):
+        raise _Invalid
+    decision_id = _text(document.get("decision_id"))
+    limits = document.get("limits")
+    if not isinstance(limits, list):
+        raise _Invalid
+    shown = [_limit(limit) for limit in limits]
+    retry_after = document.get("retry_after_ms")
+    retry_after_ms = None if retry_after is None else _integer(retry_after)
+    delay_ms = _integer(document["delay_ms"]) if "delay_ms" in document else 0
+    origin = _optional_text(document.get("origin"))
+    denied_by = _optional_text(document.get("denied_by"))
+    reported = _reported(allowed, denied_by, shown)
+    if origin in ("fail_open", "fail_closed", "unmatched"):
+        reason = origin
+    else:
+        reason = "allowed" if allowed else "denied"
+    is_concurrent = any(over and window == "concurrent" for _, _, _, _, _, over, window in shown)
+    return Result(
+        allowed=allowed,
+        source="server",
+        reason=reason,
+        origin=origin,
+        rule=denied_by if not allowed else (reported[0] if reported else None),
+        limit=reported[1] if reported else None,
+        remaining=reported[2] if reported else None,
+        reset_ms=reported[3] if reported else None,
+        retry_after_ms=0 if allowed else retry_after_ms,
+        delay_ms=delay_ms,
+        decision_id=decision_id,
+        reservation=_optional_text(document.get("reservation")),
+        cacheable=status == 429 and origin == "store" and bool(retry_after_ms) and not is_concurrent,
+    )
+
+
+_Limit = tuple[str, int, int, int, bool, bool, Any]
+
+
+def _limit(limit: Any) -> _Limit:
+    """Returns rule, limit, remaining, reset, whether it decides, whether it is over, and its window."""
+    if not isinstance(limit, dict):
+        raise _Invalid
+    return (
+        _text(limit.get("rule")),
+        _integer(limit.get("limit")),
+        _integer(limit.get("remaining")),
+        _integer(limit.get("reset_ms")),
+        limit.get("role") not in ("shadow", "candidate"),
+        limit.get("over") is True,
+        limit.get("window"),
+    )
+
+
+def _reported(allowed: bool, denied_by: Optional[str], limits: list[_Limit]) -> Optional[_Limit]:
+    deciding = [limit for limit in limits if limit[4]]
+    if not allowed:
+        over = [limit for limit in deciding if limit[5]]
+        own = [limit for limit in over if limit[0] == denied_by]
+        return max(own or over, key=lambda limit: limit[3], default=None)
+    return min(deciding, key=lambda limit: (limit[2], -limit[3]), default=None)
+
+
+def ended(status: int, body: bytes) -> Ended:
+    """Decodes a response of ``/v1/settle`` or ``/v1/cancel``; raises `Fault`."""
+    if status in (401, 403):
+        raise Fault(UNAUTHORIZED)
+    if status in (400, 422):
+        return Ended(None, reason="rejected")
+    if status == 409:
+        return Ended(None, reason="conflict")
+    if status >= 500 or status == 429:
+        raise Fault(UNAVAILABLE)
+    try:
+        document: Union[dict[str, Any], Any] = _json(body)
+        if not isinstance(document, dict):
+            raise _Invalid
+        if status == 404 and "title" in document:
+            return Ended(None, reason="unknown")
+        if status == 200 and document.get("settled") is True:
+            return Ended("settled", cost=_integer(document.get("cost")))
+        if status == 200 and document.get("cancelled") is True:
+            return Ended("canceled")
+    except _Invalid:
+        pass
+    raise Fault(INVALID_RESPONSE)

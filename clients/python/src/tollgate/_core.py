@@ -1,0 +1,233 @@
+"""What both clients do, without I/O: which request is sent to which server, and what its answer means.
+
+A call is a generator. It yields `Attempt`s and receives responses or faults, so that failover, deadlines, the deny cache
+and the fail policy are written once for `Client` and `AsyncClient`.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+from urllib.parse import quote
+
+from . import _answers
+from ._answers import Fault
+from ._deny_cache import MAX_ENTRIES, DenyCache
+from ._failover import Failover, attempt_ms, deadline_ms
+from ._http1 import Response, Server
+from .result import Ended, Result
+
+#: A caller's identifier, attributes, or descriptors as Envoy sends them (``{"descriptors": [...]}``).
+Subject = Union[str, Mapping[str, Any]]
+
+#: How long a hedged reservation waits for its cancellation; then it stands, as a check's charge does.
+HEDGE_TTL_MS = 10_000
+#: How long a request goes on after the deadline if its charge would have to be given back.
+LATE_MS = 1_000
+
+
+def now_ms() -> int:
+    """Returns monotonic time in milliseconds."""
+    return time.monotonic_ns() // 1_000_000
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One request to one server."""
+
+    server: int
+    path: str
+    body: bytes
+    timeout_ms: int
+
+
+Reply = Union[Response, Fault]
+Call = Generator[Attempt, Reply, Any]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A result with the fields that the response of a guarded request carries, and the server that decided."""
+
+    result: Result
+    fields: tuple[tuple[str, str], ...] = ()
+    server: int = 0
+
+
+@dataclass(frozen=True)
+class Order:
+    """A check or reservation that is to be asked."""
+
+    path: str
+    body: bytes
+    key: tuple[Any, ...]
+    cost: int
+    deadline_ms: int
+    #: When a reservation asks its second server: its share of the deadline, or sooner if it is hedged.
+    hedge_after_ms: int
+    may_use_cache: bool
+
+
+class Core:
+    """Settings and shared state of a client."""
+
+    def __init__(
+        self,
+        url: Union[str, Sequence[str]],
+        domain: str,
+        *,
+        attribute: str = "api_key",
+        timeout_ms: int = 50,
+        fail: str = "open",
+        hedge_after_ms: Optional[int] = None,
+        deny_cache: int = MAX_ENTRIES,
+        token: Optional[str] = None,
+        headers: Optional[Mapping[str, str]] = None,
+        ssl_context: Optional[ssl.SSLContext] = None,
+        admin_url: Optional[str] = None,
+        admin_token: Optional[str] = None,
+        on_fault: Optional[Callable[[str, str], None]] = None,
+    ) -> None:
+        self.urls = [url] if isinstance(url, str) else list(url)
+        if not self.urls:
+            raise ValueError("no server; write url='http://127.0.0.1:8080'")
+        if not domain:
+            raise ValueError("no domain; write the domain of a rule file")
+        if fail not in ("open", "closed"):
+            raise ValueError(f"fail={fail!r} is unknown; write 'open' or 'closed'")
+        if timeout_ms <= 0:
+            raise ValueError("timeout_ms is not positive; write milliseconds, such as 50")
+        self.servers = [
+            Server.parse(each, token=token, headers=headers or {}, context=ssl_context) for each in self.urls
+        ]
+        self.admin = (
+            Server.parse(admin_url, token=admin_token, headers={}, context=ssl_context) if admin_url else None
+        )
+        self.domain = domain
+        self.attribute = attribute
+        self.timeout_ms = timeout_ms
+        self.is_open = fail == "open"
+        self.hedge_after_ms = hedge_after_ms
+        self.cache = DenyCache(deny_cache)
+        self.failover = Failover(len(self.servers))
+        self._on_fault = on_fault
+        self._domain_json = json.dumps(domain)
+
+    def order(
+        self,
+        subject: Subject,
+        cost: int,
+        caller_ms: Optional[int],
+        *,
+        reserve: bool = False,
+        ttl_ms: Optional[int] = None,
+        idempotency_key: Optional[str] = None,
+    ) -> Order:
+        """Writes the request of a check or reservation."""
+        if isinstance(cost, bool) or not isinstance(cost, int) or cost < 0:
+            raise ValueError(f"cost {cost!r} is not a whole number of at least 0")
+        if isinstance(subject, str):
+            part = f'"attributes":{{{json.dumps(self.attribute)}:{json.dumps(subject)}}}'
+        elif "descriptors" in subject and not isinstance(subject["descriptors"], str):
+            part = f'"descriptors":{json.dumps(subject["descriptors"])}'
+        else:
+            for name, value in subject.items():
+                if not isinstance(value, str):
+                    raise ValueError(f"attribute {name!r} is not a string; write str(...)")
+            part = f'"attributes":{json.dumps(dict(subject), sort_keys=True)}'
+        is_hedged = self.hedge_after_ms is not None and len(self.servers) > 1 and cost > 0
+        text = f'{{"domain":{self._domain_json},{part}'
+        if cost != 1:
+            text += f',"cost":{cost}'
+        if reserve and ttl_ms is not None:
+            text += f',"deadline_ms":{ttl_ms}'
+        elif is_hedged and not reserve:
+            text += f',"deadline_ms":{HEDGE_TTL_MS}'
+        if idempotency_key is not None:
+            text += f',"idempotency_key":{json.dumps(idempotency_key)}'
+        deadline = deadline_ms(self.timeout_ms, caller_ms)
+        share = deadline // len(self.servers)
+        return Order(
+            path="/v1/reserve" if reserve or is_hedged else "/v1/check",
+            body=(text + "}").encode(),
+            key=(reserve, part),
+            cost=cost,
+            deadline_ms=deadline,
+            hedge_after_ms=share if self.hedge_after_ms is None else min(share, self.hedge_after_ms),
+            may_use_cache=idempotency_key is None,
+        )
+
+    def cached(self, order: Order, now: int) -> Optional[Checked]:
+        """Returns a denial that is still in force."""
+        hit = self.cache.lookup(order.key, order.cost, now) if order.may_use_cache else None
+        return None if hit is None else Checked(hit)
+
+    def forget(self, order: Order) -> None:
+        """Drops denials of a subject whose reservation ended: there may be room again."""
+        for reserve in (False, True):
+            self.cache.clear((reserve, order.key[1]))
+
+    def ask(self, order: Order, started: int) -> Generator[Attempt, Reply, Checked]:
+        """Asks the servers one after the other until one answers."""
+        servers = self.failover.order(started)
+        reason = _answers.TIMEOUT
+        for at, server in enumerate(servers):
+            elapsed = now_ms() - started if at else 0
+            timeout = attempt_ms(order.deadline_ms, elapsed, len(servers) - at)
+            if timeout is None:
+                break
+            decided = self.decode(order, server, (yield Attempt(server, order.path, order.body, timeout)), started)
+            if isinstance(decided, Checked):
+                return decided
+            reason = decided.reason
+        return self.by_policy(reason)
+
+    def by_policy(self, reason: str) -> Checked:
+        """Returns what the fail policy decides."""
+        return Checked(Result.by_policy(allowed=self.is_open, reason=reason))
+
+    def decode(self, order: Order, server: int, reply: Reply, sent: int) -> Union[Checked, Fault]:
+        """Decodes one server's reply, and records what it says about the server."""
+        if isinstance(reply, Response):
+            try:
+                result = _answers.check(reply.status, reply.body)
+            except Fault as fault:
+                reply = fault
+            else:
+                self.failover.answer(server)
+                if result.cacheable and order.cost > 0:
+                    self.cache.store(order.key, order.cost, result, sent)
+                return Checked(result, fields(reply.headers), server)
+        self.fault(server, reply)
+        return reply
+
+    def fault(self, server: int, fault: Fault) -> None:
+        """Records a server that gave no usable answer."""
+        self.failover.fault(server, now_ms())
+        if self._on_fault:
+            self._on_fault(self.urls[server], fault.reason)
+
+    def end(self, path: str, server: int, document: dict[str, Any]) -> Generator[Attempt, Reply, Ended]:
+        """Settles or cancels a reservation at the server that made it."""
+        reply = yield Attempt(server, path, json.dumps(document).encode(), max(self.timeout_ms, LATE_MS))
+        try:
+            if isinstance(reply, Fault):
+                raise reply
+            return _answers.ended(reply.status, reply.body)
+        except Fault as fault:
+            return Ended(None, reason=fault.reason)
+
+    def reset_path(self, api_key: str) -> str:
+        """Returns the admin API's path that resets a caller's usage."""
+        return f"/admin/v1/usage/{quote(api_key, safe='')}/reset?domain={quote(self.domain, safe='')}"
+
+
+def fields(headers: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Returns the rate limit fields among header lines."""
+    return tuple(
+        line for line in headers if line[0].startswith(("ratelimit", "x-ratelimit-")) or line[0] == "retry-after"
+    )

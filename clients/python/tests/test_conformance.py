@@ -1,0 +1,189 @@
+"""The cases that the clients of all languages share: ``clients/conformance``."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import json
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "src"))
+
+from tollgate import _answers, _deny_cache, _failover, _headers, _pacing
+from tollgate.result import Result
+
+CASES = pathlib.Path(__file__).parents[2] / "conformance"
+
+
+def load(name):
+    return json.loads((CASES / f"{name}.json").read_text())
+
+
+class Conformance(unittest.TestCase):
+    def test_headers(self):
+        document = load("headers")
+        self.assertEqual(document["max_wait_ms"], _headers.MAX_WAIT_MS)
+        for case in document["cases"]:
+            with self.subTest(case["name"]):
+                signals = _headers.signals(case["status"], [tuple(line) for line in case["headers"]], case["now_ms"])
+                self.assertEqual(dataclasses.asdict(signals), case["expect"])
+
+    def test_answers(self):
+        document = load("answers")
+        self.assertEqual(document["max_body_bytes"], _answers.MAX_BODY_BYTES)
+        for kind, decode in (("check", _answers.check), ("settle_and_cancel", _answers.ended)):
+            for case in document[kind]:
+                with self.subTest(case["name"]):
+                    body = case["body"].encode().ljust(case.get("pad_with_spaces_to_bytes", 0))
+                    try:
+                        result, fault = dataclasses.asdict(decode(case["status"], body)), None
+                    except _answers.Fault as error:
+                        result, fault = None, error.reason
+                    self.assertEqual((result, fault), (case.get("result"), case.get("fault")))
+
+    def test_failover(self):
+        document = load("failover")
+        self.assertEqual(
+            (document["cooldown_ms"], document["max_cooldown_ms"]), (_failover.COOLDOWN_MS, _failover.MAX_COOLDOWN_MS)
+        )
+        for case in document["deadlines"]:
+            self.assertEqual(_failover.deadline_ms(case["own_ms"], case["caller_ms"]), case["expect"]["deadline_ms"])
+        for case in document["attempts"]:
+            attempt = _failover.attempt_ms(case["deadline_ms"], case["elapsed_ms"], case["servers_left"])
+            self.assertEqual(attempt, case["expect"]["attempt_ms"], case)
+        for case in document["sequences"]:
+            failover = _failover.Failover(case["servers"])
+            for step in case["steps"]:
+                with self.subTest(case["name"], step=step):
+                    if step["event"] == "fault":
+                        failover.fault(step["server"], step["at_ms"])
+                    elif step["event"] == "ok":
+                        failover.answer(step["server"])
+                    else:
+                        self.assertEqual(failover.order(step["at_ms"]), step["expect"])
+
+    def test_hedging(self):
+        document = load("hedging")
+        self.assertEqual(document["default_hedge_after_ms"], _failover.HEDGE_AFTER_MS)
+        for case in document["cases"]:
+            with self.subTest(case["name"]):
+                self.assertEqual(self.hedge(case), case["expect"])
+
+    def hedge(self, case):
+        servers, deadline = case["servers"], case["deadline_ms"]
+        hedge = _failover.Hedge(list(range(len(servers))))
+        events, sent, canceled, ended_at = [], [], [], None
+
+        def send(server, now):
+            if server is not None:
+                sent.append([server, now])
+                heapq.heappush(events, (now + servers[server]["after_ms"], server))
+
+        send(hedge.start(), 0)
+        heapq.heappush(events, (case["hedge_after_ms"], len(servers)))
+        while events:
+            now, server = heapq.heappop(events)
+            if ended_at is None and now >= deadline:
+                ended_at = deadline
+            if server == len(servers):
+                if ended_at is None:
+                    send(hedge.timer(), now)
+            elif servers[server]["answer"] == "fault":
+                following = hedge.fault(server)
+                if ended_at is None:
+                    send(following, now)
+                    if hedge.is_over:
+                        ended_at = now
+            elif ended_at is None and hedge.answer(server):
+                ended_at = now
+            elif servers[server].get("reservation"):
+                canceled.append([server, servers[server]["reservation"]])
+        return {"sent": sent, "winner": hedge.winner, "at_ms": ended_at, "canceled": canceled}
+
+    def test_deny_cache(self):
+        document = load("deny-cache")
+        self.assertEqual(
+            (document["default_max_entries"], document["max_age_ms"]), (_deny_cache.MAX_ENTRIES, _deny_cache.MAX_AGE_MS)
+        )
+        for case in document["sequences"]:
+            cache = _deny_cache.DenyCache(case["max_entries"])
+            for step in case["steps"]:
+                with self.subTest(case["name"], step=step):
+                    if step["event"] == "denied":
+                        times = {name: step[name] for name in ("retry_after_ms", "reset_ms")}
+                        denial = Result(
+                            allowed=False,
+                            source="server",
+                            reason="denied",
+                            cacheable=step.get("cacheable", True),
+                            **times,
+                        )
+                        cache.store(step["key"], step["cost"], denial, step["at_ms"])
+                        continue
+                    if step["event"] == "clear":
+                        cache.clear(step.get("key"))
+                        continue
+                    hit = cache.lookup(step["key"], step["cost"], step["at_ms"])
+                    shown = None if hit is None else {"retry_after_ms": hit.retry_after_ms, "reset_ms": hit.reset_ms}
+                    self.assertEqual((shown, len(cache)), (step["expect"], step["entries"]))
+                    if hit is not None:
+                        self.assertEqual((hit.source, hit.reason, hit.allowed), ("cache", "denied", False))
+
+    def test_pacing(self):
+        document = load("pacing")
+        for case in document["cases"]:
+            delay = _pacing.pace_ms(case["limit"], case["remaining"], case["reset_ms"], case["since_last_ms"])
+            self.assertEqual(delay, case["expect"]["delay_ms"], case)
+        for case in document["sequences"]:
+            pacer = _pacing.Pacer()
+            for step in case["steps"]:
+                with self.subTest(case["name"], step=step):
+                    if step["event"] == "send":
+                        self.assertEqual(pacer.send(step["at_ms"]), step["expect"]["delay_ms"])
+                    elif step["event"] == "failed":
+                        pacer.failed()
+                    else:
+                        signals = _headers.Signals(refused=False, **step["signals"])
+                        pacer.response(step["at_ms"], signals, step.get("random", 0))
+                        if "expect" in step:
+                            self.assertEqual(pacer.blocked_until_ms, step["expect"]["blocked_until_ms"])
+
+    def test_backoff(self):
+        for case in load("backoff")["cases"]:
+            delay = _pacing.backoff_ms(case["attempt"], case["random"], case["wait_ms"])
+            got = {"bound_ms": _pacing.backoff_bound_ms(case["attempt"]), "delay_ms": delay}
+            self.assertEqual(got, case["expect"], case)
+
+    def test_retry_budget(self):
+        for case in load("retry-budget")["sequences"]:
+            budget = _pacing.RetryBudget()
+            for step in case["steps"]:
+                with self.subTest(case["name"], step=step):
+                    if step["event"] == "retry":
+                        self.assertEqual(budget.retry(), step["granted"])
+                    else:
+                        budget.request()
+                    self.assertEqual(budget.balance, step["balance"])
+
+    def test_adaptive_throttling(self):
+        document = load("adaptive-throttling")
+        self.assertEqual((document["k"], document["window_ms"]), (_pacing.AdaptiveThrottle.K, 120_000))
+        for case in document["sequences"]:
+            throttle = _pacing.AdaptiveThrottle()
+            for step in case["steps"]:
+                with self.subTest(case["name"], step=step):
+                    if step["event"] == "probability":
+                        probability = throttle.probability(step["at_ms"])
+                        self.assertEqual((throttle.requests, throttle.accepts), (step["requests"], step["accepts"]))
+                        self.assertEqual(probability, step["expect"])
+                        if "random" in step:
+                            self.assertEqual(step["random"] < probability, step["rejected"])
+                        continue
+                    for _ in range(step.get("times", 1)):
+                        getattr(throttle, step["event"])(step["at_ms"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,180 @@
+//! Confirmation of changes that take something away from a caller: a quota of nothing, a quota below what the caller uses,
+//! the grant that it lives on. Without confirmation such a change is rejected with 409, and nothing changes.
+//!
+//! What the caller uses is read from its counters and from its recent requests to this node. Counters that cannot be
+//! read are a reason to ask as well: the guard must not open while the store is unavailable.
+
+use crate::AdminState;
+use crate::api::usage::UsageQuery;
+use crate::error::ApiError;
+use http::StatusCode;
+use std::sync::Arc;
+use tollgate_control::{
+    CallerRef, ControlPlane, ImportLine, KeyHash, Precondition, QuotaChange, QuotaSpec, RecentRequests,
+};
+use tollgate_engine::{Usage, UsageError};
+use tollgate_http::problem::Problem;
+use tollgate_rules::{CALLER_KEY, Domain, Ruleset};
+
+/// Number of lines named in the problem of an import.
+const MAX_LINES: usize = 10;
+
+/// Returns a problem if setting (or deleting, without `draft`) a caller's quota needs confirmation.
+pub(crate) async fn check(
+    admin: &AdminState,
+    caller: CallerRef<'_>,
+    draft: Option<&QuotaSpec>,
+    expected: Precondition,
+) -> Result<(), ApiError> {
+    let found = admin.control()?.quota(caller).await?.map(|quota| quota.revision);
+    // Whoever has not seen the current quota learns that first, from the write; so does whoever deletes none.
+    if !expected.is_met(found) || draft.is_none() && found.is_none() {
+        return Ok(());
+    }
+    let guard = QuotaGuard::new(admin).await?;
+    let change = guard.control.quota_change(caller, draft, &guard.rules)?;
+    let reasons = guard.reasons(&change).await;
+    if reasons.is_empty() { Ok(()) } else { Err(problem(&reasons).into()) }
+}
+
+/// Returns a problem if the caller lives on this grant: a limit that it covers is used up.
+pub(crate) async fn check_revocation(
+    admin: &AdminState,
+    caller: CallerRef<'_>,
+    grant: &str,
+) -> Result<(), ApiError> {
+    let CallerRef::Key(key) = caller else { return Ok(()) };
+    let mut reasons = Vec::new();
+    for usage in usage_of(admin, &(admin.rules)(), key).await {
+        let Ok(usage) = usage else {
+            reasons.push(UNREADABLE.to_owned());
+            continue;
+        };
+        let lives_on = usage.grants.iter().filter(|one| one.id == grant && one.remaining != Some(0));
+        for one in lives_on {
+            let used_up = usage
+                .limits
+                .iter()
+                .find(|limit| one.rules.contains(&limit.rule) && limit.remaining == Some(0));
+            reasons.extend(used_up.map(|limit| {
+                format!("the caller has used up rule `{}` and passes by this grant alone", limit.rule)
+            }));
+        }
+    }
+    reasons.dedup();
+    if reasons.is_empty() { Ok(()) } else { Err(problem(&reasons).into()) }
+}
+
+const UNREADABLE: &str = "what the caller uses is unknown, because the counter store is unavailable";
+
+/// What quota changes are judged by: the active rules, the counters, and recent requests.
+pub(crate) struct QuotaGuard<'a> {
+    admin: &'a AdminState,
+    control: &'a Arc<ControlPlane>,
+    rules: Arc<Ruleset>,
+    recent: Arc<RecentRequests>,
+}
+
+impl<'a> QuotaGuard<'a> {
+    pub(crate) async fn new(admin: &'a AdminState) -> Result<Self, ApiError> {
+        let recent = Arc::new(admin.rule_manager()?.recent_requests().await?);
+        Ok(Self { admin, control: admin.control()?, rules: (admin.rules)(), recent })
+    }
+
+    /// Returns the reasons to confirm a line of an import; `None` if the line is invalid.
+    pub(crate) async fn line_reasons(&self, line: &ImportLine) -> Option<Vec<String>> {
+        let caller = match (&line.api_key, &line.id) {
+            (Some(key), _) => CallerRef::Key(key),
+            (None, Some(id)) => CallerRef::Id(KeyHash::parse(id)?),
+            (None, None) => return None,
+        };
+        let change = self.control.quota_change(caller, Some(&line.spec()), &self.rules).ok()?;
+        Some(self.reasons(&change).await)
+    }
+
+    /// Returns the reasons to confirm a change.
+    async fn reasons(&self, change: &QuotaChange) -> Vec<String> {
+        let mut reasons = change.zeroed(&self.rules);
+        let Some(key) = change.key.as_deref().filter(|_| change.tightens(&self.rules)) else {
+            return reasons;
+        };
+        for usage in usage_of(self.admin, &self.rules, key).await {
+            match usage {
+                Ok(usage) => reasons.extend(change.below_use(&self.rules, &usage)),
+                Err(_) => reasons.push(UNREADABLE.to_owned()),
+            }
+        }
+        reasons.dedup();
+        if reasons.is_empty() {
+            let (rules, recent, change) = (Arc::clone(&self.rules), Arc::clone(&self.recent), change.clone());
+            let impact = tokio::task::spawn_blocking(move || recent.impact(&rules, &change)).await;
+            let denied = impact.map_or(0.0, |impact| impact.newly_denied_share);
+            if denied > 0.0 {
+                reasons.push(format!(
+                    "{:.1}% of the caller's recent requests would be newly denied",
+                    denied * 100.0
+                ));
+            }
+        }
+        reasons
+    }
+}
+
+/// Reads the usage of a caller in each domain.
+async fn usage_of(admin: &AdminState, rules: &Ruleset, key: &str) -> Vec<Result<Usage, UsageError>> {
+    let mut all = Vec::new();
+    for domain in rules.domains().map(Domain::name) {
+        let of = UsageQuery {
+            domain: Some(domain.to_owned()),
+            attributes: vec![(CALLER_KEY.to_owned(), key.to_owned())],
+            rule: None,
+        };
+        match admin.usage.usage(&of).await {
+            // The rules have changed meanwhile; the change is validated against the new ones when it is written.
+            Err(UsageError::Domain(_)) => {}
+            usage => all.push(usage),
+        }
+    }
+    all
+}
+
+fn problem(reasons: &[String]) -> Problem {
+    let detail = format!("{}; to do it anyway, send it again with `confirm: true`", reasons.join("; "));
+    Problem::new(StatusCode::CONFLICT, "Confirmation required", detail).in_field("confirm")
+}
+
+/// Lines of an import that need confirmation: the first ones, and how many.
+#[derive(Default)]
+pub(crate) struct LinesToConfirm {
+    first: Vec<String>,
+    count: usize,
+}
+
+impl LinesToConfirm {
+    pub(crate) fn add(&mut self, line: u64, reason: &str) {
+        self.count += 1;
+        if self.first.len() < MAX_LINES {
+            self.first.push(format!("line {line}: {reason}"));
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Returns the problem of an import, `imported` lines of which have been written.
+    pub(crate) fn problem(mut self, imported: u64) -> Problem {
+        if self.count > self.first.len() {
+            self.first.push(format!("{} more lines", self.count - self.first.len()));
+        }
+        let written = match imported {
+            0 => "nothing was imported".to_owned(),
+            _ => format!("only the first {imported} valid lines took effect"),
+        };
+        let detail = format!(
+            "{}; {written}; to import all of it anyway, send it again with `?confirm=true`",
+            self.first.join("; ")
+        );
+        Problem::new(StatusCode::CONFLICT, "Confirmation required", detail).in_field("confirm")
+    }
+}

@@ -1,0 +1,99 @@
+//! Start of a fallback counter: a counter of this process begins from what the store last said, not from zero.
+//!
+//! A caller who had used up a limit must not get it anew because the store paused. When the store has answered since the
+//! local counter was last set, the local one is set again: to this node's share of what remained, plus what time has
+//! refilled since, minus what this node has admitted and the store may not have counted yet. While the store says
+//! nothing, the local counter goes on by itself.
+//!
+//! The table that remembers when each counter was set is bounded. Beyond that it starts over, which only sets counters
+//! again: what was admitted in the meantime is unconfirmed, and is subtracted.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use tollgate_core::{CounterId, LastKnown, Limit, LimitParams, TimeDelta, Timestamp};
+
+const MAX_STARTED: usize = 65_536;
+
+/// When each fallback counter was last set, by the time of the answer that it was set from.
+#[derive(Default)]
+pub(crate) struct FallbackStarts(Mutex<HashMap<CounterId, Timestamp>>);
+
+impl FallbackStarts {
+    /// Runs `set` if the store has answered about this counter since it was last set.
+    pub(crate) fn set_once(&self, counter: CounterId, heard_at: Timestamp, set: impl FnOnce()) {
+        let mut starts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if starts.get(&counter).is_some_and(|known| heard_at <= *known + JITTER) {
+            return;
+        }
+        if starts.len() >= MAX_STARTED && !starts.contains_key(&counter) {
+            starts.clear();
+        }
+        starts.insert(counter, heard_at);
+        // Under the lock: another thread must not spend from a counter that is being set.
+        set();
+    }
+}
+
+/// The time of an answer is computed from its age, by a clock that is read twice.
+const JITTER: TimeDelta = TimeDelta::from_micros(100);
+
+/// Returns what a node may use of a limit: its share of what remains now, less what is unconfirmed.
+pub(crate) fn remaining_share(limit: &Limit, share: &Limit, known: &LastKnown, unconfirmed: u64) -> u64 {
+    let capacity = limit.capacity();
+    let (age, reset) = (known.age.as_micros(), known.reset_after.as_micros());
+    let used = capacity.saturating_sub(known.remaining);
+    let used = match limit.params() {
+        _ if age >= reset => 0,
+        // It refills evenly until it is full.
+        LimitParams::Bucket { .. } => {
+            let left = u128::from(used) * u128::from(reset - age);
+            u64::try_from(left.div_ceil(u128::from(reset))).unwrap_or(used)
+        }
+        _ => used,
+    };
+    let remaining = u128::from(capacity - used) * u128::from(share.capacity()) / u128::from(capacity.max(1));
+    u64::try_from(remaining).unwrap_or(u64::MAX).saturating_sub(unconfirmed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use tollgate_core::{Algorithm, LimitSpec, Rate};
+
+    fn limit(algorithm: Algorithm, count: u64) -> Limit {
+        LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_secs(60))).build().expect("a limit")
+    }
+
+    fn known(remaining: u64, reset_secs: u64, age_secs: u64) -> LastKnown {
+        let secs = TimeDelta::from_secs;
+        LastKnown { remaining, reset_after: secs(reset_secs), age: secs(age_secs) }
+    }
+
+    /// Nodes together must not admit more than what the store had left, and time refills it as in the store.
+    #[test]
+    fn a_node_gets_its_share_of_what_remained() {
+        let (bucket, window) = (limit(Algorithm::Gcra, 60), limit(Algorithm::FixedWindow, 60));
+        for limit in [&bucket, &window] {
+            let share = limit.per_node_share(3);
+            assert_eq!(remaining_share(limit, &share, &known(0, 30, 0), 0), 0);
+            assert_eq!(remaining_share(limit, &share, &known(30, 30, 0), 0), 10);
+            assert_eq!(remaining_share(limit, &share, &known(30, 30, 0), 4), 6);
+            assert_eq!(remaining_share(limit, &share, &known(30, 30, 0), 99), 0);
+            assert_eq!(remaining_share(limit, &share, &known(0, 30, 30), 0), 20, "all is new");
+        }
+        let share = bucket.per_node_share(3);
+        assert_eq!(remaining_share(&bucket, &share, &known(0, 60, 30), 0), 10, "half is refilled");
+        assert_eq!(remaining_share(&window, &share, &known(0, 60, 30), 0), 0, "the window is not over");
+    }
+
+    /// A counter is set once for each answer, or every local decision would begin anew.
+    #[test]
+    fn a_counter_is_set_once_for_each_answer() {
+        let (starts, set, now) = (FallbackStarts::default(), Cell::new(0), Timestamp::from_secs(1_000));
+        for (secs, sets) in [(0, 1), (0, 1), (1, 2), (1, 2)] {
+            starts.set_once((1, 2), now + TimeDelta::from_secs(secs), || set.set(set.get() + 1));
+            assert_eq!(set.get(), sets);
+        }
+    }
+}

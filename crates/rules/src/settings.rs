@@ -1,0 +1,81 @@
+//! Effective settings of a rule, after inheritance and defaults: what `explain` shows and rule diffs compare.
+
+use crate::rule::{Action, Class, CostFrom, FailPolicy, OnError, Role, Rule};
+use tollgate_core::Mode;
+
+impl Rule {
+    /// Returns the settings by the names that rule files use. Those with neutral values (a priority of 0, no shadow)
+    /// are omitted; the class and the fail policy always appear.
+    ///
+    /// ```
+    /// # use tollgate_rules::{Options, Ruleset, Source};
+    /// let text = "
+    /// domain: d
+    /// descriptors:
+    ///   - key: endpoint
+    ///     value: POST /login
+    ///     class: security
+    ///     descriptors: [{key: user, limit: 5/minute}]
+    /// ";
+    /// let rules = Ruleset::load(&[Source::new("d.yaml", text)], &Options::default()).unwrap();
+    /// let settings = rules.rules()[0].settings();
+    /// assert_eq!(settings[..2], [("class", "security".to_owned()), ("on_error", "closed".to_owned())]);
+    /// ```
+    #[must_use]
+    pub fn settings(&self) -> Vec<(&'static str, String)> {
+        let class = match self.class {
+            Class::Comfort => "comfort",
+            Class::Security => "security",
+            Class::Cost => "cost",
+            Class::Strict => "strict",
+        };
+        let mut all = vec![("class", class.to_owned()), ("on_error", on_error(&self.on_error))];
+        let mut add = |name, value: Option<String>| all.extend(value.map(|value| (name, value)));
+        let roles = || self.all_limits().map(|limit| limit.role);
+        add("shadow", roles().any(|role| role == Role::Shadow).then(|| "true".to_owned()));
+        add("quota_mode", roles().any(|role| role == Role::Quota).then(|| "true".to_owned()));
+        let action = match self.action {
+            Action::Reject => None,
+            Action::Delay => Some("delay"),
+            Action::Degrade => Some("degrade"),
+        };
+        add("action", action.map(str::to_owned));
+        let mode = match self.mode {
+            Mode::Central => Some("central"),
+            Mode::Leased => Some("leased"),
+            Mode::Local => Some("local"),
+            Mode::Adaptive => None,
+        };
+        add("mode", mode.map(str::to_owned));
+        add("fallback", self.fallback.map(|part| format!("{}.{}%", part / 10, part % 10)));
+        add("split", self.split.map(|split| split.to_string()));
+        add("priority", (self.priority != 0).then(|| self.priority.to_string()));
+        let cost = match &self.cost {
+            CostFrom::Request => None,
+            CostFrom::Fixed(units) => Some(units.to_string()),
+            CostFrom::Attribute(name) => Some(name.clone()),
+        };
+        add("cost", cost);
+        add("replaces", (!self.replaces.is_empty()).then(|| self.replaces.join(", ")));
+        add("detailed_metric", self.detailed_metric.then(|| "true".to_owned()));
+        add("value_to_metric", self.value_to_metric.then(|| "true".to_owned()));
+        add("metadata", (!self.metadata.is_empty()).then(|| self.metadata.to_string()));
+        all
+    }
+}
+
+fn on_error(policy: &OnError) -> String {
+    let word = |policy: &FailPolicy| match policy {
+        FailPolicy::Open => "open",
+        FailPolicy::Closed => "closed",
+        FailPolicy::Local => "local",
+    };
+    match policy {
+        OnError::Always(policy) => word(policy).to_owned(),
+        OnError::ByTier { tiers, otherwise } => {
+            let each = tiers.iter().map(|(tier, policy)| format!("{tier}: {}", word(policy)));
+            let all: Vec<String> = each.chain([format!("default: {}", word(otherwise))]).collect();
+            format!("{{{}}}", all.join(", "))
+        }
+    }
+}

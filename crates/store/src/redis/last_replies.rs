@@ -1,0 +1,90 @@
+//! Last replies: what Redis last said about each counter, in a fixed amount of memory.
+//!
+//! A node that must decide without Redis begins from here, not from zero. Sets of four entries; the one heard longest ago
+//! is replaced. A table of all states was rejected: logs and permits are long, and what remains is enough to begin with.
+
+use super::key_encoding::Name;
+use foldhash::fast::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tollgate_core::{LastKnown, Outcome, TimeDelta, Timestamp, Verdict};
+
+const WAYS: usize = 4;
+/// Number of sets; with their locks they take about 2.5 MiB.
+const SETS: usize = 1 << 14;
+
+pub(super) struct LastReplies {
+    hasher: RandomState,
+    sets: Box<[Mutex<[Entry; WAYS]>]>,
+}
+
+/// One counter; an id of zero is an empty slot.
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    id: u64,
+    remaining: u64,
+    reset_after: TimeDelta,
+    heard_at: Timestamp,
+}
+
+impl LastReplies {
+    pub(super) fn new() -> Self {
+        Self { hasher: RandomState::default(), sets: (0..SETS).map(|_| Mutex::default()).collect() }
+    }
+
+    fn id(&self, bundle: &str, name: &Name) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(bundle.as_bytes());
+        hasher.write_u8(0);
+        hasher.write(name);
+        hasher.finish().max(1)
+    }
+
+    fn set(&self, id: u64) -> MutexGuard<'_, [Entry; WAYS]> {
+        self.sets[id as usize % SETS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn record(&self, bundle: &str, name: &Name, outcome: &Outcome, now: Timestamp) {
+        if outcome.verdict == Verdict::Unknown {
+            return;
+        }
+        let id = self.id(bundle, name);
+        let mut set = self.set(id);
+        let known = set.iter().position(|entry| entry.id == id);
+        let place = known.or_else(|| (0..WAYS).min_by_key(|at| set[*at].heard_at)).unwrap_or(0);
+        let (remaining, reset_after) = (outcome.remaining, outcome.reset_after);
+        set[place] = Entry { id, remaining, reset_after, heard_at: now };
+    }
+
+    pub(super) fn get(&self, bundle: &str, name: &Name, now: Timestamp) -> Option<LastKnown> {
+        let id = self.id(bundle, name);
+        let entry = self.set(id).iter().find(|entry| entry.id == id).copied()?;
+        let Entry { remaining, reset_after, heard_at, .. } = entry;
+        Some(LastKnown { remaining, reset_after, age: now.since(heard_at) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A flood of other counters may evict one, but never gives it another's numbers, and the latest reply counts.
+    #[test]
+    fn the_latest_reply_of_each_counter_is_returned() {
+        let (table, now) = (LastReplies::new(), Timestamp::from_secs(1_000));
+        let outcome = |remaining| Outcome { remaining, ..Outcome::UNKNOWN };
+        let allowed = |remaining| Outcome { verdict: Verdict::ALLOWED, ..outcome(remaining) };
+        let name = |n: u64| Name::from_slice(n.to_string().as_bytes());
+        for n in 0..1_000_000_u64 {
+            table.record("b", &name(n), &allowed(n), now);
+        }
+        let known = (0..1_000_000).filter_map(|n| Some((n, table.get("b", &name(n), now)?.remaining)));
+        let known: Vec<_> = known.collect();
+        assert!(known.len() > SETS && known.iter().all(|(n, remaining)| n == remaining));
+        table.record("b", &name(7), &allowed(3), now);
+        table.record("b", &name(7), &allowed(2), now + TimeDelta::from_secs(1));
+        table.record("b", &name(7), &outcome(9), now + TimeDelta::from_secs(1));
+        let last = table.get("b", &name(7), now + TimeDelta::from_secs(3)).expect("known");
+        assert_eq!((last.remaining, last.age), (2, TimeDelta::from_secs(2)));
+    }
+}

@@ -1,0 +1,103 @@
+//! Rule files that people change or break, through the real binary: what they change is logged, what needs confirmation is
+//! kept out if asked, and a restart with a broken file is no outage.
+
+mod harness;
+
+use harness::{Folder, Server, eventually};
+use serde_json::json;
+
+const LOGIN: &str = "  - {key: endpoint, value: POST /login, class: security, limit: 5/minute}\n";
+
+fn rules(limit: u64, more: &str) -> String {
+    format!("domain: d\ndescriptors:\n  - {{key: api_key, limit: {limit}/hour}}\n{more}")
+}
+
+fn start(folder: &Folder, flags: &[&str]) -> Server {
+    let path = folder.join("rules.yaml");
+    let mut all = vec!["--rules", path.to_str().expect("a plain path")];
+    all.extend(flags);
+    Server::start(&all)
+}
+
+fn limit(server: &Server) -> u64 {
+    let look = json!({"domain": "d", "attributes": {"api_key": "look"}, "cost": 0});
+    server.post("/v1/check", &look).json()["limits"][0]["limit"].as_u64().expect("a limit")
+}
+
+fn logged(server: &Server, says: &str) {
+    eventually(says, || server.log().contains(says).then_some(()));
+}
+
+#[test]
+fn a_restart_with_a_broken_file_uses_the_last_good_rules() {
+    let folder = Folder::new();
+    folder.write("rules.yaml", rules(10, ""));
+    let mut server = start(&folder, &[]);
+    folder.write("rules.yaml", rules(11, ""));
+    eventually("the reload", || (limit(&server) == 11).then_some(()));
+    folder.write("rules.yaml", "domain: d\ndescriptors: [{key: api_key, limit: lots}]\n");
+    logged(&server, "rule reload failed");
+    server.signal("TERM");
+    server.wait();
+
+    let server = start(&folder, &[]);
+    assert_eq!(limit(&server), 11, "the last rules that were valid");
+    assert!(server.log().contains("RULE FILES ARE BROKEN"), "{}", server.log());
+    let rules_now = || server.get("/readyz?verbose").json()["rules"].clone();
+    assert_eq!(rules_now()["last_good"], true);
+    assert!(
+        rules_now()["error"].as_str().is_some_and(|error| error.contains("rules.yaml:2")),
+        "{}",
+        rules_now()
+    );
+    assert!(server.get("/metrics").text().contains("\nratelimit_rules_last_good 1\n"));
+
+    folder.write("rules.yaml", rules(11, ""));
+    logged(&server, "rule files repaired");
+    assert_eq!((&rules_now()["last_good"], &rules_now()["error"]), (&json!(false), &json!(null)));
+    folder.write("rules.yaml", rules(12, ""));
+    eventually("the next change", || (limit(&server) == 12).then_some(()));
+}
+
+#[test]
+fn what_a_file_changes_is_logged() {
+    let folder = Folder::new();
+    folder.write("rules.yaml", rules(10, LOGIN));
+    let server = start(&folder, &[]);
+    folder.write("rules.yaml", rules(20, "  - {key: user, limit: 1/s}\n"));
+    logged(&server, "rules reloaded");
+    let log = server.log();
+    for says in [
+        "rule changed",
+        "gcra 10/1h",
+        "gcra 20/1h",
+        "rule added",
+        "rule removed",
+        "protect less: security rule",
+    ] {
+        assert!(log.contains(says), "{says}: {log}");
+    }
+}
+
+#[test]
+fn files_pass_the_guard_when_asked() {
+    let folder = Folder::new();
+    folder.write("rules.yaml", rules(10, LOGIN));
+    let server = start(&folder, &["--guard-files"]);
+    folder.write("rules.yaml", "domain: other\n");
+    logged(&server, "changed rule files not applied: domain `d` is removed");
+    assert_eq!(limit(&server), 10);
+    let error = server.get("/readyz?verbose").json()["rules"]["error"].to_string();
+    assert!(error.contains("--guard-files") && error.contains("SIGHUP"), "{error}");
+    // What is harmless is applied; what would deny a caller is not.
+    folder.write("rules.yaml", rules(9, LOGIN));
+    eventually("a harmless change", || (limit(&server) == 9).then_some(()));
+    for _ in 0..8 {
+        assert_eq!(server.check("d", &json!({"api_key": "busy"})).status, 200);
+    }
+    folder.write("rules.yaml", rules(2, LOGIN));
+    logged(&server, "of recent requests would be newly denied");
+    assert_eq!(limit(&server), 9);
+    server.signal("HUP");
+    eventually("the operator's word", || (limit(&server) == 2).then_some(()));
+}
