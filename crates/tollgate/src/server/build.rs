@@ -38,7 +38,7 @@ fn limiter(
     observe: Arc<Telemetry>,
 ) -> anyhow::Result<(Arc<Limiter<Store>>, Option<FileGuard>)> {
     let rules = match &operators.rule_manager {
-        Some(desk) => Arc::clone(&desk.active().rules),
+        Some(rule_manager) => Arc::clone(&rule_manager.active().rules),
         None => {
             let start = start_rules(config)?;
             operators.rules_error = start.error;

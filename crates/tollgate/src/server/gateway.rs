@@ -60,7 +60,7 @@ async fn serve(
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let (desk, fixed_nodes) = (operators.rule_manager.clone(), config.nodes);
+    let (rule_manager, fixed_nodes) = (operators.rule_manager.clone(), config.nodes);
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
     let settings = GatewayReload {
@@ -81,7 +81,7 @@ async fn serve(
         said,
         Arc::clone(&limiter),
         Arc::clone(&status),
-        desk,
+        rule_manager,
         file_guard,
     ));
     let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
