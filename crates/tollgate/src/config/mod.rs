@@ -370,7 +370,7 @@ impl Config {
         let gateway = self.gateway.clone().context(
             "`tollgate gateway` requires --config FILE with a `gateway` section; see examples/gateway",
         )?;
-        Ok(GatewayConfig { gateway, who: self.identity.clone(), answers: self.responses.clone() })
+        Ok(GatewayConfig { gateway, identity: self.identity.clone(), responses: self.responses.clone() })
     }
 
     /// Returns the line of the start banner that names the counter store, without credentials.

@@ -112,14 +112,13 @@ impl ProtocolServers {
         drain: impl Fn() -> D,
     ) -> RunningServers {
         let Self { grpc, http, resp, forward } = self;
-        let answers = config.responses.clone();
+        let responses = config.responses.clone();
         let grpc = grpc.map(|listener| {
-            let config = rls::RlsConfig { responses: answers.clone(), ..rls::RlsConfig::default() };
+            let config = rls::RlsConfig { responses: responses.clone(), ..rls::RlsConfig::default() };
             tokio::spawn(rls::serve(listener, Arc::clone(limiter), config, drain()))
         });
         let http = http.map(|listener| {
-            let config =
-                http::HttpConfig { responses: answers, forward_auth: forward, ..http::HttpConfig::default() };
+            let config = http::HttpConfig { responses, forward_auth: forward, ..http::HttpConfig::default() };
             tokio::spawn(http::serve(listener, Arc::clone(limiter), status, config, drain()))
         });
         let resp = resp.map(|listener| {
