@@ -8,6 +8,7 @@
 #   make fuzz    fuzzes each parser of untrusted input for SECONDS=60
 #   make fuzz-nightly  the same, 20 seconds each
 #   make fmt     formats the code
+#   make build-dist   builds the optimized binary, for make install
 #   make install copies the optimized binary, its manual pages and completions to PREFIX=/usr/local
 #   make dist    builds what is released, into dist/
 #   make docs-test   runs the commands in README and docs/, and compares the references with the binary
@@ -71,9 +72,13 @@ run: toolchain
 
 # The binary that is released, on the PATH.
 PREFIX ?= /usr/local
-.PHONY: install
-install: toolchain $(DASHBOARD)
+.PHONY: build-dist
+build-dist: toolchain $(DASHBOARD)
 	$(CARGO) build --profile dist --locked -p tollgate
+
+.PHONY: install
+install:
+	@test -x $(DIST)/tollgate || { echo "run \`make build-dist\` first, as yourself: it needs Rust, and this only copies" >&2; exit 1; }
 	install -D -m 755 $(DIST)/tollgate $(DESTDIR)$(PREFIX)/bin/tollgate
 	@share=$(DESTDIR)$(PREFIX)/share; tollgate=$(DIST)/tollgate; \
 	  mkdir -p "$$share"/{man/man1,bash-completion/completions,zsh/site-functions,fish/vendor_completions.d} && \
@@ -84,11 +89,10 @@ install: toolchain $(DASHBOARD)
 
 # An archive with the binary, the examples and the documentation.
 .PHONY: dist
-dist: toolchain $(DASHBOARD)
-	$(CARGO) build --profile dist --locked -p tollgate
+dist: build-dist
 	@name="tollgate-$$($(DIST)/tollgate --version | cut -d' ' -f2)-$$(rustc --print host-tuple)"; \
 	  rm -rf "dist/$$name" && mkdir -p "dist/$$name" && \
-	  cp -r $(DIST)/tollgate LICENSE README.md CHANGELOG.md docs examples deploy "dist/$$name" && \
+	  cp -r $(DIST)/tollgate LICENSE README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md CODE_OF_CONDUCT.md RELEASING.md docs examples deploy "dist/$$name" && \
 	  tar -C dist -czf "dist/$$name.tar.gz" "$$name" && rm -rf "dist/$$name" && \
 	  (cd dist && sha256sum "$$name.tar.gz" > "$$name.tar.gz.sha256") && echo "dist/$$name.tar.gz"
 

@@ -10,7 +10,7 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 use std::time::Duration;
-use tollgate_http::body::decode;
+use tollgate_http::json_request::decode;
 use tollgate_http::problem::Problem;
 
 const MAX_BODY: usize = 64 * 1024;

@@ -18,9 +18,9 @@ pub struct GatewayConfig {
     /// The `gateway` section.
     pub gateway: GatewaySection,
     /// How callers are identified.
-    pub who: IdentityConfig,
+    pub identity: IdentityConfig,
     /// Rate limit headers and denial responses.
-    pub answers: ResponseConfig,
+    pub responses: ResponseConfig,
 }
 
 impl std::ops::Deref for GatewayConfig {

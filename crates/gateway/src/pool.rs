@@ -19,6 +19,10 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tollgate_http::server::Io;
 
+/// Minimum time between two log messages about first failures of a backend: one that fails every other request would
+/// otherwise fill the log.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
+
 /// One upstream.
 pub(crate) struct Pool {
     pub(crate) name: String,
@@ -46,6 +50,8 @@ pub(crate) struct Backend {
     failures: AtomicU32,
     ejected_until: Mutex<Option<Instant>>,
     ejected: AtomicBool,
+    /// Time of the last log message about a failure that did not eject the backend.
+    reported_at: Mutex<Option<Instant>>,
     pub(crate) streams: crate::h2::SharedConnection,
 }
 
@@ -182,6 +188,7 @@ impl Backend {
             failures: AtomicU32::new(0),
             ejected_until: Mutex::new(None),
             ejected: AtomicBool::new(false),
+            reported_at: Mutex::new(None),
             streams: crate::h2::SharedConnection::default(),
         }
     }
@@ -225,15 +232,29 @@ impl Backend {
         }
     }
 
-    /// Records a missing response or a failure of the backend.
-    pub(crate) fn record_failure(&self) {
+    /// Records a missing response or a failure of the backend. The first of a series is logged with its cause, at most
+    /// once in [`REPORT_INTERVAL`], and the one that ejects the backend.
+    pub(crate) fn record_failure(&self, cause: &str) {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        if failures == 1 && self.is_report_due() {
+            tracing::warn!(backend = self.address, error = cause, "backend failed");
+        }
         if self.eject_after > 0 && failures >= self.eject_after && !self.ejected.load(Ordering::Relaxed) {
             let until = Instant::now() + self.eject_for;
             *self.ejected_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
             self.ejected.store(true, Ordering::Relaxed);
-            tracing::warn!(backend = self.address, failures, "backend ejected");
+            tracing::warn!(backend = self.address, failures, error = cause, "backend ejected");
         }
+    }
+
+    fn is_report_due(&self) -> bool {
+        let now = Instant::now();
+        let mut reported = self.reported_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = reported.is_none_or(|at| now.duration_since(at) >= REPORT_INTERVAL);
+        if is_due {
+            *reported = Some(now);
+        }
+        is_due
     }
 
     /// Records the result of a health check.

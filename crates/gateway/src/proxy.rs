@@ -132,12 +132,13 @@ impl<S: CounterStore + 'static> Proxy<S> {
         }
     }
 
-    /// Logs a message that was rejected before it became a request.
+    /// Logs a message that was rejected with a problem response before it became a request.
     pub(crate) fn rejected(&self, peer: &Peer, status: StatusCode, detail: &str) {
         if let Some(log) = &self.state.load().log {
             let mut entry = AccessRecord::new(self.clock.now(), peer.address);
             entry.status = status.as_u16();
             entry.error = Some(detail.to_owned());
+            entry.bytes = crate::problem::body(status, detail).len() as u64;
             drop(AccessLogGuard::new(Arc::clone(log), entry));
         }
     }
@@ -181,10 +182,9 @@ impl From<CheckFailure> for Failure {
         match failure {
             CheckFailure::Ambiguous(error) => Self::new(error.status(), &error),
             CheckFailure::MalformedCost(message) => Self::new(StatusCode::BAD_REQUEST, &message),
-            CheckFailure::NoRoute => Self::new(
-                StatusCode::NOT_FOUND,
-                "no matching route; check `routes` in the gateway configuration",
-            ),
+            CheckFailure::NoRoute => {
+                Self::new(StatusCode::NOT_FOUND, "no route matches this host, method and path")
+            }
         }
     }
 }

@@ -46,16 +46,16 @@ impl ProxyState {
         }
         let fast_path = former.map_or_else(Arc::default, |former| Arc::clone(&former.fast_path));
         let known = former.and_then(|former| former.jwt.as_ref());
-        let tokens = match known.filter(|known| known.matches_config(&config.who)) {
+        let tokens = match known.filter(|known| known.matches_config(&config.identity)) {
             Some(known) => Some(Arc::clone(known)),
-            None => JwtVerifier::new(&config.who).map_err(|error| format!("identity: {error}"))?,
+            None => JwtVerifier::new(&config.identity).map_err(|error| format!("identity: {error}"))?,
         };
         Ok(Self {
             routes: Routes::new(config, tokens.as_ref())?,
             pools: pools(config, former, &fast_path)?,
-            responses: config.answers.clone(),
+            responses: config.responses.clone(),
             forward: config.forward,
-            protected: Arc::new(ProtectedHeaders::new(&config.who)),
+            protected: Arc::new(ProtectedHeaders::new(&config.identity)),
             log: log(config, former)?,
             jwt: tokens,
             fast_path,

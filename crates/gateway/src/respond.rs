@@ -157,12 +157,17 @@ impl<S: CounterStore + 'static> Record<S> {
 
     /// Writes an error response; `facts` describe a decision whose rate limit headers are still sent.
     pub(crate) fn problem<A: ResponseSink>(
-        self,
+        mut self,
         failure: &Failure,
         facts: Option<(&ProxyState, &DecisionSummary<'_>, Timestamp)>,
         out: &mut A,
     ) -> Proxied {
-        let Failure { status, detail } = failure;
+        let Failure { status, detail, backend, .. } = failure;
+        if let Some(line) = &mut self.line {
+            // A line without a route says so itself.
+            line.entry.error = (*status != StatusCode::NOT_FOUND).then(|| failure.logged().to_owned());
+            line.entry.upstream.clone_from(backend);
+        }
         out.begin(*status);
         let mut own = OwnHeaders::new(out);
         self.put_own(&mut own, Some(problem::MEDIA_TYPE));

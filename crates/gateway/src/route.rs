@@ -83,7 +83,7 @@ impl Routes {
                 hosts.push(host);
             }
         }
-        let fallback_site = IdentityResolver::sharing(&config.who, [], tokens.cloned())
+        let fallback_site = IdentityResolver::sharing(&config.identity, [], tokens.cloned())
             .map_err(|error| format!("identity: {error}"))?;
         let mut routes = Self { exact: HashMap::default(), families: Vec::new(), any: None, fallback_site };
         for host in hosts {
@@ -134,7 +134,7 @@ impl VirtualHost {
         host: Option<&str>,
         tokens: Option<&Arc<JwtVerifier>>,
     ) -> Result<Self, String> {
-        let mut who = config.who.clone();
+        let mut identity = config.identity.clone();
         let mut by_endpoint = HashMap::default();
         let own = config
             .routes
@@ -153,7 +153,7 @@ impl VirtualHost {
                 Some(Err(_)) => return Err(wrong("invalid `host_header`; use a host name".to_owned())),
             };
             check(route).map_err(wrong)?;
-            let paths = PathRules::new(&config.who);
+            let paths = PathRules::new(&config.identity);
             let shared =
                 Arc::new(Route { name: name.clone(), config: route.clone(), pool, paths, host_header });
             // A route of GET serves HEAD too, because it is counted as GET.
@@ -184,12 +184,12 @@ impl VirtualHost {
                     continue;
                 }
                 by_endpoint.insert(template.clone(), Arc::clone(&shared));
-                who.routes.push(template);
+                identity.routes.push(template);
             }
         }
-        let who = IdentityResolver::sharing(&who, [], tokens.cloned())
+        let identity = IdentityResolver::sharing(&identity, [], tokens.cloned())
             .map_err(|error| format!("identity: {error}"))?;
-        Ok(Self { identity: who, by_endpoint })
+        Ok(Self { identity, by_endpoint })
     }
 
     /// Returns the route of a request.
@@ -207,6 +207,9 @@ fn name(route: &RouteConfig) -> String {
 }
 
 fn check(route: &RouteConfig) -> Result<(), String> {
+    if !route.path.starts_with('/') {
+        return Err(format!("`path: {}` does not start with a slash; write /{}", route.path, route.path));
+    }
     let begins = |prefix: &str| {
         let rest = route.path.strip_prefix(prefix);
         rest.is_some_and(|rest| (rest.is_empty() || rest.starts_with('/')) && !prefix.contains("{*"))

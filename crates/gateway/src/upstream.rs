@@ -7,7 +7,7 @@ use crate::body::{BodyError, ClientBody};
 use crate::config::{RouteConfig, UpstreamProtocol};
 use crate::h1::exchange::{ExchangeError, ExchangeOptions, Pump, UpstreamConnection, exchange};
 use crate::h2;
-use crate::pool::{ConnectError, ConnectionPreference, InFlight, Pool};
+use crate::pool::{Backend, ConnectError, ConnectionPreference, InFlight, Pool};
 use crate::stall::{BodyProgress, TrackedBody};
 use http::{HeaderMap, Method, Response, StatusCode};
 use smallvec::SmallVec;
@@ -85,12 +85,27 @@ pub(crate) fn is_idempotent(method: &Method) -> bool {
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: StatusCode,
+    /// What the client is sent.
     pub(crate) detail: String,
+    /// The cause, for logs: it may name addresses behind the gateway.
+    pub(crate) cause: Option<String>,
+    /// The backend that failed, for logs.
+    pub(crate) backend: Option<String>,
 }
 
 impl Failure {
     pub(crate) fn new(status: StatusCode, detail: &(impl ToString + ?Sized)) -> Self {
-        Self { status, detail: detail.to_string() }
+        Self { status, detail: detail.to_string(), cause: None, backend: None }
+    }
+
+    /// Returns the cause as far as it is known.
+    pub(crate) fn logged(&self) -> &str {
+        self.cause.as_deref().unwrap_or(&self.detail)
+    }
+
+    /// Adds the backend that failed.
+    fn of(self, backend: &Backend) -> Self {
+        Self { backend: Some(backend.address.clone()), ..self }
     }
 
     pub(crate) fn too_large() -> Self {
@@ -138,7 +153,7 @@ pub(crate) async fn send<H: WriteFields>(
             Err(AttemptError::Stale(failure)) => {
                 // Part of a body may already be sent.
                 if !idempotent || (body.is_none() && !bodiless) || stale == STALE {
-                    return Err(failure);
+                    return Err(failure.of(backend));
                 }
                 stale += 1;
                 wanted = ConnectionPreference::New;
@@ -146,15 +161,15 @@ pub(crate) async fn send<H: WriteFields>(
             }
             Err(AttemptError::Failed(failure)) => {
                 if failure.status.is_server_error() {
-                    backend.record_failure();
+                    backend.record_failure(failure.logged());
                 }
-                return Err(failure);
+                return Err(failure.of(backend));
             }
             Err(AttemptError::NoResponse(failure)) => {
-                backend.record_failure();
-                failure
+                backend.record_failure(failure.logged());
+                failure.of(backend)
             }
-            Err(AttemptError::Full(failure)) => failure,
+            Err(AttemptError::Full(failure)) => failure.of(backend),
         };
         if retries == 0 || (body.is_none() && !bodiless) {
             tracing::debug!(pool = pool.name, detail = failure.detail, "request failed");
@@ -196,7 +211,7 @@ fn connect_failure(error: &ConnectError) -> Failure {
         ConnectError::Timeout(_) => "connecting to the upstream timed out",
         ConnectError::Full(_) => "all connections to the upstream are in use",
     };
-    Failure::new(status, detail)
+    Failure { cause: Some(error.to_string()), ..Failure::new(status, detail) }
 }
 
 fn body_failure(error: &BodyError) -> Failure {

@@ -4,6 +4,7 @@ mod harness;
 
 use harness::{Gateway, Origin, eventually, plain};
 use serde_json::Value;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,12 +24,18 @@ impl Drop for Log {
 }
 
 fn start(route: &str) -> (Gateway, Origin, Log) {
+    let origin = Origin::start();
+    let (gateway, log) = start_before(origin.address, route);
+    (gateway, origin, log)
+}
+
+/// Starts a gateway before an upstream at this address.
+fn start_before(upstream: SocketAddr, route: &str) -> (Gateway, Log) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("access-{}-{}.log", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let log = Log(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
-    let origin = Origin::start();
-    let section = plain(origin.address, route) + &format!("  access_log: {}\n", log.0.display());
-    (Gateway::start(RULES, &section), origin, log)
+    let section = plain(upstream, route) + &format!("  access_log: {}\n", log.0.display());
+    (Gateway::start(RULES, &section), log)
 }
 
 fn lines(log: &Log, count: usize) -> Vec<Value> {
@@ -96,6 +103,19 @@ fn requests_without_a_route_are_logged() {
     );
     assert_eq!(line["remote_address"], "198.51.100.7", "through a trusted proxy");
     assert!(line["route"].is_null() && line["error"].is_null(), "{line}");
+}
+
+/// A failing upstream is found in the log, with its address and the cause; the client sees neither.
+#[test]
+fn failed_upstreams_are_logged_with_their_cause() {
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+    let (gateway, log) = start_before(gone, "");
+    let response = gateway.exchange(&with_key("GET", "/a"));
+    assert_eq!(response.status, 502);
+    assert!(!response.text().contains(&gone.to_string()), "{}", response.text());
+    let line = &lines(&log, 1)[0];
+    assert_eq!((&line["status"], &line["upstream"]), (&502.into(), &gone.to_string().into()), "{line}");
+    assert!(line["error"].as_str().is_some_and(|error| error.contains("refused")), "{line}");
 }
 
 /// Clients that give up are the first sign of a slow upstream.

@@ -16,12 +16,12 @@
 //! | `tls` | server certificates with reload, trusted authorities (feature `tls`) |
 //! | [`proxy_protocol`] | the PROXY protocol, versions 1 and 2 |
 
-pub mod body;
 pub mod date;
 pub mod h1;
 pub mod headers;
 mod hex;
 pub mod identity;
+pub mod json_request;
 pub mod problem;
 pub mod proxy_protocol;
 pub mod response;

@@ -137,7 +137,7 @@ impl Compiler<'_, '_> {
             if let Some(first) = seen.insert(identity, draft.at) {
                 *twice = true;
                 let message = format!("duplicate descriptor `{}` at one level", shorten(&named(key, draft)));
-                let help = format!("the first stands in line {}; put both into one", first.line);
+                let help = format!("the first is on line {}; merge them", first.line);
                 self.reader.error_help(key.at, message, help);
             }
         }

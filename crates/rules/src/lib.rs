@@ -65,6 +65,7 @@ pub use rule::{
 };
 pub use ruleset::{Domain, Options, PermitRelease, Ruleset, Source};
 pub use sensitivity::{identifies_caller, may_be_secret};
+pub use suggest::closest;
 pub use unit::Unit;
 
 /// The JSON schema of rule files, for editors.

@@ -42,7 +42,7 @@ pub(crate) fn parse_rate(text: &str) -> Result<(u64, Period), String> {
     };
     let count = parse_number(count.trim())
         .and_then(|count| u64::try_from(count).ok())
-        .ok_or_else(|| format!("`{}` is no count", count.trim()))?;
+        .ok_or_else(|| format!("`{}` is not a count", count.trim()))?;
     Ok((count, parse_period(period)?))
 }
 
@@ -52,7 +52,12 @@ pub(crate) fn parse_period(text: &str) -> Result<Period, String> {
         Some((unit, zone)) => calendar(unit.trim(), zone.trim()),
         None => {
             let length = parse_duration(text);
-            length.map(Period::Rolling).ok_or_else(|| format!("`{}` is no period", shorten(text.trim())))
+            length.map(Period::Rolling).ok_or_else(|| {
+                format!(
+                    "`{}` is not a period (use second, minute, hour, day, or a length such as 30s)",
+                    shorten(text.trim())
+                )
+            })
         }
     }
 }
@@ -92,11 +97,11 @@ mod tests {
     fn invalid_rates_are_explained() {
         for (text, why) in [
             ("100", "it has no period"),
-            ("x/minute", "`x` is no count"),
-            ("-1/minute", "`-1` is no count"),
-            ("1/fortnight", "`fortnight` is no period"),
-            ("1/0s", "`0s` is no period"),
-            ("1/99999999999999999999s", "is no period"),
+            ("x/minute", "`x` is not a count"),
+            ("-1/minute", "`-1` is not a count"),
+            ("1/fortnight", "`fortnight` is not a period"),
+            ("1/0s", "`0s` is not a period"),
+            ("1/99999999999999999999s", "is not a period"),
             ("1/hour in UTC", "a calendar period is a `day` or a `month`"),
             ("1/day in Nowhere/Town", "there is no time zone `Nowhere/Town`"),
         ] {

@@ -1,7 +1,13 @@
 //! "Did you mean" suggestions: the known word nearest to an unknown one.
 
 /// Returns the nearest of `known`, if it is near enough to be a plausible correction.
-pub(crate) fn closest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
+///
+/// ```
+/// assert_eq!(tollgate_rules::closest("lmit", &["limit", "burst"]), Some("limit"));
+/// assert_eq!(tollgate_rules::closest("color", &["limit", "burst"]), None);
+/// ```
+#[must_use]
+pub fn closest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     let word = word.to_ascii_lowercase();
     let most = (word.chars().count() / 3).clamp(1, 3);
     known

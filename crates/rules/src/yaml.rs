@@ -220,7 +220,7 @@ impl<'t> Builder<'t> {
                 continue;
             }
             if seen.repeats(&pairs, text) {
-                let message = format!("the key `{}` stands twice in one mapping", shorten(text));
+                let message = format!("duplicate key `{}` in one mapping", shorten(text));
                 return Err(reject(key.at, message, Some("keep one of them")));
             }
             pairs.push((key, value));

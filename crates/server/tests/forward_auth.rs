@@ -137,4 +137,7 @@ fn the_domain_is_the_only_one_or_the_configured_one() {
     assert!(undecided.text().contains("forward_auth"), "{}", undecided.text());
     assert_eq!(check(&start("forward_auth: {domain: other}\n"), UNTRUSTED, "GET /check", "").status, 429);
     assert_eq!(check(&start("forward_auth: {domain: web}\n"), UNTRUSTED, "GET /check", "").status, 200);
+    // A domain without rules has no limits: an error, as without a choice, instead of letting everything pass.
+    let unknown = check(&start("forward_auth: {domain: nope}\n"), UNTRUSTED, "GET /check", "");
+    assert!(unknown.status == 500 && unknown.text().contains("no domain `nope`"), "{}", unknown.text());
 }

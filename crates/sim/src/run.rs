@@ -372,14 +372,14 @@ impl Run {
         if self.world.lock().paused.contains_key(&node) {
             return;
         }
-        for errand in self.nodes[node].store().due_tasks() {
+        for task in self.nodes[node].store().due_tasks() {
             let limiter = Arc::clone(&self.nodes[node]);
             self.count += 1;
             let id = PermitId(u128::from(self.count));
             self.spawn(
                 node,
                 Box::pin(async move {
-                    limiter.store().run_task(errand, id).await;
+                    limiter.store().run_task(task, id).await;
                     node::decided();
                     None
                 }),

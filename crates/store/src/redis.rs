@@ -10,6 +10,7 @@
 //! | `decode_state`, `recompute` | the states in the bundles, and the outcomes recomputed by `Limit::step` |
 //! | `data_loss` | the state assumed for counters that a server may have lost |
 //! | `pipeline` | one connection: batches that overlap where the link is long |
+//! | `probe` | whether the servers can be reached at startup |
 //! | `health` | one server's breaker and errors |
 //! | `shard`, `topology` | servers, and which has which slot |
 //! | `dispatch` | one shard request: retries within the deadline |
@@ -31,6 +32,7 @@ mod key_encoding;
 mod last_replies;
 mod late_replies;
 mod pipeline;
+mod probe;
 mod recompute;
 mod records;
 mod script;

@@ -27,8 +27,8 @@ fn a_refund_waits_for_time_where_leases_are_out_and_only_there() {
         for _ in 0..10 {
             block_on(node.charge(&[charge(Cost::ONE)])).expect("it answers");
         }
-        for (n, errand) in (1..).zip(node.due_tasks()) {
-            block_on(node.run_task(errand, PermitId(n)));
+        for (n, task) in (1..).zip(node.due_tasks()) {
+            block_on(node.run_task(task, PermitId(n)));
         }
         assert!(node.stats().available > 0, "alice has a lease throughout");
         let before = remaining();

@@ -3,11 +3,14 @@
 //! A command that changes something sends it to a server, which validates it against its active rules. A rejected
 //! change is an error with the field it is about, and the command exits with 1.
 
+mod failure;
+
 use crate::cli::FormatFlags;
 use crate::cli::output::{self, TITLE, paint};
 use anyhow::Context;
 use bytes::Bytes;
 use clap::Args;
+use failure::Peer;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -30,29 +33,31 @@ use tokio_rustls::TlsConnector;
 use tollgate_http::tls;
 use tollgate_observe::escape;
 
-/// The server's address and the operator's credentials, for a command's `#[command(flatten)]`.
+/// The server's address and the operator's credentials, for a command's `#[command(flatten)]`. The help lists them after
+/// the command's own flags.
 #[derive(Debug, Args)]
 pub(crate) struct AdminFlags {
     /// Admin URL of a server, http:// or https://.
     #[arg(
         long,
         global = true,
+        display_order = 101,
         env = "TOLLGATE_ADMIN_URL",
         value_name = "URL",
         default_value = "http://127.0.0.1:8082"
     )]
     admin: String,
     /// File containing the token; or set TOLLGATE_TOKEN.
-    #[arg(long, global = true, env = "TOLLGATE_TOKEN_FILE", value_name = "FILE")]
+    #[arg(long, global = true, display_order = 102, env = "TOLLGATE_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// CA bundle for https:// [default: the system's].
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, display_order = 103, value_name = "FILE")]
     ca: Option<PathBuf>,
     /// Client certificate (mutual TLS).
-    #[arg(long, global = true, value_name = "FILE", requires = "cert_key")]
+    #[arg(long, global = true, display_order = 104, value_name = "FILE", requires = "cert_key")]
     cert: Option<PathBuf>,
     /// Private key of the client certificate.
-    #[arg(long, global = true, value_name = "FILE", requires = "cert")]
+    #[arg(long, global = true, display_order = 105, value_name = "FILE", requires = "cert")]
     cert_key: Option<PathBuf>,
     #[command(flatten)]
     format: FormatFlags,
@@ -74,11 +79,13 @@ pub(crate) struct AdminResponse {
     pub(crate) status: StatusCode,
     /// JSON body; `Null` if there is none.
     pub(crate) body: Value,
+    /// Message for people, of a rejection.
+    rejection: Option<String>,
 }
 
 /// Client for one server.
 pub(crate) struct Client {
-    authority: String,
+    peer: Peer,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     token: Option<HeaderValue>,
     /// Whether text in responses is escaped for a terminal: callers have chosen some of it.
@@ -110,19 +117,24 @@ impl Client {
             matches!(uri.path(), "" | "/")
                 && uri.query().is_none()
                 && !authority.as_str().contains('@')
-                && matches!(uri.scheme_str(), None | Some("http" | "https")),
+                && match uri.scheme_str() {
+                    // `localhost:8082` has no scheme; a lone word is more likely a mistake than a host.
+                    None => authority.port().is_some(),
+                    scheme => matches!(scheme, Some("http" | "https")),
+                },
             wrong()
         );
         let pair = flags.cert.as_deref().zip(flags.cert_key.as_deref());
         let ca = flags.ca.as_deref().map(|path| ("--ca", path));
         let client = Self::connect_to(&uri, || trusting(ca, pair))?;
-        let token = token(flags)?;
+        let (token, token_source) = token(flags)?.unzip();
         let host = bare(authority.host());
         let near = host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
         if token.is_some() && client.tls.is_none() && !near {
             eprintln!("tollgate: warning: sending the token to {authority} unencrypted; use https://");
         }
-        Ok(Self { token, escapes: !flags.is_json(), ..client })
+        let escapes = !flags.is_json();
+        Ok(Self { token, peer: Peer { token_source, ..client.peer }, escapes, ..client })
     }
 
     /// Returns a client for the server at `uri`, over TLS if its scheme is https.
@@ -142,7 +154,9 @@ impl Client {
             Some(other) => anyhow::bail!("unsupported scheme {other}://"),
         };
         let port = authority.port_u16().unwrap_or(port);
-        Ok(Self { authority: format!("{}:{port}", authority.host()), tls, token: None, escapes: false })
+        let authority = format!("{}:{port}", authority.host());
+        let peer = Peer { authority, has_tls: tls.is_some(), token_source: None };
+        Ok(Self { peer, tls, token: None, escapes: false })
     }
 
     /// Returns a client whose responses are not escaped, for text that is printed as it is.
@@ -152,7 +166,7 @@ impl Client {
 
     /// Returns the value of the `Host` header.
     pub(crate) fn host(&self) -> anyhow::Result<HeaderValue> {
-        Ok(HeaderValue::from_str(&self.authority)?)
+        Ok(HeaderValue::from_str(&self.peer.authority)?)
     }
 
     /// Sends a request with an optional JSON body and returns the JSON of the response. A rejection is an error.
@@ -177,7 +191,7 @@ impl Client {
         let body = Full::new(bytes).map_err(|never: Infallible| match never {}).boxed_unsync();
         let asking = async {
             let answer = self.send(method, path, headers, body).await?;
-            self.read_response(answer).await
+            self.read_response(answer, path).await
         };
         with_timeout(asking).await
     }
@@ -190,9 +204,7 @@ impl Client {
         headers: &[(HeaderName, &str)],
         body: RequestBody,
     ) -> anyhow::Result<Response<Incoming>> {
-        let mut sender = with_timeout(self.connect())
-            .await
-            .with_context(|| format!("{}: cannot connect; set --admin to the admin URL", self.authority))?;
+        let mut sender = with_timeout(self.connect()).await.map_err(|error| self.peer.explain(&error))?;
         let mut request = Request::new(body);
         *request.method_mut() = method;
         *request.uri_mut() = path.parse().with_context(|| format!("invalid path `{path}`"))?;
@@ -205,11 +217,15 @@ impl Client {
         if let Some(token) = &self.token {
             own.insert(AUTHORIZATION, token.clone());
         }
-        Ok(sender.send_request(request).await?)
+        sender.send_request(request).await.map_err(|error| self.peer.explain(&error.into()))
     }
 
-    /// Reads a complete response.
-    pub(crate) async fn read_response(&self, answer: Response<Incoming>) -> anyhow::Result<AdminResponse> {
+    /// Reads a complete response to a request to `path`.
+    pub(crate) async fn read_response(
+        &self,
+        answer: Response<Incoming>,
+        path: &str,
+    ) -> anyhow::Result<AdminResponse> {
         let (head, body) = answer.into_parts();
         let bytes =
             body.collect().await.context("connection closed before the response was complete")?.to_bytes();
@@ -219,16 +235,17 @@ impl Client {
             serde_json::from_slice(&bytes).with_context(|| {
                 format!(
                     "{} is not an admin API (status {}, no JSON); set --admin to the admin URL",
-                    self.authority, head.status
+                    self.peer.authority, head.status
                 )
             })?
         };
+        let rejection = (!head.status.is_success()).then(|| self.peer.rejection(head.status, &body, path));
         let body = if self.escapes { escaped(body) } else { body };
-        Ok(AdminResponse { status: head.status, body })
+        Ok(AdminResponse { status: head.status, body, rejection })
     }
 
     pub(crate) async fn connect(&self) -> anyhow::Result<SendRequest<RequestBody>> {
-        let stream = TcpStream::connect(&self.authority).await?;
+        let stream = TcpStream::connect(&self.peer.authority).await?;
         stream.set_nodelay(true)?;
         match &self.tls {
             None => {
@@ -254,13 +271,7 @@ impl AdminResponse {
 
     /// Returns a rejection as an error message for people.
     pub(crate) fn problem(&self) -> anyhow::Error {
-        let text = |name: &str| self.body[name].as_str().filter(|text| !text.is_empty());
-        let title = text("title").unwrap_or("request rejected");
-        let again =
-            if title == "Confirmation required" { "; on the command line, add --confirm" } else { "" };
-        let detail = text("detail").map(|detail| format!(": {detail}")).unwrap_or_default();
-        let place = text("field").map(|place| format!(" (at {place})")).unwrap_or_default();
-        anyhow::anyhow!("{}", escape::text(&format!("{title}{detail}{place}{again}")))
+        anyhow::anyhow!("{}", escape::text(self.rejection.as_deref().unwrap_or("request rejected")))
     }
 }
 
@@ -281,20 +292,22 @@ async fn with_timeout<T>(doing: impl Future<Output = anyhow::Result<T>>) -> anyh
     tokio::time::timeout(TIMEOUT, doing).await.with_context(late)?
 }
 
-fn token(flags: &AdminFlags) -> anyhow::Result<Option<HeaderValue>> {
-    let token = match &flags.token_file {
-        Some(path) => Some(
-            std::fs::read_to_string(path)
-                .with_context(|| format!("--token-file: cannot read {}", path.display()))?,
-        ),
-        None => std::env::var("TOLLGATE_TOKEN").ok(),
+/// Returns the `Authorization` header and where its token comes from.
+fn token(flags: &AdminFlags) -> anyhow::Result<Option<(HeaderValue, String)>> {
+    let (token, source) = match &flags.token_file {
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("--token-file: cannot read {}", path.display()))?;
+            (Some(text), format!("--token-file {}", path.display()))
+        }
+        None => (std::env::var("TOLLGATE_TOKEN").ok(), "TOLLGATE_TOKEN".to_owned()),
     };
     let Some(token) = token.as_deref().map(str::trim).filter(|token| !token.is_empty()) else {
         return Ok(None);
     };
     let mut header = HeaderValue::from_str(&format!("Bearer {token}")).context("invalid token")?;
     header.set_sensitive(true);
-    Ok(Some(header))
+    Ok(Some((header, source)))
 }
 
 /// Returns a host without the brackets of an IPv6 address.

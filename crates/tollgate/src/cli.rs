@@ -1,12 +1,14 @@
 //! Command line definition. Raw arguments become typed values here, once.
 
 use crate::server::logging::LogFlag;
+mod env_value;
 mod format;
 pub(crate) mod output;
 mod progress;
 mod publishing;
 mod time_arg;
 
+pub(crate) use env_value::parse;
 pub(crate) use format::{FormatFlags, print, print_line};
 pub(crate) use progress::Progress;
 pub(crate) use publishing::{GuardrailSection, PublishingFlags, RulesFromName, deprecated_variable};
@@ -144,19 +146,19 @@ pub(crate) enum TokenCommand {
 #[derive(Debug, Args)]
 pub(crate) struct AuditFlags {
     #[command(flatten)]
-    pub(crate) format: FormatFlags,
+    pub(crate) admin: crate::admin_client::AdminFlags,
     #[command(subcommand)]
     pub(crate) command: AuditCommand,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuditCommand {
-    /// List entries, newest first.
+    /// List entries, newest first: of a server (--admin, with the token of an admin), or of --db.
     List {
         #[command(flatten)]
-        db: DbFlag,
+        db: OptionalDbFlag,
         /// Maximum number of entries; 0 lists all.
-        #[arg(long, value_name = "N", default_value_t = 50)]
+        #[arg(long, visible_alias = "limit", value_name = "N", default_value_t = 50)]
         max_results: usize,
         /// List only entries of this actor.
         #[arg(long, value_name = "NAME")]
@@ -188,6 +190,13 @@ pub(crate) struct DbFlag {
     /// Control-plane database: sqlite:FILE or postgres://USER:PASSWORD@HOST/DATABASE.
     #[arg(long, env = "TOLLGATE_DB", hide_env_values = true, value_name = "DATABASE")]
     pub(crate) db: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OptionalDbFlag {
+    /// Read the control-plane database itself, not a server: sqlite:FILE or postgres://USER:PASSWORD@HOST/DATABASE.
+    #[arg(long, env = "TOLLGATE_DB", hide_env_values = true, value_name = "DATABASE")]
+    pub(crate) db: Option<String>,
 }
 
 /// Everything here can also be set in the file of `--config`; a flag wins over the environment, that over the file.
@@ -252,7 +261,8 @@ pub(crate) struct ServeFlags {
     /// File containing the password of the Redis protocol; or set TOLLGATE_RESP_PASSWORD.
     #[arg(long, env = "TOLLGATE_RESP_PASSWORD_FILE", value_name = "FILE")]
     pub(crate) resp_password_file: Option<PathBuf>,
-    /// Control-plane database (sqlite:FILE or postgres://USER:PASSWORD@HOST/DATABASE); without it the admin API is read-only.
+    /// Control-plane database (sqlite:FILE or postgres://USER:PASSWORD@HOST/DATABASE); without it the admin API has
+    /// live stats, decisions, usage and the active rules, but no quotas, measures, revisions or audit log.
     #[arg(long, env = "TOLLGATE_DB", hide_env_values = true, value_name = "DATABASE")]
     pub(crate) db: Option<String>,
     /// Admin API and dashboard address, or `off` [default: 127.0.0.1:8082]. Addresses other than loopback require --db and a

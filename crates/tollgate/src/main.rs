@@ -6,11 +6,11 @@ mod commands;
 mod config;
 mod ndjson;
 mod server;
+mod yaml_file;
 
 use commands::{access, emergency, generate, quota, rule_files, rules, test, top, usage, why};
 use server::{gateway, logging, serve};
 
-use clap::Parser;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -18,7 +18,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let _farewell = logging::FlushOnPanic;
-    let outcome = match cli::Cli::parse().command {
+    let outcome = match cli::parse().command {
         cli::Command::Serve(flags) => serve::run(&flags),
         cli::Command::Gateway(flags) => gateway::run(&flags),
         cli::Command::Validate(flags) => rule_files::validate(&flags),

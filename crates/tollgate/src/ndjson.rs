@@ -31,7 +31,7 @@ pub(crate) async fn send(client: &Client, path: &str, file: &Path) -> anyhow::Re
     let body = streamed(source, progress.counter());
     let headers = [(CONTENT_TYPE, "application/x-ndjson")];
     let answer = client.send(Method::POST, path, &headers, body).await?;
-    client.read_response(answer).await
+    client.read_response(answer, path).await
 }
 
 /// Reads on a separate thread, so that a slow source does not block the connection.
@@ -66,7 +66,7 @@ pub(crate) async fn receive(client: &Client, path: &str, file: Option<&Path>) ->
     let nothing = Empty::new().map_err(|never: Infallible| match never {}).boxed_unsync();
     let answer = client.send(Method::GET, path, &[], nothing).await?;
     if !answer.status().is_success() {
-        return Err(client.read_response(answer).await?.problem());
+        return Err(client.read_response(answer, path).await?.problem());
     }
     let mut out = admin_client::output(file)?;
     let progress = Progress::bytes("exporting", None).unless_on_screen(file);

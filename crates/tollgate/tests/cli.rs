@@ -299,7 +299,7 @@ fn a_config_file_is_applied_and_unknown_keys_are_rejected() {
         ended(&refused, 1);
         assert!(refused.err.contains("tollgate.yaml"), "{}", refused.err);
         assert!(refused.err.contains(part), "{}", refused.err);
-        assert!(refused.err.contains(&format!("line {place} ")), "the line: {}", refused.err);
+        assert!(refused.err.contains(&format!("tollgate.yaml:{place}:")), "the line: {}", refused.err);
     }
     folder.write("tollgate.yaml", config.replace("16MiB", "much"));
     let refused = run(&["serve", "--config", &path]);
@@ -389,6 +389,19 @@ fn a_reader_that_has_enough_is_no_error() {
         let printed = command.args(args).stdout(writer).output().expect("it runs");
         let err = String::from_utf8_lossy(&printed.stderr);
         assert!(printed.status.code() == Some(0) && err.is_empty(), "{args:?}: {:?} {err}", printed.status);
+    }
+    // The exit code of these is their verdict, however little of the report was read.
+    folder.write("bad.yaml", "domain: d\ndescriptors: [{key: k, limit: 3/fortnight}]\n");
+    folder.write("bad.test.yaml", "rules_file: bad.yaml\nsteps: [{attributes: {k: v}}]\n");
+    let (bad, test) = (text(&folder, "bad.yaml"), text(&folder, "bad.test.yaml"));
+    for args in
+        [&["validate", &bad][..], &["validate", &bad, "--json"], &["test", &test], &["test", &test, "--json"]]
+    {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        let printed = command.args(args).stdout(writer).output().expect("it runs");
+        assert_eq!(printed.status.code(), Some(1), "{args:?}");
     }
 }
 

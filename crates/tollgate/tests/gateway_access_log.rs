@@ -64,6 +64,7 @@ fn malformed_requests_are_logged() {
         let line = lines.iter().find(|line| line["status"] == status).expect("a line");
         assert_eq!(line["remote_address"], "127.0.0.1");
         assert!(line["error"].as_str().is_some_and(|error| error.len() > 10), "{line}");
+        assert!(line["bytes"].as_u64().is_some_and(|bytes| bytes > 10), "the body that was sent: {line}");
         assert!(line["path"].is_null(), "of what cannot be read nothing is told: {line}");
     }
     assert_eq!(origin.requests(), 0);

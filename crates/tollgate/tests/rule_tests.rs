@@ -173,15 +173,35 @@ fn a_failing_case_shows_the_difference() {
 /// A test file with a typo must not pass for a test.
 #[test]
 fn an_invalid_test_file_fails() {
-    fails("rules_file: rules.yaml\nstpes: []\n", &["unknown field `stpes`", "0 passed, 1 failed"]);
+    fails(
+        "rules_file: rules.yaml\nstpes: []\n",
+        &["a.test.yaml:2:1: unknown key `stpes`; did you mean `steps`?", "0 passed, 1 failed"],
+    );
     fails("[]", &["no test case"]);
+    fails("rules_file: rules.yaml\n", &["tests nothing; add `steps`"]);
+    fails(
+        "rules_file: nowhere.yaml\nsteps: [{attributes: {k: v}}]\n",
+        &["relative to the directory of the test file"],
+    );
     fails("rules_file: rules.yaml\nsteps: [{advance: soon, attributes: {k: v}}]\n", &["soon"]);
-    fails("rules_file: rules.yaml\nsteps: [{domain: d}]\n", &["either `descriptors` or `attributes`"]);
+    fails(
+        "rules_file: rules.yaml\nsteps: [{domain: d}]\n",
+        &["step 1: no request; write `attributes` or `descriptors`"],
+    );
     fails("steps: []\n", &["either `rules` or `rules_file`"]);
-    fails("rules_file: rules.yaml\nsteps: [{attributes: {k: v}, expect: {overall: OKAY}}]\n", &["OKAY"]);
+    fails(
+        "rules_file: rules.yaml\nsteps: [{attributes: {k: v}, expect: {overall: DENIED}}]\n",
+        &["unknown result `DENIED`; use OK, OVER_LIMIT or ERROR"],
+    );
+    fails(
+        "rules_file: rules.yaml\nsteps: [{descriptors: [{entries: [[k, v]]}], repeat: 6, expect: {overall: OK}}]\n",
+        &["step 1, repetition 6 of 6: overall: expected OK, got OVER_LIMIT by `n`"],
+    );
     let folder = Folder::new();
-    let good =
-        folder.write("good.test.yaml", format!("rules: |\n  {}\nsteps: []\n", RULES.replace('\n', "\n  ")));
+    let good = folder.write(
+        "good.test.yaml",
+        format!("rules: |\n  {}\nsteps: [{{attributes: {{k: v}}}}]\n", RULES.replace('\n', "\n  ")),
+    );
     let ran = run(&["test", "nowhere.test.yaml", good.to_str().expect("a plain path")]);
     assert_eq!(ran.code, Some(1));
     assert!(ran.out.ends_with("\n1 passed, 1 failed\n"), "the others still run: {}{}", ran.out, ran.err);

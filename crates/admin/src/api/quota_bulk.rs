@@ -15,7 +15,7 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 use tollgate_control::{ControlError, Import, ImportLine, ImportReport, KeyHash, Quota};
-use tollgate_http::body::decode;
+use tollgate_http::json_request::decode;
 use tollgate_http::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;

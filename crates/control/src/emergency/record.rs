@@ -192,8 +192,7 @@ impl EmergencySpec {
             }
             TargetKind::Rule => {
                 if !rules.rules().iter().any(|rule| rule.name == value) {
-                    let reason =
-                        "no active rule has this name; GET /v1/rules and `tollgate explain` show the names";
+                    let reason = "no active rule has this name; `tollgate rules show current` and GET /admin/v1/rules/current show the rules";
                     return Err(invalid("target.value", reason));
                 }
                 (value.clone(), value)

@@ -2,8 +2,11 @@
 //! notification, and reads everything newer than its last revision at intervals. A lost notification costs time,
 //! never a change.
 //!
-//! PostgreSQL notifies by NOTIFY. A SQLite file cannot notify, so it is polled twice a second, which costs one read
-//! of one row.
+//! Published rules, which `rules/publish.rs` stores, are read by `catch_up_rules` (`rules/revision_store.rs`) and
+//! activated by the rule manager (`run_published` in `rules/manager.rs`).
+//!
+//! PostgreSQL notifies by NOTIFY (`db/transaction.rs`). A SQLite file cannot notify, so it is polled twice a second,
+//! which costs one read of one row.
 
 use crate::control_plane::{ChangeEvent, ControlPlane};
 use crate::db::deadline::with_read_timeout;

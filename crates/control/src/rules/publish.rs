@@ -1,5 +1,9 @@
 //! Publishing of rules: loads, lints and compares them with the active rules, previews their impact, and only then
 //! stores them. A preview does the same without storing.
+//!
+//! The path of a stored revision to the other nodes: the transaction that stores it notifies them (`NOTIFY` in
+//! `db/transaction.rs`), `replication/sync.rs` there calls `catch_up_rules` (`rules/revision_store.rs`), which reads
+//! it, and `run_published` in `rules/manager.rs` makes it active.
 
 use crate::db::transaction::Actor;
 use crate::error::ControlError;

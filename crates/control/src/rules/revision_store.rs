@@ -273,7 +273,7 @@ impl ControlPlane {
                 action: "rules.rollback",
                 target: &rev.to_string(),
                 before: before(current),
-                after: json!({"rev": rev, "revision": hash, "text_of": to, "because": because}).to_string(),
+                after: json!({"rev": rev, "revision": hash, "text_of": to, "reason": because}).to_string(),
             };
             record!(tx, head, now, actor, &changed);
             rev

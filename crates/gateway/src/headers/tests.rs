@@ -14,7 +14,7 @@ fn map(fields: &[(&str, &str)]) -> HeaderMap {
 
 fn forwarded(fields: &[(&str, &str)], is_trusted: bool, forward: ForwardedHeader) -> HeaderMap {
     let peer = Peer::new("::ffff:10.0.0.9".parse().expect("an address"), false);
-    let who = IdentityConfig {
+    let identity = IdentityConfig {
         trusted_headers: [("tenant".to_owned(), "X-Tenant".to_owned())].into(),
         headers: [("app".to_owned(), "x_app".to_owned())].into(),
         ..IdentityConfig::default()
@@ -23,7 +23,7 @@ fn forwarded(fields: &[(&str, &str)], is_trusted: bool, forward: ForwardedHeader
         peer: &peer,
         is_trusted,
         forward,
-        protected: &Arc::new(ProtectedHeaders::new(&who)),
+        protected: &Arc::new(ProtectedHeaders::new(&identity)),
         authority: None,
         host: None,
         traceparent: None,
@@ -179,11 +179,11 @@ fn trailers_carry_no_identity() {
         ("authorization", "b"),
         ("content-length", "7"),
     ]);
-    let who = IdentityConfig {
+    let identity = IdentityConfig {
         trusted_headers: [("tenant".to_owned(), "x-tenant".to_owned())].into(),
         ..IdentityConfig::default()
     };
-    ProtectedHeaders::new(&who).clean(&mut trailers);
+    ProtectedHeaders::new(&identity).clean(&mut trailers);
     assert_eq!(trailers, map(&[("x-sum", "42"), ("grpc-status", "0")]));
 }
 

@@ -63,7 +63,8 @@ impl<S: CounterStore + 'static> Gateway<S> {
     /// Starts a gateway over this store, on `threads` threads.
     pub(crate) fn start_over(store: S, threads: usize, rules: &str, more: &str, section: &str) -> Self {
         let file: File = serde_saphyr::from_str(&format!("{more}\ngateway:\n{section}")).expect("settings");
-        let config = GatewayConfig { gateway: file.gateway, who: file.identity, answers: file.responses };
+        let config =
+            GatewayConfig { gateway: file.gateway, identity: file.identity, responses: file.responses };
         let rules = Ruleset::load(&[Source::new("rules.yaml", rules)], &Options::default()).expect("rules");
         let clock = SystemClock::new();
         let limiter = Limiter::new(Arc::new(rules), store, Arc::new(clock) as Arc<dyn Clock>);

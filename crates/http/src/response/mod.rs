@@ -21,13 +21,13 @@
 //! | `summary` | the facts of a decision, from the engine or from a server |
 //! | `scope` | the endpoint and the identity that a denial was about, masked |
 //! | `headers` | the header fields |
-//! | `body` | the body of a denial |
+//! | `denial_body` | the body of a denial |
 //! | `field_value` | a field value builder without an allocation for each part |
 //!
 //! 429 means that the caller is over its own limit; 503 means that no decision was possible and the rule fails closed,
 //! or that load is shed. The two are never mixed: a caller that receives a 503 has not exceeded a limit.
 
-mod body;
+mod denial_body;
 mod field_value;
 mod headers;
 mod scope;
@@ -179,7 +179,7 @@ impl ResponseConfig {
 
     /// Appends the body of a denial to `out` and returns its media type; `None` for an allowed request.
     pub fn write_body(&self, facts: &DecisionSummary<'_>, out: &mut Vec<u8>) -> Option<&'static str> {
-        (facts.disposition != Disposition::Allowed).then(|| body::write(self, facts, out))
+        (facts.disposition != Disposition::Allowed).then(|| denial_body::write(self, facts, out))
     }
 
     /// Returns the complete response: 200 without a body, or a denial with its body.

@@ -160,7 +160,7 @@ impl DecisionRecord {
         }
         lines.extend(self.measure_line());
         let decided = match self.origin {
-            Origin::Store => "the counters decided",
+            Origin::Store => "decided by the counters",
             Origin::Local => "the store was unavailable, so this node's fallback counters decided",
             Origin::FailOpen | Origin::FailClosed => {
                 "the store was unavailable, so the rule's `on_error` decided"

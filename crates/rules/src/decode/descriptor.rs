@@ -228,7 +228,7 @@ fn fallback(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<u64>
         _ => {
             reader.error_help(
                 at,
-                format!("`{}` is no part of a limit that can be set aside", crate::yaml::shorten(&value)),
+                format!("`{}` is not a share of a limit", crate::yaml::shorten(&value)),
                 "write a percentage from 0.1% to 50%: `fallback: 5%`",
             );
             None

@@ -101,7 +101,7 @@ fn one(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Option<Limit
                 Some(LimitDraft { at: node.at, count, period, shape: ShapeDraft::default() })
             }
             Err(why) => {
-                let message = format!("`{}` is no limit: {why}", shorten(text));
+                let message = format!("`{}` is not a limit: {why}", shorten(text));
                 let help = format!(
                     "write it as in `{name}: {EXAMPLE}`, `100 per 30s` or `1000/day in Europe/Zurich`"
                 );

@@ -82,11 +82,19 @@ struct IdentityReader {
 #[non_exhaustive]
 pub enum ForwardAuthError {
     /// Invalid identity settings.
-    #[error("who: {0}")]
+    #[error("identity: {0}")]
     Identity(#[from] IdentityConfigError),
     /// Not a location of nginx.
     #[error("forward_auth: invalid location `accel_redirect: {0}`; write `@app` or `/internal`")]
     Location(String),
+    /// A domain that no loaded rule file has.
+    #[error("forward_auth: unknown domain `{domain}`; use one of those loaded: {loaded}")]
+    UnknownDomain {
+        /// The configured domain.
+        domain: String,
+        /// The loaded domains, separated by commas.
+        loaded: String,
+    },
     /// A delay that exceeds the timeouts of proxies.
     #[error("forward_auth: `max_delay_ms: {0}` exceeds the timeout of proxies; write at most {MAX_DELAY}")]
     MaxDelay(u64),
@@ -116,6 +124,20 @@ impl ForwardAuth {
         })
     }
 
+    /// Checks that the configured domain is one of `rules`: requests to an unknown domain have no limits.
+    ///
+    /// # Errors
+    /// Returns [`ForwardAuthError::UnknownDomain`] if it is not.
+    pub fn check_domain(&self, rules: &Ruleset) -> Result<(), ForwardAuthError> {
+        match &self.domain {
+            Some(domain) if rules.domain(domain).is_none() => Err(ForwardAuthError::UnknownDomain {
+                domain: domain.clone(),
+                loaded: rules.domains().map(tollgate_rules::Domain::name).collect::<Vec<_>>().join(", "),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the JWT verifier, for the task that reloads its keys.
     #[must_use]
     pub fn tokens(&self) -> Option<Arc<JwtVerifier>> {
@@ -124,11 +146,20 @@ impl ForwardAuth {
 }
 
 impl ForwardAuth {
-    /// Returns the domain whose rules apply.
+    /// Returns the domain whose rules apply. A configured domain that the active rules no longer have is an error: its
+    /// requests would have no limits.
     fn domain<'r>(&'r self, rules: &'r Ruleset) -> Result<&'r str, Problem> {
         let mut all = rules.domains().map(tollgate_rules::Domain::name);
         match (&self.domain, all.next(), all.next()) {
-            (Some(domain), ..) => Ok(domain),
+            (Some(domain), ..) if rules.domain(domain).is_some() => Ok(domain),
+            (Some(domain), ..) => Err(Problem::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "Unknown domain",
+                format!(
+                    "the active rules have no domain `{domain}`; set `forward_auth: {{domain: NAME}}` to one that they \
+                     have, or load rules for it"
+                ),
+            )),
             (None, Some(domain), None) => Ok(domain),
             _ => Err(Problem::new(
                 StatusCode::INTERNAL_SERVER_ERROR,

@@ -31,7 +31,7 @@ use tollgate_core::{CounterStore, Timestamp};
 use tollgate_engine::{Limiter, TraceContext};
 use tollgate_http::headers::HeaderLookup;
 use tollgate_http::response::ResponseConfig;
-use tollgate_http::{body, h1, problem, same_site, traceparent};
+use tollgate_http::{h1, json_request as body, problem, same_site, traceparent};
 use tollgate_observe::ProcessStatus;
 
 /// State shared by all handlers.

@@ -52,7 +52,9 @@ pub enum MemoryError {
         given: usize,
     },
     /// Wide counters would take more than half of the cap.
-    #[error("{wide} bytes for states aside are more than half of the {bytes} bytes in all")]
+    #[error(
+        "{wide} bytes for wide counters are more than half of the {bytes} bytes in all; lower them or raise the total"
+    )]
     WideTooLarge {
         /// Bytes configured for wide counters.
         wide: usize,

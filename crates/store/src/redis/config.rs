@@ -70,7 +70,7 @@ pub enum RedisConfigError {
     #[error("`{0}` is not a database number")]
     Database(String),
     /// Sentinels without the name of their primary.
-    #[error("sentinels must be told the name of the primary: redis+sentinel://h1,h2,h3/name")]
+    #[error("missing name of the primary; write redis+sentinel://h1,h2,h3/name")]
     NoPrimary,
     /// Unreadable password file.
     #[error("cannot read the password from {file}: {reason}")]
@@ -193,6 +193,11 @@ impl RedisConfig {
     pub(super) fn sentinel_info(&self, host: &str, port: u16) -> redis::RedisResult<ConnectionInfo> {
         let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
         Ok(self.address(host, port).into_connection_info()?.set_redis_settings(settings))
+    }
+
+    /// Returns whether connections use TLS.
+    pub(super) const fn uses_tls(&self) -> bool {
+        self.tls
     }
 
     fn address(&self, host: &str, port: u16) -> ConnectionAddr {

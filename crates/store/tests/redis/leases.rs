@@ -42,9 +42,9 @@ fn start(redis: RedisConfig) -> RunningNode {
     let tender = tokio::spawn(async move {
         loop {
             let _ = tokio::time::timeout(Duration::from_millis(50), own.task_ready()).await;
-            for errand in own.due_tasks() {
+            for task in own.due_tasks() {
                 let node = Arc::clone(&own);
-                tokio::spawn(async move { node.run_task(errand, id()).await });
+                tokio::spawn(async move { node.run_task(task, id()).await });
             }
         }
     });

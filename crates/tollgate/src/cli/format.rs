@@ -11,10 +11,10 @@ use tollgate_observe::escape;
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct FormatFlags {
     /// Output format [default: text].
-    #[arg(long, global = true, value_name = "FORMAT")]
+    #[arg(long, global = true, display_order = 110, value_name = "FORMAT")]
     format: Option<Format>,
     /// Same as --format json.
-    #[arg(long, global = true, conflicts_with = "format")]
+    #[arg(long, global = true, display_order = 111, conflicts_with = "format")]
     json: bool,
 }
 

@@ -37,6 +37,12 @@ pub(crate) fn is_closed_output(error: &anyhow::Error) -> bool {
     causes.any(|cause| cause.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<OutputClosed>))
 }
 
+/// Ignores that the reader has closed the output, for a command whose exit code is a verdict: `validate | head` fails
+/// if the rules are invalid, however little of the report was read.
+pub(crate) fn ignore_closed(printed: anyhow::Result<()>) -> anyhow::Result<()> {
+    printed.or_else(|error| if is_closed_output(&error) { Ok(()) } else { Err(error) })
+}
+
 /// Standard output, which its reader may close.
 pub(crate) struct Output<W>(W);
 
@@ -131,6 +137,7 @@ mod tests {
         assert!(is_closed_output(&output), "{output:#}");
         let socket = Gone.write_all(b"x").context("while importing").expect_err("closed");
         assert!(!is_closed_output(&socket), "{socket:#}");
+        assert!(ignore_closed(Err(output)).is_ok() && ignore_closed(Err(socket)).is_err());
     }
 
     #[test]

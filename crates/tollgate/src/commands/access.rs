@@ -1,15 +1,17 @@
 //! `tollgate token` and `tollgate audit`: directly on the database, so they work without a running server.
 
-use crate::admin_client;
-use crate::cli::output::{BAD, GOOD, paint};
+use crate::admin_client::{self, AdminFlags, cell};
+use crate::cli::output::{self, BAD, GOOD, paint};
 use crate::cli::{AuditCommand, AuditFlags, Progress, TokenCommand, TokenFlags, now, print, print_line};
 use anyhow::Context;
+use hyper::Method;
 use serde_json::{Value, json};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use tollgate_control::{Actor, AuditEntry, AuditVerification, ControlPlane, redact_password};
+use tollgate_control::{Actor, AuditVerification, ControlError, ControlPlane, redact_password};
 use tollgate_core::{SystemClock, TimeDelta};
 use tollgate_observe::escape;
 
@@ -44,8 +46,27 @@ fn with_control<T>(
 
 /// Actor of changes from the command line, for the audit log.
 fn operator() -> Actor {
-    let name = std::env::var("USER").ok().filter(|name| !name.is_empty());
-    Actor { name: name.unwrap_or_else(|| "unknown".to_owned()), origin: "command line".to_owned() }
+    let variable = |name: &str| std::env::var(name).ok().filter(|name| !name.is_empty());
+    // Under sudo, the person is more telling than root.
+    let name = variable("SUDO_USER").or_else(|| variable("USER")).or_else(|| variable("LOGNAME"));
+    Actor { name: name.unwrap_or_else(account), origin: "command line".to_owned() }
+}
+
+/// Returns the account of this process where no variable names it, as in a container or a service.
+fn account() -> String {
+    let Ok(process) = std::fs::metadata("/proc/self") else { return "unknown".to_owned() };
+    let uid = process.uid();
+    let accounts = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    account_name(&accounts, uid).unwrap_or_else(|| format!("uid {uid}"))
+}
+
+/// Returns the name of a user id in the text of `/etc/passwd`.
+fn account_name(accounts: &str, uid: u32) -> Option<String> {
+    accounts.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
+    })
 }
 
 pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
@@ -96,7 +117,12 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
         }
         TokenCommand::Revoke { db, id } => {
             with_control(&db.db, IfMissing::Fail, async |control| {
-                Ok(control.revoke_token(id, &operator()).await?)
+                match control.revoke_token(id, &operator()).await {
+                    Err(ControlError::NotFound(_)) => {
+                        anyhow::bail!("no unrevoked token with the ID `{id}`; see `tollgate token list`")
+                    }
+                    revoked => Ok(revoked?),
+                }
             })?;
             (json!({"revoked": id}), format!("revoked {id}"))
         }
@@ -112,19 +138,24 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
 pub(crate) fn audit(flags: &AuditFlags) -> anyhow::Result<ExitCode> {
     match &flags.command {
         AuditCommand::List { db, max_results, actor, action } => {
-            let wanted = |entry: &AuditEntry| {
+            let wanted = |entry: &Value| {
+                let text = |name: &str| entry[name].as_str().unwrap_or_default();
                 let of_action = |action: &str| {
-                    entry
-                        .action
+                    text("action")
                         .strip_prefix(action)
                         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
                 };
-                actor.as_deref().is_none_or(|actor| entry.actor == actor)
+                actor.as_deref().is_none_or(|actor| text("actor") == actor)
                     && action.as_deref().is_none_or(of_action)
             };
-            list(&db.db, *max_results, wanted, flags.format.is_json())
+            let max_results = if *max_results == 0 { usize::MAX } else { *max_results };
+            let (entries, more) = match &db.db {
+                Some(db) => from_database(db, max_results, wanted)?,
+                None => from_server(&flags.admin, max_results, wanted)?,
+            };
+            show(&entries, more, flags.admin.is_json())
         }
-        AuditCommand::Verify { db } => verify(&db.db, flags.format.is_json()),
+        AuditCommand::Verify { db } => verify(&db.db, flags.admin.is_json()),
         // NDJSON in either format.
         AuditCommand::Export { db, after, file } => export(&db.db, *after, file.as_deref()),
     }
@@ -133,42 +164,87 @@ pub(crate) fn audit(flags: &AuditFlags) -> anyhow::Result<ExitCode> {
 /// Number of entries read at once.
 const PAGE: i64 = 500;
 
-/// Lists matching entries, newest first.
-fn list(
+/// Reads matching entries of a database, newest first. Returns whether there are more.
+fn from_database(
     db: &str,
     max_results: usize,
-    wanted: impl Fn(&AuditEntry) -> bool,
-    json: bool,
-) -> anyhow::Result<ExitCode> {
-    let max_results = if max_results == 0 { usize::MAX } else { max_results };
-    let (entries, more) = with_control(db, IfMissing::Fail, async |control| {
+    wanted: impl Fn(&Value) -> bool,
+) -> anyhow::Result<(Vec<Value>, bool)> {
+    with_control(db, IfMissing::Fail, async |control| {
         let (mut entries, mut before) = (Vec::new(), None);
         loop {
             let page = control.audit(before, PAGE).await?;
             let Some(last) = page.last() else { return Ok((entries, false)) };
             before = Some(last.seq);
-            for entry in page.into_iter().filter(&wanted) {
-                if entries.len() == max_results {
-                    return Ok((entries, true));
-                }
-                entries.push(entry);
+            let page = page.iter().map(serde_json::to_value).collect::<Result<_, _>>()?;
+            if !take(&mut entries, page, max_results, &wanted) {
+                return Ok((entries, true));
             }
         }
+    })
+}
+
+/// Reads matching entries of a server, newest first. Returns whether there are more.
+fn from_server(
+    flags: &AdminFlags,
+    max_results: usize,
+    wanted: impl Fn(&Value) -> bool,
+) -> anyhow::Result<(Vec<Value>, bool)> {
+    let (mut entries, mut more) = (Vec::new(), false);
+    admin_client::run(flags, async |client| {
+        let mut before = String::new();
+        loop {
+            let path = format!("/admin/v1/audit?limit={PAGE}&before={before}");
+            let mut page = client.request(Method::GET, &path, None).await?;
+            let read =
+                page["entries"].as_array_mut().map(std::mem::take).context("invalid response: no entries")?;
+            if !take(&mut entries, read, max_results, &wanted) {
+                more = true;
+                break;
+            }
+            match page["next_before"].as_i64() {
+                Some(next) => before = next.to_string(),
+                None => break,
+            }
+        }
+        Ok(ExitCode::SUCCESS)
     })?;
+    Ok((entries, more))
+}
+
+/// Moves matching entries of a page into `entries`. Returns whether all of them fit.
+fn take(
+    entries: &mut Vec<Value>,
+    page: Vec<Value>,
+    max_results: usize,
+    wanted: impl Fn(&Value) -> bool,
+) -> bool {
+    for entry in page.into_iter().filter(wanted) {
+        if entries.len() == max_results {
+            return false;
+        }
+        entries.push(entry);
+    }
+    true
+}
+
+fn show(entries: &[Value], more: bool, json: bool) -> anyhow::Result<ExitCode> {
     if json {
         print(&json!({"entries": entries}))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let rows: Vec<[String; 6]> = entries
+    let rows: Vec<[String; 7]> = entries
         .iter()
         .map(|entry| {
-            let texts = [&entry.at, &entry.actor, &entry.action, &entry.target].map(Clone::clone);
-            let [at, actor, action, target] = texts;
-            [entry.seq.to_string(), at, actor, action, target, reason(entry)]
+            let after = entry["after"].as_str().and_then(|text| serde_json::from_str(text).ok());
+            let after = after.unwrap_or(Value::Null);
+            let [seq, at, actor, action, target] =
+                ["seq", "at", "actor", "action", "target"].map(|name| cell(&entry[name]));
+            [seq, at, actor, action, abbreviated(&target), change(&after), reason(&after)]
         })
         .collect();
     admin_client::table_or(
-        ["seq", "time", "actor", "action", "target", "reason"],
+        ["seq", "time", "actor", "action", "target", "change", "reason"],
         &rows,
         "no audit entries",
     )?;
@@ -178,10 +254,37 @@ fn list(
     Ok(ExitCode::SUCCESS)
 }
 
+/// Returns a target as lists show it: a hashed API key by its first digits, as `quota list` does.
+fn abbreviated(target: &str) -> String {
+    let is_hash = target.len() == 64 && target.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_hash { format!("{}…", &target[..12]) } else { target.to_owned() }
+}
+
+/// Fields of a change that `audit list` shows, in this order.
+const SHOWN: [&str; 9] = ["action", "target", "factor", "rule", "units", "tier", "role", "name", "text_of"];
+
+/// Returns what was changed, in a few words: `block api_key abc…`, `units 500`.
+fn change(after: &Value) -> String {
+    let words = SHOWN.iter().filter_map(|name| match (*name, &after[*name]) {
+        (_, Value::Null) => None,
+        ("action", Value::String(action)) => Some(action.clone()),
+        ("target", Value::Object(target)) => {
+            let word = |name: &str| target.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+            Some(format!("{} {}", word("kind"), abbreviated(&word("value"))).trim_end().to_owned())
+        }
+        ("text_of", rev) => Some(format!("rules of revision {rev}")),
+        (name, value @ (Value::String(_) | Value::Number(_))) => Some(format!("{name} {}", cell(value))),
+        _ => None,
+    });
+    let words: Vec<String> = words.collect();
+    if words.is_empty() { "-".to_owned() } else { words.join(", ") }
+}
+
 /// Returns the reason that an operator gave for a change, if any.
-fn reason(entry: &AuditEntry) -> String {
-    let given = |text: &str| serde_json::from_str::<Value>(text).ok()?["reason"].as_str().map(str::to_owned);
-    given(&entry.after).filter(|reason| !reason.is_empty()).unwrap_or_else(|| "-".to_owned())
+fn reason(after: &Value) -> String {
+    // Earlier releases recorded the reason of a rollback as `because`.
+    let given = ["reason", "because"].iter().find_map(|name| after[*name].as_str());
+    given.filter(|reason| !reason.is_empty()).unwrap_or("-").to_owned()
 }
 
 fn verify(db: &str, json: bool) -> anyhow::Result<ExitCode> {
@@ -198,11 +301,7 @@ fn verify(db: &str, json: bool) -> anyhow::Result<ExitCode> {
             format!("{} at entry {seq}: {why}", paint(BAD, "audit log broken")),
         ),
     };
-    if json {
-        print(&told)?;
-    } else {
-        print_line(text)?;
-    }
+    output::ignore_closed(if json { print(&told) } else { print_line(text) })?;
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -225,4 +324,29 @@ fn export(db: &str, after: i64, file: Option<&Path>) -> anyhow::Result<ExitCode>
         Ok(out.flush()?)
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An auditor must see what was done and why, in entries of any release.
+    #[test]
+    fn changes_and_reasons_are_shown() {
+        let measure =
+            json!({"action": "block", "target": {"kind": "api_key", "value": "abc…"}, "reason": "abuse"});
+        assert_eq!((change(&measure), reason(&measure)), ("block, api_key abc…".into(), "abuse".into()));
+        let rollback = json!({"rev": 3, "text_of": 1, "because": "back"});
+        assert_eq!((change(&rollback), reason(&rollback)), ("rules of revision 1".into(), "back".into()));
+        assert_eq!((change(&Value::Null), reason(&Value::Null)), ("-".into(), "-".into()));
+        assert_eq!(abbreviated(&"0f".repeat(32)), "0f0f0f0f0f0f…");
+        assert_eq!(abbreviated("gold"), "gold");
+    }
+
+    #[test]
+    fn an_account_is_found_by_its_id() {
+        let accounts = "root:x:0:0:root:/root:/bin/sh\ntollgate:x:998:998::/:/bin/false\n";
+        assert_eq!(account_name(accounts, 998).as_deref(), Some("tollgate"));
+        assert_eq!(account_name(accounts, 5), None);
+    }
 }

@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 use std::process::ExitCode;
 
 const PATH: &str = "/admin/v1/emergency";
+/// Maximum time to live of a measure, in seconds.
+const MAX_TTL: u64 = 86_400;
 
 #[derive(Debug, Args)]
 pub(crate) struct EmergencyFlags {
@@ -67,6 +69,7 @@ enum EmergencyCommand {
     /// List active measures.
     List,
     /// Extend a measure.
+    #[command(visible_alias = "extend")]
     Renew {
         /// Measure ID from `emergency list`.
         #[arg(value_name = "ID")]
@@ -115,7 +118,7 @@ struct Lasts {
     /// Time to live, such as 90s, 30m, 2h [default: 1h, max: 24h].
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
     ttl: Option<u64>,
-    /// Expiry in place of --for: 2h (from now), 2026-12-31 (00:00 UTC) or 2026-12-31T18:00:00Z.
+    /// Expiry in place of --for, within 24 hours: 2h (from now) or an instant such as 2026-12-31T18:00:00Z.
     #[arg(long, value_name = "TIME", conflicts_with = "ttl")]
     until: Option<TimeArg>,
 }
@@ -123,7 +126,13 @@ struct Lasts {
 impl Lasts {
     fn seconds(&self) -> anyhow::Result<Option<u64>> {
         let until = self.until.as_ref().map(|until| until.seconds_from(now()?)).transpose()?;
-        Ok(until.or(self.ttl))
+        let flag = if until.is_some() { "--until" } else { "--for" };
+        let seconds = until.or(self.ttl);
+        anyhow::ensure!(
+            seconds.is_none_or(|seconds| (1..=MAX_TTL).contains(&seconds)),
+            "{flag}: a measure stays in force for 1s to 24h; renew it before it expires"
+        );
+        Ok(seconds)
     }
 }
 
@@ -205,9 +214,11 @@ fn table(measures: &[Value]) -> anyhow::Result<()> {
             (Some(kind), Some(value)) if !value.is_empty() => format!("{kind} {value}"),
             (kind, _) => kind.unwrap_or("-").to_owned(),
         };
+        // As the commands are spelled.
+        let action = cell(&one["action"]).replace('_', "-");
         let what = match &one["factor"] {
-            Value::Null => cell(&one["action"]),
-            factor => format!("{} to {factor}", cell(&one["action"])),
+            Value::Null => action,
+            factor => format!("{action} to {factor}"),
         };
         [cell(&one["id"]), what, whom, cell(&one["expires_at"]), cell(&one["author"]), cell(&one["reason"])]
     };

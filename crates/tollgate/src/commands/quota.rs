@@ -167,6 +167,10 @@ pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
 
 impl SetFlags {
     fn body(&self) -> anyhow::Result<Value> {
+        anyhow::ensure!(
+            self.tier.is_some() || !self.limits.is_empty(),
+            "a quota needs a tier or a limit; set --tier NAME, --limit 500/minute or both"
+        );
         let now = now()?;
         let time = |time: &Option<TimeArg>| time.as_ref().map(|time| time.to_rfc3339(now)).transpose();
         Ok(json!({
@@ -222,7 +226,7 @@ async fn import(client: &Client, file: &Path, confirm: bool, json: bool) -> anyh
     let number = |name: &str| told[name].as_u64().unwrap_or(0);
     let (imported, failed) = (number("imported"), number("failed"));
     if json {
-        print(&told)?;
+        output::ignore_closed(print(&told))?;
     } else {
         let errors = told["errors"].as_array().map_or(&[][..], Vec::as_slice);
         for error in errors {
@@ -233,7 +237,8 @@ async fn import(client: &Client, file: &Path, confirm: bool, json: bool) -> anyh
         if failed > shown {
             eprintln!("{} more lines rejected", failed - shown);
         }
-        admin_client::table(["imported", "rejected"], &[[imported.to_string(), failed.to_string()]])?;
+        let row = [imported.to_string(), failed.to_string()];
+        output::ignore_closed(admin_client::table(["imported", "rejected"], &[row]))?;
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

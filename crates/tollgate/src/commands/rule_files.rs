@@ -1,6 +1,6 @@
 //! `tollgate validate`, `schema` and `explain`: rule files without a server.
 
-use crate::cli::output::{GOOD, paint, paint_diagnostics};
+use crate::cli::output::{self, GOOD, paint, paint_diagnostics};
 use crate::cli::{ExplainFlags, ProfileName, ValidateFlags, print, print_line};
 use crate::config;
 use crate::config::rule_sources;
@@ -13,37 +13,36 @@ use tollgate_rules::{Diagnostic, Explanation, RuleExplanation, RuleResult, Rules
 
 pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
     let sources = rule_sources::read(&flags.paths)?;
-    match Ruleset::load(&sources, &config::options(flags.profile)) {
-        Ok(rules) if flags.format.is_json() => {
+    let loaded = Ruleset::load(&sources, &config::options(flags.profile));
+    let (told, text, verdict) = match &loaded {
+        Ok(rules) => {
             let told = json!({
                 "ok": true, "files": sources.len(), "rules": rules.rules().len(), "revision": rules.revision(),
                 "errors": [], "warnings": diagnostics(rules.warnings()), "notes": diagnostics(rules.notes()),
             });
-            print(&told).map(|()| ExitCode::SUCCESS)
-        }
-        Err(errors) if flags.format.is_json() => {
-            let told = json!({"ok": false, "files": sources.len(), "errors": diagnostics(errors.all()), "warnings": []});
-            print(&told).map(|()| ExitCode::FAILURE)
-        }
-        Ok(rules) => {
-            for warning in rules.warnings().iter().chain(rules.notes()) {
-                print_line(paint_diagnostics(&format!("{warning}\n")))?;
-            }
-            let (files, warnings) = (sources.len(), rules.warnings().len());
-            print_line(format_args!(
-                "{} in {}: {}, {}",
+            let warnings: Vec<String> = rules
+                .warnings()
+                .iter()
+                .chain(rules.notes())
+                .map(|warning| paint_diagnostics(&format!("{warning}\n\n")))
+                .collect();
+            let text = format!(
+                "{}{} in {}: {}, {}",
+                warnings.concat(),
                 counted(rules.rules().len(), "rule"),
-                counted(files, "file"),
+                counted(sources.len(), "file"),
                 paint(GOOD, "no errors"),
-                counted(warnings, "warning")
-            ))?;
-            Ok(ExitCode::SUCCESS)
+                counted(rules.warnings().len(), "warning")
+            );
+            (told, text, ExitCode::SUCCESS)
         }
         Err(errors) => {
-            print_line(paint_diagnostics(&errors.to_string()))?;
-            Ok(ExitCode::FAILURE)
+            let told = json!({"ok": false, "files": sources.len(), "errors": diagnostics(errors.all()), "warnings": []});
+            (told, paint_diagnostics(&errors.to_string()), ExitCode::FAILURE)
         }
-    }
+    };
+    output::ignore_closed(if flags.format.is_json() { print(&told) } else { print_line(text) })?;
+    Ok(verdict)
 }
 
 /// Converts diagnostics to the form that the admin API returns.

@@ -106,10 +106,16 @@ fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<Value>> {
 async fn publish(client: &Client, json: bool, sent: &Value) -> anyhow::Result<ExitCode> {
     let told = client.exchange(Method::POST, "/admin/v1/rules", &[], Some(sent)).await?;
     if !told.status.is_success() {
+        let has_errors = told.body["errors"].as_array().is_some_and(|errors| !errors.is_empty());
         if json {
             print(&told.body)?;
-        } else if told.body["errors"].is_array() || told.body["diff"].is_array() {
+        } else if has_errors || told.body["diff"].is_array() {
             report(&told.body)?;
+        }
+        // The report has the errors themselves.
+        anyhow::ensure!(!has_errors, "nothing was published; correct the rules");
+        if let (StatusCode::PRECONDITION_FAILED, Some(base)) = (told.status, sent["base_rev"].as_i64()) {
+            anyhow::bail!("{:#}; --base {base} is not the active revision", told.problem());
         }
         return Err(told.problem());
     }
@@ -143,11 +149,7 @@ fn done(json: bool, made: &Value, says: &str) -> anyhow::Result<ExitCode> {
 async fn diff(client: &Client, json: bool, paths: &[PathBuf]) -> anyhow::Result<ExitCode> {
     let sent = json!({"files": files(paths)?});
     let told = client.request(Method::POST, "/admin/v1/rules/preview", Some(&sent)).await?;
-    if json {
-        print(&told)?;
-    } else {
-        report(&told)?;
-    }
+    output::ignore_closed(if json { print(&told) } else { report(&told) })?;
     let wrong = told["errors"].as_array().is_some_and(|errors| !errors.is_empty());
     Ok(if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

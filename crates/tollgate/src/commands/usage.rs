@@ -9,7 +9,10 @@ use std::io::Write;
 use std::process::ExitCode;
 
 #[derive(Debug, Args)]
-#[command(subcommand_negates_reqs = true)]
+#[command(
+    subcommand_negates_reqs = true,
+    override_usage = "tollgate usage [OPTIONS] <API_KEY>\n       tollgate usage <COMMAND>"
+)]
 pub(crate) struct UsageFlags {
     #[command(flatten)]
     admin: AdminFlags,

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// Former and present paths of keys, outer before inner.
-const RENAMED: [(&str, &str); 16] = [
+pub(super) const RENAMED: [(&str, &str); 16] = [
     ("who", "identity"),
     ("answers", "responses"),
     ("gateway.callers", "gateway.clients"),

@@ -15,6 +15,7 @@ use crate::cli::{
 use crate::server::logging::Stdout;
 use crate::server::otlp::{self, Otlp};
 use crate::server::telemetry::{DecisionLog, decision_log};
+use crate::yaml_file::{self, Millis, Whole};
 use anyhow::Context;
 use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor};
@@ -35,6 +36,8 @@ use tollgate_store::{LeaseConfig, RedisConfig};
 /// Complete configuration of a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
+    /// The file of `--config`.
+    path: Option<PathBuf>,
     pub(crate) rules: Vec<PathBuf>,
     pub(crate) store: StoreChoice,
     pub(crate) nodes: Option<u32>,
@@ -152,16 +155,16 @@ struct ConfigFile {
     rules: Vec<PathBuf>,
     store: Option<String>,
     store_password_file: Option<PathBuf>,
-    store_deadline_ms: Option<u64>,
-    store_breaker_failures: Option<u64>,
-    store_breaker_window_ms: Option<u64>,
-    store_breaker_silence_ms: Option<u64>,
-    store_breaker_open_ms: Option<u64>,
+    store_deadline_ms: Option<Millis<MAX_DEADLINE>>,
+    store_breaker_failures: Option<Whole<1, MAX_FAILURES>>,
+    store_breaker_window_ms: Option<Millis<DAY>>,
+    store_breaker_silence_ms: Option<Millis<DAY>>,
+    store_breaker_open_ms: Option<Millis<DAY>>,
     store_caution_ms: Option<u64>,
-    nodes: Option<u32>,
+    nodes: Option<Whole<1, MAX_NODES>>,
     #[serde(default)]
     leases: LeaseSection,
-    memory: Option<String>,
+    memory: Option<MemorySize>,
     grpc: Option<Listen>,
     http: Option<Listen>,
     resp: Option<Listen>,
@@ -201,23 +204,120 @@ struct ConfigFile {
 #[serde(deny_unknown_fields)]
 struct LeaseSection {
     share: Option<f64>,
-    ttl_ms: Option<u64>,
-    horizon_ms: Option<u64>,
-    idle_ms: Option<u64>,
+    ttl_ms: Option<Millis<HOUR>>,
+    horizon_ms: Option<Millis<HOUR>>,
+    idle_ms: Option<Millis<HOUR>>,
     #[serde(alias = "most")]
-    max_keys: Option<u64>,
+    max_keys: Option<Whole<1, MAX_LEASED_KEYS>>,
     hot_per_second: Option<u64>,
-    cool_ms: Option<u64>,
+    cool_ms: Option<Millis<HOUR>>,
+}
+
+/// `memory` in the file of `--config`, in bytes.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(try_from = "String")]
+struct MemorySize(usize);
+
+impl TryFrom<String> for MemorySize {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        parse_size(&text).map(Self)
+    }
+}
+
+impl ConfigFile {
+    /// Reads the file at `path`. Relative paths in it are relative to its directory.
+    fn read(path: &Path) -> anyhow::Result<Self> {
+        let (mut file, text): (Self, String) = yaml_file::read(path, &deprecated_keys::RENAMED)?;
+        for (old, new) in deprecated_keys::find(&text) {
+            tracing::warn!("{}: `{old}` is deprecated; use `{new}`", path.display());
+        }
+        file.resolve(path.parent().unwrap_or(Path::new(""))).with_context(|| path.display().to_string())?;
+        Ok(file)
+    }
+
+    /// Resolves relative paths against `base`, the directory of the file. Every field is listed, so that one added later
+    /// cannot be forgotten here.
+    fn resolve(&mut self, base: &Path) -> anyhow::Result<()> {
+        let Self {
+            rules,
+            store_password_file,
+            resp_password_file,
+            db,
+            snapshot,
+            admin_tls_cert,
+            admin_tls_key,
+            admin_client_ca,
+            identity,
+            gateway,
+            decision_log,
+            // Without paths.
+            store: _,
+            store_deadline_ms: _,
+            store_breaker_failures: _,
+            store_breaker_window_ms: _,
+            store_breaker_silence_ms: _,
+            store_breaker_open_ms: _,
+            store_caution_ms: _,
+            nodes: _,
+            leases: _,
+            memory: _,
+            grpc: _,
+            http: _,
+            resp: _,
+            admin: _,
+            rules_from: _,
+            guardrails: _,
+            admin_roles: _,
+            profile: _,
+            global_shadow: _,
+            responses: _,
+            forward_auth: _,
+            node: _,
+            region: _,
+            otlp: _,
+        } = self;
+        let files = [store_password_file, resp_password_file, admin_tls_cert, admin_tls_key, admin_client_ca];
+        let snapshot = snapshot.iter_mut().filter(|path| path.as_os_str() != "off");
+        for path in files.into_iter().flatten().chain(snapshot).chain(rules) {
+            *path = base.join(&*path);
+        }
+        if let Some(address) = db {
+            *address = resolve_db(address, base)?;
+        }
+        identity.resolve(base);
+        decision_log.resolve(base);
+        if let Some(gateway) = gateway {
+            gateway.resolve(base);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the address of a database with the path of an SQLite file resolved against `base`. Earlier releases resolved
+/// it against the working directory; a database that is still there is an error, because the server would start with an
+/// empty one.
+fn resolve_db(address: &str, base: &Path) -> anyhow::Result<String> {
+    let Some(written) = address.strip_prefix("sqlite:").filter(|path| !path.is_empty()) else {
+        return Ok(address.to_owned());
+    };
+    let resolved = base.join(written);
+    anyhow::ensure!(
+        resolved.exists() || !Path::new(written).exists(),
+        "`db`: {written} is relative to the directory of this file, but the database is in the working directory; \
+         move it to {}, or write its absolute path",
+        resolved.display()
+    );
+    Ok(format!("sqlite:{}", resolved.display()))
 }
 
 impl Config {
     pub(crate) fn new(flags: &ServeFlags) -> anyhow::Result<Self> {
-        let file = flags.config.as_deref().map(read).transpose()?.unwrap_or_default();
-        let memory = file.memory.as_deref().map(parse_size).transpose();
-        let memory = memory.map_err(anyhow::Error::msg).context("`memory` in the file of --config")?;
+        let file = flags.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
         let db = flags.db.clone().or(file.db.clone());
         let admin = flags.admin.or(file.admin);
         Ok(Self {
+            path: flags.config.clone(),
             snapshot: flags.publishing.snapshot(file.snapshot.clone(), db.as_deref()),
             db: db.map(DbAddress),
             admin,
@@ -227,9 +327,9 @@ impl Config {
             resp_config: RespConfig { password: resp_password(flags, &file)?, ..RespConfig::default() },
             connections: file.connections.limits()?,
             rules: if flags.rules.is_empty() { file.rules } else { flags.rules.clone() },
-            nodes: flags.nodes.or(file.nodes),
+            nodes: flags.nodes.or(file.nodes.map(|nodes| nodes.0 as u32)),
             leases: leases(flags, &file.leases)?,
-            memory: flags.memory.or(memory).unwrap_or(512 << 20),
+            memory: flags.memory.or(file.memory.map(|size| size.0)).unwrap_or(512 << 20),
             grpc: flags.grpc.or(file.grpc),
             http: flags.http.or(file.http),
             guardrails: flags.publishing.guardrails(file.guardrails)?,
@@ -281,7 +381,20 @@ impl Config {
         let gateway = self.gateway.clone().context(
             "`tollgate gateway` requires --config FILE with a `gateway` section; see examples/gateway",
         )?;
-        Ok(GatewayConfig { gateway, who: self.identity.clone(), answers: self.responses.clone() })
+        Ok(GatewayConfig { gateway, identity: self.identity.clone(), responses: self.responses.clone() })
+    }
+
+    /// Returns the line of the start banner that names the counter store, without credentials.
+    pub(crate) fn store_banner(&self) -> String {
+        match &self.store {
+            StoreChoice::Memory => format!("  store memory  ({} MiB, this node only)", self.memory >> 20),
+            StoreChoice::Redis(redis) => format!("  store {}", redis.address_for_display()),
+        }
+    }
+
+    /// Returns where settings of the file come from, as context of an error.
+    pub(crate) fn place(&self) -> String {
+        self.path.as_ref().map_or_else(|| "configuration".to_owned(), |path| path.display().to_string())
     }
 
     /// Returns the use of standard output.
@@ -305,6 +418,10 @@ impl Config {
 fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     let Some(address) = flags.store.as_ref().or(file.store.as_ref()).filter(|store| *store != "memory")
     else {
+        anyhow::ensure!(
+            flags.store_password_file.is_none() && file.store_password_file.is_none(),
+            "--store-password-file: counters in memory have no password; set --store to the address of Redis"
+        );
         return Ok(StoreChoice::Memory);
     };
     if !address.contains("://") {
@@ -317,24 +434,21 @@ fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     if let Some(path) = flags.store_password_file.as_ref().or(file.store_password_file.as_ref()) {
         redis = redis.with_password_file(path).context("--store-password-file")?;
     }
-    let deadline = within("store_deadline_ms", file.store_deadline_ms, MAX_DEADLINE)?;
-    if let Some(deadline) = flags.store_deadline_ms.or(deadline) {
+    if let Some(deadline) = flags.store_deadline_ms.or(file.store_deadline_ms.map(|time| time.0)) {
         redis.deadline = Duration::from_millis(deadline);
     }
-    let failures = within("store_breaker_failures", file.store_breaker_failures, MAX_FAILURES)?;
-    if let Some(failures) = flags.store_breaker_failures.or(failures) {
+    if let Some(failures) = flags.store_breaker_failures.or(file.store_breaker_failures.map(|count| count.0))
+    {
         redis.breaker.failures = usize::try_from(failures)?;
     }
-    let window = within("store_breaker_window_ms", file.store_breaker_window_ms, DAY)?;
-    if let Some(window) = flags.store_breaker_window_ms.or(window) {
+    if let Some(window) = flags.store_breaker_window_ms.or(file.store_breaker_window_ms.map(|time| time.0)) {
         redis.breaker.window = TimeDelta::from_millis(window);
     }
-    let silence = within("store_breaker_silence_ms", file.store_breaker_silence_ms, DAY)?;
-    if let Some(silence) = flags.store_breaker_silence_ms.or(silence) {
+    if let Some(silence) = flags.store_breaker_silence_ms.or(file.store_breaker_silence_ms.map(|time| time.0))
+    {
         redis.breaker.silence = TimeDelta::from_millis(silence);
     }
-    let open = within("store_breaker_open_ms", file.store_breaker_open_ms, DAY)?;
-    if let Some(open) = flags.store_breaker_open_ms.or(open) {
+    if let Some(open) = flags.store_breaker_open_ms.or(file.store_breaker_open_ms.map(|time| time.0)) {
         redis.breaker.cooldown = TimeDelta::from_millis(open);
     }
     let caution = flags.store_caution_ms.or(file.store_caution_ms);
@@ -352,18 +466,18 @@ fn leases(flags: &ServeFlags, file: &LeaseSection) -> anyhow::Result<LeaseConfig
         leases.share = share;
     }
     let times = [
-        ("leases.ttl_ms", file.ttl_ms, &mut leases.ttl),
-        ("leases.horizon_ms", file.horizon_ms, &mut leases.horizon),
-        ("leases.idle_ms", file.idle_ms, &mut leases.idle),
-        ("leases.cool_ms", file.cool_ms, &mut leases.cool),
+        (file.ttl_ms, &mut leases.ttl),
+        (file.horizon_ms, &mut leases.horizon),
+        (file.idle_ms, &mut leases.idle),
+        (file.cool_ms, &mut leases.cool),
     ];
-    for (name, given, setting) in times {
-        if let Some(time) = within(name, given, HOUR)? {
-            *setting = TimeDelta::from_millis(time);
+    for (given, setting) in times {
+        if let Some(time) = given {
+            *setting = TimeDelta::from_millis(time.0);
         }
     }
-    if let Some(most) = within("leases.max_keys", file.max_keys, 1 << 24)? {
-        leases.max_keys = usize::try_from(most)?;
+    if let Some(most) = file.max_keys {
+        leases.max_keys = usize::try_from(most.0)?;
     }
     if let Some(hot) = flags.hot_per_second.or(file.hot_per_second) {
         leases.hot = (hot > 0).then_some(hot);
@@ -383,17 +497,12 @@ fn named(flag: &str, name: Option<String>) -> anyhow::Result<Option<String>> {
     Ok(name)
 }
 
+/// An hour, in milliseconds.
 const HOUR: u64 = 3_600_000;
-
-/// Validates a number from the file against the same bounds as its flag.
-fn within(name: &str, number: Option<u64>, most: u64) -> anyhow::Result<Option<u64>> {
-    match number {
-        Some(number) if !(1..=most).contains(&number) => {
-            anyhow::bail!("`{name}` in the file of --config: must be between 1 and {most}, got {number}")
-        }
-        number => Ok(number),
-    }
-}
+/// Maximum number of nodes that share a store.
+const MAX_NODES: u64 = 100_000;
+/// Maximum number of leased keys.
+const MAX_LEASED_KEYS: u64 = 1 << 24;
 
 /// Returns the password of the Redis protocol, if set. Rejects an empty one: it would admit clients without a password.
 fn resp_password(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<Option<String>> {
@@ -441,27 +550,40 @@ fn one_or_more<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Er
     from.deserialize_any(Paths)
 }
 
-/// Reads the configuration file. Paths in it are relative to its directory.
-fn read(path: &Path) -> anyhow::Result<ConfigFile> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let mut file: ConfigFile =
-        serde_saphyr::from_str(&text).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?;
-    for (old, new) in deprecated_keys::find(&text) {
-        tracing::warn!("{}: `{old}` is deprecated; use `{new}`", path.display());
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One rule for every path in the file: what a user writes is found beside the file, wherever the server starts.
+    #[test]
+    fn every_path_is_relative_to_the_file() {
+        let text = "rules: r.yaml\nstore_password_file: a\nresp_password_file: b\ndb: sqlite:state/c.db\n\
+            snapshot: d\nadmin_tls_cert: e\nadmin_tls_key: f\nadmin_client_ca: g\n\
+            identity: {jwt: {jwks: h}, api_key: {secret_file: i}}\n\
+            decision_log: {output: j}\n\
+            gateway: {listeners: [], upstreams: {}, routes: [], access_log: k}\n";
+        let mut file: ConfigFile = serde_saphyr::from_str(text).expect("valid");
+        file.resolve(Path::new("/etc/tollgate")).expect("resolved");
+        let shown = format!("{file:?}");
+        for name in ["r.yaml", "a", "b", "state/c.db", "d", "e", "f", "g", "h", "i", "j", "k"] {
+            assert!(shown.contains(&format!("/etc/tollgate/{name}\"")), "{name} in {shown}");
+        }
     }
-    let base = path.parent().unwrap_or(Path::new(""));
-    for rules in &mut file.rules {
-        *rules = base.join(&*rules);
+
+    #[test]
+    fn words_and_absolute_paths_stay() {
+        let text = "db: sqlite:/var/lib/c.db\nsnapshot: off\ndecision_log: {output: stdout}\n";
+        let mut file: ConfigFile = serde_saphyr::from_str(text).expect("valid");
+        file.resolve(Path::new("/etc/tollgate")).expect("resolved");
+        assert!(!format!("{file:?}").contains("/etc/tollgate"), "{file:?}");
+        assert_eq!(resolve_db("postgres://h/d", Path::new("/etc")).expect("as it is"), "postgres://h/d");
     }
-    if let Some(snapshot) = file.snapshot.as_mut().filter(|path| path.as_os_str() != "off") {
-        *snapshot = base.join(&*snapshot);
+
+    /// Otherwise an upgraded server would start with an empty database, without tokens and quotas.
+    #[test]
+    fn a_database_in_the_working_directory_is_not_left_behind() {
+        // Tests run in the crate's directory.
+        let error = resolve_db("sqlite:Cargo.toml", Path::new("/nowhere")).expect_err("still in place");
+        assert!(error.to_string().contains("move it to /nowhere/Cargo.toml"), "{error}");
     }
-    for path in [&mut file.admin_tls_cert, &mut file.admin_tls_key, &mut file.admin_client_ca] {
-        *path = path.take().map(|path| base.join(path));
-    }
-    file.identity.resolve(base);
-    if let Some(gateway) = &mut file.gateway {
-        gateway.resolve(base);
-    }
-    Ok(file)
 }

@@ -44,7 +44,7 @@ pub(crate) async fn watch(
     said: LoadedFiles,
     limiter: Arc<Limiter<Store>>,
     status: Arc<ServerStatus>,
-    desk: Option<Arc<RuleManager>>,
+    rule_manager: Option<Arc<RuleManager>>,
     guard: Option<FileGuard>,
 ) {
     let paths = config.rules.clone();
@@ -56,7 +56,7 @@ pub(crate) async fn watch(
             last.clone_from(&said);
             // A signal is an operator's word: it applies what the guard has kept out.
             let guard = guard.as_ref().filter(|_| why != ReloadCause::Signal);
-            reload(&config, said, &limiter, &status, desk.as_deref(), guard);
+            reload(&config, said, &limiter, &status, rule_manager.as_deref(), guard);
         }
     };
     // Starts without stamps, so that a change since then is found by the first poll.
@@ -99,13 +99,13 @@ fn reload(
     said: LoadedFiles,
     limiter: &Limiter<Store>,
     status: &ServerStatus,
-    desk: Option<&RuleManager>,
+    rule_manager: Option<&RuleManager>,
     guard: Option<&FileGuard>,
 ) {
     if config.rules.is_empty() {
         return;
     }
-    if let Some(rev) = desk.and_then(|desk| desk.active().rev()) {
+    if let Some(rev) = rule_manager.and_then(|rule_manager| rule_manager.active().rev()) {
         tracing::warn!(
             rev,
             "rule files changed but published rules are active; publish them, or use --rules-from files"
@@ -153,9 +153,9 @@ fn reload(
                 tracing::info!("rule files repaired");
             }
             tracing::info!(revision = rules.revision(), rules = rules.rules().len(), "rules reloaded");
-            match desk {
+            match rule_manager {
                 // The manager updates the limiter, unless published rules became active meanwhile.
-                Some(desk) => drop(desk.apply_files(&sources, rules)),
+                Some(rule_manager) => drop(rule_manager.apply_files(&sources, rules)),
                 None => {
                     limiter.replace_rules(rules);
                     status.reloaded();

@@ -87,7 +87,7 @@ impl AdminServer {
             StoreChoice::Redis(_) => CounterSharing::Shared,
         };
         let mut rules_error = None;
-        let desk = control.as_ref().map(|control| {
+        let rule_manager = control.as_ref().map(|control| {
             let files = || {
                 start_rules(config).map(|start| {
                     rules_error = start.error;
@@ -108,15 +108,18 @@ impl AdminServer {
             AdminTls::new(certificate, key, settings.client_ca.as_deref()).map_err(anyhow::Error::msg)
         });
         let tls = tls.transpose().context("--admin-tls-cert, --admin-tls-key, --admin-client-ca")?;
-        let (desk, snapshot, roles) = (desk.transpose()?, config.snapshot.clone(), settings.roles.clone());
+        let (rule_manager, snapshot, roles) =
+            (rule_manager.transpose()?, config.snapshot.clone(), settings.roles.clone());
         let denials = Arc::default();
-        Ok(Self { control, rule_manager: desk, snapshot, denials, listener, tls, roles, rules_error })
+        Ok(Self { control, rule_manager, snapshot, denials, listener, tls, roles, rules_error })
     }
 
     /// Adds the observers of the impact preview and the rollback guard, if rules can be published.
     pub(crate) fn observed(&self, limiter: Limiter<Store>) -> Limiter<Store> {
         match &self.rule_manager {
-            Some(desk) => limiter.with_observer(desk.sample()).with_observer(Arc::clone(&self.denials) as _),
+            Some(rule_manager) => {
+                limiter.with_observer(rule_manager.sample()).with_observer(Arc::clone(&self.denials) as _)
+            }
             None => limiter,
         }
     }
@@ -154,10 +157,10 @@ impl AdminServer {
         drain: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<RunningAdmin> {
         let (mut following, mut telling) = (Vec::new(), None);
-        if let (Some(control), Some(desk)) = (&self.control, &self.rule_manager) {
-            status.attach_control(Arc::clone(control), Arc::clone(desk));
+        if let (Some(control), Some(rule_manager)) = (&self.control, &self.rule_manager) {
+            status.attach_control(Arc::clone(control), Arc::clone(rule_manager));
             let (own, counting) = (Arc::clone(&limiter), Arc::clone(status));
-            desk.on_change(move |taken| match taken {
+            rule_manager.on_change(move |taken| match taken {
                 Ok(rules) => {
                     own.replace_rules(rules);
                     counting.reloaded();
@@ -176,8 +179,8 @@ impl AdminServer {
             if let Some(file) = self.snapshot {
                 following.push(tokio::spawn(Arc::clone(control).run_snapshots(file)));
             }
-            following.push(tokio::spawn(Arc::clone(desk).run()));
-            following.push(tokio::spawn(Arc::clone(desk).guard(self.denials)));
+            following.push(tokio::spawn(Arc::clone(rule_manager).run()));
+            following.push(tokio::spawn(Arc::clone(rule_manager).guard(self.denials)));
         }
         let Some(listener) = self.listener else {
             return Ok(RunningAdmin { sync: following, serving: None, heartbeat: telling });
@@ -217,14 +220,14 @@ async fn needs_tokens(address: SocketAddr, control: Option<&ControlPlane>) -> an
     }
     let Some(control) = control else {
         anyhow::bail!(
-            "--admin {address}: on an address other than loopback everybody needs a token, and tokens are kept in a \
-             database; say where with --db, or listen on 127.0.0.1"
+            "--admin {address}: an address other than loopback requires tokens, which are stored in a database; \
+             set --db, or listen on 127.0.0.1"
         );
     };
     if !control.has_tokens().await.context("--db")? {
         anyhow::bail!(
-            "--admin {address}: on an address other than loopback everybody needs a token, and there is none; make one \
-             with `tollgate token create --db …`, or listen on 127.0.0.1"
+            "--admin {address}: an address other than loopback requires tokens, and the database has none; create \
+             one with `tollgate token create --db …`, or listen on 127.0.0.1"
         );
     }
     Ok(())
@@ -277,9 +280,9 @@ pub(crate) fn details(control: &ControlPlane) -> Value {
 }
 
 /// Writes the control plane's part of `/metrics`.
-pub(crate) fn metrics(control: &ControlPlane, desk: &RuleManager, page: &mut MetricsWriter) {
+pub(crate) fn metrics(control: &ControlPlane, rule_manager: &RuleManager, page: &mut MetricsWriter) {
     let help = "Number of automatic rollbacks of published rules by this node.";
-    page.counter("ratelimit_rules_rollbacks_total", help, desk.rollbacks());
+    page.counter("ratelimit_rules_rollbacks_total", help, rule_manager.rollbacks());
     let help = "Number of quotas on this node.";
     page.gauge("ratelimit_quotas", help, control.quota_table().len());
     let help = "Control revision that is active on this node.";

@@ -17,7 +17,7 @@ use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::Limiter;
 use tollgate_observe::Telemetry;
 use tollgate_rules::Ruleset;
-use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisRecords, RedisStore};
+use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisConfig, RedisRecords, RedisStore};
 
 /// Assembled server, before it serves.
 pub(crate) struct Assembly {
@@ -38,7 +38,7 @@ fn limiter(
     observe: Arc<Telemetry>,
 ) -> anyhow::Result<(Arc<Limiter<Store>>, Option<FileGuard>)> {
     let rules = match &operators.rule_manager {
-        Some(desk) => Arc::clone(&desk.active().rules),
+        Some(rule_manager) => Arc::clone(&rule_manager.active().rules),
         None => {
             let start = start_rules(config)?;
             operators.rules_error = start.error;
@@ -67,6 +67,7 @@ fn limiter(
             let local = MemoryConfig::with_bytes((config.memory / 16).max(MemoryConfig::MIN_BYTES));
             let local = MemoryStore::new(&local, clock).context("--memory")?;
             let leases = LeaseConfig { nodes: config.nodes.unwrap_or(1), ..config.leases.clone() };
+            tokio::spawn(warn_if_unreachable(redis.clone()));
             let redis = match &secret {
                 Some(secret) => redis.clone().with_key_secret(secret),
                 None => redis.clone(),
@@ -91,6 +92,13 @@ fn limiter(
     Ok((Arc::new(limiter), guard))
 }
 
+/// Logs which servers of the store cannot be reached at startup, and why.
+async fn warn_if_unreachable(redis: RedisConfig) {
+    for (shard, error) in redis.probe().await {
+        tracing::warn!(shard, error, "store unavailable at startup; rules decide by their on_error");
+    }
+}
+
 pub(crate) async fn build(config: &Config, unsaid: DefaultListeners) -> anyhow::Result<Assembly> {
     let mut operators = AdminServer::open(config).await?;
     let observe = telemetry::start(config, operators.control.as_ref())?;
@@ -100,7 +108,7 @@ pub(crate) async fn build(config: &Config, unsaid: DefaultListeners) -> anyhow::
     if let Some(error) = operators.rules_error.take() {
         status.start_with_last_good(error);
     }
-    let fronts = ProtocolServers::open(config, unsaid).await?;
+    let fronts = ProtocolServers::open(config, unsaid, &limiter.rules()).await?;
     Ok(Assembly { limiter, file_guard, status, protocols: fronts, admin: operators, export: sending })
 }
 

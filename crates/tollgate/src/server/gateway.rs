@@ -47,7 +47,7 @@ async fn serve(
     let Assembly { limiter, file_guard, status, protocols: fronts, admin: operators, export: sending } =
         build(&config, DefaultListeners::Closed).await?;
     let gateway = Gateway::bind_within(&section, Arc::clone(&limiter), open_files::budget());
-    let gateway = gateway.map_err(anyhow::Error::msg).context("the section `gateway`")?;
+    let gateway = gateway.map_err(anyhow::Error::msg).with_context(|| config.place())?;
     let figures = gateway.handle();
     status.add_metrics(move |page| figures.metrics(page));
     let told_to_stop = shutdown_signal()?;
@@ -60,7 +60,7 @@ async fn serve(
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let (desk, fixed_nodes) = (operators.rule_manager.clone(), config.nodes);
+    let (rule_manager, fixed_nodes) = (operators.rule_manager.clone(), config.nodes);
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
     let settings = GatewayReload {
@@ -81,7 +81,7 @@ async fn serve(
         said,
         Arc::clone(&limiter),
         Arc::clone(&status),
-        desk,
+        rule_manager,
         file_guard,
     ));
     let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
@@ -133,6 +133,7 @@ fn banner(
     }
     lines.extend(fronts.banner());
     lines.extend(operators.banner());
+    lines.push(config.store_banner());
     let rules = if config.rules.is_empty() {
         "built-in sample".to_owned()
     } else {

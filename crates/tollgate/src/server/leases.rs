@@ -25,11 +25,11 @@ pub(crate) async fn run_lease_tasks(limiter: Arc<Limiter<Store>>) {
             () = leases.task_ready() => {}
             () = tokio::time::sleep(TASK_INTERVAL) => {}
         }
-        for errand in leases.due_tasks() {
+        for task in leases.due_tasks() {
             let limiter = Arc::clone(&limiter);
             tokio::spawn(async move {
                 if let Some(leases) = limiter.store().leases() {
-                    leases.run_task(errand, PermitId(DecisionId::generate().0)).await;
+                    leases.run_task(task, PermitId(DecisionId::generate().0)).await;
                 }
             });
         }
@@ -40,11 +40,11 @@ pub(crate) async fn run_lease_tasks(limiter: Arc<Limiter<Store>>) {
 pub(crate) async fn return_leases(limiter: &Arc<Limiter<Store>>) {
     let Some(leases) = limiter.store().leases() else { return };
     let mut returns = JoinSet::new();
-    for errand in leases.shutdown_tasks() {
+    for task in leases.shutdown_tasks() {
         let limiter = Arc::clone(limiter);
         returns.spawn(async move {
             if let Some(leases) = limiter.store().leases() {
-                leases.run_task(errand, PermitId(DecisionId::generate().0)).await;
+                leases.run_task(task, PermitId(DecisionId::generate().0)).await;
             }
         });
     }

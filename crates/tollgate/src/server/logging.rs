@@ -197,7 +197,7 @@ fn level(text: &str) -> Result<LevelFilter, String> {
     let known = text.parse::<Level>().ok().filter(|_| text.chars().all(char::is_alphabetic));
     known.map(LevelFilter::from_level).ok_or_else(|| {
         let shown: String = text.chars().take(50).collect();
-        format!("`{shown}` is no level; write error, warn, info, debug, trace or off")
+        format!("`{shown}` is not a level; write error, warn, info, debug, trace or off")
     })
 }
 

@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 use tollgate_engine::Limiter;
 use tollgate_http::identity::JwtVerifier;
 use tollgate_observe::ProcessStatus;
+use tollgate_rules::Ruleset;
 use tollgate_server::{http, resp, rls};
 
 const GRPC: SocketAddr = local(8081);
@@ -55,9 +56,14 @@ pub(crate) struct RunningServers {
 }
 
 impl ProtocolServers {
-    pub(crate) async fn open(config: &Config, unsaid: DefaultListeners) -> anyhow::Result<Self> {
+    pub(crate) async fn open(
+        config: &Config,
+        unsaid: DefaultListeners,
+        rules: &Ruleset,
+    ) -> anyhow::Result<Self> {
         let forward = http::ForwardAuth::new(&config.forward_auth, &config.identity);
-        let forward = forward.context("the file of --config")?;
+        let forward = forward.with_context(|| config.place())?;
+        forward.check_domain(rules).with_context(|| config.place())?;
         let usual =
             |address| if unsaid == DefaultListeners::Open { Listen::At(address) } else { Listen::Off };
         let grpc = listen(config.grpc.unwrap_or(usual(GRPC)), "--grpc").await?;
@@ -108,7 +114,7 @@ impl ProtocolServers {
         drain: impl Fn() -> D,
     ) -> RunningServers {
         let Self { grpc, http, resp, forward } = self;
-        let answers = config.responses.clone();
+        let responses = config.responses.clone();
         let ConnectionLimits { http: of_http, grpc: of_grpc, resp: of_resp, first_request } =
             config.connections;
         let (budget, guaranteed) = (open_files::budget(), open_files::guaranteed());
@@ -118,7 +124,7 @@ impl ProtocolServers {
                 guaranteed,
                 budget: budget.clone(),
                 first_request,
-                responses: answers.clone(),
+                responses: responses.clone(),
                 ..rls::RlsConfig::default()
             };
             tokio::spawn(rls::serve(listener, Arc::clone(limiter), config, drain()))
@@ -129,7 +135,7 @@ impl ProtocolServers {
                 guaranteed,
                 budget: budget.clone(),
                 first_request,
-                responses: answers,
+                responses,
                 forward_auth: forward,
                 ..http::HttpConfig::default()
             };
@@ -164,7 +170,7 @@ impl RunningServers {
         let ended = tokio::time::timeout(DRAIN, ended).await;
         let ended =
             ended.with_context(|| format!("some requests did not end within {} s", DRAIN.as_secs()))?;
-        ended.map_err(|error| anyhow::anyhow!("the gRPC server ended badly: {error}"))
+        ended.map_err(|error| anyhow::anyhow!("the gRPC server failed: {error}"))
     }
 }
 

@@ -60,10 +60,11 @@ async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let (desk, fixed_nodes) = (operators.rule_manager.clone(), config.nodes);
+    let (rule_manager, fixed_nodes) = (operators.rule_manager.clone(), config.nodes);
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
-    let reloading = reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), desk, file_guard);
+    let reloading =
+        reload::watch(config, said, Arc::clone(&limiter), Arc::clone(&status), rule_manager, file_guard);
     let reloading = tokio::spawn(reloading);
     let keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
@@ -125,6 +126,7 @@ fn banner(config: &Config, fronts: &ProtocolServers, operators: &AdminServer) ->
     let mut lines = vec![format!("tollgate {} is listening", env!("CARGO_PKG_VERSION"))];
     lines.extend(fronts.banner());
     lines.extend(operators.banner());
+    lines.push(config.store_banner());
     if let (true, Some(http)) = (config.rules.is_empty(), fronts.http()) {
         let check = |attributes: &str| {
             format!("curl -s {http}/v1/check -d '{{\"domain\":\"sample\",\"attributes\":{{{attributes}}}}}'")

@@ -76,8 +76,8 @@ impl ServerStatus {
     }
 
     /// Adds the control plane to status and metrics.
-    pub(crate) fn attach_control(&self, control: Arc<ControlPlane>, desk: Arc<RuleManager>) {
-        let _ = self.control.set((control, desk));
+    pub(crate) fn attach_control(&self, control: Arc<ControlPlane>, rule_manager: Arc<RuleManager>) {
+        let _ = self.control.set((control, rule_manager));
     }
 
     pub(crate) fn drain(&self) {
@@ -155,7 +155,7 @@ impl ProcessStatus for ServerStatus {
 
     fn details(&self) -> Value {
         let rules = self.limiter.rules();
-        let acting = self.control.get().map(|(_, desk)| desk.active());
+        let acting = self.control.get().map(|(_, rule_manager)| rule_manager.active());
         let refused = self.all_failures().clone();
         json!({
             "draining": self.draining.load(Ordering::Relaxed),
@@ -166,7 +166,7 @@ impl ProcessStatus for ServerStatus {
                 "paths": self.paths,
                 "source": acting.as_deref().map_or("files", ActiveRules::source),
                 "rev": acting.as_deref().and_then(ActiveRules::rev),
-                "guard": self.control.get().map(|(_, desk)| desk.guard_state()),
+                "guard": self.control.get().map(|(_, rule_manager)| rule_manager.guard_state()),
                 "error": refused.get(&ReloadTarget::Rules),
                 "last_good": self.last_good.load(Ordering::Relaxed),
             },
@@ -223,8 +223,8 @@ impl ProcessStatus for ServerStatus {
         page.gauge("ratelimit_rules_age_seconds", help, self.rules_age_millis() as f64 / 1_000.0);
         let help = "Number of log messages dropped because standard error was not read.";
         page.counter("ratelimit_log_messages_dropped_total", help, logging::dropped_messages());
-        if let Some((control, desk)) = self.control.get() {
-            admin::metrics(control, desk, page);
+        if let Some((control, rule_manager)) = self.control.get() {
+            admin::metrics(control, rule_manager, page);
         }
         if let Some(more) = self.more.get() {
             more(page);
@@ -267,7 +267,7 @@ impl ProcessStatus for ServerStatus {
             "started_at": rfc3339(self.started),
             "revision": control.map(|(control, _)| control.revision()),
             "rules_revision": self.limiter.rules().revision(),
-            "rules_rev": control.and_then(|(_, desk)| desk.active().rev()),
+            "rules_rev": control.and_then(|(_, rule_manager)| rule_manager.active().rev()),
             "control_age_ms": control.map(|(control, _)| control.staleness_millis()),
             "lag_ms": control.and_then(|(control, _)| took(control)),
             "store": store.kind(),

@@ -4,7 +4,7 @@ use crate::cli::{ServeFlags, deprecated_variable, parse_size};
 use crate::config::Config;
 use anyhow::Context;
 use serde::Deserialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tollgate_control::ControlPlane;
 use tollgate_observe::{Mask, MaskStyle, MaskedAttributes, NodeInfo, Output, Telemetry, TelemetryConfig};
@@ -33,6 +33,15 @@ pub(crate) struct DecisionLog {
     /// What masked values are replaced by.
     #[serde(default, alias = "hidden_as")]
     mask_style: MaskStyle,
+}
+
+impl DecisionLog {
+    /// Resolves a relative path against `folder`, the folder of the configuration file.
+    pub(crate) fn resolve(&mut self, folder: &Path) {
+        if let Some(output) = self.output.as_mut().filter(|output| output.as_os_str() != "stdout") {
+            *output = folder.join(&*output);
+        }
+    }
 }
 
 /// Merges flags over the file and validates the bounds.

@@ -61,7 +61,7 @@ fn quotas_are_set_shown_listed_and_deleted() {
     assert!(gone.err.contains("Not found: this caller has no quota"), "{}", gone.err);
     let wrong = quota(&["set", "k", "--limit", "nope=1/hour"]);
     ended(&wrong, 1);
-    assert!(wrong.err.contains("(at overrides[0].descriptor)"), "{}", wrong.err);
+    assert!(wrong.err.contains("(at --limit, overrides[0].descriptor)"), "{}", wrong.err);
 }
 
 #[test]
@@ -88,15 +88,42 @@ fn tokens_come_from_the_environment_or_a_file_and_are_not_shown() {
 
     let nobody = run(&["quota", "list", "--admin", "http://127.0.0.1:1"]);
     ended(&nobody, 1);
-    assert!(nobody.err.contains("cannot connect; set --admin to the admin URL"), "{}", nobody.err);
-    for wrong in ["ftp://x", "http://", "http://h/path", "http://u:secret@h:1"] {
+    assert!(
+        nobody.err.contains("http://127.0.0.1:1: connection refused; is the server running?"),
+        "{}",
+        nobody.err
+    );
+    for wrong in ["foo", "ftp://x", "http://", "http://h/path", "http://u:secret@h:1"] {
         let wrong = run(&["quota", "list", "--admin", wrong]);
         ended(&wrong, 1);
         assert!(wrong.err.contains("not a URL such as"), "{}", wrong.err);
     }
     let web = run(&["quota", "list", "--admin", &format!("http://{}/", node.server.http)]);
     ended(&web, 1);
-    assert!(web.err.contains("Not found"), "{}", web.err);
+    assert!(web.err.contains("this is not the admin address"), "{}", web.err);
+    // The other ports of the same server, and the other scheme.
+    let resp = node.server.resp.expect("a port");
+    for (other, advice) in [
+        (format!("http://{}", node.server.grpc), "not its gRPC or Redis address"),
+        (format!("http://{resp}"), "not its gRPC or Redis address"),
+        (format!("https://{}", node.admin), "use http://"),
+    ] {
+        let wrong = run(&["quota", "list", "--admin", &other]);
+        ended(&wrong, 1);
+        assert!(wrong.err.contains(advice) && wrong.err.contains(&other), "{other}: {}", wrong.err);
+    }
+    let wrong = run_with(&list, &[("TOLLGATE_TOKEN", "tg_wrong")]);
+    ended(&wrong, 1);
+    assert!(wrong.err.contains("the token of TOLLGATE_TOKEN is not valid"), "{}", wrong.err);
+    let admin = run(&["token", "create", "--db", &db, "--name", "ada", "--role", "admin"]);
+    let remote = run_with(
+        &["audit", "list", "--limit", "1", "--admin", &url],
+        &[("TOLLGATE_TOKEN", admin.out.trim())],
+    );
+    ended(&remote, 0);
+    assert!(remote.out.contains("token.create") && remote.out.contains("name ada"), "{}", remote.out);
+    let unknown = run(&["token", "revoke", "zzz", "--db", &db]);
+    assert!(unknown.err.contains("see `tollgate token list`"), "{}", unknown.err);
 }
 
 /// A log that was never there is not whole, and a path that was mistyped is no new database.

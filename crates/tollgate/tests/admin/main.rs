@@ -188,9 +188,9 @@ fn roles_restrict_what_tokens_can_do() {
     let db = place.sqlite("admin");
     let refused = run(&["serve", "--db", &db, "--admin", "0.0.0.0:0", "--http", "127.0.0.1:0"]);
     assert_eq!(refused.code, Some(1), "{}", refused.err);
-    assert!(refused.err.contains("everybody needs a token"), "{}", refused.err);
+    assert!(refused.err.contains("requires tokens"), "{}", refused.err);
     let alone = run(&["serve", "--admin", "0.0.0.0:0", "--http", "127.0.0.1:0"]);
-    assert!(alone.code == Some(1) && alone.err.contains("say where with --db"), "{}", alone.err);
+    assert!(alone.code == Some(1) && alone.err.contains("set --db, or listen on 127.0.0.1"), "{}", alone.err);
 
     let node = node(&db);
     assert_eq!(node.put("k", &own(9)).status, 200, "on loopback, before there is a token");

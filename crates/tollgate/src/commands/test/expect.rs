@@ -1,6 +1,6 @@
 //! Comparison of a step's actual result with the expected one.
 
-use super::file::{Expect, ExpectStatus};
+use super::file::{Expect, ExpectStatus, Overall};
 use std::fmt::Display;
 
 /// Actual result of a step.
@@ -29,8 +29,9 @@ pub(crate) struct ActualStatus {
 /// Returns the differences, one line each.
 pub(crate) fn differences(expected: &Expect, actual: &Actual) -> Vec<String> {
     let mut found = Vec::new();
-    if let Some(overall) = &expected.overall {
-        field(&mut found, "overall", overall.to_ascii_uppercase(), actual.overall);
+    if let Some(overall) = expected.overall.filter(|overall| overall.name() != actual.overall) {
+        let by = actual.denied_by.as_ref().map(|rule| format!(" by `{rule}`")).unwrap_or_default();
+        found.push(format!("overall: expected {}, got {}{by}", overall.name(), actual.overall));
     }
     if let Some(text) = &expected.error {
         let error = actual.error.as_deref().unwrap_or("");
@@ -38,7 +39,7 @@ pub(crate) fn differences(expected: &Expect, actual: &Actual) -> Vec<String> {
             found.push(format!("error: expected one that contains `{text}`, got `{error}`"));
         }
     } else if let Some(error) = &actual.error
-        && !expected.overall.as_ref().is_some_and(|overall| overall.eq_ignore_ascii_case("error"))
+        && expected.overall != Some(Overall::Error)
     {
         found.push(format!("error: expected none, got `{error}`"));
     }
@@ -71,8 +72,8 @@ pub(crate) fn differences(expected: &Expect, actual: &Actual) -> Vec<String> {
 fn status(found: &mut Vec<String>, at: usize, expected: &ExpectStatus, actual: &ActualStatus) {
     let place = |name: &str| format!("statuses[{at}].{name}");
     let number = |value: Option<u64>| value.map_or_else(|| "none".to_owned(), |number| number.to_string());
-    if let Some(code) = &expected.code {
-        field(found, &place("code"), code.to_ascii_uppercase(), actual.code);
+    if let Some(code) = expected.code {
+        field(found, &place("code"), code.name(), actual.code);
     }
     if let Some(remaining) = expected.remaining {
         field(found, &place("remaining"), remaining, actual.remaining);

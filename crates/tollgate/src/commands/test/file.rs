@@ -86,7 +86,7 @@ pub(crate) struct StepLimit {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expect {
-    pub(crate) overall: Option<String>,
+    pub(crate) overall: Option<Overall>,
     pub(crate) error: Option<String>,
     pub(crate) statuses: Option<Vec<ExpectStatus>>,
     pub(crate) denied_by: Option<String>,
@@ -99,13 +99,73 @@ pub(crate) struct Expect {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ExpectStatus {
-    pub(crate) code: Option<String>,
+    pub(crate) code: Option<StatusCode>,
     pub(crate) remaining: Option<u64>,
     pub(crate) limit: Option<u64>,
     pub(crate) unit: Option<String>,
     pub(crate) reset: Option<u64>,
     pub(crate) name: Option<String>,
     pub(crate) has_limit: Option<bool>,
+}
+
+/// Expected overall result of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) enum Overall {
+    Ok,
+    OverLimit,
+    Error,
+}
+
+impl Overall {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "OK",
+            Self::OverLimit => "OVER_LIMIT",
+            Self::Error => "ERROR",
+        }
+    }
+}
+
+impl TryFrom<String> for Overall {
+    type Error = String;
+    fn try_from(word: String) -> Result<Self, String> {
+        let known = [Self::Ok, Self::OverLimit, Self::Error];
+        known
+            .into_iter()
+            .find(|known| known.name().eq_ignore_ascii_case(&word))
+            .ok_or_else(|| format!("unknown result `{word}`; use OK, OVER_LIMIT or ERROR"))
+    }
+}
+
+/// Expected code of a descriptor's status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) enum StatusCode {
+    Ok,
+    OverLimit,
+    Unknown,
+}
+
+impl StatusCode {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "OK",
+            Self::OverLimit => "OVER_LIMIT",
+            Self::Unknown => "UNKNOWN",
+        }
+    }
+}
+
+impl TryFrom<String> for StatusCode {
+    type Error = String;
+    fn try_from(word: String) -> Result<Self, String> {
+        let known = [Self::Ok, Self::OverLimit, Self::Unknown];
+        known
+            .into_iter()
+            .find(|known| known.name().eq_ignore_ascii_case(&word))
+            .ok_or_else(|| format!("unknown code `{word}`; use OK, OVER_LIMIT or UNKNOWN"))
+    }
 }
 
 /// Text, also if it looks like a number or a boolean in YAML.
@@ -126,7 +186,7 @@ impl<'de> Deserialize<'de> for Advance {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
         let text = String::deserialize(decoder)?;
         parse_span(&text).map(Self).ok_or_else(|| {
-            de::Error::custom(format!("`{text}` is no time; write one such as 19s, 250ms or 2h"))
+            de::Error::custom(format!("`{text}` is not a time; write one such as 19s, 250ms or 2h"))
         })
     }
 }

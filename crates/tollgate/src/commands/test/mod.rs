@@ -7,10 +7,11 @@ mod expect;
 mod file;
 mod runner;
 
-use crate::cli::output::{BAD, GOOD, paint};
+use crate::cli::output::{BAD, GOOD, ignore_closed, paint};
 use crate::cli::{TestFlags, print, print_line};
-use anyhow::Context;
+use crate::yaml_file;
 use serde_json::json;
+use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 use tollgate_observe::escape;
@@ -25,11 +26,11 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
             _ if json => told.push(json!({
                 "file": path, "case": name, "passed": outcome.is_ok(), "difference": outcome.as_ref().err(),
             })),
-            Ok(()) => print_line(format_args!("{}      {}: {shown}", paint(GOOD, "ok"), path.display()))?,
+            Ok(()) => show(format_args!("{}      {}: {shown}", paint(GOOD, "ok"), path.display()))?,
             Err(difference) => {
-                print_line(format_args!("{}  {}: {shown}", paint(BAD, "FAILED"), path.display()))?;
+                show(format_args!("{}  {}: {shown}", paint(BAD, "FAILED"), path.display()))?;
                 for line in difference.lines() {
-                    print_line(format_args!("          {}", escape::text(line)))?;
+                    show(format_args!("          {}", escape::text(line)))?;
                 }
             }
         }
@@ -51,17 +52,21 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
         }
     }
     if json {
-        print(&json!({"passed": passed, "failed": failed, "cases": told}))?;
+        ignore_closed(print(&json!({"passed": passed, "failed": failed, "cases": told})))?;
     } else {
         let style = if failed == 0 { GOOD } else { BAD };
-        print_line(paint(style, format_args!("{passed} passed, {failed} failed")))?;
+        show(format_args!("{}", paint(style, format_args!("{passed} passed, {failed} failed"))))?;
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Prints a line of the report. The cases are run to the end whether or not it is read.
+fn show(line: fmt::Arguments<'_>) -> anyhow::Result<()> {
+    ignore_closed(print_line(line))
+}
+
 fn read(path: &Path) -> anyhow::Result<Vec<file::Case>> {
-    let text = std::fs::read_to_string(path).context("cannot read the file")?;
-    let file: file::File = serde_saphyr::from_str(&text)?;
-    anyhow::ensure!(!file.0.is_empty(), "no test case in the file");
+    let (file, _): (file::File, _) = yaml_file::read(path, &[])?;
+    anyhow::ensure!(!file.0.is_empty(), "{}: no test case; add one with `rules` and `steps`", path.display());
     Ok(file.0)
 }

@@ -35,6 +35,9 @@ pub(crate) fn run(case: &Case, base: &Path) -> Result<(), String> {
         (Err(error), None) => return Err(format!("the rules cannot be used\n{error}")),
         (Ok(rules), None) => rules,
     };
+    if case.steps.is_empty() {
+        return Err("the case tests nothing; add `steps`, or `error` if the rules must not load".to_owned());
+    }
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(case.start)));
     let memory = MemoryConfig::with_bytes(8 << 20);
     let store = MemoryStore::new(&memory, Arc::clone(&clock)).map_err(|error| error.to_string())?;
@@ -45,12 +48,17 @@ pub(crate) fn run(case: &Case, base: &Path) -> Result<(), String> {
         if let Some(advance) = step.advance {
             clock.advance(advance.0);
         }
-        let mut actual = run_step(&limiter, step)?;
-        for _ in 1..step.repeat.unwrap_or(1) {
-            actual = run_step(&limiter, step)?;
+        let repeat = step.repeat.unwrap_or(1).max(1);
+        let place = match repeat {
+            1 => format!("step {}", number + 1),
+            _ => format!("step {}, repetition {repeat} of {repeat}", number + 1),
+        };
+        let mut actual = run_step(&limiter, step).map_err(|error| format!("{place}: {error}"))?;
+        for _ in 1..repeat {
+            actual = run_step(&limiter, step).map_err(|error| format!("{place}: {error}"))?;
         }
         let found = differences(&step.expect, &actual);
-        report.extend(found.into_iter().map(|line| format!("step {}: {line}", number + 1)));
+        report.extend(found.into_iter().map(|line| format!("{place}: {line}")));
     }
     if report.is_empty() { Ok(()) } else { Err(report.join("\n")) }
 }
@@ -61,8 +69,8 @@ fn sources(case: &Case, base: &Path) -> Result<Vec<Source>, String> {
         (Some(text), None) => sources.push(Source { name: "rules".to_owned(), text: text.clone() }),
         (None, Some(file)) => {
             let path = base.join(file);
-            let text = std::fs::read_to_string(&path)
-                .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+            let text =
+                std::fs::read_to_string(&path).map_err(|error| unreadable(&path, file, base, &error))?;
             sources.push(Source { name: path.display().to_string(), text });
         }
         _ => return Err("write either `rules` or `rules_file`".to_owned()),
@@ -71,6 +79,18 @@ fn sources(case: &Case, base: &Path) -> Result<Vec<Source>, String> {
         sources.push(Source { name: format!("extra_rules[{number}]"), text: text.clone() });
     }
     Ok(sources)
+}
+
+/// Returns why a rule file cannot be read, and where it was searched.
+fn unreadable(path: &Path, file: &Path, base: &Path, error: &std::io::Error) -> String {
+    let base = if base.as_os_str().is_empty() { Path::new(".") } else { base };
+    let base = std::fs::canonicalize(base).unwrap_or_else(|_| base.to_owned());
+    format!(
+        "cannot read {}: {error}; `rules_file: {}` is relative to the directory of the test file, {}",
+        path.display(),
+        file.display(),
+        base.display()
+    )
 }
 
 fn run_step(limiter: &TestLimiter, step: &Step) -> Result<Actual, String> {
@@ -89,7 +109,7 @@ fn run_step(limiter: &TestLimiter, step: &Step) -> Result<Actual, String> {
             let statuses = decision.limits.iter().map(|limit| attribute_status(&decision, limit)).collect();
             Ok(Actual { statuses, ..from_decision(&decision) })
         }
-        _ => Err("a step has either `descriptors` or `attributes`".to_owned()),
+        _ => Err("no request; write `attributes` or `descriptors`, one of them".to_owned()),
     }
 }
 

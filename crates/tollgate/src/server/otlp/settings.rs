@@ -92,7 +92,7 @@ fn from_environment() -> Option<Otlp> {
 fn endpoint(address: &str, of_all_signals: bool) -> anyhow::Result<Uri> {
     let uri: Uri = address.parse()?;
     let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-        anyhow::bail!("it is no http:// or https:// address");
+        anyhow::bail!("not an http:// or https:// address");
     };
     anyhow::ensure!(
         !authority.as_str().contains('@'),
@@ -114,9 +114,9 @@ fn fields(text: &str) -> anyhow::Result<Vec<(HeaderName, HeaderValue)>> {
     let pairs = text.split(',').filter(|pair| !pair.trim().is_empty());
     let all = pairs.map(|pair| {
         let (name, value) = pair.split_once('=').context("a pair has no `=`")?;
-        let name = HeaderName::from_bytes(name.trim().as_bytes()).context("a name is none")?;
-        let mut value =
-            HeaderValue::from_bytes(&decoded(value.trim())).with_context(|| format!("{name}: no value"))?;
+        let name = HeaderName::from_bytes(name.trim().as_bytes()).context("invalid header name")?;
+        let mut value = HeaderValue::from_bytes(&decoded(value.trim()))
+            .with_context(|| format!("{name}: invalid value"))?;
         value.set_sensitive(true);
         Ok((name, value))
     });

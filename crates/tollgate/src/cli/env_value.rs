@@ -1,0 +1,40 @@
+//! Names the environment variable behind an invalid value: clap blames the flag, which nobody wrote.
+
+use super::Cli;
+use clap::error::{ContextKind, ContextValue, Error};
+use clap::{Command, CommandFactory, Parser};
+use std::ffi::OsString;
+
+/// Parses the command line, or prints what is wrong with it and ends the process.
+pub(crate) fn parse() -> Cli {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    Cli::try_parse_from(&args).unwrap_or_else(|error| {
+        let _ = error.print();
+        if let Some(variable) = variable(&error, &args) {
+            eprintln!("\nThe value is from the environment variable {variable}.");
+        }
+        std::process::exit(error.exit_code())
+    })
+}
+
+/// Returns the variable that an invalid value comes from, if it is from one.
+fn variable(error: &Error, args: &[OsString]) -> Option<String> {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
+    let flag = flag.split([' ', '=']).next()?.to_owned();
+    let is_flag = |arg: &OsString| {
+        arg.to_str().is_some_and(|arg| {
+            arg == flag || arg.strip_prefix(&flag).is_some_and(|rest| rest.starts_with('='))
+        })
+    };
+    if args.iter().any(is_flag) {
+        return None;
+    }
+    // The same flag has the same variable in every command.
+    find(&Cli::command(), flag.strip_prefix("--")?)
+}
+
+fn find(command: &Command, long: &str) -> Option<String> {
+    let own = command.get_arguments().find(|arg| arg.get_long() == Some(long));
+    let own = own.and_then(|arg| arg.get_env()).map(|name| name.to_string_lossy().into_owned());
+    own.or_else(|| command.get_subcommands().find_map(|below| find(below, long)))
+}
