@@ -35,7 +35,7 @@ impl Route {
 /// At most one leading slash remains: with two, the next segment would be read as a host.
 fn strip<'t>(paths: PathRules, target: &'t str, prefix: &str) -> Option<&'t str> {
     let path = target.find('?').map_or(target, |query| &target[..query]);
-    let canonical = |segment: &str| paths.canonical(segment).ok().map(std::borrow::Cow::into_owned);
+    let canonical = |segment: &str| paths.canonical(segment).ok().map(Cow::into_owned);
     let mut end = 0;
     for known in segments(prefix) {
         let start = end + path[end..].find(|c| c != '/')?;

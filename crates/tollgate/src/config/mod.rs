@@ -272,6 +272,8 @@ impl ConfigFile {
             profile: _,
             global_shadow: _,
             responses: _,
+            connections: _,
+            unknown_domain: _,
             forward_auth: _,
             node: _,
             region: _,
@@ -354,7 +356,7 @@ impl Config {
     }
 
     /// Returns the settings that require a restart, with their values, which are compared and never shown.
-    pub(crate) fn restart_only(&self) -> [(&'static str, String); 16] {
+    pub(crate) fn restart_only(&self) -> [(&'static str, String); 17] {
         [
             ("rules", format!("{:?}", self.rules)),
             ("store", format!("{:?}", self.store)),
