@@ -171,28 +171,28 @@ mod tests {
         Peer { authority: "h:1".to_owned(), has_tls: false, token_source }
     }
 
-    fn rejected(peer: &Peer, status: u16, body: serde_json::Value, path: &str) -> String {
+    fn rejected(peer: &Peer, status: u16, body: &serde_json::Value, path: &str) -> String {
         let status = StatusCode::from_u16(status).expect("a status");
-        peer.rejection(status, &body, path)
+        peer.rejection(status, body, path)
     }
 
     /// Users of the command line set flags and variables, not headers and fields.
     #[test]
     fn rejections_name_flags_variables_and_commands() {
         let denied = json!({"title": "Unauthorized", "detail": "send `Authorization: Bearer TOKEN`"});
-        let none = rejected(&peer(None), 401, denied.clone(), "/");
+        let none = rejected(&peer(None), 401, &denied, "/");
         assert!(none.contains("TOLLGATE_TOKEN or --token-file") && !none.contains("Bearer"), "{none}");
-        let wrong = rejected(&peer(Some("TOLLGATE_TOKEN")), 401, denied, "/");
+        let wrong = rejected(&peer(Some("TOLLGATE_TOKEN")), 401, &denied, "/");
         assert!(wrong.contains("the token of TOLLGATE_TOKEN is not valid on http://h:1"), "{wrong}");
         let field = json!({"title": "Invalid", "detail": "too long", "field": "ttl_seconds"});
-        assert_eq!(rejected(&peer(None), 400, field, "/"), "Invalid: too long (at --for, ttl_seconds)");
+        assert_eq!(rejected(&peer(None), 400, &field, "/"), "Invalid: too long (at --for, ttl_seconds)");
         let field = json!({"title": "Invalid", "detail": "bad", "field": "overrides[0].unit"});
-        assert_eq!(rejected(&peer(None), 400, field, "/"), "Invalid: bad (at --limit, overrides[0].unit)");
+        assert_eq!(rejected(&peer(None), 400, &field, "/"), "Invalid: bad (at --limit, overrides[0].unit)");
         let missing = json!({"title": "Not found", "detail": "no revision 9"});
-        let missing = rejected(&peer(None), 404, missing, "/admin/v1/rules/9/rollback");
+        let missing = rejected(&peer(None), 404, &missing, "/admin/v1/rules/9/rollback");
         assert_eq!(missing, "Not found: no revision 9; see `tollgate rules list`");
         let other = json!({"type": tollgate_http::problem::NO_SUCH_PATH, "title": "Not found"});
-        assert!(rejected(&peer(None), 404, other, "/admin/v1/rules").contains("not the admin address"));
+        assert!(rejected(&peer(None), 404, &other, "/admin/v1/rules").contains("not the admin address"));
     }
 
     #[test]
