@@ -128,13 +128,14 @@ fn costs_are_those_that_were_charged() {
         ([("a", "x"), ("units", "40")], true),
         ([("a", "x"), ("units", "40")], true),
         ([("a", "x"), ("units", "40")], false),
-        ([("a", "x"), ("units", "no number")], true),
+        ([("a", "x"), ("units", "no number")], false),
         ([("b", "x"), ("units", "40")], true),
         ([("b", "x"), ("units", "40")], true),
     ] {
         assert_eq!(check(&limiter, &pairs), passed, "{pairs:?}");
     }
-    let expected = [(40, 0), (40, 40), (40, 80), (1, 80), (7, 0), (7, 7)];
+    // A cost that cannot be read charges nothing, and no counter was asked.
+    let expected = [(40, Some(0)), (40, Some(40)), (40, Some(80)), (1, None), (7, Some(0)), (7, Some(7))];
     assert_eq!(costs(&observe), expected.map(|(cost, used)| (json!(cost), json!(used))));
     // A request holds one permit at any cost; a descriptor has its own cost.
     let check = Check::attributes("d", &[("c", "x")]).with_cost(Cost::new(5));

@@ -56,8 +56,8 @@ fn any_method_path_and_body_is_accepted() {
     }
     assert_eq!(
         check(&server, UNTRUSTED, "GET /checks", "").status,
-        404,
-        "a path that only has the same prefix is not found"
+        421,
+        "a path that only has the same prefix is not the check's, and refuses foreign hosts"
     );
     // Without a proxy's headers, the rest of the path is the original path, as Envoy sends it.
     for (id, status) in [(1, 200), (2, 200), (3, 200), (4, 429)] {

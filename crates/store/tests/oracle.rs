@@ -91,13 +91,20 @@ struct Known<'a> {
 }
 
 impl Known<'_> {
-    /// A look changes nothing, and an unused state stays so unless something is taken (or an attempt counted).
+    /// A peek changes nothing, nor does a denial, unless the limit counts attempts or a clock that moved backward left the
+    /// state in the future. An unused state has nothing to refund.
     fn step(&self, charge: &OneCharge, state: &mut State, cost: Cost, id: PermitId) -> Outcome {
         let at = self.now + self.phases[&(charge.limit, charge.key)];
         let mut after = state.clone();
         let outcome = self.limits[charge.limit].step_with_permit(id, &mut after, at, cost);
-        let idle = cost.is_refund() || outcome.verdict.is_denied() && charge.limit != COUNT_DENIED;
-        if !(cost.is_peek() || *state == State::Unused && idle) {
+        let corrects = match (&*state, &after) {
+            (State::Bucket(_), _) => true,
+            (State::Sliding(before), State::Sliding(after)) => after.start < before.start,
+            (State::Window(before), State::Window(after)) => after.start < before.start,
+            _ => false,
+        };
+        let is_denied = outcome.verdict.is_denied() && charge.limit != COUNT_DENIED && !corrects;
+        if !(cost.is_peek() || is_denied || *state == State::Unused && cost.is_refund()) {
             *state = after;
         }
         outcome

@@ -43,7 +43,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 }
 
 fn ping(resp: &mut TcpStream) {
-    resp.write_all(b"PING\r\n").expect("sent");
+    resp.write_all(b"*1\r\n$4\r\nPING\r\n").expect("sent");
     let mut reply = [0; 7];
     resp.read_exact(&mut reply).expect("a reply");
     assert_eq!(&reply, b"+PONG\r\n");

@@ -314,7 +314,7 @@ fn breakers_follow_their_settings() {
     let rules = folder.write("rules.yaml", RULES);
     let redis = Redis::start();
     let settings = format!(
-        "rules: [{}]\nstore: {}\nstore_deadline_ms: 500\nstore_breaker_failures: 1\nstore_breaker_open_ms: 3600000\n",
+        "rules: [{}]\nhttp: 127.0.0.1:0\ngrpc: 127.0.0.1:0\nstore: {}\nstore_deadline_ms: 500\nstore_breaker_failures: 1\nstore_breaker_open_ms: 3600000\n",
         rules.display(),
         redis.url()
     );

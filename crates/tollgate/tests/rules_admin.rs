@@ -428,7 +428,9 @@ fn a_node_starts_without_its_database_and_finds_it_again() {
     assert_eq!(publish(&node, &sent("6/hour")).status, 503);
 
     postgres.start_again();
-    eventually("the database", || (publish(&node, &sent("6/hour")).status == 201).then_some(()));
+    let mut more = sent("6/hour");
+    more["confirm"] = json!(true);
+    eventually("the database", || (publish(&node, &more).status == 201).then_some(()));
     assert_eq!(node.server.get("/readyz?verbose").json()["control"]["from_snapshot"], false);
     let other = start(&db);
     assert_eq!(revision(&other), revision(&node));

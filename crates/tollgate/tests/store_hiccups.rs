@@ -71,7 +71,7 @@ impl Cluster {
                         let attributes =
                             if is_security { json!({"login": "u"}) } else { json!({"user": "u"}) };
                         let body = json!({"domain": "d", "attributes": attributes}).to_string();
-                        let head = "POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-length:";
+                        let head = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length:";
                         let sent = format!("{head} {}\r\n\r\n{body}", body.len());
                         connection.send(sent.as_bytes()).expect("a node");
                         let answer = connection.response().expect("an answer");

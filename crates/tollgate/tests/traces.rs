@@ -15,7 +15,7 @@ const KEY: &str = "sk_live_PLANTED0123456789abcdef";
 fn traced(method: &str, path: &str, parent: &str, body: &str) -> Vec<u8> {
     let length = body.len();
     format!(
-        "{method} {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ntraceparent: {parent}\r\nx-api-key: {KEY}\r\ncontent-length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntraceparent: {parent}\r\nx-api-key: {KEY}\r\ncontent-length: {length}\r\n\r\n{body}"
     )
     .into_bytes()
 }

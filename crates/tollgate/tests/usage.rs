@@ -149,8 +149,7 @@ fn changes_during_traffic_over_redis_give_nothing_back() {
         let node = over(&redis, &rules, &place.sqlite("changing"));
         let (passed, done) = (AtomicU64::new(0), AtomicBool::new(false));
         let put = |count: u64| {
-            let own =
-                json!({"overrides": [{"descriptor": "default", "requests_per_unit": count, "unit": "day"}]});
+            let own = json!({"overrides": [{"descriptor": "default", "requests_per_unit": count, "unit": "day"}], "confirm": true});
             assert_eq!(node.ask("PUT", "/admin/v1/quotas/k", &own).status, 200);
         };
         std::thread::scope(|scope| {

@@ -295,18 +295,19 @@ async fn an_empty_line_before_a_request_is_ignored() {
 #[tokio::test]
 async fn connections_are_bounded() {
     let server = Server::with(1, WhenFull::Wait, NewConnections::Reject).await;
-    let (mut first, mut second) = (server.connect().await, server.connect().await);
+    let mut first = server.connect().await;
+    first.write_all(get("/wait").as_bytes()).await.expect("sent");
+    server.signals.begun.notified().await;
+    let mut second = server.connect().await;
     second.write_all(get("/second").as_bytes()).await.expect("sent");
-    first.write_all(get("/first").as_bytes()).await.expect("sent");
-    until(&mut first, "/first").await;
     let mut byte = [0];
     let early = tokio::time::timeout(Duration::from_millis(20), second.peek(&mut byte)).await;
-    assert!(early.is_err(), "there is one slot");
+    assert!(early.is_err(), "there is one slot, and its request is under way");
     drop(first);
     until(&mut second, "/second").await;
     let server = Server::with(1, WhenFull::Reject(b"full\n"), NewConnections::Reject).await;
     let mut first = server.connect().await;
-    first.write_all(get("/first").as_bytes()).await.expect("sent");
-    until(&mut first, "/first").await;
+    first.write_all(get("/wait").as_bytes()).await.expect("sent");
+    server.signals.begun.notified().await;
     assert_eq!(rest(&mut server.connect().await).await, "full\n");
 }

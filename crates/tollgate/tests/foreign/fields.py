@@ -37,13 +37,15 @@ for left in (2, 1, 0):
         ("windows/1d", {"q": 500, "w": 86400}),
         ("st?rke", {"q": 9, "qu": "concurrent-requests"}),
     ], policies
-    [(name, said)] = field(answer, "RateLimit")
+    [(name, said), (permits, held)] = field(answer, "RateLimit")
     assert (name, said["r"]) == (quoted, left), (name, said)
+    # Permits have an item of their own, and do not replace the rate's.
+    assert (permits, held["r"]) == ("st?rke", 6 + left), (permits, held)
     assert answer.headers["Retry-After"] is None
 
 answer = check({"a": "x", "b": "x"})
 assert answer.status == 429, answer.status
-[(name, said)] = field(answer, "RateLimit")
+(name, said) = field(answer, "RateLimit")[0]
 assert (name, said["r"]) == (quoted, 0), (name, said)
 assert said["t"] == int(answer.headers["Retry-After"]), (said, answer.headers.items())
 assert 0 < said["t"] <= 1200, said
