@@ -64,6 +64,7 @@ pub async fn accept(
 /// Accepts one connection, however many there are.
 async fn accept_any(listener: &TcpListener, slots: &ConnectionSlots) -> (TcpStream, SocketAddr) {
     loop {
+        slots.closed().await;
         let accepted = match slots.end_silent() {
             None => listener.accept().await,
             Some(due) => match tokio::time::timeout_at(due, listener.accept()).await {

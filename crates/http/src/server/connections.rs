@@ -34,6 +34,10 @@ pub const FIRST_REQUEST: Duration = Duration::from_secs(10);
 /// How many idle connections one search for them remembers: searching for each newcomer would cost as much as all
 /// connections together.
 const REMEMBERED: usize = 64;
+/// How many files may be on their way to being closed while another connection is accepted.
+const MAX_CLOSING: usize = 8;
+/// How long an accept waits for them.
+const MAX_CLOSING_TIME: Duration = Duration::from_secs(1);
 /// Minimum time between two searches that found few: a flood that is rejected must not search for each connection.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -77,7 +81,7 @@ impl ConnectionBudget {
     /// A budget of `files` file descriptors.
     #[must_use]
     pub fn new(files: usize) -> Self {
-        let table = Table { files, used: 0, next: 0, ports: Vec::new() };
+        let table = Table { files, used: 0, closing: 0, next: 0, ports: Vec::new() };
         Self(Arc::new(Shared { table: Mutex::new(table), freed: Notify::new(), base: Instant::now() }))
     }
 
@@ -139,6 +143,8 @@ impl Shared {
 struct Table {
     files: usize,
     used: usize,
+    /// Files of connections that were ended and whose tasks have not closed them yet.
+    closing: usize,
     next: u64,
     ports: Vec<Port>,
 }
@@ -269,7 +275,9 @@ impl Table {
 
     fn end(&mut self, port: usize, number: u64) -> bool {
         let Some(ended) = self.ports[port].remove(number) else { return false };
-        self.used -= self.ports[port].limits.files;
+        let files = self.ports[port].limits.files;
+        self.used -= files;
+        self.closing += files;
         ended.activity.end();
         true
     }
@@ -340,6 +348,22 @@ impl ConnectionSlots {
         }
     }
 
+    /// Waits while many ended connections still have their files: those who took their slots would find none. Not for
+    /// long, because a connection that does not close must not keep newcomers out.
+    pub(super) async fn closed(&self) {
+        let deadline = Instant::now() + MAX_CLOSING_TIME;
+        loop {
+            let mut freed = std::pin::pin!(self.0.shared.freed.notified());
+            freed.as_mut().enable();
+            if self.0.shared.table().closing <= MAX_CLOSING {
+                return;
+            }
+            if tokio::time::timeout_at(deadline, freed).await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Ends the connections whose first request is overdue. Returns when the next one may be.
     pub(super) fn end_silent(&self) -> Option<Instant> {
         let now = Instant::now();
@@ -381,9 +405,11 @@ impl ConnectionSlot {
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut table = self.port.shared.table();
-        // Of an ended connection, another one has the slot.
-        if table.ports[self.port.port].remove(self.number).is_some() {
-            table.used -= table.ports[self.port.port].limits.files;
+        let files = table.ports[self.port.port].limits.files;
+        match table.ports[self.port.port].remove(self.number) {
+            Some(_) => table.used -= files,
+            // Of an ended connection, another one has the slot.
+            None => table.closing -= files,
         }
         drop(table);
         self.port.shared.freed.notify_waiters();
