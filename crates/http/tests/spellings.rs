@@ -186,7 +186,8 @@ proptest! {
         for (at, byte) in plain.bytes().enumerate() {
             let is_escaped = byte != b'/' && escape >> (at % 64) & 1 == 1;
             match (byte, is_escaped) {
-                (b'/', _) => spelled.push_str(if slashes >> (at % 8) & 1 == 1 { "//" } else { "/" }),
+                // Two at the start could be the beginning of a host.
+                (b'/', _) => spelled.push_str(if at > 0 && slashes >> (at % 8) & 1 == 1 { "//" } else { "/" }),
                 (byte, true) if at % 2 == 0 => spelled.push_str(&format!("%{byte:02x}")),
                 (byte, true) => spelled.push_str(&format!("%{byte:02X}")),
                 (byte, false) => spelled.push(byte as char),
@@ -196,8 +197,10 @@ proptest! {
             let rules = rules(escapes, PathCase::Exact);
             prop_assert_eq!(rules.canonical(&plain), Ok::<_, PathError>(Cow::Borrowed(plain.as_str())));
             prop_assert_eq!(rules.canonical(&spelled), Ok(Cow::Borrowed(plain.as_str())), "{}", spelled);
-            let below = format!("{spelled}/");
-            prop_assert_eq!(rules.canonical(&below), Ok(Cow::Borrowed(plain.as_str())));
+            if !segments.is_empty() {
+                let below = format!("{spelled}/");
+                prop_assert_eq!(rules.canonical(&below), Ok(Cow::Borrowed(plain.as_str())));
+            }
         }
     }
 }

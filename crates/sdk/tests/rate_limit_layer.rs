@@ -66,7 +66,7 @@ async fn each_header_value_and_route_has_its_own_rate() {
         by("/a?x=1", "k1"),
         by("/b", "k1"),
         by("/a", "k2"),
-        by("//a", "k2"),
+        by("/a//", "k2"),
         by("/a", "k3"),
     ];
     assert_eq!(statuses(&layer, requests).await, [200, 429, 200, 200, 429, 200]);
@@ -104,12 +104,13 @@ async fn a_route_has_one_spelling() {
     let spelled = |path| request(path, None, None);
     let requests = vec![
         spelled("/login"),
-        spelled("//login/"),
+        spelled("/login//"),
         spelled("/%6Cogin"),
         head,
         spelled("/login%2F"),
         spelled("/a/../login"),
         spelled("/%256Cogin"),
+        spelled("//x/login"),
     ];
-    assert_eq!(statuses(&layer, requests).await, [200, 429, 429, 429, 400, 400, 400]);
+    assert_eq!(statuses(&layer, requests).await, [200, 429, 429, 429, 400, 400, 400, 400]);
 }

@@ -74,6 +74,10 @@ fn a_request_that_servers_read_differently_is_refused() {
     let server = serve();
     for (line, headers, status, detail) in [
         ("GET /check/%ff%00//../..", "", 400, "control character"),
+        ("GET /check//x/login", "", 400, "two slashes"),
+        ("GET /check", "x_api_key: k\r\n", 400, "read as another header"),
+        ("GET /check", "X-Http_Method-Override: POST\r\n", 400, "read as another header"),
+        ("GET /check", "authorization: Token k\r\n", 401, "cannot be read"),
         ("GET /check/users/..", "", 400, "segment"),
         ("GET /check", "x-forwarded-uri: /api%2Flogin\r\n", 400, "escaped slash"),
         ("GET /check", "x-original-uri: /%256Cogin\r\n", 400, "escape"),
@@ -88,7 +92,7 @@ fn a_request_that_servers_read_differently_is_refused() {
         assert_eq!(response.header("www-authenticate").is_some(), status == 401);
     }
     let spelled = "x-forwarded-for: 192.0.2.77\r\nx-forwarded-method: POST\r\nx-forwarded-uri: ";
-    for (path, status) in [("/login", 200), ("//login/", 200), ("/%6Cogin;a=b", 200), ("/login?x", 429)] {
+    for (path, status) in [("/login", 200), ("/login//", 200), ("/%6Cogin;a=b", 200), ("/login?x", 429)] {
         let response = check(&server, "127.0.0.1", "GET /check", &format!("{spelled}{path}\r\n"));
         assert_eq!(response.status, status, "{path}");
     }

@@ -37,10 +37,42 @@ impl<'r> Authorization<'r> {
         match scheme.eq_ignore_ascii_case(b"bearer") {
             true if is_readable(credentials) => Self::Bearer(credentials),
             // A server that searches the field for `Bearer` would find it.
-            false if !has_word(credentials, b"bearer") => Self::Other,
+            false if !has_word(credentials, b"bearer") && is_of_scheme(scheme, credentials) => Self::Other,
             _ => Self::Unreadable,
         }
     }
+}
+
+/// Schemes whose credentials are not a token. Servers that take the second word of the field, whatever the first is, would
+/// accept a token under any other name.
+const SCHEMES: [&str; 16] = [
+    "aws4-hmac-sha256",
+    "basic",
+    "concealed",
+    "digest",
+    "gnap",
+    "hawk",
+    "hoba",
+    "mutual",
+    "negotiate",
+    "ntlm",
+    "oauth",
+    "scram-sha-1",
+    "scram-sha-256",
+    "sharedkey",
+    "sharedkeylite",
+    "vapid",
+];
+
+/// Returns whether credentials are those of a known scheme, and not a token under its name.
+fn is_of_scheme(scheme: &[u8], credentials: &[u8]) -> bool {
+    let is = |name: &str| scheme.eq_ignore_ascii_case(name.as_bytes());
+    if is("basic") {
+        let padded = credentials.len() - credentials.iter().rev().take_while(|byte| **byte == b'=').count();
+        return STANDARD_NO_PAD.decode(&credentials[..padded]).is_ok_and(|pair| pair.contains(&b':'));
+    }
+    let first = credentials.split(u8::is_ascii_whitespace).next().unwrap_or_default();
+    SCHEMES.iter().any(|name| is(name)) && !looks_like_jwt(first)
 }
 
 const fn is_token(byte: u8) -> bool {
@@ -105,7 +137,7 @@ mod tests {
         for value in ["Bearer key", "bearer\tkey", "BEARER \t key ", "Bearer  key"] {
             assert_eq!(Authorization::read(value.as_bytes()), Authorization::Bearer(b"key"), "{value:?}");
         }
-        for value in ["Basic a2V5", "Digest a=\"b\", c=d", "AWS4-HMAC-SHA256 Credential=x/y, Signature=z"] {
+        for value in ["Basic YTpi", "basic YTpiYw==", "Digest a=\"b\", c=d", "AWS4-HMAC-SHA256 Credential=x/y, Signature=z"] {
             assert_eq!(Authorization::read(value.as_bytes()), Authorization::Other, "{value}");
         }
         for value in [
@@ -123,6 +155,11 @@ mod tests {
             "Bearer \"key\"",
             "Bearer Bearer key",
             "Basic x, Bearer key",
+            "Basic key",
+            "Token key",
+            "x key",
+            "BearerX key",
+            "Digest eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhIn0.AAAA_-8",
             "Bearer caf\u{e9}",
             "Bearer\u{a0}key",
             "\"Bearer\" key",

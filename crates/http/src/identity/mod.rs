@@ -144,6 +144,9 @@ pub enum AmbiguousIdentity {
          upstream does not follow it"
     )]
     Override(HeaderName),
+    /// A header that programs behind CGI or WSGI cannot tell from one that identifies the caller or the request.
+    #[error("`{0}` is read as another header by many servers; write it with hyphens")]
+    Alias(HeaderName),
     /// A credential that servers read differently.
     #[error(
         "the credential in `{0}` cannot be read; send `Authorization: Bearer TOKEN`, or a key without spaces, commas, \
@@ -311,6 +314,7 @@ impl IdentityResolver {
         request: &RequestView<'r, impl HeaderLookup>,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
+        self.refuse_aliases(request.headers)?;
         self.resolve(request, &request.target(), self.trusts(request.peer), true, now)
     }
 
@@ -324,6 +328,7 @@ impl IdentityResolver {
         prefix: &str,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
+        self.refuse_aliases(request.headers)?;
         let path = request.path.strip_prefix(prefix).unwrap_or(request.path);
         let mut target = RequestTarget { path: if path.is_empty() { "/" } else { path }, ..request.target() };
         let is_trusted = self.trusts(request.peer);
@@ -351,6 +356,26 @@ impl IdentityResolver {
             target = described;
         }
         self.resolve(request, &target, is_trusted, is_trusted, now)
+    }
+
+    /// Refuses headers such as `X_Api_Key`: where headers become variables (CGI, WSGI, PHP) every character except letters
+    /// and digits becomes an underscore, so the upstream would read a key that was not counted. The gateway removes them.
+    fn refuse_aliases(&self, headers: &impl HeaderLookup) -> Result<(), AmbiguousIdentity> {
+        let is_odd = |name: &[u8]| !name.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-');
+        for (name, _) in headers.each().filter(|(name, _)| is_odd(name)) {
+            let plain: SmallVec<[u8; 32]> = name
+                .iter()
+                .map(|byte| if byte.is_ascii_alphanumeric() { byte.to_ascii_lowercase() } else { b'-' })
+                .collect();
+            let is_named = |known: &HeaderName| known.as_str().as_bytes() == &plain[..];
+            let names = self.key.header().into_iter().chain(self.jwt.as_ref().map(|jwt| jwt.header()));
+            let mut names = names.chain(self.headers.iter().map(|mapped| &mapped.header));
+            let is_alias = claim(&plain).is_some() || plain[..] == *b"authorization" || names.any(is_named);
+            if is_alias && let Ok(name) = HeaderName::from_bytes(name) {
+                return Err(AmbiguousIdentity::Alias(name));
+            }
+        }
+        Ok(())
     }
 
     /// Returns whether two targets are the same method and path.

@@ -1,7 +1,7 @@
 //! The canonical form of a path, or a refusal. If two spellings that reach one handler were two endpoints here, each
 //! would get a fresh limit.
 //!
-//! Servers agree on most spellings: `/login`, `//login`, `/%6Cogin`, `/login/` and, in servlet containers, `/login;a=b`
+//! Servers agree on most spellings: `/a/b`, `/a//b`, `/%61/b`, `/a/b/` and, in servlet containers, `/login;a=b`
 //! are one handler, so they are one path. They disagree on others: `/a%2Fb` is `/a/b` for nginx and WSGI, and one
 //! segment for Node and Go's router; `/a/../b` is `/b` or itself. No single form is right for those, because the form
 //! that hides a request from one server's limit exposes it to another's, so they are refused unless `escapes` says how
@@ -38,6 +38,9 @@ pub enum PathError {
          `identity.escapes` to what the upstream does"
     )]
     DoubleEscape,
+    /// Two slashes at the start, after which some servers read a host.
+    #[error("the path begins with two slashes, after which some servers read a host; send one")]
+    Authority,
     /// A character in a longer UTF-8 form than its own, which some decoders read as that character.
     #[error("the path has a character in an overlong form; send it in its shortest form")]
     Overlong,
@@ -87,13 +90,16 @@ impl PathRules {
     /// ```
     /// use tollgate_http::identity::PathRules;
     /// let rules = PathRules::default();
-    /// assert_eq!(rules.canonical("//%6Cogin;a=b/")?, "/login");
+    /// assert_eq!(rules.canonical("/%6Cogin;a=b//")?, "/login");
     /// assert!(rules.canonical("/api%2Flogin").is_err());
     /// # Ok::<(), tollgate_http::identity::PathError>(())
     /// ```
     pub fn canonical(self, path: &str) -> Result<Cow<'_, str>, PathError> {
         if self.is_canonical(path.as_bytes()) {
             return Ok(Cow::Borrowed(path));
+        }
+        if self.escapes == PathEscapes::Refuse && path.starts_with("//") {
+            return Err(PathError::Authority);
         }
         let (mut canonical, mut segment) = (String::with_capacity(path.len() + 1), Vec::new());
         let mut rest = path.as_bytes();
@@ -230,7 +236,7 @@ mod tests {
     fn spellings_of_one_path_are_one_path() {
         for path in [
             "/login",
-            "//login",
+            "/login//",
             "/login/",
             "/%6Cogin",
             "/%6cog%69n//",
@@ -268,6 +274,9 @@ mod tests {
     #[test]
     fn a_path_that_servers_read_differently_is_refused() {
         for (path, error) in [
+            ("//login", PathError::Authority),
+            ("//x/login", PathError::Authority),
+            ("///x/login", PathError::Authority),
             ("/a/../login", PathError::DotSegment),
             ("/./login", PathError::DotSegment),
             ("/a/%2e%2E", PathError::DotSegment),

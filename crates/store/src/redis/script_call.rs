@@ -224,7 +224,14 @@ impl ScriptCall {
                 if decided.get(at) == Some(&b'1') { Admission::Admitted } else { Admission::Denied };
             if scripted != admission {
                 shared.mismatches.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(?scripted, ?admission, "Redis script result mismatch");
+                let details = format!("the script decided {scripted:?}, this node {admission:?}");
+                shared.damaged_keys.report(&request.bundles, "mismatch:", &details);
+                if scripted == Admission::Denied {
+                    // Nothing was charged, and what the node computed admits: neither can be relied on.
+                    job.request = request;
+                    job.fail(Failure::Damaged(details), &shared.late);
+                    continue;
+                }
             }
             for (want, told) in request.charges.iter().zip(&told) {
                 let (bundle, name) = &self.counters[usize::from(numbers[want.counter]) - 1];

@@ -47,7 +47,12 @@ local function parse(body)
   for field in body:sub(2):gmatch('[^,]+') do
     local n = #state
     -- Holders of permits are names: every third field after the expiry.
-    state[n + 1] = (holders and n > 1 and n % 3 == 2) and field or number(field)
+    local read = (holders and n > 1 and n % 3 == 2) and field or number(field)
+    -- No script writes anything but whole numbers: somebody else did, and nothing may rest on it. Not a number included.
+    if type(read) ~= 'string' and not (read and read >= 0 and read <= 9223372036854775807) then
+      error('a counter has a field that is no count')
+    end
+    state[n + 1] = read
   end
   return state
 end
