@@ -12,11 +12,14 @@ use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisResult, ServerErrorKind, Value};
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use tollgate_core::{Exchange, RecordFuture, RecordName, RecordStore, StoreError, TimeDelta, Timestamp};
 
-/// How many times as long as a check an exchange may wait.
+/// How many times as long as a check an exchange may wait,
 const PATIENCE: u32 = 20;
+/// but no longer than this, unless a check may.
+const MAX_PATIENCE: Duration = Duration::from_millis(250);
 const SCRIPT: &str = include_str!("lua/record.lua");
 /// Servers that one exchange may be sent to: a slot that moves is asked for twice.
 const ATTEMPTS: usize = 4;
@@ -35,7 +38,8 @@ impl RedisRecords {
     }
 
     async fn call(&self, name: RecordName, args: [&[u8]; 3]) -> Result<Exchange, StoreError> {
-        let until = Instant::now() + PATIENCE * self.store.shared.config.deadline;
+        let deadline = self.store.shared.config.deadline;
+        let until = Instant::now() + (PATIENCE * deadline).min(MAX_PATIENCE.max(deadline));
         timeout_at(until, self.try_call(name, args)).await.unwrap_or(Err(StoreError::Timeout))
     }
 
@@ -48,6 +52,10 @@ impl RedisRecords {
             let (address, is_asking) = match redirect.take() {
                 Some(target) => target,
                 None => match topology.shard_for_slot(slot).await {
+                    // Nobody waits for a server that is known to be dead.
+                    Some(shard) if shard.health.is_open() => {
+                        return Err(StoreError::Unavailable(format!("{}: its breaker is open", shard.address)));
+                    }
                     Some(shard) => (shard.address.clone(), false),
                     None => {
                         return Err(StoreError::Unavailable("the cluster's slots are not known".to_owned()));
