@@ -84,7 +84,14 @@ impl ListedId {
 impl CallerPath {
     /// Returns the caller with this API key. An id from a list in its place means that caller: a quota for an API key
     /// that is spelled like an id would act on nobody.
+    ///
+    /// # Errors
+    /// A key as lists show it, masked: it identifies nobody.
     pub(crate) async fn by_key(admin: &AdminState, key: String) -> Result<Self, Problem> {
+        if key.contains('…') {
+            let detail = "this is a masked key, as lists show it; use the caller's `key_id`, or the full key";
+            return Err(Problem::bad(detail).in_field("api_key"));
+        }
         let listed = match ListedId::parse(&key) {
             Some(id) => id.find(admin).await?,
             None => None,
