@@ -137,7 +137,12 @@ mod tests {
         for value in ["Bearer key", "bearer\tkey", "BEARER \t key ", "Bearer  key"] {
             assert_eq!(Authorization::read(value.as_bytes()), Authorization::Bearer(b"key"), "{value:?}");
         }
-        for value in ["Basic YTpi", "basic YTpiYw==", "Digest a=\"b\", c=d", "AWS4-HMAC-SHA256 Credential=x/y, Signature=z"] {
+        for value in [
+            "Basic YTpi",
+            "basic YTpiYw==",
+            "Digest a=\"b\", c=d",
+            "AWS4-HMAC-SHA256 Credential=x/y, Signature=z",
+        ] {
             assert_eq!(Authorization::read(value.as_bytes()), Authorization::Other, "{value}");
         }
         for value in [

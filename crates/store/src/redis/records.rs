@@ -54,7 +54,10 @@ impl RedisRecords {
                 None => match topology.shard_for_slot(slot).await {
                     // Nobody waits for a server that is known to be dead.
                     Some(shard) if shard.health.is_open() => {
-                        return Err(StoreError::Unavailable(format!("{}: its breaker is open", shard.address)));
+                        return Err(StoreError::Unavailable(format!(
+                            "{}: its breaker is open",
+                            shard.address
+                        )));
                     }
                     Some(shard) => (shard.address.clone(), false),
                     None => {

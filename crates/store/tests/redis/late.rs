@@ -19,7 +19,7 @@ fn limit(algorithm: Algorithm, count: u64) -> Limit {
 /// What Redis keeps: the text of the only bundle, or nothing.
 fn kept(server: &Server) -> Option<String> {
     let keys: Vec<String> = server.command(&["KEYS", "tg1:*"]);
-    keys.first().map(|key| server.command(&["GET", key]))
+    keys.first().and_then(|key| server.command(&["GET", key]))
 }
 
 async fn eventually<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
