@@ -27,11 +27,6 @@ pub(super) struct ApiKeyReader {
 }
 
 impl ApiKeyReader {
-    /// Returns the header that contains keys, if one does.
-    pub(super) const fn header(&self) -> Option<&HeaderName> {
-        self.header.as_ref()
-    }
-
     pub(super) fn new(settings: &ApiKeyConfig) -> Result<Self, IdentityConfigError> {
         let header = settings.header.as_deref().map(config::header).transpose()?;
         Ok(Self { header, bearer: settings.bearer })
