@@ -341,7 +341,9 @@ async fn callers_are_identified_by_the_rules_of_the_gateway() {
     }));
     for (line, header, status) in [
         ("POST /login", None, 200),
-        ("POST //%6Cogin/", None, 429),
+        ("POST /%6Cogin//", None, 429),
+        ("POST //x/login", None, 400),
+        ("POST /", Some(("x_api_key", "k")), 400),
         ("POST /login%2F", None, 400),
         ("POST /", Some(("x-original-url", "/login")), 400),
         ("GET /login", Some(("x-http-method-override", "POST")), 400),
