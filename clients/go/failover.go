@@ -73,7 +73,7 @@ func (f *failover) answer(server int) {
 	f.faults[server], f.until[server] = 0, 0
 }
 
-// hedge is one hedged request without I/O: it says which servers to ask, and which answer counts.
+// hedge is one hedged request without I/O: it says which servers to ask, and which answer decides.
 type hedge struct {
 	servers  []int
 	next     int
@@ -107,7 +107,7 @@ func (h *hedge) fault() (int, bool) {
 	return h.send()
 }
 
-// answer records an answer, and returns whether it is the one that counts.
+// answer records an answer, and returns whether it decides the request.
 func (h *hedge) answer(server int) bool {
 	h.underWay--
 	if h.winner >= 0 {

@@ -17,7 +17,7 @@ type Result struct {
 	// Limit, Remaining and ResetAfter are those of one limit; -1 if there is none.
 	Limit, Remaining int64
 	ResetAfter       time.Duration
-	// RetryAfter is 0 if allowed, and negative if the same request would never be allowed, or if nobody knows.
+	// RetryAfter is 0 if allowed, and negative if the same request would never be allowed, or if that is unknown.
 	RetryAfter time.Duration
 	// Delay is how long an allowed request should wait (rules with `action: delay`).
 	Delay      time.Duration

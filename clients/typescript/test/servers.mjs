@@ -1,4 +1,4 @@
-// Servers for the tests: the real Tollgate, and one that misbehaves as it is told.
+// Servers for the tests: the real Tollgate, and a faulty one.
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";

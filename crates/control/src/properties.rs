@@ -53,13 +53,7 @@ mod tests {
             ("peer_sample", super::peer_sample),
         ];
         for (name, property) in targets {
-            let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(name);
-            let mut seeds = 0;
-            for entry in std::fs::read_dir(&folder).expect("seeds") {
-                property(&std::fs::read(entry.expect("a file").path()).expect("a seed"));
-                seeds += 1;
-            }
-            assert!(seeds > 0, "{name}");
+            tollgate_testing::fuzz_seeds::each(name, property);
         }
     }
 }

@@ -3,6 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`allocations`] | allocation counting |
+//! | [`fuzz_seeds`] | the inputs that fuzzing starts from |
 //! | [`zipf`] | keys with a Zipf distribution |
 //! | [`web`] | an HTTP/1.1 client that can send malformed requests |
 //! | [`origin`] | an upstream for proxies |
@@ -13,6 +14,7 @@
 //! itself.
 
 pub mod allocations;
+pub mod fuzz_seeds;
 pub mod open_files;
 pub mod origin;
 pub mod wait;

@@ -52,7 +52,7 @@ class Failover:
 
 @dataclass
 class Hedge:
-    """One hedged request, without I/O: it says which servers to ask, and which answer counts.
+    """One hedged request, without I/O: it says which servers to ask, and which answer decides.
 
     The caller sends to the servers that `start`, `timer` and `fault` return, and reports what comes back.
     """
@@ -76,7 +76,7 @@ class Hedge:
         return self._send() if self.winner is None else None
 
     def answer(self, server: int) -> bool:
-        """Records an answer; returns whether it is the one that counts."""
+        """Records an answer; returns whether it decides the request."""
         self._under_way.discard(server)
         if self.winner is None:
             self.winner = server

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -158,6 +158,35 @@ class PoliteCaller:
             if not said.refused:
                 host.throttle.accept(now)
             return said
+
+
+def drive(call: Call, send: Callable[[], Received], failures: type[Exception]) -> Any:
+    """Runs a call synchronously; returns its last response, or raises the failure of its connection.
+
+    :param send: sends the request once
+    :param failures: what it raises if the connection fails
+    """
+    reply: Optional[Received] = None
+    failure: Optional[Exception] = None
+    try:
+        step = next(call)
+        while True:
+            if isinstance(step, Pause):
+                time.sleep(step.ms / 1000)
+                step = call.send(None)
+                continue
+            if reply is not None:
+                reply.response.close()
+            reply, failure = None, None
+            try:
+                reply = send()
+            except failures as error:
+                failure = error
+            step = call.send(reply)
+    except StopIteration as done:
+        if failure is not None:
+            raise failure from None
+        return done.value.response
 
 
 def _monotonic_ms() -> int:

@@ -8,12 +8,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any, Optional
 
 import httpx
 
-from ._polite import Pause, PoliteCaller, Politeness, Received, Throttled, lines
+from ._polite import Pause, PoliteCaller, Politeness, Received, Throttled, drive, lines
 
 __all__ = ["AsyncPoliteTransport", "PoliteTransport", "Politeness", "Throttled"]
 
@@ -35,36 +34,16 @@ class PoliteTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         call = self._caller.call(request.url.netloc.decode(), request.method, _is_repeatable(request))
-        reply: Optional[Received] = None
-        failure: Optional[httpx.TransportError] = None
-        try:
-            step = next(call)
-            while True:
-                if isinstance(step, Pause):
-                    time.sleep(step.ms / 1000)
-                    step = call.send(None)
-                    continue
-                _discard(reply)
-                reply, failure = None, None
-                try:
-                    response = self._transport.handle_request(request)
-                    reply = Received(response.status_code, lines(response.headers.raw), response)
-                except httpx.TransportError as error:
-                    failure = error
-                step = call.send(reply)
-        except StopIteration as done:
-            if failure is not None:
-                raise failure from None
-            answered: httpx.Response = done.value.response
-            return answered
+
+        def once() -> Received:
+            response = self._transport.handle_request(request)
+            return Received(response.status_code, lines(response.headers.raw), response)
+
+        answered: httpx.Response = drive(call, once, httpx.TransportError)
+        return answered
 
     def close(self) -> None:
         self._transport.close()
-
-
-def _discard(reply: Optional[Received]) -> None:
-    if reply is not None:
-        reply.response.close()
 
 
 class AsyncPoliteTransport(httpx.AsyncBaseTransport):

@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Optional
 from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
 
-from ._polite import Pause, PoliteCaller, Politeness, Received, Throttled, lines
+from ._polite import PoliteCaller, Politeness, Received, Throttled, drive, lines
 
 __all__ = ["PoliteAdapter", "Politeness", "Throttled"]
 
@@ -30,26 +29,10 @@ class PoliteAdapter(HTTPAdapter):
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
         is_repeatable = request.body is None or isinstance(request.body, (bytes, str))
         call = self._caller.call(urlsplit(request.url or "").netloc, request.method or "GET", is_repeatable)
-        reply: Optional[Received] = None
-        failure: Optional[requests.RequestException] = None
-        try:
-            step = next(call)
-            while True:
-                if isinstance(step, Pause):
-                    time.sleep(step.ms / 1000)
-                    step = call.send(None)
-                    continue
-                if reply is not None:
-                    reply.response.close()
-                reply, failure = None, None
-                try:
-                    response = super().send(request, *arguments, **options)
-                    reply = Received(response.status_code, lines(response.raw.headers.items()), response)
-                except requests.ConnectionError as error:
-                    failure = error
-                step = call.send(reply)
-        except StopIteration as done:
-            if failure is not None:
-                raise failure from None
-            answered: requests.Response = done.value.response
-            return answered
+
+        def once() -> Received:
+            response = HTTPAdapter.send(self, request, *arguments, **options)
+            return Received(response.status_code, lines(response.raw.headers.items()), response)
+
+        answered: requests.Response = drive(call, once, requests.ConnectionError)
+        return answered

@@ -23,7 +23,7 @@ class Result:
     limit: Optional[int] = None
     remaining: Optional[int] = None
     reset_ms: Optional[int] = None
-    #: 0 if allowed; ``None`` if the same request would never be allowed, or if nobody knows.
+    #: 0 if allowed; ``None`` if the same request would never be allowed, or if that is unknown.
     retry_after_ms: Optional[int] = None
     #: How long an allowed request should wait (rules with ``action: delay``).
     delay_ms: int = 0
