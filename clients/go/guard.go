@@ -145,7 +145,7 @@ func (g *Guard) Admit(ctx context.Context, head Head, cost int64, attributes map
 		g.learn(path, found.holdsPermit)
 	}
 	admission := &Admission{Result: found.result, Header: http.Header{}, RetryAfter: Unknown, done: g.release(ctx, found, cost)}
-	for _, field := range found.fields {
+	for _, field := range limitFields(found.headers) {
 		admission.Header.Add(field[0], field[1])
 	}
 	switch {
