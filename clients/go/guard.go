@@ -242,6 +242,10 @@ func (a *Admission) unavailable(wait int64) {
 func (a *Admission) reject(found *problem) {
 	if field := "request"; found != nil && (found.field == field || strings.HasPrefix(found.field, field+".")) {
 		a.Status, a.Body = found.status, found.text
+	} else if found != nil && found.status == http.StatusRequestEntityTooLarge {
+		a.Status = http.StatusRequestHeaderFieldsTooLarge
+		a.Body = []byte(`{"type":"about:blank","title":"Request header fields too large","status":431,` +
+			`"detail":"The header fields are too large to be checked."}`)
 	} else {
 		a.Status = http.StatusBadRequest
 		a.Body = []byte(`{"type":"about:blank","title":"Bad request","status":400,"detail":"The request could not be checked."}`)
