@@ -118,7 +118,7 @@ impl Limit {
                 let u = self.unit_bits();
                 (2 * self.capacity() <= mask((FRACTION_BITS + u) / 2)).then(|| Tag::new(Tag::SLIDING, u))?
             }
-            Shape::Strict(_) | Shape::Log | Shape::Permits => return None,
+            Shape::Strict(_) | Shape::Log(_) | Shape::Permits => return None,
         };
         Some(Packed { tag })
     }
@@ -346,7 +346,7 @@ impl Limit {
             Shape::Fixed(_) => 2 * period,
             Shape::Sliding => 3 * period,
             Shape::Strict(slots) => (slots.k + 2) * slots.width,
-            Shape::Log | Shape::Permits => period,
+            Shape::Log(_) | Shape::Permits => period,
         })
     }
 }
