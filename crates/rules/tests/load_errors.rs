@@ -164,7 +164,7 @@ fn invalid_extensions_are_explained() {
             ("- {key: a, limit: 1/100us}", "a period of 100us is out of range"),
             (
                 "- {key: a, limit: [10/s, 20/second]}",
-                "3:26 two limits of one rule with the same algorithm and period",
+                "3:26 two limits of one rule with the same algorithm, period and cost",
             ),
             ("- {key: a, limit: 1/s, candidate: [10/s, 20/second]}", "3:42 two limits of one rule"),
             ("- {key: a, tiers: {free: [10/s, 20/second]}}", "3:33 two limits of one rule"),

@@ -310,7 +310,7 @@ fn priority(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<i32> {
     priority.and_then(|priority| i32::try_from(priority.value).ok())
 }
 
-fn cost(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<CostDraft> {
+pub(super) fn cost(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<CostDraft> {
     let text = reader.text(node, "cost", "5")?.value;
     let number = matches!(node.value, YamlValue::Scalar { plain: true, .. }) && parse_multiple(&text).is_ok();
     if number {
