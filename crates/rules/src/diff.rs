@@ -91,6 +91,9 @@ fn describe(domain: &Domain, rule: &Rule) -> String {
 fn limits(set: &LimitSet) -> String {
     let one = |limit: &crate::rule::RuleLimit| {
         let mut text = limit.limit.to_string();
+        if let Some(cost) = &limit.cost {
+            let _ = write!(text, " cost {cost}");
+        }
         text.push_str(match limit.role {
             Role::Live => "",
             Role::Shadow => " shadow",

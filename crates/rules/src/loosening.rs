@@ -71,7 +71,9 @@ fn denies_anything(domain: &Domain) -> bool {
 }
 
 fn denies(rule: &Rule, limit: &RuleLimit) -> bool {
-    !rule.unlimited && limit.role.is_enforced(rule.action)
+    !rule.unlimited
+        && limit.role.is_enforced(rule.action)
+        && limit.cost.as_deref() != Some(&CostFrom::Fixed(0))
 }
 
 fn by_path(domain: &Domain) -> BTreeMap<String, &Rule> {
