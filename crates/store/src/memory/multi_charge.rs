@@ -168,7 +168,9 @@ fn prepare<L: LineStorage>(
             (outcome, ChargeReceipt { location: place, before, after })
         }
     };
-    if ask.cost.is_peek() {
+    // What is not written is not seen by the next charge of the same counter either.
+    let denied = outcome.verdict.is_denied() && !ask.stores_denial(receipt.before, receipt.after.word);
+    if ask.cost.is_peek() || denied {
         receipt.after = receipt.before;
     }
     (outcome, receipt)

@@ -98,7 +98,7 @@ impl<'a> PackedCharge<'a> {
     /// one whose word falls, because its time is in the highest bits. All other changes were made by reading it: a
     /// window that has turned, or a state that another limit wrote.
     #[cold]
-    fn stores_denial(&self, seen: SlotValue, word: u64) -> bool {
+    pub(super) fn stores_denial(&self, seen: SlotValue, word: u64) -> bool {
         self.limit.counts_denied() || seen.word_for(self.tag).is_some_and(|before| word < before)
     }
 
