@@ -12,7 +12,7 @@ use crate::server::logging::{self, LogControl};
 use crate::server::nodes::Heartbeats;
 use crate::server::open_files;
 use crate::server::protocols::{DefaultListeners, ProtocolServers};
-use crate::server::serve::{run_reconciliation, shutdown_signal};
+use crate::server::serve::{reconcile_before_exit, run_reconciliation, shutdown_signal};
 use crate::server::status::SHUTDOWN_TIMEOUT;
 use anyhow::Context;
 use std::process::ExitCode;
@@ -60,7 +60,8 @@ async fn serve(
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let (rule_manager, fixed_nodes) = (operators.rule_manager.clone(), config.nodes);
+    let rule_manager = operators.rule_manager.clone();
+    let heartbeats = Heartbeats::new(&limiter, &config, operators.control.clone());
     let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
     let settings = GatewayReload {
@@ -86,7 +87,7 @@ async fn serve(
     ));
     let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
     let tending = tokio::spawn(leases::run_lease_tasks(Arc::clone(&limiter)));
-    let beating = Heartbeats::start(&limiter, fixed_nodes);
+    let beating = heartbeats.start();
     let proxy = tokio::spawn(gateway.serve(drain()));
 
     told_to_stop.await;
@@ -104,6 +105,7 @@ async fn serve(
         task.abort();
     }
     paying.abort();
+    reconcile_before_exit(&limiter).await;
     tending.abort();
     beating.end().await;
     leases::return_leases(&limiter).await;
