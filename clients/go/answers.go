@@ -47,13 +47,18 @@ type problem struct {
 	text   []byte
 }
 
+// isCallers tells that servers would read the head that was checked differently, or that its credential is unreadable.
+func (p *problem) isCallers() bool {
+	return p != nil && p.field == "request" && (p.status == 400 || p.status == 401)
+}
+
 func decodeCheck(status int, body []byte) (decoded, error) {
 	switch status {
 	case 400, 409, 413, 422:
 		return decoded{result: rejectedResult(), problem: decodeProblem(status, body)}, nil
 	case 401, 403:
 		// The caller's credential in the head that was sent, not the client's own: no other server reads it differently.
-		if found := decodeProblem(status, body); status == 401 && found != nil && found.field == "request" {
+		if found := decodeProblem(status, body); found.isCallers() {
 			return decoded{result: rejectedResult(), problem: found}, nil
 		}
 		return decoded{}, fault(faultUnauthorized)
@@ -80,9 +85,6 @@ func decodeCheck(status int, body []byte) (decoded, error) {
 func decodeProblem(status int, body []byte) *problem {
 	document, err := object(body)
 	if err != nil {
-		return nil
-	}
-	if _, err := text(document["title"]); err != nil {
 		return nil
 	}
 	field, _ := optionalText(document["field"])

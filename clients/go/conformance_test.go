@@ -3,7 +3,11 @@ package tollgate
 import (
 	"bytes"
 	"container/heap"
+	"context"
 	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -142,6 +146,79 @@ func TestAnswers(t *testing.T) {
 		}
 		same(t, each.Name, err, error(nil))
 		same(t, each.Name, ended, Ended{or(each.Result.Ended), max(0, optional(each.Result.Cost)), or(each.Result.Reason)})
+	}
+}
+
+func TestRequestHeads(t *testing.T) {
+	var document struct {
+		Bodies []struct {
+			Name string
+			Head struct {
+				Method, Target, Peer string
+				Headers              [][2]string
+			}
+			Attributes map[string]string
+			Cost       *int64
+			Expect     any
+		}
+		Answers []struct {
+			Name, Body string
+			Status     int
+			Fault      *string
+			Result     struct {
+				Allowed        bool
+				Reason, Source string
+				ProblemStatus  *int `json:"problem_status"`
+			}
+		}
+	}
+	load(t, "heads", &document)
+	// The suite writes each byte as a character.
+	raw := func(text string) string {
+		var bytes []byte
+		for _, each := range text {
+			bytes = append(bytes, byte(each))
+		}
+		return string(bytes)
+	}
+	for _, each := range document.Bodies {
+		var body []byte
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+			body, _ = io.ReadAll(request.Body)
+			w.WriteHeader(http.StatusBadRequest)
+		}))
+		client, err := New("shop", Options{Servers: []string{server.URL}, Timeout: 5 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		head := Head{Method: each.Head.Method, Path: raw(each.Head.Target), Peer: each.Head.Peer}
+		for _, field := range each.Head.Headers {
+			head.Fields = append(head.Fields, [2]string{raw(field[0]), raw(field[1])})
+		}
+		cost := int64(1)
+		if each.Cost != nil {
+			cost = *each.Cost
+		}
+		client.LimitN(context.Background(), Request(head, each.Attributes), cost)
+		server.Close()
+		var got any
+		if err := json.Unmarshal(body, &got); err != nil {
+			t.Fatal(err)
+		}
+		same(t, each.Name, got, each.Expect)
+	}
+	for _, each := range document.Answers {
+		found, err := decodeCheck(each.Status, []byte(each.Body))
+		if each.Fault != nil {
+			same(t, each.Name, err, error(fault(*each.Fault)))
+			continue
+		}
+		want := each.Result
+		same(t, each.Name, []any{err, found.result.Allowed, found.result.Reason, found.result.Source}, []any{nil, want.Allowed, want.Reason, want.Source})
+		same(t, each.Name, found.problem.isCallers(), want.ProblemStatus != nil)
+		if want.ProblemStatus != nil {
+			same(t, each.Name, []any{found.problem.status, string(found.problem.text)}, []any{*want.ProblemStatus, each.Body})
+		}
 	}
 }
 

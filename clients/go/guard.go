@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,7 +17,7 @@ import (
 type Permits int
 
 const (
-	// AutoPermits reserves on a path until an answer shows that none of its limits is a concurrency limit.
+	// AutoPermits reserves on an endpoint until an answer shows that none of its limits is a concurrency limit.
 	AutoPermits Permits = iota
 	// AllPermits reserves on every request.
 	AllPermits
@@ -40,7 +41,13 @@ type GuardOptions struct {
 	MaxDelay time.Duration
 }
 
-const maxPaths = 1_024
+const (
+	maxEndpoints = 1_024
+	maxSegments  = 8
+)
+
+// segmentName is a segment that looks like a name, not like an id.
+var segmentName = regexp.MustCompile(`^[A-Za-z][A-Za-z_.-]{0,31}$`)
 
 // Guard limits the callers of a server. Fields and bodies are those of the gateway, so that callers need not know which
 // of the two stands before a service.
@@ -135,14 +142,14 @@ func (a *Admission) Done() { a.done() }
 // Admit checks a received request, and waits as long as a delayed one has to. Done must be called on what it returns.
 func (g *Guard) Admit(ctx context.Context, head Head, cost int64, attributes map[string]string) *Admission {
 	wanted := request{subject: Request(head, attributes), cost: cost}
-	path, _, _ := strings.Cut(head.Path, "?")
-	path = head.Method + " " + path
-	if cost > 0 && g.mayHold(path) {
+	endpoint := endpointOf(head)
+	if cost > 0 && g.mayHold(endpoint) {
 		wanted.isReservation, wanted.ttl = true, g.options.PermitTTL
 	}
 	found := g.client.check(ctx, wanted)
-	if found.result.Source == "server" && found.result.Reason != "rejected" {
-		g.learn(path, found.holdsPermit)
+	// A denial says nothing of the other limits.
+	if found.result.Source == "server" && (found.result.Allowed || found.holdsPermit) {
+		g.learn(endpoint, found.holdsPermit)
 	}
 	admission := &Admission{Result: found.result, Header: http.Header{}, RetryAfter: Unknown, done: g.release(ctx, found, cost)}
 	for _, field := range limitFields(found.headers) {
@@ -161,28 +168,50 @@ func (g *Guard) Admit(ctx context.Context, head Head, cost int64, attributes map
 	return admission
 }
 
-func (g *Guard) mayHold(path string) bool {
+// endpointOf returns a method and the shape of a path, `GET /users/*`: endpoints are the server's to tell.
+func endpointOf(head Head) string {
+	path, _, _ := strings.Cut(head.Path, "?")
+	segments := strings.Split(path, "/")
+	segments = segments[min(1, len(segments)):min(maxSegments+1, len(segments))]
+	for at, segment := range segments {
+		if segment != "" && !segmentName.MatchString(segment) {
+			segments[at] = "*"
+		}
+	}
+	return head.Method + " /" + strings.Join(segments, "/")
+}
+
+func (g *Guard) mayHold(endpoint string) bool {
 	if g.options.Permits != AutoPermits {
 		return g.options.Permits == AllPermits
 	}
 	g.lock.Lock()
 	defer g.lock.Unlock()
-	known, ok := g.isConcurrent[path]
+	known, ok := g.isConcurrent[endpoint]
 	return known || !ok
 }
 
-func (g *Guard) learn(path string, isConcurrent bool) {
+func (g *Guard) learn(endpoint string, isConcurrent bool) {
 	g.lock.Lock()
 	defer g.lock.Unlock()
-	known, ok := g.isConcurrent[path]
-	if ok && isConcurrent && !known || !ok && len(g.isConcurrent) < maxPaths {
-		g.isConcurrent[path] = isConcurrent
+	known, ok := g.isConcurrent[endpoint]
+	// Some callers of an endpoint may have a limit that others do not.
+	if ok && (known || !isConcurrent) {
+		return
 	}
+	if !ok && len(g.isConcurrent) >= maxEndpoints {
+		for any := range g.isConcurrent {
+			delete(g.isConcurrent, any)
+			break
+		}
+	}
+	g.isConcurrent[endpoint] = isConcurrent
 }
 
-// release returns what gives the permit back. It is not canceled with the caller.
+// release returns what gives the permit back. It is not canceled with the caller. A reservation without a permit is ended
+// as well: the server keeps it until then.
 func (g *Guard) release(ctx context.Context, found checked, cost int64) func() {
-	if found.result.reservation == "" || !found.holdsPermit {
+	if found.result.reservation == "" {
 		return func() {}
 	}
 	return sync.OnceFunc(func() {
@@ -238,9 +267,8 @@ func (a *Admission) unavailable(wait int64) {
 	a.respond(http.StatusServiceUnavailable, "temporary-reduced-capacity", "Temporarily unavailable", detail, document)
 }
 
-// reject responds to a request that servers would read differently, or whose credential is unreadable.
 func (a *Admission) reject(found *problem) {
-	if field := "request"; found != nil && (found.field == field || strings.HasPrefix(found.field, field+".")) {
+	if found.isCallers() {
 		a.Status, a.Body = found.status, found.text
 	} else if found != nil && found.status == http.StatusRequestEntityTooLarge {
 		a.Status = http.StatusRequestHeaderFieldsTooLarge

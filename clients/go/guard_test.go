@@ -212,13 +212,15 @@ func TestGuard(t *testing.T) {
 		same(t, "free", free("/slot/stream"), true)
 	})
 
-	t.Run("paths without a concurrency limit take one call after the first", func(t *testing.T) {
+	t.Run("endpoints without a concurrency limit take one call after the first", func(t *testing.T) {
 		other := &spy{}
 		base := serve(t, newClient(t, Options{Servers: []string{url}, HTTPClient: &http.Client{Transport: other}}).Guard(GuardOptions{}))
-		for range 3 {
-			get(t, base+"/ok", "GET")
+		get(t, base+"/items/1", "GET", "X-Api-Key", "items")
+		until(t, func() bool { return other.count("/v1/settle") == 1 })
+		for _, path := range []string{"/items/2?page=1", "/items/3"} {
+			get(t, base+path, "GET")
 		}
-		same(t, "calls", other.paths, []string{"/v1/reserve", "/v1/check", "/v1/check"})
+		same(t, "calls", other.paths, []string{"/v1/reserve", "/v1/settle", "/v1/check", "/v1/check"})
 	})
 
 	t.Run("settings", func(t *testing.T) {
@@ -285,7 +287,7 @@ func TestHeads(t *testing.T) {
 func FuzzHeads(f *testing.F) {
 	f.Add("GET", "/a", "v\xff\x00\n\"")
 	f.Fuzz(func(t *testing.T, method, path, value string) {
-		text := Request(Head{Method: method, Path: path, Header: http.Header{"X": {value}}}, nil).value.(headSubject).json()
+		text := Request(Head{Method: method, Path: path, Fields: [][2]string{{"X", value}}}, nil).value.(headSubject).json()
 		var document struct {
 			Request struct{ Headers [][2]string }
 		}

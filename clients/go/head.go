@@ -2,6 +2,7 @@ package tollgate
 
 import (
 	"encoding/json"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -14,29 +15,32 @@ import (
 // ways around a limit.
 type Head struct {
 	Method string
-	// Path is the request target as it was received; the query is not sent.
+	// Path is the request target as it was received.
 	Path string
 	// Peer is the address that connected, with or without a port. Without one (a Unix socket) it is this machine.
-	Peer   string
-	Header http.Header
+	Peer string
+	// Fields are the names and values of the header.
+	Fields [][2]string
 }
 
-// HeadOf returns the head of a request of net/http.
+// HeadOf returns the head of a request of net/http, without the query.
 func HeadOf(request *http.Request) Head {
 	path := request.RequestURI
 	if path == "" {
 		path = request.URL.EscapedPath()
 	}
-	header := request.Header
+	path, _, _ = strings.Cut(path, "?")
+	head := Head{Method: request.Method, Path: path, Peer: request.RemoteAddr}
 	// net/http moves it out of the header.
 	if request.Host != "" {
-		header = header.Clone()
-		if header == nil {
-			header = http.Header{}
-		}
-		header.Set("Host", request.Host)
+		head.Fields = append(head.Fields, [2]string{"Host", request.Host})
 	}
-	return Head{request.Method, path, request.RemoteAddr, header}
+	for _, name := range slices.Sorted(maps.Keys(request.Header)) {
+		for _, value := range request.Header[name] {
+			head.Fields = append(head.Fields, [2]string{name, value})
+		}
+	}
+	return head
 }
 
 // Request is the caller of a request, as the server identifies it. The attributes are checked besides; nil is none.
@@ -51,24 +55,14 @@ type headSubject struct {
 
 // json returns the members of a JSON object.
 func (h headSubject) json() string {
-	path, _, _ := strings.Cut(h.head.Path, "?")
 	request := struct {
 		Method  string      `json:"method"`
 		Target  string      `json:"target"`
 		Peer    string      `json:"peer"`
 		Headers [][2]string `json:"headers"`
-	}{latin1(h.head.Method), latin1(path), peerAddress(h.head.Peer), [][2]string{}}
-	names := make([]string, 0, len(h.head.Header))
-	for name := range h.head.Header {
-		if !strings.HasPrefix(name, ":") {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		for _, value := range h.head.Header[name] {
-			request.Headers = append(request.Headers, [2]string{latin1(name), latin1(value)})
-		}
+	}{latin1(h.head.Method), latin1(h.head.Path), peerAddress(h.head.Peer), make([][2]string, len(h.head.Fields))}
+	for at, field := range h.head.Fields {
+		request.Headers[at] = [2]string{latin1(field[0]), latin1(field[1])}
 	}
 	text, _ := json.Marshal(request)
 	if len(h.attributes) == 0 {

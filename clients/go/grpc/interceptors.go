@@ -86,7 +86,7 @@ func (g *Guard) admit(ctx context.Context, method string) *tollgate.Admission {
 	if g.Attributes != nil {
 		attributes = g.Attributes(ctx, method)
 	}
-	head := tollgate.Head{Method: http.MethodPost, Path: method, Header: http.Header{}}
+	head := tollgate.Head{Method: http.MethodPost, Path: method}
 	if from, ok := peer.FromContext(ctx); ok && from.Addr != nil {
 		// Addresses of Unix sockets and of connections in memory are names.
 		if network := from.Addr.Network(); strings.HasPrefix(network, "tcp") {
@@ -95,14 +95,17 @@ func (g *Guard) admit(ctx context.Context, method string) *tollgate.Admission {
 	}
 	received, _ := metadata.FromIncomingContext(ctx)
 	for name, values := range received {
-		if name == ":authority" {
+		switch {
+		case name == ":authority":
 			name = "host"
+		case strings.HasPrefix(name, ":"):
+			continue
 		}
 		for _, value := range values {
 			if strings.HasSuffix(name, "-bin") {
 				value = base64.RawStdEncoding.EncodeToString([]byte(value))
 			}
-			head.Header.Add(name, value)
+			head.Fields = append(head.Fields, [2]string{name, value})
 		}
 	}
 	return g.guard.Admit(ctx, head, cost, attributes)

@@ -11,7 +11,8 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "src"))
 
-from tollgate import _answers, _deny_cache, _failover, _headers, _pacing
+from tollgate import _answers, _deny_cache, _failover, _guard, _headers, _pacing
+from tollgate._core import Core
 from tollgate.result import Result
 
 CASES = pathlib.Path(__file__).parents[2] / "conformance"
@@ -44,6 +45,27 @@ class Conformance(unittest.TestCase):
                     except _answers.Fault as error:
                         result, fault = None, error.reason
                     self.assertEqual((result, fault), (case.get("result"), case.get("fault")))
+
+    def test_heads(self):
+        document = load("heads")
+        core = Core("http://127.0.0.1:1", "shop")
+        for case in document["bodies"]:
+            with self.subTest(case["name"]):
+                subject = {"request": case["head"]} | ({"attributes": case["attributes"]} if case["attributes"] else {})
+                order = core.order(subject, 1 if case["cost"] is None else case["cost"], None)
+                self.assertEqual(json.loads(order.body), case["expect"])
+        for case in document["answers"]:
+            with self.subTest(case["name"]):
+                result = None
+                try:
+                    got = _answers.check(case["status"], case["body"].encode())
+                    problem = _guard.callers_problem(got)
+                    status = None if problem is None else problem["status"]
+                    result = {**{name: getattr(got, name) for name in ("allowed", "reason", "source")}, "problem_status": status}
+                    fault = None
+                except _answers.Fault as error:
+                    fault = error.reason
+                self.assertEqual((result, fault), (case.get("result"), case.get("fault")))
 
     def test_failover(self):
         document = load("failover")

@@ -90,7 +90,7 @@ def _problem(body: bytes) -> Optional[dict[str, Any]]:
         document = _json(body)
     except _Invalid:
         return None
-    return document if isinstance(document, dict) and isinstance(document.get("title"), str) else None
+    return document if isinstance(document, dict) else None
 
 
 def _has_allowed(body: bytes) -> bool:

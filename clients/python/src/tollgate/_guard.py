@@ -9,6 +9,7 @@ Fields and bodies are those of the gateway, so that callers need not know which 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ from ._core import Checked, Core, Order
 from .result import Result
 
 _TYPES = "https://iana.org/assignments/http-problem-types#"
-_MAX_PATHS = 1_024
+_MAX_ENDPOINTS = 1_024
+_MAX_SEGMENTS = 8
+#: A segment that looks like a name, not like an id.
+_NAME = re.compile("[A-Za-z][A-Za-z_.-]{0,31}")
 #: Who is connected to a Unix socket is a process of this machine, such as its proxy.
 _LOCAL = "127.0.0.1"
 
@@ -46,11 +50,11 @@ class Refusal:
 
 
 class Guard(Generic[R]):
-    """Settings of a middleware, and what it has learned about its paths.
+    """Settings of a middleware, and what it has learned about its endpoints.
 
     Permits of ``concurrency`` limits can only be returned if they were reserved, and a return is a second request to the
-    server. With ``permits="auto"`` a path is checked with a reservation until an answer shows that none of its limits is a
-    concurrency limit. With ``True`` every request is, with ``False`` permits end by their ``ttl``.
+    server. With ``permits="auto"`` an endpoint is checked with a reservation until an answer shows that none of its limits is
+    a concurrency limit. With ``True`` every request is, with ``False`` permits end by their ``ttl``.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class Guard(Generic[R]):
         self._permits = permits
         self._permit_ttl_ms = permit_ttl_ms
         self._max_delay_ms = max_delay_ms
-        self._is_concurrent: dict[tuple[str, str], bool] = {}
+        self._is_concurrent: dict[str, bool] = {}
         self._lock = threading.Lock()
 
     def order(self, head: Head, request: R) -> Optional[Order]:
@@ -97,31 +101,42 @@ class Guard(Generic[R]):
     def _may_hold(self, head: Head) -> bool:
         if self._permits != "auto":
             return self._permits is True
-        return self._is_concurrent.get((head.method, head.path), True)
+        return self._is_concurrent.get(endpoint(head), True)
 
     def refusal(self, head: Head, checked: Checked) -> Optional[Refusal]:
         """Returns the response if the request may not pass; learns from the answer."""
         result = checked.result
-        if result.source == "server" and result.reason != "rejected":
-            self._learn(head, holds_permit(result))
+        is_concurrent = any(limit.window == "concurrent" for limit in result.limits)
+        # A denial says nothing of the other limits.
+        if result.source == "server" and (result.allowed or is_concurrent):
+            self._learn(endpoint(head), is_concurrent)
         if not result.allowed:
             return _denial(head, checked)
         if result.delay_ms > self._max_delay_ms:
             return _unavailable(head, checked, -(-result.delay_ms // 1000))
         return None
 
-    def _learn(self, head: Head, is_concurrent: bool) -> None:
-        key = (head.method, head.path)
-        known = self._is_concurrent.get(key)
-        if known is None or (is_concurrent and not known):
-            with self._lock:
-                if known is not None or len(self._is_concurrent) < _MAX_PATHS:
-                    self._is_concurrent[key] = is_concurrent
+    def _learn(self, key: str, is_concurrent: bool) -> None:
+        # Some callers of an endpoint may have a limit that others do not.
+        if self._is_concurrent.get(key) in (True, is_concurrent):
+            return
+        with self._lock:
+            if key not in self._is_concurrent and len(self._is_concurrent) >= _MAX_ENDPOINTS:
+                self._is_concurrent.pop(next(iter(self._is_concurrent)))
+            self._is_concurrent[key] = is_concurrent
 
 
-def holds_permit(result: Result) -> bool:
-    """Whether an allowed request holds a permit of a concurrency limit."""
-    return any(limit.window == "concurrent" for limit in result.limits)
+def endpoint(head: Head) -> str:
+    """Endpoints are the server's to tell; here a method and the shape of a path stand for one: ``GET /users/*``."""
+    segments = head.path.split("/", _MAX_SEGMENTS + 1)[1 : _MAX_SEGMENTS + 1]
+    shape = (each if not each or _NAME.fullmatch(each) else "*" for each in segments)
+    return f"{head.method} /{'/'.join(shape)}"
+
+
+def callers_problem(result: Result) -> Optional[Mapping[str, Any]]:
+    """Returns the problem document of a head that servers would read differently, or whose credential is unreadable."""
+    problem = result.problem
+    return problem if problem is not None and problem.get("field") == "request" else None
 
 
 def added(fields: Fields, own: Fields) -> Fields:
@@ -171,11 +186,11 @@ def _unavailable(head: Head, checked: Checked, seconds: int) -> Refusal:
 
 
 def _rejected(head: Head, checked: Checked) -> Refusal:
-    """The request is one that servers would read differently, or its credential is unreadable: the caller's fault."""
-    problem = checked.result.problem
-    if problem is not None and str(problem.get("field", "")).partition(".")[0] == "request":
+    problem = callers_problem(checked.result)
+    if problem is not None:
         status = 401 if problem.get("status") == 401 else 400
         return _refusal(head, status, checked, dict(problem), None)
+    problem = checked.result.problem
     status, title, detail = 400, "Bad request", "The request could not be checked."
     if problem is not None and problem.get("status") == 413:
         status, title, detail = 431, "Request header fields too large", "The header fields are too large to be checked."

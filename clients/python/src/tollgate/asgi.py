@@ -15,7 +15,7 @@ from typing import Any, Optional
 from urllib.parse import quote
 
 from ._core import Checked, Order
-from ._guard import Fields, Guard, Head, Refusal, added, holds_permit
+from ._guard import Fields, Guard, Head, Refusal, added
 from .aio import AsyncClient, AsyncReservation
 
 __all__ = ["TollgateMiddleware"]
@@ -35,7 +35,7 @@ class TollgateMiddleware:
     :param attributes: a function of the scope; what it returns is checked besides what identifies the caller
     :param skip: a function of the scope that returns whether the request passes unchecked
     :param permits: whether permits of ``concurrency`` limits are returned when the response ends; ``auto`` finds out
-        which paths have such limits
+        which endpoints have such limits
     :param permit_ttl_ms: longest time that a response may take before its permit expires
     :param max_delay_ms: longest delay (``action: delay``) that is waited for; longer ones get 503
     """
@@ -66,9 +66,12 @@ class TollgateMiddleware:
             release()
 
     def _release(self, checked: Checked, order: Order) -> Callable[[], None]:
-        """Returns what gives the permit back: once, in a task of its own, which a caller that leaves does not cancel."""
+        """Returns what gives the permit back: once, in a task of its own, which a caller that leaves does not cancel.
+
+        A reservation without a permit is ended as well: the server keeps it until then.
+        """
         reservation: Optional[AsyncReservation] = None
-        if checked.result.reservation is not None and holds_permit(checked.result):
+        if checked.result.reservation is not None:
             reservation = AsyncReservation(self._client, checked, order)
 
         def release() -> None:

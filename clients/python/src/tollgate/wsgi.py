@@ -16,7 +16,7 @@ from typing import Any, Optional
 from urllib.parse import quote
 
 from ._core import Checked, Order
-from ._guard import Guard, Head, added, holds_permit
+from ._guard import Guard, Head, added
 from .client import Client, Reservation
 
 __all__ = ["TollgateMiddleware"]
@@ -34,7 +34,7 @@ class TollgateMiddleware:
     :param attributes: a function of the environ; what it returns is checked besides what identifies the caller
     :param skip: a function of the environ that returns whether the request passes unchecked
     :param permits: whether permits of ``concurrency`` limits are returned when the response ends; ``auto`` finds out
-        which paths have such limits
+        which endpoints have such limits
     :param permit_ttl_ms: longest time that a response may take before its permit expires
     :param max_delay_ms: longest delay (``action: delay``) that is waited for; longer ones get 503
     """
@@ -73,8 +73,11 @@ class TollgateMiddleware:
         return response if release is None else _Released(response, release)
 
     def _release(self, checked: Checked, order: Order) -> Optional[Callable[[], None]]:
-        """Returns what gives the permit back, once and in the background; ``None`` if there is none."""
-        if checked.result.reservation is None or not holds_permit(checked.result):
+        """Returns what gives the permit back, once and in the background; ``None`` if nothing is held.
+
+        A reservation without a permit is ended as well: the server keeps it until then.
+        """
+        if checked.result.reservation is None:
             return None
         held: list[Reservation] = [Reservation(self._client, checked, order)]
 
