@@ -154,6 +154,9 @@ pub struct RuleLimit {
     pub node_share: Option<Box<Limit>>,
     /// Whether the share is reserved: requests that it allows need not be charged to the shared counters afterwards.
     pub prepaid: bool,
+    /// Part of the limit that all nodes together have while the store is unavailable, if the rules are not told how many
+    /// nodes there are: each may use its share of it by the number of nodes alive.
+    pub reserve: Option<Box<Limit>>,
     /// Where its charges may be decided.
     pub mode: Mode,
     /// Scope of its counter keys.
@@ -164,9 +167,17 @@ pub struct RuleLimit {
     pub role: Role,
     /// Soft limit.
     pub soft: Option<SoftLimit>,
+    /// Source of the cost, if it is another than the rule's; boxed because few limits have one.
+    pub cost: Option<Box<CostFrom>>,
 }
 
 impl RuleLimit {
+    /// Returns the source of its cost, as a limit of this rule.
+    #[must_use]
+    pub fn cost_from<'r>(&'r self, rule: &'r Rule) -> &'r CostFrom {
+        self.cost.as_deref().unwrap_or(&rule.cost)
+    }
+
     /// Returns the limit that the counter of this shard enforces.
     #[must_use]
     #[inline]
@@ -186,6 +197,7 @@ impl RuleLimit {
             shards: shards.map(|shards| limit.shards(shards)),
             limit,
             node_share: self.node_share.as_ref().map(|share| Box::new(change(share))),
+            reserve: self.reserve.as_ref().map(|reserve| Box::new(change(reserve))),
             ..self.clone()
         }
     }
@@ -204,11 +216,13 @@ impl RuleLimit {
             shards: None,
             node_share: None,
             prepaid: false,
+            reserve: None,
             mode: Mode::Central,
             scope,
             unit,
             role,
             soft,
+            cost: None,
         }
     }
 }
@@ -225,6 +239,16 @@ pub enum CostFrom {
     /// The number in this attribute; the request's cost if the attribute is absent. A request whose attribute is not a
     /// whole number is rejected.
     Attribute(String),
+}
+
+impl std::fmt::Display for CostFrom {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Request => f.write_str("of the request"),
+            Self::Fixed(units) => units.fmt(f),
+            Self::Attribute(name) => f.write_str(name),
+        }
+    }
 }
 
 /// The limits that apply to callers of one tier.

@@ -103,7 +103,67 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// A map from text to text, in order, without duplicates.
+/// The value of an attribute: a string, or a number in its one canonical form.
+///
+/// What is equal as a number is the same value, so `1`, `1.0` and `1e0` are all `1`: digits alone for a whole number, the
+/// shortest decimal fraction otherwise, never an exponent. Beyond 2^53 parsers disagree on what a number is, and a
+/// counter or a cost would depend on the client's, so such numbers are refused.
+struct AttributeValue<'a>(Cow<'a, str>);
+
+/// The largest number that every JSON parser reads exactly.
+const MAX_NUMBER: u64 = 1 << 53;
+
+impl<'de: 'a, 'a> Deserialize<'de> for AttributeValue<'a> {
+    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
+        struct ValueVisitor;
+        impl ValueVisitor {
+            fn whole<'de, E: Error>(sign: &str, units: u64) -> Result<Cow<'de, str>, E> {
+                if units > MAX_NUMBER {
+                    return Err(Self::too_large());
+                }
+                Ok(Cow::Owned(format!("{sign}{units}")))
+            }
+
+            fn too_large<E: Error>() -> E {
+                E::custom("a number beyond 2^53 is not exact in JSON; send it as a string")
+            }
+        }
+        impl<'de> Visitor<'de> for ValueVisitor {
+            type Value = Cow<'de, str>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a string of at most {MAX_TEXT} bytes, or a number")
+            }
+            fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
+                if text.len() > MAX_TEXT {
+                    return Err(E::invalid_length(text.len(), &self));
+                }
+                Ok(Cow::Borrowed(text))
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+                if text.len() > MAX_TEXT {
+                    return Err(E::invalid_length(text.len(), &self));
+                }
+                Ok(Cow::Owned(text.to_owned()))
+            }
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+                Self::whole("", number)
+            }
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
+                Self::whole(if number < 0 { "-" } else { "" }, number.unsigned_abs())
+            }
+            fn visit_f64<E: Error>(self, number: f64) -> Result<Self::Value, E> {
+                if number.abs() > MAX_NUMBER as f64 {
+                    return Err(Self::too_large());
+                }
+                // The sign of zero has no meaning.
+                Ok(Cow::Owned(if number == 0.0 { "0".to_owned() } else { number.to_string() }))
+            }
+        }
+        decoder.deserialize_any(ValueVisitor).map(AttributeValue)
+    }
+}
+
+/// A map from text to text or numbers, in order, without duplicates.
 struct Pairs<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
@@ -112,11 +172,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
         impl<'de> Visitor<'de> for PairsVisitor {
             type Value = Pairs<'de>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a map of at most {MAX_ENTRIES} attributes, each a string")
+                write!(f, "a map of at most {MAX_ENTRIES} attributes, each a string or a number")
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut pairs = Vec::new();
-                while let Some((Text(key), Text(value))) = map.next_entry::<Text<'de>, Text<'de>>()? {
+                while let Some((Text(key), AttributeValue(value))) = map.next_entry::<Text<'de>, _>()? {
                     if pairs.len() == MAX_ENTRIES {
                         return Err(A::Error::custom(format!("at most {MAX_ENTRIES} attributes")));
                     }
@@ -145,7 +205,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Entry<'a> {
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
                 let Text(key) = list.next_element()?.ok_or_else(|| A::Error::invalid_length(0, &self))?;
-                let Text(value) = list.next_element()?.ok_or_else(|| A::Error::invalid_length(1, &self))?;
+                let AttributeValue(value) =
+                    list.next_element()?.ok_or_else(|| A::Error::invalid_length(1, &self))?;
                 if list.next_element::<serde::de::IgnoredAny>()?.is_some() {
                     return Err(A::Error::invalid_length(3, &self));
                 }
@@ -158,7 +219,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Entry<'a> {
                     #[serde(borrow)]
                     key: Text<'a>,
                     #[serde(borrow)]
-                    value: Text<'a>,
+                    value: AttributeValue<'a>,
                 }
                 let named = Named::deserialize(serde::de::value::MapAccessDeserializer::new(map))?;
                 Ok(Entry(named.key.0, named.value.0))
