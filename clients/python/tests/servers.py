@@ -23,10 +23,13 @@ descriptors:
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_ports(count: int) -> list[int]:
+    """Returns different ports that nobody listens on at the moment."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 class Tollgate:
@@ -41,27 +44,31 @@ class Tollgate:
         binary = os.environ.get("TOLLGATE_BINARY")
         if not binary:
             raise RuntimeError("set TOLLGATE_BINARY to a tollgate binary, or run `make clients-python-test`")
-        self.port, self.admin_port, self.resp_port = free_port(), free_port(), free_port()
-        flags = {"http": self.port, "grpc": free_port(), "admin": self.admin_port, "resp": self.resp_port}
+        command = [binary, "serve", "--rules", str(path / "rules"), *arguments]
+        # A port that was free may be somebody else's by now.
+        if not any(self._starts(command, path) for _ in range(5)):
+            self._directory.cleanup()
+            raise RuntimeError(f"the server does not start: {' '.join(command)}")
+
+    def _starts(self, command: list[str], path: pathlib.Path) -> bool:
+        ports = dict(zip(("http", "admin", "resp", "grpc"), free_ports(4)))
+        self.port, self.admin_port, self.resp_port, _ = ports.values()
+        self.url, self.admin_url = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.admin_port}"
         self._process = subprocess.Popen(
-            [binary, "serve", "--rules", str(path / "rules"), *arguments]
-            + [text for name, port in flags.items() for text in (f"--{name}", f"127.0.0.1:{port}")],
+            command + [text for name, port in ports.items() for text in (f"--{name}", f"127.0.0.1:{port}")],
             cwd=path,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self.url, self.admin_url = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.admin_port}"
         end = time.monotonic() + 60
-        while True:
-            try:
-                with urllib.request.urlopen(f"{self.url}/readyz", timeout=5) as ready:
-                    if ready.status == 200:
-                        return
-            except OSError:
-                if time.monotonic() > end or self._process.poll() is not None:
-                    self.stop()
-                    raise
-                time.sleep(0.02)
+        while self._process.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/readyz", timeout=5) as ready:
+                if ready.status == 200 and self._process.poll() is None:
+                    return True
+            time.sleep(0.02)
+        self._process.kill()
+        self._process.wait()
+        return False
 
     def stop(self) -> None:
         self._process.kill()
