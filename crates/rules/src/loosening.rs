@@ -6,7 +6,7 @@
 //! diff: a rule that moves is a removed one. Rejected: comparing every rule, because raising an ordinary limit is daily
 //! work, and a question that is always asked is always answered with yes.
 
-use crate::rule::{Class, CostFrom, FailPolicy, OnError, Rule, RuleLimit};
+use crate::rule::{Class, CostFrom, DescriptorMatch, Enforce, FailPolicy, OnError, Rule, RuleLimit};
 use crate::ruleset::{Domain, Ruleset};
 use std::collections::{BTreeMap, BTreeSet};
 use tollgate_core::Algorithm;
@@ -59,7 +59,16 @@ impl Ruleset {
                     let detail = format!("domain `{}` has no limit left that denies anything", before.name());
                     all.push(Loosening { kind: LooseningKind::DomainRemoved, detail });
                 }
-                Some(after) => compare_security_rules(before, after, &mut all),
+                Some(after) => {
+                    let is_secure = |rule: &Rule| rule.class == Class::Security;
+                    let narrower =
+                        (before.matching, after.matching) == (DescriptorMatch::All, DescriptorMatch::One);
+                    if narrower && before.domain_rules().any(is_secure) {
+                        let detail = format!("domain `{}` no longer has `match: all`", before.name());
+                        all.push(Loosening { kind: LooseningKind::SecurityRuleWeakened, detail });
+                    }
+                    compare_security_rules(before, after, &mut all);
+                }
             }
         }
         all
@@ -127,6 +136,10 @@ fn weaknesses(old: &Rule, new: &Rule) -> Vec<String> {
     }
     if new.class != Class::Security {
         all.push("is no longer of class security".to_owned());
+    }
+    let enforced = |rule: &Rule| rule.enforce.as_ref().map_or(Enforce::ALL, |enforce| enforce.thousandths);
+    if enforced(new) < enforced(old) {
+        all.push(format!("is enforced for {} of the callers only", Enforce::percent(enforced(new))));
     }
     if fails_more_openly(&old.on_error, &new.on_error) {
         all.push("no longer fails closed while the store is unavailable".to_owned());
