@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, TimeDelta, Timestamp, Verdict};
-use tollgate_rules::{Action, CallerOverrides, MatchKind, Role, RuleLimit, Ruleset};
+use tollgate_rules::{Action, CallerOverrides, DescriptorMatch, MatchKind, Role, RuleLimit, Ruleset};
 
 /// The verdict of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -375,10 +375,19 @@ impl Decision {
     /// because statuses are copied for every limit of every decision and few users need the cost.
     #[must_use]
     pub fn cost(&self, check: &Check<'_>, status: &LimitStatus) -> Cost {
+        let mut all = Vec::new();
         let (asked, attributes) = match check.input {
             CheckInput::Attributes(attributes) => (check.cost, attributes),
             CheckInput::Descriptors(descriptors) => match descriptors.get(usize::from(status.descriptor)) {
-                Some(descriptor) => (descriptor.cost(check.cost), descriptor.entries),
+                Some(descriptor) => {
+                    let is_all = |domain: &tollgate_rules::Domain| domain.matching() == DescriptorMatch::All;
+                    if self.rules.domain(check.domain).is_some_and(is_all) {
+                        all = descriptors.iter().flat_map(|one| one.entries.iter().copied()).collect();
+                        all.splice(..0, descriptor.entries.iter().copied());
+                    }
+                    let own = if all.is_empty() { descriptor.entries } else { &all[..] };
+                    (descriptor.cost(check.cost), own)
+                }
                 None => return check.cost,
             },
         };

@@ -77,6 +77,7 @@ impl<'a> Limit<'a> {
             Role::Shadow => Some("shadow"),
             Role::Candidate => Some("candidate"),
             Role::Quota => Some("quota"),
+            Role::Unenforced => Some("unenforced"),
         };
         Self {
             rule: decision.limit_name(limit),
