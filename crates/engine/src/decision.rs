@@ -383,8 +383,8 @@ impl Decision {
             },
         };
         let rule = status.rule.and_then(|rule| self.rules.rule(rule));
-        let cost = rule.and_then(|rule| rule.resolve_cost(asked, attributes)).unwrap_or(asked);
-        self.limit(status).map_or(cost, |limit| limit.cost_for(cost))
+        let resolved = |(rule, limit): (_, &RuleLimit)| limit.resolve_cost(rule, asked, attributes);
+        rule.zip(self.limit(status)).and_then(resolved).unwrap_or(asked)
     }
 
     /// Returns whether a denial by this limit denies the request; see [`Role::is_enforced`].

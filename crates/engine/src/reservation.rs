@@ -311,7 +311,7 @@ impl<S: CounterStore> Limiter<S> {
                 charges = reserved_charges(plan, details, asked);
             }
         };
-        let decision = self.decide(check, decision_id, keep).await;
+        let decision = self.decide(check, decision_id, PermitId(decision_id.0), keep).await;
         charges.retain(|charge| charge.record.units > 0);
         if !decision.is_allowed() || charges.is_empty() {
             return Ok(Reservation { id: None, decision, deadline });
@@ -683,7 +683,10 @@ pub(crate) fn reserved_charges(
                 Verdict::Allowed { delay } => taken_at + delay,
                 _ => taken_at,
             },
-            follows: !matches!(matched.rule.map(|rule| &rule.cost), Some(CostFrom::Fixed(_))),
+            follows: !matches!(
+                matched.rule.map(|rule| matched.limit.cost_from(rule)),
+                Some(CostFrom::Fixed(_))
+            ),
         })
         .collect()
 }

@@ -4,7 +4,7 @@ mod inherit;
 mod limits;
 
 use self::inherit::Inherited;
-use crate::draft::{CostDraft, FileDraft, RuleDraft, ShapeDraft};
+use crate::draft::{FileDraft, RuleDraft, ShapeDraft};
 use crate::network;
 use crate::pattern::Pattern;
 use crate::reader::{Reader, Spanned};
@@ -257,11 +257,7 @@ impl Compiler<'_, '_> {
             fallback: draft.fallback.map(|part| part.value),
             split: draft.split.map(|split| u16::try_from(split.value).unwrap_or(u16::MAX)),
             priority: draft.priority.unwrap_or(0),
-            cost: match draft.cost {
-                None => CostFrom::Request,
-                Some(CostDraft::Fixed(units)) => CostFrom::Fixed(units),
-                Some(CostDraft::Attribute(name)) => CostFrom::Attribute(name),
-            },
+            cost: draft.cost.map_or(CostFrom::Request, Into::into),
             replaces: draft.replaces.into_iter().map(|name| name.value).collect(),
             detailed_metric: draft.detailed_metric,
             value_to_metric: draft.value_to_metric,

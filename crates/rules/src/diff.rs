@@ -63,7 +63,7 @@ impl Domain {
 }
 
 /// Describes a rule in one line; defaults are omitted.
-fn describe(domain: &Domain, rule: &Rule) -> String {
+pub(crate) fn describe(domain: &Domain, rule: &Rule) -> String {
     let mut text = match (rule.unlimited, rule.limits.limits.is_empty()) {
         (true, _) => "unlimited".to_owned(),
         (false, true) => "no limit".to_owned(),
@@ -91,6 +91,9 @@ fn describe(domain: &Domain, rule: &Rule) -> String {
 fn limits(set: &LimitSet) -> String {
     let one = |limit: &crate::rule::RuleLimit| {
         let mut text = limit.limit.to_string();
+        if let Some(cost) = &limit.cost {
+            let _ = write!(text, " cost {cost}");
+        }
         text.push_str(match limit.role {
             Role::Live => "",
             Role::Shadow => " shadow",

@@ -5,7 +5,7 @@
 
 use crate::metadata::Metadata;
 use crate::reader::Spanned;
-use crate::rule::{Action, Class, FailPolicy, OnError, Profile, SoftAction};
+use crate::rule::{Action, Class, CostFrom, FailPolicy, OnError, Profile, SoftAction};
 use crate::yaml::Position;
 use std::collections::BTreeMap;
 use tollgate_core::{Algorithm, Mode, Period, TimeDelta};
@@ -38,6 +38,8 @@ pub(crate) struct LimitDraft {
     pub(crate) count: u64,
     pub(crate) period: Period,
     pub(crate) shape: ShapeDraft,
+    /// Cost of this limit alone.
+    pub(crate) cost: Option<CostDraft>,
 }
 
 /// Draft of `soft`.
@@ -64,10 +66,19 @@ pub(crate) struct ConcurrencyDraft {
 }
 
 /// Draft of `cost`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CostDraft {
     Fixed(u64),
     Attribute(String),
+}
+
+impl From<CostDraft> for CostFrom {
+    fn from(draft: CostDraft) -> Self {
+        match draft {
+            CostDraft::Fixed(units) => Self::Fixed(units),
+            CostDraft::Attribute(name) => Self::Attribute(name),
+        }
+    }
 }
 
 /// Draft of `on_error`, before the class supplies the defaults.

@@ -218,7 +218,7 @@ impl Domain {
                     descriptor.entries.iter().map(|(key, value)| value_part(may_be_secret(key), value));
                 let shard = plan.shard.filter(|_| !has_shard);
                 (
-                    self.scope.inline(descriptor.entries).limit(Kind::Inline, &limit, None),
+                    self.scope.inline(descriptor.entries).limit(Kind::Inline, &limit, None, None),
                     shard.into_iter().chain(values).collect(),
                 )
             }
@@ -358,18 +358,33 @@ impl Rule {
     #[must_use]
     #[inline]
     pub fn resolve_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
-        if matches!(self.cost, CostFrom::Request) { Some(asked) } else { self.rule_cost(asked, attributes) }
+        if matches!(self.cost, CostFrom::Request) {
+            Some(asked)
+        } else {
+            self.cost.resolve(asked, attributes)
+        }
+    }
+}
+
+impl CostFrom {
+    /// Like [`Self::resolve`], for the cost of one limit of several: a correction is about what the request consumed, so
+    /// that a fixed cost, such as one per request, stays counted.
+    fn resolve_own(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
+        match self {
+            Self::Fixed(_) if asked.is_refund() => Some(Cost::PEEK),
+            own => own.resolve(asked, attributes),
+        }
     }
 
     #[inline(never)]
-    fn rule_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
-        match &self.cost {
-            CostFrom::Request => Some(asked),
+    fn resolve(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
+        match self {
+            Self::Request => Some(asked),
             _ if asked.is_peek() => Some(asked),
-            CostFrom::Fixed(units) if asked.is_refund() => Some(Cost::refund(*units)),
-            CostFrom::Fixed(units) => Some(Cost::new(*units)),
-            CostFrom::Attribute(_) if asked.is_refund() => Some(asked),
-            CostFrom::Attribute(name) => match find(attributes, name) {
+            Self::Fixed(units) if asked.is_refund() => Some(Cost::refund(*units)),
+            Self::Fixed(units) => Some(Cost::new(*units)),
+            Self::Attribute(_) if asked.is_refund() => Some(asked),
+            Self::Attribute(name) => match find(attributes, name) {
                 None => Some(asked),
                 Some(value) => parse_units(value).map(Cost::new),
             },
@@ -384,13 +399,25 @@ fn parse_units(value: &str) -> Option<u64> {
 }
 
 impl RuleLimit {
+    /// Returns the units that this limit takes for a request; `asked` is the cost that the request specifies, and `None`
+    /// means that the attribute which tells the cost is not a whole number.
+    #[must_use]
+    pub fn resolve_cost(&self, rule: &Rule, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
+        let cost = match &self.cost {
+            None => rule.resolve_cost(asked, attributes),
+            Some(own) => own.resolve_own(asked, attributes),
+        };
+        cost.map(|cost| self.cost_for(cost))
+    }
+
     /// Returns the units that this limit takes for a request of this cost: a request holds one permit whatever its
-    /// cost, and permits are freed by `release`, not by a refund.
+    /// cost, and gives one back.
     #[must_use]
     #[inline]
     pub fn cost_for(&self, cost: Cost) -> Cost {
         match self.limit.algorithm() {
-            Algorithm::Concurrency if cost.is_peek() || cost.is_refund() => Cost::PEEK,
+            Algorithm::Concurrency if cost.is_peek() => cost,
+            Algorithm::Concurrency if cost.is_refund() => Cost::refund(1),
             Algorithm::Concurrency => Cost::ONE,
             _ => cost,
         }
@@ -405,7 +432,7 @@ fn push_limits<'p>(
     rule: &'p Rule,
     tier: Option<&str>,
     (path, last): (&[KeyPart<'p>], Option<KeyPart<'p>>),
-    cost: CostResolver<'_>,
+    look: CostResolver<'_>,
     descriptor: u16,
 ) -> MatchKind {
     let agreed = plan.overrides.and_then(|tenant| tenant.limits(rule.id));
@@ -416,13 +443,13 @@ fn push_limits<'p>(
     if limits.is_empty() {
         return MatchKind::Exempt;
     }
-    let cost = rule.resolve_cost(cost.cost, cost.attributes).unwrap_or_else(|| {
+    let cost = rule.resolve_cost(look.cost, look.attributes).unwrap_or_else(|| {
         if let CostFrom::Attribute(name) = &rule.cost
-            && limits.iter().any(|limit| limit.role.is_live())
+            && limits.iter().any(|limit| limit.role.is_live() && limit.cost.is_none())
         {
             plan.malformed_cost = Some(name);
         }
-        cost.cost
+        look.cost
     });
     let start = plan.parts.len();
     let (mut shard, mut position, mut shard_at) = (0, 0, 0);
@@ -447,7 +474,10 @@ fn push_limits<'p>(
     };
     let parts = (start, end);
     for limit in limits {
-        let cost = limit.cost_for(cost);
+        let cost = match &limit.cost {
+            None => limit.cost_for(cost),
+            Some(own) => limit.cost_for(own_cost(plan, limit, own, look)),
+        };
         let enforcement = MatchedLimit::enforcement(limit.role, rule.action, profile);
         plan.limits.push(MatchedLimit {
             rule: Some(rule),
@@ -463,6 +493,17 @@ fn push_limits<'p>(
         });
     }
     MatchKind::Limited
+}
+
+/// Returns the cost of a limit with its own source of it.
+#[inline(never)]
+fn own_cost<'p>(plan: &mut Plan<'p>, limit: &RuleLimit, own: &'p CostFrom, look: CostResolver<'_>) -> Cost {
+    own.resolve_own(look.cost, look.attributes).unwrap_or_else(|| {
+        if let (CostFrom::Attribute(name), true) = (own, limit.role.is_live()) {
+            plan.malformed_cost = Some(name);
+        }
+        look.cost
+    })
 }
 
 /// Returns `None` beyond 65,535 values, which no protocol server allows.

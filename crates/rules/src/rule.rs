@@ -167,9 +167,17 @@ pub struct RuleLimit {
     pub role: Role,
     /// Soft limit.
     pub soft: Option<SoftLimit>,
+    /// Source of the cost, if it is another than the rule's; boxed because few limits have one.
+    pub cost: Option<Box<CostFrom>>,
 }
 
 impl RuleLimit {
+    /// Returns the source of its cost, as a limit of this rule.
+    #[must_use]
+    pub fn cost_from<'r>(&'r self, rule: &'r Rule) -> &'r CostFrom {
+        self.cost.as_deref().unwrap_or(&rule.cost)
+    }
+
     /// Returns the limit that the counter of this shard enforces.
     #[must_use]
     #[inline]
@@ -214,6 +222,7 @@ impl RuleLimit {
             unit,
             role,
             soft,
+            cost: None,
         }
     }
 }
@@ -230,6 +239,16 @@ pub enum CostFrom {
     /// The number in this attribute; the request's cost if the attribute is absent. A request whose attribute is not a
     /// whole number is rejected.
     Attribute(String),
+}
+
+impl std::fmt::Display for CostFrom {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Request => f.write_str("of the request"),
+            Self::Fixed(units) => units.fmt(f),
+            Self::Attribute(name) => f.write_str(name),
+        }
+    }
 }
 
 /// The limits that apply to callers of one tier.

@@ -51,12 +51,7 @@ impl Rule {
         add("split", self.split.map(|split| split.to_string()));
         add("shard_by", self.shard_by.clone());
         add("priority", (self.priority != 0).then(|| self.priority.to_string()));
-        let cost = match &self.cost {
-            CostFrom::Request => None,
-            CostFrom::Fixed(units) => Some(units.to_string()),
-            CostFrom::Attribute(name) => Some(name.clone()),
-        };
-        add("cost", cost);
+        add("cost", (self.cost != CostFrom::Request).then(|| self.cost.to_string()));
         add("replaces", (!self.replaces.is_empty()).then(|| self.replaces.join(", ")));
         add("detailed_metric", self.detailed_metric.then(|| "true".to_owned()));
         add("value_to_metric", self.value_to_metric.then(|| "true".to_owned()));

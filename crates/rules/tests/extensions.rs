@@ -168,7 +168,10 @@ fn cost_is_the_callers_or_a_number_or_an_attributes() {
     let bag = [("a", ""), ("b", ""), ("c", ""), ("e", ""), ("tokens", "42")];
     assert_eq!(costs(&bag, Cost::new(2)), [Cost::new(2), Cost::new(5), Cost::new(42), Cost::ONE]);
     assert_eq!(costs(&bag, Cost::PEEK), [Cost::PEEK; 4]);
-    assert_eq!(costs(&bag, Cost::refund(2)), [Cost::refund(2), Cost::refund(5), Cost::refund(2), Cost::PEEK]);
+    assert_eq!(
+        costs(&bag, Cost::refund(2)),
+        [Cost::refund(2), Cost::refund(5), Cost::refund(2), Cost::refund(1)]
+    );
     assert_eq!(costs(&[("c", ""), ("tokens", "many")], Cost::new(2)), [Cost::new(2)]);
     assert_eq!(costs(&[("c", "")], Cost::new(2)), [Cost::new(2)]);
     assert_eq!(set.rules()[1].cost, CostFrom::Fixed(5));

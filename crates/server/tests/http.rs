@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Server, eventually};
+use harness::{Server, WebResponse, eventually, request};
 use serde_json::{Value, json};
 
 // `3/hour` refills one unit in twenty minutes; no test takes that long.
@@ -30,6 +30,11 @@ descriptors:
     name: total
     limit: 100000/hour
 ";
+
+/// Posts a body as it is written, for numbers that `json!` would rewrite.
+fn post_text(server: &Server, path: &str, body: &str) -> WebResponse {
+    server.exchange(&request("POST", path, body.as_bytes()))
+}
 
 fn keys(value: &Value) -> Vec<&str> {
     let mut keys: Vec<_> = value.as_object().expect("an object").keys().map(String::as_str).collect();
@@ -187,6 +192,90 @@ fn an_unknown_domain_is_allowed_as_unmatched() {
     assert_eq!(response.status, 200);
     assert_eq!(response.json()["origin"], "unmatched");
     assert_eq!(response.json()["limits"], json!([]));
+}
+
+/// A program has tokens as a number. What is equal as a number is one value, and what JSON cannot tell exactly is refused.
+#[test]
+fn numbers_are_attribute_values_in_one_form() {
+    let rules = "{domain: llm, descriptors: [{key: user, limit: [60/hour, {count: 1000, period: hour, cost: tokens}]}]}";
+    let server = Server::with_rules(rules);
+    let left = |attributes: &str| {
+        let body = format!("{{\"domain\": \"llm\", \"attributes\": {attributes}}}");
+        let response = post_text(&server, "/v1/check", &body);
+        let told = response.json();
+        assert_eq!(response.status, 200, "{attributes}: {told}");
+        (told["limits"][0]["remaining"].as_u64(), told["limits"][1]["remaining"].as_u64())
+    };
+    for (attributes, requests, tokens) in [
+        (r#"{"user": 7, "tokens": 100}"#, 59, 900),
+        (r#"{"user": 7.0, "tokens": 1e2}"#, 58, 800),
+        (r#"{"user": "7", "tokens": "100"}"#, 57, 700),
+        (r#"{"user": 0.7e1, "tokens": 100.0}"#, 56, 600),
+        (r#"{"user": -0.0, "tokens": 1}"#, 59, 999),
+        (r#"{"user": 0, "tokens": 1}"#, 58, 998),
+        (r#"{"user": 1.50, "tokens": 1}"#, 59, 999),
+        (r#"{"user": "1.5", "tokens": 1}"#, 58, 998),
+        (r#"{"user": 9007199254740992, "tokens": 1}"#, 59, 999),
+        (r#"{"user": -9007199254740992, "tokens": 1}"#, 59, 999),
+    ] {
+        assert_eq!(left(attributes), (Some(requests), Some(tokens)), "{attributes}");
+    }
+    let told = server.check("llm", &json!({"user": "names"})).json();
+    assert_eq!((&told["limits"][0]["cost"], &told["limits"][1]["cost"]), (&Value::Null, &json!("tokens")));
+    for (value, why) in [
+        ("9007199254740993", "beyond 2^53"),
+        ("-9007199254740993", "beyond 2^53"),
+        ("1e300", "beyond 2^53"),
+        ("1e999", "number out of range"),
+        ("true", "a string of at most 8192 bytes, or a number"),
+        ("null", "a string of at most 8192 bytes, or a number"),
+        ("[1]", "a string of at most 8192 bytes, or a number"),
+    ] {
+        for path in ["/v1/check", "/v1/reserve"] {
+            let response = post_text(
+                &server,
+                path,
+                &format!("{{\"domain\": \"llm\", \"attributes\": {{\"user\": {value}}}}}"),
+            );
+            assert_eq!(response.status, 400, "{value}");
+            assert!(response.text().contains(why), "{value}: {}", response.text());
+        }
+    }
+    // A fraction of a token cannot be charged, and neither can a negative number.
+    for tokens in ["1.5", "-1"] {
+        let body = format!("{{\"domain\": \"llm\", \"attributes\": {{\"user\": 7, \"tokens\": {tokens}}}}}");
+        assert_eq!(post_text(&server, "/v1/check", &body).status, 400, "{tokens}");
+    }
+}
+
+/// The actual tokens replace the estimate, and the request stays one request.
+#[test]
+fn settling_corrects_tokens_and_not_requests() {
+    let rules = "{domain: llm, descriptors: [{key: user, algorithm: fixed_window, limit: [60/year, {count: 1000, period: year, cost: tokens}]}]}";
+    let server = Server::with_rules(rules);
+    let left = || {
+        let told =
+            server.post("/v1/check", &json!({"domain": "llm", "attributes": {"user": 1}, "cost": 0})).json();
+        [0, 1].map(|at| told["limits"][at]["remaining"].as_u64().expect("a number"))
+    };
+    let body = json!({"domain": "llm", "attributes": {"user": 1, "tokens": 400}});
+    let reserved = server.post("/v1/reserve", &body).json();
+    assert_eq!(left(), [59, 600]);
+    server.post("/v1/settle", &json!({"reservation": reserved["reservation"], "cost": 150}));
+    assert_eq!(left(), [59, 850]);
+    let reserved = server.post("/v1/reserve", &body).json();
+    server.post("/v1/settle", &json!({"reservation": reserved["reservation"], "cost": 900}));
+    assert_eq!(left(), [58, 0], "what was used beyond the estimate counts, even beyond the limit");
+    let reserved = server
+        .post("/v1/reserve", &json!({"domain": "llm", "attributes": {"user": 2, "tokens": 400}}))
+        .json();
+    server.post("/v1/cancel", &json!({"reservation": reserved["reservation"]}));
+    let told =
+        server.post("/v1/check", &json!({"domain": "llm", "attributes": {"user": 2}, "cost": 0})).json();
+    assert_eq!(
+        (&told["limits"][0]["remaining"], &told["limits"][1]["remaining"]),
+        (&json!(60), &json!(1000))
+    );
 }
 
 /// LLM gateways charge an estimate, then the actual cost; without this they charge for tokens that were never used.

@@ -3,6 +3,7 @@
 use super::{algorithm, class, descriptors, limit};
 use crate::draft::{ConcurrencyDraft, CostDraft, OnErrorDraft, RuleDraft, SoftDraft, SoftThreshold};
 use crate::metadata::Metadata;
+use crate::period::parse_multiple;
 use crate::reader::{Reader, Spanned, parse_number, scalar};
 use crate::rule::{Action, FailPolicy, SoftAction};
 use crate::yaml::{Position, YamlNode, YamlValue};
@@ -309,9 +310,9 @@ fn priority(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<i32> {
     priority.and_then(|priority| i32::try_from(priority.value).ok())
 }
 
-fn cost(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<CostDraft> {
+pub(super) fn cost(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<CostDraft> {
     let text = reader.text(node, "cost", "5")?.value;
-    let number = matches!(node.value, YamlValue::Scalar { plain: true, .. }) && parse_number(&text).is_some();
+    let number = matches!(node.value, YamlValue::Scalar { plain: true, .. }) && parse_multiple(&text).is_ok();
     if number {
         return reader.count(node, "cost", Rate::MAX_COUNT).map(|units| CostDraft::Fixed(units.value));
     }

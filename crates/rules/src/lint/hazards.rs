@@ -84,7 +84,10 @@ fn is_unprotected(limit: &RuleLimit, set: &LimitSet) -> bool {
     let length = |limit: &RuleLimit| limit.limit.rate().period.length();
     let protects = |other: &RuleLimit| {
         let is_rate = other.limit.algorithm() != Algorithm::Concurrency;
-        other.role.is_live() && is_rate && (!is_window(other) || length(other) < length(limit))
+        other.role.is_live()
+            && is_rate
+            && other.cost == limit.cost
+            && (!is_window(other) || length(other) < length(limit))
     };
     // A limit of one or none cannot burst.
     limit.role.is_live()
@@ -107,8 +110,8 @@ pub(super) fn unreleased_permits(place: &NodeLocation, options: &Options, reader
             at,
             "`concurrency` holds a permit until its `ttl` for requests over RLS, /check, /v1/check and TG.CHECK: they do \
              not report the end of a request",
-            "use the gateway, the Rust layer or /v1/reserve with it, or write a `ttl` near a request's duration, as in \
-             `{limit: 20, ttl: 2s}`",
+            "use the gateway, the Rust layer or /v1/reserve with it, negative hits of Envoy at the end of a stream, or a \
+             `ttl` near a request's duration, as in `{limit: 20, ttl: 2s}`",
         );
     }
 }

@@ -7,7 +7,7 @@ use tollgate_core::{CounterStore, Verdict};
 use tollgate_engine::{Check, Decision, DecisionId, LimitStatus, Window};
 use tollgate_http::h1::RawResponse;
 use tollgate_http::response::DecisionSummary;
-use tollgate_rules::Role;
+use tollgate_rules::{CostFrom, Role, RuleLimit};
 
 /// Initial capacity in bytes; most bodies are shorter.
 const ROOM: usize = 512;
@@ -49,6 +49,8 @@ struct Limit<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     burst: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     over: bool,
@@ -59,7 +61,7 @@ impl Serialize for Limits<'_> {
         let mut list = serializer.serialize_seq(None)?;
         for limit in self.0.limits.iter().filter(|limit| limit.outcome.verdict != Verdict::Unknown) {
             if let Some(facts) = self.0.limit(limit) {
-                list.serialize_element(&Limit::new(self.0, limit, &facts.limit))?;
+                list.serialize_element(&Limit::new(self.0, limit, facts))?;
             }
         }
         list.end()
@@ -67,7 +69,8 @@ impl Serialize for Limits<'_> {
 }
 
 impl<'a> Limit<'a> {
-    fn new(decision: &'a Decision, limit: &LimitStatus, facts: &tollgate_core::Limit) -> Self {
+    fn new(decision: &'a Decision, limit: &LimitStatus, from: &'a RuleLimit) -> Self {
+        let facts = &from.limit;
         let (count, capacity) = (facts.rate().count, facts.capacity());
         let role = match limit.role {
             Role::Live => None,
@@ -82,6 +85,10 @@ impl<'a> Limit<'a> {
             remaining: limit.outcome.remaining,
             reset_ms: limit.outcome.reset_after.ceil_millis(),
             burst: (capacity != count).then_some(capacity),
+            cost: match from.cost.as_deref() {
+                Some(CostFrom::Attribute(name)) => Some(name),
+                _ => None,
+            },
             role,
             over: limit.outcome.verdict.is_denied(),
         }

@@ -237,7 +237,13 @@ impl ScriptCall {
             for (want, told) in request.charges.iter().zip(&told) {
                 let (bundle, name) = &self.counters[usize::from(numbers[want.counter]) - 1];
                 let outcome = told.resolve(scripted, want.enforcement);
-                shared.last_replies.record(&self.bundles[*bundle], name, &outcome, heard);
+                shared.last_replies.record(
+                    &self.bundles[*bundle],
+                    name,
+                    want.limit.capacity(),
+                    &outcome,
+                    heard,
+                );
             }
             let priors = if request.needs_priors() {
                 let places = request.bundles.iter().filter_map(|bundle| self.bundle_index.get(bundle));
