@@ -15,7 +15,7 @@ descriptors:
     descriptors:
       - key: endpoint
         value: POST /login
-        name: log-ins
+        name: logins
         limit: [2/hour, 5/day]
   - key: tokens
     name: tokens
@@ -72,7 +72,7 @@ fn an_allowed_check_returns_the_complete_decision() {
     assert_eq!(of("per-key")[0]["window"], "1h");
     assert_eq!(of("per-key")[0]["remaining"], 2);
     assert_eq!(of("per-key")[0]["reset_ms"], 1_200_000);
-    let windows: Vec<_> = of("log-ins").iter().map(|limit| limit["window"].clone()).collect();
+    let windows: Vec<_> = of("logins").iter().map(|limit| limit["window"].clone()).collect();
     assert_eq!(windows, ["1h", "1d"]);
     assert_eq!(of("total").len(), 1, "every request counts towards the total");
 }
@@ -108,7 +108,7 @@ fn a_denied_check_charges_no_limit() {
     assert_eq!(server.check("shop", &log_in).status, 200);
     for _ in 0..5 {
         let denied = server.check("shop", &log_in);
-        assert_eq!((denied.status, denied.json()["denied_by"].clone()), (429, json!("log-ins")));
+        assert_eq!((denied.status, denied.json()["denied_by"].clone()), (429, json!("logins")));
     }
     let last = server.check("shop", &json!({"api_key": "a"}));
     assert_eq!((last.status, last.json()["limits"][0]["remaining"].clone()), (200, json!(0)));

@@ -339,7 +339,7 @@ descriptors:
   - {key: strict, name: strict, class: strict, limit: 3 per 3650d, algorithm: fixed_window}
 ";
 
-/// Somebody who has used up his log-ins must not get new ones because Redis crashed; a limit that is there for comfort
+/// Somebody who has used up his logins must not get new ones because Redis crashed; a limit that is there for comfort
 /// goes on.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
