@@ -365,12 +365,13 @@ impl Rule {
     fn rule_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
         match &self.cost {
             CostFrom::Request => Some(asked),
-            _ if asked.is_peek() => Some(asked),
+            CostFrom::Fixed(_) if asked.is_peek() => Some(asked),
             CostFrom::Fixed(units) if asked.is_refund() => Some(Cost::refund(*units)),
             CostFrom::Fixed(units) => Some(Cost::new(*units)),
-            CostFrom::Attribute(_) if asked.is_refund() => Some(asked),
             CostFrom::Attribute(name) => match find(attributes, name) {
                 None => Some(asked),
+                // What a peek or a refund does not use must be a number all the same.
+                Some(value) if asked.is_peek() || asked.is_refund() => parse_units(value).map(|_| asked),
                 Some(value) => parse_units(value).map(Cost::new),
             },
         }
