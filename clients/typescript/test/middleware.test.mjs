@@ -208,6 +208,13 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
       });
     }
 
+    it("refuses a head that is too large to be checked", async () => {
+      const long = await get(app.port, "/items", [["x-long", "y".repeat(9_000)]]);
+      assert.deepEqual([long.status, JSON.parse(long.body).field.startsWith("request.headers")], [400, true]);
+      const many = await get(app.port, "/items", Array.from({ length: 300 }, (_, at) => [`x-${at}`, "1"]));
+      assert.equal(many.status, 400);
+    });
+
     it("counts all spellings of an endpoint as one", async () => {
       for (const [path, status] of [["/login", 200], ["/%6Cogin/?next=1", 200], ["/login;a=b", 429], ["/login", 429]]) {
         assert.equal((await get(app.port, path, [], "POST")).status, status, path);
