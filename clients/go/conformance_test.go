@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"container/heap"
 	"encoding/json"
+	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -142,6 +143,39 @@ func TestAnswers(t *testing.T) {
 		}
 		same(t, each.Name, err, error(nil))
 		same(t, each.Name, ended, Ended{or(each.Result.Ended), max(0, optional(each.Result.Cost)), or(each.Result.Reason)})
+	}
+}
+
+func TestRefusedHeads(t *testing.T) {
+	var document struct {
+		Answers []struct {
+			Name, Body string
+			Status     int
+			Fault      *string
+			Result     struct {
+				Allowed        bool
+				Reason, Source string
+				ProblemStatus  *int64 `json:"problem_status"`
+			}
+		}
+	}
+	load(t, "heads", &document)
+	for _, each := range document.Answers {
+		found, err := decodeCheck(each.Status, []byte(each.Body))
+		if each.Fault != nil {
+			same(t, each.Name, err, error(fault(*each.Fault)))
+			continue
+		}
+		same(t, each.Name, err, error(nil))
+		want, result := each.Result, found.result
+		same(t, each.Name, []any{result.Allowed, result.Reason, result.Source}, []any{want.Allowed, want.Reason, want.Source})
+		admission := Admission{Header: http.Header{}}
+		admission.reject(found.problem)
+		status := max(400, optional(want.ProblemStatus))
+		same(t, each.Name, int64(admission.Status), status)
+		if want.ProblemStatus != nil && int(*want.ProblemStatus) == each.Status {
+			same(t, each.Name, string(admission.Body), each.Body)
+		}
 	}
 }
 

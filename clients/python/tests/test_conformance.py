@@ -11,7 +11,8 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "src"))
 
-from tollgate import _answers, _deny_cache, _failover, _headers, _pacing
+from tollgate import _answers, _deny_cache, _failover, _guard, _headers, _pacing
+from tollgate._core import Checked
 from tollgate.result import Result
 
 CASES = pathlib.Path(__file__).parents[2] / "conformance"
@@ -44,6 +45,25 @@ class Conformance(unittest.TestCase):
                     except _answers.Fault as error:
                         result, fault = None, error.reason
                     self.assertEqual((result, fault), (case.get("result"), case.get("fault")))
+
+    def test_heads(self):
+        head = _guard.Head("GET", "/", "192.0.2.1", [])
+        for case in load("heads")["answers"]:
+            with self.subTest(case["name"]):
+                try:
+                    result, fault = _answers.check(case["status"], case["body"].encode()), None
+                except _answers.Fault as error:
+                    result, fault = None, error.reason
+                self.assertEqual(fault, case.get("fault"))
+                if result is None:
+                    continue
+                want = case["result"]
+                found = (result.allowed, result.reason, result.source)
+                self.assertEqual(found, (want["allowed"], want["reason"], want["source"]))
+                refusal = _guard._rejected(head, Checked(result))
+                self.assertEqual(refusal.status, want["problem_status"] or 400)
+                if want["problem_status"] == case["status"]:
+                    self.assertEqual(json.loads(refusal.body), json.loads(case["body"]))
 
     def test_failover(self):
         document = load("failover")

@@ -375,6 +375,8 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
       for (let time = 0; time < 3; time += 1) assert.equal((await get(guarded.port, "/items", [["x-api-key", key]])).status, 200);
       assert.deepEqual(await deny([["x-api-key", key]]), [429, 1]);
       assert.deepEqual(await deny([["x-api-key", key]]), [429, 0], "known");
+      assert.equal((await get(guarded.port, "/items?secret=1", [["x-api-key", key]])).status, 429);
+      assert.ok(proxy.requests.every(({ body }) => !body.includes("secret")), "a query stays here");
       assert.deepEqual(await deny([["authorization", `Bearer ${key}`]]), [429, 1], "another head, the same caller");
       assert.deepEqual(await deny([["x-api-key", freshKey()]]), [200, 1], "another caller");
       const long = [["x-api-key", key], ["x-long", "y".repeat(5_000)]];
