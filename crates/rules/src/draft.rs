@@ -5,7 +5,7 @@
 
 use crate::metadata::Metadata;
 use crate::reader::Spanned;
-use crate::rule::{Action, Class, CostFrom, FailPolicy, OnError, Profile, SoftAction};
+use crate::rule::{Action, Class, CostFrom, DescriptorMatch, FailPolicy, OnError, Profile, SoftAction};
 use crate::yaml::Position;
 use std::collections::BTreeMap;
 use tollgate_core::{Algorithm, Mode, Period, TimeDelta};
@@ -19,6 +19,7 @@ pub(crate) struct FileDraft {
     pub(crate) class: Option<Class>,
     pub(crate) tier_key: Option<String>,
     pub(crate) shard_by: Option<Spanned<String>>,
+    pub(crate) matching: DescriptorMatch,
     pub(crate) rules: Vec<RuleDraft>,
 }
 
@@ -131,6 +132,8 @@ pub(crate) struct RuleDraft {
     pub(crate) priority: Option<i32>,
     pub(crate) cost: Option<CostDraft>,
     pub(crate) shadow: Option<Spanned<bool>>,
+    /// Share of callers in thousandths.
+    pub(crate) enforce: Option<Spanned<u64>>,
     pub(crate) quota: Option<Spanned<bool>>,
     pub(crate) detailed_metric: bool,
     pub(crate) value_to_metric: bool,

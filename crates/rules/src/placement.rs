@@ -61,16 +61,26 @@ struct Placement {
     fallback: Option<u64>,
     mode: Mode,
     split: Option<u16>,
+    is_gradual: bool,
 }
 
 impl Placement {
     const fn from_rule(rule: &Rule) -> Self {
-        Self { fallback: rule.fallback, mode: rule.mode, split: rule.split }
+        Self {
+            fallback: rule.fallback,
+            mode: rule.mode,
+            split: rule.split,
+            is_gradual: rule.enforce.is_some(),
+        }
     }
 
     /// Resolves the placement of a limit. Returns whether a share was reserved for this node.
     fn resolve(&self, limit: &mut RuleLimit, nodes: NodeNumber) -> bool {
         limit.mode = limit_mode(limit, self.mode);
+        // For some callers the limit only counts, and such limits take no units ahead.
+        if self.is_gradual && matches!(limit.mode, Mode::Leased | Mode::Adaptive) {
+            limit.mode = Mode::Central;
+        }
         let has_share = assign_node_share(limit, self.fallback, nodes, self.split);
         limit.shards = self.split.map(|split| limit.limit.shards(u32::from(split)));
         has_share
@@ -105,7 +115,9 @@ fn assign_node_share(
     let split = u32::from(split.unwrap_or(1));
     let reserve = |thousandths: u64, nodes: u32| {
         let authority = whole.fraction(1_000 - thousandths, 1_000)?;
-        Some((authority, whole.fraction(thousandths, 1_000 * u64::from(nodes.max(1)) * u64::from(split))?))
+        let share = whole.fraction(thousandths, 1_000 * u64::from(nodes.max(1)) * u64::from(split))?;
+        // A node's clock differs from the store's: two of its windows would lie in one of the store's.
+        Some((authority, share.for_any_span()))
     };
     match (nodes, fallback) {
         (NodeNumber::Fixed(nodes), fallback) => {

@@ -3,7 +3,7 @@
 use crate::metadata::Metadata;
 use crate::unit::Unit;
 use std::collections::BTreeMap;
-use tollgate_core::{Limit, LossPolicy, Mode, Scope};
+use tollgate_core::{KeyPart, Limit, LossPolicy, Mode, Scope, StableHasher};
 
 /// The arithmetic of a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,6 +13,16 @@ pub enum Profile {
     Native,
     /// Envoy-compatible: fixed windows from the epoch, each descriptor separately, denied hits counted.
     Envoy,
+}
+
+/// Which rules the descriptors of a request match.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DescriptorMatch {
+    /// Each descriptor the one rule at which its last entry ends, as in Envoy.
+    #[default]
+    One,
+    /// Every rule whose keys the entries of the request's descriptors contain, as attributes do.
+    All,
 }
 
 /// What a limit protects; determines the defaults of its failure handling.
@@ -103,6 +113,8 @@ pub enum Role {
     Candidate,
     /// Denies only when every quota limit of the request is over.
     Quota,
+    /// Counted, because its rule is not enforced for this caller yet; never denies. Only in decisions.
+    Unenforced,
 }
 
 impl Role {
@@ -119,6 +131,49 @@ impl Role {
     #[inline]
     pub const fn is_enforced(self, action: Action) -> bool {
         self.is_live() && !matches!(action, Action::Degrade)
+    }
+}
+
+/// Gradual enforcement: the share of a rule's callers that its limits deny. For the others they only count.
+///
+/// A caller is in if a hash of its value, keyed by the rule, is below the share. So the choice is the same on every node
+/// and after every restart, a larger share keeps those that were in, and each rule chooses others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Enforce {
+    /// The share in thousandths.
+    pub thousandths: u64,
+    /// Index of the caller's value among the values of the rule's counter keys.
+    pub(crate) part: usize,
+    /// Key of the hash.
+    pub(crate) key: u64,
+}
+
+impl Enforce {
+    /// All callers.
+    pub const ALL: u64 = 1_000;
+
+    /// Returns a share as it is written in rules.
+    #[must_use]
+    pub fn percent(thousandths: u64) -> String {
+        match thousandths % 10 {
+            0 => format!("{}%", thousandths / 10),
+            tenth => format!("{}.{tenth}%", thousandths / 10),
+        }
+    }
+
+    /// Returns whether a caller is among those that are denied.
+    #[must_use]
+    pub(crate) fn contains(&self, caller: &KeyPart<'_>) -> bool {
+        let mut hasher = StableHasher::default();
+        hasher.number(self.key);
+        match caller {
+            KeyPart::Text(text) | KeyPart::Secret(text) => hasher.bytes(text.as_bytes()),
+            KeyPart::Network { address, prefix } => {
+                hasher.bytes(&address.to_le_bytes());
+                hasher.number(u64::from(*prefix));
+            }
+        }
+        hasher.finish() % Self::ALL < self.thousandths
     }
 }
 
@@ -293,6 +348,8 @@ pub struct Rule {
     pub split: Option<u16>,
     /// Priority: of several denying rules, the one with the highest is reported.
     pub priority: i32,
+    /// Share of callers that its limits deny, if not all.
+    pub enforce: Option<Enforce>,
     /// Source of the cost.
     pub cost: CostFrom,
     /// Names of matched rules that this rule removes from a request.

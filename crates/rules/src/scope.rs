@@ -54,6 +54,13 @@ impl ScopePath {
         !self.group.split('|').skip(1).any(identifies)
     }
 
+    /// Returns a hash of the path that is the same on every node.
+    pub(crate) fn stable_hash(&self) -> u64 {
+        let mut hasher = StableHasher::default();
+        hasher.bytes(self.name.as_bytes());
+        hasher.finish()
+    }
+
     /// Returns the path of split counters.
     pub(crate) fn split(&self, into: u64) -> Self {
         Self { name: format!("{}|split={into}", self.name), group: format!("{}|split={into}", self.group) }
@@ -80,7 +87,7 @@ impl ScopePath {
         let mut label = self.name.clone();
         label.push('|');
         label.push_str(match kind {
-            Kind::Role(Role::Live | Role::Quota) => "",
+            Kind::Role(Role::Live | Role::Quota | Role::Unenforced) => "",
             Kind::Role(Role::Shadow) => "shadow:",
             Kind::Role(Role::Candidate) => "candidate:",
             Kind::Inline => "own:",

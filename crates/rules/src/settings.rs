@@ -1,6 +1,6 @@
 //! Effective settings of a rule, after inheritance and defaults: what `explain` shows and rule diffs compare.
 
-use crate::rule::{Action, Class, CostFrom, FailPolicy, OnError, Role, Rule};
+use crate::rule::{Action, Class, CostFrom, Enforce, FailPolicy, OnError, Role, Rule};
 use tollgate_core::Mode;
 
 impl Rule {
@@ -33,6 +33,7 @@ impl Rule {
         let mut add = |name, value: Option<String>| all.extend(value.map(|value| (name, value)));
         let roles = || self.all_limits().map(|limit| limit.role);
         add("shadow", roles().any(|role| role == Role::Shadow).then(|| "true".to_owned()));
+        add("enforce", self.enforce.as_ref().map(|enforce| Enforce::percent(enforce.thousandths)));
         add("quota_mode", roles().any(|role| role == Role::Quota).then(|| "true".to_owned()));
         let action = match self.action {
             Action::Reject => None,
