@@ -39,15 +39,24 @@ const rejected = (problem: Problem | null): Answer => ({
 
 /** The problem document of a request head that the server refuses; `null` for every other reason to refuse a check. */
 function headProblem(status: number, body: string): Problem | null {
-  return body.length <= MAX_BODY_BYTES && parseObject(body)?.["field"] === "request" ? { status, body } : null;
+  const field = body.length <= MAX_BODY_BYTES ? parseObject(body)?.["field"] : null;
+  const isHead = field === "request" || (status === 400 && typeof field === "string" && field.startsWith("request."));
+  return isHead ? { status, body } : null;
 }
+
+/** The check is larger than the server reads, which only a request head makes it. */
+const TOO_LARGE: Problem = {
+  status: 431,
+  body: JSON.stringify({ type: "about:blank", title: "Request header fields too large", status: 431, detail: "The header fields are too large to be checked." }),
+};
 
 /** Parses a response of `/v1/check` or `/v1/reserve`. `nowMs` is the time of day, for `reset`. */
 export function parseAnswer(status: number, body: string, nowMs: number): Answer {
   switch (status) {
     // The check itself is invalid. No fail policy applies: a caller could otherwise spell its way past a limit.
     case 400: return rejected(headProblem(status, body));
-    case 409: case 413: case 422: return rejected(null);
+    case 413: return rejected(TOO_LARGE);
+    case 409: case 422: return rejected(null);
     // Either the credential of the request that is checked cannot be read, or this client's own token is wrong.
     case 401: {
       const problem = headProblem(status, body);

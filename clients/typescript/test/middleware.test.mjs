@@ -208,6 +208,13 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
       });
     }
 
+    it("refuses a head that is too large to be checked", async () => {
+      const long = await get(app.port, "/items", [["x-long", "y".repeat(9_000)]]);
+      assert.deepEqual([long.status, JSON.parse(long.body).field.startsWith("request.headers")], [400, true]);
+      const many = await get(app.port, "/items", Array.from({ length: 300 }, (_, at) => [`x-${at}`, "1"]));
+      assert.equal(many.status, 400);
+    });
+
     it("counts all spellings of an endpoint as one", async () => {
       for (const [path, status] of [["/login", 200], ["/%6Cogin/?next=1", 200], ["/login;a=b", 429], ["/login", 429]]) {
         assert.equal((await get(app.port, path, [], "POST")).status, status, path);
@@ -368,6 +375,8 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
       for (let time = 0; time < 3; time += 1) assert.equal((await get(guarded.port, "/items", [["x-api-key", key]])).status, 200);
       assert.deepEqual(await deny([["x-api-key", key]]), [429, 1]);
       assert.deepEqual(await deny([["x-api-key", key]]), [429, 0], "known");
+      assert.equal((await get(guarded.port, "/items?secret=1", [["x-api-key", key]])).status, 429);
+      assert.ok(proxy.requests.every(({ body }) => !body.includes("secret")), "a query stays here");
       assert.deepEqual(await deny([["authorization", `Bearer ${key}`]]), [429, 1], "another head, the same caller");
       assert.deepEqual(await deny([["x-api-key", freshKey()]]), [200, 1], "another caller");
       const long = [["x-api-key", key], ["x-long", "y".repeat(5_000)]];

@@ -26,11 +26,17 @@ export interface NodeRequest {
 export function nodeHead(request: NodeRequest, target: string | undefined): ReceivedHead {
   return {
     method: request.method ?? "GET",
-    target: target ?? "/",
+    target: withoutQuery(target ?? "/"),
     // HTTP/2 has no socket after its connection was closed.
     peer: (request.socket as NodeRequest["socket"] | undefined)?.remoteAddress,
     headers: () => rawFields(request.rawHeaders),
   };
+}
+
+/** A query identifies nobody, may hold secrets, and would make each request another one for the deny cache. */
+function withoutQuery(target: string): string {
+  const at = target.indexOf("?");
+  return at < 0 ? target : target.slice(0, at);
 }
 
 /** Fields in the order of the message. HTTP/2's pseudo-header fields are no fields; its authority is the host. */
@@ -52,10 +58,10 @@ export function rawFields(raw: readonly string[]): RequestHead["headers"] {
 
 /** The head of a `Request`. Its target is the one that the app routes; repeated fields are joined by `, `. */
 export function fetchHead(request: Request, peer: string | null | undefined, raw?: readonly string[]): ReceivedHead {
-  const { host, pathname, search } = new URL(request.url);
+  const { host, pathname } = new URL(request.url);
   return {
     method: request.method,
-    target: pathname + search,
+    target: pathname,
     peer,
     headers: () => {
       if (raw !== undefined) return rawFields(raw);
