@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/big"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 )
@@ -47,9 +48,13 @@ type problem struct {
 	text   []byte
 }
 
-// isCallers tells that servers would read the head that was checked differently, or that its credential is unreadable.
+// isCallers tells that the head that was checked is no request's, that servers would read it differently, or that its
+// credential is unreadable.
 func (p *problem) isCallers() bool {
-	return p != nil && p.field == "request" && (p.status == 400 || p.status == 401)
+	if p == nil || p.status != 400 && p.status != 401 {
+		return false
+	}
+	return p.field == "request" || strings.HasPrefix(p.field, "request.")
 }
 
 func decodeCheck(status int, body []byte) (decoded, error) {

@@ -12,7 +12,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "src"))
 
 from tollgate import _answers, _deny_cache, _failover, _guard, _headers, _pacing
-from tollgate._core import Core
+from tollgate._core import Checked, Core
 from tollgate.result import Result
 
 CASES = pathlib.Path(__file__).parents[2] / "conformance"
@@ -54,18 +54,23 @@ class Conformance(unittest.TestCase):
                 subject = {"request": case["head"]} | ({"attributes": case["attributes"]} if case["attributes"] else {})
                 order = core.order(subject, 1 if case["cost"] is None else case["cost"], None)
                 self.assertEqual(json.loads(order.body), case["expect"])
+        head = _guard.Head("GET", "/", "192.0.2.1", [])
         for case in document["answers"]:
             with self.subTest(case["name"]):
-                result = None
                 try:
-                    got = _answers.check(case["status"], case["body"].encode())
-                    problem = _guard.callers_problem(got)
-                    status = None if problem is None else problem["status"]
-                    result = {**{name: getattr(got, name) for name in ("allowed", "reason", "source")}, "problem_status": status}
-                    fault = None
+                    result, fault = _answers.check(case["status"], case["body"].encode()), None
                 except _answers.Fault as error:
-                    fault = error.reason
-                self.assertEqual((result, fault), (case.get("result"), case.get("fault")))
+                    result, fault = None, error.reason
+                self.assertEqual(fault, case.get("fault"))
+                if result is None:
+                    continue
+                want = case["result"]
+                found = (result.allowed, result.reason, result.source)
+                self.assertEqual(found, (want["allowed"], want["reason"], want["source"]))
+                refusal = _guard._rejected(head, Checked(result))
+                self.assertEqual(refusal.status, want["problem_status"] or 400)
+                if want["problem_status"] == case["status"]:
+                    self.assertEqual(json.loads(refusal.body), json.loads(case["body"]))
 
     def test_failover(self):
         document = load("failover")

@@ -134,9 +134,11 @@ def endpoint(head: Head) -> str:
 
 
 def callers_problem(result: Result) -> Optional[Mapping[str, Any]]:
-    """Returns the problem document of a head that servers would read differently, or whose credential is unreadable."""
+    """Returns the problem document of a head that is no request's or ambiguous, or whose credential is unreadable."""
     problem = result.problem
-    return problem if problem is not None and problem.get("field") == "request" else None
+    field = None if problem is None else problem.get("field")
+    is_head = isinstance(field, str) and (field == "request" or field.startswith("request."))
+    return problem if is_head else None
 
 
 def added(fields: Fields, own: Fields) -> Fields:
