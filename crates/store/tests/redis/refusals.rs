@@ -30,26 +30,21 @@ fn probes(server: &Server) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_refuses_to_work_is_named_and_left_alone() {
     let primary = Server::start(&[]);
-    let port = primary.port.to_string();
-    let user = ["ACL", "SETUSER", "default"];
-    let cases: [(&str, &[&[&str]], &[&[&str]]); 4] = [
-        ("OOM", &[&["CONFIG", "SET", "maxmemory", "1"]], &[&["CONFIG", "SET", "maxmemory", "0"]]),
-        (
-            "NOREPLICAS",
-            &[&["CONFIG", "SET", "min-replicas-to-write", "1"]],
-            &[&["CONFIG", "SET", "min-replicas-to-write", "0"]],
-        ),
-        ("READONLY", &[&["REPLICAOF", "127.0.0.1", &port]], &[&["REPLICAOF", "NO", "ONE"]]),
-        ("NOPERM", &[&[user[0], user[1], user[2], "-set"]], &[&[user[0], user[1], user[2], "+set"]]),
+    let cases = [
+        ("OOM", "CONFIG SET maxmemory 1".to_owned(), "CONFIG SET maxmemory 0"),
+        ("NOREPLICAS", "CONFIG SET min-replicas-to-write 1".to_owned(), "CONFIG SET min-replicas-to-write 0"),
+        ("READONLY", format!("REPLICAOF 127.0.0.1 {}", primary.port), "REPLICAOF NO ONE"),
+        ("NOPERM", "ACL SETUSER default -set".to_owned(), "ACL SETUSER default +set"),
     ];
+    let run = |server: &Server, words: &str| {
+        let _: () = server.command(&words.split(' ').collect::<Vec<_>>());
+    };
     for (code, breaks, repairs) in cases {
         let server = Server::start(&[]);
         let store = RedisStore::connect(quick(&server.url()));
         let mut caller = Caller::new(&store, "alice", 1_000_000);
         caller.heals().await;
-        for words in breaks {
-            let _: () = server.command(words);
-        }
+        run(&server, &breaks);
         while breaker(&store) == BreakerState::Closed {
             let _ = caller.check().await;
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -63,9 +58,7 @@ async fn a_server_that_refuses_to_work_is_named_and_left_alone() {
         let shard = store.status().remove(0);
         assert!(shard.error.as_deref().is_some_and(|error| error.contains(code)), "{code}: {shard:?}");
         assert!(refusals(&store, code) > 0, "{code}: {shard:?}");
-        for words in repairs {
-            let _: () = server.command(words);
-        }
+        run(&server, repairs);
         until("the breaker to close", &store, || breaker(&store) == BreakerState::Closed).await;
         caller.heals().await;
         assert_eq!(store.status()[0].error, None, "{code}");
