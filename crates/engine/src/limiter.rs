@@ -179,9 +179,12 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Decides one request. Never fails: if the store fails, the rules' fail policy decides. Ready in the first poll if
     /// the store can charge without waiting.
+    ///
+    /// Its permits have no named holder, because nobody is told one: a negative cost gives one back, from whichever
+    /// check it came.
     #[inline]
     pub fn check(&self, check: &Check<'_>) -> impl Future<Output = Decision> {
-        self.decide(check, DecisionId::generate(), |_, _| ())
+        self.decide(check, DecisionId::generate(), PermitId::ANONYMOUS, |_, _| ())
     }
 
     /// Plans, charges and folds one request, and reports the decision to the observers. `keep` receives the plan and
@@ -191,6 +194,7 @@ impl<S: CounterStore> Limiter<S> {
         &self,
         check: &Check<'_>,
         id: DecisionId,
+        permit: PermitId,
         mut keep: impl FnMut(&Plan<'_>, &DecisionDetails),
     ) -> Decision {
         let rules = self.rules.load();
@@ -198,7 +202,6 @@ impl<S: CounterStore> Limiter<S> {
         let (CallerQuota { overrides: tenant, grants }, mut effect) = known.unwrap_or_default();
         let mut details = DecisionDetails::unmatched();
         {
-            let permit = PermitId(id.0);
             let mut plan = Plan::default();
             let tried = self.guarded(|| {
                 let is_known = plan_into(&rules, tenant.as_deref(), check, &mut plan);
@@ -228,6 +231,9 @@ impl<S: CounterStore> Limiter<S> {
                     }
                 }
                 Err(panic) => Box::pin(self.decide_after_panic(panic, &plan, permit, &mut details)).await,
+            }
+            if plan.is_split && plan.limits.iter().any(|matched| matched.cost.is_refund()) {
+                self.full_counters.clear();
             }
             fold::descriptors(&plan, &mut details);
             if let Some(effect) = &mut effect {

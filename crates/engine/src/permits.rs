@@ -68,7 +68,7 @@ impl<S: CounterStore> Limiter<S> {
         let keep = |plan: &Plan<'_>, details: &DecisionDetails| {
             held = self.hold(plan, details, PermitId(id.0), asked);
         };
-        let decision = self.decide(check, id, keep).await;
+        let decision = self.decide(check, id, PermitId(id.0), keep).await;
         (decision, held)
     }
 

@@ -17,7 +17,7 @@ mod comparison;
 mod probe;
 mod protection;
 
-use crate::rule::{Class, Rule};
+use crate::rule::{Class, DescriptorMatch, Rule};
 use crate::ruleset::{Domain, Ruleset};
 use comparison::{Change, Comparison};
 use protection::Weakness;
@@ -72,6 +72,13 @@ impl Ruleset {
                     all.push(removed(detail));
                 }
                 Some(after) => {
+                    let is_secure = |rule: &Rule| rule.class == Class::Security;
+                    let narrower =
+                        (before.matching, after.matching) == (DescriptorMatch::All, DescriptorMatch::One);
+                    if narrower && before.domain_rules().any(is_secure) {
+                        let detail = format!("domain `{}` no longer has `match: all`", before.name());
+                        all.push(Loosening { kind: LooseningKind::SecurityRuleWeakened, detail });
+                    }
                     let found = compare_security_rules(before, after, ENORMOUS);
                     all.extend(found.into_iter().map(|one| one.loosening(before, "")));
                 }

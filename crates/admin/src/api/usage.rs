@@ -385,7 +385,7 @@ fn used_limit(used: &LimitUsage) -> UsedLimit {
         burst: (capacity != count).then_some(capacity),
         role: match used.role {
             LimitRole::Live => None,
-            LimitRole::Shadow => Some(OtherRole::Shadow),
+            LimitRole::Shadow | LimitRole::Unenforced => Some(OtherRole::Shadow),
             LimitRole::Candidate => Some(OtherRole::Candidate),
             LimitRole::Quota => Some(OtherRole::Quota),
         },

@@ -23,6 +23,11 @@ impl DecisionRecord {
         let (by, role) = (self.rule_text(), self.limit.as_ref().map(|detail| detail.role));
         match (role, &self.measure) {
             (Some(Role::Shadow), _) => format!("Allowed; {by} is in shadow mode and would have denied it"),
+            (Some(Role::Unenforced), _) => {
+                format!(
+                    "Allowed; {by} is not enforced for this caller yet (`enforce`) and would have denied it"
+                )
+            }
             (Some(Role::Candidate), _) => {
                 format!("Allowed; the candidate limit of {by} would have denied it")
             }

@@ -4,7 +4,7 @@
 //! larger burst, a limit less and another algorithm are one comparison.
 
 use crate::plan::{MatchedLimit, Plan};
-use crate::rule::{Action, Class, CostFrom, FailPolicy, OnError, Role, Rule, RuleLimit};
+use crate::rule::{Action, Class, CostFrom, Enforce, FailPolicy, OnError, Role, Rule, RuleLimit};
 use std::collections::BTreeSet;
 use std::fmt;
 use tollgate_core::{Algorithm, Mode};
@@ -14,11 +14,12 @@ const DOUBLED: f64 = 1.9;
 const DAY: f64 = 24.0 * 3_600.0 * 1e6;
 
 /// Settings that are compared here by what they do, and those that change no protection. Others are a reason to ask.
-const JUDGED: [&str; 15] = [
+const JUDGED: [&str; 16] = [
     "action",
     "class",
     "cost",
     "detailed_metric",
+    "enforce",
     "fallback",
     "metadata",
     "mode",
@@ -96,6 +97,12 @@ impl Protection<'_> {
         if after.class != Class::Security {
             add("is no longer of class security");
         }
+        let enforced =
+            |rule: &Rule| rule.enforce.as_ref().map_or(Enforce::ALL, |enforce| enforce.thousandths);
+        if enforced(after) < enforced(before) {
+            let share = Enforce::percent(enforced(after));
+            add(&format!("is enforced for {share} of the callers only"));
+        }
         match looser_failure(&before.on_error, &after.on_error) {
             Some(FailPolicy::Closed) => add("no longer fails closed while the store is unavailable"),
             Some(_) => add("no longer limits anything while the store is unavailable"),
@@ -139,8 +146,37 @@ impl Protection<'_> {
                 (_, None) => add(&format!("no longer has `{name}`")),
             }
         }
-        all.extend(self.looser_limits(new, raised));
+        for (cost, is_own) in self.costs() {
+            let (old_limits, new_limits) =
+                (self.counting(|other| other == cost), new.counting(|other| counts_no_less(cost, other)));
+            all.extend(match new_limits.limits.is_empty() {
+                true if is_own => {
+                    Some(Weakness::Other(format!("no longer limits what `cost: {cost}` counts")))
+                }
+                // The rule's cost is compared above.
+                true => old_limits.looser_limits(new, raised),
+                false => old_limits.looser_limits(&new_limits, raised),
+            });
+        }
         all
+    }
+
+    /// Returns the costs of the limits, and whether they are of their own or the rule's.
+    fn costs(&self) -> Vec<(&CostFrom, bool)> {
+        let mut all: Vec<(&CostFrom, bool)> = Vec::new();
+        for limit in &self.limits {
+            let cost = limit.cost_from(self.rule);
+            if all.iter().all(|(known, _)| *known != cost) {
+                all.push((cost, limit.cost.is_some()));
+            }
+        }
+        all
+    }
+
+    /// Returns the limits with such costs: requests and tokens have no common measure.
+    fn counting(&self, cost: impl Fn(&CostFrom) -> bool) -> Protection<'_> {
+        let limits = self.limits.iter().filter(|limit| cost(limit.cost_from(self.rule))).copied();
+        Protection { rule: self.rule, limits: limits.collect(), values: self.values }
     }
 
     fn looser_limits(&self, new: &Protection<'_>, raised: f64) -> Option<Weakness> {
@@ -186,6 +222,16 @@ impl Protection<'_> {
             return Some(Weakness::Other(what));
         }
         (ratio >= raised && old == new).then_some(Weakness::Raised(ratio))
+    }
+}
+
+/// Returns whether a cost counts the same as another, or more.
+fn counts_no_less(before: &CostFrom, after: &CostFrom) -> bool {
+    match (before, after) {
+        // A request costs one unit at least.
+        (CostFrom::Fixed(0 | 1), CostFrom::Request) => true,
+        (CostFrom::Fixed(old), CostFrom::Fixed(new)) => new >= old,
+        (old, new) => old == new,
     }
 }
 

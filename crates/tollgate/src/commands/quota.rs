@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use tollgate_rules::parse_count;
 
 #[derive(Debug, Args)]
 pub(crate) struct QuotaFlags {
@@ -107,11 +108,11 @@ fn parse_limit(text: &str) -> Result<Value, String> {
     };
     let (descriptor, limit) = text.rsplit_once('=').unwrap_or(("default", text));
     let (limit, burst) = match limit.split_once(" burst ") {
-        Some((limit, burst)) => (limit, Some(burst.trim().parse::<u64>().map_err(|_| wrong())?)),
+        Some((limit, burst)) => (limit, Some(parse_count(burst.trim()).map_err(|_| wrong())?)),
         None => (limit, None),
     };
     let (count, period) = limit.split_once('/').ok_or_else(wrong)?;
-    let count: u64 = count.trim().parse().map_err(|_| wrong())?;
+    let count = parse_count(count.trim()).map_err(|_| wrong())?;
     let mut limit = json!({"descriptor": descriptor, "requests_per_unit": count, "unit": period.trim()});
     if let Some(burst) = burst {
         limit["burst"] = burst.into();
@@ -295,6 +296,10 @@ mod tests {
             assert_eq!(limit(&parse_limit(text).expect(text)), text);
         }
         assert_eq!(limit(&parse_limit("7/h").expect("a limit")), "default=7/h");
+        assert_eq!(
+            limit(&parse_limit("1.5M/day burst 2k").expect("a limit")),
+            "default=1500000/day burst 2000"
+        );
         for wrong in ["", "7", "x=", "x=-1/s", "x=1/s burst y", "/s"] {
             assert!(parse_limit(wrong).is_err(), "{wrong}");
         }

@@ -199,14 +199,14 @@ fn millis(now: Timestamp) -> u64 {
 }
 
 /// Writes a file that is either the old or the new one at any time.
-fn replace(path: &Path, text: &[u8]) -> std::io::Result<()> {
+pub(crate) fn replace(path: &Path, text: &[u8]) -> std::io::Result<()> {
     if std::fs::read(path).is_ok_and(|old| old == text) {
         return Ok(());
     }
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    let new = path.with_extension(format!("rules.{}", std::process::id()));
+    let new = path.with_extension(format!("new.{}", std::process::id()));
     let write = || {
         let options = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).clone();
         let mut file = options.open(&new)?;

@@ -55,7 +55,9 @@ fn limiter(
     // A sixteenth of the memory is for reservations.
     let reservations = config.memory / 16;
     let mut memory = MemoryConfig::with_bytes(config.memory);
-    memory.other_bytes = reservations;
+    // With Redis another, for requests in flight and for what was admitted without it, half each.
+    let outages = if matches!(config.store, StoreChoice::Redis(_)) { config.memory / 16 } else { 0 };
+    memory.other_bytes = reservations + outages;
     let time: Arc<dyn Clock> = Arc::new(clock);
     let limiter = match &config.store {
         StoreChoice::Memory => {
@@ -73,10 +75,13 @@ fn limiter(
                 Some(secret) => redis.clone().with_key_secret(secret),
                 None => redis.clone(),
             };
-            let redis = RedisStore::connect(redis);
+            let in_flight_bytes = outages / 2 / redis.connections.max(1);
+            let redis = RedisStore::connect(redis.with_in_flight_bytes(in_flight_bytes));
             let records = Arc::new(RedisRecords::new(redis.clone()));
             let store = Store::redis(&redis, local, leases, clock);
-            Limiter::new(rules, store, time).with_fallback(fallback).with_shared_reservations(records)
+            // Pending charges, and those in doubt.
+            let limiter = Limiter::new(rules, store, time).with_pending_bytes(outages / 4);
+            limiter.with_fallback(fallback).with_shared_reservations(records)
         }
     };
     let limiter = limiter.with_reservation_bytes(reservations);

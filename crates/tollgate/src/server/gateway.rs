@@ -11,7 +11,7 @@ use crate::server::logging::{self, LogControl};
 use crate::server::nodes::Heartbeats;
 use crate::server::open_files;
 use crate::server::protocols::{DefaultListeners, ProtocolServers};
-use crate::server::serve::{rules_banner, run_reconciliation, shutdown_signal};
+use crate::server::serve::{reconcile_before_exit, rules_banner, run_reconciliation, shutdown_signal};
 use crate::server::status::{SHUTDOWN_TIMEOUT, ServerStatus};
 use anyhow::Context;
 use std::process::ExitCode;
@@ -57,7 +57,7 @@ async fn serve(
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let fixed_nodes = config.nodes;
+    let heartbeats = Heartbeats::new(&limiter, &config, operators.control.clone());
     let operators = operators.start(Arc::clone(&limiter), &status, logs, Arc::clone(&rule_files), drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
     let settings = GatewayReload {
@@ -76,7 +76,7 @@ async fn serve(
     let reloading = tokio::spawn(reload::watch(rule_files));
     let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
     let tending = tokio::spawn(leases::run_lease_tasks(Arc::clone(&limiter)));
-    let beating = Heartbeats::start(&limiter, fixed_nodes);
+    let beating = heartbeats.start();
     let proxy = tokio::spawn(gateway.serve(drain()));
 
     told_to_stop.await;
@@ -94,6 +94,7 @@ async fn serve(
         task.abort();
     }
     paying.abort();
+    reconcile_before_exit(&limiter).await;
     tending.abort();
     beating.end().await;
     leases::return_leases(&limiter).await;

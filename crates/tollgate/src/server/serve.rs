@@ -59,14 +59,14 @@ async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let fixed_nodes = config.nodes;
+    let heartbeats = Heartbeats::new(&limiter, &config, operators.control.clone());
     let operators = operators.start(Arc::clone(&limiter), &status, logs, Arc::clone(&rule_files), drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
     let reloading = tokio::spawn(reload::watch(rule_files));
     let keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
     let tending = tokio::spawn(leases::run_lease_tasks(Arc::clone(&limiter)));
-    let beating = Heartbeats::start(&limiter, fixed_nodes);
+    let beating = heartbeats.start();
 
     told_to_stop.await;
     tracing::info!("draining; requests in flight are finished");
@@ -80,6 +80,7 @@ async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
     reloading.abort();
     keys.abort();
     paying.abort();
+    reconcile_before_exit(&limiter).await;
     tending.abort();
     beating.end().await;
     leases::return_leases(&limiter).await;
@@ -100,6 +101,27 @@ pub(crate) async fn run_reconciliation(limiter: Arc<Limiter<Store>>) {
     loop {
         tokio::time::sleep(pause).await;
         pause = if limiter.reconcile().await { LATE.min(pause * 2) } else { SOON };
+    }
+}
+
+/// Charges the shared counters before the process ends: what it has admitted without them is known to nobody else. If the
+/// store does not answer in time, says how much is lost.
+pub(crate) async fn reconcile_before_exit(limiter: &Limiter<Store>) {
+    /// Longer than a node takes to find a store that answers again, and less than a drain may take.
+    const PATIENCE: Duration = Duration::from_secs(5);
+    const PAUSE: Duration = Duration::from_millis(50);
+    let reconciled = async {
+        while limiter.reconcile().await || limiter.unreconciled().0 > 0 {
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
+    if tokio::time::timeout(PATIENCE, reconciled).await.is_err() {
+        let (counters, units) = limiter.unreconciled();
+        tracing::warn!(
+            counters,
+            units,
+            "the store does not answer; what was admitted without it is not counted in the shared limits"
+        );
     }
 }
 
