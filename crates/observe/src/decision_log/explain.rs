@@ -205,7 +205,7 @@ impl DecisionRecord {
                     format!("The same request would have passed {wait} later, at {at}, when the measure expires.")
                 }
                 _ if self.is_concurrency() => format!(
-                    "The same request would have passed when one of those in flight completed, at most {wait} later (at {at}), unless another request took the permit."
+                    "The same request would have passed when one of those in flight completed, at the latest at {at} ({wait} later), unless another request took the permit."
                 ),
                 _ => format!(
                     "The same request would have passed {wait} later, at {at}, unless other requests used the units first."
