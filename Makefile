@@ -144,7 +144,9 @@ clients-python-test: $(DEBUG) $(VENVS)/clients-python/installed
 .PHONY: clients-go-test
 clients-go-test: $(DEBUG)
 	@if command -v go >/dev/null; then \
-	  cd clients/go && go vet ./... && TOLLGATE_BINARY=$(abspath $(DEBUG)) go test -count=1 ./...; \
+	  for module in clients/go clients/go/grpc; do \
+	    (cd $$module && go vet ./... && TOLLGATE_BINARY=$(abspath $(DEBUG)) go test -count=1 ./...) || exit 1; \
+	  done; \
 	else echo "clients-go-test: NOT RUN, there is no Go toolchain; install Go 1.23 or later"; fi
 
 # Unit, property, integration, end-to-end and documentation tests.

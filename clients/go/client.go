@@ -62,7 +62,7 @@ type Client struct {
 	pending  sync.WaitGroup
 }
 
-// Subject is what is checked: see [Key], [Attributes] and [Descriptors].
+// Subject is what is checked: see [Key], [Attributes], [Descriptors] and [Request].
 type Subject struct {
 	field string
 	value any
@@ -229,14 +229,22 @@ type request struct {
 }
 
 type checked struct {
-	result Result
+	decoded
 	fields [][2]string
 	server int
+}
+
+// byPolicy returns what the fail policy decides.
+func (c *Client) byPolicy(reason string) checked {
+	return checked{decoded: decoded{result: policyResult(!c.options.FailClosed, reason)}}
 }
 
 // subjectJSON returns the subject as the members of a JSON object.
 func (r request) subjectJSON(c *Client) string {
 	field, value := r.subject.field, r.subject.value
+	if head, ok := value.(headSubject); ok {
+		return head.json()
+	}
 	if field == "key" {
 		field, value = "attributes", map[string]string{c.options.Attribute: value.(string)}
 	}
@@ -257,9 +265,11 @@ func (c *Client) now() int64 { return time.Since(c.started).Milliseconds() }
 func (c *Client) check(ctx context.Context, wanted request) checked {
 	started := c.now()
 	key := wanted.key(c, wanted.isReservation)
-	if wanted.idempotencyKey == "" {
+	// Heads of one caller differ in fields that do not identify it, so a denial of one would not be found again.
+	mayCache := wanted.subject.field != "request"
+	if mayCache && wanted.idempotencyKey == "" {
 		if hit, ok := c.cache.lookup(key, wanted.cost, started); ok {
-			return checked{result: hit}
+			return checked{decoded: decoded{result: hit}}
 		}
 	}
 	deadline := deadlineOf(c.options.Timeout.Milliseconds(), callerDeadline(ctx))
@@ -291,7 +301,9 @@ func (c *Client) check(ctx context.Context, wanted request) checked {
 	} else {
 		found = c.inTurn(ctx, body.Bytes(), deadline, started)
 	}
-	c.cache.store(key, wanted.cost, found.result, started)
+	if mayCache {
+		c.cache.store(key, wanted.cost, found.result, started)
+	}
 	return found
 }
 
@@ -324,7 +336,7 @@ func (c *Client) inTurn(ctx context.Context, body []byte, deadline, started int6
 		}
 		reason = err.Error()
 	}
-	return checked{result: policyResult(!c.options.FailClosed, reason)}
+	return c.byPolicy(reason)
 }
 
 type answered struct {
@@ -371,9 +383,9 @@ func (c *Client) reserved(ctx context.Context, body []byte, deadline, hedgeAfter
 	for !state.isOver() {
 		select {
 		case <-ctx.Done():
-			return checked{result: policyResult(!c.options.FailClosed, faultTimeout)}
+			return c.byPolicy(faultTimeout)
 		case <-end.C:
-			return checked{result: policyResult(!c.options.FailClosed, faultTimeout)}
+			return c.byPolicy(faultTimeout)
 		case <-timer.C:
 			send(state.timer())
 		case each := <-answers:
@@ -386,17 +398,17 @@ func (c *Client) reserved(ctx context.Context, body []byte, deadline, hedgeAfter
 			}
 		}
 	}
-	return checked{result: policyResult(!c.options.FailClosed, reason)}
+	return c.byPolicy(reason)
 }
 
 // ask sends one request to one server, and records what its answer says about the server.
 func (c *Client) ask(ctx context.Context, server int, path string, body []byte, most time.Duration) (checked, error) {
 	status, headers, answer, err := c.post(ctx, server, path, body, most)
 	if err == nil {
-		var result Result
-		if result, err = decodeCheck(status, answer); err == nil {
+		var found decoded
+		if found, err = decodeCheck(status, answer); err == nil {
 			c.failover.answer(server)
-			return checked{result, limitFields(headers), server}, nil
+			return checked{found, limitFields(headers), server}, nil
 		}
 	}
 	c.failover.fault(server, c.now())

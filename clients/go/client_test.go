@@ -38,7 +38,9 @@ func freeAddress(t *testing.T) string {
 }
 
 // startServer starts a real Tollgate, and returns its URL.
-func startServer(t *testing.T) string {
+func startServer(t *testing.T) string { return startServerWith(t, rules) }
+
+func startServerWith(t *testing.T, rules string) string {
 	t.Helper()
 	binary := os.Getenv("TOLLGATE_BINARY")
 	if binary == "" {

@@ -172,7 +172,7 @@ impl LimitSpec {
             Algorithm::SlidingLog if rate.count > AdmissionLog::MAX_LIMIT => {
                 return Err(LimitError::LogTooLarge);
             }
-            Algorithm::SlidingLog => Shape::Log,
+            Algorithm::SlidingLog => Shape::Log(None),
             Algorithm::Concurrency if rate.count > Permits::MAX_LIMIT => {
                 return Err(LimitError::TooManyPermits);
             }

@@ -63,7 +63,7 @@ impl Domain {
 }
 
 /// Describes a rule in one line; defaults are omitted.
-fn describe(domain: &Domain, rule: &Rule) -> String {
+pub(crate) fn describe(domain: &Domain, rule: &Rule) -> String {
     let mut text = match (rule.unlimited, rule.limits.limits.is_empty()) {
         (true, _) => "unlimited".to_owned(),
         (false, true) => "no limit".to_owned(),

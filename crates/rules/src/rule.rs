@@ -209,6 +209,9 @@ pub struct RuleLimit {
     pub node_share: Option<Box<Limit>>,
     /// Whether the share is reserved: requests that it allows need not be charged to the shared counters afterwards.
     pub prepaid: bool,
+    /// Part of the limit that all nodes together have while the store is unavailable, if the rules are not told how many
+    /// nodes there are: each may use its share of it by the number of nodes alive.
+    pub reserve: Option<Box<Limit>>,
     /// Where its charges may be decided.
     pub mode: Mode,
     /// Scope of its counter keys.
@@ -249,6 +252,7 @@ impl RuleLimit {
             shards: shards.map(|shards| limit.shards(shards)),
             limit,
             node_share: self.node_share.as_ref().map(|share| Box::new(change(share))),
+            reserve: self.reserve.as_ref().map(|reserve| Box::new(change(reserve))),
             ..self.clone()
         }
     }
@@ -267,6 +271,7 @@ impl RuleLimit {
             shards: None,
             node_share: None,
             prepaid: false,
+            reserve: None,
             mode: Mode::Central,
             scope,
             unit,

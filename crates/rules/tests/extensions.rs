@@ -307,6 +307,14 @@ fn a_fallback_is_deducted_from_the_limit_and_shared_by_the_nodes() {
         assert_eq!(rule.limits.limits[0].limit.rate().count, 1_000);
         assert!(!rule.limits.limits[0].prepaid);
     }
+    // Nodes that share a store count each other: the part is set aside, and divided when it is needed.
+    let text = "{domain: d, descriptors: [{key: k, limit: 1000/s, fallback: 5%}]}";
+    let options = Options { lease_shared: true, ..Options::default() };
+    let set = Ruleset::load(&[Source::new("t.yaml", text)], &options).expect("rules");
+    let (rule, limit) = (&set.rules()[0], &set.rules()[0].limits.limits[0]);
+    assert_eq!((limit.limit.rate().count, limit.prepaid, limit.node_share.is_none()), (950, true, true));
+    assert_eq!(limit.reserve.as_ref().map(|reserve| reserve.rate().count), Some(50));
+    assert_eq!(rule.on_error, OnError::Always(FailPolicy::Local));
 }
 
 /// Without it a split counter lets through the whole limit in each part, or one part takes all the traffic.

@@ -1,19 +1,21 @@
-//! `POST /v1/check`: checks `{domain, attributes, cost}` or `{domain, descriptors, cost}`.
+//! `POST /v1/check`: checks `{domain, attributes, cost}`, `{domain, request, cost}` or `{domain, descriptors, cost}`.
 
 use super::body::Object;
 use super::problem::Problem;
+use super::request_head::{IdentifiedCaller, RequestHead};
 use super::{App, body, decision};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::fmt;
-use tollgate_core::{Cost, CounterStore};
+use std::net::IpAddr;
+use tollgate_core::{Cost, CounterStore, Timestamp};
 use tollgate_engine::{Check, CheckInput, Decision, TraceContext};
 use tollgate_http::h1::RawResponse;
 use tollgate_rules::{Descriptor, Unit};
 
-const MAX_ENTRIES: usize = 64;
+pub(super) const MAX_ENTRIES: usize = 64;
 const MAX_TEXT: usize = 8 * 1024;
 
 /// The request body; strings are borrowed from it where possible.
@@ -26,6 +28,9 @@ pub(crate) struct CheckRequest<'a> {
     attributes: Option<Pairs<'a>>,
     #[serde(borrow, default)]
     descriptors: Option<Vec<Object<CheckDescriptor<'a>>>>,
+    /// The head of the request that the client has received, from which the caller is identified.
+    #[serde(borrow, default)]
+    request: Option<Object<RequestHead<'a>>>,
     #[serde(default)]
     cost: Option<u64>,
     /// Only for reservations.
@@ -71,7 +76,7 @@ impl<'de> Deserialize<'de> for UnitName {
 
 /// Text of bounded length, borrowed if it has no escapes.
 #[derive(Clone)]
-struct Text<'a>(Cow<'a, str>);
+pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
@@ -237,22 +242,48 @@ pub(crate) struct NormalizedCheck<'a> {
     pairs: SmallVec<[(&'a str, &'a str); 8]>,
     ranges: Option<Vec<DescriptorRange>>,
     cost: Cost,
+    address: Option<IpAddr>,
 }
 
 impl CheckRequest<'_> {
-    pub(crate) fn normalize(&self) -> Result<NormalizedCheck<'_>, Problem> {
+    /// Identifies the caller of the request head, if there is one.
+    pub(crate) fn caller<S: CounterStore>(
+        &self,
+        app: &App<S>,
+        now: Timestamp,
+    ) -> Result<Option<Box<IdentifiedCaller>>, Problem> {
+        let Some(Object(head)) = &self.request else { return Ok(None) };
+        let identities = &app.forward_auth.identities;
+        let active = identities.active(&app.limiter);
+        let resolver = identities.resolver(&active, &self.domain.0)?;
+        head.caller(resolver, now).map(|caller| Some(Box::new(caller)))
+    }
+
+    /// Attributes that the client states go before those of the caller that was identified in the request head.
+    pub(crate) fn normalize<'c>(
+        &'c self,
+        caller: Option<&'c IdentifiedCaller>,
+    ) -> Result<NormalizedCheck<'c>, Problem> {
         if self.domain.0.is_empty() {
             return Err(
                 Problem::bad("the domain is empty; write the domain of a rule file").in_field("domain")
             );
         }
-        let mut pairs = SmallVec::new();
+        let mut pairs = SmallVec::<[(&str, &str); 8]>::new();
         let ranges = match (&self.attributes, &self.descriptors) {
-            (Some(attributes), None) => {
-                pairs.extend(attributes.0.iter().map(|(k, v)| (&**k, &**v)));
+            (None, None) if caller.is_none() => {
+                return Err(Problem::bad("write one of `attributes`, `request` and `descriptors`"));
+            }
+            (attributes, None) => {
+                pairs.extend(attributes.iter().flat_map(|stated| &stated.0).map(|(k, v)| (&**k, &**v)));
+                for (name, value) in caller.iter().flat_map(|caller| &caller.attributes) {
+                    if !pairs.iter().any(|(stated, _)| stated == name) {
+                        pairs.push((name.as_str(), value.as_str()));
+                    }
+                }
                 None
             }
-            (None, Some(descriptors)) => {
+            (None, Some(descriptors)) if caller.is_none() => {
                 if descriptors.is_empty() || descriptors.len() > MAX_ENTRIES {
                     return Err(
                         Problem::bad(format!("write 1 to {MAX_ENTRIES} descriptors")).in_field("descriptors")
@@ -275,13 +306,17 @@ impl CheckRequest<'_> {
                 }
                 Some(ranges)
             }
-            _ => return Err(Problem::bad("write either `attributes` or `descriptors`")),
+            _ => {
+                let detail = "write either `descriptors`, or `attributes` and `request`";
+                return Err(Problem::bad(detail).in_field("descriptors"));
+            }
         };
         Ok(NormalizedCheck {
             domain: &self.domain.0,
             pairs,
             ranges,
             cost: self.cost.map_or(Cost::ONE, Cost::new),
+            address: caller.map(|caller| caller.address),
         })
     }
 }
@@ -310,7 +345,7 @@ impl NormalizedCheck<'_> {
             cost: self.cost,
             protocol: "http",
             trace: None,
-            address: None,
+            address: self.address,
         }
     }
 }
@@ -342,10 +377,12 @@ pub(crate) fn reject_malformed(decision: &Decision) -> Result<(), Problem> {
 pub(crate) async fn handle<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
+    now: Timestamp,
     trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
     let request = decoded(body)?;
-    let normalized = request.normalize()?;
+    let caller = request.caller(app, now)?;
+    let normalized = request.normalize(caller.as_deref())?;
     let descriptors = normalized.descriptors();
     let check = normalized.check(&descriptors).with_trace(trace);
     let decision = app.limiter.check(&check).await;
@@ -357,7 +394,7 @@ pub(crate) async fn handle<S: CounterStore>(
 pub(super) fn properties(bytes: &[u8]) {
     let meaning = |body: &[u8]| -> Option<String> {
         let request = body::decode::<CheckRequest<'_>>(body).ok()?;
-        let normalized = request.normalize().ok()?;
+        let normalized = request.normalize(None).ok()?;
         let descriptors = normalized.descriptors();
         let check = normalized.check(&descriptors);
         assert!(!check.domain.is_empty() && normalized.pairs.len() <= MAX_ENTRIES * MAX_ENTRIES);

@@ -81,7 +81,7 @@ impl Caller {
     }
 }
 
-fn breaker(store: &RedisStore) -> BreakerState {
+pub(crate) fn breaker(store: &RedisStore) -> BreakerState {
     store.status()[0].breaker
 }
 

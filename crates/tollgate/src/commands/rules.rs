@@ -65,6 +65,12 @@ enum RulesCommand {
         #[arg(value_name = "REV")]
         rev: i64,
     },
+    /// Confirm changed rule files that --guard-files keeps out, on the server at --admin; without HASH, show what waits.
+    ConfirmFiles {
+        /// Rules hash of the files, as the server's log and `/readyz?verbose` state it.
+        #[arg(value_name = "HASH")]
+        revision: Option<String>,
+    },
     /// List revisions, newest first.
     List,
     /// Show a revision; `current` is the active one.
@@ -92,6 +98,9 @@ pub(crate) fn run(flags: &RulesFlags) -> anyhow::Result<ExitCode> {
         RulesCommand::Approve { rev } => {
             let made = client.request(Method::POST, &format!("/admin/v1/rules/{rev}/approve"), None).await?;
             done(flags.admin.is_json(), &made, "approved and active")
+        }
+        RulesCommand::ConfirmFiles { revision } => {
+            confirm_files(&client, flags.admin.is_json(), revision.as_deref()).await
         }
         RulesCommand::List => list(&client, flags.admin.is_json()).await,
         RulesCommand::Show { rev } => show(&client.verbatim(), flags.admin.is_json(), rev).await,
@@ -225,6 +234,38 @@ fn report(told: &Value) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Confirms the rule files of one server, or shows what waits there.
+async fn confirm_files(client: &Client, json: bool, revision: Option<&str>) -> anyhow::Result<ExitCode> {
+    let state = match revision {
+        Some(revision) => {
+            let sent = json!({"revision": revision});
+            client.request(Method::POST, "/admin/v1/rules/files/confirm", Some(&sent)).await?
+        }
+        None => client.request(Method::GET, "/admin/v1/rules/files", None).await?,
+    };
+    if json {
+        print(&state)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let pending = &state["pending"];
+    match revision {
+        Some(revision) => print_line(format_args!("rule files {revision}: active"))?,
+        None if pending.is_null() => print_line(format_args!("no rule files wait for confirmation"))?,
+        None => {
+            let mut out = output::styled();
+            for reason in pending["reasons"].as_array().into_iter().flatten() {
+                writeln!(out, "{}: {}", paint(WARNING.bold(), "needs confirmation"), cell(reason))?;
+            }
+            let waits = cell(&pending["revision"]);
+            writeln!(
+                out,
+                "changed rule files are not active; `tollgate rules confirm-files {waits}` applies them"
+            )?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn list(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
