@@ -138,7 +138,7 @@ clients-typescript-test: $(DEBUG)
 .PHONY: clients-python-test
 clients-python-test: $(DEBUG) $(VENVS)/clients-python/installed
 	cd clients/python && $(VENVS)/clients-python/bin/python -m mypy --strict --cache-dir=/dev/null src
-	cd clients/python && TOLLGATE_BINARY=$(abspath $(DEBUG)) $(VENVS)/clients-python/bin/python -B -m unittest discover -s tests
+	cd clients/python && TOLLGATE_BINARY=$(abspath $(DEBUG)) $(VENVS)/clients-python/bin/python -B -W ignore::ResourceWarning -m unittest discover -s tests
 
 # Without a Go toolchain this says so; CI has one.
 .PHONY: clients-go-test

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"math/big"
+	"strconv"
 	"time"
+	"unicode/utf8"
 )
 
 // Responses of a Tollgate server, decoded: a result, or a fault that sends the client to its next server. The rules are
@@ -130,6 +132,9 @@ func object(body []byte) (map[string]json.RawMessage, error) {
 }
 
 func integer(raw json.RawMessage) (int64, error) {
+	if small, err := strconv.ParseInt(string(raw), 10, 64); err == nil && len(raw) > 0 && raw[0] != '+' && raw[0] != '-' {
+		return min(small, maxInteger), nil
+	}
 	number, ok := new(big.Int).SetString(string(raw), 10)
 	if !ok || number.Sign() < 0 || bytes.HasPrefix(raw, []byte("+")) {
 		return 0, errInvalid
@@ -141,6 +146,10 @@ func integer(raw json.RawMessage) (int64, error) {
 }
 
 func text(raw json.RawMessage) (string, error) {
+	// Most have nothing to unescape.
+	if end := len(raw) - 1; end > 0 && raw[0] == '"' && bytes.IndexByte(raw, '\\') < 0 && utf8.Valid(raw) {
+		return string(raw[1:end]), nil
+	}
 	var value *string
 	if raw == nil || json.Unmarshal(raw, &value) != nil || value == nil {
 		return "", errInvalid

@@ -54,12 +54,12 @@ type Options struct {
 // Client asks Tollgate servers whether requests may pass. It is safe for concurrent use. No call fails because of a
 // server or the network: the fail policy decides then, and the result says so.
 type Client struct {
-	domain   string
-	options  Options
-	failover *failover
-	cache    *denyCache
-	started  time.Time
-	pending  sync.WaitGroup
+	domainJSON string
+	options    Options
+	failover   *failover
+	cache      *denyCache
+	started    time.Time
+	pending    sync.WaitGroup
 }
 
 // Subject is what is checked: see [Key], [Attributes], [Descriptors] and [Request].
@@ -128,8 +128,9 @@ func New(domain string, options Options) (*Client, error) {
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		}
 	}
+	domainJSON, _ := json.Marshal(domain)
 	return &Client{
-		domain: domain, options: options, failover: newFailover(len(servers)), cache: newDenyCache(options.DenyCache),
+		domainJSON: string(domainJSON), options: options, failover: newFailover(len(servers)), cache: newDenyCache(options.DenyCache),
 		started: time.Now(),
 	}, nil
 }
@@ -187,7 +188,8 @@ func (c *Client) Reserve(ctx context.Context, subject Subject, options ReserveOp
 	}
 	wanted := request{subject, options.Cost, true, options.TTL, options.IdempotencyKey}
 	checked := c.check(ctx, wanted)
-	return &Reservation{checked.result, c, checked.server, [2]string{wanted.key(c, false), wanted.key(c, true)}}
+	text := wanted.subjectJSON(c)
+	return &Reservation{checked.result, c, checked.server, [2]string{cacheKey(text, false), cacheKey(text, true)}}
 }
 
 // ID is the reservation's id at its server; empty if there is none.
@@ -230,8 +232,8 @@ type request struct {
 
 type checked struct {
 	decoded
-	fields [][2]string
-	server int
+	headers http.Header
+	server  int
 }
 
 // byPolicy returns what the fail policy decides.
@@ -252,19 +254,23 @@ func (r request) subjectJSON(c *Client) string {
 	if err != nil {
 		text = []byte("null")
 	}
-	return fmt.Sprintf("%q:%s", field, text)
+	return `"` + field + `":` + string(text)
 }
 
-// key identifies the subject and kind of a request in the deny cache.
-func (r request) key(c *Client, isReservation bool) string {
-	return fmt.Sprint(isReservation, r.subjectJSON(c))
+// cacheKey identifies the subject and kind of a request in the deny cache.
+func cacheKey(subject string, isReservation bool) string {
+	if isReservation {
+		return "reserve " + subject
+	}
+	return subject
 }
 
 func (c *Client) now() int64 { return time.Since(c.started).Milliseconds() }
 
 func (c *Client) check(ctx context.Context, wanted request) checked {
 	started := c.now()
-	key := wanted.key(c, wanted.isReservation)
+	subject := wanted.subjectJSON(c)
+	key := cacheKey(subject, wanted.isReservation)
 	// Heads of one caller differ in fields that do not identify it, so a denial of one would not be found again.
 	mayCache := wanted.subject.field != "request"
 	if mayCache && wanted.idempotencyKey == "" {
@@ -275,8 +281,10 @@ func (c *Client) check(ctx context.Context, wanted request) checked {
 	deadline := deadlineOf(c.options.Timeout.Milliseconds(), callerDeadline(ctx))
 	isHedged := c.options.HedgeAfter > 0 && len(c.options.Servers) > 1 && wanted.cost > 0
 	var body bytes.Buffer
-	domain, _ := json.Marshal(c.domain)
-	fmt.Fprintf(&body, `{"domain":%s,%s`, domain, wanted.subjectJSON(c))
+	body.WriteString(`{"domain":`)
+	body.WriteString(c.domainJSON)
+	body.WriteByte(',')
+	body.WriteString(subject)
 	if wanted.cost != 1 {
 		fmt.Fprintf(&body, `,"cost":%d`, wanted.cost)
 	}
@@ -408,7 +416,7 @@ func (c *Client) ask(ctx context.Context, server int, path string, body []byte, 
 		var found decoded
 		if found, err = decodeCheck(status, answer); err == nil {
 			c.failover.answer(server)
-			return checked{found, limitFields(headers), server}, nil
+			return checked{found, headers, server}, nil
 		}
 	}
 	c.failover.fault(server, c.now())

@@ -145,7 +145,7 @@ func (g *Guard) Admit(ctx context.Context, head Head, cost int64, attributes map
 		g.learn(path, found.holdsPermit)
 	}
 	admission := &Admission{Result: found.result, Header: http.Header{}, RetryAfter: Unknown, done: g.release(ctx, found, cost)}
-	for _, field := range found.fields {
+	for _, field := range limitFields(found.headers) {
 		admission.Header.Add(field[0], field[1])
 	}
 	switch {
@@ -242,6 +242,10 @@ func (a *Admission) unavailable(wait int64) {
 func (a *Admission) reject(found *problem) {
 	if field := "request"; found != nil && (found.field == field || strings.HasPrefix(found.field, field+".")) {
 		a.Status, a.Body = found.status, found.text
+	} else if found != nil && found.status == http.StatusRequestEntityTooLarge {
+		a.Status = http.StatusRequestHeaderFieldsTooLarge
+		a.Body = []byte(`{"type":"about:blank","title":"Request header fields too large","status":431,` +
+			`"detail":"The header fields are too large to be checked."}`)
 	} else {
 		a.Status = http.StatusBadRequest
 		a.Body = []byte(`{"type":"about:blank","title":"Bad request","status":400,"detail":"The request could not be checked."}`)

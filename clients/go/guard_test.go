@@ -156,6 +156,10 @@ func TestGuard(t *testing.T) {
 			same(t, "challenge", response.Header.Get("WWW-Authenticate"), "Bearer")
 			response, _ = get(t, base+"/ok", "GET", "X-Api-Key", "caf\xc3\xa9")
 			same(t, "raw bytes", response.StatusCode, 401)
+			response, _ = get(t, base+"/ok", "GET", "X", strings.Repeat("x", 9_000))
+			same(t, "a large field", response.StatusCode, 400)
+			response, _ = get(t, base+"/ok", "GET", slices.Repeat([]string{"X", strings.Repeat("x", 8_000)}, 9)...)
+			same(t, "large fields", response.StatusCode, 431)
 		}
 	})
 

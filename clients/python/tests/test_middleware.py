@@ -473,6 +473,17 @@ class WsgiTest(MiddlewareTest, unittest.TestCase):
         self.assertEqual([answer.status for answer in answers], [200, 200, 200, 429])
         self.assertEqual(answers[0].body, b"per-key")
 
+    def test_heads_that_are_too_large_to_be_checked_are_refused(self):
+        client = Client(self.tollgate.url, "web", timeout_ms=5_000)
+        self.addCleanup(client.close)
+        middleware = tollgate.wsgi.TollgateMiddleware(self.fail, client)
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/ok", "REMOTE_ADDR": "127.0.0.1"}
+        for count, size, status in ((1, 9_000, "400 "), (9, 8_000, "431 "), (300, 1, "400 ")):
+            answers = []
+            large = {f"HTTP_X_{each}": "x" * size for each in range(count)}
+            body = b"".join(middleware({**environ, **large}, lambda status, headers: answers.append(status)))
+            self.assertEqual((answers[0][:4], str(json.loads(body)["status"]) + " "), (status, status))
+
     def test_unread_and_unix_socket_requests(self):
         client = Client(self.tollgate.url, "web", timeout_ms=5_000)
         closed = []

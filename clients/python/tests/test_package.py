@@ -28,9 +28,9 @@ class PackageTest(unittest.TestCase):
             # The wheel is built from the source distribution, so both are complete.
             run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(path), str(ROOT))
             (wheel,), (_,) = path.glob("*.whl"), path.glob("*.tar.gz")
-            run(sys.executable, "-m", "venv", "empty")
+            run(sys.executable, "-m", "venv", "--without-pip", "empty")
             python = str(path / "empty" / "bin" / "python")
-            run(python, "-m", "pip", "install", "--quiet", "--no-index", str(wheel))
+            run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", str(wheel))
             self.assertEqual(run(python, "-c", PROGRAM.format(url=server.url)).strip(), "True")
             names = run(python, "-m", "zipfile", "-l", str(wheel))
             self.assertIn("tollgate/py.typed", names)

@@ -149,7 +149,7 @@ export class Ratelimit {
     if (options.token !== undefined) headers["authorization"] = `Bearer ${options.token}`;
     // Looked up at each call: tests and instrumentation replace the global one.
     const request: typeof fetch = options.fetch ?? ((input, init) => fetch(input, init));
-    this.#servers = urls.map((url) => ({ url: baseUrl(url), headers, fetch: request }));
+    this.#servers = urls.map((url) => ({ url: baseUrl(url), headers, fetch: request, suspect: false }));
     this.#order = new ServerOrder(urls.length);
     this.#cache = options.denyCache === false ? null : new DenyCache(options.denyCache?.maxEntries);
     this.#attribute = options.attribute ?? "api_key";

@@ -232,6 +232,24 @@ impl DecisionDetails {
         own.min_by_key(|limit| (!limit.outcome.verdict.is_denied(), limit.outcome.remaining))
     }
 
+    /// Returns the limit that a denial is attributed to: of the denying rule, the one that denied and lasts longest, or
+    /// its first if none of its counters was read (a store that failed). `None` if no limit denied.
+    #[must_use]
+    pub fn denying_limit(&self) -> Option<&LimitStatus> {
+        let rule = match self.denied_by? {
+            DecidedBy::Rule(id) => Some(id),
+            DecidedBy::Inline => None,
+            DecidedBy::Emergency | DecidedBy::UnknownDomain | DecidedBy::MalformedCost => return None,
+        };
+        let own = self.limits.iter().filter(|status| status.rule == rule && status.role.is_live());
+        let lasts = |status: &&LimitStatus| match status.outcome.verdict {
+            Verdict::Denied { retry_after } => Some(retry_after.unwrap_or(TimeDelta::MAX)),
+            Verdict::Allowed { .. } | Verdict::Unknown => None,
+        };
+        // Of equal ones, the first.
+        own.reduce(|best, next| if lasts(&next) > lasts(&best) { next } else { best })
+    }
+
     /// Returns whether the request may pass.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {

@@ -246,7 +246,10 @@ fn find_domain<'r>(rules: &'r Ruleset, name: Option<&str>) -> Result<&'r Domain,
     found.ok_or_else(|| {
         UsageError::Domain(match name {
             Some(_) => format!("there is no such domain; there is {}", names()),
-            None => format!("several domains are loaded; write `domain=` and one of {}", names()),
+            None => format!(
+                "several domains are loaded; name one of {} as `?domain=NAME` (on the command line `--domain NAME`)",
+                names()
+            ),
         })
     })
 }

@@ -25,6 +25,7 @@ pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], options: &Options
         }
         if id != 0 {
             hazards::unique_key(node, &places[id], reader);
+            hazards::head_method(node, &places[id], reader);
         }
         let Some(rule) = node.rule.map(|id| &domain.rules[id as usize]) else { continue };
         let place = &places[id];

@@ -72,9 +72,10 @@ impl Ruleset {
                     all.push(removed(detail));
                 }
                 Some(after) => {
+                    let is_secure = |rule: &Rule| rule.class == Class::Security;
                     let narrower =
                         (before.matching, after.matching) == (DescriptorMatch::All, DescriptorMatch::One);
-                    if narrower && security_rules(before).next().is_some() {
+                    if narrower && before.domain_rules().any(is_secure) {
                         let detail = format!("domain `{}` no longer has `match: all`", before.name());
                         all.push(Loosening { kind: LooseningKind::SecurityRuleWeakened, detail });
                     }

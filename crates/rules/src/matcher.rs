@@ -400,12 +400,13 @@ impl CostFrom {
     fn resolve(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
         match self {
             Self::Request => Some(asked),
-            _ if asked.is_peek() => Some(asked),
+            Self::Fixed(_) if asked.is_peek() => Some(asked),
             Self::Fixed(units) if asked.is_refund() => Some(Cost::refund(*units)),
             Self::Fixed(units) => Some(Cost::new(*units)),
-            Self::Attribute(_) if asked.is_refund() => Some(asked),
             Self::Attribute(name) => match find(attributes, name) {
                 None => Some(asked),
+                // What a peek or a refund does not use must be a number all the same.
+                Some(value) if asked.is_peek() || asked.is_refund() => parse_units(value).map(|_| asked),
                 Some(value) => parse_units(value).map(Cost::new),
             },
         }

@@ -71,11 +71,11 @@ pub struct OverrideError {
     pub reason: String,
 }
 
-/// The rules that can be overridden per caller, by all their names.
-pub(crate) type Overridable = HashMap<String, Vec<RuleNode>, foldhash::fast::RandomState>;
+/// Where a rule is: the number of its domain, and its node there.
+type RulePlace = (usize, u32);
 
-/// A rule: its domain's index, and its node.
-type RuleNode = (usize, u32);
+/// The rules that can be overridden per caller, by all their names.
+pub(crate) type Overridable = HashMap<String, Vec<RulePlace>, foldhash::fast::RandomState>;
 
 impl Ruleset {
     /// Compiles a quota. Overrides that do not fit these rules are skipped and reported.
@@ -150,7 +150,7 @@ impl Ruleset {
     }
 
     /// Returns the rules that a reference means, and the cost of the limits if it says which: `default@tokens`.
-    fn find_overridable<'n>(&self, name: &'n str) -> Option<(&[RuleNode], Option<&'n str>)> {
+    fn find_overridable<'n>(&self, name: &'n str) -> Option<(&[RulePlace], Option<&'n str>)> {
         let all = |name: &str| self.overridable().get(&canonical(name)).map(Vec::as_slice);
         match (all(name), name.rsplit_once('@')) {
             (Some(rules), _) => Some((rules, None)),

@@ -110,7 +110,7 @@ fn diffs_explanations_and_loosenings_tell_the_cost() {
         rules(&format!("- {{key: a, class: security, limit: [5/m{tokens}]}}\n- {{key: x, limit: 1/s}}"))
     };
     let loosened = both(", {count: 9, period: m, cost: tokens}").loosened(&both(""));
-    assert!(loosened[0].detail.ends_with("no longer limits `tokens` (cost)"), "{loosened:?}");
+    assert!(loosened[0].detail.ends_with("no longer limits what `cost: tokens` counts"), "{loosened:?}");
     assert_eq!(both("").loosened(&both(", {count: 9, period: m, cost: tokens}")), []);
     let loosened = secure("1").loosened(&secure("0"));
     assert_eq!(loosened[0].kind, LooseningKind::SecurityRuleWeakened, "{loosened:?}");

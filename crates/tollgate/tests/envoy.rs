@@ -155,7 +155,7 @@ fn limits_apply_and_explain_themselves_through_envoy() {
     let denied = edge.get("/login", "");
     assert_eq!(denied.status, 429);
     assert_eq!(denied.header("x-envoy-ratelimited"), Some("true"));
-    assert_eq!(denied.header("x-ratelimit-denied-by"), Some("log-ins"));
+    assert_eq!(denied.header("x-ratelimit-denied-by"), Some("logins"));
     assert_eq!(denied.header("x-ratelimit-remaining"), Some("0"));
     let reset: u64 = denied.header("x-ratelimit-reset").and_then(|text| text.parse().ok()).expect("a time");
     assert!((170..=180).contains(&reset), "a fifth of a quarter of an hour: {reset}");
@@ -177,7 +177,7 @@ fn limits_apply_and_explain_themselves_through_envoy() {
         let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         lines.into_iter().find(|line| line["status"] == 429)
     });
-    assert_eq!((&line["path"], &line["denied_by"]), (&json!("/login"), &json!("log-ins")), "{line}");
+    assert_eq!((&line["path"], &line["denied_by"]), (&json!("/login"), &json!("logins")), "{line}");
     assert_eq!(line["alert"], "brute-force", "{line}");
     assert_eq!(line["decision"].as_str().map(str::len), Some(32), "{line}");
 }

@@ -339,7 +339,7 @@ descriptors:
   - {key: strict, name: strict, class: strict, limit: 3 per 3650d, algorithm: fixed_window}
 ";
 
-/// Somebody who has used up his log-ins must not get new ones because Redis crashed; a limit that is there for comfort
+/// Somebody who has used up his logins must not get new ones because Redis crashed; a limit that is there for comfort
 /// goes on.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
@@ -447,9 +447,9 @@ fn breakers_follow_their_settings() {
     let config = folder.write("config.yaml", &settings);
     let node = Server::start(&["--config", config.to_str().expect("a plain path")]);
     eventually("the node on Redis", || (ask(&node, "user", "u").1["origin"] == "store").then_some(()));
-    let dead = redis.stop();
     let breaker = || node.get("/readyz?verbose").json()["store"]["shards"][0]["breaker"].clone();
     assert_eq!(breaker(), "closed");
+    let dead = redis.stop();
     assert_eq!(ask(&node, "login", "u").0, 503);
     assert_eq!(breaker(), "open", "one failure was enough");
     let state = node.get("/metrics").text();

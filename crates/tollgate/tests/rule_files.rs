@@ -193,3 +193,31 @@ fn a_change_while_the_server_is_down_is_judged() {
     assert_eq!(limit(&server), 12, "two such steps in a day are not");
     assert!(server.log().contains("allows 18 times as much as a day ago"), "{}", server.log());
 }
+
+/// What `rules show` writes is what was loaded: the same text, and from a directory the same rules hash.
+#[test]
+fn shown_rules_load_again_unchanged() {
+    let folder = Folder::new();
+    let text = format!("# About the limits\n{}\n\n", rules(10, LOGIN));
+    folder.write("rules.yaml", &text);
+    let server = start(&folder, &[]);
+    let admin = format!("http://{}", server.admin.expect("an admin address"));
+    let show = |more: &[&str]| run(&[&["rules", "show", "current", "--admin", &admin], more].concat());
+    // Lines end in one way on every system that reads them.
+    assert_eq!(show(&[]).out.trim_end(), text.trim_end());
+    let revision = |server: &Server| server.get("/readyz?verbose").json()["rules"]["revision"].clone();
+
+    std::fs::create_dir(folder.join("many")).expect("a directory");
+    folder.write("many/a.yaml", &text);
+    folder.write("many/b.yaml", "domain: e\ndescriptors: [{key: a, limit: 1/s}]");
+    let many = Server::start(&["--rules", folder.join("many").to_str().expect("a plain path")]);
+    let admin = format!("http://{}", many.admin.expect("an admin address"));
+    let target = folder.join("copy");
+    let target = target.to_str().expect("a plain path");
+    let write = || run(&["rules", "show", "current", "--dir", target, "--admin", &admin]);
+    let wrote = write();
+    assert_eq!((wrote.code, wrote.out.as_str()), (Some(0), format!("wrote 2 files to {target}\n").as_str()));
+    assert_eq!(write().code, Some(1), "nothing is overwritten");
+    let copy = Server::start(&["--rules", target]);
+    assert_eq!(revision(&copy), revision(&many));
+}

@@ -6,7 +6,7 @@ mod databases;
 mod harness;
 
 use databases::Place;
-use harness::{Node, WebResponse, run};
+use harness::{Node, WebResponse, eventually, run};
 use serde_json::{Value, json};
 
 const LOGIN: &str = "  - {key: endpoint, value: POST /login, class: security, limit: 5/minute}\n";
@@ -115,6 +115,28 @@ fn callers_are_judged_beside_requests() {
     assert_eq!(refused.status, 409, "{}", refused.text());
     assert_eq!(reasons(&refused), ["callers_newly_denied"], "{}", refused.text());
     assert!(refused.text().contains("80.0% of recent callers"), "{}", refused.text());
+    // Callers with the same first characters are told apart, by the ids of the lists.
+    let mut affected: Vec<String> = refused.json()["impact"]["top"]
+        .as_array()
+        .expect("callers")
+        .iter()
+        .map(|one| {
+            let (id, masked) =
+                (one["key_id"].as_str().expect("an id"), one["key_masked"].as_str().expect("a key"));
+            assert!(masked.starts_with("api_key=s…") && masked.ends_with(&id[..8]), "{one}");
+            id.to_owned()
+        })
+        .collect();
+    affected.sort();
+    eventually("the same ids in the list", || {
+        let top = node.ask("GET", "/admin/v1/top", &[], &Value::Null).json();
+        let small = top["by_rate"].as_array()?.iter();
+        let small = small.filter(|one| one["key_masked"].as_str().is_some_and(|key| key.starts_with("s…")));
+        let mut listed: Vec<String> =
+            small.filter_map(|one| Some(one["key_id"].as_str()?.to_owned())).collect();
+        listed.sort();
+        (affected == listed).then_some(())
+    });
 }
 
 #[test]

@@ -176,8 +176,11 @@ def _rejected(head: Head, checked: Checked) -> Refusal:
     if problem is not None and str(problem.get("field", "")).partition(".")[0] == "request":
         status = 401 if problem.get("status") == 401 else 400
         return _refusal(head, status, checked, dict(problem), None)
-    document = {"type": "about:blank", "title": "Bad request", "status": 400, "detail": "The request could not be checked."}
-    return _refusal(head, 400, checked, document, None)
+    status, title, detail = 400, "Bad request", "The request could not be checked."
+    if problem is not None and problem.get("status") == 413:
+        status, title, detail = 431, "Request header fields too large", "The header fields are too large to be checked."
+    document = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    return _refusal(head, status, checked, document, None)
 
 
 def _refusal(head: Head, status: int, checked: Checked, document: dict[str, Any], seconds: Optional[int]) -> Refusal:

@@ -29,7 +29,6 @@ const MAX_REASON_BYTES: usize = 1_024;
 /// A request to publish rules.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = Proposal)]
 pub struct PublishRequest {
     /// All rule files: rules that they do not contain are removed.
     pub files: Vec<RuleFile>,

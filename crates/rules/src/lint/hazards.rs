@@ -53,6 +53,28 @@ pub(super) fn unique_key(node: &TreeNode, place: &NodeLocation, reader: &mut Rea
     }
 }
 
+/// Warns about a rule on `HEAD`: whoever reads requests counts it as `GET`, since servers run the same handler for both.
+pub(super) fn head_method(node: &TreeNode, place: &NodeLocation, reader: &mut Reader<'_>) {
+    let value = match &node.element.test {
+        ValueTest::Exact(value) => &**value,
+        ValueTest::Like(pattern) | ValueTest::Shared(pattern) => pattern.text(),
+        ValueTest::Any | ValueTest::Network(_) => return,
+    };
+    let path = match &*node.element.key {
+        "method" if value.eq_ignore_ascii_case("HEAD") => "",
+        "endpoint" => match value.split_once(' ') {
+            Some((method, _)) if method.eq_ignore_ascii_case("HEAD") => &value[method.len()..],
+            _ => return,
+        },
+        _ => return,
+    };
+    let message = format!(
+        "`{}` matches no request that the gateway, `/check` or the Rust layer reads: they count HEAD as GET",
+        node.element
+    );
+    reader.warning(place.at, message, format!("write `GET{path}`, which counts both"));
+}
+
 /// Warns about a security rule whose fixed window admits twice its limit around the boundary.
 pub(super) fn burst_at_boundary(rule: &Rule, place: &NodeLocation, reader: &mut Reader<'_>) {
     if rule.class != Class::Security {

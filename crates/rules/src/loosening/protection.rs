@@ -88,13 +88,7 @@ fn values(matched: &MatchedLimit<'_>) -> usize {
     usize::from(matched.parts.1 - matched.parts.0).saturating_sub(shard)
 }
 
-impl<'p> Protection<'p> {
-    /// Returns the part of this with limits of one cost.
-    fn of_cost(&self, cost: Option<&CostFrom>) -> Protection<'p> {
-        let limits = self.limits.iter().copied().filter(|limit| own_cost(limit) == cost).collect();
-        Protection { rule: self.rule, limits, values: self.values }
-    }
-
+impl Protection<'_> {
     /// Returns how `new` protects less than this. A limit counts as raised from the factor `raised` on.
     pub(super) fn weaknesses(&self, new: &Protection<'_>, raised: f64) -> Vec<Weakness> {
         let mut all = Vec::new();
@@ -103,6 +97,12 @@ impl<'p> Protection<'p> {
         if after.class != Class::Security {
             add("is no longer of class security");
         }
+        let enforced =
+            |rule: &Rule| rule.enforce.as_ref().map_or(Enforce::ALL, |enforce| enforce.thousandths);
+        if enforced(after) < enforced(before) {
+            let share = Enforce::percent(enforced(after));
+            add(&format!("is enforced for {share} of the callers only"));
+        }
         match looser_failure(&before.on_error, &after.on_error) {
             Some(FailPolicy::Closed) => add("no longer fails closed while the store is unavailable"),
             Some(_) => add("no longer limits anything while the store is unavailable"),
@@ -110,11 +110,6 @@ impl<'p> Protection<'p> {
         }
         if after.action == Action::Delay && before.action != Action::Delay {
             add("delays requests instead of denying them (action: delay)");
-        }
-        let enforced =
-            |rule: &Rule| rule.enforce.as_ref().map_or(Enforce::ALL, |enforce| enforce.thousandths);
-        if enforced(after) < enforced(before) {
-            add(&format!("is enforced for {} of the callers only", Enforce::percent(enforced(after))));
         }
         let is_local = |one: &Protection<'_>| one.limits.iter().any(|limit| limit.mode == Mode::Local);
         if is_local(new) && !is_local(self) {
@@ -151,30 +146,40 @@ impl<'p> Protection<'p> {
                 (_, None) => add(&format!("no longer has `{name}`")),
             }
         }
-        all.extend(self.looser_limits(new, raised));
+        for (cost, is_own) in self.costs() {
+            let (old_limits, new_limits) =
+                (self.counting(|other| other == cost), new.counting(|other| counts_no_less(cost, other)));
+            all.extend(match new_limits.limits.is_empty() {
+                true if is_own => {
+                    Some(Weakness::Other(format!("no longer limits what `cost: {cost}` counts")))
+                }
+                // The rule's cost is compared above.
+                true => old_limits.looser_limits(new, raised),
+                false => old_limits.looser_limits(&new_limits, raised),
+            });
+        }
         all
     }
 
-    /// Compares limits of the same cost: requests say nothing about tokens.
-    fn looser_limits(&self, new: &Protection<'_>, raised: f64) -> Option<Weakness> {
-        let mut costs: Vec<Option<&CostFrom>> = Vec::new();
-        for cost in self.limits.iter().map(|limit| own_cost(limit)) {
-            if !costs.contains(&cost) {
-                costs.push(cost);
+    /// Returns the costs of the limits, and whether they are of their own or the rule's.
+    fn costs(&self) -> Vec<(&CostFrom, bool)> {
+        let mut all: Vec<(&CostFrom, bool)> = Vec::new();
+        for limit in &self.limits {
+            let cost = limit.cost_from(self.rule);
+            if all.iter().all(|(known, _)| *known != cost) {
+                all.push((cost, limit.cost.is_some()));
             }
         }
-        costs.into_iter().find_map(|cost| {
-            let (old, new) = (self.of_cost(cost), new.of_cost(cost));
-            match cost {
-                Some(cost) if new.limits.is_empty() => {
-                    Some(Weakness::Other(format!("no longer limits `{cost}` (cost)")))
-                }
-                _ => old.looser_limits_of_one_cost(&new, raised),
-            }
-        })
+        all
     }
 
-    fn looser_limits_of_one_cost(&self, new: &Protection<'_>, raised: f64) -> Option<Weakness> {
+    /// Returns the limits with such costs: requests and tokens have no common measure.
+    fn counting(&self, cost: impl Fn(&CostFrom) -> bool) -> Protection<'_> {
+        let limits = self.limits.iter().filter(|limit| cost(limit.cost_from(self.rule))).copied();
+        Protection { rule: self.rule, limits: limits.collect(), values: self.values }
+    }
+
+    fn looser_limits(&self, new: &Protection<'_>, raised: f64) -> Option<Weakness> {
         let kind = |one: &Protection<'_>, concurrent: bool| -> Vec<Bound> {
             let limits = one.limits.iter().map(|limit| Bound::new(limit));
             limits.filter(|bound| (bound.algorithm == Algorithm::Concurrency) == concurrent).collect()
@@ -220,9 +225,14 @@ impl<'p> Protection<'p> {
     }
 }
 
-/// Returns the cost of a limit, if it is neither the rule's nor one per request.
-fn own_cost(limit: &RuleLimit) -> Option<&CostFrom> {
-    limit.cost.as_deref().filter(|cost| **cost != CostFrom::Fixed(1))
+/// Returns whether a cost counts the same as another, or more.
+fn counts_no_less(before: &CostFrom, after: &CostFrom) -> bool {
+    match (before, after) {
+        // A request costs one unit at least.
+        (CostFrom::Fixed(0 | 1), CostFrom::Request) => true,
+        (CostFrom::Fixed(old), CostFrom::Fixed(new)) => new >= old,
+        (old, new) => old == new,
+    }
 }
 
 /// What a limit lets through, in units and microseconds.

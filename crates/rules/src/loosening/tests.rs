@@ -208,3 +208,30 @@ fn a_domain_is_not_lost_without_a_word() {
         assert_eq!(all[0].detail, "domain `d` has no limit left that denies anything", "{nothing}");
     }
 }
+
+/// Requests and tokens have no common measure: each is compared with its own kind.
+#[test]
+fn limits_with_costs_of_their_own_are_compared_apart() {
+    let rule = |limits: &str| format!("{{key: login, name: login, class: security, limit: [{limits}]}}");
+    let tokens = |count: u32| format!("5/minute, {{count: {count}, period: minute, cost: tokens}}");
+    let before = rule(&tokens(1_000));
+    assert!(loosened(&before, &rule(&tokens(2_000))).is_empty());
+    assert_eq!(
+        loosened(&before, &rule(&tokens(20_000))),
+        ["security rule `d: login` allows 20 times as much"]
+    );
+    assert_eq!(
+        loosened(&before, &rule("5/minute")),
+        ["security rule `d: login` no longer limits what `cost: tokens` counts"]
+    );
+}
+
+#[test]
+fn enforcing_a_security_rule_for_fewer_callers_is_found() {
+    let rule = |share: &str| format!("{{key: login, name: login, class: security, limit: 5/minute{share}}}");
+    assert_eq!(
+        loosened(&rule(""), &rule(", enforce: 50%")),
+        ["security rule `d: login` is enforced for 50% of the callers only"]
+    );
+    assert!(loosened(&rule(", enforce: 10%"), &rule(", enforce: 50%")).is_empty());
+}

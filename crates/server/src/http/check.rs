@@ -31,10 +31,10 @@ pub(crate) struct CheckRequest<'a> {
     /// The head of the request that the client has received, from which the caller is identified.
     #[serde(borrow, default)]
     request: Option<Object<RequestHead<'a>>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "body::present")]
     cost: Option<u64>,
     /// Only for reservations.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "body::present")]
     pub(crate) deadline_ms: Option<u64>,
     /// Only for reservations.
     #[serde(default)]
@@ -46,7 +46,7 @@ pub(crate) struct CheckRequest<'a> {
 struct CheckDescriptor<'a> {
     #[serde(borrow)]
     entries: Vec<Entry<'a>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "body::present")]
     hits: Option<u64>,
     #[serde(default)]
     limit: Option<Object<CheckLimit>>,
@@ -387,7 +387,7 @@ pub(crate) async fn handle<S: CounterStore>(
     let check = normalized.check(&descriptors).with_trace(trace);
     let decision = app.limiter.check(&check).await;
     reject_malformed(&decision)?;
-    Ok(decision::response_to(app, &check, &decision, &decision::DecisionBody::new(&decision)))
+    Ok(decision::response(app, check.input, &decision, &decision::DecisionBody::new(&decision)))
 }
 
 /// Part of [`crate::properties::json_bodies`].

@@ -226,11 +226,11 @@ async fn after_delay<S: CounterStore + 'static>(
         TimeDelta::from_micros(delay.as_micros().saturating_sub(app.forward_auth.max_delay.as_micros()));
     if over > TimeDelta::ZERO {
         facts.disposition = Disposition::Denied;
-        facts.retry_after = over.ceil_secs().max(1);
+        facts.retry_after = Some(over.ceil_secs().max(1));
         facts.denied_by = delaying(decision);
     } else if guard.wait(&app.forward_auth.delayed, delay).await.is_err() {
         facts.disposition = Disposition::Unavailable;
-        facts.retry_after = delay.ceil_secs().max(1);
+        facts.retry_after = Some(delay.ceil_secs().max(1));
     } else {
         // The proxy does not report the end of the request.
         guard.leave_to_deadline();

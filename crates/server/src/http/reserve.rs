@@ -64,7 +64,7 @@ pub(crate) async fn reserve<S: CounterStore>(
         reservation: made.id.map(|id| id.to_string()),
         decision: decision::DecisionBody::new(&made.decision),
     };
-    Ok(decision::response(app, &made.decision, &reserved))
+    Ok(decision::response(app, check.input, &made.decision, &reserved))
 }
 
 #[derive(Deserialize)]

@@ -170,10 +170,10 @@ impl RedisConfig {
         self
     }
 
-    /// Sets the bytes of keys that may be in flight on one connection.
+    /// Sets the bytes of keys that may be in flight on one connection, at least 64 KiB.
     #[must_use]
     pub fn with_in_flight_bytes(mut self, bytes: usize) -> Self {
-        self.in_flight_bytes = bytes;
+        self.in_flight_bytes = bytes.max(64 << 10);
         self
     }
 

@@ -30,7 +30,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, MissedTickBehavior, timeout_at};
 use tollgate_core::{Admission, Clock, Timestamp};
@@ -168,8 +168,9 @@ enum LinkState {
 struct Present {
     epoch: u64,
     flights: usize,
-    /// Requests in flight.
+    /// Requests in flight, and their bytes.
     jobs: usize,
+    bytes: usize,
     /// When a flight was last answered, or the first of them was sent.
     heard: Option<Instant>,
 }
@@ -188,10 +189,15 @@ impl Pipeline {
         // One timer for what is waited for: another batch beside those in flight, or another attempt to connect.
         let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
         let (mut may_overlap, mut attempts) = (true, 0);
-        // Of all connections so far: a late reply may take a minute.
-        let mut bytes_in_flight = 0;
+        // Of all connections so far: a late reply may take a minute. If earlier ones take the room of the present one,
+        // nobody waits for them any longer.
+        let (mut bytes_in_flight, most_bytes) = (0, self.shared.config.in_flight_bytes);
+        let (oldest, _) = watch::channel(0);
         loop {
-            let has_room = bytes_in_flight < self.shared.config.in_flight_bytes;
+            let has_room = bytes_in_flight < most_bytes;
+            if !has_room && present.bytes < most_bytes / 2 {
+                oldest.send_replace(present.epoch);
+            }
             let accepts = match &link {
                 Link::Up(_) => {
                     has_room && (present.flights == 0 || may_overlap) && present.jobs < MAX_IN_FLIGHT
@@ -209,6 +215,7 @@ impl Pipeline {
                     if epoch == present.epoch {
                         present.flights -= 1;
                         present.jobs -= jobs;
+                        present.bytes -= bytes;
                         present.heard = Some(Instant::now());
                         if state != LinkState::Usable && is_up {
                             // One failure, however many batches were in flight.
@@ -308,8 +315,9 @@ impl Pipeline {
             }
             let bytes = batch.iter().map(Job::bytes).sum();
             bytes_in_flight += bytes;
+            present.bytes += bytes;
             let calls = ScriptCall::group(batch.drain(..), self.merges);
-            flights.push(boxed(this.serve(open.clone(), calls, present.epoch, bytes)));
+            flights.push(boxed(this.serve(open.clone(), calls, present.epoch, bytes, oldest.subscribe())));
             may_overlap = false;
             timer.as_mut().reset(now + OVERLAP);
         }
@@ -423,6 +431,7 @@ impl Pipeline {
         mut calls: Vec<ScriptCall>,
         epoch: u64,
         bytes: usize,
+        mut oldest: watch::Receiver<u64>,
     ) -> Flight {
         let shared = &*self.shared;
         let jobs = calls.iter().map(ScriptCall::len).sum();
@@ -438,11 +447,17 @@ impl Pipeline {
             }
             let sent = pipeline.len();
             let answer = connection.send_packed_commands(&pipeline, 0, sent);
-            let answered = match self.in_time(answer, PATIENCE).await {
-                Ok(Ok(values)) if values.len() == sent => Ok(values),
-                Ok(Ok(_)) => Err("an answer of another length".to_owned()),
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(_) => Err("no answer in time".to_owned()),
+            let answer = self.in_time(answer, PATIENCE);
+            let answer = tokio::select! {
+                biased;
+                answer = answer => answer.ok(),
+                _ = oldest.wait_for(|oldest| epoch < *oldest) => None,
+            };
+            let answered = match answer {
+                Some(Ok(values)) if values.len() == sent => Ok(values),
+                Some(Ok(_)) => Err("an answer of another length".to_owned()),
+                Some(Err(error)) => Err(error.to_string()),
+                None => Err("no answer in time".to_owned()),
             };
             let values = match answered {
                 Ok(values) => values,

@@ -2,6 +2,7 @@
 
 use crate::admin_client::{self, AdminFlags, Client, cell, encoded};
 use crate::cli::{TimeArg, now, output, print, print_line};
+use crate::commands::caller::CallerFlags;
 use crate::ndjson;
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -24,9 +25,8 @@ pub(crate) struct QuotaFlags {
 enum QuotaCommand {
     /// Show a caller's quota.
     Get {
-        /// API key of the caller.
-        #[arg(value_name = "API_KEY")]
-        api_key: String,
+        #[command(flatten)]
+        caller: CallerFlags,
     },
     /// Set a quota, replacing the existing one.
     Set(SetFlags),
@@ -44,9 +44,8 @@ enum QuotaCommand {
     },
     /// Delete a quota (the rules apply again).
     Delete {
-        /// API key of the caller.
-        #[arg(value_name = "API_KEY")]
-        api_key: String,
+        #[command(flatten)]
+        caller: CallerFlags,
         /// Fail unless the quota is at this revision.
         #[arg(long, value_name = "N")]
         revision: Option<i64>,
@@ -73,9 +72,8 @@ enum QuotaCommand {
 
 #[derive(Debug, Args)]
 struct SetFlags {
-    /// API key of the caller.
-    #[arg(value_name = "API_KEY")]
-    api_key: String,
+    #[command(flatten)]
+    caller: CallerFlags,
     /// Tier of the caller, such as pro.
     #[arg(long, value_name = "TIER")]
     tier: Option<String>,
@@ -122,26 +120,20 @@ fn parse_limit(text: &str) -> Result<Value, String> {
     Ok(limit)
 }
 
-fn path(api_key: &str) -> String {
-    // Unescaped, these two are the paths of other operations.
-    let escaped = match api_key {
-        "import" => "%69mport".to_owned(),
-        "export" => "%65xport".to_owned(),
-        other => encoded(other),
-    };
-    format!("/admin/v1/quotas/{escaped}")
+fn path(caller: &CallerFlags, parameters: &[String]) -> String {
+    caller.path("/admin/v1/quotas", "", parameters)
 }
 
 pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
     let json = flags.admin.is_json();
     admin_client::run(&flags.admin, async |client| {
         match &flags.command {
-            QuotaCommand::Get { api_key } => {
-                show(json, &client.request(Method::GET, &path(api_key), None).await?)?;
+            QuotaCommand::Get { caller } => {
+                show(json, &client.request(Method::GET, &path(caller, &[]), None).await?)?;
             }
             QuotaCommand::Set(set) => {
                 let body = set.body()?;
-                let path = path(&set.api_key);
+                let path = path(&set.caller, &[]);
                 show(json, &change(&client, Method::PUT, &path, set.revision, Some(&body)).await?)?;
             }
             QuotaCommand::List { tier, prefix, max_results } => {
@@ -152,8 +144,8 @@ pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
             QuotaCommand::Export { file } => {
                 ndjson::receive(&client, "/admin/v1/quotas/export", file.as_deref()).await?;
             }
-            QuotaCommand::Delete { api_key, revision, confirm } => {
-                let path = format!("{}?confirm={confirm}", path(api_key));
+            QuotaCommand::Delete { caller, revision, confirm } => {
+                let path = path(caller, &[format!("confirm={confirm}")]);
                 change(&client, Method::DELETE, &path, *revision, None).await?;
                 if json {
                     print(&json!({"deleted": true}))?;
