@@ -106,6 +106,12 @@ fn diffs_explanations_and_loosenings_tell_the_cost() {
             "- {{key: login, class: security, limit: {{count: 5, period: 1m, cost: {cost}}}}}\n- {{key: x, limit: 1/s}}"
         ))
     };
+    let both = |tokens: &str| {
+        rules(&format!("- {{key: a, class: security, limit: [5/m{tokens}]}}\n- {{key: x, limit: 1/s}}"))
+    };
+    let loosened = both(", {count: 9, period: m, cost: tokens}").loosened(&both(""));
+    assert!(loosened[0].detail.ends_with("no longer limits what `cost: tokens` counts"), "{loosened:?}");
+    assert_eq!(both("").loosened(&both(", {count: 9, period: m, cost: tokens}")), []);
     let loosened = secure("1").loosened(&secure("0"));
     assert_eq!(loosened[0].kind, LooseningKind::SecurityRuleWeakened, "{loosened:?}");
 }

@@ -107,11 +107,7 @@ fn all_rules_apply_and_unused_tokens_and_permits_come_back_through_envoy() {
     assert_eq!((keep().status, keep().status), (200, 200));
     let denied = keep();
     assert_eq!((denied.status, denied.header("x-ratelimit-denied-by")), (429, Some("budget")));
-    assert!(
-        left("b")[1] < 100_000 && left("b")[2] == 0,
-        "a denied request gives nothing back: {:?}",
-        left("b")
-    );
+    assert_eq!(left("b")[2], 0, "a denied request gives nothing back");
 }
 
 /// Where Envoy listens, once it does and has found Tollgate healthy.
