@@ -51,10 +51,12 @@ type problem struct {
 // isCallers tells that the head that was checked is no request's, that servers would read it differently, or that its
 // credential is unreadable.
 func (p *problem) isCallers() bool {
-	if p == nil || p.status != 400 && p.status != 401 {
+	if p == nil {
 		return false
 	}
-	return p.field == "request" || strings.HasPrefix(p.field, "request.")
+	// A credential is found in the whole head, never in a part.
+	isPart := p.status == 400 && strings.HasPrefix(p.field, "request.")
+	return isPart || p.field == "request" && (p.status == 400 || p.status == 401)
 }
 
 func decodeCheck(status int, body []byte) (decoded, error) {

@@ -72,6 +72,7 @@ fn addresses_and_keys_come_from_the_head() {
     assert_eq!(keyed(&[("x-api-key", " key-1234567890\t")]), 429);
     assert_eq!(keyed(&[("x-api-key", "one-1234567890"), ("x-api-key", "two-1234567890")]), 400, "ambiguous");
     assert_eq!(keyed(&[("authorization", "Basic ???")]), 401, "unreadable");
+    assert_eq!(keyed(&[("cookie", &"c=1; ".repeat(6_000))]), 200, "only the body bounds a cookie");
 }
 
 /// What the program itself knows goes before what the head says.

@@ -28,9 +28,9 @@ pub(crate) struct RequestHead<'a> {
     /// The address of the peer that sent the request.
     #[serde(borrow)]
     peer: Text<'a>,
-    /// Names and values, in message order.
+    /// Names and values, in message order. A value may be as long as the body: cookies are.
     #[serde(borrow, default)]
-    headers: Vec<(Text<'a>, Text<'a>)>,
+    headers: Vec<(Text<'a>, String)>,
 }
 
 /// The caller of a request head.
@@ -76,7 +76,7 @@ impl RequestHead<'_> {
             return Err(Problem::bad(detail).in_field("request.headers"));
         }
         let mut headers = HeaderMap::with_capacity(self.headers.len());
-        for (at, (Text(name), Text(value))) in self.headers.iter().enumerate() {
+        for (at, (Text(name), value)) in self.headers.iter().enumerate() {
             let parsed = HeaderName::from_bytes(name.as_bytes()).ok();
             let bytes = latin1(value).and_then(|bytes| HeaderValue::from_bytes(bytes.trim_ascii()).ok());
             let (Some(name), Some(value)) = (parsed, bytes) else {
