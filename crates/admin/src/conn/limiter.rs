@@ -4,12 +4,17 @@
 //!
 //! - A network (an address, or the /64 of an IPv6 address) has a share of them, so that others can always connect.
 //! - A client without authority waits for nothing but itself: its connection counts as idle even with a request in
-//!   progress, so that half a request keeps no operator out. An authorized connection ends after all others, and never
-//!   with a request in progress.
+//!   progress. An authorized connection ends after all others, and never with a request in progress, of which all has
+//!   arrived: half a request keeps no operator out.
 //!
 //! Rejected: a table of connections of its own. Two mechanisms decided about the same files, and disagreed.
 
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_http::server::connections::{Activity, PortLimits, WhenFull};
@@ -36,24 +41,33 @@ pub const fn port_limits(guaranteed: usize) -> PortLimits {
 /// One connection to the admin listener.
 #[derive(Debug)]
 pub(crate) struct AdminConnection {
-    /// Number of requests in progress.
-    active_requests: Mutex<u32>,
+    requests: Mutex<Requests>,
     /// What the accept loop knows of the connection.
     activity: Arc<Activity>,
 }
 
+#[derive(Debug, Default)]
+struct Requests {
+    /// Number of requests in progress.
+    active: u32,
+    /// Whether the rest of a request's body is missing; requests of one connection follow each other.
+    is_awaited: bool,
+}
+
 impl AdminConnection {
     pub(crate) fn new(activity: Arc<Activity>) -> Arc<Self> {
-        Arc::new(Self { active_requests: Mutex::new(0), activity })
+        Arc::new(Self { requests: Mutex::default(), activity })
     }
 
-    fn active_requests(&self) -> MutexGuard<'_, u32> {
-        self.active_requests.lock().unwrap_or_else(PoisonError::into_inner)
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports what the connection does, after a change.
-    fn report(&self, active_requests: u32) {
-        if active_requests > 0 && self.activity.is_trusted() {
+    /// Changes what the connection does, and reports it.
+    fn change(&self, change: impl FnOnce(&mut Requests)) {
+        let mut requests = self.requests();
+        change(&mut requests);
+        if requests.active > 0 && !requests.is_awaited && self.activity.is_trusted() {
             self.activity.busy();
         } else {
             self.activity.idle(Instant::now());
@@ -62,17 +76,13 @@ impl AdminConnection {
 
     /// Starts a request, which is in progress until the returned guard is dropped.
     pub(crate) fn begin_request(self: &Arc<Self>) -> ActiveRequest {
-        let mut active = self.active_requests();
-        *active += 1;
-        self.report(*active);
+        self.change(|requests| requests.active += 1);
         ActiveRequest(Arc::clone(self))
     }
 
     /// The client is authorized by a token, a session or a certificate.
     pub(crate) fn authorized(&self) {
-        let active = self.active_requests();
-        self.activity.trust();
-        self.report(*active);
+        self.change(|_| self.activity.trust());
     }
 }
 
@@ -82,9 +92,56 @@ pub(crate) struct ActiveRequest(Arc<AdminConnection>);
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        let mut active = self.0.active_requests();
-        *active = active.saturating_sub(1);
-        self.0.report(*active);
+        self.0.change(|requests| requests.active = requests.active.saturating_sub(1));
+    }
+}
+
+/// The body of a request, which reports when it waits for its client.
+#[derive(Debug)]
+pub(crate) struct TrackedBody {
+    body: Incoming,
+    connection: Arc<AdminConnection>,
+    is_awaited: bool,
+}
+
+impl TrackedBody {
+    pub(crate) fn new(body: Incoming, connection: &Arc<AdminConnection>) -> Self {
+        Self { body, connection: Arc::clone(connection), is_awaited: false }
+    }
+
+    fn set_awaited(&mut self, is_awaited: bool) {
+        if std::mem::replace(&mut self.is_awaited, is_awaited) != is_awaited {
+            self.connection.change(|requests| requests.is_awaited = is_awaited);
+        }
+    }
+}
+
+impl Body for TrackedBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.body).poll_frame(cx);
+        this.set_awaited(polled.is_pending());
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for TrackedBody {
+    fn drop(&mut self) {
+        self.set_awaited(false);
     }
 }
 
@@ -172,6 +229,24 @@ mod tests {
         drop((served_request, public_request));
         admit(MAX_CONNECTIONS).await;
         assert!(!stays(&served));
+    }
+
+    /// Half a request of an operator keeps nobody out either, and the rest of it protects its connection again.
+    #[tokio::test(start_paused = true)]
+    async fn an_operator_with_half_a_request_waits_for_itself() {
+        let slots = ConnectionBudget::default().port(PortLimits { max: 1, ..port_limits(0) });
+        let half = client(&slots, address(0));
+        let _request = half.connection.begin_request();
+        half.connection.authorized();
+        tokio::time::advance(MIN_IDLE).await;
+        assert!(slots.admit(address(0)).is_none(), "a request in progress");
+        half.connection.change(|requests| requests.is_awaited = true);
+        tokio::time::advance(MIN_IDLE).await;
+        half.connection.change(|requests| requests.is_awaited = false);
+        assert!(slots.admit(address(0)).is_none(), "the rest has arrived");
+        half.connection.change(|requests| requests.is_awaited = true);
+        tokio::time::advance(MIN_IDLE).await;
+        assert!(slots.admit(address(0)).is_some() && !stays(&half));
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@
 //! handshakes and request heads, and drained at shutdown. New connections are still served while draining, so that a
 //! probe can read that the process is shutting down.
 
-use super::limiter::AdminConnection;
+use super::limiter::{AdminConnection, TrackedBody};
 use crate::auth::tls::{AdminTls, ClientPeer};
 use axum::Router;
 use http::Request;
@@ -88,6 +88,7 @@ async fn serve_connection<S>(
         let active = client.begin_request();
         request.extensions_mut().insert(peer.clone());
         request.extensions_mut().insert(Arc::clone(&client));
+        let request = request.map(|body| TrackedBody::new(body, &client));
         let responding = router.clone().call(request);
         async move {
             let response = responding.await?;

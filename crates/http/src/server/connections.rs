@@ -44,6 +44,8 @@ const REMEMBERED: usize = 64;
 const MAX_CLOSING: usize = 8;
 /// How long an accept waits for them.
 const MAX_CLOSING_TIME: Duration = Duration::from_secs(1);
+/// How many silent connections are a flood, of which the oldest ends at once.
+const MANY_SILENT: usize = 16;
 /// How often a newcomer that waits looks for a connection that has become old enough to end.
 const ADMIT_INTERVAL: Duration = Duration::from_millis(25);
 /// Minimum time between two searches that found few: a flood that is rejected must not search for each connection.
@@ -209,11 +211,16 @@ impl Port {
         None
     }
 
-    /// The oldest silent connection, if it has had `patience` to send its request.
+    /// The oldest silent connection, if it has had `patience` to send its request, or if it is one of many: a flood of
+    /// them displaces itself, and not those who have sent a request.
     fn late_silent(&mut self, patience: Duration, now: u64) -> Option<u64> {
         let number = self.oldest_silent()?;
         let age = now.saturating_sub(self.open.get(&number)?.since);
-        (age >= patience.as_micros() as u64).then_some(number)
+        let is_silent = |number: &u64| self.open.get(number).is_some_and(|one| one.activity.is_silent());
+        // Of the oldest only: counting all would cost as much as all connections together.
+        let oldest = self.silent.iter().take(2 * MANY_SILENT);
+        let many = || oldest.filter(|(number, _)| is_silent(number)).count() >= MANY_SILENT;
+        (age >= patience.as_micros() as u64 || many()).then_some(number)
     }
 
     /// The connection of one network to end first, however recently it was used.

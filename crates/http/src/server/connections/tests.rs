@@ -39,6 +39,18 @@ async fn a_newcomer_displaces_the_oldest_silent_connection() {
     assert_eq!(slots.open(), 0);
 }
 
+/// A flood of silent connections displaces itself at once, and nobody who has sent a request, however long ago.
+#[tokio::test(start_paused = true)]
+async fn a_silent_flood_displaces_itself() {
+    let slots = ConnectionBudget::default().port(waiting(40));
+    let served = spoken(&slots, 1);
+    tokio::time::advance(Duration::from_secs(60)).await;
+    let flood: Vec<_> = (0..400).map(|_| slots.admit(address(1)).expect("a slot")).collect();
+    assert!(is_open(&served));
+    assert_eq!(flood.iter().filter(|one| is_open(one)).count(), 39);
+    assert!(flood[400 - 39..].iter().all(is_open), "the oldest of them ended");
+}
+
 /// The idle connections of a proxy stay while there is room, and make place only when they have been idle for a while.
 #[tokio::test(start_paused = true)]
 async fn idle_connections_end_only_for_a_newcomer_and_the_longest_idle_first() {
