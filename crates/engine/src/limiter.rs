@@ -6,6 +6,7 @@
 
 use crate::check::{Check, CheckInput};
 use crate::decision::{DecidedBy, Decision, DecisionDetails, DecisionVerdict, Origin, UnknownDomain};
+use crate::decision_body::{Contents, DecisionBody, Generation};
 use crate::decision_id::DecisionId;
 use crate::emergency::ActiveMeasures;
 use crate::fallback::TryCharge;
@@ -17,7 +18,7 @@ use crate::in_flight::InFlight;
 use crate::observer::Observer;
 use crate::panic::Panics;
 use crate::permit_guard::Renewals;
-use crate::quota_provider::{CallerQuota, QuotaProvider};
+use crate::quota_provider::QuotaProvider;
 use crate::reconcile::PendingCharges;
 use crate::reconsider::FullCounters;
 use crate::reservation::Reservations;
@@ -32,6 +33,7 @@ use tollgate_rules::{CallerOverrides, Charges, Plan, Ruleset};
 /// Rate limiter: decides requests with a rule set and a store. Shared by all protocol servers.
 pub struct Limiter<S> {
     pub(crate) rules: ArcSwap<Ruleset>,
+    generation: Generation,
     pub(crate) store: S,
     /// Global shadow mode: every denial becomes an allowance, and the outcomes are still reported.
     pub(crate) shadow: AtomicBool,
@@ -79,6 +81,7 @@ impl<S: CounterStore> Limiter<S> {
     pub fn new(rules: Arc<Ruleset>, store: S, clock: Arc<dyn Clock>) -> Self {
         Self {
             rules: ArcSwap::new(rules),
+            generation: Generation::new(),
             store,
             shadow: AtomicBool::new(false),
             denies_unknown: AtomicBool::new(false),
@@ -151,6 +154,7 @@ impl<S: CounterStore> Limiter<S> {
     pub fn replace_rules(&self, rules: Arc<Ruleset>) {
         self.observers.iter().for_each(|observer| observer.on_rules_changed(&rules));
         self.rules.store(rules);
+        self.generation.advance();
     }
 
     /// Returns the active rules.
@@ -184,6 +188,12 @@ impl<S: CounterStore> Limiter<S> {
         self.decide(check, DecisionId::generate(), |_, _| ())
     }
 
+    /// Begins a decision by the active rules.
+    #[inline]
+    pub(crate) fn begin(&self, id: DecisionId) -> Decision {
+        Decision { id, body: DecisionBody::new(&self.generation, || self.rules.load_full()) }
+    }
+
     /// Plans, charges and folds one request, and reports the decision to the observers. `keep` receives the plan and
     /// the decision details before the plan is dropped, to build what outlives the request (permits, reservations).
     #[inline]
@@ -193,17 +203,20 @@ impl<S: CounterStore> Limiter<S> {
         id: DecisionId,
         mut keep: impl FnMut(&Plan<'_>, &DecisionDetails),
     ) -> Decision {
-        let rules = self.rules.load();
-        let known = self.guarded(|| (self.quota_for(check, &rules), self.effect_of(check)));
-        let (CallerQuota { overrides: tenant, grants }, mut effect) = known.unwrap_or_default();
-        let mut details = DecisionDetails::unmatched();
+        let mut decision = self.begin(id);
         {
+            let Contents { details, rules, overrides, grants, effect, .. } = &mut *decision.body;
+            if self.quotas.is_some() || self.measures.any_active() {
+                let known = self.guarded(|| (self.quota_for(check, rules), self.effect_of(check)));
+                let (quota, measures) = known.unwrap_or_default();
+                (*overrides, *grants, *effect) = (quota.overrides, quota.grants, measures);
+            }
             let permit = PermitId(id.0);
             let mut plan = Plan::default();
             let tried = self.guarded(|| {
-                let is_known = plan_into(&rules, tenant.as_deref(), check, &mut plan);
-                if let Some(effect) = &mut effect {
-                    effect.apply_to(&mut plan, &mut details);
+                let is_known = plan_into(rules, overrides.as_deref(), check, &mut plan);
+                if let Some(effect) = effect {
+                    effect.apply_to(&mut plan, details);
                 }
                 if !is_known && self.denies_unknown.load(Ordering::Relaxed) {
                     details.deny_uncharged(DecidedBy::UnknownDomain);
@@ -216,22 +229,22 @@ impl<S: CounterStore> Limiter<S> {
                     details.deny_uncharged(DecidedBy::MalformedCost);
                     return Tried::Decided;
                 }
-                self.try_charge(&plan, permit, grants.is_some(), &mut details)
+                self.try_charge(&plan, permit, grants.is_some(), details)
             });
             match tried {
                 Ok(Tried::Decided) => {}
                 // Boxed because these futures are large and every check would carry them.
                 Ok(tried) => {
-                    let charged = self.charge(&mut plan, permit, tried, grants.as_deref(), &mut details);
+                    let charged = self.charge(&mut plan, permit, tried, grants.as_deref(), details);
                     if let Err(panic) = Box::pin(self.guarded_future(charged)).await {
-                        Box::pin(self.decide_after_panic(panic, &plan, permit, &mut details)).await;
+                        Box::pin(self.decide_after_panic(panic, &plan, permit, details)).await;
                     }
                 }
-                Err(panic) => Box::pin(self.decide_after_panic(panic, &plan, permit, &mut details)).await,
+                Err(panic) => Box::pin(self.decide_after_panic(panic, &plan, permit, details)).await,
             }
-            fold::descriptors(&plan, &mut details);
-            if let Some(effect) = &mut effect {
-                effect.override_verdict(&mut details);
+            fold::descriptors(&plan, details);
+            if let Some(effect) = effect {
+                effect.override_verdict(details);
             }
             if self.shadow.load(Ordering::Relaxed) && !details.is_allowed() {
                 details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
@@ -240,9 +253,8 @@ impl<S: CounterStore> Limiter<S> {
             if details.denied_by != Some(DecidedBy::MalformedCost) {
                 details.malformed_cost = None;
             }
-            keep(&plan, &details);
+            keep(&plan, details);
         }
-        let decision = Decision { id, details, rules, overrides: tenant, grants, effect };
         self.notify_observers(check, &decision);
         decision
     }

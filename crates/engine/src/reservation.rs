@@ -29,6 +29,7 @@ mod seal;
 use crate::charge_record::ChargeRecord;
 use crate::check::{Check, CheckInput};
 use crate::decision::{Decision, DecisionDetails, DecisionVerdict};
+use crate::decision_body::Contents;
 use crate::decision_id::DecisionId;
 use crate::fold;
 use crate::limiter::{Limiter, plan_into};
@@ -364,16 +365,16 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Returns the decision of an open reservation: as it was told, or if the rules have changed, with what remains now.
     async fn replayed(&self, check: &Check<'_>, record: &Record, now: Timestamp) -> Decision {
-        let rules = self.rules.load();
-        let tenant = self.quota_for(check, &rules).overrides;
-        let mut details = DecisionDetails::unmatched();
+        let mut decision = self.begin(record.decision);
+        let Contents { details, rules, overrides, .. } = &mut *decision.body;
+        *overrides = self.quota_for(check, rules).overrides;
         {
             let (mut plan, mut charges) = (Plan::default(), Charges::new());
-            plan_into(&rules, tenant.as_deref(), check, &mut plan);
+            plan_into(rules, overrides.as_deref(), check, &mut plan);
             if plan.limits.len() == record.outcomes.len() {
                 let per_charge = record.outcomes.iter().copied().collect();
                 let outcomes = Outcomes { admission: Admission::Admitted, at: now, per_charge };
-                fold::fold(&plan, &outcomes, &mut details);
+                fold::fold(&plan, &outcomes, details);
                 details
                     .limits
                     .iter_mut()
@@ -383,15 +384,15 @@ impl<S: CounterStore> Limiter<S> {
                 plan.limits.iter_mut().for_each(|matched| matched.cost = Cost::PEEK);
                 plan.charges(PermitId(record.decision.0), &mut charges);
                 match self.store.charge(&charges).await {
-                    Ok(outcomes) => fold::fold(&plan, &outcomes, &mut details),
-                    Err(_) => fold::push_unknown(&plan, &mut details),
+                    Ok(outcomes) => fold::fold(&plan, &outcomes, details),
+                    Err(_) => fold::push_unknown(&plan, details),
                 }
             }
-            fold::descriptors(&plan, &mut details);
+            fold::descriptors(&plan, details);
         }
         details.verdict = DecisionVerdict::Allowed { delay: record.proceeds_at.since(now) };
         details.denied_by = None;
-        Decision { id: record.decision, details, rules, overrides: tenant, grants: None, effect: None }
+        decision
     }
 
     /// Replaces the estimate with the actual cost.
