@@ -174,9 +174,11 @@ pub enum UnknownDomain {
 /// The rule name reported for an inline limit.
 pub const INLINE_LIMIT: &str = "inline-limit";
 
-/// The contents of a decision without its ID and rule set.
+/// The contents of a decision without its rule set.
 #[derive(Clone, Debug)]
 pub struct DecisionDetails {
+    /// ID of the decision.
+    pub id: DecisionId,
     /// The verdict.
     pub verdict: DecisionVerdict,
     /// The basis of the verdict.
@@ -207,6 +209,7 @@ impl DecisionDetails {
     #[inline(always)]
     pub(crate) fn unmatched() -> Self {
         Self {
+            id: DecisionId(0),
             verdict: DecisionVerdict::Allowed { delay: TimeDelta::ZERO },
             origin: Origin::Unmatched,
             at: Timestamp::ZERO,
@@ -221,7 +224,7 @@ impl DecisionDetails {
         }
     }
 
-    /// Makes it [`DecisionDetails::unmatched`] again. Keeps the lists' memory.
+    /// Makes it [`DecisionDetails::unmatched`] again, with the same ID. Keeps the lists' memory.
     #[inline]
     pub(crate) fn clear(&mut self) {
         let Self { verdict, origin, at, denied_by, degraded_by, warned_by, .. } = self;
@@ -298,16 +301,15 @@ impl DecisionDetails {
     }
 }
 
-/// The complete answer to one check, with its ID and the rule set that made it.
+/// The complete answer to one check, with the rule set that made it. As large as a pointer.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// ID of the decision.
-    pub id: DecisionId,
     pub(crate) body: DecisionBody,
 }
 
 impl std::ops::Deref for Decision {
     type Target = DecisionDetails;
+    #[inline]
     fn deref(&self) -> &DecisionDetails {
         &self.body.details
     }

@@ -1,4 +1,4 @@
-//! The body of a decision: all but its ID, in memory that the thread reuses.
+//! The body of a decision: all of it, in memory that the thread reuses.
 //!
 //! A decision is handed through several futures, from the limiter to the response. By value it was 480 bytes, and each
 //! hand copied them right after they were written, when the processor is slowest at it: a sixth of a check's time. So
@@ -52,7 +52,7 @@ impl Generation {
     }
 }
 
-/// The parts of a decision besides its ID.
+/// The parts of a decision.
 #[derive(Clone, Debug)]
 pub(crate) struct Contents {
     pub(crate) details: DecisionDetails,

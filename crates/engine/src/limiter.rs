@@ -185,78 +185,85 @@ impl<S: CounterStore> Limiter<S> {
     /// the store can charge without waiting.
     #[inline]
     pub fn check(&self, check: &Check<'_>) -> impl Future<Output = Decision> {
-        self.decide(check, DecisionId::generate(), |_, _| ())
+        self.decide(check, |_, _| ())
     }
 
     /// Begins a decision by the active rules.
     #[inline]
     pub(crate) fn begin(&self, id: DecisionId) -> Decision {
-        Decision { id, body: DecisionBody::new(&self.generation, || self.rules.load_full()) }
+        let mut body = DecisionBody::new(&self.generation, || self.rules.load_full());
+        body.details.id = id;
+        Decision { body }
     }
 
     /// Plans, charges and folds one request, and reports the decision to the observers. `keep` receives the plan and
     /// the decision details before the plan is dropped, to build what outlives the request (permits, reservations).
+    #[allow(
+        clippy::manual_async_fn,
+        reason = "an async function copies its arguments before it begins; a block uses them where they are"
+    )]
     #[inline]
-    pub(crate) async fn decide(
+    pub(crate) fn decide(
         &self,
         check: &Check<'_>,
-        id: DecisionId,
         mut keep: impl FnMut(&Plan<'_>, &DecisionDetails),
-    ) -> Decision {
-        let mut decision = self.begin(id);
-        {
-            let Contents { details, rules, overrides, grants, effect, .. } = &mut *decision.body;
-            if self.quotas.is_some() || self.measures.any_active() {
-                let known = self.guarded(|| (self.quota_for(check, rules), self.effect_of(check)));
-                let (quota, measures) = known.unwrap_or_default();
-                (*overrides, *grants, *effect) = (quota.overrides, quota.grants, measures);
-            }
-            let permit = PermitId(id.0);
-            let mut plan = Plan::default();
-            let tried = self.guarded(|| {
-                let is_known = plan_into(rules, overrides.as_deref(), check, &mut plan);
-                if let Some(effect) = effect {
-                    effect.apply_to(&mut plan, details);
+    ) -> impl Future<Output = Decision> {
+        async move {
+            let id = DecisionId::generate();
+            let (mut decision, permit) = (self.begin(id), PermitId(id.0));
+            {
+                let Contents { details, rules, overrides, grants, effect, .. } = &mut *decision.body;
+                if self.quotas.is_some() || self.measures.any_active() {
+                    let known = self.guarded(|| (self.quota_for(check, rules), self.effect_of(check)));
+                    let (quota, measures) = known.unwrap_or_default();
+                    (*overrides, *grants, *effect) = (quota.overrides, quota.grants, measures);
                 }
-                if !is_known && self.denies_unknown.load(Ordering::Relaxed) {
-                    details.deny_uncharged(DecidedBy::UnknownDomain);
-                }
-                if plan.limits.is_empty() {
-                    return Tried::Decided;
-                }
-                if let Some(attribute) = plan.malformed_cost {
-                    details.malformed_cost = Some(attribute.into());
-                    details.deny_uncharged(DecidedBy::MalformedCost);
-                    return Tried::Decided;
-                }
-                self.try_charge(&plan, permit, grants.is_some(), details)
-            });
-            match tried {
-                Ok(Tried::Decided) => {}
-                // Boxed because these futures are large and every check would carry them.
-                Ok(tried) => {
-                    let charged = self.charge(&mut plan, permit, tried, grants.as_deref(), details);
-                    if let Err(panic) = Box::pin(self.guarded_future(charged)).await {
-                        Box::pin(self.decide_after_panic(panic, &plan, permit, details)).await;
+                let mut plan = Plan::default();
+                let tried = self.guarded(|| {
+                    let is_known = plan_into(rules, overrides.as_deref(), check, &mut plan);
+                    if let Some(effect) = effect {
+                        effect.apply_to(&mut plan, details);
                     }
+                    if !is_known && self.denies_unknown.load(Ordering::Relaxed) {
+                        details.deny_uncharged(DecidedBy::UnknownDomain);
+                    }
+                    if plan.limits.is_empty() {
+                        return Tried::Decided;
+                    }
+                    if let Some(attribute) = plan.malformed_cost {
+                        details.malformed_cost = Some(attribute.into());
+                        details.deny_uncharged(DecidedBy::MalformedCost);
+                        return Tried::Decided;
+                    }
+                    self.try_charge(&plan, permit, grants.is_some(), details)
+                });
+                match tried {
+                    Ok(Tried::Decided) => {}
+                    // Boxed because these futures are large and every check would carry them.
+                    Ok(tried) => {
+                        let charged = self.charge(&mut plan, permit, tried, grants.as_deref(), details);
+                        if let Err(panic) = Box::pin(self.guarded_future(charged)).await {
+                            Box::pin(self.decide_after_panic(panic, &plan, permit, details)).await;
+                        }
+                    }
+                    Err(panic) => Box::pin(self.decide_after_panic(panic, &plan, permit, details)).await,
                 }
-                Err(panic) => Box::pin(self.decide_after_panic(panic, &plan, permit, details)).await,
+                fold::descriptors(&plan, details);
+                if let Some(effect) = effect {
+                    effect.override_verdict(details);
+                }
+                if self.shadow.load(Ordering::Relaxed) && !details.is_allowed() {
+                    details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
+                    details.denied_by = None;
+                }
+                if details.denied_by != Some(DecidedBy::MalformedCost) {
+                    details.malformed_cost = None;
+                }
+                keep(&plan, details);
             }
-            fold::descriptors(&plan, details);
-            if let Some(effect) = effect {
-                effect.override_verdict(details);
-            }
-            if self.shadow.load(Ordering::Relaxed) && !details.is_allowed() {
-                details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
-                details.denied_by = None;
-            }
-            if details.denied_by != Some(DecidedBy::MalformedCost) {
-                details.malformed_cost = None;
-            }
-            keep(&plan, details);
+            self.notify_observers(check, &decision);
+            decision
         }
-        self.notify_observers(check, &decision);
-        decision
     }
 
     /// Charges the plan without waiting, if the store can and the outcome is final.

@@ -300,13 +300,13 @@ impl<S: CounterStore> Limiter<S> {
     ) -> Result<Reservation, ReserveError> {
         let asked = self.clock.now();
         let deadline = asked + within;
-        let (decision_id, mut charges) = (DecisionId::generate(), Vec::new());
+        let mut charges = Vec::new();
         let keep = |plan: &Plan<'_>, details: &DecisionDetails| {
             if details.is_allowed() {
                 charges = reserved_charges(plan, details, asked);
             }
         };
-        let decision = self.decide(check, decision_id, keep).await;
+        let decision = self.decide(check, keep).await;
         charges.retain(|charge| charge.record.units > 0);
         if !decision.is_allowed() || charges.is_empty() {
             return Ok(Reservation { id: None, decision, deadline });
@@ -315,7 +315,7 @@ impl<S: CounterStore> Limiter<S> {
         // The store's clock counts, which every node can read.
         let began = charges.iter().map(|charge| charge.taken_at).min().unwrap_or(asked);
         let record = Record {
-            decision: decision_id,
+            decision: decision.id,
             process: self.reservations.process,
             deadline: began + within,
             proceeds_at: began + decision.delay(),
@@ -325,7 +325,7 @@ impl<S: CounterStore> Limiter<S> {
         };
         let kept = self.keep(&record, id, caller, kept_for, claim).await;
         if let Err(error) = kept {
-            let permit = PermitId(decision_id.0);
+            let permit = PermitId(decision.id.0);
             if let Err(error) = self.move_counters(&record.charges, permit, Settlement::Canceled, began).await
             {
                 tracing::warn!(%error, "a reservation that was not kept stays charged");

@@ -6,7 +6,7 @@ mod rig;
 use rig::{Rig, rig, rules};
 use std::sync::Arc;
 use tollgate_core::{Cost, Timestamp};
-use tollgate_engine::{ActiveMeasures, Measure, MeasureAction, MeasureTarget};
+use tollgate_engine::{ActiveMeasures, DecisionDetails, DecisionId, Measure, MeasureAction, MeasureTarget};
 
 const RULES: &str = "
 domain: d
@@ -48,7 +48,9 @@ fn blocking() -> Rig {
 
 fn told(rig: &Rig, attributes: &[(&str, &str)]) -> String {
     let decision = rig.take(attributes);
-    format!("{:?} {:?} {:?}", *decision, decision.emergency(), decision.denied_by_name())
+    let mut details = DecisionDetails::clone(&decision);
+    details.id = DecisionId(0);
+    format!("{details:?} {:?} {:?}", decision.emergency(), decision.denied_by_name())
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use crate::counter_shards::next_shard;
 use crate::overrides::CallerOverrides;
-use crate::plan::{Attributes, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan};
+use crate::plan::{Attributes, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan, PlanParts};
 use crate::rule::{CostFrom, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::scope::Kind;
@@ -14,9 +14,8 @@ use crate::sensitivity::may_be_secret;
 use crate::tree::{GLOBAL, KeyIndex, Level, TreeNode, ValueTest};
 use crate::unit::Unit;
 use smallvec::SmallVec;
+use std::ops::Range;
 use tollgate_core::{Algorithm, Cost, KeyPart, LimitSpec, Rate};
-
-type Path<'p> = SmallVec<[KeyPart<'p>; 4]>;
 
 /// Returns the value of a key; the first, if it occurs twice. The value of `global` never comes from the request.
 #[inline]
@@ -54,7 +53,7 @@ impl Domain {
             domain: self,
             request,
             cost,
-            path: Path::new(),
+            path: 0..0,
             plan,
             uncharged: (MatchKind::None, None),
             replacing: SmallVec::new(),
@@ -123,33 +122,42 @@ impl Domain {
         i: u16,
         plan: &mut Plan<'p>,
     ) -> (MatchKind, Option<&'p Rule>) {
-        let Some((node, path, tier)) = self.walk(descriptor.entries) else { return (MatchKind::None, None) };
+        let start = plan.parts.len();
+        let Some((node, tier)) = self.walk(descriptor.entries, &mut plan.parts) else {
+            plan.parts.truncate(start);
+            return (MatchKind::None, None);
+        };
+        let path = start..plan.parts.len();
         let tier = plan.overrides.and_then(CallerOverrides::tier).or(tier);
         match node.rule {
             Some(id) => {
                 let rule = &self.rules[id as usize];
                 let look = CostResolver { cost, attributes: descriptor.entries };
-                (push_limits(plan, self.profile, rule, tier, (&path, None), look, i), Some(rule))
+                (push_limits(plan, self.profile, rule, tier, path, look, i), Some(rule))
             }
             None => (MatchKind::None, None),
         }
     }
 
-    /// Returns the node at which a descriptor's last entry ends, the values on the way, and the tier if an entry for it
-    /// follows.
-    fn walk<'p>(&'p self, entries: &'p Attributes<'p>) -> Option<(&'p TreeNode, Path<'p>, Option<&'p str>)> {
-        let (mut node, mut path, mut tier) = (&self.tree[0], Path::new(), None);
+    /// Returns the node at which a descriptor's last entry ends, and the tier if an entry for it follows. Adds the
+    /// values on the way to `path`.
+    fn walk<'p>(
+        &'p self,
+        entries: &'p Attributes<'p>,
+        path: &mut PlanParts<'p>,
+    ) -> Option<(&'p TreeNode, Option<&'p str>)> {
+        let (mut node, mut tier) = (&self.tree[0], None);
         for (at, (key, value)) in entries.iter().enumerate() {
             if let Some(next) = self.next(node, key, value) {
                 node = &self.tree[next as usize];
-                path.extend(part(node, value));
+                push_part(path, node, value);
             } else if at + 1 == entries.len() && *key == self.tier_key && self.has_tiers(node) {
                 tier = Some(*value);
             } else {
                 return None;
             }
         }
-        Some((node, path, tier))
+        Some((node, tier))
     }
 
     /// Returns the counter that envoyproxy/ratelimit uses for a descriptor whatever its limit: the configured rule's,
@@ -159,8 +167,9 @@ impl Domain {
         &'p self,
         entries: &'p Attributes<'p>,
         unit: Unit,
-    ) -> Option<(&'p tollgate_core::Scope, Path<'p>)> {
-        let (node, path, None) = self.walk(entries)? else { return None };
+    ) -> Option<(&'p tollgate_core::Scope, PlanParts<'p>)> {
+        let mut path = PlanParts::new();
+        let (node, None) = self.walk(entries, &mut path)? else { return None };
         let rule = &self.rules[node.rule? as usize];
         let mut above = node;
         loop {
@@ -248,7 +257,8 @@ struct AttributeMatcher<'w, 'p> {
     domain: &'p Domain,
     request: &'p Attributes<'p>,
     cost: Cost,
-    path: Path<'p>,
+    /// Values of the nodes above, as a range of the plan's parts.
+    path: Range<usize>,
     plan: &'w mut Plan<'p>,
     /// Strongest match that charges nothing.
     uncharged: (MatchKind, Option<&'p Rule>),
@@ -299,16 +309,18 @@ impl<'p> AttributeMatcher<'_, 'p> {
     #[inline]
     fn visit(&mut self, id: u32, value: &'p str) {
         let node = &self.domain.tree[id as usize];
-        let last = part(node, value);
-        if last.is_none() && matches!(node.element.test, ValueTest::Network(_)) {
+        let above = self.path.clone();
+        let start = plan_end(self.plan, &above);
+        if !push_part(&mut self.plan.parts, node, value) && matches!(node.element.test, ValueTest::Network(_))
+        {
             return;
         }
+        let path = start..self.plan.parts.len();
         if let Some(id) = node.rule {
             let rule = &self.domain.rules[id as usize];
             let look = CostResolver { cost: self.cost, attributes: self.request };
             let tier = self.plan.tier;
-            let path = (self.path.as_slice(), last);
-            let matched = push_limits(self.plan, self.domain.profile, rule, tier, path, look, 0);
+            let matched = push_limits(self.plan, self.domain.profile, rule, tier, path.clone(), look, 0);
             if matches!(
                 (matched, self.uncharged.0),
                 (MatchKind::Exempt, MatchKind::None)
@@ -321,22 +333,42 @@ impl<'p> AttributeMatcher<'_, 'p> {
             }
         }
         if !node.children.is_empty() {
-            let above = self.path.len();
-            self.path.extend(last);
+            self.path = path;
             self.match_level(&node.children);
-            self.path.truncate(above);
+            self.path = above;
         }
     }
 }
 
-/// Returns the part that a value adds to a counter key; `None` if the rule fixes the value.
+/// Prepares the end of the plan's parts for one more after those at `path`. Returns where they begin: where they are,
+/// if nothing follows them, else they are repeated.
 #[inline]
-fn part<'p>(node: &TreeNode, value: &'p str) -> Option<KeyPart<'p>> {
-    match &node.element.test {
-        ValueTest::Any | ValueTest::Like(_) => Some(value_part(node.is_secret, value)),
-        ValueTest::Exact(_) | ValueTest::Shared(_) => None,
-        ValueTest::Network(prefix) => prefix.network(value),
+fn plan_end(plan: &mut Plan<'_>, path: &Range<usize>) -> usize {
+    let end = plan.parts.len();
+    if path.end == end {
+        return path.start;
     }
+    for at in path.clone() {
+        let part = plan.parts[at];
+        plan.parts.push(part);
+    }
+    end
+}
+
+/// Adds the part that a value adds to a counter key. Returns `false` if it adds none, because the rule fixes the value,
+/// or because it is not an address. Written in place in each case: a part that is first built elsewhere is read again
+/// before its bytes have left the processor's store buffer, which takes as long as the rest of the visit.
+#[inline]
+fn push_part<'p>(parts: &mut PlanParts<'p>, node: &TreeNode, value: &'p str) -> bool {
+    match &node.element.test {
+        ValueTest::Any | ValueTest::Like(_) => parts.push(value_part(node.is_secret, value)),
+        ValueTest::Exact(_) | ValueTest::Shared(_) => return false,
+        ValueTest::Network(prefix) => match prefix.network(value) {
+            Some(network) => parts.push(network),
+            None => return false,
+        },
+    }
+    true
 }
 
 #[inline]
@@ -397,14 +429,14 @@ impl RuleLimit {
     }
 }
 
-/// Adds the limits of one rule. The parts are copied once for all its limits.
+/// Adds the limits of one rule, whose values are the plan's parts at `path`.
 #[inline(always)]
 fn push_limits<'p>(
     plan: &mut Plan<'p>,
     profile: Profile,
     rule: &'p Rule,
     tier: Option<&str>,
-    (path, last): (&[KeyPart<'p>], Option<KeyPart<'p>>),
+    path: Range<usize>,
     cost: CostResolver<'_>,
     descriptor: u16,
 ) -> MatchKind {
@@ -424,25 +456,27 @@ fn push_limits<'p>(
         }
         cost.cost
     });
-    let start = plan.parts.len();
     let (mut shard, mut position, mut shard_at) = (0, 0, 0);
-    if let (Some(value), true) = (plan.shard, rule.shard_by.is_some()) {
-        plan.parts.push(value);
-        shard_at = 1;
-    }
-    if let Some(split) = rule.split {
-        plan.is_split = true;
-        (shard, position) = next_shard(split, rule.id, path.iter().chain(&last), cost);
-        plan.parts.push(KeyPart::Text(rule.shard_names()[usize::from(shard)]));
-    }
-    if !path.is_empty() {
-        plan.parts.extend_from_slice(path);
-    }
-    if let Some(last) = last {
-        plan.parts.push(last);
+    let mut parts = path;
+    if rule.split.is_some() || (rule.shard_by.is_some() && plan.shard.is_some()) {
+        let start = plan.parts.len();
+        if let (Some(value), true) = (plan.shard, rule.shard_by.is_some()) {
+            plan.parts.push(value);
+            shard_at = 1;
+        }
+        if let Some(split) = rule.split {
+            plan.is_split = true;
+            (shard, position) = next_shard(split, rule.id, plan.parts[parts.clone()].iter(), cost);
+            plan.parts.push(KeyPart::Text(rule.shard_names()[usize::from(shard)]));
+        }
+        for at in parts {
+            let part = plan.parts[at];
+            plan.parts.push(part);
+        }
+        parts = start..plan.parts.len();
     }
     // No server allows a request to have 65,536 values.
-    let (Ok(start), Ok(end)) = (u16::try_from(start), u16::try_from(plan.parts.len())) else {
+    let (Ok(start), Ok(end)) = (u16::try_from(parts.start), u16::try_from(parts.end)) else {
         return MatchKind::None;
     };
     let parts = (start, end);

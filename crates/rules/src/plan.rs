@@ -91,11 +91,14 @@ pub enum MatchKind {
     Limited,
 }
 
+/// The key values of a plan.
+pub(crate) type PlanParts<'p> = SmallVec<[KeyPart<'p>; 8]>;
+
 /// All limits that a request matches.
 #[derive(Clone, Debug)]
 pub struct Plan<'p> {
-    /// Key values of all matched limits, concatenated.
-    pub parts: SmallVec<[KeyPart<'p>; 8]>,
+    /// Key values of all matched limits, each of which has a range of them.
+    pub parts: PlanParts<'p>,
     /// Limits to charge.
     pub limits: SmallVec<[MatchedLimit<'p>; 4]>,
     /// One entry per descriptor of the request (a single one for attributes), with the rule that matched.
