@@ -227,14 +227,16 @@ impl DecisionDetails {
     /// Makes it [`DecisionDetails::unmatched`] again, with the same ID. Keeps the lists' memory.
     #[inline]
     pub(crate) fn clear(&mut self) {
-        let Self { verdict, origin, at, denied_by, degraded_by, warned_by, .. } = self;
+        let Self { id: _, verdict, origin, at, denied_by, degraded_by, warned_by, .. } = self;
         (*verdict, *origin) = (DecisionVerdict::Allowed { delay: TimeDelta::ZERO }, Origin::Unmatched);
         (*at, *denied_by, *degraded_by, *warned_by) = (Timestamp::ZERO, None, None, None);
         let Self { limits, descriptors, malformed_cost, inline_limits, granted, .. } = self;
         limits.clear();
         descriptors.clear();
-        inline_limits.clear();
-        (*malformed_cost, *granted) = (None, None);
+        if malformed_cost.is_some() || granted.is_some() || !inline_limits.is_empty() {
+            (*malformed_cost, *granted) = (None, None);
+            inline_limits.clear();
+        }
     }
 
     /// Returns the largest number of elements that one of its lists has memory for.

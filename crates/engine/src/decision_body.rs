@@ -111,7 +111,9 @@ impl Drop for DecisionBody {
         let Some(mut contents) = self.0.take() else { return };
         let Contents { details, rules: _, generation: _, overrides, grants, effect } = &mut *contents;
         details.clear();
-        (*overrides, *grants, *effect) = (None, None, None);
+        if overrides.is_some() || grants.is_some() || effect.is_some() {
+            (*overrides, *grants, *effect) = (None, None, None);
+        }
         if details.longest_list() <= MAX_LIST {
             // A thread that is ending keeps nothing.
             let _ = KEPT.try_with(|kept| {

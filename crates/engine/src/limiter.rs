@@ -16,7 +16,7 @@ use crate::fold;
 use crate::grant::Grants;
 use crate::in_flight::InFlight;
 use crate::observer::Observer;
-use crate::panic::Panics;
+use crate::panic::{Panicked, Panics};
 use crate::permit_guard::Renewals;
 use crate::quota_provider::QuotaProvider;
 use crate::reconcile::PendingCharges;
@@ -25,6 +25,7 @@ use crate::reservation::Reservations;
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tollgate_core::{Clock, CounterStore, LogThrottle, Outcomes, PermitId, TimeDelta};
@@ -237,16 +238,8 @@ impl<S: CounterStore> Limiter<S> {
                     }
                     self.try_charge(&plan, permit, grants.is_some(), details)
                 });
-                match tried {
-                    Ok(Tried::Decided) => {}
-                    // Boxed because these futures are large and every check would carry them.
-                    Ok(tried) => {
-                        let charged = self.charge(&mut plan, permit, tried, grants.as_deref(), details);
-                        if let Err(panic) = Box::pin(self.guarded_future(charged)).await {
-                            Box::pin(self.decide_after_panic(panic, &plan, permit, details)).await;
-                        }
-                    }
-                    Err(panic) => Box::pin(self.decide_after_panic(panic, &plan, permit, details)).await,
+                if !matches!(tried, Ok(Tried::Decided)) {
+                    self.finish(tried, &mut plan, permit, grants.as_deref(), details).await;
                 }
                 fold::descriptors(&plan, details);
                 if let Some(effect) = effect {
@@ -256,7 +249,7 @@ impl<S: CounterStore> Limiter<S> {
                     details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
                     details.denied_by = None;
                 }
-                if details.denied_by != Some(DecidedBy::MalformedCost) {
+                if details.malformed_cost.is_some() && details.denied_by != Some(DecidedBy::MalformedCost) {
                     details.malformed_cost = None;
                 }
                 keep(&plan, details);
@@ -297,6 +290,29 @@ impl<S: CounterStore> Limiter<S> {
         }
         fold::fold(plan, &outcomes, details);
         Tried::Decided
+    }
+
+    /// Finishes a decision whose charges the store must be awaited for or may still admit, or that panicked. Apart and
+    /// boxed because these futures are large: every check would carry them, and reserve stack for them.
+    #[cold]
+    #[inline(never)]
+    fn finish<'f>(
+        &'f self,
+        tried: Result<Tried, Panicked>,
+        plan: &'f mut Plan<'_>,
+        permit: PermitId,
+        grants: Option<&'f Grants>,
+        details: &'f mut DecisionDetails,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'f>> {
+        Box::pin(async move {
+            let charged = match tried {
+                Ok(tried) => self.guarded_future(self.charge(plan, permit, tried, grants, details)).await,
+                Err(panic) => Err(panic),
+            };
+            if let Err(panic) = charged {
+                self.decide_after_panic(panic, plan, permit, details).await;
+            }
+        })
     }
 
     /// Charges the plan if the store must be awaited or a denial is not final.

@@ -235,8 +235,9 @@ impl Compiler<'_, '_> {
         let id = u32::try_from(self.rules.len()).ok()?;
         let shard_by = self.shard_by.clone().filter(|attribute| self.is_sharded(attribute));
         let class = draft.class.unwrap_or(self.class);
-        self.rules.push(Rule {
+        let rule = Rule {
             id,
+            is_plain: false,
             has_explicit_name: draft.name.is_some(),
             keys: self.keys_of_last_node(),
             name: draft.name.map_or_else(|| path.to_owned(), |name| name.value),
@@ -267,7 +268,8 @@ impl Compiler<'_, '_> {
             value_to_metric: draft.value_to_metric,
             metadata: draft.metadata,
             location: (self.reader.source.name.clone(), draft.at.line),
-        });
+        };
+        self.rules.push(rule.with_plain_flag());
         Some(id)
     }
 

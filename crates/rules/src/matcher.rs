@@ -328,7 +328,7 @@ impl<'p> AttributeMatcher<'_, 'p> {
             ) {
                 self.uncharged = (matched, Some(rule));
             }
-            if !rule.replaces.is_empty() {
+            if !rule.is_plain && !rule.replaces.is_empty() {
                 self.replacing.push(rule);
             }
         }
@@ -348,10 +348,7 @@ fn plan_end(plan: &mut Plan<'_>, path: &Range<usize>) -> usize {
     if path.end == end {
         return path.start;
     }
-    for at in path.clone() {
-        let part = plan.parts[at];
-        plan.parts.push(part);
-    }
+    repeat_parts(plan, path.clone());
     end
 }
 
@@ -429,6 +426,18 @@ impl RuleLimit {
     }
 }
 
+/// What the limits of a matched rule have in common.
+struct RuleMatch<'p> {
+    limits: &'p [RuleLimit],
+    /// Whether the limits come from the caller's quota.
+    is_override: bool,
+    cost: Cost,
+    /// Values of the counter keys, as a range of the plan's parts.
+    parts: Range<usize>,
+    /// The shard to charge, its position in the round, and where its name is among the parts.
+    shard: (u16, u16, u16),
+}
+
 /// Adds the limits of one rule, whose values are the plan's parts at `path`.
 #[inline(always)]
 fn push_limits<'p>(
@@ -440,13 +449,54 @@ fn push_limits<'p>(
     cost: CostResolver<'_>,
     descriptor: u16,
 ) -> MatchKind {
+    let matched = if rule.is_plain && plan.overrides.is_none() {
+        let CostResolver { cost, .. } = cost;
+        RuleMatch { limits: &rule.limits.limits, is_override: false, cost, parts: path, shard: (0, 0, 0) }
+    } else {
+        match resolve(plan, rule, tier, path, cost) {
+            Ok(matched) => matched,
+            Err(uncharged) => return uncharged,
+        }
+    };
+    let RuleMatch { limits, is_override, cost, parts, shard: (shard, position, shard_at) } = matched;
+    // No server allows a request to have 65,536 values.
+    let (Ok(start), Ok(end)) = (u16::try_from(parts.start), u16::try_from(parts.end)) else {
+        return MatchKind::None;
+    };
+    for limit in limits {
+        plan.limits.push(MatchedLimit {
+            rule: Some(rule),
+            limit: if is_override { LimitOrigin::Override(limit) } else { LimitOrigin::Rule(limit) },
+            parts: (start, end),
+            shard,
+            shard_at,
+            position,
+            remaining: None,
+            cost: limit.cost_for(cost),
+            descriptor,
+            enforcement: MatchedLimit::enforcement(limit.role, rule.action, profile),
+        });
+    }
+    MatchKind::Limited
+}
+
+/// Resolves what a plain rule does not have: overrides, tiers, a cost of its own, shards. Returns the kind of match if
+/// nothing is charged.
+#[inline(never)]
+fn resolve<'p>(
+    plan: &mut Plan<'p>,
+    rule: &'p Rule,
+    tier: Option<&str>,
+    path: Range<usize>,
+    cost: CostResolver<'_>,
+) -> Result<RuleMatch<'p>, MatchKind> {
     let agreed = plan.overrides.and_then(|tenant| tenant.limits(rule.id));
     if rule.unlimited && agreed.is_none() {
-        return MatchKind::Unlimited;
+        return Err(MatchKind::Unlimited);
     }
     let limits = agreed.unwrap_or_else(|| rule.limits_for(tier));
     if limits.is_empty() {
-        return MatchKind::Exempt;
+        return Err(MatchKind::Exempt);
     }
     let cost = rule.resolve_cost(cost.cost, cost.attributes).unwrap_or_else(|| {
         if let CostFrom::Attribute(name) = &rule.cost
@@ -456,47 +506,31 @@ fn push_limits<'p>(
         }
         cost.cost
     });
-    let (mut shard, mut position, mut shard_at) = (0, 0, 0);
-    let mut parts = path;
-    if rule.split.is_some() || (rule.shard_by.is_some() && plan.shard.is_some()) {
-        let start = plan.parts.len();
-        if let (Some(value), true) = (plan.shard, rule.shard_by.is_some()) {
-            plan.parts.push(value);
-            shard_at = 1;
-        }
-        if let Some(split) = rule.split {
-            plan.is_split = true;
-            (shard, position) = next_shard(split, rule.id, plan.parts[parts.clone()].iter(), cost);
-            plan.parts.push(KeyPart::Text(rule.shard_names()[usize::from(shard)]));
-        }
-        for at in parts {
-            let part = plan.parts[at];
-            plan.parts.push(part);
-        }
-        parts = start..plan.parts.len();
+    let mut matched =
+        RuleMatch { limits, is_override: agreed.is_some(), cost, parts: path.clone(), shard: (0, 0, 0) };
+    let first = plan.shard.filter(|_| rule.shard_by.is_some());
+    if rule.split.is_none() && first.is_none() {
+        return Ok(matched);
     }
-    // No server allows a request to have 65,536 values.
-    let (Ok(start), Ok(end)) = (u16::try_from(parts.start), u16::try_from(parts.end)) else {
-        return MatchKind::None;
-    };
-    let parts = (start, end);
-    for limit in limits {
-        let cost = limit.cost_for(cost);
-        let enforcement = MatchedLimit::enforcement(limit.role, rule.action, profile);
-        plan.limits.push(MatchedLimit {
-            rule: Some(rule),
-            limit: if agreed.is_some() { LimitOrigin::Override(limit) } else { LimitOrigin::Rule(limit) },
-            parts,
-            shard,
-            shard_at,
-            position,
-            remaining: None,
-            cost,
-            descriptor,
-            enforcement,
-        });
+    let start = plan.parts.len();
+    plan.parts.extend(first);
+    if let Some(split) = rule.split {
+        plan.is_split = true;
+        let (shard, position) = next_shard(split, rule.id, plan.parts[path.clone()].iter(), cost);
+        matched.shard = (shard, position, u16::from(first.is_some()));
+        plan.parts.push(KeyPart::Text(rule.shard_names()[usize::from(shard)]));
     }
-    MatchKind::Limited
+    repeat_parts(plan, path);
+    matched.parts = start..plan.parts.len();
+    Ok(matched)
+}
+
+/// Adds the parts at `path` once more.
+fn repeat_parts(plan: &mut Plan<'_>, path: Range<usize>) {
+    for at in path {
+        let part = plan.parts[at];
+        plan.parts.push(part);
+    }
 }
 
 /// Returns `None` beyond 65,535 values, which no protocol server allows.
