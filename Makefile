@@ -138,13 +138,15 @@ clients-typescript-test: $(DEBUG)
 .PHONY: clients-python-test
 clients-python-test: $(DEBUG) $(VENVS)/clients-python/installed
 	cd clients/python && $(VENVS)/clients-python/bin/python -m mypy --strict --cache-dir=/dev/null src
-	cd clients/python && TOLLGATE_BINARY=$(abspath $(DEBUG)) $(VENVS)/clients-python/bin/python -B -m unittest discover -s tests
+	cd clients/python && TOLLGATE_BINARY=$(abspath $(DEBUG)) $(VENVS)/clients-python/bin/python -B -W ignore::ResourceWarning -m unittest discover -s tests
 
 # Without a Go toolchain this says so; CI has one.
 .PHONY: clients-go-test
 clients-go-test: $(DEBUG)
 	@if command -v go >/dev/null; then \
-	  cd clients/go && go vet ./... && TOLLGATE_BINARY=$(abspath $(DEBUG)) go test -count=1 ./...; \
+	  for module in clients/go clients/go/grpc; do \
+	    (cd $$module && go vet ./... && TOLLGATE_BINARY=$(abspath $(DEBUG)) go test -count=1 ./...) || exit 1; \
+	  done; \
 	else echo "clients-go-test: NOT RUN, there is no Go toolchain; install Go 1.23 or later"; fi
 
 # Unit, property, integration, end-to-end and documentation tests.

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"math/big"
+	"strconv"
 	"time"
+	"unicode/utf8"
 )
 
 // Responses of a Tollgate server, decoded: a result, or a fault that sends the client to its next server. The rules are
@@ -29,30 +31,62 @@ func (f fault) Error() string { return string(f) }
 
 var errInvalid = errors.New("invalid")
 
-func decodeCheck(status int, body []byte) (Result, error) {
+// decoded is a result with what only a guarded server needs.
+type decoded struct {
+	result Result
+	// holdsPermit tells that a concurrency limit is among the limits.
+	holdsPermit bool
+	// problem is what the server found wrong with a check that it rejected.
+	problem *problem
+}
+
+// problem is a problem document; fields that the client does not know are kept in text.
+type problem struct {
+	status int
+	field  string
+	text   []byte
+}
+
+func decodeCheck(status int, body []byte) (decoded, error) {
 	switch status {
 	case 400, 409, 413, 422:
-		return rejectedResult(), nil
+		return decoded{result: rejectedResult(), problem: decodeProblem(status, body)}, nil
 	case 401, 403:
-		return Result{}, fault(faultUnauthorized)
+		// The caller's credential in the head that was sent, not the client's own: no other server reads it differently.
+		if found := decodeProblem(status, body); status == 401 && found != nil && found.field == "request" {
+			return decoded{result: rejectedResult(), problem: found}, nil
+		}
+		return decoded{}, fault(faultUnauthorized)
 	case 200, 429, 503:
 		document, err := object(body)
 		if err == nil && document["allowed"] != nil {
-			result, err := decision(status, document)
+			result, holdsPermit, err := decision(status, document)
 			if err != nil {
-				return Result{}, fault(faultInvalid)
+				return decoded{}, fault(faultInvalid)
 			}
-			return result, nil
+			return decoded{result: result, holdsPermit: holdsPermit}, nil
 		}
 		if status == 200 {
-			return Result{}, fault(faultInvalid)
+			return decoded{}, fault(faultInvalid)
 		}
-		return Result{}, fault(faultUnavailable)
+		return decoded{}, fault(faultUnavailable)
 	}
 	if status >= 500 {
-		return Result{}, fault(faultUnavailable)
+		return decoded{}, fault(faultUnavailable)
 	}
-	return Result{}, fault(faultInvalid)
+	return decoded{}, fault(faultInvalid)
+}
+
+func decodeProblem(status int, body []byte) *problem {
+	document, err := object(body)
+	if err != nil {
+		return nil
+	}
+	if _, err := text(document["title"]); err != nil {
+		return nil
+	}
+	field, _ := optionalText(document["field"])
+	return &problem{status, field, body}
 }
 
 func decodeEnded(status int, body []byte) (Ended, error) {
@@ -98,6 +132,9 @@ func object(body []byte) (map[string]json.RawMessage, error) {
 }
 
 func integer(raw json.RawMessage) (int64, error) {
+	if small, err := strconv.ParseInt(string(raw), 10, 64); err == nil && len(raw) > 0 && raw[0] != '+' && raw[0] != '-' {
+		return min(small, maxInteger), nil
+	}
 	number, ok := new(big.Int).SetString(string(raw), 10)
 	if !ok || number.Sign() < 0 || bytes.HasPrefix(raw, []byte("+")) {
 		return 0, errInvalid
@@ -109,6 +146,10 @@ func integer(raw json.RawMessage) (int64, error) {
 }
 
 func text(raw json.RawMessage) (string, error) {
+	// Most have nothing to unescape.
+	if end := len(raw) - 1; end > 0 && raw[0] == '"' && bytes.IndexByte(raw, '\\') < 0 && utf8.Valid(raw) {
+		return string(raw[1:end]), nil
+	}
 	var value *string
 	if raw == nil || json.Unmarshal(raw, &value) != nil || value == nil {
 		return "", errInvalid
@@ -149,45 +190,46 @@ func decodeLimit(raw json.RawMessage) (limitAnswer, error) {
 	return limit, errors.Join(errs[:]...)
 }
 
-func decision(status int, document map[string]json.RawMessage) (Result, error) {
+func decision(status int, document map[string]json.RawMessage) (Result, bool, error) {
 	var allowed *bool
 	if json.Unmarshal(document["allowed"], &allowed) != nil || allowed == nil || *allowed != (status == 200) {
-		return Result{}, errInvalid
+		return Result{}, false, errInvalid
 	}
 	var raws []json.RawMessage
 	if document["limits"] == nil || json.Unmarshal(document["limits"], &raws) != nil || raws == nil {
-		return Result{}, errInvalid
+		return Result{}, false, errInvalid
 	}
 	limits := make([]limitAnswer, len(raws))
-	isConcurrent := false
+	isConcurrent, holdsPermit := false, false
 	for at, raw := range raws {
 		limit, err := decodeLimit(raw)
 		if err != nil {
-			return Result{}, err
+			return Result{}, false, err
 		}
 		limits[at] = limit
+		holdsPermit = holdsPermit || limit.window == "concurrent"
 		isConcurrent = isConcurrent || limit.over && limit.window == "concurrent"
 	}
 	id, err := text(document["decision_id"])
 	if err != nil {
-		return Result{}, err
+		return Result{}, false, err
 	}
 	retryAfter, delay := int64(-1), int64(0)
 	if raw := document["retry_after_ms"]; raw != nil && string(raw) != "null" {
 		if retryAfter, err = integer(raw); err != nil {
-			return Result{}, err
+			return Result{}, false, err
 		}
 	}
 	if raw := document["delay_ms"]; raw != nil {
 		if delay, err = integer(raw); err != nil {
-			return Result{}, err
+			return Result{}, false, err
 		}
 	}
 	origin, err1 := optionalText(document["origin"])
 	deniedBy, err2 := optionalText(document["denied_by"])
 	reservation, err3 := optionalText(document["reservation"])
 	if err := errors.Join(err1, err2, err3); err != nil {
-		return Result{}, err
+		return Result{}, false, err
 	}
 
 	result := Result{
@@ -209,7 +251,7 @@ func decision(status int, document map[string]json.RawMessage) (Result, error) {
 	case "fail_open", "fail_closed", "unmatched":
 		result.Reason = origin
 	}
-	return result, nil
+	return result, holdsPermit, nil
 }
 
 // reportedLimit returns the limit that is most likely to deny the next request, or that denied this one.

@@ -54,15 +54,15 @@ type Options struct {
 // Client asks Tollgate servers whether requests may pass. It is safe for concurrent use. No call fails because of a
 // server or the network: the fail policy decides then, and the result says so.
 type Client struct {
-	domain   string
-	options  Options
-	failover *failover
-	cache    *denyCache
-	started  time.Time
-	pending  sync.WaitGroup
+	domainJSON string
+	options    Options
+	failover   *failover
+	cache      *denyCache
+	started    time.Time
+	pending    sync.WaitGroup
 }
 
-// Subject is what is checked: see [Key], [Attributes] and [Descriptors].
+// Subject is what is checked: see [Key], [Attributes], [Descriptors] and [Request].
 type Subject struct {
 	field string
 	value any
@@ -128,8 +128,9 @@ func New(domain string, options Options) (*Client, error) {
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		}
 	}
+	domainJSON, _ := json.Marshal(domain)
 	return &Client{
-		domain: domain, options: options, failover: newFailover(len(servers)), cache: newDenyCache(options.DenyCache),
+		domainJSON: string(domainJSON), options: options, failover: newFailover(len(servers)), cache: newDenyCache(options.DenyCache),
 		started: time.Now(),
 	}, nil
 }
@@ -187,7 +188,8 @@ func (c *Client) Reserve(ctx context.Context, subject Subject, options ReserveOp
 	}
 	wanted := request{subject, options.Cost, true, options.TTL, options.IdempotencyKey}
 	checked := c.check(ctx, wanted)
-	return &Reservation{checked.result, c, checked.server, [2]string{wanted.key(c, false), wanted.key(c, true)}}
+	text := wanted.subjectJSON(c)
+	return &Reservation{checked.result, c, checked.server, [2]string{cacheKey(text, false), cacheKey(text, true)}}
 }
 
 // ID is the reservation's id at its server; empty if there is none.
@@ -229,14 +231,22 @@ type request struct {
 }
 
 type checked struct {
-	result Result
-	fields [][2]string
-	server int
+	decoded
+	headers http.Header
+	server  int
+}
+
+// byPolicy returns what the fail policy decides.
+func (c *Client) byPolicy(reason string) checked {
+	return checked{decoded: decoded{result: policyResult(!c.options.FailClosed, reason)}}
 }
 
 // subjectJSON returns the subject as the members of a JSON object.
 func (r request) subjectJSON(c *Client) string {
 	field, value := r.subject.field, r.subject.value
+	if head, ok := value.(headSubject); ok {
+		return head.json()
+	}
 	if field == "key" {
 		field, value = "attributes", map[string]string{c.options.Attribute: value.(string)}
 	}
@@ -244,29 +254,37 @@ func (r request) subjectJSON(c *Client) string {
 	if err != nil {
 		text = []byte("null")
 	}
-	return fmt.Sprintf("%q:%s", field, text)
+	return `"` + field + `":` + string(text)
 }
 
-// key identifies the subject and kind of a request in the deny cache.
-func (r request) key(c *Client, isReservation bool) string {
-	return fmt.Sprint(isReservation, r.subjectJSON(c))
+// cacheKey identifies the subject and kind of a request in the deny cache.
+func cacheKey(subject string, isReservation bool) string {
+	if isReservation {
+		return "reserve " + subject
+	}
+	return subject
 }
 
 func (c *Client) now() int64 { return time.Since(c.started).Milliseconds() }
 
 func (c *Client) check(ctx context.Context, wanted request) checked {
 	started := c.now()
-	key := wanted.key(c, wanted.isReservation)
-	if wanted.idempotencyKey == "" {
+	subject := wanted.subjectJSON(c)
+	key := cacheKey(subject, wanted.isReservation)
+	// Heads of one caller differ in fields that do not identify it, so a denial of one would not be found again.
+	mayCache := wanted.subject.field != "request"
+	if mayCache && wanted.idempotencyKey == "" {
 		if hit, ok := c.cache.lookup(key, wanted.cost, started); ok {
-			return checked{result: hit}
+			return checked{decoded: decoded{result: hit}}
 		}
 	}
 	deadline := deadlineOf(c.options.Timeout.Milliseconds(), callerDeadline(ctx))
 	isHedged := c.options.HedgeAfter > 0 && len(c.options.Servers) > 1 && wanted.cost > 0
 	var body bytes.Buffer
-	domain, _ := json.Marshal(c.domain)
-	fmt.Fprintf(&body, `{"domain":%s,%s`, domain, wanted.subjectJSON(c))
+	body.WriteString(`{"domain":`)
+	body.WriteString(c.domainJSON)
+	body.WriteByte(',')
+	body.WriteString(subject)
 	if wanted.cost != 1 {
 		fmt.Fprintf(&body, `,"cost":%d`, wanted.cost)
 	}
@@ -291,7 +309,9 @@ func (c *Client) check(ctx context.Context, wanted request) checked {
 	} else {
 		found = c.inTurn(ctx, body.Bytes(), deadline, started)
 	}
-	c.cache.store(key, wanted.cost, found.result, started)
+	if mayCache {
+		c.cache.store(key, wanted.cost, found.result, started)
+	}
 	return found
 }
 
@@ -324,7 +344,7 @@ func (c *Client) inTurn(ctx context.Context, body []byte, deadline, started int6
 		}
 		reason = err.Error()
 	}
-	return checked{result: policyResult(!c.options.FailClosed, reason)}
+	return c.byPolicy(reason)
 }
 
 type answered struct {
@@ -371,9 +391,9 @@ func (c *Client) reserved(ctx context.Context, body []byte, deadline, hedgeAfter
 	for !state.isOver() {
 		select {
 		case <-ctx.Done():
-			return checked{result: policyResult(!c.options.FailClosed, faultTimeout)}
+			return c.byPolicy(faultTimeout)
 		case <-end.C:
-			return checked{result: policyResult(!c.options.FailClosed, faultTimeout)}
+			return c.byPolicy(faultTimeout)
 		case <-timer.C:
 			send(state.timer())
 		case each := <-answers:
@@ -386,17 +406,17 @@ func (c *Client) reserved(ctx context.Context, body []byte, deadline, hedgeAfter
 			}
 		}
 	}
-	return checked{result: policyResult(!c.options.FailClosed, reason)}
+	return c.byPolicy(reason)
 }
 
 // ask sends one request to one server, and records what its answer says about the server.
 func (c *Client) ask(ctx context.Context, server int, path string, body []byte, most time.Duration) (checked, error) {
 	status, headers, answer, err := c.post(ctx, server, path, body, most)
 	if err == nil {
-		var result Result
-		if result, err = decodeCheck(status, answer); err == nil {
+		var found decoded
+		if found, err = decodeCheck(status, answer); err == nil {
 			c.failover.answer(server)
-			return checked{result, limitFields(headers), server}, nil
+			return checked{found, headers, server}, nil
 		}
 	}
 	c.failover.fault(server, c.now())

@@ -27,7 +27,7 @@ descriptors:
   - {key: api_key, name: per-key, limit: 1000000/hour}
 `
 
-func freeAddress(t *testing.T) string {
+func freeAddress(t testing.TB) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -38,7 +38,9 @@ func freeAddress(t *testing.T) string {
 }
 
 // startServer starts a real Tollgate, and returns its URL.
-func startServer(t *testing.T) string {
+func startServer(t testing.TB) string { return startServerWith(t, rules) }
+
+func startServerWith(t testing.TB, rules string) string {
 	t.Helper()
 	binary := os.Getenv("TOLLGATE_BINARY")
 	if binary == "" {

@@ -116,7 +116,7 @@ func TestAnswers(t *testing.T) {
 		}
 		want := each.Result
 		same(t, each.Name, err, error(nil))
-		same(t, each.Name, result, Result{
+		same(t, each.Name, result.result, Result{
 			want.Allowed, want.Source, want.Reason, or(want.Origin), or(want.Rule), optional(want.Limit),
 			optional(want.Remaining), millis(optional(want.ResetMs)), millis(optional(want.RetryAfterMs)),
 			millis(want.DelayMs), or(want.DecisionID), or(want.Reservation), want.Cacheable,

@@ -104,13 +104,13 @@ test('an override starts above the current limit, and names it', async ({ page }
   const server = await new Server().start(RULES.replace('limit: 5/hour', 'limit: 200/second\n    burst: 300'));
   try {
     const key = 'wants-more-0123456789';
-    const row = page.getByRole('row').filter({ hasText: 'log-ins' }).first();
+    const row = page.getByRole('row').filter({ hasText: 'logins' }).first();
     await server.exhaust({ api_key: key, endpoint: 'POST /login' });
     await open(page, server, 'overview');
     await choose(page, row, 'Override limit…');
     const dialog = page.getByRole('dialog');
     // A rule that counts more than the key, which usage alone does not know.
-    await expect(dialog).toContainText('log-ins currently allows 2 / 1h.');
+    await expect(dialog).toContainText('logins currently allows 2 / 1h.');
     await expect(dialog.getByLabel('Requests')).toHaveValue('4');
     await expect(dialog.getByLabel('Per', { exact: true })).toHaveValue('hour');
     await dialog.getByRole('button', { name: 'Remove override 1' }).click();

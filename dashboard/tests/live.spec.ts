@@ -66,8 +66,8 @@ test('long names and marks that turn text around disturb nobody', async ({ page,
 test('an address that changes is searched for', async ({ page, server }) => {
   await open(page, server, 'decisions?rule=per-key');
   await expect(page.getByLabel('Rule')).toHaveValue('per-key');
-  await page.evaluate(() => (location.hash = '#/decisions?verdict=deny&rule=log-ins'));
-  await expect(page.getByLabel('Rule')).toHaveValue('log-ins');
+  await page.evaluate(() => (location.hash = '#/decisions?verdict=deny&rule=logins'));
+  await expect(page.getByLabel('Rule')).toHaveValue('logins');
   await expect(page.getByLabel('Verdict')).toHaveValue('deny');
   await page.getByRole('link', { name: 'Decisions' }).click();
   await expect(page.getByLabel('Rule')).toHaveValue('');

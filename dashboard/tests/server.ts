@@ -20,7 +20,7 @@ descriptors:
     descriptors:
       - key: endpoint
         value: POST /login
-        name: log-ins
+        name: logins
         class: security
         limit: 2/hour
   - key: remote_address/24/64

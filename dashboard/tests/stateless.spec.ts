@@ -29,7 +29,7 @@ test('without a database only what works is offered', async ({ page }) => {
 
     await page.getByRole('link', { name: 'Rules' }).click();
     await expect(page.getByRole('tab')).toHaveText(['Active', 'Files']);
-    await page.getByRole('button', { name: 'Open log-ins in editor' }).click();
+    await page.getByRole('button', { name: 'Open logins in editor' }).click();
     const text = page.getByRole('textbox', { name: /^Rule file/ });
     await expect(text).toHaveValue(RULES);
     await expect(text).not.toBeEditable();

@@ -61,11 +61,11 @@ test('a denial is found in the log and explained', async ({ page, server }) => {
   await server.exhaust({ api_key: 'look-me-up-0123456789', endpoint: 'POST /login' });
   await open(page, server, 'decisions');
   await page.getByLabel('Verdict').selectOption('denied');
-  await page.getByLabel('Rule').fill('log-ins');
+  await page.getByLabel('Rule').fill('logins');
   await page.getByRole('button', { name: 'Search' }).click();
-  await expect(page.getByRole('row').nth(1)).toContainText('log-ins');
+  await expect(page.getByRole('row').nth(1)).toContainText('logins');
   await page.getByRole('button', { name: /^Explain decision/ }).first().click();
-  await expect(page.getByRole('dialog')).toContainText('log-ins');
+  await expect(page.getByRole('dialog')).toContainText('logins');
 });
 
 test('quotas are imported from a file, and invalid lines are reported', async ({ page, server }) => {

@@ -32,17 +32,19 @@ def free_port() -> int:
 class Tollgate:
     """A real server with its own rules."""
 
-    def __init__(self, rules: str = RULES, *arguments: str) -> None:
+    def __init__(self, rules: str | dict[str, str] = RULES, *arguments: str) -> None:
         self._directory = tempfile.TemporaryDirectory()
         path = pathlib.Path(self._directory.name)
-        (path / "rules.yaml").write_text(rules)
+        (path / "rules").mkdir()
+        for name, text in (rules if isinstance(rules, dict) else {"rules.yaml": rules}).items():
+            (path / "rules" / name).write_text(text)
         binary = os.environ.get("TOLLGATE_BINARY")
         if not binary:
             raise RuntimeError("set TOLLGATE_BINARY to a tollgate binary, or run `make clients-python-test`")
         self.port, self.admin_port, self.resp_port = free_port(), free_port(), free_port()
         flags = {"http": self.port, "grpc": free_port(), "admin": self.admin_port, "resp": self.resp_port}
         self._process = subprocess.Popen(
-            [binary, "serve", "--rules", str(path / "rules.yaml"), *arguments]
+            [binary, "serve", "--rules", str(path / "rules"), *arguments]
             + [text for name, port in flags.items() for text in (f"--{name}", f"127.0.0.1:{port}")],
             cwd=path,
             stdout=subprocess.DEVNULL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pathlib
 import sys
 import threading
@@ -195,6 +196,17 @@ class ClientTest(unittest.TestCase):
 
 class AsyncClientTest(ClientTest):
     kind = Loop
+
+    def test_a_forked_process_has_its_own_connections(self):
+        client, user = Client(self.server.url, "test", timeout_ms=5_000), {"user": self.id()}
+        self.addCleanup(client.close)
+        self.assertEqual(client.limit(user).remaining, 2)
+        self.assertEqual(client._idle[0].qsize(), 1)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if client._idle[0].empty() and client.limit(user).remaining == 1 else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertEqual((client._idle[0].qsize(), client.limit(user).remaining), (1, 0))
 
     def test_threads_share_a_client(self):
         client, user = Client(self.server.url, "test", timeout_ms=5_000), {"user": self.id()}

@@ -39,6 +39,8 @@ class Conformance(unittest.TestCase):
                     body = case["body"].encode().ljust(case.get("pad_with_spaces_to_bytes", 0))
                     try:
                         result, fault = dataclasses.asdict(decode(case["status"], body)), None
+                        for name in ("limits", "problem"):  # of this client alone
+                            result.pop(name, None)
                     except _answers.Fault as error:
                         result, fault = None, error.reason
                     self.assertEqual((result, fault), (case.get("result"), case.get("fault")))

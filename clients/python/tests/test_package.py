@@ -25,14 +25,18 @@ class PackageTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory, Tollgate() as server:
             path = pathlib.Path(directory)
             run = lambda *command: subprocess.run(command, check=True, capture_output=True, text=True, cwd=path).stdout
-            run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(path), str(ROOT))
-            (wheel,) = path.glob("*.whl")
-            run(sys.executable, "-m", "venv", "empty")
+            # The wheel is built from the source distribution, so both are complete.
+            run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(path), str(ROOT))
+            (wheel,), (_,) = path.glob("*.whl"), path.glob("*.tar.gz")
+            run(sys.executable, "-m", "venv", "--without-pip", "empty")
             python = str(path / "empty" / "bin" / "python")
-            run(python, "-m", "pip", "install", "--quiet", "--no-index", str(wheel))
+            run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", str(wheel))
             self.assertEqual(run(python, "-c", PROGRAM.format(url=server.url)).strip(), "True")
             names = run(python, "-m", "zipfile", "-l", str(wheel))
             self.assertIn("tollgate/py.typed", names)
+            # Modules for libraries that are absent do not hinder the others.
+            imports = "import tollgate.asgi, tollgate.wsgi, importlib.util as u; print(u.find_spec('limits'))"
+            self.assertEqual(run(python, "-c", imports).strip(), "None")
 
 
 if __name__ == "__main__":

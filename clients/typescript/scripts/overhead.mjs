@@ -1,12 +1,11 @@
-// What `limit()` costs beside a bare `fetch` of the same check to the same server. Both take turns in short batches. Of
-// the time that passes the fastest tenth of the batches counts, since other programs only ever add to it; of the time on
-// the processor, the median. Needs a running server:
-//   node scripts/overhead.mjs http://127.0.0.1:8080 [batches]
+// What `limit()` costs beside a bare `fetch` of the same check to the same server. Both take turns request by request, so
+// that whatever else the machine does slows both; the medians are compared. Needs a running server:
+//   node scripts/overhead.mjs http://127.0.0.1:8080 [requests]
 import { Ratelimit } from "../dist/esm/index.js";
 
 const url = process.argv[2] ?? "http://127.0.0.1:8080";
-const batches = Number(process.argv[3] ?? 200);
-const SIZE = 20;
+const requests = Number(process.argv[3] ?? 5_000);
+const WARM_UP = 500;
 const client = new Ratelimit({ url, domain: "overhead", timeout: 60_000 });
 const body = '{"domain":"overhead","attributes":{"api_key":"a"}}';
 
@@ -23,21 +22,13 @@ const ways = {
 };
 
 const times = { fetch: [], limit: [] };
-const cpu = { fetch: [], limit: [] };
-for (let batch = 0; batch < batches + 20; batch += 1) {
-  const order = batch % 2 === 0 ? ["fetch", "limit"] : ["limit", "fetch"];
-  for (const way of order) {
-    const before = process.cpuUsage();
+for (let request = 0; request < requests + WARM_UP; request += 1) {
+  for (const way of request % 2 === 0 ? ["fetch", "limit"] : ["limit", "fetch"]) {
     const started = performance.now();
-    for (let request = 0; request < SIZE; request += 1) await ways[way]();
-    if (batch < 20) continue;
-    times[way].push((performance.now() - started) / SIZE);
-    const { user, system } = process.cpuUsage(before);
-    cpu[way].push((user + system) / 1000 / SIZE);
+    await ways[way]();
+    if (request >= WARM_UP) times[way].push(performance.now() - started);
   }
 }
-const at = (list, part) => list.sort((a, b) => a - b)[Math.floor(list.length * part)];
-for (const [what, list, part] of [["elapsed", times, 0.1], ["processor", cpu, 0.5]]) {
-  const [bare, own] = [at(list.fetch, part), at(list.limit, part)];
-  console.log(`${what}: bare fetch ${(bare * 1000).toFixed(0)} µs, limit() ${(own * 1000).toFixed(0)} µs (${((own / bare - 1) * 100).toFixed(1)}%)`);
-}
+const median = (list) => list.sort((a, b) => a - b)[list.length >> 1] * 1000;
+const [bare, own] = [median(times.fetch), median(times.limit)];
+console.log(`median of ${requests}: bare fetch ${bare.toFixed(0)} µs, limit() ${own.toFixed(0)} µs (${((own / bare - 1) * 100).toFixed(1)}%)`);

@@ -4,7 +4,7 @@
  * `clients/conformance/answers.json`.
  */
 
-import { SETTLED, type Fault, type LimitResult, type Reason } from "./result.js";
+import { SETTLED, type Fault, type LimitResult, type Problem, type Reason } from "./result.js";
 
 /** Longest body that is read. */
 export const MAX_BODY_BYTES = 65_536;
@@ -26,23 +26,34 @@ type Json = Record<string, unknown>;
 
 const fault = (kind: Fault): Answer => ({ kind: "fault", fault: kind });
 
-const REJECTED: Answer = {
+const rejected = (problem: Problem | null): Answer => ({
   kind: "decision",
   result: {
     allowed: false, success: false, limit: null, remaining: null, reset: null, resetMs: null, retryAfterMs: null, delayMs: 0,
-    reason: "rejected", source: "server", origin: null, rule: null, decisionId: null, degradedBy: null, pending: SETTLED,
+    reason: "rejected", source: "server", origin: null, rule: null, decisionId: null, degradedBy: null, problem, pending: SETTLED,
   },
   reservation: null,
   cacheable: false,
   concurrent: false,
-};
+});
+
+/** The problem document of a request head that the server refuses; `null` for every other reason to refuse a check. */
+function headProblem(status: number, body: string): Problem | null {
+  return body.length <= MAX_BODY_BYTES && parseObject(body)?.["field"] === "request" ? { status, body } : null;
+}
 
 /** Parses a response of `/v1/check` or `/v1/reserve`. `nowMs` is the time of day, for `reset`. */
 export function parseAnswer(status: number, body: string, nowMs: number): Answer {
   switch (status) {
     // The check itself is invalid. No fail policy applies: a caller could otherwise spell its way past a limit.
-    case 400: case 409: case 413: case 422: return REJECTED;
-    case 401: case 403: return fault("unauthorized");
+    case 400: return rejected(headProblem(status, body));
+    case 409: case 413: case 422: return rejected(null);
+    // Either the credential of the request that is checked cannot be read, or this client's own token is wrong.
+    case 401: {
+      const problem = headProblem(status, body);
+      return problem === null ? fault("unauthorized") : rejected(problem);
+    }
+    case 403: return fault("unauthorized");
     case 200: case 429: case 503: return parseDecision(status, body, nowMs);
     default: return fault(status >= 500 && status <= 599 ? "unavailable" : "invalid_response");
   }
@@ -87,6 +98,7 @@ function parseDecision(status: number, body: string, nowMs: number): Answer {
     rule: allowed ? (reported === null ? null : reported.rule) : deniedBy,
     decisionId,
     degradedBy: text(json["degraded_by"]) ?? null,
+    problem: null,
     pending: SETTLED,
   };
   const cacheable = status === 429 && origin === "store" && retryAfter !== null && retryAfter > 0 && !overConcurrent;

@@ -5,18 +5,15 @@
  * |---|---|
  * | `ratelimit` | {@link Ratelimit}: limit, peek, reserve, settle, cancel |
  * | `pace/` | {@link pacedFetch}: a `fetch` that respects the limits of other APIs |
- * | `identity/` | {@link identify}: a request's attributes, by the gateway's rules |
  * | `middleware/` | for Express, Fastify, Hono and Next.js; imported as `@tollgate/client/express` and so on |
  * | `adapters/` | for other libraries' stores; imported as `@tollgate/client/express-rate-limit` and so on |
  */
 
 export { Ratelimit } from "./ratelimit.js";
-export type { Attributes, CheckOutcome, Descriptor, LimitInput, LimitOptions, RatelimitOptions, Reservation, ReserveOptions, ReserveResult } from "./ratelimit.js";
-export type { Fault, LimitResult, Reason } from "./result.js";
+export type { Attributes, CheckOutcome, Descriptor, HeadInput, LimitInput, LimitOptions, RatelimitOptions, RequestHead, Reservation, ReserveOptions, ReserveResult } from "./ratelimit.js";
+export type { Fault, LimitResult, Problem, Reason } from "./result.js";
 export type { EndResult } from "./answer.js";
 export { pacedFetch, ThrottledError } from "./pace/paced-fetch.js";
 export type { PacedFetchOptions } from "./pace/paced-fetch.js";
 export { readSignals } from "./pace/signals.js";
 export type { Signals } from "./pace/signals.js";
-export { AmbiguousIdentityError, Identity } from "./identity/identity.js";
-export type { IdentitySettings, RequestHead } from "./identity/identity.js";

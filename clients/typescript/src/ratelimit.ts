@@ -11,9 +11,27 @@ import { hedge } from "./hedge.js";
 import { policyResult, SETTLED, type Fault, type LimitResult } from "./result.js";
 import { post, type Reply, type Server } from "./transport.js";
 
-/** What is checked: the caller's identifier, attributes, or descriptors as Envoy sends them. */
-export type LimitInput = string | Attributes | { readonly descriptors: readonly Descriptor[] };
+/** What is checked: the caller's identifier, attributes, descriptors as Envoy sends them, or the head of a request. */
+export type LimitInput = string | Attributes | { readonly descriptors: readonly Descriptor[] } | HeadInput;
 export type Attributes = Readonly<Record<string, string>>;
+
+/** The head of a request that this program has received; the server identifies its caller, as the gateway would. */
+export interface HeadInput {
+  readonly request: RequestHead;
+  /** Added to what the server finds in the head, and going before it. */
+  readonly attributes?: Attributes;
+}
+
+/** Each character of a string is one byte of the head (ISO 8859-1), as Node and `Headers` hand them out. */
+export interface RequestHead {
+  readonly method: string;
+  /** As received: the path with its query, or a URL. */
+  readonly target: string;
+  /** The address that connected to this program, without a port. */
+  readonly peer: string;
+  /** In the order of the message, repeated names included. */
+  readonly headers: readonly (readonly [name: string, value: string])[];
+}
 
 export interface Descriptor {
   readonly entries: readonly (readonly [key: string, value: string])[];
@@ -105,7 +123,9 @@ const NO_FIELDS: ReadonlyMap<string, string> = new Map();
 const HEDGE_TTL_MS = 10_000;
 /** How long a request goes on after the deadline if its charge would have to be given back. */
 const LATE_MS = 1_000;
-const FIELD = /^(?:ratelimit|x-ratelimit-|retry-after$)/;
+/** The length up to which a denied request is a key of the deny cache: callers choose that of a request head. */
+const MAX_CACHE_KEY = 4_096;
+const FIELD = /^(?:ratelimit|x-ratelimit-|retry-after$|www-authenticate$)/;
 const TIMERS = {
   set: (callback: () => void, ms: number): unknown => setTimeout(callback, ms),
   clear: (timer: unknown): void => clearTimeout(timer as ReturnType<typeof setTimeout>),
@@ -129,7 +149,7 @@ export class Ratelimit {
     if (options.token !== undefined) headers["authorization"] = `Bearer ${options.token}`;
     // Looked up at each call: tests and instrumentation replace the global one.
     const request: typeof fetch = options.fetch ?? ((input, init) => fetch(input, init));
-    this.#servers = urls.map((url) => ({ url: baseUrl(url), headers, fetch: request }));
+    this.#servers = urls.map((url) => ({ url: baseUrl(url), headers, fetch: request, suspect: false }));
     this.#order = new ServerOrder(urls.length);
     this.#cache = options.denyCache === false ? null : new DenyCache(options.denyCache?.maxEntries);
     this.#attribute = options.attribute ?? "api_key";
@@ -251,7 +271,7 @@ export class Ratelimit {
     const { answer, headers } = asked.received;
     const result = withPending(answer.result, asked.pending);
     const fields = wantFields || answer.cacheable ? fieldsOf(headers) : NO_FIELDS;
-    if (answer.cacheable && cost > 0) {
+    if (answer.cacheable && cost > 0 && cacheKey.length <= MAX_CACHE_KEY) {
       this.#cache?.denied(cacheKey, cost, sentAt, answer.result.retryAfterMs ?? 0, answer.result.resetMs ?? 0, { result: answer.result, fields });
     }
     const reservation = kind === "reserve" && answer.reservation !== null ? this.#reservation(answer.reservation, asked.server) : null;
@@ -355,15 +375,37 @@ export class Ratelimit {
     return { id, server, settle: (cost) => this.settle({ id, server }, cost), cancel: () => this.cancel({ id, server }) };
   }
 
+  /** For middleware: an identifier or attributes, as attributes that a request head goes with. */
+  attributesOf(input: LimitInput): Attributes {
+    if (typeof input === "string") return { [this.#attribute]: input };
+    if (isHead(input) || isDescriptors(input)) throw new TypeError("descriptors cannot be checked beside a request head; write `head: false`");
+    return input;
+  }
+
   #subject(input: LimitInput, cost: number): string {
-    if (typeof input === "string") return `"attributes":${JSON.stringify({ [this.#attribute]: input })}`;
-    if (Array.isArray(input.descriptors)) {
+    if (typeof input === "string") return `"attributes":${JSON.stringify(this.attributesOf(input))}`;
+    if (isHead(input)) {
+      const { request, attributes } = input;
+      return (attributes === undefined ? "" : `"attributes":${JSON.stringify(attributes)},`) + `"request":${JSON.stringify(request)}`;
+    }
+    if (isDescriptors(input)) {
       // A cost of 0 counts as 1 for descriptors, as Envoy's does; their own hits do not.
-      const descriptors = cost > 0 ? input.descriptors : (input.descriptors as readonly Descriptor[]).map((one) => ({ ...one, hits: 0 }));
+      const descriptors = cost > 0 ? input.descriptors : input.descriptors.map((one) => ({ ...one, hits: 0 }));
       return `"descriptors":${JSON.stringify(descriptors)}`;
     }
     return `"attributes":${JSON.stringify(input)}`;
   }
+}
+
+type Structured = Exclude<LimitInput, string>;
+
+/** Attributes are strings, so an attribute of the same name is told apart. */
+function isHead(input: Structured): input is HeadInput {
+  return typeof input["request" as keyof Structured] === "object";
+}
+
+function isDescriptors(input: Structured): input is { readonly descriptors: readonly Descriptor[] } {
+  return Array.isArray(input["descriptors" as keyof Structured]);
 }
 
 interface Decided extends Received {

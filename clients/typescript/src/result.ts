@@ -10,6 +10,12 @@ export type Fault = "timeout" | "unreachable" | "unavailable" | "invalid_respons
 /** Why a request is allowed or denied. A {@link Fault} if the fail policy decided. */
 export type Reason = "allowed" | "denied" | "unmatched" | "fail_open" | "fail_closed" | "rejected" | Fault;
 
+/** Why the head of a request was refused: the status and the body (`application/problem+json`) to answer its caller with. */
+export interface Problem {
+  readonly status: number;
+  readonly body: string;
+}
+
 /** A decision. Durations are in milliseconds. */
 export interface LimitResult {
   /** Whether the request may pass. */
@@ -39,6 +45,8 @@ export interface LimitResult {
   readonly decisionId: string | null;
   /** The rule that asks for a degraded response. */
   readonly degradedBy: string | null;
+  /** Set if the server refuses the request head that was checked; `reason` is then `rejected`. */
+  readonly problem: Problem | null;
   /** What is still under way after the answer (a slower server's charge being given back). Workers pass it to `waitUntil`. */
   readonly pending: Promise<unknown>;
 }
@@ -51,6 +59,6 @@ export function policyResult(policy: "open" | "closed", fault: Fault): LimitResu
   const allowed = policy === "open";
   return {
     allowed, success: allowed, limit: null, remaining: null, reset: null, resetMs: null, retryAfterMs: allowed ? 0 : null, delayMs: 0,
-    reason: fault, source: "policy", origin: null, rule: null, decisionId: null, degradedBy: null, pending: SETTLED,
+    reason: fault, source: "policy", origin: null, rule: null, decisionId: null, degradedBy: null, problem: null, pending: SETTLED,
   };
 }

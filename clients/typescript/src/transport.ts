@@ -16,36 +16,48 @@ export interface Server {
   readonly url: string;
   readonly headers: Record<string, string>;
   readonly fetch: typeof fetch;
+  /** Whether its last request got no answer. */
+  suspect: boolean;
 }
 
 /**
  * Sends one request. Only the caller's own `signal` makes it reject; everything else is a fault.
+ *
+ * An abort signal costs `fetch` about as much as the rest of this client does. So only requests to a server that did
+ * not answer the last one have one that ends them in time. Before that, those that are under way when a server hangs
+ * are given up here in time, and ended by the connection's own timeout.
  */
-export async function post(server: Server, path: string, body: string, timeoutMs: number, signal?: AbortSignal): Promise<Reply> {
-  const controller = new AbortController();
-  const abort = (): void => controller.abort(signal?.reason);
-  if (signal !== undefined) {
-    signal.throwIfAborted();
-    signal.addEventListener("abort", abort, { once: true });
-  }
-  let isLate = false;
-  const timer = setTimeout(() => {
-    isLate = true;
-    controller.abort();
-  }, timeoutMs);
-  try {
+export function post(server: Server, path: string, body: string, timeoutMs: number, signal?: AbortSignal): Promise<Reply> {
+  return new Promise((resolve, reject) => {
+    signal?.throwIfAborted();
+    const controller = signal !== undefined || server.suspect ? new AbortController() : null;
+    const finish = (reply: Reply): void => {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", abort);
+      server.suspect = "fault" in reply;
+      resolve(reply);
+    };
+    const abort = (): void => {
+      clearTimeout(timer);
+      reject(signal?.reason);
+      controller?.abort();
+    };
+    const timer = setTimeout(() => {
+      finish({ fault: "timeout" });
+      controller?.abort();
+    }, timeoutMs);
+    signal?.addEventListener("abort", abort, { once: true });
     // A redirect is another program: following it would send the token there.
-    const init: RequestInit = { method: "POST", headers: server.headers, body, signal: controller.signal, redirect: "manual" };
-    const response = await server.fetch(server.url + path, init);
-    const text = await readBody(response);
-    return text === null ? { fault: "invalid_response" } : { status: response.status, body: text, headers: response.headers };
-  } catch {
-    if (signal?.aborted === true) throw signal.reason;
-    return { fault: isLate ? "timeout" : "unreachable" };
-  } finally {
-    clearTimeout(timer);
-    signal?.removeEventListener("abort", abort);
-  }
+    const init: RequestInit = { method: "POST", headers: server.headers, body, redirect: "manual" };
+    if (controller !== null) init.signal = controller.signal;
+    exchange(server, path, init).then(finish, () => finish({ fault: "unreachable" }));
+  });
+}
+
+async function exchange(server: Server, path: string, init: RequestInit): Promise<Reply> {
+  const response = await server.fetch(server.url + path, init);
+  const text = await readBody(response);
+  return text === null ? { fault: "invalid_response" } : { status: response.status, body: text, headers: response.headers };
 }
 
 /** The body, or `null` if it is longer than the bound. */

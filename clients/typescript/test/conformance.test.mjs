@@ -6,8 +6,6 @@ import { parseAnswer, parseEnd } from "../dist/esm/answer.js";
 import { DenyCache } from "../dist/esm/deny-cache.js";
 import { attemptTime, effectiveDeadline, ServerOrder } from "../dist/esm/failover.js";
 import { hedge } from "../dist/esm/hedge.js";
-import { AmbiguousIdentityError, Identity } from "../dist/esm/identity/identity.js";
-import { normalizeHost, normalizePath } from "../dist/esm/identity/path.js";
 import { Ratelimit } from "../dist/esm/index.js";
 import { AdaptiveThrottle } from "../dist/esm/pace/adaptive-throttle.js";
 import { paceDelay, Pacer } from "../dist/esm/pace/pacer.js";
@@ -233,19 +231,28 @@ describe("adaptive throttling", () => {
   }
 });
 
-describe("identity", () => {
-  const data = load("identity");
-  const whole = (value) => (typeof value === "string" ? value : value.repeat.repeat(value.times));
-  for (const { name, settings, peer, method, target, headers, attributes, rejected } of data.cases) {
-    it(name, () => {
-      const { ipv6_prefix: ipv6Prefix, api_key: apiKey, trusted_headers: trustedHeaders, ...others } = settings;
-      const defined = Object.fromEntries(Object.entries({ ipv6Prefix, apiKey, trustedHeaders, ...others }).filter(([, value]) => value !== undefined));
-      const lines = (wanted) => headers.filter(([key]) => key.toLowerCase() === wanted).map(([, value]) => whole(value));
-      const identify = () => new Identity(defined).attributes({ peer, method, target: whole(target), lines });
-      if (rejected) assert.throws(identify, AmbiguousIdentityError);
-      else assert.deepEqual(identify(), attributes);
+describe("request heads", () => {
+  const data = load("heads");
+  for (const { name, head, attributes, cost, expect } of data.bodies) {
+    it(name, async () => {
+      const server = await FakeServer.start(() => ({ status: 400 }));
+      try {
+        const client = new Ratelimit({ url: server.url, domain: "shop", timeout: 5_000 });
+        await client.limit({ request: head, ...(attributes === null ? {} : { attributes }) }, cost === null ? {} : { cost });
+        assert.deepEqual(JSON.parse(server.requests[0].body), expect);
+      } finally {
+        await server.close();
+      }
     });
   }
-  for (const { paths, expect } of data.paths) for (const path of paths) it(`path ${path}`, () => assert.equal(normalizePath(path), expect));
-  for (const { host, expect } of data.hosts) it(`host ${host}`, () => assert.equal(normalizeHost(host), expect));
+  for (const { name, status, body, result, fault } of data.answers) {
+    it(name, () => {
+      const answer = parseAnswer(status, body, 0);
+      if (fault !== undefined) return assert.deepEqual(answer, { kind: "fault", fault });
+      const { allowed, reason, source, problem } = answer.result;
+      assert.deepEqual({ allowed, reason, source, problem_status: problem?.status ?? null }, result);
+      if (problem !== null) assert.equal(problem.body, body);
+      assert.equal(answer.cacheable, false);
+    });
+  }
 });

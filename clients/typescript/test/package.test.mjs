@@ -64,13 +64,20 @@ describe("the package", () => {
       writeFileSync(join(project(), `types.${extension}`), `
         import { Ratelimit, pacedFetch, type LimitResult } from "@tollgate/client";
         import { tollgate } from "@tollgate/client/express";
+        import { withRatelimit } from "@tollgate/client/next";
         import { TollgateStore } from "@tollgate/client/express-rate-limit";
         export async function main(): Promise<number | null> {
           const ratelimit = new Ratelimit({ url: ["https://a.example", "https://b.example"], domain: "shop", failPolicy: "closed" });
           const result: LimitResult = await ratelimit.limit({ user: "ann" }, { cost: 2 });
           const { reservation } = await ratelimit.reserve("ann", { cost: 100 });
           await reservation?.settle(40);
-          tollgate({ ratelimit, cost: (request) => request.rawHeaders.length });
+          tollgate({ ratelimit, cost: (request) => request.rawHeaders.length, identify: (request) => ({ tenant: request.url ?? "" }) });
+          withRatelimit(() => new Response("ok"), { ratelimit, peer: (request) => request.headers.get("x-real-ip") });
+          // @ts-expect-error: a Request has no peer
+          withRatelimit(() => new Response("ok"), { ratelimit });
+          const head = { method: "GET", target: "/", peer: "192.0.2.1", headers: [["x-api-key", "a"]] as const };
+          const { problem } = await ratelimit.limit({ request: head, attributes: { tenant: "acme" } });
+          void problem?.status;
           new TollgateStore({ ratelimit });
           const paced: typeof fetch = pacedFetch({ maxRetries: 2 });
           await paced("https://api.example");
@@ -87,7 +94,7 @@ describe("the package", () => {
     writeFileSync(join(project(), "shake.mjs"), 'import { readSignals } from "@tollgate/client"; console.log(readSignals(429, new Headers({ "retry-after": "3" }), 0).waitMs);');
     const bundle = await build({ entryPoints: [join(project(), "shake.mjs")], bundle: true, write: false, format: "esm", minify: true });
     const { text } = bundle.outputFiles[0];
-    assert.ok(!text.includes("/v1/check") && !text.includes("x-forwarded-for"), "unused parts are gone");
+    assert.ok(!text.includes("/v1/check") && !text.includes("ThrottledError"), "unused parts are gone");
     assert.ok(text.length < 6_000, `${text.length} bytes`);
   });
 

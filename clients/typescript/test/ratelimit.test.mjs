@@ -292,6 +292,16 @@ describe("requests", () => {
     assert.ok(connections <= 2, `${connections} connections`);
   });
 
+  it("leave no connections to a server that hangs", async (t) => {
+    const server = await FakeServer.start(() => "hang");
+    t.after(() => server.close());
+    const client = new Ratelimit({ url: server.url, domain: "d", timeout: 200 });
+    for (let request = 0; request < 6; request += 1) assert.equal((await client.limit("x")).reason, "timeout");
+    // Only the one that found it out may wait for the connection's own timeout.
+    await eventually(() => server.sockets.size <= 1, "the others are closed");
+    assert.equal(server.requests.length, 6);
+  });
+
   it("do not follow redirects: the token stays with its server", async (t) => {
     const other = await FakeServer.start(() => ({ status: 200, body: { allowed: true, limits: [], decision_id: "d" } }));
     const server = await FakeServer.start(() => ({ status: 307, headers: { location: `${other.url}/v1/check` } }));

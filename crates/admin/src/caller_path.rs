@@ -4,13 +4,19 @@
 //! An id is the installation's keyed hash of the key. For callers that this node lists or has in its decision log,
 //! the node has the key, so every operation works. Other callers are found by their quota in the database, on any
 //! node, and support every operation that needs no counter.
+//!
+//! What is spelled like an id is never silently taken for an API key: in the place of a key it must be the id of a
+//! known caller, or a key that this node has seen or that has a quota. Otherwise it is rejected, unless the request
+//! says `?key=api_key`. Rejected: taking ids by `by-id` alone, because an id that is pasted in the place of a key
+//! would then change the quota of nobody and report success.
 
 use crate::error::{ApiError, control_problem};
 use crate::path::segment;
 use crate::{AdminState, query};
 use axum::extract::{FromRequestParts, MatchedPath};
-use http::StatusCode;
 use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{StatusCode, Uri};
 use std::sync::Arc;
 use tollgate_control::{CallerRef, KeyHash};
 use tollgate_http::problem::Problem;
@@ -30,13 +36,44 @@ impl FromRequestParts<Arc<AdminState>> for CallerPath {
     async fn from_request_parts(parts: &mut Parts, admin: &Arc<AdminState>) -> Result<Self, ApiError> {
         let by_id =
             parts.extensions.get::<MatchedPath>().is_some_and(|path| path.as_str().contains("/by-id/"));
-        let found = if by_id {
-            Self::by_id(admin, segment(parts, "id")).await
-        } else {
-            Self::by_key(admin, query::api_key(segment(parts, "api_key"))?).await
-        };
-        Ok(found?)
+        if by_id {
+            return Ok(Self::by_id(admin, segment(parts, "id")).await?);
+        }
+        let spelled = take_key_parameter(parts)?;
+        Ok(Self::by_key(admin, query::api_key(segment(parts, "api_key"))?, spelled).await?)
     }
+}
+
+/// What a value in the place of an API key may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spelled {
+    /// An API key, or the id of a known caller.
+    KeyOrId,
+    /// An API key, however it is spelled (`?key=api_key`).
+    Key,
+}
+
+/// Removes the parameter `key` from the query: the other extractors are strict.
+fn take_key_parameter(parts: &mut Parts) -> Result<Spelled, Problem> {
+    let query = parts.uri.query().unwrap_or_default();
+    let (named, rest): (Vec<&str>, Vec<&str>) =
+        query.split('&').filter(|pair| !pair.is_empty()).partition(|pair| pair.starts_with("key="));
+    let spelled = match named[..] {
+        [] => return Ok(Spelled::KeyOrId),
+        ["key=api_key"] => Spelled::Key,
+        _ => {
+            let detail = "must be api_key: the value in the path is an API key, however it is spelled";
+            return Err(Problem::bad(detail).in_field("key"));
+        }
+    };
+    let mark = if rest.is_empty() { "" } else { "?" };
+    let target = format!("{}{mark}{}", parts.uri.path(), rest.join("&"));
+    let mut uri = parts.uri.clone().into_parts();
+    uri.path_and_query = PathAndQuery::try_from(target).ok();
+    if let Ok(uri) = Uri::from_parts(uri) {
+        parts.uri = uri;
+    }
+    Ok(spelled)
 }
 
 /// An id from a list: all of its 64 digits, or the first 16.
@@ -81,22 +118,39 @@ impl ListedId {
     }
 }
 
+/// Returns whether an API key that is spelled like an id has a quota, or is in this node's lists or log.
+async fn is_known_key(admin: &AdminState, key: &str) -> Result<bool, Problem> {
+    let Some(control) = &admin.control else { return Ok(false) };
+    let seen = admin.status.telemetry().and_then(|observe| observe.api_key(control.key_id(key)));
+    if seen.as_deref() == Some(key) {
+        return Ok(true);
+    }
+    Ok(control.quota(CallerRef::Key(key)).await.map_err(control_problem)?.is_some())
+}
+
 impl CallerPath {
-    /// Returns the caller with this API key. An id from a list in its place means that caller: a quota for an API key
-    /// that is spelled like an id would act on nobody.
+    /// Returns the caller with this API key. An id from a list in its place means that caller.
     ///
     /// # Errors
-    /// A key as lists show it, masked: it identifies nobody.
-    pub(crate) async fn by_key(admin: &AdminState, key: String) -> Result<Self, Problem> {
+    /// A key as lists show it, masked, or the id of a caller that is not known: they identify nobody.
+    pub(crate) async fn by_key(admin: &AdminState, key: String, spelled: Spelled) -> Result<Self, Problem> {
         if key.contains('…') {
             let detail = "this is a masked key, as lists show it; use the caller's `key_id`, or the full key";
             return Err(Problem::bad(detail).in_field("api_key"));
         }
-        let listed = match ListedId::parse(&key) {
-            Some(id) => id.find(admin).await?,
-            None => None,
+        let Some(id) = ListedId::parse(&key).filter(|_| spelled == Spelled::KeyOrId) else {
+            return Ok(Self::Key(key));
         };
-        Ok(listed.unwrap_or(Self::Key(key)))
+        if let Some(caller) = id.find(admin).await? {
+            return Ok(caller);
+        }
+        if is_known_key(admin, &key).await? {
+            return Ok(Self::Key(key));
+        }
+        let detail = "this is spelled like a caller's id, and no caller with this id or API key is known: this node has \
+                      it in no list or log, and no quota belongs to it; use the full API key or, if this is one, \
+                      say so with `?key=api_key` (on the command line `--key api_key`)";
+        Err(Problem::new(StatusCode::NOT_FOUND, "Unknown caller id", detail).in_field("api_key"))
     }
 
     async fn by_id(admin: &AdminState, id: &str) -> Result<Self, Problem> {

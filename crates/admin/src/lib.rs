@@ -30,6 +30,7 @@ mod router;
 mod state;
 
 pub use api::log_level::{LogLevels, LogSettings};
+pub use api::rule_files::{ConfirmFilesError, PendingFiles, RuleFilesControl};
 pub use api::stats::NodeCache;
 pub use api::usage::{UsageFuture, UsageQuery, UsageReader};
 pub use auth::AuthMode;

@@ -1,6 +1,7 @@
 //! Query parameter extractors and the API key in a path. Strict: an unknown parameter is an error that lists the
 //! known ones. Rejected: axum's extractor, because it reports neither the parameter nor the expected value.
 
+use crate::caller_path::Spelled;
 use crate::error::ApiError;
 use axum::extract::FromRequestParts;
 use http::request::Parts;
@@ -47,6 +48,38 @@ pub(crate) struct ConfirmParameter {
 impl ConfirmParameter {
     pub(crate) fn is_confirmed(self) -> bool {
         self.confirm.0
+    }
+}
+
+/// How a value in the place of an API key is meant. Where the key is in the path, `CallerPath` reads the parameter.
+#[derive(Clone, Copy, Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct KeyParameter {
+    /// `api_key`: the value is an API key, even if it is spelled like the id of a caller that is not known.
+    #[serde(default)]
+    #[param(value_type = Option<String>, pattern = "^(api_key)?$")]
+    key: KeyAttribute,
+}
+
+impl KeyParameter {
+    pub(crate) fn spelled(self) -> Spelled {
+        self.key.0
+    }
+}
+
+/// The attribute that a value is of.
+#[derive(Clone, Copy, Debug)]
+struct KeyAttribute(Spelled);
+
+impl Default for KeyAttribute {
+    fn default() -> Self {
+        Self(Spelled::KeyOrId)
+    }
+}
+
+impl<'de> Deserialize<'de> for KeyAttribute {
+    fn deserialize<D: Deserializer<'de>>(text: D) -> Result<Self, D::Error> {
+        parsed(text, "must be api_key", |text| (text == "api_key").then_some(Self(Spelled::Key)))
     }
 }
 

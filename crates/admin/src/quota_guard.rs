@@ -58,7 +58,10 @@ pub(crate) async fn check_revocation(
                 .iter()
                 .find(|limit| one.rules.contains(&limit.rule) && limit.remaining == Some(0));
             reasons.extend(used_up.map(|limit| {
-                format!("the caller has used up rule `{}` and passes by this grant alone", limit.rule)
+                format!(
+                    "the caller has used up rule `{}` of domain `{}` and passes by this grant alone",
+                    limit.rule, usage.domain
+                )
             }));
         }
     }
@@ -150,7 +153,10 @@ async fn usage_of(admin: &AdminState, rules: &Ruleset, key: &str) -> Vec<Result<
 }
 
 fn problem(reasons: &[String]) -> Problem {
-    let detail = format!("{}; to do it anyway, send it again with `confirm: true`", reasons.join("; "));
+    let detail = format!(
+        "{}; to do it anyway, send it again with `confirm: true` in the body or `?confirm=true`",
+        reasons.join("; ")
+    );
     Problem::new(StatusCode::CONFLICT, "Confirmation required", detail).in_field("confirm")
 }
 

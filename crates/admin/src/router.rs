@@ -8,8 +8,8 @@
 //! Literal path segments take precedence over parameters: an API key that is literally `by-id` is written `by%2Did`.
 
 use crate::api::{
-    audit, decisions, emergency, health, log_level, openapi, quota_bulk, quotas, rule_tree, rules, stats,
-    usage,
+    audit, decisions, emergency, health, log_level, openapi, quota_bulk, quotas, rule_files, rule_tree,
+    rules, stats, usage,
 };
 use crate::auth::{reject_cross_site, session};
 use crate::conn::listener;
@@ -57,6 +57,7 @@ pub(crate) fn api() -> OpenApiRouter<Arc<AdminState>> {
         .merge(session::routes())
         .merge(rule_tree::routes())
         .merge(rules::routes())
+        .merge(rule_files::routes())
         .merge(quota_bulk::routes())
         .merge(quotas::routes())
         .merge(usage::routes())

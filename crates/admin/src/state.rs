@@ -1,6 +1,6 @@
 //! State shared by the admin API handlers.
 
-use crate::{AuthMode, FailedAuthThrottle, LogLevels, NodeCache, Sessions, UsageReader};
+use crate::{AuthMode, FailedAuthThrottle, LogLevels, NodeCache, RuleFilesControl, Sessions, UsageReader};
 use http::StatusCode;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +17,8 @@ pub struct AdminState {
     pub rule_manager: Option<Arc<RuleManager>>,
     /// The active rules, used to validate requests.
     pub rules: Box<dyn Fn() -> Arc<Ruleset> + Send + Sync>,
+    /// The rule files of the process.
+    pub rule_files: Arc<dyn RuleFilesControl>,
     /// Access to usage counters.
     pub usage: Arc<dyn UsageReader>,
     /// The state of the process.

@@ -87,7 +87,7 @@ impl Limit {
         match self.shape {
             Shape::Bucket(bucket) => matches!(bucket.shaping, Shaping::Police),
             Shape::Fixed(Counting::Admitted) | Shape::Sliding | Shape::Strict(_) => true,
-            Shape::Blocked | Shape::Fixed(Counting::Attempts) | Shape::Log | Shape::Permits => false,
+            Shape::Blocked | Shape::Fixed(Counting::Attempts) | Shape::Log(_) | Shape::Permits => false,
         }
     }
 

@@ -27,7 +27,8 @@ pub(crate) enum Shape {
     Fixed(Counting),
     Sliding,
     Strict(Slots),
-    Log,
+    /// A log; a refund by it takes from what was logged up to this instant, now if absent.
+    Log(Option<Timestamp>),
     Permits,
 }
 
@@ -124,7 +125,7 @@ impl Limit {
             }
             Shape::Sliding => state.sliding().step(now, period, self.capacity, cost),
             Shape::Strict(slots) => state.strict().step(slots, now, self.capacity, cost),
-            Shape::Log => state.log().step(now, period, self.capacity, cost),
+            Shape::Log(taken) => state.log().step(now, period, self.capacity, cost, taken),
             Shape::Permits => state.permits().step(now, period, self.capacity, cost, id),
         }
     }
@@ -153,7 +154,7 @@ impl Limit {
             }
             Shape::Sliding => state.sliding().debit(now, period, self.capacity, units),
             Shape::Strict(slots) => state.strict().debit(slots, now, self.capacity, units),
-            Shape::Log => state.log().debit(now, period, self.capacity, units),
+            Shape::Log(_) => state.log().debit(now, period, self.capacity, units),
             // Every held permit has a holder, so there is nothing to charge after the fact.
             Shape::Permits => {
                 let _ = state.permits().step(now, period, self.capacity, Cost::new(units), id);
@@ -178,7 +179,7 @@ impl Limit {
                 | (State::Window(_), Shape::Fixed(_))
                 | (State::Sliding(_), Shape::Sliding)
                 | (State::Strict(_), Shape::Strict(_))
-                | (State::Log(_), Shape::Log)
+                | (State::Log(_), Shape::Log(_))
                 | (State::Permits(_), Shape::Permits)
         )
     }

@@ -4,6 +4,7 @@
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::fixed_window::Counting;
 use crate::limit::{Limit, Shape};
+use crate::time::Timestamp;
 
 /// The parameters of a step, in addition to the rate and the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +43,10 @@ pub enum LimitParams {
         width: u64,
     },
     /// A sliding log.
-    Log,
+    Log {
+        /// Instant up to which a refund takes from the log; now if absent.
+        taken: Option<Timestamp>,
+    },
     /// Permits.
     Permits,
 }
@@ -81,7 +85,7 @@ impl Limit {
             }
             Shape::Sliding => LimitParams::Sliding,
             Shape::Strict(slots) => LimitParams::Strict { k: slots.k, width: slots.width },
-            Shape::Log => LimitParams::Log,
+            Shape::Log(taken) => LimitParams::Log { taken },
             Shape::Permits => LimitParams::Permits,
         }
     }

@@ -172,7 +172,7 @@ impl LimitSpec {
             Algorithm::SlidingLog if rate.count > AdmissionLog::MAX_LIMIT => {
                 return Err(LimitError::LogTooLarge);
             }
-            Algorithm::SlidingLog => Shape::Log,
+            Algorithm::SlidingLog => Shape::Log(None),
             Algorithm::Concurrency if rate.count > Permits::MAX_LIMIT => {
                 return Err(LimitError::TooManyPermits);
             }
@@ -238,6 +238,25 @@ impl Limit {
         let smaller = self.resized(part);
         (smaller.capacity > 0 && smaller.rate.count > 0 && smaller.capacity <= part(self.capacity))
             .then_some(smaller)
+    }
+
+    /// Returns a limit that admits in any span of its period no more than this one in one window; for a counter whose
+    /// windows begin at other times than those of the counter beside which it counts. Calendar windows stay.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
+    /// let windows = LimitSpec::new(Algorithm::FixedWindow, Rate::per_minute(nonzero!(100))).build()?;
+    /// assert_eq!(windows.for_any_span().algorithm(), Algorithm::StrictWindow);
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn for_any_span(&self) -> Self {
+        let is_aligned = matches!(self.rate.period, Period::Calendar(_));
+        if self.algorithm != Algorithm::FixedWindow || is_aligned {
+            return self.clone();
+        }
+        let spec = LimitSpec { algorithm: Algorithm::StrictWindow, ..self.spec() };
+        spec.build().unwrap_or_else(|_| self.clone())
     }
 
     /// Returns this many thousandths of the limit, rounded down, but at least one unit if the limit had any.

@@ -13,12 +13,14 @@
 //! lost. State that does not fit (wide buckets, logs, permits, strict windows, huge sliding counts) has no packed form
 //! and is stored separately. Rejected: a second word for the time, because half as many keys would fit a cache line.
 
+use crate::algorithm::bucket::Tat;
 use crate::algorithm::fixed_window::WindowCount;
 use crate::algorithm::sliding_window::SlidingCounts;
 use crate::cost::Cost;
 use crate::limit::{Limit, Shape};
 use crate::outcome::Outcome;
 use crate::rate::Period;
+use crate::state::State;
 use crate::time::{TimeDelta, Timestamp};
 
 const TIME_BITS: u32 = 53;
@@ -116,7 +118,7 @@ impl Limit {
                 let u = self.unit_bits();
                 (2 * self.capacity() <= mask((FRACTION_BITS + u) / 2)).then(|| Tag::new(Tag::SLIDING, u))?
             }
-            Shape::Strict(_) | Shape::Log | Shape::Permits => return None,
+            Shape::Strict(_) | Shape::Log(_) | Shape::Permits => return None,
         };
         Some(Packed { tag })
     }
@@ -229,6 +231,66 @@ impl Limit {
         u8::try_from(share).unwrap_or(u8::MAX)
     }
 
+    /// Returns the state that a word with this tag and mark holds for this limit, at `now`; a word of another algorithm
+    /// or period is unused. Nothing is lost: a table without words can take the counter over.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, Timestamp, nonzero};
+    /// let per_hour = |count| LimitSpec::new(Algorithm::Gcra, Rate::per_hour(count)).build();
+    /// let (narrow, wide) = (per_hour(nonzero!(3_000))?, per_hour(nonzero!(4_999))?);
+    /// let (now, tag) = (Timestamp::from_secs(1_000), narrow.packed().expect("whole microseconds").tag);
+    /// let (word, _) = narrow.step_word(None, 0, now, Cost::new(3_000));
+    /// assert!(wide.packed().is_none());
+    /// let mut state = wide.unpack(tag, 0, word, now);
+    /// assert!(wide.step(&mut state, now, Cost::ONE).verdict.is_denied());
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn unpack(&self, tag: Tag, mark: u8, word: u64, now: Timestamp) -> State {
+        match self.shape {
+            Shape::Bucket(_) if tag.family() == Tag::BUCKET => {
+                State::Bucket(Tat { micros: word >> FRACTION_BITS, fraction: word & FRACTION, reach: mark })
+            }
+            Shape::Fixed(_) if tag == Tag::new(Tag::WINDOW, self.unit_bits()) => {
+                State::Window(self.unpack_window(word, self.window_at(now)))
+            }
+            Shape::Sliding if tag == Tag::new(Tag::SLIDING, self.unit_bits()) => {
+                State::Sliding(self.unpack_sliding(word, now))
+            }
+            _ => State::Unused,
+        }
+    }
+
+    /// Returns the word and the mark of a state that this limit has just changed with this outcome; `None` if it does
+    /// not fit.
+    #[must_use]
+    pub fn pack(&self, state: &State, outcome: &Outcome) -> Option<(u64, u8)> {
+        self.packed?;
+        let (word, mark) = match (state, self.shape) {
+            (State::Bucket(tat), Shape::Bucket(_)) if tat.fraction <= FRACTION => {
+                (tat.micros << FRACTION_BITS | tat.fraction, tat.reach)
+            }
+            (State::Window(window), Shape::Fixed(_)) => (self.pack_window(*window), self.pressure(outcome)),
+            (State::Sliding(counts), Shape::Sliding) => (self.pack_sliding(*counts), self.pressure(outcome)),
+            _ => return None,
+        };
+        // A count of a larger limit may need more bits than this one's.
+        let fits = match state {
+            State::Window(window) => window.count <= mask(FRACTION_BITS + self.unit_bits()),
+            State::Sliding(counts) => {
+                counts.previous.max(counts.current) <= mask((FRACTION_BITS + self.unit_bits()) / 2)
+            }
+            _ => true,
+        };
+        fits.then_some((word, mark))
+    }
+
+    /// Returns whether limits of the same counter, with other numbers, may have a packed state.
+    #[must_use]
+    pub const fn may_be_packed(&self) -> bool {
+        matches!(self.shape, Shape::Blocked | Shape::Bucket(_) | Shape::Fixed(_) | Shape::Sliding)
+    }
+
     fn unpack_window(&self, word: u64, (start, end): (Timestamp, Timestamp)) -> WindowCount {
         let u = self.unit_bits();
         let bits = FRACTION_BITS + u;
@@ -284,7 +346,7 @@ impl Limit {
             Shape::Fixed(_) => 2 * period,
             Shape::Sliding => 3 * period,
             Shape::Strict(slots) => (slots.k + 2) * slots.width,
-            Shape::Log | Shape::Permits => period,
+            Shape::Log(_) | Shape::Permits => period,
         })
     }
 }

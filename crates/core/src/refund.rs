@@ -6,6 +6,10 @@
 //! are replenished. Rejected: recording each charge to refund exactly its own rest, because it needs memory for each
 //! charge.
 //!
+//! A log knows when each unit was taken. It counts one for a period and then forgets it, and a refund removes the very
+//! units that were logged, however late. A bucket that was in use before a charge restores those units first; but a refund
+//! of them would bring this charge's forward, which nothing records, so its own count from when it was made.
+//!
 //! A bucket refills in time, not in units: [`Limit::refund`] returns to the microsecond what it has not refilled, so that
 //! a unit which takes an hour to come back is not lost to the first moment of it.
 
@@ -48,7 +52,11 @@ impl Limit {
     pub fn refund(&self, units: u64, unused: u64, taken: Timestamp, now: Timestamp) -> Option<(Self, Cost)> {
         let Shape::Bucket(bucket) = self.shape else {
             let units = self.refundable(units, taken, now).min(unused);
-            return (units > 0).then(|| (self.clone(), Cost::refund(units)));
+            let mut limit = self.clone();
+            if let Shape::Log(of) = &mut limit.shape {
+                *of = Some(taken);
+            }
+            return (units > 0).then(|| (limit, Cost::refund(units)));
         };
         let time = |units: u64| u128::from(units) * u128::from(bucket.interval);
         let refilled = u128::from(now.since(taken).as_micros()) * u128::from(bucket.k);
@@ -111,7 +119,8 @@ impl Limit {
             Shape::Strict(slots) => {
                 whole_if(taken.as_micros() / slots.width == now.as_micros() / slots.width)
             }
-            Shape::Log => whole_if(taken == now),
+            // For [`Limit::refund`], which says when they were taken.
+            Shape::Log(_) => whole_if(now < taken + self.rate().period.length()),
             Shape::Permits => units,
         }
     }

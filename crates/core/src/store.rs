@@ -49,8 +49,8 @@ pub trait CounterStore: Send + Sync {
 /// What a store last said about a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastKnown {
-    /// Units that remained.
-    pub remaining: u64,
+    /// Units that were used, of whatever limit asked. Not what remained: the limit may have changed since.
+    pub used: u64,
     /// Time after which, from then on, the counter is unused again.
     pub reset_after: TimeDelta,
     /// How long ago that was.

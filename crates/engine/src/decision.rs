@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, TimeDelta, Timestamp, Verdict};
-use tollgate_rules::{Action, MatchKind, Role, RuleLimit, Ruleset};
+use tollgate_rules::{Action, DescriptorMatch, MatchKind, Role, RuleLimit, Ruleset};
 
 /// The verdict of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,6 +257,24 @@ impl DecisionDetails {
         own.min_by_key(|limit| (!limit.outcome.verdict.is_denied(), limit.outcome.remaining))
     }
 
+    /// Returns the limit that a denial is attributed to: of the denying rule, the one that denied and lasts longest, or
+    /// its first if none of its counters was read (a store that failed). `None` if no limit denied.
+    #[must_use]
+    pub fn denying_limit(&self) -> Option<&LimitStatus> {
+        let rule = match self.denied_by? {
+            DecidedBy::Rule(id) => Some(id),
+            DecidedBy::Inline => None,
+            DecidedBy::Emergency | DecidedBy::UnknownDomain | DecidedBy::MalformedCost => return None,
+        };
+        let own = self.limits.iter().filter(|status| status.rule == rule && status.role.is_live());
+        let lasts = |status: &&LimitStatus| match status.outcome.verdict {
+            Verdict::Denied { retry_after } => Some(retry_after.unwrap_or(TimeDelta::MAX)),
+            Verdict::Allowed { .. } | Verdict::Unknown => None,
+        };
+        // Of equal ones, the first.
+        own.reduce(|best, next| if lasts(&next) > lasts(&best) { next } else { best })
+    }
+
     /// Returns whether the request may pass.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
@@ -392,16 +410,25 @@ impl Decision {
     /// because statuses are copied for every limit of every decision and few users need the cost.
     #[must_use]
     pub fn cost(&self, check: &Check<'_>, status: &LimitStatus) -> Cost {
+        let mut all = Vec::new();
         let (asked, attributes) = match check.input {
             CheckInput::Attributes(attributes) => (check.cost, attributes),
             CheckInput::Descriptors(descriptors) => match descriptors.get(usize::from(status.descriptor)) {
-                Some(descriptor) => (descriptor.cost(check.cost), descriptor.entries),
+                Some(descriptor) => {
+                    let is_all = |domain: &tollgate_rules::Domain| domain.matching() == DescriptorMatch::All;
+                    if self.body.rules.domain(check.domain).is_some_and(is_all) {
+                        all = descriptors.iter().flat_map(|one| one.entries.iter().copied()).collect();
+                        all.splice(..0, descriptor.entries.iter().copied());
+                    }
+                    let own = if all.is_empty() { descriptor.entries } else { &all[..] };
+                    (descriptor.cost(check.cost), own)
+                }
                 None => return check.cost,
             },
         };
         let rule = status.rule.and_then(|rule| self.body.rules.rule(rule));
-        let cost = rule.and_then(|rule| rule.resolve_cost(asked, attributes)).unwrap_or(asked);
-        self.limit(status).map_or(cost, |limit| limit.cost_for(cost))
+        let resolved = |(rule, limit): (_, &RuleLimit)| limit.resolve_cost(rule, asked, attributes);
+        rule.zip(self.limit(status)).and_then(resolved).unwrap_or(asked)
     }
 
     /// Returns whether a denial by this limit denies the request; see [`Role::is_enforced`].

@@ -74,17 +74,39 @@ impl fmt::Display for DecisionId {
     }
 }
 
+/// A text that is no decision ID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a decision ID; write its 32 digits, 0 to 9 and a to f")]
+pub struct InvalidDecisionId;
+
+/// Reads the one spelling that is written: with others (`+`, capitals, fewer digits) two texts would be one ID.
 impl FromStr for DecisionId {
-    type Err = std::num::ParseIntError;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        u128::from_str_radix(text, 16).map(Self)
+    type Err = InvalidDecisionId;
+    fn from_str(text: &str) -> Result<Self, InvalidDecisionId> {
+        let id = u128::from_str_radix(text, 16).map(Self).map_err(|_| InvalidDecisionId)?;
+        if id.digits() == *text.as_bytes() { Ok(id) } else { Err(InvalidDecisionId) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use std::collections::HashSet;
+
+    proptest! {
+        /// An ID is compared as text in logs and by clients, so it has one spelling.
+        #[test]
+        fn an_id_has_one_spelling(id in any::<u128>(), other in "[+-]?[0-9a-fA-F]{0,34}") {
+            let written = DecisionId(id).to_string();
+            prop_assert_eq!(written.parse(), Ok(DecisionId(id)));
+            for text in [other, written.to_uppercase(), format!("+{}", &written[1..]), format!("0{written}")] {
+                if let Ok(read) = text.parse::<DecisionId>() {
+                    prop_assert_eq!(read.to_string(), text);
+                }
+            }
+        }
+    }
 
     /// Without it whoever sends two requests reads from their IDs how many others were decided in between.
     #[test]

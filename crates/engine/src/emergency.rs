@@ -379,7 +379,7 @@ impl MeasureEffect {
         if let Some(measure) = &self.tighten
             && let MeasureAction::Tighten(factor) = measure.action
         {
-            for matched in plan.limits.iter_mut().filter(|matched| matched.limit.role.is_live()) {
+            for matched in plan.limits.iter_mut().filter(|matched| matched.role.is_live()) {
                 matched.limit = LimitOrigin::Inline(Box::new(
                     matched.limit.map_limits(|limit| limit.scaled_permille(factor)),
                 ));

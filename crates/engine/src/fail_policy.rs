@@ -16,7 +16,6 @@ use crate::fallback_start::remaining_share;
 use crate::fold::{decided_by, decides, fold, push_unknown};
 use crate::limiter::Limiter;
 use smallvec::SmallVec;
-use std::sync::atomic::Ordering;
 use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterStore, Enforcement, LateCharge, Limit, Outcome, Outcomes,
     Permit, PermitId, StoreError, TimeDelta,
@@ -38,6 +37,8 @@ struct UndecidedRequest<'a, 'p> {
     late: Vec<LateCharge>,
     /// Charges that local counters admitted and the store must be charged with.
     taken_locally: SmallVec<[usize; 4]>,
+    /// Number of nodes that share the store; 0 if unknown.
+    live_nodes: u32,
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -60,6 +61,7 @@ impl<S: CounterStore> Limiter<S> {
             failed: SmallVec::from_elem(true, charges.len()),
             late: error.late().into_iter().cloned().collect(),
             taken_locally: SmallVec::new(),
+            live_nodes: self.live_nodes(),
         };
         if let StoreError::Partial { failed, .. } = &error
             && self.charge_reachable(&mut undecided, failed).await == Admission::Denied
@@ -126,15 +128,7 @@ impl<S: CounterStore> Limiter<S> {
     fn charge_locally(&self, undecided: &mut UndecidedRequest<'_, '_>) -> Admission {
         let Some(fallback) = &self.fallback else { return Admission::Admitted };
         let local: SmallVec<[usize; 8]> = undecided.failed_with(FailPolicy::Local).collect();
-        let live_nodes = self.live_nodes.load(Ordering::Relaxed);
-        let shares: SmallVec<[Option<Limit>; 4]> = local
-            .iter()
-            .map(|at| {
-                let is_known = undecided.plan.limits[*at].limit.node_share.is_some();
-                let limit = undecided.charges[*at].limit;
-                (!is_known && live_nodes > 1).then(|| limit.per_node_share(live_nodes))
-            })
-            .collect();
+        let shares: SmallVec<[Option<Limit>; 4]> = local.iter().map(|at| undecided.node_share(*at)).collect();
         let charges: SmallVec<[Charge<'_>; 8]> = local
             .iter()
             .zip(&shares)
@@ -180,6 +174,20 @@ impl<S: CounterStore> Limiter<S> {
             set(Cost::refund(2 * charge.limit.capacity()));
             set(Cost::new(share.capacity() - remaining));
         });
+    }
+
+    /// Charges a local counter with what has already happened, or refunds it.
+    pub(crate) fn debit_local(&self, charge: &Charge<'_>) {
+        let Some(fallback) = &self.fallback else { return };
+        let share = (self.live_nodes() > 1).then(|| charge.limit.per_node_share(self.live_nodes()));
+        fallback.try_debit(&Charge { limit: share.as_ref().unwrap_or(charge.limit), ..*charge });
+    }
+
+    /// Releases permits that were acquired on local counters.
+    pub(crate) fn release_local(&self, permits: &[Permit<'_>]) {
+        if let Some(fallback) = &self.fallback {
+            fallback.try_release(permits);
+        }
     }
 
     /// Accounts for a request that was admitted without the store: what the store charges late counts instead of what
@@ -235,10 +243,32 @@ impl UndecidedRequest<'_, '_> {
 
     /// Returns the charges that the store could not decide and whose rules have this policy.
     fn failed_with(&self, policy: FailPolicy) -> impl Iterator<Item = usize> {
-        (0..self.charges.len()).filter(move |at| {
-            let rule = self.plan.limits[*at].rule;
-            let own = rule.map_or(FailPolicy::Open, |rule| rule.on_error.policy(self.plan.tier));
-            self.failed[*at] && self.decides(*at) && own == policy
-        })
+        (0..self.charges.len())
+            .filter(move |at| self.failed[*at] && self.decides(*at) && self.policy(*at) == policy)
+    }
+
+    fn policy(&self, at: usize) -> FailPolicy {
+        let matched = &self.plan.limits[at];
+        let policy = matched.rule.map_or(FailPolicy::Open, |rule| rule.on_error.policy(self.plan.tier));
+        // A part is reserved for outages, but among how many nodes is unknown, or a share is less than one unit.
+        let has_no_share = policy == FailPolicy::Local
+            && matched.limit.reserve.is_some()
+            && matched.limit.node_share.is_none()
+            && self.node_share(at).is_none();
+        if has_no_share { FailPolicy::Closed } else { policy }
+    }
+
+    /// Returns this node's share of a limit, by the number of nodes alive; `None` if the rules say it, or if the node
+    /// has the whole limit.
+    fn node_share(&self, at: usize) -> Option<Limit> {
+        let limit = &self.plan.limits[at].limit;
+        match (&limit.reserve, &limit.node_share) {
+            (_, Some(_)) => None,
+            (Some(reserve), None) if self.live_nodes > 0 => reserve.fraction(1, u64::from(self.live_nodes)),
+            (Some(_), None) => None,
+            (None, None) => {
+                (self.live_nodes > 1).then(|| self.charges[at].limit.per_node_share(self.live_nodes))
+            }
+        }
     }
 }

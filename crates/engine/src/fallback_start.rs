@@ -41,17 +41,17 @@ const JITTER: TimeDelta = TimeDelta::from_micros(100);
 pub(crate) fn remaining_share(limit: &Limit, share: &Limit, known: &LastKnown, unconfirmed: u64) -> u64 {
     let capacity = limit.capacity();
     let (age, reset) = (known.age.as_micros(), known.reset_after.as_micros());
-    let used = capacity.saturating_sub(known.remaining);
     let used = match limit.params() {
         _ if age >= reset => 0,
         // It refills evenly until it is full.
         LimitParams::Bucket { .. } => {
-            let left = u128::from(used) * u128::from(reset - age);
-            u64::try_from(left.div_ceil(u128::from(reset))).unwrap_or(used)
+            let left = u128::from(known.used) * u128::from(reset - age);
+            u64::try_from(left.div_ceil(u128::from(reset))).unwrap_or(known.used)
         }
-        _ => used,
+        _ => known.used,
     };
-    let remaining = u128::from(capacity - used) * u128::from(share.capacity()) / u128::from(capacity.max(1));
+    let remaining = u128::from(capacity.saturating_sub(used)) * u128::from(share.capacity())
+        / u128::from(capacity.max(1));
     u64::try_from(remaining).unwrap_or(u64::MAX).saturating_sub(unconfirmed)
 }
 
@@ -65,9 +65,9 @@ mod tests {
         LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_secs(60))).build().expect("a limit")
     }
 
-    fn known(remaining: u64, reset_secs: u64, age_secs: u64) -> LastKnown {
+    fn known(used: u64, reset_secs: u64, age_secs: u64) -> LastKnown {
         let secs = TimeDelta::from_secs;
-        LastKnown { remaining, reset_after: secs(reset_secs), age: secs(age_secs) }
+        LastKnown { used, reset_after: secs(reset_secs), age: secs(age_secs) }
     }
 
     /// Nodes together must not admit more than what the store had left, and time refills it as in the store.
@@ -76,15 +76,26 @@ mod tests {
         let (bucket, window) = (limit(Algorithm::Gcra, 60), limit(Algorithm::FixedWindow, 60));
         for limit in [&bucket, &window] {
             let share = limit.per_node_share(3);
-            assert_eq!(remaining_share(limit, &share, &known(0, 30, 0), 0), 0);
+            assert_eq!(remaining_share(limit, &share, &known(60, 30, 0), 0), 0);
             assert_eq!(remaining_share(limit, &share, &known(30, 30, 0), 0), 10);
             assert_eq!(remaining_share(limit, &share, &known(30, 30, 0), 4), 6);
             assert_eq!(remaining_share(limit, &share, &known(30, 30, 0), 99), 0);
-            assert_eq!(remaining_share(limit, &share, &known(0, 30, 30), 0), 20, "all is new");
+            assert_eq!(remaining_share(limit, &share, &known(60, 30, 30), 0), 20, "all is new");
         }
         let share = bucket.per_node_share(3);
-        assert_eq!(remaining_share(&bucket, &share, &known(0, 60, 30), 0), 10, "half is refilled");
-        assert_eq!(remaining_share(&window, &share, &known(0, 60, 30), 0), 0, "the window is not over");
+        assert_eq!(remaining_share(&bucket, &share, &known(60, 60, 30), 0), 10, "half is refilled");
+        assert_eq!(remaining_share(&window, &share, &known(60, 60, 30), 0), 0, "the window is not over");
+    }
+
+    /// A limit that was lowered or raised since the store's last answer leaves a node without it neither a fresh budget
+    /// nor none.
+    #[test]
+    fn what_was_used_counts_under_another_limit() {
+        let (small, large) = (limit(Algorithm::FixedWindow, 100), limit(Algorithm::FixedWindow, 5_000));
+        let used_up = known(100, 30, 0);
+        assert_eq!(remaining_share(&small, &small, &used_up, 0), 0);
+        assert_eq!(remaining_share(&large, &large, &used_up, 0), 4_900);
+        assert_eq!(remaining_share(&small, &small, &known(4_000, 30, 0), 0), 0);
     }
 
     /// A counter is set once for each answer, or every local decision would begin anew.

@@ -16,7 +16,7 @@ pub(crate) fn decided_by(matched: &MatchedLimit<'_>) -> DecidedBy {
 
 /// Returns whether a denial by this limit denies the request; quota limits do so only if all of them deny.
 pub(crate) fn decides(matched: &MatchedLimit<'_>) -> bool {
-    matched.limit.role.is_enforced(matched.rule.map_or(Action::Reject, |rule| rule.action))
+    matched.role.is_enforced(matched.rule.map_or(Action::Reject, |rule| rule.action))
 }
 
 #[inline]
@@ -37,13 +37,13 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDe
             Verdict::Allowed { .. } => {}
             Verdict::Denied { .. } => {
                 denials = true;
-                if matched.limit.role == Role::Live && !decides(matched) {
+                if matched.role == Role::Live && !decides(matched) {
                     folded.degraded_by.get_or_insert(decided_by(matched));
                 }
             }
         }
         if let Some(soft) = matched.limit.soft
-            && matched.limit.role == Role::Live
+            && matched.role == Role::Live
             && outcome.verdict != Verdict::Unknown
             && matched.limit.limit.capacity().saturating_sub(outcome.remaining) > soft.threshold
         {
@@ -96,7 +96,7 @@ fn push_status(folded: &mut DecisionDetails, matched: &MatchedLimit<'_>, outcome
         rule: matched.rule.map(|rule| rule.id),
         limit,
         descriptor: matched.descriptor,
-        role: matched.limit.role,
+        role: matched.role,
     });
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn is_denied(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
         if !decides(matched) {
             continue;
         }
-        match matched.limit.role {
+        match matched.role {
             Role::Quota => {
                 quotas += 1;
                 over += usize::from(outcome.verdict.is_denied());

@@ -78,8 +78,8 @@ impl Grant {
         let Some(rule) = matched.rule.filter(|rule| self.rules.contains(&rule.id)) else { return false };
         let length = |at: usize| plan.limits[at].limit.limit.rate().period.length();
         let spends = |at: usize| {
-            let limit = &plan.limits[at].limit;
-            limit.role == Role::Live && limit.limit.algorithm() != Algorithm::Concurrency
+            let matched = &plan.limits[at];
+            matched.role == Role::Live && matched.limit.limit.algorithm() != Algorithm::Concurrency
         };
         let others = (0..plan.limits.len()).filter(|other| {
             let own = &plan.limits[*other];

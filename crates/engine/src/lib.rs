@@ -59,7 +59,7 @@ pub use decision::{
     DecidedBy, Decision, DecisionDetails, DecisionVerdict, DescriptorStatus, INLINE_LIMIT, LimitStatus,
     Origin, UnknownDomain, Window,
 };
-pub use decision_id::DecisionId;
+pub use decision_id::{DecisionId, InvalidDecisionId};
 pub use delay_queue::{DelayQueue, QueueFull};
 pub use emergency::{ActiveMeasures, Measure, MeasureAction, MeasureTarget, Network};
 pub use grant::{Grant, Grants};

@@ -184,9 +184,12 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Decides one request. Never fails: if the store fails, the rules' fail policy decides. Ready in the first poll if
     /// the store can charge without waiting.
+    ///
+    /// Its permits have no named holder, because nobody is told one: a negative cost gives one back, from whichever
+    /// check it came.
     #[inline]
     pub fn check(&self, check: &Check<'_>) -> impl Future<Output = Decision> {
-        self.decide(check, |_, _| ())
+        self.decide(check, |_| PermitId::ANONYMOUS, |_, _| ())
     }
 
     /// Begins a decision by the active rules.
@@ -199,6 +202,7 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Plans, charges and folds one request, and reports the decision to the observers. `keep` receives the plan and
     /// the decision details before the plan is dropped, to build what outlives the request (permits, reservations).
+    /// `holder` names the holder of its permits.
     #[allow(
         clippy::manual_async_fn,
         reason = "an async function copies its arguments before it begins; a block uses them where they are"
@@ -207,11 +211,12 @@ impl<S: CounterStore> Limiter<S> {
     pub(crate) fn decide(
         &self,
         check: &Check<'_>,
+        holder: impl FnOnce(DecisionId) -> PermitId,
         mut keep: impl FnMut(&Plan<'_>, &DecisionDetails),
     ) -> impl Future<Output = Decision> {
         async move {
             let id = DecisionId::generate();
-            let (mut decision, permit) = (self.begin(id), PermitId(id.0));
+            let (mut decision, permit) = (self.begin(id), holder(id));
             {
                 let Contents { details, rules, overrides, grants, effect, .. } = &mut *decision.body;
                 if self.quotas.is_some() || self.measures.any_active() {
@@ -240,6 +245,9 @@ impl<S: CounterStore> Limiter<S> {
                 });
                 if !matches!(tried, Ok(Tried::Decided)) {
                     self.finish(tried, &mut plan, permit, grants.as_deref(), details).await;
+                }
+                if plan.is_split && plan.limits.iter().any(|matched| matched.cost.is_refund()) {
+                    self.full_counters.clear();
                 }
                 fold::descriptors(&plan, details);
                 if let Some(effect) = effect {

@@ -65,7 +65,7 @@ impl<S: CounterStore> Limiter<S> {
         let asked = self.clock.now();
         let mut held = None;
         let keep = |plan: &Plan<'_>, details: &DecisionDetails| held = self.hold(plan, details, asked);
-        let decision = self.decide(check, keep).await;
+        let decision = self.decide(check, |id| PermitId(id.0), keep).await;
         (decision, held)
     }
 

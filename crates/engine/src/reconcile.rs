@@ -3,12 +3,13 @@
 //! Without it, every outage would end with a fresh burst. A check first reconciles the pending charges of its counters;
 //! if that fails, the store counts as unavailable for these counters. The rest is reconciled in the background
 //! ([`Limiter::reconcile`]). The full amount is charged although some of it has been refilled over time, which errs
-//! toward enforcing the limit. The table is bounded: beyond [`MAX_PENDING`] counters or [`MAX_BYTES`], charges are counted
+//! toward enforcing the limit. The table is bounded: beyond [`MAX_PENDING`] counters or its bytes, charges are counted
 //! only on this node. Counters with long values have a share of the bytes, so that a caller who invents them leaves room
 //! for those with ordinary ones.
 //!
 //! A request that was sent, and decided locally because the answer was late, is in doubt: the store may charge it after
-//! all. It becomes pending only if the answer says that the store did not, so it counts once, whatever the answer.
+//! all. It becomes pending only if the answer says that the store did not, so it counts once, whatever the answer. What is
+//! in doubt is bounded in bytes as well: beyond it a charge becomes pending at once, and the store undoes its own.
 
 use crate::charge_record::ChargeRecord;
 use crate::limiter::Limiter;
@@ -20,20 +21,29 @@ use tokio::sync::Notify;
 use tollgate_core::{Charge, Cost, CounterId, CounterStore, LateAnswer, LateCharge, StoreError};
 
 const MAX_PENDING: usize = 65_536;
-/// Maximum bytes of counter values in the table.
-const MAX_BYTES: usize = 16 << 20;
+/// Bytes for a limiter that is not told another number.
+const DEFAULT_BYTES: usize = 16 << 20;
+/// Bytes of a charge in doubt beside its counter's values: the record, and both sides of its late answer.
+const DOUBT_BYTES: usize = 512;
 /// Counters with longer values have a quarter of the bytes.
 const LONG: usize = 256;
 /// Maximum number of counters charged in one call.
 const BATCH: usize = 64;
 
-#[derive(Default)]
 pub(crate) struct PendingCharges {
     /// True if there may be pending charges. False on the usual path, which then takes no lock.
     any: AtomicBool,
     table: Mutex<PendingTable>,
     /// Notified when a reconciliation ends.
     ended: Notify,
+    /// Maximum bytes of counter values that are pending, and of charges in doubt.
+    max_bytes: usize,
+}
+
+impl Default for PendingCharges {
+    fn default() -> Self {
+        Self::with_bytes(DEFAULT_BYTES)
+    }
 }
 
 #[derive(Default)]
@@ -46,6 +56,8 @@ struct PendingTable {
     in_progress: HashSet<CounterId>,
     /// Units of which it is not known yet whether the store has charged them.
     in_doubt: HashMap<CounterId, u64>,
+    /// Bytes of the charges in doubt.
+    doubt_bytes: usize,
 }
 
 /// Charges being applied to the store. They become pending again if that fails, also when the future is dropped.
@@ -59,6 +71,11 @@ struct ReconcileGuard {
 struct Doubt {
     pending: Arc<PendingCharges>,
     charges: Mutex<Vec<(CounterId, ChargeRecord)>>,
+    bytes: usize,
+}
+
+fn doubt_bytes(charges: &[(CounterId, ChargeRecord)]) -> usize {
+    charges.iter().map(|(_, record)| DOUBT_BYTES + record.key_bytes()).sum()
 }
 
 fn counter_id(charge: &Charge<'_>) -> CounterId {
@@ -66,6 +83,11 @@ fn counter_id(charge: &Charge<'_>) -> CounterId {
 }
 
 impl PendingCharges {
+    /// Creates an empty table of at most so many bytes.
+    pub(crate) fn with_bytes(max_bytes: usize) -> Self {
+        Self { any: AtomicBool::new(false), table: Mutex::default(), ended: Notify::new(), max_bytes }
+    }
+
     fn table(&self) -> MutexGuard<'_, PendingTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,7 +101,7 @@ impl PendingCharges {
     /// Records a charge on a local counter, to be applied to the shared one.
     pub(crate) fn add(&self, charge: &Charge<'_>) {
         let mut table = self.table();
-        table.add(counter_id(charge), ChargeRecord::from_charge(charge));
+        table.add(counter_id(charge), ChargeRecord::from_charge(charge), self.max_bytes);
         self.any.store(true, Ordering::Release);
     }
 
@@ -90,7 +112,35 @@ impl PendingCharges {
         late: &[LateCharge],
     ) {
         let charges = charges.map(|charge| (counter_id(charge), ChargeRecord::from_charge(charge)));
-        self.hold(charges.collect(), late);
+        let charges: Vec<_> = charges.collect();
+        if self.table().doubt_bytes + doubt_bytes(&charges) <= self.max_bytes {
+            return self.hold(charges, late);
+        }
+        // Nobody keeps the late charge then, so the store undoes it.
+        let mut table = self.table();
+        charges.into_iter().for_each(|(name, record)| table.add(name, record, self.max_bytes));
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Takes back pending units of a counter. Returns whether they were pending: else they have been charged.
+    pub(crate) fn take_back(&self, name: &CounterId, units: u64) -> bool {
+        let mut table = self.table();
+        let Some(known) = table.pending.get_mut(name).filter(|known| known.units >= units) else {
+            return false;
+        };
+        known.units -= units;
+        if known.units == 0 {
+            table.remove(name);
+        }
+        true
+    }
+
+    /// Returns the number of counters and units that the store has not been charged with, or may not have been.
+    pub(crate) fn owed(&self) -> (usize, u64) {
+        let table = self.table();
+        let pending = table.pending.values().map(|record| record.units);
+        let units = pending.chain(table.in_doubt.values().copied()).fold(0, u64::saturating_add);
+        (table.pending.len() + table.in_doubt.len() + table.in_progress.len(), units)
     }
 
     fn hold(self: &Arc<Self>, charges: Vec<(CounterId, ChargeRecord)>, late: &[LateCharge]) {
@@ -98,8 +148,10 @@ impl PendingCharges {
         for (name, record) in &charges {
             *table.in_doubt.entry(*name).or_default() += record.units;
         }
+        let bytes = doubt_bytes(&charges);
+        table.doubt_bytes += bytes;
         drop(table);
-        let doubt = Arc::new(Doubt { pending: Arc::clone(self), charges: Mutex::new(charges) });
+        let doubt = Arc::new(Doubt { pending: Arc::clone(self), charges: Mutex::new(charges), bytes });
         for late in late {
             let doubt = Arc::clone(&doubt);
             late.keep(move |answer| {
@@ -146,20 +198,21 @@ impl Doubt {
 impl Drop for Doubt {
     fn drop(&mut self) {
         let charges = std::mem::take(self.charges.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let mut table = self.pending.table();
+        table.doubt_bytes -= self.bytes;
         if charges.is_empty() {
             return;
         }
-        let mut table = self.pending.table();
         for (name, record) in charges {
             table.confirm(name, record.units);
-            table.add(name, record);
+            table.add(name, record, self.pending.max_bytes);
         }
         self.pending.any.store(true, Ordering::Release);
     }
 }
 
 impl PendingTable {
-    fn add(&mut self, name: CounterId, charge_record: ChargeRecord) {
+    fn add(&mut self, name: CounterId, charge_record: ChargeRecord, max_bytes: usize) {
         if let Some(known) = self.pending.get_mut(&name) {
             known.units = known.units.saturating_add(charge_record.units).min(2 * known.limit.capacity());
             return;
@@ -167,8 +220,8 @@ impl PendingTable {
         let size = charge_record.key_bytes();
         let long = if size > LONG { size } else { 0 };
         if self.pending.len() < MAX_PENDING
-            && self.bytes + size <= MAX_BYTES
-            && self.long_bytes + long <= MAX_BYTES / 4
+            && self.bytes + size <= max_bytes
+            && self.long_bytes + long <= max_bytes / 4
         {
             (self.bytes, self.long_bytes) = (self.bytes + size, self.long_bytes + long);
             self.pending.insert(name, charge_record);
@@ -248,7 +301,7 @@ impl Drop for ReconcileGuard {
             let mut table = self.pending.table();
             for (name, charge_record) in self.charges.drain(..) {
                 table.in_progress.remove(&name);
-                table.add(name, charge_record);
+                table.add(name, charge_record, self.pending.max_bytes);
             }
         }
         self.pending.ended.notify_waiters();
@@ -258,8 +311,25 @@ impl Drop for ReconcileGuard {
 impl<S: CounterStore> Limiter<S> {
     /// Charges the shared counters with what was allowed without them. Call it periodically; it does nothing, at no
     /// cost, if nothing is pending. Charges that cannot be applied yet stay pending. Returns whether the store failed
-    /// to apply any.
+    /// to apply any. Reservations that were made without the store are handed to it afterwards.
     pub async fn reconcile(&self) -> bool {
+        self.reconcile_pending().await || self.hand_over_reservations().await
+    }
+
+    /// Returns the number of counters, and of units, that were admitted without the store and not charged to it yet.
+    #[must_use]
+    pub fn unreconciled(&self) -> (usize, u64) {
+        self.pending.owed()
+    }
+
+    /// Sets the bytes of what was admitted without the store: values of pending counters, and charges in doubt.
+    #[must_use]
+    pub fn with_pending_bytes(mut self, bytes: usize) -> Self {
+        self.pending = Arc::new(PendingCharges::with_bytes(bytes));
+        self
+    }
+
+    async fn reconcile_pending(&self) -> bool {
         if !self.pending.any_pending() {
             return false;
         }
@@ -336,7 +406,7 @@ mod tests {
             add(&pending, &scope, &limit, &format!("{number:08192}"));
         }
         let long = pending.table().pending.len();
-        assert!(long * 8_192 <= MAX_BYTES / 4 && long > 100, "{long}");
+        assert!(long * 8_192 <= DEFAULT_BYTES / 4 && long > 100, "{long}");
         for number in 0..1_000 {
             add(&pending, &scope, &limit, &format!("honest{number}"));
         }
@@ -345,5 +415,36 @@ mod tests {
         let names: Vec<_> = table.pending.keys().copied().collect();
         names.iter().for_each(|name| assert!(table.remove(name).is_some()));
         assert_eq!((table.bytes, table.long_bytes), (0, 0));
+    }
+
+    /// A store that answers late, asked with long values, must not fill the memory with what is in doubt.
+    #[test]
+    fn what_is_in_doubt_is_bounded_in_bytes() {
+        let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(5))).build().expect("a limit");
+        let (pending, scope) = (Arc::new(PendingCharges::with_bytes(1 << 20)), Scope::new("s"));
+        let mut responders = Vec::new();
+        for number in 0..2_000 {
+            let value = format!("{number:08192}");
+            let parts = [KeyPart::Text(&value)];
+            let charge = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE);
+            let (late, responder) = LateCharge::new();
+            pending.add_in_doubt(std::iter::once(&charge), &[late]);
+            responders.push(responder);
+        }
+        let held = pending.table().in_doubt.len();
+        assert!((100..=(1 << 20) / 8_192).contains(&held), "{held}");
+        assert!(pending.table().doubt_bytes <= 1 << 20);
+        // Of the others the store undoes what it charges; those that are held count as the store charged them.
+        let undone = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        for responder in responders {
+            let undone = Arc::clone(&undone);
+            let undo = move || {
+                undone.fetch_add(1, Ordering::Relaxed);
+            };
+            responder.answer(LateAnswer::Charged(Vec::new()), undo);
+        }
+        assert_eq!(undone.load(Ordering::Relaxed), 2_000 - held);
+        let table = pending.table();
+        assert_eq!((table.doubt_bytes, table.in_doubt.len()), (0, 0));
     }
 }

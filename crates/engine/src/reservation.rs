@@ -19,10 +19,12 @@
 //! | `record` | what is stored, as bytes |
 //! | `seal` | IDs, names and encryption of records |
 //! | `local` | records of this process |
+//! | `outage` | records that could not be stored where all nodes find them, until they can |
 //! | `budget` | bytes that this node's reservations may take, fair between callers |
 
 mod budget;
 mod local;
+mod outage;
 mod record;
 mod seal;
 
@@ -34,12 +36,12 @@ use crate::decision_id::DecisionId;
 use crate::fold;
 use crate::limiter::{Limiter, plan_into};
 use budget::FairBudget;
-use local::LocalRecords;
+use outage::Records;
 use record::{Record, Status};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterStore, KeyPart, Limit, Mode, Outcomes, Permit,
-    PermitId, RecordName, RecordStore, StoreError, TimeDelta, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterStore, KeyPart, LateCharge, Limit, Mode, Outcomes,
+    Permit, PermitId, RecordName, RecordStore, StoreError, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_rules::{Charges, CostFrom, Plan};
 
@@ -55,7 +57,7 @@ const MEMORY: (TimeDelta, TimeDelta) = (TimeDelta::from_secs(60), TimeDelta::fro
 
 /// Open and recently closed reservations.
 pub(crate) struct Reservations {
-    records: Arc<dyn RecordStore>,
+    records: Records,
     budget: Mutex<FairBudget>,
     /// Number of this process: counters of rules with `mode: local` are its own.
     process: u64,
@@ -159,7 +161,10 @@ pub enum ReserveError {
 #[non_exhaustive]
 pub enum SettleError {
     /// There is no reservation with this ID, or it ended long ago.
-    #[error("there is no such reservation, or it ended long ago")]
+    #[error(
+        "there is no such reservation, or it ended long ago; one made while the store was unavailable is known only to \
+         its node until the store answers"
+    )]
     Unknown,
     /// The reservation has already ended in another way.
     #[error("the reservation {0}")]
@@ -175,7 +180,7 @@ pub enum SettleError {
 impl Reservations {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
         Self {
-            records: Arc::new(LocalRecords::new(clock)),
+            records: Records::of_this_process(clock),
             budget: Mutex::new(FairBudget::new(DEFAULT_BYTES)),
             process: seal::random_bits().map_or(0, |bits| bits as u64),
         }
@@ -189,8 +194,8 @@ impl Reservations {
 /// A claim on an idempotency key.
 struct Claim {
     name: RecordName,
-    /// Bytes that it takes in the store.
-    bytes: usize,
+    /// What is stored of it.
+    sealed: Vec<u8>,
 }
 
 /// What an idempotency key leads to.
@@ -205,7 +210,7 @@ impl<S: CounterStore> Limiter<S> {
     /// Keeps reservations where all nodes find them, for a store of counters that nodes share.
     #[must_use]
     pub fn with_shared_reservations(mut self, records: Arc<dyn RecordStore>) -> Self {
-        self.reservations.records = records;
+        self.reservations.records = Records::shared(records, Arc::clone(&self.clock));
         self
     }
 
@@ -217,7 +222,8 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     /// Decides like [`Limiter::check`] and, if allowed, stores the reservation so that it can be settled or canceled
-    /// until `within` has passed.
+    /// until `within` has passed. While the store is unavailable, the rules' fail policy decides, as for a check; what it
+    /// admits only this node can close until the store answers again.
     ///
     /// # Errors
     /// [`ReserveError`] if the reservation cannot be stored or replayed; nothing is charged in that case.
@@ -260,10 +266,10 @@ impl<S: CounterStore> Limiter<S> {
         let (name, seal) = seal::for_key(key, &contents(check));
         let began = self.clock.now();
         let claim = seal.close(&[&id.0.to_le_bytes()[..], &began.as_micros().to_le_bytes()].concat())?;
-        let mut found = records.exchange(name, None, Some((&claim, kept_for))).await?;
+        let mut found = records.store(name, (&claim, kept_for)).await?;
         for _ in 0..2 {
             let Some(kept) = found.record.take() else {
-                return Ok(Claimed::New(Some(Claim { name, bytes: claim.len() })));
+                return Ok(Claimed::New(Some(Claim { name, sealed: claim })));
             };
             // Only the same contents derive the key with which the claim was encrypted.
             let Some((other, began)) = seal.open(&kept).and_then(|bytes| read_claim(&bytes)) else {
@@ -306,7 +312,7 @@ impl<S: CounterStore> Limiter<S> {
                 charges = reserved_charges(plan, details, asked);
             }
         };
-        let decision = self.decide(check, keep).await;
+        let decision = self.decide(check, |id| PermitId(id.0), keep).await;
         charges.retain(|charge| charge.record.units > 0);
         if !decision.is_allowed() || charges.is_empty() {
             return Ok(Reservation { id: None, decision, deadline });
@@ -326,8 +332,8 @@ impl<S: CounterStore> Limiter<S> {
         let kept = self.keep(&record, id, caller, kept_for, claim).await;
         if let Err(error) = kept {
             let permit = PermitId(decision.id.0);
-            if let Err(error) = self.move_counters(&record.charges, permit, Settlement::Canceled, began).await
-            {
+            let canceled = Settlement::Canceled;
+            if let Err(error) = self.move_counters(&record.charges, permit, canceled, began).await {
                 tracing::warn!(%error, "a reservation that was not kept stays charged");
             }
             return Err(error);
@@ -347,18 +353,27 @@ impl<S: CounterStore> Limiter<S> {
         let Reservations { records, .. } = &self.reservations;
         let (name, seal) = seal::for_id(id);
         let sealed = seal.close(&record.encode())?;
-        let bytes = sealed.len() + claim.map_or(0, |claim| claim.bytes);
+        let bytes = sealed.len() + claim.map_or(0, |claim| claim.sealed.len());
         let now = self.clock.now();
         let names = [Some(name), claim.map(|claim| claim.name)];
         let evicted = self.reservations.budget().take(caller, names, bytes, now + kept_for, now);
         let evicted = evicted.ok_or(ReserveError::TooMany)?;
         for name in evicted {
-            records.remove(name).await?;
+            if let Err(error) = records.remove(name).await {
+                // It expires there by itself; the bytes of this node are free.
+                tracing::debug!(%error, "a reservation that made room is still stored");
+            }
         }
-        let stored = records.exchange(name, None, Some((&sealed, kept_for))).await;
+        let stored = records.store(name, (&sealed, kept_for)).await;
         if let Err(error) = stored {
             self.reservations.budget().release(name);
             return Err(error.into());
+        }
+        if let Some(claim) = claim
+            && records.is_of_outage(name)
+        {
+            // A retry finds it as well, though the claim was stored before the outage.
+            records.store_here(claim.name, (&claim.sealed, kept_for)).await?;
         }
         Ok(())
     }
@@ -414,6 +429,7 @@ impl<S: CounterStore> Limiter<S> {
     async fn end(&self, id: ReservationId, wanted: Settlement) -> Result<ClosedReservation, SettleError> {
         let records = &self.reservations.records;
         let (name, seal) = seal::for_id(id);
+        let is_of_outage = records.is_of_outage(name);
         let read = records.exchange(name, None, None).await?;
         let kept = read.record.ok_or(SettleError::Unknown)?;
         let mut record =
@@ -440,7 +456,13 @@ impl<S: CounterStore> Limiter<S> {
             .filter(|charge| mine || charge.record.mode != Mode::Local)
             .cloned()
             .collect();
-        let moved = self.move_counters(&movable, permit, wanted, begun.at).await;
+        let mut moved = self.move_counters(&movable, permit, wanted, begun.at).await;
+        if let Err(error) = &moved
+            && is_of_outage
+        {
+            self.move_local_counters(&movable, permit, wanted, error);
+            moved = Ok(());
+        }
         record.status = if moved.is_ok() { Status::Closed(wanted) } else { Status::Open };
         let closed = seal.close(&record.encode())?;
         let told = records.exchange(name, Some(&closing), Some((&closed, kept_for))).await;
@@ -504,13 +526,53 @@ impl<S: CounterStore> Limiter<S> {
             }
         }
         if !charges.is_empty() {
+            // What was taken locally is charged first: units that were never taken cannot be refunded.
+            self.reconcile_before(&charges).await?;
             self.store.debit(&charges).await?;
             self.full_counters.clear();
         }
         if !permits.is_empty() {
+            self.release_local(&permits);
             self.store.release(&permits).await?;
         }
         Ok(())
+    }
+
+    /// Adjusts what this node has admitted and the store has not charged yet to the end of a reservation, because the
+    /// store still fails. What the store may apply after all counts as applied, so that nothing is refunded twice.
+    fn move_local_counters(
+        &self,
+        records: &[ReservedCharge],
+        permit: PermitId,
+        wanted: Settlement,
+        error: &StoreError,
+    ) {
+        let late: Vec<LateCharge> = error.late().into_iter().cloned().collect();
+        for reserved in records {
+            let (record, parts) = (&reserved.record, reserved.record.parts());
+            let wanted = reserved.units_in_the_end(wanted);
+            if record.limit.algorithm() == Algorithm::Concurrency {
+                self.release_local(&[Permit { key: record.key(&parts), limit: &record.limit, id: permit }]);
+            } else if let Some(more) = wanted.checked_sub(record.units).filter(|more| *more > 0) {
+                let charge = record.charge(&parts, Cost::new(more));
+                self.debit_local(&charge);
+                if late.is_empty() {
+                    self.pending.add(&charge);
+                } else {
+                    self.pending.add_in_doubt(std::iter::once(&charge), &late);
+                }
+            } else if late.is_empty() && wanted < record.units {
+                let unused = record.units - wanted;
+                if self.pending.take_back(&record.key(&parts).id(), unused) {
+                    self.debit_local(&record.charge(&parts, Cost::refund(unused)));
+                }
+            }
+        }
+    }
+
+    /// Hands reservations that were made during an outage to the shared records. Returns whether that failed.
+    pub(crate) async fn hand_over_reservations(&self) -> bool {
+        self.reservations.records.hand_over().await.is_err()
     }
 
     /// Returns whose share of the memory a reservation takes: the caller's key, or else the value that its first limit
@@ -622,7 +684,10 @@ pub(crate) fn reserved_charges(
                 Verdict::Allowed { delay } => taken_at + delay,
                 _ => taken_at,
             },
-            follows: !matches!(matched.rule.map(|rule| &rule.cost), Some(CostFrom::Fixed(_))),
+            follows: !matches!(
+                matched.rule.map(|rule| matched.limit.cost_from(rule)),
+                Some(CostFrom::Fixed(_))
+            ),
         })
         .collect()
 }

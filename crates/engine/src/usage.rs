@@ -246,7 +246,10 @@ fn find_domain<'r>(rules: &'r Ruleset, name: Option<&str>) -> Result<&'r Domain,
     found.ok_or_else(|| {
         UsageError::Domain(match name {
             Some(_) => format!("there is no such domain; there is {}", names()),
-            None => format!("several domains are loaded; write `domain=` and one of {}", names()),
+            None => format!(
+                "several domains are loaded; name one of {} as `?domain=NAME` (on the command line `--domain NAME`)",
+                names()
+            ),
         })
     })
 }
@@ -303,7 +306,7 @@ fn used<'a>(
     let matched = &plan.limits[counter.limit];
     let rule = matched.rule.expect("only rules' limits have counters here");
     let replaced =
-        matched.limit.role != Role::Candidate && matched.limit.limit.algorithm() != Algorithm::Concurrency;
+        matched.role != Role::Candidate && matched.limit.limit.algorithm() != Algorithm::Concurrency;
     let source = match &matched.limit {
         LimitOrigin::Override(_) if replaced => LimitSource::Override,
         _ if plan.tier.is_some_and(|tier| rule.tiers.iter().any(|(name, _)| name == tier)) => {
@@ -316,7 +319,7 @@ fn used<'a>(
         rule_id: rule.id,
         descriptor: path(rule.id).to_owned(),
         limit: matched.limit.limit.clone(),
-        role: matched.limit.role,
+        role: matched.role,
         source,
         remaining: told.iter().map(answered).sum(),
         reset_after: told.iter().map(|outcome| outcome.reset_after).max().unwrap_or(TimeDelta::ZERO),

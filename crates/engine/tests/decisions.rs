@@ -233,6 +233,8 @@ descriptors:
         assert!(!decision.is_allowed(), "{malformed:?}");
         assert_eq!(decision.malformed_cost.as_deref(), Some("tokens"), "{malformed:?}");
         assert_eq!(decision.denied_by_name(), Some("malformed-cost"));
+        let peek = check(&rig.limiter, &request, Cost::PEEK);
+        assert_eq!(peek.malformed_cost.as_deref(), Some("tokens"), "a peek at {malformed:?}");
         // A shadow rule denies nothing, and a request that names no cost has the usual one.
         assert!(rig.take(&[("quiet", "q"), ("tokens", malformed)]).is_allowed(), "{malformed:?}");
     }

@@ -11,6 +11,7 @@ use tollgate_core::{
     Timestamp,
 };
 use tollgate_engine::{Limiter, Origin};
+use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 fn limiter() -> Limiter<DeadStore> {
@@ -157,6 +158,25 @@ fn pending_charges_are_reconciled_before_a_check() {
     outage.set(AVAILABLE);
     assert_eq!(outage.passed(&[("user", "dead")], 30), (0, Origin::Store));
     assert_eq!(outage.passed(&[("t", "two")], 100), (46, Origin::Store));
+}
+
+/// A part that is set aside for outages is divided by the nodes that are alive; without knowing how many, nobody has it.
+#[test]
+fn a_reserved_part_is_divided_by_the_nodes_alive() {
+    let outage = outage("{domain: d, descriptors: []}");
+    let text = "{domain: d, descriptors: [{key: user, name: u, limit: 1000/hour, fallback: 6%}]}";
+    let options = Options { lease_shared: true, ..Options::default() };
+    let set = Ruleset::load(&[Source::new("t.yaml", text)], &options).expect("rules");
+    outage.limiter.replace_rules(Arc::new(set));
+    assert_eq!(outage.passed(&[("user", "store")], 1_000), (940, Origin::Store));
+    outage.set(UNAVAILABLE);
+    assert_eq!(outage.passed(&[("user", "x")], 1), (0, Origin::FailClosed));
+    outage.limiter.set_live_nodes(3);
+    assert_eq!(outage.passed(&[("user", "x")], 100), (20, Origin::Local));
+    outage.limiter.set_live_nodes(100);
+    assert_eq!(outage.passed(&[("user", "y")], 1), (0, Origin::FailClosed), "less than one for each");
+    outage.set(AVAILABLE);
+    assert_eq!(outage.passed(&[("user", "x")], 2_000).0, 940, "what was set aside is not charged");
 }
 
 /// One dead shard must not cost the others their limits, nor a request turned away its quota there.

@@ -113,9 +113,10 @@ impl Slow {
         self.0.store().is_late.store(is_late, Ordering::Relaxed);
     }
 
+    /// Sets what the store last said of a limit of 30.
     fn set_known(&self, remaining: u64, age_secs: u64) {
         let secs = TimeDelta::from_secs;
-        let known = LastKnown { remaining, reset_after: secs(3_000), age: secs(age_secs) };
+        let known = LastKnown { used: 30 - remaining, reset_after: secs(3_000), age: secs(age_secs) };
         *self.0.store().known.lock().expect("a value") = Some(known);
     }
 

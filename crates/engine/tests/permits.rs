@@ -3,8 +3,9 @@
 mod rig;
 
 use rig::rig;
-use tollgate_core::TimeDelta;
+use tollgate_core::{Cost, TimeDelta};
 use tollgate_engine::{Check, HeldPermits};
+use tollgate_rules::Descriptor;
 
 const RULES: &str = "
 domain: d
@@ -75,4 +76,30 @@ fn canceling_refunds_the_delay_queue_entry() {
     assert!(admit(&rig, &QUEUE).0.delay() == TimeDelta::ZERO);
     assert_eq!(pollster::block_on(rig.limiter.cancel_held(&late.expect("a place in the queue"))), Ok(()));
     assert_eq!(admit(&rig, &QUEUE).0.delay(), TimeDelta::from_secs(1));
+}
+
+/// Envoy reports the end of a stream by negative hits: a slot is free again, whichever check took it, and never more
+/// slots than there are. Permits of requests that are under way elsewhere stay theirs.
+#[test]
+fn negative_hits_give_a_permit_of_a_check_back() {
+    let rig = rig(RULES);
+    let entries = [("slot", "s")];
+    let check = |hits: Cost| {
+        let descriptors = [Descriptor { entries: &entries, hits: Some(hits), limit: None }];
+        pollster::block_on(rig.limiter.check(&Check::descriptors("d", &descriptors))).is_allowed()
+    };
+    let left = || rig.left(&entries, "slots");
+    assert!(check(Cost::ONE) && check(Cost::ONE) && !check(Cost::ONE));
+    assert!(check(Cost::refund(1)));
+    assert_eq!(left(), 1);
+    assert!(check(Cost::ONE) && !check(Cost::ONE));
+    // However many units a request gives back, it held one permit.
+    assert!(check(Cost::refund(300)));
+    assert_eq!(left(), 1);
+    assert!(check(Cost::refund(1)) && check(Cost::refund(1)));
+    assert_eq!(left(), 2, "never below zero used");
+    let (_, held) = admit(&rig, &entries);
+    assert!(held.is_some());
+    assert!(check(Cost::refund(1)));
+    assert_eq!(left(), 1, "the permit of a request under way is its own");
 }

@@ -108,6 +108,25 @@ fn past_its_deadline_a_reservation_stands() {
     assert_ne!(reserve(&rig, &ALL, 1, Some("k")).unwrap().id, Some(id), "the key is free again");
 }
 
+/// An exact token budget must not lose what a stream did not use because it took a while, nor forget later requests.
+#[test]
+fn a_log_gives_back_what_is_still_counted() {
+    let rig = rig(
+        "{domain: d, descriptors: [{key: user, name: tokens, limit: 1000/minute, algorithm: sliding_log}]}",
+    );
+    let user = [("user", "u")];
+    let id = reserve(&rig, &user, 300, None).unwrap().id.expect("allowed");
+    rig.clock.advance(TimeDelta::from_secs(20));
+    let later = reserve(&rig, &user, 500, None).unwrap().id.expect("allowed");
+    rig.clock.advance(TimeDelta::from_secs(20));
+    settle(&rig, id, 100).expect("settled");
+    assert_eq!(rig.left(&user, "tokens"), 400, "of 300 and 500, 200 were not used");
+    rig.clock.advance(TimeDelta::from_secs(21));
+    assert_eq!(rig.left(&user, "tokens"), 500, "the first is over, the second counts");
+    cancel(&rig, later).expect("canceled");
+    assert_eq!(rig.left(&user, "tokens"), 1_000);
+}
+
 /// One idempotency key must not give free passes to everybody: it is bound to what was asked with it.
 #[test]
 fn an_idempotency_key_is_bound_to_its_contents() {

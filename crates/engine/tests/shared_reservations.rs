@@ -128,30 +128,37 @@ fn a_node_that_dies_while_settling_is_believed_to_have_settled() {
     assert_eq!(left(&other, "tokens"), 900);
 }
 
-/// A reservation that could not be kept must not stay charged: its caller has no ID to cancel it by.
+/// A reservation whose record could not be stored must not stay charged: its caller has an ID to close it by.
 #[test]
-fn what_could_not_be_kept_is_refunded() {
-    let (_, shared, [one, _]) = nodes();
+fn what_could_not_be_stored_is_kept_by_its_node() {
+    let (_, shared, [one, other]) = nodes();
     shared.budget.store(0, Ordering::Relaxed);
-    assert_eq!(reserve(&one, 300, None), Err(ReserveError::Store(StoreError::Timeout)));
+    let first = reserve(&one, 300, None).unwrap().expect("allowed");
     shared.budget.store(1, Ordering::Relaxed);
-    assert_eq!(reserve(&one, 300, Some("k")), Err(ReserveError::Store(StoreError::Timeout)));
+    let second = reserve(&one, 300, Some("k")).unwrap().expect("allowed");
+    assert_eq!(reserve(&one, 300, Some("k")), Ok(Some(second)), "a retry is charged once");
     shared.budget.store(u32::MAX, Ordering::Relaxed);
+    assert_eq!((left(&one, "tokens"), left(&one, "slots")), (400, 0));
+    assert!(pollster::block_on(one.cancel(first)).is_ok());
+    assert!(!pollster::block_on(one.reconcile()), "handed over");
+    assert_eq!(reserve(&other, 300, Some("k")), Ok(Some(second)));
+    assert!(pollster::block_on(other.cancel(second)).is_ok());
     assert_eq!((left(&one, "tokens"), left(&one, "slots")), (1_000, 2));
 }
 
-/// The key of a node that died before it had decided is free again after a while, and not before.
+/// The key of a node that died before it had stored its reservation is free again after a while, and not before.
 #[test]
 fn a_claim_of_a_dead_node_is_taken_over() {
     let (clock, shared, [one, other]) = nodes();
     shared.budget.store(1, Ordering::Relaxed);
     let _ = reserve(&one, 300, Some("k"));
+    drop(one);
     shared.budget.store(u32::MAX, Ordering::Relaxed);
     assert_eq!(reserve(&other, 300, Some("k")), Err(ReserveError::InProgress));
     clock.advance(TimeDelta::from_secs(10));
     let id = reserve(&other, 300, Some("k")).unwrap().expect("allowed");
-    assert_eq!(reserve(&one, 300, Some("k")), Ok(Some(id)));
-    assert_eq!(left(&one, "tokens"), 700);
+    assert_eq!(reserve(&other, 300, Some("k")), Ok(Some(id)));
+    assert_eq!(left(&other, "tokens"), 400, "what the dead node had charged stays, as after a deadline");
 }
 
 /// What is stored must tell a reader of the store neither whose it is nor how to close it.

@@ -2,6 +2,7 @@
 
 use crate::completion::Completion;
 use crate::h1::exchange::UpstreamBody;
+use crate::h2::RequestProgress;
 use crate::headers::ProtectedHeaders;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
@@ -40,15 +41,26 @@ pub(crate) struct StreamBody {
     room: u64,
     idle: Duration,
     timeout: LazyTimeout,
+    /// Of a client's request.
+    progress: Option<Arc<RequestProgress>>,
 }
 
 impl StreamBody {
     pub(crate) fn new(body: hyper::body::Incoming, idle: Duration) -> Self {
-        Self { body, room: u64::MAX, idle, timeout: LazyTimeout::new(idle) }
+        Self { body, room: u64::MAX, idle, timeout: LazyTimeout::new(idle), progress: None }
+    }
+
+    /// Reports when the body waits for its sender.
+    pub(crate) fn with_progress(self, progress: Arc<RequestProgress>) -> Self {
+        Self { progress: Some(progress), ..self }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match Pin::new(&mut self.body).poll_frame(cx) {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Some(progress) = &self.progress {
+            if polled.is_pending() { progress.awaited() } else { progress.arrived() }
+        }
+        match polled {
             Poll::Ready(Some(Ok(frame))) => {
                 let length = frame.data_ref().map_or(0, |data| data.len() as u64);
                 let Some(room) = self.room.checked_sub(length) else {

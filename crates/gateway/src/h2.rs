@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use stream::Activity;
+pub(crate) use stream::RequestProgress;
 use tokio::time::Instant;
 use tollgate_core::CounterStore;
 use tollgate_http::h1::head::{self, HeadError};
@@ -69,14 +70,24 @@ pub(crate) async fn serve<F, Fut>(
             }
             Ok(()) => {
                 let idle = settings.body_timeout;
-                Ok(handle(request.map(|body| {
-                    (!body.is_end_stream()).then(|| ClientBody::h2(StreamBody::new(body, idle)))
-                })))
+                let has_body = !request.body().is_end_stream();
+                let progress = has_body.then(|| RequestProgress::new(&activity));
+                let handled = handle(request.map(|body| {
+                    let progress = progress.clone()?;
+                    Some(ClientBody::h2(StreamBody::new(body, idle).with_progress(progress)))
+                }));
+                Ok((handled, progress))
             }
         };
         async move {
             let mut response = match handled {
-                Ok(response) => response.await,
+                Ok((response, progress)) => {
+                    let response = response.await;
+                    if let Some(progress) = progress {
+                        progress.answered();
+                    }
+                    response
+                }
                 Err(problem) => problem,
             };
             response.headers_mut().remove(CONNECTION);

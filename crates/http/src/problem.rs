@@ -3,7 +3,7 @@
 use crate::h1;
 use crate::headers::HeaderSink;
 use crate::identity::AmbiguousIdentity;
-use http::header::{ALLOW, WWW_AUTHENTICATE};
+use http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Method, StatusCode};
 use serde_json::json;
 
@@ -107,6 +107,10 @@ impl Problem {
         }
         if response.status == StatusCode::UNAUTHORIZED {
             response.put(&WWW_AUTHENTICATE, b"Bearer");
+        }
+        if response.status == StatusCode::SERVICE_UNAVAILABLE {
+            // What is unavailable is probed every second or two.
+            response.put(&RETRY_AFTER, b"1");
         }
         response
     }

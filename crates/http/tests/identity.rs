@@ -556,3 +556,110 @@ fn a_secret_is_read_or_rejected() {
     assert_eq!(read.expect("a secret").as_deref(), Some(b"0123456789abcdef".as_slice()));
     assert_eq!(ApiKeyConfig::default().secret().expect("none"), None);
 }
+
+/// Whoever could add a second value would choose which budget is used.
+#[test]
+fn a_mapped_header_with_two_values_is_refused() {
+    let resolver =
+        resolver("{trusted: [127.0.0.1], headers: {tenant: x-tenant}, trusted_headers: {tier: x-tier}}");
+    let ask = |peer: &str, lines: &[(&str, &str)]| {
+        let (headers, uri) = (headers(lines), Uri::from_static("/a"));
+        let request = RequestView::new(peer.parse().expect("an address"), &Method::GET, &uri, &headers);
+        let ways = [
+            resolver.resolve_direct(&request, Timestamp::ZERO),
+            resolver.resolve_in_place(&request, Timestamp::ZERO),
+            resolver.resolve_forwarded(&request, "/check", Timestamp::ZERO),
+        ];
+        ways.map(|caller| {
+            let read = caller.map(|caller| caller.get("tenant").or(caller.get("tier")).map(str::to_owned));
+            read.map_err(|error| error.status().as_u16())
+        })
+    };
+    let is = |value: Option<&str>| [0; 3].map(|_| Ok::<_, u16>(value.map(str::to_owned)));
+    assert_eq!(ask("192.0.2.1", &[("x-tenant", "a"), ("X-Tenant", "b")]), [Err(400), Err(400), Err(400)]);
+    assert_eq!(ask("192.0.2.1", &[("x-tenant", "a"), ("x-tenant", "")]), [Err(400), Err(400), Err(400)]);
+    assert_eq!(ask("192.0.2.1", &[("x-tenant", "a"), ("x-tenant", "a")]), is(Some("a")), "it says the same");
+    assert_eq!(ask("127.0.0.1", &[("x-tier", "gold"), ("x-tier", "free")]), [Err(400), Err(400), Err(400)]);
+    assert_eq!(ask("192.0.2.1", &[("x-tier", "gold"), ("x-tier", "free")]), is(None), "nobody reads it");
+}
+
+/// What describes no request would be counted as a request of its own: a fresh budget for each spelling.
+#[test]
+fn descriptions_of_no_request_are_refused() {
+    let resolver = resolver("{routes: ['POST /login']}");
+    let ask = |uri: &'static str, lines: &[(&str, &str)]| {
+        let (headers, uri) = (headers(lines), Uri::from_static(uri));
+        let request =
+            RequestView::new("127.0.0.1".parse().expect("an address"), &Method::POST, &uri, &headers);
+        let caller = resolver.resolve_forwarded(&request, "/check", Timestamp::ZERO);
+        let read = caller.map(|caller| ["endpoint", "host"].map(|name| caller.get(name).map(str::to_owned)));
+        read.map_err(|error| error.status().as_u16())
+    };
+    let login = |host: Option<&str>| Ok([Some("POST /login".to_owned()), host.map(str::to_owned)]);
+    for target in ["/login", "/login?a=/b", "http://h/login", "HTTPS://h:1/login#x"] {
+        assert_eq!(ask("/check", &[("x-forwarded-uri", target)]), login(None), "{target}");
+    }
+    for target in
+        ["", " ", "login", "http:/login", "http:login", "://h/login", "ftp://h/login", "http:///login", "*"]
+    {
+        for name in ["x-forwarded-uri", "x-original-uri", "x-original-url"] {
+            assert_eq!(ask("/check", &[(name, target)]), Err(400), "{name}: {target:?}");
+        }
+    }
+    let with = |name, value| ask("/check", &[("x-forwarded-uri", "/login"), (name, value)]);
+    for method in ["", "PO ST", "POST,GET", "(POST)"] {
+        assert_eq!(with("x-forwarded-method", method), Err(400), "{method:?}");
+    }
+    for host in ["", "a b", "a/b", "u@h", "a.b,"] {
+        assert_eq!(with("x-forwarded-host", host), Err(400), "{host:?}");
+    }
+    assert_eq!(with("x-forwarded-host", "first.example, A.B:443"), login(Some("a.b")), "the nearest proxy's");
+    for (name, one, other) in [
+        ("x-forwarded-uri", "/login", "/other"),
+        ("x-forwarded-method", "POST", "GET"),
+        ("x-forwarded-host", "a.b", "c.d"),
+    ] {
+        assert_eq!(
+            ask("/check", &[("x-forwarded-uri", "/login"), (name, one), (name, other)]),
+            Err(400),
+            "{name}"
+        );
+    }
+    // Where the proxy appends the path, the host is that of the check, as at the gateway.
+    let forged = [("x-forwarded-host", "forged"), ("host", "a.b")];
+    assert_eq!(ask("/check/login", &forged), login(Some("a.b")));
+    assert_eq!(ask("/check/", &[("x-forwarded-uri", "/login")]), Err(400), "`/` is a path like any other");
+}
+
+proptest! {
+    /// For any description: it is refused, or counted as the gateway would count a request with that target.
+    #[test]
+    fn a_described_target_is_read_as_the_gateway_reads_one(
+        target in prop_oneof![
+            "[a-z/.:%?#*]{0,12}",
+            "(http|https|ftp|HTTP)?:?/{0,3}[a-z.]{0,4}(:[0-9]{0,2})?(/[a-z%2F.]{0,6}){0,2}(\\?[a-z/]{0,4})?",
+        ],
+    ) {
+        use tollgate_http::h1::ScannedHead;
+        use tollgate_http::h1::head::HeadLimits;
+        let resolver = resolver("{unmatched: path}");
+        let peer: IpAddr = "127.0.0.1".parse().expect("an address");
+        let (lines, check) = (headers(&[("x-forwarded-uri", &target), ("host", "h")]), Uri::from_static("/check"));
+        let request = RequestView::new(peer, &Method::GET, &check, &lines);
+        let described = resolver.resolve_forwarded(&request, "/check", Timestamp::ZERO).ok();
+        let described = described.and_then(|caller| caller.get("path").map(str::to_owned));
+        let host = target.split("://").nth(1).map_or("h", |rest| rest.split(['/', '?', '#']).next().unwrap_or(""));
+        let head = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        let Ok(_) = ScannedHead::new(head.as_bytes(), &HeadLimits::default()) else {
+            // The gateway refuses more: fragments, paths with dots. What it cannot read as a target at all has no path here.
+            let is_target = target.starts_with('/') || target.to_ascii_lowercase().starts_with("http");
+            prop_assert!(is_target || described.is_none(), "{target:?} is {described:?}");
+            return Ok(());
+        };
+        let Ok(uri) = target.parse::<Uri>() else { return Ok(()) };
+        let direct = RequestView::new(peer, &Method::GET, &uri, &lines);
+        let direct = resolver.resolve_direct(&direct, Timestamp::ZERO).ok();
+        let direct = direct.and_then(|caller| caller.get("path").map(str::to_owned));
+        prop_assert!(described.is_none() || described == direct, "{target:?}: {described:?}, {direct:?}");
+    }
+}

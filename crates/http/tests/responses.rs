@@ -174,7 +174,8 @@ proptest! {
             let wait: Option<u64> = headers.get("retry-after").map(|v| v.to_str().expect("ASCII").parse().expect("seconds"));
             prop_assert_eq!(wait.is_some(), !decision.is_allowed());
             if let Some(wait) = wait {
-                prop_assert_eq!(reset as u64, wait, "{:?}", headers);
+                // With units left, the field tells when all are back, which is never before the request passes.
+                prop_assert!(reset as u64 == wait || (left > 0 && reset as u64 > wait), "{:?}", headers);
                 rig.clock.advance(TimeDelta::from_secs(wait));
                 let again = rig.check(&keys, cost);
                 prop_assert!(again.is_allowed(), "{:?} then {:?}", headers, fields(&again));
@@ -319,6 +320,16 @@ descriptors:
         assert_eq!(fields, numbers, "{key}");
         assert!(headers.contains_key("ratelimit") && headers.contains_key("ratelimit-policy"), "{key}");
     }
+    // The limit that failed is the one that is reported, whatever else matched.
+    let both = [("open", "x"), ("closed", "x")];
+    let decision = pollster::block_on(limiter.check(&Check::attributes("d", &both)));
+    let headers = fields(&decision);
+    assert_eq!(headers["x-ratelimit-denied-by"], "closed");
+    assert_eq!(
+        (&headers["ratelimit"], &headers["x-ratelimit-limit"]),
+        (&r#""closed";r=0;t=1"#.parse().expect("a value"), &"7".parse().expect("a value"),)
+    );
+    assert_eq!(headers["retry-after"], "1");
 }
 
 /// A measure replaces the limits, not the fields by which clients pace themselves.
@@ -459,7 +470,7 @@ proptest! {
     #[test]
     fn a_minimal_body_has_at_most_200_bytes(
         rule in ".{0,300}",
-        retry_after in any::<u64>(),
+        retry_after in any::<Option<u64>>(),
         is_abnormal in any::<bool>(),
         disposition in prop_oneof![Just(Disposition::Denied), Just(Disposition::Unavailable)],
     ) {
@@ -473,7 +484,7 @@ proptest! {
         let (kind, body) = settings.body(&facts).expect("a denial");
         prop_assert!(body.len() <= 200, "{} bytes", body.len());
         let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
-        prop_assert_eq!((kind, &body["retry_after"]), ("application/problem+json", &retry_after.into()));
+        prop_assert_eq!((kind, body["retry_after"].as_u64()), ("application/problem+json", retry_after));
         prop_assert_eq!(body["status"].as_u64(), Some(u64::from(settings.status(disposition).as_u16())));
     }
 }
@@ -483,7 +494,7 @@ proptest! {
     #[test]
     fn both_bodies_equal_those_of_a_json_library(
         limits in proptest::collection::vec((".{0,20}", any::<u64>(), window(), any::<u64>(), any::<bool>()), 0..6),
-        retry_after in prop_oneof![Just(1), any::<u64>()],
+        retry_after in prop_oneof![Just(Some(1)), any::<Option<u64>>()],
         id in proptest::option::of(any::<u128>()),
         disposition in prop_oneof![Just(Disposition::Denied), Just(Disposition::Unavailable)],
     ) {
@@ -494,16 +505,26 @@ proptest! {
         let denied_by = limits.first().map(|limit| limit.0.as_str());
         let decision = id.map(tollgate_engine::DecisionId);
         let facts = DecisionSummary { disposition, retry_after, denied_by, decision, ..DecisionSummary::from_policies(policies) };
-        let nearest = facts.nearest().filter(|_| disposition == Disposition::Denied).map(|near| match near.window {
+        let nearest = facts.nearest().filter(|_| disposition == Disposition::Denied);
+        let limit = nearest.map(|near| match near.window {
             Window::Concurrent => format!("At most {} at once. ", near.quota),
             window => format!("At most {} in {window}. ", near.quota),
         });
-        let reason = match disposition {
-            Disposition::Denied => "Rate limit exceeded",
-            _ => "The request could not be checked",
+        let reason = match (disposition, nearest) {
+            (Disposition::Denied, None) if retry_after.is_none() => {
+                "No limit is set for this request, and such requests are denied."
+            }
+            (Disposition::Denied, _) => "Rate limit exceeded. ",
+            _ => "The request could not be checked. ",
         };
-        let seconds = if retry_after == 1 { "second" } else { "seconds" };
-        let message = format!("{reason}. {}Retry after {retry_after} {seconds}.", nearest.unwrap_or_default());
+        let advice = match (retry_after, nearest) {
+            (Some(1), _) => "Retry after 1 second.".to_owned(),
+            (Some(wait), _) => format!("Retry after {wait} seconds."),
+            (None, Some(near)) if near.quota == 0 => "No request can pass, now or later.".to_owned(),
+            (None, Some(_)) => "A request of this cost can never pass; send a smaller cost.".to_owned(),
+            (None, None) => String::new(),
+        };
+        let message = format!("{reason}{}{advice}", limit.unwrap_or_default());
 
         let read = |form| {
             let settings = ResponseConfig { body: form, ..ResponseConfig::default() };
@@ -516,8 +537,11 @@ proptest! {
         };
         let mut problem = serde_json::json!({
             "type": format!("https://iana.org/assignments/http-problem-types#{kind}"),
-            "title": title, "status": status, "detail": message, "retry_after": retry_after,
+            "title": title, "status": status, "detail": message,
         });
+        if let Some(wait) = retry_after {
+            problem["retry_after"] = wait.into();
+        }
         if disposition == Disposition::Denied {
             let over = facts.policies.iter().filter(|policy| policy.is_over).map(|policy| {
                 let seen = policy.rule.chars().map(|c| if (' '..='~').contains(&c) { c } else { '?' });
@@ -532,7 +556,10 @@ proptest! {
         prop_assert_eq!(read(BodyFormat::Problem), problem);
 
         let code = if disposition == Disposition::Denied { "RATE_LIMITED" } else { "UNAVAILABLE" };
-        let mut error = serde_json::json!({"code": code, "message": message, "retry_after": retry_after});
+        let mut error = serde_json::json!({"code": code, "message": message});
+        if let Some(wait) = retry_after {
+            error["retry_after"] = wait.into();
+        }
         if let Some(near) = facts.nearest() {
             error["limit"] = near.quota.into();
             error["window"] = near.window.to_string().into();
@@ -586,7 +613,7 @@ fn an_unavailable_limiter_is_503_whatever_the_denial_status() {
     let settings: ResponseConfig = serde_saphyr::from_str("{status: 403}").expect("settings");
     let facts = DecisionSummary {
         disposition: Disposition::Unavailable,
-        retry_after: 1,
+        retry_after: Some(1),
         ..DecisionSummary::from_policies([])
     };
     let response = settings.respond(&facts, Timestamp::ZERO);
@@ -615,4 +642,51 @@ fn invalid_settings_are_rejected_with_a_fix() {
         assert!(error.contains(message), "{text}: {error}");
     }
     assert_eq!(serde_saphyr::from_str::<ResponseConfig>("{}").expect("defaults").body, BodyFormat::Problem);
+}
+
+/// A time to retry that is invented is a promise that is not kept: a client would try again and again.
+#[test]
+fn a_request_that_can_never_pass_has_no_time_to_retry() {
+    let rig = Rig::new();
+    for key in ["fixed", "bucket", "token", "strict", "log", "sliding"] {
+        let denied = rig.check(&[key], 1_000_000);
+        assert!(!denied.is_allowed());
+        let headers = fields(&denied);
+        assert!(!headers.contains_key("retry-after"), "{key}: {headers:?}");
+        let body =
+            ResponseConfig::default().body(&DecisionSummary::from_decision(&denied)).expect("a denial").1;
+        let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+        assert!(body.get("retry_after").is_none(), "{body}");
+        assert!(body["detail"].as_str().expect("text").contains("can never pass"), "{body}");
+        let left = number(&members(&headers, "ratelimit")[0], "r");
+        assert!(left.is_some_and(|left| left > 0), "all units are left: {headers:?}");
+    }
+    // A limit of 0 has no time at which more of it is available either.
+    let closed = Policy::new("closed", 0, Window::Rolling(TimeDelta::from_secs(60))).denied();
+    let facts =
+        DecisionSummary { disposition: Disposition::Denied, ..DecisionSummary::from_policies([closed]) };
+    let headers = headers(&ResponseConfig::default(), &facts, Timestamp::from_secs(1_000));
+    assert_eq!(headers["ratelimit"], r#""closed";r=0"#);
+    assert!(
+        !headers.contains_key("x-ratelimit-reset") && !headers.contains_key("retry-after"),
+        "{headers:?}"
+    );
+    // Of two limits that deny, the one that lasts longest is reported: one that never ends.
+    rig.check(&["guard", "fixed"], 1);
+    let both = fields(&rig.check(&["guard", "fixed"], 1_000));
+    assert!(!both.contains_key("retry-after"), "{both:?}");
+}
+
+/// A denial although units are left tells how many, and when all are back; when to retry is a field of its own.
+#[test]
+fn a_denial_with_units_left_tells_when_all_are_back() {
+    let rig = Rig::new();
+    rig.check(&["bucket"], 2);
+    let denied = rig.check(&["bucket"], 2);
+    assert!(!denied.is_allowed());
+    let summary = DecisionSummary::from_decision(&denied);
+    let status = denied.limits[0].outcome;
+    let near = summary.nearest().expect("a limit");
+    assert_eq!((near.remaining, near.reset), (status.remaining, status.reset_after.ceil_secs()));
+    assert_eq!(summary.retry_after, denied.retry_after().map(|wait| wait.ceil_secs().max(1)));
 }

@@ -4,11 +4,13 @@ mod inherit;
 mod limits;
 
 use self::inherit::Inherited;
-use crate::draft::{CostDraft, FileDraft, RuleDraft, ShapeDraft};
+use crate::draft::{FileDraft, RuleDraft, ShapeDraft};
 use crate::network;
 use crate::pattern::Pattern;
 use crate::reader::{Reader, Spanned};
-use crate::rule::{Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit};
+use crate::rule::{
+    Action, Class, CostFrom, Enforce, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit,
+};
 use crate::ruleset::Domain;
 use crate::scope::ScopePath;
 use crate::sensitivity::{identifies_caller, may_be_secret};
@@ -75,6 +77,7 @@ pub(crate) fn domain(
     let domain = Domain {
         name,
         profile,
+        matching: file.matching,
         algorithm,
         scope,
         tier_key: file.tier_key.filter(|key| !key.is_empty()).unwrap_or_else(|| "tier".to_owned()),
@@ -233,6 +236,7 @@ impl Compiler<'_, '_> {
         self.shape = defaults;
         self.reject_unleasable(&draft, &limits);
         let id = u32::try_from(self.rules.len()).ok()?;
+        let enforce = self.enforce(&draft, scope);
         let shard_by = self.shard_by.clone().filter(|attribute| self.is_sharded(attribute));
         let class = draft.class.unwrap_or(self.class);
         let rule = Rule {
@@ -258,11 +262,8 @@ impl Compiler<'_, '_> {
             fallback: draft.fallback.map(|part| part.value),
             split: draft.split.map(|split| u16::try_from(split.value).unwrap_or(u16::MAX)),
             priority: draft.priority.unwrap_or(0),
-            cost: match draft.cost {
-                None => CostFrom::Request,
-                Some(CostDraft::Fixed(units)) => CostFrom::Fixed(units),
-                Some(CostDraft::Attribute(name)) => CostFrom::Attribute(name),
-            },
+            enforce,
+            cost: draft.cost.map_or(CostFrom::Request, Into::into),
             replaces: draft.replaces.into_iter().map(|name| name.value).collect(),
             detailed_metric: draft.detailed_metric,
             value_to_metric: draft.value_to_metric,
@@ -271,6 +272,43 @@ impl Compiler<'_, '_> {
         };
         self.rules.push(rule.with_plain_flag());
         Some(id)
+    }
+
+    /// Returns the gradual enforcement of the newest descriptor's rule; `None` if it is enforced for all.
+    fn enforce(&mut self, draft: &RuleDraft, scope: &ScopePath) -> Option<Enforce> {
+        let share = draft.enforce?;
+        if draft.shadow.is_some_and(|shadow| shadow.value) {
+            self.reader.error_help(
+                share.at,
+                "`enforce` beside `shadow: true`: a rule in shadow denies nobody",
+                "keep one of them",
+            );
+            return None;
+        }
+        // Of several values, the one that identifies the caller: a caller is in for all its endpoints, or for none.
+        let (mut keys, mut at) = (Vec::new(), self.tree.len() - 1);
+        while at != 0 {
+            let TreeNode { element, parent, .. } = &self.tree[at];
+            if !matches!(element.test, ValueTest::Exact(_) | ValueTest::Shared(_)) {
+                keys.push(&*element.key);
+            }
+            at = *parent as usize;
+        }
+        keys.reverse();
+        if keys.is_empty() || keys == [GLOBAL.0] {
+            self.reader.error_help(
+                share.at,
+                "`enforce` on a rule that counts all callers together: there are no callers to choose from",
+                "write it on a rule with a counter for each caller, such as `key: api_key`",
+            );
+            return None;
+        }
+        let part = keys.iter().position(|key| identifies_caller(key)).unwrap_or(0);
+        (share.value < Enforce::ALL).then(|| Enforce {
+            thousandths: share.value,
+            part,
+            key: scope.stable_hash(),
+        })
     }
 
     /// Returns whether the counters of the newest descriptor get the domain's `shard_by` value in front: not if they have

@@ -8,13 +8,13 @@ mod limit;
 
 use crate::draft::{FileDraft, RuleDraft};
 use crate::reader::{Reader, Spanned, scalar};
-use crate::rule::{Class, Profile};
+use crate::rule::{Class, DescriptorMatch, Profile};
 use crate::tree::GLOBAL;
 use crate::yaml::{Position, YamlNode, parse};
 use tollgate_core::Algorithm;
 
-const FILE_KEYS: [&str; 8] =
-    ["domain", "descriptors", "profile", "algorithm", "class", "jitter", "tier_key", "shard_by"];
+const FILE_KEYS: [&str; 9] =
+    ["domain", "descriptors", "profile", "match", "algorithm", "class", "jitter", "tier_key", "shard_by"];
 
 /// Decodes a file and reports errors to the reader. Returns `None` if nothing useful is left.
 pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
@@ -44,6 +44,7 @@ pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
             }
             "descriptors" => draft.rules = descriptors(reader, node, 1),
             "profile" => draft.profile = profile(reader, node),
+            "match" => draft.matching = matching(reader, node),
             "algorithm" => draft.shape.algorithm = algorithm(reader, node),
             "jitter" => draft.shape.jitter = reader.boolean(node, "jitter"),
             "class" => draft.class = class(reader, node),
@@ -87,6 +88,17 @@ fn profile(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<Profi
         }
     };
     Some(Spanned { at, value })
+}
+
+fn matching(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> DescriptorMatch {
+    match reader.text(node, "match", "all").as_ref().map(|text| text.value.as_str()) {
+        Some("all") => DescriptorMatch::All,
+        Some(other) if other != "one" => {
+            reader.unknown_value(node.at, "match", other, &["one", "all"]);
+            DescriptorMatch::One
+        }
+        Some(_) | None => DescriptorMatch::One,
+    }
 }
 
 fn shard_by(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<String>> {

@@ -1,7 +1,7 @@
 //! Rule diff: the changes between two rule sets, rule by rule. Rules are identified by domain and path, so a changed
 //! number or a new name is a change of the rule, and a moved rule is a different one.
 
-use crate::rule::{LimitSet, Profile, Role, Rule, SoftAction};
+use crate::rule::{DescriptorMatch, LimitSet, Profile, Role, Rule, SoftAction};
 use crate::ruleset::{Domain, Ruleset};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -63,7 +63,7 @@ impl Domain {
 }
 
 /// Describes a rule in one line; defaults are omitted.
-fn describe(domain: &Domain, rule: &Rule) -> String {
+pub(crate) fn describe(domain: &Domain, rule: &Rule) -> String {
     let mut text = match (rule.unlimited, rule.limits.limits.is_empty()) {
         (true, _) => "unlimited".to_owned(),
         (false, true) => "no limit".to_owned(),
@@ -74,6 +74,9 @@ fn describe(domain: &Domain, rule: &Rule) -> String {
     }
     if domain.profile == Profile::Envoy {
         text.push_str("; profile envoy");
+    }
+    if domain.matching == DescriptorMatch::All {
+        text.push_str("; match all");
     }
     if rule.depends_on_tier() && domain.tier_key != "tier" {
         let _ = write!(text, "; tier from {}", domain.tier_key);
@@ -91,8 +94,11 @@ fn describe(domain: &Domain, rule: &Rule) -> String {
 fn limits(set: &LimitSet) -> String {
     let one = |limit: &crate::rule::RuleLimit| {
         let mut text = limit.limit.to_string();
+        if let Some(cost) = &limit.cost {
+            let _ = write!(text, " cost {cost}");
+        }
         text.push_str(match limit.role {
-            Role::Live => "",
+            Role::Live | Role::Unenforced => "",
             Role::Shadow => " shadow",
             Role::Candidate => " candidate",
             Role::Quota => " quota",

@@ -5,7 +5,7 @@
 
 use crate::metadata::Metadata;
 use crate::reader::Spanned;
-use crate::rule::{Action, Class, FailPolicy, OnError, Profile, SoftAction};
+use crate::rule::{Action, Class, CostFrom, DescriptorMatch, FailPolicy, OnError, Profile, SoftAction};
 use crate::yaml::Position;
 use std::collections::BTreeMap;
 use tollgate_core::{Algorithm, Mode, Period, TimeDelta};
@@ -19,6 +19,7 @@ pub(crate) struct FileDraft {
     pub(crate) class: Option<Class>,
     pub(crate) tier_key: Option<String>,
     pub(crate) shard_by: Option<Spanned<String>>,
+    pub(crate) matching: DescriptorMatch,
     pub(crate) rules: Vec<RuleDraft>,
 }
 
@@ -38,6 +39,8 @@ pub(crate) struct LimitDraft {
     pub(crate) count: u64,
     pub(crate) period: Period,
     pub(crate) shape: ShapeDraft,
+    /// Cost of this limit alone.
+    pub(crate) cost: Option<CostDraft>,
 }
 
 /// Draft of `soft`.
@@ -64,10 +67,19 @@ pub(crate) struct ConcurrencyDraft {
 }
 
 /// Draft of `cost`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CostDraft {
     Fixed(u64),
     Attribute(String),
+}
+
+impl From<CostDraft> for CostFrom {
+    fn from(draft: CostDraft) -> Self {
+        match draft {
+            CostDraft::Fixed(units) => Self::Fixed(units),
+            CostDraft::Attribute(name) => Self::Attribute(name),
+        }
+    }
 }
 
 /// Draft of `on_error`, before the class supplies the defaults.
@@ -120,6 +132,8 @@ pub(crate) struct RuleDraft {
     pub(crate) priority: Option<i32>,
     pub(crate) cost: Option<CostDraft>,
     pub(crate) shadow: Option<Spanned<bool>>,
+    /// Share of callers in thousandths.
+    pub(crate) enforce: Option<Spanned<u64>>,
     pub(crate) quota: Option<Spanned<bool>>,
     pub(crate) detailed_metric: bool,
     pub(crate) value_to_metric: bool,

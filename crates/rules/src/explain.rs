@@ -80,8 +80,12 @@ impl Domain {
                 .map(|matched| {
                     let parts = &plan.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
                     let values: Vec<String> = parts.iter().map(ToString::to_string).collect();
+                    let limit = &matched.limit.limit;
                     (
-                        matched.limit.limit.to_string(),
+                        match &matched.limit.cost {
+                            Some(cost) => format!("{limit} cost {cost}"),
+                            None => limit.to_string(),
+                        },
                         format!("{} [{}]", matched.limit.scope.label(), values.join(", ")),
                     )
                 })

@@ -58,10 +58,11 @@ pub use outline::OutlineNode;
 pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError};
 pub use pattern::Wildcards;
 pub use per_caller::PerCallerRule;
+pub use period::parse_count;
 pub use plan::{Attributes, Charges, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan};
 pub use rule::{
-    Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Profile, Role, Rule, RuleLimit, SoftAction,
-    SoftLimit,
+    Action, Class, CostFrom, DescriptorMatch, Enforce, FailPolicy, LimitSet, OnError, Profile, Role, Rule,
+    RuleLimit, SoftAction, SoftLimit,
 };
 pub use ruleset::{Domain, Options, PermitRelease, Ruleset, Source};
 pub use sensitivity::{identifies_caller, may_be_secret};

@@ -25,6 +25,7 @@ pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], options: &Options
         }
         if id != 0 {
             hazards::unique_key(node, &places[id], reader);
+            hazards::head_method(node, &places[id], reader);
         }
         let Some(rule) = node.rule.map(|id| &domain.rules[id as usize]) else { continue };
         let place = &places[id];
@@ -110,11 +111,9 @@ fn never_denies(domain: &Domain, rule: &Rule, place: &NodeLocation, reader: &mut
     }
     let limits = &rule.limits.limits;
     for (limit, at) in limits.iter().zip(&place.limits) {
-        let stricter = limits
-            .iter()
-            .zip(&place.limits)
-            .map(|(other, _)| other)
-            .find(|other| !std::ptr::eq(*other, limit) && holds_back(&other.limit, &limit.limit));
+        let stricter = limits.iter().zip(&place.limits).map(|(other, _)| other).find(|other| {
+            !std::ptr::eq(*other, limit) && other.cost == limit.cost && holds_back(&other.limit, &limit.limit)
+        });
         if let Some(stricter) = stricter.filter(|other| !holds_back(&limit.limit, &other.limit)) {
             let message = format!(
                 "`{}` never denies: `{}` beside it is always reached first",
@@ -158,18 +157,15 @@ fn under_a_stricter_parent(
         let parent = &domain.tree[above as usize];
         above = parent.parent;
         let Some(parent) = parent.rule.map(|id| &domain.rules[id as usize]) else { continue };
-        if !parent.tiers.is_empty()
-            || parent.action != Action::Reject
-            || parent.cost != rule.cost
-            || parent.unlimited
-        {
+        if !parent.tiers.is_empty() || parent.action != Action::Reject || parent.unlimited {
             continue;
         }
         for (limit, at) in rule.limits.limits.iter().zip(&place.limits) {
-            let stricter = parent.limits.limits.iter().find(|parent| {
-                parent.role == Role::Live
-                    && same_period(parent, limit)
-                    && holds_back(&parent.limit, &limit.limit)
+            let stricter = parent.limits.limits.iter().find(|above| {
+                above.role == Role::Live
+                    && above.cost_from(parent) == limit.cost_from(rule)
+                    && same_period(above, limit)
+                    && holds_back(&above.limit, &limit.limit)
             });
             if let Some(stricter) = stricter {
                 let message = format!(

@@ -2,17 +2,31 @@
 //!
 //! Recent traffic shows whom new rules would deny, and barely shows what a limit on logins prevents: while nobody
 //! attacks, removing it changes no decision. So the removal of a domain, and whatever weakens a rule of class
-//! `security`, is found by comparing rules, whatever the traffic. Rules are identified by domain and path, as in a
-//! diff: a rule that moves is a removed one. Rejected: comparing every rule, because raising an ordinary limit is daily
-//! work, and a question that is always asked is always answered with yes.
+//! `security`, is found by comparing rules, whatever the traffic.
+//!
+//! The comparison is of what the two rule sets apply to a request, not of their texts: for each security rule,
+//! requests that match it (`probe`) are planned with both, and one of the rules that the new set applies must protect
+//! at least as much (`protection`). So it does not matter whether a rule was edited, removed, or is hidden by another
+//! one that now wins. Settings that this module does not know are a reason to ask.
+//!
+//! Rejected: comparing every rule, because raising an ordinary limit is daily work, and a question that is always
+//! asked is always answered with yes. Rejected: replaying an attack, because where counters are kept, and what happens
+//! while the store is unavailable, show in no replay.
 
-use crate::rule::{Class, CostFrom, FailPolicy, OnError, Rule, RuleLimit};
+mod comparison;
+mod probe;
+mod protection;
+
+use crate::rule::{Class, DescriptorMatch, Rule};
 use crate::ruleset::{Domain, Ruleset};
-use std::collections::{BTreeMap, BTreeSet};
-use tollgate_core::Algorithm;
+use comparison::{Change, Comparison};
+use protection::Weakness;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Factor from which a raised limit counts as no protection.
 const ENORMOUS: f64 = 10.0;
+/// Factor from which a limit counts as raised at all.
+const RAISED: f64 = 1.000_001;
 
 /// One loosened protection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,135 +64,136 @@ impl Ruleset {
     pub fn loosened(&self, after: &Self) -> Vec<Loosening> {
         let mut all = Vec::new();
         for before in self.domains() {
+            let removed = |detail| Loosening { kind: LooseningKind::DomainRemoved, detail };
             match after.domain(before.name()) {
-                None => {
-                    let detail = format!("domain `{}` is removed", before.name());
-                    all.push(Loosening { kind: LooseningKind::DomainRemoved, detail });
-                }
+                None => all.push(removed(format!("domain `{}` is removed", before.name()))),
                 Some(after) if denies_anything(before) && !denies_anything(after) => {
                     let detail = format!("domain `{}` has no limit left that denies anything", before.name());
-                    all.push(Loosening { kind: LooseningKind::DomainRemoved, detail });
+                    all.push(removed(detail));
                 }
-                Some(after) => compare_security_rules(before, after, &mut all),
+                Some(after) => {
+                    let is_secure = |rule: &Rule| rule.class == Class::Security;
+                    let narrower =
+                        (before.matching, after.matching) == (DescriptorMatch::All, DescriptorMatch::One);
+                    if narrower && before.domain_rules().any(is_secure) {
+                        let detail = format!("domain `{}` no longer has `match: all`", before.name());
+                        all.push(Loosening { kind: LooseningKind::SecurityRuleWeakened, detail });
+                    }
+                    let found = compare_security_rules(before, after, ENORMOUS);
+                    all.extend(found.into_iter().map(|one| one.loosening(before, "")));
+                }
             }
+        }
+        all
+    }
+
+    /// Like [`Ruleset::loosened`], and also finds limits that are raised in small steps: those that `after` raises
+    /// further and that are enormous beside `baseline`, the rules of a day ago.
+    ///
+    /// ```
+    /// # use tollgate_rules::{Options, Ruleset, Source};
+    /// let load = |limit: &str| {
+    ///     let text = format!("{{domain: d, descriptors: [{{key: login, class: security, limit: {limit}}}]}}");
+    ///     Ruleset::load(&[Source::new("d.yaml", text)], &Options::default()).unwrap()
+    /// };
+    /// let (yesterday, now, next) = (load("5/minute"), load("30/minute"), load("90/minute"));
+    /// assert_eq!(now.loosened(&next), []);
+    /// let found = now.loosened_since(&yesterday, &next);
+    /// assert_eq!(found[0].detail, "security rule `d: login` allows 18 times as much as a day ago");
+    /// ```
+    #[must_use]
+    pub fn loosened_since(&self, baseline: &Self, after: &Self) -> Vec<Loosening> {
+        let mut all = self.loosened(after);
+        for before in self.domains() {
+            let (Some(old), Some(new)) = (baseline.domain(before.name()), after.domain(before.name())) else {
+                continue;
+            };
+            let raised = |found: Vec<Found>| found.into_iter().filter(|one| one.factor().is_some());
+            let step: BTreeMap<String, f64> = raised(compare_security_rules(before, new, RAISED))
+                .filter_map(|one| Some((one.path.clone(), one.factor()?)))
+                .collect();
+            let steps = raised(compare_security_rules(old, new, ENORMOUS))
+                .filter(|one| step.get(&one.path).is_some_and(|factor| *factor < ENORMOUS));
+            all.extend(steps.map(|one| one.loosening(before, " as a day ago")));
         }
         all
     }
 }
 
 fn denies_anything(domain: &Domain) -> bool {
-    domain.domain_rules().any(|rule| rule.all_limits().any(|limit| denies(rule, limit)))
+    domain
+        .domain_rules()
+        .any(|rule| !rule.unlimited && rule.all_limits().any(|limit| limit.role.is_enforced(rule.action)))
 }
 
-fn denies(rule: &Rule, limit: &RuleLimit) -> bool {
-    !rule.unlimited && limit.role.is_enforced(rule.action)
+/// How one security rule protects less.
+struct Found {
+    path: String,
+    change: Change,
+    /// The only tier that it concerns.
+    tier: Option<String>,
 }
 
-fn by_path(domain: &Domain) -> BTreeMap<String, &Rule> {
-    domain.rules_by_path().collect()
-}
+impl Found {
+    fn factor(&self) -> Option<f64> {
+        match self.change {
+            Change::Weakened(Weakness::Raised(factor)) => Some(factor),
+            _ => None,
+        }
+    }
 
-fn compare_security_rules(before: &Domain, after: &Domain, all: &mut Vec<Loosening>) {
-    let (old_rules, new_rules) = (by_path(before), by_path(after));
-    for (path, old) in old_rules.iter().filter(|(_, rule)| rule.class == Class::Security) {
-        let name = format!("security rule `{}: {path}`", before.name());
-        let Some(new) = new_rules.get(path) else {
-            // One that never denied anything protected nothing.
-            if old.all_limits().any(|limit| denies(old, limit)) {
-                let detail = format!("{name} is removed");
-                all.push(Loosening { kind: LooseningKind::SecurityRuleRemoved, detail });
-            }
-            continue;
+    fn loosening(self, domain: &Domain, since: &str) -> Loosening {
+        let kind = match self.change {
+            Change::Removed => LooseningKind::SecurityRuleRemoved,
+            Change::Replaced(_) | Change::Weakened(_) => LooseningKind::SecurityRuleWeakened,
         };
-        let mut weaker = weaknesses(old, new);
-        let exempt = |rules: &BTreeMap<String, &Rule>, name: &str| -> BTreeSet<String> {
-            let exempts = |rule: &&Rule| {
-                rule.class != Class::Security && rule.replaces.iter().any(|other| other == name)
-            };
-            rules.iter().filter(|(_, rule)| exempts(rule)).map(|(path, _)| path.clone()).collect()
-        };
-        let known = exempt(&old_rules, &old.name);
-        weaker.extend(
-            exempt(&new_rules, &new.name)
-                .difference(&known)
-                .map(|path| format!("is replaced by `{path}` for some requests")),
-        );
-        let weakened = |what: String| Loosening {
-            kind: LooseningKind::SecurityRuleWeakened,
-            detail: format!("{name} {what}"),
-        };
-        all.extend(weaker.into_iter().map(weakened));
+        let tier = self.tier.map(|tier| format!(" for tier {tier}")).unwrap_or_default();
+        let detail = format!("security rule `{}: {}` {}{since}{tier}", domain.name(), self.path, self.change);
+        Loosening { kind, detail }
     }
 }
 
-/// Returns what a rule no longer does, as predicates.
-fn weaknesses(old: &Rule, new: &Rule) -> Vec<String> {
+/// Compares what two rule sets of a domain apply to the requests that a security rule of the first one limits. A limit
+/// counts as raised from this factor on.
+fn compare_security_rules(before: &Domain, after: &Domain, raised: f64) -> Vec<Found> {
+    let old_paths: HashMap<u32, String> =
+        before.rules_by_path().map(|(path, rule)| (rule.id, path)).collect();
+    let new_rules: HashMap<String, &Rule> = after.rules_by_path().collect();
+    let comparison = Comparison::new(before, after, raised);
     let mut all = Vec::new();
-    let tiers: BTreeSet<&str> =
-        [old, new].iter().flat_map(|rule| &rule.tiers).map(|(tier, _)| &**tier).collect();
-    let looser = |tier: Option<&str>| looser(old, new, tier);
-    match looser(None) {
-        // What holds for everybody needs no list of tiers.
-        Some(what) => all.push(what),
-        None => all
-            .extend(tiers.iter().filter_map(|tier| Some(format!("{} for tier {tier}", looser(Some(tier))?)))),
-    }
-    if new.class != Class::Security {
-        all.push("is no longer of class security".to_owned());
-    }
-    if fails_more_openly(&old.on_error, &new.on_error) {
-        all.push("no longer fails closed while the store is unavailable".to_owned());
-    }
-    if new.cost == CostFrom::Fixed(0) && old.cost != CostFrom::Fixed(0) {
-        all.push("no longer counts anything (cost 0)".to_owned());
+    for (node, rule) in security_rules(before) {
+        let path = &old_paths[&rule.id];
+        let same = new_rules.get(path).copied();
+        let tiers = [Some(rule), same].into_iter().flatten().flat_map(|rule| &rule.tiers);
+        let tiers: BTreeSet<&str> = tiers.map(|(tier, _)| tier.as_str()).collect();
+        let mut found: Vec<Found> = Vec::new();
+        for probe in comparison.probes(node, rule) {
+            if found.iter().any(|one| matches!(one.change, Change::Removed)) {
+                break;
+            }
+            for tier in std::iter::once(None).chain(tiers.iter().map(|tier| Some(*tier))) {
+                // What holds for everybody needs no list of tiers.
+                if tier.is_some() && found.iter().any(|one| one.tier.is_none()) {
+                    break;
+                }
+                for change in comparison.changes(&probe, rule, same, tier) {
+                    let text = change.to_string();
+                    if found.iter().all(|one| one.change.to_string() != text) {
+                        found.push(Found { path: path.clone(), change, tier: tier.map(str::to_owned) });
+                    }
+                }
+            }
+        }
+        all.append(&mut found);
     }
     all
 }
 
-/// Returns how the limits of a tier are looser than before.
-fn looser(old: &Rule, new: &Rule, tier: Option<&str>) -> Option<String> {
-    for concurrent in [false, true] {
-        let limits = |rule: &Rule| -> Option<(f64, f64)> {
-            let limits = rule.limits_for(tier).iter().filter(|limit| {
-                denies(rule, limit) && (limit.limit.algorithm() == Algorithm::Concurrency) == concurrent
-            });
-            // The tightest decides: the rate over time, and what passes at once.
-            limits
-                .map(|limit| {
-                    let rate = limit.limit.rate();
-                    let length = rate.period.length().as_micros().max(1) as f64;
-                    (rate.count as f64 / length, limit.limit.capacity() as f64)
-                })
-                .reduce(|a, b| (a.0.min(b.0), a.1.min(b.1)))
-        };
-        let Some((rate, capacity)) = limits(old) else { continue };
-        let Some((new_rate, new_capacity)) = limits(new) else {
-            return Some(
-                if concurrent { "no longer limits concurrency" } else { "no longer denies anything" }
-                    .to_owned(),
-            );
-        };
-        let factor = |before: f64, after: f64| {
-            if before > 0.0 { after / before } else { f64::from(after > 0.0) * ENORMOUS }
-        };
-        let raised =
-            if concurrent { 0.0 } else { factor(rate, new_rate) }.max(factor(capacity, new_capacity));
-        if raised >= ENORMOUS {
-            return Some(format!("allows {raised:.0} times as much"));
-        }
-    }
-    None
-}
-
-fn fails_more_openly(old: &OnError, new: &OnError) -> bool {
-    let tiers = |policy: &OnError| match policy {
-        OnError::Always(_) => Vec::new(),
-        OnError::ByTier { tiers, .. } => tiers.keys().cloned().collect::<Vec<_>>(),
-    };
-    let named = tiers(old).into_iter().chain(tiers(new)).map(Some).chain([None]);
-    named.into_iter().any(|tier| {
-        let policies = [old, new].map(|policy| policy.policy(tier.as_deref()));
-        policies[0] == FailPolicy::Closed && policies[1] != FailPolicy::Closed
+/// Returns the nodes with rules of class `security`.
+fn security_rules(domain: &Domain) -> impl Iterator<Item = (u32, &Rule)> {
+    (0..).zip(&domain.tree).filter_map(|(at, node)| {
+        let rule = &domain.rules[node.rule? as usize];
+        (rule.class == Class::Security).then_some((at, rule))
     })
 }
 

@@ -4,10 +4,12 @@
 //! one node at which its last entry ends. At each level and for each key, both prefer the exact value, then wildcards
 //! in the order of the file, then the key alone, and never backtrack.
 
+mod all;
+
 use crate::counter_shards::next_shard;
 use crate::overrides::CallerOverrides;
 use crate::plan::{Attributes, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan, PlanParts};
-use crate::rule::{CostFrom, Profile, Role, Rule, RuleLimit};
+use crate::rule::{CostFrom, DescriptorMatch, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::scope::Kind;
 use crate::sensitivity::may_be_secret;
@@ -49,15 +51,7 @@ impl Domain {
         if let Some(attribute) = &self.shard_by {
             plan.shard = find(request, attribute).map(|value| value_part(may_be_secret(attribute), value));
         }
-        let mut walk = AttributeMatcher {
-            domain: self,
-            request,
-            cost,
-            path: 0..0,
-            plan,
-            uncharged: (MatchKind::None, None),
-            replacing: SmallVec::new(),
-        };
+        let mut walk = AttributeMatcher::new(self, request, cost, plan);
         walk.match_level(&self.tree[0].children);
         let AttributeMatcher { uncharged: quiet, replacing, plan, .. } = walk;
         if plan.limits.len() > 1 && !plan.limits.is_sorted_by_key(|matched| matched.rule.map(|rule| rule.id))
@@ -96,6 +90,9 @@ impl Domain {
         if let Some(attribute) = &self.shard_by {
             let value = descriptors.iter().find_map(|descriptor| find(descriptor.entries, attribute));
             plan.shard = value.map(|value| value_part(may_be_secret(attribute), value));
+        }
+        if self.matching == DescriptorMatch::All {
+            return self.plan_all(descriptors, hits, plan);
         }
         for (i, descriptor) in descriptors.iter().enumerate() {
             let i = u16::try_from(i).unwrap_or(u16::MAX);
@@ -227,7 +224,7 @@ impl Domain {
                     descriptor.entries.iter().map(|(key, value)| value_part(may_be_secret(key), value));
                 let shard = plan.shard.filter(|_| !has_shard);
                 (
-                    self.scope.inline(descriptor.entries).limit(Kind::Inline, &limit, None),
+                    self.scope.inline(descriptor.entries).limit(Kind::Inline, &limit, None, None),
                     shard.into_iter().chain(values).collect(),
                 )
             }
@@ -248,6 +245,7 @@ impl Domain {
             cost,
             descriptor: i,
             enforcement,
+            role: Role::Live,
         });
         (MatchKind::Limited, None)
     }
@@ -255,8 +253,12 @@ impl Domain {
 
 struct AttributeMatcher<'w, 'p> {
     domain: &'p Domain,
-    request: &'p Attributes<'p>,
+    request: &'w Attributes<'p>,
     cost: Cost,
+    /// Index of the descriptor that is matched; zero for attributes.
+    descriptor: u16,
+    /// Number of attributes, from the first, whose keys may end a rule's path; the others only lead to it.
+    ending: usize,
     /// Values of the nodes above, as a range of the plan's parts.
     path: Range<usize>,
     plan: &'w mut Plan<'p>,
@@ -266,7 +268,22 @@ struct AttributeMatcher<'w, 'p> {
     replacing: SmallVec<[&'p Rule; 1]>,
 }
 
-impl<'p> AttributeMatcher<'_, 'p> {
+impl<'w, 'p> AttributeMatcher<'w, 'p> {
+    #[inline]
+    fn new(domain: &'p Domain, request: &'w Attributes<'p>, cost: Cost, plan: &'w mut Plan<'p>) -> Self {
+        Self {
+            domain,
+            request,
+            cost,
+            descriptor: 0,
+            ending: usize::MAX,
+            path: 0..0,
+            plan,
+            uncharged: (MatchKind::None, None),
+            replacing: SmallVec::new(),
+        }
+    }
+
     fn match_level(&mut self, level: &'p Level) {
         if let Some(keys) = level.is_small() {
             for index in keys {
@@ -316,11 +333,14 @@ impl<'p> AttributeMatcher<'_, 'p> {
             return;
         }
         let path = start..self.plan.parts.len();
-        if let Some(id) = node.rule {
+        if let Some(id) = node.rule
+            && (self.ending == usize::MAX || self.may_end(&node.element.key))
+        {
             let rule = &self.domain.rules[id as usize];
             let look = CostResolver { cost: self.cost, attributes: self.request };
             let tier = self.plan.tier;
-            let matched = push_limits(self.plan, self.domain.profile, rule, tier, path.clone(), look, 0);
+            let matched =
+                push_limits(self.plan, self.domain.profile, rule, tier, path.clone(), look, self.descriptor);
             if matches!(
                 (matched, self.uncharged.0),
                 (MatchKind::Exempt, MatchKind::None)
@@ -387,19 +407,35 @@ impl Rule {
     #[must_use]
     #[inline]
     pub fn resolve_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
-        if matches!(self.cost, CostFrom::Request) { Some(asked) } else { self.rule_cost(asked, attributes) }
+        if matches!(self.cost, CostFrom::Request) {
+            Some(asked)
+        } else {
+            self.cost.resolve(asked, attributes)
+        }
+    }
+}
+
+impl CostFrom {
+    /// Like [`Self::resolve`], for the cost of one limit of several: a correction is about what the request consumed, so
+    /// that a fixed cost, such as one per request, stays counted.
+    fn resolve_own(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
+        match self {
+            Self::Fixed(_) if asked.is_refund() => Some(Cost::PEEK),
+            own => own.resolve(asked, attributes),
+        }
     }
 
     #[inline(never)]
-    fn rule_cost(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
-        match &self.cost {
-            CostFrom::Request => Some(asked),
-            _ if asked.is_peek() => Some(asked),
-            CostFrom::Fixed(units) if asked.is_refund() => Some(Cost::refund(*units)),
-            CostFrom::Fixed(units) => Some(Cost::new(*units)),
-            CostFrom::Attribute(_) if asked.is_refund() => Some(asked),
-            CostFrom::Attribute(name) => match find(attributes, name) {
+    fn resolve(&self, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
+        match self {
+            Self::Request => Some(asked),
+            Self::Fixed(_) if asked.is_peek() => Some(asked),
+            Self::Fixed(units) if asked.is_refund() => Some(Cost::refund(*units)),
+            Self::Fixed(units) => Some(Cost::new(*units)),
+            Self::Attribute(name) => match find(attributes, name) {
                 None => Some(asked),
+                // What a peek or a refund does not use must be a number all the same.
+                Some(value) if asked.is_peek() || asked.is_refund() => parse_units(value).map(|_| asked),
                 Some(value) => parse_units(value).map(Cost::new),
             },
         }
@@ -413,13 +449,25 @@ fn parse_units(value: &str) -> Option<u64> {
 }
 
 impl RuleLimit {
+    /// Returns the units that this limit takes for a request; `asked` is the cost that the request specifies, and `None`
+    /// means that the attribute which tells the cost is not a whole number.
+    #[must_use]
+    pub fn resolve_cost(&self, rule: &Rule, asked: Cost, attributes: &Attributes<'_>) -> Option<Cost> {
+        let cost = match &self.cost {
+            None => rule.resolve_cost(asked, attributes),
+            Some(own) => own.resolve_own(asked, attributes),
+        };
+        cost.map(|cost| self.cost_for(cost))
+    }
+
     /// Returns the units that this limit takes for a request of this cost: a request holds one permit whatever its
-    /// cost, and permits are freed by `release`, not by a refund.
+    /// cost, and gives one back.
     #[must_use]
     #[inline]
     pub fn cost_for(&self, cost: Cost) -> Cost {
         match self.limit.algorithm() {
-            Algorithm::Concurrency if cost.is_peek() || cost.is_refund() => Cost::PEEK,
+            Algorithm::Concurrency if cost.is_peek() => cost,
+            Algorithm::Concurrency if cost.is_refund() => Cost::refund(1),
             Algorithm::Concurrency => Cost::ONE,
             _ => cost,
         }
@@ -431,6 +479,8 @@ struct RuleMatch<'p> {
     limits: &'p [RuleLimit],
     /// Whether the limits come from the caller's quota.
     is_override: bool,
+    /// Whether the rule is not enforced for this caller.
+    counts_only: bool,
     cost: Cost,
     /// Values of the counter keys, as a range of the plan's parts.
     parts: Range<usize>,
@@ -446,24 +496,36 @@ fn push_limits<'p>(
     rule: &'p Rule,
     tier: Option<&str>,
     path: Range<usize>,
-    cost: CostResolver<'_>,
+    look: CostResolver<'_>,
     descriptor: u16,
 ) -> MatchKind {
     let matched = if rule.is_plain && plan.overrides.is_none() {
-        let CostResolver { cost, .. } = cost;
-        RuleMatch { limits: &rule.limits.limits, is_override: false, cost, parts: path, shard: (0, 0, 0) }
+        RuleMatch {
+            limits: &rule.limits.limits,
+            is_override: false,
+            counts_only: false,
+            cost: look.cost,
+            parts: path,
+            shard: (0, 0, 0),
+        }
     } else {
-        match resolve(plan, rule, tier, path, cost) {
+        match resolve(plan, rule, tier, path, look) {
             Ok(matched) => matched,
             Err(uncharged) => return uncharged,
         }
     };
-    let RuleMatch { limits, is_override, cost, parts, shard: (shard, position, shard_at) } = matched;
+    let RuleMatch { limits, is_override, counts_only, cost, parts, shard } = matched;
+    let (shard, position, shard_at) = shard;
     // No server allows a request to have 65,536 values.
     let (Ok(start), Ok(end)) = (u16::try_from(parts.start), u16::try_from(parts.end)) else {
         return MatchKind::None;
     };
     for limit in limits {
+        let cost = match &limit.cost {
+            None => limit.cost_for(cost),
+            Some(own) => limit.cost_for(own_cost(plan, limit.role.is_live() && !counts_only, own, look)),
+        };
+        let role = if counts_only && limit.role.is_live() { Role::Unenforced } else { limit.role };
         plan.limits.push(MatchedLimit {
             rule: Some(rule),
             limit: if is_override { LimitOrigin::Override(limit) } else { LimitOrigin::Rule(limit) },
@@ -472,15 +534,16 @@ fn push_limits<'p>(
             shard_at,
             position,
             remaining: None,
-            cost: limit.cost_for(cost),
+            cost,
             descriptor,
-            enforcement: MatchedLimit::enforcement(limit.role, rule.action, profile),
+            enforcement: MatchedLimit::enforcement(role, rule.action, profile),
+            role,
         });
     }
     MatchKind::Limited
 }
 
-/// Resolves what a plain rule does not have: overrides, tiers, a cost of its own, shards. Returns the kind of match if
+/// Resolves what a plain rule does not have: overrides, tiers, a share of callers, a cost of its own, shards. Returns the kind of match if
 /// nothing is charged.
 #[inline(never)]
 fn resolve<'p>(
@@ -488,7 +551,7 @@ fn resolve<'p>(
     rule: &'p Rule,
     tier: Option<&str>,
     path: Range<usize>,
-    cost: CostResolver<'_>,
+    look: CostResolver<'_>,
 ) -> Result<RuleMatch<'p>, MatchKind> {
     let agreed = plan.overrides.and_then(|tenant| tenant.limits(rule.id));
     if rule.unlimited && agreed.is_none() {
@@ -498,16 +561,27 @@ fn resolve<'p>(
     if limits.is_empty() {
         return Err(MatchKind::Exempt);
     }
-    let cost = rule.resolve_cost(cost.cost, cost.attributes).unwrap_or_else(|| {
+    let counts_only = rule.enforce.as_ref().is_some_and(|enforce| {
+        let caller = plan.parts[path.clone()].get(enforce.part);
+        caller.is_some_and(|caller| !enforce.contains(caller))
+    });
+    let cost = rule.resolve_cost(look.cost, look.attributes).unwrap_or_else(|| {
         if let CostFrom::Attribute(name) = &rule.cost
-            && limits.iter().any(|limit| limit.role.is_live())
+            && !counts_only
+            && limits.iter().any(|limit| limit.role.is_live() && limit.cost.is_none())
         {
             plan.malformed_cost = Some(name);
         }
-        cost.cost
+        look.cost
     });
-    let mut matched =
-        RuleMatch { limits, is_override: agreed.is_some(), cost, parts: path.clone(), shard: (0, 0, 0) };
+    let mut matched = RuleMatch {
+        limits,
+        is_override: agreed.is_some(),
+        counts_only,
+        cost,
+        parts: path.clone(),
+        shard: (0, 0, 0),
+    };
     let first = plan.shard.filter(|_| rule.shard_by.is_some());
     if rule.split.is_none() && first.is_none() {
         return Ok(matched);
@@ -531,6 +605,17 @@ fn repeat_parts(plan: &mut Plan<'_>, path: Range<usize>) {
         let part = plan.parts[at];
         plan.parts.push(part);
     }
+}
+
+/// Returns the cost of a limit with its own source of it.
+#[inline(never)]
+fn own_cost<'p>(plan: &mut Plan<'p>, is_live: bool, own: &'p CostFrom, look: CostResolver<'_>) -> Cost {
+    own.resolve_own(look.cost, look.attributes).unwrap_or_else(|| {
+        if let (CostFrom::Attribute(name), true) = (own, is_live) {
+            plan.malformed_cost = Some(name);
+        }
+        look.cost
+    })
 }
 
 /// Returns `None` beyond 65,535 values, which no protocol server allows.

@@ -6,7 +6,8 @@
 //!
 //! A rule is referenced by its `name`, by its path (`api_key/endpoint=POST /orders`), or by what follows the caller in
 //! the path (`endpoint=POST /orders`, or with a colon, `endpoint:POST /orders`); `default` is the rule on the caller
-//! alone. Only rules with a counter per caller can be overridden: otherwise one caller's number would affect all.
+//! alone. `@tokens` after a reference means the rule's limits with `cost: tokens`; those of another cost stay in force.
+//! Only rules with a counter per caller can be overridden: otherwise one caller's number would affect all.
 
 use crate::placement;
 use crate::rule::{Profile, Role, Rule, RuleLimit, SoftLimit};
@@ -14,6 +15,7 @@ use crate::ruleset::{Domain, Ruleset};
 use crate::scope::{Kind, ScopePath};
 use crate::tree::ValueTest;
 use crate::unit::Unit;
+use crate::yaml::shorten;
 use std::collections::HashMap;
 use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Rate};
 
@@ -69,8 +71,11 @@ pub struct OverrideError {
     pub reason: String,
 }
 
+/// Where a rule is: the number of its domain, and its node there.
+type RulePlace = (usize, u32);
+
 /// The rules that can be overridden per caller, by all their names.
-pub(crate) type Overridable = HashMap<String, Vec<(usize, u32)>, foldhash::fast::RandomState>;
+pub(crate) type Overridable = HashMap<String, Vec<RulePlace>, foldhash::fast::RandomState>;
 
 impl Ruleset {
     /// Compiles a quota. Overrides that do not fit these rules are skipped and reported.
@@ -81,7 +86,7 @@ impl Ruleset {
         overrides: &[Override],
     ) -> (CallerOverrides, Vec<OverrideError>) {
         let mut limits: Vec<(u32, Vec<RuleLimit>)> = Vec::new();
-        let mut errors = Vec::new();
+        let (mut errors, mut replaced) = (Vec::new(), Vec::new());
         for (at, wanted) in overrides.iter().enumerate() {
             match self.compile_override(wanted) {
                 Ok(compiled) => {
@@ -89,10 +94,16 @@ impl Ruleset {
                         let own = match limits.iter().position(|(id, _)| *id == rule) {
                             Some(place) => &mut limits[place].1,
                             None => {
-                                limits.push((rule, self.retained_limits(rule)));
+                                let written = self.rule(rule).map_or(&[][..], |rule| rule.limits_for(tier));
+                                limits.push((rule, written.to_vec()));
                                 &mut limits.last_mut().expect("just pushed").1
                             }
                         };
+                        // An override of a rule's requests leaves its limit on tokens in force.
+                        if !replaced.contains(&(rule, limit.cost.clone())) {
+                            own.retain(|other| !is_replaced(other) || other.cost != limit.cost);
+                            replaced.push((rule, limit.cost.clone()));
+                        }
                         if own.iter().any(|other| other.scope == limit.scope) {
                             let why =
                                 "two limits of one rule with the same period would share a counter; keep one";
@@ -115,18 +126,13 @@ impl Ruleset {
         self.rules().iter().any(|rule| rule.tiers.iter().any(|(name, _)| name == tier))
     }
 
-    /// Returns the limits of a rule that stay in force next to overrides: permits and candidates.
-    fn retained_limits(&self, rule: u32) -> Vec<RuleLimit> {
-        let limits = self.rule(rule).map_or(&[][..], |rule| &rule.limits.limits);
-        limits.iter().filter(|limit| !is_replaced(limit)).cloned().collect()
-    }
-
     fn compile_override(&self, wanted: &Override) -> Result<Vec<(u32, RuleLimit)>, (&'static str, String)> {
-        let rules = self.overridable().get(&canonical(&wanted.descriptor)).ok_or_else(|| {
+        let (rules, cost) = self.find_overridable(&wanted.descriptor).ok_or_else(|| {
             let why = format!(
                 "no rule with a counter for each `{CALLER_KEY}` is called `{}`; write its name, its path as in \
-                 `{CALLER_KEY}/endpoint=POST /orders`, or `default` for the rule about `{CALLER_KEY}` alone",
-                crate::yaml::shorten(&wanted.descriptor)
+                 `{CALLER_KEY}/endpoint=POST /orders`, or `default` for the rule about `{CALLER_KEY}` alone; `@tokens` \
+                 after it means its limits with `cost: tokens`",
+                shorten(&wanted.descriptor)
             );
             ("descriptor", why)
         })?;
@@ -138,9 +144,19 @@ impl Ruleset {
             Some((domain, *node, rule))
         };
         let compiled = rules.iter().filter_map(compile).map(|(domain, node, rule)| {
-            Ok((rule.id, domain.override_limit(node, rule, &quota, wanted.burst, self.nodes)?))
+            Ok((rule.id, domain.override_limit(node, rule, cost, &quota, wanted.burst, self.nodes)?))
         });
         compiled.collect()
+    }
+
+    /// Returns the rules that a reference means, and the cost of the limits if it says which: `default@tokens`.
+    fn find_overridable<'n>(&self, name: &'n str) -> Option<(&[RulePlace], Option<&'n str>)> {
+        let all = |name: &str| self.overridable().get(&canonical(name)).map(Vec::as_slice);
+        match (all(name), name.rsplit_once('@')) {
+            (Some(rules), _) => Some((rules, None)),
+            (None, Some((name, cost))) => Some((all(name)?, Some(cost))),
+            (None, None) => None,
+        }
     }
 
     pub(crate) fn overridable(&self) -> &Overridable {
@@ -186,16 +202,30 @@ impl Domain {
         path
     }
 
-    /// Returns a limit like the rule's with another rate.
+    /// Returns a limit like the rule's of this cost with another rate.
     fn override_limit(
         &self,
         node: u32,
         rule: &Rule,
+        cost: Option<&str>,
         quota: &Rate,
         burst: Option<u64>,
         nodes: Option<u32>,
     ) -> Result<RuleLimit, (&'static str, String)> {
-        let own = || rule.all_limits().filter(|limit| is_replaced(limit));
+        // Without a cost, the reference means what the rule's first limit counts.
+        let named = rule.all_limits().filter(|limit| is_replaced(limit));
+        let named = match cost {
+            None => named.map(|limit| &limit.cost).next(),
+            Some(cost) => {
+                let counts = |limit: &&RuleLimit| limit.cost_from(rule).to_string() == cost;
+                Some(named.filter(counts).map(|limit| &limit.cost).next().ok_or_else(|| {
+                    let why = format!("the rule `{}` has no limit with `cost: {}`", rule.name, shorten(cost));
+                    ("descriptor", why)
+                })?)
+            }
+        };
+        let cost = named.cloned().flatten();
+        let own = || rule.all_limits().filter(|limit| is_replaced(limit) && limit.cost == cost);
         let same_period = own().find(|limit| limit.limit.rate().period == quota.period);
         let limit = match same_period.or_else(|| own().next()) {
             Some(like) => like.limit.with_rate(quota.clone(), burst),
@@ -210,7 +240,10 @@ impl Domain {
         let role = own().next().map_or(Role::Live, |limit| limit.role);
         let scope = match same_period.filter(|like| like.limit.algorithm() == limit.algorithm()) {
             Some(like) => like.scope.clone(),
-            None => self.scope_path(node, rule).limit(Kind::Role(role), &limit, None),
+            None => {
+                let path = self.scope_path(node, rule);
+                path.limit(Kind::Role(role), &limit, None, cost.as_deref().map(|own| (own, &rule.cost)))
+            }
         };
         let unit = match &quota.period {
             Period::Rolling(length) => Unit::from_length(*length),
@@ -223,7 +256,7 @@ impl Domain {
             let at = at.div_ceil(u128::from(like.limit.capacity().max(1)));
             Some(SoftLimit { threshold: u64::try_from(at).unwrap_or(u64::MAX), ..soft })
         });
-        let mut agreed = RuleLimit::new(limit, scope, unit, role, soft);
+        let mut agreed = RuleLimit { cost, ..RuleLimit::new(limit, scope, unit, role, soft) };
         placement::resolve_limit(&mut agreed, rule, nodes);
         Ok(agreed)
     }

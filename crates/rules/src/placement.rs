@@ -27,11 +27,31 @@ pub(crate) fn resolve_modes(rules: &mut [Rule], options: &Options) {
         let keeping = Placement::from_rule(rule);
         let sets = std::iter::once(&mut rule.limits).chain(rule.tiers.iter_mut().map(|(_, set)| set));
         for limit in sets.flat_map(|set| &mut set.limits) {
-            let has_share = keeping.resolve(limit, options.nodes);
+            let has_share = keeping.resolve(limit, NodeNumber::from_options(options));
             if keeping.fallback.is_some() && !has_share {
-                // The number of nodes is unknown, or a share is less than one unit.
+                // The number of nodes will never be known, or a share is less than one unit.
                 rule.on_error = OnError::Always(FailPolicy::Closed);
             }
+        }
+    }
+}
+
+/// Number of nodes that share the store.
+#[derive(Clone, Copy)]
+enum NodeNumber {
+    /// Told with the rules.
+    Fixed(u32),
+    /// Counted while the server runs.
+    Counted,
+    Unknown,
+}
+
+impl NodeNumber {
+    fn from_options(options: &Options) -> Self {
+        match options.nodes {
+            Some(nodes) => Self::Fixed(nodes),
+            None if options.lease_shared => Self::Counted,
+            None => Self::Unknown,
         }
     }
 }
@@ -41,16 +61,26 @@ struct Placement {
     fallback: Option<u64>,
     mode: Mode,
     split: Option<u16>,
+    is_gradual: bool,
 }
 
 impl Placement {
     const fn from_rule(rule: &Rule) -> Self {
-        Self { fallback: rule.fallback, mode: rule.mode, split: rule.split }
+        Self {
+            fallback: rule.fallback,
+            mode: rule.mode,
+            split: rule.split,
+            is_gradual: rule.enforce.is_some(),
+        }
     }
 
     /// Resolves the placement of a limit. Returns whether a share was reserved for this node.
-    fn resolve(&self, limit: &mut RuleLimit, nodes: Option<u32>) -> bool {
+    fn resolve(&self, limit: &mut RuleLimit, nodes: NodeNumber) -> bool {
         limit.mode = limit_mode(limit, self.mode);
+        // For some callers the limit only counts, and such limits take no units ahead.
+        if self.is_gradual && matches!(limit.mode, Mode::Leased | Mode::Adaptive) {
+            limit.mode = Mode::Central;
+        }
         let has_share = assign_node_share(limit, self.fallback, nodes, self.split);
         limit.shards = self.split.map(|split| limit.limit.shards(u32::from(split)));
         has_share
@@ -59,7 +89,9 @@ impl Placement {
 
 /// Places a limit like the others of its rule, whose mode is already resolved.
 pub(crate) fn resolve_limit(limit: &mut RuleLimit, rule: &Rule, nodes: Option<u32>) {
-    let _ = Placement::from_rule(rule).resolve(limit, nodes);
+    let is_counted = rule.limits.limits.iter().any(|other| other.reserve.is_some());
+    let unknown = if is_counted { NodeNumber::Counted } else { NodeNumber::Unknown };
+    let _ = Placement::from_rule(rule).resolve(limit, nodes.map_or(unknown, NodeNumber::Fixed));
 }
 
 fn limit_mode(limit: &RuleLimit, mode: Mode) -> Mode {
@@ -76,19 +108,31 @@ fn limit_mode(limit: &RuleLimit, mode: Mode) -> Mode {
 fn assign_node_share(
     limit: &mut RuleLimit,
     fallback: Option<u64>,
-    nodes: Option<u32>,
+    nodes: NodeNumber,
     split: Option<u16>,
 ) -> bool {
     let whole = &limit.limit;
     let split = u32::from(split.unwrap_or(1));
-    let set_aside = fallback.zip(nodes).and_then(|(thousandths, nodes)| {
+    let reserve = |thousandths: u64, nodes: u32| {
         let authority = whole.fraction(1_000 - thousandths, 1_000)?;
-        Some((authority, whole.fraction(thousandths, 1_000 * u64::from(nodes.max(1)) * u64::from(split))?))
-    });
-    if let Some((authority, share)) = set_aside {
-        (limit.limit, limit.node_share, limit.prepaid) = (authority, Some(Box::new(share)), true);
-    } else if let Some(nodes) = nodes.filter(|nodes| *nodes > 1) {
-        limit.node_share = Some(Box::new(whole.per_node_share(nodes.saturating_mul(split))));
+        let share = whole.fraction(thousandths, 1_000 * u64::from(nodes.max(1)) * u64::from(split))?;
+        // A node's clock differs from the store's: two of its windows would lie in one of the store's.
+        Some((authority, share.for_any_span()))
+    };
+    match (nodes, fallback) {
+        (NodeNumber::Fixed(nodes), fallback) => {
+            if let Some((authority, share)) = fallback.and_then(|thousandths| reserve(thousandths, nodes)) {
+                (limit.limit, limit.node_share, limit.prepaid) = (authority, Some(Box::new(share)), true);
+            } else if nodes > 1 {
+                limit.node_share = Some(Box::new(whole.per_node_share(nodes.saturating_mul(split))));
+            }
+        }
+        (NodeNumber::Counted, Some(thousandths)) => {
+            if let Some((authority, share)) = reserve(thousandths, 1) {
+                (limit.limit, limit.reserve, limit.prepaid) = (authority, Some(Box::new(share)), true);
+            }
+        }
+        (NodeNumber::Counted | NodeNumber::Unknown, _) => {}
     }
     limit.prepaid
 }

@@ -75,6 +75,8 @@ pub struct MatchedLimit<'p> {
     pub descriptor: u16,
     /// Effect of a denial on the other charges.
     pub enforcement: Enforcement,
+    /// Role in this decision: the limit's, or [`Role::Unenforced`].
+    pub role: Role,
 }
 
 /// How one descriptor of the request matched.
@@ -230,7 +232,7 @@ impl MatchedLimit<'_> {
     pub const fn enforcement(role: Role, action: Action, profile: crate::rule::Profile) -> Enforcement {
         match (profile, role, action) {
             (crate::rule::Profile::Envoy, ..)
-            | (_, Role::Shadow | Role::Candidate, _)
+            | (_, Role::Shadow | Role::Candidate | Role::Unenforced, _)
             | (_, _, Action::Degrade) => Enforcement::Independent,
             (_, Role::Quota, _) => Enforcement::Alternative,
             _ => Enforcement::Required,

@@ -1,9 +1,10 @@
 //! Typed readers of YAML nodes: each returns the value, or reports the actual and the expected type.
 
+use crate::Source;
 use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
+use crate::period::{self, DurationError};
 use crate::suggest::closest;
 use crate::yaml::{Position, YamlNode, YamlValue, shorten};
-use crate::{Source, period};
 use tollgate_core::TimeDelta;
 
 /// A value and its position.
@@ -136,7 +137,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns a whole number from `least` to `most`.
+    /// Returns a whole number from `least` to `most`; also in multiples, as in `10k`.
     pub(crate) fn number(
         &mut self,
         node: &YamlNode<'_>,
@@ -145,7 +146,7 @@ impl Reader<'_> {
         example: &str,
     ) -> Option<Spanned<i64>> {
         let number = match &node.value {
-            YamlValue::Scalar { text, plain: true } => parse_number(text),
+            YamlValue::Scalar { text, plain: true } => period::parse_multiple(text).ok(),
             _ => None,
         };
         match number {
@@ -193,15 +194,20 @@ impl Reader<'_> {
 
     /// Returns a length of time: `30s`, `250ms`, `minute`.
     pub(crate) fn duration(&mut self, node: &YamlNode<'_>, name: &str) -> Option<Spanned<TimeDelta>> {
-        match &node.value {
-            YamlValue::Scalar { text, .. } if period::parse_duration(text).is_some() => {
-                period::parse_duration(text).map(|value| Spanned { at: node.at, value })
-            }
-            _ => {
-                self.unexpected(node, name, "a length of time", "30s");
-                None
-            }
+        let text = match &node.value {
+            YamlValue::Scalar { text, .. } => text,
+            _ => "",
+        };
+        match period::parse_duration(text) {
+            Ok(value) => return Some(Spanned { at: node.at, value }),
+            Err(DurationError::Invalid) => self.unexpected(node, name, "a length of time", "30s"),
+            Err(DurationError::Ambiguous([a, b])) => self.error_help(
+                node.at,
+                format!("`{name}: {}` may mean `{a}` or `{b}`", shorten(text)),
+                "write one of these",
+            ),
         }
+        None
     }
 }
 

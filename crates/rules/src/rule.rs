@@ -3,7 +3,7 @@
 use crate::metadata::Metadata;
 use crate::unit::Unit;
 use std::collections::BTreeMap;
-use tollgate_core::{Limit, LossPolicy, Mode, Scope};
+use tollgate_core::{KeyPart, Limit, LossPolicy, Mode, Scope, StableHasher};
 
 /// The arithmetic of a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,6 +13,16 @@ pub enum Profile {
     Native,
     /// Envoy-compatible: fixed windows from the epoch, each descriptor separately, denied hits counted.
     Envoy,
+}
+
+/// Which rules the descriptors of a request match.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DescriptorMatch {
+    /// Each descriptor the one rule at which its last entry ends, as in Envoy.
+    #[default]
+    One,
+    /// Every rule whose keys the entries of the request's descriptors contain, as attributes do.
+    All,
 }
 
 /// What a limit protects; determines the defaults of its failure handling.
@@ -103,6 +113,8 @@ pub enum Role {
     Candidate,
     /// Denies only when every quota limit of the request is over.
     Quota,
+    /// Counted, because its rule is not enforced for this caller yet; never denies. Only in decisions.
+    Unenforced,
 }
 
 impl Role {
@@ -119,6 +131,49 @@ impl Role {
     #[inline]
     pub const fn is_enforced(self, action: Action) -> bool {
         self.is_live() && !matches!(action, Action::Degrade)
+    }
+}
+
+/// Gradual enforcement: the share of a rule's callers that its limits deny. For the others they only count.
+///
+/// A caller is in if a hash of its value, keyed by the rule, is below the share. So the choice is the same on every node
+/// and after every restart, a larger share keeps those that were in, and each rule chooses others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Enforce {
+    /// The share in thousandths.
+    pub thousandths: u64,
+    /// Index of the caller's value among the values of the rule's counter keys.
+    pub(crate) part: usize,
+    /// Key of the hash.
+    pub(crate) key: u64,
+}
+
+impl Enforce {
+    /// All callers.
+    pub const ALL: u64 = 1_000;
+
+    /// Returns a share as it is written in rules.
+    #[must_use]
+    pub fn percent(thousandths: u64) -> String {
+        match thousandths % 10 {
+            0 => format!("{}%", thousandths / 10),
+            tenth => format!("{}.{tenth}%", thousandths / 10),
+        }
+    }
+
+    /// Returns whether a caller is among those that are denied.
+    #[must_use]
+    pub(crate) fn contains(&self, caller: &KeyPart<'_>) -> bool {
+        let mut hasher = StableHasher::default();
+        hasher.number(self.key);
+        match caller {
+            KeyPart::Text(text) | KeyPart::Secret(text) => hasher.bytes(text.as_bytes()),
+            KeyPart::Network { address, prefix } => {
+                hasher.bytes(&address.to_le_bytes());
+                hasher.number(u64::from(*prefix));
+            }
+        }
+        hasher.finish() % Self::ALL < self.thousandths
     }
 }
 
@@ -159,15 +214,26 @@ pub struct RuleLimit {
     pub shards: Option<Box<[Limit]>>,
     /// Soft limit.
     pub soft: Option<SoftLimit>,
+    /// Source of the cost, if it is another than the rule's; boxed because few limits have one.
+    pub cost: Option<Box<CostFrom>>,
     /// Limit as written in the rule file; shown in responses, logs and metrics.
     pub limit: Limit,
     /// Scope of its counter keys.
     pub scope: Scope,
     /// This node's share of the limit while the store is unavailable; `None` if the number of nodes is unknown.
     pub node_share: Option<Box<Limit>>,
+    /// Part of the limit that all nodes together have while the store is unavailable, if the rules are not told how many
+    /// nodes there are: each may use its share of it by the number of nodes alive.
+    pub reserve: Option<Box<Limit>>,
 }
 
 impl RuleLimit {
+    /// Returns the source of its cost, as a limit of this rule.
+    #[must_use]
+    pub fn cost_from<'r>(&'r self, rule: &'r Rule) -> &'r CostFrom {
+        self.cost.as_deref().unwrap_or(&rule.cost)
+    }
+
     /// Returns the limit that the counter of this shard enforces.
     #[must_use]
     #[inline]
@@ -187,6 +253,7 @@ impl RuleLimit {
             shards: shards.map(|shards| limit.shards(shards)),
             limit,
             node_share: self.node_share.as_ref().map(|share| Box::new(change(share))),
+            reserve: self.reserve.as_ref().map(|reserve| Box::new(change(reserve))),
             ..self.clone()
         }
     }
@@ -205,11 +272,13 @@ impl RuleLimit {
             shards: None,
             node_share: None,
             prepaid: false,
+            reserve: None,
             mode: Mode::Central,
             scope,
             unit,
             role,
             soft,
+            cost: None,
         }
     }
 }
@@ -226,6 +295,16 @@ pub enum CostFrom {
     /// The number in this attribute; the request's cost if the attribute is absent. A request whose attribute is not a
     /// whole number is rejected.
     Attribute(String),
+}
+
+impl std::fmt::Display for CostFrom {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Request => f.write_str("of the request"),
+            Self::Fixed(units) => units.fmt(f),
+            Self::Attribute(name) => f.write_str(name),
+        }
+    }
 }
 
 /// The limits that apply to callers of one tier.
@@ -277,6 +356,8 @@ pub struct Rule {
     pub shared_by_callers: bool,
     /// Thousandths of the limits that are reserved for nodes that cannot reach the store.
     pub fallback: Option<u64>,
+    /// Share of callers that its limits deny, if not all.
+    pub enforce: Option<Enforce>,
     /// Parsed and displayed only: metrics never carry values of requests, because callers could create any number of
     /// them.
     pub detailed_metric: bool,
@@ -297,7 +378,8 @@ impl Rule {
             && self.cost == CostFrom::Request
             && self.replaces.is_empty()
             && self.shard_by.is_none()
-            && self.split.is_none();
+            && self.split.is_none()
+            && self.enforce.is_none();
         self
     }
 

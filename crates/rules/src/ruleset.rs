@@ -8,7 +8,7 @@ use crate::lint;
 use crate::overrides::Overridable;
 use crate::placement;
 use crate::reader::Reader;
-use crate::rule::{Profile, Rule, RuleLimit};
+use crate::rule::{DescriptorMatch, Profile, Rule, RuleLimit};
 use crate::scope::ScopePath;
 use crate::sensitivity::identifies_caller;
 use crate::tree::{TreeNode, ValueTest};
@@ -96,6 +96,8 @@ pub struct Ruleset {
 pub struct Domain {
     pub(crate) name: String,
     pub(crate) profile: Profile,
+    /// Which rules descriptors match.
+    pub(crate) matching: DescriptorMatch,
     /// Algorithm of limits that specify none, and of inline limits.
     pub(crate) algorithm: Algorithm,
     pub(crate) scope: ScopePath,
@@ -235,6 +237,12 @@ impl Domain {
     #[must_use]
     pub const fn profile(&self) -> Profile {
         self.profile
+    }
+
+    /// Returns which rules descriptors match.
+    #[must_use]
+    pub const fn matching(&self) -> DescriptorMatch {
+        self.matching
     }
 
     /// Returns the attribute that contains a caller's tier.

@@ -6,7 +6,7 @@
 //! a secret is written as its first characters and a hash. A wildcard with a counter for each value has the same scope
 //! as the key alone, because each value matches only one of them.
 
-use crate::rule::Role;
+use crate::rule::{CostFrom, Role};
 use crate::sensitivity::may_be_secret;
 use crate::tree::{Element, GLOBAL, ValueTest};
 use std::fmt::Write;
@@ -54,6 +54,13 @@ impl ScopePath {
         !self.group.split('|').skip(1).any(identifies)
     }
 
+    /// Returns a hash of the path that is the same on every node.
+    pub(crate) fn stable_hash(&self) -> u64 {
+        let mut hasher = StableHasher::default();
+        hasher.bytes(self.name.as_bytes());
+        hasher.finish()
+    }
+
     /// Returns the path of split counters.
     pub(crate) fn split(&self, into: u64) -> Self {
         Self { name: format!("{}|split={into}", self.name), group: format!("{}|split={into}", self.group) }
@@ -69,12 +76,18 @@ impl ScopePath {
         path
     }
 
-    /// Returns the scope of one limit's counters. Always appends two more parts, so that it never equals a path.
-    pub(crate) fn limit(&self, kind: Kind, limit: &Limit, slots: Option<u64>) -> Scope {
+    /// Returns the scope of one limit's counters. `cost` is its own, if it has one, and the rule's. Always appends two more parts, so that it never equals a path.
+    pub(crate) fn limit(
+        &self,
+        kind: Kind,
+        limit: &Limit,
+        slots: Option<u64>,
+        cost: Option<(&CostFrom, &CostFrom)>,
+    ) -> Scope {
         let mut label = self.name.clone();
         label.push('|');
         label.push_str(match kind {
-            Kind::Role(Role::Live | Role::Quota) => "",
+            Kind::Role(Role::Live | Role::Quota | Role::Unenforced) => "",
             Kind::Role(Role::Shadow) => "shadow:",
             Kind::Role(Role::Candidate) => "candidate:",
             Kind::Inline => "own:",
@@ -86,6 +99,18 @@ impl ScopePath {
         }
         if limit.is_jittered() {
             label.push_str(".jitter");
+        }
+        // Requests and tokens are not comparable either. One per request is what a limit counts whose rule and caller
+        // specify nothing else, so a limit keeps its usage when one on tokens is added beside it.
+        match cost {
+            None | Some((CostFrom::Request, _) | (CostFrom::Fixed(1), CostFrom::Request)) => {}
+            Some((CostFrom::Fixed(units), _)) => {
+                let _ = write!(label, ".cost={units}");
+            }
+            Some((CostFrom::Attribute(name), _)) => {
+                label.push_str(".cost~");
+                escape(&mut label, name, "|%");
+            }
         }
         match limit.algorithm() {
             // Permits carry their own deadlines, so they survive a changed time to live.

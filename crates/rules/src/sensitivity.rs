@@ -35,19 +35,27 @@ const fn secret_words(first: u8) -> &'static [(&'static str, Occurrence)] {
             ("credential", Anywhere),
             ("creds", Part),
             ("cred", Part),
+            ("creditcard", Anywhere),
+            ("csc", Part),
             ("csrf", Anywhere),
             ("cvc", Part),
+            ("cvn", Part),
             ("cvv", Part),
         ],
+        b'd' => &[("dsn", Part)],
         b'h' => &[("hmac", Anywhere), ("hotp", Part)],
+        b'i' => &[("iban", Part)],
         b'j' => &[("jwe", Part), ("jws", Part), ("jwt", Anywhere)],
         b'k' => &[("key", Anywhere)],
         b'm' => &[("mfa", Part), ("mnemonic", Part)],
         b'n' => &[("nonce", Part)],
         b'o' => &[("otp", Part), ("otpcode", Part)],
         b'p' => &[
+            ("pan", Part),
             ("pass", Anywhere),
             ("pat", Part),
+            ("pem", Part),
+            ("pfx", Part),
             ("pin", Part),
             ("pincode", Part),
             ("psk", Part),
@@ -71,6 +79,75 @@ const fn secret_words(first: u8) -> &'static [(&'static str, Occurrence)] {
         b'x' => &[("xsrf", Anywhere)],
         _ => &[],
     }
+}
+
+/// Pairs of words that mark an attribute as a possible secret, by the first letter of the first word: each word alone is
+/// innocent. `recovery_code`, `recoveryCode` and `recoverycode` are the same.
+const fn secret_pairs(first: u8) -> &'static [(&'static str, &'static [&'static str])] {
+    const CODES: &[&str] = &["code", "link", "url", "uri"];
+    const URLS: &[&str] = &["url", "uri", "dsn", "string", "str"];
+    const NUMBERS: &[&str] = &["number", "num", "no", "nr"];
+    match first {
+        b'a' => &[("access", &["code", "link"]), ("activation", CODES), ("amqp", URLS)],
+        b'b' => &[("backup", &["code", "phrase"]), ("bank", &["account", "number"]), ("broker", URLS)],
+        b'c' => &[
+            ("card", NUMBERS),
+            ("cc", NUMBERS),
+            ("confirmation", CODES),
+            ("conn", URLS),
+            ("connection", URLS),
+        ],
+        b'd' => &[("database", URLS), ("db", URLS)],
+        b'i' => &[("invitation", CODES), ("invite", CODES)],
+        b'j' => &[("jdbc", URLS)],
+        b'l' => &[("license", NUMBERS), ("licence", NUMBERS), ("login", &["code", "link"])],
+        b'm' => &[("magic", &["link", "url", "code"]), ("mongo", URLS), ("mongodb", URLS), ("mysql", URLS)],
+        b'n' => &[("national", &["id", "number"])],
+        b'o' => &[("one", &["time"]), ("onetime", &["code", "link"])],
+        b'p' => &[("postgres", URLS), ("presigned", URLS)],
+        b'r' => &[
+            ("recovery", &["code", "phrase", "link", "url", "words"]),
+            ("redis", URLS),
+            ("reset", CODES),
+            ("routing", NUMBERS),
+        ],
+        b's' => &[
+            ("sas", URLS),
+            ("security", &["code", "answer"]),
+            ("seed", &["phrase", "words"]),
+            ("signed", URLS),
+            ("sms", &["code"]),
+            ("social", &["security"]),
+            ("sort", &["code"]),
+        ],
+        b't' => &[("tax", &["id", "number"])],
+        b'u' => &[("unlock", CODES)],
+        b'v' => &[("verification", CODES), ("verify", CODES)],
+        b'w' => &[("webhook", URLS), ("webhooks", URLS)],
+        _ => &[],
+    }
+}
+
+/// Returns whether a pair of words that marks a secret begins at `at`: two parts with or without a separator between
+/// them, and nothing around them.
+fn pair_begins(name: &[u8], at: usize) -> bool {
+    let follows = |from: usize, word: &str| {
+        let to = from + word.len();
+        let is_there = name.get(from..to).is_some_and(|part| part.eq_ignore_ascii_case(word.as_bytes()));
+        is_there.then_some(to)
+    };
+    let ends = |from: usize, to: usize| {
+        ends_part(name, from, to)
+            || name.get(to).is_some_and(|next| next.eq_ignore_ascii_case(&b's'))
+                && ends_part(name, from, to + 1)
+    };
+    begins_part(name, at)
+        && secret_pairs(name[at].to_ascii_lowercase()).iter().any(|(first, seconds)| {
+            let Some(middle) = follows(at, first) else { return false };
+            let is_separated = name.get(middle).is_some_and(|byte| !byte.is_ascii_alphanumeric());
+            let from = middle + usize::from(is_separated);
+            seconds.iter().any(|second| follows(from, second).is_some_and(|to| ends(from, to)))
+        })
 }
 
 /// Returns whether values of this key identify a caller.
@@ -97,7 +174,7 @@ pub fn may_be_secret(key: &str) -> bool {
                 && (*occurrence == Occurrence::Anywhere || is_part(name, at, at + word.len()))
         })
     };
-    identifies_caller(key) && (0..name.len()).any(holds)
+    identifies_caller(key) && (0..name.len()).any(|at| holds(at) || pair_begins(name, at))
 }
 
 /// Returns whether `name[from..to]` is a part of a name by itself: between separators, digits, changes of case, or the
@@ -191,6 +268,32 @@ mod tests {
             "Proxy-Authorization",
             "webhook_sig",
             "2fa",
+            "recovery_code",
+            "recoveryCodes",
+            "x-magic-link",
+            "connection_string",
+            "ConnectionString",
+            "connectionstring",
+            "db.url",
+            "dsn",
+            "sentry-dsn",
+            "webhook_url",
+            "slackWebhookUrl",
+            "card_number",
+            "cardNumber",
+            "CARD_NO",
+            "cardnum",
+            "pan",
+            "userPan",
+            "cvv2",
+            "iban",
+            "customer_iban",
+            "ssn",
+            "social_security_number",
+            "verification-code",
+            "one_time_code",
+            "bank_account",
+            "seed_phrase",
         ] {
             assert!(may_be_secret(name), "{name}");
         }
@@ -219,6 +322,37 @@ mod tests {
             "country",
             "user_id",
             "remote_address",
+            "company",
+            "company_id",
+            "panel",
+            "japan",
+            "span",
+            "expand",
+            "pinterest",
+            "urban",
+            "discard_number",
+            "card",
+            "card_type",
+            "number",
+            "connection",
+            "connection_id",
+            "recovery",
+            "webhook",
+            "webhook_id",
+            "url",
+            "link",
+            "magic",
+            "dashboard_url",
+            "postcode",
+            "country_code",
+            "status_code",
+            "language_code",
+            "database",
+            "database_id",
+            "reset",
+            "login",
+            "asset_uri",
+            "preset_url",
         ] {
             assert!(!may_be_secret(name), "{name}");
         }
@@ -229,7 +363,7 @@ mod tests {
         #[test]
         fn one_secret_part_marks_a_name(
             parts in prop::collection::vec(prop::sample::select(vec!["user", "code", "value", "id", "x", "app"]), 0..4),
-            secret in prop::option::of(prop::sample::select(vec!["pin", "otp", "sid", "refresh", "pwd", "jwt", "bearer", "pw"])),
+            secret in prop::option::of(prop::sample::select(vec!["pin", "otp", "sid", "refresh", "pwd", "jwt", "bearer", "pw", "pan", "iban", "dsn", "cvv", "ssn", "cardnumber", "magiclink"])),
             at in 0_usize..4,
             style in 0..5,
         ) {

@@ -1,6 +1,6 @@
 //! Effective settings of a rule, after inheritance and defaults: what `explain` shows and rule diffs compare.
 
-use crate::rule::{Action, Class, CostFrom, FailPolicy, OnError, Role, Rule};
+use crate::rule::{Action, Class, CostFrom, Enforce, FailPolicy, OnError, Role, Rule};
 use tollgate_core::Mode;
 
 impl Rule {
@@ -33,6 +33,7 @@ impl Rule {
         let mut add = |name, value: Option<String>| all.extend(value.map(|value| (name, value)));
         let roles = || self.all_limits().map(|limit| limit.role);
         add("shadow", roles().any(|role| role == Role::Shadow).then(|| "true".to_owned()));
+        add("enforce", self.enforce.as_ref().map(|enforce| Enforce::percent(enforce.thousandths)));
         add("quota_mode", roles().any(|role| role == Role::Quota).then(|| "true".to_owned()));
         let action = match self.action {
             Action::Reject => None,
@@ -51,12 +52,7 @@ impl Rule {
         add("split", self.split.map(|split| split.to_string()));
         add("shard_by", self.shard_by.clone());
         add("priority", (self.priority != 0).then(|| self.priority.to_string()));
-        let cost = match &self.cost {
-            CostFrom::Request => None,
-            CostFrom::Fixed(units) => Some(units.to_string()),
-            CostFrom::Attribute(name) => Some(name.clone()),
-        };
-        add("cost", cost);
+        add("cost", (self.cost != CostFrom::Request).then(|| self.cost.to_string()));
         add("replaces", (!self.replaces.is_empty()).then(|| self.replaces.join(", ")));
         add("detailed_metric", self.detailed_metric.then(|| "true".to_owned()));
         add("value_to_metric", self.value_to_metric.then(|| "true".to_owned()));

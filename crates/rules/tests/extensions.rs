@@ -168,7 +168,10 @@ fn cost_is_the_callers_or_a_number_or_an_attributes() {
     let bag = [("a", ""), ("b", ""), ("c", ""), ("e", ""), ("tokens", "42")];
     assert_eq!(costs(&bag, Cost::new(2)), [Cost::new(2), Cost::new(5), Cost::new(42), Cost::ONE]);
     assert_eq!(costs(&bag, Cost::PEEK), [Cost::PEEK; 4]);
-    assert_eq!(costs(&bag, Cost::refund(2)), [Cost::refund(2), Cost::refund(5), Cost::refund(2), Cost::PEEK]);
+    assert_eq!(
+        costs(&bag, Cost::refund(2)),
+        [Cost::refund(2), Cost::refund(5), Cost::refund(2), Cost::refund(1)]
+    );
     assert_eq!(costs(&[("c", ""), ("tokens", "many")], Cost::new(2)), [Cost::new(2)]);
     assert_eq!(costs(&[("c", "")], Cost::new(2)), [Cost::new(2)]);
     assert_eq!(set.rules()[1].cost, CostFrom::Fixed(5));
@@ -304,6 +307,14 @@ fn a_fallback_is_deducted_from_the_limit_and_shared_by_the_nodes() {
         assert_eq!(rule.limits.limits[0].limit.rate().count, 1_000);
         assert!(!rule.limits.limits[0].prepaid);
     }
+    // Nodes that share a store count each other: the part is set aside, and divided when it is needed.
+    let text = "{domain: d, descriptors: [{key: k, limit: 1000/s, fallback: 5%}]}";
+    let options = Options { lease_shared: true, ..Options::default() };
+    let set = Ruleset::load(&[Source::new("t.yaml", text)], &options).expect("rules");
+    let (rule, limit) = (&set.rules()[0], &set.rules()[0].limits.limits[0]);
+    assert_eq!((limit.limit.rate().count, limit.prepaid, limit.node_share.is_none()), (950, true, true));
+    assert_eq!(limit.reserve.as_ref().map(|reserve| reserve.rate().count), Some(50));
+    assert_eq!(rule.on_error, OnError::Always(FailPolicy::Local));
 }
 
 /// Without it a split counter lets through the whole limit in each part, or one part takes all the traffic.

@@ -8,7 +8,9 @@
 //! | [`InProcess`] | decides with rules and counters of this process (feature `in-process`) |
 //! | `Remote` | decides with a Tollgate server over gRPC (feature `remote`) |
 //! | [`TollgateLayer`] | limits the callers of a service |
-//! | [`RetryAfterLayer`] | respects the limits of the services that a program calls |
+//! | [`PacedLayer`] | slows down before the limits of the services that a program calls, retries within a budget |
+//! | [`RetryAfterLayer`] | only waits until those services may be called again |
+//! | [`pace`] | the rules of both, as pure steps |
 //!
 //! A service behind the layer sends the same fields as every other Tollgate server ([`tollgate_http::response`]):
 //! `RateLimit` and `RateLimit-Policy` on every response, `Retry-After` on denials.
@@ -44,20 +46,23 @@
 mod body;
 mod check_request;
 mod decider;
+#[cfg(feature = "tower")]
+mod host;
 #[cfg(feature = "in-process")]
 mod in_process;
 #[cfg(feature = "in-process")]
 mod keyed;
 #[cfg(feature = "tower")]
 mod layer;
+pub mod pace;
+#[cfg(feature = "tower")]
+mod paced_layer;
 #[cfg(all(feature = "in-process", feature = "tower"))]
 mod rate_limit_layer;
 #[cfg(feature = "remote")]
 mod remote;
 #[cfg(feature = "in-process")]
 mod reservation;
-#[cfg(feature = "tower")]
-mod retry_after;
 #[cfg(feature = "tower")]
 mod retry_after_layer;
 #[cfg(feature = "remote")]
@@ -73,6 +78,8 @@ pub use in_process::{InProcess, RulesError};
 pub use keyed::{Allowed, Denied, Key, KeyedLimiter, KeyedLimiterError};
 #[cfg(feature = "tower")]
 pub use layer::{TollgateLayer, TollgateService};
+#[cfg(feature = "tower")]
+pub use paced_layer::{PacedError, PacedLayer, PacedService};
 #[cfg(all(feature = "in-process", feature = "tower"))]
 pub use rate_limit_layer::RateLimitLayer;
 #[cfg(feature = "remote")]

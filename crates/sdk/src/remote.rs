@@ -225,7 +225,7 @@ impl Remote {
             FailPolicy::Closed => {
                 let facts = DecisionSummary {
                     disposition: Disposition::Unavailable,
-                    retry_after: 1,
+                    retry_after: Some(1),
                     ..DecisionSummary::from_policies([])
                 };
                 LayerDecision::from_response(self.config.responses.respond(&facts, self.clock.now()))
@@ -308,7 +308,7 @@ fn summary(statuses: &[DescriptorStatus], is_allowed: bool) -> DecisionSummary<'
     let mut facts = DecisionSummary::from_policies(policies);
     if !is_allowed {
         facts.disposition = Disposition::Denied;
-        facts.retry_after = facts.nearest().map_or(1, |policy| policy.reset.max(1));
+        facts.retry_after = Some(facts.nearest().map_or(1, |policy| policy.reset.max(1)));
         facts.denied_by = facts.nearest().map(|policy| policy.rule);
     }
     facts

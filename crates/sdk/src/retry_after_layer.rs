@@ -2,7 +2,8 @@
 //! or fail immediately; each host has its own pause. Rejected: retries in this layer, because only the program can
 //! decide whether a request may be sent twice; it can wrap a retry layer around this one.
 
-use crate::retry_after;
+use crate::host::host_of;
+use crate::pace::Signals;
 use http::{Request, Response};
 use std::collections::HashMap;
 use std::fmt;
@@ -10,7 +11,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::{Clock, SystemClock};
 use tower_layer::Layer;
@@ -18,8 +19,6 @@ use tower_service::Service;
 
 /// Maximum number of hosts with a pause.
 const MAX_HOSTS: usize = 1024;
-/// Maximum pause, so that no host can block its client for a year.
-const MAX_PAUSE: Duration = Duration::from_secs(3_600);
 
 /// A layer for HTTP clients that respects `Retry-After` and `RateLimit` of the hosts that they call.
 ///
@@ -122,7 +121,7 @@ impl Pauses {
     }
 
     fn record(&self, host: String, pause: Duration, now: Instant) {
-        let until = now + pause.min(MAX_PAUSE);
+        let until = now + pause;
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = all.get_mut(&host) {
             // Responses may arrive out of order: the longest pause applies.
@@ -139,14 +138,6 @@ impl Pauses {
         }
         all.insert(host, until);
     }
-}
-
-/// Returns the host and port of a request, without user name and password.
-fn host_of<B>(request: &Request<B>) -> String {
-    let named = request.uri().authority().map(http::uri::Authority::as_str);
-    let header = || request.headers().get(http::header::HOST)?.to_str().ok();
-    let whole = named.or_else(header).unwrap_or("");
-    whole.rsplit_once('@').map_or(whole, |(_, host)| host).to_ascii_lowercase()
 }
 
 impl<S, B, R> Service<Request<B>> for RetryAfterService<S>
@@ -178,9 +169,10 @@ where
                 tokio::time::sleep(wait).await;
             }
             let response = inner.call(request).await?;
-            let wall = SystemTime::UNIX_EPOCH + Duration::from_micros(clock.now().as_micros());
-            if let Some(pause) = retry_after::pause(&response, wall).filter(|pause| !pause.is_zero()) {
-                pauses.record(host, pause, Instant::now());
+            let signals =
+                Signals::read(response.status(), response.headers(), clock.now().as_micros() / 1_000);
+            if let Some(pause) = signals.wait_ms.filter(|pause| *pause > 0) {
+                pauses.record(host, Duration::from_millis(pause), Instant::now());
             }
             Ok(response)
         })

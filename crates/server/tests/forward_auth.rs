@@ -12,7 +12,7 @@ domain: web
 descriptors:
   - key: remote_address
     descriptors:
-      - {key: endpoint, value: 'POST /login', name: log-ins, limit: 3/hour}
+      - {key: endpoint, value: 'POST /login', name: logins, limit: 3/hour}
       - {key: endpoint, value: 'GET /users/{id}', name: users, limit: 3/hour}
       - {key: endpoint, value: 'GET /heal', name: heal, limit: 1/second}
       - {key: path, value: /lesser, name: lesser, limit: 1/hour, action: degrade}

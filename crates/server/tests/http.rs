@@ -2,8 +2,9 @@
 
 mod harness;
 
-use harness::{Server, eventually};
+use harness::{Server, WebResponse, eventually, request};
 use serde_json::{Value, json};
+use tollgate_core::{Charge, CounterStore, Outcomes, Permit, StoreError, UnitReturn};
 
 // `3/hour` refills one unit in twenty minutes; no test takes that long.
 const RULES: &str = "
@@ -15,7 +16,7 @@ descriptors:
     descriptors:
       - key: endpoint
         value: POST /login
-        name: log-ins
+        name: logins
         limit: [2/hour, 5/day]
   - key: tokens
     name: tokens
@@ -30,6 +31,11 @@ descriptors:
     name: total
     limit: 100000/hour
 ";
+
+/// Posts a body as it is written, for numbers that `json!` would rewrite.
+fn post_text(server: &Server, path: &str, body: &str) -> WebResponse {
+    server.exchange(&request("POST", path, body.as_bytes()))
+}
 
 fn keys(value: &Value) -> Vec<&str> {
     let mut keys: Vec<_> = value.as_object().expect("an object").keys().map(String::as_str).collect();
@@ -67,7 +73,7 @@ fn an_allowed_check_returns_the_complete_decision() {
     assert_eq!(of("per-key")[0]["window"], "1h");
     assert_eq!(of("per-key")[0]["remaining"], 2);
     assert_eq!(of("per-key")[0]["reset_ms"], 1_200_000);
-    let windows: Vec<_> = of("log-ins").iter().map(|limit| limit["window"].clone()).collect();
+    let windows: Vec<_> = of("logins").iter().map(|limit| limit["window"].clone()).collect();
     assert_eq!(windows, ["1h", "1d"]);
     assert_eq!(of("total").len(), 1, "every request counts towards the total");
 }
@@ -103,7 +109,7 @@ fn a_denied_check_charges_no_limit() {
     assert_eq!(server.check("shop", &log_in).status, 200);
     for _ in 0..5 {
         let denied = server.check("shop", &log_in);
-        assert_eq!((denied.status, denied.json()["denied_by"].clone()), (429, json!("log-ins")));
+        assert_eq!((denied.status, denied.json()["denied_by"].clone()), (429, json!("logins")));
     }
     let last = server.check("shop", &json!({"api_key": "a"}));
     assert_eq!((last.status, last.json()["limits"][0]["remaining"].clone()), (200, json!(0)));
@@ -129,7 +135,7 @@ fn cost_zero_is_a_peek_and_a_cost_is_charged_all_or_nothing() {
         (429, &Value::Null),
         "more than the limit never passes"
     );
-    assert_eq!(never.header("retry-after"), Some("3600"), "the header needs a value: the window");
+    assert_eq!(never.header("retry-after"), None, "no time would be true");
     assert_eq!(check(u64::MAX).0, 429);
 }
 
@@ -189,6 +195,90 @@ fn an_unknown_domain_is_allowed_as_unmatched() {
     assert_eq!(response.json()["limits"], json!([]));
 }
 
+/// A program has tokens as a number. What is equal as a number is one value, and what JSON cannot tell exactly is refused.
+#[test]
+fn numbers_are_attribute_values_in_one_form() {
+    let rules = "{domain: llm, descriptors: [{key: user, limit: [60/hour, {count: 1000, period: hour, cost: tokens}]}]}";
+    let server = Server::with_rules(rules);
+    let left = |attributes: &str| {
+        let body = format!("{{\"domain\": \"llm\", \"attributes\": {attributes}}}");
+        let response = post_text(&server, "/v1/check", &body);
+        let told = response.json();
+        assert_eq!(response.status, 200, "{attributes}: {told}");
+        (told["limits"][0]["remaining"].as_u64(), told["limits"][1]["remaining"].as_u64())
+    };
+    for (attributes, requests, tokens) in [
+        (r#"{"user": 7, "tokens": 100}"#, 59, 900),
+        (r#"{"user": 7.0, "tokens": 1e2}"#, 58, 800),
+        (r#"{"user": "7", "tokens": "100"}"#, 57, 700),
+        (r#"{"user": 0.7e1, "tokens": 100.0}"#, 56, 600),
+        (r#"{"user": -0.0, "tokens": 1}"#, 59, 999),
+        (r#"{"user": 0, "tokens": 1}"#, 58, 998),
+        (r#"{"user": 1.50, "tokens": 1}"#, 59, 999),
+        (r#"{"user": "1.5", "tokens": 1}"#, 58, 998),
+        (r#"{"user": 9007199254740992, "tokens": 1}"#, 59, 999),
+        (r#"{"user": -9007199254740992, "tokens": 1}"#, 59, 999),
+    ] {
+        assert_eq!(left(attributes), (Some(requests), Some(tokens)), "{attributes}");
+    }
+    let told = server.check("llm", &json!({"user": "names"})).json();
+    assert_eq!((&told["limits"][0]["cost"], &told["limits"][1]["cost"]), (&Value::Null, &json!("tokens")));
+    for (value, why) in [
+        ("9007199254740993", "beyond 2^53"),
+        ("-9007199254740993", "beyond 2^53"),
+        ("1e300", "beyond 2^53"),
+        ("1e999", "number out of range"),
+        ("true", "a string of at most 8192 bytes, or a number"),
+        ("null", "a string of at most 8192 bytes, or a number"),
+        ("[1]", "a string of at most 8192 bytes, or a number"),
+    ] {
+        for path in ["/v1/check", "/v1/reserve"] {
+            let response = post_text(
+                &server,
+                path,
+                &format!("{{\"domain\": \"llm\", \"attributes\": {{\"user\": {value}}}}}"),
+            );
+            assert_eq!(response.status, 400, "{value}");
+            assert!(response.text().contains(why), "{value}: {}", response.text());
+        }
+    }
+    // A fraction of a token cannot be charged, and neither can a negative number.
+    for tokens in ["1.5", "-1"] {
+        let body = format!("{{\"domain\": \"llm\", \"attributes\": {{\"user\": 7, \"tokens\": {tokens}}}}}");
+        assert_eq!(post_text(&server, "/v1/check", &body).status, 400, "{tokens}");
+    }
+}
+
+/// The actual tokens replace the estimate, and the request stays one request.
+#[test]
+fn settling_corrects_tokens_and_not_requests() {
+    let rules = "{domain: llm, descriptors: [{key: user, algorithm: fixed_window, limit: [60/year, {count: 1000, period: year, cost: tokens}]}]}";
+    let server = Server::with_rules(rules);
+    let left = || {
+        let told =
+            server.post("/v1/check", &json!({"domain": "llm", "attributes": {"user": 1}, "cost": 0})).json();
+        [0, 1].map(|at| told["limits"][at]["remaining"].as_u64().expect("a number"))
+    };
+    let body = json!({"domain": "llm", "attributes": {"user": 1, "tokens": 400}});
+    let reserved = server.post("/v1/reserve", &body).json();
+    assert_eq!(left(), [59, 600]);
+    server.post("/v1/settle", &json!({"reservation": reserved["reservation"], "cost": 150}));
+    assert_eq!(left(), [59, 850]);
+    let reserved = server.post("/v1/reserve", &body).json();
+    server.post("/v1/settle", &json!({"reservation": reserved["reservation"], "cost": 900}));
+    assert_eq!(left(), [58, 0], "what was used beyond the estimate counts, even beyond the limit");
+    let reserved = server
+        .post("/v1/reserve", &json!({"domain": "llm", "attributes": {"user": 2, "tokens": 400}}))
+        .json();
+    server.post("/v1/cancel", &json!({"reservation": reserved["reservation"]}));
+    let told =
+        server.post("/v1/check", &json!({"domain": "llm", "attributes": {"user": 2}, "cost": 0})).json();
+    assert_eq!(
+        (&told["limits"][0]["remaining"], &told["limits"][1]["remaining"]),
+        (&json!(60), &json!(1000))
+    );
+}
+
 /// LLM gateways charge an estimate, then the actual cost; without this they charge for tokens that were never used.
 #[test]
 fn a_reservation_is_settled_to_the_actual_cost_or_refunded() {
@@ -222,7 +312,8 @@ fn a_reservation_is_settled_to_the_actual_cost_or_refunded() {
     server.post("/v1/settle", &json!({"reservation": third["reservation"], "cost": 300}));
     assert!((598..=601).contains(&left()), "the cost beyond the estimate is charged: {}", left());
 
-    let denied = reserve(5000);
+    assert_eq!(reserve(5000).header("retry-after"), None, "more than the limit never passes");
+    let denied = reserve(900);
     assert_eq!(
         (denied.status, &denied.json()["reservation"]),
         (429, &Value::Null),
@@ -491,9 +582,16 @@ fn a_malformed_cost_is_a_bad_request_in_every_protocol() {
         let response = server.post(path, &json!({"domain": "d", "attributes": attributes}));
         assert_eq!(response.status, 400, "{path}: {}", response.text());
         assert!(response.text().contains("attributes.tokens"), "{}", response.text());
-        for cost in [json!("5"), json!(-1), json!(1.5), json!("x"), json!(18446744073709551616.0)] {
+        let peek = server.post(path, &json!({"domain": "d", "attributes": attributes, "cost": 0}));
+        assert_eq!(peek.status, 400, "a peek at {path}: {}", peek.text());
+        for cost in
+            [json!("5"), json!(-1), json!(1.5), json!("x"), json!(null), json!(18446744073709551616.0)]
+        {
             let body = json!({"domain": "d", "attributes": {"user": "u"}, "cost": cost});
-            assert_eq!(server.post(path, &body).status, 400, "{path} {cost}");
+            let response = server.post(path, &body);
+            assert_eq!(response.status, 400, "{path} {cost}");
+            let detail = response.json()["detail"].as_str().expect("text").to_owned();
+            assert!(detail.contains("`cost` must be a whole number"), "{detail}");
         }
     }
     let entries = json!([{"key": "user", "value": "u"}, {"key": "tokens", "value": "-3"}]);
@@ -513,4 +611,74 @@ fn a_malformed_cost_is_a_bad_request_in_every_protocol() {
     assert!(reply.starts_with("-ERR the cost in attribute `tokens`"), "{reply}");
     let peek = json!({"domain": "d", "attributes": {"user": "u"}, "cost": 0});
     assert_eq!(server.post("/v1/check", &peek).json()["limits"][0]["remaining"], 10, "nothing was charged");
+}
+
+/// A store that answers nothing.
+struct Down;
+
+impl CounterStore for Down {
+    async fn charge(&self, _: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        Err(StoreError::Timeout)
+    }
+    async fn debit(&self, _: &[Charge<'_>]) -> Result<(), StoreError> {
+        Err(StoreError::Timeout)
+    }
+    async fn release(&self, _: &[Permit<'_>]) -> Result<(), StoreError> {
+        Err(StoreError::Timeout)
+    }
+    async fn return_units(&self, _: &UnitReturn<'_>) -> Result<(), StoreError> {
+        Err(StoreError::Timeout)
+    }
+}
+
+/// Where the store fails, every protocol reports the rule that fails closed, not another one that matched.
+#[test]
+fn the_rule_that_fails_closed_is_reported_in_every_protocol() {
+    let rules = "{domain: d, descriptors: [{key: a, name: open, limit: 5/minute, on_error: open}, \
+                 {key: b, name: closed, limit: 7/minute, on_error: closed}]}";
+    let local = "127.0.0.1:0".parse().expect("an address");
+    let server = Server::start_over(Down, 1, &[rules], "", local);
+    let response = server.check("d", &json!({"a": "x", "b": "x"}));
+    assert_eq!((response.status, response.header("retry-after")), (503, Some("1")));
+    assert_eq!(response.header("ratelimit"), Some(r#""closed";r=0;t=1"#));
+    let body = response.json();
+    assert_eq!(body["denied_by"], "closed");
+    assert_eq!(
+        body["limits"],
+        json!([
+            {"rule": "open", "limit": 5, "window": "1m", "remaining": 0, "reset_ms": 0, "unread": true},
+            {"rule": "closed", "limit": 7, "window": "1m", "remaining": 0, "reset_ms": 0, "unread": true},
+        ])
+    );
+    let entries = |key: &str| json!({"entries": [{"key": key, "value": "x"}]});
+    let both = json!({"domain": "d", "descriptors": [entries("a"), entries("b")]});
+    let response = server.post("/json", &both).json();
+    assert_eq!(response["overallCode"], "OVER_LIMIT");
+    assert_eq!(response["statuses"][0]["code"], "OK");
+    assert_eq!(response["statuses"][1]["code"], "OVER_LIMIT");
+    assert_eq!(response["statuses"][1]["currentLimit"]["requestsPerUnit"], 7);
+    let command = b"*6\r\n$8\r\nTG.CHECK\r\n$1\r\nd\r\n$1\r\na\r\n$1\r\nx\r\n$1\r\nb\r\n$1\r\nx\r\n";
+    let mut connection = std::net::TcpStream::connect(server.resp).expect("a connection");
+    std::io::Write::write_all(&mut connection, command).expect("sent");
+    let mut reply = [0; 256];
+    let length = std::io::Read::read(&mut connection, &mut reply).expect("a reply");
+    let reply = String::from_utf8_lossy(&reply[..length]);
+    assert!(reply.starts_with("*9\r\n:1\r\n:7\r\n:0\r\n:1\r\n"), "{reply}");
+    assert!(reply.contains("closed"), "{reply}");
+}
+
+/// Where the name of the counter is chosen, every answer has it, and the same one for the same counter.
+#[test]
+fn every_http_answer_names_its_counter() {
+    let rules = "{domain: d, descriptors: [{key: user, name: per-user, limit: 5/hour}]}";
+    let server = Server::start(&[rules], "responses: {bucket: true}");
+    let attributes = json!({"domain": "d", "attributes": {"user": "u"}});
+    let descriptors = json!({"domain": "d", "descriptors": [{"entries": [{"key": "user", "value": "u"}]}]});
+    let bucket = |path: &str, body: &Value| {
+        let response = server.post(path, body);
+        response.header("x-ratelimit-bucket").unwrap_or_else(|| panic!("{path} has none")).to_owned()
+    };
+    let checked = bucket("/v1/check", &attributes);
+    assert_eq!(bucket("/v1/reserve", &attributes), checked);
+    assert_eq!(bucket("/json", &descriptors), checked);
 }

@@ -75,6 +75,8 @@ fn cases() -> Vec<Case> {
         // Costs.
         check(r#"{"domain":"d","attributes":{},"cost":-1}"#, 400, "cost"),
         check(r#"{"domain":"d","attributes":{},"cost":1.5}"#, 400, "cost"),
+        check(r#"{"domain":"d","attributes":{},"cost":null}"#, 400, "leave it out"),
+        check(r#"{"domain":"d","descriptors":[{"entries":[["k","v"]],"hits":null}]}"#, 400, "leave it out"),
         check(r#"{"domain":"d","attributes":{},"cost":"1"}"#, 400, "cost"),
         check(r#"{"domain":"d","attributes":{},"cost":1e999}"#, 400, "cost"),
         check(r#"{"domain":"d","attributes":{},"cost":18446744073709551616}"#, 400, "cost"),

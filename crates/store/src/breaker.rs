@@ -1,7 +1,7 @@
 //! Circuit breaker: stops calling a shard that is dead, judged by what its server does.
 //!
-//! A server that answers is alive, however late the answer is and whatever it says: any answer closes the breaker and
-//! makes earlier failures irrelevant. The breaker opens after `failures` distinct failures within `window` without an
+//! A server that answers is alive, however late the answer is: it closes the breaker and makes earlier failures
+//! irrelevant. Only an answer that refuses to work is a failure; its user tells the two apart. The breaker opens after `failures` distinct failures within `window` without an
 //! answer between them. A failure is an event of the server, not of a request: a connection that is refused or lost, or
 //! one batch without an answer in time, however many requests waited for it. Silence alone is weak evidence, because a
 //! server that pauses for a moment is silent too: unanswered batches open the breaker only once nothing at all has been
@@ -165,7 +165,7 @@ impl Breaker {
         self.is_probing.store(is_probing, Ordering::Relaxed);
     }
 
-    /// Records an answer. Its content and its delay do not matter: the server is alive.
+    /// Records an answer that is no refusal. Its delay does not matter: the server is alive.
     pub fn record_answer(&self) -> Transition {
         if !self.has_failures.load(Ordering::Acquire) {
             return Transition::Unchanged;

@@ -35,15 +35,16 @@ pub(crate) use hash::KeyHasher;
 use huge_pages::Pages;
 use multi_charge::PreparedCharge;
 use packed_counters::{ChargeKind, PackedCharge, PackedCounters};
+use slot::SlotValue;
 use smallvec::{SmallVec, smallvec};
 use stats::{Counts, Event};
 use std::sync::LazyLock;
-use table::{Table, WINDOW};
+use table::{Insertion, Table, WINDOW};
 use tollgate_core::{
     Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit, LimitSpec,
-    Outcome, Outcomes, Permit, Rate, StoreError, TimeDelta, Timestamp, UnitReturn, Verdict, nonzero,
+    Outcome, Outcomes, Permit, Rate, State, StoreError, TimeDelta, Timestamp, UnitReturn, Verdict, nonzero,
 };
-use wide::{WideCharge, WideCounters};
+use wide::{LockedShards, WideCharge, WideCounters};
 
 pub use config::{MemoryConfig, MemoryError};
 pub use huge_pages::HugePages;
@@ -154,7 +155,7 @@ impl<C: Clock> MemoryStore<C> {
         };
         match self.counters.charge_known(&ask) {
             Some(outcome) => finish(now, outcome),
-            None => finish(now, self.charge_slowly(&ask)),
+            None => finish(now, self.charge_slowly(&ask, charge)),
         }
     }
 
@@ -168,8 +169,9 @@ impl<C: Clock> MemoryStore<C> {
             names.push(name);
         }
         let now = now();
-        let known = multi_charge::charge_known(&self.counters, &names, |i| {
-            self.packed_charge_by_name(&charges[i], names[i], now)
+        let ask = |i: usize| self.packed_charge_by_name(&charges[i], names[i], now);
+        let known = multi_charge::charge_known(&self.counters, &names, ask, |i| {
+            self.refund_moved(now, &charges[i]);
         });
         match known {
             Some(each) => Outcomes { admission: Admission::Admitted, at: now, per_charge: each },
@@ -180,18 +182,104 @@ impl<C: Clock> MemoryStore<C> {
     /// Applies one packed charge on the general path.
     #[cold]
     #[inline(never)]
-    fn charge_slowly(&self, ask: &PackedCharge<'_>) -> Outcome {
-        let (outcome, receipt) = self.counters.charge(ask, ChargeKind::Charge);
+    fn charge_slowly(&self, ask: &PackedCharge<'_>, charge: &Charge<'_>) -> Outcome {
+        self.charge_packed(ask, charge, ChargeKind::Charge)
+    }
+
+    /// Charges a counter of a packed limit, wherever its state is. Under the lock it cannot move.
+    fn charge_packed(&self, ask: &PackedCharge<'_>, charge: &Charge<'_>, kind: ChargeKind) -> Outcome {
+        let asks = [self.wide_charge(charge, ask.now)];
+        let mut locked = self.wide.may_hold_packable().then(|| self.wide.lock(&asks, &self.counters.counts));
+        if let Some(locked) = &mut locked
+            && locked.holds(&asks[0])
+        {
+            let (outcome, _) = locked.charge(&asks[0], kind);
+            self.move_to_table(ask, locked, &asks[0], &outcome);
+            return outcome;
+        }
+        let (outcome, receipt) = self.counters.charge(ask, kind);
         if receipt.before.meta == 0 {
             self.pages.grown(&self.counters);
         }
         outcome
     }
 
+    /// Refunds a charge of this moment whose counter has moved to the wide ones since.
+    #[cold]
+    fn refund_moved(&self, now: Timestamp, charge: &Charge<'_>) {
+        if self.wide.may_hold_packable() {
+            let back = Charge { cost: charge.cost.negated(), ..*charge };
+            self.debit_at(now, &[back]);
+        }
+    }
+
+    /// Moves a state that fits a slot again, once its limit has changed it, back where charges need no lock.
+    fn move_to_table(
+        &self,
+        ask: &PackedCharge<'_>,
+        locked: &mut LockedShards<'_>,
+        wide: &WideCharge<'_>,
+        outcome: &Outcome,
+    ) {
+        if outcome.verdict.is_denied() || ask.cost.is_peek() {
+            return;
+        }
+        let Some((word, mark)) = locked.state(wide).and_then(|state| ask.limit.pack(state, outcome)) else {
+            return;
+        };
+        let slot = SlotValue::new(ask.name, ask.tag, mark, word);
+        let inserted = self.counters.keys.insert(ask.name, ask.now, slot, &self.counters.counts);
+        if let Insertion::Filled(_) = inserted {
+            locked.remove(wide);
+        }
+    }
+
     #[inline(never)]
     fn charge_wide(&self, now: Timestamp, charge: &Charge<'_>) -> Outcome {
+        self.charge_wide_as(now, charge, ChargeKind::Charge)
+    }
+
+    fn charge_wide_as(&self, now: Timestamp, charge: &Charge<'_>, kind: ChargeKind) -> Outcome {
         let asks = [self.wide_charge(charge, now)];
-        self.wide.lock(&asks, &self.counters.counts).charge(&asks[0], ChargeKind::Charge).0
+        self.wide.note_limit(charge.limit);
+        let mut locked = self.wide.lock(&asks, &self.counters.counts);
+        match self.move_to_wide(&asks[0], &mut locked) {
+            Some(denied) => denied,
+            None => locked.charge(&asks[0], kind).0,
+        }
+    }
+
+    /// Moves the state of a counter that a limit with other numbers left in the table to where this limit's states are.
+    /// Where there is no memory for it, it stays in the table: if it denies the charge, that outcome is returned,
+    /// otherwise the charge goes where those of new keys go.
+    fn move_to_wide(&self, ask: &WideCharge<'_>, locked: &mut LockedShards<'_>) -> Option<Outcome> {
+        if !ask.limit.may_be_packed() || locked.holds(ask) {
+            return None;
+        }
+        // The lower half of the long name is the name in the table.
+        while let Some((at, seen)) = self.counters.keys.find(ask.name as u64) {
+            let mut state = ask.limit.unpack(seen.tag(), seen.mark(), seen.word, ask.moment);
+            if seen.is_free(ask.now) {
+                // It would be found before what is now counted elsewhere.
+                if self.counters.keys.replace(at, seen, SlotValue::EMPTY) {
+                    return None;
+                }
+                continue;
+            }
+            if state == State::Unused {
+                // Of another algorithm, which has its own counters.
+                return None;
+            }
+            if !locked.has_room_for(ask, &state) {
+                let outcome = ask.limit.step(&mut state, ask.moment, ask.cost);
+                return outcome.verdict.is_denied().then_some(outcome);
+            }
+            if self.counters.keys.replace(at, seen, SlotValue::EMPTY) {
+                locked.take_over(ask, state);
+                return None;
+            }
+        }
+        None
     }
 
     #[inline(never)]
@@ -200,13 +288,16 @@ impl<C: Clock> MemoryStore<C> {
         let mut packed = true;
         for (charge, name) in charges.iter().zip(names) {
             let ask = self.packed_charge_by_name(charge, *name, now);
-            packed &= ask.is_some();
+            if ask.is_none() {
+                packed = false;
+                self.wide.note_limit(charge.limit);
+            }
             items.push(PreparedCharge::new(ask, charge.enforcement, PENDING_OUTCOME));
         }
-        let admission = if packed {
+        let admission = if packed && !self.wide.may_hold_packable() {
             multi_charge::charge_all(&self.counters, &mut items)
         } else {
-            self.charge_mixed(now, charges, &mut items)
+            self.charge_mixed(now, charges, names, &mut items)
         };
         if items.iter().any(PreparedCharge::is_new_key) {
             self.pages.grown(&self.counters);
@@ -214,40 +305,59 @@ impl<C: Clock> MemoryStore<C> {
         Outcomes { admission, at: now, per_charge: items.iter().map(|item| item.outcome).collect() }
     }
 
-    /// Charges wide counters first, under their locks; then the packed ones; if denied, undoes the former.
+    /// Charges wide counters first, under their locks; then the packed ones; if denied, undoes the former. All counters
+    /// are locked if any of them may move between the tables.
     fn charge_mixed(
         &self,
         now: Timestamp,
         charges: &[Charge<'_>],
+        names: &[u64],
         items: &mut [PreparedCharge<'_>],
     ) -> Admission {
-        let aside_at: SmallVec<[usize; 8]> =
-            (0..items.len()).filter(|i| items[*i].charge.is_none()).collect();
+        let moves = self.wide.may_hold_packable();
         let asks: SmallVec<[WideCharge<'_>; 8]> =
-            aside_at.iter().map(|i| self.wide_charge(&charges[*i], now)).collect();
-        let mut locked = self.wide.lock(&asks, &self.counters.counts);
+            charges.iter().map(|charge| self.wide_charge(charge, now)).collect();
+        let wanted: SmallVec<[usize; 8]> =
+            (0..items.len()).filter(|i| moves || items[*i].charge.is_none()).collect();
+        let mut locked = self.wide.lock_some(wanted.iter().map(|i| &asks[*i]), &self.counters.counts);
+        // A counter is charged in one place, also by a request that meets it with several limits.
+        let wide_limits: SmallVec<[u64; 8]> =
+            (0..items.len()).filter(|i| items[*i].charge.is_none()).map(|i| names[i]).collect();
+        let mut settled: SmallVec<[usize; 8]> = SmallVec::new();
+        for i in 0..items.len() {
+            if items[i].charge.is_none() {
+                if let Some(denied) = self.move_to_wide(&asks[i], &mut locked) {
+                    items[i].outcome = denied;
+                    settled.push(i);
+                }
+            } else if moves && (wide_limits.contains(&names[i]) || locked.holds(&asks[i])) {
+                items[i].charge = None;
+            }
+        }
+        let aside_at: SmallVec<[usize; 8]> =
+            (0..items.len()).filter(|i| items[*i].charge.is_none() && !settled.contains(i)).collect();
         let mut undos: SmallVec<[(usize, wide::Undo); 8]> = SmallVec::new();
         // Independent ones first, as in `multi_charge`.
         for independent in [true, false] {
-            for (n, i) in aside_at.iter().enumerate() {
+            for i in &aside_at {
                 if items[*i].is_independent() == independent {
-                    let (outcome, undo) = locked.charge(&asks[n], ChargeKind::Charge);
+                    let (outcome, undo) = locked.charge(&asks[*i], ChargeKind::Charge);
                     items[*i].outcome = outcome;
                     if !independent {
-                        undos.push((n, undo));
+                        undos.push((*i, undo));
                     }
                 }
             }
         }
         let admission = multi_charge::charge_all(&self.counters, items);
         if admission == Admission::Denied {
-            for (n, undo) in undos.into_iter().rev() {
-                locked.undo(&asks[n], undo);
+            for (i, undo) in undos.into_iter().rev() {
+                locked.undo(&asks[i], undo);
             }
-            for (n, i) in aside_at.iter().enumerate() {
-                let item = &mut items[*i];
+            for i in aside_at {
+                let item = &mut items[i];
                 if !item.is_independent() && item.outcome.verdict.is_allowed() {
-                    item.outcome = Outcome { verdict: item.outcome.verdict, ..locked.peek(&asks[n]) };
+                    item.outcome = Outcome { verdict: item.outcome.verdict, ..locked.peek(&asks[i]) };
                 }
             }
         }
@@ -258,14 +368,11 @@ impl<C: Clock> MemoryStore<C> {
     fn debit_at(&self, now: Timestamp, charges: &[Charge<'_>]) {
         for charge in charges {
             if let Some(ask) = self.packed_charge(charge, now) {
-                self.counters.charge(&ask, ChargeKind::Debit);
+                self.charge_packed(&ask, charge, ChargeKind::Debit);
             } else {
-                let ask = self.wide_charge(charge, now);
-                let asks = [ask];
-                self.wide.lock(&asks, &self.counters.counts).charge(&ask, ChargeKind::Debit);
+                self.charge_wide_as(now, charge, ChargeKind::Debit);
             }
         }
-        self.pages.grown(&self.counters);
     }
 
     /// Returns statistics of the store. Takes some microseconds, so it must not be called for every request.

@@ -10,7 +10,8 @@
 //! | `decode_state`, `recompute` | the states in the bundles, and the outcomes recomputed by `Limit::step` |
 //! | `data_loss` | the state assumed for counters that a server may have lost |
 //! | `pipeline` | one connection: batches that overlap where the link is long |
-//! | `probe` | whether the servers can be reached at startup |
+//! | `probe` | whether a server can be used: at startup, and while its breaker is open |
+//! | `server_error` | why a server refuses to work, and what to do |
 //! | `health` | one server's breaker and errors |
 //! | `shard`, `topology` | servers, and which has which slot |
 //! | `dispatch` | one shard request: retries within the deadline |
@@ -38,6 +39,7 @@ mod records;
 mod script;
 mod script_args;
 mod script_call;
+mod server_error;
 mod shard;
 mod shard_request;
 mod topology;

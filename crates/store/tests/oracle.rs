@@ -239,3 +239,22 @@ proptest! {
         compare(&acts)?;
     }
 }
+
+/// An alternative that does not fit writes nothing, and a refund of the same counter after it does: the window has turned.
+/// Seen when the clock then goes back.
+#[test]
+fn a_refund_after_a_denied_alternative_turns_the_window() {
+    let fixed = 4;
+    let alternative =
+        |cost| OneCharge { limit: fixed, key: 0, cost, enforcement: Enforcement::Alternative, permit: 0 };
+    let alone =
+        |cost| Action::Charge(vec![OneCharge { enforcement: Enforcement::Required, ..alternative(cost) }]);
+    let acts = [
+        alone(3),
+        Action::Advance(2_000_000),
+        Action::Charge(vec![alternative(50), alternative(-1)]),
+        Action::Back(2_000_000),
+        alone(0),
+    ];
+    compare(&acts).expect("the same outcomes");
+}

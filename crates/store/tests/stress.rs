@@ -160,3 +160,43 @@ fn refunded_units_can_be_charged_again_and_no_more() {
         assert_eq!(left + balance[n].load(Ordering::Relaxed), limits[n].capacity(), "key {n}");
     }
 }
+
+/// Without it a limit that changes while requests are in flight, to numbers that need another representation, is counted
+/// in two places: each of them admits the limit.
+#[test]
+fn a_counter_that_changes_its_representation_is_counted_once() {
+    let per_second = |count| {
+        LimitSpec::new(Algorithm::SlidingWindow, Rate::per(count, TimeDelta::from_secs(1)))
+            .build()
+            .expect("a limit")
+    };
+    // The last count that fits a word, and the first that does not.
+    let limits = [per_second(16_383), per_second(16_384)];
+    assert_eq!(limits.each_ref().map(|limit| limit.packed().is_some()), [true, false]);
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), ManualClock::at(NOW)).expect("a store");
+    let (scope, beside) = (Scope::new("s"), Scope::new("beside"));
+    let key = |scope| CounterKey { scope, parts: &[KeyPart::Text("k")] };
+    let taken = AtomicU64::new(0);
+    // A first charge by either, so that both are known before threads meet.
+    for limit in &limits {
+        assert_eq!(store.apply(&[Charge::new(key(&scope), limit, Cost::ONE)]).admission, Admission::Admitted);
+    }
+    std::thread::scope(|threads| {
+        for thread in 0..THREADS {
+            let (store, taken, limits, key, scope, beside) = (&store, &taken, &limits, &key, &scope, &beside);
+            threads.spawn(move || {
+                let mut rng = SplitMix64::new(thread + 1);
+                for _ in 0..8_000 {
+                    let charge = |scope| Charge::new(key(scope), &limits[rng.clone().index(2)], Cost::ONE);
+                    let pair = [charge(scope), charge(beside)];
+                    let asked = if rng.below(4) == 0 { &pair[..] } else { &pair[..1] };
+                    if store.apply(asked).admission == Admission::Admitted {
+                        taken.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    let left = store.apply(&[Charge::new(key(&scope), &limits[1], Cost::PEEK)]).per_charge[0].remaining;
+    assert_eq!(taken.load(Ordering::Relaxed) + 2 + left, 16_384);
+}

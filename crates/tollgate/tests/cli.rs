@@ -115,7 +115,7 @@ fn explain_goes_through_the_rules_clause_by_clause() {
     folder.write(
         "rules.yaml",
         "domain: d\ndescriptors:\n  - key: api_key\n    name: per-key\n    limit: 3/hour\n    descriptors:\n      \
-         - {key: endpoint, value: POST /login, name: log-ins, limit: 2/hour}\n  - {key: global, name: total, limit: 9/hour}\n",
+         - {key: endpoint, value: POST /login, name: logins, limit: 2/hour}\n  - {key: global, name: total, limit: 9/hour}\n",
     );
     let rules = text(&folder, "rules.yaml");
     let explained = run(&["explain", "--rules", &rules, "--attr", "api_key=a", "--attr", "endpoint=GET /"]);
@@ -124,7 +124,7 @@ fn explain_goes_through_the_rules_clause_by_clause() {
         "2 of 3 rules match",
         "per-key (",
         "rules.yaml:3): matches",
-        "log-ins (",
+        "logins (",
         "no match",
         "endpoint",
         "total (",
@@ -597,10 +597,13 @@ fn a_rule_has_one_name_in_usage_why_and_top() {
     assert!(used.lines().any(|line| line.starts_with("orders  ")), "{used}");
     let needs = shown(&["usage", "abc"]);
     assert!(needs.contains("\norders: add --attr endpoint="), "{needs}");
-    eventually("the denial in the log", || {
+    let why = eventually("the denial in the log", || {
         let why = run(&["why", "--key", "abc", "--admin", &admin]);
-        (why.code == Some(0) && why.out.contains("orders")).then_some(())
+        (why.code == Some(0) && why.out.contains("orders")).then_some(why.out)
     });
+    for once in ["per 1h", "would have passed"] {
+        assert_eq!(why.matches(once).count(), 1, "{why}");
+    }
     eventually("the rule in top", || {
         let top = shown(&["top"]);
         let rules = top.lines().skip_while(|line| !line.starts_with("RULE"));
@@ -633,6 +636,11 @@ fn expiries_are_durations_dates_or_instants() {
     assert_eq!(time("expires_at") - time("effective_at"), 86_400, "{set}");
     let granted = json(&["usage", "grant", "abc", "--units", "5", "--reason", "r", "--until", "2d"]);
     assert!(granted["expires_at"].is_string(), "{granted}");
+    assert_eq!(granted["rules"], serde_json::json!(["api_key"]), "by the name that usage shows");
+    // The key stands before the command or after it.
+    assert_eq!(json(&["usage", "abc", "reset", "--reason", "r"])["api_key"], "abc");
+    assert_eq!(json(&["usage", "reset", "abc", "--reason", "r"])["api_key"], "abc");
+    assert_eq!(json(&["usage", "abc", "grant", "--units", "5", "--reason", "r"])["units"], 5);
     let blocked = json(&["emergency", "block", "--api-key", "x", "--reason", "r", "--until", "2h"]);
     assert!(blocked["expires_at"].is_string(), "{blocked}");
     let id = blocked["id"].as_str().expect("an id");
@@ -641,6 +649,7 @@ fn expiries_are_durations_dates_or_instants() {
         (&["emergency", "allow-all", "--reason", "r", "--until", "2001-01-01"][..], "in the past"),
         (&["emergency", "allow-all", "--reason", "r", "--until", "2h", "--for", "1h"], "cannot be used with"),
         (&["quota", "set", "abc", "--until", "tomorrow"], "is not a time; use 2d, 2026-12-31"),
+        (&["usage", "reset", "--reason", "r"], "missing API key"),
     ] {
         let mut all = args.to_vec();
         all.extend(["--admin", &admin]);

@@ -94,6 +94,41 @@ fn floods_of_silent_connections_starve_nobody() {
     assert!(!server.log().contains("accept failed"), "{}", server.log());
 }
 
+/// Half a request, or one request and then nothing, keeps the probes out no longer than silence does: without reading
+/// what connections wait for, it would be until their timeouts.
+#[test]
+fn floods_of_half_sent_and_idle_connections_starve_nobody() {
+    let (server, _folder) = start(256, 300_000);
+    let admin = server.admin.expect("an address");
+    let half_sent: [(SocketAddr, &[u8]); 4] = [
+        (
+            server.http,
+            b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 40\r\n\r\n{\"domain\":",
+        ),
+        (server.http, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"),
+        (admin, b"POST /admin/v1/rules HTTP/1.1\r\nhost: localhost\r\ncontent-length: 40\r\n\r\n{"),
+        (admin, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"),
+    ];
+    for (flooded, bytes) in half_sent {
+        let flood: Vec<TcpStream> = (0..400)
+            .map(|_| {
+                let mut stream = connect(flooded);
+                // The server may have closed it already.
+                let _ = stream.write_all(bytes);
+                stream
+            })
+            .collect();
+        let watch = Stopwatch::start();
+        for address in [server.http, admin] {
+            let probed = web::exchange(address, &web::request("GET", "/healthz", b"")).expect("an answer");
+            assert_eq!(probed.status, 200);
+        }
+        note(&format!("{flooded}: {} ms", watch.elapsed().as_millis()));
+        assert!(watch.elapsed() < Duration::from_secs(4), "{flooded}: {:?}", watch.elapsed());
+        drop(flood);
+    }
+}
+
 #[test]
 fn silent_connections_are_closed_in_time_on_every_port() {
     let (server, _folder) = start(1024, 500);

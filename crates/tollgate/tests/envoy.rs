@@ -17,14 +17,19 @@ struct Edge {
 impl Edge {
     /// The documented configuration on free ports, and with time for a busy machine to answer.
     fn start(server: &Server, service: &Service) -> Self {
+        let config = std::fs::read_to_string(example("envoy.yaml")).expect("the example");
+        assert_eq!(config.matches("timeout: 0.02s").count(), 1);
+        Self::start_with(config, server, service)
+    }
+
+    fn start_with(mut config: String, server: &Server, service: &Service) -> Self {
         let folder = Folder::new();
-        let mut config = std::fs::read_to_string(example("envoy.yaml")).expect("the example");
+        config = config.replace("timeout: 0.02s", "timeout: 10s");
         let changes = [
             ("port_value: 10000", "port_value: 0".to_owned()),
             ("port_value: 9901", "port_value: 0".to_owned()),
             ("port_value: 9000", format!("port_value: {}", service.address.port())),
             ("port_value: 8081", format!("port_value: {}", server.grpc.port())),
-            ("timeout: 0.02s", "timeout: 10s".to_owned()),
         ];
         for (from, to) in changes {
             assert_eq!(config.matches(from).count(), 1, "`{from}` in the example");
@@ -50,6 +55,63 @@ impl Edge {
 
 fn example(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/envoy").join(name)
+}
+
+/// A file of the example with `match: all` and hits at the end of a stream.
+fn llm_example(name: &str) -> String {
+    let path = example("../../envoy-llm").join(name);
+    path.to_str().expect("a plain path").to_owned()
+}
+
+/// Without `match: all` each combination of keys needs its own action, and what a stream did not use is lost.
+#[test]
+fn all_rules_apply_and_unused_tokens_and_permits_come_back_through_envoy() {
+    let server = Server::start(&["--rules", &llm_example("rules.yaml"), "--rules", &llm_example("llm.yaml")]);
+    let service = Service::start();
+    let config = std::fs::read_to_string(llm_example("envoy.yaml")).expect("the example");
+    // The service of this test has no headers of its own to send; Envoy has the request's until the end, too.
+    assert_eq!(config.matches("%RESP(x-unused-tokens)%").count(), 1);
+    let edge = Edge::start_with(config.replace("%RESP(", "%REQ("), &server, &service);
+    let left = |key: &str| -> Vec<u64> {
+        let body = json!({"domain": "llm", "attributes": {"api_key": key}, "cost": 0});
+        let told = server.post("/v1/check", &body).json();
+        let limits = told["limits"].as_array().expect("limits").iter();
+        limits.map(|limit| limit["remaining"].as_u64().expect("a number")).collect()
+    };
+
+    // Rules on a key of one descriptor and a path of the other, whatever their order.
+    let get =
+        |path: &str, key: &str| edge.get(path, &format!("x-api-key: {key}\r\nx-unused-tokens: 3000\r\n"));
+    let is_back = |key: &str| eventually("the end of the stream", || (left(key)[2] == 2).then_some(()));
+    for _ in 0..5 {
+        assert_eq!(get("/v1/batch?page=1", "k").status, 200);
+        is_back("k");
+    }
+    let denied = get("/v1/batch", "k");
+    assert_eq!((denied.status, denied.header("x-ratelimit-denied-by")), (429, Some("batches")));
+    assert_eq!(get("/v1/other", "k").status, 200);
+    assert_eq!(edge.get("/v1/batch", "").status, 200, "that limit is for each key");
+
+    // What is charged at the beginning comes back at the end: the tokens that were not used, and the permit.
+    for requests in 1..=6_u64 {
+        assert_eq!(get("/v1/chat", "a").status, 200);
+        is_back("a");
+        let left = left("a");
+        // A little refills while the test runs.
+        assert!(left[1] >= 100_000 - 1_000 * requests, "{left:?}");
+        assert!(left[0] >= 60 - requests, "{left:?}");
+    }
+
+    // A service that does not say what is left keeps both.
+    let keep = || edge.get("/v1/chat", "x-api-key: b\r\n");
+    assert_eq!((keep().status, keep().status), (200, 200));
+    let denied = keep();
+    assert_eq!((denied.status, denied.header("x-ratelimit-denied-by")), (429, Some("budget")));
+    assert!(
+        left("b")[1] < 100_000 && left("b")[2] == 0,
+        "a denied request gives nothing back: {:?}",
+        left("b")
+    );
 }
 
 /// Where Envoy listens, once it does and has found Tollgate healthy.
@@ -97,7 +159,7 @@ fn limits_apply_and_explain_themselves_through_envoy() {
     let denied = edge.get("/login", "");
     assert_eq!(denied.status, 429);
     assert_eq!(denied.header("x-envoy-ratelimited"), Some("true"));
-    assert_eq!(denied.header("x-ratelimit-denied-by"), Some("log-ins"));
+    assert_eq!(denied.header("x-ratelimit-denied-by"), Some("logins"));
     assert_eq!(denied.header("x-ratelimit-remaining"), Some("0"));
     let reset: u64 = denied.header("x-ratelimit-reset").and_then(|text| text.parse().ok()).expect("a time");
     assert!((170..=180).contains(&reset), "a fifth of a quarter of an hour: {reset}");
@@ -119,7 +181,7 @@ fn limits_apply_and_explain_themselves_through_envoy() {
         let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         lines.into_iter().find(|line| line["status"] == 429)
     });
-    assert_eq!((&line["path"], &line["denied_by"]), (&json!("/login"), &json!("log-ins")), "{line}");
+    assert_eq!((&line["path"], &line["denied_by"]), (&json!("/login"), &json!("logins")), "{line}");
     assert_eq!(line["alert"], "brute-force", "{line}");
     assert_eq!(line["decision"].as_str().map(str::len), Some(32), "{line}");
 }

@@ -15,7 +15,7 @@ domain: web
 descriptors:
   - key: remote_address
     descriptors:
-      - {key: endpoint, value: 'POST /login', name: log-ins, limit: 3/hour}
+      - {key: endpoint, value: 'POST /login', name: logins, limit: 3/hour}
       - {key: endpoint, value: 'GET /users/{id}', name: users, limit: 3/hour}
       - {key: endpoint, value: 'GET /heal', name: heal, limit: 1/second}
       - {key: path, value: /lesser, name: lesser, limit: 1/hour, action: degrade}
@@ -64,7 +64,7 @@ fn holds_behind(
     for left in [2, 1, 0] {
         let answer = log_in(ONE, "");
         assert_eq!((answer.status, answer.text().as_str()), (200, "hello"), "{}", context(&answer));
-        let told = format!("\"log-ins\";r={left};t=");
+        let told = format!("\"logins\";r={left};t=");
         let said = match on_pass {
             OnPass::ToCaller => answer.header("ratelimit").map(str::to_owned),
             OnPass::ToService => service.last_header("ratelimit"),
@@ -79,12 +79,12 @@ fn holds_behind(
     assert!((1..=1200).contains(&wait), "{}", context(&denied));
     assert_eq!(
         denied.header("ratelimit"),
-        Some(format!("\"log-ins\";r=0;t={wait}").as_str()),
+        Some(format!("\"logins\";r=0;t={wait}").as_str()),
         "{}",
         context(&denied)
     );
-    assert_eq!(denied.header("ratelimit-policy"), Some("\"log-ins\";q=3;w=3600"), "{}", context(&denied));
-    assert_eq!(denied.header("x-ratelimit-denied-by"), Some("log-ins"), "{}", context(&denied));
+    assert_eq!(denied.header("ratelimit-policy"), Some("\"logins\";q=3;w=3600"), "{}", context(&denied));
+    assert_eq!(denied.header("x-ratelimit-denied-by"), Some("logins"), "{}", context(&denied));
     assert_eq!(denied.header("content-type"), Some("application/problem+json"), "{}", context(&denied));
     assert!(denied.text().contains("#quota-exceeded"), "{}", context(&denied));
     assert_eq!(service.served(), before + 3, "the service never saw it");

@@ -14,7 +14,7 @@ descriptors:
     descriptors:
       - key: endpoint
         value: POST /login
-        name: log-ins
+        name: logins
         limit: [2/hour, 5/day]
   - key: tokens
     name: tokens

@@ -17,7 +17,7 @@ descriptors:
     name: per-key
     limit: 100/hour
     descriptors:
-      - {key: endpoint, value: POST /login, name: log-ins, limit: 3/hour}
+      - {key: endpoint, value: POST /login, name: logins, limit: 3/hour}
   - {key: api_key, value: named-key, name: named, limit: 7/hour}
   - {key: remote_address, name: per-address, limit: 1000/hour}
 ";
@@ -189,7 +189,7 @@ fn parameters_of_a_path_are_no_other_endpoint() {
         assert_eq!(passed.status, 200, "{n}");
     }
     let denied = check.ask("POST /login;n=4/", "x-api-key: k\r\n");
-    assert_eq!((denied.status, denied.header("x-ratelimit-denied-by")), (429, Some("log-ins")));
+    assert_eq!((denied.status, denied.header("x-ratelimit-denied-by")), (429, Some("logins")));
 }
 
 /// Whoever can look at Redis, its backups or its logs must not be able to call as somebody else.

@@ -131,7 +131,7 @@ fn an_import_with_such_a_line_changes_nothing() {
     let refused = import(&[]);
     assert_eq!(refused.code, Some(1), "{}", refused.out);
     for says in [
-        "line 2: rule `api_key` would allow",
+        "line 2: rule `api_key` of domain `d` would allow",
         "line 3: rule `api_key`",
         "nothing was imported",
         "add --confirm",

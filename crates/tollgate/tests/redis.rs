@@ -77,14 +77,139 @@ fn a_damaged_key_concerns_its_caller_alone_and_is_reported_once() {
         assert_eq!(ask(&node, "login", "bad").1["origin"], "fail_closed");
         assert_eq!(ask(&node, "user", "good").1["origin"], "store");
     }
-    redis.said(&["SET", key, "no counter of ours"]);
-    assert_eq!(ask(&node, "user", "good").1["origin"], "store");
+    // A text is as bad: it must not restore the budget.
+    for text in ["no counter of ours", "12345", ""] {
+        redis.said(&["SET", key, text]);
+        assert_eq!(ask(&node, "login", "bad").1["origin"], "fail_closed", "{text:?}");
+        assert_eq!(ask(&node, "user", "good").1["origin"], "store");
+    }
     let log = node.log();
     let told: Vec<&str> = log.lines().filter(|line| line.contains("is not a counter")).collect();
     assert!(matches!(told[..], [one] if one.contains("DEL") && one.contains("{bad}")), "once: {log}");
     assert!(!log.contains("circuit breaker open"), "{log}");
     redis.said(&["DEL", key]);
-    assert_eq!(ask(&node, "login", "bad").1["origin"], "store", "it is repaired as the message says");
+    let (status, repaired) = ask(&node, "login", "bad");
+    assert_eq!(repaired["origin"], "store", "it is repaired as the message says");
+    assert_eq!(status, 429, "log-ins that were counted are not handed out again: {repaired}");
+}
+
+/// An operator must read why Redis is not used, and the breaker must not open and close in turn while it refuses.
+#[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
+fn a_redis_that_refuses_to_work_is_named() {
+    let redis = Redis::start();
+    let folder = Folder::new();
+    let rules = folder.write("rules.yaml", RULES);
+    let (url, rules) = (redis.url(), rules.to_str().expect("a plain path"));
+    let node = Server::start(&["--rules", rules, "--store", &url, "--store-deadline-ms", "500"]);
+    eventually("the node on Redis", || (ask(&node, "user", "w").1["origin"] == "store").then_some(()));
+    let shard = || node.get("/readyz?verbose").json()["store"]["shards"][0].clone();
+    assert_eq!(shard()["error"], Value::Null);
+    redis.said(&["CONFIG", "SET", "maxmemory", "1"]);
+    let mut user = 0;
+    eventually("the breaker to open", || {
+        user += 1;
+        let (_, decision) = ask(&node, "user", &format!("u{user}"));
+        assert_eq!(decision["origin"], "local", "{decision}");
+        (shard()["breaker"] != "closed").then_some(())
+    });
+    let told = shard();
+    assert!(told["error"].as_str().is_some_and(|error| error.contains("OOM")), "{told}");
+    let metrics = node.get("/metrics").text();
+    let counted = |line: &str| line.contains(r#"kind="refused",code="OOM"} "#) && !line.ends_with(" 0");
+    assert!(metrics.lines().any(counted), "{metrics}");
+    redis.said(&["CONFIG", "SET", "maxmemory", "0"]);
+    eventually("the node on Redis again", || (ask(&node, "user", "w").1["origin"] == "store").then_some(()));
+    let log = node.log();
+    assert_eq!(log.matches("Redis refuses to work").count(), 1, "{log}");
+    assert_eq!(log.matches("circuit breaker open").count(), 1, "{log}");
+    assert!(log.contains("maxmemory"), "it says what to do: {log}");
+}
+
+/// Whoever changes the password of Redis changes a file, and restarts nothing.
+#[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
+fn a_changed_password_is_read_from_its_file() {
+    let redis = Redis::start();
+    let folder = Folder::new();
+    let rules = folder.write("rules.yaml", RULES);
+    let password = folder.write("password", "first-secret");
+    redis.said(&["CONFIG", "SET", "requirepass", "first-secret"]);
+    let (url, rules) = (redis.url(), rules.to_str().expect("a plain path"));
+    let file = password.to_str().expect("a plain path");
+    let flags =
+        ["--rules", rules, "--store", &url, "--store-password-file", file, "--store-deadline-ms", "500"];
+    let node = Server::start(&flags);
+    eventually("the node on Redis", || (ask(&node, "user", "w").1["origin"] == "store").then_some(()));
+    let admin = ["-a", "first-secret", "--no-auth-warning"];
+    redis.said(&[&admin[..], &["CONFIG", "SET", "requirepass", "second-secret"]].concat());
+    let admin = ["-a", "second-secret", "--no-auth-warning"];
+    redis.said(&[&admin[..], &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]].concat());
+    eventually("the reason in the log", || {
+        let _ = ask(&node, "user", "w");
+        node.log().contains("WRONGPASS").then_some(())
+    });
+    folder.write("password", "second-secret\n");
+    eventually("the node on Redis again", || (ask(&node, "user", "w").1["origin"] == "store").then_some(()));
+    assert!(!node.log().contains("secret"), "{}", node.log());
+}
+
+/// Three nodes that start without Redis must not admit three limits: the last count of their host is kept.
+#[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
+fn nodes_that_start_without_redis_divide_by_the_last_count() {
+    let redis = Redis::start();
+    let folder = Folder::new();
+    let rules = folder.write("rules.yaml", RULES);
+    let (url, rules) = (redis.url(), rules.to_str().expect("a plain path"));
+    let flags = ["--rules", rules, "--store", &url, "--store-deadline-ms", "500"];
+    let state = folder.path().join("state");
+    let state = [("STATE_DIRECTORY", state.to_str().expect("a plain path"))];
+    let start = || Server::start_with(&flags, &state);
+    let counts = |node: &Server, nodes: u32| {
+        let line = format!("ratelimit_nodes {nodes}");
+        node.get("/metrics").text().lines().any(|one| one == line)
+    };
+    let mut nodes = vec![start(), start(), start()];
+    eventually("the nodes to count each other", || nodes.iter().all(|node| counts(node, 3)).then_some(()));
+    let _dead = redis.stop();
+    // Killed, so that no heartbeat is given back.
+    nodes.clear();
+    nodes.extend([start(), start(), start()]);
+    eventually("the last count", || nodes.iter().all(|node| counts(node, 3)).then_some(()));
+    let passed = |node: &Server| (0..20).filter(|_| ask(node, "user", "u").0 == 200).count();
+    assert_eq!(nodes.iter().map(passed).sum::<usize>(), 9, "a third of ten for each");
+    // One that has never counted says so.
+    let other = folder.path().join("other");
+    let other = Server::start_with(&flags, &[("STATE_DIRECTORY", other.to_str().expect("a plain path"))]);
+    eventually("the warning", || other.log().contains("set --nodes").then_some(()));
+    assert_eq!(passed(&other), 10);
+}
+
+/// What a node admitted without Redis is known to it alone: a restart must not hand it out again.
+#[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
+fn a_node_that_stops_after_an_outage_charges_what_it_admitted() {
+    let redis = Redis::start();
+    let folder = Folder::new();
+    let rules = folder.write("rules.yaml", RULES);
+    let (url, rules) = (redis.url(), rules.to_str().expect("a plain path"));
+    let flags = ["--rules", rules, "--store", &url, "--store-deadline-ms", "500"];
+    let mut node = Server::start(&flags);
+    eventually("the node on Redis", || (ask(&node, "user", "w").1["origin"] == "store").then_some(()));
+    redis.signal("STOP");
+    for _ in 0..6 {
+        assert_eq!(ask(&node, "user", "u").1["origin"], "local");
+    }
+    // It is told to stop while Redis still says nothing.
+    node.signal("TERM");
+    eventually("the drain", || node.log().contains("drained").then_some(()));
+    redis.signal("CONT");
+    assert!(node.wait().success());
+    let next = Server::start(&flags);
+    eventually("the next node on Redis", || (ask(&next, "user", "w").1["origin"] == "store").then_some(()));
+    let passed = (0..20).filter(|_| ask(&next, "user", "u").0 == 200).count();
+    assert_eq!(passed, 4, "ten less the six before");
 }
 
 /// Two nodes over one Redis must let through one limit, not two; when Redis dies each rule answers by its policy and
@@ -214,7 +339,7 @@ descriptors:
   - {key: strict, name: strict, class: strict, limit: 3 per 3650d, algorithm: fixed_window}
 ";
 
-/// Somebody who has used up his log-ins must not get new ones because Redis crashed; a limit that is there for comfort
+/// Somebody who has used up his logins must not get new ones because Redis crashed; a limit that is there for comfort
 /// goes on.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
@@ -322,9 +447,9 @@ fn breakers_follow_their_settings() {
     let config = folder.write("config.yaml", &settings);
     let node = Server::start(&["--config", config.to_str().expect("a plain path")]);
     eventually("the node on Redis", || (ask(&node, "user", "u").1["origin"] == "store").then_some(()));
-    let dead = redis.stop();
     let breaker = || node.get("/readyz?verbose").json()["store"]["shards"][0]["breaker"].clone();
     assert_eq!(breaker(), "closed");
+    let dead = redis.stop();
     assert_eq!(ask(&node, "login", "u").0, 503);
     assert_eq!(breaker(), "open", "one failure was enough");
     let state = node.get("/metrics").text();

@@ -73,3 +73,52 @@ fn a_reservation_outlives_the_node_that_made_it() {
     let unknown = json!({"reservation": "00000000000000000000000000000001"});
     assert_eq!(close(&second, "/v1/cancel", &unknown).0, 404);
 }
+
+/// A reservation during an outage follows its rules as a check does, and is every node's when Redis is back.
+#[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
+fn reservations_follow_their_rules_through_an_outage() {
+    let redis = Redis::start();
+    let folder = Folder::new();
+    let rules = "
+domain: d
+descriptors:
+  - {key: user, name: tokens, limit: 1000/day, algorithm: fixed_window}
+  - {key: login, name: login, class: security, limit: 10/day}
+";
+    let rules = folder.write("rules.yaml", rules);
+    let (url, rules) = (redis.url(), rules.to_str().expect("a plain path"));
+    let flags = ["--rules", rules, "--store", &url, "--store-deadline-ms", "500", "--nodes", "2"];
+    let (first, second) = (Server::start(&flags), Server::start(&flags));
+    let warm = |server: &Server| server.check("d", &json!({"user": "warm-up"})).json()["origin"] == "store";
+    eventually("both nodes on Redis", || (warm(&first) && warm(&second)).then_some(()));
+    let (_, shared) = reserve(&first, "ann", 100, None);
+    let dead = redis.stop();
+    let away = |server: &Server| server.check("d", &json!({"user": "x"})).json()["origin"] == "local";
+    eventually("both nodes without Redis", || (away(&first) && away(&second)).then_some(()));
+
+    let closed = first.post("/v1/reserve", &json!({"domain": "d", "attributes": {"login": "u"}}));
+    assert_eq!((closed.status, closed.header("retry-after")), (503, Some("1")), "{}", closed.text());
+    assert_eq!(closed.json()["origin"], "fail_closed");
+    let (status, made) = reserve(&first, "bob", 300, Some("job"));
+    assert_eq!((status, &made["origin"]), (200, &json!("local")), "{made}");
+    assert!(made["reservation"].is_string(), "{made}");
+    assert_eq!(reserve(&first, "bob", 300, Some("job")).1["reservation"], made["reservation"]);
+    let (_, other) = reserve(&first, "bob", 100, None);
+    let settle = json!({"reservation": other["reservation"], "cost": 40});
+    let (status, settled) = close(&first, "/v1/settle", &settle);
+    assert_eq!((status, settled["cost"].as_u64()), (200, Some(40)), "{settled}");
+    let elsewhere = second.post("/v1/settle", &json!({"reservation": made["reservation"], "cost": 1}));
+    assert_eq!((elsewhere.status, elsewhere.header("retry-after")), (503, Some("1")), "{}", elsewhere.text());
+    let lost = first.post("/v1/cancel", &json!({"reservation": shared["reservation"]}));
+    assert_eq!((lost.status, lost.header("retry-after")), (503, Some("1")), "{}", lost.text());
+
+    let _redis = dead.start_again();
+    eventually("both nodes on Redis again", || (warm(&first) && warm(&second)).then_some(()));
+    let settle = json!({"reservation": made["reservation"], "cost": 200});
+    let settled = eventually("the reservation on the other node", || {
+        let (status, settled) = close(&second, "/v1/settle", &settle);
+        (status == 200).then_some(settled)
+    });
+    assert_eq!(settled["remaining"].as_u64(), Some(1_000 - 200 - 40), "{settled}");
+}

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::{Folder, Server, eventually};
+use harness::{Folder, Run, Server, eventually, run};
 use serde_json::json;
 
 const LOGIN: &str = "  - {key: endpoint, value: POST /login, class: security, limit: 5/minute}\n";
@@ -43,6 +43,7 @@ fn a_restart_with_a_broken_file_uses_the_last_good_rules() {
     let server = start(&folder, &[]);
     assert_eq!(limit(&server), 11, "the last rules that were valid");
     assert!(server.log().contains("RULE FILES ARE BROKEN"), "{}", server.log());
+    assert!(server.greeting.contains("  rules last good copy of "), "{}", server.greeting);
     let rules_now = || server.get("/readyz?verbose").json()["rules"].clone();
     assert_eq!(rules_now()["last_good"], true);
     assert!(
@@ -85,7 +86,7 @@ fn files_pass_the_guard_when_asked() {
     folder.write("rules.yaml", rules(10, LOGIN));
     let server = start(&folder, &["--guard-files"]);
     folder.write("rules.yaml", "domain: other\n");
-    logged(&server, "changed rule files not applied: domain `d` is removed");
+    logged(&server, "changed rule files not applied by --guard-files: domain `d` is removed");
     assert_eq!(limit(&server), 10);
     let error = server.get("/readyz?verbose").json()["rules"]["error"].to_string();
     assert!(error.contains("--guard-files") && error.contains("SIGHUP"), "{error}");
@@ -100,4 +101,123 @@ fn files_pass_the_guard_when_asked() {
     assert_eq!(limit(&server), 9);
     server.signal("HUP");
     eventually("the operator's word", || (limit(&server) == 2).then_some(()));
+    logged(&server, "rule files confirmed");
+    server.signal("HUP");
+    logged(&server, "rule files unchanged");
+    assert!(!server.log().contains("repaired"), "nothing was broken: {}", server.log());
+}
+
+fn confirm(server: &Server, hash: &[&str]) -> Run {
+    let admin = format!("http://{}", server.admin.expect("an admin address"));
+    run(&[&["rules", "confirm-files"], hash, &["--admin", &admin]].concat())
+}
+
+/// Returns the rules hash of the files that wait for confirmation.
+fn pending(server: &Server) -> Option<String> {
+    let shown = confirm(server, &[]).out;
+    Some(shown.split("confirm-files ").nth(1)?.split('`').next()?.to_owned())
+}
+
+/// Machines restart by themselves: what the guard keeps out must not become active by that.
+#[test]
+fn a_restart_does_not_confirm_files() {
+    let folder = Folder::new();
+    let restart = |server: &mut Server| {
+        server.signal("TERM");
+        server.wait();
+        start(&folder, &["--guard-files"])
+    };
+    folder.write("rules.yaml", rules(10, LOGIN));
+    let mut server = start(&folder, &["--guard-files"]);
+    assert_eq!(confirm(&server, &[]).out, "no rule files wait for confirmation\n");
+    folder.write("rules.yaml", rules(20, ""));
+    logged(&server, "changed rule files not applied by --guard-files");
+
+    server = restart(&mut server);
+    assert_eq!(limit(&server), 10, "the accepted rules");
+    let log = server.log();
+    assert!(log.contains("RULE FILES ARE NOT CONFIRMED") && log.contains("is removed"), "{log}");
+    assert!(server.greeting.contains("  rules last accepted copy of "), "{}", server.greeting);
+    let rules_now = server.get("/readyz?verbose").json()["rules"].clone();
+    assert_eq!(rules_now["last_good"], true);
+    assert!(rules_now["error"].as_str().is_some_and(|error| error.contains("confirm-files")), "{rules_now}");
+
+    // Changed again while the server is down, to something that would pass: there is no traffic to judge it by.
+    let before = pending(&server).expect("files that wait");
+    folder.write("rules.yaml", rules(30, LOGIN));
+    eventually("what passes the guard", || (limit(&server) == 30).then_some(()));
+    folder.write("rules.yaml", rules(20, ""));
+    eventually("the same files", || (pending(&server).as_ref() == Some(&before)).then_some(()));
+    server.signal("TERM");
+    server.wait();
+    folder.write("rules.yaml", rules(31, LOGIN));
+    server = start(&folder, &["--guard-files"]);
+    assert_eq!(limit(&server), 30);
+    assert!(server.log().contains("changed again while changes waited"), "{}", server.log());
+
+    // What is confirmed is what was seen.
+    let other = confirm(&server, &[&before]);
+    assert_eq!(other.code, Some(1), "{}", other.out);
+    let waits = pending(&server).expect("files that wait");
+    assert!(other.err.contains(&waits), "{}", other.err);
+    let confirmed = confirm(&server, &[&waits]);
+    assert_eq!(confirmed.code, Some(0), "{}{}", confirmed.out, confirmed.err);
+    assert_eq!(limit(&server), 31);
+    assert_eq!(server.get("/readyz?verbose").json()["rules"]["last_good"], false);
+    assert_eq!(confirm(&server, &[&waits]).code, Some(1), "nothing waits any more");
+    server = restart(&mut server);
+    assert_eq!(limit(&server), 31);
+    assert!(!server.log().contains("NOT CONFIRMED"), "{}", server.log());
+}
+
+/// A change that was made while the server was down is judged by the rules alone.
+#[test]
+fn a_change_while_the_server_is_down_is_judged() {
+    let folder = Folder::new();
+    folder.write("rules.yaml", rules(10, LOGIN));
+    let mut server = start(&folder, &["--guard-files"]);
+    server.signal("TERM");
+    server.wait();
+    folder.write("rules.yaml", rules(11, LOGIN));
+    let mut server = start(&folder, &["--guard-files"]);
+    assert_eq!(limit(&server), 11, "what weakens nothing is applied");
+    server.signal("TERM");
+    server.wait();
+    folder.write("rules.yaml", rules(12, &LOGIN.replace("5/minute", "40/minute")));
+    let mut server = start(&folder, &["--guard-files"]);
+    assert_eq!(limit(&server), 12, "a step of eight times is applied");
+    server.signal("TERM");
+    server.wait();
+    folder.write("rules.yaml", rules(13, &LOGIN.replace("5/minute", "90/minute")));
+    let server = start(&folder, &["--guard-files"]);
+    assert_eq!(limit(&server), 12, "two such steps in a day are not");
+    assert!(server.log().contains("allows 18 times as much as a day ago"), "{}", server.log());
+}
+
+/// What `rules show` writes is what was loaded: the same text, and from a directory the same rules hash.
+#[test]
+fn shown_rules_load_again_unchanged() {
+    let folder = Folder::new();
+    let text = format!("# About the limits\n{}\n\n", rules(10, LOGIN));
+    folder.write("rules.yaml", &text);
+    let server = start(&folder, &[]);
+    let admin = format!("http://{}", server.admin.expect("an admin address"));
+    let show = |more: &[&str]| run(&[&["rules", "show", "current", "--admin", &admin], more].concat());
+    // Lines end in one way on every system that reads them.
+    assert_eq!(show(&[]).out.trim_end(), text.trim_end());
+    let revision = |server: &Server| server.get("/readyz?verbose").json()["rules"]["revision"].clone();
+
+    std::fs::create_dir(folder.join("many")).expect("a directory");
+    folder.write("many/a.yaml", &text);
+    folder.write("many/b.yaml", "domain: e\ndescriptors: [{key: a, limit: 1/s}]");
+    let many = Server::start(&["--rules", folder.join("many").to_str().expect("a plain path")]);
+    let admin = format!("http://{}", many.admin.expect("an admin address"));
+    let target = folder.join("copy");
+    let target = target.to_str().expect("a plain path");
+    let write = || run(&["rules", "show", "current", "--dir", target, "--admin", &admin]);
+    let wrote = write();
+    assert_eq!((wrote.code, wrote.out.as_str()), (Some(0), format!("wrote 2 files to {target}\n").as_str()));
+    assert_eq!(write().code, Some(1), "nothing is overwritten");
+    let copy = Server::start(&["--rules", target]);
+    assert_eq!(revision(&copy), revision(&many));
 }

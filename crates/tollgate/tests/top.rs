@@ -45,4 +45,5 @@ fn once_prints_what_the_screen_shows() {
         assert!(text.contains(word), "{word} is missing\n{text}");
     }
     assert!(!text.contains("PLANTED"), "{text}");
+    assert!(!text.lines().any(|line| line.starts_with("other ")), "nothing counts for no rule: {text}");
 }

@@ -21,7 +21,7 @@ descriptors:
     name: per-address
     limit: [20/second, 600/minute]
     descriptors:
-      - {key: endpoint, value: POST /login, name: log-ins, limit: 5 per 15m}
+      - {key: endpoint, value: POST /login, name: logins, limit: 5 per 15m}
   - {key: endpoint, value: 'GET /report/{id}', name: reports, concurrency: 2}
 ";
 
@@ -77,7 +77,7 @@ mod tests {
         let denied = ask(&app, [192, 0, 2, 1], "POST", "/login").await;
         assert_eq!(
             (denied.status().as_u16(), &denied.headers()["x-ratelimit-denied-by"]),
-            (429, &"log-ins".parse().expect("a value"))
+            (429, &"logins".parse().expect("a value"))
         );
         assert!(denied.into_body().collect().await.expect("a body").to_bytes().starts_with(b"{"));
         assert_eq!(ask(&app, [192, 0, 2, 2], "POST", "/login").await.status(), 200);

@@ -8,7 +8,7 @@ True
 
 from .aio import AsyncClient, AsyncReservation
 from .client import Client, Reservation
-from .result import Ended, Result
+from .result import Ended, LimitStatus, Result
 
-__all__ = ["AsyncClient", "AsyncReservation", "Client", "Ended", "Reservation", "Result"]
+__all__ = ["AsyncClient", "AsyncReservation", "Client", "Ended", "LimitStatus", "Reservation", "Result"]
 __version__ = "0.1.0"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn, Optional, Union
 
-from .result import Ended, Result
+from .result import Ended, LimitStatus, Result
 
 MAX_BODY_BYTES = 65_536
 MAX_INTEGER = 2**53 - 1
@@ -64,8 +64,12 @@ def _optional_text(value: Any) -> Optional[str]:
 def check(status: int, body: bytes) -> Result:
     """Decodes a response of ``/v1/check`` or ``/v1/reserve``; raises `Fault`."""
     if status in (400, 409, 413, 422):
-        return Result.rejected()
+        return Result.rejected(_problem(body))
     if status in (401, 403):
+        # The caller's credential in the head that was sent, not the client's own: no other server reads it differently.
+        problem = _problem(body)
+        if status == 401 and problem is not None and problem.get("field") == "request":
+            return Result.rejected(problem)
         raise Fault(UNAUTHORIZED)
     try:
         if status in (200, 429, 503):
@@ -79,6 +83,14 @@ def check(status: int, body: bytes) -> Result:
             raise Fault(INVALID_RESPONSE) from None
         raise Fault(UNAVAILABLE) from None
     raise Fault(UNAVAILABLE if status >= 500 or status == 429 else INVALID_RESPONSE)
+
+
+def _problem(body: bytes) -> Optional[dict[str, Any]]:
+    try:
+        document = _json(body)
+    except _Invalid:
+        return None
+    return document if isinstance(document, dict) and isinstance(document.get("title"), str) else None
 
 
 def _has_allowed(body: bytes) -> bool:
@@ -97,7 +109,7 @@ def _decision(status: int, document: dict[str, Any]) -> Result:
     limits = document.get("limits")
     if not isinstance(limits, list):
         raise _Invalid
-    shown = [_limit(limit) for limit in limits]
+    shown = tuple(_limit(limit) for limit in limits)
     retry_after = document.get("retry_after_ms")
     retry_after_ms = None if retry_after is None else _integer(retry_after)
     delay_ms = _integer(document["delay_ms"]) if "delay_ms" in document else 0
@@ -108,49 +120,47 @@ def _decision(status: int, document: dict[str, Any]) -> Result:
         reason = origin
     else:
         reason = "allowed" if allowed else "denied"
-    is_concurrent = any(over and window == "concurrent" for _, _, _, _, _, over, window in shown)
+    is_concurrent = any(limit.over and limit.window == "concurrent" for limit in shown)
     return Result(
         allowed=allowed,
         source="server",
         reason=reason,
         origin=origin,
-        rule=denied_by if not allowed else (reported[0] if reported else None),
-        limit=reported[1] if reported else None,
-        remaining=reported[2] if reported else None,
-        reset_ms=reported[3] if reported else None,
+        rule=denied_by if not allowed else (reported.rule if reported else None),
+        limit=reported.limit if reported else None,
+        remaining=reported.remaining if reported else None,
+        reset_ms=reported.reset_ms if reported else None,
         retry_after_ms=0 if allowed else retry_after_ms,
         delay_ms=delay_ms,
         decision_id=decision_id,
         reservation=_optional_text(document.get("reservation")),
         cacheable=status == 429 and origin == "store" and bool(retry_after_ms) and not is_concurrent,
+        limits=shown,
     )
 
 
-_Limit = tuple[str, int, int, int, bool, bool, Any]
-
-
-def _limit(limit: Any) -> _Limit:
-    """Returns rule, limit, remaining, reset, whether it decides, whether it is over, and its window."""
+def _limit(limit: Any) -> LimitStatus:
     if not isinstance(limit, dict):
         raise _Invalid
-    return (
-        _text(limit.get("rule")),
-        _integer(limit.get("limit")),
-        _integer(limit.get("remaining")),
-        _integer(limit.get("reset_ms")),
-        limit.get("role") not in ("shadow", "candidate"),
-        limit.get("over") is True,
-        limit.get("window"),
+    window, role = limit.get("window"), limit.get("role")
+    return LimitStatus(
+        rule=_text(limit.get("rule")),
+        limit=_integer(limit.get("limit")),
+        remaining=_integer(limit.get("remaining")),
+        reset_ms=_integer(limit.get("reset_ms")),
+        window=window if isinstance(window, str) else None,
+        over=limit.get("over") is True,
+        role=role if isinstance(role, str) else None,
     )
 
 
-def _reported(allowed: bool, denied_by: Optional[str], limits: list[_Limit]) -> Optional[_Limit]:
-    deciding = [limit for limit in limits if limit[4]]
+def _reported(allowed: bool, denied_by: Optional[str], limits: tuple[LimitStatus, ...]) -> Optional[LimitStatus]:
+    deciding = [limit for limit in limits if limit.decides]
     if not allowed:
-        over = [limit for limit in deciding if limit[5]]
-        own = [limit for limit in over if limit[0] == denied_by]
-        return max(own or over, key=lambda limit: limit[3], default=None)
-    return min(deciding, key=lambda limit: (limit[2], -limit[3]), default=None)
+        over = [limit for limit in deciding if limit.over]
+        own = [limit for limit in over if limit.rule == denied_by]
+        return max(own or over, key=lambda limit: limit.reset_ms, default=None)
+    return min(deciding, key=lambda limit: (limit.remaining, -limit.reset_ms), default=None)
 
 
 def ended(status: int, body: bytes) -> Ended:

@@ -21,7 +21,8 @@ from ._failover import Failover, attempt_ms, deadline_ms
 from ._http1 import Response, Server
 from .result import Ended, Result
 
-#: A caller's identifier, attributes, or descriptors as Envoy sends them (``{"descriptors": [...]}``).
+#: A caller's identifier, attributes, descriptors as Envoy sends them (``{"descriptors": [...]}``), or the head of a
+#: request whose caller the server identifies (``{"request": {"method", "target", "peer", "headers"}}``).
 Subject = Union[str, Mapping[str, Any]]
 
 #: How long a hedged reservation waits for its cancellation; then it stands, as a check's charge does.
@@ -70,6 +71,7 @@ class Order:
     #: When a reservation asks its second server: its share of the deadline, or sooner if it is hedged.
     hedge_after_ms: int
     may_use_cache: bool
+    may_fill_cache: bool
 
 
 class Core:
@@ -130,15 +132,19 @@ class Core:
         """Writes the request of a check or reservation."""
         if isinstance(cost, bool) or not isinstance(cost, int) or cost < 0:
             raise ValueError(f"cost {cost!r} is not a whole number of at least 0")
+        # Heads of one caller differ in fields that do not identify it, so a denial of one would not be found again.
+        may_cache = True
         if isinstance(subject, str):
             part = f'"attributes":{{{json.dumps(self.attribute)}:{json.dumps(subject)}}}'
         elif "descriptors" in subject and not isinstance(subject["descriptors"], str):
             part = f'"descriptors":{json.dumps(subject["descriptors"])}'
+        elif "request" in subject and not isinstance(subject["request"], str):
+            part = f'"request":{json.dumps(subject["request"])}'
+            if subject.get("attributes"):
+                part += "," + _attributes(subject["attributes"])
+            may_cache = False
         else:
-            for name, value in subject.items():
-                if not isinstance(value, str):
-                    raise ValueError(f"attribute {name!r} is not a string; write str(...)")
-            part = f'"attributes":{json.dumps(dict(subject), sort_keys=True)}'
+            part = _attributes(subject)
         is_hedged = self.hedge_after_ms is not None and len(self.servers) > 1 and cost > 0
         text = f'{{"domain":{self._domain_json},{part}'
         if cost != 1:
@@ -158,7 +164,8 @@ class Core:
             cost=cost,
             deadline_ms=deadline,
             hedge_after_ms=share if self.hedge_after_ms is None else min(share, self.hedge_after_ms),
-            may_use_cache=idempotency_key is None,
+            may_use_cache=may_cache and idempotency_key is None,
+            may_fill_cache=may_cache,
         )
 
     def cached(self, order: Order, now: int) -> Optional[Checked]:
@@ -199,7 +206,7 @@ class Core:
                 reply = fault
             else:
                 self.failover.answer(server)
-                if result.cacheable and order.cost > 0:
+                if result.cacheable and order.may_fill_cache and order.cost > 0:
                     self.cache.store(order.key, order.cost, result, sent)
                 return Checked(result, fields(reply.headers), server)
         self.fault(server, reply)
@@ -224,6 +231,13 @@ class Core:
     def reset_path(self, api_key: str) -> str:
         """Returns the admin API's path that resets a caller's usage."""
         return f"/admin/v1/usage/{quote(api_key, safe='')}/reset?domain={quote(self.domain, safe='')}"
+
+
+def _attributes(attributes: Mapping[str, Any]) -> str:
+    for name, value in attributes.items():
+        if not isinstance(value, str):
+            raise ValueError(f"attribute {name!r} is not a string; write str(...)")
+    return f'"attributes":{json.dumps(dict(attributes), sort_keys=True)}'
 
 
 def fields(headers: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

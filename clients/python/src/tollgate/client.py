@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Optional, Union
@@ -88,6 +90,7 @@ class Client:
         self._idle: list[queue.SimpleQueue[socket.socket]] = [queue.SimpleQueue() for _ in self._core.servers]
         self._pool: Optional[ThreadPoolExecutor] = None
         self._lock = threading.Lock()
+        _clients.add(self)
 
     def limit(self, subject: Subject, *, cost: int = 1, deadline_ms: Optional[int] = None) -> Result:
         """Charges ``cost`` units if every matching limit allows it."""
@@ -305,6 +308,23 @@ class Client:
     def _give_back(self, outcome: Union[Checked, Fault]) -> None:
         if isinstance(outcome, Checked) and outcome.result.reservation:
             self._end("/v1/cancel", outcome.server, {"reservation": outcome.result.reservation})
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _forget_connections() -> None:
+    """After a fork: connections belong to the parent, which would receive this process's answers; threads are gone."""
+    for client in list(_clients):
+        client._lock, client._pool = threading.Lock(), None
+        parents, client._idle = client._idle, [queue.SimpleQueue() for _ in client._idle]
+        for idle in parents:
+            while not idle.empty():
+                idle.get_nowait().close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_connections)
 
 
 def _left(end: float) -> float:

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Optional
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Optional
 
-__all__ = ["Ended", "Result"]
+__all__ = ["Ended", "LimitStatus", "Result"]
+
+
+@dataclass(frozen=True)
+class LimitStatus:
+    """One limit that a request met."""
+
+    rule: str
+    limit: int
+    remaining: int
+    reset_ms: int
+    #: Its period, such as ``1m``; ``concurrent`` if it limits requests in flight.
+    window: Optional[str] = None
+    #: Whether it denies the request, or would if its role let it.
+    over: bool = False
+    #: ``shadow``, ``candidate`` or ``quota``; ``None`` if it simply decides.
+    role: Optional[str] = None
+
+    @property
+    def decides(self) -> bool:
+        """Whether it can deny requests."""
+        return self.role not in ("shadow", "candidate")
 
 
 @dataclass(frozen=True)
@@ -30,6 +52,10 @@ class Result:
     decision_id: Optional[str] = None
     reservation: Optional[str] = None
     cacheable: bool = False
+    #: Every limit that the request met, in the server's order.
+    limits: tuple[LimitStatus, ...] = field(default=(), compare=False)
+    #: What the server found wrong with a check that it rejected: ``status``, ``title``, ``detail``, ``field``.
+    problem: Optional[Mapping[str, Any]] = field(default=None, compare=False)
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -40,9 +66,9 @@ class Result:
         return cls(allowed=allowed, source="policy", reason=reason, retry_after_ms=0 if allowed else None)
 
     @classmethod
-    def rejected(cls) -> Result:
+    def rejected(cls, problem: Optional[Mapping[str, Any]] = None) -> Result:
         """Returns the denial of a check that the server calls invalid."""
-        return cls(allowed=False, source="server", reason="rejected")
+        return cls(allowed=False, source="server", reason="rejected", problem=problem)
 
     def from_cache(self, elapsed_ms: int) -> Result:
         """Returns the same denial ``elapsed_ms`` later."""

@@ -1,20 +1,17 @@
 /** Plugin for Fastify (4 and 5). */
 
 import type { LimitResult } from "../result.js";
-import { Guard, rawLines, type GuardOptions } from "./guard.js";
+import { Guard, type GuardOptions } from "./guard.js";
+import { nodeHead, type NodeRequest } from "./head.js";
+import { Permit, type NodeResponse } from "./permit.js";
 
 export interface FastifyRequestLike {
-  readonly raw: {
-    readonly method?: string | undefined;
-    readonly url?: string | undefined;
-    readonly rawHeaders: readonly string[];
-    readonly socket: { readonly remoteAddress?: string | undefined };
-  };
+  readonly raw: NodeRequest;
   tollgate?: LimitResult | null;
 }
 
 export interface FastifyReplyLike {
-  readonly raw: { on(event: "close", listener: () => void): unknown };
+  readonly raw: NodeResponse;
   header(name: string, value: string): unknown;
   code(status: number): unknown;
   send(body: string): unknown;
@@ -30,15 +27,11 @@ export async function tollgate(fastify: FastifyLike, options: GuardOptions<Fasti
   const guard = new Guard<FastifyRequestLike>(options);
   fastify.decorateRequest("tollgate", null);
   fastify.addHook("onRequest", async (request: FastifyRequestLike, reply: FastifyReplyLike) => {
-    const { raw } = request;
-    const head = { method: raw.method ?? "GET", target: raw.url ?? "/", peer: raw.socket.remoteAddress, lines: rawLines(raw.rawHeaders) };
-    const verdict = await guard.decide(head, request);
+    const permit = Permit.of(reply.raw);
+    const verdict = await guard.decide(nodeHead(request.raw, request.raw.url), request, permit);
     for (const [name, value] of verdict.fields) reply.header(name, value);
     request.tollgate = verdict.result;
-    if (verdict.proceed) {
-      if (verdict.release !== null) reply.raw.on("close", verdict.release);
-      return undefined;
-    }
+    if (verdict.proceed) return undefined;
     reply.code(verdict.status);
     return reply.send(verdict.body);
   });

@@ -1,18 +1,25 @@
 /**
- * What every middleware does, apart from its framework: identify the caller, check, and say what to respond. Fields and
- * bodies are those of the gateway, so that clients need not know which of the two stands before a service.
+ * What every middleware does, apart from its framework: send the head of the request, check, and say what to respond.
+ * Fields and bodies are those of the gateway, so that clients need not know which of the two stands before a service.
  */
 
-import { AmbiguousIdentityError, Identity, type IdentitySettings, type RequestHead } from "../identity/identity.js";
-import { sleep, type LimitInput, type Ratelimit } from "../ratelimit.js";
+import { sleep, type CheckOutcome, type LimitInput, type Ratelimit } from "../ratelimit.js";
 import type { LimitResult } from "../result.js";
+import { endpointOf, Endpoints } from "./endpoints.js";
+import type { ReceivedHead } from "./head.js";
+import type { Permit } from "./permit.js";
 
 export interface GuardOptions<R = unknown> {
   readonly ratelimit: Ratelimit;
-  /** How callers are identified: the settings of `identity` in the gateway. */
-  readonly identity?: IdentitySettings;
-  /** Changes what is checked: more attributes, another identifier, or `null` to let the request pass unchecked. */
-  readonly input?: (attributes: Record<string, string>, request: R) => LimitInput | null | Promise<LimitInput | null>;
+  /**
+   * What the service itself knows of a caller: attributes, which go before those that the server finds in the request
+   * head. `null` lets the request pass unchecked.
+   */
+  readonly identify?: (request: R) => LimitInput | null | Promise<LimitInput | null>;
+  /** Whether the server sees the request head; default true. `false` checks what `identify` returns, and nothing else. */
+  readonly head?: boolean;
+  /** The address that connected, if the framework does not have it (Unix sockets) or has another one. */
+  readonly peer?: (request: R) => string | null | undefined;
   /** Units of a request; default 1. */
   readonly cost?: number | ((request: R) => number);
   /**
@@ -24,65 +31,89 @@ export interface GuardOptions<R = unknown> {
   readonly permitTtlMs?: number;
   /** Longest delay (`action: delay`) that is waited for, in milliseconds; longer ones get 503. Default 30,000. */
   readonly maxDelayMs?: number;
+  /** Given each permit's return. Workers end with their response unless they wait: `(done, c) => c.executionCtx.waitUntil(done)`. */
+  readonly waitUntil?: (done: Promise<unknown>, request: R) => void;
 }
 
 /** What to do with a request. */
 export type Verdict =
-  | { readonly proceed: true; readonly result: LimitResult | null; readonly fields: ReadonlyMap<string, string>; readonly release: (() => void) | null }
+  | { readonly proceed: true; readonly result: LimitResult | null; readonly fields: ReadonlyMap<string, string> }
   | { readonly proceed: false; readonly result: LimitResult | null; readonly status: number; readonly fields: ReadonlyMap<string, string>; readonly body: string };
 
 const TYPES = "https://iana.org/assignments/http-problem-types#";
-const MAX_ENDPOINTS = 1_024;
-const UNCHECKED: Verdict = { proceed: true, result: null, fields: new Map(), release: null };
+const UNCHECKED: Verdict = { proceed: true, result: null, fields: new Map() };
+/** nginx's status for a client that has left; nobody reads it. */
+const CLIENT_LEFT = 499;
 
 export class Guard<R = unknown> {
   readonly #options: GuardOptions<R>;
-  readonly #identity: Identity;
-  /** Whether an endpoint's answers had a concurrency limit. Unknown ones might. */
-  readonly #concurrent = new Map<string, boolean>();
+  readonly #endpoints = new Endpoints();
 
   constructor(options: GuardOptions<R>) {
+    if (options.head === false && options.identify === undefined) throw new TypeError("`head: false` without `identify`; write what is to be checked");
     this.#options = options;
-    this.#identity = new Identity(options.identity);
   }
 
-  async decide(head: RequestHead, request: R): Promise<Verdict> {
-    const { ratelimit, input, cost: costOf, permits = "auto", permitTtlMs = 60_000, maxDelayMs = 30_000 } = this.#options;
-    let attributes: Record<string, string>;
-    try {
-      attributes = this.#identity.attributes(head);
-    } catch (error) {
-      if (!(error instanceof AmbiguousIdentityError)) throw error;
-      return refuse(400, null, new Map(), { type: "about:blank", title: "Bad request", status: 400, detail: error.message });
-    }
-    const checked = input === undefined ? attributes : await input(attributes, request);
-    if (checked === null) return UNCHECKED;
+  /** Decides on a request. `permit` ends when the request does; what the check holds is then given back. */
+  async decide(head: ReceivedHead, request: R, permit: Permit): Promise<Verdict> {
+    const { ratelimit, cost: costOf, permits = "auto", permitTtlMs = 60_000, maxDelayMs = 30_000 } = this.#options;
+    if (permit.ended) return left(null);
+    const input = await this.#input(head, request);
+    if (input === null) return UNCHECKED;
     const cost = typeof costOf === "function" ? costOf(request) : (costOf ?? 1);
-    const endpoint = attributes["endpoint"] ?? "";
-    const mayHold = permits === "auto" ? (this.#concurrent.get(endpoint) ?? true) : permits;
-    const reserve = mayHold && cost > 0;
-    const outcome = await ratelimit.check(checked, reserve ? { cost, reserve, ttlMs: permitTtlMs } : { cost });
-    const { result, reservation } = outcome;
-    if (result.source === "server") this.#learn(endpoint, outcome.concurrent);
+    const endpoint = endpointOf(head.method, head.target);
+    const reserve = cost > 0 && (permits === "auto" ? this.#endpoints.mayHold(endpoint) : permits);
+    const outcome = await ratelimit.check(input, reserve ? { cost, reserve, ttlMs: permitTtlMs } : { cost });
+    const { result } = outcome;
+    // A denial says nothing of the other limits.
+    if (result.source === "server" && (result.allowed || outcome.concurrent)) this.#endpoints.learn(endpoint, outcome.concurrent);
     if (!result.allowed) return denial(result, outcome.fields);
-    const release = reservation !== null && outcome.concurrent ? once(() => { reservation.settle(cost).catch(() => undefined); }) : null;
+    this.#hold(outcome, cost, request, permit);
     if (result.delayMs > maxDelayMs) {
-      release?.();
+      permit.end();
       return unavailable(result, outcome.fields, Math.ceil(result.delayMs / 1000));
     }
     if (result.delayMs > 0) await sleep(result.delayMs);
-    return { proceed: true, result, fields: outcome.fields, release };
+    return permit.ended ? left(result) : { proceed: true, result, fields: outcome.fields };
   }
 
-  #learn(endpoint: string, concurrent: boolean): void {
-    const known = this.#concurrent.get(endpoint);
-    if (known === true || known === concurrent) return;
-    if (known !== undefined || this.#concurrent.size < MAX_ENDPOINTS) this.#concurrent.set(endpoint, concurrent);
+  async #input(head: ReceivedHead, request: R): Promise<LimitInput | null> {
+    const { identify, head: sendHead = true, ratelimit } = this.#options;
+    const own = identify === undefined ? undefined : await identify(request);
+    if (own === null) return null;
+    if (!sendHead) return own as LimitInput;
+    const peer = this.#options.peer === undefined ? head.peer : this.#options.peer(request);
+    const { method, target } = head;
+    // An IPv6 address may have a zone, which is this machine's own word for an interface.
+    const received = { method, target, peer: address(peer), headers: head.headers() };
+    if (own === undefined) return { request: received };
+    return { request: received, attributes: ratelimit.attributesOf(own) };
   }
+
+  /** Every reservation is ended, also one that holds no permit: the server stores it until then. */
+  #hold({ reservation }: CheckOutcome, cost: number, request: R, permit: Permit): void {
+    if (reservation === null) return;
+    permit.hold(() => {
+      // It does not reject for what a server does; what is not returned now is returned by its `ttl`.
+      const done = reservation.settle(cost);
+      this.#options.waitUntil?.(done, request);
+    });
+  }
+}
+
+function address(peer: string | null | undefined): string {
+  if (peer == null || peer === "") {
+    throw new TypeError("the peer's address is unknown; write `peer: (request) => …` with the address that your platform has, or \"127.0.0.1\" for a Unix socket behind a proxy of this machine");
+  }
+  return peer.split("%", 1)[0] as string;
 }
 
 function denial(result: LimitResult, fields: ReadonlyMap<string, string>): Verdict {
   const seconds = Number(fields.get("retry-after") ?? (result.retryAfterMs === null ? 1 : Math.ceil(result.retryAfterMs / 1000)));
+  if (result.problem !== null) {
+    const all = new Map(fields).set("content-type", "application/problem+json");
+    return { proceed: false, result, status: result.problem.status, fields: all, body: result.problem.body };
+  }
   if (result.reason === "rejected") {
     return refuse(400, result, fields, { type: "about:blank", title: "Bad request", status: 400, detail: "The request could not be checked." });
   }
@@ -111,61 +142,11 @@ function refuse(status: number, result: LimitResult | null, fields: ReadonlyMap<
   return { proceed: false, result, status, fields: all, body: JSON.stringify(body) };
 }
 
+/** The client has left during the check: its request is not worth the handler's work. */
+function left(result: LimitResult | null): Verdict {
+  return { proceed: false, result, status: CLIENT_LEFT, fields: new Map(), body: "" };
+}
+
 function plural(seconds: number): string {
   return seconds === 1 ? "1 second" : `${seconds} seconds`;
-}
-
-function once(action: () => void): () => void {
-  let isDone = false;
-  return () => {
-    if (isDone) return;
-    isDone = true;
-    action();
-  };
-}
-
-/** The lines of Node's raw headers. */
-export function rawLines(raw: readonly string[]): (name: string) => string[] {
-  return (name) => {
-    const lines: string[] = [];
-    for (let at = 0; at + 1 < raw.length; at += 2) if (raw[at]?.toLowerCase() === name) lines.push(raw[at + 1] as string);
-    return lines;
-  };
-}
-
-/** The head of a `Request`. */
-export function fetchHead(request: Request, peer: string | undefined): RequestHead {
-  const lines = (name: string): string[] => {
-    const value = request.headers.get(name);
-    return value === null ? [] : [value];
-  };
-  // Some platforms keep the host in the URL only.
-  const host = new URL(request.url).host;
-  return { method: request.method, target: request.url, peer, joined: true, lines: (name) => (name === "host" && !request.headers.has("host") ? [host] : lines(name)) };
-}
-
-/** Calls `release` when a body has been read to its end, or is given up. */
-export function releaseAfter(body: ReadableStream<Uint8Array> | null, release: () => void): ReadableStream<Uint8Array> | null {
-  if (body === null) {
-    release();
-    return null;
-  }
-  const reader = body.getReader();
-  return new ReadableStream<Uint8Array>({
-    async pull(controller) {
-      try {
-        const { done, value } = await reader.read();
-        if (!done) return controller.enqueue(value);
-        release();
-        controller.close();
-      } catch (error) {
-        release();
-        controller.error(error);
-      }
-    },
-    cancel(reason) {
-      release();
-      return reader.cancel(reason);
-    },
-  });
 }

@@ -1,6 +1,8 @@
 /** Middleware for Hono, on Node, Deno, Bun and workers. */
 
-import { fetchHead, Guard, releaseAfter, type GuardOptions } from "./guard.js";
+import { Guard, type GuardOptions } from "./guard.js";
+import { fetchHead } from "./head.js";
+import { Permit, type NodeResponse } from "./permit.js";
 
 /** What is used of Hono's context. */
 export interface HonoContext {
@@ -11,35 +13,55 @@ export interface HonoContext {
   set(key: string, value: unknown): void;
 }
 
-export interface HonoOptions<C extends HonoContext> extends GuardOptions<C> {
-  /** The peer's address. By default that of `@hono/node-server` and of Deno; workers write `(c) => c.req.header("cf-connecting-ip")`. */
-  readonly peer?: (context: C) => string | undefined;
+/** Where the runtimes keep the connection. */
+interface Environment {
+  /** `@hono/node-server`. */
+  readonly incoming?: { readonly rawHeaders?: readonly string[]; readonly socket?: { readonly remoteAddress?: string } };
+  readonly outgoing?: NodeResponse;
+  /** Deno. */
+  readonly remoteAddr?: { readonly hostname?: string };
+  /** Bun: the server, or an environment that has it. */
+  readonly requestIP?: BunServer["requestIP"];
+  readonly server?: BunServer;
 }
 
-/** Limits the callers of an app: `app.use(tollgate({ ratelimit }))`. The result is `c.get("tollgate")`. */
-export function tollgate<C extends HonoContext = HonoContext>(options: HonoOptions<C>) {
+interface BunServer {
+  requestIP(request: Request): { readonly address?: string } | null;
+}
+
+/**
+ * Limits the callers of an app: `app.use(tollgate({ ratelimit }))`. The result is `c.get("tollgate")`. On Node, Deno and Bun
+ * the peer's address is known; workers write `peer: (c) => c.req.header("cf-connecting-ip")`.
+ */
+export function tollgate<C extends HonoContext = HonoContext>(options: GuardOptions<C>) {
   const guard = new Guard<C>(options);
-  const peerOf = options.peer ?? defaultPeer;
   return async (context: C, next: () => Promise<void>): Promise<Response | void> => {
-    const verdict = await guard.decide(fetchHead(context.req.raw, peerOf(context)), context);
+    const env = (context.env ?? {}) as Environment;
+    const { raw } = context.req;
+    // Where there is a connection, it tells when the response has ended or the client has left; else the body does.
+    const { outgoing } = env;
+    const permit = outgoing === undefined ? new Permit() : Permit.of(outgoing);
+    if (outgoing === undefined) permit.endWith(raw.signal);
+    const verdict = await guard.decide(fetchHead(raw, peerOf(env, raw), env.incoming?.rawHeaders), context, permit);
     context.set("tollgate", verdict.result);
     if (!verdict.proceed) return new Response(verdict.body, { status: verdict.status, headers: Object.fromEntries(verdict.fields) });
     for (const [name, value] of verdict.fields) context.header(name, value);
-    const { release } = verdict;
-    if (release === null) return next();
+    if (outgoing !== undefined || !permit.held) return next();
     try {
       await next();
     } catch (error) {
-      release();
+      permit.end();
       throw error;
     }
+    // Nobody reads the body then.
+    if (raw.method === "HEAD") return permit.end();
     const { res } = context;
     context.res = undefined as unknown as Response;
-    context.res = new Response(releaseAfter(res.body, release), res);
+    context.res = new Response(permit.endAfter(res.body), res);
   };
 }
 
-function defaultPeer(context: HonoContext): string | undefined {
-  const env = context.env as { incoming?: { socket?: { remoteAddress?: string } }; remoteAddr?: { hostname?: string } } | undefined;
-  return env?.incoming?.socket?.remoteAddress ?? env?.remoteAddr?.hostname;
+function peerOf(env: Environment, request: Request): string | undefined {
+  const server = typeof env.requestIP === "function" ? (env as BunServer) : env.server;
+  return env.incoming?.socket?.remoteAddress ?? env.remoteAddr?.hostname ?? server?.requestIP?.(request)?.address;
 }

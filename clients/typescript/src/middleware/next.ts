@@ -1,35 +1,37 @@
 /** For Next.js route handlers, and every other function from a `Request` to a `Response` (workers, Deno, Bun). */
 
-import { fetchHead, Guard, releaseAfter, type GuardOptions } from "./guard.js";
+import { Guard, type GuardOptions } from "./guard.js";
+import { fetchHead } from "./head.js";
+import { Permit } from "./permit.js";
 
-export interface HandlerOptions extends GuardOptions<Request> {
-  /**
-   * The peer's address, which a `Request` does not have. Name the header that your platform sets and callers cannot,
-   * such as `(request) => request.headers.get("x-real-ip")`. Without it there is no `remote_address`.
-   */
-  readonly peer?: (request: Request) => string | null | undefined;
-}
+/**
+ * A `Request` does not have the peer's address, so `peer` is required unless `head` is false. Name the header that your
+ * platform sets and callers cannot, such as `(request) => request.headers.get("x-real-ip")`.
+ */
+export type HandlerOptions = GuardOptions<Request> & (Required<Pick<GuardOptions<Request>, "peer">> | { readonly head: false });
 
-/** Limits the callers of a handler: `export const GET = withRatelimit(handler, { ratelimit })`. */
+/** Limits the callers of a handler: `export const GET = withRatelimit(handler, { ratelimit, peer })`. */
 export function withRatelimit<R extends Request, Rest extends unknown[]>(
   handler: (request: R, ...rest: Rest) => Response | Promise<Response>,
   options: HandlerOptions,
 ): (request: R, ...rest: Rest) => Promise<Response> {
   const guard = new Guard<Request>(options);
   return async (request, ...rest) => {
-    const verdict = await guard.decide(fetchHead(request, options.peer?.(request) ?? undefined), request);
+    const permit = new Permit();
+    permit.endWith(request.signal);
+    const verdict = await guard.decide(fetchHead(request, null), request, permit);
     if (!verdict.proceed) return new Response(verdict.body, { status: verdict.status, headers: Object.fromEntries(verdict.fields) });
-    const { release } = verdict;
     let response: Response;
     try {
       response = await handler(request, ...rest);
     } catch (error) {
-      release?.();
+      permit.end();
       throw error;
     }
+    // Nobody reads the body then.
+    if (request.method === "HEAD") permit.end();
     // The headers of some responses (redirects, those of `fetch`) cannot be changed.
-    const body = release === null ? response.body : releaseAfter(response.body, release);
-    const answer = new Response(body, response);
+    const answer = new Response(permit.held ? permit.endAfter(response.body) : response.body, response);
     for (const [name, value] of verdict.fields) answer.headers.set(name, value);
     return answer;
   };

@@ -7,7 +7,7 @@ use crate::body::{Json, JsonOrDefault};
 use crate::caller_path::CallerPath;
 use crate::error::ApiResult;
 use crate::path::Id;
-use crate::query::{NoParameters, ReasonParameter, StrictQuery};
+use crate::query::{KeyParameter, NoParameters, ReasonParameter, StrictQuery};
 use crate::response::{json_response, no_content};
 use axum::extract::State;
 use http::StatusCode;
@@ -42,16 +42,18 @@ async fn list(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<No
 }
 
 /// Creates an emergency measure: block, tighten, exempt, disable a rule, allow all or shadow all.
-#[utoipa::path(post, path = "/admin/v1/emergency", operation_id = "POST_emergency", request_body = EmergencySpec,
+#[utoipa::path(post, path = "/admin/v1/emergency", operation_id = "POST_emergency",
+    params(KeyParameter), request_body = EmergencySpec,
     responses((status = 201, description = "The measure is active.", body = EmergencyRecord)),
     extensions(("x-role" = json!("operator"))))]
 async fn create(
     State(admin): State<Arc<AdminState>>,
     Operator(actor): Operator,
+    StrictQuery(key): StrictQuery<KeyParameter>,
     Json(mut draft): Json<EmergencySpec>,
 ) -> ApiResult {
     if let Some(target) = draft.target.as_mut().filter(|target| target.kind == TargetKind::ApiKey) {
-        let caller = CallerPath::by_key(&admin, std::mem::take(&mut target.value)).await?;
+        let caller = CallerPath::by_key(&admin, std::mem::take(&mut target.value), key.spelled()).await?;
         caller.key()?.clone_into(&mut target.value);
     }
     let declared = admin.control()?.create_emergency(draft, &(admin.rules)(), &actor).await??;

@@ -30,7 +30,6 @@ pub struct LogSettings {
 /// A change of the default level, of module levels, or both.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = LogChange)]
 struct LogLevelUpdate {
     /// New default level; unchanged if absent.
     #[serde(default, deserialize_with = "given")]

@@ -9,6 +9,7 @@ pub(crate) mod log_level;
 pub(crate) mod openapi;
 pub(crate) mod quota_bulk;
 pub(crate) mod quotas;
+pub(crate) mod rule_files;
 pub(crate) mod rule_tree;
 pub(crate) mod rules;
 mod schemas;

@@ -29,30 +29,33 @@ use utoipa_axum::routes;
 struct Header;
 
 /// Response schemas that allow no additional properties. Request schemas declare this themselves.
-const CLOSED: [&str; 25] = [
-    "ActingRules",
+const CLOSED: [&str; 28] = [
+    "ActiveRuleTexts",
     "ActiveRules",
-    "Affected",
+    "AffectedCaller",
     "Emergencies",
     "Emergency",
     "Grant",
+    "ImpactReport",
     "LeftOfGrant",
     "LogSettings",
-    "UnmatchedRule",
+    "NewGrant",
+    "PendingFiles",
+    "PreviewReport",
     "PublishedRevision",
-    "Rehearsal",
-    "Remark",
-    "RuleChange",
-    "RuleReport",
+    "PublishedRules",
+    "RuleDiagnostic",
+    "RuleDiff",
+    "RuleFilesState",
     "RuleRevision",
     "RuleRevisions",
-    "RuleText",
     "RuleTree",
     "TreeDescriptor",
     "TreeDomain",
     "TreeLimit",
     "TreeRule",
     "TreeTier",
+    "UnmatchedRule",
     "Usage",
     "UsedLimit",
 ];
@@ -116,7 +119,7 @@ fn document() -> Value {
             .collect();
         schemas.extend(flat);
         // utoipa inverts the meaning of `min_properties`.
-        schemas["LogChange"]["minProperties"] = 1.into();
+        schemas["LogLevelUpdate"]["minProperties"] = 1.into();
         for name in CLOSED {
             if let Some(schema) = schemas.get_mut(name) {
                 schema["additionalProperties"] = false.into();

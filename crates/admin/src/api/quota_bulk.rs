@@ -32,7 +32,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
     OpenApiRouter::new().routes(routes!(import)).routes(routes!(export))
 }
 
-/// Imports quotas from NDJSON, one per line: a QuotaDraft with an api_key, or a line of an export. If a line needs
+/// Imports quotas from NDJSON, one per line: a QuotaSpec with an api_key, or a line of an export. If a line needs
 /// confirmation, nothing is written from there on, and the response is 409.
 #[utoipa::path(post, path = "/admin/v1/quotas/import", operation_id = "POST_quotas_import",
     params(ConfirmParameter),

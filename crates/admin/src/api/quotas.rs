@@ -7,7 +7,7 @@ use crate::auth::{Operator, Viewer};
 use crate::body::Json;
 use crate::caller_path::CallerPath;
 use crate::error::ApiResult;
-use crate::query::{ConfirmParameter, QuotaDeletion, StrictQuery};
+use crate::query::{ConfirmParameter, KeyParameter, QuotaDeletion, StrictQuery};
 use crate::quota_guard;
 use crate::response::{json_response, no_content};
 use axum::extract::State;
@@ -59,7 +59,7 @@ async fn list(
 }
 
 /// Returns a caller's quota.
-#[utoipa::path(get, path = "/admin/v1/quotas/{api_key}", operation_id = "GET_quotas_api_key", params(ApiKeyParameter),
+#[utoipa::path(get, path = "/admin/v1/quotas/{api_key}", operation_id = "GET_quotas_api_key", params(ApiKeyParameter, KeyParameter),
     responses((status = 200, description = "The quota.", body = KeyedQuota)),
     extensions(("x-role" = json!("viewer"))))]
 async fn get(State(admin): State<Arc<AdminState>>, _: Viewer, caller: CallerPath) -> ApiResult {
@@ -84,7 +84,7 @@ async fn read(admin: &AdminState, caller: &CallerPath) -> ApiResult {
 
 /// Sets a caller's quota, replacing the existing one.
 #[utoipa::path(put, path = "/admin/v1/quotas/{api_key}", operation_id = "PUT_quotas_api_key",
-    params(ApiKeyParameter, Preconditions, ConfirmParameter), request_body = QuotaSpec,
+    params(ApiKeyParameter, KeyParameter, Preconditions, ConfirmParameter), request_body = QuotaSpec,
     responses((status = 200, description = "The quota.", body = KeyedQuota)),
     extensions(("x-role" = json!("operator"))))]
 async fn put(
@@ -133,7 +133,7 @@ async fn replace(
 
 /// Deletes a caller's quota; the rules apply again.
 #[utoipa::path(delete, path = "/admin/v1/quotas/{api_key}", operation_id = "DELETE_quotas_api_key",
-    params(ApiKeyParameter, Preconditions, QuotaDeletion),
+    params(ApiKeyParameter, KeyParameter, Preconditions, QuotaDeletion),
     responses((status = 204, description = "The quota is deleted.")),
     extensions(("x-role" = json!("operator"))))]
 async fn delete(

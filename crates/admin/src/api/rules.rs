@@ -1,6 +1,6 @@
 //! Rule endpoints: list revisions, show the active rules, preview, publish, approve and roll back.
 
-use super::schemas::{ActingRules, Anything, PublishedRevision, RevParameter};
+use super::schemas::{ActiveRuleTexts, Anything, PublishedRevision, RevParameter};
 use crate::AdminState;
 use crate::auth::{Operator, Viewer};
 use crate::body::Json;
@@ -106,7 +106,7 @@ async fn list(
 
 /// Returns the active rules with the text of their files. Works without a database.
 #[utoipa::path(get, path = "/admin/v1/rules/current", operation_id = "GET_rules_current",
-    responses((status = 200, description = "The active rules.", body = ActingRules)),
+    responses((status = 200, description = "The active rules.", body = ActiveRuleTexts)),
     extensions(("x-role" = json!("viewer"))))]
 async fn current(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {
     let Ok(manager) = admin.rule_manager() else {

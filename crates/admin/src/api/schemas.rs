@@ -108,7 +108,7 @@ pub(crate) struct PublishedRevision {
 
 /// The active rules, with their revision if they were published.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct ActingRules {
+pub(crate) struct ActiveRuleTexts {
     #[schema(required = true)]
     rev: Option<i64>,
     revision: String,

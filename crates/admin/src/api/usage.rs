@@ -8,7 +8,7 @@ use crate::body::Json;
 use crate::caller_path::CallerPath;
 use crate::error::{ApiError, ApiResult, unprocessable};
 use crate::path::LastSegment;
-use crate::query::{ConfirmParameter, NoParameters, StrictQuery};
+use crate::query::{ConfirmParameter, KeyParameter, NoParameters, StrictQuery};
 use crate::quota_guard;
 use crate::response::{json_response, no_content};
 use crate::{AdminState, query};
@@ -117,7 +117,7 @@ struct UsageParameters {
 
 /// Returns a caller's usage of each of its limits, without charging.
 #[utoipa::path(get, path = "/admin/v1/usage/{api_key}", operation_id = "GET_usage_api_key",
-    params(ApiKeyParameter, UsageParameters),
+    params(ApiKeyParameter, KeyParameter, UsageParameters),
     responses((status = 200, description = "The usage.", body = UsageBody)),
     extensions(("x-role" = json!("viewer"))))]
 async fn get(State(admin): State<Arc<AdminState>>, _: Viewer, of: UsageOf) -> ApiResult {
@@ -149,7 +149,7 @@ struct Reset {
 
 /// Resets a caller's usage to zero.
 #[utoipa::path(post, path = "/admin/v1/usage/{api_key}/reset", operation_id = "POST_usage_api_key_reset",
-    params(ApiKeyParameter, UsageParameters), request_body = Reset,
+    params(ApiKeyParameter, KeyParameter, UsageParameters), request_body = Reset,
     responses((status = 200, description = "The usage after the reset.", body = UsageBody)),
     extensions(("x-role" = json!("operator"))))]
 async fn reset(
@@ -192,8 +192,8 @@ async fn reset_usage(
 
 /// Grants a caller extra units, once.
 #[utoipa::path(post, path = "/admin/v1/usage/{api_key}/grant", operation_id = "POST_usage_api_key_grant",
-    params(ApiKeyParameter), request_body = GrantSpec,
-    responses((status = 201, description = "The grant.", body = GrantRecord)),
+    params(ApiKeyParameter, KeyParameter), request_body = GrantSpec,
+    responses((status = 201, description = "The grant.", body = NewGrant)),
     extensions(("x-role" = json!("operator"))))]
 async fn grant(
     State(admin): State<Arc<AdminState>>,
@@ -208,7 +208,7 @@ async fn grant(
 /// Grants extra units, by the caller's id from a list.
 #[utoipa::path(post, path = "/admin/v1/usage/by-id/{id}/grant", operation_id = "POST_usage_api_key_grant_by_id",
     params(CallerIdParameter), request_body = GrantSpec,
-    responses((status = 201, description = "The grant.", body = GrantRecord)),
+    responses((status = 201, description = "The grant.", body = NewGrant)),
     extensions(("x-role" = json!("operator"))))]
 async fn grant_by_id(
     State(admin): State<Arc<AdminState>>,
@@ -221,13 +221,25 @@ async fn grant_by_id(
 }
 
 async fn add(admin: &AdminState, caller: &CallerPath, draft: GrantSpec, actor: &Actor) -> ApiResult {
-    let granted = admin.control()?.grant(caller.caller(), draft, &(admin.rules)(), actor).await??;
-    Ok(json_response(StatusCode::CREATED, &granted))
+    let rules = (admin.rules)();
+    let grant = admin.control()?.grant(caller.caller(), draft, &rules, actor).await??;
+    let names = rules.find_per_caller_rules(&grant.rule);
+    let rules = names.into_iter().filter_map(|id| Some(rules.rule(id)?.name.clone())).collect();
+    Ok(json_response(StatusCode::CREATED, &NewGrant { grant, rules }))
+}
+
+/// A grant, with the names of the rules that it covers.
+#[derive(Serialize, ToSchema)]
+struct NewGrant {
+    #[serde(flatten)]
+    grant: GrantRecord,
+    /// Names of the rules, as usage and decisions show them.
+    rules: Vec<String>,
 }
 
 /// Revokes the rest of a grant.
 #[utoipa::path(delete, path = "/admin/v1/usage/{api_key}/grant/{id}", operation_id = "DELETE_usage_api_key_grant_id",
-    params(ApiKeyParameter, GrantIdParameter, ConfirmParameter),
+    params(ApiKeyParameter, KeyParameter, GrantIdParameter, ConfirmParameter),
     responses((status = 204, description = "The grant is revoked.")),
     extensions(("x-role" = json!("operator"))))]
 async fn revoke(
@@ -373,7 +385,7 @@ fn used_limit(used: &LimitUsage) -> UsedLimit {
         burst: (capacity != count).then_some(capacity),
         role: match used.role {
             LimitRole::Live => None,
-            LimitRole::Shadow => Some(OtherRole::Shadow),
+            LimitRole::Shadow | LimitRole::Unenforced => Some(OtherRole::Shadow),
             LimitRole::Candidate => Some(OtherRole::Candidate),
             LimitRole::Quota => Some(OtherRole::Quota),
         },

@@ -12,7 +12,7 @@ pub(crate) mod throttle;
 pub(crate) mod tls;
 
 use crate::AdminState;
-use crate::conn::limiter::ConnectionSlot;
+use crate::conn::limiter::AdminConnection;
 use crate::error::{ApiError, control_problem};
 use axum::extract::FromRequestParts;
 use http::StatusCode;
@@ -100,8 +100,8 @@ async fn authorize(admin: &AdminState, head: &Parts, needed: Role) -> Result<Pri
         );
         return Err(Problem::new(StatusCode::FORBIDDEN, "Not allowed", detail));
     }
-    if let Some(slot) = head.extensions.get::<Arc<ConnectionSlot>>() {
-        slot.authorized();
+    if let Some(connection) = head.extensions.get::<Arc<AdminConnection>>() {
+        connection.authorized();
     }
     Ok(principal)
 }

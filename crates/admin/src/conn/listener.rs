@@ -2,7 +2,7 @@
 //! handshakes and request heads, and drained at shutdown. New connections are still served while draining, so that a
 //! probe can read that the process is shutting down.
 
-use super::limiter::{ConnectionLimiter, ConnectionSlot};
+use super::limiter::AdminConnection;
 use crate::auth::tls::{AdminTls, ClientPeer};
 use axum::Router;
 use http::Request;
@@ -30,7 +30,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves until `drain` completes, and then until all connections are drained. Requests carry a [`ClientPeer`] and
-/// their [`ConnectionSlot`] as extensions.
+/// their [`AdminConnection`] as extensions.
 pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<AdminTls>,
@@ -38,20 +38,11 @@ pub(crate) async fn serve(
     drain: impl Future<Output = ()> + Send,
     router: Router,
 ) {
-    let (limiter, tls) = (ConnectionLimiter::default(), tls.map(Arc::new));
+    let tls = tls.map(Arc::new);
     let shutdown = Shutdown { timeout: DRAIN_TIMEOUT, new_connections: NewConnections::Serve };
     let accepting = accept::serve(listener, slots, shutdown, drain, |stream, peer, drain, activity| {
-        // Within the slots of the process, the limiter prefers operators to strangers.
-        let slot = limiter.admit(peer.ip(), activity).map(Arc::new);
-        let (router, tls) = (router.clone(), tls.clone());
-        async move {
-            let Some(slot) = slot else { return };
-            let serving = serve_client(stream, peer.ip(), tls, Arc::clone(&slot), router, &drain);
-            tokio::select! {
-                () = serving => {}
-                () = slot.evicted() => {}
-            }
-        }
+        let (connection, router, tls) = (AdminConnection::new(activity), router.clone(), tls.clone());
+        async move { serve_client(stream, peer.ip(), tls, connection, router, &drain).await }
     });
     tokio::select! {
         () = accepting => {}
@@ -70,33 +61,33 @@ async fn serve_client(
     stream: TcpStream,
     peer: IpAddr,
     tls: Option<Arc<AdminTls>>,
-    slot: Arc<ConnectionSlot>,
+    client: Arc<AdminConnection>,
     router: Router,
     drain: &Drain,
 ) {
     let Some(tls) = tls else {
-        return serve_connection(stream, ClientPeer::plain(peer), slot, router, drain).await;
+        return serve_connection(stream, ClientPeer::plain(peer), client, router, drain).await;
     };
     // A failed handshake is the client's problem, so it is not logged.
     if let Ok(stream) = tls.acceptor().accept(stream).await {
         let peer = ClientPeer::over_tls(peer, stream.get_ref().1.peer_certificates());
-        serve_connection(stream, peer, slot, router, drain).await;
+        serve_connection(stream, peer, client, router, drain).await;
     }
 }
 
 async fn serve_connection<S>(
     stream: S,
     peer: ClientPeer,
-    slot: Arc<ConnectionSlot>,
+    client: Arc<AdminConnection>,
     router: Router,
     drain: &Drain,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(move |mut request: Request<Incoming>| {
-        let active = slot.begin_request();
+        let active = client.begin_request();
         request.extensions_mut().insert(peer.clone());
-        request.extensions_mut().insert(Arc::clone(&slot));
+        request.extensions_mut().insert(Arc::clone(&client));
         let responding = router.clone().call(request);
         async move {
             let response = responding.await?;

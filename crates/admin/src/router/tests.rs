@@ -2,7 +2,10 @@
 
 use super::*;
 use crate::auth::tls::ClientPeer;
-use crate::{AuthMode, FailedAuthThrottle, LogLevels, LogSettings, NodeCache, Sessions};
+use crate::{
+    AuthMode, ConfirmFilesError, FailedAuthThrottle, LogLevels, LogSettings, NodeCache, PendingFiles,
+    RuleFilesControl, Sessions,
+};
 use crate::{UsageFuture, UsageQuery, UsageReader};
 use axum::body::Body;
 use http::header::ALLOW;
@@ -51,6 +54,16 @@ impl UsageReader for Process {
     }
 }
 
+impl RuleFilesControl for Process {
+    fn pending(&self) -> Option<PendingFiles> {
+        None
+    }
+
+    fn confirm(&self, _: &str) -> Result<(), ConfirmFilesError> {
+        Err(ConfirmFilesError::NothingPending)
+    }
+}
+
 /// Returns an admin server without a database, with roles from client certificates.
 fn server() -> Router {
     let rules = Arc::new(Ruleset::load(&[], &Options::default()).expect("no rules"));
@@ -59,6 +72,7 @@ fn server() -> Router {
         control: None,
         rule_manager: None,
         rules: Box::new(move || Arc::clone(&rules)),
+        rule_files: Arc::new(Process),
         usage: Arc::new(Process),
         status: Arc::new(Process),
         log: Arc::new(Process),

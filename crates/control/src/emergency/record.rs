@@ -17,7 +17,6 @@ const MAX_TTL: u64 = 86_400;
 /// A request to create a measure.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = EmergencyDraft)]
 pub struct EmergencySpec {
     /// What the measure does.
     pub action: EmergencyAction,

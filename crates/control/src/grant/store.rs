@@ -39,7 +39,6 @@ const SELECT_SINCE: &str = "SELECT key_hash, id, rule, units, created_at, expire
 /// A request to grant extra units.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = GrantDraft)]
 pub struct GrantSpec {
     /// The rule; the rule on the caller alone if absent.
     pub rule: Option<String>,

@@ -21,7 +21,7 @@ use crate::preview::collect::{Freshness, MAX_SLICE_REQUESTS, PeerSampleCollector
 use crate::preview::merge::{SliceBudget, merge};
 use crate::preview::pseudonym::KnownValues;
 use crate::preview::recent_requests::RecentRequests;
-use crate::preview::replay::{ImpactReport, replay};
+use crate::preview::replay::{ImpactReport, replay_with_ids};
 use crate::preview::report::{ChangeKind, PreviewReport, RuleDiagnostic, RuleDiff};
 use crate::preview::sample::TrafficSample;
 use std::sync::Arc;
@@ -131,7 +131,8 @@ impl Preview {
             SliceBudget { requests: MAX_SLICE_REQUESTS, bytes: usize::MAX },
         );
         sample.retain(|one| !one.is_peek());
-        let impact = replay(&sample, live, candidate, Some(&self.control.quota_table()), self.counters);
+        let (quotas, hasher) = (self.control.quota_table(), &self.control.hasher);
+        let impact = replay_with_ids(&sample, live, candidate, &quotas, self.counters, hasher);
         ImpactReport { nodes, nodes_silent: nodes_missing, nodes_unknown: others.unknown, ..impact }
     }
 }

@@ -32,7 +32,10 @@ pub(crate) struct Pseudonymizer<'a> {
 
 impl<'a> Pseudonymizer<'a> {
     pub(crate) fn new(hasher: &'a KeyHasher, rules: &'a Ruleset, wildcards: Wildcards) -> Self {
-        let costs = rules.rules().iter().filter_map(|rule| match &rule.cost {
+        let sources = rules.rules().iter().flat_map(|rule| {
+            std::iter::once(&rule.cost).chain(rule.all_limits().filter_map(|limit| limit.cost.as_deref()))
+        });
+        let costs = sources.filter_map(|cost| match cost {
             CostFrom::Attribute(name) => Some(name.as_str()),
             _ => None,
         });

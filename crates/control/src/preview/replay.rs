@@ -6,6 +6,7 @@
 //! the caller's next one, up to a bound; beyond it, each check is charged for several. Concurrency permits are left
 //! out, and so are counts from before the sample: five minutes of traffic do not use up a limit per day.
 
+use crate::auth::key_hash::KeyHasher;
 use crate::preview::caller;
 use crate::preview::sampled_request::SampledRequest;
 use crate::quota::table::QuotaTable;
@@ -31,7 +32,6 @@ const SPREAD: TimeDelta = TimeDelta::from_secs(10);
 
 /// Impact of candidate rules on recent traffic.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
-#[schema(as = Rehearsal)]
 pub struct ImpactReport {
     /// Number of sampled requests.
     pub requests: u64,
@@ -65,10 +65,13 @@ pub struct ImpactReport {
 
 /// A caller with newly denied requests.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
-#[schema(as = Affected)]
 pub struct AffectedCaller {
-    /// The caller, masked to its first characters.
+    /// The caller: the attribute that identifies it, and its value, masked as in lists.
     pub key_masked: String,
+    /// Id of the caller, as in lists and the decision log; absent without a database.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
+    pub key_id: Option<String>,
     /// The rule that would deny most of its requests.
     pub rule: String,
     /// Share of its requests that would be newly denied.
@@ -83,6 +86,7 @@ pub struct AffectedCaller {
 #[derive(Default)]
 struct Tally {
     masked: String,
+    id: Option<u64>,
     callers: u64,
     weight: u64,
     newly_denied: u64,
@@ -102,7 +106,20 @@ pub fn replay(
     counters: CounterSharing,
 ) -> ImpactReport {
     let provider = || quotas.map(|book| Arc::new(CompiledQuotas::new(book)) as Arc<dyn QuotaProvider>);
-    compare(sample, (live, provider()), (candidate, provider()), counters, COUNTERS)
+    compare(sample, (live, provider()), (candidate, provider()), counters, COUNTERS, None)
+}
+
+/// Like [`replay`], with the ids of callers.
+pub(crate) fn replay_with_ids(
+    sample: &[SampledRequest],
+    live: &Arc<Ruleset>,
+    candidate: &Arc<Ruleset>,
+    quotas: &Arc<QuotaTable>,
+    counters: CounterSharing,
+    hasher: &KeyHasher,
+) -> ImpactReport {
+    let provider = || Some(Arc::new(CompiledQuotas::new(quotas)) as Arc<dyn QuotaProvider>);
+    compare(sample, (live, provider()), (candidate, provider()), counters, COUNTERS, Some(hasher))
 }
 
 /// Replays the requests of one caller through the same rules with other terms.
@@ -115,7 +132,7 @@ pub(crate) fn replay_terms(
 ) -> ImpactReport {
     let provider = |terms| Some(Arc::new(FixedTerms(terms)) as Arc<dyn QuotaProvider>);
     let memory = MemoryConfig::MIN_BYTES.max(sample.len() * 1_024);
-    compare(sample, (rules, provider(before)), (rules, provider(after)), counters, memory)
+    compare(sample, (rules, provider(before)), (rules, provider(after)), counters, memory, None)
 }
 
 /// Rules, and the quotas of callers.
@@ -127,6 +144,7 @@ fn compare(
     candidate: Side<'_>,
     counters: CounterSharing,
     memory: usize,
+    hasher: Option<&KeyHasher>,
 ) -> ImpactReport {
     let (Some(first), Some(last)) = (sample.first(), sample.last()) else { return ImpactReport::default() };
     let clock = Arc::new(ManualClock::at(first.at));
@@ -154,9 +172,10 @@ fn compare(
         };
         let (before, after) = one.with(|check| (live.replay(check, stands), candidate.replay(check, stands)));
         let (Some(before), Some(after)) = (before, after) else { continue };
-        let tally = tallies
-            .entry(one.caller)
-            .or_insert_with(|| Tally { masked: one.with(caller::masked), ..Tally::default() });
+        let tally = tallies.entry(one.caller).or_insert_with(|| {
+            let (masked, id) = one.with(|check| caller::masked(check, hasher));
+            Tally { masked, id, ..Tally::default() }
+        });
         tally.callers = tally.callers.max(one.callers);
         weight += stands.shared;
         tally.weight += stands.shared;
@@ -233,6 +252,7 @@ fn top(tallies: HashMap<u64, Tally>) -> Vec<AffectedCaller> {
             .max_by_key(|(_, count)| *count)
             .map_or_else(String::new, |(rule, _)| rule),
         key_masked: tally.masked,
+        key_id: tally.id.map(|id| format!("{id:016x}")),
         before_denied: tally.before_denied,
         after_denied: tally.after_denied,
     };

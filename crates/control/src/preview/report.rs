@@ -7,7 +7,6 @@ use utoipa::ToSchema;
 
 /// An error or warning in a rule file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = Remark)]
 pub struct RuleDiagnostic {
     /// File name.
     pub file: String,
@@ -32,7 +31,6 @@ impl From<&Diagnostic> for RuleDiagnostic {
 
 /// The difference of one rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = RuleChange)]
 pub struct RuleDiff {
     /// Domain and path of the rule.
     pub rule: String,
@@ -91,7 +89,6 @@ pub enum ConfirmKind {
 
 /// Report on candidate rules before they are published.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
-#[schema(as = RuleReport)]
 pub struct PreviewReport {
     /// Errors that make the rules invalid.
     pub errors: Vec<RuleDiagnostic>,

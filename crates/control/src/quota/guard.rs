@@ -14,7 +14,9 @@ use crate::quota::record::QuotaSpec;
 use std::sync::Arc;
 use tollgate_core::{Algorithm, Limit};
 use tollgate_engine::Usage;
-use tollgate_rules::{Attributes, CALLER_KEY, CallerOverrides, Domain, Override, Rule, RuleLimit, Ruleset};
+use tollgate_rules::{
+    Attributes, CALLER_KEY, CallerOverrides, Domain, Override, PerCallerRule, Rule, RuleLimit, Ruleset,
+};
 
 /// A change of a caller's quota, compiled: the terms in effect now, and those that would be.
 #[derive(Clone, Debug)]
@@ -68,7 +70,8 @@ impl QuotaChange {
                 allows_nothing(own.rule, self.after.as_deref())
                     && !allows_nothing(own.rule, self.before.as_deref())
             });
-            own.map(|own| format!("rule `{}` would allow this caller nothing", own.path)).collect()
+            let name = |own: &PerCallerRule<'_>| rule_name(domain.name(), &own.rule.name, &own.path);
+            own.map(|own| format!("{} would allow this caller nothing", name(&own))).collect()
         };
         rules.domains().flat_map(of).collect()
     }
@@ -115,13 +118,21 @@ impl QuotaChange {
             });
             reasons.extend(tighter.filter(|limit| limit.limit.capacity() > 0).map(|limit| {
                 format!(
-                    "rule `{}` would allow {}, and the caller has used {units} of {}",
-                    used.descriptor, limit.limit, used.limit
+                    "{} would allow {}, and the caller has used {units} of {}",
+                    rule_name(&usage.domain, &used.rule, &used.descriptor),
+                    limit.limit,
+                    used.limit
                 )
             }));
         }
         reasons
     }
+}
+
+/// Returns a rule as usage and overrides name it: by its name, its path where that differs, and its domain.
+fn rule_name(domain: &str, name: &str, path: &str) -> String {
+    let path = if name == path { String::new() } else { format!(" (`{path}`)") };
+    format!("rule `{name}`{path} of domain `{domain}`")
 }
 
 /// Returns a caller's limits of a rule.

@@ -68,7 +68,6 @@ impl ImportLine {
 
 /// Result of an import.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = Imported)]
 pub struct ImportReport {
     /// Number of lines that took effect.
     pub imported: u64,

@@ -12,7 +12,6 @@ use utoipa::ToSchema;
 /// The terms in effect until `effective_at`, in JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = QuotaUntil)]
 pub struct CurrentTerms {
     /// The caller's tier.
     #[schema(required = true)]

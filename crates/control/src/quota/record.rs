@@ -50,7 +50,6 @@ pub(crate) use quota_message;
 
 quota_message! {
     /// A request to set a quota.
-    #[schema(as = QuotaDraft)]
     pub struct QuotaSpec {}
 }
 

@@ -73,7 +73,7 @@ impl DenialCounts {
                 found = taken.map_or_else(|other| other, |_| caller);
                 if taken.is_ok() {
                     let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-                    names.insert(caller, caller::masked(check));
+                    names.insert(caller, caller::masked(check, None).0);
                 }
             }
             if found == caller {

@@ -38,6 +38,7 @@ impl Default for Guardrails {
 
 impl Guardrails {
     /// Returns why replacing `active` by `candidate`, with this impact on recent traffic, needs confirmation.
+    /// `baseline` are the rules of a day ago: a limit is not raised in small steps.
     ///
     /// The guard looks in both directions: who is newly denied complains, who is newly allowed does not. Requests and
     /// callers are judged separately, because one busy caller outweighs many others in requests.
@@ -45,17 +46,19 @@ impl Guardrails {
     pub fn confirm_reasons(
         &self,
         active: &Ruleset,
+        baseline: &Ruleset,
         candidate: &Ruleset,
         impact: &ImpactReport,
     ) -> Vec<ConfirmReason> {
-        let loosened = active.loosened(candidate).into_iter().map(|loosening| ConfirmReason {
-            reason: match loosening.kind {
-                LooseningKind::DomainRemoved => ConfirmKind::DomainRemoved,
-                LooseningKind::SecurityRuleRemoved => ConfirmKind::SecurityRuleRemoved,
-                LooseningKind::SecurityRuleWeakened => ConfirmKind::SecurityRuleWeakened,
-            },
-            detail: loosening.detail,
-        });
+        let loosened =
+            active.loosened_since(baseline, candidate).into_iter().map(|loosening| ConfirmReason {
+                reason: match loosening.kind {
+                    LooseningKind::DomainRemoved => ConfirmKind::DomainRemoved,
+                    LooseningKind::SecurityRuleRemoved => ConfirmKind::SecurityRuleRemoved,
+                    LooseningKind::SecurityRuleWeakened => ConfirmKind::SecurityRuleWeakened,
+                },
+                detail: loosening.detail,
+            });
         let shares = [
             (ConfirmKind::NewlyDenied, impact.newly_denied_share, "of recent requests would be newly denied"),
             (

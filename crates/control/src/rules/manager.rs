@@ -75,7 +75,7 @@ type RulesListener = Box<dyn Fn(Result<Arc<Ruleset>, String>) + Send + Sync>;
 /// The active rules of this node, and their updates.
 pub struct RuleManager {
     pub(crate) control: Arc<ControlPlane>,
-    options: Options,
+    pub(crate) options: Options,
     pub(crate) from: RulesFrom,
     active: ArcSwap<ActiveRules>,
     listener: OnceLock<RulesListener>,

@@ -21,13 +21,14 @@ use utoipa::ToSchema;
 const MAX_FILES: usize = 1_000;
 /// Maximum length of a file name, in bytes.
 const MAX_NAME_BYTES: usize = 512;
+/// Age of the rules that small steps are judged against.
+const BASELINE_AGE_MILLIS: i64 = 24 * 3_600 * 1_000;
 /// Maximum length of the reason, in bytes.
 const MAX_REASON_BYTES: usize = 1_024;
 
 /// A request to publish rules.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = Proposal)]
 pub struct PublishRequest {
     /// All rule files: rules that they do not contain are removed.
     pub files: Vec<RuleFile>,
@@ -190,9 +191,29 @@ impl RuleManager {
         let (mut report, candidate) =
             self.preview.preview(sources, Arc::clone(&active.rules), freshness).await?;
         if let (Some(candidate), Some(impact)) = (&candidate, &report.rehearsal) {
-            report.confirm = self.guardrails.confirm_reasons(&active.rules, candidate, impact);
+            let baseline = self.baseline(&active).await?;
+            report.confirm = self.guardrails.confirm_reasons(&active.rules, &baseline, candidate, impact);
         }
         Ok((report, candidate))
+    }
+
+    /// Returns the rules of a day ago; the active ones if they are older, or this version cannot load those.
+    async fn baseline(&self, active: &ActiveRules) -> Result<Arc<Ruleset>, ControlError> {
+        let day_ago = self.control.now_millis() - BASELINE_AGE_MILLIS;
+        let found = match active.published {
+            Some(_) => self.control.rules_active_at(day_ago).await?,
+            None => None,
+        };
+        let sources =
+            found.filter(|found| Some(found.revision.rev) != active.rev()).map(|found| found.sources());
+        let options = self.options;
+        let loading = sources
+            .map(|sources| tokio::task::spawn_blocking(move || Ruleset::load(&sources, &options).ok()));
+        let loaded = match loading {
+            Some(loading) => loading.await.ok().flatten(),
+            None => None,
+        };
+        Ok(loaded.map_or_else(|| Arc::clone(&active.rules), Arc::new))
     }
 
     async fn read_latest(self: &Arc<Self>) -> Result<(), ControlError> {

@@ -29,7 +29,6 @@ impl From<&Source> for RuleFile {
 /// Status of a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[schema(as = RuleStatus)]
 pub enum RevisionStatus {
     /// Active on all nodes.
     Active,
@@ -110,7 +109,6 @@ pub struct RuleRevision {
 
 /// A revision with its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[schema(as = RuleText)]
 pub struct PublishedRules {
     /// The revision's metadata.
     #[serde(flatten)]

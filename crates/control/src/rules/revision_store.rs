@@ -18,6 +18,8 @@ const INSERT: &str = "INSERT INTO rule_revisions
      (rev, hash, files, author, reason, created_at, status, base_rev, watched, active_since, revision)
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 const SELECT_ACTIVE: &str = "SELECT rev, hash, files FROM rule_revisions WHERE status = 'active'";
+const SELECT_PENDING: &str = "SELECT rev FROM rule_revisions
+     WHERE status = 'pending_approval' AND hash = $1 ORDER BY rev LIMIT 1";
 const SELECT_LAST: &str = "SELECT COALESCE(MAX(rev), 0) FROM rule_revisions";
 /// Ends the active revision, and then rejects pending ones.
 const UPDATE_STATUS: &str = "UPDATE rule_revisions SET status = $1, rolled_back_because = $2, revision = $3
@@ -99,7 +101,8 @@ impl ControlPlane {
         self.published.borrow().clone()
     }
 
-    /// Stores rules as a new revision, active on all nodes or pending approval. The caller has validated them.
+    /// Stores rules as a new revision, active on all nodes or pending approval. The caller has validated them. Rules
+    /// that are pending already keep their revision.
     ///
     /// # Errors
     /// [`ControlError::Conflict`] if another revision is active than the draft was based on; or a database error.
@@ -115,6 +118,13 @@ impl ControlPlane {
                 sqlx::query_as(SELECT_ACTIVE).fetch_optional(&mut *tx).await?;
             if active.as_ref().map(|active| active.0) != draft.base_rev {
                 return Err(ControlError::Conflict);
+            }
+            if draft.needs_approval {
+                let pending: Option<(i64,)> =
+                    sqlx::query_as(SELECT_PENDING).bind(draft.hash.clone()).fetch_optional(&mut *tx).await?;
+                if let Some((rev,)) = pending {
+                    return Ok(rev);
+                }
             }
             let (mut last,): (i64,) = sqlx::query_as(SELECT_LAST).fetch_one(&mut *tx).await?;
             if let (0, Some((files, hash))) = (last, &first) {
@@ -171,6 +181,31 @@ impl ControlPlane {
         });
         self.apply().await;
         Ok(rev)
+    }
+
+    /// Records in the audit log that an operator confirms changed rule files of this node.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database is unavailable.
+    pub async fn audit_confirmed_files(
+        &self,
+        hash: &str,
+        reasons: &[String],
+        actor: &Actor,
+    ) -> Result<(), ControlError> {
+        let now = self.now_millis();
+        let after = json!({"revision": hash, "confirmed": reasons}).to_string();
+        writing!(&self.db, |tx, head| {
+            let changed = ChangeRecord {
+                action: "rules.confirm_files",
+                target: hash,
+                before: String::new(),
+                after: after.clone(),
+            };
+            record!(tx, head, now, actor, &changed);
+        });
+        self.apply().await;
+        Ok(())
     }
 
     /// Approves a pending revision and makes it active.
@@ -316,6 +351,16 @@ impl ControlPlane {
             sqlx::query_as("SELECT files FROM rule_revisions WHERE rev = $1").bind(rev).fetch_one(pool).await?
         });
         Ok(Some(PublishedRules { revision: revision(row)?, files: files(&text)? }))
+    }
+
+    /// Returns the revision that was active at this time, in milliseconds; the first one if none was published by then.
+    pub(crate) async fn rules_active_at(&self, millis: i64) -> Result<Option<PublishedRules>, ControlError> {
+        let active_at = "SELECT rev FROM rule_revisions WHERE active_since <= $1
+             ORDER BY active_since DESC, rev DESC LIMIT 1";
+        let found: Option<(i64,)> =
+            on!(&self.db, pool => sqlx::query_as(active_at).bind(millis).fetch_optional(pool).await?);
+        // The files before the first publication are revision 1.
+        self.rule_revision(found.map_or(1, |(rev,)| rev)).await
     }
 
     /// Reads which revision is active; reads its files only if it has changed.

@@ -12,7 +12,7 @@ use crate::time::{TimeDelta, Timestamp};
 pub struct PermitId(pub u128);
 
 impl PermitId {
-    /// An anonymous holder; its permits are freed only by their deadline.
+    /// An anonymous holder; its permits are freed by their deadline, or one by one by refunds.
     pub const ANONYMOUS: Self = Self(0);
 }
 

@@ -1,7 +1,8 @@
 //! Sliding log: every admitted unit with its instant. Exact; its size grows with the limit.
 //!
 //! Units admitted at one instant share an entry, so a log holds at most `limit` entries. An entry at t counts until t +
-//! period, exclusive.
+//! period, exclusive. A refund removes the units that it gives back where they were taken, so that they are counted no
+//! longer than they were used; removing the newest ones instead would forget later requests too early.
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
@@ -52,20 +53,34 @@ impl AdmissionLog {
         }
     }
 
-    pub(crate) fn step(&mut self, now: Timestamp, period: TimeDelta, limit: u64, cost: Cost) -> Outcome {
+    /// Removes up to `units` of those logged at `taken` or before, the newest first.
+    fn refund(&mut self, units: u64, taken: Timestamp) {
+        let mut left = units;
+        let end = self.entries.partition_point(|(at, _)| *at <= taken);
+        let mut start = end;
+        while left > 0 && start > 0 {
+            start -= 1;
+            let n = &mut self.entries[start].1;
+            let back = left.min(*n);
+            *n -= back;
+            left -= back;
+            self.used -= back;
+        }
+        let emptied = start + usize::from(start < end && self.entries[start].1 > 0);
+        self.entries.drain(emptied..end);
+    }
+
+    pub(crate) fn step(
+        &mut self,
+        now: Timestamp,
+        period: TimeDelta,
+        limit: u64,
+        cost: Cost,
+        taken: Option<Timestamp>,
+    ) -> Outcome {
         self.roll(now, period);
         if cost.is_refund() {
-            let mut left = cost.units();
-            while left > 0 {
-                let Some((_, n)) = self.entries.back_mut() else { break };
-                let back = left.min(*n);
-                *n -= back;
-                left -= back;
-                self.used -= back;
-                if *n == 0 {
-                    self.entries.pop_back();
-                }
-            }
+            self.refund(cost.units(), taken.unwrap_or(now));
             return self.outcome(now, period, limit, Verdict::ALLOWED);
         }
         if cost.is_peek() {

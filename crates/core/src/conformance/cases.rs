@@ -14,7 +14,7 @@ use crate::rate::Rate;
 use crate::store::CounterStore;
 use crate::time::TimeDelta;
 
-pub(super) const NAMES: [&str; 19] = [
+pub(super) const NAMES: [&str; 20] = [
     "every algorithm answers as its step does",
     "a request's charges are all taken or none",
     "at least one alternative must fit, and those that fit are taken",
@@ -34,6 +34,7 @@ pub(super) const NAMES: [&str; 19] = [
     "requests that ask for nothing or for too much do no harm",
     super::changed_limits::DENIED,
     super::changed_limits::CHANGED,
+    reset_and_grant::LATE_REFUNDS,
 ];
 
 pub(super) async fn run<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation> {
@@ -56,7 +57,8 @@ pub(super) async fn run<S: CounterStore>(harness: &mut Harness<S>) -> Result<(),
         Some(15) => reset_and_grant::grants(harness).await,
         Some(16) => zero_and_excessive_costs(harness).await,
         Some(17) => changed_limits::denied_by_another(harness).await,
-        _ => changed_limits::changed(harness).await,
+        Some(18) => changed_limits::changed(harness).await,
+        _ => reset_and_grant::late_refunds(harness).await,
     }
 }
 

@@ -43,7 +43,20 @@ fn families() -> Vec<Vec<Limit>> {
             free(7, minute, 100),
             free(3, day, 2),
             free(3, TimeDelta::from_millis(7), 2),
+            free(99_991, day, 4),
         ]);
+        // Narrow, wide and back: 4,999 an hour is too fine for a word.
+        let hourly = |count| build(LimitSpec::new(algorithm, Rate::per(count, hour)));
+        families.push([5, 3_000, 4_999, 7_777, 60_000, 99_991].map(hourly).to_vec());
+    }
+    // Counts for which a word has room, and counts for which it has not.
+    for (algorithm, period, counts) in [
+        (Algorithm::SlidingWindow, second, [1, 100, 20_000, 16_383, 16_384, 1_000_000]),
+        (Algorithm::SlidingWindow, minute, [1, 100, 200_000, 131_071, 131_072, 70_000]),
+        (Algorithm::FixedWindow, second, [1, 100, 1 << 30, (1 << 29) - 1, 1 << 29, 20_000]),
+    ] {
+        families
+            .push(counts.map(|count| build(LimitSpec::new(algorithm, Rate::per(count, period)))).to_vec());
     }
     for (algorithm, period) in [
         (Algorithm::FixedWindow, minute),

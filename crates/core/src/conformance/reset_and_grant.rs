@@ -1,6 +1,6 @@
-//! Conformance cases for usage resets and grants.
+//! Conformance cases for usage resets, late refunds and grants.
 
-use super::fixtures::{attempts, build, every_limit};
+use super::fixtures::{attempts, build, every_limit, some_time};
 use super::rng::SplitMix64;
 use super::{Harness, Violation};
 use crate::algorithm::Algorithm;
@@ -12,6 +12,40 @@ use crate::limit_spec::LimitSpec;
 use crate::nonzero;
 use crate::rate::Rate;
 use crate::store::CounterStore;
+
+pub(super) const LATE_REFUNDS: &str = "a refund that comes late gives back what is still counted";
+
+/// Requests that settle later, for less than they took, in any order: each store gives back the same, alone and with
+/// other charges.
+pub(super) async fn late_refunds<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation> {
+    let spent = |limit: &&Limit| {
+        limit.algorithm() != Algorithm::Concurrency && limit.rate().count > 0 && !limit.is_jittered()
+    };
+    let minutely = |count| build(LimitSpec::new(Algorithm::SlidingLog, Rate::per_minute(count)));
+    let logs = [minutely(nonzero!(30)), minutely(nonzero!(300))];
+    for (number, limit) in logs.iter().chain(every_limit().iter()).filter(spent).enumerate() {
+        let mut rng = SplitMix64::new(number as u64);
+        let scope = Scope::new(format!("late/{number}/{limit}"));
+        let key = CounterKey { scope: &scope, parts: &[KeyPart::Text("alice")] };
+        let mut open = Vec::new();
+        for _ in 0..200 {
+            let cost = Cost::new(1 + rng.below(limit.capacity().min(6)));
+            if harness.charge(&[Charge::new(key, limit, cost)]).await?.admission == Admission::Admitted {
+                open.push((harness.now(), cost.units()));
+            }
+            harness.advance(some_time(&mut rng, limit));
+            if !open.is_empty() && rng.below(3) > 0 {
+                let (taken, units) = open.swap_remove(rng.index(open.len()));
+                let unused = 1 + rng.below(units);
+                if let Some((dated, cost)) = limit.refund(units, unused, taken, harness.now()) {
+                    harness.debit(&[Charge::new(key, &dated, cost)]).await?;
+                }
+                let _ = harness.charge(&[Charge::new(key, limit, Cost::PEEK)]).await?;
+            }
+        }
+    }
+    Ok(())
+}
 
 /// Checks usage resets: a reset also clears debt and usage counted under a larger limit.
 pub(super) async fn resets<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation> {

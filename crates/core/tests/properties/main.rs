@@ -2,6 +2,7 @@
 
 mod calendar;
 mod ceiling;
+mod changes;
 mod clocks;
 mod debt;
 mod drift;

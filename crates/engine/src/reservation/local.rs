@@ -32,6 +32,27 @@ impl LocalRecords {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns whether there is no record.
+    pub(super) fn is_empty(&self) -> bool {
+        self.table().records.is_empty()
+    }
+
+    /// Returns whether there is a record of this name.
+    pub(super) fn has(&self, name: RecordName) -> bool {
+        self.table().records.contains_key(&name)
+    }
+
+    /// Returns the names of all records.
+    pub(super) fn names(&self) -> Vec<RecordName> {
+        self.table().records.keys().copied().collect()
+    }
+
+    /// Returns a record, and how long it is still kept.
+    pub(super) fn get(&self, name: RecordName) -> Option<(Vec<u8>, TimeDelta)> {
+        let (bytes, until) = self.table().records.get(&name).cloned()?;
+        Some((bytes, until.since(self.clock.now())))
+    }
+
     fn exchange_now(
         &self,
         name: RecordName,

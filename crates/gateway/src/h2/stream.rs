@@ -4,7 +4,6 @@
 use crate::stall::{BodyProgress, TrackedBody};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -69,21 +68,37 @@ async fn run(stream: impl Future<Output = ()>, flow: &BodyProgress, limit: Durat
 pub(super) struct Activity {
     /// What the accept loop knows of the connection.
     connection: Arc<connections::Activity>,
-    streams: AtomicUsize,
+    streams: Mutex<Streams>,
+}
+
+struct Streams {
+    running: usize,
+    /// How many of them wait for the rest of their request.
+    awaiting: usize,
     /// When the last stream ended.
-    quiet_since: Mutex<Instant>,
+    quiet_since: Instant,
 }
 
 impl Activity {
     pub(super) fn new(connection: Arc<connections::Activity>) -> Arc<Self> {
-        let quiet_since = Mutex::new(Instant::now());
-        Arc::new(Self { connection, streams: AtomicUsize::new(0), quiet_since })
+        let streams = Streams { running: 0, awaiting: 0, quiet_since: Instant::now() };
+        Arc::new(Self { connection, streams: Mutex::new(streams) })
     }
 
     /// Returns since when there has been no stream; `None` while there is one.
     pub(super) fn quiet_since(&self) -> Option<Instant> {
-        let since = *self.quiet_since.lock().unwrap_or_else(PoisonError::into_inner);
-        (self.streams.load(Ordering::Acquire) == 0).then_some(since)
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        (streams.running == 0).then_some(streams.quiet_since)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Streams)) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut streams);
+        if streams.running > streams.awaiting {
+            self.connection.busy();
+        } else {
+            self.connection.waiting();
+        }
     }
 }
 
@@ -92,19 +107,69 @@ struct StreamGuard(Arc<Activity>);
 
 impl StreamGuard {
     fn new(activity: &Arc<Activity>) -> Self {
-        activity.streams.fetch_add(1, Ordering::Relaxed);
-        activity.connection.busy();
+        activity.change(|streams| streams.running += 1);
         Self(Arc::clone(activity))
     }
 }
 
 impl Drop for StreamGuard {
     fn drop(&mut self) {
-        // Stored before the count decreases: a reader must not see the stream gone with an older time.
-        let mut quiet_since = self.0.quiet_since.lock().unwrap_or_else(PoisonError::into_inner);
-        *quiet_since = Instant::now();
-        if self.0.streams.fetch_sub(1, Ordering::Release) == 1 {
-            self.0.connection.idle(*quiet_since);
+        self.0.change(|streams| {
+            streams.running -= 1;
+            streams.quiet_since = Instant::now();
+        });
+    }
+}
+
+/// Whether a request waits for the rest of its body. A connection whose requests all do waits for its client.
+pub(crate) struct RequestProgress {
+    activity: Arc<Activity>,
+    state: Mutex<RequestState>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RequestState {
+    InProgress,
+    Awaited,
+    /// The response has begun: a client may wait for it before it sends more.
+    Answered,
+}
+
+impl RequestProgress {
+    pub(super) fn new(activity: &Arc<Activity>) -> Arc<Self> {
+        Arc::new(Self { activity: Arc::clone(activity), state: Mutex::new(RequestState::InProgress) })
+    }
+
+    /// The rest of the body is missing.
+    pub(crate) fn awaited(&self) {
+        self.set(RequestState::Awaited);
+    }
+
+    /// More of the body has arrived.
+    pub(crate) fn arrived(&self) {
+        self.set(RequestState::InProgress);
+    }
+
+    /// The response has begun.
+    pub(super) fn answered(&self) {
+        self.set(RequestState::Answered);
+    }
+
+    fn set(&self, next: RequestState) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if *state == next || *state == RequestState::Answered {
+            return;
         }
+        match (std::mem::replace(&mut *state, next), next) {
+            (RequestState::Awaited, _) => self.activity.change(|streams| streams.awaiting -= 1),
+            (_, RequestState::Awaited) => self.activity.change(|streams| streams.awaiting += 1),
+            _ => {}
+        }
+    }
+}
+
+impl Drop for RequestProgress {
+    fn drop(&mut self) {
+        self.answered();
     }
 }

@@ -92,7 +92,8 @@ pub(super) fn check(
         let agrees = match claim(name) {
             Some(Claim::Method) => text.is_some_and(|text| endpoints.method(text) == method),
             Some(Claim::Target) => text.is_some_and(|text| {
-                paths.canonical(path::path_of_target(text)).is_ok_and(|other| other == path)
+                let other = path::path_of_target(text).map(|other| paths.canonical(other));
+                other.is_some_and(|other| other.is_ok_and(|other| other == path))
             }),
             Some(Claim::Origin) | None => true,
         };

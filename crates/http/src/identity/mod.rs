@@ -55,6 +55,7 @@ pub use host::canonical_host;
 pub use jwt::JwtVerifier;
 pub use path::{PathError, PathRules};
 
+use crate::h1::head;
 use crate::headers::HeaderLookup;
 use address::Address;
 use api_key::ApiKeyReader;
@@ -159,6 +160,9 @@ pub enum AmbiguousIdentity {
     /// A trusted proxy describes the original request in a header that cannot be read.
     #[error("`{0}` cannot be read; send UTF-8 without control characters")]
     Description(&'static str),
+    /// A trusted proxy describes the original request by something that no request has.
+    #[error("`{0}` is not {1}; send what the original request has")]
+    NoDescription(&'static str, &'static str),
 }
 
 impl AmbiguousIdentity {
@@ -331,22 +335,27 @@ impl IdentityResolver {
         self.refuse_aliases(request.headers)?;
         let path = request.path.strip_prefix(prefix).unwrap_or(request.path);
         let mut target = RequestTarget { path: if path.is_empty() { "/" } else { path }, ..request.target() };
+        // `/check/` is the path `/`, appended; a proxy that describes the request in headers asks `/check`.
+        let is_appended = self.original == OriginalRequest::Auto && !path.is_empty();
         let is_trusted = self.trusts(request.peer);
         if is_trusted {
             let source = self.header_convention(request.headers)?;
             let method = source.forwarded_target(request.headers, &METHOD)?;
-            let uri = match source.forwarded_target(request.headers, &URI)? {
+            let path = match source.forwarded_target(request.headers, &URI)? {
                 None => source.original_url(request.headers)?,
                 known => known,
             };
+            // A proxy that appends the path to the check's does not describe the request in headers: they are the
+            // client's. Method and path must agree; the host is the check's own, as at the gateway.
+            let host = match is_appended {
+                true => None,
+                false => source.forwarded_target(request.headers, &ORIGINAL_HOST)?,
+            };
             let described = RequestTarget {
                 method: method.unwrap_or(target.method),
-                path: uri.map_or(target.path, path::path_of_target),
-                host: source.forwarded_target(request.headers, &ORIGINAL_HOST)?.or(target.host),
+                path: path.unwrap_or(target.path),
+                host: host.or(target.host),
             };
-            // A proxy that appends the path to the check's does not describe the request in headers: they are the
-            // client's, and must agree.
-            let is_appended = self.original == OriginalRequest::Auto && target.path != "/";
             if is_appended && !self.is_same(&target, &described)? {
                 return Err(AmbiguousIdentity::Original(
                     "the path of the check",
@@ -434,7 +443,7 @@ impl IdentityResolver {
             caller.pairs.push((CALLER_KEY, key));
         }
         for mapped in self.headers.iter().filter(|mapped| is_trusted || !mapped.only_trusted) {
-            if let Some(value) = request.headers.last(&mapped.header) {
+            if let Some(value) = one_value(request.headers, &mapped.header)? {
                 caller.add(&mapped.attribute, String::from_utf8_lossy(value));
             }
         }
@@ -449,12 +458,12 @@ impl OriginalRequest {
         headers: &'r impl HeaderLookup,
         names: &'static ForwardedHeaders,
     ) -> Result<Option<&'r str>, AmbiguousIdentity> {
-        let last = |name: &'static HeaderName| headers.last(name).map(|value| text(name, value)).transpose();
+        let read = |name: &'static HeaderName| described(headers, name, names.part);
         match self {
             Self::Path => Ok(None),
-            Self::XForwarded => last(&names.forwarded),
-            Self::XOriginal => last(&names.original),
-            Self::Auto => match (last(&names.forwarded)?, last(&names.original)?) {
+            Self::XForwarded => read(&names.forwarded),
+            Self::XOriginal => read(&names.original),
+            Self::Auto => match (read(&names.forwarded)?, read(&names.original)?) {
                 (Some(one), Some(other)) if one != other => {
                     Err(AmbiguousIdentity::Original(names.forwarded.as_str(), names.original.as_str()))
                 }
@@ -463,15 +472,58 @@ impl OriginalRequest {
         }
     }
 
-    /// Returns the whole URL of the original request, which ingress-nginx sends instead of its path.
+    /// Returns the path of the whole URL of the original request, which ingress-nginx sends instead of its path.
     fn original_url(self, headers: &impl HeaderLookup) -> Result<Option<&str>, AmbiguousIdentity> {
         match self {
-            Self::Auto | Self::XOriginal => {
-                headers.last(&ORIGINAL_URL).map(|value| text(&ORIGINAL_URL, value)).transpose()
-            }
+            Self::Auto | Self::XOriginal => described(headers, &ORIGINAL_URL, Part::Path),
             Self::XForwarded | Self::Path => Ok(None),
         }
     }
+}
+
+/// Returns the value of a header that identifies a caller or a request. Two different ones are refused: whoever adds a
+/// second would choose which of them is counted.
+fn one_value<'r>(
+    headers: &'r impl HeaderLookup,
+    name: &HeaderName,
+) -> Result<Option<&'r [u8]>, AmbiguousIdentity> {
+    let mut all = headers.all(name);
+    let first = all.next();
+    match all.all(|other| Some(other) == first) {
+        true => Ok(first),
+        false => Err(AmbiguousIdentity::Twice(name.clone())),
+    }
+}
+
+/// A part of a request that a proxy describes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Method,
+    Path,
+    Host,
+}
+
+/// Returns what a header says of one part of the original request, as strictly as the gateway reads the request itself:
+/// whatever else it was taken for, it would be counted apart.
+fn described<'r>(
+    headers: &'r impl HeaderLookup,
+    name: &'static HeaderName,
+    part: Part,
+) -> Result<Option<&'r str>, AmbiguousIdentity> {
+    let Some(value) = one_value(headers, name)? else { return Ok(None) };
+    let text = text(name, value)?.trim_matches([' ', '\t']);
+    let (read, what) = match part {
+        Part::Method => {
+            (Some(text).filter(|method| Method::from_bytes(method.as_bytes()).is_ok()), "a method")
+        }
+        Part::Path => (path::path_of_target(text), "a path that begins with `/`, or a URL"),
+        Part::Host => {
+            // Every proxy of a chain appends the host that it was asked for; the last is the nearest one's.
+            let last = text.rsplit(',').next().unwrap_or_default().trim_matches([' ', '\t']);
+            (Some(last).filter(|host| head::is_host(host.as_bytes())), "a host")
+        }
+    };
+    read.map(Some).ok_or(AmbiguousIdentity::NoDescription(name.as_str(), what))
 }
 
 /// Returns the text of a header in which a trusted proxy describes a request. One that cannot be read is refused: the
@@ -483,20 +535,27 @@ fn text<'r>(name: &'static HeaderName, value: &'r [u8]) -> Result<&'r str, Ambig
 
 /// The two header names that proxies use for one part of the original request.
 struct ForwardedHeaders {
+    part: Part,
     forwarded: HeaderName,
     original: HeaderName,
 }
 
 impl ForwardedHeaders {
-    const fn new(forwarded: &'static str, original: &'static str) -> Self {
-        Self { forwarded: HeaderName::from_static(forwarded), original: HeaderName::from_static(original) }
+    const fn new(part: Part, forwarded: &'static str, original: &'static str) -> Self {
+        Self {
+            part,
+            forwarded: HeaderName::from_static(forwarded),
+            original: HeaderName::from_static(original),
+        }
     }
 }
 
-static METHOD: ForwardedHeaders = ForwardedHeaders::new("x-forwarded-method", "x-original-method");
-static URI: ForwardedHeaders = ForwardedHeaders::new("x-forwarded-uri", "x-original-uri");
+static METHOD: ForwardedHeaders =
+    ForwardedHeaders::new(Part::Method, "x-forwarded-method", "x-original-method");
+static URI: ForwardedHeaders = ForwardedHeaders::new(Part::Path, "x-forwarded-uri", "x-original-uri");
 static ORIGINAL_URL: HeaderName = HeaderName::from_static("x-original-url");
-static ORIGINAL_HOST: ForwardedHeaders = ForwardedHeaders::new("x-forwarded-host", "x-original-host");
+static ORIGINAL_HOST: ForwardedHeaders =
+    ForwardedHeaders::new(Part::Host, "x-forwarded-host", "x-original-host");
 
 /// Returns the value if it is visible ASCII; others are ignored.
 fn visible(value: &[u8]) -> Option<&str> {

@@ -53,14 +53,19 @@ pub struct PathRules {
     case: PathCase,
 }
 
-/// Returns the path of a request target, without query, fragment, scheme and host.
-pub(super) fn path_of_target(target: &str) -> &str {
+/// Returns the path of a request target, without query, fragment, scheme and host; `None` if it is neither a path that
+/// begins with `/` nor an address with a host. Servers disagree on what `login`, `http:/login` and an empty target are.
+pub(super) fn path_of_target(target: &str) -> Option<&str> {
     let path = target.split(['?', '#']).next().unwrap_or("");
     if path.starts_with('/') {
-        return path;
+        return Some(path);
     }
-    let rest = path.split_once("://").map_or("", |(_, rest)| rest);
-    rest.find('/').map_or("/", |at| &rest[at..])
+    let (scheme, rest) = path.split_once("://")?;
+    let end = rest.find('/').unwrap_or(rest.len());
+    let is_web = ["http", "https"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
+    let (host, path) = rest.split_at(end);
+    let is_address = is_web && crate::h1::head::is_host(host.as_bytes());
+    is_address.then_some(if path.is_empty() { "/" } else { path })
 }
 
 /// Bytes that stand for themselves in a canonical path.
@@ -332,12 +337,17 @@ mod tests {
     #[test]
     fn targets_are_reduced_to_paths() {
         for (target, path) in [
-            ("/a?b=/c", "/a"),
-            ("https://h:1/a/b?c", "/a/b"),
-            ("https://h", "/"),
-            ("junk", "/"),
-            ("", "/"),
-            ("/a#b", "/a"),
+            ("/a?b=/c", Some("/a")),
+            ("https://h:1/a/b?c", Some("/a/b")),
+            ("https://h", Some("/")),
+            ("HTTP://h?a", Some("/")),
+            ("/a#b", Some("/a")),
+            ("junk", None),
+            ("", None),
+            ("http:/a", None),
+            ("http:///a", None),
+            ("http://u@h/a", None),
+            ("ws://h/a", None),
         ] {
             assert_eq!(path_of_target(target), path, "{target}");
         }

@@ -72,7 +72,15 @@ fn begin(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Json
 /// A problem of at most 200 bytes; everything in it is of bounded length.
 fn minimal(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
     begin(settings, facts, json);
-    json.raw(r#","retry_after":"#).number(facts.retry_after).raw("}");
+    retry_after(facts, json);
+    json.raw("}");
+}
+
+/// Appends when to retry, unless the request can never pass.
+fn retry_after(facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
+    if let Some(wait) = facts.retry_after {
+        json.raw(r#","retry_after":"#).number(wait);
+    }
 }
 
 /// Appends what the request was about, and where its limits are described.
@@ -96,7 +104,8 @@ fn identity<'f>(facts: &DecisionSummary<'f>) -> Option<&'f str> {
 fn problem(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
     begin(settings, facts, json);
     message(facts, json.raw(r#","detail":""#));
-    json.raw(r#"","retry_after":"#).number(facts.retry_after);
+    json.raw("\"");
+    retry_after(facts, json);
     if facts.disposition == Disposition::Denied {
         json.raw(r#","violated-policies":["#);
         for (at, policy) in facts.policies.iter().filter(|policy| policy.is_over).enumerate() {
@@ -130,7 +139,8 @@ fn policy_name(policy: &Policy<'_>, json: &mut Json<'_>) {
 fn plain(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
     let code = if facts.disposition == Disposition::Denied { "RATE_LIMITED" } else { "UNAVAILABLE" };
     message(facts, json.raw(r#"{"error":{"code":""#).raw(code).raw(r#"","message":""#));
-    json.raw(r#"","retry_after":"#).number(facts.retry_after);
+    json.raw("\"");
+    retry_after(facts, json);
     if let Some(nearest) = facts.nearest() {
         json.raw(r#","limit":"#).number(nearest.quota);
         json.raw(r#","window":""#).display(nearest.window).raw("\"");
@@ -141,14 +151,31 @@ fn plain(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Json
 
 fn message(facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
     let is_over = facts.disposition == Disposition::Denied;
-    json.raw(if is_over { "Rate limit exceeded. " } else { "The request could not be checked. " });
-    if let Some(nearest) = facts.nearest().filter(|_| is_over) {
+    let nearest = facts.nearest().filter(|_| is_over);
+    json.raw(match (is_over, nearest) {
+        (false, _) => "The request could not be checked. ",
+        (true, None) if facts.retry_after.is_none() => {
+            "No limit is set for this request, and such requests are denied."
+        }
+        (true, _) => "Rate limit exceeded. ",
+    });
+    if let Some(nearest) = nearest {
         json.raw("At most ").number(nearest.quota);
         match nearest.window {
             Window::Concurrent => json.raw(" at once. "),
             window => json.raw(" in ").display(window).raw(". "),
         };
     }
-    json.raw("Retry after ").number(facts.retry_after);
-    json.raw(if facts.retry_after == 1 { " second." } else { " seconds." });
+    match (facts.retry_after, nearest) {
+        (Some(wait), _) => {
+            json.raw("Retry after ").number(wait).raw(if wait == 1 { " second." } else { " seconds." });
+        }
+        (None, Some(nearest)) if nearest.quota == 0 => {
+            json.raw("No request can pass, now or later.");
+        }
+        (None, Some(_)) => {
+            json.raw("A request of this cost can never pass; send a smaller cost.");
+        }
+        (None, None) => {}
+    }
 }

@@ -38,7 +38,9 @@ pub(super) fn write(
         headers.put(&X_BUCKET, bucket.as_bytes());
     }
     if facts.disposition != Disposition::Allowed {
-        number(headers, &RETRY_AFTER, facts.retry_after);
+        if let Some(wait) = facts.retry_after {
+            number(headers, &RETRY_AFTER, wait);
+        }
         if let Some(rule) = facts.denied_by.filter(|_| settings.denied_by) {
             insert_name(headers, &X_DENIED_BY, rule);
         }
@@ -96,7 +98,9 @@ fn draft_11(facts: &DecisionSummary<'_>, headers: &mut impl HeaderSink) {
     let mut line = FieldValue::default();
     if let Some(rate) = facts.nearest_rate() {
         quoted_name(&mut line, rate).text(";r=").number(rate.remaining);
-        line.text(";t=").number(rate.reset);
+        if rate.has_reset() {
+            line.text(";t=").number(rate.reset);
+        }
     }
     if let Some(permits) = facts.nearest_concurrency() {
         if !line.is_empty() {
@@ -120,11 +124,13 @@ fn legacy(form: LegacyHeaders, facts: &DecisionSummary<'_>, at: Timestamp, heade
     if let Some(rate) = facts.nearest_rate() {
         number(headers, &X_LIMIT, rate.quota);
         number(headers, &X_REMAINING, rate.remaining);
-        let reset = match form {
-            LegacyHeaders::Epoch => rate.reset_epoch(at),
-            LegacyHeaders::Delta | LegacyHeaders::None => rate.reset,
-        };
-        number(headers, &X_RESET, reset);
+        if rate.has_reset() {
+            let reset = match form {
+                LegacyHeaders::Epoch => rate.reset_epoch(at),
+                LegacyHeaders::Delta | LegacyHeaders::None => rate.reset,
+            };
+            number(headers, &X_RESET, reset);
+        }
     }
     if let Some(permits) = facts.nearest_concurrency() {
         number(headers, &X_CONCURRENCY_LIMIT, permits.quota);

@@ -7,7 +7,7 @@
 //! use tollgate_engine::Window;
 //!
 //! let minute = Policy::new("per-key", 100, Window::Rolling(TimeDelta::from_secs(60))).with_remaining(0).with_reset(12).denied();
-//! let facts = DecisionSummary { disposition: Disposition::Denied, retry_after: 12, ..DecisionSummary::from_policies([minute]) };
+//! let facts = DecisionSummary { disposition: Disposition::Denied, retry_after: Some(12), ..DecisionSummary::from_policies([minute]) };
 //! let response = ResponseConfig::default().respond(&facts, Timestamp::from_secs(1_000));
 //! assert_eq!(response.status(), 429);
 //! assert_eq!(response.headers()["ratelimit"], "\"per-key\";r=0;t=12");

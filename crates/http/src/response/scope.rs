@@ -4,7 +4,7 @@
 use super::{BodyFormat, DecisionSummary, ResponseConfig};
 use ring::digest;
 use tollgate_core::secret_prefix;
-use tollgate_engine::{CheckInput, DecidedBy, Decision, LimitStatus};
+use tollgate_engine::{CheckInput, Decision, LimitStatus};
 use tollgate_rules::may_be_secret;
 
 /// Maximum length of a value, in characters; longer ones are cut.
@@ -31,7 +31,7 @@ impl ResponseConfig {
         }
         let mut scope = RequestScope::default();
         if has_body {
-            let denying = decision.denied_by.and_then(|by| status_of(decision, by));
+            let denying = decision.denying_limit();
             let entries = entries(input, denying);
             scope.endpoint = value(entries, "endpoint").map(|endpoint| shown("endpoint", endpoint));
             scope.identity = denying.map(|status| identity(decision, status, entries));
@@ -40,22 +40,16 @@ impl ResponseConfig {
         if self.bucket {
             let facts = DecisionSummary::from_decision(decision);
             let nearest = facts.nearest_rate().or(facts.nearest()).map(|policy| policy.rule);
-            let status = decision.limits.iter().find(|status| Some(decision.limit_name(status)) == nearest);
+            let mut named =
+                decision.limits.iter().filter(|status| Some(decision.limit_name(status)) == nearest);
+            // A rule may have matched several descriptors, each with a counter.
+            let status =
+                decision.denying_limit().filter(|denying| named.clone().any(|status| status == *denying));
+            let status = status.or_else(|| named.next());
             scope.bucket = status.map(|status| bucket(decision, status, entries(input, Some(status))));
         }
         Some(Box::new(scope))
     }
-}
-
-/// Returns the status of the limit that decided; of several, the one that denied.
-fn status_of(decision: &Decision, by: DecidedBy) -> Option<&LimitStatus> {
-    let rule = match by {
-        DecidedBy::Rule(id) => Some(id),
-        _ => None,
-    };
-    let mut own = decision.limits.iter().filter(|status| status.rule == rule);
-    let first = own.clone().next();
-    own.find(|status| status.outcome.verdict.is_denied()).or(first)
 }
 
 type Entries<'e> = &'e [(&'e str, &'e str)];

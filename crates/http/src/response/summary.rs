@@ -1,8 +1,10 @@
 //! Decision summary: the facts from which a response is written, from the local engine or from a remote server.
 //!
 //! It contains only limits that can deny: the numbers of a shadow limit would make callers slow down for nothing.
-//! `RateLimit` reports the limit nearest exhaustion: on a denial the denying one with the longest wait, else the one
-//! with the fewest units left (not the smallest fraction left: the next request takes units, not fractions).
+//! `RateLimit` reports the limit nearest exhaustion: on a denial the denying one with the longest wait, where the store
+//! failed the one of the rule that fails closed, else the one with the fewest units left (not the smallest fraction left:
+//! the next request takes units, not fractions). A request that can never pass, because its cost is above the limit or
+//! the limit is 0, has no time to retry: an invented one would be a loop of denials.
 //!
 //! A limit whose counter was not read (a store that failed, a denial from the cache, an emergency measure) is listed
 //! too, because clients pace themselves by the list; it is the nearest one only if no other is known. It then has no
@@ -49,15 +51,19 @@ pub struct Policy<'a> {
     pub window: Window,
     /// Units left, never more than `quota`.
     pub remaining: u64,
-    /// Seconds, rounded up: for a denied request, until it would pass; with no unit left, until the next one; otherwise
-    /// until the limit is fully available again.
+    /// Seconds, rounded up: with units left, until the limit is fully available again; with none left, until the next
+    /// one, or until a denied request would pass. 0 on a denial that no time ends.
     pub reset: u64,
     /// The same in microseconds, not rounded.
     reset_micros: u64,
+    /// Seconds until the limit admits the request that it denied; the largest value if it never does.
+    wait: u64,
     /// The limit denied this request.
     pub is_over: bool,
     /// The limit's counter was read.
     pub is_known: bool,
+    /// The limit is of the rule that could not be decided and fails closed.
+    is_failed: bool,
     /// The rule has several windows in this summary, so that its name alone is ambiguous.
     pub is_one_of_several: bool,
 }
@@ -73,8 +79,10 @@ impl<'a> Policy<'a> {
             remaining: quota,
             reset: 0,
             reset_micros: 0,
+            wait: 0,
             is_over: false,
             is_known: true,
+            is_failed: false,
             is_one_of_several: false,
         }
     }
@@ -89,7 +97,7 @@ impl<'a> Policy<'a> {
     /// Sets the reset in seconds.
     #[must_use]
     pub const fn with_reset(mut self, seconds: u64) -> Self {
-        self.reset = seconds;
+        (self.reset, self.wait) = (seconds, seconds);
         self.reset_micros = seconds.saturating_mul(1_000_000);
         self
     }
@@ -122,9 +130,14 @@ impl<'a> Policy<'a> {
         }
     }
 
-    fn nearness(&self) -> (bool, bool, u64, std::cmp::Reverse<u64>) {
-        let left = if self.is_over { 0 } else { self.remaining };
-        (!self.is_over, !self.is_known, left, std::cmp::Reverse(self.reset))
+    /// Returns whether there is a time after which more of the limit is available.
+    pub(super) const fn has_reset(&self) -> bool {
+        !self.is_over || self.reset > 0
+    }
+
+    fn nearness(&self) -> (bool, bool, bool, u64, std::cmp::Reverse<u64>) {
+        let (left, lasts) = if self.is_over { (0, self.wait) } else { (self.remaining, self.reset) };
+        (!self.is_failed, !self.is_over, !self.is_known, left, std::cmp::Reverse(lasts))
     }
 }
 
@@ -135,8 +148,8 @@ pub struct DecisionSummary<'a> {
     pub disposition: Disposition,
     /// The matched limits that can deny, in rule order.
     pub policies: SmallVec<[Policy<'a>; 4]>,
-    /// Seconds until a retry, on a denial.
-    pub retry_after: u64,
+    /// Seconds until a retry may pass, on a denial; `None` if the same request never will, or none was denied.
+    pub retry_after: Option<u64>,
     /// The rule that denied the request.
     pub denied_by: Option<&'a str>,
     /// The rule that degraded the request.
@@ -160,7 +173,7 @@ impl<'a> DecisionSummary<'a> {
         let mut facts = Self {
             disposition: Disposition::Allowed,
             policies: policies.into_iter().collect(),
-            retry_after: 0,
+            retry_after: None,
             denied_by: None,
             degraded_by: None,
             warned_by: None,
@@ -190,7 +203,7 @@ impl<'a> DecisionSummary<'a> {
             } else {
                 Disposition::Denied
             };
-            facts.retry_after = retry_after(decision);
+            facts.retry_after = decision.retry_after().map(|wait| wait.ceil_secs().max(1));
             facts.denied_by = name(decision.denied_by);
             facts.is_abnormal = decision.denied_by.is_some_and(|by| guards(decision, by));
         }
@@ -231,21 +244,28 @@ impl<'a> DecisionSummary<'a> {
         let outcome = &status.outcome;
         let policy = Policy::new(decision.limit_name(status), limit.rate().count, Window::from_limit(limit));
         if outcome.verdict == Verdict::Unknown {
+            let is_failed = self.disposition == Disposition::Unavailable
+                && decision.denying_limit().is_some_and(|denying| denying.rule == status.rule);
             let policy = match self.disposition {
-                Disposition::Unavailable => policy.with_remaining(0).with_reset(self.retry_after),
+                Disposition::Unavailable => {
+                    policy.with_remaining(0).with_reset(self.retry_after.unwrap_or_default())
+                }
                 Disposition::Allowed | Disposition::Denied => policy,
             };
-            return Policy { is_known: false, ..policy };
+            return Policy { is_known: false, is_failed, ..policy };
         }
         let reset = match outcome.verdict {
+            _ if limit.capacity() == 0 => TimeDelta::ZERO,
+            _ if outcome.remaining > 0 => outcome.reset_after,
             Verdict::Denied { retry_after: Some(wait) } => wait,
-            Verdict::Denied { retry_after: None } if !degrades => TimeDelta::from_secs(self.retry_after),
-            Verdict::Denied { retry_after: None } => outcome.reset_after,
-            _ if outcome.remaining == 0 => next_unit(limit, outcome.reset_after),
-            _ => outcome.reset_after,
+            _ => next_unit(limit, outcome.reset_after),
+        };
+        let wait = match outcome.verdict {
+            Verdict::Denied { retry_after } => retry_after.map_or(u64::MAX, TimeDelta::ceil_secs),
+            Verdict::Allowed { .. } | Verdict::Unknown => 0,
         };
         let policy = policy.with_remaining(outcome.remaining).with_exact_reset(reset);
-        Policy { is_over: outcome.verdict.is_denied() && !degrades, ..policy }
+        Policy { is_over: outcome.verdict.is_denied() && !degrades, wait, ..policy }
     }
 
     /// Marks the policies of rules with several windows.
@@ -286,7 +306,8 @@ impl<'a> DecisionSummary<'a> {
 /// Returns the emergency measure that blocks the request, and the seconds until it ends.
 fn blocked_by(decision: &Decision) -> Option<(&str, u64)> {
     let is_blocked = decision.denied_by == Some(DecidedBy::Emergency);
-    is_blocked.then(|| (decision.name(DecidedBy::Emergency), retry_after(decision)))
+    let ends = decision.retry_after().map_or(0, |left| left.ceil_secs().max(1));
+    is_blocked.then(|| (decision.name(DecidedBy::Emergency), ends))
 }
 
 fn guards(decision: &Decision, by: DecidedBy) -> bool {
@@ -310,16 +331,4 @@ fn next_unit(limit: &Limit, full: TimeDelta) -> TimeDelta {
         }
         _ => full,
     }
-}
-
-/// Returns the seconds until a retry, rounded up. For a request that can never pass it is the longest matched window.
-fn retry_after(decision: &Decision) -> u64 {
-    let longest = decision.limits.iter().map(|status| {
-        match decision.limit(status).map(|facts| Window::from_limit(&facts.limit)) {
-            Some(Window::Rolling(span)) => span.ceil_secs(),
-            _ => status.outcome.reset_after.ceil_secs(),
-        }
-    });
-    let wait = decision.retry_after().map(TimeDelta::ceil_secs);
-    wait.or_else(|| longest.max()).unwrap_or(1).max(1)
 }

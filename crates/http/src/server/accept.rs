@@ -27,15 +27,20 @@ const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(15);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_PROBES: u32 = 3;
 
+/// How many connections the kernel keeps until they are accepted. One too many is dropped, and its client tries again
+/// only after a second, then after three: a probe must find a place in the queue while a flood waits for slots.
+const BACKLOG: i32 = 4096;
+
 /// Sets the options of a listener's connections, which inherit them: no delay of small packets, and probes that detect
-/// peers which have vanished.
+/// peers which have vanished; and a long queue.
 pub fn prepare(listener: &TcpListener) {
     let socket = socket2::SockRef::from(listener);
     let keep_alive =
         socket2::TcpKeepalive::new().with_time(KEEP_ALIVE_AFTER).with_interval(KEEP_ALIVE_INTERVAL);
     let prepared = socket
         .set_tcp_keepalive(&keep_alive.with_retries(KEEP_ALIVE_PROBES))
-        .and_then(|()| socket.set_tcp_nodelay(true));
+        .and_then(|()| socket.set_tcp_nodelay(true))
+        .and_then(|()| socket.listen(BACKLOG));
     if let Err(error) = prepared {
         tracing::warn!(%error, "cannot set the options of a listener; vanished clients are detected late");
     }
@@ -53,6 +58,8 @@ pub async fn accept(
             // The send buffer of a new connection has room for a line; if the write fails, the connection is closed
             // anyway.
             (None, WhenFull::Reject(message)) => drop(stream.try_write(message)),
+            // The others must not wait for one network.
+            (None, WhenFull::Wait) if slots.is_network_full(peer.ip()) => drop(stream),
             (None, WhenFull::Wait) => {
                 let slot = slots.admit_when_free(peer.ip()).await;
                 return (stream, peer, slot);

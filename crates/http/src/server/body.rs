@@ -1,6 +1,7 @@
 //! Request and response bodies, read from a connection frame by frame: the sender is read no faster than the receiver
 //! reads.
 
+use super::connections::Activity;
 use super::io::ReadHalf;
 use super::lazy_timeout::LazyTimeout;
 use crate::h1::chunked::{Chunk, Chunks};
@@ -147,6 +148,8 @@ pub(super) struct ReadReturn {
     returned: Mutex<Option<(BufferedRead, BodyReader)>>,
     /// The body has been polled: a client that expects `100 Continue` may send it.
     is_wanted: AtomicBool,
+    /// The response has begun: the client may wait for it before it sends more.
+    is_answered: AtomicBool,
     /// The connection's task while it waits for `is_wanted`; another task (of an HTTP/2 upstream) may poll the body.
     waiting: Mutex<Option<Waker>>,
 }
@@ -163,6 +166,10 @@ impl ReadReturn {
         }
         // Checked again: it may have been set before the waker was stored.
         self.is_wanted.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_answered(&self) {
+        self.is_answered.store(true, Ordering::Release);
     }
 
     fn set_wanted(&self) {
@@ -184,6 +191,9 @@ pub struct RequestBody {
     idle: Duration,
     timeout: LazyTimeout,
     is_polled: bool,
+    activity: Arc<Activity>,
+    /// Whether the connection counts as waiting for the client.
+    is_awaited: bool,
 }
 
 impl RequestBody {
@@ -192,6 +202,7 @@ impl RequestBody {
         framing: Framing,
         read_return: Arc<ReadReturn>,
         idle: Duration,
+        activity: Arc<Activity>,
     ) -> Self {
         let timeout = LazyTimeout::new(idle);
         Self {
@@ -202,6 +213,8 @@ impl RequestBody {
             idle,
             timeout,
             is_polled: false,
+            activity,
+            is_awaited: false,
         }
     }
 
@@ -226,7 +239,13 @@ impl Body for RequestBody {
             this.read_return.set_wanted();
             this.timeout.set(this.idle);
         }
-        match this.reader.poll(cx, &mut source.read, &mut source.buffer) {
+        let polled = this.reader.poll(cx, &mut source.read, &mut source.buffer);
+        let is_awaited = polled.is_pending() && !this.read_return.is_answered.load(Ordering::Acquire);
+        if is_awaited != this.is_awaited {
+            this.is_awaited = is_awaited;
+            if this.is_awaited { this.activity.waiting() } else { this.activity.busy() }
+        }
+        match polled {
             Poll::Ready(Some(Ok(frame))) => {
                 let length = frame.data_ref().map_or(0, |data| data.len() as u64);
                 let Some(room) = this.room.checked_sub(length) else {

@@ -86,7 +86,7 @@ pub(super) struct Connection<'a> {
     pub(super) timeout: LazyTimeout,
     pub(super) settings: &'a Settings,
     pub(super) drain: &'a Drain,
-    pub(super) activity: &'a Activity,
+    pub(super) activity: &'a Arc<Activity>,
     pub(super) clock: SystemClock,
 }
 
@@ -194,10 +194,7 @@ impl Connection<'_> {
                 let arrived = if source.buffer[..] == *b"\r" { &[][..] } else { &source.buffer };
                 match head::end_of_head(arrived, &mut seen, &settings.head) {
                     Err(error) => return Poll::Ready(Next::Reject(error)),
-                    Ok(Some(end)) => {
-                        activity.busy();
-                        return Poll::Ready(Next::Head(end));
-                    }
+                    Ok(Some(end)) => return Poll::Ready(Next::Head(end)),
                     Ok(None) => {}
                 }
                 if !is_armed {
@@ -319,14 +316,19 @@ impl Connection<'_> {
 
     /// Sends what was gathered, and `more` after it.
     pub(super) async fn flush(&mut self, mut more: Bytes) -> Result<(), Gone> {
-        let Self { io: ConnectionIo { write, out, .. }, timeout, settings, .. } = self;
+        let Self { io: ConnectionIo { write, out, .. }, timeout, settings, activity, .. } = self;
         let mut is_armed = false;
         poll_fn(|cx| match write.poll_write_both(cx, out, &mut more) {
-            Poll::Ready(done) => Poll::Ready(done.map_err(|_| Gone)),
+            Poll::Ready(done) => {
+                if is_armed {
+                    activity.busy();
+                }
+                Poll::Ready(done.map_err(|_| Gone))
+            }
             Poll::Pending => {
                 if !is_armed {
                     is_armed = true;
-                    timeout.set(settings.body_timeout);
+                    activity.idle(timeout.set(settings.body_timeout));
                 }
                 timeout.poll(cx).map(|()| Err(Gone))
             }
@@ -359,7 +361,7 @@ impl Connection<'_> {
     /// Reads and discards the rest of a body. Returns an error if it is too long, too slow or malformed.
     pub(super) async fn discard(&mut self, mut reader: BodyReader) -> Result<(), Gone> {
         let mut left = self.settings.max_discarded;
-        self.timeout.set(self.settings.body_timeout);
+        self.activity.idle(self.timeout.set(self.settings.body_timeout));
         while let Some(frame) = self.next_frame(&mut reader).await.map_err(|_| Gone)? {
             left = left.checked_sub(frame.data_ref().map_or(0, Bytes::len)).ok_or(Gone)?;
         }
@@ -378,7 +380,7 @@ impl Connection<'_> {
         }
         let mut left = MAX_LINGER;
         let timeout = &mut self.timeout;
-        timeout.set(LINGER);
+        self.activity.idle(timeout.set(LINGER));
         poll_fn(|cx| {
             loop {
                 source.buffer.clear();

@@ -4,12 +4,14 @@
 //! [`ConnectionBudget`]; each has a cap of its own and a number of connections that the others can never take, so that
 //! a flood on one port leaves the probes and the operators on another theirs.
 //!
-//! A connection that has not sent a request is *silent*. It ends after [`PortLimits::first_request`], and it is the
-//! first to end when a newcomer finds no room. After those, the connection that has been idle longest ends, of the
-//! network with the most connections: at once if the newcomer's network has far fewer of them, otherwise only after
-//! [`MIN_IDLE`]. A connection with a request in progress never ends this way. If none can end, the newcomer waits or is
-//! rejected, as [`WhenFull`] says. Where there is room, an idle client that has sent a request is left alone, so the
-//! long-lived connections of a proxy stay.
+//! A connection that has not sent a complete request is *silent*. It ends after [`PortLimits::first_request`], and it is
+//! the first to end when a newcomer finds no room. After those, the connection that has waited longest for its client
+//! ends, of the network with the most connections: at once if the newcomer's network has far fewer of them, otherwise
+//! only after [`MIN_IDLE`]. A connection waits for its client between two requests, while the rest of a body is missing,
+//! and while a response is not read; so half a request protects nobody. A connection whose request is being decided or
+//! answered never ends this way, and those of operators ([`Activity::trust`]) end last. If none can end, the newcomer
+//! waits or is rejected, as [`WhenFull`] says. Where there is room, an idle client that has sent a request is left alone,
+//! so the long-lived connections of a proxy stay.
 //!
 //! Rejected: letting every newcomer wait in the kernel's queue, because clients that hold silent connections would
 //! determine how long that takes; and a cap per address alone, because many clients share the address of a proxy.
@@ -24,8 +26,12 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Time that a client which has sent a request may be idle before a newcomer of its own network can displace it.
-pub const MIN_IDLE: Duration = Duration::from_secs(5);
+/// Time that a connection which has sent a request may wait for its client before a newcomer of the same network can
+/// displace it. A probe that comes after a full queue of them waits for this several times over, so it is short.
+pub const MIN_IDLE: Duration = Duration::from_millis(100);
+/// Time that a new connection has at least to send its request, where newcomers can wait: without it, those who arrive
+/// in one moment would displace each other.
+pub const MIN_SILENT: Duration = Duration::from_millis(100);
 /// Time beyond which a silent connection is closed although the protocol has not done so: one that answers a late client
 /// comes first.
 pub const LATE: Duration = Duration::from_secs(1);
@@ -38,6 +44,8 @@ const REMEMBERED: usize = 64;
 const MAX_CLOSING: usize = 8;
 /// How long an accept waits for them.
 const MAX_CLOSING_TIME: Duration = Duration::from_secs(1);
+/// How often a newcomer that waits looks for a connection that has become old enough to end.
+const ADMIT_INTERVAL: Duration = Duration::from_millis(25);
 /// Minimum time between two searches that found few: a flood that is rejected must not search for each connection.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -57,6 +65,9 @@ pub struct PortLimits {
     pub max: usize,
     /// Number of connections that no other listener can take.
     pub guaranteed: usize,
+    /// Maximum number of open connections of one network. The next one displaces another of the same network, or is
+    /// closed if none of them can end.
+    pub per_network: usize,
     /// File descriptors that one connection needs: 2 for a proxy, which opens another one to an upstream.
     pub files: usize,
     /// Time that a new connection has for its first complete request, including the TLS handshake.
@@ -69,7 +80,14 @@ impl PortLimits {
     /// Limits for `max` connections of one file each, with the default time for the first request.
     #[must_use]
     pub const fn new(max: usize, when_full: WhenFull) -> Self {
-        Self { max, guaranteed: 0, files: 1, first_request: FIRST_REQUEST, when_full }
+        Self {
+            max,
+            guaranteed: 0,
+            per_network: usize::MAX,
+            files: 1,
+            first_request: FIRST_REQUEST,
+            when_full,
+        }
     }
 }
 
@@ -157,7 +175,7 @@ struct Port {
     networks: HashMap<IpAddr, usize>,
     /// Connections that were silent when accepted, the oldest first, with the time at which a silent one ends.
     silent: VecDeque<(u64, Instant)>,
-    /// Connections that a search has found idle, the one to end first at the end, and since when.
+    /// Connections that a search has found waiting for their clients, the one to end first at the end, and since when.
     idle: Vec<(u64, u64)>,
     /// When the next search may begin.
     next_search: u64,
@@ -166,6 +184,8 @@ struct Port {
 #[derive(Debug)]
 struct Tracked {
     network: IpAddr,
+    /// When it was accepted.
+    since: u64,
     activity: Arc<Activity>,
 }
 
@@ -189,6 +209,28 @@ impl Port {
         None
     }
 
+    /// The oldest silent connection, if it has had `patience` to send its request.
+    fn late_silent(&mut self, patience: Duration, now: u64) -> Option<u64> {
+        let number = self.oldest_silent()?;
+        let age = now.saturating_sub(self.open.get(&number)?.since);
+        (age >= patience.as_micros() as u64).then_some(number)
+    }
+
+    /// The connection of one network to end first, however recently it was used.
+    fn first_of(&self, network: IpAddr, now: u64) -> Option<u64> {
+        let own = self.open.iter().filter(|(_, one)| one.network == network);
+        let ending = own.filter_map(|(number, one)| {
+            let is_silent = one.activity.is_silent();
+            let since = if is_silent { one.since } else { one.activity.idle_since(now)? };
+            Some(((!is_silent, one.activity.is_trusted(), since), *number))
+        });
+        ending.min().map(|(_, number)| number)
+    }
+
+    fn is_network_full(&self, network: IpAddr) -> bool {
+        self.of_network(network) >= self.limits.per_network
+    }
+
     fn of_network(&self, network: IpAddr) -> usize {
         self.networks.get(&network).copied().unwrap_or(0)
     }
@@ -209,12 +251,12 @@ impl Port {
         Some(one)
     }
 
-    /// The connection that has been idle longest, of the network with the most connections.
+    /// The connection that has waited longest for its client, of the network with the most connections.
     fn longest_idle(&mut self, newcomer: IpAddr, now: u64) -> Option<u64> {
         loop {
             while let Some((number, since)) = self.idle.pop() {
                 let Some(one) = self.open.get(&number) else { continue };
-                if one.activity.idle_since() != Some(since) {
+                if one.activity.idle_since(now) != Some(since) {
                     continue;
                 }
                 let is_long = now.saturating_sub(since) >= MIN_IDLE.as_micros() as u64;
@@ -226,7 +268,7 @@ impl Port {
                 return None;
             }
             self.next_search = now + SEARCH_INTERVAL.as_micros() as u64;
-            self.search_idle();
+            self.search_idle(now);
             if self.idle.len() == REMEMBERED {
                 // There are more, and they may be searched for at once.
                 self.next_search = now + 1;
@@ -234,18 +276,24 @@ impl Port {
         }
     }
 
-    fn search_idle(&mut self) {
+    fn search_idle(&mut self, now: u64) {
         let most = self.networks.values().copied().max().unwrap_or(0);
         let idle = self.open.iter().filter(|(_, one)| self.of_network(one.network) * 2 > most);
-        let idle = idle.filter_map(|(number, one)| Some((*number, one.activity.idle_since()?)));
-        self.idle = idle.collect();
-        self.idle.sort_unstable_by_key(|(number, since)| std::cmp::Reverse((*since, *number)));
-        self.idle.drain(..self.idle.len().saturating_sub(REMEMBERED));
+        let idle = idle.filter_map(|(number, one)| {
+            Some(((one.activity.is_trusted(), one.activity.idle_since(now)?), *number))
+        });
+        let mut idle: Vec<_> = idle.collect();
+        idle.sort_unstable();
+        idle.truncate(REMEMBERED);
+        self.idle = idle.into_iter().rev().map(|((_, since), number)| (number, since)).collect();
     }
 }
 
 impl Table {
-    fn has_room(&self, port: usize) -> bool {
+    fn has_room(&self, port: usize, network: IpAddr) -> bool {
+        if self.ports[port].is_network_full(network) {
+            return false;
+        }
         let limits = &self.ports[port].limits;
         let others = self.ports.iter().enumerate().filter(|(at, _)| *at != port);
         let held_back: usize = others.map(|(_, port)| port.held_back()).sum();
@@ -254,6 +302,10 @@ impl Table {
 
     /// Ends one connection so that a newcomer on `port` has room. Returns whether there was one to end.
     fn make_room(&mut self, port: usize, newcomer: IpAddr, now: u64) -> bool {
+        if self.ports[port].is_network_full(newcomer) {
+            let first = self.ports[port].first_of(newcomer, now);
+            return first.is_some_and(|number| self.end(port, number));
+        }
         let mut order = vec![port];
         if self.ports[port].open.len() < self.ports[port].limits.max {
             // The budget is spent. Ports give back what is above their guarantee, the fullest first.
@@ -265,7 +317,11 @@ impl Table {
                 .collect();
             order.sort_by_key(|at| std::cmp::Reverse(self.ports[*at].files()));
         }
-        let silent = order.iter().find_map(|at| Some((*at, self.ports[*at].oldest_silent()?)));
+        let patience = match self.ports[port].limits.when_full {
+            WhenFull::Wait => MIN_SILENT,
+            WhenFull::Reject(_) => Duration::ZERO,
+        };
+        let silent = order.iter().find_map(|at| Some((*at, self.ports[*at].late_silent(patience, now)?)));
         let victim = match silent {
             Some(victim) => Some(victim),
             None => order.iter().find_map(|at| Some((*at, self.ports[*at].longest_idle(newcomer, now)?))),
@@ -305,7 +361,8 @@ impl ConnectionSlots {
     }
 
     /// Admits a connection, ending another if there is no room. `None`: none can end now.
-    pub(super) fn admit(&self, peer: IpAddr) -> Option<ConnectionSlot> {
+    #[must_use]
+    pub fn admit(&self, peer: IpAddr) -> Option<ConnectionSlot> {
         let shared = &self.0.shared;
         let now = Instant::now();
         let micros = now.duration_since(shared.base).as_micros() as u64;
@@ -313,14 +370,14 @@ impl ConnectionSlots {
         let mut table = shared.table();
         // Two, if another port needs more files for its connections than one of the ended ones had.
         for _ in 0..2 {
-            if table.has_room(port) {
+            if table.has_room(port, network) {
                 break;
             }
             if !table.make_room(port, network, micros) {
                 return None;
             }
         }
-        if !table.has_room(port) {
+        if !table.has_room(port, network) {
             return None;
         }
         let number = table.next;
@@ -328,10 +385,15 @@ impl ConnectionSlots {
         let activity = Arc::new(Activity::new(shared.base));
         let state = &mut table.ports[port];
         state.silent.push_back((number, now + state.limits.first_request));
-        state.insert(number, Tracked { network, activity: Arc::clone(&activity) });
+        state.insert(number, Tracked { network, since: micros, activity: Arc::clone(&activity) });
         let files = state.limits.files;
         table.used += files;
         Some(ConnectionSlot { port: Arc::clone(&self.0), number, activity })
+    }
+
+    /// Returns whether the network of a client has all connections that one may have: it does not wait for the others.
+    pub(super) fn is_network_full(&self, peer: IpAddr) -> bool {
+        self.0.shared.table().ports[self.0.port].is_network_full(network(peer))
     }
 
     /// Admits a connection as soon as there is room.
@@ -342,8 +404,8 @@ impl ConnectionSlots {
             if let Some(slot) = self.admit(peer) {
                 return slot;
             }
-            // Idle connections become old enough to end without a signal.
-            let _ = tokio::time::timeout(Duration::from_millis(200), freed).await;
+            // Connections become old enough to end without a signal.
+            let _ = tokio::time::timeout(ADMIT_INTERVAL, freed).await;
             self.end_silent();
         }
     }
@@ -418,14 +480,17 @@ impl Drop for ConnectionSlot {
 
 const SILENT: u64 = 0;
 const BUSY: u64 = 1;
-/// Values from here on: idle, since so many microseconds after the base.
-const IDLE: u64 = 2;
+/// Waits for its client, since some time before the next search.
+const WAITING: u64 = 2;
+/// Values from here on: waits for its client, since so many microseconds after the base.
+const IDLE: u64 = 3;
 
 /// What a connection is doing. Whoever serves it stores it here; the accept loop reads it when there is no room.
 #[derive(Debug)]
 pub struct Activity {
     base: Instant,
     state: AtomicU64,
+    is_trusted: AtomicBool,
     has_ended: AtomicBool,
     task: Mutex<Option<Waker>>,
 }
@@ -442,6 +507,7 @@ impl Activity {
         Self {
             base,
             state: AtomicU64::new(SILENT),
+            is_trusted: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             task: Mutex::new(None),
         }
@@ -452,26 +518,48 @@ impl Activity {
         self.state.store(BUSY, Ordering::Relaxed);
     }
 
-    /// The client has sent a request, and the connection waits for the next one since `now`.
+    /// The client has sent a request, and the connection waits for it since `now`: for another request, for the rest of
+    /// one, or until it reads a response.
     pub fn idle(&self, now: Instant) {
         self.state.store(IDLE + now.duration_since(self.base).as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// Like [`Self::idle`], unless no request has been sent yet.
+    /// Like [`Self::idle`], unless no complete request has been sent yet.
     pub fn idle_unless_silent(&self, now: Instant) {
         if !self.is_silent() {
             self.idle(now);
         }
     }
 
-    /// Returns whether no request has been sent yet.
+    /// Like [`Self::idle`], without reading the time, which costs as much as a small command. The wait counts from the
+    /// first search that finds it.
+    pub fn waiting(&self) {
+        self.state.store(WAITING, Ordering::Relaxed);
+    }
+
+    /// The client is known to be an operator: its connection ends after those of strangers.
+    pub fn trust(&self) {
+        self.is_trusted.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the client is known to be an operator.
+    #[must_use]
+    pub fn is_trusted(&self) -> bool {
+        self.is_trusted.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether no complete request has been sent yet.
     #[must_use]
     pub fn is_silent(&self) -> bool {
         self.state.load(Ordering::Relaxed) == SILENT
     }
 
-    fn idle_since(&self) -> Option<u64> {
-        self.state.load(Ordering::Relaxed).checked_sub(IDLE)
+    /// Returns since when the connection has waited for its client; `None` if it does not.
+    fn idle_since(&self, now: u64) -> Option<u64> {
+        match self.state.compare_exchange(WAITING, IDLE + now, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => Some(now),
+            Err(state) => state.checked_sub(IDLE),
+        }
     }
 
     /// Returns whether the connection must end.

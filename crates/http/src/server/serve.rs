@@ -49,7 +49,7 @@ pub async fn serve<V: Service>(
     first: BytesMut,
     settings: &Settings,
     drain: &Drain,
-    activity: &Activity,
+    activity: &Arc<Activity>,
     service: &V,
 ) {
     let mut begun = pin!(drain.begun());
@@ -118,7 +118,8 @@ impl Connection<'_> {
         service: &V,
         request: Request<'_, V::Head>,
     ) -> Result<(Response<V::Body>, BytesMut), Gone> {
-        let Self { io, timeout, .. } = self;
+        let Self { io, timeout, activity, .. } = self;
+        activity.busy();
         // If no other response is unsent, the handler writes directly into the output buffer.
         let mut fields = if io.out.is_empty() { std::mem::take(&mut io.out) } else { BytesMut::new() };
         let response = {
@@ -148,7 +149,7 @@ impl Connection<'_> {
                 let lent = Arc::new(ReadReturn::default());
                 self.io.lent = Some(Arc::clone(&lent));
                 let idle = self.settings.body_timeout;
-                Payload::Stream(RequestBody::new(source, scan.framing, lent, idle))
+                Payload::Stream(RequestBody::new(source, scan.framing, lent, idle, Arc::clone(self.activity)))
             }
             BodyMode::Skip => {
                 self.io.source = Some(source);
@@ -171,9 +172,15 @@ impl Connection<'_> {
         self.respond(scan, response, fields).await
     }
 
+    /// Starts the time for a body. Until all of it has arrived, the connection waits for its client.
+    fn await_body(&mut self) {
+        let now = self.timeout.set(self.settings.body_timeout);
+        self.activity.idle_unless_silent(now);
+    }
+
     /// Waits until the buffer has `whole` bytes.
     async fn fill_to(&mut self, scan: &ScannedHead, whole: usize) -> Result<(), Stop> {
-        self.timeout.set(self.settings.body_timeout);
+        self.await_body();
         if scan.expects_continue {
             self.io.put_continue();
         }
@@ -192,7 +199,7 @@ impl Connection<'_> {
         body: &mut Vec<u8>,
         max: usize,
     ) -> Result<bool, Stop> {
-        self.timeout.set(self.settings.body_timeout);
+        self.await_body();
         if self.io.expects_continue {
             self.io.put_continue();
         }
@@ -237,6 +244,10 @@ impl Connection<'_> {
         fields: BytesMut,
     ) -> Result<(), Stop> {
         let mut is_kept = self.is_keep_alive(scan);
+        if let Some(lent) = &self.io.lent {
+            lent.set_answered();
+            self.activity.busy();
+        }
         match response {
             Response::Whole(response) => {
                 if self.io.out.is_empty() {

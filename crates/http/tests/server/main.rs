@@ -256,7 +256,7 @@ async fn a_new_connection_keeps_its_grace_period_however_often_it_is_polled() {
     let serve = async {
         let service = ByPath(Arc::default());
         let settings = Settings { header_timeout: Duration::from_secs(30), ..SETTINGS };
-        let activity = Activity::default();
+        let activity = Arc::new(Activity::default());
         server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &activity, &service).await;
         drop(guard);
     };
@@ -310,4 +310,55 @@ async fn connections_are_bounded() {
     first.write_all(get("/wait").as_bytes()).await.expect("sent");
     server.signals.begun.notified().await;
     assert_eq!(rest(&mut server.connect().await).await, "full\n");
+}
+
+/// Whoever has sent half a request, or does not read a response, waits for nobody but itself: its slot is a newcomer's
+/// soon, long before its timeouts.
+#[tokio::test]
+async fn half_a_request_protects_no_connection() {
+    let long = Duration::from_secs(300);
+    let settings =
+        Settings { header_timeout: long, idle_timeout: Some(long), body_timeout: long, ..SETTINGS };
+    let half_sent = [
+        (false, "POST /echo HTTP/1.1\r\nhost: t\r\ncontent-length: 9\r\n\r\nhalf"),
+        (false, "POST /echo HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n9\r\nhalf"),
+        (true, ""),
+        (true, "GET /a HT"),
+        (true, "POST /echo HTTP/1.1\r\nhost: t\r\ncontent-length: 9\r\n\r\nhalf"),
+        (true, "POST /echo HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n9\r\nhalf"),
+        (true, "POST /pull HTTP/1.1\r\nhost: t\r\ncontent-length: 9\r\n\r\nhalf"),
+        // The response is sent before the body, whose rest is awaited to keep the connection.
+        (true, "POST /skip HTTP/1.1\r\nhost: t\r\ncontent-length: 9\r\n\r\nhalf"),
+        // Lingers for the rest of what it rejects.
+        (true, "BAD\r\n\r\n"),
+    ];
+    for (has_asked, half) in half_sent {
+        let server = Server::with_settings(settings, 1, WhenFull::Wait, NewConnections::Reject).await;
+        let mut first = server.connect().await;
+        if has_asked {
+            first.write_all(get("/a").as_bytes()).await.expect("sent");
+            until(&mut first, "/a").await;
+        }
+        first.write_all(half.as_bytes()).await.expect("sent");
+        let mut probe = server.connect().await;
+        probe.write_all(get("/probe").as_bytes()).await.expect("sent");
+        let answered = tokio::time::timeout(Duration::from_secs(30), until(&mut probe, "/probe")).await;
+        assert!(answered.is_ok(), "{half:?} keeps its slot");
+    }
+    // A response that nobody reads: far more than the kernel's buffers hold.
+    let server = Server::with_settings(settings, 1, WhenFull::Wait, NewConnections::Reject).await;
+    let mut deaf = server.connect().await;
+    let flooding = async {
+        while deaf.write_all(get("/a").repeat(1_000).as_bytes()).await.is_ok() {}
+        std::future::pending::<()>().await;
+    };
+    let probing = async {
+        let mut probe = server.connect().await;
+        probe.write_all(get("/probe").as_bytes()).await.expect("sent");
+        until(&mut probe, "/probe").await
+    };
+    tokio::select! {
+        _ = tokio::time::timeout(Duration::from_secs(30), flooding) => panic!("an unread response keeps its slot"),
+        _ = probing => {}
+    }
 }

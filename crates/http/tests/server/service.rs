@@ -58,6 +58,15 @@ impl Server {
         when_full: WhenFull,
         new_connections: NewConnections,
     ) -> Self {
+        Self::with_settings(SETTINGS, connections, when_full, new_connections).await
+    }
+
+    pub(crate) async fn with_settings(
+        settings: Settings,
+        connections: usize,
+        when_full: WhenFull,
+        new_connections: NewConnections,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (signals, stop) = (Arc::new(Signals::default()), Arc::new(Notify::new()));
@@ -76,7 +85,7 @@ impl Server {
                         server::serve(
                             Io::Tcp(stream),
                             BytesMut::new(),
-                            &SETTINGS,
+                            &settings,
                             &drain,
                             &activity,
                             &service,

@@ -23,6 +23,11 @@ impl DecisionRecord {
         let (by, role) = (self.rule_text(), self.limit.as_ref().map(|detail| detail.role));
         match (role, &self.measure) {
             (Some(Role::Shadow), _) => format!("Allowed; {by} is in shadow mode and would have denied it"),
+            (Some(Role::Unenforced), _) => {
+                format!(
+                    "Allowed; {by} is not enforced for this caller yet (`enforce`) and would have denied it"
+                )
+            }
             (Some(Role::Candidate), _) => {
                 format!("Allowed; the candidate limit of {by} would have denied it")
             }
@@ -80,17 +85,30 @@ impl DecisionRecord {
     /// Returns the explanation in one sentence.
     #[must_use]
     pub fn summary(&self) -> String {
-        let mut summary = self.headline();
+        let mut summary = self.cause();
+        self.write_retry(&mut summary);
+        summary.push('.');
+        summary
+    }
+
+    /// Returns the headline with the usage of the limit.
+    fn cause(&self) -> String {
+        let mut cause = self.headline();
         if let Some(detail) = self.limit.as_ref().filter(|_| self.origin != Origin::FailClosed) {
             let _ = write!(
-                summary,
+                cause,
                 ": {} of {} units were in use ({})",
                 detail.used_before, detail.limit.capacity, detail.limit
             );
             if detail.is_granted {
-                let _ = write!(summary, "; {} left in the grant", detail.remaining);
+                let _ = write!(cause, "; {} left in the grant", detail.remaining);
             }
         }
+        cause
+    }
+
+    /// Appends when the same request passes.
+    fn write_retry(&self, summary: &mut String) {
         match (self.verdict, self.retry_after) {
             // A fail-closed denial has a retry-after, but when the store recovers is unknown.
             (LoggedVerdict::Deny, _) if self.origin == Origin::FailClosed => {
@@ -113,8 +131,6 @@ impl DecisionRecord {
             }
             _ => {}
         }
-        summary.push('.');
-        summary
     }
 
     /// Returns a sentence about the active measure, unless the measure itself decided.
@@ -140,7 +156,14 @@ impl DecisionRecord {
     /// Returns the full explanation, one sentence per line, and when the same request would have passed, if known.
     #[must_use]
     pub fn explanation(&self, node: &NodeInfo) -> (Vec<String>, Option<String>) {
-        let mut lines = vec![self.summary()];
+        let is_known = self.verdict == LoggedVerdict::Deny && self.origin != Origin::FailClosed;
+        let passes = self.retry_after.filter(|_| is_known).map(|wait| rfc3339(self.at + wait));
+        // The last line tells when it passes; nothing is told twice.
+        let mut first = self.cause();
+        if passes.is_none() {
+            self.write_retry(&mut first);
+        }
+        let mut lines = vec![format!("{first}.")];
         let attributes: Vec<String> =
             self.caller.attributes.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let protocol = if self.protocol.is_empty() { "an in-process call" } else { self.protocol };
@@ -152,11 +175,14 @@ impl DecisionRecord {
             if attributes.is_empty() { "no attributes".to_owned() } else { attributes.join(", ") }
         ));
         if let Some(LimitDetail { limit, used_before, remaining, is_granted, .. }) = &self.limit {
-            let of = if *is_granted { " of the grant" } else { "" };
-            lines.push(format!(
-                "The limit of {} was {limit}; {used_before} units were used before this request and {remaining}{of} remained.",
-                self.rule_text()
-            ));
+            match self.origin {
+                Origin::FailClosed => lines.push(format!(
+                    "The limit of {} was {limit}; {used_before} units were used before this request and {remaining} remained.",
+                    self.rule_text()
+                )),
+                _ if *is_granted => {}
+                _ => lines.push(format!("{remaining} units remained after it.")),
+            }
         }
         lines.extend(self.measure_line());
         let decided = match self.origin {
@@ -173,15 +199,17 @@ impl DecisionRecord {
             Some(revision) => format!("Rules {revision} on node {}: {decided}.", node.node),
             None => format!("Inline limit from the request on node {}: {decided}.", node.node),
         });
-        let is_known = self.verdict == LoggedVerdict::Deny && self.origin != Origin::FailClosed;
-        let passes = self.retry_after.filter(|_| is_known).map(|wait| rfc3339(self.at + wait));
-        if let Some(at) = &passes {
+        if let Some((at, wait)) = passes.as_ref().zip(self.retry_after.map(humanize)) {
             lines.push(match self.origin {
-                Origin::Emergency => format!("The same request would have passed at {at}, when the measure expires."),
+                Origin::Emergency => {
+                    format!("The same request would have passed {wait} later, at {at}, when the measure expires.")
+                }
                 _ if self.is_concurrency() => format!(
-                    "The same request would have passed when one of those in flight completed, at the latest at {at}, unless another request took the permit."
+                    "The same request would have passed when one of those in flight completed, at most {wait} later (at {at}), unless another request took the permit."
                 ),
-                _ => format!("The same request would have passed at {at}, unless other requests used the units first."),
+                _ => format!(
+                    "The same request would have passed {wait} later, at {at}, unless other requests used the units first."
+                ),
             });
         }
         (lines, passes.filter(|_| !self.is_concurrency()))

@@ -384,7 +384,7 @@ struct ScanResult<'d> {
 /// Returns whether a denial by a limit was not enforced: the limit or everything is in shadow mode.
 fn is_shadow(role: Role, allowed: bool, decision: &Decision) -> bool {
     match role {
-        Role::Shadow | Role::Candidate => true,
+        Role::Shadow | Role::Candidate | Role::Unenforced => true,
         Role::Live => allowed && decision.degraded_by.is_none(),
         Role::Quota => false,
     }

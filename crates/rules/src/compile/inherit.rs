@@ -51,6 +51,7 @@ impl Inherited {
             draft.cost.clone_from(&from.cost);
         }
         draft.shadow = draft.shadow.or(from.shadow);
+        draft.enforce = draft.enforce.or(from.enforce);
         draft.quota = draft.quota.or(from.quota);
         draft.metadata.inherit(&from.metadata);
     }

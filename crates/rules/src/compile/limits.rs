@@ -3,7 +3,7 @@
 use super::{Compiler, LimitSets};
 use crate::draft::{LimitDraft, RuleDraft, SoftThreshold};
 use crate::reader::Spanned;
-use crate::rule::{Action, LimitSet, Profile, Role, RuleLimit, SoftLimit};
+use crate::rule::{Action, CostFrom, LimitSet, Profile, Role, RuleLimit, SoftLimit};
 use crate::scope::{Kind, ScopePath};
 use crate::unit::Unit;
 use crate::yaml::Position;
@@ -146,9 +146,11 @@ impl Compiler<'_, '_> {
                 return None;
             }
         };
-        let scope = scope.limit(Kind::Role(role), &built, slots);
+        let cost = own_cost(draft, limit);
+        let of_rule = draft.cost.clone().map_or(CostFrom::Request, Into::into);
+        let scope = scope.limit(Kind::Role(role), &built, slots, cost.as_deref().map(|own| (own, &of_rule)));
         let soft = if role == Role::Candidate { None } else { soft_mark(draft, &built) };
-        Some(RuleLimit::new(built, scope, unit, role, soft))
+        Some(RuleLimit { cost, ..RuleLimit::new(built, scope, unit, role, soft) })
     }
 
     /// Returns the limit's algorithm, else the rule's, else the one that the action needs, else the domain's.
@@ -180,7 +182,7 @@ impl Compiler<'_, '_> {
         let quota = Rate::per(concurrency.value.limit, concurrency.value.ttl);
         match LimitSpec::new(Algorithm::Concurrency, quota).build() {
             Ok(limit) => {
-                let scope = scope.limit(Kind::Role(role), &limit, None);
+                let scope = scope.limit(Kind::Role(role), &limit, None, None);
                 let soft = soft_mark(draft, &limit);
                 Some(RuleLimit::new(limit, scope, None, role, soft))
             }
@@ -200,8 +202,8 @@ impl Compiler<'_, '_> {
     fn are_duplicates(&mut self, at: Position) {
         self.reader.error_help(
             at,
-            "two limits of one rule with the same algorithm and period would share a counter",
-            "keep the stricter one, or give one of them another period or algorithm",
+            "two limits of one rule with the same algorithm, period and cost would share a counter",
+            "keep the stricter one, or give one of them another period, algorithm or cost",
         );
     }
 
@@ -247,6 +249,21 @@ fn role(draft: &RuleDraft) -> Role {
         (true, _) => Role::Shadow,
         (false, true) => Role::Quota,
         (false, false) => Role::Live,
+    }
+}
+
+/// Returns the cost of one limit, if it is another than the rule's. Beside limits with a cost of their own, one without
+/// counts requests, so that the cost of the others never counts for it.
+fn own_cost(draft: &RuleDraft, limit: &LimitDraft) -> Option<Box<CostFrom>> {
+    match &limit.cost {
+        Some(cost) if draft.cost.as_ref() != Some(cost) => Some(Box::new(cost.clone().into())),
+        Some(_) => None,
+        None => {
+            let all = draft.limits.iter().flatten().chain(draft.tiers.iter().flat_map(|(_, set)| set));
+            let is_mixed =
+                draft.cost.is_none() && all.chain(&draft.candidate).any(|other| other.cost.is_some());
+            is_mixed.then(|| Box::new(CostFrom::Fixed(1)))
+        }
     }
 }
 

@@ -3,13 +3,14 @@
 use super::{algorithm, class, descriptors, limit};
 use crate::draft::{ConcurrencyDraft, CostDraft, OnErrorDraft, RuleDraft, SoftDraft, SoftThreshold};
 use crate::metadata::Metadata;
+use crate::period::parse_multiple;
 use crate::reader::{Reader, Spanned, parse_number, scalar};
-use crate::rule::{Action, FailPolicy, SoftAction};
+use crate::rule::{Action, Enforce, FailPolicy, SoftAction};
 use crate::yaml::{Position, YamlNode, YamlValue};
 use std::collections::BTreeMap;
 use tollgate_core::{Mode, Rate, TimeDelta};
 
-const KEYS: [&str; 30] = [
+const KEYS: [&str; 31] = [
     "key",
     "value",
     "rate_limit",
@@ -36,6 +37,7 @@ const KEYS: [&str; 30] = [
     "action",
     "soft",
     "shadow",
+    "enforce",
     "candidate",
     "priority",
     "cost",
@@ -87,6 +89,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "split" => draft.split = split_into(reader, node),
             "action" => draft.action = action(reader, node),
             "soft" => draft.soft = soft(reader, node),
+            "enforce" => draft.enforce = enforce(reader, node),
             "candidate" => draft.candidate = limit::list(reader, node, "candidate"),
             "priority" => draft.priority = priority(reader, node),
             "cost" => draft.cost = cost(reader, node),
@@ -212,18 +215,34 @@ fn mode(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<Mode>> {
     Some(Spanned { at, value })
 }
 
-/// Reads a fraction of the limit, such as `5%`, in thousandths.
-fn fallback(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<u64>> {
-    let Spanned { at, value } = reader.text(node, "fallback", "5%")?;
-    let percent = value.trim().strip_suffix('%').map(str::trim);
-    let thousandths = percent.and_then(|percent| match percent.split_once('.') {
+/// Parses a percentage with at most one decimal, such as `2.5%`, in thousandths.
+fn percentage(text: &str) -> Option<u64> {
+    let percent = text.trim().strip_suffix('%').map(str::trim)?;
+    match percent.split_once('.') {
         Some((whole, tenth)) if tenth.len() == 1 => {
-            Some(whole.parse::<u64>().ok()?.checked_mul(10)? + tenth.parse::<u64>().ok()?)
+            whole.parse::<u64>().ok()?.checked_mul(10)?.checked_add(tenth.parse().ok()?)
         }
         Some(_) => None,
         None => percent.parse::<u64>().ok()?.checked_mul(10),
-    });
-    match thousandths {
+    }
+}
+
+/// Reads a share of the callers.
+fn enforce(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<u64>> {
+    let Spanned { at, value } = reader.text(node, "enforce", "10%")?;
+    let help = match percentage(&value) {
+        Some(value @ 1..=Enforce::ALL) => return Some(Spanned { at, value }),
+        Some(0) => "write `shadow: true` to deny nobody",
+        _ => "write a percentage from 0.1% to 100%: `enforce: 10%`",
+    };
+    reader.error_help(at, format!("`{}` is not a share of the callers", crate::yaml::shorten(&value)), help);
+    None
+}
+
+/// Reads a fraction of the limit, such as `5%`, in thousandths.
+fn fallback(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<u64>> {
+    let Spanned { at, value } = reader.text(node, "fallback", "5%")?;
+    match percentage(&value) {
         Some(value @ 1..=500) => Some(Spanned { at, value }),
         _ => {
             reader.error_help(
@@ -309,9 +328,9 @@ fn priority(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<i32> {
     priority.and_then(|priority| i32::try_from(priority.value).ok())
 }
 
-fn cost(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<CostDraft> {
+pub(super) fn cost(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<CostDraft> {
     let text = reader.text(node, "cost", "5")?.value;
-    let number = matches!(node.value, YamlValue::Scalar { plain: true, .. }) && parse_number(&text).is_some();
+    let number = matches!(node.value, YamlValue::Scalar { plain: true, .. }) && parse_multiple(&text).is_ok();
     if number {
         return reader.count(node, "cost", Rate::MAX_COUNT).map(|units| CostDraft::Fixed(units.value));
     }

@@ -10,8 +10,8 @@ use tollgate_core::{Period, Rate};
 
 const RATE_LIMIT_KEYS: [&str; 9] =
     ["unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "burst", "slots", "jitter"];
-const LIMIT_KEYS: [&str; 9] =
-    ["count", "period", "unit", "calendar", "zone", "burst", "algorithm", "slots", "jitter"];
+const LIMIT_KEYS: [&str; 10] =
+    ["count", "period", "unit", "calendar", "zone", "cost", "burst", "algorithm", "slots", "jitter"];
 const EXAMPLE: &str = "100/minute";
 /// The maximum number of limits in one list.
 const MAX_LIMITS: usize = 16;
@@ -66,7 +66,7 @@ pub(super) fn rate_limit(reader: &mut Reader<'_>, at: Position, node: &YamlNode<
                     reader.warning(at, message, "write `requests_per_unit: 0` if that is meant");
                 }
                 let period = Period::Rolling(unit.length());
-                draft.limits = Some(vec![LimitDraft { at, count, period, shape }]);
+                draft.limits = Some(vec![LimitDraft { at, count, period, shape, cost: None }]);
             }
             None => unknown_unit(reader, unit_at, &value),
         },
@@ -98,7 +98,7 @@ fn one(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Option<Limit
     match &node.value {
         YamlValue::Scalar { text, .. } => match period::parse_rate(text) {
             Ok((count, period)) => {
-                Some(LimitDraft { at: node.at, count, period, shape: ShapeDraft::default() })
+                Some(LimitDraft { at: node.at, count, period, shape: ShapeDraft::default(), cost: None })
             }
             Err(why) => {
                 let message = format!("`{}` is not a limit: {why}", shorten(text));
@@ -123,7 +123,7 @@ fn one(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Option<Limit
 
 fn mapping(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Option<LimitDraft> {
     let (mut count, mut periods, mut zone) = (None, Vec::new(), None);
-    let mut calendar = None;
+    let (mut calendar, mut cost) = (None, None);
     let mut shape = ShapeDraft::default();
     let mut complete = true;
     for (key, node) in reader.mapping(node, name, EXAMPLE)? {
@@ -150,6 +150,10 @@ fn mapping(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Option<L
                 calendar = reader.text(node, "calendar", "month");
                 complete &= calendar.is_some();
                 periods.push((key.at, None));
+            }
+            "cost" => {
+                cost = descriptor::cost(reader, node);
+                complete &= cost.is_some();
             }
             "zone" => zone = reader.text(node, "zone", "Europe/Zurich"),
             name if shape_key(reader, name, node, &mut shape) => {}
@@ -189,7 +193,9 @@ fn mapping(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Option<L
         return None;
     }
     match (count, period) {
-        (Some(count), Some(period)) => Some(LimitDraft { at: node.at, count: count.value, period, shape }),
+        (Some(count), Some(period)) => {
+            Some(LimitDraft { at: node.at, count: count.value, period, shape, cost })
+        }
         (None, _) => {
             reader.error_help(node.at, "a limit needs a `count`", "write `{count: 100, period: 30s}`");
             None

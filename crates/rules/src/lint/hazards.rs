@@ -53,6 +53,28 @@ pub(super) fn unique_key(node: &TreeNode, place: &NodeLocation, reader: &mut Rea
     }
 }
 
+/// Warns about a rule on `HEAD`: whoever reads requests counts it as `GET`, since servers run the same handler for both.
+pub(super) fn head_method(node: &TreeNode, place: &NodeLocation, reader: &mut Reader<'_>) {
+    let value = match &node.element.test {
+        ValueTest::Exact(value) => &**value,
+        ValueTest::Like(pattern) | ValueTest::Shared(pattern) => pattern.text(),
+        ValueTest::Any | ValueTest::Network(_) => return,
+    };
+    let path = match &*node.element.key {
+        "method" if value.eq_ignore_ascii_case("HEAD") => "",
+        "endpoint" => match value.split_once(' ') {
+            Some((method, _)) if method.eq_ignore_ascii_case("HEAD") => &value[method.len()..],
+            _ => return,
+        },
+        _ => return,
+    };
+    let message = format!(
+        "`{}` matches no request that the gateway, `/check` or the Rust layer reads: they count HEAD as GET",
+        node.element
+    );
+    reader.warning(place.at, message, format!("write `GET{path}`, which counts both"));
+}
+
 /// Warns about a security rule whose fixed window admits twice its limit around the boundary.
 pub(super) fn burst_at_boundary(rule: &Rule, place: &NodeLocation, reader: &mut Reader<'_>) {
     if rule.class != Class::Security {
@@ -84,7 +106,10 @@ fn is_unprotected(limit: &RuleLimit, set: &LimitSet) -> bool {
     let length = |limit: &RuleLimit| limit.limit.rate().period.length();
     let protects = |other: &RuleLimit| {
         let is_rate = other.limit.algorithm() != Algorithm::Concurrency;
-        other.role.is_live() && is_rate && (!is_window(other) || length(other) < length(limit))
+        other.role.is_live()
+            && is_rate
+            && other.cost == limit.cost
+            && (!is_window(other) || length(other) < length(limit))
     };
     // A limit of one or none cannot burst.
     limit.role.is_live()
@@ -107,8 +132,8 @@ pub(super) fn unreleased_permits(place: &NodeLocation, options: &Options, reader
             at,
             "`concurrency` holds a permit until its `ttl` for requests over RLS, /check, /v1/check and TG.CHECK: they do \
              not report the end of a request",
-            "use the gateway, the Rust layer or /v1/reserve with it, or write a `ttl` near a request's duration, as in \
-             `{limit: 20, ttl: 2s}`",
+            "use the gateway, the Rust layer or /v1/reserve with it, negative hits of Envoy at the end of a stream, or a \
+             `ttl` near a request's duration, as in `{limit: 20, ttl: 2s}`",
         );
     }
 }

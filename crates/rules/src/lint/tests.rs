@@ -123,6 +123,26 @@ fn several_slots_are_reported_for_clusters_alone() {
     assert!(warned("shard_by: endpoint\n", nested, false)[0].contains("does not identify a caller"));
 }
 
+/// Requests are counted as GET where they are HEAD, so such a rule limits nothing.
+#[test]
+fn rules_on_head_are_reported() {
+    for rule in [
+        "- {key: endpoint, value: HEAD /x, limit: 1/s}",
+        "- {key: endpoint, value: \"HEAD /x/*\", limit: 1/s}",
+        "- {key: method, value: HEAD, limit: 1/s}",
+        "- {key: api_key, limit: 9/s, descriptors: [{key: method, value: head, limit: 1/s}]}",
+    ] {
+        let found = warnings(rule);
+        assert_eq!(found.len(), 1, "{rule}: {found:?}");
+        assert!(found[0].contains("HEAD as GET"), "{found:?}");
+    }
+    for rule in
+        ["- {key: endpoint, value: GET /HEAD, limit: 1/s}", "- {key: header, value: HEAD, limit: 1/s}"]
+    {
+        assert_eq!(warnings(rule), Vec::<String>::new(), "{rule}");
+    }
+}
+
 #[test]
 fn effective_rules_have_no_lints() {
     for descriptors in [

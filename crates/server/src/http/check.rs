@@ -1,19 +1,21 @@
-//! `POST /v1/check`: checks `{domain, attributes, cost}` or `{domain, descriptors, cost}`.
+//! `POST /v1/check`: checks `{domain, attributes, cost}`, `{domain, request, cost}` or `{domain, descriptors, cost}`.
 
 use super::body::Object;
 use super::problem::Problem;
+use super::request_head::{IdentifiedCaller, RequestHead};
 use super::{App, body, decision};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::fmt;
-use tollgate_core::{Cost, CounterStore};
+use std::net::IpAddr;
+use tollgate_core::{Cost, CounterStore, Timestamp};
 use tollgate_engine::{Check, CheckInput, Decision, TraceContext};
 use tollgate_http::h1::RawResponse;
 use tollgate_rules::{Descriptor, Unit};
 
-const MAX_ENTRIES: usize = 64;
+pub(super) const MAX_ENTRIES: usize = 64;
 const MAX_TEXT: usize = 8 * 1024;
 
 /// The request body; strings are borrowed from it where possible.
@@ -26,10 +28,13 @@ pub(crate) struct CheckRequest<'a> {
     attributes: Option<Pairs<'a>>,
     #[serde(borrow, default)]
     descriptors: Option<Vec<Object<CheckDescriptor<'a>>>>,
-    #[serde(default)]
+    /// The head of the request that the client has received, from which the caller is identified.
+    #[serde(borrow, default)]
+    request: Option<Object<RequestHead<'a>>>,
+    #[serde(default, deserialize_with = "body::present")]
     cost: Option<u64>,
     /// Only for reservations.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "body::present")]
     pub(crate) deadline_ms: Option<u64>,
     /// Only for reservations.
     #[serde(default)]
@@ -41,7 +46,7 @@ pub(crate) struct CheckRequest<'a> {
 struct CheckDescriptor<'a> {
     #[serde(borrow)]
     entries: Vec<Entry<'a>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "body::present")]
     hits: Option<u64>,
     #[serde(default)]
     limit: Option<Object<CheckLimit>>,
@@ -71,7 +76,7 @@ impl<'de> Deserialize<'de> for UnitName {
 
 /// Text of bounded length, borrowed if it has no escapes.
 #[derive(Clone)]
-struct Text<'a>(Cow<'a, str>);
+pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
@@ -98,7 +103,67 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// A map from text to text, in order, without duplicates.
+/// The value of an attribute: a string, or a number in its one canonical form.
+///
+/// What is equal as a number is the same value, so `1`, `1.0` and `1e0` are all `1`: digits alone for a whole number, the
+/// shortest decimal fraction otherwise, never an exponent. Beyond 2^53 parsers disagree on what a number is, and a
+/// counter or a cost would depend on the client's, so such numbers are refused.
+struct AttributeValue<'a>(Cow<'a, str>);
+
+/// The largest number that every JSON parser reads exactly.
+const MAX_NUMBER: u64 = 1 << 53;
+
+impl<'de: 'a, 'a> Deserialize<'de> for AttributeValue<'a> {
+    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
+        struct ValueVisitor;
+        impl ValueVisitor {
+            fn whole<'de, E: Error>(sign: &str, units: u64) -> Result<Cow<'de, str>, E> {
+                if units > MAX_NUMBER {
+                    return Err(Self::too_large());
+                }
+                Ok(Cow::Owned(format!("{sign}{units}")))
+            }
+
+            fn too_large<E: Error>() -> E {
+                E::custom("a number beyond 2^53 is not exact in JSON; send it as a string")
+            }
+        }
+        impl<'de> Visitor<'de> for ValueVisitor {
+            type Value = Cow<'de, str>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a string of at most {MAX_TEXT} bytes, or a number")
+            }
+            fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
+                if text.len() > MAX_TEXT {
+                    return Err(E::invalid_length(text.len(), &self));
+                }
+                Ok(Cow::Borrowed(text))
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+                if text.len() > MAX_TEXT {
+                    return Err(E::invalid_length(text.len(), &self));
+                }
+                Ok(Cow::Owned(text.to_owned()))
+            }
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+                Self::whole("", number)
+            }
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
+                Self::whole(if number < 0 { "-" } else { "" }, number.unsigned_abs())
+            }
+            fn visit_f64<E: Error>(self, number: f64) -> Result<Self::Value, E> {
+                if number.abs() > MAX_NUMBER as f64 {
+                    return Err(Self::too_large());
+                }
+                // The sign of zero has no meaning.
+                Ok(Cow::Owned(if number == 0.0 { "0".to_owned() } else { number.to_string() }))
+            }
+        }
+        decoder.deserialize_any(ValueVisitor).map(AttributeValue)
+    }
+}
+
+/// A map from text to text or numbers, in order, without duplicates.
 struct Pairs<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
@@ -107,11 +172,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
         impl<'de> Visitor<'de> for PairsVisitor {
             type Value = Pairs<'de>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a map of at most {MAX_ENTRIES} attributes, each a string")
+                write!(f, "a map of at most {MAX_ENTRIES} attributes, each a string or a number")
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut pairs = Vec::new();
-                while let Some((Text(key), Text(value))) = map.next_entry::<Text<'de>, Text<'de>>()? {
+                while let Some((Text(key), AttributeValue(value))) = map.next_entry::<Text<'de>, _>()? {
                     if pairs.len() == MAX_ENTRIES {
                         return Err(A::Error::custom(format!("at most {MAX_ENTRIES} attributes")));
                     }
@@ -140,7 +205,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Entry<'a> {
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
                 let Text(key) = list.next_element()?.ok_or_else(|| A::Error::invalid_length(0, &self))?;
-                let Text(value) = list.next_element()?.ok_or_else(|| A::Error::invalid_length(1, &self))?;
+                let AttributeValue(value) =
+                    list.next_element()?.ok_or_else(|| A::Error::invalid_length(1, &self))?;
                 if list.next_element::<serde::de::IgnoredAny>()?.is_some() {
                     return Err(A::Error::invalid_length(3, &self));
                 }
@@ -153,7 +219,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Entry<'a> {
                     #[serde(borrow)]
                     key: Text<'a>,
                     #[serde(borrow)]
-                    value: Text<'a>,
+                    value: AttributeValue<'a>,
                 }
                 let named = Named::deserialize(serde::de::value::MapAccessDeserializer::new(map))?;
                 Ok(Entry(named.key.0, named.value.0))
@@ -176,22 +242,48 @@ pub(crate) struct NormalizedCheck<'a> {
     pairs: SmallVec<[(&'a str, &'a str); 8]>,
     ranges: Option<Vec<DescriptorRange>>,
     cost: Cost,
+    address: Option<IpAddr>,
 }
 
 impl CheckRequest<'_> {
-    pub(crate) fn normalize(&self) -> Result<NormalizedCheck<'_>, Problem> {
+    /// Identifies the caller of the request head, if there is one.
+    pub(crate) fn caller<S: CounterStore>(
+        &self,
+        app: &App<S>,
+        now: Timestamp,
+    ) -> Result<Option<Box<IdentifiedCaller>>, Problem> {
+        let Some(Object(head)) = &self.request else { return Ok(None) };
+        let identities = &app.forward_auth.identities;
+        let active = identities.active(&app.limiter);
+        let resolver = identities.resolver(&active, &self.domain.0)?;
+        head.caller(resolver, now).map(|caller| Some(Box::new(caller)))
+    }
+
+    /// Attributes that the client states go before those of the caller that was identified in the request head.
+    pub(crate) fn normalize<'c>(
+        &'c self,
+        caller: Option<&'c IdentifiedCaller>,
+    ) -> Result<NormalizedCheck<'c>, Problem> {
         if self.domain.0.is_empty() {
             return Err(
                 Problem::bad("the domain is empty; write the domain of a rule file").in_field("domain")
             );
         }
-        let mut pairs = SmallVec::new();
+        let mut pairs = SmallVec::<[(&str, &str); 8]>::new();
         let ranges = match (&self.attributes, &self.descriptors) {
-            (Some(attributes), None) => {
-                pairs.extend(attributes.0.iter().map(|(k, v)| (&**k, &**v)));
+            (None, None) if caller.is_none() => {
+                return Err(Problem::bad("write one of `attributes`, `request` and `descriptors`"));
+            }
+            (attributes, None) => {
+                pairs.extend(attributes.iter().flat_map(|stated| &stated.0).map(|(k, v)| (&**k, &**v)));
+                for (name, value) in caller.iter().flat_map(|caller| &caller.attributes) {
+                    if !pairs.iter().any(|(stated, _)| stated == name) {
+                        pairs.push((name.as_str(), value.as_str()));
+                    }
+                }
                 None
             }
-            (None, Some(descriptors)) => {
+            (None, Some(descriptors)) if caller.is_none() => {
                 if descriptors.is_empty() || descriptors.len() > MAX_ENTRIES {
                     return Err(
                         Problem::bad(format!("write 1 to {MAX_ENTRIES} descriptors")).in_field("descriptors")
@@ -214,13 +306,17 @@ impl CheckRequest<'_> {
                 }
                 Some(ranges)
             }
-            _ => return Err(Problem::bad("write either `attributes` or `descriptors`")),
+            _ => {
+                let detail = "write either `descriptors`, or `attributes` and `request`";
+                return Err(Problem::bad(detail).in_field("descriptors"));
+            }
         };
         Ok(NormalizedCheck {
             domain: &self.domain.0,
             pairs,
             ranges,
             cost: self.cost.map_or(Cost::ONE, Cost::new),
+            address: caller.map(|caller| caller.address),
         })
     }
 }
@@ -249,7 +345,7 @@ impl NormalizedCheck<'_> {
             cost: self.cost,
             protocol: "http",
             trace: None,
-            address: None,
+            address: self.address,
         }
     }
 }
@@ -281,22 +377,24 @@ pub(crate) fn reject_malformed(decision: &Decision) -> Result<(), Problem> {
 pub(crate) async fn handle<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
+    now: Timestamp,
     trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
     let request = decoded(body)?;
-    let normalized = request.normalize()?;
+    let caller = request.caller(app, now)?;
+    let normalized = request.normalize(caller.as_deref())?;
     let descriptors = normalized.descriptors();
     let check = normalized.check(&descriptors).with_trace(trace);
     let decision = app.limiter.check(&check).await;
     reject_malformed(&decision)?;
-    Ok(decision::response_to(app, &check, &decision, &decision::DecisionBody::new(&decision)))
+    Ok(decision::response(app, check.input, &decision, &decision::DecisionBody::new(&decision)))
 }
 
 /// Part of [`crate::properties::json_bodies`].
 pub(super) fn properties(bytes: &[u8]) {
     let meaning = |body: &[u8]| -> Option<String> {
         let request = body::decode::<CheckRequest<'_>>(body).ok()?;
-        let normalized = request.normalize().ok()?;
+        let normalized = request.normalize(None).ok()?;
         let descriptors = normalized.descriptors();
         let check = normalized.check(&descriptors);
         assert!(!check.domain.is_empty() && normalized.pairs.len() <= MAX_ENTRIES * MAX_ENTRIES);

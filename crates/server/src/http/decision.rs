@@ -4,10 +4,10 @@ use super::App;
 use serde::Serialize;
 use serde::ser::SerializeSeq;
 use tollgate_core::{CounterStore, Verdict};
-use tollgate_engine::{Check, Decision, DecisionId, LimitStatus, Window};
+use tollgate_engine::{CheckInput, Decision, DecisionId, LimitStatus, Origin, Window};
 use tollgate_http::h1::RawResponse;
 use tollgate_http::response::DecisionSummary;
-use tollgate_rules::Role;
+use tollgate_rules::{CostFrom, Role, RuleLimit};
 
 /// Initial capacity in bytes; most bodies are shorter.
 const ROOM: usize = 512;
@@ -49,17 +49,22 @@ struct Limit<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     burst: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     over: bool,
+    /// The counter was not read: a repeated denial, a store that failed, an emergency measure.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    unread: bool,
 }
 
 impl Serialize for Limits<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(None)?;
-        for limit in self.0.limits.iter().filter(|limit| limit.outcome.verdict != Verdict::Unknown) {
+        for limit in &self.0.limits {
             if let Some(facts) = self.0.limit(limit) {
-                list.serialize_element(&Limit::new(self.0, limit, &facts.limit))?;
+                list.serialize_element(&Limit::new(self.0, limit, facts))?;
             }
         }
         list.end()
@@ -67,23 +72,33 @@ impl Serialize for Limits<'_> {
 }
 
 impl<'a> Limit<'a> {
-    fn new(decision: &'a Decision, limit: &LimitStatus, facts: &tollgate_core::Limit) -> Self {
+    fn new(decision: &'a Decision, limit: &LimitStatus, from: &'a RuleLimit) -> Self {
+        let facts = &from.limit;
         let (count, capacity) = (facts.rate().count, facts.capacity());
         let role = match limit.role {
             Role::Live => None,
             Role::Shadow => Some("shadow"),
             Role::Candidate => Some("candidate"),
             Role::Quota => Some("quota"),
+            Role::Unenforced => Some("unenforced"),
         };
+        let is_unread = limit.outcome.verdict == Verdict::Unknown;
+        // As in the header fields: nothing is known to be counted against it, unless nobody passes.
+        let unread = if decision.origin == Origin::FailClosed { 0 } else { count };
         Self {
             rule: decision.limit_name(limit),
             limit: count,
             window: Window::from_limit(facts),
-            remaining: limit.outcome.remaining,
+            remaining: if is_unread { unread } else { limit.outcome.remaining },
             reset_ms: limit.outcome.reset_after.ceil_millis(),
             burst: (capacity != count).then_some(capacity),
+            cost: match from.cost.as_deref() {
+                Some(CostFrom::Attribute(name)) => Some(name),
+                _ => None,
+            },
             role,
             over: limit.outcome.verdict.is_denied(),
+            unread: is_unread,
         }
     }
 }
@@ -110,28 +125,16 @@ impl<'a> DecisionBody<'a> {
 /// always the API's own (200, 429, 503), not the configured denial status.
 pub(crate) fn response<S: CounterStore>(
     app: &App<S>,
+    input: CheckInput<'_>,
     decision: &Decision,
     body: &impl Serialize,
 ) -> RawResponse {
-    write(app, &DecisionSummary::from_decision(decision), body)
-}
-
-/// Like [`response`], with the name of the counter if the settings ask for it.
-pub(crate) fn response_to<S: CounterStore>(
-    app: &App<S>,
-    check: &Check<'_>,
-    decision: &Decision,
-    body: &impl Serialize,
-) -> RawResponse {
-    let scope = app.responses.scope(decision, check.input);
-    write(app, &DecisionSummary::from_decision(decision).with_scope(scope.as_deref()), body)
-}
-
-fn write<S: CounterStore>(app: &App<S>, facts: &DecisionSummary<'_>, body: &impl Serialize) -> RawResponse {
     let mut bytes = Vec::with_capacity(ROOM);
     // These types always serialize, and writing to memory cannot fail.
     let _ = serde_json::to_writer(&mut bytes, body);
+    let scope = app.responses.scope(decision, input);
+    let facts = DecisionSummary::from_decision(decision).with_scope(scope.as_deref());
     let mut response = RawResponse::json(facts.disposition.status(), bytes);
-    app.responses.write(facts, app.limiter.clock().now(), &mut response);
+    app.responses.write(&facts, app.limiter.clock().now(), &mut response);
     response
 }

@@ -11,20 +11,18 @@
 
 use super::App;
 use super::check::reject_malformed;
+use super::identities::Identities;
 use super::problem::Problem;
 use super::request::Request;
-use arc_swap::ArcSwapOption;
 use http::StatusCode;
 use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use std::sync::Arc;
 use tollgate_core::{CounterStore, TimeDelta, Timestamp, Verdict};
-use tollgate_engine::{Check, CheckInput, Decision, DelayQueue, Limiter, TraceContext};
+use tollgate_engine::{Check, CheckInput, Decision, DelayQueue, TraceContext};
 use tollgate_http::h1::{HeadHeaders, RawResponse};
 use tollgate_http::headers::HeaderSink;
-use tollgate_http::identity::{
-    IdentityConfig, IdentityConfigError, IdentityResolver, JwtVerifier, RequestView, ResolvedCaller,
-};
+use tollgate_http::identity::{IdentityConfig, IdentityConfigError, JwtVerifier, RequestView};
 use tollgate_http::response::{DecisionSummary, Disposition};
 use tollgate_rules::Ruleset;
 
@@ -61,20 +59,12 @@ impl Default for ForwardAuthConfig {
 /// The forward auth handler's state.
 #[derive(Debug)]
 pub struct ForwardAuth {
-    settings: IdentityConfig,
-    identity: ArcSwapOption<IdentityReader>,
-    tokens: Option<Arc<JwtVerifier>>,
+    /// Also for the request heads of `/v1/check`.
+    pub(crate) identities: Identities,
     domain: Option<String>,
     accel_redirect: Option<HeaderValue>,
     max_delay: TimeDelta,
     delayed: DelayQueue,
-}
-
-/// An identity resolver for one rule set, with the endpoints that its rules name.
-#[derive(Debug)]
-struct IdentityReader {
-    rules: Arc<Ruleset>,
-    identity: IdentityResolver,
 }
 
 /// Invalid forward auth settings.
@@ -110,13 +100,8 @@ impl ForwardAuth {
         if settings.max_delay_ms > MAX_DELAY {
             return Err(ForwardAuthError::MaxDelay(settings.max_delay_ms));
         }
-        // Invalid settings are reported at startup, not at the first check.
-        let tokens = JwtVerifier::new(identity)?;
-        IdentityResolver::sharing(identity, [], tokens.clone())?;
         Ok(Self {
-            settings: identity.clone(),
-            identity: ArcSwapOption::empty(),
-            tokens,
+            identities: Identities::new(identity)?,
             domain: settings.domain.clone(),
             accel_redirect: location.transpose()?,
             max_delay: TimeDelta::from_micros(settings.max_delay_ms * 1_000),
@@ -141,7 +126,7 @@ impl ForwardAuth {
     /// Returns the JWT verifier, for the task that reloads its keys.
     #[must_use]
     pub fn tokens(&self) -> Option<Arc<JwtVerifier>> {
-        self.tokens.clone()
+        self.identities.tokens()
     }
 }
 
@@ -168,30 +153,6 @@ impl ForwardAuth {
             )),
         }
     }
-
-    /// Returns the identity resolver for the active rules; rebuilds it after a change of rules.
-    fn reader<S: CounterStore>(&self, limiter: &Limiter<S>) -> Result<Arc<IdentityReader>, Problem> {
-        let previous = match self.identity.load_full() {
-            Some(known) if limiter.is_active(&known.rules) => return Ok(known),
-            previous => previous,
-        };
-        let rules = limiter.rules();
-        let domain = rules.domain(self.domain(&rules)?);
-        let named = domain.into_iter().flat_map(|domain| domain.named_values("endpoint"));
-        match IdentityResolver::sharing(&self.settings, named, self.tokens.clone()) {
-            Ok(identity) => {
-                let reader = Arc::new(IdentityReader { rules, identity });
-                self.identity.store(Some(Arc::clone(&reader)));
-                Ok(reader)
-            }
-            Err(error) => {
-                tracing::warn!(%error, "identity rebuild failed; keeping the endpoints of the previous rules");
-                previous.ok_or_else(|| {
-                    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Invalid settings", error.to_string())
-                })
-            }
-        }
-    }
 }
 
 impl Default for ForwardAuth {
@@ -204,16 +165,6 @@ impl Default for ForwardAuth {
 /// Returns whether a path is `/check` or below it.
 pub(crate) fn is_at(path: &str) -> bool {
     path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
-impl IdentityReader {
-    fn caller<'r>(
-        &'r self,
-        request: &RequestView<'r, HeadHeaders<'r>>,
-        now: Timestamp,
-    ) -> Result<ResolvedCaller<'r>, Problem> {
-        self.identity.resolve_forwarded(request, PATH, now).map_err(|error| Problem::identity(&error))
-    }
 }
 
 fn request_view<'r>(request: &'r Request<'r>) -> RequestView<'r, HeadHeaders<'r>> {
@@ -233,10 +184,12 @@ pub(crate) async fn handle<S: CounterStore + 'static>(
     now: Timestamp,
     trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
-    let reader = app.forward_auth.reader(&app.limiter)?;
+    let identities = &app.forward_auth.identities;
+    let active = identities.active(&app.limiter);
+    let domain = app.forward_auth.domain(&active.rules)?;
     let view = request_view(request);
-    let caller = reader.caller(&view, now)?;
-    let domain = app.forward_auth.domain(&reader.rules)?;
+    let resolver = identities.resolver(&active, domain)?;
+    let caller = resolver.resolve_forwarded(&view, PATH, now).map_err(|error| Problem::identity(&error))?;
     let attributes = caller.attributes();
     let check = Check::attributes(domain, &attributes)
         .with_protocol("http")
@@ -273,11 +226,11 @@ async fn after_delay<S: CounterStore + 'static>(
         TimeDelta::from_micros(delay.as_micros().saturating_sub(app.forward_auth.max_delay.as_micros()));
     if over > TimeDelta::ZERO {
         facts.disposition = Disposition::Denied;
-        facts.retry_after = over.ceil_secs().max(1);
+        facts.retry_after = Some(over.ceil_secs().max(1));
         facts.denied_by = delaying(decision);
     } else if guard.wait(&app.forward_auth.delayed, delay).await.is_err() {
         facts.disposition = Disposition::Unavailable;
-        facts.retry_after = delay.ceil_secs().max(1);
+        facts.retry_after = Some(delay.ceil_secs().max(1));
     } else {
         // The proxy does not report the end of the request.
         guard.leave_to_deadline();

@@ -8,6 +8,7 @@
 //! | `POST /json` | `rls_json` | the JSON of Envoy's rate limit service |
 //! | `GET /healthz`, `/readyz[?verbose]`, `/metrics`, `/v1/hot` | `health` | health, metrics and hot keys |
 //!
+//! `request_head` reads the head that a client has received, and `identities` has the resolvers that identify its caller.
 //! `server` runs it on the HTTP/1 server ([`tollgate_http::server`]); `decision` is the JSON form of a decision.
 //! Rejected: a router, because there are few paths and every request passes here.
 
@@ -15,7 +16,9 @@ mod check;
 mod decision;
 mod forward_auth;
 mod health;
+mod identities;
 pub(crate) mod request;
+mod request_head;
 mod reserve;
 mod rls_json;
 mod server;
@@ -93,9 +96,9 @@ async fn route<S: CounterStore + 'static>(
         }
     }
     match (request.path, request.method) {
-        ("/v1/check", "POST") => check::handle(app, body, trace).await,
+        ("/v1/check", "POST") => check::handle(app, body, now, trace).await,
         (path, _) if forward_auth::is_at(path) => forward_auth::handle(app, request, now, trace).await,
-        ("/v1/reserve", "POST") => Box::pin(reserve::reserve(app, body, trace)).await,
+        ("/v1/reserve", "POST") => Box::pin(reserve::reserve(app, body, now, trace)).await,
         ("/v1/settle", "POST") => Box::pin(reserve::settle(&app.limiter, body)).await,
         ("/v1/cancel", "POST") => Box::pin(reserve::cancel(&app.limiter, body)).await,
         ("/json", "POST") => Box::pin(rls_json::handle(app, body, trace)).await,

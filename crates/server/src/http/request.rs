@@ -19,20 +19,24 @@ pub(crate) struct Request<'r> {
 
 impl<'r> Request<'r> {
     pub(crate) fn new(peer: IpAddr, scan: &'r ScannedHead, head: &'r [u8], body: &'r [u8]) -> Self {
-        let target = scan.target(head);
-        let (authority, target) = match target.split_once("://") {
-            Some((_, rest)) if !target.starts_with('/') => {
-                let end = rest.find(['/', '?']).unwrap_or(rest.len());
-                (Some(&rest[..end]), &rest[end..])
-            }
-            _ => (None, target),
-        };
-        let (path, query) = target.split_once('?').unwrap_or((target, ""));
-        let path = if path.is_empty() { "/" } else { path };
+        let (authority, path, query) = split_target(scan.target(head));
         // A method is a token, which is ASCII.
         let method = std::str::from_utf8(scan.method(head)).unwrap_or("");
         Self { peer, method, path, query, authority, fields: scan.fields(head), body }
     }
+}
+
+/// Splits a request target into authority (of the absolute form), path and query.
+pub(crate) fn split_target(target: &str) -> (Option<&str>, &str, &str) {
+    let (authority, target) = match target.split_once("://") {
+        Some((_, rest)) if !target.starts_with('/') => {
+            let end = rest.find(['/', '?']).unwrap_or(rest.len());
+            (Some(&rest[..end]), &rest[end..])
+        }
+        _ => (None, target),
+    };
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    (authority, if path.is_empty() { "/" } else { path }, query)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use super::problem::Problem;
 use super::{App, body, decision};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use tollgate_core::{CounterStore, TimeDelta};
+use tollgate_core::{CounterStore, TimeDelta, Timestamp};
 use tollgate_engine::{
     ClosedReservation, Limiter, ReservationId, ReserveError, SettleError, Settlement, TraceContext, Window,
 };
@@ -26,6 +26,7 @@ struct ReserveBody<'a> {
 pub(crate) async fn reserve<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
+    now: Timestamp,
     trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
     let request: CheckRequest<'_> = body::decode(body)?;
@@ -36,7 +37,8 @@ pub(crate) async fn reserve<S: CounterStore>(
     if request.idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > MAX_KEY) {
         return Err(Problem::bad(format!("write 1 to {MAX_KEY} bytes")).in_field("idempotency_key"));
     }
-    let normalized = request.normalize()?;
+    let caller = request.caller(app, now)?;
+    let normalized = request.normalize(caller.as_deref())?;
     let descriptors = normalized.descriptors();
     let check = normalized.check(&descriptors).with_trace(trace);
     let made =
@@ -62,7 +64,7 @@ pub(crate) async fn reserve<S: CounterStore>(
         reservation: made.id.map(|id| id.to_string()),
         decision: decision::DecisionBody::new(&made.decision),
     };
-    Ok(decision::response(app, &made.decision, &reserved))
+    Ok(decision::response(app, check.input, &made.decision, &reserved))
 }
 
 #[derive(Deserialize)]

@@ -30,13 +30,15 @@ pub(crate) async fn handle<S: CounterStore>(
     body: &[u8],
     trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
-    let request: Request = body::decode(body)?;
-    let decision = rls::decide(&app.limiter, "http", &request.into(), trace).await;
+    let request = RateLimitRequest::from(body::decode::<Request>(body)?);
+    let decision = rls::decide(&app.limiter, "http", &request, trace).await;
     let decision = decision.map_err(|bad| Problem::bad(bad.to_string()))?;
     reject_malformed(&decision)?;
     let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     let mut response = RawResponse::json(status, encode(&rls::response(&decision)).to_string().into_bytes());
-    app.responses.write(&DecisionSummary::from_decision(&decision), app.limiter.clock().now(), &mut response);
+    let scope = app.responses.bucket.then(|| rls::scope(&app.responses, &request, &decision)).flatten();
+    let facts = DecisionSummary::from_decision(&decision).with_scope(scope.as_deref());
+    app.responses.write(&facts, app.limiter.clock().now(), &mut response);
     Ok(response)
 }
 

@@ -178,7 +178,8 @@ mod tests {
     /// An idle connection takes the memory of its largest state, so rare and large states must be boxed.
     #[test]
     fn a_connection_is_small() {
-        type Parts<'a> = (Io, &'a Settings, &'a Drain, &'a Activity, &'a Session<MemoryStore<SystemClock>>);
+        type Parts<'a> =
+            (Io, &'a Settings, &'a Drain, &'a Arc<Activity>, &'a Session<MemoryStore<SystemClock>>);
         let size = size_of_future(|(io, settings, drain, activity, session): Parts<'_>| {
             server::serve(io, BytesMut::new(), settings, drain, activity, session)
         });

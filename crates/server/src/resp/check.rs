@@ -107,11 +107,7 @@ impl<'a> CheckReply<'a> {
             delay_ms: encode::as_i64(decision.delay().ceil_millis()),
             origin: decision.origin.name(),
         };
-        // The limit that denied, if any; of the denying rule, if that is known.
-        let by_rule = decision.limits.iter().find(|limit| {
-            limit.outcome.verdict.is_denied() && Some(decision.limit_name(limit)) == reply.rule
-        });
-        if let Some(status) = by_rule.or_else(|| decision.tightest(0)) {
+        if let Some(status) = decision.denying_limit().or_else(|| decision.tightest(0)) {
             reply.rule = reply.rule.or_else(|| Some(decision.limit_name(status)));
             reply.remaining = encode::as_i64(status.outcome.remaining);
             reply.reset_after = encode::seconds(status.outcome.reset_after);

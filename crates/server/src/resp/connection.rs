@@ -182,13 +182,17 @@ impl<S: CounterStore> Connection<S> {
         let input = std::mem::take(&mut self.rest);
         let mut out = REPLIES.take();
         let began = self.app.limiter.clock().now();
+        let is_silent = self.activity.is_silent();
+        if !is_silent {
+            self.activity.busy();
+        }
         let (done, stop) = batch::run(&self.app, &mut self.session, &input, &mut out).await;
         self.report_latency(began);
         self.turns += 1;
         self.made_progress = done > 0;
         self.is_busy |= self.made_progress;
-        if self.made_progress && self.session.is_authenticated && self.activity.is_silent() {
-            self.activity.idle(Instant::now());
+        if !is_silent || (self.made_progress && self.session.is_authenticated) {
+            self.activity.waiting();
         }
         self.rest = if done == 0 { input } else { input[done..].to_vec() };
         self.next = match stop {
@@ -238,8 +242,6 @@ impl<S: CounterStore> Connection<S> {
             let now = Instant::now();
             self.tick.as_mut().reset(now + config.tick);
             if std::mem::take(&mut self.is_busy) {
-                // To a tick exactly: a time for each command would cost as much as the command.
-                self.activity.idle_unless_silent(now);
                 self.idle_ticks = 0;
                 continue;
             }

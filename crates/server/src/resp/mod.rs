@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use tollgate_core::Scope;
 use tollgate_engine::Limiter;
+use tollgate_observe::escape;
 
 /// State shared by all connections.
 struct App<S> {
@@ -63,7 +64,8 @@ impl CommandError {
 
     #[cold]
     fn write(&self, out: &mut Vec<u8>) {
-        encode::error(out, self.code, &self.message);
+        // The message may repeat what the client sent, and is shown on terminals.
+        encode::error(out, self.code, &escape::text(&self.message));
     }
 }
 
@@ -98,5 +100,24 @@ pub(crate) fn properties(bytes: &[u8]) {
     for cut in (0..bytes.len()).step_by(bytes.len() / 64 + 1) {
         let parsed = parse(&bytes[..cut], &mut part);
         assert!(parsed == Ok(None) || parsed == whole, "at {cut}: {parsed:?}, then {whole:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Errors repeat what a client sent, and an operator reads them on a terminal: whatever it was, the reply is one
+        /// line of characters that are shown.
+        #[test]
+        fn an_error_is_one_line_that_a_terminal_shows(sent in "\\PC{0,20}[\\x00-\\x1f\u{7f}\u{202e}\u{2066}\u{200b}\u{9b}]{0,4}\\PC{0,20}") {
+            let mut out = Vec::new();
+            CommandError::new(format!("unknown command '{sent}'")).write(&mut out);
+            let line = std::str::from_utf8(&out).expect("text").strip_suffix("\r\n").expect("a line");
+            prop_assert!(line.starts_with("-ERR unknown command '"), "{line:?}");
+            prop_assert!(!line.chars().any(escape::is_unsafe), "{line:?}");
+        }
     }
 }

@@ -36,12 +36,18 @@ fn descriptor(
     if status.matched == MatchKind::Unlimited {
         wire.limit_remaining = u32::MAX;
     }
-    if matches!(decision.denied_by, Some(DecidedBy::UnknownDomain | DecidedBy::MalformedCost)) {
+    if matches!(
+        decision.denied_by,
+        Some(DecidedBy::UnknownDomain | DecidedBy::MalformedCost | DecidedBy::Emergency)
+    ) {
         wire.code = Code::OverLimit.into();
     }
-    let Some(limit) = decision.tightest(at) else { return wire };
+    // Where the store failed, the limit that could not be decided.
+    let failed = decision.denying_limit().filter(|denying| usize::from(denying.descriptor) == at);
+    let Some(limit) = decision.tightest(at).or(failed) else { return wire };
     let Some(RuleLimit { limit: facts, unit, .. }) = decision.limit(limit) else { return wire };
-    if limit.outcome.verdict.is_denied() && limit.role.is_live() {
+    let is_failed = limit.outcome.verdict == Verdict::Unknown;
+    if is_failed || (limit.outcome.verdict.is_denied() && limit.role.is_live()) {
         wire.code = Code::OverLimit.into();
     }
     wire.current_limit = Some(RateLimit {
@@ -50,7 +56,8 @@ fn descriptor(
         name: name(decision, limit),
     });
     wire.limit_remaining = u32::try_from(limit.outcome.remaining).unwrap_or(u32::MAX);
-    wire.duration_until_reset = Some(whole_seconds(until(limit)));
+    let wait = if is_failed { decision.retry_after().unwrap_or_default() } else { until(limit) };
+    wire.duration_until_reset = Some(whole_seconds(wait));
     wire
 }
 

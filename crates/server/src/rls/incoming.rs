@@ -1,7 +1,8 @@
 //! Incoming connections of the gRPC server: accepted by the shared accept loop, served by tonic.
 //!
 //! tonic owns the connection, so what the accept loop must know of it is read from its bytes: it is silent until the
-//! header of the first HTTP/2 frame that opens a request, and a connection that must end reads the end of its stream.
+//! header of the first HTTP/2 frame that opens a request, busy from the end of a request until something is written, and
+//! otherwise waits for its client. A connection that must end reads the end of its stream.
 
 use futures_util::Stream;
 use std::io::{self, IoSlice};
@@ -10,7 +11,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::Instant;
 use tollgate_http::server::accept::{accept, prepare};
 use tollgate_http::server::connections::{Activity, ConnectionSlot, ConnectionSlots};
 use tonic::transport::server::{Connected, TcpConnectInfo};
@@ -19,50 +19,53 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 const PREFACE: usize = 24;
 /// Length of a frame's header: the length of its payload in three bytes, then its type.
 const FRAME_HEADER: usize = 9;
+const DATA_FRAME: u8 = 0;
 const HEADERS_FRAME: u8 = 1;
+/// Flag of the last frame of a request.
+const END_STREAM: u8 = 1;
 
 /// A connection that occupies a slot until tonic drops it.
 pub(super) struct Admitted {
     stream: TcpStream,
     activity: Arc<Activity>,
-    first_request: FirstRequest,
+    requests: Requests,
     _slot: ConnectionSlot,
 }
 
-/// Finds the first request in the bytes of an HTTP/2 client, however they are cut.
+/// Finds the requests in the bytes of an HTTP/2 client, however they are cut: so many bytes to skip, then a frame
+/// header, of which some has been read.
 #[derive(Debug)]
-enum FirstRequest {
-    /// So many bytes to skip, then a frame header, of which some has been read.
-    Awaited {
-        skip: usize,
-        header: [u8; FRAME_HEADER],
-        read: usize,
-    },
-    Seen,
+struct Requests {
+    skip: usize,
+    header: [u8; FRAME_HEADER],
+    read: usize,
+    /// A request was opened.
+    is_opened: bool,
 }
 
-impl FirstRequest {
-    const fn awaited() -> Self {
-        Self::Awaited { skip: PREFACE, header: [0; FRAME_HEADER], read: 0 }
+impl Requests {
+    const fn new() -> Self {
+        Self { skip: PREFACE, header: [0; FRAME_HEADER], read: 0, is_opened: false }
     }
 
-    fn feed(&mut self, mut bytes: &[u8]) {
-        while let Self::Awaited { skip, header, read } = self {
-            let skipped = bytes.len().min(*skip);
-            *skip -= skipped;
+    /// Returns whether a request ends in `bytes`.
+    fn feed(&mut self, mut bytes: &[u8]) -> bool {
+        let mut has_ended = false;
+        loop {
+            let skipped = bytes.len().min(self.skip);
+            self.skip -= skipped;
             bytes = &bytes[skipped..];
-            let copied = bytes.len().min(FRAME_HEADER - *read);
-            header[*read..*read + copied].copy_from_slice(&bytes[..copied]);
-            *read += copied;
+            let copied = bytes.len().min(FRAME_HEADER - self.read);
+            self.header[self.read..self.read + copied].copy_from_slice(&bytes[..copied]);
+            self.read += copied;
             bytes = &bytes[copied..];
-            if *read < FRAME_HEADER {
-                return;
+            if self.read < FRAME_HEADER {
+                return has_ended;
             }
-            let length = u32::from_be_bytes([0, header[0], header[1], header[2]]);
-            (*skip, *read) = (length as usize, 0);
-            if header[3] == HEADERS_FRAME {
-                *self = Self::Seen;
-            }
+            let [a, b, c, kind, flags, ..] = self.header;
+            (self.skip, self.read) = (u32::from_be_bytes([0, a, b, c]) as usize, 0);
+            self.is_opened |= kind == HEADERS_FRAME;
+            has_ended |= matches!(kind, HEADERS_FRAME | DATA_FRAME) && flags & END_STREAM != 0;
         }
     }
 }
@@ -75,8 +78,8 @@ pub(super) fn incoming(
     prepare(&listener);
     futures_util::stream::unfold((listener, slots), async |(listener, slots)| {
         let (stream, _, slot) = accept(&listener, &slots).await;
-        let (activity, first_request) = (slot.activity(), FirstRequest::awaited());
-        Some((Ok(Admitted { stream, activity, first_request, _slot: slot }), (listener, slots)))
+        let (activity, requests) = (slot.activity(), Requests::new());
+        Some((Ok(Admitted { stream, activity, requests, _slot: slot }), (listener, slots)))
     })
 }
 
@@ -85,6 +88,15 @@ impl Connected for Admitted {
 
     fn connect_info(&self) -> TcpConnectInfo {
         self.stream.connect_info()
+    }
+}
+
+impl Admitted {
+    /// Something is written: from now on the client is to read it, and to send the next request.
+    fn answering(&self) {
+        if self.requests.is_opened {
+            self.activity.waiting();
+        }
     }
 }
 
@@ -101,11 +113,10 @@ impl AsyncRead for Admitted {
         match Pin::new(&mut self.stream).poll_read(cx, buffer) {
             Poll::Pending => self.activity.poll_ended(cx).map(|()| Err(io::ErrorKind::TimedOut.into())),
             Poll::Ready(Ok(())) => {
-                if let FirstRequest::Awaited { .. } = self.first_request {
-                    self.first_request.feed(&buffer.filled()[before..]);
-                }
-                if let FirstRequest::Seen = self.first_request {
-                    self.activity.idle(Instant::now());
+                if self.requests.feed(&buffer.filled()[before..]) {
+                    self.activity.busy();
+                } else if self.requests.is_opened {
+                    self.activity.waiting();
                 }
                 Poll::Ready(Ok(()))
             }
@@ -116,6 +127,7 @@ impl AsyncRead for Admitted {
 
 impl AsyncWrite for Admitted {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.answering();
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
@@ -124,6 +136,7 @@ impl AsyncWrite for Admitted {
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.answering();
         Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
     }
 
@@ -149,18 +162,26 @@ mod tests {
         [&size[1..], &[kind, 0, 0, 0, 0, 0], &vec![1; length]].concat()
     }
 
-    /// However its bytes are cut, a client is silent until it opens a request; the payloads of other frames are skipped.
+    /// However its bytes are cut, a client is silent until it opens a request, and busy with the last frame of one; the
+    /// payloads of frames are skipped.
     #[test]
-    fn the_first_request_is_found_however_bytes_are_cut() {
+    fn requests_are_found_however_bytes_are_cut() {
         let silent = [&[b'P'; PREFACE][..], &frame(4, 12), &frame(8, 4), &frame(6, 8)].concat();
-        let spoken = [&silent[..], &frame(HEADERS_FRAME, 1)[..FRAME_HEADER]].concat();
-        for size in 1..=spoken.len() {
-            let mut first = FirstRequest::awaited();
-            silent.chunks(size).for_each(|part| first.feed(part));
-            assert!(matches!(first, FirstRequest::Awaited { .. }), "in pieces of {size}");
-            let mut first = FirstRequest::awaited();
-            spoken.chunks(size).for_each(|part| first.feed(part));
-            assert!(matches!(first, FirstRequest::Seen), "in pieces of {size}");
+        let opened = [&silent[..], &frame(HEADERS_FRAME, 1), &frame(DATA_FRAME, 3)].concat();
+        let mut last = frame(DATA_FRAME, 5);
+        last[4] |= END_STREAM;
+        for size in 1..=opened.len() {
+            let mut requests = Requests::new();
+            assert!(!silent.chunks(size).any(|part| requests.feed(part)));
+            assert!(!requests.is_opened, "in pieces of {size}");
+            let mut requests = Requests::new();
+            assert!(!opened.chunks(size).any(|part| requests.feed(part)), "half a request");
+            assert!(requests.is_opened, "in pieces of {size}");
+            assert_eq!(
+                last.chunks(size).filter(|part| requests.feed(part)).count(),
+                1,
+                "in pieces of {size}"
+            );
         }
     }
 }

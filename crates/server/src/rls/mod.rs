@@ -24,7 +24,8 @@ pub mod proto {
 
 use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate_core::CounterStore;
-use tollgate_engine::{Check, Decision, Limiter, TraceContext};
+use tollgate_engine::{Check, CheckInput, Decision, Limiter, TraceContext};
+use tollgate_http::response::{RequestScope, ResponseConfig};
 
 /// Handles one request, which may be part of a trace.
 ///
@@ -56,6 +57,18 @@ pub async fn decide<S: CounterStore>(
 }
 
 pub use encode::response;
+
+/// Returns what to tell about the request of a decision; see [`ResponseConfig::scope`].
+pub(crate) fn scope(
+    responses: &ResponseConfig,
+    request: &RateLimitRequest,
+    decision: &Decision,
+) -> Option<Box<RequestScope>> {
+    // Decoded again, because few responses have it, and the decision must not borrow the request.
+    let entries = decode::entries(request).ok()?;
+    let descriptors = decode::descriptors(request, &entries).ok()?;
+    responses.scope(decision, CheckInput::Descriptors(&descriptors))
+}
 
 /// Part of [`crate::properties::rls_request`].
 pub(crate) fn properties(request: &RateLimitRequest) {

@@ -11,10 +11,10 @@
 
 use super::proto::envoy::config::core::v3::HeaderValue;
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use super::{BadRequest, decide, decode, encode};
+use super::{BadRequest, decide, decode, encode, scope};
 use http::StatusCode;
 use tollgate_core::{Cost, CounterStore, TimeDelta};
-use tollgate_engine::{Check, CheckInput, Limiter, TraceContext};
+use tollgate_engine::{Check, Limiter, TraceContext};
 use tollgate_http::response::{DecisionSummary, ResponseConfig};
 
 /// The metadata key.
@@ -43,9 +43,7 @@ pub(crate) async fn handle<S: CounterStore>(
         }
         b"descriptors" => {
             let decision = decide(limiter, "rls", request, trace).await?;
-            let entries = decode::entries(request)?;
-            let descriptors = decode::descriptors(request, &entries)?;
-            let scope = responses.scope(&decision, CheckInput::Descriptors(&descriptors));
+            let scope = scope(responses, request, &decision);
             (decision, scope)
         }
         _ => return Err(BadRequest(format!("invalid {METADATA_KEY}; send attributes or descriptors"))),

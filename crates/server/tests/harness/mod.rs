@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use tollgate_core::{Clock, CounterStore, SystemClock};
 use tollgate_engine::Limiter;
 use tollgate_http::identity::IdentityConfig;
+use tollgate_http::response::ResponseConfig;
 use tollgate_observe::{MetricsWriter, ProcessStatus};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_server::http::{self, ForwardAuth, ForwardAuthConfig, HttpConfig};
@@ -32,6 +33,7 @@ const MEMORY: usize = 16 << 20;
 struct Settings {
     identity: IdentityConfig,
     forward_auth: ForwardAuthConfig,
+    responses: ResponseConfig,
     resp_password: Option<String>,
 }
 
@@ -125,7 +127,7 @@ impl Server {
             on_http,
             Arc::clone(&limiter),
             Arc::new(Process(Arc::clone(&limiter))),
-            HttpConfig { forward_auth: forward, ..HttpConfig::default() },
+            HttpConfig { forward_auth: forward, responses: settings.responses, ..HttpConfig::default() },
             drain(),
         );
         let by_grpc = rls::serve(on_grpc, Arc::clone(&limiter), RlsConfig::default(), drain());

@@ -26,7 +26,7 @@ impl<C: Clock> MemoryStore<C> {
                     // Two calls of `push`, because merging their outcomes would pass them through memory.
                     Some(ask) => match self.counters.charge_known(&ask) {
                         Some(outcome) => out.push(outcome),
-                        None => out.push(self.charge_slowly(&ask)),
+                        None => out.push(self.charge_slowly(&ask, charge)),
                     },
                     None => out.push(self.charge_at(now, std::slice::from_ref(charge)).per_charge[0]),
                 }

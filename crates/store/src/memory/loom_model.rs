@@ -234,7 +234,7 @@ fn request(names: [u64; 2], count: u64) -> Box<dyn FnOnce(&PackedCounters<Model>
         let unknown = Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
         let mut items = names
             .map(|name| PreparedCharge::new(Some(ask(name, &limit, NOW)), Enforcement::Required, unknown));
-        let usual = charge_known(counters, &names, |i| Some(ask(names[i], &limit, NOW)));
+        let usual = charge_known(counters, &names, |i| Some(ask(names[i], &limit, NOW)), |_| ());
         usual.is_some() || charge_all(counters, &mut items) == Admission::Admitted
     })
 }

@@ -56,12 +56,13 @@ const MAX_FAST: usize = 8;
 
 /// Charges a request on the fast path: every counter known and named once, every charge fits, no concurrent change.
 /// Returns `None` if it does not apply: nothing has happened, and [`charge_all`] must be called. A request whose
-/// charges all fit is admitted under every enforcement.
+/// charges all fit is admitted under every enforcement. `gone` is called for a charge to be undone whose slot is gone.
 #[inline(always)]
 pub(super) fn charge_known<'a, L: LineStorage>(
     counters: &PackedCounters<L>,
     names: &[u64],
     ask: impl Fn(usize) -> Option<PackedCharge<'a>>,
+    gone: impl Fn(usize),
 ) -> Option<SmallVec<[Outcome; 4]>> {
     let mut drafts = [(0, SlotValue::EMPTY, SlotValue::EMPTY); MAX_FAST];
     if names.len() > MAX_FAST {
@@ -92,7 +93,9 @@ pub(super) fn charge_known<'a, L: LineStorage>(
             for (j, (at, before, after)) in drafts[..i].iter().enumerate().rev() {
                 let receipt =
                     ChargeReceipt { location: Some(SlotLocation::Own(*at)), before: *before, after: *after };
-                counters.undo(&ask(j)?, &receipt);
+                if !counters.undo(&ask(j)?, &receipt) {
+                    gone(j);
+                }
             }
             return None;
         }
@@ -165,7 +168,9 @@ fn prepare<L: LineStorage>(
             (outcome, ChargeReceipt { location: place, before, after })
         }
     };
-    if ask.cost.is_peek() {
+    // What is not written is not seen by the next charge of the same counter either.
+    let denied = outcome.verdict.is_denied() && !ask.stores_denial(receipt.before, receipt.after.word);
+    if ask.cost.is_peek() || denied {
         receipt.after = receipt.before;
     }
     (outcome, receipt)

@@ -98,7 +98,7 @@ impl<'a> PackedCharge<'a> {
     /// one whose word falls, because its time is in the highest bits. All other changes were made by reading it: a
     /// window that has turned, or a state that another limit wrote.
     #[cold]
-    fn stores_denial(&self, seen: SlotValue, word: u64) -> bool {
+    pub(super) fn stores_denial(&self, seen: SlotValue, word: u64) -> bool {
         self.limit.counts_denied() || seen.word_for(self.tag).is_some_and(|before| word < before)
     }
 
@@ -259,24 +259,26 @@ impl<L: LineStorage> PackedCounters<L> {
         }
     }
 
-    /// Undoes a charge: exactly, if the counter has not been changed since; otherwise as a refund.
+    /// Undoes a charge: exactly, if the counter has not been changed since; otherwise as a refund. Returns whether its
+    /// slot was there: a key without one was evicted, and what was taken is lost with the rest of its state, or it has
+    /// moved to the wide counters.
     #[cold]
-    pub(super) fn undo(&self, ask: &PackedCharge<'_>, receipt: &ChargeReceipt) {
+    pub(super) fn undo(&self, ask: &PackedCharge<'_>, receipt: &ChargeReceipt) -> bool {
         let (table, at, ask) = match receipt.location {
             Some(SlotLocation::Own(at)) => (&self.keys, at, *ask),
             Some(SlotLocation::Shared(at)) => (&self.shared, at, ask.shared()),
-            None => return,
+            None => return true,
         };
         if receipt.before.word == receipt.after.word || table.replace(at, receipt.after, receipt.before) {
-            return;
+            return true;
         }
         let back = PackedCharge { cost: ask.cost.negated(), ..ask };
-        // A key without a slot was evicted, and what was taken is lost with the rest of its state.
         while let Some((at, seen)) = table.find(ask.name) {
             if charge_slot(table, at, seen, &back, ChargeKind::Debit).is_some() {
-                return;
+                return true;
             }
         }
+        false
     }
 }
 

@@ -69,6 +69,11 @@ impl SlotValue {
         (tag.pressure(self.word, self.mark(), now), tag.expires(self.word))
     }
 
+    /// Returns the tag of a filled slot.
+    pub(super) const fn tag(self) -> Tag {
+        Tag::from_byte(self.tag_byte())
+    }
+
     /// Returns the state for a limit with this tag; a state left behind by another algorithm or period counts as
     /// unused.
     #[inline]

@@ -12,7 +12,7 @@ use super::packed_counters::{ChargeKind, PROTECTED_PRESSURE};
 use super::stats::{Counts, Event};
 use smallvec::SmallVec;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{Cost, Limit, Outcome, PermitId, State, TimeDelta, Timestamp, Verdict};
 
@@ -33,6 +33,8 @@ pub(super) struct WideCounters {
     bytes: AtomicUsize,
     entries: AtomicUsize,
     budget: usize,
+    /// Whether a limit was charged here whose counter another limit, with smaller numbers, may charge in the table.
+    packable: AtomicBool,
 }
 
 /// One charge of a wide counter.
@@ -94,7 +96,13 @@ pub(super) struct LockedShards<'a> {
 impl WideCounters {
     pub(super) fn new(budget: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { shards, bytes: AtomicUsize::new(0), entries: AtomicUsize::new(0), budget }
+        Self {
+            shards,
+            bytes: AtomicUsize::new(0),
+            entries: AtomicUsize::new(0),
+            budget,
+            packable: AtomicBool::new(false),
+        }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -105,9 +113,32 @@ impl WideCounters {
         self.entries.load(Ordering::Relaxed)
     }
 
-    /// Locks the shards that these charges need, lowest first, so that requests cannot deadlock.
+    /// Notes that a limit is charged here, before its counter is looked up in the table. From then on a new key of the
+    /// table is inserted under the lock of its shard, so that no counter is in both places. (A key that another thread
+    /// is inserting at that moment, once in the life of the store, may be.)
+    pub(super) fn note_limit(&self, limit: &Limit) {
+        if limit.may_be_packed() && !self.may_hold_packable() {
+            self.packable.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Returns whether counters may be here that a packed limit charges.
+    #[inline]
+    pub(super) fn may_hold_packable(&self) -> bool {
+        self.packable.load(Ordering::SeqCst)
+    }
+
     pub(super) fn lock<'a>(&'a self, asks: &[WideCharge<'_>], counts: &'a Counts) -> LockedShards<'a> {
-        let mut wanted: SmallVec<[usize; 8]> = asks.iter().map(WideCharge::shard).collect();
+        self.lock_some(asks.iter(), counts)
+    }
+
+    /// Locks the shards that these charges need, lowest first, so that requests cannot deadlock.
+    pub(super) fn lock_some<'a, 'b>(
+        &'a self,
+        asks: impl Iterator<Item = &'b WideCharge<'b>>,
+        counts: &'a Counts,
+    ) -> LockedShards<'a> {
+        let mut wanted: SmallVec<[usize; 8]> = asks.map(WideCharge::shard).collect();
         wanted.sort_unstable();
         wanted.dedup();
         let lock = |shard: usize| self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner);
@@ -135,6 +166,39 @@ impl LockedShards<'_> {
         let at =
             self.shards.iter().position(|(shard, _)| *shard == wanted).expect("locked before it is charged");
         (self.wide, self.counts, &mut self.shards[at].1)
+    }
+
+    /// Returns whether the counter has a state here.
+    pub(super) fn holds(&mut self, ask: &WideCharge<'_>) -> bool {
+        self.state(ask).is_some()
+    }
+
+    /// Returns the counter's own state.
+    pub(super) fn state(&mut self, ask: &WideCharge<'_>) -> Option<&State> {
+        let (_, _, shard) = self.shard(ask);
+        shard.find(ask.name).map(|at| &shard.entries[at].state)
+    }
+
+    /// Removes the counter's own state.
+    pub(super) fn remove(&mut self, ask: &WideCharge<'_>) {
+        let (wide, _, shard) = self.shard(ask);
+        if let Some(at) = shard.find(ask.name) {
+            shard.remove(at, wide);
+        }
+    }
+
+    /// Returns whether there is room for a state from the table, after evicting what may be evicted.
+    pub(super) fn has_room_for(&mut self, ask: &WideCharge<'_>, state: &State) -> bool {
+        let (wide, counts, shard) = self.shard(ask);
+        let bytes = ENTRY + heap_bytes(state);
+        wide.has_room(bytes) || shard.make_room(bytes, ask, wide, counts)
+    }
+
+    /// Takes a state over from the table.
+    pub(super) fn take_over(&mut self, ask: &WideCharge<'_>, state: State) {
+        let (wide, _, shard) = self.shard(ask);
+        let outcome = ask.limit.step(&mut state.clone(), ask.moment, Cost::PEEK);
+        shard.put(ask.name, state, ask, &outcome, wide);
     }
 
     /// Charges one counter. Returns the outcome and how to undo it.

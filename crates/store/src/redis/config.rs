@@ -4,6 +4,8 @@ use super::key_encoding::Hashing;
 use crate::breaker::BreakerConfig;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tollgate_core::TimeDelta;
 
@@ -42,6 +44,9 @@ pub struct RedisConfig {
     /// [`LossPolicy::AssumeExhausted`](tollgate_core::LossPolicy::AssumeExhausted); `None`: until they would have
     /// recovered by themselves.
     pub loss_window: Option<TimeDelta>,
+    /// Bytes of keys that may be in flight on one connection, late ones included; further requests wait, and fail when
+    /// the queue is full.
+    pub(super) in_flight_bytes: usize,
     pub(super) kind: Kind,
     pub(super) hosts: Vec<(String, u16)>,
     /// Name of the primary at the sentinels.
@@ -49,9 +54,22 @@ pub struct RedisConfig {
     tls: bool,
     user: Option<String>,
     password: Option<String>,
+    /// The password is in this file; the value is the one last read.
+    password_file: Option<Arc<PasswordFile>>,
     database: i64,
     /// How values that may be secrets are hashed in counter names.
     pub(super) hashing: Hashing,
+}
+
+/// A file with the password, which may change while the process runs.
+struct PasswordFile {
+    path: PathBuf,
+    value: Mutex<String>,
+}
+
+/// Reads a password, without its trailing line break.
+fn read_password(file: &std::path::Path) -> std::io::Result<String> {
+    Ok(std::fs::read_to_string(file)?.trim_end_matches(['\r', '\n']).to_owned())
 }
 
 /// Why a configuration is invalid.
@@ -122,12 +140,14 @@ impl RedisConfig {
             connections: 2,
             breaker: BreakerConfig::default(),
             loss_window: None,
+            in_flight_bytes: 8 << 20,
             kind,
             hosts,
             primary: primary.to_owned(),
             tls,
             user,
             password,
+            password_file: None,
             database,
             hashing: Hashing::default(),
         })
@@ -150,36 +170,69 @@ impl RedisConfig {
         self
     }
 
+    /// Sets the bytes of keys that may be in flight on one connection, at least 64 KiB.
+    #[must_use]
+    pub fn with_in_flight_bytes(mut self, bytes: usize) -> Self {
+        self.in_flight_bytes = bytes.max(64 << 10);
+        self
+    }
+
     /// Sets the password from this file, without its trailing line break.
     ///
     /// # Errors
     /// Returns [`RedisConfigError::Password`] if the file cannot be read.
     pub fn with_password_file(mut self, file: &std::path::Path) -> Result<Self, RedisConfigError> {
-        let text = std::fs::read_to_string(file).map_err(|error| RedisConfigError::Password {
+        let password = read_password(file).map_err(|error| RedisConfigError::Password {
             file: file.display().to_string(),
             reason: error.to_string(),
         })?;
-        self.password = Some(text.trim_end_matches(['\r', '\n']).to_owned());
+        let value = Mutex::new(password);
+        self.password_file = Some(Arc::new(PasswordFile { path: file.to_owned(), value }));
         Ok(self)
+    }
+
+    /// Reads the password file again. Returns whether the password is another one; all clones use it then.
+    pub(super) fn reread_password(&self) -> bool {
+        let Some(file) = &self.password_file else { return false };
+        let password = match read_password(&file.path) {
+            Ok(password) => password,
+            Err(error) => {
+                tracing::warn!(file = %file.path.display(), %error, "cannot read the store's password again");
+                return false;
+            }
+        };
+        let mut value = file.value.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = *value != password;
+        if changed {
+            tracing::info!(file = %file.path.display(), "store's password read again");
+            *value = password;
+        }
+        changed
+    }
+
+    fn password(&self) -> Option<String> {
+        let from_file =
+            |file: &Arc<PasswordFile>| file.value.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.password_file.as_ref().map(from_file).or_else(|| self.password.clone())
     }
 
     pub(super) fn connect_timeout(&self) -> Duration {
         self.connect_timeout.max(5 * self.deadline)
     }
 
-    /// Returns how to connect to a server of this configuration.
     /// Returns whether the servers are a cluster, whose counters lie in slots.
     #[must_use]
     pub fn is_cluster(&self) -> bool {
         self.kind == Kind::Cluster
     }
 
+    /// Returns how to connect to a server of this configuration.
     pub(super) fn connection_info(&self, host: &str, port: u16) -> redis::RedisResult<ConnectionInfo> {
         let mut settings = RedisConnectionInfo::default().set_skip_set_lib_name().set_db(self.database);
         if let Some(user) = &self.user {
             settings = settings.set_username(user);
         }
-        if let Some(password) = &self.password {
+        if let Some(password) = self.password() {
             settings = settings.set_password(password);
         }
         Ok(self

@@ -117,10 +117,10 @@ pub(super) async fn send_with_retry(
                 return Err(unavailable(&shard, &why));
             }
             Failure::Rejected(why) => {
-                shard.health.count(ErrorKind::Rejected);
+                shard.health.count_refusal(&why);
                 topology.mark_stale();
-                if !is_transient(&why) || Instant::now() + RETRY_PAUSE >= until {
-                    return Err(unavailable(&shard, &why));
+                if !why.is_transient() || Instant::now() + RETRY_PAUSE >= until {
+                    return Err(unavailable(&shard, &why.to_string()));
                 }
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
@@ -156,13 +156,6 @@ async fn wait(
             waiter.abandon().map_or_else(|late| Err(late.map_or(StoreError::Timeout, StoreError::Late)), Ok)
         }
     }
-}
-
-/// Returns whether a rejection may be transient.
-fn is_transient(why: &str) -> bool {
-    ["LOADING", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MASTERDOWN", "BUSY"]
-        .iter()
-        .any(|code| why.starts_with(code))
 }
 
 fn unavailable(shard: &Shard, why: &str) -> StoreError {

@@ -1,8 +1,13 @@
 //! Health of one server: its breaker, its counts of errors, and what is logged about it.
+//!
+//! A server that refuses to work answers all the same, also to what it does not refuse: a replica tells the time, a full
+//! server denies. So a refusal is ended by a call that the server accepted, or by a probe that charges as checks do; a
+//! mere sign of life does not count, or the breaker would open and close in turn.
 
+use super::server_error::ServerError;
 use crate::breaker::{Breaker, BreakerConfig, BreakerState, ShardFailure, Transition};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tollgate_core::{Clock, TimeDelta, Timestamp};
@@ -30,6 +35,18 @@ impl ErrorKind {
         ["timeout", "connection", "refused", "breaker_open", "busy", "damaged_key"];
 }
 
+/// What was last wrong with a server.
+struct Trouble {
+    /// Code of the refusal, or the kind of failure.
+    code: &'static str,
+    text: String,
+    at: Timestamp,
+}
+
+/// How long a trouble is reported after it was last seen; it is logged again only after it was gone for longer.
+const RECENT: TimeDelta = TimeDelta::from_secs(10);
+const LOG_AGAIN: TimeDelta = TimeDelta::from_secs(60);
+
 /// Health of one server, shared by its pipelines.
 pub(super) struct Health {
     address: String,
@@ -40,6 +57,13 @@ pub(super) struct Health {
     distinct: TimeDelta,
     refused_at: AtomicU64,
     errors: [AtomicU64; ErrorKind::NAMES.len()],
+    /// Refused requests, by code.
+    refusals: [AtomicU64; ServerError::KINDS],
+    /// Whether the server has refused to work, and has not worked since.
+    is_refusing: AtomicBool,
+    trouble: Mutex<Option<Trouble>>,
+    /// Slot of a recent request: a probe of a cluster's server must charge in a slot that it has.
+    slot: AtomicU64,
     is_open: watch::Sender<bool>,
 }
 
@@ -68,6 +92,10 @@ impl Health {
             distinct: deadline,
             refused_at: AtomicU64::new(0),
             errors: Default::default(),
+            refusals: Default::default(),
+            is_refusing: AtomicBool::new(false),
+            trouble: Mutex::default(),
+            slot: AtomicU64::new(0),
             is_open: watch::Sender::new(false),
         }
     }
@@ -102,9 +130,30 @@ impl Health {
         self.breaker.probe_pause(probes, self.clock.now()).into()
     }
 
+    /// Returns whether the server has refused to work, and has not worked since.
+    pub(super) fn is_refusing(&self) -> bool {
+        self.is_refusing.load(Ordering::Acquire)
+    }
+
+    /// Remembers a slot that the server has.
+    pub(super) fn set_slot(&self, slot: u16) {
+        self.slot.store(u64::from(slot), Ordering::Relaxed);
+    }
+
+    /// Returns a slot that the server has, as far as is known.
+    pub(super) fn slot(&self) -> u16 {
+        u16::try_from(self.slot.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+
     /// Counts an error of one request.
     pub(super) fn count(&self, kind: ErrorKind) {
         self.errors[kind as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a request that the server refused.
+    pub(super) fn count_refusal(&self, error: &ServerError) {
+        self.count(ErrorKind::Rejected);
+        self.refusals[error.kind()].fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn error_counts(&self) -> Vec<(&'static str, u64)> {
@@ -112,10 +161,53 @@ impl Health {
         counts.map(|(name, count)| (name, count.load(Ordering::Relaxed))).collect()
     }
 
-    /// Records that the server answered, however late.
+    /// Returns the number of refused requests by code.
+    pub(super) fn refusal_counts(&self) -> Vec<(&'static str, u64)> {
+        let counts = ServerError::codes().zip(&self.refusals);
+        counts.map(|(code, count)| (code, count.load(Ordering::Relaxed))).collect()
+    }
+
+    fn trouble(&self) -> MutexGuard<'_, Option<Trouble>> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns what is wrong with the server: while its breaker is open, and for a moment after.
+    pub(super) fn error(&self) -> Option<String> {
+        let now = self.clock.now();
+        let trouble = self.trouble();
+        let current = trouble.as_ref().filter(|known| self.is_open() || now.since(known.at) < RECENT)?;
+        Some(current.text.clone())
+    }
+
+    /// Records that the server answered a call, however late.
     pub(super) fn record_answer(&self) {
+        if self.is_refusing() {
+            if self.is_open() {
+                // Only a probe shows that it works again.
+                return;
+            }
+            self.is_refusing.store(false, Ordering::Release);
+        }
+        self.close();
+    }
+
+    /// Records a sign of life that says nothing about whether the server works.
+    pub(super) fn record_life(&self) {
+        if !self.is_refusing() {
+            self.close();
+        }
+    }
+
+    /// Records that a probe was charged.
+    pub(super) fn record_recovery(&self) {
+        self.is_refusing.store(false, Ordering::Release);
+        self.close();
+    }
+
+    fn close(&self) {
         if self.breaker.record_answer() == Transition::Closed {
             tracing::info!(shard = self.address, "circuit breaker closed");
+            *self.trouble() = None;
             self.is_open.send_replace(false);
         }
     }
@@ -126,34 +218,125 @@ impl Health {
         if late_by > Duration::from(self.silence).max(Duration::from_millis(100)) / 2 {
             self.breaker.record_pause();
         } else {
-            self.record_failure(ShardFailure::NoAnswer, ErrorKind::Timeout);
+            self.record_trouble("timeout", "no answer in time");
+            self.record_failure(ShardFailure::NoAnswer);
         }
     }
 
     /// Records a connection that was refused or lost.
-    pub(super) fn record_connection_failure(&self) {
-        self.record_failure(ShardFailure::Refused, ErrorKind::Connection);
+    pub(super) fn record_connection_failure(&self, why: &str) {
+        self.record_trouble("connection", why);
+        self.record_failure(ShardFailure::Refused);
     }
 
     /// Records that the server refuses to work. Requests are tried again within their deadline, so refusals closer
     /// together than that are one failure.
-    pub(super) fn record_refusal(&self) {
+    pub(super) fn record_refusal(&self, error: &ServerError) {
+        self.is_refusing.store(true, Ordering::Release);
+        if self.record_trouble(error.code(), &error.to_string()) {
+            tracing::warn!(
+                shard = self.address,
+                code = error.code(),
+                error = %error,
+                "Redis refuses to work; {}",
+                error.advice()
+            );
+        }
         let now = self.clock.now();
         let last = Timestamp::from_micros(self.refused_at.load(Ordering::Relaxed));
         if last == Timestamp::ZERO || now.since(last) >= self.distinct {
             self.refused_at.store(now.as_micros(), Ordering::Relaxed);
-            self.record_failure(ShardFailure::Refused, ErrorKind::Rejected);
+            self.record_failure(ShardFailure::Refused);
         }
     }
 
-    fn record_failure(&self, failure: ShardFailure, kind: ErrorKind) {
+    /// Remembers what is wrong. Returns whether it is new.
+    fn record_trouble(&self, code: &'static str, text: &str) -> bool {
+        let now = self.clock.now();
+        let mut trouble = self.trouble();
+        match &mut *trouble {
+            Some(known) if known.code == code => {
+                let before = std::mem::replace(&mut known.at, now);
+                now.since(before) >= LOG_AGAIN
+            }
+            // Requests that wait for a server that refuses to work say nothing new.
+            Some(_) if code == "timeout" && self.is_refusing() => false,
+            _ => {
+                *trouble = Some(Trouble { code, text: text.to_owned(), at: now });
+                true
+            }
+        }
+    }
+
+    fn record_failure(&self, failure: ShardFailure) {
         if self.breaker.record_failure(failure, self.clock.now()) == Transition::Open {
+            let error = self.error().unwrap_or_default();
             tracing::warn!(
                 shard = self.address,
-                error = ErrorKind::NAMES[kind as usize],
+                error,
                 "circuit breaker open; rules decide by their on_error"
             );
             self.is_open.send_replace(true);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate_core::ManualClock;
+
+    fn health() -> (Health, Arc<ManualClock>) {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
+        let told: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        (Health::new("a:1".to_owned(), BreakerConfig::default(), Duration::from_millis(10), told), clock)
+    }
+
+    /// A full server tells the time and denies: neither may close the breaker, or it opens and closes in turn.
+    #[test]
+    fn a_server_that_refuses_to_work_is_used_again_after_a_probe_only() {
+        let (health, clock) = health();
+        let full = ServerError::new("OOM", "command not allowed");
+        for _ in 0..5 {
+            clock.advance(TimeDelta::from_millis(10));
+            health.record_refusal(&full);
+            health.record_life();
+        }
+        assert!(health.is_open() && health.is_refusing());
+        health.record_life();
+        health.record_answer();
+        clock.advance(TimeDelta::from_secs(60));
+        assert!(health.is_open());
+        assert_eq!(health.error().as_deref(), Some("OOM command not allowed"));
+        health.record_recovery();
+        assert_eq!((health.is_open(), health.is_refusing(), health.error()), (false, false, None));
+    }
+
+    /// Accepted calls between refusals keep the breaker closed: a full server still denies what is used up.
+    #[test]
+    fn a_server_that_works_between_refusals_stays_in_use() {
+        let (health, clock) = health();
+        for _ in 0..50 {
+            clock.advance(TimeDelta::from_millis(20));
+            health.record_refusal(&ServerError::new("OOM", "command not allowed"));
+            health.record_answer();
+        }
+        assert!(!health.is_open() && !health.is_refusing());
+        assert!(health.error().is_some(), "and operators are told");
+        clock.advance(RECENT);
+        assert_eq!(health.error(), None);
+    }
+
+    /// What is wrong is told once, not at every request, and again when it is something else.
+    #[test]
+    fn a_trouble_is_new_once() {
+        let (health, clock) = health();
+        let told = ["OOM", "OOM", "READONLY", "READONLY", "OOM"].map(|code| {
+            clock.advance(TimeDelta::from_secs(1));
+            health.record_trouble(code, code)
+        });
+        assert_eq!(told, [true, false, true, false, true]);
+        clock.advance(LOG_AGAIN);
+        assert!(health.record_trouble("OOM", "OOM"), "it was gone for a while");
     }
 }

@@ -1,7 +1,7 @@
 //! Last replies: what Redis last said about each counter, in a fixed amount of memory.
 //!
 //! A node that must decide without Redis begins from here, not from zero. Sets of four entries; the one heard longest ago
-//! is replaced. A table of all states was rejected: logs and permits are long, and what remains is enough to begin with.
+//! is replaced. A table of all states was rejected: logs and permits are long, and what was used is enough to begin with.
 
 use super::key_encoding::Name;
 use foldhash::fast::RandomState;
@@ -22,7 +22,7 @@ pub(super) struct LastReplies {
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     id: u64,
-    remaining: u64,
+    used: u64,
     reset_after: TimeDelta,
     heard_at: Timestamp,
 }
@@ -44,7 +44,8 @@ impl LastReplies {
         self.sets[id as usize % SETS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn record(&self, bundle: &str, name: &Name, outcome: &Outcome, now: Timestamp) {
+    /// Records the outcome of a limit with this capacity.
+    pub(super) fn record(&self, bundle: &str, name: &Name, capacity: u64, outcome: &Outcome, now: Timestamp) {
         if outcome.verdict == Verdict::Unknown {
             return;
         }
@@ -52,15 +53,15 @@ impl LastReplies {
         let mut set = self.set(id);
         let known = set.iter().position(|entry| entry.id == id);
         let place = known.or_else(|| (0..WAYS).min_by_key(|at| set[*at].heard_at)).unwrap_or(0);
-        let (remaining, reset_after) = (outcome.remaining, outcome.reset_after);
-        set[place] = Entry { id, remaining, reset_after, heard_at: now };
+        let (used, reset_after) = (capacity.saturating_sub(outcome.remaining), outcome.reset_after);
+        set[place] = Entry { id, used, reset_after, heard_at: now };
     }
 
     pub(super) fn get(&self, bundle: &str, name: &Name, now: Timestamp) -> Option<LastKnown> {
         let id = self.id(bundle, name);
         let entry = self.set(id).iter().find(|entry| entry.id == id).copied()?;
-        let Entry { remaining, reset_after, heard_at, .. } = entry;
-        Some(LastKnown { remaining, reset_after, age: now.since(heard_at) })
+        let Entry { used, reset_after, heard_at, .. } = entry;
+        Some(LastKnown { used, reset_after, age: now.since(heard_at) })
     }
 }
 
@@ -75,16 +76,17 @@ mod tests {
         let outcome = |remaining| Outcome { remaining, ..Outcome::UNKNOWN };
         let allowed = |remaining| Outcome { verdict: Verdict::ALLOWED, ..outcome(remaining) };
         let name = |n: u64| Name::from_slice(n.to_string().as_bytes());
-        for n in 0..1_000_000_u64 {
-            table.record("b", &name(n), &allowed(n), now);
+        let most = 1_000_000;
+        for n in 0..most {
+            table.record("b", &name(n), most, &allowed(most - n), now);
         }
-        let known = (0..1_000_000).filter_map(|n| Some((n, table.get("b", &name(n), now)?.remaining)));
+        let known = (0..most).filter_map(|n| Some((n, table.get("b", &name(n), now)?.used)));
         let known: Vec<_> = known.collect();
-        assert!(known.len() > SETS && known.iter().all(|(n, remaining)| n == remaining));
-        table.record("b", &name(7), &allowed(3), now);
-        table.record("b", &name(7), &allowed(2), now + TimeDelta::from_secs(1));
-        table.record("b", &name(7), &outcome(9), now + TimeDelta::from_secs(1));
+        assert!(known.len() > SETS && known.iter().all(|(n, used)| n == used));
+        table.record("b", &name(7), 5, &allowed(3), now);
+        table.record("b", &name(7), 5, &allowed(2), now + TimeDelta::from_secs(1));
+        table.record("b", &name(7), 5, &outcome(9), now + TimeDelta::from_secs(1));
         let last = table.get("b", &name(7), now + TimeDelta::from_secs(3)).expect("known");
-        assert_eq!((last.remaining, last.age), (2, TimeDelta::from_secs(2)));
+        assert_eq!((last.used, last.age), (3, TimeDelta::from_secs(2)));
     }
 }

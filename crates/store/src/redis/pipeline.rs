@@ -15,8 +15,10 @@
 
 use super::health::Health;
 use super::late_replies::LateReplies;
+use super::probe::charge_probe;
 use super::recompute::RecomputedOutcome;
 use super::script_call::{CallResult, ScriptCall};
+use super::server_error::ServerError;
 use super::shard::{RunIdTracker, Shared};
 use super::shard_request::ShardRequest;
 use futures_util::StreamExt;
@@ -28,7 +30,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, MissedTickBehavior, timeout_at};
 use tollgate_core::{Admission, Clock, Timestamp};
@@ -90,7 +92,7 @@ pub(super) enum Failure {
     /// The slot is being migrated to this address, and the key may be there.
     Ask(String),
     /// The server rejected the request before applying any of it.
-    Rejected(String),
+    Rejected(ServerError),
     /// A key of the request cannot be read as counters; nothing was applied.
     Damaged(String),
     /// The request was never sent.
@@ -139,7 +141,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 enum Link<'a> {
     /// None; the next attempt is due.
     Down,
-    Opening(Pin<Box<dyn Future<Output = Result<MultiplexedConnection, String>> + Send + 'a>>),
+    Opening(Pin<Box<dyn Future<Output = Result<MultiplexedConnection, Failure>> + Send + 'a>>),
     Up(MultiplexedConnection),
 }
 
@@ -148,6 +150,7 @@ struct Flight {
     /// The connection it was sent on.
     epoch: u64,
     jobs: usize,
+    bytes: usize,
     link: LinkState,
 }
 
@@ -165,8 +168,9 @@ enum LinkState {
 struct Present {
     epoch: u64,
     flights: usize,
-    /// Requests in flight.
+    /// Requests in flight, and their bytes.
     jobs: usize,
+    bytes: usize,
     /// When a flight was last answered, or the first of them was sent.
     heard: Option<Instant>,
 }
@@ -185,9 +189,19 @@ impl Pipeline {
         // One timer for what is waited for: another batch beside those in flight, or another attempt to connect.
         let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
         let (mut may_overlap, mut attempts) = (true, 0);
+        // Of all connections so far: a late reply may take a minute. If earlier ones take the room of the present one,
+        // nobody waits for them any longer.
+        let (mut bytes_in_flight, most_bytes) = (0, self.shared.config.in_flight_bytes);
+        let (oldest, _) = watch::channel(0);
         loop {
+            let has_room = bytes_in_flight < most_bytes;
+            if !has_room && present.bytes < most_bytes / 2 {
+                oldest.send_replace(present.epoch);
+            }
             let accepts = match &link {
-                Link::Up(_) => (present.flights == 0 || may_overlap) && present.jobs < MAX_IN_FLIGHT,
+                Link::Up(_) => {
+                    has_room && (present.flights == 0 || may_overlap) && present.jobs < MAX_IN_FLIGHT
+                }
                 Link::Opening(_) => batch.len() < MAX_BATCH,
                 Link::Down => true,
             };
@@ -196,15 +210,17 @@ impl Pipeline {
             tokio::select! {
                 biased;
                 Some(flight) = flights.next(), if !flights.is_empty() => {
-                    let Flight { epoch, jobs, link: state } = flight;
+                    let Flight { epoch, jobs, bytes, link: state } = flight;
+                    bytes_in_flight -= bytes;
                     if epoch == present.epoch {
                         present.flights -= 1;
                         present.jobs -= jobs;
+                        present.bytes -= bytes;
                         present.heard = Some(Instant::now());
                         if state != LinkState::Usable && is_up {
                             // One failure, however many batches were in flight.
                             if state == LinkState::Lost {
-                                self.health.record_connection_failure();
+                                self.health.record_connection_failure("a connection was lost");
                             }
                             self.disconnected();
                             link = if self.health.is_open() {
@@ -225,7 +241,7 @@ impl Pipeline {
                         attempts = 0;
                     }
                     Err(why) => {
-                        self.fail(batch.drain(..), &Failure::Unsent(why));
+                        self.fail(batch.drain(..), &why);
                         link = Link::Down;
                         timer.as_mut().reset(Instant::now() + self.health.probe_pause(attempts));
                         attempts += 1;
@@ -287,6 +303,9 @@ impl Pipeline {
                 link = Link::Opening(this.opening());
                 continue;
             }
+            if let Some(job) = batch.first() {
+                self.health.set_slot(job.slot);
+            }
             // Only after connecting, which may have shown that another process took over.
             self.doubt(&mut batch);
             present.jobs += batch.len();
@@ -294,8 +313,11 @@ impl Pipeline {
             if present.flights == 1 {
                 present.heard = Some(now);
             }
+            let bytes = batch.iter().map(Job::bytes).sum();
+            bytes_in_flight += bytes;
+            present.bytes += bytes;
             let calls = ScriptCall::group(batch.drain(..), self.merges);
-            flights.push(boxed(this.serve(open.clone(), calls, present.epoch)));
+            flights.push(boxed(this.serve(open.clone(), calls, present.epoch, bytes, oldest.subscribe())));
             may_overlap = false;
             timer.as_mut().reset(now + OVERLAP);
         }
@@ -321,54 +343,71 @@ impl Pipeline {
         let link = match answer.await {
             Ok(Err(error)) if error.is_unrecoverable_error() => LinkState::Lost,
             Ok(_) => {
-                self.health.record_answer();
+                self.health.record_life();
                 LinkState::Usable
             }
             Err(_) => LinkState::Lost,
         };
-        Flight { epoch, jobs: 0, link }
+        Flight { epoch, jobs: 0, bytes: 0, link }
     }
 
     /// Records in each job what its server may have lost. An undo uses what was assumed when the units were taken.
     fn doubt(&self, batch: &mut [Job]) {
-        let lost_at = self.run_id.lost_at();
+        let server_lost_at = self.run_id.lost_at();
         let now = self.shared.now();
         for job in batch.iter_mut().filter(|job| !matches!(job.command, Command::Undo { .. })) {
+            let damaged_at =
+                job.request.bundles.iter().filter_map(|key| self.shared.damaged_keys.seen_at(key));
+            let lost_at = damaged_at.max().max(server_lost_at);
             job.request.loss.record(lost_at, now, self.shared.config.loss_window);
         }
     }
 
-    fn opening(&self) -> Pin<Box<dyn Future<Output = Result<MultiplexedConnection, String>> + Send + '_>> {
+    fn opening(&self) -> Pin<Box<dyn Future<Output = Result<MultiplexedConnection, Failure>> + Send + '_>> {
         Box::pin(self.open())
     }
 
-    /// Opens a connection. If the breaker is open, this is the probe: the server must also accept a write.
-    async fn open(&self) -> Result<MultiplexedConnection, String> {
-        let is_probe = self.health.is_open();
+    /// Opens a connection. If the breaker is open or the server has refused to work, this is the probe: the server must
+    /// also charge a counter, as a check does.
+    async fn open(&self) -> Result<MultiplexedConnection, Failure> {
+        let is_probe = self.health.is_open() || self.health.is_refusing();
         let probing = is_probe.then(|| self.health.probing());
         let opening = async {
             let mut connection = (self.connect)().await?;
             if is_probe {
-                probe(&mut connection).await?;
+                let slot = (!self.merges).then(|| self.health.slot());
+                charge_probe(&mut connection, &self.shared.scripts, slot).await?;
             }
             redis::RedisResult::Ok(connection)
         };
         let opened = self.in_time(opening, self.shared.config.connect_timeout()).await;
         drop(probing);
-        match opened {
+        let error = match opened {
             Ok(Ok(connection)) => {
-                self.health.record_answer();
-                Ok(connection)
+                if is_probe {
+                    self.health.record_recovery();
+                } else {
+                    self.health.record_life();
+                }
+                return Ok(connection);
             }
-            Ok(Err(error)) => {
-                self.health.record_connection_failure();
-                Err(error.to_string())
-            }
+            Ok(Err(error)) => error,
             Err(_) => {
-                self.health.record_connection_failure();
-                Err("no connection in time".to_owned())
+                let why = "no connection in time";
+                self.health.record_connection_failure(why);
+                return Err(Failure::Unsent(why.to_owned()));
             }
-        }
+        };
+        Err(match ServerError::from_client(&error) {
+            Some(refusal) => {
+                self.health.record_refusal(&refusal);
+                Failure::Rejected(refusal)
+            }
+            None => {
+                self.health.record_connection_failure(&error.to_string());
+                Failure::Unsent(error.to_string())
+            }
+        })
     }
 
     /// Waits at most `most`, and records if there is no answer within the deadline of a check.
@@ -391,10 +430,12 @@ impl Pipeline {
         mut connection: MultiplexedConnection,
         mut calls: Vec<ScriptCall>,
         epoch: u64,
+        bytes: usize,
+        mut oldest: watch::Receiver<u64>,
     ) -> Flight {
         let shared = &*self.shared;
-        let mut flight =
-            Flight { epoch, jobs: calls.iter().map(ScriptCall::len).sum(), link: LinkState::Usable };
+        let jobs = calls.iter().map(ScriptCall::len).sum();
+        let mut flight = Flight { epoch, jobs, bytes, link: LinkState::Usable };
         let mut round = Round::ByName;
         // A server without a cached script is sent its text; requests that failed together are sent one by one.
         while !calls.is_empty() {
@@ -406,11 +447,17 @@ impl Pipeline {
             }
             let sent = pipeline.len();
             let answer = connection.send_packed_commands(&pipeline, 0, sent);
-            let answered = match self.in_time(answer, PATIENCE).await {
-                Ok(Ok(values)) if values.len() == sent => Ok(values),
-                Ok(Ok(_)) => Err("an answer of another length".to_owned()),
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(_) => Err("no answer in time".to_owned()),
+            let answer = self.in_time(answer, PATIENCE);
+            let answer = tokio::select! {
+                biased;
+                answer = answer => answer.ok(),
+                _ = oldest.wait_for(|oldest| epoch < *oldest) => None,
+            };
+            let answered = match answer {
+                Some(Ok(values)) if values.len() == sent => Ok(values),
+                Some(Ok(_)) => Err("an answer of another length".to_owned()),
+                Some(Err(error)) => Err(error.to_string()),
+                None => Err("no answer in time".to_owned()),
             };
             let values = match answered {
                 Ok(values) => values,
@@ -420,26 +467,27 @@ impl Pipeline {
                     return flight;
                 }
             };
-            let (mut again, mut refused, mut values) = (Vec::new(), false, values.into_iter());
+            let (mut again, mut refused, mut values) = (Vec::new(), None, values.into_iter());
             for call in calls {
                 if call.is_asking() {
                     let _ = values.next();
                 }
                 match call.decode(values.next().unwrap_or(redis::Value::Nil), shared) {
                     CallResult::Done => {}
-                    CallResult::Refused => refused = true,
-                    CallResult::WrongServer => (refused, flight.link) = (true, LinkState::WrongServer),
+                    CallResult::Refused(error) => refused = Some(error),
+                    CallResult::WrongServer(error) => {
+                        (refused, flight.link) = (Some(error), LinkState::WrongServer);
+                    }
                     CallResult::Again(calls) => again.extend(calls),
                 }
             }
-            if refused {
-                self.health.record_refusal();
-            } else {
-                self.health.record_answer();
+            match refused {
+                Some(error) => self.health.record_refusal(&error),
+                None => self.health.record_answer(),
             }
             if round == Round::Last {
                 again.drain(..).for_each(|call: ScriptCall| {
-                    call.fail(&Failure::Rejected("it cannot be sent".to_owned()), shared);
+                    call.fail(&Failure::Unsent("it cannot be sent".to_owned()), shared);
                 });
             }
             calls = again;
@@ -464,25 +512,20 @@ fn boxed<'a>(
 }
 
 /// Waits until the connection is open, if it is being opened.
-async fn opening(link: &mut Link<'_>) -> Result<MultiplexedConnection, String> {
+async fn opening(link: &mut Link<'_>) -> Result<MultiplexedConnection, Failure> {
     match link {
         Link::Opening(opening) => opening.await,
         Link::Down | Link::Up(_) => std::future::pending().await,
     }
 }
 
-/// Sends a write that changes nothing: a server that loads its data, or is a replica, answers but cannot be used.
-async fn probe(connection: &mut MultiplexedConnection) -> redis::RedisResult<()> {
-    let mut write = redis::cmd("DEL");
-    write.arg("tg1:probe");
-    match write.query_async::<redis::Value>(connection).await {
-        // Another server of the cluster has this key's slot.
-        Err(error) if matches!(error.code(), Some("MOVED" | "ASK")) => Ok(()),
-        other => other.map(|_| ()),
-    }
-}
-
 impl Job {
+    /// Returns the bytes that the request takes while it is in flight, about: its keys, here and in its call.
+    fn bytes(&self) -> usize {
+        const OVERHEAD: usize = 512;
+        OVERHEAD + 3 * self.request.bundles.iter().map(String::len).sum::<usize>()
+    }
+
     /// Sends the reply to whoever waits, or reports it as late.
     pub(super) fn answer(self, result: Result<ShardReply, Failure>, late: &LateReplies) {
         let Self { id, command, request, reply: sender, .. } = self;

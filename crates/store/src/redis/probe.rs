@@ -1,11 +1,19 @@
-//! Startup probe of the configured servers: whether each can be reached, and if not, at which step it fails.
+//! Probes: whether a server can be used, and if not, at which step it fails.
+//!
+//! A server that answers may still refuse to work: a replica, a full one, one whose user lacks rights. So a probe charges
+//! a counter of its own by the script that decides most checks, which needs the same rights and writes as they do. `PING`
+//! or `DEL` were rejected: they succeed on a full server, and the breaker would open and close in turn.
 //!
 //! A node starts without Redis, because its rules say what happens then; but a wrong address or password should be seen
-//! when the server starts, not with the first denied request. The probe uses connections of its own and never the
-//! breaker's: it must not count as traffic.
+//! when the server starts, not with the first denied request. The startup probe uses connections of its own and never
+//! the breaker's: it must not count as traffic.
 
 use super::config::{Kind, RedisConfig};
-use super::shard::open;
+use super::key_encoding;
+use super::script::Scripts;
+use super::server_error::ServerError;
+use super::shard::{connect_to, open};
+use redis::aio::MultiplexedConnection;
 use std::time::Duration;
 
 /// Timeout of probing one server.
@@ -45,12 +53,12 @@ impl RedisConfig {
 
     async fn probe_one(&self, host: &str, port: u16) -> Result<(), String> {
         let ping = async {
-            let info = match self.kind {
-                Kind::Sentinel => self.sentinel_info(host, port)?,
-                Kind::Single | Kind::Cluster => self.connection_info(host, port)?,
-            };
-            let mut connection = open(info).await?;
-            redis::cmd("PING").query_async::<()>(&mut connection).await
+            if self.kind == Kind::Sentinel {
+                let mut connection = open(self.sentinel_info(host, port)?).await?;
+                return redis::cmd("PING").query_async::<()>(&mut connection).await;
+            }
+            let mut connection = connect_to(self, host, port).await?;
+            charge_probe(&mut connection, &Scripts::new(), None).await
         };
         match tokio::time::timeout(TIMEOUT, ping).await {
             Ok(Ok(())) => Ok(()),
@@ -62,6 +70,42 @@ impl RedisConfig {
     }
 }
 
+/// Charges a counter of this probe as a check does; in a cluster, one in this slot.
+pub(super) async fn charge_probe(
+    connection: &mut MultiplexedConnection,
+    scripts: &Scripts,
+    slot: Option<u16>,
+) -> redis::RedisResult<()> {
+    let key = probe_key(slot);
+    // One bucket named 000: the server's time, bundle 1, a cost of 1 µs of a second. It expires within a moment.
+    let mut ask = (-1.0_f64).to_le_bytes().to_vec();
+    ask.extend_from_slice(&1_u16.to_le_bytes());
+    ask.extend_from_slice(b"\x01;000:\0");
+    ask.extend_from_slice(&1.0_f64.to_le_bytes());
+    ask.extend_from_slice(&1_000_000.0_f64.to_le_bytes());
+    let script = &scripts.buckets;
+    for (word, text) in [("EVALSHA", script.sha.as_str()), ("EVAL", script.text)] {
+        let mut call = redis::cmd(word);
+        call.arg(text).arg(1).arg(&key).arg(&ask);
+        match call.query_async::<redis::Value>(connection).await {
+            Err(error) if word == "EVALSHA" && error.code() == Some("NOSCRIPT") => {}
+            // Another server of the cluster has this key's slot.
+            Err(error) if matches!(error.code(), Some("MOVED" | "ASK" | "TRYAGAIN")) => return Ok(()),
+            other => return other.map(|_| ()),
+        }
+    }
+    Ok(())
+}
+
+/// Returns a key that is no counter's: in values `%` is escaped.
+fn probe_key(slot: Option<u16>) -> String {
+    let found = slot.and_then(|slot| {
+        let mut keys = (0_u32..1 << 20).map(|number| format!("tg1:{{%{number}}}"));
+        keys.find(|key| key_encoding::slot(key) == slot)
+    });
+    found.unwrap_or_else(|| "tg1:{%probe}".to_owned())
+}
+
 fn shown(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
@@ -69,10 +113,11 @@ fn shown(host: &str, port: u16) -> String {
 /// Returns why a connection failed and what to check.
 fn reason(error: &redis::RedisError) -> String {
     let text = error.to_string();
-    let is_denied = matches!(error.code(), Some("WRONGPASS" | "NOAUTH" | "NOPERM"));
-    let advice = if error.kind() == redis::ErrorKind::AuthenticationFailed || is_denied {
-        "authentication failed; check the password (--store-password-file, TOLLGATE_STORE_PASSWORD)"
-    } else if error.is_connection_refusal() {
+    if let Some(refusal) = ServerError::from_client(error) {
+        let cause = if refusal.is_auth() { "authentication failed: " } else { "" };
+        return format!("{cause}{refusal}; {}", refusal.advice());
+    }
+    let advice = if error.is_connection_refusal() {
         "connection refused; is Redis running there?"
     } else if text.contains("lookup") || text.contains("resolve") {
         "the host name cannot be resolved; check it"
@@ -101,6 +146,14 @@ mod tests {
         assert!(refused.starts_with("connection refused") && !refused.contains("geheim"), "{refused}");
         let unknown = reason_of("redis://no-such-host.invalid").await;
         assert!(unknown.contains("cannot be resolved"), "{unknown}");
+    }
+
+    /// In a cluster a probe must charge in a slot of the server that it asks.
+    #[test]
+    fn a_probe_has_a_key_in_every_slot() {
+        for slot in [0, 1, 8_191, 16_383] {
+            assert_eq!(key_encoding::slot(&probe_key(Some(slot))), slot);
+        }
     }
 
     /// A server without TLS, and one that wants a password.

@@ -7,7 +7,7 @@
 use super::RedisStore;
 use super::config::Kind;
 use super::key_encoding;
-use super::shard::{open, primary, split};
+use super::shard::{connect_to, primary, split};
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisResult, ServerErrorKind, Value};
 use std::collections::HashMap;
@@ -115,7 +115,7 @@ impl RedisRecords {
             Kind::Sentinel => primary(config).await?,
             _ => split(address)?,
         };
-        let connection = open(config.connection_info(&host, port)?).await?;
+        let connection = connect_to(config, &host, port).await?;
         known().insert(address.to_owned(), connection.clone());
         Ok(connection)
     }

@@ -222,7 +222,9 @@ fn numbers(limit: &Limit, cost: Cost, phase: TimeDelta) -> (u8, [u64; 5]) {
         }
         LimitParams::Sliding => (7, [units, capacity, period, phase, 0]),
         LimitParams::Strict { k, width } => (8, [units, capacity, width, phase, k]),
-        LimitParams::Log => (9, [units, capacity, period, 0, 0]),
+        LimitParams::Log { taken } => {
+            (9, [units, capacity, period, taken.map_or(0, Timestamp::as_micros), 0])
+        }
         LimitParams::Permits => (PERMITS, [units, capacity, period, 0, 0]),
         // Blocked limits, and algorithms added later.
         _ => (0, [units, 0, 0, 0, 0]),

@@ -6,6 +6,7 @@ use super::pipeline::{Command, Failure, Job, ShardReply};
 use super::recompute::recompute;
 use super::script::Scripts;
 use super::script_args::{ScriptArgs, ScriptOp};
+use super::server_error::ServerError;
 use super::shard::Shared;
 use redis::{Cmd, Pipeline, Value};
 use smallvec::SmallVec;
@@ -34,9 +35,9 @@ pub(super) struct ScriptCall {
 pub(super) enum CallResult {
     Done,
     /// The server refuses to work.
-    Refused,
+    Refused(ServerError),
     /// Replied, but this server is no longer the primary.
-    WrongServer,
+    WrongServer(ServerError),
     /// To be sent again, with the script's text.
     Again(Vec<ScriptCall>),
 }
@@ -225,7 +226,7 @@ impl ScriptCall {
             if scripted != admission {
                 shared.mismatches.fetch_add(1, Ordering::Relaxed);
                 let details = format!("the script decided {scripted:?}, this node {admission:?}");
-                shared.damaged_keys.report(&request.bundles, "mismatch:", &details);
+                shared.damaged_keys.report(&request.bundles, "mismatch:", &details, shared.now());
                 if scripted == Admission::Denied {
                     // Nothing was charged, and what the node computed admits: neither can be relied on.
                     job.request = request;
@@ -236,7 +237,13 @@ impl ScriptCall {
             for (want, told) in request.charges.iter().zip(&told) {
                 let (bundle, name) = &self.counters[usize::from(numbers[want.counter]) - 1];
                 let outcome = told.resolve(scripted, want.enforcement);
-                shared.last_replies.record(&self.bundles[*bundle], name, &outcome, heard);
+                shared.last_replies.record(
+                    &self.bundles[*bundle],
+                    name,
+                    want.limit.capacity(),
+                    &outcome,
+                    heard,
+                );
             }
             let priors = if request.needs_priors() {
                 let places = request.bundles.iter().filter_map(|bundle| self.bundle_index.get(bundle));
@@ -256,20 +263,31 @@ impl ScriptCall {
             "NOSCRIPT" => return CallResult::Again(vec![self]),
             "MOVED" => (Failure::Moved(address()), CallResult::Done),
             "ASK" => (Failure::Ask(address()), CallResult::Done),
-            "TRYAGAIN" => (Failure::Rejected(code.to_owned()), CallResult::Done),
-            // The server responds, but not as a primary: a reconnect looks up the primary again.
-            "READONLY" | "MASTERDOWN" => (Failure::Rejected(code.to_owned()), CallResult::WrongServer),
-            // The script wrote nothing: Redis rejects the first write, and every script writes last.
-            _ if details.contains("READONLY") => {
-                (Failure::Rejected("READONLY".to_owned()), CallResult::WrongServer)
+            _ => {
+                let error = ServerError::new(code, details);
+                return self.refuse(error, code, details, shared);
             }
+        };
+        self.fail(&failure, shared);
+        decoded
+    }
+
+    fn refuse(self, error: ServerError, code: &str, details: &str, shared: &Shared) -> CallResult {
+        let (failure, decoded) = match error.code() {
+            "TRYAGAIN" => (Failure::Rejected(error), CallResult::Done),
+            // The server responds, but not as a primary: a reconnect looks up the primary again. The script wrote nothing:
+            // Redis rejects the first write, and every script writes last.
+            "READONLY" | "MASTERDOWN" => (Failure::Rejected(error.clone()), CallResult::WrongServer(error)),
             // The script failed on the contents of a key, before it wrote anything: that concerns this key alone.
-            _ if is_damaged(code, details) && self.jobs.len() > 1 => return CallResult::Again(self.split()),
-            _ if is_damaged(code, details) => {
-                shared.damaged_keys.report(&self.bundles, code, details);
+            _ if is_damaged(&error, code, details) && self.jobs.len() > 1 => {
+                return CallResult::Again(self.split());
+            }
+            _ if is_damaged(&error, code, details) => {
+                let keys = damaged_bundle(details, &self.bundles);
+                shared.damaged_keys.report(keys, code, details, shared.now());
                 (Failure::Damaged(format!("{code} {details}")), CallResult::Done)
             }
-            _ => (Failure::Rejected(format!("{code} {details}")), CallResult::Refused),
+            _ => (Failure::Rejected(error.clone()), CallResult::Refused(error)),
         };
         self.fail(&failure, shared);
         decoded
@@ -291,8 +309,17 @@ impl ScriptCall {
     }
 }
 
+/// Returns the bundle that a script says it cannot read; all of them if it does not say which.
+fn damaged_bundle<'a>(details: &str, bundles: &'a [String]) -> &'a [String] {
+    let number = details.split_once(" holds no counters").and_then(|(before, _)| before.rsplit(' ').next());
+    let index = number.and_then(|number| number.parse::<usize>().ok()?.checked_sub(1));
+    index.and_then(|index| bundles.get(index..=index)).unwrap_or(bundles)
+}
+
 /// Returns whether an error is about the contents of a key: a wrong type, or a text that the script cannot read.
-fn is_damaged(code: &str, details: &str) -> bool {
-    let is_script_error = || details.contains("user_script:") && !details.contains("OOM");
-    code == "WRONGTYPE" || details.contains("WRONGTYPE") || code == "ERR" && is_script_error()
+fn is_damaged(error: &ServerError, code: &str, details: &str) -> bool {
+    let is_script_error = details.contains("user_script:") && !details.contains("nknown Redis command");
+    code == "WRONGTYPE"
+        || details.contains("WRONGTYPE")
+        || code == "ERR" && is_script_error && !error.is_known()
 }

@@ -7,6 +7,7 @@ use super::last_replies::LastReplies;
 use super::late_replies::LateReplies;
 use super::pipeline::{Connect, Job, Pipeline};
 use super::script::Scripts;
+use super::server_error::ServerError;
 use crate::breaker::BreakerState;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisResult};
@@ -86,6 +87,10 @@ pub struct ShardStatus {
     pub clock_ahead: i64,
     /// Number of failed calls, by kind.
     pub errors: Vec<(&'static str, u64)>,
+    /// Number of calls that the server refused, by the code of its error.
+    pub refusals: Vec<(&'static str, u64)>,
+    /// What is wrong with the server: while its breaker is open, or within the last seconds.
+    pub error: Option<String>,
 }
 
 impl Shard {
@@ -129,6 +134,8 @@ impl Shard {
             lost_writes_at: self.run_id.lost_at(),
             clock_ahead: self.ahead.load(Ordering::Relaxed),
             errors: self.health.error_counts(),
+            refusals: self.health.refusal_counts(),
+            error: self.health.error(),
         }
     }
 
@@ -160,7 +167,7 @@ fn connect(address: String, shared: Arc<Shared>, memory: Arc<RunIdTracker>) -> C
                 Kind::Sentinel => primary(&shared.config).await?,
                 _ => split(&address)?,
             };
-            let mut connection = open(shared.config.connection_info(&host, port)?).await?;
+            let mut connection = connect_to(&shared.config, &host, port).await?;
             let server: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await?;
             let process = server.lines().find_map(|line| line.strip_prefix("run_id:")).map(str::to_owned);
             let mut known = memory.run_id.lock().unwrap_or_else(PoisonError::into_inner);
@@ -173,6 +180,22 @@ fn connect(address: String, shared: Arc<Shared>, memory: Arc<RunIdTracker>) -> C
             Ok(connection)
         })
     })
+}
+
+/// Connects to a server of the store. If it refuses the password, the password file is read again, and tried if it has
+/// changed: passwords are changed without restarting nodes.
+pub(super) async fn connect_to(
+    config: &RedisConfig,
+    host: &str,
+    port: u16,
+) -> RedisResult<MultiplexedConnection> {
+    let refused = match open(config.connection_info(host, port)?).await {
+        Err(error) if ServerError::from_client(&error).is_some_and(|refusal| refusal.is_auth()) => error,
+        other => return other,
+    };
+    let shared = config.clone();
+    let changed = tokio::task::spawn_blocking(move || shared.reread_password()).await.unwrap_or(false);
+    if changed { open(config.connection_info(host, port)?).await } else { Err(refused) }
 }
 
 /// Opens a connection without a timeout of its own: pipelines have theirs.

@@ -5,7 +5,7 @@
 //! own deadline, and slots that stay in place need no refresh.
 
 use super::config::Kind;
-use super::shard::{Shard, ShardStatus, Shared, open, split};
+use super::shard::{Shard, ShardStatus, Shared, connect_to, split};
 use redis::Value;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -132,7 +132,7 @@ impl Topology {
     /// Returns (first, last, address) of every slot range.
     async fn fetch_slots(&self, address: &str) -> redis::RedisResult<Vec<(usize, usize, String)>> {
         let (host, port) = split(address)?;
-        let mut connection = open(self.shared.config.connection_info(&host, port)?).await?;
+        let mut connection = connect_to(&self.shared.config, &host, port).await?;
         let answer: Vec<Value> = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await?;
         Ok(answer.iter().filter_map(|range| parse_range(range, &host)).collect())
     }

@@ -81,7 +81,7 @@ impl Caller {
     }
 }
 
-fn breaker(store: &RedisStore) -> BreakerState {
+pub(crate) fn breaker(store: &RedisStore) -> BreakerState {
     store.status()[0].breaker
 }
 
@@ -307,4 +307,34 @@ async fn many_checks_of_one_key_are_exact_and_share_script_calls() {
     assert_eq!(admitted, 300);
     assert!(calls() - before < 500, "{} script calls for 1000 checks", calls() - before);
     wait_until("nothing is left without an expiry", || server.keys_without_expiry().is_empty());
+}
+
+/// Long keys must not fill the memory while a server is silent; once it answers, requests that waited for room are served,
+/// also where a connection that stays silent has taken all of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_in_flight_are_bounded_in_bytes_and_never_stall() {
+    let server = Server::start(&[]);
+    let mut config = quick(&server.url()).with_in_flight_bytes(0);
+    config.connections = 1;
+    let store = RedisStore::connect(config);
+    let long = |number: usize| format!("{number:04096}");
+    Caller::new(&store, &long(0), 5).heals().await;
+    for round in 0..3 {
+        server.signal("-STOP");
+        let checks = (0..200).map(|number| {
+            let mut caller = Caller::new(&store, &long(200 * round + number), 5);
+            async move { caller.check().await.is_ok() }
+        });
+        let answered = futures_util::future::join_all(checks).await;
+        assert!(answered.iter().all(|answered| !answered), "a stopped server answers nobody");
+        server.signal("-CONT");
+        Caller::new(&store, "after", 1_000).heals().await;
+    }
+    let patient = RedisStore::connect(crate::servers::patient(&server.url()).with_in_flight_bytes(0));
+    let checks = (0..500).map(|number| {
+        let mut caller = Caller::new(&patient, &long(10_000 + number), 5);
+        async move { caller.check().await }
+    });
+    let answered = futures_util::future::join_all(checks).await;
+    assert!(answered.iter().all(|answer| *answer == Ok(Admission::Admitted)), "{answered:?}");
 }

@@ -21,7 +21,7 @@ enum Effect {
 
 /// How many units the server has counted for a tenant of [`Caller`]: the last field of the only window.
 fn counted(server: &Server) -> u64 {
-    let keys: Vec<String> = server.command(&["KEYS", "tg1:*"]);
+    let keys: Vec<String> = server.command(&["KEYS", "tg1:{alice}*"]);
     let value: String = server.command(&["GET", &keys[0]]);
     value.rsplit(',').next().and_then(|count| count.parse().ok()).expect("a count")
 }

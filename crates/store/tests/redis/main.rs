@@ -2,6 +2,7 @@
 mod cluster;
 mod cluster_faults;
 mod conformance;
+mod damaged;
 mod data_loss;
 mod differential;
 mod faults;
@@ -13,6 +14,7 @@ mod local;
 mod memory;
 mod proxy;
 mod records;
+mod refusals;
 mod return_units;
 mod sentinel;
 mod servers;

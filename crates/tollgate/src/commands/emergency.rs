@@ -26,12 +26,16 @@ enum EmergencyCommand {
         #[command(flatten)]
         target: TargetFlags,
         #[command(flatten)]
+        key: KeyFlag,
+        #[command(flatten)]
         about: MeasureFlags,
     },
     /// Multiply limits by a factor below 1.
     Tighten {
         #[command(flatten)]
         target: TargetFlags,
+        #[command(flatten)]
+        key: KeyFlag,
         /// All traffic.
         #[arg(long, group = "whom")]
         all: bool,
@@ -45,6 +49,8 @@ enum EmergencyCommand {
     Exempt {
         #[command(flatten)]
         target: TargetFlags,
+        #[command(flatten)]
+        key: KeyFlag,
         #[command(flatten)]
         about: MeasureFlags,
     },
@@ -89,7 +95,7 @@ enum EmergencyCommand {
 #[derive(Debug, Args)]
 #[group(id = "whom", required = true, multiple = false)]
 struct TargetFlags {
-    /// Caller with this API key.
+    /// Caller with this API key, or this id from a list.
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
     /// Requests whose attribute `tenant` has this value.
@@ -110,6 +116,15 @@ struct MeasureFlags {
     reason: String,
     #[command(flatten)]
     lasts: Lasts,
+}
+
+/// How the value of --api-key is meant.
+#[derive(Debug, Args)]
+struct KeyFlag {
+    /// Attribute that the value of --api-key is of: `api_key` for a key that is spelled like an id (16 or 64 hexadecimal
+    /// digits).
+    #[arg(long, value_name = "ATTRIBUTE", requires = "api_key", value_parser = ["api_key"], hide_possible_values = true)]
+    key: Option<String>,
 }
 
 /// How long a measure stays in force.
@@ -150,12 +165,12 @@ impl TargetFlags {
 }
 
 impl EmergencyCommand {
-    /// Returns the body of the request that declares a measure; `None` for commands on existing measures.
-    fn spec(&self) -> anyhow::Result<Option<Value>> {
+    /// Returns the path and the body of the request that declares a measure; `None` for commands on existing measures.
+    fn spec(&self) -> anyhow::Result<Option<(String, Value)>> {
         let (action, target, factor, about) = match self {
-            Self::Block { target, about } => ("block", target.target(), None, about),
+            Self::Block { target, about, .. } => ("block", target.target(), None, about),
             Self::Tighten { target, factor, about, .. } => ("tighten", target.target(), Some(factor), about),
-            Self::Exempt { target, about } => ("exempt", target.target(), None, about),
+            Self::Exempt { target, about, .. } => ("exempt", target.target(), None, about),
             Self::DisableRule { rule, about } => {
                 ("disable_rule", json!({"kind": "rule", "value": rule}), None, about)
             }
@@ -163,18 +178,26 @@ impl EmergencyCommand {
             Self::ShadowAll { about } => ("shadow_all", json!({"kind": "all"}), None, about),
             Self::List | Self::Renew { .. } | Self::End { .. } => return Ok(None),
         };
-        Ok(Some(json!({
+        let key = match self {
+            Self::Block { key, .. } | Self::Tighten { key, .. } | Self::Exempt { key, .. } => {
+                key.key.as_deref()
+            }
+            _ => None,
+        };
+        let query = key.map(|key| format!("?key={key}")).unwrap_or_default();
+        let body = json!({
             "action": action, "target": target, "factor": factor, "reason": about.reason,
             "ttl_seconds": about.lasts.seconds()?,
-        })))
+        });
+        Ok(Some((format!("{PATH}{query}"), body)))
     }
 }
 
 pub(crate) fn emergency(flags: &EmergencyFlags) -> anyhow::Result<ExitCode> {
     let json = flags.admin.is_json();
     admin_client::run(&flags.admin, async |client| {
-        if let Some(draft) = flags.command.spec()? {
-            show(json, &client.request(Method::POST, PATH, Some(&draft)).await?)?;
+        if let Some((path, draft)) = flags.command.spec()? {
+            show(json, &client.request(Method::POST, &path, Some(&draft)).await?)?;
             return Ok(ExitCode::SUCCESS);
         }
         match &flags.command {

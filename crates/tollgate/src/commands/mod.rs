@@ -1,9 +1,11 @@
 //! Subcommands that run once and exit: rule files, tests, and clients of the admin API.
 
 pub(crate) mod access;
+pub(crate) mod caller;
 pub(crate) mod emergency;
 pub(crate) mod generate;
 pub(crate) mod quota;
+pub(crate) mod rule_export;
 pub(crate) mod rule_files;
 pub(crate) mod rules;
 pub(crate) mod test;

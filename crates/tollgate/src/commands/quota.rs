@@ -2,6 +2,7 @@
 
 use crate::admin_client::{self, AdminFlags, Client, cell, encoded};
 use crate::cli::{TimeArg, now, output, print, print_line};
+use crate::commands::caller::CallerFlags;
 use crate::ndjson;
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use tollgate_rules::parse_count;
 
 #[derive(Debug, Args)]
 pub(crate) struct QuotaFlags {
@@ -23,9 +25,8 @@ pub(crate) struct QuotaFlags {
 enum QuotaCommand {
     /// Show a caller's quota.
     Get {
-        /// API key of the caller.
-        #[arg(value_name = "API_KEY")]
-        api_key: String,
+        #[command(flatten)]
+        caller: CallerFlags,
     },
     /// Set a quota, replacing the existing one.
     Set(SetFlags),
@@ -43,9 +44,8 @@ enum QuotaCommand {
     },
     /// Delete a quota (the rules apply again).
     Delete {
-        /// API key of the caller.
-        #[arg(value_name = "API_KEY")]
-        api_key: String,
+        #[command(flatten)]
+        caller: CallerFlags,
         /// Fail unless the quota is at this revision.
         #[arg(long, value_name = "N")]
         revision: Option<i64>,
@@ -72,9 +72,8 @@ enum QuotaCommand {
 
 #[derive(Debug, Args)]
 struct SetFlags {
-    /// API key of the caller.
-    #[arg(value_name = "API_KEY")]
-    api_key: String,
+    #[command(flatten)]
+    caller: CallerFlags,
     /// Tier of the caller, such as pro.
     #[arg(long, value_name = "TIER")]
     tier: Option<String>,
@@ -109,11 +108,11 @@ fn parse_limit(text: &str) -> Result<Value, String> {
     };
     let (descriptor, limit) = text.rsplit_once('=').unwrap_or(("default", text));
     let (limit, burst) = match limit.split_once(" burst ") {
-        Some((limit, burst)) => (limit, Some(burst.trim().parse::<u64>().map_err(|_| wrong())?)),
+        Some((limit, burst)) => (limit, Some(parse_count(burst.trim()).map_err(|_| wrong())?)),
         None => (limit, None),
     };
     let (count, period) = limit.split_once('/').ok_or_else(wrong)?;
-    let count: u64 = count.trim().parse().map_err(|_| wrong())?;
+    let count = parse_count(count.trim()).map_err(|_| wrong())?;
     let mut limit = json!({"descriptor": descriptor, "requests_per_unit": count, "unit": period.trim()});
     if let Some(burst) = burst {
         limit["burst"] = burst.into();
@@ -121,26 +120,20 @@ fn parse_limit(text: &str) -> Result<Value, String> {
     Ok(limit)
 }
 
-fn path(api_key: &str) -> String {
-    // Unescaped, these two are the paths of other operations.
-    let escaped = match api_key {
-        "import" => "%69mport".to_owned(),
-        "export" => "%65xport".to_owned(),
-        other => encoded(other),
-    };
-    format!("/admin/v1/quotas/{escaped}")
+fn path(caller: &CallerFlags, parameters: &[String]) -> String {
+    caller.path("/admin/v1/quotas", "", parameters)
 }
 
 pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
     let json = flags.admin.is_json();
     admin_client::run(&flags.admin, async |client| {
         match &flags.command {
-            QuotaCommand::Get { api_key } => {
-                show(json, &client.request(Method::GET, &path(api_key), None).await?)?;
+            QuotaCommand::Get { caller } => {
+                show(json, &client.request(Method::GET, &path(caller, &[]), None).await?)?;
             }
             QuotaCommand::Set(set) => {
                 let body = set.body()?;
-                let path = path(&set.api_key);
+                let path = path(&set.caller, &[]);
                 show(json, &change(&client, Method::PUT, &path, set.revision, Some(&body)).await?)?;
             }
             QuotaCommand::List { tier, prefix, max_results } => {
@@ -151,8 +144,8 @@ pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
             QuotaCommand::Export { file } => {
                 ndjson::receive(&client, "/admin/v1/quotas/export", file.as_deref()).await?;
             }
-            QuotaCommand::Delete { api_key, revision, confirm } => {
-                let path = format!("{}?confirm={confirm}", path(api_key));
+            QuotaCommand::Delete { caller, revision, confirm } => {
+                let path = path(caller, &[format!("confirm={confirm}")]);
                 change(&client, Method::DELETE, &path, *revision, None).await?;
                 if json {
                     print(&json!({"deleted": true}))?;
@@ -303,6 +296,10 @@ mod tests {
             assert_eq!(limit(&parse_limit(text).expect(text)), text);
         }
         assert_eq!(limit(&parse_limit("7/h").expect("a limit")), "default=7/h");
+        assert_eq!(
+            limit(&parse_limit("1.5M/day burst 2k").expect("a limit")),
+            "default=1500000/day burst 2000"
+        );
         for wrong in ["", "7", "x=", "x=-1/s", "x=1/s burst y", "/s"] {
             assert!(parse_limit(wrong).is_err(), "{wrong}");
         }

@@ -3,13 +3,14 @@
 use crate::admin_client::{self, AdminFlags, Client, cell};
 use crate::cli::output::{self, BAD, GOOD, WARNING, paint};
 use crate::cli::{print, print_line};
+use crate::commands::rule_export;
 use crate::config::rule_sources;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tollgate_observe::escape;
 
@@ -65,13 +66,22 @@ enum RulesCommand {
         #[arg(value_name = "REV")]
         rev: i64,
     },
+    /// Confirm changed rule files that --guard-files keeps out, on the server at --admin; without HASH, show what waits.
+    ConfirmFiles {
+        /// Rules hash of the files, as the server's log and `/readyz?verbose` state it.
+        #[arg(value_name = "HASH")]
+        revision: Option<String>,
+    },
     /// List revisions, newest first.
     List,
     /// Show a revision; `current` is the active one.
     Show {
-        /// Revision number from `rules list`.
+        /// Revision number from `rules list`, or `current`.
         #[arg(value_name = "REV")]
         rev: String,
+        /// Write the files into this new or empty directory, one for each domain; they load again unchanged.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
     },
 }
 
@@ -93,8 +103,13 @@ pub(crate) fn run(flags: &RulesFlags) -> anyhow::Result<ExitCode> {
             let made = client.request(Method::POST, &format!("/admin/v1/rules/{rev}/approve"), None).await?;
             done(flags.admin.is_json(), &made, "approved and active")
         }
+        RulesCommand::ConfirmFiles { revision } => {
+            confirm_files(&client, flags.admin.is_json(), revision.as_deref()).await
+        }
         RulesCommand::List => list(&client, flags.admin.is_json()).await,
-        RulesCommand::Show { rev } => show(&client.verbatim(), flags.admin.is_json(), rev).await,
+        RulesCommand::Show { rev, dir } => {
+            show(&client.verbatim(), flags.admin.is_json(), rev, dir.as_deref()).await
+        }
     })
 }
 
@@ -197,13 +212,14 @@ fn report(told: &Value) -> anyhow::Result<()> {
         }
         writeln!(
             out,
-            "replayed {} requests from the last {:.0} s on {nodes}: {:.2}% newly denied, {:.2}% newly allowed, {:.2}% of callers \
-             affected",
+            "replayed {} requests from the last {:.0} s on {nodes}: {:.2}% newly denied, {:.2}% newly allowed; of callers: {:.2}% \
+             newly denied, {:.2}% newly allowed",
             impact["weight"],
             impact["window_s"].as_f64().unwrap_or(0.0),
             percent("newly_denied_share"),
             percent("newly_allowed_share"),
             percent("callers_affected_share"),
+            percent("callers_newly_allowed_share"),
         )?;
         if impact["weight"].as_u64().is_some_and(|weight| weight < MIN_SAMPLES) {
             writeln!(out, "too few requests for a meaningful preview")?;
@@ -212,19 +228,53 @@ fn report(told: &Value) -> anyhow::Result<()> {
             let share = format!("{:.1}%", one["share"].as_f64().unwrap_or(0.0) * 100.0);
             [
                 cell(&one["key_masked"]),
+                cell(&one["key_id"]),
                 cell(&one["rule"]),
                 share,
                 cell(&one["before_denied"]),
                 cell(&one["after_denied"]),
             ]
         });
-        let rows: Vec<[String; 5]> = rows.collect();
+        let rows: Vec<[String; 6]> = rows.collect();
         drop(out);
         if !rows.is_empty() {
-            admin_client::table(["caller", "rule", "newly denied", "denied before", "denied after"], &rows)?;
+            let titles = ["caller", "id", "rule", "newly denied", "denied before", "denied after"];
+            admin_client::table(titles, &rows)?;
         }
     }
     Ok(())
+}
+
+/// Confirms the rule files of one server, or shows what waits there.
+async fn confirm_files(client: &Client, json: bool, revision: Option<&str>) -> anyhow::Result<ExitCode> {
+    let state = match revision {
+        Some(revision) => {
+            let sent = json!({"revision": revision});
+            client.request(Method::POST, "/admin/v1/rules/files/confirm", Some(&sent)).await?
+        }
+        None => client.request(Method::GET, "/admin/v1/rules/files", None).await?,
+    };
+    if json {
+        print(&state)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let pending = &state["pending"];
+    match revision {
+        Some(revision) => print_line(format_args!("rule files {revision}: active"))?,
+        None if pending.is_null() => print_line(format_args!("no rule files wait for confirmation"))?,
+        None => {
+            let mut out = output::styled();
+            for reason in pending["reasons"].as_array().into_iter().flatten() {
+                writeln!(out, "{}: {}", paint(WARNING.bold(), "needs confirmation"), cell(reason))?;
+            }
+            let waits = cell(&pending["revision"]);
+            writeln!(
+                out,
+                "changed rule files are not active; `tollgate rules confirm-files {waits}` applies them"
+            )?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn list(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
@@ -253,7 +303,7 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn show(client: &Client, json: bool, rev: &str) -> anyhow::Result<ExitCode> {
+async fn show(client: &Client, json: bool, rev: &str, dir: Option<&Path>) -> anyhow::Result<ExitCode> {
     let known = rev == "current" || rev.parse::<i64>().is_ok();
     anyhow::ensure!(known, "`{rev}` is not a revision; use a number from `tollgate rules list`, or current");
     let told = client.request(Method::GET, &format!("/admin/v1/rules/{rev}"), None).await?;
@@ -261,15 +311,30 @@ async fn show(client: &Client, json: bool, rev: &str) -> anyhow::Result<ExitCode
         print(&told)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let files = told["files"].as_array().context("invalid response: no files")?;
+    let text = |file: &Value| file["text"].as_str().unwrap_or_default().to_owned();
+    if let Some(dir) = dir {
+        let sources = files.iter().map(|file| (cell(&file["name"]), text(file)));
+        rule_export::write(dir, sources)?;
+        let count = if files.len() == 1 { "1 file".to_owned() } else { format!("{} files", files.len()) };
+        print_line(format_args!("wrote {count} to {}", dir.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut out = output::raw();
-    for file in told["files"].as_array().context("invalid response: no files")? {
+    // One redirected text is a rule file again, and stays as it is.
+    if let ([file], false) = (&files[..], output::is_terminal()) {
+        write!(out, "{}", text(file))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for file in files {
         writeln!(out, "# {}", escape::text(&cell(&file["name"])))?;
-        let text = cell(&file["text"]);
-        for line in text.trim_end().split('\n') {
-            // A redirected text is a rule file again, and stays as it is.
+        for line in text(file).trim_end().split('\n') {
             let shown = if output::is_terminal() { escape::text(line) } else { line.into() };
             writeln!(out, "{shown}")?;
         }
+    }
+    if !output::is_terminal() {
+        eprintln!("note: these are {} files; use --dir DIR for files that load again", files.len());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -163,6 +163,15 @@ impl TopState {
         all.map(|breaker| [plain(&breaker["shard"]), plain(&breaker["state"])]).collect()
     }
 
+    /// Returns the rules with their counts. What counts for no rule is left out while there is nothing.
+    fn rules(&self) -> Vec<&Value> {
+        let all = self.stats["rules"].as_array().into_iter().flatten();
+        let is_empty = |rule: &Value| {
+            ["allow", "deny", "shadow_deny"].iter().all(|name| rule[*name].as_u64().unwrap_or(0) == 0)
+        };
+        all.filter(|rule| !(rule["rule"] == "other" && rule["domain"] == "other" && is_empty(rule))).collect()
+    }
+
     /// Returns the hot keys.
     fn hot(&self) -> Vec<Value> {
         self.top["hot"].as_array().into_iter().flatten().map(hot_key).collect()

@@ -2,6 +2,8 @@
 
 use crate::admin_client::{self, AdminFlags, cell, encoded};
 use crate::cli::{TimeArg, now, output, parse_attribute, print, print_line};
+use crate::commands::caller::CallerFlags;
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use hyper::Method;
 use serde_json::{Value, json};
@@ -37,9 +39,12 @@ enum UsageCommand {
     },
     /// Grant extra units, once.
     Grant {
-        /// API key of the caller.
+        /// API key of the caller, or its id from a list.
         #[arg(value_name = "API_KEY")]
-        api_key: String,
+        api_key: Option<String>,
+        /// Attribute that the value is of: `api_key` for a key that is spelled like an id (16 or 64 hexadecimal digits).
+        #[arg(long, value_name = "ATTRIBUTE", value_parser = ["api_key"], hide_possible_values = true)]
+        key: Option<String>,
         /// Name of the rule [default: the rule on api_key alone].
         #[arg(long, value_name = "RULE")]
         rule: Option<String>,
@@ -58,9 +63,8 @@ enum UsageCommand {
     },
     /// Revoke the rest of a grant.
     Revoke {
-        /// API key of the caller.
-        #[arg(value_name = "API_KEY")]
-        api_key: String,
+        #[command(flatten)]
+        caller: CallerFlags,
         /// Grant ID from `tollgate usage API_KEY`.
         #[arg(value_name = "ID")]
         id: String,
@@ -73,9 +77,12 @@ enum UsageCommand {
 /// The caller, and the other attributes of its requests.
 #[derive(Debug, Args)]
 struct UsageTarget {
-    /// API key of the caller.
+    /// API key of the caller, or its id from a list.
     #[arg(value_name = "API_KEY")]
-    api_key: String,
+    api_key: Option<String>,
+    /// Attribute that the value is of: `api_key` for a key that is spelled like an id (16 or 64 hexadecimal digits).
+    #[arg(long, value_name = "ATTRIBUTE", value_parser = ["api_key"], hide_possible_values = true)]
+    key: Option<String>,
     /// Further attribute of the caller's requests, for rules that need one; may be repeated.
     #[arg(long = "attr", value_name = "KEY=VALUE", value_parser = parse_attribute)]
     attributes: Vec<(String, String)>,
@@ -85,26 +92,34 @@ struct UsageTarget {
 }
 
 impl UsageTarget {
-    fn path(&self, what: &str) -> String {
+    fn path(&self, api_key: String, what: &str) -> String {
         let domain = self.domain.iter().map(|domain| format!("domain={}", encoded(domain)));
         let attributes =
             self.attributes.iter().map(|(name, value)| format!("attr.{}={}", encoded(name), encoded(value)));
         let query: Vec<String> = domain.chain(attributes).collect();
-        let mark = if query.is_empty() { "" } else { "?" };
-        format!("/admin/v1/usage/{}{what}{mark}{}", encoded(&self.api_key), query.join("&"))
+        let caller = CallerFlags { api_key, key: self.key.clone() };
+        caller.path("/admin/v1/usage", what, &query)
     }
 }
 
+const MISSING_KEY: &str =
+    "missing API key; usage: tollgate usage <API_KEY>, or tollgate usage reset <API_KEY>";
+
 pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
     let json = flags.admin.is_json();
+    // The key may stand before the command or after it.
+    let before = flags.of.as_ref().and_then(|of| of.api_key.clone());
+    let named = |key: &Option<String>| key.clone().or_else(|| before.clone()).context(MISSING_KEY);
     admin_client::run(&flags.admin, async |client| {
         let told = match (&flags.command, &flags.of) {
             (Some(UsageCommand::Reset { of, rule, reason }), _) => {
                 let body = json!({"rule": rule, "reason": reason});
-                client.request(Method::POST, &of.path("/reset"), Some(&body)).await?
+                let path = of.path(named(&of.api_key)?, "/reset");
+                client.request(Method::POST, &path, Some(&body)).await?
             }
-            (Some(UsageCommand::Grant { api_key, rule, units, reason, days, until }), _) => {
-                let path = format!("/admin/v1/usage/{}/grant", encoded(api_key));
+            (Some(UsageCommand::Grant { api_key, key, rule, units, reason, days, until }), _) => {
+                let caller = CallerFlags { api_key: named(api_key)?, key: key.clone() };
+                let path = caller.path("/admin/v1/usage", "/grant", &[]);
                 let until = until.as_ref().map(|until| until.seconds_from(now()?)).transpose()?;
                 let ttl = until.unwrap_or(days * 86_400);
                 let body = json!({"rule": rule, "units": units, "reason": reason, "ttl_seconds": ttl});
@@ -112,17 +127,17 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
                 if json {
                     print(&granted)?;
                 } else {
-                    let fields = ["id", "rule", "units", "expires_at"];
-                    admin_client::table(
-                        ["id", "rule", "units", "expires"],
-                        &[fields.map(|name| cell(&granted[name]))],
-                    )?;
+                    let [id, units, expires] = ["id", "units", "expires_at"].map(|name| cell(&granted[name]));
+                    let rules = granted["rules"].as_array().into_iter().flatten().map(cell);
+                    let rules = rules.collect::<Vec<_>>().join(", ");
+                    let titles = ["id", "rule", "units", "expires"];
+                    admin_client::table(titles, &[[id, rules, units, expires]])?;
                 }
                 return Ok(ExitCode::SUCCESS);
             }
-            (Some(UsageCommand::Revoke { api_key, id, confirm }), _) => {
-                let path =
-                    format!("/admin/v1/usage/{}/grant/{}?confirm={confirm}", encoded(api_key), encoded(id));
+            (Some(UsageCommand::Revoke { caller, id, confirm }), _) => {
+                let grant = format!("/grant/{}", encoded(id));
+                let path = caller.path("/admin/v1/usage", &grant, &[format!("confirm={confirm}")]);
                 client.request(Method::DELETE, &path, None).await?;
                 if json {
                     print(&json!({"revoked": id}))?;
@@ -131,8 +146,8 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
                 }
                 return Ok(ExitCode::SUCCESS);
             }
-            (None, Some(of)) => client.request(Method::GET, &of.path(""), None).await?,
-            (None, None) => anyhow::bail!("missing API key; usage: tollgate usage <API_KEY>"),
+            (None, Some(of)) => client.request(Method::GET, &of.path(named(&of.api_key)?, ""), None).await?,
+            (None, None) => anyhow::bail!(MISSING_KEY),
         };
         if json {
             print(&told)?;

@@ -1,5 +1,5 @@
 //! Guard of changing rule files (`--guard-files`): they pass the guardrails of publishing, on the recent traffic of this
-//! node. What needs confirmation is not applied until an operator sends SIGHUP.
+//! node. What needs confirmation is not applied until an operator confirms it, also after a restart (`last_good.rs`).
 //!
 //! Nobody waits for an answer when a file changes, so the guard cannot ask; it keeps the active rules and says why.
 //! Rejected: a file that holds the confirmation, because it would be copied along with the next change.
@@ -56,11 +56,16 @@ impl FileGuard {
     }
 
     /// Returns why new rules may not replace the active ones by themselves.
-    pub(crate) fn reasons(&self, active: &Arc<Ruleset>, candidate: &Arc<Ruleset>) -> Vec<String> {
+    pub(crate) fn reasons(
+        &self,
+        active: &Arc<Ruleset>,
+        baseline: &Ruleset,
+        candidate: &Arc<Ruleset>,
+    ) -> Vec<String> {
         let mut sample = self.sample.requests();
         sample.retain(|one| !one.is_peek());
         let impact = replay(&sample, active, candidate, self.quotas.as_ref(), self.counters);
-        let reasons = self.guardrails.confirm_reasons(active, candidate, &impact);
+        let reasons = self.guardrails.confirm_reasons(active, baseline, candidate, &impact);
         reasons.into_iter().map(|reason| reason.detail).collect()
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod file_guard;
 pub(crate) mod gateway_reload;
 pub(crate) mod last_good;
 pub(crate) mod reload;
+pub(crate) mod rule_files;
 pub(crate) mod rule_sources;
 
 use crate::cli::{

@@ -4,26 +4,20 @@
 //! Directories are watched, not files: an editor that renames and a ConfigMap that swaps a link leave a watched file
 //! behind. Polling sizes and times every half second catches what notifications miss (network file systems, lost
 //! events). Other files in the directory, such as a log or a database, change as well, so rules are reloaded only if
-//! the content of the rule files differs; otherwise each log message about a reload would cause the next one. A failed
-//! reload changes only the status and the log; the previous state remains active.
+//! the content of the rule files differs; otherwise each log message about a reload would cause the next one
+//! (`rule_files.rs`).
 
-use crate::config::Config;
-use crate::config::file_guard::FileGuard;
-use crate::config::last_good::LastGood;
-use crate::config::rule_sources::{self, FileStamps, LoadedFiles};
+use crate::config::rule_files::RuleFiles;
+use crate::config::rule_sources::{self, FileStamps};
 use crate::server::status::{ReloadTarget, ServerStatus};
-use crate::server::store::Store;
 use notify::{RecursiveMode, Watcher};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
-use tollgate_control::RuleManager;
-use tollgate_engine::Limiter;
 use tollgate_http::identity::JwtVerifier;
-use tollgate_rules::Ruleset;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Time for writers to finish: changes within it count as one.
@@ -38,29 +32,11 @@ pub(crate) enum ReloadCause {
     Signal,
 }
 
-/// Watches the rule files for changes from `said` on, their content before the rules were loaded.
-pub(crate) async fn watch(
-    config: Config,
-    said: LoadedFiles,
-    limiter: Arc<Limiter<Store>>,
-    status: Arc<ServerStatus>,
-    rule_manager: Option<Arc<RuleManager>>,
-    guard: Option<FileGuard>,
-) {
-    let paths = config.rules.clone();
-    let last = Mutex::new(said);
-    let act = move |why| {
-        let said = rule_sources::load(&config.rules);
-        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-        if why == ReloadCause::Signal || *last != said {
-            last.clone_from(&said);
-            // A signal is an operator's word: it applies what the guard has kept out.
-            let guard = guard.as_ref().filter(|_| why != ReloadCause::Signal);
-            reload(&config, said, &limiter, &status, rule_manager.as_deref(), guard);
-        }
-    };
+/// Reloads changed rule files for as long as the future is polled.
+pub(crate) async fn watch(rule_files: Arc<RuleFiles>) {
+    let paths = rule_files.paths();
     // Starts without stamps, so that a change since then is found by the first poll.
-    watch_files(paths, FileStamps::default(), act).await;
+    watch_files(paths, FileStamps::default(), move |why| rule_files.reload_if_changed(why)).await;
 }
 
 /// Calls `act` whenever these files may have changed, one call at a time.
@@ -90,111 +66,6 @@ pub(crate) async fn watch_files(
         seen = now;
         let act = Arc::clone(&act);
         let _ = tokio::task::spawn_blocking(move || act(why.unwrap_or(ReloadCause::FileChanged))).await;
-    }
-}
-
-/// Loads the rules from `said` and, if they are valid and new, makes them active.
-fn reload(
-    config: &Config,
-    said: LoadedFiles,
-    limiter: &Limiter<Store>,
-    status: &ServerStatus,
-    rule_manager: Option<&RuleManager>,
-    guard: Option<&FileGuard>,
-) {
-    if config.rules.is_empty() {
-        return;
-    }
-    if let Some(rev) = rule_manager.and_then(|rule_manager| rule_manager.active().rev()) {
-        tracing::warn!(
-            rev,
-            "rule files changed but published rules are active; publish them, or use --rules-from files"
-        );
-        return;
-    }
-    let loaded = said.and_then(|sources| {
-        let rules = Ruleset::load(&sources, &config.rule_options()).map_err(|errors| errors.to_string())?;
-        Ok((sources, Arc::new(rules)))
-    });
-    match loaded {
-        Err(error) => {
-            tracing::error!("rule reload failed; keeping previous rules\n{error}");
-            status.record_failure(ReloadTarget::Rules, error);
-        }
-        Ok((sources, rules)) if rules.revision() == limiter.rules().revision() => {
-            LastGood::of(&config.rules).save(&sources);
-            if status.record_success(ReloadTarget::Rules) {
-                tracing::info!(
-                    revision = rules.revision(),
-                    "rule files repaired; the active rules are theirs"
-                );
-            }
-        }
-        Ok((sources, rules)) => {
-            for warning in rules.warnings() {
-                tracing::warn!("{warning}");
-            }
-            let active = limiter.rules();
-            let reasons = guard.map(|guard| guard.reasons(&active, &rules)).unwrap_or_default();
-            if !reasons.is_empty() {
-                let reasons = reasons.join("; ");
-                tracing::error!(
-                    "changed rule files not applied: {reasons}; keeping previous rules (--guard-files): send SIGHUP to \
-                     apply them, or change them"
-                );
-                let error =
-                    format!("not applied by --guard-files: {reasons}; send SIGHUP to apply them anyway");
-                status.record_failure(ReloadTarget::Rules, error);
-                return;
-            }
-            log_changes(&active, &rules);
-            LastGood::of(&config.rules).save(&sources);
-            if status.record_success(ReloadTarget::Rules) {
-                tracing::info!("rule files repaired");
-            }
-            tracing::info!(revision = rules.revision(), rules = rules.rules().len(), "rules reloaded");
-            match rule_manager {
-                // The manager updates the limiter, unless published rules became active meanwhile.
-                Some(rule_manager) => drop(rule_manager.apply_files(&sources, rules)),
-                None => {
-                    limiter.replace_rules(rules);
-                    status.reloaded();
-                }
-            }
-        }
-    }
-}
-
-/// Maximum number of changed rules in the log of one reload.
-const MAX_CHANGES: usize = 50;
-
-/// Logs what changed files change, rule by rule: whoever reads the log afterwards has only the new files.
-fn log_changes(before: &Ruleset, after: &Ruleset) {
-    let names = |rules: &Ruleset| -> BTreeSet<String> {
-        rules.domains().map(|domain| domain.name().to_owned()).collect()
-    };
-    let (old, new) = (names(before), names(after));
-    for domain in new.difference(&old) {
-        tracing::info!(domain, "domain added");
-    }
-    for domain in old.difference(&new) {
-        tracing::warn!(domain, "domain removed");
-    }
-    let changes = before.diff(after);
-    for change in changes.iter().take(MAX_CHANGES) {
-        let rule = &change.rule;
-        match (&change.before, &change.after) {
-            (None, Some(after)) => tracing::info!(rule, after, "rule added"),
-            (Some(before), None) => tracing::info!(rule, before, "rule removed"),
-            (Some(before), Some(after)) => tracing::info!(rule, before, after, "rule changed"),
-            (None, None) => {}
-        }
-    }
-    if changes.len() > MAX_CHANGES {
-        tracing::info!("{} more rules changed", changes.len() - MAX_CHANGES);
-    }
-    for loosening in before.loosened(after) {
-        tracing::warn!("the new rules protect less: {}", loosening.detail);
     }
 }
 

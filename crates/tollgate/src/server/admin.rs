@@ -1,7 +1,8 @@
 //! Admin server: the admin listener, the control plane of `--db` if there is one, and the status and metrics of both.
 
 use crate::cli::Listen;
-use crate::config::last_good::start_rules;
+use crate::config::last_good::{InsteadOfFiles, LastGood, start_rules};
+use crate::config::rule_files::RuleFiles;
 use crate::config::{Config, StoreChoice};
 use crate::server::build::listen_if_free;
 use crate::server::open_files;
@@ -44,8 +45,8 @@ pub(crate) struct AdminServer {
     listener: Option<TcpListener>,
     tls: Option<AdminTls>,
     roles: BTreeMap<String, Role>,
-    /// Why the rule files could not be used, if their last good copy is active.
-    pub(crate) rules_error: Option<String>,
+    /// The accepted rule files, and why they are active instead of the files; none while published rules are active.
+    pub(crate) start: Option<(LastGood, Option<InsteadOfFiles>)>,
 }
 
 /// Running tasks of the admin server.
@@ -86,11 +87,11 @@ impl AdminServer {
             StoreChoice::Memory => CounterSharing::PerNode,
             StoreChoice::Redis(_) => CounterSharing::Shared,
         };
-        let mut rules_error = None;
+        let mut started = None;
         let rule_manager = control.as_ref().map(|control| {
             let files = || {
                 start_rules(config).map(|start| {
-                    rules_error = start.error;
+                    started = Some((start.last_good, start.instead));
                     start.sources
                 })
             };
@@ -111,7 +112,7 @@ impl AdminServer {
         let (rule_manager, snapshot, roles) =
             (rule_manager.transpose()?, config.snapshot.clone(), settings.roles.clone());
         let denials = Arc::default();
-        Ok(Self { control, rule_manager, snapshot, denials, listener, tls, roles, rules_error })
+        Ok(Self { control, rule_manager, snapshot, denials, listener, tls, roles, start: started })
     }
 
     /// Adds the observers of the impact preview and the rollback guard, if rules can be published.
@@ -154,6 +155,7 @@ impl AdminServer {
         limiter: Arc<Limiter<Store>>,
         status: &Arc<ServerStatus>,
         log: Arc<dyn LogLevels>,
+        rule_files: Arc<RuleFiles>,
         drain: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<RunningAdmin> {
         let (mut following, mut telling) = (Vec::new(), None);
@@ -197,6 +199,7 @@ impl AdminServer {
             control: self.control,
             rule_manager: self.rule_manager,
             rules,
+            rule_files,
             usage,
             status: Arc::clone(status) as _,
             log,

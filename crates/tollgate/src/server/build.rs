@@ -2,6 +2,8 @@
 
 use crate::config::file_guard::FileGuard;
 use crate::config::last_good::start_rules;
+use crate::config::rule_files::RuleFiles;
+use crate::config::rule_sources;
 use crate::config::{Config, StoreChoice};
 use crate::server::admin::AdminServer;
 use crate::server::otlp::ExportTask;
@@ -22,8 +24,7 @@ use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore, RedisConfig, RedisR
 /// Assembled server, before it serves.
 pub(crate) struct Assembly {
     pub(crate) limiter: Arc<Limiter<Store>>,
-    /// Guard of changing rule files, with `--guard-files`.
-    pub(crate) file_guard: Option<FileGuard>,
+    pub(crate) rule_files: Arc<RuleFiles>,
     pub(crate) status: Arc<ServerStatus>,
     pub(crate) protocols: ProtocolServers,
     pub(crate) admin: AdminServer,
@@ -41,7 +42,7 @@ fn limiter(
         Some(rule_manager) => Arc::clone(&rule_manager.active().rules),
         None => {
             let start = start_rules(config)?;
-            operators.rules_error = start.error;
+            operators.start = Some((start.last_good, start.instead));
             let rules = Ruleset::load(&start.sources, &config.rule_options());
             Arc::new(rules.map_err(|errors| anyhow::anyhow!("the rules cannot be used\n{errors}"))?)
         }
@@ -54,7 +55,9 @@ fn limiter(
     // A sixteenth of the memory is for reservations.
     let reservations = config.memory / 16;
     let mut memory = MemoryConfig::with_bytes(config.memory);
-    memory.other_bytes = reservations;
+    // With Redis another, for requests in flight and for what was admitted without it, half each.
+    let outages = if matches!(config.store, StoreChoice::Redis(_)) { config.memory / 16 } else { 0 };
+    memory.other_bytes = reservations + outages;
     let time: Arc<dyn Clock> = Arc::new(clock);
     let limiter = match &config.store {
         StoreChoice::Memory => {
@@ -72,10 +75,13 @@ fn limiter(
                 Some(secret) => redis.clone().with_key_secret(secret),
                 None => redis.clone(),
             };
-            let redis = RedisStore::connect(redis);
+            let in_flight_bytes = outages / 2 / redis.connections.max(1);
+            let redis = RedisStore::connect(redis.with_in_flight_bytes(in_flight_bytes));
             let records = Arc::new(RedisRecords::new(redis.clone()));
             let store = Store::redis(&redis, local, leases, clock);
-            Limiter::new(rules, store, time).with_fallback(fallback).with_shared_reservations(records)
+            // Pending charges, and those in doubt.
+            let limiter = Limiter::new(rules, store, time).with_pending_bytes(outages / 4);
+            limiter.with_fallback(fallback).with_shared_reservations(records)
         }
     };
     let limiter = limiter.with_reservation_bytes(reservations);
@@ -100,16 +106,21 @@ async fn warn_if_unreachable(redis: RedisConfig) {
 }
 
 pub(crate) async fn build(config: &Config, unsaid: DefaultListeners) -> anyhow::Result<Assembly> {
+    // Read before the rules are loaded, so that no change in between is missed.
+    let seen = rule_sources::load(&config.rules);
     let mut operators = AdminServer::open(config).await?;
     let observe = telemetry::start(config, operators.control.as_ref())?;
     let (limiter, file_guard) = limiter(config, &mut operators, Arc::clone(&observe))?;
     let sending = ExportTask::start(config.otlp.as_ref(), &observe)?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), observe, config));
-    if let Some(error) = operators.rules_error.take() {
-        status.start_with_last_good(error);
+    let start = operators.start.take();
+    if let Some((_, Some(instead))) = &start {
+        status.start_with_last_good(instead.clone());
     }
+    let manager = operators.rule_manager.clone();
+    let rule_files = RuleFiles::new(config, &limiter, &status, manager, file_guard, seen, start);
     let fronts = ProtocolServers::open(config, unsaid, &limiter.rules()).await?;
-    Ok(Assembly { limiter, file_guard, status, protocols: fronts, admin: operators, export: sending })
+    Ok(Assembly { limiter, rule_files, status, protocols: fronts, admin: operators, export: sending })
 }
 
 /// Binds a default address. If it is in use, logs a warning and returns `None`: no setting requires this listener.

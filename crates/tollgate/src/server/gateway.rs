@@ -4,7 +4,6 @@ use crate::cli::ServeFlags;
 use crate::config::Config;
 use crate::config::gateway_reload::GatewayReload;
 use crate::config::reload;
-use crate::config::rule_sources;
 use crate::server::admin::AdminServer;
 use crate::server::build::{Assembly, build};
 use crate::server::leases;
@@ -12,8 +11,8 @@ use crate::server::logging::{self, LogControl};
 use crate::server::nodes::Heartbeats;
 use crate::server::open_files;
 use crate::server::protocols::{DefaultListeners, ProtocolServers};
-use crate::server::serve::{run_reconciliation, shutdown_signal};
-use crate::server::status::SHUTDOWN_TIMEOUT;
+use crate::server::serve::{reconcile_before_exit, rules_banner, run_reconciliation, shutdown_signal};
+use crate::server::status::{SHUTDOWN_TIMEOUT, ServerStatus};
 use anyhow::Context;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -41,17 +40,15 @@ async fn serve(
     logs: Arc<LogControl>,
 ) -> anyhow::Result<()> {
     let section = config.gateway()?;
-    // Read before the rules are loaded, so that no change in between is missed.
-    let said = rule_sources::load(&config.rules);
     // Probes, metrics and checks have listeners only where they are configured.
-    let Assembly { limiter, file_guard, status, protocols: fronts, admin: operators, export: sending } =
+    let Assembly { limiter, rule_files, status, protocols: fronts, admin: operators, export: sending } =
         build(&config, DefaultListeners::Closed).await?;
     let gateway = Gateway::bind_within(&section, Arc::clone(&limiter), open_files::budget());
     let gateway = gateway.map_err(anyhow::Error::msg).with_context(|| config.place())?;
     let figures = gateway.handle();
     status.add_metrics(move |page| figures.metrics(page));
     let told_to_stop = shutdown_signal()?;
-    logs.print_banner(config.stdout(), &banner(&config, &gateway.addresses(), &fronts, &operators));
+    logs.print_banner(config.stdout(), &banner(&config, &gateway.addresses(), &fronts, &operators, &status));
     let (tokens, asked_elsewhere) = (fronts.jwt(), !fronts.is_empty());
     let (stop, stopping) = watch::channel(false);
     let drain = || {
@@ -60,8 +57,8 @@ async fn serve(
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
-    let (rule_manager, fixed_nodes) = (operators.rule_manager.clone(), config.nodes);
-    let operators = operators.start(Arc::clone(&limiter), &status, logs, drain())?;
+    let heartbeats = Heartbeats::new(&limiter, &config, operators.control.clone());
+    let operators = operators.start(Arc::clone(&limiter), &status, logs, Arc::clone(&rule_files), drain())?;
     let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
     let settings = GatewayReload {
         flags: flags.clone(),
@@ -76,17 +73,10 @@ async fn serve(
     let keys = tokio::spawn(reload::watch_keys(move || handle.tokens(), Arc::clone(&status)));
     let more_keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let settings = tokio::spawn(settings.watch());
-    let reloading = tokio::spawn(reload::watch(
-        config,
-        said,
-        Arc::clone(&limiter),
-        Arc::clone(&status),
-        rule_manager,
-        file_guard,
-    ));
+    let reloading = tokio::spawn(reload::watch(rule_files));
     let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
     let tending = tokio::spawn(leases::run_lease_tasks(Arc::clone(&limiter)));
-    let beating = Heartbeats::start(&limiter, fixed_nodes);
+    let beating = heartbeats.start();
     let proxy = tokio::spawn(gateway.serve(drain()));
 
     told_to_stop.await;
@@ -104,6 +94,7 @@ async fn serve(
         task.abort();
     }
     paying.abort();
+    reconcile_before_exit(&limiter).await;
     tending.abort();
     beating.end().await;
     leases::return_leases(&limiter).await;
@@ -125,6 +116,7 @@ fn banner(
     addresses: &[(std::net::SocketAddr, bool)],
     fronts: &ProtocolServers,
     operators: &AdminServer,
+    status: &ServerStatus,
 ) -> Vec<String> {
     let mut lines = vec![format!("tollgate {} gateway is listening", env!("CARGO_PKG_VERSION"))];
     for (address, tls) in addresses {
@@ -134,11 +126,6 @@ fn banner(
     lines.extend(fronts.banner());
     lines.extend(operators.banner());
     lines.push(config.store_banner());
-    let rules = if config.rules.is_empty() {
-        "built-in sample".to_owned()
-    } else {
-        config.rules.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
-    };
-    lines.push(format!("  rules {rules}"));
+    lines.extend(rules_banner(config, operators, status));
     lines
 }

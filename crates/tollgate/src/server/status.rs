@@ -1,6 +1,7 @@
 //! Process status: readiness, active rules, last failed reload, metrics and node details.
 
 use crate::config::Config;
+use crate::config::last_good::InsteadOfFiles;
 use crate::server::admin;
 use crate::server::logging;
 use crate::server::open_files;
@@ -30,8 +31,8 @@ pub(crate) struct ServerStatus {
     failures: Mutex<BTreeMap<ReloadTarget, String>>,
     reloads: AtomicU64,
     failure_count: AtomicU64,
-    /// Whether the rule files were broken at the start and their last good copy is active.
-    last_good: AtomicBool,
+    /// Why the last good copy is active instead of the rule files, since the start.
+    instead_of_files: Mutex<Option<InsteadOfFiles>>,
     /// Metrics of other components of the process, such as the gateway.
     more: std::sync::OnceLock<MetricsSource>,
     /// Control plane and rule manager, with a database.
@@ -64,7 +65,7 @@ impl ServerStatus {
             failures: Mutex::default(),
             reloads: AtomicU64::new(0),
             failure_count: AtomicU64::new(0),
-            last_good: AtomicBool::new(false),
+            instead_of_files: Mutex::default(),
             more: std::sync::OnceLock::new(),
             control: std::sync::OnceLock::new(),
         }
@@ -128,16 +129,25 @@ impl ServerStatus {
         self.all_failures().insert(part, error);
     }
 
-    /// Records that the rule files were broken at the start and their last good copy is active.
-    pub(crate) fn start_with_last_good(&self, error: String) {
-        self.last_good.store(true, Ordering::Relaxed);
-        self.record_failure(ReloadTarget::Rules, error);
+    /// Records that the last good copy of the rule files is active since the start, and why.
+    pub(crate) fn start_with_last_good(&self, instead: InsteadOfFiles) {
+        self.record_failure(ReloadTarget::Rules, instead.error());
+        *self.instead() = Some(instead);
+    }
+
+    /// Returns why the last good copy is active instead of the rule files; `None` if it is not.
+    pub(crate) fn instead_of_files(&self) -> Option<InsteadOfFiles> {
+        self.instead().clone()
+    }
+
+    fn instead(&self) -> MutexGuard<'_, Option<InsteadOfFiles>> {
+        self.instead_of_files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that the state on disk is active. Returns whether it was not before.
     pub(crate) fn record_success(&self, part: ReloadTarget) -> bool {
         if part == ReloadTarget::Rules {
-            self.last_good.store(false, Ordering::Relaxed);
+            *self.instead() = None;
         }
         self.all_failures().remove(&part).is_some()
     }
@@ -168,7 +178,7 @@ impl ProcessStatus for ServerStatus {
                 "rev": acting.as_deref().and_then(ActiveRules::rev),
                 "guard": self.control.get().map(|(_, rule_manager)| rule_manager.guard_state()),
                 "error": refused.get(&ReloadTarget::Rules),
-                "last_good": self.last_good.load(Ordering::Relaxed),
+                "last_good": self.instead().is_some(),
             },
             "keys": {"error": refused.get(&ReloadTarget::Keys)},
             "settings": {"error": refused.get(&ReloadTarget::Settings)},
@@ -213,8 +223,8 @@ impl ProcessStatus for ServerStatus {
         page.counter("ratelimit_rule_reloads_total", "Number of successful rule reloads.", reloads);
         let refusals = self.failure_count.load(Ordering::Relaxed);
         page.counter("ratelimit_rule_reload_failures_total", "Number of failed rule reloads.", refusals);
-        let help = "1 if the rule files were broken at the start and their last good copy is active.";
-        page.gauge("ratelimit_rules_last_good", help, u64::from(self.last_good.load(Ordering::Relaxed)));
+        let help = "1 if the last good copy of the rule files is active, because they were broken or not confirmed at the start.";
+        page.gauge("ratelimit_rules_last_good", help, u64::from(self.instead().is_some()));
         let rules = self.limiter.rules();
         page.gauges("ratelimit_rules_info", "Rules hash of the active rules.")
             .add(&[("revision", rules.revision())], 1);
@@ -242,7 +252,7 @@ impl ProcessStatus for ServerStatus {
             "rules_revision": self.limiter.rules().revision(),
             "rules_age_ms": self.rules_age_millis(),
             "rules_error": self.all_failures().get(&ReloadTarget::Rules),
-            "rules_last_good": self.last_good.load(Ordering::Relaxed),
+            "rules_last_good": self.instead().is_some(),
             "control_age_ms": control.map(|control| control.staleness_millis()),
             "propagation_lag_ms": control.and_then(|control| took(control)),
             "store": store.kind(),

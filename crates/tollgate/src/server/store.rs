@@ -60,6 +60,7 @@ impl Store {
                             "address": shard.address,
                             "connections": shard.connections,
                             "breaker": shard.breaker.name(),
+                            "error": shard.error,
                             "lost_writes_at": shard.lost_writes_at.map(tollgate_core::Timestamp::as_secs),
                         })
                     })
@@ -86,7 +87,10 @@ impl Store {
     pub(crate) fn breakers(&self) -> Vec<Value> {
         let Self::Redis(far) = self else { return Vec::new() };
         let shards = far.inner().inner().status();
-        shards.iter().map(|shard| json!({"shard": shard.address, "state": shard.breaker.name()})).collect()
+        let told = shards.iter().map(
+            |shard| json!({"shard": shard.address, "state": shard.breaker.name(), "error": shard.error}),
+        );
+        told.collect()
     }
 
     /// Returns the kind of store, for status output.
@@ -175,8 +179,12 @@ fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
     let help = "Number of failed calls to a shard, by kind of error.";
     let mut family = page.counters("ratelimit_redis_errors_total", help);
     for shard in &shards {
-        for (kind, count) in &shard.errors {
+        for (kind, count) in shard.errors.iter().filter(|(kind, _)| *kind != "refused") {
             family.add(&[("shard", &shard.address), ("kind", kind)], count);
+        }
+        // By the server's own code; those that never came are left out, but for one.
+        for (code, count) in shard.refusals.iter().filter(|(code, count)| *count > 0 || *code == "other") {
+            family.add(&[("shard", &shard.address), ("kind", "refused"), ("code", code)], count);
         }
     }
     let help =

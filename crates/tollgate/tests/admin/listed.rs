@@ -77,3 +77,47 @@ fn a_listed_caller_is_acted_on_by_its_id() {
     ask("GET", "/admin/v1/audit", &Value::Null);
     assert!(!told.contains("PLANTED") && !node.server.log().contains("PLANTED"), "{told}");
 }
+
+/// An id that is pasted in the place of a key acts on that caller or fails; it is never taken for a key that nobody has.
+#[test]
+fn an_unknown_id_is_no_api_key() {
+    let place = Place::new();
+    let node = node(&place.sqlite("unknown"));
+    let (short, long) = ("0123456789abcdef", "0123456789abcdef".repeat(4));
+    let quota = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 7, "unit": "hour"}], "reason": "t"});
+    let (grant, reset) = (json!({"units": 2, "reason": "t"}), json!({"reason": "t"}));
+    for id in [short, long.as_str()] {
+        let block = json!({"action": "block", "target": {"kind": "api_key", "value": id}, "reason": "t", "ttl_seconds": 60});
+        for (method, path, body) in [
+            ("GET", format!("/admin/v1/quotas/{id}"), &Value::Null),
+            ("PUT", format!("/admin/v1/quotas/{id}"), &quota),
+            ("DELETE", format!("/admin/v1/quotas/{id}"), &Value::Null),
+            ("GET", format!("/admin/v1/usage/{id}"), &Value::Null),
+            ("POST", format!("/admin/v1/usage/{id}/reset"), &reset),
+            ("POST", format!("/admin/v1/usage/{id}/grant"), &grant),
+            ("POST", "/admin/v1/emergency".to_owned(), &block),
+        ] {
+            let rejected = node.ask(method, &path, &[], body);
+            assert_eq!(rejected.status, 404, "{method} {path}: {}", rejected.text());
+            assert!(rejected.text().contains("`?key=api_key`"), "{}", rejected.text());
+        }
+        assert_eq!(node.passes("d", &json!({"api_key": "other"})), 3, "nothing was blocked");
+        node.ask("POST", "/admin/v1/usage/other/reset", &[], &reset);
+        // Keys may be spelled like that; whoever has one says so, until it is known.
+        let path = format!("/admin/v1/quotas/{id}");
+        assert_eq!(node.ask("PUT", &format!("{path}?key=api_key"), &[], &quota).status, 200);
+        assert_eq!(node.ask("GET", &path, &[], &Value::Null).status, 200, "it has a quota");
+        assert_eq!(node.passes("d", &json!({"api_key": id})), 7);
+        assert_eq!(
+            node.ask("DELETE", &format!("{path}?confirm=true&key=api_key"), &[], &Value::Null).status,
+            204
+        );
+        // It has been seen by now, and its requests show that it is a key.
+        eventually("the caller in a list", || {
+            (node.ask("GET", &format!("/admin/v1/usage/{id}"), &[], &Value::Null).status == 200).then_some(())
+        });
+        assert_eq!(node.ask("POST", "/admin/v1/emergency?key=api_key", &[], &block).status, 201);
+        assert_eq!(node.passes("d", &json!({"api_key": id})), 0, "it is blocked");
+        assert_eq!(node.ask("GET", &format!("{path}?key=user_id"), &[], &Value::Null).status, 400);
+    }
+}

@@ -25,6 +25,11 @@ async fn a_newcomer_displaces_the_oldest_silent_connection() {
     let slots = ConnectionBudget::default().port(waiting(3));
     let served = spoken(&slots, 1);
     let silent = [1, 2].map(|from| slots.admit(address(from)).expect("a slot"));
+    assert!(
+        slots.admit(address(1)).is_none(),
+        "those who come at the same moment do not displace each other"
+    );
+    tokio::time::advance(MIN_SILENT).await;
     let newcomer = slots.admit(address(1)).expect("the place of a silent one");
     assert!(!is_open(&silent[0]) && is_open(&silent[1]) && is_open(&served));
     assert_eq!(slots.open(), 3);
@@ -50,6 +55,35 @@ async fn idle_connections_end_only_for_a_newcomer_and_the_longest_idle_first() {
     tokio::time::advance(MIN_IDLE).await;
     assert!(slots.admit(address(1)).is_some());
     assert!(is_open(&second) && !is_open(&third), "a request in progress");
+}
+
+/// A connection whose wait is not timed counts as waiting from the first search that finds it, and a command in between
+/// makes it young again.
+#[tokio::test(start_paused = true)]
+async fn an_untimed_wait_counts_from_the_first_search() {
+    let slots = ConnectionBudget::default().port(waiting(2));
+    let (first, second) = (spoken(&slots, 1), spoken(&slots, 1));
+    first.activity.waiting();
+    second.activity.waiting();
+    tokio::time::advance(Duration::from_secs(60)).await;
+    assert!(slots.admit(address(1)).is_none(), "seen for the first time");
+    tokio::time::advance(MIN_IDLE / 2).await;
+    first.activity.waiting();
+    assert!(slots.admit(address(1)).is_none());
+    tokio::time::advance(MIN_IDLE / 2).await;
+    assert!(slots.admit(address(1)).is_some());
+    assert!(is_open(&first) && !is_open(&second));
+}
+
+/// Where newcomers are rejected instead of waiting, one displaces even a young silent connection.
+#[tokio::test(start_paused = true)]
+async fn a_port_that_rejects_ends_young_silent_connections() {
+    let slots = ConnectionBudget::default().port(PortLimits::new(1, WhenFull::Reject(b"full")));
+    let silent = slots.admit(address(1)).expect("a slot");
+    let newcomer = slots.admit(address(1)).expect("its place");
+    assert!(!is_open(&silent) && is_open(&newcomer));
+    newcomer.activity.busy();
+    assert!(slots.admit(address(1)).is_none());
 }
 
 /// A client that keeps all its connections just active enough must not keep other networks out.
@@ -103,6 +137,7 @@ async fn connections_that_need_two_files_count_twice() {
     assert_eq!(held.len(), 5);
     held.pop();
     let silent = [other.admit(address(1)).expect("a slot"), other.admit(address(1)).expect("a slot")];
+    tokio::time::advance(MIN_SILENT).await;
     assert!(proxy.admit(address(1)).is_some(), "in place of two silent ones");
     assert!(!silent.iter().any(is_open));
 }

@@ -21,8 +21,12 @@ if not KEYS[2] then
   value = redis.call('GET', KEYS[1])
   if (#ask == 33 or n == 129 and #ask == 41) and (not value or #value == 19 and sub(value, 17) == sub(name, 2, 4)) then
     -- One request of one bucket that is alone in its bundle, by a name of three digits. Nothing is simpler or more usual.
-    local tat = value and number(sub(value, 1, 16)) or now
-    if tat <= now + (n == 1 and capacity + capacity or decode('<d', ask, 34)) then
+    local tat = now
+    if value then
+      tat = number(sub(value, 1, 16))
+    end
+    -- What is no instant is reported below.
+    if tat and tat >= 1e15 and tat <= now + (n == 1 and capacity + capacity or decode('<d', ask, 34)) then
       local next = (tat > now and tat or now) + cost
       if next > now + capacity then
         return { value, now, '0' }
@@ -36,7 +40,27 @@ if not KEYS[2] then
 end
 
 local find, byte, rep = string.find, string.byte, string.rep
-local kept = KEYS[2] and redis.call('MGET', unpack(KEYS)) or { value }
+local kept = { value }
+if KEYS[2] then
+  kept = redis.call('MGET', unpack(KEYS))
+  for b = 1, #KEYS do
+    if not kept[b] then
+      -- MGET says nothing of a key of another type, which a write would replace; GET fails on it.
+      redis.call('GET', KEYS[b])
+    end
+  end
+end
+-- As in `read.lua`.
+local function damaged(b, why)
+  error('key ' .. b .. ' holds no counters: ' .. why)
+end
+local function instant_of(text, b)
+  local tat = number(text)
+  if not tat or tat < 1e15 or tat >= 9e15 then
+    damaged(b, 'an instant out of range')
+  end
+  return tat
+end
 local at = 9
 local answers, values, ends = '', {}, {}
 while at <= #ask do
@@ -49,8 +73,15 @@ while at <= #ask do
   at = of[each * n + 1]
   value = values[b] or kept[b] or ''
   local alone = nil
+  if kept[b] == '' then
+    damaged(b, 'an empty text')
+  end
   if value ~= '' and byte(value) ~= 59 then
     -- A whole number: one bucket alone.
+    if #value ~= 19 then
+      damaged(b, 'not the text of a bundle')
+    end
+    instant_of(sub(value, 1, 16), b)
     name = ';' .. sub(value, 17) .. ':'
     if n == 1 and name == of[1] then
       alone, value = number(sub(value, 1, 16)), ''
@@ -69,7 +100,7 @@ while at <= #ask do
     local first, last = find(value, name, 1, true)
     if first then
       if byte(value, last + 1) == 98 then
-        tat, last = number(sub(value, last + 2, last + 17)), last + 17
+        tat, last = instant_of(sub(value, last + 2, last + 17), b), last + 17
       else
         -- Of another rate or algorithm.
         local stop = (find(value, ';', last, true) or #value + 1) - 1
@@ -77,10 +108,15 @@ while at <= #ask do
         if byte(value, last + 1) == 102 then
           -- One that may be further ahead says so, as log2.
           local instant, reach = value:match('^(%d+),%d+,?(%d*)', last + 2)
+          if not instant then
+            damaged(b, 'a field that is no count')
+          end
           tat = number(instant) - 1
           if reach ~= '' and 2 ^ reach > bound then
             bound = 2 ^ reach
           end
+        elseif not find(value, '^[klpsw]%d', last + 1) then
+          damaged(b, 'an unknown kind')
         end
         last = stop
       end
@@ -117,12 +153,20 @@ while at <= #ask do
       for i = 1, n do
         own[of[each * i - each + 1]] = true
       end
-      for name, body, instant in value:gmatch('(;[^:]+:)(%a(%d+)[^;]*)') do
+      local read = 0
+      for name, body, instant in value:gmatch('(;[^:;]+:)([bfklpsw](%d+)[^;]*)') do
         instant = number(instant)
+        if instant >= 9e15 or instant < 1e15 and byte(body) == 98 then
+          damaged(b, 'an instant out of range')
+        end
+        read = read + #name + #body
         if instant > now and not own[name] then
           others = others .. name .. body
           latest = instant > latest and instant or latest
         end
+      end
+      if read ~= #value then
+        damaged(b, 'not the text of a bundle')
       end
     end
     if n == 1 and others == '' and #of[1] == 5 then

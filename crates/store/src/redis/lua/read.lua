@@ -19,38 +19,62 @@ else
   fresh = 600000
 end
 
+-- No script writes anything but bundles: somebody else did, and nothing may rest on it. The number tells which key it is.
+local function damaged(b, why)
+  error('key ' .. b .. ' holds no counters: ' .. why)
+end
+
 local kept
 if KEYS[2] then
   kept = redis.call('MGET', unpack(KEYS))
+  for b = 1, #KEYS do
+    if not kept[b] then
+      -- MGET says nothing of a key of another type, which a write would replace; GET fails on it.
+      redis.call('GET', KEYS[b])
+    end
+  end
 else
   kept = { redis.call('GET', KEYS[1]) }
 end
 
 -- Name to state, or to its text as long as nobody has asked for it.
-local function split(value)
+local function split(value, b)
   local found = {}
   if value then
+    local read = 0
     if value:byte() == 59 then
-      for name, kind, fields in value:gmatch(';([^:]+):(%a)([^;]+)') do
-        found[name] = kind == 'b' and number(fields) or kind .. fields
+      -- The first field is an instant, of every kind.
+      for name, kind, first, rest in value:gmatch(';([^:;]+):([bfklpsw])(%d+)([^;]*)') do
+        read = read + #name + #first + #rest + 3
+        local instant = number(first)
+        if instant >= 9e15 or kind == 'b' and (instant < 1e15 or rest ~= '') then
+          damaged(b, 'an instant out of range')
+        end
+        found[name] = kind == 'b' and instant or kind .. first .. rest
       end
-    else
-      found[value:sub(17)] = number(value:sub(1, 16))
+    elseif #value == 19 then
+      local tat = number(value:sub(1, 16))
+      if tat and tat >= 1e15 and tat < 9e15 then
+        found[value:sub(17)], read = tat, 19
+      end
+    end
+    if read == 0 or read ~= #value then
+      damaged(b, 'not the text of a bundle')
     end
   end
   return found
 end
 
-local function parse(body)
+local function parse(body, b)
   local kind = body:sub(1, 1)
   local state, holders = { kind }, kind == 'p'
   for field in body:sub(2):gmatch('[^,]+') do
     local n = #state
     -- Holders of permits are names: every third field after the expiry.
     local read = (holders and n > 1 and n % 3 == 2) and field or number(field)
-    -- No script writes anything but whole numbers: somebody else did, and nothing may rest on it. Not a number included.
+    -- Not a number included.
     if type(read) ~= 'string' and not (read and read >= 0 and read <= 9223372036854775807) then
-      error('a counter has a field that is no count')
+      damaged(b, 'a field that is no count')
     end
     state[n + 1] = read
   end
@@ -63,12 +87,12 @@ for c = 1, counters do
   b, name, at = decode('<Hs', ask, at)
   local found = entries[b]
   if not found then
-    found = split(kept[b])
+    found = split(kept[b], b)
     entries[b] = found
   end
   local state = found[name] or false
   if state and type(state) == 'string' then
-    state = parse(state)
+    state = parse(state, b)
   end
   owner[c], names[c], states[c] = b, name, state
 end

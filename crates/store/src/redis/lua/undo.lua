@@ -12,9 +12,9 @@ taken, n, _, at = decode('<dHB', ask, at)
 local before, after, took = {}, {}, {}
 for c = 1, counters do
   local value = ARGV[1 + owner[c]]
-  local state = split(value ~= '' and value)[names[c]] or false
+  local state = split(value ~= '' and value, owner[c])[names[c]] or false
   if state and type(state) == 'string' then
-    state = parse(state)
+    state = parse(state, owner[c])
   end
   before[c] = state
 end
@@ -52,7 +52,7 @@ end
 local function leased(c, name)
   local mark = name ~= '' and entries[owner[c]][name]
   if type(mark) == 'string' then
-    mark = parse(mark)
+    mark = parse(mark, owner[c])
   end
   return mark and mark[2] > now and (mark[4] >= 16777216 or mark[5] >= 16777216)
 end

@@ -45,7 +45,7 @@ local function aside(op, verb, state, a, b, c, d, e, extra)
   end
 
   if op == 9 then
-    -- A log: a the cost, b the limit, c the period.
+    -- A log: a the cost, b the limit, c the period, d until when a refund takes from it (0 for now).
     local next, used, future = { 'l', 0 }, 0, 0
     if fields and fields[1] == 'l' then
       for i = 3, #fields, 2 do
@@ -74,19 +74,21 @@ local function aside(op, verb, state, a, b, c, d, e, extra)
     local ahead = future > 0
     local fits, moved = true, ahead
     if verb == 2 then
-      local left = a
-      while left > 0 and #next > 2 do
-        local n = next[#next]
-        local back = left < n and left or n
-        left = left - back
-        if back == n then
-          next[#next] = nil
-          next[#next] = nil
-        else
-          next[#next] = n - back
+      local left, rest = a, { 'l', 0 }
+      for i = #next - 1, 3, -2 do
+        if d == 0 or next[i] <= d then
+          local back = left < next[i + 1] and left or next[i + 1]
+          next[i + 1] = next[i + 1] - back
+          left = left - back
         end
       end
-      moved = true
+      for i = 3, #next, 2 do
+        if next[i + 1] > 0 then
+          rest[#rest + 1] = next[i]
+          rest[#rest + 1] = next[i + 1]
+        end
+      end
+      next, moved = rest, true
     elseif verb == 3 then
       local free = b + b > used and b + b - used or 0
       add(a < free and a or free)

@@ -73,7 +73,7 @@ fn curve(frame: &mut Frame<'_>, area: Rect, title: &str, all: &[u64], colour: Co
 }
 
 fn by_rule(frame: &mut Frame<'_>, area: Rect, seen: &TopState) {
-    let mut rules: Vec<&Value> = seen.stats["rules"].as_array().into_iter().flatten().collect();
+    let mut rules = seen.rules();
     let count = |rule: &Value, name: &str| rule[name].as_u64().unwrap_or(0);
     rules.sort_by_key(|rule| std::cmp::Reverse((count(rule, "deny"), count(rule, "allow"))));
     let rows: Vec<Vec<String>> = rules

@@ -13,8 +13,9 @@ pub(super) fn print(seen: &TopState) -> anyhow::Result<()> {
         print_line(format_args!("{shard}  breaker {state}"))?;
     }
     let count = |rule: &Value, name: &str| rule[name].as_u64().unwrap_or(0).to_string();
-    let rules = seen.stats["rules"].as_array().into_iter().flatten();
-    let rows: Vec<[String; 4]> = rules
+    let rows: Vec<[String; 4]> = seen
+        .rules()
+        .into_iter()
         .map(|rule| {
             [plain(&rule["rule"]), count(rule, "allow"), count(rule, "deny"), count(rule, "shadow_deny")]
         })

@@ -1,0 +1,34 @@
+//! The caller that a command is about: its API key, or its id from a list.
+
+use crate::admin_client::encoded;
+use clap::Args;
+
+#[derive(Debug, Args)]
+pub(crate) struct CallerFlags {
+    /// API key of the caller, or its id from a list.
+    #[arg(value_name = "API_KEY")]
+    pub(crate) api_key: String,
+    /// Attribute that the value is of: `api_key` for a key that is spelled like an id (16 or 64 hexadecimal digits).
+    #[arg(long, value_name = "ATTRIBUTE", value_parser = ["api_key"], hide_possible_values = true)]
+    pub(crate) key: Option<String>,
+}
+
+impl CallerFlags {
+    /// Returns a path with the caller after `prefix`, and these parameters.
+    pub(crate) fn path(&self, prefix: &str, suffix: &str, parameters: &[String]) -> String {
+        let key = self.key.iter().map(|key| format!("key={}", encoded(key)));
+        let query: Vec<String> = key.chain(parameters.iter().cloned()).collect();
+        let mark = if query.is_empty() { "" } else { "?" };
+        format!("{prefix}/{}{suffix}{mark}{}", escaped(&self.api_key), query.join("&"))
+    }
+}
+
+/// Percent-encodes a key. Unescaped, some are the paths of other operations.
+fn escaped(api_key: &str) -> String {
+    match api_key {
+        "import" => "%69mport".to_owned(),
+        "export" => "%65xport".to_owned(),
+        "by-id" => "by%2Did".to_owned(),
+        other => encoded(other),
+    }
+}

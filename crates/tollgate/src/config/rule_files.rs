@@ -1,0 +1,237 @@
+//! The rule files of a running server: reloads them when they change, keeps out what the guard asks about, and applies
+//! that once it is confirmed.
+//!
+//! A failed reload changes only the status and the log; the previous rules remain active. Files that the guard keeps out
+//! wait for an operator, who names them by their rules hash: what is confirmed is what was seen. SIGHUP confirms too, but
+//! only files that the guard has already reported; a signal that arrives with a change confirms nothing.
+
+use crate::config::Config;
+use crate::config::file_guard::FileGuard;
+use crate::config::last_good::{Acceptance, InsteadOfFiles, LastGood, RefusedFiles};
+use crate::config::reload::ReloadCause;
+use crate::config::rule_sources::{self, LoadedFiles};
+use crate::server::status::{ReloadTarget, ServerStatus};
+use crate::server::store::Store;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tollgate_admin::{ConfirmFilesError, PendingFiles, RuleFilesControl};
+use tollgate_control::RuleManager;
+use tollgate_core::{Clock, SystemClock};
+use tollgate_engine::Limiter;
+use tollgate_rules::Ruleset;
+
+pub(crate) struct RuleFiles {
+    config: Config,
+    limiter: Arc<Limiter<Store>>,
+    status: Arc<ServerStatus>,
+    rule_manager: Option<Arc<RuleManager>>,
+    guard: Option<FileGuard>,
+    /// Serializes reloads.
+    state: Mutex<FileState>,
+}
+
+struct FileState {
+    /// Content of the files when they were last read.
+    seen: LoadedFiles,
+    last_good: LastGood,
+    /// Files that wait for confirmation.
+    refused: Option<RefusedFiles>,
+}
+
+impl RuleFiles {
+    /// `seen` is the content of the files before the rules were loaded, so that no change in between is missed.
+    pub(crate) fn new(
+        config: &Config,
+        limiter: &Arc<Limiter<Store>>,
+        status: &Arc<ServerStatus>,
+        rule_manager: Option<Arc<RuleManager>>,
+        guard: Option<FileGuard>,
+        seen: LoadedFiles,
+        start: Option<(LastGood, Option<InsteadOfFiles>)>,
+    ) -> Arc<Self> {
+        let (last_good, instead) = start.unwrap_or_else(|| (LastGood::open(&config.rules), None));
+        let refused = match instead {
+            Some(InsteadOfFiles::Refused(refused)) => Some(refused),
+            Some(InsteadOfFiles::Broken(_)) | None => None,
+        };
+        Arc::new(Self {
+            config: config.clone(),
+            limiter: Arc::clone(limiter),
+            status: Arc::clone(status),
+            rule_manager,
+            guard,
+            state: Mutex::new(FileState { seen, last_good, refused }),
+        })
+    }
+
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        self.config.rules.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, FileState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reloads the files if their content differs from what was last read, or a signal asks for it.
+    pub(crate) fn reload_if_changed(&self, why: ReloadCause) {
+        let seen = rule_sources::load(&self.config.rules);
+        let mut state = self.state();
+        if why == ReloadCause::Signal || state.seen != seen {
+            state.seen.clone_from(&seen);
+            let confirmed = match why {
+                ReloadCause::Signal => state.refused.as_ref().map(|refused| refused.revision.clone()),
+                ReloadCause::FileChanged => None,
+            };
+            self.reload(&mut state, seen, why, confirmed.as_deref());
+        }
+    }
+
+    /// Makes the rules of `files` active, if they are valid, new, and either harmless or `confirmed`, by their rules hash.
+    fn reload(&self, state: &mut FileState, files: LoadedFiles, why: ReloadCause, confirmed: Option<&str>) {
+        if self.config.rules.is_empty() {
+            return;
+        }
+        if let Some(rev) = self.published_rev() {
+            tracing::warn!(
+                rev,
+                "rule files changed but published rules are active; publish them, or use --rules-from files"
+            );
+            return;
+        }
+        let loaded = files.and_then(|sources| {
+            let rules = Ruleset::load(&sources, &self.config.rule_options());
+            Ok((sources, Arc::new(rules.map_err(|errors| errors.to_string())?)))
+        });
+        let (sources, rules) = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                state.refused = None;
+                self.status.record_failure(ReloadTarget::Rules, error.clone());
+                tracing::error!("rule reload failed; keeping previous rules\n{error}");
+                return;
+            }
+        };
+        let (active, now) = (self.limiter.rules(), SystemClock::new().now());
+        let revision = rules.revision();
+        if revision == active.revision() {
+            let was_refused = state.refused.take().is_some();
+            state.last_good.accept(&sources, Acceptance::Judged, now);
+            match self.status.record_success(ReloadTarget::Rules) {
+                true if was_refused => {
+                    tracing::info!(revision, "rule files changed back; the active rules are theirs");
+                }
+                true => tracing::info!(revision, "rule files repaired; the active rules are theirs"),
+                false if why == ReloadCause::Signal => tracing::info!(revision, "rule files unchanged"),
+                false => {}
+            }
+            return;
+        }
+        for warning in rules.warnings() {
+            tracing::warn!("{warning}");
+        }
+        let confirmed = confirmed == Some(revision);
+        let reasons = match &self.guard {
+            Some(guard) if !confirmed => {
+                let baseline = state.last_good.baseline(&self.config.rule_options(), now);
+                guard.reasons(&active, &baseline.unwrap_or_else(|| Arc::clone(&active)), &rules)
+            }
+            _ => Vec::new(),
+        };
+        if !reasons.is_empty() {
+            let refused = RefusedFiles { revision: revision.to_owned(), reasons };
+            let error = refused.error();
+            state.last_good.refuse(&refused);
+            state.refused = Some(refused);
+            self.status.record_failure(ReloadTarget::Rules, error.clone());
+            tracing::error!("changed rule files {error}; keeping previous rules");
+            return;
+        }
+        log_changes(&active, &rules);
+        let how = match self.guard {
+            Some(_) if !confirmed => Acceptance::Judged,
+            _ => Acceptance::Confirmed,
+        };
+        state.last_good.accept(&sources, how, now);
+        let was_refused = state.refused.take().is_some();
+        match self.status.record_success(ReloadTarget::Rules) {
+            _ if confirmed => tracing::warn!(revision, "rule files confirmed"),
+            true if !was_refused => tracing::info!("rule files repaired"),
+            _ => {}
+        }
+        tracing::info!(revision, rules = rules.rules().len(), "rules reloaded");
+        match &self.rule_manager {
+            // The manager updates the limiter, unless published rules became active meanwhile.
+            Some(rule_manager) => drop(rule_manager.apply_files(&sources, rules)),
+            None => {
+                self.limiter.replace_rules(rules);
+                self.status.reloaded();
+            }
+        }
+    }
+
+    fn published_rev(&self) -> Option<i64> {
+        self.rule_manager.as_ref()?.active().rev()
+    }
+}
+
+impl RuleFilesControl for RuleFiles {
+    fn pending(&self) -> Option<PendingFiles> {
+        let refused = self.state().refused.clone().filter(|_| self.published_rev().is_none())?;
+        Some(PendingFiles { revision: refused.revision, reasons: refused.reasons })
+    }
+
+    fn confirm(&self, revision: &str) -> Result<(), ConfirmFilesError> {
+        let files = rule_sources::load(&self.config.rules);
+        let mut state = self.state();
+        let Some(refused) = state.refused.clone().filter(|_| self.published_rev().is_none()) else {
+            return Err(ConfirmFilesError::NothingPending);
+        };
+        if refused.revision != revision {
+            return Err(ConfirmFilesError::Other(refused.revision));
+        }
+        state.seen.clone_from(&files);
+        self.reload(&mut state, files, ReloadCause::Signal, Some(revision));
+        // The files may have changed since they were reported.
+        if self.limiter.rules().revision() == revision {
+            return Ok(());
+        }
+        Err(match &state.refused {
+            Some(refused) => ConfirmFilesError::Other(refused.revision.clone()),
+            None => ConfirmFilesError::NothingPending,
+        })
+    }
+}
+
+/// Maximum number of changed rules in the log of one reload.
+const MAX_CHANGES: usize = 50;
+
+/// Logs what changed files change, rule by rule: whoever reads the log afterwards has only the new files.
+fn log_changes(before: &Ruleset, after: &Ruleset) {
+    let names = |rules: &Ruleset| -> BTreeSet<String> {
+        rules.domains().map(|domain| domain.name().to_owned()).collect()
+    };
+    let (old, new) = (names(before), names(after));
+    for domain in new.difference(&old) {
+        tracing::info!(domain, "domain added");
+    }
+    for domain in old.difference(&new) {
+        tracing::warn!(domain, "domain removed");
+    }
+    let changes = before.diff(after);
+    for change in changes.iter().take(MAX_CHANGES) {
+        let rule = &change.rule;
+        match (&change.before, &change.after) {
+            (None, Some(after)) => tracing::info!(rule, after, "rule added"),
+            (Some(before), None) => tracing::info!(rule, before, "rule removed"),
+            (Some(before), Some(after)) => tracing::info!(rule, before, after, "rule changed"),
+            (None, None) => {}
+        }
+    }
+    if changes.len() > MAX_CHANGES {
+        tracing::info!("{} more rules changed", changes.len() - MAX_CHANGES);
+    }
+    for loosening in before.loosened(after) {
+        tracing::warn!("the new rules protect less: {}", loosening.detail);
+    }
+}
