@@ -2,14 +2,15 @@
 //! rules.
 
 use crate::check::{Check, CheckInput};
+use crate::decision_body::DecisionBody;
 use crate::decision_id::DecisionId;
-use crate::emergency::{MeasureAction, MeasureEffect};
-use crate::grant::{GrantCharge, Grants};
+use crate::emergency::MeasureAction;
+use crate::grant::GrantCharge;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, TimeDelta, Timestamp, Verdict};
-use tollgate_rules::{Action, CallerOverrides, DescriptorMatch, MatchKind, Role, RuleLimit, Ruleset};
+use tollgate_rules::{Action, DescriptorMatch, MatchKind, Role, RuleLimit, Ruleset};
 
 /// The verdict of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,9 +174,11 @@ pub enum UnknownDomain {
 /// The rule name reported for an inline limit.
 pub const INLINE_LIMIT: &str = "inline-limit";
 
-/// The contents of a decision without its ID and rule set.
+/// The contents of a decision without its rule set.
 #[derive(Clone, Debug)]
 pub struct DecisionDetails {
+    /// ID of the decision.
+    pub id: DecisionId,
     /// The verdict.
     pub verdict: DecisionVerdict,
     /// The basis of the verdict.
@@ -206,6 +209,7 @@ impl DecisionDetails {
     #[inline(always)]
     pub(crate) fn unmatched() -> Self {
         Self {
+            id: DecisionId(0),
             verdict: DecisionVerdict::Allowed { delay: TimeDelta::ZERO },
             origin: Origin::Unmatched,
             at: Timestamp::ZERO,
@@ -218,6 +222,27 @@ impl DecisionDetails {
             inline_limits: Vec::new(),
             granted: None,
         }
+    }
+
+    /// Makes it [`DecisionDetails::unmatched`] again, with the same ID. Keeps the lists' memory.
+    #[inline]
+    pub(crate) fn clear(&mut self) {
+        let Self { id: _, verdict, origin, at, denied_by, degraded_by, warned_by, .. } = self;
+        (*verdict, *origin) = (DecisionVerdict::Allowed { delay: TimeDelta::ZERO }, Origin::Unmatched);
+        (*at, *denied_by, *degraded_by, *warned_by) = (Timestamp::ZERO, None, None, None);
+        let Self { limits, descriptors, malformed_cost, inline_limits, granted, .. } = self;
+        limits.clear();
+        descriptors.clear();
+        if malformed_cost.is_some() || granted.is_some() || !inline_limits.is_empty() {
+            (*malformed_cost, *granted) = (None, None);
+            inline_limits.clear();
+        }
+    }
+
+    /// Returns the largest number of elements that one of its lists has memory for.
+    #[inline]
+    pub(crate) fn longest_list(&self) -> usize {
+        self.limits.capacity().max(self.descriptors.capacity()).max(self.inline_limits.capacity())
     }
 
     /// Returns the most restrictive limit of a descriptor: one that denies, else the one with the fewest units
@@ -296,25 +321,17 @@ impl DecisionDetails {
     }
 }
 
-/// The complete answer to one check, with its ID and the rule set that made it.
-#[derive(Debug)]
+/// The complete answer to one check, with the rule set that made it. As large as a pointer.
+#[derive(Clone, Debug)]
 pub struct Decision {
-    /// ID of the decision.
-    pub id: DecisionId,
-    pub(crate) details: DecisionDetails,
-    pub(crate) rules: arc_swap::Guard<Arc<Ruleset>>,
-    /// Overrides and tier of the caller.
-    pub(crate) overrides: Option<Arc<CallerOverrides>>,
-    /// Grants of the caller.
-    pub(crate) grants: Option<Arc<Grants>>,
-    /// Effect of the emergency measures on the request.
-    pub(crate) effect: Option<Box<MeasureEffect>>,
+    pub(crate) body: DecisionBody,
 }
 
 impl std::ops::Deref for Decision {
     type Target = DecisionDetails;
+    #[inline]
     fn deref(&self) -> &DecisionDetails {
-        &self.details
+        &self.body.details
     }
 }
 
@@ -322,39 +339,39 @@ impl Decision {
     /// Returns the rules hash of the rule set that made the decision.
     #[must_use]
     pub fn revision(&self) -> &str {
-        self.rules.revision()
+        self.body.rules.revision()
     }
 
     /// Returns the rule set that made the decision.
     #[must_use]
     pub fn rules(&self) -> &Ruleset {
-        &self.rules
+        &self.body.rules
     }
 
     /// Returns whether the decision was made with exactly this rule set.
     #[must_use]
     #[inline]
     pub fn uses_rules(&self, rules: &Arc<Ruleset>) -> bool {
-        Arc::ptr_eq(&self.rules, rules)
+        Arc::ptr_eq(&self.body.rules, rules)
     }
 
     /// Returns a shared reference to the rule set, for use after the decision is dropped.
     #[must_use]
     pub fn shared_rules(&self) -> Arc<Ruleset> {
-        Arc::clone(&self.rules)
+        Arc::clone(&self.body.rules)
     }
 
     /// Returns the tier in the caller's quota.
     #[must_use]
     pub fn override_tier(&self) -> Option<&str> {
-        self.overrides.as_ref().and_then(|tenant| tenant.tier())
+        self.body.overrides.as_ref().and_then(|tenant| tenant.tier())
     }
 
     /// Returns the name of a verdict's source.
     #[must_use]
     pub fn name(&self, by: DecidedBy) -> &str {
         match by {
-            DecidedBy::Rule(id) => self.rules.rule(id).map_or("", |rule| rule.name.as_str()),
+            DecidedBy::Rule(id) => self.body.rules.rule(id).map_or("", |rule| rule.name.as_str()),
             DecidedBy::Inline => INLINE_LIMIT,
             DecidedBy::Emergency => self.emergency().unwrap_or("emergency"),
             DecidedBy::UnknownDomain => "unknown-domain",
@@ -365,13 +382,13 @@ impl Decision {
     /// Returns the name of the emergency measure that changed the decision: `emergency:` and its ID.
     #[must_use]
     pub fn emergency(&self) -> Option<&str> {
-        self.effect.as_ref()?.name()
+        self.body.effect.as_ref()?.name()
     }
 
     /// Returns the action of that measure.
     #[must_use]
     pub fn emergency_action(&self) -> Option<MeasureAction> {
-        self.effect.as_ref()?.action()
+        self.body.effect.as_ref()?.action()
     }
 
     /// Returns the name of the rule that denied the request.
@@ -384,7 +401,7 @@ impl Decision {
     #[must_use]
     pub fn limit(&self, status: &LimitStatus) -> Option<&RuleLimit> {
         match status.limit {
-            LimitRef::Rule(id) => self.rules.limit(id),
+            LimitRef::Rule(id) => self.body.rules.limit(id),
             LimitRef::Inline(at) => self.inline_limits.get(usize::from(at)),
         }
     }
@@ -399,7 +416,7 @@ impl Decision {
             CheckInput::Descriptors(descriptors) => match descriptors.get(usize::from(status.descriptor)) {
                 Some(descriptor) => {
                     let is_all = |domain: &tollgate_rules::Domain| domain.matching() == DescriptorMatch::All;
-                    if self.rules.domain(check.domain).is_some_and(is_all) {
+                    if self.body.rules.domain(check.domain).is_some_and(is_all) {
                         all = descriptors.iter().flat_map(|one| one.entries.iter().copied()).collect();
                         all.splice(..0, descriptor.entries.iter().copied());
                     }
@@ -409,7 +426,7 @@ impl Decision {
                 None => return check.cost,
             },
         };
-        let rule = status.rule.and_then(|rule| self.rules.rule(rule));
+        let rule = status.rule.and_then(|rule| self.body.rules.rule(rule));
         let resolved = |(rule, limit): (_, &RuleLimit)| limit.resolve_cost(rule, asked, attributes);
         rule.zip(self.limit(status)).and_then(resolved).unwrap_or(asked)
     }
@@ -417,7 +434,7 @@ impl Decision {
     /// Returns whether a denial by this limit denies the request; see [`Role::is_enforced`].
     #[must_use]
     pub fn is_enforced(&self, status: &LimitStatus) -> bool {
-        let rule = status.rule.and_then(|rule| self.rules.rule(rule));
+        let rule = status.rule.and_then(|rule| self.body.rules.rule(rule));
         status.role.is_enforced(rule.map_or(Action::Reject, |rule| rule.action))
     }
 
@@ -425,19 +442,5 @@ impl Decision {
     #[must_use]
     pub fn limit_name(&self, limit: &LimitStatus) -> &str {
         self.name(limit.rule.map_or(DecidedBy::Inline, DecidedBy::Rule))
-    }
-}
-
-impl Clone for Decision {
-    fn clone(&self) -> Self {
-        let rules = arc_swap::Guard::from_inner(Arc::clone(&self.rules));
-        Self {
-            id: self.id,
-            details: self.details.clone(),
-            rules,
-            overrides: self.overrides.clone(),
-            grants: self.grants.clone(),
-            effect: self.effect.clone(),
-        }
     }
 }

@@ -68,6 +68,7 @@ pub(crate) fn push_unknown(plan: &Plan<'_>, details: &mut DecisionDetails) {
 
 /// Sets the denying rule and the retry-after.
 #[cold]
+#[inline(never)]
 fn deny(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
     let pairs = plan.limits.iter().zip(&outcomes.per_charge);
     let denying = pairs.filter(|(matched, outcome)| decides(matched) && outcome.verdict.is_denied());
@@ -88,10 +89,7 @@ fn deny(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
 fn push_status(folded: &mut DecisionDetails, matched: &MatchedLimit<'_>, outcome: Outcome) {
     let limit = match &matched.limit {
         LimitOrigin::Rule(limit) => LimitRef::Rule(limit.id),
-        LimitOrigin::Inline(_) | LimitOrigin::Override(_) => {
-            folded.inline_limits.push(RuleLimit::clone(&matched.limit));
-            LimitRef::Inline(u16::try_from(folded.inline_limits.len() - 1).unwrap_or(u16::MAX))
-        }
+        LimitOrigin::Inline(_) | LimitOrigin::Override(_) => push_limit(folded, &matched.limit),
     };
     folded.limits.push(LimitStatus {
         outcome,
@@ -102,8 +100,17 @@ fn push_status(folded: &mut DecisionDetails, matched: &MatchedLimit<'_>, outcome
     });
 }
 
+/// Adds a limit that is not in the rule set. Apart, as all that few decisions need is here: the loop around it is short
+/// enough for the processor's registers then.
+#[inline(never)]
+fn push_limit(folded: &mut DecisionDetails, limit: &RuleLimit) -> LimitRef {
+    folded.inline_limits.push(limit.clone());
+    LimitRef::Inline(u16::try_from(folded.inline_limits.len() - 1).unwrap_or(u16::MAX))
+}
+
 /// Returns whether the request is denied. The store decides for required and alternative charges; if all charges are
 /// independent (the Envoy profile), the same rule is applied to their outcomes here.
+#[inline(never)]
 pub(crate) fn is_denied(plan: &Plan<'_>, outcomes: &Outcomes) -> bool {
     if outcomes.admission == Admission::Denied {
         return true;

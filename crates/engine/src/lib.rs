@@ -5,6 +5,7 @@
 //! | `limiter` | the decision path |
 //! | `check` | the input of a check |
 //! | `decision`, `decision_id` | the complete answer to a check, and its ID |
+//! | `decision_body` | the memory that decisions are written in, reused by each thread |
 //! | `fold` | outcomes folded into one decision |
 //! | `fail_policy` | decisions while the store is unavailable |
 //! | `fallback`, `fallback_counts` | local counters that decide then, and how often they did |
@@ -28,6 +29,7 @@ mod by_rule;
 mod charge_record;
 mod check;
 mod decision;
+mod decision_body;
 mod decision_id;
 mod delay_queue;
 mod emergency;

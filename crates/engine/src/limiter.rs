@@ -6,6 +6,7 @@
 
 use crate::check::{Check, CheckInput};
 use crate::decision::{DecidedBy, Decision, DecisionDetails, DecisionVerdict, Origin, UnknownDomain};
+use crate::decision_body::{Contents, DecisionBody, Generation};
 use crate::decision_id::DecisionId;
 use crate::emergency::ActiveMeasures;
 use crate::fallback::TryCharge;
@@ -15,15 +16,16 @@ use crate::fold;
 use crate::grant::Grants;
 use crate::in_flight::InFlight;
 use crate::observer::Observer;
-use crate::panic::Panics;
+use crate::panic::{Panicked, Panics};
 use crate::permit_guard::Renewals;
-use crate::quota_provider::{CallerQuota, QuotaProvider};
+use crate::quota_provider::QuotaProvider;
 use crate::reconcile::PendingCharges;
 use crate::reconsider::FullCounters;
 use crate::reservation::Reservations;
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tollgate_core::{Clock, CounterStore, LogThrottle, Outcomes, PermitId, TimeDelta};
@@ -32,6 +34,7 @@ use tollgate_rules::{CallerOverrides, Charges, Plan, Ruleset};
 /// Rate limiter: decides requests with a rule set and a store. Shared by all protocol servers.
 pub struct Limiter<S> {
     pub(crate) rules: ArcSwap<Ruleset>,
+    generation: Generation,
     pub(crate) store: S,
     /// Global shadow mode: every denial becomes an allowance, and the outcomes are still reported.
     pub(crate) shadow: AtomicBool,
@@ -79,6 +82,7 @@ impl<S: CounterStore> Limiter<S> {
     pub fn new(rules: Arc<Ruleset>, store: S, clock: Arc<dyn Clock>) -> Self {
         Self {
             rules: ArcSwap::new(rules),
+            generation: Generation::new(),
             store,
             shadow: AtomicBool::new(false),
             denies_unknown: AtomicBool::new(false),
@@ -151,6 +155,7 @@ impl<S: CounterStore> Limiter<S> {
     pub fn replace_rules(&self, rules: Arc<Ruleset>) {
         self.observers.iter().for_each(|observer| observer.on_rules_changed(&rules));
         self.rules.store(rules);
+        self.generation.advance();
     }
 
     /// Returns the active rules.
@@ -184,73 +189,82 @@ impl<S: CounterStore> Limiter<S> {
     /// check it came.
     #[inline]
     pub fn check(&self, check: &Check<'_>) -> impl Future<Output = Decision> {
-        self.decide(check, DecisionId::generate(), PermitId::ANONYMOUS, |_, _| ())
+        self.decide(check, |_| PermitId::ANONYMOUS, |_, _| ())
+    }
+
+    /// Begins a decision by the active rules.
+    #[inline]
+    pub(crate) fn begin(&self, id: DecisionId) -> Decision {
+        let mut body = DecisionBody::new(&self.generation, || self.rules.load_full());
+        body.details.id = id;
+        Decision { body }
     }
 
     /// Plans, charges and folds one request, and reports the decision to the observers. `keep` receives the plan and
     /// the decision details before the plan is dropped, to build what outlives the request (permits, reservations).
+    /// `holder` names the holder of its permits.
+    #[allow(
+        clippy::manual_async_fn,
+        reason = "an async function copies its arguments before it begins; a block uses them where they are"
+    )]
     #[inline]
-    pub(crate) async fn decide(
+    pub(crate) fn decide(
         &self,
         check: &Check<'_>,
-        id: DecisionId,
-        permit: PermitId,
+        holder: impl FnOnce(DecisionId) -> PermitId,
         mut keep: impl FnMut(&Plan<'_>, &DecisionDetails),
-    ) -> Decision {
-        let rules = self.rules.load();
-        let known = self.guarded(|| (self.quota_for(check, &rules), self.effect_of(check)));
-        let (CallerQuota { overrides: tenant, grants }, mut effect) = known.unwrap_or_default();
-        let mut details = DecisionDetails::unmatched();
-        {
-            let mut plan = Plan::default();
-            let tried = self.guarded(|| {
-                let is_known = plan_into(&rules, tenant.as_deref(), check, &mut plan);
-                if let Some(effect) = &mut effect {
-                    effect.apply_to(&mut plan, &mut details);
+    ) -> impl Future<Output = Decision> {
+        async move {
+            let id = DecisionId::generate();
+            let (mut decision, permit) = (self.begin(id), holder(id));
+            {
+                let Contents { details, rules, overrides, grants, effect, .. } = &mut *decision.body;
+                if self.quotas.is_some() || self.measures.any_active() {
+                    let known = self.guarded(|| (self.quota_for(check, rules), self.effect_of(check)));
+                    let (quota, measures) = known.unwrap_or_default();
+                    (*overrides, *grants, *effect) = (quota.overrides, quota.grants, measures);
                 }
-                if !is_known && self.denies_unknown.load(Ordering::Relaxed) {
-                    details.deny_uncharged(DecidedBy::UnknownDomain);
-                }
-                if plan.limits.is_empty() {
-                    return Tried::Decided;
-                }
-                if let Some(attribute) = plan.malformed_cost {
-                    details.malformed_cost = Some(attribute.into());
-                    details.deny_uncharged(DecidedBy::MalformedCost);
-                    return Tried::Decided;
-                }
-                self.try_charge(&plan, permit, grants.is_some(), &mut details)
-            });
-            match tried {
-                Ok(Tried::Decided) => {}
-                // Boxed because these futures are large and every check would carry them.
-                Ok(tried) => {
-                    let charged = self.charge(&mut plan, permit, tried, grants.as_deref(), &mut details);
-                    if let Err(panic) = Box::pin(self.guarded_future(charged)).await {
-                        Box::pin(self.decide_after_panic(panic, &plan, permit, &mut details)).await;
+                let mut plan = Plan::default();
+                let tried = self.guarded(|| {
+                    let is_known = plan_into(rules, overrides.as_deref(), check, &mut plan);
+                    if let Some(effect) = effect {
+                        effect.apply_to(&mut plan, details);
                     }
+                    if !is_known && self.denies_unknown.load(Ordering::Relaxed) {
+                        details.deny_uncharged(DecidedBy::UnknownDomain);
+                    }
+                    if plan.limits.is_empty() {
+                        return Tried::Decided;
+                    }
+                    if let Some(attribute) = plan.malformed_cost {
+                        details.malformed_cost = Some(attribute.into());
+                        details.deny_uncharged(DecidedBy::MalformedCost);
+                        return Tried::Decided;
+                    }
+                    self.try_charge(&plan, permit, grants.is_some(), details)
+                });
+                if !matches!(tried, Ok(Tried::Decided)) {
+                    self.finish(tried, &mut plan, permit, grants.as_deref(), details).await;
                 }
-                Err(panic) => Box::pin(self.decide_after_panic(panic, &plan, permit, &mut details)).await,
+                if plan.is_split && plan.limits.iter().any(|matched| matched.cost.is_refund()) {
+                    self.full_counters.clear();
+                }
+                fold::descriptors(&plan, details);
+                if let Some(effect) = effect {
+                    effect.override_verdict(details);
+                }
+                if self.shadow.load(Ordering::Relaxed) && !details.is_allowed() {
+                    details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
+                    details.denied_by = None;
+                }
+                if details.malformed_cost.is_some() && details.denied_by != Some(DecidedBy::MalformedCost) {
+                    details.malformed_cost = None;
+                }
+                keep(&plan, details);
             }
-            if plan.is_split && plan.limits.iter().any(|matched| matched.cost.is_refund()) {
-                self.full_counters.clear();
-            }
-            fold::descriptors(&plan, &mut details);
-            if let Some(effect) = &mut effect {
-                effect.override_verdict(&mut details);
-            }
-            if self.shadow.load(Ordering::Relaxed) && !details.is_allowed() {
-                details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
-                details.denied_by = None;
-            }
-            if details.denied_by != Some(DecidedBy::MalformedCost) {
-                details.malformed_cost = None;
-            }
-            keep(&plan, &details);
+            self.notify_observers(check, &decision);
+            decision
         }
-        let decision = Decision { id, details, rules, overrides: tenant, grants, effect };
-        self.notify_observers(check, &decision);
-        decision
     }
 
     /// Charges the plan without waiting, if the store can and the outcome is final.
@@ -284,6 +298,29 @@ impl<S: CounterStore> Limiter<S> {
         }
         fold::fold(plan, &outcomes, details);
         Tried::Decided
+    }
+
+    /// Finishes a decision whose charges the store must be awaited for or may still admit, or that panicked. Apart and
+    /// boxed because these futures are large: every check would carry them, and reserve stack for them.
+    #[cold]
+    #[inline(never)]
+    fn finish<'f>(
+        &'f self,
+        tried: Result<Tried, Panicked>,
+        plan: &'f mut Plan<'_>,
+        permit: PermitId,
+        grants: Option<&'f Grants>,
+        details: &'f mut DecisionDetails,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'f>> {
+        Box::pin(async move {
+            let charged = match tried {
+                Ok(tried) => self.guarded_future(self.charge(plan, permit, tried, grants, details)).await,
+                Err(panic) => Err(panic),
+            };
+            if let Err(panic) = charged {
+                self.decide_after_panic(panic, plan, permit, details).await;
+            }
+        })
     }
 
     /// Charges the plan if the store must be awaited or a denial is not final.

@@ -85,7 +85,7 @@ impl<S: CounterStore> Limiter<S> {
         permit: PermitId,
         details: &mut DecisionDetails,
     ) {
-        *details = DecisionDetails::unmatched();
+        details.clear();
         if plan.limits.is_empty() {
             details.origin = Origin::FailOpen;
             return;
@@ -96,7 +96,7 @@ impl<S: CounterStore> Limiter<S> {
             return;
         }
         // Local counters and refunds are part of what fails. The rules still say open or closed.
-        *details = DecisionDetails::unmatched();
+        details.clear();
         push_unknown(plan, details);
         details.origin = Origin::FailOpen;
         let closed = plan.limits.iter().find(|matched| {

@@ -6,7 +6,6 @@
 
 use crate::check::Check;
 use crate::decision::{Decision, DecisionDetails, LimitStatus};
-use crate::decision_id::DecisionId;
 use crate::in_flight::InFlightGuard;
 use crate::limiter::Limiter;
 use crate::reservation::{ReservedCharge, Settlement, reserved_charges};
@@ -63,23 +62,15 @@ impl<S: CounterStore> Limiter<S> {
     /// requests hold nothing.
     #[inline]
     pub async fn admit(&self, check: &Check<'_>) -> (Decision, Option<HeldPermits>) {
-        let (id, asked) = (DecisionId::generate(), self.clock.now());
+        let asked = self.clock.now();
         let mut held = None;
-        let keep = |plan: &Plan<'_>, details: &DecisionDetails| {
-            held = self.hold(plan, details, PermitId(id.0), asked);
-        };
-        let decision = self.decide(check, id, PermitId(id.0), keep).await;
+        let keep = |plan: &Plan<'_>, details: &DecisionDetails| held = self.hold(plan, details, asked);
+        let decision = self.decide(check, |id| PermitId(id.0), keep).await;
         (decision, held)
     }
 
     #[inline]
-    fn hold(
-        &self,
-        plan: &Plan<'_>,
-        details: &DecisionDetails,
-        id: PermitId,
-        asked: Timestamp,
-    ) -> Option<HeldPermits> {
+    fn hold(&self, plan: &Plan<'_>, details: &DecisionDetails, asked: Timestamp) -> Option<HeldPermits> {
         let is_permit = |(matched, status): &(&MatchedLimit<'_>, &LimitStatus)| {
             matched.limit.limit.algorithm() == Algorithm::Concurrency && status.outcome.verdict.is_allowed()
         };
@@ -89,7 +80,7 @@ impl<S: CounterStore> Limiter<S> {
         }
         let rules = permits.filter_map(|(matched, _)| matched.rule.map(|rule| rule.name.as_str()));
         Some(HeldPermits {
-            id,
+            id: PermitId(details.id.0),
             charges: reserved_charges(plan, details, asked),
             _in_flight: self.in_flight.enter(rules),
         })

@@ -1,7 +1,8 @@
 //! Replay of a sampled request that represents many, for impact previews, on separate counters.
 
 use crate::check::Check;
-use crate::decision::{DecidedBy, Decision, DecisionDetails};
+use crate::decision::{DecidedBy, Decision};
+use crate::decision_body::Contents;
 use crate::decision_id::DecisionId;
 use crate::fold;
 use crate::limiter::{Limiter, plan_into};
@@ -40,12 +41,13 @@ impl<S: CounterStore> Limiter<S> {
     /// permits, because it is not known how long a request would have held one. Observers are not called. Returns
     /// `None` if the store must be awaited.
     pub fn replay(&self, check: &Check<'_>, weight: SampleWeight) -> Option<Decision> {
-        let (id, rules) = (DecisionId::generate(), self.rules.load());
-        let tenant = self.quota_for(check, &rules).overrides;
-        let mut details = DecisionDetails::unmatched();
+        let mut decision = self.begin(DecisionId::generate());
+        let permit = PermitId(decision.id.0);
+        let Contents { details, rules, overrides, .. } = &mut *decision.body;
+        *overrides = self.quota_for(check, rules).overrides;
         {
             let mut plan = Plan::default();
-            plan_into(&rules, tenant.as_deref(), check, &mut plan);
+            plan_into(rules, overrides.as_deref(), check, &mut plan);
             plan.limits.retain(|matched| matched.limit.limit.algorithm() != Algorithm::Concurrency);
             for matched in &mut plan.limits {
                 let shared = matched.rule.is_some_and(|rule| rule.shared_by_callers);
@@ -59,14 +61,14 @@ impl<S: CounterStore> Limiter<S> {
                 details.deny_uncharged(DecidedBy::MalformedCost);
             } else if !plan.limits.is_empty() {
                 let (mut charges, mut outcomes) = (Charges::new(), Outcomes::default());
-                plan.charges(PermitId(id.0), &mut charges);
+                plan.charges(permit, &mut charges);
                 if !self.store.try_charge(&charges, &mut outcomes) {
                     return None;
                 }
-                fold::fold(&plan, &outcomes, &mut details);
+                fold::fold(&plan, &outcomes, details);
             }
         }
-        Some(Decision { id, details, rules, overrides: tenant, grants: None, effect: None })
+        Some(decision)
     }
 }
 

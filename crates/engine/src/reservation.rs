@@ -31,6 +31,7 @@ mod seal;
 use crate::charge_record::ChargeRecord;
 use crate::check::{Check, CheckInput};
 use crate::decision::{Decision, DecisionDetails, DecisionVerdict};
+use crate::decision_body::Contents;
 use crate::decision_id::DecisionId;
 use crate::fold;
 use crate::limiter::{Limiter, plan_into};
@@ -305,13 +306,13 @@ impl<S: CounterStore> Limiter<S> {
     ) -> Result<Reservation, ReserveError> {
         let asked = self.clock.now();
         let deadline = asked + within;
-        let (decision_id, mut charges) = (DecisionId::generate(), Vec::new());
+        let mut charges = Vec::new();
         let keep = |plan: &Plan<'_>, details: &DecisionDetails| {
             if details.is_allowed() {
                 charges = reserved_charges(plan, details, asked);
             }
         };
-        let decision = self.decide(check, decision_id, PermitId(decision_id.0), keep).await;
+        let decision = self.decide(check, |id| PermitId(id.0), keep).await;
         charges.retain(|charge| charge.record.units > 0);
         if !decision.is_allowed() || charges.is_empty() {
             return Ok(Reservation { id: None, decision, deadline });
@@ -320,7 +321,7 @@ impl<S: CounterStore> Limiter<S> {
         // The store's clock counts, which every node can read.
         let began = charges.iter().map(|charge| charge.taken_at).min().unwrap_or(asked);
         let record = Record {
-            decision: decision_id,
+            decision: decision.id,
             process: self.reservations.process,
             deadline: began + within,
             proceeds_at: began + decision.delay(),
@@ -330,7 +331,7 @@ impl<S: CounterStore> Limiter<S> {
         };
         let kept = self.keep(&record, id, caller, kept_for, claim).await;
         if let Err(error) = kept {
-            let permit = PermitId(decision_id.0);
+            let permit = PermitId(decision.id.0);
             let canceled = Settlement::Canceled;
             if let Err(error) = self.move_counters(&record.charges, permit, canceled, began).await {
                 tracing::warn!(%error, "a reservation that was not kept stays charged");
@@ -379,16 +380,16 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Returns the decision of an open reservation: as it was told, or if the rules have changed, with what remains now.
     async fn replayed(&self, check: &Check<'_>, record: &Record, now: Timestamp) -> Decision {
-        let rules = self.rules.load();
-        let tenant = self.quota_for(check, &rules).overrides;
-        let mut details = DecisionDetails::unmatched();
+        let mut decision = self.begin(record.decision);
+        let Contents { details, rules, overrides, .. } = &mut *decision.body;
+        *overrides = self.quota_for(check, rules).overrides;
         {
             let (mut plan, mut charges) = (Plan::default(), Charges::new());
-            plan_into(&rules, tenant.as_deref(), check, &mut plan);
+            plan_into(rules, overrides.as_deref(), check, &mut plan);
             if plan.limits.len() == record.outcomes.len() {
                 let per_charge = record.outcomes.iter().copied().collect();
                 let outcomes = Outcomes { admission: Admission::Admitted, at: now, per_charge };
-                fold::fold(&plan, &outcomes, &mut details);
+                fold::fold(&plan, &outcomes, details);
                 details
                     .limits
                     .iter_mut()
@@ -398,15 +399,15 @@ impl<S: CounterStore> Limiter<S> {
                 plan.limits.iter_mut().for_each(|matched| matched.cost = Cost::PEEK);
                 plan.charges(PermitId(record.decision.0), &mut charges);
                 match self.store.charge(&charges).await {
-                    Ok(outcomes) => fold::fold(&plan, &outcomes, &mut details),
-                    Err(_) => fold::push_unknown(&plan, &mut details),
+                    Ok(outcomes) => fold::fold(&plan, &outcomes, details),
+                    Err(_) => fold::push_unknown(&plan, details),
                 }
             }
-            fold::descriptors(&plan, &mut details);
+            fold::descriptors(&plan, details);
         }
         details.verdict = DecisionVerdict::Allowed { delay: record.proceeds_at.since(now) };
         details.denied_by = None;
-        Decision { id: record.decision, details, rules, overrides: tenant, grants: None, effect: None }
+        decision
     }
 
     /// Replaces the estimate with the actual cost.

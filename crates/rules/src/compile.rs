@@ -239,8 +239,9 @@ impl Compiler<'_, '_> {
         let enforce = self.enforce(&draft, scope);
         let shard_by = self.shard_by.clone().filter(|attribute| self.is_sharded(attribute));
         let class = draft.class.unwrap_or(self.class);
-        self.rules.push(Rule {
+        let rule = Rule {
             id,
+            is_plain: false,
             has_explicit_name: draft.name.is_some(),
             keys: self.keys_of_last_node(),
             name: draft.name.map_or_else(|| path.to_owned(), |name| name.value),
@@ -268,7 +269,8 @@ impl Compiler<'_, '_> {
             value_to_metric: draft.value_to_metric,
             metadata: draft.metadata,
             location: (self.reader.source.name.clone(), draft.at.line),
-        });
+        };
+        self.rules.push(rule.with_plain_flag());
         Some(id)
     }
 

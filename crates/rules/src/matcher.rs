@@ -8,17 +8,16 @@ mod all;
 
 use crate::counter_shards::next_shard;
 use crate::overrides::CallerOverrides;
-use crate::plan::{Attributes, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan};
-use crate::rule::{CostFrom, DescriptorMatch, Enforce, Profile, Role, Rule, RuleLimit};
+use crate::plan::{Attributes, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan, PlanParts};
+use crate::rule::{CostFrom, DescriptorMatch, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::Domain;
 use crate::scope::Kind;
 use crate::sensitivity::may_be_secret;
 use crate::tree::{GLOBAL, KeyIndex, Level, TreeNode, ValueTest};
 use crate::unit::Unit;
 use smallvec::SmallVec;
+use std::ops::Range;
 use tollgate_core::{Algorithm, Cost, KeyPart, LimitSpec, Rate};
-
-type Path<'p> = SmallVec<[KeyPart<'p>; 4]>;
 
 /// Returns the value of a key; the first, if it occurs twice. The value of `global` never comes from the request.
 #[inline]
@@ -120,33 +119,42 @@ impl Domain {
         i: u16,
         plan: &mut Plan<'p>,
     ) -> (MatchKind, Option<&'p Rule>) {
-        let Some((node, path, tier)) = self.walk(descriptor.entries) else { return (MatchKind::None, None) };
+        let start = plan.parts.len();
+        let Some((node, tier)) = self.walk(descriptor.entries, &mut plan.parts) else {
+            plan.parts.truncate(start);
+            return (MatchKind::None, None);
+        };
+        let path = start..plan.parts.len();
         let tier = plan.overrides.and_then(CallerOverrides::tier).or(tier);
         match node.rule {
             Some(id) => {
                 let rule = &self.rules[id as usize];
                 let look = CostResolver { cost, attributes: descriptor.entries };
-                (push_limits(plan, self.profile, rule, tier, (&path, None), look, i), Some(rule))
+                (push_limits(plan, self.profile, rule, tier, path, look, i), Some(rule))
             }
             None => (MatchKind::None, None),
         }
     }
 
-    /// Returns the node at which a descriptor's last entry ends, the values on the way, and the tier if an entry for it
-    /// follows.
-    fn walk<'p>(&'p self, entries: &'p Attributes<'p>) -> Option<(&'p TreeNode, Path<'p>, Option<&'p str>)> {
-        let (mut node, mut path, mut tier) = (&self.tree[0], Path::new(), None);
+    /// Returns the node at which a descriptor's last entry ends, and the tier if an entry for it follows. Adds the
+    /// values on the way to `path`.
+    fn walk<'p>(
+        &'p self,
+        entries: &'p Attributes<'p>,
+        path: &mut PlanParts<'p>,
+    ) -> Option<(&'p TreeNode, Option<&'p str>)> {
+        let (mut node, mut tier) = (&self.tree[0], None);
         for (at, (key, value)) in entries.iter().enumerate() {
             if let Some(next) = self.next(node, key, value) {
                 node = &self.tree[next as usize];
-                path.extend(part(node, value));
+                push_part(path, node, value);
             } else if at + 1 == entries.len() && *key == self.tier_key && self.has_tiers(node) {
                 tier = Some(*value);
             } else {
                 return None;
             }
         }
-        Some((node, path, tier))
+        Some((node, tier))
     }
 
     /// Returns the counter that envoyproxy/ratelimit uses for a descriptor whatever its limit: the configured rule's,
@@ -156,8 +164,9 @@ impl Domain {
         &'p self,
         entries: &'p Attributes<'p>,
         unit: Unit,
-    ) -> Option<(&'p tollgate_core::Scope, Path<'p>)> {
-        let (node, path, None) = self.walk(entries)? else { return None };
+    ) -> Option<(&'p tollgate_core::Scope, PlanParts<'p>)> {
+        let mut path = PlanParts::new();
+        let (node, None) = self.walk(entries, &mut path)? else { return None };
         let rule = &self.rules[node.rule? as usize];
         let mut above = node;
         loop {
@@ -250,7 +259,8 @@ struct AttributeMatcher<'w, 'p> {
     descriptor: u16,
     /// Number of attributes, from the first, whose keys may end a rule's path; the others only lead to it.
     ending: usize,
-    path: Path<'p>,
+    /// Values of the nodes above, as a range of the plan's parts.
+    path: Range<usize>,
     plan: &'w mut Plan<'p>,
     /// Strongest match that charges nothing.
     uncharged: (MatchKind, Option<&'p Rule>),
@@ -267,7 +277,7 @@ impl<'w, 'p> AttributeMatcher<'w, 'p> {
             cost,
             descriptor: 0,
             ending: usize::MAX,
-            path: Path::new(),
+            path: 0..0,
             plan,
             uncharged: (MatchKind::None, None),
             replacing: SmallVec::new(),
@@ -316,19 +326,21 @@ impl<'w, 'p> AttributeMatcher<'w, 'p> {
     #[inline]
     fn visit(&mut self, id: u32, value: &'p str) {
         let node = &self.domain.tree[id as usize];
-        let last = part(node, value);
-        if last.is_none() && matches!(node.element.test, ValueTest::Network(_)) {
+        let above = self.path.clone();
+        let start = plan_end(self.plan, &above);
+        if !push_part(&mut self.plan.parts, node, value) && matches!(node.element.test, ValueTest::Network(_))
+        {
             return;
         }
+        let path = start..self.plan.parts.len();
         if let Some(id) = node.rule
             && (self.ending == usize::MAX || self.may_end(&node.element.key))
         {
             let rule = &self.domain.rules[id as usize];
             let look = CostResolver { cost: self.cost, attributes: self.request };
             let tier = self.plan.tier;
-            let path = (self.path.as_slice(), last);
             let matched =
-                push_limits(self.plan, self.domain.profile, rule, tier, path, look, self.descriptor);
+                push_limits(self.plan, self.domain.profile, rule, tier, path.clone(), look, self.descriptor);
             if matches!(
                 (matched, self.uncharged.0),
                 (MatchKind::Exempt, MatchKind::None)
@@ -336,27 +348,44 @@ impl<'w, 'p> AttributeMatcher<'w, 'p> {
             ) {
                 self.uncharged = (matched, Some(rule));
             }
-            if !rule.replaces.is_empty() {
+            if !rule.is_plain && !rule.replaces.is_empty() {
                 self.replacing.push(rule);
             }
         }
         if !node.children.is_empty() {
-            let above = self.path.len();
-            self.path.extend(last);
+            self.path = path;
             self.match_level(&node.children);
-            self.path.truncate(above);
+            self.path = above;
         }
     }
 }
 
-/// Returns the part that a value adds to a counter key; `None` if the rule fixes the value.
+/// Prepares the end of the plan's parts for one more after those at `path`. Returns where they begin: where they are,
+/// if nothing follows them, else they are repeated.
 #[inline]
-fn part<'p>(node: &TreeNode, value: &'p str) -> Option<KeyPart<'p>> {
-    match &node.element.test {
-        ValueTest::Any | ValueTest::Like(_) => Some(value_part(node.is_secret, value)),
-        ValueTest::Exact(_) | ValueTest::Shared(_) => None,
-        ValueTest::Network(prefix) => prefix.network(value),
+fn plan_end(plan: &mut Plan<'_>, path: &Range<usize>) -> usize {
+    let end = plan.parts.len();
+    if path.end == end {
+        return path.start;
     }
+    repeat_parts(plan, path.clone());
+    end
+}
+
+/// Adds the part that a value adds to a counter key. Returns `false` if it adds none, because the rule fixes the value,
+/// or because it is not an address. Written in place in each case: a part that is first built elsewhere is read again
+/// before its bytes have left the processor's store buffer, which takes as long as the rest of the visit.
+#[inline]
+fn push_part<'p>(parts: &mut PlanParts<'p>, node: &TreeNode, value: &'p str) -> bool {
+    match &node.element.test {
+        ValueTest::Any | ValueTest::Like(_) => parts.push(value_part(node.is_secret, value)),
+        ValueTest::Exact(_) | ValueTest::Shared(_) => return false,
+        ValueTest::Network(prefix) => match prefix.network(value) {
+            Some(network) => parts.push(network),
+            None => return false,
+        },
+    }
+    true
 }
 
 #[inline]
@@ -445,26 +474,97 @@ impl RuleLimit {
     }
 }
 
-/// Adds the limits of one rule. The parts are copied once for all its limits.
+/// What the limits of a matched rule have in common.
+struct RuleMatch<'p> {
+    limits: &'p [RuleLimit],
+    /// Whether the limits come from the caller's quota.
+    is_override: bool,
+    /// Whether the rule is not enforced for this caller.
+    counts_only: bool,
+    cost: Cost,
+    /// Values of the counter keys, as a range of the plan's parts.
+    parts: Range<usize>,
+    /// The shard to charge, its position in the round, and where its name is among the parts.
+    shard: (u16, u16, u16),
+}
+
+/// Adds the limits of one rule, whose values are the plan's parts at `path`.
 #[inline(always)]
 fn push_limits<'p>(
     plan: &mut Plan<'p>,
     profile: Profile,
     rule: &'p Rule,
     tier: Option<&str>,
-    (path, last): (&[KeyPart<'p>], Option<KeyPart<'p>>),
+    path: Range<usize>,
     look: CostResolver<'_>,
     descriptor: u16,
 ) -> MatchKind {
+    let matched = if rule.is_plain && plan.overrides.is_none() {
+        RuleMatch {
+            limits: &rule.limits.limits,
+            is_override: false,
+            counts_only: false,
+            cost: look.cost,
+            parts: path,
+            shard: (0, 0, 0),
+        }
+    } else {
+        match resolve(plan, rule, tier, path, look) {
+            Ok(matched) => matched,
+            Err(uncharged) => return uncharged,
+        }
+    };
+    let RuleMatch { limits, is_override, counts_only, cost, parts, shard } = matched;
+    let (shard, position, shard_at) = shard;
+    // No server allows a request to have 65,536 values.
+    let (Ok(start), Ok(end)) = (u16::try_from(parts.start), u16::try_from(parts.end)) else {
+        return MatchKind::None;
+    };
+    for limit in limits {
+        let cost = match &limit.cost {
+            None => limit.cost_for(cost),
+            Some(own) => limit.cost_for(own_cost(plan, limit.role.is_live() && !counts_only, own, look)),
+        };
+        let role = if counts_only && limit.role.is_live() { Role::Unenforced } else { limit.role };
+        plan.limits.push(MatchedLimit {
+            rule: Some(rule),
+            limit: if is_override { LimitOrigin::Override(limit) } else { LimitOrigin::Rule(limit) },
+            parts: (start, end),
+            shard,
+            shard_at,
+            position,
+            remaining: None,
+            cost,
+            descriptor,
+            enforcement: MatchedLimit::enforcement(role, rule.action, profile),
+            role,
+        });
+    }
+    MatchKind::Limited
+}
+
+/// Resolves what a plain rule does not have: overrides, tiers, a share of callers, a cost of its own, shards. Returns the kind of match if
+/// nothing is charged.
+#[inline(never)]
+fn resolve<'p>(
+    plan: &mut Plan<'p>,
+    rule: &'p Rule,
+    tier: Option<&str>,
+    path: Range<usize>,
+    look: CostResolver<'_>,
+) -> Result<RuleMatch<'p>, MatchKind> {
     let agreed = plan.overrides.and_then(|tenant| tenant.limits(rule.id));
     if rule.unlimited && agreed.is_none() {
-        return MatchKind::Unlimited;
+        return Err(MatchKind::Unlimited);
     }
     let limits = agreed.unwrap_or_else(|| rule.limits_for(tier));
     if limits.is_empty() {
-        return MatchKind::Exempt;
+        return Err(MatchKind::Exempt);
     }
-    let counts_only = rule.enforce.as_ref().is_some_and(|enforce| !is_enforced(enforce, path, last));
+    let counts_only = rule.enforce.as_ref().is_some_and(|enforce| {
+        let caller = plan.parts[path.clone()].get(enforce.part);
+        caller.is_some_and(|caller| !enforce.contains(caller))
+    });
     let cost = rule.resolve_cost(look.cost, look.attributes).unwrap_or_else(|| {
         if let CostFrom::Attribute(name) = &rule.cost
             && !counts_only
@@ -474,56 +574,37 @@ fn push_limits<'p>(
         }
         look.cost
     });
-    let start = plan.parts.len();
-    let (mut shard, mut position, mut shard_at) = (0, 0, 0);
-    if let (Some(value), true) = (plan.shard, rule.shard_by.is_some()) {
-        plan.parts.push(value);
-        shard_at = 1;
+    let mut matched = RuleMatch {
+        limits,
+        is_override: agreed.is_some(),
+        counts_only,
+        cost,
+        parts: path.clone(),
+        shard: (0, 0, 0),
+    };
+    let first = plan.shard.filter(|_| rule.shard_by.is_some());
+    if rule.split.is_none() && first.is_none() {
+        return Ok(matched);
     }
+    let start = plan.parts.len();
+    plan.parts.extend(first);
     if let Some(split) = rule.split {
         plan.is_split = true;
-        (shard, position) = next_shard(split, rule.id, path.iter().chain(&last), cost);
+        let (shard, position) = next_shard(split, rule.id, plan.parts[path.clone()].iter(), cost);
+        matched.shard = (shard, position, u16::from(first.is_some()));
         plan.parts.push(KeyPart::Text(rule.shard_names()[usize::from(shard)]));
     }
-    if !path.is_empty() {
-        plan.parts.extend_from_slice(path);
-    }
-    if let Some(last) = last {
-        plan.parts.push(last);
-    }
-    // No server allows a request to have 65,536 values.
-    let (Ok(start), Ok(end)) = (u16::try_from(start), u16::try_from(plan.parts.len())) else {
-        return MatchKind::None;
-    };
-    let parts = (start, end);
-    for limit in limits {
-        let cost = match &limit.cost {
-            None => limit.cost_for(cost),
-            Some(own) => limit.cost_for(own_cost(plan, limit.role.is_live() && !counts_only, own, look)),
-        };
-        let role = if counts_only && limit.role.is_live() { Role::Unenforced } else { limit.role };
-        let enforcement = MatchedLimit::enforcement(role, rule.action, profile);
-        plan.limits.push(MatchedLimit {
-            rule: Some(rule),
-            limit: if agreed.is_some() { LimitOrigin::Override(limit) } else { LimitOrigin::Rule(limit) },
-            parts,
-            shard,
-            shard_at,
-            position,
-            remaining: None,
-            cost,
-            descriptor,
-            enforcement,
-            role,
-        });
-    }
-    MatchKind::Limited
+    repeat_parts(plan, path);
+    matched.parts = start..plan.parts.len();
+    Ok(matched)
 }
 
-/// Returns whether a rule is enforced for the caller whose values these are.
-#[inline(never)]
-fn is_enforced(enforce: &Enforce, path: &[KeyPart<'_>], last: Option<KeyPart<'_>>) -> bool {
-    path.iter().chain(&last).nth(enforce.part).is_none_or(|caller| enforce.contains(caller))
+/// Adds the parts at `path` once more.
+fn repeat_parts(plan: &mut Plan<'_>, path: Range<usize>) {
+    for at in path {
+        let part = plan.parts[at];
+        plan.parts.push(part);
+    }
 }
 
 /// Returns the cost of a limit with its own source of it.

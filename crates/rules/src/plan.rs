@@ -93,13 +93,16 @@ pub enum MatchKind {
     Limited,
 }
 
+/// The key values of a plan.
+pub(crate) type PlanParts<'p> = SmallVec<[KeyPart<'p>; 8]>;
+
 /// All limits that a request matches.
 #[derive(Clone, Debug)]
 pub struct Plan<'p> {
-    /// Key values of all matched limits, concatenated.
-    pub parts: SmallVec<[KeyPart<'p>; 8]>,
+    /// Key values of all matched limits, each of which has a range of them.
+    pub parts: PlanParts<'p>,
     /// Limits to charge.
-    pub limits: SmallVec<[MatchedLimit<'p>; 4]>,
+    pub limits: SmallVec<[MatchedLimit<'p>; 8]>,
     /// One entry per descriptor of the request (a single one for attributes), with the rule that matched.
     pub matches: SmallVec<[(MatchKind, Option<&'p Rule>); 4]>,
     /// Whether any of the limits has a split counter.
@@ -133,7 +136,7 @@ impl Default for Plan<'_> {
 }
 
 /// The charges of a request.
-pub type Charges<'a> = SmallVec<[Charge<'a>; 4]>;
+pub type Charges<'a> = SmallVec<[Charge<'a>; 8]>;
 
 impl Plan<'_> {
     /// Appends the charges for the store. `permit` identifies the holder of any concurrency permits.
@@ -202,6 +205,7 @@ impl MatchedLimit<'_> {
     /// those earlier in the round have been charged as often as this one, and those later once less. Other threads and
     /// nodes are at other positions in their rounds.
     #[must_use]
+    #[inline(never)]
     pub fn remaining_of_whole(&self, outcome: &Outcome) -> u64 {
         let Some(shards) = &self.limit.shards else { return outcome.remaining };
         if let Some(exact) = self.remaining {

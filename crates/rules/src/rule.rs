@@ -196,34 +196,35 @@ pub enum SoftAction {
     Degrade,
 }
 
-/// One limit of a rule.
+/// One limit of a rule. What every charge reads comes first.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct RuleLimit {
     /// Number in the rule set; `None` for an inline limit.
     pub id: u32,
-    /// Limit as written in the rule file; shown in responses, logs and metrics.
-    pub limit: Limit,
-    /// Limit of each shard if the rule splits its counters; they sum to `limit`.
-    pub shards: Option<Box<[Limit]>>,
-    /// This node's share of the limit while the store is unavailable; `None` if the number of nodes is unknown.
-    pub node_share: Option<Box<Limit>>,
-    /// Whether the share is reserved: requests that it allows need not be charged to the shared counters afterwards.
-    pub prepaid: bool,
-    /// Part of the limit that all nodes together have while the store is unavailable, if the rules are not told how many
-    /// nodes there are: each may use its share of it by the number of nodes alive.
-    pub reserve: Option<Box<Limit>>,
-    /// Where its charges may be decided.
-    pub mode: Mode,
-    /// Scope of its counter keys.
-    pub scope: Scope,
-    /// Envoy unit equal to its period, if there is one.
-    pub unit: Option<Unit>,
     /// Role in decisions.
     pub role: Role,
+    /// Where its charges may be decided.
+    pub mode: Mode,
+    /// Whether the share is reserved: requests that it allows need not be charged to the shared counters afterwards.
+    pub prepaid: bool,
+    /// Envoy unit equal to its period, if there is one.
+    pub unit: Option<Unit>,
+    /// Limit of each shard if the rule splits its counters; they sum to `limit`.
+    pub shards: Option<Box<[Limit]>>,
     /// Soft limit.
     pub soft: Option<SoftLimit>,
     /// Source of the cost, if it is another than the rule's; boxed because few limits have one.
     pub cost: Option<Box<CostFrom>>,
+    /// Limit as written in the rule file; shown in responses, logs and metrics.
+    pub limit: Limit,
+    /// Scope of its counter keys.
+    pub scope: Scope,
+    /// This node's share of the limit while the store is unavailable; `None` if the number of nodes is unknown.
+    pub node_share: Option<Box<Limit>>,
+    /// Part of the limit that all nodes together have while the store is unavailable, if the rules are not told how many
+    /// nodes there are: each may use its share of it by the number of nodes alive.
+    pub reserve: Option<Box<Limit>>,
 }
 
 impl RuleLimit {
@@ -313,47 +314,50 @@ pub struct LimitSet {
     pub limits: Vec<RuleLimit>,
 }
 
-/// A compiled rule.
+/// A compiled rule. What every match of a plain rule reads comes first, in one cache line.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct Rule {
     /// Number in the rule set.
     pub id: u32,
+    /// Number of shards that each counter is split into; a request is charged to one of them.
+    pub split: Option<u16>,
+    /// Action over the limit.
+    pub action: Action,
+    /// Class: what the rule protects.
+    pub class: Class,
+    /// Whether the rule is matched and reported but never counted.
+    pub unlimited: bool,
+    /// Whether a match has only `limits` to add, unless the caller has overrides: it needs no other field.
+    pub(crate) is_plain: bool,
+    /// Priority: of several denying rules, the one with the highest is reported.
+    pub priority: i32,
+    /// Limits for callers without limits by tier.
+    pub limits: LimitSet,
+    /// Limits by tier, sorted by name.
+    pub tiers: Vec<(String, LimitSet)>,
+    /// Source of the cost.
+    pub cost: CostFrom,
+    /// Names of matched rules that this rule removes from a request.
+    pub replaces: Vec<String>,
+    /// Attribute whose value begins its counter keys where a request has it (`shard_by` of the domain).
+    pub shard_by: Option<String>,
     /// Name: `name` from the file, or the path of keys.
     pub name: String,
     /// Whether the name was given in the file.
     pub has_explicit_name: bool,
     /// Keys of its path in the tree, outermost first: those whose values name its counters.
     pub keys: Vec<Box<str>>,
-    /// Limits for callers without limits by tier.
-    pub limits: LimitSet,
-    /// Limits by tier, sorted by name.
-    pub tiers: Vec<(String, LimitSet)>,
-    /// Whether the rule is matched and reported but never counted.
-    pub unlimited: bool,
-    /// Class: what the rule protects.
-    pub class: Class,
     /// Fail policy while the store is unavailable.
     pub on_error: OnError,
-    /// Action over the limit.
-    pub action: Action,
     /// Where its charges may be decided; adaptive if the file has no `mode`.
     pub mode: Mode,
     /// Whether all callers share its counters: none of the key's values identifies a caller.
     pub shared_by_callers: bool,
-    /// Attribute whose value begins its counter keys where a request has it (`shard_by` of the domain).
-    pub shard_by: Option<String>,
     /// Thousandths of the limits that are reserved for nodes that cannot reach the store.
     pub fallback: Option<u64>,
-    /// Number of shards that each counter is split into; a request is charged to one of them.
-    pub split: Option<u16>,
-    /// Priority: of several denying rules, the one with the highest is reported.
-    pub priority: i32,
     /// Share of callers that its limits deny, if not all.
     pub enforce: Option<Enforce>,
-    /// Source of the cost.
-    pub cost: CostFrom,
-    /// Names of matched rules that this rule removes from a request.
-    pub replaces: Vec<String>,
     /// Parsed and displayed only: metrics never carry values of requests, because callers could create any number of
     /// them.
     pub detailed_metric: bool,
@@ -366,6 +370,19 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// Sets `is_plain` from the other fields.
+    pub(crate) fn with_plain_flag(mut self) -> Self {
+        self.is_plain = !self.unlimited
+            && !self.limits.limits.is_empty()
+            && self.tiers.is_empty()
+            && self.cost == CostFrom::Request
+            && self.replaces.is_empty()
+            && self.shard_by.is_none()
+            && self.split.is_none()
+            && self.enforce.is_none();
+        self
+    }
+
     /// Returns all limits: those without a tier, then each tier's.
     pub fn all_limits(&self) -> impl Iterator<Item = &RuleLimit> {
         let sets = std::iter::once(&self.limits).chain(self.tiers.iter().map(|(_, set)| set));
