@@ -67,7 +67,8 @@ fn cases() -> Vec<Case> {
             "descriptors[0].entries[0].x",
         ),
         // Attributes.
-        check(r#"{"domain":"d","attributes":{"k":1}}"#, 400, "attributes.k"),
+        check(r#"{"domain":"d","attributes":{"k":true}}"#, 400, "attributes.k"),
+        check(r#"{"domain":"d","attributes":{"k":9007199254740993}}"#, 400, "attributes.k"),
         check(r#"{"domain":"d","attributes":{"k":null}}"#, 400, "attributes.k"),
         check(r#"{"domain":"d","attributes":{"k":{"a":"b"}}}"#, 400, "attributes.k"),
         check(r#"{"domain":"d","attributes":{"k":"v","k":"w"}}"#, 400, "attributes"),
@@ -91,7 +92,11 @@ fn cases() -> Vec<Case> {
             400,
             "descriptors[0].entries[0]",
         ),
-        check(r#"{"domain":"d","descriptors":[{"entries":[["k",5]]}]}"#, 400, "descriptors[0].entries[0][1]"),
+        check(
+            r#"{"domain":"d","descriptors":[{"entries":[["k",[5]]]}]}"#,
+            400,
+            "descriptors[0].entries[0][1]",
+        ),
         described(r#""hits":-1"#, "descriptors[0].hits"),
         described(r#""limit":{"requests_per_unit":1,"unit":"fortnight"}"#, "descriptors[0].limit.unit"),
         described(

@@ -59,7 +59,7 @@ fn example(name: &str) -> std::path::PathBuf {
 
 /// A file of the example with `match: all` and hits at the end of a stream.
 fn llm_example(name: &str) -> String {
-    let path = example("../../envoy-llm").join(name);
+    let path = example("../envoy-llm").join(name);
     path.to_str().expect("a plain path").to_owned()
 }
 

@@ -116,7 +116,9 @@ fn a_redis_that_refuses_to_work_is_named() {
     let told = shard();
     assert!(told["error"].as_str().is_some_and(|error| error.contains("OOM")), "{told}");
     let metrics = node.get("/metrics").text();
-    let counted = |line: &str| line.contains(r#"kind="refused",code="OOM"} "#) && !line.ends_with(" 0");
+    let counted = |line: &str| {
+        line.contains(r#"refusals_total{"#) && line.contains(r#"code="OOM"} "#) && !line.ends_with(" 0")
+    };
     assert!(metrics.lines().any(counted), "{metrics}");
     redis.said(&["CONFIG", "SET", "maxmemory", "0"]);
     eventually("the node on Redis again", || (ask(&node, "user", "w").1["origin"] == "store").then_some(()));

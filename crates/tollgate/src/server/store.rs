@@ -179,12 +179,16 @@ fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
     let help = "Number of failed calls to a shard, by kind of error.";
     let mut family = page.counters("ratelimit_redis_errors_total", help);
     for shard in &shards {
-        for (kind, count) in shard.errors.iter().filter(|(kind, _)| *kind != "refused") {
+        for (kind, count) in &shard.errors {
             family.add(&[("shard", &shard.address), ("kind", kind)], count);
         }
-        // By the server's own code; those that never came are left out, but for one.
+    }
+    let help = "Number of calls that a shard refused, by the code of its error.";
+    let mut family = page.counters("ratelimit_redis_refusals_total", help);
+    for shard in &shards {
+        // Codes that never came are left out, but for one.
         for (code, count) in shard.refusals.iter().filter(|(code, count)| *count > 0 || *code == "other") {
-            family.add(&[("shard", &shard.address), ("kind", "refused"), ("code", code)], count);
+            family.add(&[("shard", &shard.address), ("code", code)], count);
         }
     }
     let help =
