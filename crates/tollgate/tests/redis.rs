@@ -90,7 +90,7 @@ fn a_damaged_key_concerns_its_caller_alone_and_is_reported_once() {
     redis.said(&["DEL", key]);
     let (status, repaired) = ask(&node, "login", "bad");
     assert_eq!(repaired["origin"], "store", "it is repaired as the message says");
-    assert_eq!(status, 429, "log-ins that were counted are not handed out again: {repaired}");
+    assert_eq!(status, 429, "logins that were counted are not handed out again: {repaired}");
 }
 
 /// An operator must read why Redis is not used, and the breaker must not open and close in turn while it refuses.

@@ -19,7 +19,7 @@ const INSERT: &str = "INSERT INTO rule_revisions
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 const SELECT_ACTIVE: &str = "SELECT rev, hash, files FROM rule_revisions WHERE status = 'active'";
 const SELECT_PENDING: &str = "SELECT rev FROM rule_revisions
-     WHERE status = 'pending_approval' AND hash = $1 ORDER BY rev LIMIT 1";
+     WHERE status = 'pending_approval' AND hash = $1 AND author = $2 ORDER BY rev LIMIT 1";
 const SELECT_LAST: &str = "SELECT COALESCE(MAX(rev), 0) FROM rule_revisions";
 /// Ends the active revision, and then rejects pending ones.
 const UPDATE_STATUS: &str = "UPDATE rule_revisions SET status = $1, rolled_back_because = $2, revision = $3
@@ -102,7 +102,7 @@ impl ControlPlane {
     }
 
     /// Stores rules as a new revision, active on all nodes or pending approval. The caller has validated them. Rules
-    /// that are pending already keep their revision.
+    /// of this author that are pending already keep their revision.
     ///
     /// # Errors
     /// [`ControlError::Conflict`] if another revision is active than the draft was based on; or a database error.
@@ -120,8 +120,10 @@ impl ControlPlane {
                 return Err(ControlError::Conflict);
             }
             if draft.needs_approval {
-                let pending: Option<(i64,)> =
-                    sqlx::query_as(SELECT_PENDING).bind(draft.hash.clone()).fetch_optional(&mut *tx).await?;
+                // Of the same author: whoever sent them must not be the one who approves another's.
+                let pending =
+                    sqlx::query_as(SELECT_PENDING).bind(draft.hash.clone()).bind(actor.name.clone());
+                let pending: Option<(i64,)> = pending.fetch_optional(&mut *tx).await?;
                 if let Some((rev,)) = pending {
                     return Ok(rev);
                 }

@@ -119,7 +119,7 @@ async fn a_key_of_another_type_is_never_overwritten() {
     }
 }
 
-/// Deleting a damaged key, as the log says, must not be a way to fresh log-ins; limits for comfort begin anew.
+/// Deleting a damaged key, as the log says, must not be a way to fresh logins; limits for comfort begin anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deleted_key_counts_as_used_up_where_that_matters() {
     let server = Server::start(&[]);
