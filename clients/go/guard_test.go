@@ -157,7 +157,7 @@ func TestGuard(t *testing.T) {
 			response, _ = get(t, base+"/ok", "GET", "X-Api-Key", "caf\xc3\xa9")
 			same(t, "raw bytes", response.StatusCode, 401)
 			response, _ = get(t, base+"/ok", "GET", "X", strings.Repeat("x", 9_000))
-			same(t, "a large field", response.StatusCode, 400)
+			same(t, "a large field", response.StatusCode, 200)
 			response, _ = get(t, base+"/ok", "GET", slices.Repeat([]string{"X", strings.Repeat("x", 8_000)}, 9)...)
 			same(t, "large fields", response.StatusCode, 431)
 		}

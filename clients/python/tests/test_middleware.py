@@ -478,7 +478,7 @@ class WsgiTest(MiddlewareTest, unittest.TestCase):
         self.addCleanup(client.close)
         middleware = tollgate.wsgi.TollgateMiddleware(self.fail, client)
         environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/ok", "REMOTE_ADDR": "127.0.0.1"}
-        for count, size, status in ((1, 9_000, "400 "), (9, 8_000, "431 "), (300, 1, "400 ")):
+        for count, size, status in ((9, 8_000, "431 "), (300, 1, "400 ")):
             answers = []
             large = {f"HTTP_X_{each}": "x" * size for each in range(count)}
             body = b"".join(middleware({**environ, **large}, lambda status, headers: answers.append(status)))
