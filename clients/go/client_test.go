@@ -50,7 +50,7 @@ func startServerWith(t testing.TB, rules string) string {
 	if err := os.WriteFile(path, []byte(rules), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// A port that was free may be somebody else's by now.
+	// Another process may have taken the port since.
 	for range 5 {
 		if address, ok := tryServer(t, binary, path); ok {
 			return "http://" + address
@@ -60,7 +60,7 @@ func startServerWith(t testing.TB, rules string) string {
 	return ""
 }
 
-// tryServer starts a server, and tells whether it is ready.
+// tryServer starts a server and returns whether it is ready.
 func tryServer(t testing.TB, binary, path string) (string, bool) {
 	t.Helper()
 	address := freeAddress(t)

@@ -31,9 +31,9 @@ type GuardOptions struct {
 	Cost func(*http.Request) int64
 	// Attributes are checked besides what identifies the caller.
 	Attributes func(*http.Request) map[string]string
-	// Skip tells whether a request passes unchecked.
+	// Skip returns whether a request passes unchecked.
 	Skip func(*http.Request) bool
-	// Permits tells whether permits are given back when the response ends.
+	// Permits says whether permits are given back when the response ends.
 	Permits Permits
 	// PermitTTL is the longest time that a response may take before its permit expires; a minute if zero.
 	PermitTTL time.Duration
@@ -234,11 +234,11 @@ func (a *Admission) deny(found checked) {
 		return
 	case "denied":
 	default:
-		a.unavailable(max(1, a.told()))
+		a.unavailable(max(1, a.retryAfter()))
 		return
 	}
 	document, detail := map[string]any{}, "Rate limit exceeded."
-	if wait := a.told(); wait >= 0 {
+	if wait := a.retryAfter(); wait >= 0 {
 		a.retry(wait)
 		detail += " Retry after " + plural(wait) + "."
 		document["retry_after"] = wait
@@ -249,10 +249,10 @@ func (a *Admission) deny(found checked) {
 	a.respond(http.StatusTooManyRequests, "quota-exceeded", "Over the limit", detail, document)
 }
 
-// told returns the seconds after which the same request would pass; negative if nobody knows.
-func (a *Admission) told() int64 {
-	if told, err := strconv.ParseInt(a.Header.Get("Retry-After"), 10, 64); err == nil && told >= 0 {
-		return told
+// retryAfter returns the seconds after which the same request would pass; negative if unknown.
+func (a *Admission) retryAfter() int64 {
+	if seconds, err := strconv.ParseInt(a.Header.Get("Retry-After"), 10, 64); err == nil && seconds >= 0 {
+		return seconds
 	}
 	if a.Result.RetryAfter < 0 {
 		return -1

@@ -33,7 +33,7 @@ type Guard struct {
 	Cost func(ctx context.Context, fullMethod string) int64
 	// Attributes are checked besides what identifies the caller.
 	Attributes func(ctx context.Context, fullMethod string) map[string]string
-	// Skip tells whether a call passes unchecked.
+	// Skip returns whether a call passes unchecked.
 	Skip func(ctx context.Context, fullMethod string) bool
 }
 

@@ -45,7 +45,7 @@ class Tollgate:
         if not binary:
             raise RuntimeError("set TOLLGATE_BINARY to a tollgate binary, or run `make clients-python-test`")
         command = [binary, "serve", "--rules", str(path / "rules"), *arguments]
-        # A port that was free may be somebody else's by now.
+        # Another process may have taken the port since.
         if not any(self._starts(command, path) for _ in range(5)):
             self._directory.cleanup()
             raise RuntimeError(f"the server does not start: {' '.join(command)}")

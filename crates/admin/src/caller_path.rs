@@ -8,7 +8,7 @@
 //! What is spelled like an id is never silently taken for an API key: in the place of a key it must be the id of a
 //! known caller, or a key that this node has seen or that has a quota. Otherwise it is rejected, unless the request
 //! says `?key=api_key`. Rejected: taking ids by `by-id` alone, because an id that is pasted in the place of a key
-//! would then change the quota of nobody and report success.
+//! would then change a quota that no caller uses, and report success.
 
 use crate::error::{ApiError, control_problem};
 use crate::path::segment;

@@ -5,10 +5,8 @@ use http::HeaderMap;
 use proptest::prelude::*;
 use sfv::{BareItem, List, ListEntry, Parser};
 use std::sync::Arc;
-use tollgate_core::{
-    CalendarUnit, Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, StoreError, TimeDelta,
-    Timestamp, UnitReturn,
-};
+use tollgate_core::conformance::DeadStore;
+use tollgate_core::{CalendarUnit, Clock, Cost, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{
     ActiveMeasures, Check, Decision, Limiter, Measure, MeasureAction, MeasureTarget, Window,
 };
@@ -277,24 +275,6 @@ fn an_epoch_reset_is_the_end_of_the_window() {
     assert_eq!(seen, vec!["1000020"; 6]);
 }
 
-/// A store that fails every charge.
-struct NoStore;
-
-impl CounterStore for NoStore {
-    async fn charge(&self, _: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn debit(&self, _: &[Charge<'_>]) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn release(&self, _: &[Permit<'_>]) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn return_units(&self, _: &UnitReturn<'_>) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-}
-
 /// Clients pace themselves by these fields; without them they would fall back to guessing just when it matters.
 #[test]
 fn every_decision_on_a_limit_has_the_fields() {
@@ -306,7 +286,7 @@ descriptors:
 ";
     let rules = Ruleset::load(&[Source::new("test.yaml", rules)], &Options::default()).expect("rules");
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
-    let limiter = Limiter::new(Arc::new(rules), NoStore, Arc::clone(&clock) as Arc<dyn Clock>);
+    let limiter = Limiter::new(Arc::new(rules), DeadStore, Arc::clone(&clock) as Arc<dyn Clock>);
     for (key, status, numbers) in [
         ("open", Disposition::Allowed, ["5", "5", "1000000", "5;w=60"]),
         ("closed", Disposition::Unavailable, ["7", "0", "1000001", "7;w=60"]),

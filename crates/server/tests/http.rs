@@ -4,7 +4,7 @@ mod harness;
 
 use harness::{Server, WebResponse, eventually, request};
 use serde_json::{Value, json};
-use tollgate_core::{Charge, CounterStore, Outcomes, Permit, StoreError, UnitReturn};
+use tollgate_core::conformance::DeadStore;
 
 // `3/hour` refills one unit in twenty minutes; no test takes that long.
 const RULES: &str = "
@@ -613,31 +613,13 @@ fn a_malformed_cost_is_a_bad_request_in_every_protocol() {
     assert_eq!(server.post("/v1/check", &peek).json()["limits"][0]["remaining"], 10, "nothing was charged");
 }
 
-/// A store that answers nothing.
-struct Down;
-
-impl CounterStore for Down {
-    async fn charge(&self, _: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn debit(&self, _: &[Charge<'_>]) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn release(&self, _: &[Permit<'_>]) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn return_units(&self, _: &UnitReturn<'_>) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-}
-
 /// Where the store fails, every protocol reports the rule that fails closed, not another one that matched.
 #[test]
 fn the_rule_that_fails_closed_is_reported_in_every_protocol() {
     let rules = "{domain: d, descriptors: [{key: a, name: open, limit: 5/minute, on_error: open}, \
                  {key: b, name: closed, limit: 7/minute, on_error: closed}]}";
     let local = "127.0.0.1:0".parse().expect("an address");
-    let server = Server::start_over(Down, 1, &[rules], "", local);
+    let server = Server::start_over(DeadStore, 1, &[rules], "", local);
     let response = server.check("d", &json!({"a": "x", "b": "x"}));
     assert_eq!((response.status, response.header("retry-after")), (503, Some("1")));
     assert_eq!(response.header("ratelimit"), Some(r#""closed";r=0;t=1"#));

@@ -5,7 +5,7 @@ use super::problem::Problem;
 use super::request_head::{IdentifiedCaller, RequestHead};
 use super::{App, body, decision};
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, Expected, MapAccess, SeqAccess, Visitor};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::fmt;
@@ -74,6 +74,10 @@ impl<'de> Deserialize<'de> for UnitName {
     }
 }
 
+fn check_length<E: Error>(text: &str, expected: &dyn Expected) -> Result<(), E> {
+    if text.len() > MAX_TEXT { Err(E::invalid_length(text.len(), expected)) } else { Ok(()) }
+}
+
 /// Text of bounded length, borrowed if it has no escapes.
 #[derive(Clone)]
 pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
@@ -87,16 +91,10 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
                 write!(f, "a string of at most {MAX_TEXT} bytes")
             }
             fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
-                if text.len() > MAX_TEXT {
-                    return Err(E::invalid_length(text.len(), &self));
-                }
-                Ok(Cow::Borrowed(text))
+                check_length(text, &self).map(|()| Cow::Borrowed(text))
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-                if text.len() > MAX_TEXT {
-                    return Err(E::invalid_length(text.len(), &self));
-                }
-                Ok(Cow::Owned(text.to_owned()))
+                check_length(text, &self).map(|()| Cow::Owned(text.to_owned()))
             }
         }
         decoder.deserialize_str(TextVisitor).map(Text)
@@ -134,16 +132,10 @@ impl<'de: 'a, 'a> Deserialize<'de> for AttributeValue<'a> {
                 write!(f, "a string of at most {MAX_TEXT} bytes, or a number")
             }
             fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
-                if text.len() > MAX_TEXT {
-                    return Err(E::invalid_length(text.len(), &self));
-                }
-                Ok(Cow::Borrowed(text))
+                check_length(text, &self).map(|()| Cow::Borrowed(text))
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-                if text.len() > MAX_TEXT {
-                    return Err(E::invalid_length(text.len(), &self));
-                }
-                Ok(Cow::Owned(text.to_owned()))
+                check_length(text, &self).map(|()| Cow::Owned(text.to_owned()))
             }
             fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
                 Self::whole("", number)
