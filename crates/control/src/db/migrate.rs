@@ -3,7 +3,7 @@
 //!
 //! Rejected: the migrator of `sqlx`, because it adds a macro crate and cannot share files between two databases.
 
-use crate::db::{Db, on};
+use crate::db::{Db, is_busy, on};
 use crate::error::ControlError;
 use ring::rand::{SecureRandom, SystemRandom};
 use sqlx::{AssertSqlSafe, Executor};
@@ -155,13 +155,6 @@ pub(crate) async fn migrate(db: &Db) -> Result<(), ControlError> {
         }
     }
     Ok(())
-}
-
-/// Returns whether another connection is writing to the SQLite file.
-fn is_busy(error: &sqlx::Error) -> bool {
-    // SQLITE_BUSY; the upper bits hold the extended code.
-    let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
-    code.is_some_and(|code| code & 0xff == 5)
 }
 
 fn secret() -> Result<Vec<u8>, ControlError> {

@@ -15,9 +15,13 @@ use sqlx::{Connection, PgConnection, PgPool, SqlitePool};
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// Maximum time that a statement waits for a connection.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Pause before a busy SQLite file is opened again.
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Page cache of the SQLite writer. An import inserts rows at random positions of an index: pages that do not fit are
 /// written out and read in again many times within a batch.
@@ -153,7 +157,7 @@ impl Db {
             .row_buffer_size(512)
             .busy_timeout(ACQUIRE_TIMEOUT);
         let pool = SqlitePoolOptions::new().acquire_timeout(ACQUIRE_TIMEOUT);
-        let read = pool.clone().max_connections(4).connect_with(options.clone()).await?;
+        let read = first_connection(pool.clone().max_connections(4), &options).await?;
         let options = options
             .pragma("cache_size", format!("-{WRITER_CACHE_KIB}"))
             .pragma("journal_size_limit", LOG_BYTES.to_string());
@@ -196,6 +200,31 @@ impl Db {
             write.close().await;
         }
     }
+}
+
+/// Opens the first connection to a SQLite file, which switches the file to a write-ahead log. SQLite answers a second
+/// process that switches at the same time with `SQLITE_BUSY` at once, without the busy timeout: both would wait for
+/// the other's lock. So the open is repeated, for as long as a statement would wait.
+async fn first_connection(
+    pool: SqlitePoolOptions,
+    options: &SqliteConnectOptions,
+) -> Result<SqlitePool, sqlx::Error> {
+    let deadline = Instant::now() + ACQUIRE_TIMEOUT;
+    loop {
+        match pool.clone().connect_with(options.clone()).await {
+            Err(error) if is_busy(&error) && Instant::now() < deadline => {
+                tokio::time::sleep(BUSY_PAUSE).await;
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Returns whether another connection has locked the SQLite file.
+pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
+    // SQLITE_BUSY; the upper bits hold the extended code.
+    let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
+    code.is_some_and(|code| code & 0xff == 5)
 }
 
 fn postgres(address: &str) -> Result<(PgPoolOptions, PgConnectOptions), ControlError> {

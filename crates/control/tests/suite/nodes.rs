@@ -1,6 +1,6 @@
 //! Several nodes that share a database.
 
-use crate::{draft, open, rules, somebody, until};
+use crate::{Place, draft, open, rules, somebody, until};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,4 +115,23 @@ pub(crate) async fn concurrent_writers_lose_nothing(address: String) {
     assert_eq!(one.quota("shared").await.expect("an answer").expect("a quota").reason, "40");
     let whole = one.verify_audit().await.expect("an answer");
     assert!(matches!(whole, tollgate_control::AuditVerification::Intact { entries: 41, .. }), "{whole:?}");
+}
+
+/// SQLite refuses at once, without its busy timeout, when two connections switch a new file to a write-ahead log; in
+/// about one of a hundred such starts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn concurrent_starts_on_new_sqlite_files_succeed() {
+    for n in 0..60 {
+        let place = Place::new();
+        let address = place.sqlite(&format!("new-{n}"));
+        let starting: Vec<_> = (0..8)
+            .map(|_| {
+                let address = address.clone();
+                tokio::spawn(async move { open(&address).await.0.close().await })
+            })
+            .collect();
+        for node in starting {
+            node.await.expect("a node that has started");
+        }
+    }
 }
