@@ -13,8 +13,9 @@ use tollgate_rules::{Diagnostic, Explanation, RuleExplanation, RuleResult, Rules
 
 pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
     let sources = rule_sources::read(&flags.paths)?;
+    let ignored = rule_sources::ignored(&flags.paths);
     let loaded = Ruleset::load(&sources, &config::options(flags.profile));
-    let (told, text, verdict) = match &loaded {
+    let (mut told, text, verdict) = match &loaded {
         Ok(rules) => {
             let told = json!({
                 "ok": true, "files": sources.len(), "rules": rules.rules().len(), "revision": rules.revision(),
@@ -41,6 +42,9 @@ pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
             (told, paint_diagnostics(&errors.to_string()), ExitCode::FAILURE)
         }
     };
+    told["ignored"] = json!(ignored);
+    let notes = ignored.iter().map(|path| format!("note: {}\n", rule_sources::ignored_text(path)));
+    let text = format!("{}{text}", notes.collect::<String>());
     output::ignore_closed(if flags.format.is_json() { print(&told) } else { print_line(text) })?;
     Ok(verdict)
 }
