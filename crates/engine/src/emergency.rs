@@ -38,6 +38,7 @@ pub enum MeasureAction {
 
 /// The requests that a measure applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MeasureTarget {
     /// All requests.
     All,

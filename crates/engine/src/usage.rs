@@ -19,6 +19,7 @@ const RESET_UNITS: Cost = Cost::refund(u64::MAX);
 
 /// Source of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LimitSource {
     /// An override in the caller's quota.
     Override,

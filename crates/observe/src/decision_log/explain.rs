@@ -194,6 +194,7 @@ impl DecisionRecord {
             Origin::Unmatched => "no rule with a limit matched",
             Origin::Grant => "a grant to the caller covered the request",
             Origin::Emergency => "an emergency measure decided",
+            other => other.name(),
         };
         lines.push(match &self.revision {
             Some(revision) => format!("Rules {revision} on node {}: {decided}.", node.node),
