@@ -347,6 +347,17 @@ impl MeasureEffect {
         self.applied.as_ref().map(|measure| measure.action)
     }
 
+    /// Returns the measure that scales limits.
+    pub(crate) fn tightening(&self) -> Option<&Measure> {
+        self.tighten.as_deref()
+    }
+
+    /// Returns the measure because of which the limits of a rule are not charged.
+    pub(crate) fn disabling(&self, rule: Option<&str>) -> Option<&Measure> {
+        let names = |measure: &&Arc<Measure>| matches!(&measure.target, MeasureTarget::Rule(target) if rule == Some(&**target));
+        self.outright.as_deref().or_else(|| self.disabled.iter().find(names).map(|measure| &**measure))
+    }
+
     /// Removes the limits that must not be charged from a plan and tightens the others. `details` reports limits that an
     /// outright measure replaces as unknown.
     #[cold]

@@ -238,7 +238,8 @@ impl std::fmt::Display for LimitDescription {
 }
 
 /// Formats a wait with at most two units, rounded up so that it is never shorter than `span`.
-fn humanize(span: TimeDelta) -> String {
+#[must_use]
+pub fn humanize(span: TimeDelta) -> String {
     let micros = span.as_micros();
     if micros < 1_000 {
         return format!("{micros} µs");
