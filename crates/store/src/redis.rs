@@ -7,7 +7,7 @@
 //! | `shard_request` | a request's charges, by the shard or slot where they live |
 //! | `lua/`, `script` | the scripts that decide and write |
 //! | `script_args`, `script_call` | requests as the argument of one script call, and its reply |
-//! | `decode_state`, `recompute` | the states in the bundles, and the outcomes recomputed by `Limit::step` |
+//! | `decode_state`, `compact`, `recompute` | the states in the bundles, also in their short form, and the outcomes recomputed by `Limit::step` |
 //! | `data_loss` | the state assumed for counters that a server may have lost |
 //! | `pipeline` | one connection: batches that overlap where the link is long |
 //! | `probe` | whether a server can be used: at startup, and while its breaker is open |

@@ -138,7 +138,8 @@ local function step(op, verb, state, a, b, c, d, e, extra)
         next, ahead = base + a, false
       end
     elseif verb == 2 then
-      next = base > now + a and base - a or now
+      -- A refund that is longer than it may be ahead gives back all, also what a longer burst has counted.
+      next = base > now + a and a <= furthest and base - a or now
     elseif verb == 3 then
       local most = base + a < now + b + b and base + a or now + b + b
       next = base > most and base or most
@@ -175,7 +176,7 @@ local function step(op, verb, state, a, b, c, d, e, extra)
       m, f = now, 0
     end
     if verb == 2 then
-      if m < now + a or m == now + a and f <= c then
+      if a > furthest or a == furthest and c > 0 or m < now + a or m == now + a and f <= c then
         return true, full_at(now, 0)
       end
       m, f = m - a, f - c
