@@ -349,7 +349,16 @@ impl Compiler<'_, '_> {
         let Some(mode) = draft.mode.filter(|mode| mode.value == Mode::Leased) else { return };
         let held = |limit: &&RuleLimit| limit.limit.algorithm() != Algorithm::Concurrency;
         let other = limits.limits.iter().filter(held).find(|limit| !limit.limit.is_leasable());
-        if let Some(limit) = other {
+        if let Some(limit) = other.filter(|limit| limit.limit.refill_interval().is_some()) {
+            self.reader.error_help(
+                mode.at,
+                format!(
+                    "{} with `refill_interval` cannot be leased: its units come back together",
+                    limit.limit.algorithm()
+                ),
+                "write `mode: central`, or leave `refill_interval` out",
+            );
+        } else if let Some(limit) = other {
             self.reader.error_help(
                 mode.at,
                 format!(
@@ -363,12 +372,13 @@ impl Compiler<'_, '_> {
 
     /// Rejects, under `profile: envoy`, what would change that service's arithmetic.
     fn native_only(&mut self, shape: &ShapeDraft) {
-        let ShapeDraft { algorithm, burst, slots, jitter } = shape;
+        let ShapeDraft { algorithm, burst, slots, jitter, refill_interval } = shape;
         let places = [
             ("algorithm", algorithm.map(|placed| placed.at)),
             ("burst", burst.map(|placed| placed.at)),
             ("slots", slots.map(|placed| placed.at)),
             ("jitter", jitter.map(|placed| placed.at)),
+            ("refill_interval", refill_interval.map(|placed| placed.at)),
         ];
         for (name, at) in places {
             if let Some(at) = at {

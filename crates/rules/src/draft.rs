@@ -30,6 +30,7 @@ pub(crate) struct ShapeDraft {
     pub(crate) burst: Option<Spanned<u64>>,
     pub(crate) slots: Option<Spanned<u64>>,
     pub(crate) jitter: Option<Spanned<bool>>,
+    pub(crate) refill_interval: Option<Spanned<TimeDelta>>,
 }
 
 /// Draft of one limit.

@@ -204,9 +204,13 @@ fn holds_back(strict: &Limit, loose: &Limit) -> bool {
     let (short, long) = (u128::from(short.as_micros()), u128::from(long.as_micros()));
     let (few, many) = (u128::from(strict.rate().count), u128::from(loose.rate().count));
     match (strict.algorithm(), loose.algorithm()) {
-        // Burst plus rate over time: one line lies below the other.
+        // Burst plus rate over time: one line lies below the other, if both have the same steps.
         (a, b) if a.has_burst() && b.has_burst() => {
-            strict.capacity() <= loose.capacity() && few * long <= many * short
+            strict.refill_interval() == loose.refill_interval()
+                && !strict.is_jittered()
+                && !loose.is_jittered()
+                && strict.capacity() <= loose.capacity()
+                && few * long <= many * short
         }
         // Windows of one grid: a long window is a whole number of short ones.
         (Algorithm::FixedWindow, Algorithm::FixedWindow) => {

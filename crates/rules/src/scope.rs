@@ -97,6 +97,9 @@ impl ScopePath {
         if let Some(slots) = slots {
             let _ = write!(label, ".{slots}");
         }
+        if let Some(interval) = limit.refill_interval() {
+            let _ = write!(label, ".every={interval}");
+        }
         if limit.is_jittered() {
             label.push_str(".jitter");
         }

@@ -72,6 +72,7 @@ impl Compiler<'_, '_> {
         for (name, at) in [
             ("burst", draft.shape.burst.map(|given| given.at)),
             ("slots", draft.shape.slots.map(|given| given.at)),
+            ("refill_interval", draft.shape.refill_interval.map(|given| given.at)),
             ("soft", draft.soft.map(|given| given.at)),
             ("replaces", draft.replaces.first().map(|given| given.at)),
         ] {

@@ -10,7 +10,7 @@ use crate::yaml::{Position, YamlNode, YamlValue};
 use std::collections::BTreeMap;
 use tollgate_core::{Mode, Rate, TimeDelta};
 
-const KEYS: [&str; 31] = [
+const KEYS: [&str; 32] = [
     "key",
     "value",
     "rate_limit",
@@ -27,6 +27,7 @@ const KEYS: [&str; 31] = [
     "algorithm",
     "slots",
     "jitter",
+    "refill_interval",
     "tiers",
     "concurrency",
     "class",
@@ -80,6 +81,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "algorithm" => draft.shape.algorithm = algorithm(reader, node),
             "slots" => draft.shape.slots = reader.count(node, "slots", u64::from(u32::MAX)),
             "jitter" => draft.shape.jitter = reader.boolean(node, "jitter"),
+            "refill_interval" => draft.shape.refill_interval = reader.duration(node, "refill_interval"),
             "tiers" => draft.tiers = tiers(reader, node),
             "concurrency" => draft.concurrency = concurrency(reader, node),
             "class" => draft.class = class(reader, node),

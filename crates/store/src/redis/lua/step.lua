@@ -43,6 +43,12 @@ local function bucket(m, f, furthest, own, reach)
   return (f > 0 or own > 0) and { 'f', m + 1, f, own } or m
 end
 
+-- The end of the refill interval that contains now: `extra` has its length and the key's phase.
+local function interval_end(extra)
+  local moment = now + extra[3]
+  return moment - moment % extra[2] + extra[2]
+end
+
 local function step(op, verb, state, a, b, c, d, e, extra)
   if op == 1 then
     -- A bucket in whole microseconds: a the cost, b the capacity; `extra` how far ahead it may be.
@@ -208,6 +214,15 @@ local function step(op, verb, state, a, b, c, d, e, extra)
       end
     end
     return fits, moved and { 's', start + c + c - d, start, last, used } or nil, ahead
+  end
+
+  if op > 10 then
+    -- A bucket that is refilled at intervals: the same at the end of its interval; `extra` begins with how far ahead it may be.
+    local present = now
+    now = interval_end(extra)
+    local fits, next, ahead = step(op - 10, verb, state, a, b, c, d, e, extra[1])
+    now = present
+    return fits, next, ahead
   end
 
   if op == 0 then
