@@ -43,6 +43,9 @@ impl Inherited {
             draft.on_error.clone_from(&from.on_error);
         }
         draft.mode = draft.mode.or(from.mode);
+        if draft.store.is_none() {
+            draft.store.clone_from(&from.store);
+        }
         draft.fallback = draft.fallback.or(from.fallback);
         draft.split = draft.split.or(from.split);
         draft.action = draft.action.or(from.action);

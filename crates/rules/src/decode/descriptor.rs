@@ -10,7 +10,7 @@ use crate::yaml::{Position, YamlNode, YamlValue};
 use std::collections::BTreeMap;
 use tollgate_core::{Mode, Rate, TimeDelta};
 
-const KEYS: [&str; 32] = [
+const KEYS: [&str; 33] = [
     "key",
     "value",
     "rate_limit",
@@ -33,6 +33,7 @@ const KEYS: [&str; 32] = [
     "class",
     "on_error",
     "mode",
+    "store",
     "fallback",
     "split",
     "action",
@@ -87,6 +88,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "class" => draft.class = class(reader, node),
             "on_error" => draft.on_error = on_error(reader, node),
             "mode" => draft.mode = mode(reader, node),
+            "store" => draft.store = super::store(reader, node),
             "fallback" => draft.fallback = fallback(reader, node),
             "split" => draft.split = split_into(reader, node),
             "action" => draft.action = action(reader, node),
