@@ -9,11 +9,7 @@ local function assume(ago, state, op, b, c, d, e, extra)
   local present = now
   now = lost
   local since = op > 10 and interval_end(extra) or lost
-  local expires = type(state) == 'table' and state[2] or state
-  if type(state) == 'table' and state[1] == 'f' and state[3] == 0 then
-    expires = expires - 1
-  end
-  if expires and expires > since then
+  if state and ends(state) > since then
     now = present
     return state
   end
