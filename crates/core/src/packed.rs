@@ -137,7 +137,8 @@ impl Limit {
                 let u = self.unit_bits();
                 (2 * self.capacity() <= mask((FRACTION_BITS + u) / 2)).then(|| Tag::new(Tag::SLIDING, u))?
             }
-            Shape::Strict(_) | Shape::Log(_) | Shape::Permits => return None,
+            // How used a word's bucket is could not be read without its interval.
+            Shape::Stepped(..) | Shape::Strict(_) | Shape::Log(_) | Shape::Permits => return None,
         };
         Some(Packed { tag, layout: tag.layout(0) })
     }
@@ -376,6 +377,9 @@ impl Limit {
         TimeDelta::from_micros(match self.shape {
             Shape::Blocked => 0,
             Shape::Bucket(bucket) => bucket.max_ahead,
+            Shape::Stepped(bucket, _) => {
+                bucket.max_ahead + self.refill_interval.map_or(0, TimeDelta::as_micros)
+            }
             // This window and, if the state lies in the future, the next; a sliding window counts for one more.
             Shape::Fixed(_) => 2 * period,
             Shape::Sliding => 3 * period,

@@ -49,6 +49,11 @@ fn families() -> Vec<Vec<Limit>> {
         let hourly = |count| build(LimitSpec::new(algorithm, Rate::per(count, hour)));
         families.push([5, 3_000, 4_999, 7_777, 60_000, 99_991].map(hourly).to_vec());
     }
+    let stepped = |(count, burst)| {
+        let spec = LimitSpec::new(Algorithm::TokenBucket, Rate::per(count, minute)).burst(burst);
+        build(spec.refill_interval(TimeDelta::from_millis(250)))
+    };
+    families.push([(2, 1), (5, 5), (60, 60), (6, 90), (600, 60_000), (4_999, 20)].map(stepped).to_vec());
     // Counts for which a word has room, and counts for which it has not.
     for (algorithm, period, counts) in [
         (Algorithm::SlidingWindow, second, [1, 100, 20_000, 16_383, 16_384, 1_000_000]),

@@ -105,6 +105,12 @@ local function other_scale(verb, state, a, b, c, d, k, extra)
   return true, { 'f', now + m + 1, f, own, k, unit }, false
 end
 
+-- The end of the refill interval that contains now: `extra` ends with its length and the key's phase.
+local function interval_end(extra)
+  local moment = now + extra[4]
+  return moment - moment % extra[3] + extra[3]
+end
+
 local function step(op, verb, state, a, b, c, d, e, extra)
   if (op == 1 or op == 2) and state and type(state) == 'table' then
     if state[1] ~= 'f' then
@@ -282,6 +288,15 @@ local function step(op, verb, state, a, b, c, d, e, extra)
       end
     end
     return fits, moved and { 's', start + c + c - d, start, last, used } or nil, ahead
+  end
+
+  if op > 10 then
+    -- A bucket that is refilled at intervals: the same at the end of its interval; `extra` begins as above.
+    local present = now
+    now = interval_end(extra)
+    local fits, next, ahead = step(op - 10, verb, state, a, b, c, d, e, extra)
+    now = present
+    return fits, next, ahead
   end
 
   if op == 0 then
