@@ -20,6 +20,7 @@
 //! | `emergency` | emergency measures |
 //! | `usage` | usage of a caller's limits, and resets |
 //! | `observer` | the observer interface |
+//! | `consumption` | what requests use of the rules that are billed |
 //! | `reconsider` | second attempt after a denial: other shards of a split counter, grants |
 //! | `replay` | deciding a sampled request that represents many |
 //! | `trace` | trace context of a request |
@@ -28,6 +29,7 @@
 mod by_rule;
 mod charge_record;
 mod check;
+mod consumption;
 mod decision;
 mod decision_body;
 mod decision_id;
@@ -55,6 +57,7 @@ mod trace;
 mod usage;
 
 pub use check::{Check, CheckInput};
+pub use consumption::{Consumption, Meter};
 pub use decision::{
     DecidedBy, Decision, DecisionDetails, DecisionVerdict, DescriptorStatus, INLINE_LIMIT, LimitStatus,
     Origin, UnknownDomain, Window,

@@ -6,10 +6,11 @@ mod limits;
 use self::inherit::Inherited;
 use crate::draft::{FileDraft, RuleDraft, ShapeDraft};
 use crate::network;
+use crate::overrides::CALLER_KEY;
 use crate::pattern::Pattern;
 use crate::reader::{Reader, Spanned};
 use crate::rule::{
-    Action, Class, CostFrom, Enforce, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit,
+    Action, Billing, Class, CostFrom, Enforce, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit,
 };
 use crate::ruleset::Domain;
 use crate::scope::ScopePath;
@@ -55,6 +56,7 @@ pub(crate) fn domain(
             jitter: file.shape.jitter.is_some_and(|jitter| jitter.value),
         },
         class: file.class.unwrap_or_default(),
+        billing: file.billing,
         shard_by: file.shard_by.as_ref().map(|attribute| attribute.value.clone()),
         rules,
         tree: vec![root],
@@ -102,6 +104,7 @@ struct Compiler<'c, 's> {
     profile: Profile,
     shape: DefaultShape,
     class: Class,
+    billing: bool,
     shard_by: Option<String>,
     rules: &'c mut Vec<Rule>,
     tree: Vec<TreeNode>,
@@ -239,6 +242,7 @@ impl Compiler<'_, '_> {
         let enforce = self.enforce(&draft, scope);
         let shard_by = self.shard_by.clone().filter(|attribute| self.is_sharded(attribute));
         let class = draft.class.unwrap_or(self.class);
+        let billing = self.billing(&draft);
         let rule = Rule {
             id,
             is_plain: false,
@@ -264,6 +268,7 @@ impl Compiler<'_, '_> {
             priority: draft.priority.unwrap_or(0),
             enforce,
             cost: draft.cost.map_or(CostFrom::Request, Into::into),
+            billing,
             replaces: draft.replaces.into_iter().map(|name| name.value).collect(),
             detailed_metric: draft.detailed_metric,
             value_to_metric: draft.value_to_metric,
@@ -286,15 +291,7 @@ impl Compiler<'_, '_> {
             return None;
         }
         // Of several values, the one that identifies the caller: a caller is in for all its endpoints, or for none.
-        let (mut keys, mut at) = (Vec::new(), self.tree.len() - 1);
-        while at != 0 {
-            let TreeNode { element, parent, .. } = &self.tree[at];
-            if !matches!(element.test, ValueTest::Exact(_) | ValueTest::Shared(_)) {
-                keys.push(&*element.key);
-            }
-            at = *parent as usize;
-        }
-        keys.reverse();
+        let keys = self.counted_keys();
         if keys.is_empty() || keys == [GLOBAL.0] {
             self.reader.error_help(
                 share.at,
@@ -309,6 +306,31 @@ impl Compiler<'_, '_> {
             part,
             key: scope.stable_hash(),
         })
+    }
+
+    /// Returns the keys on the path to the newest descriptor whose values have counters of their own.
+    fn counted_keys(&self) -> Vec<&str> {
+        let (mut keys, mut at) = (Vec::new(), self.tree.len() - 1);
+        while at != 0 {
+            let TreeNode { element, parent, .. } = &self.tree[at];
+            if !matches!(element.test, ValueTest::Exact(_) | ValueTest::Shared(_)) {
+                keys.push(&*element.key);
+            }
+            at = *parent as usize;
+        }
+        keys.reverse();
+        keys
+    }
+
+    /// Returns how the newest descriptor's rule is billed; `None` if it is not.
+    fn billing(&self, draft: &RuleDraft) -> Option<Billing> {
+        if !draft.billing.map_or(self.billing, |billing| billing.value) {
+            return None;
+        }
+        let keys = self.counted_keys();
+        let caller = keys.iter().find(|key| **key == CALLER_KEY);
+        let caller = caller.or_else(|| keys.iter().find(|key| **key != GLOBAL.0 && identifies_caller(key)));
+        Some(Billing { caller_key: caller.map(|key| (*key).into()) })
     }
 
     /// Returns whether the counters of the newest descriptor get the domain's `shard_by` value in front: not if they have

@@ -13,8 +13,18 @@ use crate::tree::GLOBAL;
 use crate::yaml::{Position, YamlNode, parse};
 use tollgate_core::Algorithm;
 
-const FILE_KEYS: [&str; 9] =
-    ["domain", "descriptors", "profile", "match", "algorithm", "class", "jitter", "tier_key", "shard_by"];
+const FILE_KEYS: [&str; 10] = [
+    "domain",
+    "descriptors",
+    "profile",
+    "match",
+    "algorithm",
+    "class",
+    "jitter",
+    "tier_key",
+    "shard_by",
+    "billing",
+];
 
 /// Decodes a file and reports errors to the reader. Returns `None` if nothing useful is left.
 pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
@@ -50,6 +60,7 @@ pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
             "class" => draft.class = class(reader, node),
             "tier_key" => draft.tier_key = reader.text(node, "tier_key", "tier").map(|text| text.value),
             "shard_by" => draft.shard_by = shard_by(reader, node),
+            "billing" => draft.billing = reader.boolean(node, "billing").is_some_and(|on| on.value),
             _ => reader.unknown_key(key, "a rule file", &FILE_KEYS),
         }
     }

@@ -307,6 +307,14 @@ impl std::fmt::Display for CostFrom {
     }
 }
 
+/// How a rule's consumption is billed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Billing {
+    /// Attribute that names the caller, if the rule has a counter for each of its values; otherwise the request's caller
+    /// is billed.
+    pub caller_key: Option<Box<str>>,
+}
+
 /// The limits that apply to callers of one tier.
 #[derive(Clone, Debug, Default)]
 pub struct LimitSet {
@@ -358,6 +366,8 @@ pub struct Rule {
     pub fallback: Option<u64>,
     /// Share of callers that its limits deny, if not all.
     pub enforce: Option<Enforce>,
+    /// Set if its consumption is recorded for billing.
+    pub billing: Option<Billing>,
     /// Parsed and displayed only: metrics never carry values of requests, because callers could create any number of
     /// them.
     pub detailed_metric: bool,
