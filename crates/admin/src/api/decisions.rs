@@ -137,7 +137,7 @@ fn decision<'de, D: Deserializer<'de>>(text: D) -> Result<Option<DecisionId>, D:
 }
 
 fn verdict<'de, D: Deserializer<'de>>(text: D) -> Result<Option<LoggedVerdict>, D::Error> {
-    parsed(text, "must be allow, deny, shadow_deny, delay or degrade", LoggedVerdict::from_name)
+    parsed(text, "must be allow, deny, shadow_deny, delay, degrade or warn", LoggedVerdict::from_name)
         .map(Some)
 }
 
