@@ -58,15 +58,6 @@ pub(crate) struct ReservedConsumption {
     pub(crate) at: Timestamp,
 }
 
-const fn meter(source: &CostFrom) -> &str {
-    match source {
-        CostFrom::Request => "cost",
-        CostFrom::Fixed(1) => "requests",
-        CostFrom::Fixed(_) => "fixed",
-        CostFrom::Attribute(name) => name.as_str(),
-    }
-}
-
 /// Calls `each` with everything that an allowed request consumed, and its source.
 fn consumed<'a>(
     check: &Check<'a>,
@@ -90,7 +81,7 @@ fn consumed<'a>(
         let source = limit.cost_from(rule);
         let is_same = |other: &LimitStatus| {
             (other.rule, other.descriptor) == (status.rule, status.descriptor)
-                && billed(other).is_some_and(|(rule, limit)| meter(limit.cost_from(rule)) == meter(source))
+                && billed(other).is_some_and(|(rule, limit)| limit.cost_from(rule).meter() == source.meter())
         };
         let cost = decision.cost(check, status);
         if cost.is_peek() || decision.limits[..index].iter().any(is_same) {
@@ -101,7 +92,7 @@ fn consumed<'a>(
         let consumption = Consumption {
             domain: check.domain,
             rule: &rule.name,
-            meter: meter(source),
+            meter: source.meter(),
             key,
             caller,
             units: signed(cost),

@@ -7,6 +7,7 @@ use tollgate_core::{KeyPart, Limit, LossPolicy, Mode, Scope, StableHasher};
 
 /// The arithmetic of a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Profile {
     /// Native: one atomic decision over all limits.
     #[default]
@@ -285,6 +286,7 @@ impl RuleLimit {
 
 /// The source of a request's cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CostFrom {
     /// The request's cost; one if absent.
     #[default]
@@ -295,6 +297,20 @@ pub enum CostFrom {
     /// The number in this attribute; the request's cost if the attribute is absent. A request whose attribute is not a
     /// whole number is rejected.
     Attribute(String),
+}
+
+impl CostFrom {
+    /// Returns the name of what is counted, for billing: the attribute, `cost` for the request's own cost, `requests` for
+    /// a fixed cost of one, or `fixed`.
+    #[must_use]
+    pub const fn meter(&self) -> &str {
+        match self {
+            Self::Request => "cost",
+            Self::Fixed(1) => "requests",
+            Self::Fixed(_) => "fixed",
+            Self::Attribute(name) => name.as_str(),
+        }
+    }
 }
 
 impl std::fmt::Display for CostFrom {

@@ -1,5 +1,5 @@
 // The current view and its parameters, from the fragment of the address: #/decisions?verdict=deny
-export const VIEWS = ['overview', 'rules', 'quotas', 'decisions', 'audit', 'emergency'] as const;
+export const VIEWS = ['overview', 'rules', 'quotas', 'decisions', 'explain', 'audit', 'emergency'] as const;
 export type View = (typeof VIEWS)[number];
 
 /** Time ranges of the overview; the first is the default. */
