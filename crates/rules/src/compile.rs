@@ -9,10 +9,11 @@ pub use self::store::is_store_name;
 use self::inherit::Inherited;
 use crate::draft::{FileDraft, RuleDraft, ShapeDraft};
 use crate::network;
+use crate::overrides::CALLER_KEY;
 use crate::pattern::Pattern;
 use crate::reader::{Reader, Spanned};
 use crate::rule::{
-    Action, Class, CostFrom, Enforce, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit,
+    Action, Billing, Class, CostFrom, Enforce, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit,
 };
 use crate::ruleset::{Domain, Options};
 use crate::scope::ScopePath;
@@ -62,6 +63,7 @@ pub(crate) fn domain(
         store: store.clone(),
         reported_stores: Vec::new(),
         options,
+        billing: file.billing,
         shard_by: file.shard_by.as_ref().map(|attribute| attribute.value.clone()),
         rules,
         tree: vec![root],
@@ -115,6 +117,7 @@ struct Compiler<'c, 's> {
     /// Positions of names that have been reported.
     reported_stores: Vec<Position>,
     options: &'c Options,
+    billing: bool,
     shard_by: Option<String>,
     rules: &'c mut Vec<Rule>,
     tree: Vec<TreeNode>,
@@ -254,6 +257,7 @@ impl Compiler<'_, '_> {
         let enforce = self.enforce(&draft, scope);
         let shard_by = self.shard_by.clone().filter(|attribute| self.is_sharded(attribute));
         let class = draft.class.unwrap_or(self.class);
+        let billing = self.billing(&draft);
         let rule = Rule {
             id,
             is_plain: false,
@@ -280,6 +284,7 @@ impl Compiler<'_, '_> {
             priority: draft.priority.unwrap_or(0),
             enforce,
             cost: draft.cost.map_or(CostFrom::Request, Into::into),
+            billing,
             replaces: draft.replaces.into_iter().map(|name| name.value).collect(),
             detailed_metric: draft.detailed_metric,
             value_to_metric: draft.value_to_metric,
@@ -302,15 +307,7 @@ impl Compiler<'_, '_> {
             return None;
         }
         // Of several values, the one that identifies the caller: a caller is in for all its endpoints, or for none.
-        let (mut keys, mut at) = (Vec::new(), self.tree.len() - 1);
-        while at != 0 {
-            let TreeNode { element, parent, .. } = &self.tree[at];
-            if !matches!(element.test, ValueTest::Exact(_) | ValueTest::Shared(_)) {
-                keys.push(&*element.key);
-            }
-            at = *parent as usize;
-        }
-        keys.reverse();
+        let keys = self.counted_keys();
         if keys.is_empty() || keys == [GLOBAL.0] {
             self.reader.error_help(
                 share.at,
@@ -325,6 +322,31 @@ impl Compiler<'_, '_> {
             part,
             key: scope.stable_hash(),
         })
+    }
+
+    /// Returns the keys on the path to the newest descriptor whose values have counters of their own.
+    fn counted_keys(&self) -> Vec<&str> {
+        let (mut keys, mut at) = (Vec::new(), self.tree.len() - 1);
+        while at != 0 {
+            let TreeNode { element, parent, .. } = &self.tree[at];
+            if !matches!(element.test, ValueTest::Exact(_) | ValueTest::Shared(_)) {
+                keys.push(&*element.key);
+            }
+            at = *parent as usize;
+        }
+        keys.reverse();
+        keys
+    }
+
+    /// Returns how the newest descriptor's rule is billed; `None` if it is not.
+    fn billing(&self, draft: &RuleDraft) -> Option<Billing> {
+        if !draft.billing.map_or(self.billing, |billing| billing.value) {
+            return None;
+        }
+        let keys = self.counted_keys();
+        let caller = keys.iter().find(|key| **key == CALLER_KEY);
+        let caller = caller.or_else(|| keys.iter().find(|key| **key != GLOBAL.0 && identifies_caller(key)));
+        Some(Billing { caller_key: caller.map(|key| (*key).into()) })
     }
 
     /// Returns whether the counters of the newest descriptor get the domain's `shard_by` value in front: not if they have

@@ -13,7 +13,7 @@ use crate::tree::GLOBAL;
 use crate::yaml::{Position, YamlNode, parse, shorten};
 use tollgate_core::Algorithm;
 
-const FILE_KEYS: [&str; 10] = [
+const FILE_KEYS: [&str; 11] = [
     "domain",
     "descriptors",
     "profile",
@@ -24,6 +24,7 @@ const FILE_KEYS: [&str; 10] = [
     "tier_key",
     "shard_by",
     "store",
+    "billing",
 ];
 
 /// Decodes a file and reports errors to the reader. Returns `None` if nothing useful is left.
@@ -61,6 +62,7 @@ pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
             "tier_key" => draft.tier_key = reader.text(node, "tier_key", "tier").map(|text| text.value),
             "shard_by" => draft.shard_by = shard_by(reader, node),
             "store" => draft.store = store(reader, node),
+            "billing" => draft.billing = reader.boolean(node, "billing").is_some_and(|on| on.value),
             _ => reader.unknown_key(key, "a rule file", &FILE_KEYS),
         }
     }

@@ -21,6 +21,8 @@ pub(crate) struct FileDraft {
     pub(crate) shard_by: Option<Spanned<String>>,
     pub(crate) store: Option<Spanned<String>>,
     pub(crate) matching: DescriptorMatch,
+    /// Whether rules that do not say otherwise are billed.
+    pub(crate) billing: bool,
     pub(crate) rules: Vec<RuleDraft>,
 }
 
@@ -134,6 +136,7 @@ pub(crate) struct RuleDraft {
     pub(crate) candidate: Vec<LimitDraft>,
     pub(crate) priority: Option<i32>,
     pub(crate) cost: Option<CostDraft>,
+    pub(crate) billing: Option<Spanned<bool>>,
     pub(crate) shadow: Option<Spanned<bool>>,
     /// Share of callers in thousandths.
     pub(crate) enforce: Option<Spanned<u64>>,

@@ -62,8 +62,8 @@ pub use per_caller::PerCallerRule;
 pub use period::parse_count;
 pub use plan::{Attributes, Charges, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan};
 pub use rule::{
-    Action, Class, CostFrom, DescriptorMatch, Enforce, FailPolicy, LimitSet, OnError, Profile, Role, Rule,
-    RuleLimit, SoftAction, SoftLimit,
+    Action, Billing, Class, CostFrom, DescriptorMatch, Enforce, FailPolicy, LimitSet, OnError, Profile, Role,
+    Rule, RuleLimit, SoftAction, SoftLimit,
 };
 pub use ruleset::{Domain, Options, PermitRelease, Ruleset, Source};
 pub use sensitivity::{identifies_caller, may_be_secret};

@@ -300,6 +300,20 @@ pub enum CostFrom {
     Attribute(String),
 }
 
+impl CostFrom {
+    /// Returns the name of what is counted, for billing: the attribute, `cost` for the request's own cost, `requests` for
+    /// a fixed cost of one, or `fixed`.
+    #[must_use]
+    pub const fn meter(&self) -> &str {
+        match self {
+            Self::Request => "cost",
+            Self::Fixed(1) => "requests",
+            Self::Fixed(_) => "fixed",
+            Self::Attribute(name) => name.as_str(),
+        }
+    }
+}
+
 impl std::fmt::Display for CostFrom {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -308,6 +322,14 @@ impl std::fmt::Display for CostFrom {
             Self::Attribute(name) => f.write_str(name),
         }
     }
+}
+
+/// How a rule's consumption is billed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Billing {
+    /// Attribute that names the caller, if the rule has a counter for each of its values; otherwise the request's caller
+    /// is billed.
+    pub caller_key: Option<Box<str>>,
 }
 
 /// The limits that apply to callers of one tier.
@@ -363,6 +385,8 @@ pub struct Rule {
     pub fallback: Option<u64>,
     /// Share of callers that its limits deny, if not all.
     pub enforce: Option<Enforce>,
+    /// Set if its consumption is recorded for billing.
+    pub billing: Option<Billing>,
     /// Parsed and displayed only: metrics never carry values of requests, because callers could create any number of
     /// them.
     pub detailed_metric: bool,

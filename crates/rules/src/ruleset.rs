@@ -88,6 +88,8 @@ pub struct Ruleset {
     notes: Vec<Diagnostic>,
     sources: Vec<Source>,
     revision: String,
+    /// Whether any rule is billed.
+    has_billing: bool,
     /// Number of nodes that share the limits, if known.
     pub(crate) nodes: Option<u32>,
     /// Rules that can be overridden per caller; computed on first use.
@@ -145,6 +147,7 @@ impl Ruleset {
         }
         placement::resolve_modes(&mut rules, options);
         let limits = assign_ids(&mut rules);
+        let has_billing = rules.iter().any(|rule| rule.billing.is_some());
         let rules: Arc<[Rule]> = rules.into();
         let mut domains = Vec::with_capacity(compiled.len());
         for (mut domain, places, source) in compiled {
@@ -168,6 +171,7 @@ impl Ruleset {
             notes,
             sources: sources.to_vec(),
             revision: revision(sources, options),
+            has_billing,
             nodes: options.nodes,
             overridable: std::sync::OnceLock::new(),
         })
@@ -215,6 +219,13 @@ impl Ruleset {
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
+    }
+
+    /// Returns whether the consumption of any rule is recorded for billing.
+    #[must_use]
+    #[inline]
+    pub const fn has_billing(&self) -> bool {
+        self.has_billing
     }
 
     /// Returns the limit with this number.

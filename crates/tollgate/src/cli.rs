@@ -1,6 +1,7 @@
 //! Command line definition. Raw arguments become typed values here, once.
 
 use crate::server::logging::LogFlag;
+mod billing;
 mod env_value;
 mod format;
 pub(crate) mod output;
@@ -8,11 +9,12 @@ mod progress;
 mod publishing;
 mod time_arg;
 
+pub(crate) use billing::{BillingFlags, BillingSection};
 pub(crate) use env_value::parse;
 pub(crate) use format::{FormatFlags, print, print_line};
 pub(crate) use progress::Progress;
 pub(crate) use publishing::{GuardrailSection, PublishingFlags, RulesFromName, deprecated_variable};
-pub(crate) use time_arg::{TimeArg, now, parse_duration};
+pub(crate) use time_arg::{TimeArg, now, parse_duration, parse_instant};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
@@ -64,6 +66,8 @@ pub(crate) enum Command {
     Quota(Box<crate::commands::quota::QuotaFlags>),
     /// Show a caller's usage; reset it, grant extra units.
     Usage(Box<crate::commands::usage::UsageFlags>),
+    /// Export what callers consumed of billed rules.
+    Consumption(Box<crate::commands::consumption::ConsumptionFlags>),
     /// Manage emergency measures on all nodes.
     Emergency(Box<crate::commands::emergency::EmergencyFlags>),
     /// Explain a past decision: rule, limit, counter, retry time.
@@ -291,6 +295,8 @@ pub(crate) struct ServeFlags {
     pub(crate) admin_client_ca: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) publishing: PublishingFlags,
+    #[command(flatten)]
+    pub(crate) billing: BillingFlags,
     /// Name of this node in logs, metrics and node lists [default: host name].
     #[arg(long, env = "TOLLGATE_NODE", value_name = "NAME")]
     pub(crate) node: Option<String>,

@@ -53,6 +53,7 @@ impl Inherited {
         if draft.cost.is_none() {
             draft.cost.clone_from(&from.cost);
         }
+        draft.billing = draft.billing.or(from.billing);
         draft.shadow = draft.shadow.or(from.shadow);
         draft.enforce = draft.enforce.or(from.enforce);
         draft.quota = draft.quota.or(from.quota);

@@ -14,8 +14,9 @@ const DOUBLED: f64 = 1.9;
 const DAY: f64 = 24.0 * 3_600.0 * 1e6;
 
 /// Settings that are compared here by what they do, and those that change no protection. Others are a reason to ask.
-const JUDGED: [&str; 16] = [
+const JUDGED: [&str; 17] = [
     "action",
+    "billing",
     "class",
     "cost",
     "detailed_metric",

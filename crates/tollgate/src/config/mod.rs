@@ -11,9 +11,10 @@ pub(crate) mod rule_sources;
 mod stores;
 
 use crate::cli::{
-    DAY, GuardrailSection, Listen, MAX_DEADLINE, MAX_FAILURES, ProfileName, RulesFromName, ServeFlags,
-    UnknownDomainName, parse_size,
+    BillingSection, DAY, GuardrailSection, Listen, MAX_DEADLINE, MAX_FAILURES, ProfileName, RulesFromName,
+    ServeFlags, UnknownDomainName, parse_size,
 };
+use crate::server::billing::{self, BillingSettings};
 use crate::server::logging::Stdout;
 use crate::server::otlp::{self, Otlp};
 use crate::server::telemetry::{DecisionLog, decision_log};
@@ -64,6 +65,8 @@ pub(crate) struct Config {
     pub(crate) snapshot: Option<PathBuf>,
     /// Guardrails: thresholds for publishing, and for rolling back.
     pub(crate) guardrails: Guardrails,
+    /// How long consumption is kept, and where it is sent.
+    pub(crate) billing: BillingSettings,
     /// Whether rule files that change pass the guardrails of publishing.
     pub(crate) guard_files: bool,
     /// TLS of the admin listener and operators' client certificates.
@@ -183,6 +186,8 @@ struct ConfigFile {
     #[serde(default)]
     guardrails: GuardrailSection,
     snapshot: Option<PathBuf>,
+    #[serde(default)]
+    billing: BillingSection,
     admin_tls_cert: Option<PathBuf>,
     admin_tls_key: Option<PathBuf>,
     admin_client_ca: Option<PathBuf>,
@@ -258,6 +263,7 @@ impl ConfigFile {
             identity,
             gateway,
             decision_log,
+            billing,
             // Without paths.
             store: _,
             store_deadline_ms: _,
@@ -286,7 +292,14 @@ impl ConfigFile {
             region: _,
             otlp: _,
         } = self;
-        let files = [store_password_file, resp_password_file, admin_tls_cert, admin_tls_key, admin_client_ca];
+        let files = [
+            store_password_file,
+            resp_password_file,
+            admin_tls_cert,
+            admin_tls_key,
+            admin_client_ca,
+            &mut billing.webhook_secret_file,
+        ];
         let snapshot = snapshot.iter_mut().filter(|path| path.as_os_str() != "off");
         let stores = stores.values_mut().filter_map(|store| store.password_file.as_mut());
         for path in files.into_iter().flatten().chain(snapshot).chain(rules).chain(stores) {
@@ -329,6 +342,7 @@ impl Config {
         Ok(Self {
             path: flags.config.clone(),
             snapshot: flags.publishing.snapshot(file.snapshot.clone(), db.as_deref()),
+            billing: billing::read(&flags.billing, &file.billing, db.is_some())?,
             db: db.map(DbAddress),
             admin,
             store: store(flags, &file)?,
@@ -380,6 +394,7 @@ impl Config {
             ("forward_auth", format!("{:?}", self.forward_auth)),
             ("db", self.db.as_ref().map(|db| db.0.clone()).unwrap_or_default()),
             ("admin", format!("{:?}", self.admin)),
+            ("billing", format!("{:?}", self.billing)),
             ("otlp", format!("{:?}", self.otlp)),
             ("profile", format!("{:?}", self.profile)),
             ("global_shadow", self.global_shadow.to_string()),
