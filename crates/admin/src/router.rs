@@ -8,8 +8,8 @@
 //! Literal path segments take precedence over parameters: an API key that is literally `by-id` is written `by%2Did`.
 
 use crate::api::{
-    audit, decisions, emergency, explain, health, log_level, openapi, quota_bulk, quotas, rule_files,
-    rule_tree, rules, stats, usage,
+    audit, consumption, decisions, emergency, explain, health, log_level, openapi, quota_bulk, quotas,
+    rule_files, rule_tree, rules, stats, usage,
 };
 use crate::auth::{reject_cross_site, session};
 use crate::conn::listener;
@@ -63,6 +63,7 @@ pub(crate) fn api() -> OpenApiRouter<Arc<AdminState>> {
         .merge(usage::routes())
         .merge(emergency::routes())
         .merge(audit::routes())
+        .merge(consumption::routes())
         .merge(log_level::routes())
         .merge(openapi::routes())
         .merge(health::routes())

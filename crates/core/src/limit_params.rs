@@ -12,12 +12,16 @@ use crate::time::Timestamp;
 pub enum LimitParams {
     /// A bucket with zero capacity.
     Blocked,
-    /// A bucket: time in units of 1/k of a microsecond, and how many of these replenish one unit of cost.
+    /// A bucket: time in units of 1/k of a microsecond, and how many of these replenish one unit of cost. With a
+    /// [`Limit::refill_interval`], it is stepped at the end of the interval that contains now.
     Bucket {
         /// Units of time per microsecond.
         k: u64,
         /// Units of time per unit of cost.
         interval: u64,
+        /// Units of time per unit of cost as the state's [`Scale`](crate::Scale) has it: the same, unless this limit
+        /// counts in fractions of one.
+        unit: u64,
         /// Maximum that its state may be ahead of now, in microseconds.
         max_ahead: u64,
         /// Log2 of that, to be stored with the state; 0 if it is not (see [`Tat::reach`](crate::Tat)).
@@ -56,7 +60,7 @@ impl Limit {
     #[must_use]
     pub fn refill_cost(&self) -> u64 {
         match &self.shape {
-            Shape::Bucket(bucket) => bucket.refill_cost(),
+            Shape::Bucket(bucket) | Shape::Stepped(bucket, _) => bucket.refill_cost(),
             _ => 2 * self.capacity,
         }
     }
@@ -66,16 +70,17 @@ impl Limit {
     /// ```
     /// use tollgate_core::{Algorithm, LimitSpec, LimitParams, Rate, nonzero};
     /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(10))).build()?;
-    /// assert_eq!(limit.params(), LimitParams::Bucket { k: 1, interval: 100_000, max_ahead: 2_000_000, reach: 0 });
+    /// let (interval, unit, max_ahead) = (100_000, 100_000, 2_000_000);
+    /// assert_eq!(limit.params(), LimitParams::Bucket { k: 1, interval, unit, max_ahead, reach: 0 });
     /// # Ok::<(), tollgate_core::LimitError>(())
     /// ```
     #[must_use]
     pub const fn params(&self) -> LimitParams {
         match self.shape {
             Shape::Blocked => LimitParams::Blocked,
-            Shape::Bucket(bucket) => {
-                let Bucket { k, interval, max_ahead, reach, .. } = bucket;
-                LimitParams::Bucket { k, interval, max_ahead, reach }
+            Shape::Bucket(bucket) | Shape::Stepped(bucket, _) => {
+                let Bucket { k, interval, unit, max_ahead, reach, .. } = bucket;
+                LimitParams::Bucket { k, interval, unit, max_ahead, reach }
             }
             Shape::Fixed(Counting::Admitted) => {
                 LimitParams::Fixed { max_count: Counting::Admitted.max_count(self.capacity) }

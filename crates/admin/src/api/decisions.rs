@@ -137,10 +137,11 @@ fn decision<'de, D: Deserializer<'de>>(text: D) -> Result<Option<DecisionId>, D:
 }
 
 fn verdict<'de, D: Deserializer<'de>>(text: D) -> Result<Option<LoggedVerdict>, D::Error> {
-    parsed(text, "must be allow, deny, shadow_deny, delay or degrade", LoggedVerdict::from_name).map(Some)
+    parsed(text, "must be allow, deny, shadow_deny, delay, degrade or warn", LoggedVerdict::from_name)
+        .map(Some)
 }
 
-fn time<'de, D: Deserializer<'de>>(text: D) -> Result<Option<Timestamp>, D::Error> {
+pub(crate) fn time<'de, D: Deserializer<'de>>(text: D) -> Result<Option<Timestamp>, D::Error> {
     let micros = |text: &str| {
         let at: jiff::Timestamp = text.parse().ok()?;
         u64::try_from(at.as_microsecond()).ok().map(Timestamp::from_micros)

@@ -17,6 +17,9 @@ const BEFORE: &str = "
     CREATE INDEX quotas_by_prefix ON quotas (key_prefix, key_hash);
     DROP INDEX rule_revisions_by_revision;
     DROP TABLE nodes;
+    DROP TABLE consumption;
+    DROP TABLE consumption_months;
+    DROP TABLE consumption_head;
     DROP TABLE traffic_asked;
     DROP TABLE traffic_told;
     ALTER TABLE tokens DROP COLUMN digest;

@@ -3,6 +3,7 @@
 //! `lua/read.lua` and `lua/decode.lua` describe the layout. One number per argument was rejected: reading twenty
 //! arguments costs Redis more than deciding on them.
 
+use super::compact;
 use super::key_encoding::Name;
 use super::shard_request::{ShardCharge, ShardRequest};
 use tollgate_core::{Cost, Limit, LimitParams, Period, TimeDelta, Timestamp};
@@ -60,6 +61,8 @@ impl ScriptArgs {
         self.taken_at(full_at);
         let want = &request.charges[0];
         let (units, interval, k) = match want.limit.params() {
+            // Never taken ahead; a unit of less than a microsecond is not returned.
+            LimitParams::Bucket { .. } if want.limit.refill_interval().is_some() => (0, 1, 2),
             LimitParams::Bucket { k, interval, .. } => {
                 (want.cost.units().min(2 * want.limit.capacity()), interval, k)
             }
@@ -122,11 +125,16 @@ impl ScriptArgs {
             self.body.push(b';');
             self.body.extend_from_slice(&request.counters[want.counter].1);
             self.body.extend_from_slice(b":\0");
+            let LimitParams::Bucket { unit, max_ahead, .. } = want.limit.params() else { continue };
+            let short = compact::prefix(&request.counters[want.counter].1, unit).unwrap_or_default();
+            self.body.extend_from_slice(short.as_bytes());
+            self.body.push(0);
             let (_, [cost, capacity, ..]) = numbers(&want.limit, want.cost, want.phase);
-            self.number(cost);
-            self.number(capacity);
+            for number in [cost, capacity, unit] {
+                self.number(number);
+            }
             if !are_usual {
-                self.max_ahead(&want.limit);
+                self.number(max_ahead);
             }
         }
     }
@@ -169,7 +177,12 @@ impl ScriptArgs {
                     self.number(border.as_micros());
                 }
             }
-            (_, 1 | 2) => self.max_ahead(&want.limit),
+            (_, 1 | 2) => self.bucket(&want.limit),
+            (_, op) if op > STEPPED => {
+                self.bucket(&want.limit);
+                self.number(want.limit.refill_interval().map_or(1, TimeDelta::as_micros));
+                self.number(want.phase.as_micros());
+            }
             (_, PERMITS) => {
                 self.body.extend_from_slice(format!("{:x}\0", want.permit.0).as_bytes());
             }
@@ -180,11 +193,12 @@ impl ScriptArgs {
         }
     }
 
-    /// Appends the longest time that a bucket's state may be ahead; negative if the state says so.
-    fn max_ahead(&mut self, limit: &Limit) {
-        if let LimitParams::Bucket { max_ahead: furthest, reach, .. } = limit.params() {
+    /// Appends the longest time that a bucket's state may be ahead, negative if the state says so, and the time of a unit.
+    fn bucket(&mut self, limit: &Limit) {
+        if let LimitParams::Bucket { max_ahead: furthest, unit, reach, .. } = limit.params() {
             let furthest = if reach > 0 { -double(furthest) } else { double(furthest) };
             self.body.extend_from_slice(&furthest.to_le_bytes());
+            self.number(unit);
         }
     }
 
@@ -196,6 +210,8 @@ impl ScriptArgs {
 /// Marks buckets that specify how far ahead they may be.
 const FAR: u8 = 128;
 const PERMITS: u8 = 10;
+/// Added to the step of a bucket that is refilled at intervals.
+const STEPPED: u8 = 10;
 /// Marks a charge whose state may have been lost.
 const LOST: u8 = 4;
 
@@ -214,7 +230,8 @@ fn numbers(limit: &Limit, cost: Cost, phase: TimeDelta) -> (u8, [u64; 5]) {
             // Twice the capacity is never allowed, and never debited.
             let most = if cost.is_refund() { limit.refill_cost() } else { 2 * capacity };
             let (cost, capacity) = (time(units.min(most)), time(capacity));
-            (if k == 1 { 1 } else { 2 }, [cost.0, capacity.0, cost.1, capacity.1, k])
+            let stepped = if limit.refill_interval().is_some() { STEPPED } else { 0 };
+            (stepped + if k == 1 { 1 } else { 2 }, [cost.0, capacity.0, cost.1, capacity.1, k])
         }
         LimitParams::Fixed { max_count: most } => (3 + by_calendar, [units, capacity, period, phase, most]),
         LimitParams::Attempts { max_count: most } => {

@@ -4,6 +4,7 @@ use crate::cli::Listen;
 use crate::config::last_good::{InsteadOfFiles, LastGood, start_rules};
 use crate::config::rule_files::RuleFiles;
 use crate::config::{Config, StoreChoice};
+use crate::server::billing::{BillingServer, BillingTasks};
 use crate::server::build::listen_if_free;
 use crate::server::open_files;
 use crate::server::status::{ReloadTarget, ServerStatus};
@@ -47,6 +48,8 @@ pub(crate) struct AdminServer {
     snapshot: Option<PathBuf>,
     /// Denials per caller, for the rollback guard.
     denials: Arc<DenialCounts>,
+    /// Billing, with a database.
+    pub(crate) billing: Option<BillingServer>,
     listener: Option<TcpListener>,
     tls: Option<AdminTls>,
     roles: BTreeMap<String, Role>,
@@ -64,6 +67,7 @@ pub(crate) struct RunningAdmin {
     /// Heartbeat task, if there is a database: lists this node for others, and deregisters it once the sender is
     /// dropped.
     heartbeat: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    billing: Option<BillingTasks>,
 }
 
 impl AdminServer {
@@ -126,6 +130,7 @@ impl AdminServer {
             rule_manager,
             snapshot,
             denials,
+            billing: None,
             listener,
             tls,
             roles,
@@ -178,7 +183,7 @@ impl AdminServer {
         rule_files: Arc<RuleFiles>,
         drain: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<RunningAdmin> {
-        let (mut following, mut telling) = (Vec::new(), None);
+        let (mut following, mut telling, mut billing) = (Vec::new(), None, None);
         if let (Some(control), Some(rule_manager)) = (&self.control, &self.rule_manager) {
             status.attach_control(Arc::clone(control), Arc::clone(rule_manager));
             let (own, counting) = (Arc::clone(&limiter), Arc::clone(status));
@@ -189,6 +194,10 @@ impl AdminServer {
                 }
                 Err(error) => counting.record_failure(ReloadTarget::Rules, error),
             });
+            if let Some(server) = self.billing {
+                billing = Some(server.start(control)?);
+                status.attach_billing(server);
+            }
             let heard = Arc::clone(status);
             control.on_change(move |what| heard.on_change(what));
             let present = Arc::clone(status);
@@ -205,7 +214,7 @@ impl AdminServer {
             following.push(tokio::spawn(Arc::clone(rule_manager).guard(self.denials)));
         }
         let Some(listener) = self.listener else {
-            return Ok(RunningAdmin { sync: following, serving: None, heartbeat: telling });
+            return Ok(RunningAdmin { sync: following, serving: None, heartbeat: telling, billing });
         };
         // With client certificates configured, every operator must authenticate, also on loopback.
         let auth_mode = if self.roles.is_empty() {
@@ -237,7 +246,7 @@ impl AdminServer {
         };
         let slots = open_files::budget().port(tollgate_admin::port_limits(open_files::guaranteed()));
         let serving = Some(tokio::spawn(tollgate_admin::serve(listener, self.tls, admin, slots, drain)));
-        Ok(RunningAdmin { sync: following, serving, heartbeat: telling })
+        Ok(RunningAdmin { sync: following, serving, heartbeat: telling, billing })
     }
 }
 
@@ -254,7 +263,7 @@ impl Explainer for RequestExplainer {
     }
 
     fn options(&self) -> Options {
-        self.options
+        self.options.clone()
     }
 
     fn identify(
@@ -298,6 +307,9 @@ impl RunningAdmin {
     pub(crate) async fn shutdown(self) {
         if let Some(serving) = self.serving {
             let _ = serving.await;
+        }
+        if let Some(billing) = self.billing {
+            billing.shutdown().await;
         }
         self.sync.iter().for_each(JoinHandle::abort);
         if let Some((end, telling)) = self.heartbeat {
