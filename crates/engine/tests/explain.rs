@@ -107,7 +107,7 @@ const FORMS: [&str; 15] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     /// Two limiters get the same requests, and one of them explains each before: both decide the same, and as foretold.
     #[test]
