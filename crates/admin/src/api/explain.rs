@@ -45,8 +45,8 @@ pub struct ExplainQuery {
     pub domain: Option<String>,
     /// The attributes, unless there are descriptors.
     pub attributes: Vec<(String, String)>,
-    /// Descriptors, each with its entries and hits.
-    pub descriptors: Option<Vec<(Vec<(String, String)>, Option<u64>)>>,
+    /// The descriptors, in their place.
+    pub descriptors: Option<Vec<ExplainDescriptor>>,
     /// The cost.
     pub cost: u64,
     /// The client's full address, if the request was given by its head.
@@ -85,12 +85,11 @@ impl ExplainQuery {
             let of = self;
             let attributes = pairs(&of.attributes);
             let described = of.descriptors.as_deref().unwrap_or_default();
-            let entries: Vec<Vec<(&str, &str)>> =
-                described.iter().map(|(entries, _)| pairs(entries)).collect();
+            let entries: Vec<Vec<(&str, &str)>> = described.iter().map(|one| pairs(&one.entries)).collect();
             let descriptors: Vec<Descriptor<'_>> = described
                 .iter()
                 .zip(&entries)
-                .map(|((_, hits), entries)| Descriptor { entries, hits: hits.map(Cost::new), limit: None })
+                .map(|(one, entries)| Descriptor { entries, hits: one.hits.map(Cost::new), limit: None })
                 .collect();
             let check = match of.descriptors {
                 Some(_) => Check::descriptors("", &descriptors),
@@ -131,13 +130,15 @@ struct ExplainRequest {
     files: Option<Vec<RuleFile>>,
 }
 
-#[derive(Deserialize, ToSchema)]
+/// One descriptor.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct ExplainDescriptor {
+pub struct ExplainDescriptor {
     /// Keys and values, in order.
-    entries: Vec<(String, String)>,
+    pub entries: Vec<(String, String)>,
+    /// Its hits; those of the request if absent.
     #[serde(default)]
-    hits: Option<u64>,
+    pub hits: Option<u64>,
 }
 
 /// The head of an HTTP request.
@@ -242,11 +243,10 @@ async fn query(
     for (_, value) in attributes.iter_mut().filter(|(key, _)| key == CALLER_KEY) {
         *value = api_key(admin, std::mem::take(value)).await?;
     }
-    let descriptors = sent.descriptors.map(|all| all.into_iter().map(|one| (one.entries, one.hits)));
-    let descriptors: Option<Vec<(Vec<(String, String)>, Option<u64>)>> = descriptors.map(Iterator::collect);
+    let descriptors = sent.descriptors;
     let all = descriptors.as_deref().unwrap_or_default();
     bounded("descriptors", all.len())?;
-    for (entries, _) in all {
+    for ExplainDescriptor { entries, .. } in all {
         bounded("descriptors", entries.len())?;
         for (key, value) in entries {
             check_text("descriptors", key)?;
