@@ -35,8 +35,12 @@ fn the_death_of_one_store_touches_only_its_own_rules() {
     let folder = Folder::new();
     let rules = folder.write("rules.yaml", RULES);
     let rules = rules.to_str().expect("a plain path");
-    let config =
-        format!("store: {}\nstores: {{acme: {}}}\nstore_deadline_ms: 2000\n", main.url(), acme.url());
+    let config = format!(
+        "store: {}\nstores: {{acme: {}}}\nstore_deadline_ms: 2000\nhttp: 127.0.0.1:0\ngrpc: 127.0.0.1:0\nresp: off\n\
+         admin: off\n",
+        main.url(),
+        acme.url()
+    );
     let config = folder.write("tollgate.yaml", &config);
     let flags = ["--rules", rules, "--config", config.to_str().expect("a plain path")];
     let nodes = [Server::start(&flags), Server::start(&flags)];

@@ -1,7 +1,7 @@
 //! Stores by name: `--store-named` and `stores` in the file of `--config`, for rules that name the store of their counters.
 
 use super::{ConfigFile, StoreChoice, store, with_limits};
-use crate::cli::{NamedAddress, ServeFlags};
+use crate::cli::ServeFlags;
 use anyhow::Context;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -59,10 +59,16 @@ impl From<Written> for NamedStore {
 pub(super) fn read(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<Vec<(String, RedisConfig)>> {
     let mut all: BTreeMap<&str, NamedStore> =
         file.stores.iter().map(|(name, store)| (name.as_str(), store.clone())).collect();
-    for (at, NamedAddress(name, address)) in flags.store_named.iter().enumerate() {
-        let twice = flags.store_named[..at].iter().any(|earlier| earlier.0 == *name);
-        anyhow::ensure!(!twice, "--store-named: `{name}` is named twice");
-        all.insert(name, NamedStore { address: address.clone(), password_file: None });
+    let mut flagged: Vec<&str> = Vec::new();
+    // Not parsed with the other flags: those errors repeat what was written.
+    for given in &flags.store_named {
+        let named = given.split_once('=').filter(|(_, address)| address.contains("://"));
+        let (name, address) = named.context(
+            "--store-named: not a name and an address; write them as in eu=redis://127.0.0.1:6379",
+        )?;
+        anyhow::ensure!(!flagged.contains(&name), "--store-named: `{name}` is named twice");
+        flagged.push(name);
+        all.insert(name, NamedStore { address: address.to_owned(), password_file: None });
     }
     anyhow::ensure!(all.len() <= MAX_STORES, "--store-named: at most {MAX_STORES} stores can be named");
     anyhow::ensure!(
