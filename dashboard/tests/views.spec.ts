@@ -1,7 +1,7 @@
 // Every view, narrow and wide, light and dark, by keyboard alone.
 import { expect, open, Server, test } from './server';
 
-const VIEWS = ['overview', 'rules', 'rules?tab=edit', 'rules?tab=history', 'quotas', 'decisions', 'audit', 'emergency'];
+const VIEWS = ['overview', 'rules', 'rules?tab=edit', 'rules?tab=history', 'quotas', 'decisions', 'explain', 'explain?attr.endpoint=POST+%2Flogin', 'audit', 'emergency'];
 
 for (const width of [360, 1920]) {
   for (const scheme of ['light', 'dark'] as const) {

@@ -2,6 +2,9 @@
 
 mod inherit;
 mod limits;
+mod store;
+
+pub use self::store::is_store_name;
 
 use self::inherit::Inherited;
 use crate::draft::{FileDraft, RuleDraft, ShapeDraft};
@@ -12,7 +15,7 @@ use crate::reader::{Reader, Spanned};
 use crate::rule::{
     Action, Billing, Class, CostFrom, Enforce, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit,
 };
-use crate::ruleset::Domain;
+use crate::ruleset::{Domain, Options};
 use crate::scope::ScopePath;
 use crate::sensitivity::{identifies_caller, may_be_secret};
 use crate::tree::{Element, GLOBAL, Level, TreeNode, ValueTest};
@@ -37,10 +40,11 @@ pub(crate) struct NodeLocation {
 pub(crate) fn domain(
     reader: &mut Reader<'_>,
     file: FileDraft,
-    forced: Option<Profile>,
+    options: &Options,
     rules: &mut Vec<Rule>,
 ) -> Option<(Domain, Vec<NodeLocation>)> {
     let name = file.domain?.value;
+    let store = file.store.and_then(|given| store::resolve(reader, &given, options).ok().flatten());
     let root = TreeNode {
         element: Element { key: "".into(), test: ValueTest::Any },
         is_secret: false,
@@ -50,12 +54,15 @@ pub(crate) fn domain(
     };
     let mut compiler = Compiler {
         reader,
-        profile: forced.or(file.profile.map(|profile| profile.value)).unwrap_or_default(),
+        profile: options.profile.or(file.profile.map(|profile| profile.value)).unwrap_or_default(),
         shape: DefaultShape {
             algorithm: file.shape.algorithm.map_or(Algorithm::Gcra, |algorithm| algorithm.value),
             jitter: file.shape.jitter.is_some_and(|jitter| jitter.value),
         },
         class: file.class.unwrap_or_default(),
+        store: store.clone(),
+        reported_stores: Vec::new(),
+        options,
         billing: file.billing,
         shard_by: file.shard_by.as_ref().map(|attribute| attribute.value.clone()),
         rules,
@@ -82,6 +89,7 @@ pub(crate) fn domain(
         matching: file.matching,
         algorithm,
         scope,
+        store,
         tier_key: file.tier_key.filter(|key| !key.is_empty()).unwrap_or_else(|| "tier".to_owned()),
         shard_by,
         replaces: false,
@@ -104,6 +112,11 @@ struct Compiler<'c, 's> {
     profile: Profile,
     shape: DefaultShape,
     class: Class,
+    /// Store of rules that name none.
+    store: Option<Arc<str>>,
+    /// Positions of names that have been reported.
+    reported_stores: Vec<Position>,
+    options: &'c Options,
     billing: bool,
     shard_by: Option<String>,
     rules: &'c mut Vec<Rule>,
@@ -231,11 +244,13 @@ impl Compiler<'_, '_> {
         inherited: &Inherited,
     ) -> Option<u32> {
         self.native_only(&draft.shape);
-        let split = draft.split.map(|split| scope.split(split.value));
+        let store = self.store_of(&draft);
+        let stored = scope.in_store(store.as_deref());
+        let split = draft.split.map(|split| stored.split(split.value));
         let defaults = self.shape;
         self.shape.algorithm = inherited.algorithm().unwrap_or(defaults.algorithm);
         self.shape.jitter = inherited.jitter().unwrap_or(defaults.jitter);
-        let (limits, tiers) = self.limit_sets(&draft, split.as_ref().unwrap_or(scope));
+        let (limits, tiers) = self.limit_sets(&draft, split.as_ref().unwrap_or(&stored));
         self.shape = defaults;
         self.reject_unleasable(&draft, &limits);
         let id = u32::try_from(self.rules.len()).ok()?;
@@ -260,6 +275,7 @@ impl Compiler<'_, '_> {
             },
             action: draft.action.map_or(Action::Reject, |action| action.value),
             mode: draft.mode.map_or(Mode::Adaptive, |mode| mode.value),
+            store,
             shared_by_callers: scope.is_shared()
                 && shard_by.as_ref().is_none_or(|attribute| !identifies_caller(attribute)),
             shard_by,
@@ -371,7 +387,16 @@ impl Compiler<'_, '_> {
         let Some(mode) = draft.mode.filter(|mode| mode.value == Mode::Leased) else { return };
         let held = |limit: &&RuleLimit| limit.limit.algorithm() != Algorithm::Concurrency;
         let other = limits.limits.iter().filter(held).find(|limit| !limit.limit.is_leasable());
-        if let Some(limit) = other {
+        if let Some(limit) = other.filter(|limit| limit.limit.refill_interval().is_some()) {
+            self.reader.error_help(
+                mode.at,
+                format!(
+                    "{} with `refill_interval` cannot be leased: its units come back together",
+                    limit.limit.algorithm()
+                ),
+                "write `mode: central`, or leave `refill_interval` out",
+            );
+        } else if let Some(limit) = other {
             self.reader.error_help(
                 mode.at,
                 format!(
@@ -385,12 +410,13 @@ impl Compiler<'_, '_> {
 
     /// Rejects, under `profile: envoy`, what would change that service's arithmetic.
     fn native_only(&mut self, shape: &ShapeDraft) {
-        let ShapeDraft { algorithm, burst, slots, jitter } = shape;
+        let ShapeDraft { algorithm, burst, slots, jitter, refill_interval } = shape;
         let places = [
             ("algorithm", algorithm.map(|placed| placed.at)),
             ("burst", burst.map(|placed| placed.at)),
             ("slots", slots.map(|placed| placed.at)),
             ("jitter", jitter.map(|placed| placed.at)),
+            ("refill_interval", refill_interval.map(|placed| placed.at)),
         ];
         for (name, at) in places {
             if let Some(at) = at {

@@ -49,6 +49,7 @@ mod tree;
 mod unit;
 mod yaml;
 
+pub use compile::is_store_name;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
 pub use explain::{Clause, ExplainedRequest, Explanation, RuleExplanation, RuleResult};

@@ -3,6 +3,7 @@
 use crate::metadata::Metadata;
 use crate::unit::Unit;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tollgate_core::{KeyPart, Limit, LossPolicy, Mode, Scope, StableHasher};
 
 /// The arithmetic of a domain.
@@ -376,6 +377,8 @@ pub struct Rule {
     pub on_error: OnError,
     /// Where its charges may be decided; adaptive if the file has no `mode`.
     pub mode: Mode,
+    /// Name of the store that keeps its counters; `None` for the default store.
+    pub store: Option<Arc<str>>,
     /// Whether all callers share its counters: none of the key's values identifies a caller.
     pub shared_by_callers: bool,
     /// Thousandths of the limits that are reserved for nodes that cannot reach the store.

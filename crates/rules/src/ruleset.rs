@@ -35,7 +35,7 @@ impl Source {
 }
 
 /// Load options.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Profile for every domain, overriding the files.
     pub profile: Option<Profile>,
@@ -48,6 +48,8 @@ pub struct Options {
     pub cluster: Option<bool>,
     /// What happens to concurrency permits when a request ends. Only lints use it.
     pub permits: PermitRelease,
+    /// Names of the stores that rules may name; any, if they are not known because the file is read alone.
+    pub stores: Option<Vec<String>>,
 }
 
 /// What happens to concurrency permits when a request ends.
@@ -108,6 +110,8 @@ pub struct Domain {
     pub(crate) tier_key: String,
     /// Attribute whose value places a request's counters.
     pub(crate) shard_by: Option<String>,
+    /// Store of rules that name none, and of inline limits; `None` for the default store.
+    pub(crate) store: Option<Arc<str>>,
     /// Whether any rule replaces others.
     pub(crate) replaces: bool,
     /// Whether any rule depends on a caller's tier.
@@ -133,7 +137,7 @@ impl Ruleset {
             let mut reader = Reader { source, errors: &mut errors, warnings: &mut warnings };
             let Some(mut file) = decode::file(&mut reader) else { continue };
             reject_duplicate_domain(&mut reader, &mut file, &by_name, &compiled);
-            if let Some((domain, places)) = compile::domain(&mut reader, file, options.profile, &mut rules) {
+            if let Some((domain, places)) = compile::domain(&mut reader, file, options, &mut rules) {
                 by_name.insert(domain.name.clone(), compiled.len());
                 compiled.push((domain, places, source));
             }

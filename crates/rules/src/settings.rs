@@ -48,6 +48,7 @@ impl Rule {
             Mode::Adaptive => None,
         };
         add("mode", mode.map(str::to_owned));
+        add("store", self.store.as_deref().map(str::to_owned));
         add("fallback", self.fallback.map(|part| format!("{}.{}%", part / 10, part % 10)));
         add("split", self.split.map(|split| split.to_string()));
         add("shard_by", self.shard_by.clone());

@@ -218,6 +218,16 @@ pub(crate) struct ServeFlags {
     /// File containing the store's password; or set TOLLGATE_STORE_PASSWORD.
     #[arg(long, env = "TOLLGATE_STORE_PASSWORD_FILE", value_name = "FILE")]
     pub(crate) store_password_file: Option<PathBuf>,
+    /// Another store by name, such as eu=redis://10.0.0.1:6379, for rules that say `store: eu`; may be repeated. Requires a
+    /// Redis --store.
+    #[arg(
+        long,
+        env = "TOLLGATE_STORE_NAMED",
+        hide_env_values = true,
+        value_name = "NAME=ADDRESS",
+        value_delimiter = ' '
+    )]
+    pub(crate) store_named: Vec<NamedAddress>,
     /// Maximum time that a check waits for the store, in milliseconds [default: 10].
     #[arg(long, env = "TOLLGATE_STORE_DEADLINE_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=MAX_DEADLINE))]
     pub(crate) store_deadline_ms: Option<u64>,
@@ -323,6 +333,27 @@ pub(crate) struct ServeFlags {
     /// Format of log messages.
     #[arg(long, env = "TOLLGATE_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     pub(crate) log_format: LogFormat,
+}
+
+/// Name and address of a store. The address may contain a password, so `Debug` omits it.
+#[derive(Clone)]
+pub(crate) struct NamedAddress(pub(crate) String, pub(crate) String);
+
+impl std::fmt::Debug for NamedAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("NamedAddress").field(&self.0).finish_non_exhaustive()
+    }
+}
+
+impl std::str::FromStr for NamedAddress {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named =
+            text.split_once('=').filter(|(name, address)| !name.is_empty() && address.contains("://"));
+        let (name, address) = named
+            .ok_or("not a name and an address; write them as in eu=redis://127.0.0.1:6379".to_owned())?;
+        Ok(Self(name.to_owned(), address.to_owned()))
+    }
 }
 
 /// Format of log messages.

@@ -206,16 +206,30 @@ impl Writer {
     }
 
     fn limit(&mut self, limit: &Limit) {
-        let LimitSpec { algorithm, rate, burst, delay, slots, jitter, count_denied, any_period } =
-            limit.spec();
+        let LimitSpec {
+            algorithm,
+            rate,
+            burst,
+            delay,
+            slots,
+            jitter,
+            refill_interval,
+            count_denied,
+            any_period,
+        } = limit.spec();
         self.text(algorithm.name());
         self.number(rate.count);
-        match &rate.period {
-            Period::Rolling(span) => {
+        match (&rate.period, refill_interval) {
+            (Period::Rolling(span), None) => {
                 self.number(0);
                 self.number(span.as_micros());
             }
-            Period::Calendar(calendar) => {
+            (Period::Rolling(span), Some(interval)) => {
+                self.number(3);
+                self.number(span.as_micros());
+                self.number(interval.as_micros());
+            }
+            (Period::Calendar(calendar), _) => {
                 self.number(match calendar.unit() {
                     CalendarUnit::Day => 1,
                     CalendarUnit::Month => 2,
@@ -319,8 +333,14 @@ impl<'a> Reader<'a> {
         let name = self.text()?;
         let algorithm = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name)?;
         let count = self.number()?;
+        let mut refill_interval = None;
         let period = match self.number()? {
             0 => Period::Rolling(TimeDelta::from_micros(self.number()?)),
+            3 => {
+                let length = TimeDelta::from_micros(self.number()?);
+                refill_interval = Some(TimeDelta::from_micros(self.number()?));
+                Period::Rolling(length)
+            }
             1 => Period::Calendar(Calendar::new(CalendarUnit::Day, self.text()?).ok()?),
             2 => Period::Calendar(Calendar::new(CalendarUnit::Month, self.text()?).ok()?),
             _ => return None,
@@ -329,7 +349,9 @@ impl<'a> Reader<'a> {
         let (delay, jitter, count_denied, any_period) =
             (self.flag()?, self.flag()?, self.flag()?, self.flag()?);
         let rate = Rate { count, period };
-        LimitSpec { algorithm, rate, burst, delay, slots, jitter, count_denied, any_period }.build().ok()
+        LimitSpec { algorithm, rate, burst, delay, slots, jitter, refill_interval, count_denied, any_period }
+            .build()
+            .ok()
     }
 }
 
@@ -347,6 +369,8 @@ mod tests {
             LimitSpec::new(Algorithm::FixedWindow, month),
             LimitSpec::new(Algorithm::StrictWindow, Rate::per(7, TimeDelta::from_secs(60))).slots(7).jitter(),
             LimitSpec::new(Algorithm::Concurrency, Rate::per(7, TimeDelta::from_secs(60))),
+            LimitSpec::new(Algorithm::TokenBucket, Rate::per(7, TimeDelta::from_secs(60)))
+                .refill_interval(TimeDelta::from_secs(10)),
         ];
         let parts = vec![
             OwnedKeyPart::Text("alice".into()),

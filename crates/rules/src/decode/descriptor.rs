@@ -10,7 +10,7 @@ use crate::yaml::{Position, YamlNode, YamlValue};
 use std::collections::BTreeMap;
 use tollgate_core::{Mode, Rate, TimeDelta};
 
-const KEYS: [&str; 32] = [
+const KEYS: [&str; 34] = [
     "key",
     "value",
     "rate_limit",
@@ -27,11 +27,13 @@ const KEYS: [&str; 32] = [
     "algorithm",
     "slots",
     "jitter",
+    "refill_interval",
     "tiers",
     "concurrency",
     "class",
     "on_error",
     "mode",
+    "store",
     "fallback",
     "split",
     "action",
@@ -81,11 +83,13 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "algorithm" => draft.shape.algorithm = algorithm(reader, node),
             "slots" => draft.shape.slots = reader.count(node, "slots", u64::from(u32::MAX)),
             "jitter" => draft.shape.jitter = reader.boolean(node, "jitter"),
+            "refill_interval" => draft.shape.refill_interval = reader.duration(node, "refill_interval"),
             "tiers" => draft.tiers = tiers(reader, node),
             "concurrency" => draft.concurrency = concurrency(reader, node),
             "class" => draft.class = class(reader, node),
             "on_error" => draft.on_error = on_error(reader, node),
             "mode" => draft.mode = mode(reader, node),
+            "store" => draft.store = super::store(reader, node),
             "fallback" => draft.fallback = fallback(reader, node),
             "split" => draft.split = split_into(reader, node),
             "action" => draft.action = action(reader, node),

@@ -8,6 +8,7 @@ pub(crate) mod last_good;
 pub(crate) mod reload;
 pub(crate) mod rule_files;
 pub(crate) mod rule_sources;
+mod stores;
 
 use crate::cli::{
     BillingSection, DAY, GuardrailSection, Listen, MAX_DEADLINE, MAX_FAILURES, ProfileName, RulesFromName,
@@ -42,6 +43,8 @@ pub(crate) struct Config {
     path: Option<PathBuf>,
     pub(crate) rules: Vec<PathBuf>,
     pub(crate) store: StoreChoice,
+    /// Other stores by name.
+    pub(crate) stores: Vec<(String, RedisConfig)>,
     pub(crate) nodes: Option<u32>,
     pub(crate) leases: LeaseConfig,
     pub(crate) memory: usize,
@@ -159,6 +162,8 @@ struct ConfigFile {
     rules: Vec<PathBuf>,
     store: Option<String>,
     store_password_file: Option<PathBuf>,
+    #[serde(default)]
+    stores: BTreeMap<String, stores::NamedStore>,
     store_deadline_ms: Option<Millis<MAX_DEADLINE>>,
     store_breaker_failures: Option<Whole<1, MAX_FAILURES>>,
     store_breaker_window_ms: Option<Millis<DAY>>,
@@ -248,6 +253,7 @@ impl ConfigFile {
         let Self {
             rules,
             store_password_file,
+            stores,
             resp_password_file,
             db,
             snapshot,
@@ -295,7 +301,8 @@ impl ConfigFile {
             &mut billing.webhook_secret_file,
         ];
         let snapshot = snapshot.iter_mut().filter(|path| path.as_os_str() != "off");
-        for path in files.into_iter().flatten().chain(snapshot).chain(rules) {
+        let stores = stores.values_mut().filter_map(|store| store.password_file.as_mut());
+        for path in files.into_iter().flatten().chain(snapshot).chain(rules).chain(stores) {
             *path = base.join(&*path);
         }
         if let Some(address) = db {
@@ -339,6 +346,7 @@ impl Config {
             db: db.map(DbAddress),
             admin,
             store: store(flags, &file)?,
+            stores: stores::read(flags, &file)?,
             admin_tls: admin_tls(flags, &file)?,
             resp: flags.resp.or(file.resp),
             resp_config: RespConfig { password: resp_password(flags, &file)?, ..RespConfig::default() },
@@ -371,10 +379,11 @@ impl Config {
     }
 
     /// Returns the settings that require a restart, with their values, which are compared and never shown.
-    pub(crate) fn restart_only(&self) -> [(&'static str, String); 18] {
+    pub(crate) fn restart_only(&self) -> [(&'static str, String); 19] {
         [
             ("rules", format!("{:?}", self.rules)),
             ("store", format!("{:?}", self.store)),
+            ("stores", format!("{:?}", self.stores)),
             ("nodes", format!("{:?}", self.nodes)),
             ("leases", format!("{:?}", self.leases)),
             ("memory", self.memory.to_string()),
@@ -426,9 +435,18 @@ impl Config {
 
     pub(crate) fn rule_options(&self) -> Options {
         let lease_shared = matches!(self.store, StoreChoice::Redis(_));
-        let cluster = matches!(&self.store, StoreChoice::Redis(redis) if redis.is_cluster());
+        let cluster = matches!(&self.store, StoreChoice::Redis(redis) if redis.is_cluster())
+            || self.stores.iter().any(|(_, redis)| redis.is_cluster());
+        let stores = Some(self.stores.iter().map(|(name, _)| name.clone()).collect());
         let permits = if self.gateway.is_some() { PermitRelease::Released } else { PermitRelease::Expire };
-        Options { nodes: self.nodes, lease_shared, cluster: Some(cluster), permits, ..options(self.profile) }
+        Options {
+            nodes: self.nodes,
+            lease_shared,
+            cluster: Some(cluster),
+            permits,
+            stores,
+            ..options(self.profile)
+        }
     }
 }
 
@@ -452,6 +470,11 @@ fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     if let Some(path) = flags.store_password_file.as_ref().or(file.store_password_file.as_ref()) {
         redis = redis.with_password_file(path).context("--store-password-file")?;
     }
+    Ok(StoreChoice::Redis(with_limits(redis, flags, file)?))
+}
+
+/// Returns a store with the deadline and the breaker settings, which all stores share.
+fn with_limits(mut redis: RedisConfig, flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<RedisConfig> {
     if let Some(deadline) = flags.store_deadline_ms.or(file.store_deadline_ms.map(|time| time.0)) {
         redis.deadline = Duration::from_millis(deadline);
     }
@@ -471,7 +494,7 @@ fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     }
     let caution = flags.store_caution_ms.or(file.store_caution_ms);
     redis.loss_window = caution.map(|most| TimeDelta::from_micros(most.saturating_mul(1_000)));
-    Ok(StoreChoice::Redis(redis))
+    Ok(redis)
 }
 
 fn leases(flags: &ServeFlags, file: &LeaseSection) -> anyhow::Result<LeaseConfig> {
@@ -575,7 +598,7 @@ mod tests {
     /// One rule for every path in the file: what a user writes is found beside the file, wherever the server starts.
     #[test]
     fn every_path_is_relative_to_the_file() {
-        let text = "rules: r.yaml\nstore_password_file: a\nresp_password_file: b\ndb: sqlite:state/c.db\n\
+        let text = "rules: r.yaml\nstore_password_file: a\nstores: {eu: {address: redis://h, password_file: l}}\nresp_password_file: b\ndb: sqlite:state/c.db\n\
             snapshot: d\nadmin_tls_cert: e\nadmin_tls_key: f\nadmin_client_ca: g\n\
             identity: {jwt: {jwks: h}, api_key: {secret_file: i}}\n\
             decision_log: {output: j}\n\
@@ -583,7 +606,7 @@ mod tests {
         let mut file: ConfigFile = serde_saphyr::from_str(text).expect("valid");
         file.resolve(Path::new("/etc/tollgate")).expect("resolved");
         let shown = format!("{file:?}");
-        for name in ["r.yaml", "a", "b", "state/c.db", "d", "e", "f", "g", "h", "i", "j", "k"] {
+        for name in ["r.yaml", "a", "b", "state/c.db", "d", "e", "f", "g", "h", "i", "j", "k", "l"] {
             assert!(shown.contains(&format!("/etc/tollgate/{name}\"")), "{name} in {shown}");
         }
     }

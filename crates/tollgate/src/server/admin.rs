@@ -263,7 +263,7 @@ impl Explainer for RequestExplainer {
     }
 
     fn options(&self) -> Options {
-        self.options
+        self.options.clone()
     }
 
     fn identify(

@@ -72,13 +72,18 @@ fn limiter(
             let local = MemoryConfig::with_bytes((config.memory / 16).max(MemoryConfig::MIN_BYTES));
             let local = MemoryStore::new(&local, clock).context("--memory")?;
             let leases = LeaseConfig { nodes: config.nodes.unwrap_or(1), ..config.leases.clone() };
-            tokio::spawn(warn_if_unreachable(redis.clone()));
-            let redis = match &secret {
-                Some(secret) => redis.clone().with_key_secret(secret),
-                None => redis.clone(),
+            let in_flight_bytes = outages / 2 / (1 + config.stores.len());
+            let connect = |redis: &RedisConfig, name: Option<&str>| {
+                tokio::spawn(warn_if_unreachable(redis.clone(), name.map(str::to_owned)));
+                let redis = match &secret {
+                    Some(secret) => redis.clone().with_key_secret(secret),
+                    None => redis.clone(),
+                };
+                let each = in_flight_bytes / redis.connections.max(1);
+                RedisStore::connect(redis.with_in_flight_bytes(each))
             };
-            let in_flight_bytes = outages / 2 / redis.connections.max(1);
-            let redis = RedisStore::connect(redis.with_in_flight_bytes(in_flight_bytes));
+            let named = config.stores.iter().map(|(name, redis)| (name.clone(), connect(redis, Some(name))));
+            let redis = connect(redis, None).with_named(named.collect());
             let records = Arc::new(RedisRecords::new(redis.clone()));
             let store = Store::redis(&redis, local, leases, clock);
             // Pending charges, and those in doubt.
@@ -108,9 +113,9 @@ fn limiter(
 }
 
 /// Logs which servers of the store cannot be reached at startup, and why.
-async fn warn_if_unreachable(redis: RedisConfig) {
+async fn warn_if_unreachable(redis: RedisConfig, store: Option<String>) {
     for (shard, error) in redis.probe().await {
-        tracing::warn!(shard, error, "store unavailable at startup; rules decide by their on_error");
+        tracing::warn!(store, shard, error, "store unavailable at startup; rules decide by their on_error");
     }
 }
 
