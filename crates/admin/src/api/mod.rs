@@ -2,9 +2,11 @@
 //! document, and `schemas` describes JSON that other crates produce.
 
 pub(crate) mod audit;
+pub(crate) mod decision_export;
 pub(crate) mod decisions;
 pub(crate) mod emergency;
 pub(crate) mod health;
+pub(crate) mod history;
 pub(crate) mod log_level;
 pub(crate) mod openapi;
 pub(crate) mod quota_bulk;
@@ -14,4 +16,5 @@ pub(crate) mod rule_tree;
 pub(crate) mod rules;
 mod schemas;
 pub(crate) mod stats;
+pub(crate) mod tokens;
 pub(crate) mod usage;

@@ -5,6 +5,7 @@ use crate::config::last_good::{InsteadOfFiles, LastGood, start_rules};
 use crate::config::rule_files::RuleFiles;
 use crate::config::{Config, StoreChoice};
 use crate::server::build::listen_if_free;
+use crate::server::history;
 use crate::server::open_files;
 use crate::server::status::{ReloadTarget, ServerStatus};
 use crate::server::store::Store;
@@ -40,6 +41,8 @@ pub(crate) struct AdminServer {
     pub(crate) rule_manager: Option<Arc<RuleManager>>,
     /// Path of the control-plane snapshot.
     snapshot: Option<PathBuf>,
+    /// Days that the database keeps the history.
+    history_days: u32,
     /// Denials per caller, for the rollback guard.
     denials: Arc<DenialCounts>,
     listener: Option<TcpListener>,
@@ -56,6 +59,8 @@ pub(crate) struct RunningAdmin {
     /// Heartbeat task, if there is a database: lists this node for others, and deregisters it once the sender is
     /// dropped.
     heartbeat: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    /// The task that records the history, ended in the same way.
+    history: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
 impl AdminServer {
@@ -111,8 +116,18 @@ impl AdminServer {
         let tls = tls.transpose().context("--admin-tls-cert, --admin-tls-key, --admin-client-ca")?;
         let (rule_manager, snapshot, roles) =
             (rule_manager.transpose()?, config.snapshot.clone(), settings.roles.clone());
-        let denials = Arc::default();
-        Ok(Self { control, rule_manager, snapshot, denials, listener, tls, roles, start: started })
+        let (denials, history_days) = (Arc::default(), config.history_days);
+        Ok(Self {
+            control,
+            rule_manager,
+            snapshot,
+            history_days,
+            denials,
+            listener,
+            tls,
+            roles,
+            start: started,
+        })
     }
 
     /// Adds the observers of the impact preview and the rollback guard, if rules can be published.
@@ -158,7 +173,7 @@ impl AdminServer {
         rule_files: Arc<RuleFiles>,
         drain: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<RunningAdmin> {
-        let (mut following, mut telling) = (Vec::new(), None);
+        let (mut following, mut telling, mut recording) = (Vec::new(), None, None);
         if let (Some(control), Some(rule_manager)) = (&self.control, &self.rule_manager) {
             status.attach_control(Arc::clone(control), Arc::clone(rule_manager));
             let (own, counting) = (Arc::clone(&limiter), Arc::clone(status));
@@ -178,6 +193,14 @@ impl AdminServer {
             });
             telling = Some((end, tokio::spawn(told)));
             following.push(tokio::spawn(Arc::clone(control).run_sync(SyncConfig::default())));
+            if let (Some(telemetry), true) = (status.telemetry(), self.history_days > 0) {
+                let (end, ended) = oneshot::channel();
+                let (control, telemetry) = (Arc::clone(control), Arc::clone(telemetry));
+                let record = history::record(control, telemetry, self.history_days, async {
+                    let _ = ended.await;
+                });
+                recording = Some((end, tokio::spawn(record)));
+            }
             if let Some(file) = self.snapshot {
                 following.push(tokio::spawn(Arc::clone(control).run_snapshots(file)));
             }
@@ -185,7 +208,12 @@ impl AdminServer {
             following.push(tokio::spawn(Arc::clone(rule_manager).guard(self.denials)));
         }
         let Some(listener) = self.listener else {
-            return Ok(RunningAdmin { sync: following, serving: None, heartbeat: telling });
+            return Ok(RunningAdmin {
+                sync: following,
+                serving: None,
+                heartbeat: telling,
+                history: recording,
+            });
         };
         // With client certificates configured, every operator must authenticate, also on loopback.
         let auth_mode = if self.roles.is_empty() {
@@ -208,10 +236,11 @@ impl AdminServer {
             sessions: Sessions::default(),
             throttle: FailedAuthThrottle::default(),
             nodes: NodeCache::default(),
+            history_days: self.history_days,
         };
         let slots = open_files::budget().port(tollgate_admin::port_limits(open_files::guaranteed()));
         let serving = Some(tokio::spawn(tollgate_admin::serve(listener, self.tls, admin, slots, drain)));
-        Ok(RunningAdmin { sync: following, serving, heartbeat: telling })
+        Ok(RunningAdmin { sync: following, serving, heartbeat: telling, history: recording })
     }
 }
 
@@ -243,9 +272,9 @@ impl RunningAdmin {
             let _ = serving.await;
         }
         self.sync.iter().for_each(JoinHandle::abort);
-        if let Some((end, telling)) = self.heartbeat {
+        for (end, task) in [self.history, self.heartbeat].into_iter().flatten() {
             drop(end);
-            let _ = telling.await;
+            let _ = task.await;
         }
     }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod admin;
 pub(crate) mod build;
 pub(crate) mod gateway;
+pub(crate) mod history;
 pub(crate) mod leases;
 pub(crate) mod logging;
 pub(crate) mod nodes;
