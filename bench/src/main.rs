@@ -37,6 +37,7 @@ fn main() -> std::process::ExitCode {
     match arguments[..] {
         ["inprocess"] => inprocess::run(inprocess::Length::Full),
         ["inprocess", "--short"] => inprocess::run(inprocess::Length::Short),
+        ["inprocess", "--limiter"] => inprocess::limiter(),
         ["observe"] => return report::outcome(observe::run(observe::Length::Full)),
         ["observe", "--short"] => return report::outcome(observe::run(observe::Length::Short)),
         ["observe-memory", ref how @ ..] => {

@@ -29,6 +29,8 @@ mod response;
 mod router;
 mod state;
 
+pub use api::explain::{ExplainFuture, ExplainQuery, Explainer};
+pub use api::explained::ExplainedRule;
 pub use api::log_level::{LogLevels, LogSettings};
 pub use api::rule_files::{ConfirmFilesError, PendingFiles, RuleFilesControl};
 pub use api::stats::NodeCache;

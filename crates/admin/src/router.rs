@@ -8,8 +8,8 @@
 //! Literal path segments take precedence over parameters: an API key that is literally `by-id` is written `by%2Did`.
 
 use crate::api::{
-    audit, decision_export, decisions, emergency, health, history, log_level, openapi, quota_bulk, quotas,
-    rule_files, rule_tree, rules, stats, tokens, usage,
+    audit, decision_export, decisions, emergency, explain, health, history, log_level, openapi, quota_bulk,
+    quotas, rule_files, rule_tree, rules, stats, tokens, usage,
 };
 use crate::auth::{reject_cross_site, session};
 use crate::conn::listener;
@@ -68,6 +68,7 @@ pub(crate) fn api() -> OpenApiRouter<Arc<AdminState>> {
         .merge(health::routes())
         .merge(decisions::routes())
         .merge(decision_export::routes())
+        .merge(explain::routes())
         .merge(stats::routes())
         .merge(history::routes())
         .merge(tokens::routes())
@@ -123,7 +124,7 @@ async fn within_time_limit(request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let limit = match (request.method().as_str(), path) {
         ("POST", quota_bulk::IMPORT) => quota_bulk::TIME_LIMIT,
-        ("POST", rules::ALL | rules::PREVIEW | rules::CHECK) => rules::TIME_LIMIT,
+        ("POST", rules::ALL | rules::PREVIEW | rules::CHECK | explain::PATH) => rules::TIME_LIMIT,
         _ => TIME_LIMIT,
     };
     let response = tokio::time::timeout(limit, next.run(request)).await;

@@ -1,6 +1,8 @@
 //! State shared by the admin API handlers.
 
-use crate::{AuthMode, FailedAuthThrottle, LogLevels, NodeCache, RuleFilesControl, Sessions, UsageReader};
+use crate::{
+    AuthMode, Explainer, FailedAuthThrottle, LogLevels, NodeCache, RuleFilesControl, Sessions, UsageReader,
+};
 use http::StatusCode;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +23,8 @@ pub struct AdminState {
     pub rule_files: Arc<dyn RuleFilesControl>,
     /// Access to usage counters.
     pub usage: Arc<dyn UsageReader>,
+    /// Explanations of requests.
+    pub explainer: Arc<dyn Explainer>,
     /// The state of the process.
     pub status: Arc<dyn ProcessStatus>,
     /// The log levels of the process.

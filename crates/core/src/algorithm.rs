@@ -11,6 +11,7 @@ use std::fmt;
 
 /// The eight rate limiting algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Algorithm {
     /// Burst plus a steady rate, in one word of state. The default.
     Gcra,

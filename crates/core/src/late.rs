@@ -27,6 +27,7 @@ impl CounterKey<'_> {
 
 /// What became of a late charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LateAnswer {
     /// The store admitted the request and charged these counters.
     Charged(Vec<CounterId>),

@@ -10,6 +10,7 @@
 //! | [`limit_params`](LimitParams) | a limit as plain numbers, for a store that steps it elsewhere |
 //! | [`refund`](Limit::refundable) | how much of an old charge may still be undone |
 //! | [`escrow`](Escrow) | until when units that were deducted ahead may be spent |
+//! | [`scale`](Scale) | what a bucket's time is in units, and the same units under another limit |
 //! | [`state`](State), [`packed`](Packed) | the state of one counter; the same in one 64-bit word |
 //! | [`counter_key`](CounterKey), [`charge`](Charge), [`outcome`](Outcome), [`store`](CounterStore) | the interface between engine and stores |
 //! | [`late`](LateCharge) | charges whose answers come after their deadline |
@@ -36,6 +37,7 @@ mod packed;
 mod rate;
 mod record_store;
 mod refund;
+mod scale;
 mod state;
 mod store;
 mod time;
@@ -62,6 +64,7 @@ pub use outcome::{Outcome, Verdict};
 pub use packed::{Packed, Tag};
 pub use rate::{Period, Rate};
 pub use record_store::{Exchange, RecordFuture, RecordName, RecordStore};
+pub use scale::Scale;
 pub use state::State;
 pub use store::{CounterStore, LastKnown, StoreError};
 pub use time::{TimeDelta, Timestamp};

@@ -18,6 +18,9 @@ pub enum LimitParams {
         k: u64,
         /// Units of time per unit of cost.
         interval: u64,
+        /// Units of time per unit of cost as the state's [`Scale`](crate::Scale) has it: the same, unless this limit
+        /// counts in fractions of one.
+        unit: u64,
         /// Maximum that its state may be ahead of now, in microseconds.
         max_ahead: u64,
         /// Log2 of that, to be stored with the state; 0 if it is not (see [`Tat::reach`](crate::Tat)).
@@ -66,7 +69,8 @@ impl Limit {
     /// ```
     /// use tollgate_core::{Algorithm, LimitSpec, LimitParams, Rate, nonzero};
     /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(10))).build()?;
-    /// assert_eq!(limit.params(), LimitParams::Bucket { k: 1, interval: 100_000, max_ahead: 2_000_000, reach: 0 });
+    /// let (interval, unit, max_ahead) = (100_000, 100_000, 2_000_000);
+    /// assert_eq!(limit.params(), LimitParams::Bucket { k: 1, interval, unit, max_ahead, reach: 0 });
     /// # Ok::<(), tollgate_core::LimitError>(())
     /// ```
     #[must_use]
@@ -74,8 +78,8 @@ impl Limit {
         match self.shape {
             Shape::Blocked => LimitParams::Blocked,
             Shape::Bucket(bucket) => {
-                let Bucket { k, interval, max_ahead, reach, .. } = bucket;
-                LimitParams::Bucket { k, interval, max_ahead, reach }
+                let Bucket { k, interval, unit, max_ahead, reach, .. } = bucket;
+                LimitParams::Bucket { k, interval, unit, max_ahead, reach }
             }
             Shape::Fixed(Counting::Admitted) => {
                 LimitParams::Fixed { max_count: Counting::Admitted.max_count(self.capacity) }

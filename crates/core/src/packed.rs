@@ -3,23 +3,27 @@
 //! A table of counters must find free slots without the limits that filled them: rules come and go, slots stay. So the
 //! word holds its own time in its top bits, and the tag defines its layout:
 //!
-//! | family | word, high to low | tag |
-//! |---|---|---|
-//! | bucket | TAT in microseconds : 53, fraction in 1/k : 11 | 01, log2 of the fill time |
-//! | window | start >> u : 53 - u, count : 11 + u | 10, u = log2 of the period |
-//! | sliding | start >> u : 53 - u, previous, current : (11 + u) / 2 each | 11, u |
+//! | family | word, high to low | tag | mark |
+//! |---|---|---|---|
+//! | bucket | TAT in microseconds : 53, fraction in 1/k : 11 | 01, code : 6 | code : 8 |
+//! | window | start >> u : 53 - u, count : 11 + u | 10, u = log2 of the period | pressure |
+//! | sliding | start >> u : 53 - u, previous, current : (11 + u) / 2 each | 11, u | pressure |
+//!
+//! The code of a bucket stands for the scale of the limit that wrote the word, its reach and its fill time (see
+//! [`Scale`](crate::Scale)); a table keeps the tag and the mark beside the word, as one [layout](Packed::layout).
 //!
 //! A window's start, truncated to units of 2^u no longer than the period, still distinguishes windows, so nothing is
 //! lost. State that does not fit (wide buckets, logs, permits, strict windows, huge sliding counts) has no packed form
 //! and is stored separately. Rejected: a second word for the time, because half as many keys would fit a cache line.
 
-use crate::algorithm::bucket::Tat;
+use crate::algorithm::bucket::{Bucket, Tat};
 use crate::algorithm::fixed_window::WindowCount;
 use crate::algorithm::sliding_window::SlidingCounts;
 use crate::cost::Cost;
 use crate::limit::{Limit, Shape};
 use crate::outcome::Outcome;
 use crate::rate::Period;
+use crate::scale::ScaleCode;
 use crate::state::State;
 use crate::time::{TimeDelta, Timestamp};
 
@@ -73,16 +77,22 @@ impl Tag {
     }
 
     /// Returns how much of its limit the key has used, in 256ths: never more than it has, and at least half of it
-    /// except for rounding down (one 256th, and a microsecond of a bucket's fill time). `stored` is the value of
-    /// [`Limit::pressure`] when the word was written.
+    /// except for rounding down (one 256th, and a microsecond of a bucket's fill time). `mark` is what was stored
+    /// beside the tag.
     #[must_use]
-    pub const fn pressure(self, word: u64, stored: u8, now: Timestamp) -> u8 {
+    pub fn pressure(self, word: u64, mark: u8, now: Timestamp) -> u8 {
         if self.family() != Self::BUCKET {
-            return stored;
+            return mark;
         }
         let owed = (word >> FRACTION_BITS).saturating_sub(now.as_micros());
-        let share = ((owed as u128) << 8) >> self.log2();
-        if share > 255 { 255 } else { share as u8 }
+        let share = (u128::from(owed) << 8) >> code_of(self.layout(mark)).log2();
+        u8::try_from(share).unwrap_or(u8::MAX)
+    }
+
+    /// Returns the tag and the mark beside it as one number; see [`Packed::layout`].
+    #[must_use]
+    pub const fn layout(self, mark: u8) -> u16 {
+        (mark as u16) << 8 | self.0 as u16
     }
 }
 
@@ -91,6 +101,9 @@ impl Tag {
 pub struct Packed {
     /// Layout tag, with which a word can be read without its limit.
     pub tag: Tag,
+    /// The tag in the lower byte and the mark in the upper, as they are stored with a word that a bucket writes; the
+    /// mark of a window changes with its word.
+    pub layout: u16,
 }
 
 impl Limit {
@@ -106,8 +119,9 @@ impl Limit {
         let tag = match self.shape {
             Shape::Blocked => Tag::new(Tag::BUCKET, 0),
             Shape::Bucket(bucket) => {
-                let log2 = u64::BITS - bucket.horizon().leading_zeros();
-                bucket.is_narrow().then(|| Tag::new(Tag::BUCKET, log2))?
+                let layout = bucket_layout(bucket.code);
+                let tag = Tag(layout as u8);
+                return bucket.is_narrow().then_some(Packed { tag, layout });
             }
             Shape::Fixed(counting) => {
                 let u = self.unit_bits();
@@ -120,7 +134,7 @@ impl Limit {
             }
             Shape::Strict(_) | Shape::Log(_) | Shape::Permits => return None,
         };
-        Some(Packed { tag })
+        Some(Packed { tag, layout: tag.layout(0) })
     }
 
     /// Returns log2 of the minimum length of the period.
@@ -132,8 +146,8 @@ impl Limit {
         shortest.as_micros().ilog2()
     }
 
-    /// Steps a packed state; `None` is an unused one, and `mark` is what [`Limit::mark`] returned for its word. Only for
-    /// limits whose [`Limit::packed`] is `Some`.
+    /// Steps a packed state; `None` is an unused one, and `layout` is what [`Limit::layout`] returned for its word, 0 if
+    /// this limit wrote it. Only for limits whose [`Limit::packed`] is `Some`.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, Timestamp, nonzero};
@@ -146,12 +160,18 @@ impl Limit {
     /// # Ok::<(), tollgate_core::LimitError>(())
     /// ```
     #[inline(always)]
-    pub fn step_word(&self, word: Option<u64>, mark: u8, now: Timestamp, cost: Cost) -> (u64, Outcome) {
+    pub fn step_word(&self, word: Option<u64>, layout: u16, now: Timestamp, cost: Cost) -> (u64, Outcome) {
         // The default algorithm is inlined: passing its outcome through memory costs as much as the step.
         if let Shape::Bucket(bucket) = &self.shape {
+            let word = match word {
+                Some(word) if layout != 0 && layout != bucket_layout(bucket.code) => {
+                    return step_of_another(bucket, word, layout, now, cost);
+                }
+                word => word,
+            };
             let before = word.map_or(0, |word| unpack_tat(word, bucket.k));
             let mut tat = before;
-            let outcome = bucket.step(&mut tat, mark, now, cost);
+            let outcome = bucket.step(&mut tat, bucket.reach, now, cost);
             // An unchanged word is not rewritten: that would truncate a fraction stored under another rate.
             let same = word.filter(|_| tat == before);
             return (same.unwrap_or_else(|| pack_tat(tat, bucket.k)), outcome);
@@ -180,13 +200,14 @@ impl Limit {
     }
 
     /// Debits a packed state; see [`Limit::debit`].
-    pub fn debit_word(&self, word: Option<u64>, mark: u8, now: Timestamp, units: u64) -> u64 {
+    pub fn debit_word(&self, word: Option<u64>, layout: u16, now: Timestamp, units: u64) -> u64 {
         match self.shape {
             Shape::Bucket(bucket) => {
-                let before = word.map_or(0, |word| unpack_tat(word, bucket.k));
+                let layout = if layout == 0 { bucket_layout(bucket.code) } else { layout };
+                let before = word.map_or_else(Tat::default, |word| unpack_bucket(word, layout));
                 let mut tat = before;
-                bucket.debit(&mut tat, mark, now, units);
-                word.filter(|_| tat == before).unwrap_or_else(|| pack_tat(tat, bucket.k))
+                bucket.debit_tat(&mut tat, now, units);
+                word.filter(|_| tat == before).unwrap_or_else(|| pack_bucket(tat))
             }
             Shape::Fixed(counting) => {
                 let bounds = self.window_at(now);
@@ -206,14 +227,18 @@ impl Limit {
         }
     }
 
-    /// Returns the byte to be stored with a changed word, where `before` was stored: the pressure of a window, the
-    /// reach of a bucket (see [`Tat::reach`](crate::Tat)), whose pressure is read from its word.
+    /// Returns the tag and the mark to be stored with a word that a charge of `cost` changed with this outcome at `now`,
+    /// where `before` was stored (0 for nothing).
     #[inline]
     #[must_use]
-    pub fn mark(&self, before: u8, word: u64, now: Timestamp, outcome: &Outcome) -> u8 {
+    pub fn layout(&self, before: u16, word: u64, now: Timestamp, cost: Cost, outcome: &Outcome) -> u16 {
         match &self.shape {
-            Shape::Bucket(bucket) => bucket.reach_after(word >> FRACTION_BITS, now, before),
-            _ => self.pressure(outcome),
+            Shape::Bucket(bucket) => {
+                let own = bucket_layout(bucket.code);
+                let stays = before != 0 && before != own && (cost.is_refund() || outcome.verdict.is_denied());
+                if stays { layout_after_refund(bucket, before, word, now) } else { own }
+            }
+            _ => self.packed.map_or(0, |packed| packed.tag.layout(self.pressure(outcome))),
         }
     }
 
@@ -231,26 +256,25 @@ impl Limit {
         u8::try_from(share).unwrap_or(u8::MAX)
     }
 
-    /// Returns the state that a word with this tag and mark holds for this limit, at `now`; a word of another algorithm
-    /// or period is unused. Nothing is lost: a table without words can take the counter over.
+    /// Returns the state that a word with this layout holds for this limit, at `now`; a word of another algorithm or
+    /// period is unused. Nothing is lost: a table without words can take the counter over.
     ///
     /// ```
     /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, Timestamp, nonzero};
     /// let per_hour = |count| LimitSpec::new(Algorithm::Gcra, Rate::per_hour(count)).build();
     /// let (narrow, wide) = (per_hour(nonzero!(3_000))?, per_hour(nonzero!(4_999))?);
-    /// let (now, tag) = (Timestamp::from_secs(1_000), narrow.packed().expect("whole microseconds").tag);
+    /// let (now, layout) = (Timestamp::from_secs(1_000), narrow.packed().expect("whole microseconds").layout);
     /// let (word, _) = narrow.step_word(None, 0, now, Cost::new(3_000));
     /// assert!(wide.packed().is_none());
-    /// let mut state = wide.unpack(tag, 0, word, now);
-    /// assert!(wide.step(&mut state, now, Cost::ONE).verdict.is_denied());
+    /// let mut state = wide.unpack(layout, word, now);
+    /// assert_eq!(wide.step(&mut state, now, Cost::PEEK).remaining, 1_999);
     /// # Ok::<(), tollgate_core::LimitError>(())
     /// ```
     #[must_use]
-    pub fn unpack(&self, tag: Tag, mark: u8, word: u64, now: Timestamp) -> State {
+    pub fn unpack(&self, layout: u16, word: u64, now: Timestamp) -> State {
+        let tag = Tag(layout as u8);
         match self.shape {
-            Shape::Bucket(_) if tag.family() == Tag::BUCKET => {
-                State::Bucket(Tat { micros: word >> FRACTION_BITS, fraction: word & FRACTION, reach: mark })
-            }
+            Shape::Bucket(_) if tag.family() == Tag::BUCKET => State::Bucket(unpack_bucket(word, layout)),
             Shape::Fixed(_) if tag == Tag::new(Tag::WINDOW, self.unit_bits()) => {
                 State::Window(self.unpack_window(word, self.window_at(now)))
             }
@@ -261,17 +285,23 @@ impl Limit {
         }
     }
 
-    /// Returns the word and the mark of a state that this limit has just changed with this outcome; `None` if it does
+    /// Returns the word and the layout of a state that this limit has just changed with this outcome; `None` if it does
     /// not fit.
     #[must_use]
-    pub fn pack(&self, state: &State, outcome: &Outcome) -> Option<(u64, u8)> {
-        self.packed?;
-        let (word, mark) = match (state, self.shape) {
-            (State::Bucket(tat), Shape::Bucket(_)) if tat.fraction <= FRACTION => {
-                (tat.micros << FRACTION_BITS | tat.fraction, tat.reach)
+    pub fn pack(&self, state: &State, outcome: &Outcome) -> Option<(u64, u16)> {
+        let tag = self.packed?.tag;
+        let (word, layout) = match (state, self.shape) {
+            (State::Bucket(tat), Shape::Bucket(bucket)) if tat.fraction <= FRACTION => {
+                // A refund leaves the scale of another, which may be one that has no packed form.
+                let own = tat.scale == Some(bucket.scale()) && tat.reach == bucket.reach;
+                (pack_bucket(*tat), own.then(|| bucket_layout(bucket.code))?)
             }
-            (State::Window(window), Shape::Fixed(_)) => (self.pack_window(*window), self.pressure(outcome)),
-            (State::Sliding(counts), Shape::Sliding) => (self.pack_sliding(*counts), self.pressure(outcome)),
+            (State::Window(window), Shape::Fixed(_)) => {
+                (self.pack_window(*window), tag.layout(self.pressure(outcome)))
+            }
+            (State::Sliding(counts), Shape::Sliding) => {
+                (self.pack_sliding(*counts), tag.layout(self.pressure(outcome)))
+            }
             _ => return None,
         };
         // A count of a larger limit may need more bits than this one's.
@@ -282,7 +312,7 @@ impl Limit {
             }
             _ => true,
         };
-        fits.then_some((word, mark))
+        fits.then_some((word, layout))
     }
 
     /// Returns whether limits of the same counter, with other numbers, may have a packed state.
@@ -348,6 +378,55 @@ impl Limit {
             Shape::Strict(slots) => (slots.k + 2) * slots.width,
             Shape::Log(_) | Shape::Permits => period,
         })
+    }
+}
+
+/// Returns the tag and the mark of words that a bucket with this code writes.
+#[inline]
+const fn bucket_layout(code: ScaleCode) -> u16 {
+    let bits = code.bits();
+    bits >> 6 << 8 | (Tag::BUCKET as u16) << 6 | bits & 63
+}
+
+#[inline]
+const fn code_of(layout: u16) -> ScaleCode {
+    ScaleCode::from_bits(layout >> 8 << 6 | layout & 63)
+}
+
+fn unpack_bucket(word: u64, layout: u16) -> Tat {
+    let (micros, fraction, code) = (word >> FRACTION_BITS, word & FRACTION, code_of(layout));
+    match code.coded() {
+        Some(coded) => Tat { micros, fraction, reach: coded.reach, scale: Some(coded.scale) },
+        // Never further ahead than two full buckets.
+        None => Tat { micros, fraction, reach: (code.log2() + 1).min(52) as u8, scale: None },
+    }
+}
+
+const fn pack_bucket(tat: Tat) -> u64 {
+    tat.micros << FRACTION_BITS | tat.fraction
+}
+
+/// Steps a word that a bucket with another code wrote.
+#[cold]
+#[inline(never)]
+fn step_of_another(bucket: &Bucket, word: u64, layout: u16, now: Timestamp, cost: Cost) -> (u64, Outcome) {
+    let before = unpack_bucket(word, layout);
+    let mut tat = before;
+    let outcome = bucket.step_tat(&mut tat, now, cost);
+    (if tat == before { word } else { pack_bucket(tat) }, outcome)
+}
+
+/// Returns the layout of a word that a refund or a correction has left: of its writer as long as it tells more.
+#[cold]
+fn layout_after_refund(bucket: &Bucket, before: u16, word: u64, now: Timestamp) -> u16 {
+    let own = bucket_layout(bucket.code);
+    match code_of(before).coded() {
+        Some(coded) if coded.scale != bucket.scale() => {
+            // What has nothing left was stepped as an unused one.
+            if word >> FRACTION_BITS > now.as_micros() || word & FRACTION > 0 { before } else { own }
+        }
+        _ if word >> FRACTION_BITS <= now.as_micros() + bucket.max_ahead => own,
+        _ => before,
     }
 }
 

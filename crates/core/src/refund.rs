@@ -17,7 +17,6 @@ use crate::algorithm::bucket::Bucket;
 use crate::algorithm::sliding_window::window_start;
 use crate::cost::Cost;
 use crate::limit::{Limit, Shape};
-use crate::limit_spec::LimitSpec;
 use crate::rate::Rate;
 use crate::time::{TimeDelta, Timestamp};
 
@@ -86,9 +85,15 @@ impl Limit {
         if parts > most {
             return self.clone();
         }
-        let rate = Rate { count: self.rate.count * parts, period: self.rate.period.clone() };
-        let finer = LimitSpec { rate, burst: Some(self.capacity * parts), ..self.spec() };
-        finer.build().unwrap_or_else(|_| self.clone())
+        let mut finer = self.clone();
+        if let Shape::Bucket(bucket) = &mut finer.shape {
+            // Its scale stays: what it refunds are parts of the same units.
+            bucket.interval /= parts;
+            bucket.burst *= parts;
+            finer.rate.count *= parts;
+            finer.capacity *= parts;
+        }
+        finer
     }
 
     /// Returns how many of the `units` taken at `taken` may be refunded at `now` without admitting more than the limit.

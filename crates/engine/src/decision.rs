@@ -29,6 +29,7 @@ pub enum DecisionVerdict {
 
 /// The basis of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Origin {
     /// No limit applies.
     Unmatched,
@@ -47,6 +48,23 @@ pub enum Origin {
 }
 
 impl Origin {
+    /// All origins, each at the position of its [`index`](Self::index).
+    pub const ALL: [Self; 7] = [
+        Self::Unmatched,
+        Self::Store,
+        Self::Local,
+        Self::FailOpen,
+        Self::FailClosed,
+        Self::Grant,
+        Self::Emergency,
+    ];
+
+    /// Returns the position in [`ALL`](Self::ALL), for tables with an entry for each origin.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
     /// Returns the name used in responses, logs and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -61,6 +79,14 @@ impl Origin {
         }
     }
 }
+
+const _: () = {
+    let mut n = 0;
+    while n < Origin::ALL.len() {
+        assert!(Origin::ALL[n].index() == n, "origins are listed in the order of their declaration");
+        n += 1;
+    }
+};
 
 /// The period of a limit, for display and for protocols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +174,7 @@ pub struct DescriptorStatus {
 
 /// The source of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum DecidedBy {
     /// A rule of the rule set.
     Rule(u32),

@@ -38,6 +38,7 @@ pub enum MeasureAction {
 
 /// The requests that a measure applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MeasureTarget {
     /// All requests.
     All,
@@ -344,6 +345,17 @@ impl MeasureEffect {
     /// Returns the action of that measure.
     pub(crate) fn action(&self) -> Option<MeasureAction> {
         self.applied.as_ref().map(|measure| measure.action)
+    }
+
+    /// Returns the measure that scales limits.
+    pub(crate) fn tightening(&self) -> Option<&Measure> {
+        self.tighten.as_deref()
+    }
+
+    /// Returns the measure because of which the limits of a rule are not charged.
+    pub(crate) fn disabling(&self, rule: Option<&str>) -> Option<&Measure> {
+        let names = |measure: &&Arc<Measure>| matches!(&measure.target, MeasureTarget::Rule(target) if rule == Some(&**target));
+        self.outright.as_deref().or_else(|| self.disabled.iter().find(names).map(|measure| &**measure))
     }
 
     /// Removes the limits that must not be charged from a plan and tightens the others. `details` reports limits that an

@@ -19,6 +19,7 @@
 //! | `grant` | extra units, charged when a limit denies |
 //! | `emergency` | emergency measures |
 //! | `usage` | usage of a caller's limits, and resets |
+//! | `explain`, `dry_run` | what would be decided and why, without charging |
 //! | `observer` | the observer interface |
 //! | `reconsider` | second attempt after a denial: other shards of a split counter, grants |
 //! | `replay` | deciding a sampled request that represents many |
@@ -32,7 +33,9 @@ mod decision;
 mod decision_body;
 mod decision_id;
 mod delay_queue;
+mod dry_run;
 mod emergency;
+mod explain;
 mod fail_policy;
 mod fallback;
 mod fallback_counts;
@@ -62,6 +65,7 @@ pub use decision::{
 pub use decision_id::{DecisionId, InvalidDecisionId};
 pub use delay_queue::{DelayQueue, QueueFull};
 pub use emergency::{ActiveMeasures, Measure, MeasureAction, MeasureTarget, Network};
+pub use explain::{CheckExplanation, ExplainedLimit};
 pub use grant::{Grant, Grants};
 pub use limiter::Limiter;
 pub use observer::{Enforced, Observer};

@@ -39,7 +39,7 @@ pub struct Limiter<S> {
     /// Global shadow mode: every denial becomes an allowance, and the outcomes are still reported.
     pub(crate) shadow: AtomicBool,
     /// Whether requests of domains without rules are denied.
-    denies_unknown: AtomicBool,
+    pub(crate) denies_unknown: AtomicBool,
     pub(crate) reservations: Reservations,
     pub(crate) clock: Arc<dyn Clock>,
     /// Local counters for rules with `on_error: local`.

@@ -35,6 +35,7 @@ impl std::fmt::Debug for HeldPermits {
 
 /// Reason for a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ReleaseReason {
     /// The request completed or failed: its permits are released.
     Completed,

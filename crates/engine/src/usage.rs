@@ -12,13 +12,14 @@ use tollgate_core::{
     Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, Mode, Outcome,
     StoreError, TimeDelta, Timestamp, Verdict,
 };
-use tollgate_rules::{Attributes, Charges, Domain, LimitOrigin, Plan, Role, Ruleset};
+use tollgate_rules::{Attributes, Charges, Domain, LimitOrigin, MatchedLimit, Plan, Role, Ruleset};
 
 /// Refund that returns all used units: more than any counter holds.
 const RESET_UNITS: Cost = Cost::refund(u64::MAX);
 
 /// Source of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LimitSource {
     /// An override in the caller's quota.
     Override,
@@ -26,6 +27,8 @@ pub enum LimitSource {
     Tier,
     /// The rule's default limit.
     Rule,
+    /// The request itself, inline.
+    Request,
 }
 
 impl LimitSource {
@@ -36,6 +39,7 @@ impl LimitSource {
             Self::Override => "override",
             Self::Tier => "tier",
             Self::Rule => "rule",
+            Self::Request => "request",
         }
     }
 }
@@ -126,10 +130,10 @@ pub enum UsageError {
 }
 
 /// The counters of one matched limit: more than one if the rule splits them into shards.
-struct CounterSet<'p> {
-    limit: usize,
+pub(crate) struct CounterSet<'p> {
+    pub(crate) limit: usize,
     /// Key parts of each counter.
-    names: Vec<SmallVec<[KeyPart<'p>; 4]>>,
+    pub(crate) names: Vec<SmallVec<[KeyPart<'p>; 4]>>,
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -175,9 +179,9 @@ impl<S: CounterStore> Limiter<S> {
         plan_into(&rules, quota.overrides.as_deref(), &check, &mut plan);
         let own = domain.per_caller_rules(attributes);
         let wanted = |id: u32| only.as_ref().is_none_or(|only| only.contains(&id));
-        let counters = counters(&plan, |id| {
-            wanted(id) && own.iter().any(|own| own.rule.id == id && own.missing.is_empty())
-        });
+        let is_own = |id: u32| own.iter().any(|own| own.rule.id == id && own.missing.is_empty());
+        let counters =
+            counters(&plan, |matched| matched.rule.is_some_and(|rule| wanted(rule.id) && is_own(rule.id)));
         if gives_back {
             let spends = |charge: &Charge<'_>| charge.limit.algorithm() != Algorithm::Concurrency;
             let all: Vec<Charge<'_>> =
@@ -214,7 +218,7 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     /// Returns the balances of all unexpired grants.
-    async fn grant_balances(
+    pub(crate) async fn grant_balances(
         &self,
         rules: &Ruleset,
         grants: Option<&Grants>,
@@ -237,7 +241,7 @@ impl<S: CounterStore> Limiter<S> {
     }
 }
 
-fn find_domain<'r>(rules: &'r Ruleset, name: Option<&str>) -> Result<&'r Domain, UsageError> {
+pub(crate) fn find_domain<'r>(rules: &'r Ruleset, name: Option<&str>) -> Result<&'r Domain, UsageError> {
     let names = || rules.domains().map(Domain::name).collect::<Vec<_>>().join(", ");
     let found = match name {
         Some(name) => rules.domain(name),
@@ -266,10 +270,12 @@ fn find_rules(rules: &Ruleset, name: &str) -> Result<Vec<u32>, UsageError> {
     Ok(found)
 }
 
-fn counters<'p>(plan: &Plan<'p>, wanted: impl Fn(u32) -> bool) -> Vec<CounterSet<'p>> {
-    let hits = plan.limits.iter().enumerate();
-    let counters = hits.filter_map(|(at, matched)| {
-        matched.rule.filter(|rule| wanted(rule.id))?;
+pub(crate) fn counters<'p>(
+    plan: &Plan<'p>,
+    wanted: impl Fn(&MatchedLimit<'_>) -> bool,
+) -> Vec<CounterSet<'p>> {
+    let hits = plan.limits.iter().enumerate().filter(|(_, matched)| wanted(matched));
+    let counters = hits.map(|(at, matched)| {
         let parts = &plan.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
         let split = matched.shard_names();
         let names = if split.is_empty() {
@@ -277,13 +283,13 @@ fn counters<'p>(plan: &Plan<'p>, wanted: impl Fn(u32) -> bool) -> Vec<CounterSet
         } else {
             split.iter().map(|name| plan.shard_parts(matched, name)).collect()
         };
-        Some(CounterSet { limit: at, names })
+        CounterSet { limit: at, names }
     });
     counters.collect()
 }
 
 /// Builds one independent charge per counter. Limits that may be leased are charged at the store, too.
-fn charges<'a>(plan: &'a Plan<'_>, counters: &'a [CounterSet<'_>], cost: Cost) -> Charges<'a> {
+pub(crate) fn charges<'a>(plan: &'a Plan<'_>, counters: &'a [CounterSet<'_>], cost: Cost) -> Charges<'a> {
     let each =
         counters.iter().flat_map(|counter| (0..).zip(&counter.names).map(|named| (counter.limit, named)));
     let charge = |(matched, (shard, parts)): (usize, (u16, &'a SmallVec<[KeyPart<'_>; 4]>))| {
@@ -305,15 +311,7 @@ fn used<'a>(
 ) -> LimitUsage {
     let matched = &plan.limits[counter.limit];
     let rule = matched.rule.expect("only rules' limits have counters here");
-    let replaced =
-        matched.role != Role::Candidate && matched.limit.limit.algorithm() != Algorithm::Concurrency;
-    let source = match &matched.limit {
-        LimitOrigin::Override(_) if replaced => LimitSource::Override,
-        _ if plan.tier.is_some_and(|tier| rule.tiers.iter().any(|(name, _)| name == tier)) => {
-            LimitSource::Tier
-        }
-        _ => LimitSource::Rule,
-    };
+    let source = source(plan, matched);
     LimitUsage {
         rule: rule.name.clone(),
         rule_id: rule.id,
@@ -326,6 +324,20 @@ fn used<'a>(
     }
 }
 
-fn answered(outcome: &Outcome) -> Option<u64> {
+/// Returns where the number of a matched limit comes from.
+pub(crate) fn source(plan: &Plan<'_>, matched: &MatchedLimit<'_>) -> LimitSource {
+    let Some(rule) = matched.rule else { return LimitSource::Request };
+    let replaced =
+        matched.role != Role::Candidate && matched.limit.limit.algorithm() != Algorithm::Concurrency;
+    match &matched.limit {
+        LimitOrigin::Override(_) if replaced => LimitSource::Override,
+        _ if plan.tier.is_some_and(|tier| rule.tiers.iter().any(|(name, _)| name == tier)) => {
+            LimitSource::Tier
+        }
+        _ => LimitSource::Rule,
+    }
+}
+
+pub(crate) fn answered(outcome: &Outcome) -> Option<u64> {
     (outcome.verdict != Verdict::Unknown).then_some(outcome.remaining)
 }

@@ -181,7 +181,12 @@ descriptors:
     rig.limiter.replace_rules(rules(&format!("{old}  - {{key: path, limit: 5/minute}}\n")));
     assert!(!rig.take(&[("user", "x")]).is_allowed(), "an unchanged rule keeps its counter");
     rig.limiter.replace_rules(rules(&old.replace("10/minute", "20/minute")));
-    assert!(!rig.take(&[("user", "x")]).is_allowed(), "a changed number keeps the share that was used");
+    for _ in 0..10 {
+        assert!(rig.take(&[("user", "x")]).is_allowed(), "a raised number gives its new room at once");
+    }
+    assert!(!rig.take(&[("user", "x")]).is_allowed(), "a changed number keeps what was used");
+    rig.limiter.replace_rules(rules(&old.replace("10/minute", "15/minute")));
+    assert!(!rig.take(&[("user", "x")]).is_allowed(), "a lowered one too");
     let revision = rig.limiter.rules().revision().to_owned();
     assert_eq!(rig.take(&[("user", "x")]).revision(), revision);
 }

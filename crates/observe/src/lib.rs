@@ -29,6 +29,7 @@ mod trace;
 mod unknown_domains;
 
 pub use decision_log::buffer::DecisionQuery;
+pub use decision_log::explain::humanize;
 pub use decision_log::record::{DecisionRecord, NodeInfo, rfc3339};
 pub use mask::{Mask, MaskStyle, MaskedAttributes};
 pub use metrics::exposition::{ExpositionFormat, MetricFamily, MetricsWriter};

@@ -1,17 +1,21 @@
 //! Rule explanation: why a rule matches a request, or does not, clause by clause.
 //!
 //! Each clause is a key of the rule's path, tested separately, so that a reader who expected a match sees the clause
-//! that failed. The matcher itself is not instrumented: it stays fast, and this module evaluates the tree again.
+//! that failed. The matcher itself is not instrumented: it stays fast, and this module evaluates the tree again. What is
+//! charged comes from the plan of the request, which may have a caller's quota in it. Values that may be secrets are
+//! masked.
 
 use crate::matcher::find;
-use crate::plan::Attributes;
+use crate::plan::{Attributes, Descriptor, Plan};
+use crate::rule::DescriptorMatch;
 use crate::ruleset::Domain;
+use crate::sensitivity::may_be_secret;
 use crate::tree::{TreeNode, ValueTest};
 use std::fmt;
-use tollgate_core::Cost;
+use tollgate_core::{Cost, KeyPart};
 
 /// The explanation of why each rule of a domain does or does not match a request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Explanation {
     /// Name of the domain.
     pub domain: String,
@@ -64,32 +68,59 @@ pub enum RuleResult {
     Replaced(String),
 }
 
+/// A request to explain.
+#[derive(Clone, Copy, Debug)]
+pub enum ExplainedRequest<'a> {
+    /// Attributes, which match every rule whose keys they contain.
+    Attributes(&'a Attributes<'a>),
+    /// Descriptors, each of which matches one rule unless the domain says `match: all`.
+    Descriptors(&'a [Descriptor<'a>]),
+}
+
+impl Plan<'_> {
+    /// Returns the limit and the counter of a matched limit, as explanations show them.
+    #[must_use]
+    pub fn describe(&self, at: usize) -> (String, String) {
+        let matched = &self.limits[at];
+        let parts = &self.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
+        let values: Vec<String> = parts.iter().map(ToString::to_string).collect();
+        let limit = &matched.limit.limit;
+        (
+            match &matched.limit.cost {
+                Some(cost) => format!("{limit} cost {cost}"),
+                None => limit.to_string(),
+            },
+            format!("{} [{}]", matched.limit.scope.label(), values.join(", ")),
+        )
+    }
+}
+
 impl Domain {
     /// Explains which rules match a request, and why the others do not.
     #[must_use]
     pub fn explain(&self, request: &Attributes<'_>) -> Explanation {
         let plan = self.plan(request, Cost::PEEK);
+        self.explain_plan(ExplainedRequest::Attributes(request), &plan)
+    }
+
+    /// Explains `plan`, which is the plan of `request` in this domain.
+    #[must_use]
+    pub fn explain_plan(&self, request: ExplainedRequest<'_>, plan: &Plan<'_>) -> Explanation {
+        let all: Vec<(&str, &str)>;
+        let request = match request {
+            ExplainedRequest::Descriptors(descriptors) if self.matching() == DescriptorMatch::All => {
+                all = descriptors.iter().flat_map(|one| one.entries.iter().copied()).collect();
+                ExplainedRequest::Attributes(&all)
+            }
+            request => request,
+        };
         let rules = self.tree.iter().filter_map(|node| node.rule.map(|id| (node, id)));
         let rules = rules.map(|(node, id)| {
             let rule = &self.rules[id as usize];
             let clauses = self.clauses(node, request);
-            let charged: Vec<(String, String)> = plan
-                .limits
-                .iter()
-                .filter(|matched| matched.rule.is_some_and(|matched| matched.id == id))
-                .map(|matched| {
-                    let parts = &plan.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
-                    let values: Vec<String> = parts.iter().map(ToString::to_string).collect();
-                    let limit = &matched.limit.limit;
-                    (
-                        match &matched.limit.cost {
-                            Some(cost) => format!("{limit} cost {cost}"),
-                            None => limit.to_string(),
-                        },
-                        format!("{} [{}]", matched.limit.scope.label(), values.join(", ")),
-                    )
-                })
-                .collect();
+            let own = |at: &usize| plan.limits[*at].rule.is_some_and(|matched| matched.id == id);
+            let charged: Vec<(String, String)> =
+                (0..plan.limits.len()).filter(own).map(|at| plan.describe(at)).collect();
             let finding = if clauses.iter().any(|clause| !clause.holds) {
                 RuleResult::NoMatch
             } else if rule.unlimited {
@@ -117,7 +148,7 @@ impl Domain {
         }
     }
 
-    fn replacer(&self, name: &str, request: &Attributes<'_>) -> String {
+    fn replacer(&self, name: &str, request: ExplainedRequest<'_>) -> String {
         let nodes =
             self.tree.iter().filter(|node| self.clauses(node, request).iter().all(|clause| clause.holds));
         let mut rules = nodes.filter_map(|node| node.rule).map(|id| &self.rules[id as usize]);
@@ -126,21 +157,55 @@ impl Domain {
             .map_or_else(String::new, |rule| rule.name.clone())
     }
 
-    fn clauses(&self, node: &TreeNode, request: &Attributes<'_>) -> Vec<Clause> {
+    fn clauses(&self, node: &TreeNode, request: ExplainedRequest<'_>) -> Vec<Clause> {
         let mut path = vec![node];
         while path[path.len() - 1].parent != 0 {
             path.push(&self.tree[path[path.len() - 1].parent as usize]);
         }
-        let mut clauses = Vec::with_capacity(path.len());
-        for node in path.into_iter().rev() {
-            let clause = self.clause(node, request);
-            let holds = clause.holds;
-            clauses.push(clause);
-            if !holds {
-                break;
+        path.reverse();
+        match request {
+            ExplainedRequest::Attributes(attributes) => {
+                until_first_failure(path.iter().map(|node| self.clause(node, attributes)))
+            }
+            ExplainedRequest::Descriptors(descriptors) => {
+                // Of the descriptor that comes closest: the first of those with the most clauses that hold.
+                let mut best: Option<Vec<Clause>> = None;
+                for one in descriptors {
+                    let clauses = path.iter().enumerate().map(|(at, node)| self.entry(node, one, at));
+                    let mut clauses = until_first_failure(clauses);
+                    let (path, entries) = (path.len(), one.entries.len());
+                    if clauses.iter().all(|clause| clause.holds) && entries > path {
+                        clauses.push(Clause {
+                            condition: format!("{path} entries"),
+                            actual: format!("the descriptor has {entries}"),
+                            holds: false,
+                        });
+                    }
+                    let held = |clauses: &[Clause]| clauses.iter().filter(|clause| clause.holds).count();
+                    let is_whole = |clauses: &[Clause]| clauses.iter().all(|clause| clause.holds);
+                    let rank = |clauses: &[Clause]| (is_whole(clauses), held(clauses));
+                    if best.as_deref().is_none_or(|best| rank(&clauses) > rank(best)) {
+                        best = Some(clauses);
+                    }
+                }
+                best.unwrap_or_default()
             }
         }
-        clauses
+    }
+
+    /// Evaluates the clause of a node for the entry of a descriptor in the same place.
+    fn entry(&self, node: &TreeNode, descriptor: &Descriptor<'_>, at: usize) -> Clause {
+        match descriptor.entries.get(at) {
+            Some(entry) if *entry.0 == *node.element.key => self.clause(node, std::slice::from_ref(entry)),
+            other => Clause {
+                condition: node.element.to_string(),
+                actual: match other {
+                    Some((key, _)) => format!("entry {} of the descriptor is `{key}`", at + 1),
+                    None => format!("the descriptor has no entry {}", at + 1),
+                },
+                holds: false,
+            },
+        }
     }
 
     pub(crate) fn clause(&self, node: &TreeNode, request: &Attributes<'_>) -> Clause {
@@ -153,6 +218,10 @@ impl Domain {
                 holds: false,
             };
         };
+        let shown = match may_be_secret(&element.key) {
+            true => KeyPart::Secret(value).to_string(),
+            false => value.to_owned(),
+        };
         let agrees = match &element.test {
             ValueTest::Any => true,
             ValueTest::Exact(wanted) => **wanted == *value,
@@ -164,22 +233,35 @@ impl Domain {
                 ValueTest::Network(_) => "is no address of that family",
                 _ => "is another value",
             };
-            return Clause { condition: asked, actual: format!("`{value}` {why}"), holds: false };
+            return Clause { condition: asked, actual: format!("`{shown}` {why}"), holds: false };
         }
         if matches!(element.test, ValueTest::Network(_)) {
-            return Clause { condition: asked, actual: format!("`{value}`"), holds: true };
+            return Clause { condition: asked, actual: format!("`{shown}`"), holds: true };
         }
         let level = &self.tree[node.parent as usize].children;
         let winner = level.key(&element.key).and_then(|index| index.specific(value).or(index.any));
         match winner.map(|id| &self.tree[id as usize]) {
             Some(winner) if !std::ptr::eq(winner, node) => Clause {
                 condition: asked,
-                actual: format!("`{value}` belongs to the more specific or earlier `{}`", winner.element),
+                actual: format!("`{shown}` belongs to the more specific or earlier `{}`", winner.element),
                 holds: false,
             },
-            _ => Clause { condition: asked, actual: format!("`{value}`"), holds: true },
+            _ => Clause { condition: asked, actual: format!("`{shown}`"), holds: true },
         }
     }
+}
+
+/// Returns clauses up to the first that does not hold.
+fn until_first_failure(clauses: impl Iterator<Item = Clause>) -> Vec<Clause> {
+    let mut all = Vec::new();
+    for clause in clauses {
+        let holds = clause.holds;
+        all.push(clause);
+        if !holds {
+            break;
+        }
+    }
+    all
 }
 
 impl Explanation {

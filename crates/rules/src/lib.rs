@@ -51,7 +51,7 @@ mod yaml;
 
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
-pub use explain::{Clause, Explanation, RuleExplanation, RuleResult};
+pub use explain::{Clause, ExplainedRequest, Explanation, RuleExplanation, RuleResult};
 pub use loosening::{Loosening, LooseningKind};
 pub use metadata::{Metadata, MetadataValue};
 pub use outline::OutlineNode;

@@ -204,13 +204,16 @@ impl Domain {
         plan: &mut Plan<'p>,
     ) -> (MatchKind, Option<&'p Rule>) {
         let quota = Rate::per(u64::from(count), unit.length());
-        let fixed = LimitSpec::new(Algorithm::FixedWindow, quota.clone());
+        let by = |algorithm| LimitSpec::new(algorithm, quota.clone());
         let spec = match self.profile {
-            Profile::Envoy => fixed.clone().count_denied(),
-            Profile::Native => LimitSpec::new(self.algorithm, quota),
+            Profile::Envoy => by(Algorithm::FixedWindow).count_denied(),
+            Profile::Native => by(self.algorithm),
         };
-        // A count that the domain's algorithm cannot support (a log of millions) falls back to fixed windows.
-        let Ok(limit) = spec.build().or_else(|_| fixed.build()) else { return (MatchKind::None, None) };
+        // A log of millions of units is not kept; a strict window has the same bound in any span.
+        let built = spec.build().or_else(|_| by(Algorithm::StrictWindow).build());
+        let Ok(limit) = built.or_else(|_| by(Algorithm::FixedWindow).build()) else {
+            return (MatchKind::None, None);
+        };
         let configured = match self.profile {
             Profile::Envoy => self.shared_counter(descriptor.entries, unit),
             Profile::Native => None,

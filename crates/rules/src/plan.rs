@@ -81,6 +81,7 @@ pub struct MatchedLimit<'p> {
 
 /// How one descriptor of the request matched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MatchKind {
     /// No rule matched.
     #[default]

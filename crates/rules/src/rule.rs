@@ -7,6 +7,7 @@ use tollgate_core::{KeyPart, Limit, LossPolicy, Mode, Scope, StableHasher};
 
 /// The arithmetic of a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Profile {
     /// Native: one atomic decision over all limits.
     #[default]
@@ -285,6 +286,7 @@ impl RuleLimit {
 
 /// The source of a request's cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CostFrom {
     /// The request's cost; one if absent.
     #[default]

@@ -52,6 +52,7 @@ pub struct Options {
 
 /// What happens to concurrency permits when a request ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PermitRelease {
     /// Not known: the file is read alone.
     #[default]

@@ -245,6 +245,18 @@ fn an_inline_limit_uses_the_domains_algorithm() {
     assert_eq!(plan.limits[0].enforcement, Enforcement::Required);
 }
 
+/// A log keeps every unit, so its count is bounded; the bound on any span is kept by the algorithm that replaces it.
+#[test]
+fn an_inline_limit_beyond_a_log_is_a_strict_window() {
+    let set = load("{domain: d, algorithm: sliding_log, descriptors: []}");
+    for (count, expected) in [(100_000, "sliding_log 100000/1m"), (100_001, "strict_window 100001/1m")] {
+        let descriptor =
+            [Descriptor { entries: &[("k", "v")], hits: None, limit: Some((count, Unit::Minute)) }];
+        let plan = set.domain("d").unwrap().plan_descriptors(&descriptor, Cost::ONE);
+        assert_eq!(plan.limits[0].limit.limit.to_string(), expected);
+    }
+}
+
 #[test]
 fn mode_priority_name_and_location_reach_the_engine() {
     let set = rules("- {key: k, name: n, mode: local, priority: -3, limit: 1/s, class: cost}");

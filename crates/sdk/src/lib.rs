@@ -83,7 +83,9 @@ pub use paced_layer::{PacedError, PacedLayer, PacedService};
 #[cfg(all(feature = "in-process", feature = "tower"))]
 pub use rate_limit_layer::RateLimitLayer;
 #[cfg(feature = "remote")]
-pub use remote::{FailPolicy, Remote, RemoteConfig, RemoteError, RemoteTls};
+pub use remote::{
+    FailPolicy, Remote, RemoteConfig, RemoteError, RemoteReservation, RemoteReservationError, RemoteTls,
+};
 #[cfg(feature = "in-process")]
 pub use reservation::{Reservation, ReservationError};
 #[cfg(feature = "tower")]

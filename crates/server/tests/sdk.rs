@@ -6,9 +6,11 @@ mod harness;
 use harness::{Server, eventually};
 use http::{Request, Response};
 use serde_json::json;
-use std::net::{SocketAddr, TcpListener};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
-use tollgate_sdk::{CheckRequest, Decider, FailPolicy, Remote, RemoteConfig};
+use tollgate_sdk::{CheckRequest, Decider, FailPolicy, Remote, RemoteConfig, RemoteReservationError};
 
 const RULES: &str = "
 domain: shop
@@ -140,4 +142,130 @@ async fn a_restarted_server_is_used_again() {
             runtime.block_on(remote.decide(user("a"))).is_allowed.then_some(())
         });
     });
+}
+
+fn remaining(server: &Server, name: &str) -> u64 {
+    let body = json!({"domain": "shop", "attributes": {"user": name}, "cost": 0});
+    server.post("/v1/check", &body).json()["limits"][0]["remaining"].as_u64().expect("a number")
+}
+
+/// An estimate is charged at once, and only the real cost stands.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reservation_is_settled_or_canceled_at_its_server() {
+    let server = Server::with_rules(RULES);
+    let remote = Remote::new(settings(server.grpc)).expect("an address");
+    let hour = Duration::from_secs(3_600);
+    let reserved = remote.reserve(user("a").with_cost(3), hour).await.expect("a reservation");
+    assert_eq!(remaining(&server, "a"), 0);
+    let denied = remote.reserve(user("a").with_cost(2), hour).await.expect_err("over the limit");
+    assert!(matches!(denied, RemoteReservationError::Denied { retry_after: Some(_) }), "{denied:?}");
+    let never = remote.reserve(user("a").with_cost(4), hour).await.expect_err("more than the limit");
+    assert_eq!(never, RemoteReservationError::Denied { retry_after: None });
+    reserved.settle(1).await.expect("settled");
+    assert_eq!(remaining(&server, "a"), 2);
+
+    let by_descriptors = CheckRequest::descriptors([[("user", "a")]]).with_cost(2);
+    let reserved = remote.reserve(by_descriptors, hour).await.expect("a reservation");
+    assert_eq!(remaining(&server, "a"), 0);
+    reserved.cancel().await.expect("canceled");
+    assert_eq!(remaining(&server, "a"), 2);
+
+    let unmatched = CheckRequest::attributes([("other", "a")]);
+    remote
+        .reserve(unmatched, hour)
+        .await
+        .expect("nothing to hold")
+        .settle(5)
+        .await
+        .expect("nothing to settle");
+    let error = remote.reserve(user("a"), Duration::from_secs(86_401)).await.expect_err("too long");
+    assert!(matches!(&error, RemoteReservationError::Refused(text) if text.contains("86400000")), "{error}");
+}
+
+/// A server that does not answer costs its share of the deadline once; then the next one is asked first.
+#[tokio::test]
+async fn the_next_server_answers_for_a_silent_one() {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let server = Server::with_rules(RULES);
+    let config = RemoteConfig {
+        other_addresses: vec![format!("http://{}", server.grpc)],
+        fail_policy: FailPolicy::Closed,
+        deadline: Duration::from_secs(4),
+        ..settings(silent.local_addr().expect("an address"))
+    };
+    let remote = Remote::new(config).expect("addresses");
+    for left in [2, 1, 0] {
+        let decided = remote.decide(user("a")).await;
+        assert!(decided.is_allowed, "{:?}", decided.response);
+        assert_eq!(remaining(&server, "a"), left);
+    }
+    assert_eq!(remote.decide(user("a")).await.response.status(), 429, "a denial is an answer");
+}
+
+/// A relay that passes on what the client sends, and what the server sends only while it is open.
+struct Relay {
+    address: SocketAddr,
+    is_open: Arc<(Mutex<bool>, Condvar)>,
+}
+
+impl Relay {
+    fn to(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let is_open = Arc::new((Mutex::new(true), Condvar::new()));
+        let gate = Arc::clone(&is_open);
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let upstream = TcpStream::connect(server).expect("the server");
+                let (mut from, mut to) =
+                    (client.try_clone().expect("a stream"), upstream.try_clone().expect("a stream"));
+                std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+                let gate = Arc::clone(&gate);
+                std::thread::spawn(move || held(&upstream, &client, &gate));
+            }
+        });
+        Self { address, is_open }
+    }
+
+    fn set_open(&self, open: bool) {
+        *self.is_open.0.lock().expect("a lock") = open;
+        self.is_open.1.notify_all();
+    }
+}
+
+fn held(mut from: &TcpStream, mut to: &TcpStream, gate: &(Mutex<bool>, Condvar)) {
+    let mut buffer = [0; 4_096];
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        let open = gate.0.lock().expect("a lock");
+        drop(gate.1.wait_while(open, |open| !*open).expect("a lock"));
+        if to.write_all(&buffer[..count]).is_err() {
+            return;
+        }
+    }
+}
+
+/// A slow server delays nobody, and the caller pays once: what the slower one charged is given back when it answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hedged_request_is_charged_once() {
+    let (slow, quick) = (Server::with_rules(RULES), Server::with_rules(RULES));
+    let relay = Relay::to(slow.grpc);
+    let config = RemoteConfig {
+        other_addresses: vec![format!("http://{}", quick.grpc)],
+        hedge_after: Some(Duration::from_millis(3)),
+        fail_policy: FailPolicy::Closed,
+        ..settings(relay.address)
+    };
+    let remote = Remote::new(config).expect("addresses");
+    assert!(remote.decide(user("peek").with_cost(0)).await.is_allowed);
+    relay.set_open(false);
+    for left in [2, 1] {
+        assert!(remote.decide(user("a")).await.is_allowed);
+        assert_eq!(remaining(&quick, "a"), left);
+    }
+    tokio::task::block_in_place(|| {
+        eventually("the charges at the slow server", || (remaining(&slow, "a") == 1).then_some(()));
+        relay.set_open(true);
+        eventually("the slow server's refunds", || (remaining(&slow, "a") == 3).then_some(()));
+    });
+    assert_eq!(remaining(&quick, "a"), 1);
 }

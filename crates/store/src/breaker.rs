@@ -75,6 +75,7 @@ impl BreakerState {
 
 /// One failure of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ShardFailure {
     /// A batch was not answered in time.
     NoAnswer,

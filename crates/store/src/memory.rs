@@ -224,10 +224,10 @@ impl<C: Clock> MemoryStore<C> {
         if outcome.verdict.is_denied() || ask.cost.is_peek() {
             return;
         }
-        let Some((word, mark)) = locked.state(wide).and_then(|state| ask.limit.pack(state, outcome)) else {
+        let Some((word, layout)) = locked.state(wide).and_then(|state| ask.limit.pack(state, outcome)) else {
             return;
         };
-        let slot = SlotValue::new(ask.name, ask.tag, mark, word);
+        let slot = SlotValue::new(ask.name, layout, word);
         let inserted = self.counters.keys.insert(ask.name, ask.now, slot, &self.counters.counts);
         if let Insertion::Filled(_) = inserted {
             locked.remove(wide);
@@ -258,7 +258,7 @@ impl<C: Clock> MemoryStore<C> {
         }
         // The lower half of the long name is the name in the table.
         while let Some((at, seen)) = self.counters.keys.find(ask.name as u64) {
-            let mut state = ask.limit.unpack(seen.tag(), seen.mark(), seen.word, ask.moment);
+            let mut state = ask.limit.unpack(seen.layout(), seen.word, ask.moment);
             if seen.is_free(ask.now) {
                 // It would be found before what is now counted elsewhere.
                 if self.counters.keys.replace(at, seen, SlotValue::EMPTY) {

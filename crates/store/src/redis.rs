@@ -23,6 +23,7 @@
 //! `docs/redis.md` has every byte, the behavior on each failure, and measurements. A library's own cluster client was
 //! rejected: it retries calls that may have been applied, and waits where a check must not.
 
+mod compact;
 mod config;
 mod damaged_keys;
 mod data_loss;

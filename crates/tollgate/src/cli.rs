@@ -50,8 +50,8 @@ pub(crate) enum Command {
     Validate(ValidateFlags),
     /// Print the JSON Schema for rule files.
     Schema(FormatFlags),
-    /// Show which rules match a request, and why the others do not.
-    Explain(ExplainFlags),
+    /// Explain a request before it is made: which rules match and why, what counters hold, what would happen.
+    Explain(Box<crate::commands::explain::ExplainFlags>),
     /// Run unit tests for rule files on a simulated clock.
     Test(TestFlags),
     /// Create, list and revoke tokens for the admin API.
@@ -398,24 +398,6 @@ pub(crate) struct ValidateFlags {
     #[arg(required = true, value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
     /// Validate for this profile.
-    #[arg(long, value_name = "PROFILE")]
-    pub(crate) profile: Option<ProfileName>,
-    #[command(flatten)]
-    pub(crate) format: FormatFlags,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ExplainFlags {
-    /// Rule file or directory of rule files; may be repeated.
-    #[arg(long, required = true, value_name = "PATH")]
-    pub(crate) rules: Vec<PathBuf>,
-    /// Attribute of the request; may be repeated.
-    #[arg(long = "attr", value_name = "KEY=VALUE", value_parser = parse_attribute)]
-    pub(crate) attributes: Vec<(String, String)>,
-    /// Rule domain; required if there are several.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) domain: Option<String>,
-    /// Explain for this profile.
     #[arg(long, value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,
     #[command(flatten)]

@@ -8,7 +8,7 @@ mod ndjson;
 mod server;
 mod yaml_file;
 
-use commands::{access, emergency, generate, quota, rule_files, rules, test, top, usage, why};
+use commands::{access, emergency, explain, generate, quota, rule_files, rules, test, top, usage, why};
 use server::{gateway, logging, serve};
 
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
         cli::Command::Gateway(flags) => gateway::run(&flags),
         cli::Command::Validate(flags) => rule_files::validate(&flags),
         cli::Command::Schema(_) => rule_files::schema(),
-        cli::Command::Explain(flags) => rule_files::explain(&flags),
+        cli::Command::Explain(flags) => explain::run(&flags),
         cli::Command::Test(flags) => test::run(&flags),
         cli::Command::Token(flags) => access::token(&flags),
         cli::Command::Audit(flags) => access::audit(&flags),

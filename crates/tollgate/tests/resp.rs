@@ -103,7 +103,11 @@ fn numbers_may_change_from_call_to_call() {
         assert_eq!(call("k 2 1 60 1").0, 1, "and so by another period");
         // Three a minute and seven a minute have no common whole unit of time.
         assert_eq!(call("f 6 7 60 3").2, 4);
-        assert_eq!(call("f 2 3 60 0").2, 1, "the same time owed, at the other rate");
+        assert_eq!(call("f 2 3 60 0").2, 0, "the same units used");
+        assert_eq!(call("g 6 7 3600 3").2, 4);
+        assert_eq!(call("g 99 100 3600 0"), (0, 100, 97, -1, 1_543), "which come back as they were taken");
+        assert_eq!(call("g 99 100 3600 1"), (0, 100, 96, -1, 144), "until a call is allowed");
+        assert_eq!(call("g 6 7 3600 0").2, 3);
     }
 }
 

@@ -221,3 +221,48 @@ fn shown_rules_load_again_unchanged() {
     let copy = Server::start(&["--rules", target]);
     assert_eq!(revision(&copy), revision(&many));
 }
+
+/// A directory holds rules in YAML and JSON beside their tests; what is not read is named.
+#[test]
+fn a_directory_of_rules_holds_their_tests_too() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.join("rules")).expect("a directory");
+    std::fs::create_dir(folder.join("rules/more")).expect("a directory");
+    folder.write("rules/a.yaml", rules(10, ""));
+    folder
+        .write("rules/a.test.yaml", "- {name: t, rules_file: a.yaml, steps: [{attributes: {api_key: k}}]}\n");
+    folder.write(
+        "rules/b.json",
+        "{\"domain\": \"j\",\n\t\"descriptors\": [{\"key\": \"k\", \"limit\": \"3/hour\"}]}\n",
+    );
+    folder.write("rules/c.yaml.bak", "not rules\n");
+    let path = folder.join("rules");
+    let path = path.to_str().expect("a plain path");
+
+    let ran = run(&["check", path]);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("2 rules in 2 files: no errors"), "{}", ran.out);
+    assert!(
+        ran.out.contains("c.yaml.bak is not read; rule files are called *.yaml, *.yml or *.json"),
+        "{}",
+        ran.out
+    );
+    assert!(ran.out.contains("more is not read; directories"), "{}", ran.out);
+    assert!(!ran.out.contains("a.test.yaml"), "{}", ran.out);
+    let ran = run(&["check", "--format", "json", path]);
+    let told: serde_json::Value = serde_json::from_str(&ran.out).expect("JSON");
+    assert_eq!(told["ignored"].as_array().map(Vec::len), Some(2), "{told}");
+
+    let server = Server::start(&["--rules", path]);
+    let look = json!({"domain": "j", "attributes": {"k": "v"}, "cost": 0});
+    assert_eq!(server.post("/v1/check", &look).json()["limits"][0]["limit"], 3, "the JSON file");
+    logged(&server, "c.yaml.bak is not read");
+    folder.write("rules/d.yml.old", "not rules\n");
+    logged(&server, "d.yml.old is not read");
+    assert_eq!(server.log().matches("c.yaml.bak is not read").count(), 1, "once: {}", server.log());
+
+    folder.write("rules/e.json", "{\"some\": \"other tool's\"}\n");
+    let ran = run(&["check", path]);
+    assert_eq!(ran.code, Some(1), "JSON that is not rules is refused, not skipped: {}", ran.out);
+    assert!(ran.out.contains("e.json:1:"), "{}", ran.out);
+}

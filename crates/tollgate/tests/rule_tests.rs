@@ -206,3 +206,117 @@ fn an_invalid_test_file_fails() {
     assert_eq!(ran.code, Some(1));
     assert!(ran.out.ends_with("\n1 passed, 1 failed\n"), "the others still run: {}{}", ran.out, ran.err);
 }
+
+/// Whoever reads a failure in CI sees which rule denied, what each counter held, and the step's line.
+#[test]
+fn a_failing_step_shows_what_each_counter_held() {
+    fails(
+        "
+rules: |
+  domain: d
+  descriptors:
+    - {key: k, name: by-k, limit: 5/minute}
+    - {key: all, name: everyone, limit: 100/hour, algorithm: fixed_window}
+    - {key: k, value: w, name: tried, limit: 1/minute, shadow: true}
+steps:
+  - attributes: {k: v, all: x}
+    repeat: 6
+    expect: {overall: OK}
+  - attributes: {k: v, all: x}
+    expect: {overall: OVER_LIMIT}
+  - attributes: {other: x}
+    expect: {overall: OVER_LIMIT}
+  - attributes: {k: w}
+    cost: 2
+    expect: {statuses: []}
+",
+        &[
+            "a.test.yaml:9: step 1, repetition 6 of 6: overall: expected OK, got OVER_LIMIT by `by-k`\n",
+            "a.test.yaml:9: step 1, repetition 6 of 6: `by-k` held 5 of 5 (gcra 5/1m), unused again in 1m; it \
+             denied, and would allow 12s later\n",
+            "a.test.yaml:9: step 1, repetition 6 of 6: `everyone` held 5 of 100 (fixed_window 100/1h), unused again \
+             in 1h\n",
+            "a.test.yaml:14: step 3: overall: expected OVER_LIMIT, got OK\n",
+            "a.test.yaml:14: step 3: no limit applies\n",
+            "`tried` held 0 of 1 (gcra 1/1m), unused again in 0s; it denied, and never allows this cost (in shadow \
+             mode)",
+        ],
+    );
+    let ran = test("rules_file: rules.yaml\nsteps: [{attributes: {k: v}, expect: {overall: OK}}]\n");
+    assert!(!ran.out.contains("held"), "a step that passes is silent: {}", ran.out);
+}
+
+/// A trickle is a request and a pause, again and again.
+#[test]
+fn a_repeated_step_advances_each_time() {
+    passes(
+        "
+rules_file: rules.yaml
+steps:
+  - {attributes: {k: v}, cost: 5, expect: {overall: OK}}
+  - {advance: 12s, attributes: {k: v}, repeat: 20, expect: {overall: OK, statuses: [{remaining: 0}]}}
+  - {attributes: {k: v}, expect: {overall: OVER_LIMIT, retry_after_ms: 12000}}
+",
+    );
+}
+
+/// Budgets by estimate and correction are rules too.
+#[test]
+fn reservations_are_settled_cancelled_and_expire() {
+    passes(
+        "
+rules_file: rules.yaml
+steps:
+  - {reserve: a, attributes: {k: v}, cost: 4, expect: {overall: OK, statuses: [{remaining: 1}]}}
+  - {attributes: {k: v}, cost: 2, expect: {overall: OVER_LIMIT, denied_by: n}}
+  - {settle: a, cost: 1, expect: {overall: OK, statuses: [{remaining: 4, limit: 5, name: n}]}}
+  - {settle: a, cost: 3, expect: {overall: ERROR, error: already been settled}}
+  - {reserve: b, descriptors: [{entries: [[k, v]], hits: 3}], expect: {overall: OK, statuses: [{remaining: 1}]}}
+  - {cancel: b, expect: {overall: OK, statuses: [{remaining: 4}]}}
+  - {reserve: c, attributes: {k: v}, deadline_ms: 500, expect: {overall: OK}}
+  - {advance: 1s, settle: c, cost: 0, expect: {overall: ERROR, error: has expired}}
+",
+    );
+    let steps = |steps: &str| format!("rules_file: rules.yaml\nsteps: [{steps}]\n");
+    fails(&steps("{settle: x, cost: 1}"), &["step 1: no earlier step reserves `x`; add `reserve: x` to one"]);
+    fails(
+        &steps("{reserve: x, attributes: {k: v}}, {settle: x}"),
+        &["step 2: settling needs the actual `cost`"],
+    );
+    fails(&steps("{reserve: x}"), &["step 1: no request; write `attributes` or `descriptors`"]);
+    fails(&steps("{reserve: x, cancel: x}"), &["write one of `reserve`, `settle` and `cancel`"]);
+    fails(&steps("{cancel: x, attributes: {k: v}}"), &["`cancel` takes no request"]);
+    fails(&steps("{attributes: {k: v}, deadline_ms: 5}"), &["`deadline_ms` is of a reservation"]);
+    fails(
+        &steps("{reserve: x, attributes: {k: v}, cost: 9}, {cancel: x}"),
+        &["step 2: `x` holds nothing: its request was denied"],
+    );
+    fails(
+        &steps("{reserve: x, attributes: {k: v}}, {cancel: x, expect: {overall: ERROR}}"),
+        &["step 2: overall: expected ERROR, got OK", "step 2: `n` held 0 of 5 (gcra 5/1m)"],
+    );
+}
+
+/// Ten cases of one broken rule file are one mistake.
+#[test]
+fn each_error_is_told_once_and_names_its_file() {
+    let folder = Folder::new();
+    folder.write("broken.yaml", "domain: d\ndescriptors:\n  - {key: k, limit: 5/minut}\n");
+    let cases = "- {name: first, rules_file: broken.yaml, steps: [{attributes: {k: v}}]}\n\
+                 - {name: second, rules_file: broken.yaml, steps: [{attributes: {k: v}}]}\n\
+                 - {name: inline, rules: 'domain: [a]', steps: []}\n\
+                 - {name: neither, steps: []}\n";
+    let path = folder.write("a.test.yaml", cases);
+    let ran = run(&["test", path.to_str().expect("a plain path")]);
+    assert_eq!(ran.code, Some(1), "{}", ran.out);
+    assert_eq!(ran.out.matches("is not a limit").count(), 1, "{}", ran.out);
+    assert_eq!(ran.out.matches("broken.yaml:3:").count(), 1, "{}", ran.out);
+    for part in [
+        "see `first`, which has the same\n",
+        "a.test.yaml: rules:1:",
+        "a.test.yaml: write either `rules` or `rules_file`",
+        "0 passed, 4 failed\n",
+    ] {
+        assert!(ran.out.contains(part), "`{part}` is not in\n{}", ran.out);
+    }
+}

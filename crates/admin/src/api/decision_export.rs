@@ -71,7 +71,9 @@ fn format<'de, D: Deserializer<'de>>(text: D) -> Result<ExportFormat, D::Error> 
 
 /// Exports the decisions that match, newest first.
 #[utoipa::path(get, path = "/admin/v1/decisions/export", operation_id = "GET_decisions_export", params(ExportParameters),
-    responses((status = 200, description = "One decision per line.", body = String, content_type = "application/x-ndjson")),
+    responses((status = 200, description = "One decision per line.", content(
+        (String = "application/x-ndjson"), (String = "text/csv"),
+    ))),
     extensions(("x-role" = json!("viewer"))))]
 async fn export(
     State(admin): State<Arc<AdminState>>,

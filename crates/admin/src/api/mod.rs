@@ -5,6 +5,8 @@ pub(crate) mod audit;
 pub(crate) mod decision_export;
 pub(crate) mod decisions;
 pub(crate) mod emergency;
+pub(crate) mod explain;
+pub(crate) mod explained;
 pub(crate) mod health;
 pub(crate) mod history;
 pub(crate) mod log_level;

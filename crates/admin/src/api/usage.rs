@@ -281,7 +281,7 @@ async fn revoke_grant(
     Ok(no_content())
 }
 
-fn usage_unavailable(error: UsageError) -> Problem {
+pub(super) fn usage_unavailable(error: UsageError) -> Problem {
     match error {
         UsageError::Domain(why) => Problem::bad(why).in_field("domain"),
         UsageError::Rule(why) => unprocessable("No such rule", why).in_field("rule"),
@@ -349,7 +349,7 @@ struct NeededAttributes {
 }
 
 #[derive(Serialize, ToSchema)]
-struct LeftOfGrant {
+pub(super) struct LeftOfGrant {
     id: String,
     rules: Vec<String>,
     units: u64,
@@ -400,7 +400,7 @@ fn needs(needs: &UnmatchedRule) -> NeededAttributes {
     }
 }
 
-fn left(left: &GrantBalance) -> LeftOfGrant {
+pub(super) fn left(left: &GrantBalance) -> LeftOfGrant {
     LeftOfGrant {
         id: left.id.to_string(),
         rules: left.rules.clone(),

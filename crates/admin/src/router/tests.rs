@@ -6,7 +6,7 @@ use crate::{
     AuthMode, ConfirmFilesError, FailedAuthThrottle, LogLevels, LogSettings, NodeCache, PendingFiles,
     RuleFilesControl, Sessions,
 };
-use crate::{UsageFuture, UsageQuery, UsageReader};
+use crate::{ExplainFuture, ExplainQuery, Explainer, UsageFuture, UsageQuery, UsageReader};
 use axum::body::Body;
 use http::header::ALLOW;
 use http_body_util::BodyExt;
@@ -54,6 +54,25 @@ impl UsageReader for Process {
     }
 }
 
+impl Explainer for Process {
+    fn explain<'a>(&'a self, _: &'a ExplainQuery, _: Option<&'a Arc<Ruleset>>) -> ExplainFuture<'a> {
+        Box::pin(async { Err(UsageError::Domain("no such domain".to_owned())) })
+    }
+
+    fn options(&self) -> Options {
+        Options::default()
+    }
+
+    fn identify(
+        &self,
+        _: &Ruleset,
+        _: Option<&str>,
+        _: &[u8],
+    ) -> Result<(Vec<(String, String)>, IpAddr), Problem> {
+        Err(Problem::bad("no identity"))
+    }
+}
+
 impl RuleFilesControl for Process {
     fn pending(&self) -> Option<PendingFiles> {
         None
@@ -74,6 +93,7 @@ fn server() -> Router {
         rules: Box::new(move || Arc::clone(&rules)),
         rule_files: Arc::new(Process),
         usage: Arc::new(Process),
+        explainer: Arc::new(Process),
         status: Arc::new(Process),
         log: Arc::new(Process),
         auth_mode: AuthMode::TokenRequired,
@@ -119,7 +139,7 @@ fn concrete(path: &str) -> String {
 #[tokio::test]
 async fn the_document_lists_the_required_roles() {
     let all = operations().await;
-    assert_eq!(all.len(), 56, "{all:#?}");
+    assert_eq!(all.len(), 57, "{all:#?}");
     let ranks = ["anybody", "viewer", "operator", "admin"];
     for (path, method, role) in &all {
         let needed = ranks.iter().position(|rank| rank == role).expect("a role");

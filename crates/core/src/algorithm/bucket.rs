@@ -8,9 +8,15 @@
 //! in units of 1/k of a microsecond, where k = count / gcd(count, period): every interval is then a whole number and no
 //! step ever rounds. For k up to 2048 that fits a 64-bit word until the year 2112; odd large counts (99 991 per day)
 //! use 128 bits. Rejected: floating point, because it drifts, and a carried remainder, because it needs two words.
+//!
+//! A state also names the [scale](crate::Scale) of the limit that wrote it; a limit with another one is stepped by
+//! `other_scale`.
+
+mod other_scale;
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
+use crate::scale::{Coded, Scale, ScaleCode};
 use crate::time::{TimeDelta, Timestamp};
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -37,10 +43,11 @@ impl Width for u128 {
     }
 }
 
-/// A theoretical arrival time as stored: whole microseconds, a fraction in 1/k of one, and the reach of its writer.
+/// A theoretical arrival time as stored: whole microseconds, a fraction in 1/k of one, and the reach and the scale of its
+/// writer.
 ///
-/// The first two are separate so that a limit whose count an operator changes (and with it k) reads the same instant, to
-/// within a microsecond. Rejected: the product alone, because read with another k it is a time decades away.
+/// The first two are separate so that a reader with another k finds the same instant, to within a microsecond. Rejected:
+/// the product alone, because read with another k it is a time decades away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tat {
     /// Microseconds since the epoch.
@@ -51,6 +58,8 @@ pub struct Tat {
     /// that may not be as far ahead leaves the TAT alone up to there: it was counted, and not before a clock moved
     /// backward.
     pub reach: u8,
+    /// The scale of the limit that wrote it; whoever reads it if that is unknown.
+    pub scale: Option<Scale>,
 }
 
 impl Tat {
@@ -60,7 +69,12 @@ impl Tat {
 
     pub(crate) fn from_units<W: Width>(units: W, k: u64) -> Self {
         let micros = units / W::from(k);
-        Self { micros: micros.narrow(), fraction: (units - micros * W::from(k)).narrow(), reach: 0 }
+        Self {
+            micros: micros.narrow(),
+            fraction: (units - micros * W::from(k)).narrow(),
+            reach: 0,
+            scale: None,
+        }
     }
 }
 
@@ -89,6 +103,8 @@ pub(crate) struct Bucket {
     pub(crate) k: u64,
     /// Units of time after which one unit of cost is available again.
     pub(crate) interval: u64,
+    /// Units of time of a unit of cost as others count it: the same, unless this bucket counts in fractions of one.
+    pub(crate) unit: u64,
     /// Capacity in units of cost.
     pub(crate) burst: u64,
     /// Maximum that a TAT may be ahead of now, in microseconds: twice the time from empty to full, or twice the period
@@ -98,6 +114,8 @@ pub(crate) struct Bucket {
     /// shorter one: it is stored with the TAT, so that none of them truncates what this one has counted. 0 where all
     /// have the same: the same period, and bursts up to the count.
     pub(crate) reach: u8,
+    /// What a packed state says of its writer; meaningless for a bucket that is not narrow.
+    pub(crate) code: ScaleCode,
     pub(crate) shaping: Shaping,
     pub(crate) sharing: Sharing,
 }
@@ -118,13 +136,34 @@ impl Bucket {
     ) -> Option<Self> {
         let divisor = gcd(count, period.as_micros());
         let (k, interval) = (count / divisor, period.as_micros() / divisor);
-        let mut bucket = Self { k, interval, burst, max_ahead: 0, reach: 0, shaping, sharing };
+        let (unit, code) = (interval, ScaleCode::from_bits(0));
+        let mut bucket = Self { k, interval, unit, burst, max_ahead: 0, reach: 0, code, shaping, sharing };
         let fill = bucket.fill();
         bucket.max_ahead = 2 * fill.narrow().max(period.as_micros()).min(Self::MAX_FILL);
         if sharing == Sharing::AnyPeriod || fill > u128::from(period.as_micros()) {
             bucket.reach = (u64::BITS - bucket.max_ahead.leading_zeros()) as u8;
         }
-        (fill <= u128::from(Self::MAX_FILL)).then_some(bucket)
+        if fill > u128::from(Self::MAX_FILL) {
+            return None;
+        }
+        if bucket.is_narrow() {
+            let log2 = (u64::BITS - bucket.horizon().leading_zeros()) as u8;
+            let coded = Coded { scale: bucket.scale(), reach: bucket.reach, log2 };
+            bucket.code = ScaleCode::of(coded, sharing == Sharing::AnyPeriod);
+        }
+        Some(bucket)
+    }
+
+    /// Returns the scale of the states that this bucket writes.
+    #[inline]
+    pub(crate) const fn scale(&self) -> Scale {
+        Scale { k: self.k, unit: self.unit }
+    }
+
+    /// Returns the scale of a state if it is another than this bucket's.
+    #[inline]
+    fn other_scale(&self, kept: &Tat) -> Option<Scale> {
+        kept.scale.filter(|scale| *scale != self.scale())
     }
 
     /// Returns the microseconds from empty to full, rounded up.
@@ -209,6 +248,9 @@ impl Bucket {
 
     /// Steps a stored TAT in the width that the rate needs.
     pub(crate) fn step_tat(&self, kept: &mut Tat, now: Timestamp, cost: Cost) -> Outcome {
+        if let Some(scale) = self.other_scale(kept) {
+            return self.step_other(kept, scale, now, cost);
+        }
         if self.is_narrow() {
             self.step_in::<u64>(kept, now, cost)
         } else {
@@ -228,12 +270,16 @@ impl Bucket {
     fn store<W: Width>(&self, kept: &mut Tat, before: W, tat: W, now: Timestamp) {
         if tat != before {
             let next = Tat::from_units(tat, self.k);
-            *kept = Tat { reach: self.reach_after(next.micros, now, kept.reach), ..next };
+            let reach = self.reach_after(next.micros, now, kept.reach);
+            *kept = Tat { reach, scale: Some(self.scale()), ..next };
         }
     }
 
     /// Debits a stored TAT.
     pub(crate) fn debit_tat(&self, kept: &mut Tat, now: Timestamp, units: u64) {
+        if let Some(scale) = self.other_scale(kept) {
+            return self.debit_other(kept, scale, now, units);
+        }
         // Debits are rare, so the wider width is used for both.
         let before = kept.units::<u128>(self.k);
         let mut tat = before;

@@ -3,8 +3,8 @@
 use crate::traces::{START, costs, gaps, limits_of, micros};
 use proptest::prelude::*;
 use tollgate_core::{
-    Algorithm, Calendar, CalendarUnit, Cost, Limit, LimitSpec, Period, PermitId, Rate, State, TimeDelta,
-    Timestamp,
+    Algorithm, Calendar, CalendarUnit, Cost, Limit, LimitSpec, Packed, Period, PermitId, Rate, State,
+    TimeDelta, Timestamp,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -185,7 +185,7 @@ proptest! {
     #[test]
     fn pressure_is_between_half_and_all_of_what_is_used((limit, events) in case(packable(), false), later in 0_u64..1_000) {
         prop_assume!(limit.rate().count > 0);
-        let tag = limit.packed().expect("packable").tag;
+        let Packed { tag, layout, .. } = limit.packed().expect("packable");
         let bucket = limit.algorithm().has_burst();
         let (mut word, mut now) = (None, START);
         for (by, event) in events {
@@ -195,7 +195,8 @@ proptest! {
             word = Some(next);
             // A bucket is read later than it was written; a window is read as it was stored.
             let read = if bucket { now + TimeDelta::from_micros(limit.retention().as_micros() / 2 * later / 1_000) } else { now };
-            let pressure = f64::from(tag.pressure(next, limit.pressure(&outcome), read));
+            let mark = if bucket { (layout >> 8) as u8 } else { limit.pressure(&outcome) };
+            let pressure = f64::from(tag.pressure(next, mark, read));
             let (used, rounding) = if bucket {
                 let fill = limit.capacity() as f64 * micros(&limit) as f64 / limit.rate().count as f64;
                 let State::Bucket(tat) = state_of(&limit, next) else { unreachable!("a bucket") };
@@ -214,7 +215,7 @@ proptest! {
 }
 
 fn state_of(_: &Limit, word: u64) -> State {
-    State::Bucket(tollgate_core::Tat { micros: word >> 11, fraction: word & 2_047, reach: 0 })
+    State::Bucket(tollgate_core::Tat { micros: word >> 11, fraction: word & 2_047, reach: 0, scale: None })
 }
 
 /// Without it an idle bucket of a few microseconds looks used, and is kept when a used one should be.
@@ -225,9 +226,10 @@ fn unused_bucket_has_no_pressure() {
         .build()
         .expect("in range");
     let (word, _) = limit.step_word(None, 0, START, Cost::ONE);
-    let tag = limit.packed().expect("narrow").tag;
-    assert_eq!(tag.pressure(word, 0, START), 128); // one microsecond owed, of two: the next power above its fill time
-    assert_eq!(tag.pressure(word, 0, START + TimeDelta::from_micros(1)), 0);
+    let Packed { tag, layout, .. } = limit.packed().expect("narrow");
+    let mark = (layout >> 8) as u8;
+    assert_eq!(tag.pressure(word, mark, START), 128); // one microsecond owed, of two: the next power above its fill time
+    assert_eq!(tag.pressure(word, mark, START + TimeDelta::from_micros(1)), 0);
     assert_eq!(tollgate_core::Tag::from_byte(tag.byte()), tag);
 }
 

@@ -313,9 +313,9 @@ fn blocked_by(decision: &Decision) -> Option<(&str, u64)> {
 fn guards(decision: &Decision, by: DecidedBy) -> bool {
     match by {
         DecidedBy::Rule(id) => decision.rules().rule(id).is_some_and(|rule| rule.class == Class::Security),
-        DecidedBy::Inline | DecidedBy::UnknownDomain | DecidedBy::MalformedCost => false,
         // A caller that operators blocked counts as abusive.
         DecidedBy::Emergency => true,
+        _ => false,
     }
 }
 

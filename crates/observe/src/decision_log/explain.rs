@@ -194,6 +194,7 @@ impl DecisionRecord {
             Origin::Unmatched => "no rule with a limit matched",
             Origin::Grant => "a grant to the caller covered the request",
             Origin::Emergency => "an emergency measure decided",
+            other => other.name(),
         };
         lines.push(match &self.revision {
             Some(revision) => format!("Rules {revision} on node {}: {decided}.", node.node),
@@ -237,7 +238,8 @@ impl std::fmt::Display for LimitDescription {
 }
 
 /// Formats a wait with at most two units, rounded up so that it is never shorter than `span`.
-fn humanize(span: TimeDelta) -> String {
+#[must_use]
+pub fn humanize(span: TimeDelta) -> String {
     let micros = span.as_micros();
     if micros < 1_000 {
         return format!("{micros} µs");

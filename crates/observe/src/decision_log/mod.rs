@@ -2,5 +2,5 @@
 
 pub(crate) mod buffer;
 pub(crate) mod cache;
-mod explain;
+pub(crate) mod explain;
 pub(crate) mod record;

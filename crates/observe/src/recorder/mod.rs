@@ -22,15 +22,7 @@ use tollgate_rules::{Role, Ruleset};
 /// Verdicts counted for each origin.
 pub(crate) const VERDICTS: [&str; 4] = ["allow", "deny", "delay", "degrade"];
 /// Origins of decisions, in the order of their cells.
-pub(crate) const ORIGINS: [Origin; 7] = [
-    Origin::Unmatched,
-    Origin::Store,
-    Origin::Local,
-    Origin::FailOpen,
-    Origin::FailClosed,
-    Origin::Grant,
-    Origin::Emergency,
-];
+pub(crate) const ORIGINS: [Origin; Origin::ALL.len()] = Origin::ALL;
 /// Cell of requests that no limit applied to: verdict `allow`, first origin.
 pub(crate) const UNMATCHED: usize = 0;
 /// Cells after those of decisions.
@@ -40,18 +32,6 @@ pub(crate) const RULE_DENY: usize = SHADOW_DENY + 2;
 /// Cell of checks over the rule's limit that did not deny the request.
 pub(crate) const RULE_SPARED: usize = SHADOW_DENY + 3;
 const _: () = assert!(RULE_SPARED < crate::recorder::stripe::CELLS);
-
-const fn origin(origin: Origin) -> usize {
-    match origin {
-        Origin::Unmatched => 0,
-        Origin::Store => 1,
-        Origin::Local => 2,
-        Origin::FailOpen => 3,
-        Origin::FailClosed => 4,
-        Origin::Grant => 5,
-        Origin::Emergency => 6,
-    }
-}
 
 impl Observer for Telemetry {
     #[inline]
@@ -160,7 +140,7 @@ impl Telemetry {
         };
         let slot = owed.unwrap_or_else(|| layout.unmatched(check.domain));
         let cells = if slot == met.slot { met_cells } else { stripe.cells(slot) };
-        add(&cells[verdict * ORIGINS.len() + origin(decision.origin)], 1);
+        add(&cells[verdict * ORIGINS.len() + decision.origin.index()], 1);
 
         if shadowed.is_some() {
             add(&stripe.shadowed, 1);
@@ -300,9 +280,7 @@ impl Telemetry {
             DecidedBy::Rule(rule) => layout.slot(rule),
             DecidedBy::Inline => layout.inline(check.domain, &self.labels),
             // Not a rule; the origin label identifies emergency measures.
-            DecidedBy::Emergency | DecidedBy::UnknownDomain | DecidedBy::MalformedCost => {
-                layout.unmatched(check.domain)
-            }
+            _ => layout.unmatched(check.domain),
         }
     }
 

@@ -71,7 +71,10 @@ impl Identities {
         }))
     }
 
-    fn build(&self, domain: Option<&Domain>) -> Result<Arc<IdentityResolver>, IdentityConfigError> {
+    pub(super) fn build(
+        &self,
+        domain: Option<&Domain>,
+    ) -> Result<Arc<IdentityResolver>, IdentityConfigError> {
         let named = domain.into_iter().flat_map(|domain| domain.named_values("endpoint"));
         IdentityResolver::sharing(&self.settings, named, self.tokens.clone()).map(Arc::new)
     }

@@ -24,6 +24,8 @@ mod rls_json;
 mod server;
 
 pub use forward_auth::{ForwardAuth, ForwardAuthConfig, ForwardAuthError};
+pub use request_head::{IdentifiedCaller, identify_head};
+pub(crate) use reserve::MAX_RESERVATION_MILLIS;
 pub use server::{HttpConfig, serve};
 
 use http::Method;

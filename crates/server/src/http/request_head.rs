@@ -4,14 +4,18 @@
 //! Each character of a string is one byte of the head, as the libraries of most languages hand out header fields
 //! (ISO 8859-1). A client that has the bytes writes them one by one as characters.
 
+use super::body;
 use super::check::{MAX_ENTRIES, Text};
+use super::identities::Identities;
 use super::problem::Problem;
 use super::request::split_target;
+use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 use std::net::IpAddr;
 use tollgate_core::Timestamp;
-use tollgate_http::identity::{IdentityResolver, RequestView};
+use tollgate_http::identity::{IdentityConfig, IdentityConfigError, IdentityResolver, RequestView};
+use tollgate_rules::Domain;
 
 /// Maximum number of header fields.
 const MAX_FIELDS: usize = 4 * MAX_ENTRIES;
@@ -34,10 +38,30 @@ pub(crate) struct RequestHead<'a> {
 }
 
 /// The caller of a request head.
-pub(crate) struct IdentifiedCaller {
-    /// The client's full address, for logs.
-    pub(crate) address: IpAddr,
-    pub(crate) attributes: Vec<(String, String)>,
+#[derive(Clone, Debug)]
+pub struct IdentifiedCaller {
+    /// The client's full address.
+    pub address: IpAddr,
+    /// The attributes that rules see.
+    pub attributes: Vec<(String, String)>,
+}
+
+/// Identifies the caller of a request head in JSON, as a check in `domain` with these settings would; to explain it.
+///
+/// # Errors
+/// A problem with the field, or with the settings.
+pub fn identify_head(
+    settings: &IdentityConfig,
+    domain: Option<&Domain>,
+    head: &[u8],
+    now: Timestamp,
+) -> Result<IdentifiedCaller, Problem> {
+    let head: RequestHead<'_> = body::decode(head)?;
+    let invalid = |error: IdentityConfigError| {
+        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Invalid settings", error.to_string())
+    };
+    let resolver = Identities::new(settings).and_then(|identities| identities.build(domain));
+    head.caller(&*resolver.map_err(invalid)?, now)
 }
 
 impl RequestHead<'_> {

@@ -13,7 +13,8 @@ use tollgate_engine::{
 use tollgate_http::h1::RawResponse;
 
 const DEFAULT_TTL: u64 = 60_000;
-const MAX_TTL: u64 = 24 * 3_600_000;
+/// Longest life of a reservation, in milliseconds.
+pub(crate) const MAX_RESERVATION_MILLIS: u64 = 24 * 3_600_000;
 const MAX_KEY: usize = 256;
 
 #[derive(Serialize)]
@@ -31,8 +32,10 @@ pub(crate) async fn reserve<S: CounterStore>(
 ) -> Result<RawResponse, Problem> {
     let request: CheckRequest<'_> = body::decode(body)?;
     let ttl = request.deadline_ms.unwrap_or(DEFAULT_TTL);
-    if ttl == 0 || ttl > MAX_TTL {
-        return Err(Problem::bad(format!("write 1 to {MAX_TTL} milliseconds")).in_field("deadline_ms"));
+    if ttl == 0 || ttl > MAX_RESERVATION_MILLIS {
+        return Err(
+            Problem::bad(format!("write 1 to {MAX_RESERVATION_MILLIS} milliseconds")).in_field("deadline_ms")
+        );
     }
     if request.idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > MAX_KEY) {
         return Err(Problem::bad(format!("write 1 to {MAX_KEY} bytes")).in_field("idempotency_key"));

@@ -1,5 +1,5 @@
-//! `CL.THROTTLE key max_burst count period [quantity]`, compatible with redis-cell: each call carries an inline limit,
-//! and the only state of a key is the time at which it is fully available again.
+//! `CL.THROTTLE key max_burst count period [quantity]`, compatible with redis-cell: each call carries an inline limit. The
+//! units that a key has used stay used when a call comes with other numbers.
 //!
 //! Pipelined calls are decided in batches, so that the store can fetch all their counters at once. Building a limit
 //! from three numbers costs more than deciding by it, so recent limits are cached.

@@ -1,55 +1,86 @@
 //! Extension of Envoy's protocol for the Rust SDK, selected by the gRPC metadata `tollgate-ask`:
 //!
-//! | value | meaning of the descriptors |
+//! | value | meaning |
 //! |---|---|
 //! | `attributes` | one descriptor, whose entries are attributes: every rule whose keys are among them matches |
-//! | `descriptors` | as in Envoy's protocol |
+//! | `descriptors` | descriptors as in Envoy's protocol |
+//! | `settle` | corrects the reservation `tollgate-reservation` to the cost `tollgate-cost` |
+//! | `cancel` | refunds the reservation `tollgate-reservation` |
 //!
-//! Either way the response contains the complete HTTP response, as the HTTP server writes it: its fields in
-//! `response_headers_to_add`, its body in `raw_body`, its status and delay in the fields `tollgate-status` and
-//! `tollgate-delay-ms`, which the SDK does not forward. Envoy sends no such metadata.
+//! With the metadata `tollgate-reserve: MILLISECONDS` the first two make a reservation for that long.
+//!
+//! Their response contains the complete HTTP response, as the HTTP server writes it: its fields in
+//! `response_headers_to_add`, its body in `raw_body`, its status, delay and reservation in the fields `tollgate-status`,
+//! `tollgate-delay-ms` and `tollgate-reservation`, which the SDK does not forward. Envoy sends no such metadata.
 
 use super::proto::envoy::config::core::v3::HeaderValue;
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use super::{BadRequest, decide, decode, encode, scope};
+use super::{BadRequest, decode, encode};
+use crate::http::MAX_RESERVATION_MILLIS;
 use http::StatusCode;
-use tollgate_core::{Cost, CounterStore, TimeDelta};
-use tollgate_engine::{Check, Limiter, TraceContext};
+use tollgate_core::{CounterStore, TimeDelta};
+use tollgate_engine::{
+    Check, ClosedReservation, Decision, Limiter, ReservationId, ReserveError, SettleError, TraceContext,
+};
 use tollgate_http::response::{DecisionSummary, ResponseConfig};
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Status};
 
 /// The metadata key.
 pub(crate) const METADATA_KEY: &str = "tollgate-ask";
+const RESERVE: &str = "tollgate-reserve";
+const RESERVATION: &str = "tollgate-reservation";
+const COST: &str = "tollgate-cost";
 
 pub(crate) async fn handle<S: CounterStore>(
     limiter: &Limiter<S>,
     responses: &ResponseConfig,
     request: &RateLimitRequest,
-    form: &[u8],
+    metadata: &MetadataMap,
     trace: Option<&TraceContext>,
-) -> Result<RateLimitResponse, BadRequest> {
-    let (decision, scope) = match form {
-        b"attributes" => {
-            if request.descriptors.len() != 1 {
-                return Err(BadRequest("attributes must be sent as exactly one descriptor".to_owned()));
-            }
-            let entries = decode::entries(request)?;
-            let hits = request.descriptors[0].hits_addend.map(Cost::new);
-            let cost = hits.unwrap_or_else(|| decode::hits(request));
-            let check = Check::attributes(&request.domain, &entries).with_cost(cost);
-            let check = check.with_protocol("rls").with_trace(trace);
-            let decision = limiter.check(&check).await;
-            let scope = responses.scope(&decision, check.input);
-            (decision, scope)
+) -> Result<RateLimitResponse, Status> {
+    let form = metadata.get(METADATA_KEY).map(|form| form.as_bytes()).unwrap_or_default();
+    match form {
+        b"attributes" if request.descriptors.len() != 1 => {
+            return Err(BadRequest("attributes must be sent as exactly one descriptor".to_owned()).into());
         }
-        b"descriptors" => {
-            let decision = decide(limiter, "rls", request, trace).await?;
-            let scope = scope(responses, request, &decision);
-            (decision, scope)
+        b"attributes" | b"descriptors" => {}
+        b"settle" => return closed(limiter.settle(reservation(metadata)?, cost(metadata)?).await),
+        b"cancel" => return closed(limiter.cancel(reservation(metadata)?).await),
+        _ => {
+            let expected = "send attributes, descriptors, settle or cancel";
+            return Err(BadRequest(format!("invalid {METADATA_KEY}; {expected}")).into());
         }
-        _ => return Err(BadRequest(format!("invalid {METADATA_KEY}; send attributes or descriptors"))),
+    }
+    let entries = decode::entries(request)?;
+    let descriptors = decode::descriptors(request, &entries)?;
+    let total = decode::hits(request);
+    let check = match &descriptors[..] {
+        [one] if form == b"attributes" => {
+            Check::attributes(&request.domain, &entries).with_cost(one.hits.unwrap_or(total))
+        }
+        all => Check::descriptors(&request.domain, all).with_cost(total),
     };
+    let check = check.with_protocol("rls").with_trace(trace);
+    let (decision, reservation) = match lifetime(metadata)? {
+        None => (limiter.check(&check).await, None),
+        Some(ttl) => {
+            let made = limiter.reserve(&check, ttl, None).await.map_err(|error| not_reserved(&error))?;
+            (made.decision, made.id)
+        }
+    };
+    let scope = responses.scope(&decision, check.input);
     let facts = DecisionSummary::from_decision(&decision).with_scope(scope.as_deref());
     let response = responses.respond(&facts, limiter.clock().now());
+    Ok(encoded(&decision, reservation, &response))
+}
+
+/// Encodes the decision with its HTTP response.
+fn encoded(
+    decision: &Decision,
+    reservation: Option<ReservationId>,
+    response: &http::Response<bytes::Bytes>,
+) -> RateLimitResponse {
     let field = |key: &str, value: String| HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() };
     let status = match decision.malformed_cost {
         Some(_) => StatusCode::BAD_REQUEST,
@@ -59,12 +90,61 @@ pub(crate) async fn handle<S: CounterStore>(
     if decision.delay() > TimeDelta::ZERO {
         fields.push(field("tollgate-delay-ms", decision.delay().ceil_millis().to_string()));
     }
+    fields.extend(reservation.map(|id| field(RESERVATION, id.to_string())));
     for (key, value) in response.headers() {
         fields.push(field(key.as_str(), String::from_utf8_lossy(value.as_bytes()).into_owned()));
     }
-    Ok(RateLimitResponse {
+    RateLimitResponse {
         response_headers_to_add: fields,
         raw_body: response.body().to_vec(),
-        ..encode::response(&decision)
-    })
+        ..encode::response(decision)
+    }
+}
+
+/// Reads a number; `None` without the metadata.
+fn number(metadata: &MetadataMap, key: &str) -> Option<Result<u64, BadRequest>> {
+    let read = metadata.get(key)?.to_str().ok().and_then(|text| text.parse().ok());
+    Some(read.ok_or_else(|| BadRequest(format!("invalid {key}; send a whole number"))))
+}
+
+/// Returns how long the request wants a reservation to live; `None` for a check.
+fn lifetime(metadata: &MetadataMap) -> Result<Option<TimeDelta>, BadRequest> {
+    match number(metadata, RESERVE).transpose()? {
+        None => Ok(None),
+        Some(millis @ 1..=MAX_RESERVATION_MILLIS) => Ok(Some(TimeDelta::from_millis(millis))),
+        Some(_) => Err(BadRequest(format!("{RESERVE}: send 1 to {MAX_RESERVATION_MILLIS} milliseconds"))),
+    }
+}
+
+fn reservation(metadata: &MetadataMap) -> Result<ReservationId, BadRequest> {
+    let id = metadata.get(RESERVATION).and_then(|id| id.to_str().ok()?.parse().ok());
+    id.ok_or_else(|| BadRequest(format!("invalid {RESERVATION}; send the one that the reservation returned")))
+}
+
+fn cost(metadata: &MetadataMap) -> Result<u64, BadRequest> {
+    number(metadata, COST)
+        .unwrap_or_else(|| Err(BadRequest(format!("{COST} is missing; send the real cost"))))
+}
+
+fn closed(result: Result<ClosedReservation, SettleError>) -> Result<RateLimitResponse, Status> {
+    match result {
+        Ok(_) => Ok(RateLimitResponse::default()),
+        Err(error) => {
+            let code = match error {
+                SettleError::Unknown => Code::NotFound,
+                SettleError::Ended(_) => Code::FailedPrecondition,
+                SettleError::InProgress => Code::Aborted,
+                _ => Code::Unavailable,
+            };
+            Err(Status::new(code, error.to_string()))
+        }
+    }
+}
+
+fn not_reserved(error: &ReserveError) -> Status {
+    let code = match error {
+        ReserveError::TooMany => Code::ResourceExhausted,
+        _ => Code::Unavailable,
+    };
+    Status::new(code, error.to_string())
 }

@@ -6,7 +6,7 @@ use super::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer,
 };
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use super::sdk_extension;
+use super::{BadRequest, sdk_extension};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -60,6 +60,12 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 struct Service<S>(Arc<Limiter<S>>, ResponseConfig);
 
+impl From<BadRequest> for Status {
+    fn from(bad: BadRequest) -> Self {
+        Self::invalid_argument(bad.to_string())
+    }
+}
+
 #[tonic::async_trait]
 impl<S: CounterStore + 'static> RateLimitService for Service<S> {
     async fn should_rate_limit(
@@ -68,20 +74,16 @@ impl<S: CounterStore + 'static> RateLimitService for Service<S> {
     ) -> Result<Response<RateLimitResponse>, Status> {
         let began = self.0.clock().now();
         let trace = traceparent::from_headers(&self.0, request.metadata().as_ref(), || began);
-        let response = match request.metadata().get(sdk_extension::METADATA_KEY) {
-            Some(form) => {
-                sdk_extension::handle(&self.0, &self.1, request.get_ref(), form.as_bytes(), trace.as_ref())
-                    .await
-            }
-            None => super::handle(&self.0, request.get_ref(), trace.as_ref()).await,
+        let (message, metadata) = (request.get_ref(), request.metadata());
+        let response = if metadata.contains_key(sdk_extension::METADATA_KEY) {
+            sdk_extension::handle(&self.0, &self.1, message, metadata, trace.as_ref()).await
+        } else {
+            super::handle(&self.0, message, trace.as_ref()).await.map_err(Status::from)
         };
         if response.is_ok() {
             self.0.record_latency("rls", 1, self.0.clock().now().since(began));
         }
-        match response {
-            Ok(response) => Ok(Response::new(response)),
-            Err(bad) => Err(Status::invalid_argument(bad.to_string())),
-        }
+        response.map(Response::new)
     }
 }
 

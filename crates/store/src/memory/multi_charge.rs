@@ -46,8 +46,8 @@ impl<'a> PreparedCharge<'a> {
         self.charge.as_ref().filter(|_| !self.is_independent())
     }
 
-    fn has_changed_word(&self) -> bool {
-        self.receipt.before.word != self.receipt.after.word
+    fn has_changed(&self) -> bool {
+        !self.receipt.before.is_same_state(self.receipt.after)
     }
 }
 
@@ -84,7 +84,7 @@ pub(super) fn charge_known<'a, L: LineStorage>(
     }
     for i in 0..names.len() {
         let (at, before, after) = drafts[i];
-        let done = if before.word == after.word {
+        let done = if before.is_same_state(after) {
             counters.keys.is_unchanged(at, before)
         } else {
             counters.keys.update(at, before, after)
@@ -129,7 +129,7 @@ pub(super) fn charge_all<L: LineStorage>(
             items[i].receipt = ChargeReceipt::NOTHING;
             continue;
         }
-        if ask.cost.is_peek() || !items[i].has_changed_word() {
+        if ask.cost.is_peek() || !items[i].has_changed() {
             items[i].receipt = ChargeReceipt::NOTHING;
             continue;
         }

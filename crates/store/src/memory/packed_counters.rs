@@ -78,20 +78,24 @@ pub(super) enum ChargeKind {
 impl<'a> PackedCharge<'a> {
     #[inline(always)]
     pub(super) fn step(&self, seen: Option<SlotValue>, manner: ChargeKind) -> (SlotValue, Outcome) {
-        let word = seen.and_then(|seen| seen.word_for(self.tag));
-        let mark = seen.filter(|_| word.is_some()).map_or(0, SlotValue::mark);
+        let before = seen.and_then(|seen| seen.word_for(self.tag));
+        let layout = seen.filter(|_| before.is_some()).map_or(0, SlotValue::layout);
         if manner == ChargeKind::Debit && !self.cost.is_refund() {
-            let word = self.limit.debit_word(word, mark, self.moment, self.cost.units());
-            let (_, outcome) = self.limit.step_word(Some(word), mark, self.moment, Cost::PEEK);
-            return (self.after(&outcome, word, mark), outcome);
+            let word = self.limit.debit_word(before, layout, self.moment, self.cost.units());
+            // A debit beyond the debt that is owed already leaves the word to its writer.
+            let layout = if before == Some(word) { layout } else { 0 };
+            let (_, outcome) = self.limit.step_word(Some(word), layout, self.moment, Cost::PEEK);
+            let layout = if layout == 0 { self.after(&outcome, word, 0).layout() } else { layout };
+            return (SlotValue::new(self.name, layout, word), outcome);
         }
-        let (word, outcome) = self.limit.step_word(word, mark, self.moment, self.cost);
-        (self.after(&outcome, word, mark), outcome)
+        let (word, outcome) = self.limit.step_word(before, layout, self.moment, self.cost);
+        (self.after(&outcome, word, layout), outcome)
     }
 
     #[inline(always)]
-    fn after(&self, outcome: &Outcome, word: u64, mark: u8) -> SlotValue {
-        SlotValue::after(self.name, self.limit, self.tag, outcome, word, (mark, self.moment))
+    fn after(&self, outcome: &Outcome, word: u64, layout: u16) -> SlotValue {
+        let layout = self.limit.layout(layout, word, self.moment, self.cost, outcome);
+        SlotValue::new(self.name, layout, word)
     }
 
     /// Returns whether a denial that left `word` is stored all the same: see above. A state in the future is the only
@@ -129,12 +133,18 @@ impl<L: LineStorage> PackedCounters<L> {
     #[inline(always)]
     pub(super) fn charge_known(&self, ask: &PackedCharge<'_>) -> Option<Outcome> {
         let (at, seen) = self.keys.find(ask.name)?;
-        let (word, outcome) = ask.limit.step_word(seen.word_for(ask.tag), seen.mark(), ask.moment, ask.cost);
+        let before = seen.word_for(ask.tag);
+        let layout = if before.is_some() { seen.layout() } else { 0 };
+        let (word, outcome) = ask.limit.step_word(before, layout, ask.moment, ask.cost);
         let denied = outcome.verdict.is_denied();
-        let done = if word == seen.word || ask.cost.is_peek() || denied && !ask.stores_denial(seen, word) {
+        if ask.cost.is_peek() || denied && !ask.stores_denial(seen, word) {
+            return self.keys.is_unchanged(at, seen).then_some(outcome);
+        }
+        let after = ask.after(&outcome, word, layout);
+        let done = if seen.is_same_state(after) {
             self.keys.is_unchanged(at, seen)
         } else {
-            self.keys.update(at, seen, ask.after(&outcome, word, seen.mark()))
+            self.keys.update(at, seen, after)
         };
         done.then_some(outcome)
     }
@@ -269,7 +279,8 @@ impl<L: LineStorage> PackedCounters<L> {
             Some(SlotLocation::Shared(at)) => (&self.shared, at, ask.shared()),
             None => return true,
         };
-        if receipt.before.word == receipt.after.word || table.replace(at, receipt.after, receipt.before) {
+        let is_same = receipt.before.is_same_state(receipt.after);
+        if is_same || table.replace(at, receipt.after, receipt.before) {
             return true;
         }
         let back = PackedCharge { cost: ask.cost.negated(), ..ask };
@@ -296,7 +307,7 @@ fn charge_slot<L: LineStorage>(
         true => manner != ChargeKind::Debit && !ask.stores_denial(seen, after.word),
         false => manner == ChargeKind::Attempt,
     };
-    if after.word == seen.word || ask.cost.is_peek() || idle {
+    if seen.is_same_state(after) || ask.cost.is_peek() || idle {
         let receipt = ChargeReceipt { location: None, before: seen, after: seen };
         return table.is_unchanged(at, seen).then_some((outcome, receipt));
     }

@@ -8,10 +8,12 @@
 //! A meta of zero is an empty slot. Tags of states are 64 and more; the tag 1 marks a slot that a thread has reserved
 //! and not yet filled, and its word is the number of that reservation.
 
-use tollgate_core::{Limit, Outcome, Tag, Timestamp};
+use tollgate_core::{Tag, Timestamp};
 
 const FINGERPRINT_SHIFT: u32 = 16;
 const MARK_SHIFT: u32 = 8;
+/// The mark and the tag: the word's layout, as `tollgate_core::Packed` has it.
+const LAYOUT: u64 = (1 << FINGERPRINT_SHIFT) - 1;
 const RESERVED: u8 = 1;
 /// Shift of a tag's family, its two upper bits.
 const FAMILY_SHIFT: u32 = 6;
@@ -36,8 +38,8 @@ impl SlotValue {
     pub(super) const EMPTY: Self = Self { meta: 0, word: 0 };
 
     #[inline]
-    pub(super) const fn new(name: u64, tag: Tag, mark: u8, word: u64) -> Self {
-        Self { meta: fingerprint(name) | (mark as u64) << MARK_SHIFT | tag.byte() as u64, word }
+    pub(super) const fn new(name: u64, layout: u16, word: u64) -> Self {
+        Self { meta: fingerprint(name) | layout as u64, word }
     }
 
     pub(super) const fn reservation(name: u64, number: u64) -> Self {
@@ -69,9 +71,16 @@ impl SlotValue {
         (tag.pressure(self.word, self.mark(), now), tag.expires(self.word))
     }
 
-    /// Returns the tag of a filled slot.
-    pub(super) const fn tag(self) -> Tag {
-        Tag::from_byte(self.tag_byte())
+    /// Returns the layout of a filled slot's word.
+    #[inline]
+    pub(super) const fn layout(self) -> u16 {
+        (self.meta & LAYOUT) as u16
+    }
+
+    /// Returns whether `after` is the same state: the same word, and of a bucket also of the same scale.
+    #[inline]
+    pub(super) const fn is_same_state(self, after: Self) -> bool {
+        self.word == after.word && (self.meta == after.meta || self.tag_byte() >> FAMILY_SHIFT != BUCKET)
     }
 
     /// Returns the state for a limit with this tag; a state left behind by another algorithm or period counts as
@@ -83,23 +92,9 @@ impl SlotValue {
         if readable { Some(self.word) } else { None }
     }
 
-    /// Returns the byte beside the tag: see `tollgate_core::Limit::mark`.
-    #[inline]
-    pub(super) const fn mark(self) -> u8 {
+    /// Returns the byte beside the tag.
+    const fn mark(self) -> u8 {
         (self.meta >> MARK_SHIFT) as u8
-    }
-
-    /// Returns the slot after `limit` returned `outcome` at `now` and left `word`, where `mark` was stored.
-    #[inline]
-    pub(super) fn after(
-        name: u64,
-        limit: &Limit,
-        tag: Tag,
-        outcome: &Outcome,
-        word: u64,
-        (mark, now): (u8, Timestamp),
-    ) -> Self {
-        Self::new(name, tag, limit.mark(mark, word, now, outcome), word)
     }
 }
 

@@ -3,19 +3,23 @@
 //! Only scripts write bundles; here they are read, so that an outcome is computed by the same step as in the memory
 //! store. State that cannot be decoded counts as unused, as it does in the scripts.
 
+use super::compact;
 use super::key_encoding::Name;
 use std::collections::VecDeque;
 use tollgate_core::{
-    AdmissionLog, PermitId, Permits, SlidingCounts, State, StrictCounts, Tat, Timestamp, WindowCount,
+    AdmissionLog, PermitId, Permits, Scale, SlidingCounts, State, StrictCounts, Tat, Timestamp, WindowCount,
 };
 
 /// Returns the state of the counter with this name in a bundle.
 pub(super) fn state(bundle: Option<&[u8]>, name: &Name) -> State {
     let Some(text) = bundle.and_then(|bytes| std::str::from_utf8(bytes).ok()) else { return State::Unused };
+    if text.starts_with('-') {
+        return compact::state(text, name).unwrap_or_default();
+    }
     if !text.starts_with(';') {
-        // A whole number: sixteen digits of time, three of name.
+        // A whole number as former versions wrote it: sixteen digits of time, three of name, no scale.
         return match text.split_at_checked(16) {
-            Some((micros, whose)) if whose.as_bytes() == name.as_slice() => bucket(micros),
+            Some((micros, whose)) if whose.as_bytes() == name.as_slice() => bucket(micros, None),
             _ => State::Unused,
         };
     }
@@ -26,14 +30,15 @@ pub(super) fn state(bundle: Option<&[u8]>, name: &Name) -> State {
         .unwrap_or_default()
 }
 
-fn bucket(micros: &str) -> State {
-    micros.parse().map_or(State::Unused, |micros| State::Bucket(Tat { micros, fraction: 0, reach: 0 }))
+fn bucket(micros: &str, scale: Option<Scale>) -> State {
+    micros.parse().map_or(State::Unused, |micros| State::Bucket(Tat { micros, fraction: 0, reach: 0, scale }))
 }
 
 fn parse(body: &str) -> Option<State> {
     let (kind, fields) = body.split_at_checked(1)?;
     if kind == "b" {
-        return Some(bucket(fields));
+        let (micros, unit) = fields.split_once(',').unwrap_or((fields, ""));
+        return Some(bucket(micros, unit.parse().ok().and_then(|unit| Scale::new(1, unit))));
     }
     // The first field is the expiry, readable without the limit; for a fractional bucket it is the microsecond after
     // it.
@@ -45,7 +50,8 @@ fn parse(body: &str) -> Option<State> {
             let micros = expiry.parse::<u64>().ok()?.checked_sub(1)?;
             let fraction = number()?;
             let reach = number().map_or(0, |log2| u8::try_from(log2).unwrap_or(0).min(52));
-            State::Bucket(Tat { micros, fraction, reach })
+            let scale = number().zip(number()).and_then(|(k, unit)| Scale::new(k, unit));
+            State::Bucket(Tat { micros, fraction, reach, scale })
         }
         "w" => State::Window(WindowCount { start: Timestamp::from_micros(number()?), count: number()? }),
         "s" => State::Sliding(SlidingCounts {
@@ -77,12 +83,18 @@ mod tests {
     #[test]
     fn a_bundle_gives_each_counter_its_own_state() {
         let name = |text: &str| Name::from_slice(text.as_bytes());
-        let tat = |micros, fraction| State::Bucket(Tat { micros, fraction, reach: 0 });
+        let tat = |micros, fraction| State::Bucket(Tat { micros, fraction, reach: 0, scale: None });
         let alone = Some(b"1700000017123457601".as_slice());
         assert_eq!(state(alone, &name("601")), tat(1_700_000_017_123_457, 0));
         assert_eq!(state(alone, &name("602")), State::Unused);
         let several = Some(b";601:f1701,5;AAAAAAAAAAA:w9,7,3;BBBBBBBBBBB:l9,1,2,3,4".as_slice());
         assert_eq!(state(several, &name("601")), tat(1_700, 5));
+        let scaled = Some(b";601:b1700000017123457,600000;602:f1701,5,0,7,60000000".as_slice());
+        let with = |micros, fraction, k, unit| {
+            State::Bucket(Tat { micros, fraction, reach: 0, scale: Scale::new(k, unit) })
+        };
+        assert_eq!(state(scaled, &name("601")), with(1_700_000_017_123_457, 0, 1, 600_000));
+        assert_eq!(state(scaled, &name("602")), with(1_700, 5, 7, 60_000_000));
         let window = WindowCount { start: Timestamp::from_micros(7), count: 3 };
         assert_eq!(state(several, &name("AAAAAAAAAAA")), State::Window(window));
         let State::Log(log) = state(several, &name("BBBBBBBBBBB")) else { panic!("a log") };

@@ -77,12 +77,14 @@ pub(super) async fn charge_probe(
     slot: Option<u16>,
 ) -> redis::RedisResult<()> {
     let key = probe_key(slot);
-    // One bucket named 000: the server's time, bundle 1, a cost of 1 µs of a second. It expires within a moment.
+    // One bucket named 000, without a short form: the server's time, bundle 1, a cost of 1 µs of a second, 1 µs per unit.
+    // It expires within a moment.
     let mut ask = (-1.0_f64).to_le_bytes().to_vec();
     ask.extend_from_slice(&1_u16.to_le_bytes());
-    ask.extend_from_slice(b"\x01;000:\0");
-    ask.extend_from_slice(&1.0_f64.to_le_bytes());
-    ask.extend_from_slice(&1_000_000.0_f64.to_le_bytes());
+    ask.extend_from_slice(b"\x01;000:\0\0");
+    for number in [1.0_f64, 1_000_000.0, 1.0] {
+        ask.extend_from_slice(&number.to_le_bytes());
+    }
     let script = &scripts.buckets;
     for (word, text) in [("EVALSHA", script.sha.as_str()), ("EVAL", script.text)] {
         let mut call = redis::cmd(word);

@@ -26,6 +26,7 @@ pub(super) struct Scripts {
 macro_rules! script {
     ($body:literal) => {
         Lua::new(concat!(
+            include_str!("lua/scale.lua"),
             include_str!("lua/read.lua"),
             include_str!("lua/decode.lua"),
             include_str!("lua/wide.lua"),
@@ -41,7 +42,11 @@ macro_rules! script {
 impl Scripts {
     pub(super) fn new() -> Self {
         Self {
-            buckets: Lua::new(include_str!("lua/buckets.lua")),
+            buckets: Lua::new(concat!(
+                include_str!("lua/one_bucket.lua"),
+                include_str!("lua/scale.lua"),
+                include_str!("lua/buckets.lua"),
+            )),
             charge: script!("lua/charge.lua"),
             debit: script!("lua/debit.lua"),
             undo: script!("lua/undo.lua"),

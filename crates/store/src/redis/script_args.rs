@@ -3,6 +3,7 @@
 //! `lua/read.lua` and `lua/decode.lua` describe the layout. One number per argument was rejected: reading twenty
 //! arguments costs Redis more than deciding on them.
 
+use super::compact;
 use super::key_encoding::Name;
 use super::shard_request::{ShardCharge, ShardRequest};
 use tollgate_core::{Cost, Limit, LimitParams, Period, TimeDelta, Timestamp};
@@ -122,11 +123,16 @@ impl ScriptArgs {
             self.body.push(b';');
             self.body.extend_from_slice(&request.counters[want.counter].1);
             self.body.extend_from_slice(b":\0");
+            let LimitParams::Bucket { unit, max_ahead, .. } = want.limit.params() else { continue };
+            let short = compact::prefix(&request.counters[want.counter].1, unit).unwrap_or_default();
+            self.body.extend_from_slice(short.as_bytes());
+            self.body.push(0);
             let (_, [cost, capacity, ..]) = numbers(&want.limit, want.cost, want.phase);
-            self.number(cost);
-            self.number(capacity);
+            for number in [cost, capacity, unit] {
+                self.number(number);
+            }
             if !are_usual {
-                self.max_ahead(&want.limit);
+                self.number(max_ahead);
             }
         }
     }
@@ -169,7 +175,7 @@ impl ScriptArgs {
                     self.number(border.as_micros());
                 }
             }
-            (_, 1 | 2) => self.max_ahead(&want.limit),
+            (_, 1 | 2) => self.bucket(&want.limit),
             (_, PERMITS) => {
                 self.body.extend_from_slice(format!("{:x}\0", want.permit.0).as_bytes());
             }
@@ -180,11 +186,12 @@ impl ScriptArgs {
         }
     }
 
-    /// Appends the longest time that a bucket's state may be ahead; negative if the state says so.
-    fn max_ahead(&mut self, limit: &Limit) {
-        if let LimitParams::Bucket { max_ahead: furthest, reach, .. } = limit.params() {
+    /// Appends the longest time that a bucket's state may be ahead, negative if the state says so, and the time of a unit.
+    fn bucket(&mut self, limit: &Limit) {
+        if let LimitParams::Bucket { max_ahead: furthest, unit, reach, .. } = limit.params() {
             let furthest = if reach > 0 { -double(furthest) } else { double(furthest) };
             self.body.extend_from_slice(&furthest.to_le_bytes());
+            self.number(unit);
         }
     }
 

@@ -16,6 +16,7 @@ mod proxy;
 mod records;
 mod refusals;
 mod return_units;
+mod scales;
 mod sentinel;
 mod servers;
 mod tls;

@@ -1,20 +1,34 @@
-//! Names the environment variable behind an invalid value: clap blames the flag, which nobody wrote.
+//! Parses the command line; names the environment variable behind an invalid value, because clap blames the flag, which
+//! nobody wrote.
 
 use super::Cli;
 use clap::error::{ContextKind, ContextValue, Error};
-use clap::{Command, CommandFactory, Parser};
+use clap::parser::ValueSource;
+use clap::{Command, CommandFactory, FromArgMatches};
 use std::ffi::OsString;
 
 /// Parses the command line, or prints what is wrong with it and ends the process.
 pub(crate) fn parse() -> Cli {
     let args: Vec<OsString> = std::env::args_os().collect();
-    Cli::try_parse_from(&args).unwrap_or_else(|error| {
+    try_parse(&args).unwrap_or_else(|error| {
         let _ = error.print();
         if let Some(variable) = variable(&error, &args) {
             eprintln!("\nThe value is from the environment variable {variable}.");
         }
         std::process::exit(error.exit_code())
     })
+}
+
+fn try_parse(args: &[OsString]) -> Result<Cli, Error> {
+    let matches = Cli::command().try_get_matches_from(args)?;
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    if let (super::Command::Explain(flags), Some(own)) =
+        (&mut cli.command, matches.subcommand_matches("explain"))
+    {
+        // A variable names the server of all commands; only the flag says that this one is meant.
+        flags.names_server = own.value_source("admin") == Some(ValueSource::CommandLine);
+    }
+    Ok(cli)
 }
 
 /// Returns the variable that an invalid value comes from, if it is from one.

@@ -3,6 +3,7 @@
 pub(crate) mod access;
 pub(crate) mod caller;
 pub(crate) mod emergency;
+pub(crate) mod explain;
 pub(crate) mod generate;
 pub(crate) mod quota;
 pub(crate) mod rule_export;

@@ -115,6 +115,9 @@ pub(crate) fn run(flags: &RulesFlags) -> anyhow::Result<ExitCode> {
 
 fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<Value>> {
     let sources = rule_sources::read(paths)?;
+    for path in rule_sources::ignored(paths) {
+        eprintln!("tollgate: note: {}", rule_sources::ignored_text(&path));
+    }
     Ok(sources.into_iter().map(|source| json!({"name": source.name, "text": source.text})).collect())
 }
 

@@ -37,6 +37,19 @@ struct FileState {
     last_good: LastGood,
     /// Files that wait for confirmation.
     refused: Option<RefusedFiles>,
+    /// What the directories of rules contain besides them, as far as the log has it.
+    ignored: BTreeSet<PathBuf>,
+}
+
+impl FileState {
+    /// Logs what is not read, once: a rule file with another ending would limit nobody.
+    fn log_ignored(&mut self, paths: &[PathBuf]) {
+        let ignored: BTreeSet<PathBuf> = rule_sources::ignored(paths).into_iter().collect();
+        for path in ignored.difference(&self.ignored) {
+            tracing::info!("{}", rule_sources::ignored_text(path));
+        }
+        self.ignored = ignored;
+    }
 }
 
 impl RuleFiles {
@@ -55,13 +68,15 @@ impl RuleFiles {
             Some(InsteadOfFiles::Refused(refused)) => Some(refused),
             Some(InsteadOfFiles::Broken(_)) | None => None,
         };
+        let mut state = FileState { seen, last_good, refused, ignored: BTreeSet::new() };
+        state.log_ignored(&config.rules);
         Arc::new(Self {
             config: config.clone(),
             limiter: Arc::clone(limiter),
             status: Arc::clone(status),
             rule_manager,
             guard,
-            state: Mutex::new(FileState { seen, last_good, refused }),
+            state: Mutex::new(state),
         })
     }
 
@@ -77,6 +92,7 @@ impl RuleFiles {
     pub(crate) fn reload_if_changed(&self, why: ReloadCause) {
         let seen = rule_sources::load(&self.config.rules);
         let mut state = self.state();
+        state.log_ignored(&self.config.rules);
         if why == ReloadCause::Signal || state.seen != seen {
             state.seen.clone_from(&seen);
             let confirmed = match why {

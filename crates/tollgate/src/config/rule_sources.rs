@@ -13,6 +13,38 @@ fn sample() -> Source {
     Source { name: "sample rules".to_owned(), text: SAMPLE.to_owned() }
 }
 
+/// What a file of a directory is, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FileKind {
+    Rules,
+    /// Tests of `tollgate test`, which stand beside the rules that they test.
+    Tests,
+    /// Hidden: of a ConfigMap (`..data`) or an editor.
+    Hidden,
+    Other,
+}
+
+impl FileKind {
+    fn from_name(name: &str) -> Self {
+        let name = name.to_ascii_lowercase();
+        let stem = [".yaml", ".yml", ".json"].iter().find_map(|end| name.strip_suffix(end));
+        match stem {
+            _ if name.starts_with('.') => Self::Hidden,
+            Some(stem) if stem.ends_with(".test") => Self::Tests,
+            Some(_) => Self::Rules,
+            None => Self::Other,
+        }
+    }
+
+    fn from_path(path: &Path) -> Self {
+        match path.file_name().map(|name| Self::from_name(&name.to_string_lossy())) {
+            // Not a file, whatever it is called.
+            Some(Self::Rules | Self::Tests) if !path.is_file() => Self::Other,
+            kind => kind.unwrap_or(Self::Hidden),
+        }
+    }
+}
+
 /// Returns the rule files at these paths; those of a directory sorted by name.
 pub(crate) fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
@@ -22,27 +54,43 @@ pub(crate) fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             files.push(path.clone());
             continue;
         }
-        let before = files.len();
-        let entries = std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
-        for entry in entries {
-            let file = entry.with_context(|| format!("cannot read {}", path.display()))?.path();
-            if is_rule_file(&file) {
-                files.push(file);
-            }
+        let own = entries(path, FileKind::Rules)?;
+        if own.is_empty() {
+            bail!("no .yaml or .yml rule file in {}, nor a .json one", path.display());
         }
-        if files.len() == before {
-            bail!("no .yaml or .yml rule file in {}", path.display());
-        }
-        files[before..].sort();
+        files.extend(own);
     }
     Ok(files)
 }
 
-/// Returns whether this is a regular file with a YAML name. Hidden files belong to a ConfigMap (`..data`) or an editor.
-fn is_rule_file(file: &Path) -> bool {
-    let hidden = file.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'));
-    let yaml = file.extension().is_some_and(|end| end == "yaml" || end == "yml");
-    yaml && !hidden && file.is_file()
+/// Returns what these directories contain besides rules and their tests, and nobody reads: a misspelled name shows.
+pub(crate) fn ignored(paths: &[PathBuf]) -> Vec<PathBuf> {
+    let others = paths.iter().filter(|path| path.is_dir()).map(|path| entries(path, FileKind::Other));
+    others.flat_map(Result::unwrap_or_default).collect()
+}
+
+/// Tells that a file of a directory of rules is not read.
+pub(crate) fn ignored_text(path: &Path) -> String {
+    let why = if path.is_dir() {
+        "directories within a directory of rules are not searched"
+    } else {
+        "rule files are called *.yaml, *.yml or *.json"
+    };
+    format!("{} is not read; {why}", path.display())
+}
+
+/// Returns the entries of a directory that are of this kind, sorted by name.
+fn entries(directory: &Path, kind: FileKind) -> anyhow::Result<Vec<PathBuf>> {
+    let cannot = || format!("cannot read {}", directory.display());
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).with_context(cannot)? {
+        let path = entry.with_context(cannot)?.path();
+        if FileKind::from_path(&path) == kind {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// Reads the rule files at these paths.
@@ -81,4 +129,30 @@ pub(crate) fn file_stamps(paths: &[PathBuf]) -> FileStamps {
         (target, size, changed)
     };
     FileStamps(files(paths).unwrap_or_default().into_iter().map(look).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_told_apart_by_their_names() {
+        for (name, kind) in [
+            ("a.yaml", FileKind::Rules),
+            ("a.YML", FileKind::Rules),
+            ("a.json", FileKind::Rules),
+            ("test.yaml", FileKind::Rules),
+            ("a.test.yaml", FileKind::Tests),
+            ("a.test.yml", FileKind::Tests),
+            ("a.test.json", FileKind::Tests),
+            (".a.yaml", FileKind::Hidden),
+            ("..data", FileKind::Hidden),
+            ("a.yaml.bak", FileKind::Other),
+            ("a.yaml~", FileKind::Other),
+            ("yaml", FileKind::Other),
+            ("a.toml", FileKind::Other),
+        ] {
+            assert_eq!(FileKind::from_name(name), kind, "{name}");
+        }
+    }
 }

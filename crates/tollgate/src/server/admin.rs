@@ -21,12 +21,17 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tollgate_admin::{
-    AdminState, AdminTls, AuthMode, FailedAuthThrottle, LogLevels, NodeCache, Sessions, UsageReader,
+    AdminState, AdminTls, AuthMode, ExplainFuture, ExplainQuery, Explainer, FailedAuthThrottle, LogLevels,
+    NodeCache, Sessions, UsageReader,
 };
 use tollgate_control::{ControlPlane, DenialCounts, Role, RuleManager, SyncConfig};
-use tollgate_core::SystemClock;
+use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::{CounterSharing, Limiter};
+use tollgate_http::identity::IdentityConfig;
+use tollgate_http::problem::Problem;
 use tollgate_observe::{MetricsWriter, ProcessStatus};
+use tollgate_rules::{Options, Ruleset};
+use tollgate_server::http;
 
 /// Default address of the admin listener.
 const ADMIN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8082));
@@ -48,6 +53,9 @@ pub(crate) struct AdminServer {
     listener: Option<TcpListener>,
     tls: Option<AdminTls>,
     roles: BTreeMap<String, Role>,
+    /// Options that rules are compiled with.
+    rule_options: Options,
+    identity: IdentityConfig,
     /// The accepted rule files, and why they are active instead of the files; none while published rules are active.
     pub(crate) start: Option<(LastGood, Option<InsteadOfFiles>)>,
 }
@@ -117,6 +125,7 @@ impl AdminServer {
         let (rule_manager, snapshot, roles) =
             (rule_manager.transpose()?, config.snapshot.clone(), settings.roles.clone());
         let (denials, history_days) = (Arc::default(), config.history_days);
+        let (rule_options, identity) = (config.rule_options(), config.identity.clone());
         Ok(Self {
             control,
             rule_manager,
@@ -126,6 +135,8 @@ impl AdminServer {
             listener,
             tls,
             roles,
+            rule_options,
+            identity,
             start: started,
         })
     }
@@ -222,6 +233,11 @@ impl AdminServer {
             AuthMode::TokenRequired
         };
         let usage = Arc::clone(&limiter) as Arc<dyn UsageReader>;
+        let explainer = Arc::new(RequestExplainer {
+            limiter: Arc::clone(&limiter),
+            options: self.rule_options,
+            identity: self.identity,
+        }) as Arc<dyn Explainer>;
         let rules = Box::new(move || limiter.rules());
         let admin = AdminState {
             control: self.control,
@@ -229,6 +245,7 @@ impl AdminServer {
             rules,
             rule_files,
             usage,
+            explainer,
             status: Arc::clone(status) as _,
             log,
             auth_mode,
@@ -241,6 +258,37 @@ impl AdminServer {
         let slots = open_files::budget().port(tollgate_admin::port_limits(open_files::guaranteed()));
         let serving = Some(tokio::spawn(tollgate_admin::serve(listener, self.tls, admin, slots, drain)));
         Ok(RunningAdmin { sync: following, serving, heartbeat: telling, history: recording })
+    }
+}
+
+/// Explains requests with what this process decides them by.
+struct RequestExplainer {
+    limiter: Arc<Limiter<Store>>,
+    options: Options,
+    identity: IdentityConfig,
+}
+
+impl Explainer for RequestExplainer {
+    fn explain<'a>(&'a self, of: &'a ExplainQuery, draft: Option<&'a Arc<Ruleset>>) -> ExplainFuture<'a> {
+        of.explain(&self.limiter, draft)
+    }
+
+    fn options(&self) -> Options {
+        self.options
+    }
+
+    fn identify(
+        &self,
+        rules: &Ruleset,
+        domain: Option<&str>,
+        head: &[u8],
+    ) -> Result<(Vec<(String, String)>, IpAddr), Problem> {
+        let domain = match domain {
+            Some(name) => rules.domain(name),
+            None => rules.domains().next(),
+        };
+        let caller = http::identify_head(&self.identity, domain, head, SystemClock::new().now())?;
+        Ok((caller.attributes, caller.address))
     }
 }
 

@@ -1,45 +1,5 @@
--- The usual requests: nothing but buckets in whole microseconds, all required, all of one tenant's bundle, all taken from.
--- The same steps as `step.lua`'s first, without the tables that the others need: those cost more than deciding.
---
--- ARGV[1]: time (double; -1 for the server's own), then a request after another: its bundle (uint16), how many buckets
--- (uint8), and of each its name as it stands in the bundle (";601:", zero-terminated), cost and capacity (doubles). A bucket
--- may be ahead by twice its capacity; where 128 is added to how many there are, each says by how much (another double).
--- Answers like `charge.lua`.
-local decode, sub, number, text = struct.unpack, string.sub, tonumber, string.format
-local ask = ARGV[1]
-local now, b, n, name, cost, capacity = decode('<dHBsdd', ask)
-local fresh = 0
-if now < 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
-else
-  fresh = 600000
-end
-
-local value
-if not KEYS[2] then
-  value = redis.call('GET', KEYS[1])
-  if (#ask == 33 or n == 129 and #ask == 41) and (not value or #value == 19 and sub(value, 17) == sub(name, 2, 4)) then
-    -- One request of one bucket that is alone in its bundle, by a name of three digits. Nothing is simpler or more usual.
-    local tat = now
-    if value then
-      tat = number(sub(value, 1, 16))
-    end
-    -- What is no instant is reported below.
-    if tat and tat >= 1e15 and tat <= now + (n == 1 and capacity + capacity or decode('<d', ask, 34)) then
-      local next = (tat > now and tat or now) + cost
-      if next > now + capacity then
-        return { value, now, '0' }
-      end
-      local life = (next - now) / 1000
-      life = life + (life / 16 + 100) * (now % 1000) / 1000 + fresh
-      redis.call('SET', KEYS[1], text('%d%s', next, sub(name, 2, 4)), 'PX', life - life % 1 + 1)
-      return { value, now, '1' }
-    end
-  end
-end
-
-local find, byte, rep = string.find, string.byte, string.rep
+-- Every other request of nothing but buckets: see `one_bucket.lua`.
+local byte, rep = string.byte, string.rep
 local kept = { value }
 if KEYS[2] then
   kept = redis.call('MGET', unpack(KEYS))
@@ -61,71 +21,86 @@ local function instant_of(text, b)
   end
   return tat
 end
-local at = 9
+at = 9
 local answers, values, ends = '', {}, {}
 while at <= #ask do
   b, n, at = decode('<HB', ask, at)
-  local each, form = 3, n == 4 and '<sddsddsddsdd' or n == 1 and '<sdd' or nil
+  local each, form = 5, n == 4 and '<ssdddssdddssdddssddd' or n == 1 and '<ssddd' or nil
   if n > 128 then
-    n, each = n - 128, 4
+    n, each = n - 128, 6
   end
-  local of = { decode(form or '<' .. rep(each == 3 and 'sdd' or 'sddd', n), ask, at) }
+  local of = { decode(form or '<' .. rep(each == 5 and 'ssddd' or 'ssdddd', n), ask, at) }
   at = of[each * n + 1]
   value = values[b] or kept[b] or ''
-  local alone = nil
+  local alone = 0
   if kept[b] == '' then
     damaged(b, 'an empty text')
   end
-  if value ~= '' and byte(value) ~= 59 then
-    -- A whole number: one bucket alone.
-    if #value ~= 19 then
+  if n == 1 and #value == 20 and sub(value, 1, 5) == of[2] and not find(value, '%D', 6) then
+    alone, value = number(sub(value, 6)) + 1600000000000000, ''
+  elseif value ~= '' and byte(value) ~= 59 then
+    -- A whole number: one bucket alone, in the short form, or without a scale as former versions wrote it.
+    local whose, tat, time = expand(value)
+    if whose then
+      value = text(';%s:b%d,%d', whose, tat, time)
+    elseif #value == 19 then
+      value = text(';%s:b%d', sub(value, 17), instant_of(sub(value, 1, 16), b))
+    else
       damaged(b, 'not the text of a bundle')
     end
-    instant_of(sub(value, 1, 16), b)
-    name = ';' .. sub(value, 17) .. ':'
-    if n == 1 and name == of[1] then
-      alone, value = number(sub(value, 1, 16)), ''
-    else
-      value = name .. 'b' .. sub(value, 1, 16)
-    end
   end
-  local refused, mended, others_far, known, latest = false, false, false, 0, now
+  local refused, mended, known, latest = false, false, 0, now
   -- Made at its size: a table that grows costs more than what it holds.
-  local after = { of[1], 0, of[1], 0, of[1], 0, of[1], 0 }
+  local after = { of[1], 0, 0, of[1], 0, 0, of[1], 0, 0, of[1], 0, 0 }
+  local texts = { '', '', '', '' }
   for i = 1, n do
     local j = each * (i - 1)
-    name, cost, capacity = of[j + 1], of[j + 2], of[j + 3]
-    local furthest = each == 4 and of[j + 4] or capacity + capacity
-    local tat, bound = alone or 0, furthest
+    name, cost, capacity, unit = of[j + 1], of[j + 3], of[j + 4], of[j + 5]
+    local furthest = each == 6 and of[j + 6] or capacity + capacity
+    local tat, bound = alone, furthest
     local first, last = find(value, name, 1, true)
+    texts[i] = ''
     if first then
+      local stop = (find(value, ';', last, true) or #value + 1) - 1
+      local k, one, f, reach = 0, 0, 0, 0
       if byte(value, last + 1) == 98 then
-        tat, last = instant_of(sub(value, last + 2, last + 17), b), last + 17
-      else
-        -- Of another rate or algorithm.
-        local stop = (find(value, ';', last, true) or #value + 1) - 1
-        tat = 0
-        if byte(value, last + 1) == 102 then
-          -- One that may be further ahead says so, as log2.
-          local instant, reach = value:match('^(%d+),%d+,?(%d*)', last + 2)
-          if not instant then
+        tat = instant_of(sub(value, last + 2, last + 17), b)
+        if stop > last + 17 then
+          k, one = 1, number(value:match('^,(%d+)$', last + 18) or value:match('^,(%d+);', last + 18))
+          if not one then
             damaged(b, 'a field that is no count')
           end
-          tat = number(instant) - 1
-          if reach ~= '' and 2 ^ reach > bound then
-            bound = 2 ^ reach
-          end
-        elseif not find(value, '^[klpsw]%d', last + 1) then
-          damaged(b, 'an unknown kind')
         end
-        last = stop
+      elseif byte(value, last + 1) == 102 then
+        -- Of another rate: with a fraction, or of one that may be further ahead and says so, as log2.
+        local instant, part, far, parts, time = value:match('^(%d+),(%d+),?(%d*),?(%d*),?(%d*)', last + 2)
+        if not instant then
+          damaged(b, 'a field that is no count')
+        end
+        tat, f, reach = number(instant) - 1, number(part), number(far) or 0
+        k, one = number(parts) or 0, number(time) or 0
+      elseif not find(value, '^[klpsw]%d', last + 1) then
+        damaged(b, 'an unknown kind')
       end
-      known = known + last - first + 1
+      if reach > 0 and 2 ^ reach > bound then
+        bound = 2 ^ reach
+      end
+      texts[i] = sub(value, first, stop)
+      known = known + stop - first + 1
+      if k > 0 and one > 0 and k <= 1099511627776 and one <= 1125899906842624 and (k ~= 1 or one ~= unit) then
+        -- Of another scale: the units stay, as in `step.lua`.
+        f = f < k and f or k - 1
+        if tat > now + bound or tat == now + bound and f > 0 then
+          tat, f, mended = now + bound, 0, true
+          texts[i] = text('%sf%d,0,%d,%d,%d', name, tat + 1, reach, k, one)
+        end
+        tat = (tat > now or tat == now and f > 0) and now + convert(tat - now, f, k, one, 1, unit, true) or 0
+        bound = tat
+      end
     end
     if tat > now + bound then
       tat, mended = now + furthest, true
-    elseif tat > now + furthest then
-      others_far = true
+      texts[i] = text('%sb%d,%d', name, tat, unit)
     end
     local next = (tat > now and tat or now) + cost
     if next > now + capacity then
@@ -134,18 +109,17 @@ while at <= #ask do
     if next > latest then
       latest = next
     end
-    after[2 * i - 1], after[2 * i], of[j + 3] = name, next, tat
+    after[3 * i - 2], after[3 * i - 1], after[3 * i] = name, next, unit
   end
   answers = answers .. (refused and '0' or '1')
-  -- What another has counted further ahead than these may be is not rewritten, not even to mend the rest.
-  if not refused or mended and not others_far then
+  -- A state that a clock which went back had left ahead is mended also where nothing is taken; the others stay.
+  if not refused or mended then
     local others = ''
     if refused then
       latest = now
       for i = 1, n do
-        local tat = of[each * i - each + 3]
-        after[2 * i] = tat
-        latest = tat > latest and tat or latest
+        local instant = number(texts[i]:match(':%a(%d+)')) or 0
+        latest = instant > latest and instant or latest
       end
     end
     if known ~= #value then
@@ -169,11 +143,13 @@ while at <= #ask do
         damaged(b, 'not the text of a bundle')
       end
     end
-    if n == 1 and others == '' and #of[1] == 5 then
-      values[b] = text('%d%s', after[2], sub(of[1], 2, 4))
+    if refused then
+      values[b] = table.concat(texts, '', 1, n) .. others
+    elseif n == 1 and others == '' and of[2] ~= '' and after[2] >= 1600000000000000 and after[2] < 2600000000000000 then
+      values[b] = text('%s%015d', of[2], after[2] - 1600000000000000)
     else
-      local form = n == 4 and '%sb%d%sb%d%sb%d%sb%d' or rep('%sb%d', n)
-      values[b] = text(form, unpack(after, 1, 2 * n)) .. others
+      local form = n == 4 and '%sb%d,%d%sb%d,%d%sb%d,%d%sb%d,%d' or rep('%sb%d,%d', n)
+      values[b] = text(form, unpack(after, 1, 3 * n)) .. others
     end
     ends[b] = latest
   end

@@ -2,10 +2,10 @@
 -- loss, as used up at that moment. It recovers from there as its limit does. `data_loss.rs` assumes the same.
 local function assume(ago, state, op, b, c, d, e, extra)
   local lost = now - ago
-  if state and (type(state) == 'table' and state[2] or state) > lost then
+  if state and ends(state) > lost then
     return state
   end
-  if type(extra) == 'table' and lost < extra[1] then
+  if (op == 5 or op == 6) and lost < extra[1] then
     -- Two windows ago or more: it no longer matters.
     return state
   end

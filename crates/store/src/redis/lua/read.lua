@@ -5,8 +5,10 @@
 --             counters    uint16   then for each: its bundle (uint16, from 1), its name (zero-terminated)
 --             then what the script itself reads, from `at` on
 --
--- A bundle is the text that docs/internals/redis-format.md describes. A counter's state is false (unused), a number (a bucket's TAT in
--- whole microseconds), or a table: its kind, the instant of its expiry, its fields. States are never changed in place.
+-- A bundle is the text that docs/internals/redis-format.md describes. A counter's state is false (unused), a number (a bucket's
+-- TAT in whole microseconds, of an unknown scale), or a table: its kind, the instant of its expiry, its fields. Of a bucket these
+-- are the microsecond after its TAT, the fraction, the reach, and the scale (0 and 0 if that is unknown). States are never
+-- changed in place.
 local decode, floor, number, text = struct.unpack, math.floor, tonumber, string.format
 local ask = ARGV[1]
 local now, counters, at = decode('<dH', ask)
@@ -47,15 +49,20 @@ local function split(value, b)
       for name, kind, first, rest in value:gmatch(';([^:;]+):([bfklpsw])(%d+)([^;]*)') do
         read = read + #name + #first + #rest + 3
         local instant = number(first)
-        if instant >= 9e15 or kind == 'b' and (instant < 1e15 or rest ~= '') then
+        if instant >= 9e15 or kind == 'b' and (instant < 1e15 or rest ~= '' and not rest:find('^,%d+$')) then
           damaged(b, 'an instant out of range')
         end
-        found[name] = kind == 'b' and instant or kind .. first .. rest
+        found[name] = kind == 'b' and rest == '' and instant or kind .. first .. rest
       end
     elseif #value == 19 then
       local tat = number(value:sub(1, 16))
       if tat and tat >= 1e15 and tat < 9e15 then
         found[value:sub(17)], read = tat, 19
+      end
+    else
+      local name, tat, unit = expand(value)
+      if name then
+        found[name], read = { 'f', tat + 1, 0, 0, 1, unit }, 20
       end
     end
     if read == 0 or read ~= #value then
@@ -78,7 +85,25 @@ local function parse(body, b)
     end
     state[n + 1] = read
   end
+  if kind == 'b' then
+    state = { 'f', state[2] + 1, 0, 0, 1, state[3] }
+  elseif kind == 'f' then
+    state[3], state[4] = state[3] or 0, state[4] or 0
+  end
+  if state[1] == 'f' then
+    local k, unit = state[5] or 0, state[6] or 0
+    local known = k > 0 and k <= 1099511627776 and unit > 0 and unit <= 1125899906842624
+    state[5], state[6] = known and k or 0, known and unit or 0
+  end
   return state
+end
+
+-- The microsecond from which a state is as good as none.
+local function ends(state)
+  if type(state) ~= 'table' then
+    return state
+  end
+  return state[1] == 'f' and state[3] == 0 and state[2] - 1 or state[2]
 end
 
 local entries, owner, names, states, changed = {}, {}, {}, {}, {}

@@ -23,38 +23,108 @@ end
 
 -- How far ahead of now a bucket may be, the log2 that its state says of it (0 for nothing), and how far ahead this state
 -- may be: another limit that may be further ahead has said so in it.
-local function reaches(state, extra)
+local function reaches(state, furthest)
   local own, bound = 0, nil
-  if extra < 0 then
-    extra = -extra
-    local _, log2 = math.frexp(extra)
+  if furthest < 0 then
+    furthest = -furthest
+    local _, log2 = math.frexp(furthest)
     own = log2
   end
   local reach = state and type(state) == 'table' and state[1] == 'f' and state[4] or 0
-  bound = reach ~= 0 and reach ~= own and 2 ^ reach or extra
-  return extra, own, bound > extra and bound or extra, reach
+  bound = reach ~= 0 and reach ~= own and 2 ^ reach or furthest
+  return furthest, own, bound > furthest and bound or furthest, reach
 end
 
--- The state of a bucket that is full at m + f / e.
-local function bucket(m, f, furthest, own, reach)
+-- The state of a bucket that is full at m + f / k.
+local function bucket(m, f, furthest, own, reach, k, unit)
   if m > now + furthest and reach > own then
     own = reach
   end
-  return (f > 0 or own > 0) and { 'f', m + 1, f, own } or m
+  return { 'f', m + 1, f, own, k, unit }
+end
+
+-- A bucket whose state another scale wrote, as `other_scale.rs` steps it: the units stay. Returns nil if nothing is owed.
+local function other_scale(verb, state, a, b, c, d, k, extra)
+  local m, f, reach, k1, one = state[2] - 1, state[3], state[4], state[5], state[6]
+  local furthest, own, unit = extra[1], 0, extra[2]
+  if furthest < 0 then
+    furthest = -furthest
+    local _, log2 = math.frexp(furthest)
+    own = log2
+  end
+  if f >= k1 then
+    f = k1 - 1
+  end
+  local bound = reach ~= 0 and 2 ^ reach > furthest and 2 ^ reach or furthest
+  local ahead = m > now + bound or m == now + bound and f > 0
+  local mended = nil
+  if ahead then
+    m, f = now + bound, 0
+    mended = { 'f', m + 1, 0, reach, k1, one }
+  elseif m < now or m == now and f == 0 then
+    return nil
+  end
+  m = m - now
+  if verb == 0 then
+    return true, mended, ahead
+  elseif verb == 2 then
+    local back, part = m, f
+    if a < furthest or a == furthest and c == 0 then
+      back, part = convert(a, c, k, unit, k1, one, false)
+    end
+    m, f = m - back, f - part
+    if f < 0 then
+      m, f = m - 1, f + k1
+    end
+    if m < 0 then
+      m, f = 0, 0
+    end
+    return true, { 'f', now + m + 1, f, reach, k1, one }, ahead
+  end
+  local owed, part = convert(m, f, k1, one, k, unit, true)
+  m, f = owed + a, part + c
+  if f >= k then
+    m, f = m + 1, f - k
+  end
+  if verb == 1 then
+    if m > b or m == b and f > d then
+      return false, mended, ahead
+    end
+    return true, { 'f', now + m + 1, f, own, k, unit }, false
+  end
+  local most, rest = b + b, d + d
+  if rest >= k then
+    most, rest = most + 1, rest - k
+  end
+  if m > most or m == most and f > rest then
+    m, f = most, rest
+  end
+  if m < owed or m == owed and f <= part then
+    return true, nil, false
+  end
+  return true, { 'f', now + m + 1, f, own, k, unit }, false
 end
 
 local function step(op, verb, state, a, b, c, d, e, extra)
+  if (op == 1 or op == 2) and state and type(state) == 'table' then
+    if state[1] ~= 'f' then
+      state = false
+    elseif state[5] ~= 0 and (state[5] ~= e or state[6] ~= extra[2]) then
+      local fits, next, ahead = other_scale(verb, state, a, b, c, d, e, extra)
+      if fits ~= nil then
+        return fits, next, ahead
+      end
+      state = false
+    end
+  end
+
   if op == 1 then
-    -- A bucket in whole microseconds: a the cost, b the capacity; `extra` how far ahead it may be.
+    -- A bucket in whole microseconds: a the cost, b the capacity; `extra` how far ahead it may be, and the time of a unit.
     local tat = 0
     if state then
-      if type(state) == 'number' then
-        tat = state
-      elseif state[1] == 'f' then
-        tat = state[2] - 1
-      end
+      tat = type(state) == 'number' and state or state[2] - 1
     end
-    local furthest, own, bound, reach = reaches(state, extra)
+    local furthest, own, bound, reach = reaches(state, extra[1])
     local ahead = tat > now + bound
     local next = tat
     if ahead then
@@ -73,28 +143,31 @@ local function step(op, verb, state, a, b, c, d, e, extra)
       local most = base + a < now + b + b and base + a or now + b + b
       next = base > most and base or most
     end
-    return fits, next ~= tat and bucket(next, 0, furthest, own, reach) or nil, ahead
+    return fits, next ~= tat and bucket(next, 0, furthest, own, reach, 1, extra[2]) or nil, ahead
   end
 
   if op == 2 then
-    -- A bucket in fractions of 1/e: a and c the cost, b and d the capacity; `extra` how far ahead it may be.
+    -- A bucket in fractions of 1/e: a and c the cost, b and d the capacity; `extra` as above.
     local m, f = 0, 0
     if state then
       if type(state) == 'number' then
         m = state
-      elseif state[1] == 'f' then
+      else
         m, f = state[2] - 1, state[3]
         if f >= e then
           f = e - 1
         end
       end
     end
-    local furthest, own, bound, reach = reaches(state, extra)
+    local furthest, own, bound, reach = reaches(state, extra[1])
+    local function full_at(micros, fraction)
+      return bucket(micros, fraction, furthest, own, reach, e, extra[2])
+    end
     local ahead = m > now + bound or m == now + bound and f > 0
     if ahead then
       m, f = now + furthest, 0
     end
-    local mended = ahead and bucket(m, 0, furthest, own, reach) or nil
+    local mended = ahead and full_at(m, 0) or nil
     if verb == 0 then
       return true, mended, ahead
     end
@@ -103,13 +176,13 @@ local function step(op, verb, state, a, b, c, d, e, extra)
     end
     if verb == 2 then
       if m < now + a or m == now + a and f <= c then
-        return true, bucket(now, 0, furthest, own, reach)
+        return true, full_at(now, 0)
       end
       m, f = m - a, f - c
       if f < 0 then
         m, f = m - 1, f + e
       end
-      return true, bucket(m, f, furthest, own, reach)
+      return true, full_at(m, f)
     end
     local before, part = m, f
     m, f = m + a, f + c
@@ -132,7 +205,7 @@ local function step(op, verb, state, a, b, c, d, e, extra)
         m, f = before, part
       end
     end
-    return true, bucket(m, f, furthest, own, reach)
+    return true, full_at(m, f)
   end
 
   if op >= 3 and op <= 6 then

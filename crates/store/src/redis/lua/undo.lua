@@ -60,7 +60,7 @@ end
 -- What has no time left is not kept.
 local function same(one, other)
   if not one and other then
-    return (type(other) == 'table' and other[2] or other) <= taken
+    return ends(other) <= taken
   end
   if type(one) ~= 'table' or type(other) ~= 'table' then
     return one == other

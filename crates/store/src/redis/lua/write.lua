@@ -3,8 +3,13 @@
 local function join(name, state)
   local kind = state[1]
   if kind == 'f' then
-    local reach = state[4] or 0
-    return text(reach > 0 and ';%s:f%d,%d,%d' or ';%s:f%d,%d', name, state[2], state[3], reach)
+    local tat = state[2] - 1
+    if state[3] == 0 and state[4] == 0 and state[5] == 1 and tat >= 1e15 and tat < 9e15 then
+      return text(';%s:b%d,%d', name, tat, state[6])
+    elseif state[5] == 0 then
+      return text(state[4] > 0 and ';%s:f%d,%d,%d' or ';%s:f%d,%d', name, state[2], state[3], state[4])
+    end
+    return text(';%s:f%d,%d,%d,%d,%d', name, state[2], state[3], state[4], state[5], state[6])
   elseif kind == 'w' then
     return text(';%s:w%d,%d,%d', name, state[2], state[3], state[4])
   elseif kind == 's' then
@@ -25,12 +30,7 @@ for b in pairs(changed) do
   local texts, n, latest, only = {}, 0, now, nil
   for name, state in pairs(found) do
     local kind = type(state)
-    local expires = state
-    if kind == 'table' then
-      expires = state[2]
-    elseif kind == 'string' then
-      expires = number(state:match('%d+'))
-    end
+    local expires = kind == 'string' and number(state:match('%d+')) or ends(state)
     if expires > now then
       n, only = n + 1, name
       if expires > latest then
@@ -51,13 +51,14 @@ for b in pairs(changed) do
     redis.call('DEL', KEYS[b])
   else
     local value
-    local state = n == 1 and #only == 3 and found[only]
-    if type(state) == 'number' and state >= 1e15 and state < 9e15 then
-      -- One bucket alone, by a name of three digits: a whole number, which costs the server no memory of its own.
-      value = text('%d%s', state, only)
-    else
-      value = table.concat(texts)
+    local state = n == 1 and found[only]
+    if type(state) == 'string' and state:byte() == 98 then
+      state = parse(state, b)
     end
+    if type(state) == 'table' and state[1] == 'f' and state[3] == 0 and state[4] == 0 and state[5] == 1 then
+      value = shrink(only, state[2] - 1, state[6])
+    end
+    value = value or table.concat(texts)
     local life = floor((latest - now) / 1000) + 1
     redis.call('SET', KEYS[b], value, 'PX', life + fresh + floor((life / 16 + 100) * (now % 1000) / 1000))
   end

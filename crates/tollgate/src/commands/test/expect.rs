@@ -14,6 +14,8 @@ pub(crate) struct Actual {
     pub(crate) warned_by: Option<String>,
     pub(crate) delay_ms: u64,
     pub(crate) retry_after_ms: Option<u64>,
+    /// What each counter held, one line each, for a step that fails.
+    pub(crate) counters: Vec<String>,
 }
 
 #[derive(Debug, Default)]

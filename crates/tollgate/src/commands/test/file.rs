@@ -1,7 +1,8 @@
-//! Test file format: one case, or a list of them.
+//! Test file format: one case, or a list of them. Steps know their line, which failures name.
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::Spanned;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -46,19 +47,28 @@ pub(crate) struct Case {
     pub(crate) start: u64,
     pub(crate) error: Option<String>,
     #[serde(default)]
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<Spanned<Step>>,
 }
 
-/// Step: one request and its expected result.
+/// Step: one request, or the end of a reservation, and its expected result.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Step {
+    /// Time by which the clock advances before the request, each time that it is sent.
     pub(crate) advance: Option<Advance>,
     pub(crate) domain: Option<String>,
     pub(crate) hits: Option<u32>,
     pub(crate) descriptors: Option<Vec<StepDescriptor>>,
     pub(crate) attributes: Option<BTreeMap<String, Scalar>>,
     pub(crate) cost: Option<u64>,
+    /// Reserve the request's cost under this name, instead of charging it for good.
+    pub(crate) reserve: Option<Scalar>,
+    /// Time to settle or cancel the reservation.
+    pub(crate) deadline_ms: Option<u64>,
+    /// Settle the reservation of this name with `cost`.
+    pub(crate) settle: Option<Scalar>,
+    /// Cancel the reservation of this name.
+    pub(crate) cancel: Option<Scalar>,
     /// Number of times the request is sent; the expectation applies to the last.
     pub(crate) repeat: Option<u32>,
     #[serde(default)]

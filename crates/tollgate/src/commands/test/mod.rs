@@ -10,7 +10,9 @@ mod runner;
 use crate::cli::output::{BAD, GOOD, ignore_closed, paint};
 use crate::cli::{TestFlags, print, print_line};
 use crate::yaml_file;
+use runner::Failure;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -37,6 +39,8 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
         *if outcome.is_ok() { &mut passed } else { &mut failed } += 1;
         Ok(())
     };
+    // Cases of one file usually share their rules: what is wrong with those is told once.
+    let mut told_rules: BTreeMap<String, String> = BTreeMap::new();
     for path in &flags.files {
         // An unreadable file fails like a case, so that the other files are still run and counted.
         let cases = match read(path) {
@@ -48,7 +52,18 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
         };
         for (number, case) in cases.into_iter().enumerate() {
             let name = case.name.clone().unwrap_or_else(|| format!("case {}", number + 1));
-            report(path, &name, runner::run(&case, path.parent().unwrap_or(Path::new(""))))?;
+            let outcome = runner::run(&case, path).map_err(|failure| match failure {
+                Failure::Case(difference) => difference,
+                Failure::Rules(error) => match told_rules.get(&error) {
+                    Some(first) => format!("the rules cannot be used; see `{first}`, which has the same"),
+                    None => {
+                        let difference = format!("the rules cannot be used\n{error}");
+                        told_rules.insert(error, name.clone());
+                        difference
+                    }
+                },
+            });
+            report(path, &name, outcome)?;
         }
     }
     if json {

@@ -1,0 +1,247 @@
+//! A request is explained by a running server before it is made, over HTTP and by the command line: on the published
+//! rules, quotas, measures and counters, or on a draft. Nothing is charged by it.
+
+#[path = "../../control/tests/databases/mod.rs"]
+mod databases;
+mod harness;
+
+use databases::Place;
+use harness::{Operator, Redis, Run};
+use serde_json::{Value, json};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: api_key
+    name: per-key
+    limit: 40/hour
+    algorithm: fixed_window
+    tiers: {pro: 60/hour}
+    descriptors:
+      - {key: endpoint, value: POST /login, name: logins, limit: 2 per 3650d, algorithm: fixed_window}
+  - {key: endpoint, name: each, limit: 3 per 3650d, shadow: true, algorithm: fixed_window}
+  - {key: tenant, name: tenants, limit: 9/hour}
+";
+
+const KEY: &str = "sk_live_0123456789";
+
+fn rule<'v>(told: &'v Value, name: &str) -> &'v Value {
+    let rules = told["rules"].as_array().expect("rules");
+    rules.iter().find(|rule| rule["rule"] == name).unwrap_or_else(|| panic!("no {name} in {told:#}"))
+}
+
+fn explain(node: &Operator, sent: &Value) -> Value {
+    node.post("/admin/v1/explain", sent)
+}
+
+fn foretells(node: &Operator) {
+    let attributes = json!({"api_key": KEY, "endpoint": "POST /login"});
+    let sent = json!({"attributes": attributes});
+    let told = explain(node, &sent);
+    assert_eq!(
+        (&told["outcome"]["verdict"], &told["explained_by"]),
+        (&json!("allow"), &json!("active")),
+        "{told:#}"
+    );
+    assert_eq!(node.passes(&attributes), 2);
+    for _ in 0..5 {
+        let told = explain(node, &sent);
+        let outcome = &told["outcome"];
+        assert_eq!((&outcome["verdict"], &outcome["rule"]), (&json!("deny"), &json!("logins")), "{told:#}");
+        assert!(outcome["retry_after_ms"].as_u64().is_some_and(|wait| wait > 3_600_000), "{outcome}");
+        let logins = &rule(&told, "logins")["charged"][0];
+        assert_eq!((&logins["used"], &logins["remaining"]), (&json!(2), &json!(0)), "{logins}");
+        assert_eq!((&logins["answer"], &logins["source"]), (&json!("denies"), &json!("rule")));
+        let per_key = &rule(&told, "per-key")["charged"][0];
+        assert_eq!(
+            (&per_key["used"], &per_key["remaining"]),
+            (&json!(2), &json!(38)),
+            "charges nothing: {per_key}"
+        );
+        assert_eq!(per_key["answer"], "fits");
+        let each = &rule(&told, "each")["charged"][0];
+        assert_eq!(
+            (&each["role"], &each["used"], &each["enforced"]),
+            (&json!("shadow"), &json!(3), &json!(false)),
+            "{each}"
+        );
+        assert_eq!(rule(&told, "tenants")["finding"], "no_match");
+        assert_eq!(rule(&told, "tenants")["clauses"][0]["answer"], "the request has no `tenant`");
+        assert!(!told.to_string().contains(KEY), "the key is masked: {told:#}");
+    }
+    let usage = node.get(&format!("/admin/v1/usage/{KEY}"));
+    assert_eq!(usage["limits"][0]["used"], 2, "{usage}");
+
+    // A real caller: its tier, its own limit, its grant.
+    node.ask("PUT", &format!("/admin/v1/quotas/{KEY}"), &json!({"tier": "pro", "reason": "test"}));
+    let told = harness::eventually("the quota", || {
+        let told = explain(node, &json!({"attributes": {"api_key": KEY}}));
+        (told["tier"] == "pro").then_some(told)
+    });
+    assert_eq!(told["tier_source"], "quota");
+    let per_key = &rule(&told, "per-key")["charged"][0];
+    assert_eq!(
+        (&per_key["source"], &per_key["count"], &per_key["used"]),
+        (&json!("tier"), &json!(60), &json!(2)),
+        "{per_key}"
+    );
+    let grant = json!({"units": 3, "rule": "logins", "reason": "test"});
+    node.post(&format!("/admin/v1/usage/{KEY}/grant"), &grant);
+    let told = harness::eventually("the grant", || {
+        let told = explain(node, &sent);
+        (told["outcome"]["origin"] == "grant").then_some(told)
+    });
+    assert_eq!(
+        (&told["outcome"]["verdict"], &told["grants"][0]["remaining"]),
+        (&json!("allow"), &json!(3)),
+        "{told:#}"
+    );
+    assert_eq!(rule(&told, "logins")["charged"][0]["granted"], true);
+
+    // What operators decide in an emergency.
+    let id = node.declare("block", "api_key", KEY);
+    let told = harness::eventually("the block", || {
+        let told = explain(node, &sent);
+        (told["outcome"]["origin"] == "emergency").then_some(told)
+    });
+    assert_eq!(told["outcome"]["verdict"], "deny");
+    assert_eq!(rule(&told, "per-key")["charged"][0]["answer"], "not_asked");
+    assert_eq!(rule(&told, "per-key")["charged"][0]["measure"], format!("emergency:{id}"), "{told:#}");
+}
+
+#[test]
+fn a_server_foretells_its_decisions() {
+    let place = Place::new();
+    foretells(&Operator::start(RULES, &place.sqlite("explain"), &[]));
+}
+
+#[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
+fn a_server_over_redis_foretells_its_decisions_and_writes_nothing() {
+    let (place, redis) = (Place::new(), Redis::start());
+    let flags = ["--store", &redis.url(), "--store-deadline-ms", "10000"];
+    let node = Operator::start(RULES, &place.sqlite("explain"), &flags);
+    let rules = "domain: r\ndescriptors:\n  - {key: k, limit: 5/hour}\n  - {key: k, value: x, limit: 5/hour, algorithm: sliding_log}\n";
+    let sent = json!({"domain": "r", "attributes": {"k": "fresh-value"}, "files": [{"name": "r.yaml", "text": rules}]});
+    assert_eq!(explain(&node, &sent)["outcome"]["verdict"], "allow");
+    let keys = redis.said(&["keys", "tg1:*"]);
+    assert!(!keys.contains("fresh-value"), "nothing is written: {keys}");
+    foretells(&node);
+}
+
+#[test]
+fn a_draft_is_explained_with_its_differences() {
+    let place = Place::new();
+    let node = Operator::start(RULES, &place.sqlite("explain"), &[]);
+    let attributes = json!({"api_key": KEY, "endpoint": "POST /login"});
+    assert_eq!(node.passes(&attributes), 2);
+    let draft = RULES
+        .replace("limit: 2 per 3650d", "limit: 4 per 3650d")
+        .replace("key: tenant", "key: endpoint, value: POST /login");
+    let files = json!([{"name": "rules.yaml", "text": draft}]);
+    let told = explain(&node, &json!({"attributes": attributes, "files": files}));
+    assert_eq!(
+        (&told["explained_by"], &told["outcome"]["verdict"]),
+        (&json!("draft"), &json!("allow")),
+        "{told:#}"
+    );
+    assert_eq!(
+        (&told["active_outcome"]["verdict"], &told["active_outcome"]["rule"]),
+        (&json!("deny"), &json!("logins"))
+    );
+    let changed: Vec<&Value> =
+        told["changes"].as_array().expect("changes").iter().map(|one| &one["rule"]).collect();
+    assert_eq!(changed, ["each", "logins", "tenants"], "{:#}", told["changes"]);
+    assert_eq!(rule(&told, "logins")["charged"][0]["used"], 2, "on the live counters");
+    assert_eq!(node.passes(&attributes), 0, "the active rules are as they were");
+
+    for (sent, status, says) in [
+        (json!({}), 400, "write `attributes`, `descriptors` or `request`, one of them"),
+        (json!({"attributes": {}, "descriptors": []}), 400, "one of them"),
+        (json!({"attributes": {"k": 5}}), 400, "attributes.k"),
+        (json!({"attributes": {}, "costs": 5}), 400, "costs"),
+        (json!({"attributes": {"k": "v".repeat(9_000)}}), 400, "at most 8192 bytes"),
+        (json!({"descriptors": vec![json!({"entries": [["a", "b"]]}); 65]}), 400, "at most 64"),
+        (json!({"attributes": {}, "files": [{"name": "a.yaml", "text": "domain: ["}]}), 422, "a.yaml:2:1"),
+    ] {
+        let answer = node.ask("POST", "/admin/v1/explain", &sent);
+        assert_eq!(answer.status, status, "{}", answer.text());
+        assert!(answer.text().contains(says), "`{says}` is not in {}", answer.text());
+    }
+    let told = explain(&node, &json!({"descriptors": [{"entries": [["tenant", "t"]], "hits": 4}]}));
+    assert_eq!(
+        (&rule(&told, "tenants")["finding"], &rule(&told, "per-key")["finding"]),
+        (&json!("limited"), &json!("no_match"))
+    );
+    assert_eq!(rule(&told, "tenants")["charged"][0]["cost"], 4);
+    let head = json!({"method": "POST", "target": "/login?x=1", "peer": "192.0.2.7", "headers": [["X-API-Key", KEY]]});
+    let told = explain(&node, &json!({"request": head}));
+    assert_eq!(
+        (&told["attributes"]["endpoint"], &told["outcome"]["rule"]),
+        (&json!("POST /login"), &json!("logins")),
+        "{told:#}"
+    );
+    assert!(!told.to_string().contains(KEY), "masked: {told:#}");
+    let told = explain(&node, &json!({"domain": "nowhere", "attributes": {}}));
+    assert_eq!((&told["rules"], &told["outcome"]["origin"]), (&json!([]), &json!("unmatched")));
+}
+
+#[test]
+fn the_command_line_explains_by_a_server_or_by_files() {
+    let place = Place::new();
+    let node = Operator::start(RULES, &place.sqlite("explain"), &[]);
+    let ended = |run: &Run, code: i32| assert_eq!(run.code, Some(code), "out: {}\nerr: {}", run.out, run.err);
+    let says = |run: &Run, parts: &[&str]| {
+        for part in parts {
+            assert!(run.out.contains(part), "`{part}` is not in\n{}", run.out);
+        }
+    };
+    let request = ["--attr", &format!("api_key={KEY}"), "--attr", "endpoint=POST /login"];
+    let explain = |more: &[&str]| node.run(&[&["explain"], &request[..], more].concat());
+    assert_eq!(node.passes(&json!({"api_key": KEY, "endpoint": "POST /login"})), 2);
+    let told = explain(&[]);
+    ended(&told, 0);
+    says(
+        &told,
+        &[
+            "It would be denied by `logins`; it passes in ",
+            "domain d: 3 of 4 rules match\n",
+            "fixed_window 40/1h by the rule: 2 used, 38 left; 1 fits\n",
+            "by the rule: 2 used, 0 left; denies 1 for ",
+            "in shadow mode\n",
+            "tenants (",
+            "  no   tenant: the request has no `tenant`\n",
+        ],
+    );
+    assert!(!told.out.contains(KEY), "{}", told.out);
+    let json = explain(&["--json"]);
+    ended(&json, 0);
+    let json: Value = serde_json::from_str(&json.out).expect("JSON");
+    assert_eq!(json["outcome"]["rule"], "logins");
+
+    // The variable of the server does not make an offline explanation one of the server; the flag does.
+    let path = node.rules.write("draft.yaml", RULES.replace("limit: 2 per 3650d", "limit: 7 per 3650d"));
+    let path = path.to_str().expect("a plain path");
+    let offline = explain(&["--rules", path]);
+    ended(&offline, 0);
+    says(&offline, &["domain d: 3 of 4 rules match\n", "counter "]);
+    assert!(!offline.out.contains("It would be"), "{}", offline.out);
+    let url = format!("http://{}", node.admin);
+    let draft = explain(&["--rules", path, "--admin", &url, "--cost", "5"]);
+    ended(&draft, 0);
+    says(
+        &draft,
+        &[
+            "It would be allowed",
+            "By the active rules: It would be denied by `logins`; it can never pass",
+            "  logins: fixed_window 2/3650d -> fixed_window 7/3650d\n",
+            "2 used, 5 left; 5 fits",
+        ],
+    );
+    let wrong = explain(&["--rules", path, "--cost", "5"]);
+    ended(&wrong, 1);
+    assert!(wrong.err.contains("--cost is for a server"), "{}", wrong.err);
+    let wrong = explain(&["--profile", "envoy"]);
+    ended(&wrong, 1);
+    assert!(wrong.err.contains("--profile is for rule files"), "{}", wrong.err);
+}
