@@ -8,8 +8,8 @@
 //! Literal path segments take precedence over parameters: an API key that is literally `by-id` is written `by%2Did`.
 
 use crate::api::{
-    audit, decision_export, decisions, emergency, explain, health, history, log_level, openapi, quota_bulk,
-    quotas, rule_files, rule_tree, rules, stats, tokens, usage,
+    audit, consumption, decision_export, decisions, emergency, explain, health, history, log_level, openapi,
+    quota_bulk, quotas, rule_files, rule_tree, rules, stats, tokens, usage,
 };
 use crate::auth::{reject_cross_site, session};
 use crate::conn::listener;
@@ -63,6 +63,7 @@ pub(crate) fn api() -> OpenApiRouter<Arc<AdminState>> {
         .merge(usage::routes())
         .merge(emergency::routes())
         .merge(audit::routes())
+        .merge(consumption::routes())
         .merge(log_level::routes())
         .merge(openapi::routes())
         .merge(health::routes())

@@ -14,7 +14,7 @@ use crate::rules::revision::PublishedRules;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, Notify, watch};
-use tollgate_core::Clock;
+use tollgate_core::{Clock, Timestamp};
 use tollgate_engine::ActiveMeasures;
 
 /// The control-plane database, and the state that this node has replicated from it.
@@ -240,6 +240,12 @@ impl ControlPlane {
     /// Closes the database connections.
     pub async fn close(&self) {
         self.db.close().await;
+    }
+
+    /// Returns the current time.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 
     pub(crate) fn now_seconds(&self) -> i64 {

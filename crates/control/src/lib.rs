@@ -8,6 +8,7 @@
 //! | `db`, `error` | both databases, their schema, and write transactions: one revision and one audit entry each |
 //! | `audit` | the audit log of operator changes, as a hash chain that reveals tampering |
 //! | `auth` | tokens and their verification; API keys, stored as keyed hashes |
+//! | `billing` | consumption of billed rules by caller, by hour and month |
 //! | `grant` | extra units for single callers, once |
 //! | `quota` | quotas of callers: records, lists, imports; [`QuotaTable`], all of them in memory |
 //! | `emergency` | emergency measures |
@@ -20,6 +21,7 @@
 
 mod audit;
 mod auth;
+mod billing;
 mod control_plane;
 mod db;
 mod emergency;
@@ -38,6 +40,11 @@ pub use auth::key_hash::{CallerRef, KeyHash, KeyHasher};
 pub use auth::principal::{Principal, Role};
 pub use auth::tokens::{NewToken, Token};
 pub use auth::verify::{TokenCheck, UnverifiedToken};
+pub use billing::delivery::Delivery;
+pub use billing::ledger::DisplayCaller;
+pub use billing::read::{ConsumptionFilter, ConsumptionPage};
+pub use billing::row::{ConsumptionCursor, ConsumptionRow, Granularity};
+pub use billing::run::{Billing, BillingRetention, BillingStats};
 pub use control_plane::{ChangeEvent, ControlPlane};
 pub use db::time::rfc3339;
 pub use db::transaction::{Actor, Precondition};

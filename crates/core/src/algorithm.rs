@@ -3,6 +3,7 @@
 pub(crate) mod bucket;
 pub(crate) mod concurrency;
 pub(crate) mod fixed_window;
+pub(crate) mod refill_steps;
 pub(crate) mod sliding_log;
 pub(crate) mod sliding_window;
 pub(crate) mod strict_window;
@@ -63,6 +64,12 @@ impl Algorithm {
     #[must_use]
     pub const fn has_burst(self) -> bool {
         matches!(self, Self::Gcra | Self::TokenBucket | Self::LeakyBucket)
+    }
+
+    /// Returns whether the algorithm supports `refill_interval`.
+    #[must_use]
+    pub const fn has_refill_interval(self) -> bool {
+        matches!(self, Self::TokenBucket)
     }
 
     /// Returns whether windows start at the same instant for all keys unless they are jittered.

@@ -51,6 +51,29 @@ impl Scope {
         Self { id: stable_hash_of(&label), label, group: stable_hash_of(group), shared }
     }
 
+    /// Returns the beginning of labels and groups whose counters a store with this name keeps. No other label begins so,
+    /// as long as names of domains are escaped.
+    ///
+    /// ```
+    /// use tollgate_core::Scope;
+    /// let group = format!("{}api|user", Scope::store_prefix("eu"));
+    /// let scope = Scope::in_group(format!("{group}|gcra|1s"), &group);
+    /// assert_eq!((scope.store(), scope.sibling("|escrow").store()), (Some("eu"), Some("eu")));
+    /// assert_eq!(Scope::new("api|user").store(), None);
+    /// ```
+    #[must_use]
+    pub fn store_prefix(store: &str) -> String {
+        format!("{STORE_MARK}{store}|")
+    }
+
+    /// Returns the name of the store that keeps the counters of this scope; `None` for the default store. It is part of
+    /// the label, so whatever keeps a label (a lease, a reservation of another node) has it.
+    #[must_use]
+    #[inline]
+    pub fn store(&self) -> Option<&str> {
+        self.label.strip_prefix(STORE_MARK).and_then(|rest| rest.split_once('|')).map(|(store, _)| store)
+    }
+
     /// Returns a scope of the same group with a longer label, for data that a store keeps about this scope's counters.
     ///
     /// ```
@@ -110,6 +133,9 @@ impl Scope {
         &self.label
     }
 }
+
+/// What a label begins with whose counters a named store keeps: not what an escaped character begins with.
+const STORE_MARK: &str = "%@";
 
 fn stable_hash_of(name: &str) -> u64 {
     let mut hasher = StableHasher::default();

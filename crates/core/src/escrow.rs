@@ -87,6 +87,8 @@ impl Limit {
         match self.shape {
             Shape::Bucket(bucket) => matches!(bucket.shaping, Shaping::Police),
             Shape::Fixed(Counting::Admitted) | Shape::Sliding | Shape::Strict(_) => true,
+            // A unit's slot of time is no longer its own: all units of an interval come back together.
+            Shape::Stepped(..) => false,
             Shape::Blocked | Shape::Fixed(Counting::Attempts) | Shape::Log(_) | Shape::Permits => false,
         }
     }

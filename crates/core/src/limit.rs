@@ -8,6 +8,7 @@ use crate::algorithm::Algorithm;
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::concurrency::PermitId;
 use crate::algorithm::fixed_window::{Counting, WindowCount};
+use crate::algorithm::refill_steps::RefillSteps;
 use crate::algorithm::sliding_window::window_start;
 use crate::algorithm::strict_window::Slots;
 use crate::cost::Cost;
@@ -24,6 +25,8 @@ pub(crate) enum Shape {
     /// A bucket with zero capacity.
     Blocked,
     Bucket(Bucket),
+    /// A bucket that is refilled at intervals.
+    Stepped(Bucket, RefillSteps),
     Fixed(Counting),
     Sliding,
     Strict(Slots),
@@ -39,6 +42,7 @@ pub struct Limit {
     pub(crate) rate: Rate,
     pub(crate) capacity: u64,
     pub(crate) jitter: bool,
+    pub(crate) refill_interval: Option<TimeDelta>,
     pub(crate) shape: Shape,
     /// Packing of the state into a word, computed once because every charge needs it.
     pub(crate) packed: Option<Packed>,
@@ -69,6 +73,21 @@ impl Limit {
         self.jitter
     }
 
+    /// Returns the interval at which a token bucket is refilled; `None` if it is refilled continuously.
+    #[must_use]
+    pub const fn refill_interval(&self) -> Option<TimeDelta> {
+        self.refill_interval
+    }
+
+    /// Returns the instant at which a bucket's arithmetic takes place for a charge at `now` (shifted by the key's phase):
+    /// the end of the refill interval, or `now` for every other limit.
+    pub(crate) fn bucket_time(&self, now: Timestamp) -> Timestamp {
+        match self.shape {
+            Shape::Stepped(_, steps) => steps.end(now),
+            _ => now,
+        }
+    }
+
     /// Returns whether denied requests count too, as in the Envoy service.
     #[must_use]
     pub fn counts_denied(&self) -> bool {
@@ -82,7 +101,8 @@ impl Limit {
         if !self.jitter {
             return TimeDelta::ZERO;
         }
-        TimeDelta::from_micros(stable_hash % self.rate.period.length().as_micros())
+        let length = self.refill_interval.unwrap_or_else(|| self.rate.period.length());
+        TimeDelta::from_micros(stable_hash % length.as_micros())
     }
 
     /// Charges `cost` at `now`.
@@ -118,6 +138,9 @@ impl Limit {
         match self.shape {
             Shape::Blocked => self.blocked(cost),
             Shape::Bucket(bucket) => bucket.step_tat(state.bucket(), now, cost),
+            Shape::Stepped(bucket, steps) => {
+                steps.seen_at(now, bucket.step_tat(state.bucket(), steps.end(now), cost))
+            }
             Shape::Fixed(counting) => {
                 let window = state.window();
                 let bounds = self.window_of(window, self.window_at(now));
@@ -147,6 +170,7 @@ impl Limit {
         match self.shape {
             Shape::Blocked => {}
             Shape::Bucket(bucket) => bucket.debit_tat(state.bucket(), now, units),
+            Shape::Stepped(bucket, steps) => bucket.debit_tat(state.bucket(), steps.end(now), units),
             Shape::Fixed(counting) => {
                 let window = state.window();
                 let bounds = self.window_of(window, self.window_at(now));
@@ -175,7 +199,7 @@ impl Limit {
         matches!(
             (state, self.shape),
             (State::Unused, _)
-                | (State::Bucket(_), Shape::Bucket(_))
+                | (State::Bucket(_), Shape::Bucket(_) | Shape::Stepped(..))
                 | (State::Window(_), Shape::Fixed(_))
                 | (State::Sliding(_), Shape::Sliding)
                 | (State::Strict(_), Shape::Strict(_))
@@ -198,6 +222,7 @@ impl Limit {
     pub fn expires(&self, state: &State) -> Timestamp {
         let period = self.rate.period.length();
         match (state, self.shape) {
+            (State::Bucket(tat), Shape::Stepped(_, steps)) => steps.expires(Bucket::full_at(*tat)),
             (State::Bucket(tat), _) => Timestamp::from_micros(Bucket::full_at(*tat)),
             (State::Window(window), Shape::Fixed(_)) => self.window_at(window.start).1,
             (State::Sliding(counts), _) => counts.start + period + period,
@@ -254,6 +279,9 @@ impl fmt::Display for Limit {
         write!(f, "{} {}", self.algorithm, self.rate)?;
         if self.algorithm.has_burst() && self.capacity != self.rate.count {
             write!(f, " burst {}", self.capacity)?;
+        }
+        if let Some(interval) = self.refill_interval {
+            write!(f, " refilled every {interval}")?;
         }
         Ok(())
     }

@@ -12,7 +12,8 @@ use crate::time::Timestamp;
 pub enum LimitParams {
     /// A bucket with zero capacity.
     Blocked,
-    /// A bucket: time in units of 1/k of a microsecond, and how many of these replenish one unit of cost.
+    /// A bucket: time in units of 1/k of a microsecond, and how many of these replenish one unit of cost. With a
+    /// [`Limit::refill_interval`], it is stepped at the end of the interval that contains now.
     Bucket {
         /// Units of time per microsecond.
         k: u64,
@@ -59,7 +60,7 @@ impl Limit {
     #[must_use]
     pub fn refill_cost(&self) -> u64 {
         match &self.shape {
-            Shape::Bucket(bucket) => bucket.refill_cost(),
+            Shape::Bucket(bucket) | Shape::Stepped(bucket, _) => bucket.refill_cost(),
             _ => 2 * self.capacity,
         }
     }
@@ -77,7 +78,7 @@ impl Limit {
     pub const fn params(&self) -> LimitParams {
         match self.shape {
             Shape::Blocked => LimitParams::Blocked,
-            Shape::Bucket(bucket) => {
+            Shape::Bucket(bucket) | Shape::Stepped(bucket, _) => {
                 let Bucket { k, interval, unit, max_ahead, reach, .. } = bucket;
                 LimitParams::Bucket { k, interval, unit, max_ahead, reach }
             }

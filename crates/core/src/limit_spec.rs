@@ -7,6 +7,7 @@ use crate::algorithm::Algorithm;
 use crate::algorithm::bucket::{Bucket, Shaping, Sharing};
 use crate::algorithm::concurrency::Permits;
 use crate::algorithm::fixed_window::Counting;
+use crate::algorithm::refill_steps::RefillSteps;
 use crate::algorithm::sliding_log::AdmissionLog;
 use crate::algorithm::strict_window::Slots;
 use crate::limit::{Limit, Shape};
@@ -35,6 +36,8 @@ pub struct LimitSpec {
     pub slots: Option<u64>,
     /// Jitter: each key's windows start at a different instant.
     pub jitter: bool,
+    /// Token bucket only: its units are added together at the start of each interval of this length, not continuously.
+    pub refill_interval: Option<TimeDelta>,
     /// Fixed window only: also counts denied requests, as the Envoy service does.
     pub count_denied: bool,
     /// Bucket algorithms only: limits with other periods may charge the same counter, because the caller states the
@@ -54,6 +57,7 @@ impl LimitSpec {
             delay: false,
             slots: None,
             jitter: false,
+            refill_interval: None,
             count_denied: false,
             any_period: false,
         }
@@ -87,6 +91,28 @@ impl LimitSpec {
         self
     }
 
+    /// Refills a token bucket at intervals: a share of the rate at the start of each, counted from the Unix epoch.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, State, TimeDelta, Timestamp, Verdict, nonzero};
+    /// // Ten tokens every ten seconds.
+    /// let limit = LimitSpec::new(Algorithm::TokenBucket, Rate::per_minute(nonzero!(60)))
+    ///     .burst(20)
+    ///     .refill_interval(TimeDelta::from_secs(10))
+    ///     .build()?;
+    /// let (mut state, now) = (State::default(), Timestamp::from_secs(1_003));
+    /// assert!(limit.step(&mut state, now, Cost::new(20)).verdict.is_allowed());
+    /// let denied = limit.step(&mut state, now, Cost::ONE);
+    /// assert_eq!(denied.verdict, Verdict::Denied { retry_after: Some(TimeDelta::from_secs(7)) });
+    /// assert_eq!(limit.step(&mut state, Timestamp::from_secs(1_010), Cost::PEEK).remaining, 10);
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn refill_interval(mut self, interval: TimeDelta) -> Self {
+        self.refill_interval = Some(interval);
+        self
+    }
+
     /// Makes a fixed window count denied requests.
     #[must_use]
     pub fn count_denied(mut self) -> Self {
@@ -117,7 +143,17 @@ impl LimitSpec {
     /// # Errors
     /// A [`LimitError`] that names the invalid option.
     pub fn build(self) -> Result<Limit, LimitError> {
-        let LimitSpec { algorithm, rate, burst, delay, slots, jitter, count_denied, any_period } = self;
+        let LimitSpec {
+            algorithm,
+            rate,
+            burst,
+            delay,
+            slots,
+            jitter,
+            refill_interval,
+            count_denied,
+            any_period,
+        } = self;
         let length = rate.period.length();
         if rate.count > Rate::MAX_COUNT || burst.is_some_and(|burst| burst > Rate::MAX_COUNT) {
             return Err(LimitError::TooMany);
@@ -132,7 +168,15 @@ impl LimitSpec {
         if burst.is_some() && !algorithm.has_burst() {
             return Err(LimitError::NoBurst(algorithm));
         }
-        if jitter && (calendar || !algorithm.has_windows()) {
+        if let Some(interval) = refill_interval {
+            if !algorithm.has_refill_interval() {
+                return Err(LimitError::RefillIntervalNeedsTokenBucket(algorithm));
+            }
+            if interval < Period::MIN_LENGTH || interval > Period::MAX_LENGTH {
+                return Err(LimitError::RefillInterval(interval));
+            }
+        }
+        if jitter && (calendar || !algorithm.has_windows() && refill_interval.is_none()) {
             return Err(LimitError::NoJitter(algorithm));
         }
         if delay && algorithm != Algorithm::LeakyBucket {
@@ -156,7 +200,11 @@ impl LimitSpec {
                     let shaping = if delay { Shaping::Delay } else { Shaping::Police };
                     let sharing = if any_period { Sharing::AnyPeriod } else { Sharing::SamePeriod };
                     let bucket = Bucket::new(rate.count, length, capacity, shaping, sharing);
-                    Shape::Bucket(bucket.ok_or(LimitError::TooSlow)?)
+                    let bucket = bucket.ok_or(LimitError::TooSlow)?;
+                    match refill_interval {
+                        Some(interval) => Shape::Stepped(bucket, RefillSteps::new(interval)),
+                        None => Shape::Bucket(bucket),
+                    }
                 }
             }
             Algorithm::FixedWindow if count_denied => Shape::Fixed(Counting::Attempts),
@@ -178,7 +226,7 @@ impl LimitSpec {
             }
             Algorithm::Concurrency => Shape::Permits,
         };
-        let limit = Limit { algorithm, rate, capacity, jitter, shape, packed: None };
+        let limit = Limit { algorithm, rate, capacity, jitter, refill_interval, shape, packed: None };
         Ok(Limit { packed: limit.packing(), ..limit })
     }
 }
@@ -310,8 +358,13 @@ impl Limit {
                 _ => None,
             },
             jitter: self.jitter,
+            refill_interval: self.refill_interval,
             count_denied: self.counts_denied(),
-            any_period: matches!(self.shape, Shape::Bucket(Bucket { sharing: Sharing::AnyPeriod, .. })),
+            any_period: matches!(
+                self.shape,
+                Shape::Bucket(Bucket { sharing: Sharing::AnyPeriod, .. })
+                    | Shape::Stepped(Bucket { sharing: Sharing::AnyPeriod, .. }, _)
+            ),
         }
     }
 }
@@ -336,9 +389,17 @@ pub enum LimitError {
     NoBurst(Algorithm),
     /// Jitter with an algorithm that has no windows.
     #[error(
-        "`jitter` has no meaning for {0} here; it shifts the windows of fixed, sliding and strict windows"
+        "`jitter` has no meaning for {0} here; it shifts the windows of fixed, sliding and strict windows, and the refills of a token_bucket with `refill_interval`"
     )]
     NoJitter(Algorithm),
+    /// A refill interval with an algorithm that has no tokens.
+    #[error(
+        "only token_bucket refills at intervals, not {0}; write token_bucket or leave `refill_interval` out"
+    )]
+    RefillIntervalNeedsTokenBucket(Algorithm),
+    /// A refill interval out of range.
+    #[error("a refill interval of {0} is out of range; write one from 1ms to 10 years")]
+    RefillInterval(TimeDelta),
     /// Delays with an algorithm that has no queue.
     #[error("only leaky_bucket can delay, not {0}; leave `algorithm` out or write leaky_bucket")]
     DelayNeedsLeakyBucket(Algorithm),

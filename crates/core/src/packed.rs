@@ -89,6 +89,12 @@ impl Tag {
         u8::try_from(share).unwrap_or(u8::MAX)
     }
 
+    /// Returns the tag and the mark of words that a bucket with this code writes.
+    pub(crate) const fn layout_of(code: ScaleCode) -> u16 {
+        let bits = code.bits();
+        bits >> 6 << 8 | (Self::BUCKET as u16) << 6 | bits & 63
+    }
+
     /// Returns the tag and the mark beside it as one number; see [`Packed::layout`].
     #[must_use]
     pub const fn layout(self, mark: u8) -> u16 {
@@ -119,9 +125,8 @@ impl Limit {
         let tag = match self.shape {
             Shape::Blocked => Tag::new(Tag::BUCKET, 0),
             Shape::Bucket(bucket) => {
-                let layout = bucket_layout(bucket.code);
-                let tag = Tag(layout as u8);
-                return bucket.is_narrow().then_some(Packed { tag, layout });
+                let layout = bucket.layout;
+                return bucket.is_narrow().then_some(Packed { tag: Tag(layout as u8), layout });
             }
             Shape::Fixed(counting) => {
                 let u = self.unit_bits();
@@ -132,7 +137,8 @@ impl Limit {
                 let u = self.unit_bits();
                 (2 * self.capacity() <= mask((FRACTION_BITS + u) / 2)).then(|| Tag::new(Tag::SLIDING, u))?
             }
-            Shape::Strict(_) | Shape::Log(_) | Shape::Permits => return None,
+            // How used a word's bucket is could not be read without its interval.
+            Shape::Stepped(..) | Shape::Strict(_) | Shape::Log(_) | Shape::Permits => return None,
         };
         Some(Packed { tag, layout: tag.layout(0) })
     }
@@ -164,7 +170,7 @@ impl Limit {
         // The default algorithm is inlined: passing its outcome through memory costs as much as the step.
         if let Shape::Bucket(bucket) = &self.shape {
             let word = match word {
-                Some(word) if layout != 0 && layout != bucket_layout(bucket.code) => {
+                Some(word) if layout != bucket.layout && layout != 0 => {
                     return step_of_another(bucket, word, layout, now, cost);
                 }
                 word => word,
@@ -203,7 +209,7 @@ impl Limit {
     pub fn debit_word(&self, word: Option<u64>, layout: u16, now: Timestamp, units: u64) -> u64 {
         match self.shape {
             Shape::Bucket(bucket) => {
-                let layout = if layout == 0 { bucket_layout(bucket.code) } else { layout };
+                let layout = if layout == 0 { bucket.layout } else { layout };
                 let before = word.map_or_else(Tat::default, |word| unpack_bucket(word, layout));
                 let mut tat = before;
                 bucket.debit_tat(&mut tat, now, units);
@@ -234,9 +240,8 @@ impl Limit {
     pub fn layout(&self, before: u16, word: u64, now: Timestamp, cost: Cost, outcome: &Outcome) -> u16 {
         match &self.shape {
             Shape::Bucket(bucket) => {
-                let own = bucket_layout(bucket.code);
-                let stays = before != 0 && before != own && (cost.is_refund() || outcome.verdict.is_denied());
-                if stays { layout_after_refund(bucket, before, word, now) } else { own }
+                let stays = before != bucket.layout && (cost.is_refund() || outcome.verdict.is_denied());
+                if stays { layout_after_refund(bucket, before, word, now) } else { bucket.layout }
             }
             _ => self.packed.map_or(0, |packed| packed.tag.layout(self.pressure(outcome))),
         }
@@ -294,7 +299,7 @@ impl Limit {
             (State::Bucket(tat), Shape::Bucket(bucket)) if tat.fraction <= FRACTION => {
                 // A refund leaves the scale of another, which may be one that has no packed form.
                 let own = tat.scale == Some(bucket.scale()) && tat.reach == bucket.reach;
-                (pack_bucket(*tat), own.then(|| bucket_layout(bucket.code))?)
+                (pack_bucket(*tat), own.then_some(bucket.layout)?)
             }
             (State::Window(window), Shape::Fixed(_)) => {
                 (self.pack_window(*window), tag.layout(self.pressure(outcome)))
@@ -372,6 +377,9 @@ impl Limit {
         TimeDelta::from_micros(match self.shape {
             Shape::Blocked => 0,
             Shape::Bucket(bucket) => bucket.max_ahead,
+            Shape::Stepped(bucket, _) => {
+                bucket.max_ahead + self.refill_interval.map_or(0, TimeDelta::as_micros)
+            }
             // This window and, if the state lies in the future, the next; a sliding window counts for one more.
             Shape::Fixed(_) => 2 * period,
             Shape::Sliding => 3 * period,
@@ -379,13 +387,6 @@ impl Limit {
             Shape::Log(_) | Shape::Permits => period,
         })
     }
-}
-
-/// Returns the tag and the mark of words that a bucket with this code writes.
-#[inline]
-const fn bucket_layout(code: ScaleCode) -> u16 {
-    let bits = code.bits();
-    bits >> 6 << 8 | (Tag::BUCKET as u16) << 6 | bits & 63
 }
 
 #[inline]
@@ -419,8 +420,9 @@ fn step_of_another(bucket: &Bucket, word: u64, layout: u16, now: Timestamp, cost
 /// Returns the layout of a word that a refund or a correction has left: of its writer as long as it tells more.
 #[cold]
 fn layout_after_refund(bucket: &Bucket, before: u16, word: u64, now: Timestamp) -> u16 {
-    let own = bucket_layout(bucket.code);
+    let own = bucket.layout;
     match code_of(before).coded() {
+        _ if before == 0 => own,
         Some(coded) if coded.scale != bucket.scale() => {
             // What has nothing left was stepped as an unused one.
             if word >> FRACTION_BITS > now.as_micros() || word & FRACTION > 0 { before } else { own }

@@ -28,6 +28,8 @@ impl Limit {
         match self.shape {
             // If units are replenished faster than one per microsecond, two instants cannot be distinguished.
             Shape::Bucket(bucket) => bucket.interval >= bucket.k && now + reset_after == full_at,
+            // Never taken ahead.
+            Shape::Stepped(..) => false,
             _ => true,
         }
     }
@@ -49,7 +51,7 @@ impl Limit {
     /// ```
     #[must_use]
     pub fn refund(&self, units: u64, unused: u64, taken: Timestamp, now: Timestamp) -> Option<(Self, Cost)> {
-        let Shape::Bucket(bucket) = self.shape else {
+        let (Shape::Bucket(bucket) | Shape::Stepped(bucket, _)) = self.shape else {
             let units = self.refundable(units, taken, now).min(unused);
             let mut limit = self.clone();
             if let Shape::Log(of) = &mut limit.shape {
@@ -58,7 +60,8 @@ impl Limit {
             return (units > 0).then(|| (limit, Cost::refund(units)));
         };
         let time = |units: u64| u128::from(units) * u128::from(bucket.interval);
-        let refilled = u128::from(now.since(taken).as_micros()) * u128::from(bucket.k);
+        let passed = self.bucket_time(now).since(self.bucket_time(taken));
+        let refilled = u128::from(passed.as_micros()) * u128::from(bucket.k);
         let left = time(units).saturating_sub(refilled);
         if unused == 0 || left == 0 {
             return None;
@@ -67,7 +70,11 @@ impl Limit {
             return Some((self.clone(), Cost::refund(unused)));
         }
         let finer = self.in_fractions(bucket.interval);
-        let Shape::Bucket(Bucket { interval, .. }) = finer.shape else { return None };
+        let (Shape::Bucket(Bucket { interval, .. }) | Shape::Stepped(Bucket { interval, .. }, _)) =
+            finer.shape
+        else {
+            return None;
+        };
         let units = u64::try_from(left / u128::from(interval)).unwrap_or(u64::MAX);
         (units > 0).then(|| (finer, Cost::refund(units)))
     }
@@ -86,7 +93,7 @@ impl Limit {
             return self.clone();
         }
         let mut finer = self.clone();
-        if let Shape::Bucket(bucket) = &mut finer.shape {
+        if let Shape::Bucket(bucket) | Shape::Stepped(bucket, _) = &mut finer.shape {
             // Its scale stays: what it refunds are parts of the same units.
             bucket.interval /= parts;
             bucket.burst *= parts;
@@ -111,8 +118,9 @@ impl Limit {
         let whole_if = |same| if same { units } else { 0 };
         match self.shape {
             Shape::Blocked => 0,
-            Shape::Bucket(bucket) => {
-                let passed = u128::from(now.since(taken).as_micros()) * u128::from(bucket.k);
+            Shape::Bucket(bucket) | Shape::Stepped(bucket, _) => {
+                let passed = self.bucket_time(now).since(self.bucket_time(taken));
+                let passed = u128::from(passed.as_micros()) * u128::from(bucket.k);
                 let returned = passed.div_ceil(u128::from(bucket.interval));
                 units.saturating_sub(u64::try_from(returned).unwrap_or(u64::MAX))
             }

@@ -3,7 +3,7 @@
 use crate::trace::TraceContext;
 use std::net::IpAddr;
 use tollgate_core::Cost;
-use tollgate_rules::{Attributes, Descriptor};
+use tollgate_rules::{Attributes, CALLER_KEY, Descriptor, identifies_caller};
 
 /// One request to decide. Borrows all its data.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +47,25 @@ impl<'a> Check<'a> {
 
     const fn new(domain: &'a str, request: CheckInput<'a>) -> Self {
         Self { domain, input: request, cost: Cost::ONE, protocol: "", trace: None, address: None }
+    }
+
+    /// Returns the key and value that identify the caller: the API key if there is one, else the first attribute that
+    /// identifies a caller, else the first. `None` if the request has no attributes.
+    #[must_use]
+    #[inline]
+    pub fn caller(&self) -> Option<(&'a str, &'a str)> {
+        let named = |entries: &'a [(&'a str, &'a str)]| entries.iter().find(|(key, _)| *key == CALLER_KEY);
+        let telling =
+            |entries: &'a [(&'a str, &'a str)]| entries.iter().find(|(key, _)| identifies_caller(key));
+        let found = match self.input {
+            CheckInput::Attributes(all) => named(all).or_else(|| telling(all)).or_else(|| all.first()),
+            CheckInput::Descriptors(all) => {
+                let first = || all.iter().find_map(|one| telling(one.entries));
+                let any = || all.iter().find_map(|one| one.entries.first());
+                all.iter().find_map(|one| named(one.entries)).or_else(first).or_else(any)
+            }
+        };
+        found.copied()
     }
 
     /// Sets the cost.

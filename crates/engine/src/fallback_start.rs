@@ -43,6 +43,15 @@ pub(crate) fn remaining_share(limit: &Limit, share: &Limit, known: &LastKnown, u
     let (age, reset) = (known.age.as_micros(), known.reset_after.as_micros());
     let used = match limit.params() {
         _ if age >= reset => 0,
+        // Each refill since then has added its units; the last of them comes at the reset.
+        LimitParams::Bucket { .. } if limit.refill_interval().is_some() => {
+            let interval = limit.refill_interval().map_or(1, TimeDelta::as_micros);
+            let refills = reset.div_ceil(interval) - (reset - age).div_ceil(interval);
+            let (count, period) = (limit.rate().count, limit.rate().period.length().as_micros());
+            let refilled =
+                u128::from(refills) * u128::from(interval) * u128::from(count) / u128::from(period);
+            known.used.saturating_sub(u64::try_from(refilled).unwrap_or(u64::MAX))
+        }
         // It refills evenly until it is full.
         LimitParams::Bucket { .. } => {
             let left = u128::from(known.used) * u128::from(reset - age);
@@ -85,6 +94,16 @@ mod tests {
         let share = bucket.per_node_share(3);
         assert_eq!(remaining_share(&bucket, &share, &known(60, 60, 30), 0), 10, "half is refilled");
         assert_eq!(remaining_share(&window, &share, &known(60, 60, 30), 0), 0, "the window is not over");
+    }
+
+    /// Without it a node alone gives tokens between two refills, or none at one.
+    #[test]
+    fn a_bucket_with_an_interval_has_what_its_refills_have_added() {
+        let spec = LimitSpec::new(Algorithm::TokenBucket, Rate::per(60, TimeDelta::from_secs(60)));
+        let limit = spec.refill_interval(TimeDelta::from_secs(10)).build().expect("a limit");
+        for (age, remaining) in [(0, 15), (4, 15), (5, 25), (14, 25), (15, 35), (44, 55), (45, 60)] {
+            assert_eq!(remaining_share(&limit, &limit, &known(45, 45, age), 0), remaining, "{age} s");
+        }
     }
 
     /// A limit that was lowered or raised since the store's last answer leaves a node without it neither a fresh budget

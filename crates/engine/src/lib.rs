@@ -21,6 +21,7 @@
 //! | `usage` | usage of a caller's limits, and resets |
 //! | `explain`, `dry_run` | what would be decided and why, without charging |
 //! | `observer` | the observer interface |
+//! | `consumption` | what requests use of the rules that are billed |
 //! | `reconsider` | second attempt after a denial: other shards of a split counter, grants |
 //! | `replay` | deciding a sampled request that represents many |
 //! | `trace` | trace context of a request |
@@ -29,6 +30,7 @@
 mod by_rule;
 mod charge_record;
 mod check;
+mod consumption;
 mod decision;
 mod decision_body;
 mod decision_id;
@@ -58,6 +60,7 @@ mod trace;
 mod usage;
 
 pub use check::{Check, CheckInput};
+pub use consumption::{Consumption, Meter};
 pub use decision::{
     DecidedBy, Decision, DecisionDetails, DecisionVerdict, DescriptorStatus, INLINE_LIMIT, LimitStatus,
     Origin, UnknownDomain, Window,

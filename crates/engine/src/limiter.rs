@@ -5,6 +5,7 @@
 //! rejected: each had to plan for itself, and planning has side effects (a split counter moves on to its next shard).
 
 use crate::check::{Check, CheckInput};
+use crate::consumption::Meter;
 use crate::decision::{DecidedBy, Decision, DecisionDetails, DecisionVerdict, Origin, UnknownDomain};
 use crate::decision_body::{Contents, DecisionBody, Generation};
 use crate::decision_id::DecisionId;
@@ -63,6 +64,8 @@ pub struct Limiter<S> {
     pub(crate) observers: SmallVec<[Arc<dyn Observer>; 2]>,
     /// True if an observer records traces.
     pub(crate) is_traced: bool,
+    /// Recipient of the consumption of billed rules.
+    pub(crate) meter: Option<Arc<dyn Meter>>,
 }
 
 /// Result of charging without waiting.
@@ -102,6 +105,7 @@ impl<S: CounterStore> Limiter<S> {
             measures: Arc::default(),
             observers: SmallVec::new(),
             is_traced: false,
+            meter: None,
         }
     }
 
@@ -263,6 +267,9 @@ impl<S: CounterStore> Limiter<S> {
                 keep(&plan, details);
             }
             self.notify_observers(check, &decision);
+            if decision.rules().has_billing() {
+                self.record_consumption(check, &decision);
+            }
             decision
         }
     }

@@ -5,6 +5,7 @@
 //! [`HeldPermits`] without a release leaves its permits to expire at their deadline, as when a process dies.
 
 use crate::check::Check;
+use crate::consumption::ReservedConsumption;
 use crate::decision::{Decision, DecisionDetails, LimitStatus};
 use crate::in_flight::InFlightGuard;
 use crate::limiter::Limiter;
@@ -23,6 +24,8 @@ use tollgate_rules::{MatchedLimit, Plan};
 pub struct HeldPermits {
     id: PermitId,
     charges: Vec<ReservedCharge>,
+    /// What is billed for a request that may still be canceled.
+    consumed: Vec<ReservedConsumption>,
     /// Counts the request as in flight.
     _in_flight: Option<Arc<InFlightGuard>>,
 }
@@ -67,6 +70,9 @@ impl<S: CounterStore> Limiter<S> {
         let mut held = None;
         let keep = |plan: &Plan<'_>, details: &DecisionDetails| held = self.hold(plan, details, asked);
         let decision = self.decide(check, |id| PermitId(id.0), keep).await;
+        if let Some(held) = held.as_mut().filter(|_| decision.delay() > TimeDelta::ZERO) {
+            held.consumed = self.reserved_consumption(check, &decision);
+        }
         (decision, held)
     }
 
@@ -83,6 +89,7 @@ impl<S: CounterStore> Limiter<S> {
         Some(HeldPermits {
             id: PermitId(details.id.0),
             charges: reserved_charges(plan, details, asked),
+            consumed: Vec::new(),
             _in_flight: self.in_flight.enter(rules),
         })
     }
@@ -117,6 +124,7 @@ impl<S: CounterStore> Limiter<S> {
     /// # Errors
     /// [`StoreError`] if the store did not apply the refund.
     pub async fn cancel_held(&self, held: &HeldPermits) -> Result<(), StoreError> {
+        self.correct_consumption(&held.consumed, Settlement::Canceled);
         self.move_counters(&held.charges, held.id, Settlement::Canceled, self.clock.now()).await
     }
 

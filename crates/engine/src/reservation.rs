@@ -328,6 +328,7 @@ impl<S: CounterStore> Limiter<S> {
             outcomes: decision.limits.iter().map(|limit| limit.outcome).collect(),
             status: Status::Open,
             charges,
+            consumed: self.reserved_consumption(check, &decision),
         };
         let kept = self.keep(&record, id, caller, kept_for, claim).await;
         if let Err(error) = kept {
@@ -336,6 +337,7 @@ impl<S: CounterStore> Limiter<S> {
             if let Err(error) = self.move_counters(&record.charges, permit, canceled, began).await {
                 tracing::warn!(%error, "a reservation that was not kept stays charged");
             }
+            self.correct_consumption(&record.consumed, canceled);
             return Err(error);
         }
         Ok(Reservation { id: Some(id), decision, deadline: record.deadline })
@@ -467,6 +469,7 @@ impl<S: CounterStore> Limiter<S> {
         let closed = seal.close(&record.encode())?;
         let told = records.exchange(name, Some(&closing), Some((&closed, kept_for))).await;
         moved?;
+        self.correct_consumption(&record.consumed, wanted);
         if let Err(error) = told {
             tracing::debug!(%error, "a closed reservation says so only after a while");
         }

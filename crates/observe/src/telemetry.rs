@@ -143,6 +143,13 @@ impl Telemetry {
         &self.node
     }
 
+    /// Returns a caller as the decision log shows it, from its key and value.
+    #[must_use]
+    pub fn display_caller(&self, key: &str, value: &str) -> String {
+        let (mut shown, _) = self.mask.display(&[(key, value)]);
+        shown.pop().map(|(_, value)| value).unwrap_or_default()
+    }
+
     /// Masks one part of a counter key.
     #[must_use]
     pub fn mask_part(&self, part: &tollgate_core::KeyPart<'_>) -> String {

@@ -2,16 +2,20 @@
 
 mod inherit;
 mod limits;
+mod store;
+
+pub use self::store::is_store_name;
 
 use self::inherit::Inherited;
 use crate::draft::{FileDraft, RuleDraft, ShapeDraft};
 use crate::network;
+use crate::overrides::CALLER_KEY;
 use crate::pattern::Pattern;
 use crate::reader::{Reader, Spanned};
 use crate::rule::{
-    Action, Class, CostFrom, Enforce, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit,
+    Action, Billing, Class, CostFrom, Enforce, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit,
 };
-use crate::ruleset::Domain;
+use crate::ruleset::{Domain, Options};
 use crate::scope::ScopePath;
 use crate::sensitivity::{identifies_caller, may_be_secret};
 use crate::tree::{Element, GLOBAL, Level, TreeNode, ValueTest};
@@ -36,10 +40,11 @@ pub(crate) struct NodeLocation {
 pub(crate) fn domain(
     reader: &mut Reader<'_>,
     file: FileDraft,
-    forced: Option<Profile>,
+    options: &Options,
     rules: &mut Vec<Rule>,
 ) -> Option<(Domain, Vec<NodeLocation>)> {
     let name = file.domain?.value;
+    let store = file.store.and_then(|given| store::resolve(reader, &given, options).ok().flatten());
     let root = TreeNode {
         element: Element { key: "".into(), test: ValueTest::Any },
         is_secret: false,
@@ -49,12 +54,16 @@ pub(crate) fn domain(
     };
     let mut compiler = Compiler {
         reader,
-        profile: forced.or(file.profile.map(|profile| profile.value)).unwrap_or_default(),
+        profile: options.profile.or(file.profile.map(|profile| profile.value)).unwrap_or_default(),
         shape: DefaultShape {
             algorithm: file.shape.algorithm.map_or(Algorithm::Gcra, |algorithm| algorithm.value),
             jitter: file.shape.jitter.is_some_and(|jitter| jitter.value),
         },
         class: file.class.unwrap_or_default(),
+        store: store.clone(),
+        reported_stores: Vec::new(),
+        options,
+        billing: file.billing,
         shard_by: file.shard_by.as_ref().map(|attribute| attribute.value.clone()),
         rules,
         tree: vec![root],
@@ -80,6 +89,7 @@ pub(crate) fn domain(
         matching: file.matching,
         algorithm,
         scope,
+        store,
         tier_key: file.tier_key.filter(|key| !key.is_empty()).unwrap_or_else(|| "tier".to_owned()),
         shard_by,
         replaces: false,
@@ -102,6 +112,12 @@ struct Compiler<'c, 's> {
     profile: Profile,
     shape: DefaultShape,
     class: Class,
+    /// Store of rules that name none.
+    store: Option<Arc<str>>,
+    /// Positions of names that have been reported.
+    reported_stores: Vec<Position>,
+    options: &'c Options,
+    billing: bool,
     shard_by: Option<String>,
     rules: &'c mut Vec<Rule>,
     tree: Vec<TreeNode>,
@@ -228,17 +244,20 @@ impl Compiler<'_, '_> {
         inherited: &Inherited,
     ) -> Option<u32> {
         self.native_only(&draft.shape);
-        let split = draft.split.map(|split| scope.split(split.value));
+        let store = self.store_of(&draft);
+        let stored = scope.in_store(store.as_deref());
+        let split = draft.split.map(|split| stored.split(split.value));
         let defaults = self.shape;
         self.shape.algorithm = inherited.algorithm().unwrap_or(defaults.algorithm);
         self.shape.jitter = inherited.jitter().unwrap_or(defaults.jitter);
-        let (limits, tiers) = self.limit_sets(&draft, split.as_ref().unwrap_or(scope));
+        let (limits, tiers) = self.limit_sets(&draft, split.as_ref().unwrap_or(&stored));
         self.shape = defaults;
         self.reject_unleasable(&draft, &limits);
         let id = u32::try_from(self.rules.len()).ok()?;
         let enforce = self.enforce(&draft, scope);
         let shard_by = self.shard_by.clone().filter(|attribute| self.is_sharded(attribute));
         let class = draft.class.unwrap_or(self.class);
+        let billing = self.billing(&draft);
         let rule = Rule {
             id,
             is_plain: false,
@@ -256,6 +275,7 @@ impl Compiler<'_, '_> {
             },
             action: draft.action.map_or(Action::Reject, |action| action.value),
             mode: draft.mode.map_or(Mode::Adaptive, |mode| mode.value),
+            store,
             shared_by_callers: scope.is_shared()
                 && shard_by.as_ref().is_none_or(|attribute| !identifies_caller(attribute)),
             shard_by,
@@ -264,6 +284,7 @@ impl Compiler<'_, '_> {
             priority: draft.priority.unwrap_or(0),
             enforce,
             cost: draft.cost.map_or(CostFrom::Request, Into::into),
+            billing,
             replaces: draft.replaces.into_iter().map(|name| name.value).collect(),
             detailed_metric: draft.detailed_metric,
             value_to_metric: draft.value_to_metric,
@@ -286,15 +307,7 @@ impl Compiler<'_, '_> {
             return None;
         }
         // Of several values, the one that identifies the caller: a caller is in for all its endpoints, or for none.
-        let (mut keys, mut at) = (Vec::new(), self.tree.len() - 1);
-        while at != 0 {
-            let TreeNode { element, parent, .. } = &self.tree[at];
-            if !matches!(element.test, ValueTest::Exact(_) | ValueTest::Shared(_)) {
-                keys.push(&*element.key);
-            }
-            at = *parent as usize;
-        }
-        keys.reverse();
+        let keys = self.counted_keys();
         if keys.is_empty() || keys == [GLOBAL.0] {
             self.reader.error_help(
                 share.at,
@@ -309,6 +322,31 @@ impl Compiler<'_, '_> {
             part,
             key: scope.stable_hash(),
         })
+    }
+
+    /// Returns the keys on the path to the newest descriptor whose values have counters of their own.
+    fn counted_keys(&self) -> Vec<&str> {
+        let (mut keys, mut at) = (Vec::new(), self.tree.len() - 1);
+        while at != 0 {
+            let TreeNode { element, parent, .. } = &self.tree[at];
+            if !matches!(element.test, ValueTest::Exact(_) | ValueTest::Shared(_)) {
+                keys.push(&*element.key);
+            }
+            at = *parent as usize;
+        }
+        keys.reverse();
+        keys
+    }
+
+    /// Returns how the newest descriptor's rule is billed; `None` if it is not.
+    fn billing(&self, draft: &RuleDraft) -> Option<Billing> {
+        if !draft.billing.map_or(self.billing, |billing| billing.value) {
+            return None;
+        }
+        let keys = self.counted_keys();
+        let caller = keys.iter().find(|key| **key == CALLER_KEY);
+        let caller = caller.or_else(|| keys.iter().find(|key| **key != GLOBAL.0 && identifies_caller(key)));
+        Some(Billing { caller_key: caller.map(|key| (*key).into()) })
     }
 
     /// Returns whether the counters of the newest descriptor get the domain's `shard_by` value in front: not if they have
@@ -349,7 +387,16 @@ impl Compiler<'_, '_> {
         let Some(mode) = draft.mode.filter(|mode| mode.value == Mode::Leased) else { return };
         let held = |limit: &&RuleLimit| limit.limit.algorithm() != Algorithm::Concurrency;
         let other = limits.limits.iter().filter(held).find(|limit| !limit.limit.is_leasable());
-        if let Some(limit) = other {
+        if let Some(limit) = other.filter(|limit| limit.limit.refill_interval().is_some()) {
+            self.reader.error_help(
+                mode.at,
+                format!(
+                    "{} with `refill_interval` cannot be leased: its units come back together",
+                    limit.limit.algorithm()
+                ),
+                "write `mode: central`, or leave `refill_interval` out",
+            );
+        } else if let Some(limit) = other {
             self.reader.error_help(
                 mode.at,
                 format!(
@@ -363,12 +410,13 @@ impl Compiler<'_, '_> {
 
     /// Rejects, under `profile: envoy`, what would change that service's arithmetic.
     fn native_only(&mut self, shape: &ShapeDraft) {
-        let ShapeDraft { algorithm, burst, slots, jitter } = shape;
+        let ShapeDraft { algorithm, burst, slots, jitter, refill_interval } = shape;
         let places = [
             ("algorithm", algorithm.map(|placed| placed.at)),
             ("burst", burst.map(|placed| placed.at)),
             ("slots", slots.map(|placed| placed.at)),
             ("jitter", jitter.map(|placed| placed.at)),
+            ("refill_interval", refill_interval.map(|placed| placed.at)),
         ];
         for (name, at) in places {
             if let Some(at) = at {

@@ -10,11 +10,22 @@ use crate::draft::{FileDraft, RuleDraft};
 use crate::reader::{Reader, Spanned, scalar};
 use crate::rule::{Class, DescriptorMatch, Profile};
 use crate::tree::GLOBAL;
-use crate::yaml::{Position, YamlNode, parse};
+use crate::yaml::{Position, YamlNode, parse, shorten};
 use tollgate_core::Algorithm;
 
-const FILE_KEYS: [&str; 9] =
-    ["domain", "descriptors", "profile", "match", "algorithm", "class", "jitter", "tier_key", "shard_by"];
+const FILE_KEYS: [&str; 11] = [
+    "domain",
+    "descriptors",
+    "profile",
+    "match",
+    "algorithm",
+    "class",
+    "jitter",
+    "tier_key",
+    "shard_by",
+    "store",
+    "billing",
+];
 
 /// Decodes a file and reports errors to the reader. Returns `None` if nothing useful is left.
 pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
@@ -50,6 +61,8 @@ pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
             "class" => draft.class = class(reader, node),
             "tier_key" => draft.tier_key = reader.text(node, "tier_key", "tier").map(|text| text.value),
             "shard_by" => draft.shard_by = shard_by(reader, node),
+            "store" => draft.store = store(reader, node),
+            "billing" => draft.billing = reader.boolean(node, "billing").is_some_and(|on| on.value),
             _ => reader.unknown_key(key, "a rule file", &FILE_KEYS),
         }
     }
@@ -99,6 +112,20 @@ fn matching(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> DescriptorMatch {
         }
         Some(_) | None => DescriptorMatch::One,
     }
+}
+
+/// Decodes the name of a store. Whether it is configured is known when the rules are compiled.
+pub(super) fn store(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<String>> {
+    let name = reader.text(node, "store", "eu")?;
+    if !crate::is_store_name(&name.value) {
+        reader.error_help(
+            name.at,
+            format!("`{}` is no name of a store", shorten(&name.value)),
+            "write 1 to 64 letters, digits, `-`, `_` or `.`, as in `store: eu`",
+        );
+        return None;
+    }
+    Some(name)
 }
 
 fn shard_by(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<String>> {

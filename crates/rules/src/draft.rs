@@ -19,7 +19,10 @@ pub(crate) struct FileDraft {
     pub(crate) class: Option<Class>,
     pub(crate) tier_key: Option<String>,
     pub(crate) shard_by: Option<Spanned<String>>,
+    pub(crate) store: Option<Spanned<String>>,
     pub(crate) matching: DescriptorMatch,
+    /// Whether rules that do not say otherwise are billed.
+    pub(crate) billing: bool,
     pub(crate) rules: Vec<RuleDraft>,
 }
 
@@ -30,6 +33,7 @@ pub(crate) struct ShapeDraft {
     pub(crate) burst: Option<Spanned<u64>>,
     pub(crate) slots: Option<Spanned<u64>>,
     pub(crate) jitter: Option<Spanned<bool>>,
+    pub(crate) refill_interval: Option<Spanned<TimeDelta>>,
 }
 
 /// Draft of one limit.
@@ -123,6 +127,7 @@ pub(crate) struct RuleDraft {
     pub(crate) class: Option<Class>,
     pub(crate) on_error: Option<OnErrorDraft>,
     pub(crate) mode: Option<Spanned<Mode>>,
+    pub(crate) store: Option<Spanned<String>>,
     /// Fraction of the limit in thousandths.
     pub(crate) fallback: Option<Spanned<u64>>,
     pub(crate) split: Option<Spanned<u64>>,
@@ -131,6 +136,7 @@ pub(crate) struct RuleDraft {
     pub(crate) candidate: Vec<LimitDraft>,
     pub(crate) priority: Option<i32>,
     pub(crate) cost: Option<CostDraft>,
+    pub(crate) billing: Option<Spanned<bool>>,
     pub(crate) shadow: Option<Spanned<bool>>,
     /// Share of callers in thousandths.
     pub(crate) enforce: Option<Spanned<u64>>,

@@ -49,6 +49,7 @@ mod tree;
 mod unit;
 mod yaml;
 
+pub use compile::is_store_name;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
 pub use explain::{Clause, ExplainedRequest, Explanation, RuleExplanation, RuleResult};
@@ -61,8 +62,8 @@ pub use per_caller::PerCallerRule;
 pub use period::parse_count;
 pub use plan::{Attributes, Charges, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan};
 pub use rule::{
-    Action, Class, CostFrom, DescriptorMatch, Enforce, FailPolicy, LimitSet, OnError, Profile, Role, Rule,
-    RuleLimit, SoftAction, SoftLimit,
+    Action, Billing, Class, CostFrom, DescriptorMatch, Enforce, FailPolicy, LimitSet, OnError, Profile, Role,
+    Rule, RuleLimit, SoftAction, SoftLimit,
 };
 pub use ruleset::{Domain, Options, PermitRelease, Ruleset, Source};
 pub use sensitivity::{identifies_caller, may_be_secret};

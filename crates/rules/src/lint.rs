@@ -4,6 +4,7 @@
 //! from the file, the names in it, and what is known of the server that loads it ([`Options`]).
 
 mod hazards;
+mod stores;
 
 use crate::compile::NodeLocation;
 use crate::reader::Reader;
@@ -48,6 +49,7 @@ pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], options: &Options
     }
     hazards::shard_by(domain, &places[0], reader);
     hazards::several_slots(domain, places, options, reader);
+    stores::several(domain, places, reader);
 }
 
 /// Warns about wildcards after one that matches everything they could, and a key alone after a `*`.
@@ -204,9 +206,13 @@ fn holds_back(strict: &Limit, loose: &Limit) -> bool {
     let (short, long) = (u128::from(short.as_micros()), u128::from(long.as_micros()));
     let (few, many) = (u128::from(strict.rate().count), u128::from(loose.rate().count));
     match (strict.algorithm(), loose.algorithm()) {
-        // Burst plus rate over time: one line lies below the other.
+        // Burst plus rate over time: one line lies below the other, if both have the same steps.
         (a, b) if a.has_burst() && b.has_burst() => {
-            strict.capacity() <= loose.capacity() && few * long <= many * short
+            strict.refill_interval() == loose.refill_interval()
+                && !strict.is_jittered()
+                && !loose.is_jittered()
+                && strict.capacity() <= loose.capacity()
+                && few * long <= many * short
         }
         // Windows of one grid: a long window is a whole number of short ones.
         (Algorithm::FixedWindow, Algorithm::FixedWindow) => {

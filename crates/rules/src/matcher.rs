@@ -227,7 +227,12 @@ impl Domain {
                     descriptor.entries.iter().map(|(key, value)| value_part(may_be_secret(key), value));
                 let shard = plan.shard.filter(|_| !has_shard);
                 (
-                    self.scope.inline(descriptor.entries).limit(Kind::Inline, &limit, None, None),
+                    self.scope.in_store(self.store.as_deref()).inline(descriptor.entries).limit(
+                        Kind::Inline,
+                        &limit,
+                        None,
+                        None,
+                    ),
                     shard.into_iter().chain(values).collect(),
                 )
             }

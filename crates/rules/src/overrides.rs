@@ -277,6 +277,7 @@ impl Domain {
         let scope = path
             .iter()
             .fold(self.scope.clone(), |scope, node| scope.child(&self.tree[*node as usize].element));
+        let scope = scope.in_store(rule.store.as_deref());
         rule.split.map_or(scope.clone(), |split| scope.split(u64::from(split)))
     }
 }

@@ -3,6 +3,7 @@
 use crate::metadata::Metadata;
 use crate::unit::Unit;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tollgate_core::{KeyPart, Limit, LossPolicy, Mode, Scope, StableHasher};
 
 /// The arithmetic of a domain.
@@ -299,6 +300,20 @@ pub enum CostFrom {
     Attribute(String),
 }
 
+impl CostFrom {
+    /// Returns the name of what is counted, for billing: the attribute, `cost` for the request's own cost, `requests` for
+    /// a fixed cost of one, or `fixed`.
+    #[must_use]
+    pub const fn meter(&self) -> &str {
+        match self {
+            Self::Request => "cost",
+            Self::Fixed(1) => "requests",
+            Self::Fixed(_) => "fixed",
+            Self::Attribute(name) => name.as_str(),
+        }
+    }
+}
+
 impl std::fmt::Display for CostFrom {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -307,6 +322,14 @@ impl std::fmt::Display for CostFrom {
             Self::Attribute(name) => f.write_str(name),
         }
     }
+}
+
+/// How a rule's consumption is billed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Billing {
+    /// Attribute that names the caller, if the rule has a counter for each of its values; otherwise the request's caller
+    /// is billed.
+    pub caller_key: Option<Box<str>>,
 }
 
 /// The limits that apply to callers of one tier.
@@ -354,12 +377,16 @@ pub struct Rule {
     pub on_error: OnError,
     /// Where its charges may be decided; adaptive if the file has no `mode`.
     pub mode: Mode,
+    /// Name of the store that keeps its counters; `None` for the default store.
+    pub store: Option<Arc<str>>,
     /// Whether all callers share its counters: none of the key's values identifies a caller.
     pub shared_by_callers: bool,
     /// Thousandths of the limits that are reserved for nodes that cannot reach the store.
     pub fallback: Option<u64>,
     /// Share of callers that its limits deny, if not all.
     pub enforce: Option<Enforce>,
+    /// Set if its consumption is recorded for billing.
+    pub billing: Option<Billing>,
     /// Parsed and displayed only: metrics never carry values of requests, because callers could create any number of
     /// them.
     pub detailed_metric: bool,

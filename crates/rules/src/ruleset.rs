@@ -35,7 +35,7 @@ impl Source {
 }
 
 /// Load options.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Profile for every domain, overriding the files.
     pub profile: Option<Profile>,
@@ -48,6 +48,8 @@ pub struct Options {
     pub cluster: Option<bool>,
     /// What happens to concurrency permits when a request ends. Only lints use it.
     pub permits: PermitRelease,
+    /// Names of the stores that rules may name; any, if they are not known because the file is read alone.
+    pub stores: Option<Vec<String>>,
 }
 
 /// What happens to concurrency permits when a request ends.
@@ -86,6 +88,8 @@ pub struct Ruleset {
     notes: Vec<Diagnostic>,
     sources: Vec<Source>,
     revision: String,
+    /// Whether any rule is billed.
+    has_billing: bool,
     /// Number of nodes that share the limits, if known.
     pub(crate) nodes: Option<u32>,
     /// Rules that can be overridden per caller; computed on first use.
@@ -106,6 +110,8 @@ pub struct Domain {
     pub(crate) tier_key: String,
     /// Attribute whose value places a request's counters.
     pub(crate) shard_by: Option<String>,
+    /// Store of rules that name none, and of inline limits; `None` for the default store.
+    pub(crate) store: Option<Arc<str>>,
     /// Whether any rule replaces others.
     pub(crate) replaces: bool,
     /// Whether any rule depends on a caller's tier.
@@ -131,7 +137,7 @@ impl Ruleset {
             let mut reader = Reader { source, errors: &mut errors, warnings: &mut warnings };
             let Some(mut file) = decode::file(&mut reader) else { continue };
             reject_duplicate_domain(&mut reader, &mut file, &by_name, &compiled);
-            if let Some((domain, places)) = compile::domain(&mut reader, file, options.profile, &mut rules) {
+            if let Some((domain, places)) = compile::domain(&mut reader, file, options, &mut rules) {
                 by_name.insert(domain.name.clone(), compiled.len());
                 compiled.push((domain, places, source));
             }
@@ -141,6 +147,7 @@ impl Ruleset {
         }
         placement::resolve_modes(&mut rules, options);
         let limits = assign_ids(&mut rules);
+        let has_billing = rules.iter().any(|rule| rule.billing.is_some());
         let rules: Arc<[Rule]> = rules.into();
         let mut domains = Vec::with_capacity(compiled.len());
         for (mut domain, places, source) in compiled {
@@ -164,6 +171,7 @@ impl Ruleset {
             notes,
             sources: sources.to_vec(),
             revision: revision(sources, options),
+            has_billing,
             nodes: options.nodes,
             overridable: std::sync::OnceLock::new(),
         })
@@ -211,6 +219,13 @@ impl Ruleset {
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
+    }
+
+    /// Returns whether the consumption of any rule is recorded for billing.
+    #[must_use]
+    #[inline]
+    pub const fn has_billing(&self) -> bool {
+        self.has_billing
     }
 
     /// Returns the limit with this number.

@@ -61,6 +61,13 @@ impl ScopePath {
         hasher.finish()
     }
 
+    /// Returns the path of counters that a store with this name keeps.
+    pub(crate) fn in_store(&self, store: Option<&str>) -> Self {
+        let Some(store) = store else { return self.clone() };
+        let prefix = Scope::store_prefix(store);
+        Self { name: format!("{prefix}{}", self.name), group: format!("{prefix}{}", self.group) }
+    }
+
     /// Returns the path of split counters.
     pub(crate) fn split(&self, into: u64) -> Self {
         Self { name: format!("{}|split={into}", self.name), group: format!("{}|split={into}", self.group) }
@@ -96,6 +103,9 @@ impl ScopePath {
         // Windows of another grid are not comparable.
         if let Some(slots) = slots {
             let _ = write!(label, ".{slots}");
+        }
+        if let Some(interval) = limit.refill_interval() {
+            let _ = write!(label, ".every={interval}");
         }
         if limit.is_jittered() {
             label.push_str(".jitter");

@@ -48,11 +48,13 @@ impl Rule {
             Mode::Adaptive => None,
         };
         add("mode", mode.map(str::to_owned));
+        add("store", self.store.as_deref().map(str::to_owned));
         add("fallback", self.fallback.map(|part| format!("{}.{}%", part / 10, part % 10)));
         add("split", self.split.map(|split| split.to_string()));
         add("shard_by", self.shard_by.clone());
         add("priority", (self.priority != 0).then(|| self.priority.to_string()));
         add("cost", (self.cost != CostFrom::Request).then(|| self.cost.to_string()));
+        add("billing", self.billing.is_some().then(|| "true".to_owned()));
         add("replaces", (!self.replaces.is_empty()).then(|| self.replaces.join(", ")));
         add("detailed_metric", self.detailed_metric.then(|| "true".to_owned()));
         add("value_to_metric", self.value_to_metric.then(|| "true".to_owned()));

@@ -7,7 +7,7 @@
 //! | `shard_request` | a request's charges, by the shard or slot where they live |
 //! | `lua/`, `script` | the scripts that decide and write |
 //! | `script_args`, `script_call` | requests as the argument of one script call, and its reply |
-//! | `decode_state`, `recompute` | the states in the bundles, and the outcomes recomputed by `Limit::step` |
+//! | `decode_state`, `compact`, `recompute` | the states in the bundles, also in their short form, and the outcomes recomputed by `Limit::step` |
 //! | `data_loss` | the state assumed for counters that a server may have lost |
 //! | `pipeline` | one connection: batches that overlap where the link is long |
 //! | `probe` | whether a server can be used: at startup, and while its breaker is open |
@@ -15,6 +15,7 @@
 //! | `health` | one server's breaker and errors |
 //! | `shard`, `topology` | servers, and which has which slot |
 //! | `dispatch` | one shard request: retries within the deadline |
+//! | `named` | stores by name beside the default one: each has its own servers, breakers and clock |
 //! | `records` | records that nodes share: reservations |
 //! | `late_replies` | replies after the deadline: kept or undone |
 //! | `last_replies` | what was last said about each counter |
@@ -33,6 +34,7 @@ mod health;
 mod key_encoding;
 mod last_replies;
 mod late_replies;
+mod named;
 mod pipeline;
 mod probe;
 mod recompute;
@@ -56,7 +58,7 @@ use late_replies::{CounterList, Counters, LateReplies};
 use pipeline::{Command, ShardReply};
 use script::Scripts;
 use shard::Shared;
-use shard_request::{KeyLayout, ShardRequest};
+use shard_request::{Parts, Place, ShardRequest};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -79,6 +81,8 @@ const GUARD_PATIENCE: Duration = Duration::from_millis(20);
 pub struct RedisStore {
     shared: Arc<Shared>,
     topology: Arc<Topology>,
+    /// Other stores by name, for the counters of rules that name one.
+    named: Arc<[(String, RedisStore)]>,
 }
 
 impl RedisStore {
@@ -114,19 +118,26 @@ impl RedisStore {
             damaged_keys: DamagedKeys::default(),
             undo_failures: LogThrottle::default(),
         });
-        Self { topology: Topology::start(Arc::clone(&shared)), shared }
+        Self { topology: Topology::start(Arc::clone(&shared)), shared, named: Arc::default() }
     }
 
-    /// Returns the status of each server.
+    /// Returns the status of each server, those of the default store first.
     #[must_use]
     pub fn status(&self) -> Vec<ShardStatus> {
-        self.topology.status()
+        let mut all = self.topology.status();
+        for (name, store) in self.named.iter() {
+            let named = |shard| ShardStatus { store: Some(name.clone()), ..shard };
+            all.extend(store.topology.status().into_iter().map(named));
+        }
+        all
     }
 
     /// Returns the number of decisions on which a script and `Limit::step` differed. Not zero only through a bug.
     #[must_use]
     pub fn mismatches(&self) -> usize {
-        self.shared.mismatches.load(Ordering::Relaxed)
+        let named = self.named.iter().map(|(_, store)| store);
+        let each = std::iter::once(self).chain(named);
+        each.map(|store| store.shared.mismatches.load(Ordering::Relaxed)).sum()
     }
 
     /// Charges one request, and waits at most `left` or the configured deadline, whichever is less.
@@ -138,7 +149,7 @@ impl RedisStore {
         charges: &[Charge<'_>],
         left: Duration,
     ) -> Result<Outcomes, StoreError> {
-        let mut parts = shard_request::from_charges(charges, self.key_layout(), &self.shared.config.hashing);
+        let mut parts = self.parts(charges);
         let guards = charges.iter().any(|charge| charge.loss_policy == LossPolicy::AssumeExhausted);
         let until = self.deadline(left, if guards { GUARD_PATIENCE } else { Duration::ZERO });
         match parts.len() {
@@ -148,13 +159,14 @@ impl RedisStore {
                 per_charge: SmallVec::new(),
             }),
             1 => {
-                let (slot, request) = parts.remove(0);
+                let (place, request) = parts.remove(0);
                 let layout = order(&request);
                 let counters = Some(Counters::Borrowed(charges));
-                let answer = self.send(Command::Charge, slot, request, until, counters).await?;
+                let answer = self.send(Command::Charge, place, request, until, counters).await?;
                 Ok(outcomes(answer.admission, [(layout.as_slice(), &answer)].into_iter()))
             }
             _ => {
+                self.reject_open(&parts)?;
                 // A task of its own: what was charged must be undone even if the caller leaves.
                 let (sender, receiver) = oneshot::channel();
                 let (store, counters) = (self.clone(), Counters::Borrowed(charges).list());
@@ -171,29 +183,29 @@ impl RedisStore {
         }
     }
 
-    /// Charges in several slots concurrently, and undoes the charges if the request is denied.
+    /// Charges in several slots, of one store or several, concurrently, and undoes the charges if the request is denied.
     async fn charge_slots(
         &self,
-        parts: SmallVec<[(u16, ShardRequest); 1]>,
+        parts: Parts,
         until: Instant,
         counters: CounterList,
-        answers: &mut Vec<(u16, ShardReply)>,
+        answers: &mut Vec<(Place, ShardReply)>,
     ) -> Result<Outcomes, StoreError> {
         let mut asked = Vec::new();
-        for (slot, request) in parts {
+        for (place, request) in parts {
             let (store, counters) = (self.clone(), Some(Counters::Listed(Arc::clone(&counters))));
             let indexes: Vec<usize> = request.charges.iter().map(|want| want.index).collect();
             let task =
                 tokio::spawn(
-                    async move { store.send(Command::Charge, slot, request, until, counters).await },
+                    async move { store.send(Command::Charge, place, request, until, counters).await },
                 );
-            asked.push((slot, indexes, task));
+            asked.push((place, indexes, task));
         }
         let (mut failed, mut causes) = (Vec::new(), Vec::new());
-        for (slot, indexes, task) in asked {
+        for (place, indexes, task) in asked {
             let ended = || StoreError::Unavailable("its task has ended".to_owned());
             match task.await.unwrap_or_else(|_| Err(ended())) {
-                Ok(answer) => answers.push((slot, answer)),
+                Ok(answer) => answers.push((place, answer)),
                 Err(cause) => {
                     failed.extend(indexes);
                     causes.push(cause);
@@ -221,14 +233,17 @@ impl RedisStore {
 
     /// Undoes the charges of slots that admitted a denied request. It continues in the background if the caller cannot
     /// wait; until then the counters have fewer units, never more.
-    async fn undo_charges(&self, answers: &[(u16, ShardReply)], until: Instant) {
+    async fn undo_charges(&self, answers: &[(Place, ShardReply)], until: Instant) {
         let mut tasks = Vec::new();
-        for (slot, answer) in answers {
+        for (place, answer) in answers {
             let takes =
                 answer.request.charges.iter().any(|want| want.enforcement != Enforcement::Independent);
-            if answer.admission == Admission::Admitted && takes {
+            if answer.admission == Admission::Admitted
+                && takes
+                && let Some(store) = self.store_at(place.store)
+            {
                 let work = Command::Undo { taken_at: answer.now, priors: answer.priors.clone() };
-                tasks.push(self.undo(work, *slot, ShardRequest::clone(&answer.request)));
+                tasks.push(store.undo(work, place.slot, ShardRequest::clone(&answer.request)));
             }
         }
         for task in tasks {
@@ -241,7 +256,7 @@ impl RedisStore {
         let store = self.clone();
         tokio::spawn(async move {
             let patient = Instant::now() + 10 * store.shared.config.deadline;
-            if let Err(error) = store.send(work, slot, request, patient, None).await
+            if let Err(error) = dispatch::send_with_retry(&store, work, slot, request, patient, None).await
                 && let Some(count) = store.shared.undo_failures.due(store.shared.clock.now())
             {
                 tracing::warn!(%error, count, "charges of denied requests were not undone; they recover with time");
@@ -260,15 +275,15 @@ impl RedisStore {
     async fn send_each(
         &self,
         work: Command,
-        parts: SmallVec<[(u16, ShardRequest); 1]>,
+        parts: Parts,
         until: Instant,
         counters: Option<Counters<'_>>,
     ) -> Result<(), StoreError> {
         let all = parts.len();
         let (mut failed, mut causes) = (Vec::new(), Vec::new());
-        for (slot, request) in parts {
+        for (place, request) in parts {
             let indexes: Vec<usize> = request.charges.iter().map(|want| want.index).collect();
-            if let Err(cause) = self.send(work.clone(), slot, request, until, counters.clone()).await {
+            if let Err(cause) = self.send(work.clone(), place, request, until, counters.clone()).await {
                 failed.extend(indexes);
                 causes.push(cause);
             }
@@ -286,16 +301,13 @@ impl RedisStore {
     async fn send(
         &self,
         work: Command,
-        slot: u16,
+        place: Place,
         request: ShardRequest,
         until: Instant,
         counters: Option<Counters<'_>>,
     ) -> Result<ShardReply, StoreError> {
-        dispatch::send_with_retry(self, work, slot, request, until, counters).await
-    }
-
-    fn key_layout(&self) -> KeyLayout {
-        if self.shared.config.kind == Kind::Cluster { KeyLayout::Slots } else { KeyLayout::Single }
+        let store = self.store_at(place.store).ok_or_else(named::not_configured)?;
+        dispatch::send_with_retry(store, work, place.slot, request, until, counters).await
     }
 
     fn deadline(&self, left: Duration, more: Duration) -> Instant {
@@ -334,18 +346,20 @@ impl CounterStore for RedisStore {
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let parts = shard_request::from_charges(charges, self.key_layout(), &self.shared.config.hashing);
+        let parts = self.parts(charges);
         let counters = Some(Counters::Borrowed(charges));
         self.send_each(Command::Debit, parts, self.deadline(Duration::MAX, Duration::ZERO), counters).await
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        let parts = shard_request::from_permits(permits, self.key_layout(), &self.shared.config.hashing);
+        let parts =
+            shard_request::from_permits(permits, |scope| self.layout_of(scope), &self.shared.config.hashing);
         self.send_each(Command::Release, parts, self.deadline(Duration::MAX, Duration::ZERO), None).await
     }
 
     async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
-        let parts = shard_request::from_unit_return(back, self.key_layout(), &self.shared.config.hashing);
+        let parts =
+            shard_request::from_unit_return(back, |scope| self.layout_of(scope), &self.shared.config.hashing);
         self.send_each(
             Command::ReturnUnits { taken_at: back.taken_at, full_at: back.full_at },
             parts,
@@ -358,6 +372,7 @@ impl CounterStore for RedisStore {
     fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown> {
         let bundle = key_encoding::bundle(&charge.key, &self.shared.config.hashing);
         let name = key_encoding::member(charge.key.scope);
-        self.shared.last_replies.get(&bundle, &name, self.shared.clock.now())
+        let store = self.store_at(self.layout_of(charge.key.scope).0)?;
+        store.shared.last_replies.get(&bundle, &name, store.shared.clock.now())
     }
 }

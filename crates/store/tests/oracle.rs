@@ -31,6 +31,7 @@ fn limits() -> Vec<Limit> {
         spec(Algorithm::SlidingLog, 6, 2),
         spec(Algorithm::Concurrency, 3, 4),
         spec(Algorithm::Gcra, 0, 1), // lets nothing through
+        spec(Algorithm::TokenBucket, 6, 3).burst(4).refill_interval(TimeDelta::from_secs(1)).jitter(),
     ];
     specs.into_iter().map(|spec| spec.build().expect("a limit")).collect()
 }
@@ -222,7 +223,7 @@ fn compare(acts: &[Action]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-const ALL: &[usize] = &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
+const ALL: &[usize] = &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
 /// Those that fit a slot. What lives aside forgets what has expired when it is next touched, also by a request that
 /// is refused: the same thing, unless the clock then goes back.
 const PACKED: &[usize] = &[0, 1, 3, 4, 5, 6, 7, 11];

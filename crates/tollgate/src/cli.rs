@@ -1,6 +1,7 @@
 //! Command line definition. Raw arguments become typed values here, once.
 
 use crate::server::logging::LogFlag;
+mod billing;
 mod env_value;
 mod format;
 pub(crate) mod output;
@@ -8,11 +9,12 @@ mod progress;
 mod publishing;
 mod time_arg;
 
+pub(crate) use billing::{BillingFlags, BillingSection};
 pub(crate) use env_value::parse;
 pub(crate) use format::{FormatFlags, print, print_line};
 pub(crate) use progress::Progress;
 pub(crate) use publishing::{GuardrailSection, PublishingFlags, RulesFromName, deprecated_variable};
-pub(crate) use time_arg::{TimeArg, now, parse_duration};
+pub(crate) use time_arg::{TimeArg, now, parse_duration, parse_instant};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
@@ -64,6 +66,8 @@ pub(crate) enum Command {
     Quota(Box<crate::commands::quota::QuotaFlags>),
     /// Show a caller's usage; reset it, grant extra units.
     Usage(Box<crate::commands::usage::UsageFlags>),
+    /// Export what callers consumed of billed rules.
+    Consumption(Box<crate::commands::consumption::ConsumptionFlags>),
     /// Manage emergency measures on all nodes.
     Emergency(Box<crate::commands::emergency::EmergencyFlags>),
     /// Explain a past decision: rule, limit, counter, retry time.
@@ -214,6 +218,16 @@ pub(crate) struct ServeFlags {
     /// File containing the store's password; or set TOLLGATE_STORE_PASSWORD.
     #[arg(long, env = "TOLLGATE_STORE_PASSWORD_FILE", value_name = "FILE")]
     pub(crate) store_password_file: Option<PathBuf>,
+    /// Another store by name, such as eu=redis://10.0.0.1:6379, for rules that say `store: eu`; may be repeated. Requires a
+    /// Redis --store.
+    #[arg(
+        long,
+        env = "TOLLGATE_STORE_NAMED",
+        hide_env_values = true,
+        value_name = "NAME=ADDRESS",
+        value_delimiter = ' '
+    )]
+    pub(crate) store_named: Vec<NamedAddress>,
     /// Maximum time that a check waits for the store, in milliseconds [default: 10].
     #[arg(long, env = "TOLLGATE_STORE_DEADLINE_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=MAX_DEADLINE))]
     pub(crate) store_deadline_ms: Option<u64>,
@@ -284,6 +298,8 @@ pub(crate) struct ServeFlags {
     pub(crate) admin_client_ca: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) publishing: PublishingFlags,
+    #[command(flatten)]
+    pub(crate) billing: BillingFlags,
     /// Name of this node in logs, metrics and node lists [default: host name].
     #[arg(long, env = "TOLLGATE_NODE", value_name = "NAME")]
     pub(crate) node: Option<String>,
@@ -320,6 +336,27 @@ pub(crate) struct ServeFlags {
     /// Format of log messages.
     #[arg(long, env = "TOLLGATE_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     pub(crate) log_format: LogFormat,
+}
+
+/// Name and address of a store. The address may contain a password, so `Debug` omits it.
+#[derive(Clone)]
+pub(crate) struct NamedAddress(pub(crate) String, pub(crate) String);
+
+impl std::fmt::Debug for NamedAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("NamedAddress").field(&self.0).finish_non_exhaustive()
+    }
+}
+
+impl std::str::FromStr for NamedAddress {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named =
+            text.split_once('=').filter(|(name, address)| !name.is_empty() && address.contains("://"));
+        let (name, address) = named
+            .ok_or("not a name and an address; write them as in eu=redis://127.0.0.1:6379".to_owned())?;
+        Ok(Self(name.to_owned(), address.to_owned()))
+    }
 }
 
 /// Format of log messages.

@@ -8,7 +8,9 @@ mod ndjson;
 mod server;
 mod yaml_file;
 
-use commands::{access, emergency, explain, generate, quota, rule_files, rules, test, top, usage, why};
+use commands::{
+    access, consumption, emergency, explain, generate, quota, rule_files, rules, test, top, usage, why,
+};
 use server::{gateway, logging, serve};
 
 use std::process::ExitCode;
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
         cli::Command::Rules(flags) => rules::run(&flags),
         cli::Command::Quota(flags) => quota::quota(&flags),
         cli::Command::Usage(flags) => usage::usage(&flags),
+        cli::Command::Consumption(flags) => consumption::run(&flags),
         cli::Command::Emergency(flags) => emergency::emergency(&flags),
         cli::Command::Why(flags) => why::why(&flags),
         cli::Command::Top(flags) => top::run(&flags),

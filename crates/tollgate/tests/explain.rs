@@ -184,6 +184,23 @@ fn a_draft_is_explained_with_its_differences() {
     assert!(!told.to_string().contains(KEY), "masked: {told:#}");
     let told = explain(&node, &json!({"domain": "nowhere", "attributes": {}}));
     assert_eq!((&told["rules"], &told["outcome"]["origin"]), (&json!([]), &json!("unmatched")));
+
+    // Several domains, and more rules than anybody reads.
+    let many: String = (0..1_500).map(|at| format!("  - {{key: k{at}, limit: 5/hour}}\n")).collect();
+    let files = json!([
+        {"name": "a.yaml", "text": format!("domain: a\ndescriptors:\n{many}")},
+        {"name": "b.yaml", "text": "domain: b"},
+    ]);
+    let answer =
+        node.ask("POST", "/admin/v1/explain", &json!({"attributes": {"k1499": "v"}, "files": files}));
+    assert_eq!((answer.status, &answer.json()["field"]), (400, &json!("domain")), "{}", answer.text());
+    assert!(answer.text().contains("name one of a, b"), "{}", answer.text());
+    let told = explain(&node, &json!({"domain": "a", "attributes": {"k1499": "v"}, "files": files}));
+    assert_eq!((told["rules"].as_array().map(Vec::len), &told["omitted"]), (Some(1_001), &json!(499)));
+    assert_eq!(
+        (&rule(&told, "k1499")["finding"], &told["outcome"]["verdict"]),
+        (&json!("limited"), &json!("allow"))
+    );
 }
 
 #[test]

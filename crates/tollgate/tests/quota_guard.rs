@@ -110,6 +110,31 @@ fn deleting_a_quota_and_revoking_a_grant_are_confirmed() {
     assert_eq!(node.server.check("d", &json!({"api_key": "lucky"})).status, 429);
 }
 
+/// A caller that was upgraded has used as many units as before: shown so, served at once, and its quota can be deleted
+/// again as long as the rule covers them.
+#[test]
+fn an_upgrade_is_neither_shown_nor_judged_as_more_use() {
+    let place = Place::new();
+    // So slow that nothing comes back meanwhile.
+    let rules = "{domain: d, descriptors: [{key: api_key, limit: 100/day, tiers: {large: 1000/day}}]}";
+    let node = Node::start(rules, &place.sqlite("quotas"), &[]);
+    uses(&node, "rising", 90);
+    assert_eq!(node.put("rising", &json!({"tier": "large"})).status, 200);
+    let usage = || {
+        let told = node.ask("GET", "/admin/v1/usage/rising", &[], &Value::Null).json();
+        let limit = &told["limits"][0];
+        (limit["used"].clone(), limit["remaining"].clone())
+    };
+    assert_eq!(usage(), (json!(90), json!(910)));
+    uses(&node, "rising", 5);
+    assert_eq!(usage(), (json!(95), json!(905)));
+    let deleted = node.ask("DELETE", "/admin/v1/quotas/rising", &[], &Value::Null);
+    assert_eq!(deleted.status, 204, "{}", deleted.text());
+    assert_eq!(usage(), (json!(95), json!(5)));
+    uses(&node, "rising", 5);
+    assert_eq!(node.server.check("d", &json!({"api_key": "rising"})).status, 429, "nothing was minted");
+}
+
 #[test]
 fn an_import_with_such_a_line_changes_nothing() {
     let place = Place::new();

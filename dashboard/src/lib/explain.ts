@@ -50,6 +50,8 @@ export interface Explanation {
   attributes: Record<string, string>;
   outcome: ExplainedOutcome;
   rules: ExplainedRule[];
+  /** Rules that do not match and are not listed. */
+  omitted: number;
   grants: { id: string; units: number; remaining: number | null }[];
   active_outcome?: ExplainedOutcome;
   changes?: { rule: string; before: string; after: string }[];

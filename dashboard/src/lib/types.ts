@@ -62,6 +62,9 @@ export interface RuleCount {
   allow: number;
   deny: number;
   shadow_deny: number;
+  /** Requests over a soft limit of the rule. */
+  warn: number;
+  degrade: number;
   /** Over the last ten seconds. */
   per_second_allow: number;
   per_second_deny: number;

@@ -145,7 +145,8 @@ pub(crate) fn decision<'de, D: Deserializer<'de>>(text: D) -> Result<Option<Deci
 }
 
 pub(crate) fn verdict<'de, D: Deserializer<'de>>(text: D) -> Result<Option<LoggedVerdict>, D::Error> {
-    parsed(text, "must be allow, deny, shadow_deny, delay or degrade", LoggedVerdict::from_name).map(Some)
+    parsed(text, "must be allow, deny, shadow_deny, delay, degrade or warn", LoggedVerdict::from_name)
+        .map(Some)
 }
 
 pub(crate) fn time<'de, D: Deserializer<'de>>(text: D) -> Result<Option<Timestamp>, D::Error> {

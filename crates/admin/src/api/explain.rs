@@ -21,7 +21,7 @@ use tollgate_control::RuleFile;
 use tollgate_core::{Cost, CounterStore};
 use tollgate_engine::{Check, CheckExplanation, Limiter, UsageError};
 use tollgate_http::problem::Problem;
-use tollgate_rules::{CALLER_KEY, Descriptor, Diagnostics, Options, Ruleset, Source};
+use tollgate_rules::{CALLER_KEY, Descriptor, Diagnostics, Domain, Options, Ruleset, Source};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -169,7 +169,11 @@ async fn explain(
     };
     let sent = ExplainRequest { files: None, ..sent };
     let query = query(&admin, sent, draft.as_deref()).await?;
-    let told = admin.explainer.explain(&query, draft.as_ref()).await.map_err(usage_unavailable)?;
+    let told = admin.explainer.explain(&query, draft.as_ref()).await;
+    let told = told.map_err(|error| match error {
+        UsageError::Domain(_) => unnamed_domain(draft.as_deref().unwrap_or(&(admin.rules)())),
+        error => usage_unavailable(error),
+    })?;
     if draft.is_none() {
         return Ok(json_response(StatusCode::OK, &body(&query, &told, "active", None)));
     }
@@ -177,6 +181,18 @@ async fn explain(
     let same = ExplainQuery { domain: Some(told.matching.domain.clone()), ..query.clone() };
     let active = admin.explainer.explain(&same, None).await.map_err(usage_unavailable)?;
     Ok(json_response(StatusCode::OK, &body(&query, &told, "draft", Some(&active))))
+}
+
+fn unnamed_domain(rules: &Ruleset) -> Problem {
+    let names: Vec<&str> = rules.domains().map(Domain::name).collect();
+    let detail = match names[..] {
+        [] => "the rules have no domain; name one".to_owned(),
+        _ => format!(
+            "the rules have several domains; name one of {} (on the command line `--domain NAME`)",
+            names.join(", ")
+        ),
+    };
+    Problem::bad(detail).in_field("domain")
 }
 
 /// Compiles the files of a draft.

@@ -15,6 +15,9 @@ use tollgate_observe::humanize;
 use tollgate_rules::{Role, RuleExplanation, RuleResult, may_be_secret};
 use utoipa::ToSchema;
 
+/// Maximum number of rules listed that do not match.
+const MAX_UNMATCHED: usize = 1_000;
+
 /// What would happen to a request, and why.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Explanation)]
@@ -32,7 +35,10 @@ pub(super) struct ExplanationBody {
     /// The attributes that were explained; values that may be secrets are masked.
     attributes: BTreeMap<String, String>,
     outcome: ExplainedOutcome,
+    /// All rules that match, and the first 1,000 that do not, in the order of the files.
     rules: Vec<ExplainedRule>,
+    /// Number of rules that do not match and are not listed.
+    omitted: usize,
     grants: Vec<LeftOfGrant>,
     /// For a draft: what the active rules would do.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -207,12 +213,19 @@ pub(super) fn body(
     for (explained, rule) in told.matching.rules.iter().zip(&mut rules) {
         let own = told.limits.iter().filter(|limit| limit.rule == Some(explained.id));
         for (charge, limit) in rule.charged.iter_mut().zip(own) {
-            // A measure may have changed the number.
-            charge.limit = limit.limit.to_string();
+            if limit.measure.is_some() {
+                charge.limit = limit.limit.to_string();
+            }
             charge.state = Some(state(limit));
         }
     }
+    let (total, mut unmatched) = (rules.len(), 0);
+    rules.retain(|rule| {
+        unmatched += usize::from(rule.finding == "no_match");
+        rule.finding != "no_match" || unmatched <= MAX_UNMATCHED
+    });
     ExplanationBody {
+        omitted: total - rules.len(),
         explained_by: by,
         revision: told.decision.rules().revision().to_owned(),
         domain: told.matching.domain.clone(),

@@ -2,6 +2,7 @@
 //! document, and `schemas` describes JSON that other crates produce.
 
 pub(crate) mod audit;
+pub(crate) mod consumption;
 pub(crate) mod decision_export;
 pub(crate) mod decisions;
 pub(crate) mod emergency;

@@ -238,6 +238,7 @@ enum DecisionVerdict {
     ShadowDeny,
     Delay,
     Degrade,
+    Warn,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -318,6 +319,10 @@ struct RuleStats {
     deny: u64,
     /// Requests that the rule would have denied outside shadow mode; `allow` or `deny` includes them as well.
     shadow_deny: u64,
+    /// Requests over a soft limit of the rule that warns.
+    warn: u64,
+    /// Requests that the rule degraded.
+    degrade: u64,
     per_second_allow: f64,
     per_second_deny: f64,
 }

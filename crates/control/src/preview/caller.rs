@@ -3,35 +3,18 @@
 use crate::auth::key_hash::{KeyHasher, prefix};
 use crate::auth::pseudonym;
 use std::hash::BuildHasher;
-use tollgate_engine::{Check, CheckInput};
-use tollgate_rules::{CALLER_KEY, identifies_caller};
-
-/// Returns the key and value that identify the caller; `None` if the request has no attributes.
-#[inline]
-pub(crate) fn of<'a>(check: &Check<'a>) -> Option<(&'a str, &'a str)> {
-    let named = |entries: &'a [(&'a str, &'a str)]| entries.iter().find(|(key, _)| *key == CALLER_KEY);
-    let telling = |entries: &'a [(&'a str, &'a str)]| entries.iter().find(|(key, _)| identifies_caller(key));
-    let found = match check.input {
-        CheckInput::Attributes(all) => named(all).or_else(|| telling(all)).or_else(|| all.first()),
-        CheckInput::Descriptors(all) => {
-            let first = || all.iter().find_map(|one| telling(one.entries));
-            let any = || all.iter().find_map(|one| one.entries.first());
-            all.iter().find_map(|one| named(one.entries)).or_else(first).or_else(any)
-        }
-    };
-    found.copied()
-}
+use tollgate_engine::Check;
 
 /// Returns the caller as a number that is never zero.
 #[inline]
 pub(crate) fn number(hasher: &impl BuildHasher, check: &Check<'_>) -> Option<u64> {
-    of(check).map(|caller| hasher.hash_one(caller).max(1))
+    check.caller().map(|caller| hasher.hash_one(caller).max(1))
 }
 
 /// Returns the caller for display, and its id: a value is masked as lists mask it, to its first characters and the
 /// first digits of its id, so that callers with the same prefix are told apart. Without a hasher there is no id.
 pub(crate) fn masked(check: &Check<'_>, hasher: Option<&KeyHasher>) -> (String, Option<u64>) {
-    let Some((key, value)) = of(check) else { return (String::new(), None) };
+    let Some((key, value)) = check.caller() else { return (String::new(), None) };
     let first = pseudonym::pseudonym_prefix(value).map_or_else(|| prefix(value), str::to_owned);
     // A pseudonym holds the same hash, in the order of the quota table.
     let theirs = || pseudonym::table_hash(value).map(u64::swap_bytes);

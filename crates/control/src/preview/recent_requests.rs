@@ -1,7 +1,6 @@
 //! Recent requests by caller: this node's traffic sample, grouped by API key, to tell what a change of a quota would have
 //! denied. Taken once for an import, so that each of its lines replays only the requests of its caller.
 
-use crate::preview::caller;
 use crate::preview::replay::{ImpactReport, replay_terms};
 use crate::preview::sample::TrafficSample;
 use crate::preview::sampled_request::SampledRequest;
@@ -22,7 +21,7 @@ impl RecentRequests {
     pub(crate) fn new(sample: &TrafficSample, counters: CounterSharing) -> Self {
         let mut by_key: HashMap<String, Vec<SampledRequest>> = HashMap::new();
         for mut one in sample.requests() {
-            let key = one.with(|check| match caller::of(check) {
+            let key = one.with(|check| match check.caller() {
                 Some((CALLER_KEY, key)) if !one.is_peek() => Some(key.to_owned()),
                 _ => None,
             });

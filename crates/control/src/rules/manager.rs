@@ -124,7 +124,7 @@ impl RuleManager {
                 ActiveRules { rules: Arc::new(rules), files, published: None }
             }
         };
-        let preview = Preview::new(Arc::clone(&control), options, counters);
+        let preview = Preview::new(Arc::clone(&control), options.clone(), counters);
         Ok(Arc::new(Self {
             control,
             options,

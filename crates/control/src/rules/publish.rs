@@ -206,7 +206,7 @@ impl RuleManager {
         };
         let sources =
             found.filter(|found| Some(found.revision.rev) != active.rev()).map(|found| found.sources());
-        let options = self.options;
+        let options = self.options.clone();
         let loading = sources
             .map(|sources| tokio::task::spawn_blocking(move || Ruleset::load(&sources, &options).ok()));
         let loaded = match loading {

@@ -87,7 +87,11 @@ pub(crate) async fn the_precheck_recognizes_wrong_tokens(address: String) {
     assert_eq!(control.authenticate(&posing).await.expect("an answer"), None);
 }
 
-async fn execute(db: &Db, sqlite: &'static str, postgres: &'static str) -> Result<(), sqlx::Error> {
+pub(crate) async fn execute(
+    db: &Db,
+    sqlite: &'static str,
+    postgres: &'static str,
+) -> Result<(), sqlx::Error> {
     match db {
         Db::Sqlite { write: pool, .. } => sqlx::raw_sql(sqlite).execute(pool).await.map(|_| ()),
         Db::Postgres(pool) => sqlx::raw_sql(postgres).execute(pool).await.map(|_| ()),

@@ -5,6 +5,7 @@ mod databases;
 
 mod access;
 mod active_rules;
+mod billing;
 mod bulk;
 mod emergency;
 mod history;
@@ -64,6 +65,10 @@ fn cases() -> Vec<(&'static str, Case)> {
         peer_samples::per_node_counters_are_replayed_separately,
         peer_samples::no_key_is_written_to_the_database,
         peer_samples::quotas_apply_to_callers_of_other_nodes,
+        billing::consumption_is_complete_and_counted_once,
+        billing::consumption_survives_an_outage,
+        billing::old_hours_become_months,
+        billing::deliveries_resume_and_are_corrected,
         access::tokens_authenticate_until_they_are_revoked,
         access::the_precheck_recognizes_wrong_tokens,
         access::the_audit_chain_reveals_tampering,

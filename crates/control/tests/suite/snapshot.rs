@@ -19,6 +19,9 @@ const BEFORE: &str = "
     DROP TABLE history;
     DROP TABLE history_names;
     DROP TABLE nodes;
+    DROP TABLE consumption;
+    DROP TABLE consumption_months;
+    DROP TABLE consumption_head;
     DROP TABLE traffic_asked;
     DROP TABLE traffic_told;
     ALTER TABLE tokens DROP COLUMN digest;

@@ -16,6 +16,7 @@ mod other_scale;
 
 use crate::cost::Cost;
 use crate::outcome::{Outcome, Verdict};
+use crate::packed::Tag;
 use crate::scale::{Coded, Scale, ScaleCode};
 use crate::time::{TimeDelta, Timestamp};
 use std::ops::{Add, Div, Mul, Sub};
@@ -114,8 +115,8 @@ pub(crate) struct Bucket {
     /// shorter one: it is stored with the TAT, so that none of them truncates what this one has counted. 0 where all
     /// have the same: the same period, and bursts up to the count.
     pub(crate) reach: u8,
-    /// What a packed state says of its writer; meaningless for a bucket that is not narrow.
-    pub(crate) code: ScaleCode,
+    /// What is stored with a packed state that this bucket writes; 0 for a bucket that is not narrow.
+    pub(crate) layout: u16,
     pub(crate) shaping: Shaping,
     pub(crate) sharing: Sharing,
 }
@@ -136,8 +137,9 @@ impl Bucket {
     ) -> Option<Self> {
         let divisor = gcd(count, period.as_micros());
         let (k, interval) = (count / divisor, period.as_micros() / divisor);
-        let (unit, code) = (interval, ScaleCode::from_bits(0));
-        let mut bucket = Self { k, interval, unit, burst, max_ahead: 0, reach: 0, code, shaping, sharing };
+        let unit = interval;
+        let mut bucket =
+            Self { k, interval, unit, burst, max_ahead: 0, reach: 0, layout: 0, shaping, sharing };
         let fill = bucket.fill();
         bucket.max_ahead = 2 * fill.narrow().max(period.as_micros()).min(Self::MAX_FILL);
         if sharing == Sharing::AnyPeriod || fill > u128::from(period.as_micros()) {
@@ -149,7 +151,7 @@ impl Bucket {
         if bucket.is_narrow() {
             let log2 = (u64::BITS - bucket.horizon().leading_zeros()) as u8;
             let coded = Coded { scale: bucket.scale(), reach: bucket.reach, log2 };
-            bucket.code = ScaleCode::of(coded, sharing == Sharing::AnyPeriod);
+            bucket.layout = Tag::layout_of(ScaleCode::of(coded, sharing == Sharing::AnyPeriod));
         }
         Some(bucket)
     }
@@ -223,8 +225,10 @@ impl Bucket {
         *tat = self.clamp_ahead(*tat, reach, now);
         let base = (*tat).max(now);
         if cost.is_refund() {
-            let back = W::from(cost.units().min(self.refill_cost())) * W::from(self.interval);
-            *tat = base.max(now + back) - back;
+            // That many give back all, also what a bucket with a longer burst has counted.
+            let all = self.refill_cost();
+            let back = W::from(cost.units().min(all)) * W::from(self.interval);
+            *tat = if cost.units() >= all { now } else { base.max(now + back) - back };
             return self.outcome(*tat, now, Verdict::ALLOWED);
         }
         if cost.is_peek() {

@@ -4,7 +4,7 @@
 //! A counter's key contains its algorithm and, except for `CL.THROTTLE`, its period. So windows, logs and permits meet
 //! other counts here, and buckets meet other counts, bursts and periods.
 
-use super::fixtures::{build, every_limit, some_cost, some_time};
+use super::fixtures::{build, every_limit, per_minute, some_cost, some_time};
 use super::rng::SplitMix64;
 use super::{Harness, Violation};
 use crate::algorithm::Algorithm;
@@ -49,6 +49,11 @@ fn families() -> Vec<Vec<Limit>> {
         let hourly = |count| build(LimitSpec::new(algorithm, Rate::per(count, hour)));
         families.push([5, 3_000, 4_999, 7_777, 60_000, 99_991].map(hourly).to_vec());
     }
+    let stepped = |(count, burst)| {
+        let spec = LimitSpec::new(Algorithm::TokenBucket, Rate::per(count, minute)).burst(burst);
+        build(spec.refill_interval(TimeDelta::from_millis(250)))
+    };
+    families.push([(2, 1), (5, 5), (60, 60), (6, 90), (600, 60_000), (4_999, 20)].map(stepped).to_vec());
     // Counts for which a word has room, and counts for which it has not.
     for (algorithm, period, counts) in [
         (Algorithm::SlidingWindow, second, [1, 100, 20_000, 16_383, 16_384, 1_000_000]),
@@ -121,6 +126,7 @@ pub(super) async fn denied_by_another<S: CounterStore>(harness: &mut Harness<S>)
 
 /// Random traces in which every request comes with one of the limits: smaller, larger, and back again.
 pub(super) async fn changed<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation> {
+    up_and_down(harness).await?;
     for (number, family) in families().iter().enumerate() {
         let mut rng = SplitMix64::new(number as u64);
         let scope = Scope::new(format!("changed/{number}"));
@@ -147,6 +153,36 @@ pub(super) async fn changed<S: CounterStore>(harness: &mut Harness<S>) -> Result
         }
         let longest = family.iter().map(|limit| limit.retention().as_micros()).max();
         harness.advance(2 * longest.unwrap_or(0));
+    }
+    Ok(())
+}
+
+/// Stated explicitly: an upgrade gives its new room at once, going down and up again gives nothing, and a charge that
+/// leaves the same instant under another limit is counted, alone and beside another.
+async fn up_and_down<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation> {
+    let [five, ten, free, pro] = [5, 10, 100, 5_000].map(|count| per_minute(Algorithm::Gcra, count));
+    let (scope, beside) = (Scope::new("up and down"), Scope::new("up and down/beside"));
+    for (name, crowd) in [("alone", 0), ("beside another", 1)] {
+        let parts = [KeyPart::Text(name)];
+        let other = Charge::new(CounterKey { scope: &beside, parts: &parts }, &pro, Cost::ONE);
+        for (limit, units, left) in [
+            // One of five a minute, and two of ten, take twelve seconds to come back.
+            (&five, 1, 4),
+            (&ten, 1, 8),
+            (&five, 1, 2),
+            (&free, 97, 0),
+            (&pro, 0, 4_900),
+            (&pro, 2_900, 2_000),
+            (&pro, 2_000, 0),
+        ] {
+            let key = CounterKey { scope: &scope, parts: &parts };
+            let mut charges = vec![Charge::new(key, limit, Cost::new(units))];
+            charges.extend((0..crowd).map(|_| other));
+            let outcomes = harness.expect(&charges, Admission::Admitted).await?;
+            harness.check(outcomes.per_charge[0].remaining == left, || format!("{limit}: {outcomes:?}"))?;
+            let small = [Charge::new(key, &five, Cost::new(5))];
+            let _ = harness.expect(&small, Admission::Denied).await?;
+        }
     }
     Ok(())
 }

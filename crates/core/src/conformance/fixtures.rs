@@ -31,6 +31,18 @@ pub(super) fn every_limit() -> Vec<Limit> {
         build(spec(Algorithm::Gcra, 99_991, TimeDelta::from_secs(86_400)).burst(5)),
         build(spec(Algorithm::Gcra, 0, minute)),
         build(spec(Algorithm::TokenBucket, 3, TimeDelta::from_millis(7)).burst(9)),
+        // Refilled at intervals: ten tokens, a fraction of one, each key at its own time, more than a word.
+        build(spec(Algorithm::TokenBucket, 60, minute).burst(20).refill_interval(TimeDelta::from_secs(10))),
+        build(
+            spec(Algorithm::TokenBucket, 7, TimeDelta::from_secs(1))
+                .refill_interval(TimeDelta::from_millis(300)),
+        ),
+        build(spec(Algorithm::TokenBucket, 6, minute).refill_interval(TimeDelta::from_secs(90)).jitter()),
+        build(
+            spec(Algorithm::TokenBucket, 99_991, TimeDelta::from_secs(86_400))
+                .burst(8)
+                .refill_interval(minute),
+        ),
         build(spec(Algorithm::LeakyBucket, 5, minute)),
         build(spec(Algorithm::LeakyBucket, 5, TimeDelta::from_secs(1)).burst(8).with_delay()),
         build(spec(Algorithm::FixedWindow, 6, TimeDelta::from_secs(1))),

@@ -212,7 +212,7 @@ proptest! {
             }
             let mut cleared = state.clone();
             let _ = refunds.step(&mut cleared, now, Cost::refund(u64::MAX));
-            prop_assert!(family.iter().all(|limit| remaining(limit, &cleared, now) > 0));
+            prop_assert!(family.iter().all(|limit| remaining(limit, &cleared, now) == limit.capacity()));
             Ok(())
         })?;
     }

@@ -13,6 +13,7 @@ mod packing;
 mod refunds;
 mod reload;
 mod retry;
+mod stepped;
 mod throttle;
 mod traces;
 mod undo;

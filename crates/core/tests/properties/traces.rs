@@ -19,6 +19,11 @@ pub(crate) fn micros(limit: &Limit) -> u64 {
     limit.rate().period.length().as_micros()
 }
 
+/// The interval of a bucket that is refilled in steps; 0 for others.
+pub(crate) fn refill_interval(limit: &Limit) -> u64 {
+    limit.refill_interval().map_or(0, TimeDelta::as_micros)
+}
+
 /// Limits of one algorithm, small enough that a short trace exhausts them.
 pub(crate) fn limits_of(algorithm: Algorithm) -> BoxedStrategy<Limit> {
     let period = prop_oneof![
@@ -45,9 +50,22 @@ pub(crate) fn limits_of(algorithm: Algorithm) -> BoxedStrategy<Limit> {
         .boxed()
 }
 
+/// Token buckets that are refilled at intervals: several units, one, or a fraction of one at a time.
+pub(crate) fn stepped_limits() -> BoxedStrategy<Limit> {
+    let interval =
+        prop_oneof![Just(1_000_u64), Just(10_000), Just(1_000_000), 1_000_u64..5_000, 1_000_u64..20_000_000];
+    (limits_of(Algorithm::TokenBucket), interval)
+        .prop_map(|(limit, interval)| {
+            let spec = limit.spec().refill_interval(TimeDelta::from_micros(interval));
+            spec.build().expect("a limit in range")
+        })
+        .boxed()
+}
+
 /// Limits of every algorithm.
 pub(crate) fn limits() -> BoxedStrategy<Limit> {
-    proptest::sample::select(Algorithm::ALL.to_vec()).prop_flat_map(limits_of).boxed()
+    let every = proptest::sample::select(Algorithm::ALL.to_vec()).prop_flat_map(limits_of);
+    prop_oneof![8 => every, 1 => stepped_limits()].boxed()
 }
 
 /// Time between two requests: none, one microsecond, about an interval, about a period.

@@ -5,13 +5,17 @@
 
 use super::{ReservedCharge, Settlement};
 use crate::charge_record::ChargeRecord;
+use crate::consumption::ReservedConsumption;
 use crate::decision_id::DecisionId;
 use tollgate_core::{
     Algorithm, Calendar, CalendarUnit, Limit, LimitSpec, LossPolicy, Mode, Outcome, OwnedKeyPart, Period,
     Rate, Scope, TimeDelta, Timestamp, Verdict,
 };
 
+/// Version of a record without consumption, which earlier releases read as well.
 const VERSION: u8 = 1;
+/// Version of a record with consumption.
+const VERSION_BILLED: u8 = 2;
 /// Charges that a record may have: more than a request can match.
 const MAX_CHARGES: u64 = 4_096;
 
@@ -30,6 +34,8 @@ pub(super) struct Record {
     pub(super) outcomes: Vec<Outcome>,
     pub(super) status: Status,
     pub(super) charges: Vec<ReservedCharge>,
+    /// What is billed for it.
+    pub(super) consumed: Vec<ReservedConsumption>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +58,8 @@ impl Record {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut out = Writer(vec![VERSION]);
+        let version = if self.consumed.is_empty() { VERSION } else { VERSION_BILLED };
+        let mut out = Writer(vec![version]);
         out.0.extend_from_slice(&self.decision.0.to_le_bytes());
         for number in [self.process, self.deadline.as_micros(), self.proceeds_at.as_micros()] {
             out.number(number);
@@ -83,12 +90,17 @@ impl Record {
         }
         out.number(self.charges.len() as u64);
         self.charges.iter().for_each(|charge| out.charge(charge));
+        if version == VERSION_BILLED {
+            out.number(self.consumed.len() as u64);
+            self.consumed.iter().for_each(|one| out.consumption(one));
+        }
         out.0
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
-        if from.take(1)? != [VERSION] {
+        let version = from.take(1)?[0];
+        if version != VERSION && version != VERSION_BILLED {
             return None;
         }
         let decision = DecisionId(u128::from_le_bytes(from.take(16)?.try_into().ok()?));
@@ -111,6 +123,11 @@ impl Record {
         let outcomes = (0..count).map(|_| from.outcome()).collect::<Option<_>>()?;
         let count = from.number().filter(|count| *count <= MAX_CHARGES)?;
         let charges = (0..count).map(|_| from.charge()).collect::<Option<_>>()?;
+        let mut consumed = Vec::new();
+        if version == VERSION_BILLED {
+            let count = from.number().filter(|count| *count <= MAX_CHARGES)?;
+            consumed = (0..count).map(|_| from.consumption()).collect::<Option<_>>()?;
+        }
         from.0.is_empty().then_some(Self {
             decision,
             process,
@@ -119,6 +136,7 @@ impl Record {
             outcomes,
             status,
             charges,
+            consumed,
         })
     }
 }
@@ -179,17 +197,39 @@ impl Writer {
         self.limit(&record.limit);
     }
 
+    fn consumption(&mut self, one: &ReservedConsumption) {
+        let ReservedConsumption { domain, rule, meter, key, caller, units, follows, at } = one;
+        [domain, rule, meter, key, caller].into_iter().for_each(|text| self.text(text));
+        for number in [*units, u64::from(*follows), at.as_micros()] {
+            self.number(number);
+        }
+    }
+
     fn limit(&mut self, limit: &Limit) {
-        let LimitSpec { algorithm, rate, burst, delay, slots, jitter, count_denied, any_period } =
-            limit.spec();
+        let LimitSpec {
+            algorithm,
+            rate,
+            burst,
+            delay,
+            slots,
+            jitter,
+            refill_interval,
+            count_denied,
+            any_period,
+        } = limit.spec();
         self.text(algorithm.name());
         self.number(rate.count);
-        match &rate.period {
-            Period::Rolling(span) => {
+        match (&rate.period, refill_interval) {
+            (Period::Rolling(span), None) => {
                 self.number(0);
                 self.number(span.as_micros());
             }
-            Period::Calendar(calendar) => {
+            (Period::Rolling(span), Some(interval)) => {
+                self.number(3);
+                self.number(span.as_micros());
+                self.number(interval.as_micros());
+            }
+            (Period::Calendar(calendar), _) => {
                 self.number(match calendar.unit() {
                     CalendarUnit::Day => 1,
                     CalendarUnit::Month => 2,
@@ -270,6 +310,13 @@ impl<'a> Reader<'a> {
         Some(ReservedCharge { record, rule, taken_at, turn, follows })
     }
 
+    fn consumption(&mut self) -> Option<ReservedConsumption> {
+        let mut text = || self.text().map(str::to_owned);
+        let (domain, rule, meter, key, caller) = (text()?, text()?, text()?, text()?, text()?);
+        let (units, follows, at) = (self.number()?, self.flag()?, self.time()?);
+        Some(ReservedConsumption { domain, rule, meter, key, caller, units, follows, at })
+    }
+
     fn part(&mut self) -> Option<OwnedKeyPart> {
         Some(match self.number()? {
             0 => OwnedKeyPart::Text(self.text()?.into()),
@@ -286,8 +333,14 @@ impl<'a> Reader<'a> {
         let name = self.text()?;
         let algorithm = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name)?;
         let count = self.number()?;
+        let mut refill_interval = None;
         let period = match self.number()? {
             0 => Period::Rolling(TimeDelta::from_micros(self.number()?)),
+            3 => {
+                let length = TimeDelta::from_micros(self.number()?);
+                refill_interval = Some(TimeDelta::from_micros(self.number()?));
+                Period::Rolling(length)
+            }
             1 => Period::Calendar(Calendar::new(CalendarUnit::Day, self.text()?).ok()?),
             2 => Period::Calendar(Calendar::new(CalendarUnit::Month, self.text()?).ok()?),
             _ => return None,
@@ -296,7 +349,9 @@ impl<'a> Reader<'a> {
         let (delay, jitter, count_denied, any_period) =
             (self.flag()?, self.flag()?, self.flag()?, self.flag()?);
         let rate = Rate { count, period };
-        LimitSpec { algorithm, rate, burst, delay, slots, jitter, count_denied, any_period }.build().ok()
+        LimitSpec { algorithm, rate, burst, delay, slots, jitter, refill_interval, count_denied, any_period }
+            .build()
+            .ok()
     }
 }
 
@@ -314,6 +369,8 @@ mod tests {
             LimitSpec::new(Algorithm::FixedWindow, month),
             LimitSpec::new(Algorithm::StrictWindow, Rate::per(7, TimeDelta::from_secs(60))).slots(7).jitter(),
             LimitSpec::new(Algorithm::Concurrency, Rate::per(7, TimeDelta::from_secs(60))),
+            LimitSpec::new(Algorithm::TokenBucket, Rate::per(7, TimeDelta::from_secs(60)))
+                .refill_interval(TimeDelta::from_secs(10)),
         ];
         let parts = vec![
             OwnedKeyPart::Text("alice".into()),
@@ -342,6 +399,16 @@ mod tests {
             outcomes: vec![Outcome::UNKNOWN, Outcome { verdict: Verdict::ALLOWED, ..Outcome::UNKNOWN }],
             status: Status::Closing(Settlement::Settled(8), Timestamp::from_secs(1_600)),
             charges: charges.collect(),
+            consumed: vec![ReservedConsumption {
+                domain: "d".to_owned(),
+                rule: "rule".to_owned(),
+                meter: "tokens".to_owned(),
+                key: "api_key".to_owned(),
+                caller: "sk_live_42".to_owned(),
+                units: 5,
+                follows: true,
+                at: Timestamp::from_secs(1_000),
+            }],
         }
     }
 
@@ -352,6 +419,11 @@ mod tests {
             let written = Record { status, ..record() };
             let read = Record::decode(&written.encode()).expect("readable");
             assert_eq!(format!("{read:?}"), format!("{written:?}"));
+            // Earlier releases read a record that is not billed.
+            let unbilled = Record { consumed: Vec::new(), ..written };
+            let bytes = unbilled.encode();
+            let read = Record::decode(&bytes).expect("readable");
+            assert_eq!((bytes[0], format!("{read:?}")), (VERSION, format!("{unbilled:?}")));
         }
     }
 

@@ -65,6 +65,7 @@ impl DecisionRecord {
             (_, Origin::Unmatched) => "Allowed: no limit applies".to_owned(),
             (LoggedVerdict::Delay, _) => format!("Allowed by {by} after a delay of {}", humanize(self.delay)),
             (LoggedVerdict::Degrade, _) => format!("Allowed with degraded service by {by}"),
+            (LoggedVerdict::Warn, _) => format!("Allowed with a warning: over the soft limit of {by}"),
             (LoggedVerdict::Allow, _) => format!("Allowed; {by} was closest to its limit"),
         }
     }

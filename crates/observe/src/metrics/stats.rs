@@ -7,7 +7,9 @@ use crate::metrics::latency::Latency;
 use crate::metrics::process;
 use crate::metrics::series::{MAX_STEPS, Totals};
 use crate::recorder::stripe::{CELLS, PROTOCOLS, Stripe, TENTHS};
-use crate::recorder::{ORIGINS, RULE_ALLOW, RULE_DENY, RULE_SPARED, SHADOW_DENY, UNMATCHED, VERDICTS};
+use crate::recorder::{
+    ORIGINS, RULE_ALLOW, RULE_DEGRADED, RULE_DENY, RULE_SPARED, RULE_WARNED, SHADOW_DENY, UNMATCHED, VERDICTS,
+};
 use crate::telemetry::Telemetry;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -135,6 +137,16 @@ impl Telemetry {
                 }
             }
         }
+        let help = "Number of requests that passed a soft limit of a rule: warned or degraded.";
+        let mut family = page.counters("ratelimit_soft_limit_total", help);
+        for (name, sums) in &counts {
+            for (action, count) in [("warn", sums[RULE_WARNED]), ("degrade", sums[RULE_DEGRADED])] {
+                if count > 0 {
+                    let labels = [("domain", &*name.domain), ("rule", &*name.rule), ("action", action)];
+                    family.add(&labels, count);
+                }
+            }
+        }
         let help = "Share of its tightest limit that a caller had left after a decision, by tier.";
         let mut family = page.histograms("ratelimit_remaining", help);
         let bounds: Vec<f64> = (1..=TENTHS).map(|tenth| tenth as f64 / TENTHS as f64).collect();
@@ -152,6 +164,11 @@ impl Telemetry {
         }
         let help = "Number of callers at 80% or more of a per-caller limit for five minutes.";
         page.gauge("ratelimit_near_limit_keys", help, self.top().near_keys());
+        let help = "Number of callers at 90% or more of a per-caller limit of a rule, in this minute or the one before.";
+        let mut family = page.gauges("ratelimit_callers_at_90_percent", help);
+        for ((domain, rule), callers) in self.top().at_90_percent() {
+            family.add(&[("domain", &*domain), ("rule", &*rule)], callers);
+        }
         page.gauge("ratelimit_decision_log_entries", "Number of decisions in memory.", self.log.len());
         let logged = self.log.logged();
         page.counter("ratelimit_decision_log_decisions_total", "Number of decisions logged.", logged);
@@ -191,7 +208,7 @@ impl Telemetry {
                 let [allow, deny] = allowed_and_denied(sums);
                 json!({
                     "rule": name.rule, "domain": name.domain, "allow": allow, "deny": deny,
-                    "shadow_deny": sums[SHADOW_DENY],
+                    "shadow_deny": sums[SHADOW_DENY], "warn": sums[RULE_WARNED], "degrade": sums[RULE_DEGRADED],
                     "per_second_allow": allowed,
                     "per_second_deny": denied,
                 })

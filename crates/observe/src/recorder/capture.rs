@@ -36,6 +36,8 @@ pub enum LoggedVerdict {
     Delay,
     /// The request passed with degraded service.
     Degrade,
+    /// The request passed, and a soft limit warned.
+    Warn,
 }
 
 impl LoggedVerdict {
@@ -46,6 +48,7 @@ impl LoggedVerdict {
             () if !decision.is_allowed() => Self::Deny,
             () if decision.delay() > TimeDelta::ZERO => Self::Delay,
             () if decision.degraded_by.is_some() => Self::Degrade,
+            () if decision.warned_by.is_some() => Self::Warn,
             () => Self::Allow,
         }
     }
@@ -59,13 +62,14 @@ impl LoggedVerdict {
             Self::ShadowDeny => "shadow_deny",
             Self::Delay => "delay",
             Self::Degrade => "degrade",
+            Self::Warn => "warn",
         }
     }
 
     /// Parses the word that [`Self::name`] returns.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Allow, Self::Deny, Self::ShadowDeny, Self::Delay, Self::Degrade]
+        [Self::Allow, Self::Deny, Self::ShadowDeny, Self::Delay, Self::Degrade, Self::Warn]
             .into_iter()
             .find(|ruled| ruled.name() == name)
     }

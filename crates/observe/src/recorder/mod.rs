@@ -9,7 +9,7 @@ pub(crate) mod stripe;
 use crate::mask::caller_key;
 use crate::metrics::labels::{LabelLayout, LimitFacts, NO_TIER, OTHER, part};
 use crate::recorder::capture::{CallerUtilization, DecisionMeta, LoggedVerdict, pairs};
-use crate::recorder::stripe::{PROTOCOLS, ThreadState, add};
+use crate::recorder::stripe::{PROTOCOLS, Stripe, ThreadState, add};
 use crate::telemetry::Telemetry;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, TryLockError};
@@ -31,7 +31,10 @@ pub(crate) const RULE_ALLOW: usize = SHADOW_DENY + 1;
 pub(crate) const RULE_DENY: usize = SHADOW_DENY + 2;
 /// Cell of checks over the rule's limit that did not deny the request.
 pub(crate) const RULE_SPARED: usize = SHADOW_DENY + 3;
-const _: () = assert!(RULE_SPARED < crate::recorder::stripe::CELLS);
+/// Cells of requests that passed a soft limit of the rule, by what it does.
+pub(crate) const RULE_WARNED: usize = SHADOW_DENY + 4;
+pub(crate) const RULE_DEGRADED: usize = SHADOW_DENY + 5;
+const _: () = assert!(RULE_DEGRADED < crate::recorder::stripe::CELLS);
 
 impl Observer for Telemetry {
     #[inline]
@@ -128,14 +131,14 @@ impl Telemetry {
         }
         let ruled = LoggedVerdict::from_decision(decision);
         let verdict = match ruled {
-            LoggedVerdict::Allow | LoggedVerdict::ShadowDeny => 0,
+            LoggedVerdict::Allow | LoggedVerdict::ShadowDeny | LoggedVerdict::Warn => 0,
             LoggedVerdict::Deny => 1,
             LoggedVerdict::Delay => 2,
             LoggedVerdict::Degrade => 3,
         };
         let owed = match decision.denied_by {
             Some(DecidedBy::Rule(rule)) => Some(layout.slot(rule)),
-            Some(by) => Some(self.slot_without_rule(by, check, layout)),
+            Some(by) => Some(self.slot_by(by, check, layout)),
             None => nearest.map(|(slot, _)| slot).or(unanswered),
         };
         let slot = owed.unwrap_or_else(|| layout.unmatched(check.domain));
@@ -145,13 +148,47 @@ impl Telemetry {
         if shadowed.is_some() {
             add(&stripe.shadowed, 1);
         }
-        let log = !allowed || shadowed.is_some();
+        let is_soft = allowed && (decision.warned_by.is_some() || decision.degraded_by.is_some());
+        let log = is_soft && self.count_soft(stripe, check, decision, layout);
+        let log = log || !allowed || shadowed.is_some();
         self.maybe_capture(
             local,
             check,
             decision,
             ScanResult { slot, verdict: ruled, nearest, shadowed, log },
         );
+    }
+
+    /// Counts a request that passed a soft limit. Returns whether it is logged: if it is degraded, or the first one over
+    /// the threshold. Those after it are warned as well, but a log of all of them would leave no room for denials.
+    #[cold]
+    #[inline(never)]
+    fn count_soft(
+        &self,
+        stripe: &Stripe,
+        check: &Check<'_>,
+        decision: &Decision,
+        layout: &LabelLayout,
+    ) -> bool {
+        let count = |by: Option<DecidedBy>, cell: usize| {
+            if let Some(by) = by {
+                add(&stripe.cells(self.slot_by(by, check, layout))[cell], 1);
+            }
+        };
+        count(decision.warned_by, RULE_WARNED);
+        count(decision.degraded_by, RULE_DEGRADED);
+        let crosses = |status: &LimitStatus| {
+            let Some(limit) = decision.limit(status) else { return false };
+            let used = limit.limit.capacity().saturating_sub(status.outcome.remaining);
+            let cost = decision.cost(check, status);
+            limit.soft.is_some_and(|soft| {
+                !cost.is_refund()
+                    && used > soft.threshold
+                    && used.saturating_sub(cost.units()) <= soft.threshold
+            })
+        };
+        decision.degraded_by.is_some()
+            || decision.limits.iter().any(|status| status.role == Role::Live && crosses(status))
     }
 
     /// Captures a decision if it is to be logged or sampled.
@@ -202,14 +239,26 @@ impl Telemetry {
             };
             decision.limits.iter().filter(of).max_by_key(|status| retry(status))
         });
-        let (slot, status, ruled) = match (denied, found.shadowed) {
-            (Some(status), _) => (found.slot, Some(status), found.verdict),
-            (None, Some((slot, status))) if found.verdict == LoggedVerdict::Allow => {
-                (slot, Some(status), LoggedVerdict::ShadowDeny)
-            }
+        let Some(layout) = &local.layout else { return };
+        // A soft limit: the fullest limit of its rule.
+        let soft = match found.verdict {
+            LoggedVerdict::Warn => decision.warned_by,
+            LoggedVerdict::Degrade => decision.degraded_by,
+            _ => None,
+        };
+        let of_rule = |by: DecidedBy| {
+            let of = |status: &&LimitStatus| {
+                status.role.is_live() && status.rule.map_or(DecidedBy::Inline, DecidedBy::Rule) == by
+            };
+            decision.limits.iter().filter(of).min_by_key(|status| status.outcome.remaining)
+        };
+        let is_allowed = matches!(found.verdict, LoggedVerdict::Allow | LoggedVerdict::Warn);
+        let (slot, status, ruled) = match (denied, found.shadowed, soft) {
+            (Some(status), _, _) => (found.slot, Some(status), found.verdict),
+            (None, Some((slot, status)), _) if is_allowed => (slot, Some(status), LoggedVerdict::ShadowDeny),
+            (None, _, Some(by)) => (self.slot_by(by, check, layout), of_rule(by), found.verdict),
             _ => (found.slot, found.nearest.map(|(_, status)| status), found.verdict),
         };
-        let Some(layout) = &local.layout else { return };
         // Otherwise the first live limit with an unknown outcome.
         let unanswered =
             |status: &&LimitStatus| status.role.is_live() && status.outcome.verdict == Verdict::Unknown;
@@ -272,10 +321,10 @@ impl Telemetry {
         }
     }
 
-    /// Returns the slot of a denial that is not by a rule.
+    /// Returns the slot of whatever decided.
     #[cold]
     #[inline(never)]
-    fn slot_without_rule(&self, by: DecidedBy, check: &Check<'_>, layout: &LabelLayout) -> u32 {
+    fn slot_by(&self, by: DecidedBy, check: &Check<'_>, layout: &LabelLayout) -> u32 {
         match by {
             DecidedBy::Rule(rule) => layout.slot(rule),
             DecidedBy::Inline => layout.inline(check.domain, &self.labels),

@@ -21,7 +21,7 @@ pub(crate) use sketch::Sketch;
 use crate::mask::{ApiKey, MaskedCaller};
 use crate::metrics::labels::RuleLabel;
 use crate::recorder::capture::CallerUtilization;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use tollgate_core::{TimeDelta, Timestamp};
 
@@ -30,6 +30,8 @@ const SLICE: TimeDelta = TimeDelta::from_secs(10);
 const SLICES: usize = 6;
 /// Utilization from which a caller is near its limit.
 pub(crate) const NEAR_THRESHOLD: f32 = 0.8;
+/// Utilization from which a caller is about to be denied.
+const AT_90_PERCENT: f32 = 0.9;
 /// Maximum length of a list.
 const MAX_LISTED: usize = 50;
 
@@ -187,6 +189,11 @@ impl TopCallers {
 
     pub(crate) fn near_keys(&self) -> usize {
         self.near.top_n(usize::MAX).len()
+    }
+
+    /// Returns the number of callers at 90% or more of a limit, by domain and rule.
+    pub(crate) fn at_90_percent(&self) -> BTreeMap<(Arc<str>, Arc<str>), usize> {
+        self.near.count_from(AT_90_PERCENT)
     }
 
     pub(crate) fn shared(&self, now: Timestamp) -> Vec<SharedNetwork> {

@@ -6,7 +6,7 @@ use super::NEAR_THRESHOLD;
 use crate::mask::MaskedCaller;
 use crate::metrics::labels::RuleLabel;
 use crate::recorder::capture::CallerUtilization;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tollgate_core::{TimeDelta, Timestamp};
 
@@ -84,6 +84,17 @@ impl NearLimitTracker {
         self.tracked.values().map(|tracked| &tracked.caller)
     }
 
+    /// Returns the number of callers that used this share of a limit in this minute or the one before, by domain and
+    /// rule.
+    pub(super) fn count_from(&self, share: f32) -> BTreeMap<(Arc<str>, Arc<str>), usize> {
+        let mut counts = BTreeMap::new();
+        for tracked in self.tracked.values().filter(|tracked| tracked.used.max(tracked.before) >= share) {
+            let RuleLabel { domain, rule } = &tracked.name;
+            *counts.entry((Arc::clone(domain), Arc::clone(rule))).or_default() += 1;
+        }
+        counts
+    }
+
     pub(super) fn top_n(&self, max: usize) -> Vec<NearLimit> {
         let long =
             self.tracked.iter().filter(|(_, tracked)| tracked.last.since(tracked.since) >= MIN_DURATION);
@@ -151,6 +162,11 @@ mod tests {
         rotate(&mut top, 360);
         record(&mut top, 1, 0.95);
         assert_eq!(top_n(&top), [(1, 6), (2, 5)]);
+        assert_eq!(
+            top.at_90_percent().into_values().collect::<Vec<_>>(),
+            [2],
+            "1 and 3, in the minute before"
+        );
         assert_eq!(top.near()[0].tier, 2);
         // No requests for a while: no caller is near.
         rotate(&mut top, 1_000);

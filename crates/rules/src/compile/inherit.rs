@@ -43,6 +43,9 @@ impl Inherited {
             draft.on_error.clone_from(&from.on_error);
         }
         draft.mode = draft.mode.or(from.mode);
+        if draft.store.is_none() {
+            draft.store.clone_from(&from.store);
+        }
         draft.fallback = draft.fallback.or(from.fallback);
         draft.split = draft.split.or(from.split);
         draft.action = draft.action.or(from.action);
@@ -50,6 +53,7 @@ impl Inherited {
         if draft.cost.is_none() {
             draft.cost.clone_from(&from.cost);
         }
+        draft.billing = draft.billing.or(from.billing);
         draft.shadow = draft.shadow.or(from.shadow);
         draft.enforce = draft.enforce.or(from.enforce);
         draft.quota = draft.quota.or(from.quota);
@@ -72,6 +76,7 @@ impl Compiler<'_, '_> {
         for (name, at) in [
             ("burst", draft.shape.burst.map(|given| given.at)),
             ("slots", draft.shape.slots.map(|given| given.at)),
+            ("refill_interval", draft.shape.refill_interval.map(|given| given.at)),
             ("soft", draft.soft.map(|given| given.at)),
             ("replaces", draft.replaces.first().map(|given| given.at)),
         ] {

@@ -7,7 +7,7 @@ use crate::rule::{Action, CostFrom, LimitSet, Profile, Role, RuleLimit, SoftLimi
 use crate::scope::{Kind, ScopePath};
 use crate::unit::Unit;
 use crate::yaml::Position;
-use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Rate};
+use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Rate, TimeDelta};
 
 /// Options of the rule that apply to at least one of its limits.
 #[derive(Default)]
@@ -16,6 +16,11 @@ struct UsedOptions {
     burst: bool,
     slots: bool,
     jitter: bool,
+    refill_interval: bool,
+}
+
+impl UsedOptions {
+    const ALL: Self = Self { algorithm: true, burst: true, slots: true, jitter: true, refill_interval: true };
 }
 
 impl Compiler<'_, '_> {
@@ -101,7 +106,7 @@ impl Compiler<'_, '_> {
                 self.reject_under_envoy(limit.at, "a calendar period");
             }
             // A rejected option has already been reported: no second error for it.
-            (used.algorithm, used.burst, used.slots, used.jitter) = (true, true, true, true);
+            *used = UsedOptions::ALL;
             LimitSpec::new(Algorithm::FixedWindow, quota).count_denied()
         } else {
             let delays = !calendar && draft.action.is_some_and(|action| action.value == Action::Delay);
@@ -127,7 +132,17 @@ impl Compiler<'_, '_> {
                 );
                 return None;
             }
-            let windows = algorithm.has_windows() && !calendar;
+            let interval = limit.shape.refill_interval.or_else(|| {
+                let of_rule = draft.shape.refill_interval.filter(|_| algorithm.has_refill_interval());
+                used.refill_interval |= of_rule.is_some();
+                of_rule
+            });
+            if !self.has_refill_interval(interval, algorithm) {
+                return None;
+            }
+            spec.refill_interval = interval.map(|interval| interval.value);
+            // What begins at the same instant for all keys: a window, or a refill.
+            let windows = (algorithm.has_windows() || interval.is_some()) && !calendar;
             spec.jitter = match (limit.shape.jitter, draft.shape.jitter) {
                 (Some(jitter), _) => jitter.value,
                 (None, Some(jitter)) => {
@@ -146,6 +161,7 @@ impl Compiler<'_, '_> {
                 return None;
             }
         };
+        self.lint_refills(&built, limit.shape.refill_interval.or(draft.shape.refill_interval));
         let cost = own_cost(draft, limit);
         let of_rule = draft.cost.clone().map_or(CostFrom::Request, Into::into);
         let scope = scope.limit(Kind::Role(role), &built, slots, cost.as_deref().map(|own| (own, &of_rule)));
@@ -173,7 +189,56 @@ impl Compiler<'_, '_> {
             used.algorithm = true;
             return algorithm.value;
         }
-        if delays { Algorithm::LeakyBucket } else { self.shape.algorithm }
+        if delays {
+            Algorithm::LeakyBucket
+        } else if limit.shape.refill_interval.or(draft.shape.refill_interval).is_some() {
+            Algorithm::TokenBucket
+        } else {
+            self.shape.algorithm
+        }
+    }
+
+    /// Returns whether this algorithm can be refilled at this interval; reports it if not.
+    fn has_refill_interval(&mut self, interval: Option<Spanned<TimeDelta>>, algorithm: Algorithm) -> bool {
+        let Some(Spanned { at, value }) = interval else { return true };
+        if !algorithm.has_refill_interval() {
+            self.reader.error_help(
+                at,
+                format!("`refill_interval` has no meaning for {algorithm}"),
+                "write `algorithm: token_bucket` or leave `refill_interval` out",
+            );
+            return false;
+        }
+        if value < Period::MIN_LENGTH || value > Period::MAX_LENGTH {
+            self.reader.error_help(
+                at,
+                format!("a refill interval of {value} is out of range"),
+                "write one from 1ms to 10 years",
+            );
+            return false;
+        }
+        true
+    }
+
+    /// Warns about a bucket whose refills add nothing most of the time, or more than it holds.
+    fn lint_refills(&mut self, limit: &Limit, interval: Option<Spanned<TimeDelta>>) {
+        let Some((at, interval)) = interval.map(|given| given.at).zip(limit.refill_interval()) else {
+            return;
+        };
+        let rate = limit.rate();
+        let refill = u128::from(rate.count) * u128::from(interval.as_micros());
+        let unit = u128::from(rate.period.length().as_micros());
+        if refill > 0 && refill < unit {
+            let message = format!("{rate} is less than one unit every {interval}: most refills add none");
+            self.reader.warning(at, message, "write an interval in which a unit arrives, or leave it out");
+        } else if refill > u128::from(limit.capacity()) * unit {
+            let message = format!(
+                "each refill adds {}, and the bucket holds {}: the rest is lost",
+                refill.div_ceil(unit),
+                limit.capacity()
+            );
+            self.reader.warning(at, message, "raise `burst`, or shorten `refill_interval`");
+        }
     }
 
     fn concurrency(&mut self, draft: &RuleDraft, role: Role, scope: &ScopePath) -> Option<RuleLimit> {
@@ -231,7 +296,13 @@ impl Compiler<'_, '_> {
                 "jitter",
                 shape.jitter.filter(|word| word.value).map(|word| word.at),
                 used.jitter,
-                "it is for fixed_window, sliding_window and strict_window, not for calendar periods",
+                "it is for fixed_window, sliding_window, strict_window and refill intervals, not for calendar periods",
+            ),
+            (
+                "refill_interval",
+                shape.refill_interval.map(|word| word.at),
+                used.refill_interval,
+                "it is for token_bucket",
             ),
         ];
         for (name, at, used, what_for) in words {

@@ -10,7 +10,7 @@ use crate::yaml::{Position, YamlNode, YamlValue};
 use std::collections::BTreeMap;
 use tollgate_core::{Mode, Rate, TimeDelta};
 
-const KEYS: [&str; 31] = [
+const KEYS: [&str; 34] = [
     "key",
     "value",
     "rate_limit",
@@ -27,11 +27,13 @@ const KEYS: [&str; 31] = [
     "algorithm",
     "slots",
     "jitter",
+    "refill_interval",
     "tiers",
     "concurrency",
     "class",
     "on_error",
     "mode",
+    "store",
     "fallback",
     "split",
     "action",
@@ -41,6 +43,7 @@ const KEYS: [&str; 31] = [
     "candidate",
     "priority",
     "cost",
+    "billing",
     "replaces",
 ];
 
@@ -80,11 +83,13 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "algorithm" => draft.shape.algorithm = algorithm(reader, node),
             "slots" => draft.shape.slots = reader.count(node, "slots", u64::from(u32::MAX)),
             "jitter" => draft.shape.jitter = reader.boolean(node, "jitter"),
+            "refill_interval" => draft.shape.refill_interval = reader.duration(node, "refill_interval"),
             "tiers" => draft.tiers = tiers(reader, node),
             "concurrency" => draft.concurrency = concurrency(reader, node),
             "class" => draft.class = class(reader, node),
             "on_error" => draft.on_error = on_error(reader, node),
             "mode" => draft.mode = mode(reader, node),
+            "store" => draft.store = super::store(reader, node),
             "fallback" => draft.fallback = fallback(reader, node),
             "split" => draft.split = split_into(reader, node),
             "action" => draft.action = action(reader, node),
@@ -93,6 +98,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "candidate" => draft.candidate = limit::list(reader, node, "candidate"),
             "priority" => draft.priority = priority(reader, node),
             "cost" => draft.cost = cost(reader, node),
+            "billing" => draft.billing = reader.boolean(node, "billing"),
             "replaces" => draft.replaces = replaces(reader, node),
             "region" => {
                 unsupported(reader, node.at, "`region`", "leave it out: every limit is counted in one place");
@@ -132,6 +138,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
         draft.key = None;
     }
     check_replaces(reader, &draft);
+    check_billing(reader, &draft);
     Some(draft)
 }
 
@@ -377,6 +384,19 @@ fn check_replaces(reader: &mut Reader<'_>, draft: &RuleDraft) {
             replaced.at,
             format!("the rule `{}` cannot replace itself", crate::yaml::shorten(&name.value)),
             "`replaces` names other rules; take this one out",
+        );
+    }
+}
+
+/// Rejects `billing` on a rule without a rate: consumption is what its limits charge.
+fn check_billing(reader: &mut Reader<'_>, draft: &RuleDraft) {
+    let has_rate = draft.limits.as_ref().is_some_and(|limits| !limits.is_empty()) || !draft.tiers.is_empty();
+    let is_group = !draft.rules.is_empty() && draft.limits.is_none() && draft.concurrency.is_none();
+    if let Some(billing) = draft.billing.filter(|billing| billing.value && !has_rate && !is_group) {
+        reader.error_help(
+            billing.at,
+            "`billing` on a rule without a rate has no effect: there is nothing that a request consumes",
+            "write `limit` beside it, with `shadow: true` if it is to deny nothing",
         );
     }
 }

@@ -8,10 +8,31 @@ use crate::unit::Unit;
 use crate::yaml::{Position, YamlNode, YamlValue, shorten};
 use tollgate_core::{Period, Rate};
 
-const RATE_LIMIT_KEYS: [&str; 9] =
-    ["unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "burst", "slots", "jitter"];
-const LIMIT_KEYS: [&str; 10] =
-    ["count", "period", "unit", "calendar", "zone", "cost", "burst", "algorithm", "slots", "jitter"];
+const RATE_LIMIT_KEYS: [&str; 10] = [
+    "unit",
+    "requests_per_unit",
+    "unlimited",
+    "name",
+    "replaces",
+    "algorithm",
+    "burst",
+    "slots",
+    "jitter",
+    "refill_interval",
+];
+const LIMIT_KEYS: [&str; 11] = [
+    "count",
+    "period",
+    "unit",
+    "calendar",
+    "zone",
+    "cost",
+    "burst",
+    "algorithm",
+    "slots",
+    "jitter",
+    "refill_interval",
+];
 const EXAMPLE: &str = "100/minute";
 /// The maximum number of limits in one list.
 const MAX_LIMITS: usize = 16;
@@ -214,6 +235,7 @@ fn shape_key(reader: &mut Reader<'_>, name: &str, node: &YamlNode<'_>, shape: &m
         "algorithm" => shape.algorithm = algorithm(reader, node),
         "slots" => shape.slots = reader.count(node, "slots", u64::from(u32::MAX)),
         "jitter" => shape.jitter = reader.boolean(node, "jitter"),
+        "refill_interval" => shape.refill_interval = reader.duration(node, "refill_interval"),
         _ => return false,
     }
     true

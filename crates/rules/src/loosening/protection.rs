@@ -14,8 +14,9 @@ const DOUBLED: f64 = 1.9;
 const DAY: f64 = 24.0 * 3_600.0 * 1e6;
 
 /// Settings that are compared here by what they do, and those that change no protection. Others are a reason to ask.
-const JUDGED: [&str; 16] = [
+const JUDGED: [&str; 17] = [
     "action",
+    "billing",
     "class",
     "cost",
     "detailed_metric",
@@ -241,6 +242,8 @@ struct Bound {
     capacity: f64,
     count: f64,
     period: f64,
+    /// Zero for a bucket that is refilled continuously.
+    refill_interval: f64,
 }
 
 impl Bound {
@@ -251,6 +254,7 @@ impl Bound {
             capacity: limit.limit.capacity() as f64,
             count: rate.count as f64,
             period: rate.period.length().as_micros().max(1) as f64,
+            refill_interval: limit.limit.refill_interval().map_or(0.0, |span| span.as_micros() as f64),
         }
     }
 
@@ -261,7 +265,12 @@ impl Bound {
             // An interval around the edge of a window is in both.
             Algorithm::FixedWindow => self.capacity * (periods.floor() + 2.0),
             Algorithm::StrictWindow | Algorithm::SlidingLog => self.capacity * (periods.ceil().max(1.0)),
-            _ => self.capacity + self.count * periods,
+            // A refill at intervals may come at the start of any span.
+            _ => {
+                self.capacity
+                    + (self.count * self.refill_interval / self.period).min(self.capacity)
+                    + self.count * periods
+            }
         }
     }
 }

@@ -23,7 +23,7 @@ use tollgate_engine::{
     Check, ClosedReservation, Decision, Limiter, ReservationId, ReserveError, SettleError, TraceContext,
 };
 use tollgate_http::response::{DecisionSummary, ResponseConfig};
-use tonic::metadata::MetadataMap;
+use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
 
 /// The metadata key.
@@ -39,7 +39,7 @@ pub(crate) async fn handle<S: CounterStore>(
     metadata: &MetadataMap,
     trace: Option<&TraceContext>,
 ) -> Result<RateLimitResponse, Status> {
-    let form = metadata.get(METADATA_KEY).map(|form| form.as_bytes()).unwrap_or_default();
+    let form = metadata.get(METADATA_KEY).map(MetadataValue::as_bytes).unwrap_or_default();
     match form {
         b"attributes" if request.descriptors.len() != 1 => {
             return Err(BadRequest("attributes must be sent as exactly one descriptor".to_owned()).into());

@@ -38,7 +38,7 @@ pub(super) async fn send_with_retry(
     until: Instant,
     counters: Option<Counters<'_>>,
 ) -> Result<ShardReply, StoreError> {
-    let RedisStore { shared, topology } = store;
+    let RedisStore { shared, topology, .. } = store;
     let mut request = Box::new(request);
     let (mut redirect, mut asking, mut unsent): (Option<Arc<Shard>>, bool, u32) = (None, false, 0);
     loop {
@@ -52,9 +52,7 @@ pub(super) async fn send_with_retry(
             },
         };
         if shard.health.is_open() {
-            shard.health.count(ErrorKind::Open);
-            topology.mark_stale();
-            return Err(unavailable(&shard, "too many failures; it is left alone for a while"));
+            return Err(left_alone(store, &shard));
         }
         let (reply, receiver) = oneshot::channel();
         let (id, is_asking) = (shared.late.next_id(), std::mem::take(&mut asking));
@@ -156,6 +154,13 @@ async fn wait(
             waiter.abandon().map_or_else(|late| Err(late.map_or(StoreError::Timeout, StoreError::Late)), Ok)
         }
     }
+}
+
+/// Returns the error of a request that is not sent, because the shard's breaker is open.
+pub(super) fn left_alone(store: &RedisStore, shard: &Shard) -> StoreError {
+    shard.health.count(ErrorKind::Open);
+    store.topology.mark_stale();
+    unavailable(shard, "too many failures; it is left alone for a while")
 }
 
 fn unavailable(shard: &Shard, why: &str) -> StoreError {

@@ -61,6 +61,8 @@ impl ScriptArgs {
         self.taken_at(full_at);
         let want = &request.charges[0];
         let (units, interval, k) = match want.limit.params() {
+            // Never taken ahead; a unit of less than a microsecond is not returned.
+            LimitParams::Bucket { .. } if want.limit.refill_interval().is_some() => (0, 1, 2),
             LimitParams::Bucket { k, interval, .. } => {
                 (want.cost.units().min(2 * want.limit.capacity()), interval, k)
             }
@@ -176,6 +178,11 @@ impl ScriptArgs {
                 }
             }
             (_, 1 | 2) => self.bucket(&want.limit),
+            (_, op) if op > STEPPED => {
+                self.bucket(&want.limit);
+                self.number(want.limit.refill_interval().map_or(1, TimeDelta::as_micros));
+                self.number(want.phase.as_micros());
+            }
             (_, PERMITS) => {
                 self.body.extend_from_slice(format!("{:x}\0", want.permit.0).as_bytes());
             }
@@ -203,6 +210,8 @@ impl ScriptArgs {
 /// Marks buckets that specify how far ahead they may be.
 const FAR: u8 = 128;
 const PERMITS: u8 = 10;
+/// Added to the step of a bucket that is refilled at intervals.
+const STEPPED: u8 = 10;
 /// Marks a charge whose state may have been lost.
 const LOST: u8 = 4;
 
@@ -221,7 +230,8 @@ fn numbers(limit: &Limit, cost: Cost, phase: TimeDelta) -> (u8, [u64; 5]) {
             // Twice the capacity is never allowed, and never debited.
             let most = if cost.is_refund() { limit.refill_cost() } else { 2 * capacity };
             let (cost, capacity) = (time(units.min(most)), time(capacity));
-            (if k == 1 { 1 } else { 2 }, [cost.0, capacity.0, cost.1, capacity.1, k])
+            let stepped = if limit.refill_interval().is_some() { STEPPED } else { 0 };
+            (stepped + if k == 1 { 1 } else { 2 }, [cost.0, capacity.0, cost.1, capacity.1, k])
         }
         LimitParams::Fixed { max_count: most } => (3 + by_calendar, [units, capacity, period, phase, most]),
         LimitParams::Attempts { max_count: most } => {

@@ -75,6 +75,8 @@ impl RunIdTracker {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShardStatus {
+    /// Name of its store; `None` for the default store.
+    pub store: Option<String>,
     /// Address of the server.
     pub address: String,
     /// Number of open connections.
@@ -128,6 +130,7 @@ impl Shard {
 
     pub(super) fn status(&self) -> ShardStatus {
         ShardStatus {
+            store: None,
             address: self.address.clone(),
             connections: self.connected.load(Ordering::Relaxed),
             breaker: self.health.state(),

@@ -4,8 +4,8 @@ use super::data_loss::DataLoss;
 use super::key_encoding::{self, Hashing, Name};
 use smallvec::SmallVec;
 use tollgate_core::{
-    Algorithm, Charge, Cost, Enforcement, Limit, LimitParams, LossPolicy, Mode, Permit, PermitId, TimeDelta,
-    Timestamp, UnitReturn,
+    Algorithm, Charge, Cost, Enforcement, Limit, LimitParams, LossPolicy, Mode, Permit, PermitId, Scope,
+    TimeDelta, Timestamp, UnitReturn,
 };
 
 /// One charge, or one permit to release.
@@ -44,8 +44,8 @@ pub(super) struct ShardRequest {
 }
 
 impl ShardRequest {
-    /// Returns whether the request has only buckets in whole microseconds, all required and taken from, each once, all
-    /// in one bundle, none with a reach: the common request, for which there is a faster script.
+    /// Returns whether the request has only buckets in whole microseconds that refill continuously, all required and taken
+    /// from, each once, all in one bundle, none with a reach: the common request, for which there is a faster script.
     pub(super) fn is_plain(&self) -> bool {
         const MAX_BUCKETS: usize = 16;
         self.bundles.len() == 1
@@ -57,6 +57,7 @@ impl ShardRequest {
                     && !want.cost.is_refund()
                     && !want.cost.is_peek()
                     && self.loss.applies_to(want).is_none()
+                    && want.limit.refill_interval().is_none()
                     && matches!(want.limit.params(), LimitParams::Bucket { k: 1, reach: 0, .. })
             })
     }
@@ -82,12 +83,27 @@ impl ShardRequest {
     }
 }
 
-/// Splits charges by slot; all go into one request for [`KeyLayout::Single`].
+/// Where a part of a request is decided: a store, and a slot of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// 0 for the default store, then the named ones in order; [`Place::UNKNOWN`] for one that is not configured.
+    pub(super) store: u16,
+    pub(super) slot: u16,
+}
+
+impl Place {
+    pub(super) const UNKNOWN: u16 = u16::MAX;
+}
+
+/// A request by place.
+pub(super) type Parts = SmallVec<[(Place, ShardRequest); 1]>;
+
+/// Splits charges by store and slot; `layout` returns the store of a scope's counters, and how it spreads them.
 pub(super) fn from_charges(
     charges: &[Charge<'_>],
-    place: KeyLayout,
+    layout: impl Fn(&Scope) -> (u16, KeyLayout),
     hashing: &Hashing,
-) -> SmallVec<[(u16, ShardRequest); 1]> {
+) -> Parts {
     let mut parts = SmallVec::new();
     let independent = |charge: &Charge<'_>| charge.enforcement == Enforcement::Independent;
     for first in [true, false] {
@@ -98,7 +114,8 @@ pub(super) fn from_charges(
                 TimeDelta::ZERO
             };
             let bundle = key_encoding::bundle(&charge.key, hashing);
-            let part = request_at(&mut parts, place.slot(&bundle));
+            let (store, layout) = layout(charge.key.scope);
+            let part = request_at(&mut parts, Place { store, slot: layout.slot(&bundle) });
             part.add(bundle, key_encoding::member(charge.key.scope), |counter| ShardCharge {
                 limit: charge.limit.clone(),
                 cost: charge.cost,
@@ -133,11 +150,11 @@ pub(super) fn mark(charge: &Charge<'_>) -> Name {
 /// Builds a request that returns units; the mark that they were returned lies in the same slot.
 pub(super) fn from_unit_return(
     back: &UnitReturn<'_>,
-    place: KeyLayout,
+    layout: impl Fn(&Scope) -> (u16, KeyLayout),
     hashing: &Hashing,
-) -> SmallVec<[(u16, ShardRequest); 1]> {
+) -> Parts {
     let charge = Charge::new(back.key, back.limit, Cost::new(back.units));
-    let mut parts = from_charges(&[charge], place, hashing);
+    let mut parts = from_charges(&[charge], layout, hashing);
     for (_, part) in &mut parts {
         let mark = format!("{}~{:x}", part.bundles[0], back.id.0);
         part.bundles.push(mark);
@@ -148,14 +165,14 @@ pub(super) fn from_unit_return(
 /// Builds requests that release permits, by slot.
 pub(super) fn from_permits(
     permits: &[Permit<'_>],
-    place: KeyLayout,
+    layout: impl Fn(&Scope) -> (u16, KeyLayout),
     hashing: &Hashing,
-) -> SmallVec<[(u16, ShardRequest); 1]> {
+) -> Parts {
     let charges: SmallVec<[Charge<'_>; 4]> = permits
         .iter()
         .map(|permit| Charge { permit: permit.id, ..Charge::new(permit.key, permit.limit, Cost::PEEK) })
         .collect();
-    from_charges(&charges, place, hashing)
+    from_charges(&charges, layout, hashing)
 }
 
 /// Whether keys are spread over cluster slots.
@@ -176,9 +193,9 @@ impl KeyLayout {
     }
 }
 
-fn request_at(parts: &mut SmallVec<[(u16, ShardRequest); 1]>, slot: u16) -> &mut ShardRequest {
-    let known = parts.iter().position(|(known, _)| *known == slot).unwrap_or_else(|| {
-        parts.push((slot, ShardRequest::default()));
+fn request_at(parts: &mut Parts, place: Place) -> &mut ShardRequest {
+    let known = parts.iter().position(|(known, _)| *known == place).unwrap_or_else(|| {
+        parts.push((place, ShardRequest::default()));
         parts.len() - 1
     });
     &mut parts[known].1

@@ -81,6 +81,12 @@ impl Topology {
         slots.wait_for(|slots| known(slots).is_some()).await.ok().and_then(|slots| known(&slots))
     }
 
+    /// Returns the shard of a slot if its breaker is open.
+    pub(super) fn open_shard(&self, slot: u16) -> Option<Arc<Shard>> {
+        let slots = self.slots.borrow();
+        slots.0.get(usize::from(slot))?.as_ref().filter(|shard| shard.health.is_open()).cloned()
+    }
+
     /// Waits until this shard is known to have slots: by then it is also known whether it took them over from a failed
     /// one.
     pub(super) async fn wait_for_slots(&self, shard: &Arc<Shard>) {

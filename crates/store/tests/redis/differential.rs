@@ -43,6 +43,10 @@ pub(crate) fn limits() -> Vec<Limit> {
         spec(Algorithm::SlidingLog, 8, 1_000),
         spec(Algorithm::Concurrency, 5, 30_000),
         spec(Algorithm::FixedWindow, 4, 1_000).count_denied(),
+        spec(Algorithm::TokenBucket, 60, 60_000).burst(20).refill_interval(TimeDelta::from_secs(10)),
+        spec(Algorithm::TokenBucket, 6, 60_000).refill_interval(TimeDelta::from_millis(700)).jitter(),
+        spec(Algorithm::TokenBucket, 7, 1_000).burst(30).refill_interval(TimeDelta::from_millis(300)),
+        spec(Algorithm::TokenBucket, 99_991, 86_400_000).burst(8).refill_interval(TimeDelta::from_secs(60)),
     ]
     .into_iter()
     .map(|spec| spec.build().expect("in range"))

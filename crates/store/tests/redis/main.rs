@@ -12,6 +12,7 @@ mod leases;
 mod line_faults;
 mod local;
 mod memory;
+mod named;
 mod proxy;
 mod records;
 mod refusals;

@@ -90,6 +90,12 @@ pub(crate) fn parse_duration(text: &str) -> Result<u64, String> {
     if text.is_empty() { Err(wrong()) } else { Ok(total) }
 }
 
+/// Parses a date or an instant, and returns it in RFC 3339.
+pub(crate) fn parse_instant(text: &str) -> Result<String, String> {
+    let wrong = || format!("`{text}` is not a time; use 2026-12-31 or 2026-12-31T18:00:00Z");
+    instant(text).map(|at| at.to_string()).ok_or_else(wrong)
+}
+
 /// Parses a date (its first instant) or an instant; in UTC unless it has an offset.
 fn instant(text: &str) -> Option<Timestamp> {
     // A parser that needs no offset accepts the name of a zone and ignores it.

@@ -137,7 +137,9 @@ fn show(told: &Value) -> anyhow::Result<()> {
     };
     let by = if told["explained_by"] == "draft" { "draft" } else { "active rules" };
     let (domain, revision) = (cell(&told["domain"]), cell(&told["revision"]));
-    writeln!(out, "\n{by} {revision}, domain {domain}: {matched} of {} rules match{tier}", rules.len())?;
+    let omitted = told["omitted"].as_u64().unwrap_or(0);
+    let total = rules.len() as u64 + omitted;
+    writeln!(out, "\n{by} {revision}, domain {domain}: {matched} of {total} rules match{tier}")?;
     for rule in rules {
         let [name, file, line] = ["rule", "file", "line"].map(|name| cell(&rule[name]));
         let finding = match rule["finding"].as_str().unwrap_or_default() {
@@ -155,6 +157,9 @@ fn show(told: &Value) -> anyhow::Result<()> {
         for charge in list(&rule["charged"]) {
             writeln!(out, "  {}", charged(&charge))?;
         }
+    }
+    if omitted > 0 {
+        writeln!(out, "\n{omitted} more rules do not match")?;
     }
     for grant in list(&told["grants"]) {
         let [id, left, units, until] =

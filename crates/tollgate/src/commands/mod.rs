@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 pub(crate) mod caller;
+pub(crate) mod consumption;
 pub(crate) mod emergency;
 pub(crate) mod explain;
 pub(crate) mod generate;

@@ -8,11 +8,13 @@ pub(crate) mod last_good;
 pub(crate) mod reload;
 pub(crate) mod rule_files;
 pub(crate) mod rule_sources;
+mod stores;
 
 use crate::cli::{
-    DAY, GuardrailSection, Listen, MAX_DEADLINE, MAX_FAILURES, ProfileName, RulesFromName, ServeFlags,
-    UnknownDomainName, parse_size,
+    BillingSection, DAY, GuardrailSection, Listen, MAX_DEADLINE, MAX_FAILURES, ProfileName, RulesFromName,
+    ServeFlags, UnknownDomainName, parse_size,
 };
+use crate::server::billing::{self, BillingSettings};
 use crate::server::logging::Stdout;
 use crate::server::otlp::{self, Otlp};
 use crate::server::telemetry::{DecisionLog, decision_log};
@@ -41,6 +43,8 @@ pub(crate) struct Config {
     path: Option<PathBuf>,
     pub(crate) rules: Vec<PathBuf>,
     pub(crate) store: StoreChoice,
+    /// Other stores by name.
+    pub(crate) stores: Vec<(String, RedisConfig)>,
     pub(crate) nodes: Option<u32>,
     pub(crate) leases: LeaseConfig,
     pub(crate) memory: usize,
@@ -63,6 +67,8 @@ pub(crate) struct Config {
     pub(crate) snapshot: Option<PathBuf>,
     /// Guardrails: thresholds for publishing, and for rolling back.
     pub(crate) guardrails: Guardrails,
+    /// How long consumption is kept, and where it is sent.
+    pub(crate) billing: BillingSettings,
     /// Whether rule files that change pass the guardrails of publishing.
     pub(crate) guard_files: bool,
     /// TLS of the admin listener and operators' client certificates.
@@ -158,6 +164,8 @@ struct ConfigFile {
     rules: Vec<PathBuf>,
     store: Option<String>,
     store_password_file: Option<PathBuf>,
+    #[serde(default)]
+    stores: BTreeMap<String, stores::NamedStore>,
     store_deadline_ms: Option<Millis<MAX_DEADLINE>>,
     store_breaker_failures: Option<Whole<1, MAX_FAILURES>>,
     store_breaker_window_ms: Option<Millis<DAY>>,
@@ -181,6 +189,8 @@ struct ConfigFile {
     #[serde(default)]
     guardrails: GuardrailSection,
     snapshot: Option<PathBuf>,
+    #[serde(default)]
+    billing: BillingSection,
     admin_tls_cert: Option<PathBuf>,
     admin_tls_key: Option<PathBuf>,
     admin_client_ca: Option<PathBuf>,
@@ -246,6 +256,7 @@ impl ConfigFile {
         let Self {
             rules,
             store_password_file,
+            stores,
             resp_password_file,
             db,
             snapshot,
@@ -255,6 +266,7 @@ impl ConfigFile {
             identity,
             gateway,
             decision_log,
+            billing,
             // Without paths.
             store: _,
             store_deadline_ms: _,
@@ -284,9 +296,17 @@ impl ConfigFile {
             region: _,
             otlp: _,
         } = self;
-        let files = [store_password_file, resp_password_file, admin_tls_cert, admin_tls_key, admin_client_ca];
+        let files = [
+            store_password_file,
+            resp_password_file,
+            admin_tls_cert,
+            admin_tls_key,
+            admin_client_ca,
+            &mut billing.webhook_secret_file,
+        ];
         let snapshot = snapshot.iter_mut().filter(|path| path.as_os_str() != "off");
-        for path in files.into_iter().flatten().chain(snapshot).chain(rules) {
+        let stores = stores.values_mut().filter_map(|store| store.password_file.as_mut());
+        for path in files.into_iter().flatten().chain(snapshot).chain(rules).chain(stores) {
             *path = base.join(&*path);
         }
         if let Some(address) = db {
@@ -326,10 +346,12 @@ impl Config {
         Ok(Self {
             path: flags.config.clone(),
             snapshot: flags.publishing.snapshot(file.snapshot.clone(), db.as_deref()),
+            billing: billing::read(&flags.billing, &file.billing, db.is_some())?,
             db: db.map(DbAddress),
             history_days: flags.history_days.or(file.history_days.map(|days| days.0 as u32)).unwrap_or(30),
             admin,
             store: store(flags, &file)?,
+            stores: stores::read(flags, &file)?,
             admin_tls: admin_tls(flags, &file)?,
             resp: flags.resp.or(file.resp),
             resp_config: RespConfig { password: resp_password(flags, &file)?, ..RespConfig::default() },
@@ -362,10 +384,11 @@ impl Config {
     }
 
     /// Returns the settings that require a restart, with their values, which are compared and never shown.
-    pub(crate) fn restart_only(&self) -> [(&'static str, String); 17] {
+    pub(crate) fn restart_only(&self) -> [(&'static str, String); 18] {
         [
             ("rules", format!("{:?}", self.rules)),
             ("store", format!("{:?}", self.store)),
+            ("stores", format!("{:?}", self.stores)),
             ("nodes", format!("{:?}", self.nodes)),
             ("leases", format!("{:?}", self.leases)),
             ("memory", self.memory.to_string()),
@@ -376,6 +399,7 @@ impl Config {
             ("forward_auth", format!("{:?}", self.forward_auth)),
             ("db", self.db.as_ref().map(|db| db.0.clone()).unwrap_or_default()),
             ("admin", format!("{:?}", self.admin)),
+            ("billing", format!("{:?}", self.billing)),
             ("otlp", format!("{:?}", self.otlp)),
             ("profile", format!("{:?}", self.profile)),
             ("global_shadow", self.global_shadow.to_string()),
@@ -416,9 +440,18 @@ impl Config {
 
     pub(crate) fn rule_options(&self) -> Options {
         let lease_shared = matches!(self.store, StoreChoice::Redis(_));
-        let cluster = matches!(&self.store, StoreChoice::Redis(redis) if redis.is_cluster());
+        let cluster = matches!(&self.store, StoreChoice::Redis(redis) if redis.is_cluster())
+            || self.stores.iter().any(|(_, redis)| redis.is_cluster());
+        let stores = Some(self.stores.iter().map(|(name, _)| name.clone()).collect());
         let permits = if self.gateway.is_some() { PermitRelease::Released } else { PermitRelease::Expire };
-        Options { nodes: self.nodes, lease_shared, cluster: Some(cluster), permits, ..options(self.profile) }
+        Options {
+            nodes: self.nodes,
+            lease_shared,
+            cluster: Some(cluster),
+            permits,
+            stores,
+            ..options(self.profile)
+        }
     }
 }
 
@@ -442,6 +475,11 @@ fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     if let Some(path) = flags.store_password_file.as_ref().or(file.store_password_file.as_ref()) {
         redis = redis.with_password_file(path).context("--store-password-file")?;
     }
+    Ok(StoreChoice::Redis(with_limits(redis, flags, file)?))
+}
+
+/// Returns a store with the deadline and the breaker settings, which all stores share.
+fn with_limits(mut redis: RedisConfig, flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<RedisConfig> {
     if let Some(deadline) = flags.store_deadline_ms.or(file.store_deadline_ms.map(|time| time.0)) {
         redis.deadline = Duration::from_millis(deadline);
     }
@@ -461,7 +499,7 @@ fn store(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<StoreChoice> {
     }
     let caution = flags.store_caution_ms.or(file.store_caution_ms);
     redis.loss_window = caution.map(|most| TimeDelta::from_micros(most.saturating_mul(1_000)));
-    Ok(StoreChoice::Redis(redis))
+    Ok(redis)
 }
 
 fn leases(flags: &ServeFlags, file: &LeaseSection) -> anyhow::Result<LeaseConfig> {
@@ -567,7 +605,7 @@ mod tests {
     /// One rule for every path in the file: what a user writes is found beside the file, wherever the server starts.
     #[test]
     fn every_path_is_relative_to_the_file() {
-        let text = "rules: r.yaml\nstore_password_file: a\nresp_password_file: b\ndb: sqlite:state/c.db\n\
+        let text = "rules: r.yaml\nstore_password_file: a\nstores: {eu: {address: redis://h, password_file: l}}\nresp_password_file: b\ndb: sqlite:state/c.db\n\
             snapshot: d\nadmin_tls_cert: e\nadmin_tls_key: f\nadmin_client_ca: g\n\
             identity: {jwt: {jwks: h}, api_key: {secret_file: i}}\n\
             decision_log: {output: j}\n\
@@ -575,7 +613,7 @@ mod tests {
         let mut file: ConfigFile = serde_saphyr::from_str(text).expect("valid");
         file.resolve(Path::new("/etc/tollgate")).expect("resolved");
         let shown = format!("{file:?}");
-        for name in ["r.yaml", "a", "b", "state/c.db", "d", "e", "f", "g", "h", "i", "j", "k"] {
+        for name in ["r.yaml", "a", "b", "state/c.db", "d", "e", "f", "g", "h", "i", "j", "k", "l"] {
             assert!(shown.contains(&format!("/etc/tollgate/{name}\"")), "{name} in {shown}");
         }
     }

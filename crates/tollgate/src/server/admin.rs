@@ -4,6 +4,7 @@ use crate::cli::Listen;
 use crate::config::last_good::{InsteadOfFiles, LastGood, start_rules};
 use crate::config::rule_files::RuleFiles;
 use crate::config::{Config, StoreChoice};
+use crate::server::billing::{BillingServer, BillingTasks};
 use crate::server::build::listen_if_free;
 use crate::server::history;
 use crate::server::open_files;
@@ -50,6 +51,8 @@ pub(crate) struct AdminServer {
     history_days: u32,
     /// Denials per caller, for the rollback guard.
     denials: Arc<DenialCounts>,
+    /// Billing, with a database.
+    pub(crate) billing: Option<BillingServer>,
     listener: Option<TcpListener>,
     tls: Option<AdminTls>,
     roles: BTreeMap<String, Role>,
@@ -69,6 +72,7 @@ pub(crate) struct RunningAdmin {
     heartbeat: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     /// The task that records the history, ended in the same way.
     history: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    billing: Option<BillingTasks>,
 }
 
 impl AdminServer {
@@ -132,6 +136,7 @@ impl AdminServer {
             snapshot,
             history_days,
             denials,
+            billing: None,
             listener,
             tls,
             roles,
@@ -184,7 +189,8 @@ impl AdminServer {
         rule_files: Arc<RuleFiles>,
         drain: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<RunningAdmin> {
-        let (mut following, mut telling, mut recording) = (Vec::new(), None, None);
+        let (mut following, mut telling) = (Vec::new(), None);
+        let (mut recording, mut billing) = (None, None);
         if let (Some(control), Some(rule_manager)) = (&self.control, &self.rule_manager) {
             status.attach_control(Arc::clone(control), Arc::clone(rule_manager));
             let (own, counting) = (Arc::clone(&limiter), Arc::clone(status));
@@ -195,6 +201,10 @@ impl AdminServer {
                 }
                 Err(error) => counting.record_failure(ReloadTarget::Rules, error),
             });
+            if let Some(server) = self.billing {
+                billing = Some(server.start(control)?);
+                status.attach_billing(server);
+            }
             let heard = Arc::clone(status);
             control.on_change(move |what| heard.on_change(what));
             let present = Arc::clone(status);
@@ -224,6 +234,7 @@ impl AdminServer {
                 serving: None,
                 heartbeat: telling,
                 history: recording,
+                billing,
             });
         };
         // With client certificates configured, every operator must authenticate, also on loopback.
@@ -257,7 +268,7 @@ impl AdminServer {
         };
         let slots = open_files::budget().port(tollgate_admin::port_limits(open_files::guaranteed()));
         let serving = Some(tokio::spawn(tollgate_admin::serve(listener, self.tls, admin, slots, drain)));
-        Ok(RunningAdmin { sync: following, serving, heartbeat: telling, history: recording })
+        Ok(RunningAdmin { sync: following, serving, heartbeat: telling, history: recording, billing })
     }
 }
 
@@ -274,7 +285,7 @@ impl Explainer for RequestExplainer {
     }
 
     fn options(&self) -> Options {
-        self.options
+        self.options.clone()
     }
 
     fn identify(
@@ -318,6 +329,9 @@ impl RunningAdmin {
     pub(crate) async fn shutdown(self) {
         if let Some(serving) = self.serving {
             let _ = serving.await;
+        }
+        if let Some(billing) = self.billing {
+            billing.shutdown().await;
         }
         self.sync.iter().for_each(JoinHandle::abort);
         for (end, task) in [self.history, self.heartbeat].into_iter().flatten() {

@@ -6,6 +6,7 @@ use crate::config::rule_files::RuleFiles;
 use crate::config::rule_sources;
 use crate::config::{Config, StoreChoice};
 use crate::server::admin::AdminServer;
+use crate::server::billing::BillingServer;
 use crate::server::otlp::ExportTask;
 use crate::server::protocols::{DefaultListeners, ProtocolServers};
 use crate::server::status::ServerStatus;
@@ -15,6 +16,7 @@ use anyhow::Context;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
+use tollgate_control::Billing;
 use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::Limiter;
 use tollgate_observe::Telemetry;
@@ -70,13 +72,18 @@ fn limiter(
             let local = MemoryConfig::with_bytes((config.memory / 16).max(MemoryConfig::MIN_BYTES));
             let local = MemoryStore::new(&local, clock).context("--memory")?;
             let leases = LeaseConfig { nodes: config.nodes.unwrap_or(1), ..config.leases.clone() };
-            tokio::spawn(warn_if_unreachable(redis.clone()));
-            let redis = match &secret {
-                Some(secret) => redis.clone().with_key_secret(secret),
-                None => redis.clone(),
+            let in_flight_bytes = outages / 2 / (1 + config.stores.len());
+            let connect = |redis: &RedisConfig, name: Option<&str>| {
+                tokio::spawn(warn_if_unreachable(redis.clone(), name.map(str::to_owned)));
+                let redis = match &secret {
+                    Some(secret) => redis.clone().with_key_secret(secret),
+                    None => redis.clone(),
+                };
+                let each = in_flight_bytes / redis.connections.max(1);
+                RedisStore::connect(redis.with_in_flight_bytes(each))
             };
-            let in_flight_bytes = outages / 2 / redis.connections.max(1);
-            let redis = RedisStore::connect(redis.with_in_flight_bytes(in_flight_bytes));
+            let named = config.stores.iter().map(|(name, redis)| (name.clone(), connect(redis, Some(name))));
+            let redis = connect(redis, None).with_named(named.collect());
             let records = Arc::new(RedisRecords::new(redis.clone()));
             let store = Store::redis(&redis, local, leases, clock);
             // Pending charges, and those in doubt.
@@ -88,20 +95,27 @@ fn limiter(
     let limiter = limiter
         .with_global_shadow(config.global_shadow)
         .with_unknown_domain(config.unknown_domain.into())
-        .with_observer(observe);
+        .with_observer(Arc::clone(&observe) as _);
     let limiter = operators.observed(limiter);
     let (guard, limiter) = FileGuard::new(config, operators, limiter);
     let limiter = match &operators.control {
-        Some(control) => limiter.with_quotas(control.quota_table()).with_measures(control.active_measures()),
+        Some(control) => {
+            let display = Box::new(move |key: &str, value: &str| observe.display_caller(key, value));
+            let billing = Billing::new(Arc::clone(control), display, config.billing.retention);
+            let meter = billing.meter();
+            operators.billing = Some(BillingServer::new(billing, &config.billing));
+            let limiter = limiter.with_quotas(control.quota_table()).with_meter(meter);
+            limiter.with_measures(control.active_measures())
+        }
         None => limiter,
     };
     Ok((Arc::new(limiter), guard))
 }
 
 /// Logs which servers of the store cannot be reached at startup, and why.
-async fn warn_if_unreachable(redis: RedisConfig) {
+async fn warn_if_unreachable(redis: RedisConfig, store: Option<String>) {
     for (shard, error) in redis.probe().await {
-        tracing::warn!(shard, error, "store unavailable at startup; rules decide by their on_error");
+        tracing::warn!(store, shard, error, "store unavailable at startup; rules decide by their on_error");
     }
 }
 
@@ -113,6 +127,7 @@ pub(crate) async fn build(config: &Config, unsaid: DefaultListeners) -> anyhow::
     let (limiter, file_guard) = limiter(config, &mut operators, Arc::clone(&observe))?;
     let sending = ExportTask::start(config.otlp.as_ref(), &observe)?;
     let status = Arc::new(ServerStatus::new(Arc::clone(&limiter), observe, config));
+    status.warn_if_not_billed(operators.control.is_some());
     let start = operators.start.take();
     if let Some((_, Some(instead))) = &start {
         status.start_with_last_good(instead.clone());

@@ -5,13 +5,10 @@ mod settings;
 
 pub(crate) use settings::{Otlp, read};
 
-use crate::admin_client::{Client, RequestBody};
+use crate::server::http_post::{PostClient, PostError};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1::SendRequest;
-use hyper::header::{CONTENT_TYPE, HOST, HeaderValue, RETRY_AFTER};
-use hyper::{Method, Request, StatusCode, Uri};
-use std::convert::Infallible;
+use hyper::StatusCode;
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -23,15 +20,11 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Spans per message, and messages per round: together with the buffer size they bound what a node sends per second.
 const BATCH: usize = 512;
 const ROUND: usize = 16;
-/// Timeout of one message.
-const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum attempts per message, and the longest pause between two of them.
 const MAX_ATTEMPTS: u32 = 4;
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// Maximum time that shutdown waits for the last spans to be sent.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum size of a response, in bytes.
-const MAX_RESPONSE: usize = 64 * 1024;
 
 /// Background task that sends spans, and its stop signal.
 pub(crate) struct ExportTask {
@@ -46,7 +39,10 @@ impl ExportTask {
         tracing::info!("sending traces to {}", otlp.uri);
         let (stop, stopped) = watch::channel(false);
         let (client, observe) = (otlp.client()?, Arc::clone(observe));
-        let collector = Collector { otlp: otlp.clone(), client, connection: None, is_unavailable: false };
+        let mut headers = vec![(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"))];
+        headers.extend(otlp.headers.iter().cloned());
+        let client = PostClient::new(otlp.uri.clone(), client);
+        let collector = Collector { otlp: otlp.clone(), client, headers, is_unavailable: false };
         Ok(Some(Self { task: tokio::spawn(collector.run(observe, stopped)), stop }))
     }
 
@@ -64,17 +60,23 @@ impl ExportTask {
 /// Collector with its client and connection state.
 struct Collector {
     otlp: Otlp,
-    client: Client,
-    /// Idle connection from the last message; the collector may have closed it.
-    connection: Option<SendRequest<RequestBody>>,
+    client: PostClient,
+    headers: Vec<(HeaderName, HeaderValue)>,
     is_unavailable: bool,
 }
 
-/// Reason that a message was not accepted.
-enum ExportError {
-    /// A later attempt may succeed; with the collector's `Retry-After`, if any.
-    Retryable(anyhow::Error, Option<Duration>),
-    Permanent(anyhow::Error),
+/// Returns whether a later attempt may succeed.
+fn is_retryable(error: &PostError) -> bool {
+    match error {
+        PostError::Failed(_) => true,
+        PostError::Refused(status, _) => matches!(
+            *status,
+            StatusCode::TOO_MANY_REQUESTS
+                | StatusCode::BAD_GATEWAY
+                | StatusCode::SERVICE_UNAVAILABLE
+                | StatusCode::GATEWAY_TIMEOUT
+        ),
+    }
 }
 
 impl Collector {
@@ -101,7 +103,7 @@ impl Collector {
                     traces.record_dropped(batch.spans);
                     if !std::mem::replace(&mut self.is_unavailable, true) {
                         let uri = &self.otlp.uri;
-                        tracing::warn!("trace collector {uri} unavailable; dropping spans: {error:#}");
+                        tracing::warn!("trace collector {uri} unavailable; dropping spans: {error}");
                     }
                 }
             }
@@ -109,62 +111,24 @@ impl Collector {
     }
 
     /// Sends a message, with retries. Returns the body of the response.
-    async fn send(&mut self, message: &Bytes, stop: &mut watch::Receiver<bool>) -> anyhow::Result<Bytes> {
+    async fn send(&mut self, message: &Bytes, stop: &mut watch::Receiver<bool>) -> Result<Bytes, PostError> {
         let (mut tries, mut pause) = (MAX_ATTEMPTS, INTERVAL);
         loop {
-            let late = |_| {
-                Err(ExportError::Retryable(anyhow::anyhow!("no answer in {} s", TIMEOUT.as_secs()), None))
-            };
-            let sent = tokio::time::timeout(TIMEOUT, self.post(message.clone())).await;
-            let (error, after) = match sent.unwrap_or_else(late) {
+            let error = match self.client.post(&self.headers, message.clone()).await {
                 Ok(answer) => return Ok(answer),
-                Err(ExportError::Permanent(error)) => return Err(error),
-                Err(ExportError::Retryable(error, after)) => (error, after),
+                Err(error) => error,
+            };
+            let after = match &error {
+                PostError::Refused(_, after) => *after,
+                PostError::Failed(_) => None,
             };
             tries -= 1;
-            let must_stop = *stop.borrow();
-            if tries == 0 || must_stop || wait(after.unwrap_or(pause).min(MAX_BACKOFF), stop).await {
+            let must_stop = tries == 0 || !is_retryable(&error) || *stop.borrow();
+            if must_stop || wait(after.unwrap_or(pause).min(MAX_BACKOFF), stop).await {
                 return Err(error);
             }
             pause *= 2;
         }
-    }
-
-    async fn post(&mut self, message: Bytes) -> Result<Bytes, ExportError> {
-        let later = |error: anyhow::Error| ExportError::Retryable(error, None);
-        let mut sender = match self.connection.take().filter(|kept| !kept.is_closed()) {
-            Some(kept) => kept,
-            None => self.client.connect().await.map_err(later)?,
-        };
-        let body = Full::new(message).map_err(|never: Infallible| match never {}).boxed_unsync();
-        let mut request = Request::new(body);
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.otlp.uri.path_and_query().cloned().map(Uri::from).unwrap_or_default();
-        let own = request.headers_mut();
-        own.insert(HOST, self.client.host().map_err(ExportError::Permanent)?);
-        own.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
-        own.extend(self.otlp.headers.iter().cloned());
-        sender.ready().await.map_err(|error| later(error.into()))?;
-        let answer = sender.send_request(request).await.map_err(|error| later(error.into()))?;
-        let status = answer.status();
-        if !status.is_success() {
-            let error = anyhow::anyhow!("it answers {status}");
-            let after = answer.headers().get(RETRY_AFTER).and_then(|text| text.to_str().ok()?.parse().ok());
-            return Err(match status {
-                StatusCode::TOO_MANY_REQUESTS
-                | StatusCode::BAD_GATEWAY
-                | StatusCode::SERVICE_UNAVAILABLE
-                | StatusCode::GATEWAY_TIMEOUT => {
-                    ExportError::Retryable(error, after.map(Duration::from_secs))
-                }
-                _ => ExportError::Permanent(error),
-            });
-        }
-        let answer = Limited::new(answer.into_body(), MAX_RESPONSE).collect().await;
-        // The collector has accepted the spans, even if the rest of its response is lost.
-        let Ok(answer) = answer else { return Ok(Bytes::new()) };
-        self.connection = Some(sender);
-        Ok(answer.to_bytes())
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::config::last_good::InsteadOfFiles;
 use crate::server::admin;
+use crate::server::billing::BillingServer;
 use crate::server::logging;
 use crate::server::open_files;
 use crate::server::store::Store;
@@ -37,6 +38,8 @@ pub(crate) struct ServerStatus {
     more: std::sync::OnceLock<MetricsSource>,
     /// Control plane and rule manager, with a database.
     control: std::sync::OnceLock<(Arc<ControlPlane>, Arc<RuleManager>)>,
+    /// Billing, with a database.
+    billing: std::sync::OnceLock<BillingServer>,
 }
 
 /// Parts of the configuration that are reloaded independently.
@@ -68,6 +71,7 @@ impl ServerStatus {
             instead_of_files: Mutex::default(),
             more: std::sync::OnceLock::new(),
             control: std::sync::OnceLock::new(),
+            billing: std::sync::OnceLock::new(),
         }
     }
 
@@ -101,8 +105,21 @@ impl ServerStatus {
         self.clock.now().since(since).as_micros() / 1_000
     }
 
+    /// Adds the metrics of billing.
+    pub(crate) fn attach_billing(&self, billing: BillingServer) {
+        let _ = self.billing.set(billing);
+    }
+
+    /// Logs a warning if rules are to be billed and there is nowhere to record it.
+    pub(crate) fn warn_if_not_billed(&self, has_db: bool) {
+        if !has_db && self.limiter.rules().has_billing() {
+            tracing::warn!("rules have `billing: true`, but no consumption is recorded; set --db");
+        }
+    }
+
     /// Records that new rules took effect.
     pub(crate) fn reloaded(&self) {
+        self.warn_if_not_billed(self.control.get().is_some());
         self.reloads.fetch_add(1, Ordering::Relaxed);
         self.rules_since.store(self.clock.now().as_micros(), Ordering::Relaxed);
         self.telemetry.broadcast("rules", &json!({"revision": self.limiter.rules().revision()}));
@@ -235,6 +252,9 @@ impl ProcessStatus for ServerStatus {
         page.counter("ratelimit_log_messages_dropped_total", help, logging::dropped_messages());
         if let Some((control, rule_manager)) = self.control.get() {
             admin::metrics(control, rule_manager, page);
+        }
+        if let Some(billing) = self.billing.get() {
+            billing.metrics(page);
         }
         if let Some(more) = self.more.get() {
             more(page);

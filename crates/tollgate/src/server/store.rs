@@ -11,7 +11,7 @@ use tollgate_core::{
 };
 use tollgate_observe::MetricsWriter;
 use tollgate_store::{
-    BreakerState, DenyCache, LeaseConfig, LeasedStore, MemoryStats, MemoryStore, RedisStore,
+    BreakerState, DenyCache, LeaseConfig, LeasedStore, MemoryStats, MemoryStore, RedisStore, ShardStatus,
 };
 
 /// Capacity of the deny cache, in denials of 64 bytes each.
@@ -57,6 +57,7 @@ impl Store {
                     .into_iter()
                     .map(|shard| {
                         json!({
+                            "store": shard.store,
                             "address": shard.address,
                             "connections": shard.connections,
                             "breaker": shard.breaker.name(),
@@ -88,7 +89,7 @@ impl Store {
         let Self::Redis(far) = self else { return Vec::new() };
         let shards = far.inner().inner().status();
         let told = shards.iter().map(
-            |shard| json!({"shard": shard.address, "state": shard.breaker.name(), "error": shard.error}),
+            |shard| json!({"store": shard.store, "shard": shard.address, "state": shard.breaker.name(), "error": shard.error}),
         );
         told.collect()
     }
@@ -155,6 +156,12 @@ impl CounterStore for Store {
     }
 }
 
+/// Returns the labels of a shard: its address and, with a named store, that name; then the others.
+fn labels<'a>(shard: &'a ShardStatus, others: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    let store = shard.store.as_deref().map(|store| ("store", store));
+    std::iter::once(("shard", shard.address.as_str())).chain(store).chain(others.iter().copied()).collect()
+}
+
 fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
     let shards = redis.status();
     let help = "State of each shard's circuit breaker: 0 closed, 1 half-open, 2 open.";
@@ -165,22 +172,22 @@ fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
             BreakerState::HalfOpen => 1,
             BreakerState::Open => 2,
         };
-        family.add(&[("shard", &shard.address)], state);
+        family.add(&labels(shard, &[]), state);
     }
     let mut family = page.gauges("ratelimit_redis_connections", "Number of open connections to each shard.");
     for shard in &shards {
-        family.add(&[("shard", &shard.address)], shard.connections);
+        family.add(&labels(shard, &[]), shard.connections);
     }
     let help = "Seconds by which a shard's clock is ahead of this node's, by the last response.";
     let mut family = page.gauges("ratelimit_clock_offset_seconds", help);
     for shard in &shards {
-        family.add(&[("shard", &shard.address)], shard.clock_ahead as f64 / 1e6);
+        family.add(&labels(shard, &[]), shard.clock_ahead as f64 / 1e6);
     }
     let help = "Number of failed calls to a shard, by kind of error.";
     let mut family = page.counters("ratelimit_redis_errors_total", help);
     for shard in &shards {
         for (kind, count) in &shard.errors {
-            family.add(&[("shard", &shard.address), ("kind", kind)], count);
+            family.add(&labels(shard, &[("kind", kind)]), count);
         }
     }
     let help = "Number of calls that a shard refused, by the code of its error.";
@@ -188,7 +195,7 @@ fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
     for shard in &shards {
         // Codes that never came are left out, but for one.
         for (code, count) in shard.refusals.iter().filter(|(code, count)| *count > 0 || *code == "other") {
-            family.add(&[("shard", &shard.address), ("code", code)], count);
+            family.add(&labels(shard, &[("code", code)]), count);
         }
     }
     let help =
@@ -196,7 +203,7 @@ fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
     let mut family = page.gauges("ratelimit_redis_lost_writes_timestamp_seconds", help);
     for shard in &shards {
         let at = shard.lost_writes_at.map_or(0, tollgate_core::Timestamp::as_secs);
-        family.add(&[("shard", &shard.address)], at);
+        family.add(&labels(shard, &[]), at);
     }
     let mismatches = redis.mismatches() as u64;
     let help = "Number of Redis script results that differ from this node's own computation; any is a bug.";

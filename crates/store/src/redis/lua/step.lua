@@ -105,6 +105,12 @@ local function other_scale(verb, state, a, b, c, d, k, extra)
   return true, { 'f', now + m + 1, f, own, k, unit }, false
 end
 
+-- The end of the refill interval that contains now: `extra` ends with its length and the key's phase.
+local function interval_end(extra)
+  local moment = now + extra[4]
+  return moment - moment % extra[3] + extra[3]
+end
+
 local function step(op, verb, state, a, b, c, d, e, extra)
   if (op == 1 or op == 2) and state and type(state) == 'table' then
     if state[1] ~= 'f' then
@@ -138,7 +144,8 @@ local function step(op, verb, state, a, b, c, d, e, extra)
         next, ahead = base + a, false
       end
     elseif verb == 2 then
-      next = base > now + a and base - a or now
+      -- A refund that is longer than it may be ahead gives back all, also what a longer burst has counted.
+      next = base > now + a and a <= furthest and base - a or now
     elseif verb == 3 then
       local most = base + a < now + b + b and base + a or now + b + b
       next = base > most and base or most
@@ -175,7 +182,7 @@ local function step(op, verb, state, a, b, c, d, e, extra)
       m, f = now, 0
     end
     if verb == 2 then
-      if m < now + a or m == now + a and f <= c then
+      if a > furthest or a == furthest and c > 0 or m < now + a or m == now + a and f <= c then
         return true, full_at(now, 0)
       end
       m, f = m - a, f - c
@@ -281,6 +288,15 @@ local function step(op, verb, state, a, b, c, d, e, extra)
       end
     end
     return fits, moved and { 's', start + c + c - d, start, last, used } or nil, ahead
+  end
+
+  if op > 10 then
+    -- A bucket that is refilled at intervals: the same at the end of its interval; `extra` begins as above.
+    local present = now
+    now = interval_end(extra)
+    local fits, next, ahead = step(op - 10, verb, state, a, b, c, d, e, extra)
+    now = present
+    return fits, next, ahead
   end
 
   if op == 0 then

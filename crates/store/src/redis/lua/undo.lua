@@ -87,6 +87,11 @@ for i = #took, 1, -1 do
     local back = a
     if op == 1 or op == 2 then
       back = leased(c, marks[which]) and 0 or a - (present - taken)
+    elseif op > 10 then
+      now = taken
+      local refilled = interval_end(extra)
+      now = present
+      back = a - (interval_end(extra) - refilled)
     elseif op == 9 then
       local next = { 'l', state[2] }
       for j = 3, #state, 2 do

@@ -1,0 +1,81 @@
+//! Which store keeps a rule's counters: the one that the rule names, else its group's, else the file's, else the default
+//! store.
+
+use super::Compiler;
+use crate::draft::RuleDraft;
+use crate::reader::{Reader, Spanned};
+use crate::ruleset::Options;
+use std::sync::Arc;
+use tollgate_core::Mode;
+
+/// The name that rules use for the store without a name.
+const DEFAULT: &str = "default";
+const MAX_NAME: usize = 64;
+
+/// Returns whether a text can be the name of a store.
+///
+/// ```
+/// assert!(tollgate_rules::is_store_name("eu-west-1"));
+/// assert!(!tollgate_rules::is_store_name("eu|west") && !tollgate_rules::is_store_name(""));
+/// ```
+#[must_use]
+pub fn is_store_name(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=MAX_NAME).contains(&name.len()) && name.chars().all(is_plain)
+}
+
+/// The name is not that of a configured store, and has been reported.
+pub(super) struct UnknownStore;
+
+/// Returns the store that a name stands for; `None` for the default store.
+pub(super) fn resolve(
+    reader: &mut Reader<'_>,
+    given: &Spanned<String>,
+    options: &Options,
+) -> Result<Option<Arc<str>>, UnknownStore> {
+    let name = given.value.as_str();
+    if name == DEFAULT {
+        return Ok(None);
+    }
+    let Some(known) = &options.stores else { return Ok(Some(name.into())) };
+    if known.iter().any(|known| known == name) {
+        return Ok(Some(name.into()));
+    }
+    if known.is_empty() {
+        reader.error_help(
+            given.at,
+            format!("no store is named `{name}`: the server has only its default store"),
+            format!("name it with `--store-named {name}=redis://…`, or leave `store` out"),
+        );
+    } else {
+        let known: Vec<&str> = known.iter().map(String::as_str).chain([DEFAULT]).collect();
+        reader.unknown_value(given.at, "store", name, &known);
+    }
+    Err(UnknownStore)
+}
+
+impl Compiler<'_, '_> {
+    /// Returns the store of a rule's counters; `None` for the default store.
+    pub(super) fn store_of(&mut self, draft: &RuleDraft) -> Option<Arc<str>> {
+        let is_local = draft.mode.is_some_and(|mode| mode.value == Mode::Local);
+        let Some(given) = &draft.store else { return self.store.clone().filter(|_| !is_local) };
+        // A group's name is reported once, not for each rule below it.
+        if self.reported_stores.contains(&given.at) {
+            return None;
+        }
+        let resolved = if is_local && given.value != DEFAULT {
+            self.reader.error_help(
+                given.at,
+                "`store` with `mode: local`: each node counts in its own memory",
+                "keep one of them",
+            );
+            Err(UnknownStore)
+        } else {
+            resolve(self.reader, given, self.options)
+        };
+        resolved.unwrap_or_else(|UnknownStore| {
+            self.reported_stores.push(given.at);
+            None
+        })
+    }
+}
