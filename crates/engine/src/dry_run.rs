@@ -65,11 +65,11 @@ fn is_peeked(charge: &Charge<'_>) -> bool {
 
 /// Returns the outcome of a charge from what was answered.
 fn outcome(charge: &Charge<'_>, told: Outcome) -> Outcome {
-    if told.verdict == Verdict::Unknown || !is_peeked(charge) {
+    if told.verdict == Verdict::Unknown || !is_peeked(charge) || charge.cost.is_peek() {
         return told;
     }
     let (units, capacity) = (charge.cost.units(), charge.limit.capacity());
-    let verdict = match charge.cost.is_peek() || charge.cost.is_refund() || units <= told.remaining {
+    let verdict = match charge.cost.is_refund() || units <= told.remaining {
         true => Verdict::ALLOWED,
         false => Verdict::Denied { retry_after: (units <= capacity).then_some(told.reset_after) },
     };
@@ -94,6 +94,7 @@ impl<S: CounterStore> CounterStore for DryRun<'_, S> {
         while let Some(first) = open.first().copied() {
             let same = |at: &usize| {
                 charges[*at].key.parts == charges[first].key.parts
+                    && charges[*at].key.scope.store() == charges[first].key.scope.store()
                     && dry(&charges[*at]).mode == dry(&charges[first]).mode
                     && (!charges[*at].key.parts.is_empty()
                         || std::ptr::eq(charges[*at].key.scope, charges[first].key.scope))

@@ -88,7 +88,7 @@ fn said(decision: &Decision) -> String {
     )
 }
 
-const FORMS: [&str; 14] = [
+const FORMS: [&str; 15] = [
     "limit: 7/second",
     "limit: 10/minute, burst: 4",
     "limit: [3/second, 10/minute]",
@@ -103,10 +103,11 @@ const FORMS: [&str; 14] = [
     "limit: 10/minute, action: degrade",
     "limit: 10/minute, soft: {at: 50%}",
     "concurrency: 3",
+    "limit: 10/minute, algorithm: token_bucket, refill_interval: 12s",
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     /// Two limiters get the same requests, and one of them explains each before: both decide the same, and as foretold.
     #[test]

@@ -53,11 +53,15 @@ fn fits(algorithm: &str, past: &Past, now: u64, (limit, burst): Quota, units: u6
             let this = sum(past, |at| at >= window);
             last * (MINUTE - (now - window)) + (this + units) * MINUTE <= limit * MINUTE
         }
-        // Each unit was worth the time that it took to come back when it was taken.
+        // What was used comes back as by the limit that admitted last, and is the same number of units to every limit.
         _ => {
-            let full_at =
-                past.iter().fold(0, |full_at, (at, units, by)| full_at.max(*at) + units * (MINUTE / by));
-            full_at.max(now) + units * (MINUTE / limit) <= now + burst.unwrap_or(limit) * (MINUTE / limit)
+            let owed = |(full_at, by): (u64, u64), at: u64, limit: u64| {
+                (full_at.saturating_sub(at) * (MINUTE / limit)).div_ceil(MINUTE / by)
+            };
+            let last = past.iter().fold((0, 1), |last, (at, units, by)| {
+                (at + owed(last, *at, *by) + units * (MINUTE / by), *by)
+            });
+            owed(last, now, limit) + units * (MINUTE / limit) <= burst.unwrap_or(limit) * (MINUTE / limit)
         }
     }
 }

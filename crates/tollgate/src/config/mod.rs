@@ -384,7 +384,7 @@ impl Config {
     }
 
     /// Returns the settings that require a restart, with their values, which are compared and never shown.
-    pub(crate) fn restart_only(&self) -> [(&'static str, String); 18] {
+    pub(crate) fn restart_only(&self) -> [(&'static str, String); 19] {
         [
             ("rules", format!("{:?}", self.rules)),
             ("store", format!("{:?}", self.store)),
