@@ -2,7 +2,12 @@
 import { expect, test } from '@playwright/test';
 import { clock, count, micros, share, span } from '../src/lib/format';
 import { inline, summarize } from '../src/lib/audit-text';
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { completionsAt, type Schema } from '../src/lib/complete';
 import { compare, compareWords } from '../src/lib/diff';
+import { PRESETS, rangeOf, zoomed } from '../src/lib/range';
+import { blockAt, blockOf } from '../src/lib/rule-block';
 import { keyOf, pieces } from '../src/lib/yaml';
 
 /** The same numbers every time. */
@@ -67,4 +72,49 @@ test('numbers are written for people', () => {
   expect([micros(3.21), micros(250), micros(1_500)]).toEqual(['3.2 µs', '250 µs', '1.5 ms']);
   expect([span(59), span(61), span(3_600), span(90_000)]).toEqual(['59 s', '1 min 1 s', '1 h', '1 d 1 h']);
   expect([clock(5), clock(65), clock(3_661)]).toEqual(['0:05', '1:05', '1:01:01']);
+});
+
+test('completions are those of the place in the schema', () => {
+  const schema = JSON.parse(readFileSync(join(import.meta.dirname, '../../crates/rules/src/schema.json'), 'utf8')) as Schema;
+  const at = (text: string) => completionsAt(schema, text.replace('|', ''), text.indexOf('|'));
+  const labels = (text: string) => at(text)?.list.map((one) => one.label) ?? [];
+  const rule = 'domain: d\ndescriptors:\n  - key: a\n';
+  expect(labels('dom|')).toEqual(['domain']);
+  expect(labels('|')).toContain('descriptors');
+  expect(labels('|'), 'a key of rules').not.toContain('limit');
+  expect(labels('domain: d\ndescriptors:\n  - k|')).toEqual(['key']);
+  expect(labels('domain: d\ndescriptors:\n- key: a\n  li|'), 'a list without an indent').toEqual(['limit']);
+  expect(labels(`${rule}    descriptors:\n      - key: b\n        # a comment\n        ra|`)).toEqual(['rate_limit']);
+  expect(labels(`${rule}    rate_limit:\n      u|`)).toEqual(['unit', 'unlimited']);
+  expect(labels(`${rule}    rate_limit: {un|`)).toEqual(['unit', 'unlimited']);
+  expect(labels('domain: d\ndescriptors:\n  - {key: a, li|')).toEqual(['limit']);
+  expect(labels(`${rule}    algorithm: sl|`)).toEqual(['sliding_window', 'sliding_log']);
+  expect(labels(`${rule}    shadow: |`)).toEqual(['true', 'false']);
+  expect(labels(`${rule}jit|`), 'the file again').toEqual(['jitter']);
+  for (const none of ['# dom|', 'do|main: d', `${rule}    tiers:\n      pr|`, 'domain: d|']) expect(labels(none), none).toEqual([]);
+  const found = at(`${rule}    li|`);
+  expect([found?.replaced, found?.list[0]?.insert]).toEqual([2, 'limit: ']);
+});
+
+test('a rule is cut out of its file, and found again in another version', () => {
+  const text = 'domain: d\ndescriptors:\n  # All.\n  - key: a\n    name: one\n    limit: 5/hour\n\n    # Below.\n    descriptors:\n      - key: b\n        name: two\n        limit: 1/hour\n\n  - {key: c, name: three, limit: 2/s}\n';
+  expect(blockAt(text, 4)).toBe('- key: a\n  name: one\n  limit: 5/hour\n\n  # Below.\n  descriptors:\n    - key: b\n      name: two\n      limit: 1/hour');
+  expect(blockAt(text, 5), 'by a line within').toBe(blockAt(text, 4));
+  expect(blockAt(text, 10)).toBe('- key: b\n  name: two\n  limit: 1/hour');
+  expect(blockOf(text, 'two', '')).toBe(blockAt(text, 10));
+  expect(blockOf(text, 'three', '')).toBe('- {key: c, name: three, limit: 2/s}');
+  expect(blockOf(text, 'wo', '')).toBeNull();
+  expect(blockOf('descriptors:\n  - key: a\n    limit: 9/s\n', 'a', '- key: a')).toBe('- key: a\n  limit: 9/s');
+});
+
+test('a range is of the address, and zoom keeps its middle', () => {
+  const now = 1_800_000_000;
+  const range = (words: string) => rangeOf(new URLSearchParams(words), now, PRESETS, '24h');
+  expect(range('')).toEqual({ name: '24h', from: now - 86_400, to: now });
+  expect(range('range=7d').from).toBe(now - 7 * 86_400);
+  expect(range('range=eternity').name).toBe('24h');
+  expect(range('from=2027-01-01T00:00:00Z&to=2027-01-02T00:00:00Z')).toEqual({ name: '', from: 1_798_761_600, to: 1_798_848_000 });
+  for (const wrong of ['from=x&to=y', 'from=2027-01-02T00:00:00Z&to=2027-01-01T00:00:00Z', 'from=2027-01-02T00:00:00Z']) expect(range(wrong).name, wrong).toBe('24h');
+  expect(zoomed({ name: '', from: 1_000, to: 2_000 }, 0.5, now)).toEqual({ from: 1_250, to: 1_750 });
+  expect(zoomed({ name: '', from: 1_000, to: 2_000 }, 2, 2_100), 'not beyond now').toEqual({ from: 100, to: 2_100 });
 });

@@ -5,7 +5,7 @@ test.use({ viewport: { width: 390, height: 844 }, hasTouch: true });
 
 test('all sections are reachable', async ({ page, server }) => {
   await open(page, server, 'overview');
-  for (const name of ['Rules', 'Quotas', 'Decisions', 'Explain', 'Audit', 'Emergency', 'Overview']) {
+  for (const name of ['Rules', 'Quotas', 'Decisions', 'Explain', 'Audit', 'Tokens', 'Emergency', 'Overview']) {
     const entry = page.getByRole('navigation').getByRole('link', { name });
     await expect(entry, name).toBeInViewport({ ratio: 1 });
     await entry.tap();

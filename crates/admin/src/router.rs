@@ -8,8 +8,8 @@
 //! Literal path segments take precedence over parameters: an API key that is literally `by-id` is written `by%2Did`.
 
 use crate::api::{
-    audit, consumption, decisions, emergency, explain, health, log_level, openapi, quota_bulk, quotas,
-    rule_files, rule_tree, rules, stats, usage,
+    audit, consumption, decision_export, decisions, emergency, explain, health, history, log_level, openapi,
+    quota_bulk, quotas, rule_files, rule_tree, rules, stats, tokens, usage,
 };
 use crate::auth::{reject_cross_site, session};
 use crate::conn::listener;
@@ -68,8 +68,11 @@ pub(crate) fn api() -> OpenApiRouter<Arc<AdminState>> {
         .merge(openapi::routes())
         .merge(health::routes())
         .merge(decisions::routes())
+        .merge(decision_export::routes())
         .merge(explain::routes())
         .merge(stats::routes())
+        .merge(history::routes())
+        .merge(tokens::routes())
 }
 
 fn router(admin: Arc<AdminState>) -> Router {

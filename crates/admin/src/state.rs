@@ -39,6 +39,8 @@ pub struct AdminState {
     pub throttle: FailedAuthThrottle,
     /// The other nodes, as last read from the database.
     pub nodes: NodeCache,
+    /// Days that the database keeps the history; 0 for none.
+    pub history_days: u32,
 }
 
 impl AdminState {

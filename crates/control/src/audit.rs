@@ -21,8 +21,12 @@ pub(crate) const INSERT: &str =
 const SELECT: &str = "SELECT seq, at, actor, origin, action, target, before, after, hash FROM audit
      WHERE seq > $1 ORDER BY seq LIMIT $2";
 
+/// Entries that match a filter; an empty text matches everything.
 const SELECT_BEFORE: &str = "SELECT seq, at, actor, origin, action, target, before, after, hash FROM audit
-     WHERE seq < $1 ORDER BY seq DESC LIMIT $2";
+     WHERE seq < $1 AND ($3 = '' OR actor = $3)
+     AND ($4 = '' OR action = $4 OR SUBSTR(action, 1, LENGTH($4) + 1) = $4 || '.')
+     AND ($5 = '' OR SUBSTR(target, 1, LENGTH($5)) = $5) AND at >= $6 AND at <= $7
+     ORDER BY seq DESC LIMIT $2";
 
 /// Maximum number of entries per read.
 const MAX_PAGE: i64 = 1_000;
@@ -30,6 +34,21 @@ const MAX_PAGE: i64 = 1_000;
 /// Returns the `after` value of a deletion: the reason, if one was given.
 pub(crate) fn reason_only(reason: &str) -> String {
     if reason.is_empty() { String::new() } else { serde_json::json!({"reason": reason}).to_string() }
+}
+
+/// Filter of the audit log; what is absent matches everything.
+#[derive(Clone, Debug, Default)]
+pub struct AuditFilter {
+    /// Name of the principal.
+    pub actor: Option<String>,
+    /// Action such as `quota.put`, or all that begin with a word: `quota`.
+    pub action: Option<String>,
+    /// First characters of the target.
+    pub target: Option<String>,
+    /// Earliest time, inclusive, in milliseconds since the epoch.
+    pub from: Option<i64>,
+    /// Latest time, inclusive.
+    pub to: Option<i64>,
 }
 
 type AuditRow = (i64, i64, String, String, String, String, String, String, Vec<u8>);
@@ -163,9 +182,32 @@ impl ControlPlane {
     /// # Errors
     /// [`ControlError`] if the database is unavailable.
     pub async fn audit(&self, before: Option<i64>, limit: i64) -> Result<Vec<AuditEntry>, ControlError> {
+        self.audit_matching(&AuditFilter::default(), before, limit).await
+    }
+
+    /// Returns at most `limit` matching entries before sequence number `before`, newest first.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the database is unavailable.
+    pub async fn audit_matching(
+        &self,
+        filter: &AuditFilter,
+        before: Option<i64>,
+        limit: i64,
+    ) -> Result<Vec<AuditEntry>, ControlError> {
         let before = before.unwrap_or(i64::MAX);
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let rows: Vec<AuditRow> = on!(&self.db, pool => {
-            sqlx::query_as(SELECT_BEFORE).bind(before).bind(limit).fetch_all(pool).await?
+            sqlx::query_as(SELECT_BEFORE)
+                .bind(before)
+                .bind(limit)
+                .bind(text(&filter.actor))
+                .bind(text(&filter.action))
+                .bind(text(&filter.target))
+                .bind(filter.from.unwrap_or(i64::MIN))
+                .bind(filter.to.unwrap_or(i64::MAX))
+                .fetch_all(pool)
+                .await?
         });
         rows.into_iter().map(AuditEntry::from_row).collect()
     }

@@ -12,6 +12,7 @@
 //! | `grant` | extra units for single callers, once |
 //! | `quota` | quotas of callers: records, lists, imports; [`QuotaTable`], all of them in memory |
 //! | `emergency` | emergency measures |
+//! | `history` | what rules and callers did over time, kept for weeks |
 //! | `preview` | the [`TrafficSample`] of recent requests, samples of other nodes, and the impact preview |
 //! | `rules` | [`RuleManager`], which owns the active rules of a node; publishing; the rollback guard |
 //! | `replication` | how nodes learn of changes; the list of nodes; the snapshot for a start without the database |
@@ -26,6 +27,7 @@ mod db;
 mod emergency;
 mod error;
 mod grant;
+mod history;
 mod preview;
 #[doc(hidden)]
 pub mod properties;
@@ -33,7 +35,7 @@ mod quota;
 mod replication;
 mod rules;
 
-pub use audit::{AuditEntry, AuditVerification};
+pub use audit::{AuditEntry, AuditFilter, AuditVerification};
 pub use auth::key_hash::{CallerRef, KeyHash, KeyHasher};
 pub use auth::principal::{Principal, Role};
 pub use auth::tokens::{NewToken, Token};
@@ -50,6 +52,9 @@ pub use db::{Db, redact_password};
 pub use emergency::record::{EmergencyAction, EmergencyRecord, EmergencySpec, EmergencyTarget, TargetKind};
 pub use error::{ControlError, ValidationError};
 pub use grant::store::{GrantRecord, GrantSpec};
+pub use history::read::{HistoryRank, HistorySeries, history_step};
+pub use history::write::HistoryMinute;
+pub use history::{HistoryCounts, HistoryLatency, HistoryOf};
 pub use preview::recent_requests::RecentRequests;
 pub use preview::replay::{AffectedCaller, ImpactReport, replay};
 pub use preview::report::{ChangeKind, ConfirmKind, ConfirmReason, PreviewReport, RuleDiagnostic, RuleDiff};

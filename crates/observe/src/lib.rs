@@ -33,6 +33,7 @@ pub use decision_log::explain::humanize;
 pub use decision_log::record::{DecisionRecord, NodeInfo, rfc3339};
 pub use mask::{Mask, MaskStyle, MaskedAttributes};
 pub use metrics::exposition::{ExpositionFormat, MetricFamily, MetricsWriter};
+pub use metrics::minute::{Minute, MinuteCaller, MinuteRule, MinuteTotals};
 pub use metrics::process::resident_bytes;
 pub use process_status::{ProcessStatus, Verbosity};
 pub use recorder::capture::LoggedVerdict;

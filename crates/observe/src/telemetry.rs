@@ -7,6 +7,7 @@ use crate::decision_log::record::{DecisionRecord, NodeInfo};
 use crate::escape;
 use crate::mask::Mask;
 use crate::metrics::labels::{LabelLayout, LabelRegistry, OTHER, RuleLabel};
+use crate::metrics::minute::MinuteStart;
 use crate::metrics::series::{RuleRates, Series};
 use crate::recorder::capture::{CaptureBuffer, LoggedVerdict};
 use crate::recorder::stripe::Stripes;
@@ -80,6 +81,8 @@ pub struct Telemetry {
     pub(crate) top: Mutex<TopCallers>,
     pub(crate) series: Mutex<Series>,
     rates: Mutex<RuleRates>,
+    /// Counts at the end of the last minute that was taken.
+    pub(crate) minute: Mutex<MinuteStart>,
     pub(crate) started: Timestamp,
     pub(crate) spans: Option<SpanBuffer>,
     descriptions: Mutex<DescriptionCache>,
@@ -114,6 +117,7 @@ impl Telemetry {
             top: Mutex::default(),
             series: Mutex::default(),
             rates: Mutex::default(),
+            minute: Mutex::default(),
             started: clock.now(),
             descriptions: Mutex::default(),
             unknown: Mutex::default(),

@@ -437,3 +437,55 @@ fn counts_survive_when_every_rule_is_renamed() {
     assert!(all(&observe, "other").is_empty());
     assert_eq!(total(&observe), [600, 1_200]);
 }
+
+/// History is the sum of its minutes: each decision is in one of them, once, whatever rules change between.
+#[test]
+fn a_minute_has_what_happened_since_the_last() {
+    let text = "{domain: d, descriptors: [{key: api_key, name: a, limit: 5/hour}, {key: b, name: b, limit: 7/hour}]}";
+    let (limiter, observe) = observed(text, TelemetryConfig::default());
+    observe.count_minutes();
+    for _ in 0..8 {
+        decide(&limiter, &[("api_key", "sk-live-0123456789")]);
+    }
+    decide(&limiter, &[("c", "x")]);
+    let first = observe.take_minute();
+    assert_eq!((first.totals.allow, first.totals.deny, first.totals.unmatched), (6, 3, 1));
+    assert_eq!(first.rules.len(), 1, "{:?}", first.rules);
+    let rule = &first.rules[0];
+    assert_eq!((&*rule.domain, &*rule.rule, rule.allow, rule.deny), ("d", "a", 5, 3));
+    // The busiest first.
+    let caller = &first.callers[0];
+    assert!(!caller.display.contains("0123456789"), "{}", caller.display);
+    assert_eq!((caller.requests, &caller.denied[..]), (8, &[("d".to_owned(), "a".to_owned(), 3)][..]));
+
+    limiter.replace_rules(rules("{domain: d, descriptors: [{key: b, name: b, limit: 7/hour}]}"));
+    decide(&limiter, &[("b", "x")]);
+    let second = observe.take_minute();
+    assert_eq!((second.totals.allow, second.totals.deny), (1, 0));
+    assert_eq!(second.rules.iter().map(|rule| &*rule.rule).collect::<Vec<_>>(), ["b"]);
+    let third = observe.take_minute();
+    assert_eq!((third.totals.allow, third.rules.len(), third.callers.len()), (0, 0, 0));
+}
+
+/// A prefix finds what the log shows, and never helps to guess what it hides.
+#[test]
+fn decisions_are_found_by_domain_and_by_what_is_shown() {
+    let text = "{domain: d, descriptors: [{key: api_key, name: a, limit: 1/hour}, {key: user_id, name: u, limit: 1/hour}]}";
+    let (limiter, observe) = observed(text, TelemetryConfig::default());
+    for _ in 0..2 {
+        decide(&limiter, &[("api_key", "sk-live-0123456789")]);
+        decide(&limiter, &[("user_id", "Maria")]);
+    }
+    observe.drain_buffers();
+    let found = |prefix: Option<&str>, domain: Option<&str>| {
+        let (prefix, domain) = (prefix.map(str::to_owned), domain.map(str::to_owned));
+        let ruled = Some(LoggedVerdict::Deny);
+        observe
+            .search(&DecisionQuery { prefix, domain, ruled, limit: 10, ..DecisionQuery::default() })
+            .0
+            .len()
+    };
+    assert_eq!((found(None, None), found(None, Some("d")), found(None, Some("e"))), (2, 2, 0));
+    assert_eq!((found(Some("mar"), None), found(Some("Maria"), None), found(Some("aria"), None)), (1, 1, 0));
+    assert_eq!((found(Some("sk"), None), found(Some("sk-live-0123456"), None)), (1, 0));
+}

@@ -279,6 +279,9 @@ pub(crate) struct ServeFlags {
     /// live stats, decisions, usage and the active rules, but no quotas, measures, revisions or audit log.
     #[arg(long, env = "TOLLGATE_DB", hide_env_values = true, value_name = "DATABASE")]
     pub(crate) db: Option<String>,
+    /// Days that the database keeps the history of rules and callers; 0 records none [default: 30].
+    #[arg(long, env = "TOLLGATE_HISTORY_DAYS", value_name = "DAYS", value_parser = clap::value_parser!(u32).range(0..=3_650))]
+    pub(crate) history_days: Option<u32>,
     /// Admin API and dashboard address, or `off` [default: 127.0.0.1:8082]. Addresses other than loopback require --db and a
     /// token.
     #[arg(long, env = "TOLLGATE_ADMIN", value_name = "ADDRESS|off")]

@@ -1,22 +1,12 @@
 // The current view and its parameters, from the fragment of the address: #/decisions?verdict=deny
-export const VIEWS = ['overview', 'rules', 'quotas', 'decisions', 'explain', 'audit', 'emergency'] as const;
+export const VIEWS = ['overview', 'rules', 'quotas', 'decisions', 'explain', 'audit', 'tokens', 'emergency', 'rule', 'caller'] as const;
 export type View = (typeof VIEWS)[number];
-
-/** Time ranges of the overview; the first is the default. */
-export const RANGES = [
-  { name: '5m', label: '5 min', seconds: 300 },
-  { name: '15m', label: '15 min', seconds: 900 },
-  { name: '1h', label: '1 h', seconds: 3_600 },
-] as const;
-
-/** The range that the parameters name, in seconds. */
-export function rangeOf(words: URLSearchParams): number {
-  return (RANGES.find((range) => range.name === words.get('range')) ?? RANGES[0]).seconds;
-}
 
 class Route {
   view = $state<View>('overview');
   words = $state.raw(new URLSearchParams());
+  /** The range that the overview had last. */
+  overview = $state.raw<Record<string, string>>({});
 
   constructor() {
     this.read();
@@ -26,7 +16,12 @@ class Route {
   private read(): void {
     const [name = '', words = ''] = location.hash.replace(/^#\/?/, '').split('?');
     this.view = VIEWS.find((view) => view === name) ?? 'overview';
-    this.words = new URLSearchParams(words);
+    this.set(new URLSearchParams(words));
+  }
+
+  private set(words: URLSearchParams): void {
+    this.words = words;
+    if (this.view === 'overview') this.overview = Object.fromEntries(words);
   }
 
   /** Replaces the parameters of this view without a history entry. */
@@ -34,7 +29,13 @@ class Route {
     const set = new URLSearchParams(Object.entries(words).filter(([, value]) => value !== ''));
     const text = set.toString();
     history.replaceState(null, '', `#/${this.view}${text ? `?${text}` : ''}`);
-    this.words = set;
+    this.set(set);
+  }
+
+  /** Sets some parameters of this view, with a history entry: “back” undoes it. */
+  push(words: Record<string, string>): void {
+    const set = Object.entries({ ...Object.fromEntries(this.words), ...words }).filter(([, value]) => value !== '');
+    location.hash = link(this.view, Object.fromEntries(set));
   }
 }
 
@@ -43,4 +44,14 @@ export const route = new Route();
 export function link(view: View, words: Record<string, string> = {}): string {
   const text = new URLSearchParams(words).toString();
   return `#/${view}${text ? `?${text}` : ''}`;
+}
+
+/** The page of a rule. */
+export function ruleLink(domain: string, rule: string): string {
+  return link('rule', { domain, rule });
+}
+
+/** The page of a caller. */
+export function callerLink(id: string): string {
+  return link('caller', { id });
 }

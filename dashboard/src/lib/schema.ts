@@ -1,20 +1,10 @@
 // Editor help from the JSON Schema of rule files: each key with its description and values.
+import type { Schema } from './complete';
+
 export interface Help {
   name: string;
   text: string;
   values: string[];
-}
-
-interface Schema {
-  properties?: Record<string, Schema>;
-  $defs?: Record<string, Schema>;
-  $ref?: string;
-  description?: string;
-  enum?: unknown[];
-  examples?: unknown[];
-  default?: unknown;
-  anyOf?: Schema[];
-  type?: string | string[];
 }
 
 export function helpOf(schema: Schema): Help[] {

@@ -327,3 +327,36 @@ export interface ImportReport {
   failed: number;
   errors: { line: number; detail: string; field?: string | null }[];
 }
+
+export type HistoryFields = 'allow' | 'deny' | 'shadow_deny' | 'fail_open' | 'delayed' | 'unmatched';
+
+export interface HistoryRank {
+  key_id?: string;
+  key_masked?: string;
+  domain?: string;
+  rule?: string;
+  allow: number;
+  deny: number;
+}
+
+export interface History {
+  from: string;
+  to: string;
+  /** Length of a step, in seconds. */
+  step_s: number;
+  /** Days that history is kept; 0 if the server records none. */
+  days: number;
+  key_masked: string | null;
+  /** Counts by step; null where no node recorded anything. */
+  series: { t: number[] } & Record<HistoryFields | 'p50_us' | 'p99_us' | 'p999_us', (number | null)[]>;
+  top: HistoryRank[];
+}
+
+export interface Token {
+  id: string;
+  name: string;
+  role: string;
+  created_at: string;
+  expires_at: string | null;
+  revoked_at: string | null;
+}

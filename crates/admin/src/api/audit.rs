@@ -1,5 +1,6 @@
 //! Audit log endpoints: `GET /admin/v1/audit` lists entries, newest first; `/export` streams all of them in order.
 
+use super::decisions::time;
 use crate::auth::Administrator;
 use crate::error::ApiResult;
 use crate::query::{Number, StrictQuery};
@@ -9,7 +10,8 @@ use axum::extract::State;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use tollgate_control::AuditEntry;
+use tollgate_control::{AuditEntry, AuditFilter};
+use tollgate_core::Timestamp;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -32,6 +34,20 @@ struct PageParameters {
     /// Maximum number of entries, up to 1000.
     #[param(value_type = Option<String>, pattern = "^([1-9][0-9]{0,17})?$")]
     limit: Option<Number<MAX_ENTRIES>>,
+    /// Name of the principal that made the change.
+    actor: Option<String>,
+    /// Action, such as `quota.put`, or its first word: `quota`.
+    action: Option<String>,
+    /// First characters of the target.
+    target: Option<String>,
+    /// Earliest time.
+    #[serde(default, deserialize_with = "time")]
+    #[param(value_type = Option<String>)]
+    from: Option<Timestamp>,
+    /// Latest time.
+    #[serde(default, deserialize_with = "time")]
+    #[param(value_type = Option<String>)]
+    to: Option<Timestamp>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -51,8 +67,23 @@ async fn list(
     StrictQuery(page): StrictQuery<PageParameters>,
 ) -> ApiResult {
     let (before, limit) = (page.before.map(Number::signed), page.limit.map_or(100, Number::signed));
-    let entries = admin.control()?.audit(before, limit).await?;
-    let next_before = entries.last().map(|entry| entry.seq).filter(|seq| *seq > 1);
+    let millis = |at: Timestamp| i64::try_from(at.as_micros() / 1_000).unwrap_or(i64::MAX);
+    let filter = AuditFilter {
+        actor: page.actor,
+        action: page.action,
+        target: page.target,
+        from: page.from.map(millis),
+        to: page.to.map(millis),
+    };
+    let is_filtered = filter.actor.is_some()
+        || filter.action.is_some()
+        || filter.target.is_some()
+        || filter.from.is_some()
+        || filter.to.is_some();
+    let entries = admin.control()?.audit_matching(&filter, before, limit).await?;
+    // The chain is without gaps, so an unfiltered list goes on until the first entry.
+    let is_last = if is_filtered { (entries.len() as u64) < limit.unsigned_abs() } else { false };
+    let next_before = entries.last().map(|entry| entry.seq).filter(|seq| *seq > 1 && !is_last);
     Ok(json_response(StatusCode::OK, &AuditPage { entries, next_before }))
 }
 

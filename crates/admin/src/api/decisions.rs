@@ -1,4 +1,5 @@
 //! Decision log endpoints: `GET /admin/v1/decisions` searches the log; `/decisions/{id}/why` explains one decision.
+//! `decision_export` exports what a search matches.
 
 use super::schemas::{DecisionPage, ExplainedDecision, IdParameter};
 use crate::AdminState;
@@ -50,7 +51,12 @@ struct SearchParameters {
     #[serde(default, deserialize_with = "decision")]
     #[param(value_type = Option<String>)]
     id: Option<DecisionId>,
+    /// Value of any attribute: the raw value, its masked form or its id.
     key: Option<String>,
+    /// First characters of any attribute's value, as the log shows it.
+    prefix: Option<String>,
+    /// Domain of the request.
+    domain: Option<String>,
     rule: Option<String>,
     #[serde(default, deserialize_with = "verdict")]
     #[param(value_type = Option<String>)]
@@ -77,6 +83,8 @@ async fn search(
     let search = DecisionQuery {
         id: of.id,
         key: of.key.map(truncate_key),
+        prefix: of.prefix,
+        domain: of.domain,
         rule: of.rule,
         ruled: of.verdict,
         from: of.from,
@@ -117,7 +125,7 @@ async fn explain(State(admin): State<Arc<AdminState>>, _: Viewer, Id(id): Id) ->
 }
 
 /// Truncates `key` to the prefix that the log keeps, so that longer values are still found.
-fn truncate_key(mut key: String) -> String {
+pub(crate) fn truncate_key(mut key: String) -> String {
     let mut end = key.len().min(MAX_KEY);
     while !key.is_char_boundary(end) {
         end -= 1;
@@ -132,11 +140,11 @@ fn decision_id(text: &str) -> Option<DecisionId> {
     Some(text).filter(|text| text.len() == 32).and_then(|text| text.parse().ok())
 }
 
-fn decision<'de, D: Deserializer<'de>>(text: D) -> Result<Option<DecisionId>, D::Error> {
+pub(crate) fn decision<'de, D: Deserializer<'de>>(text: D) -> Result<Option<DecisionId>, D::Error> {
     parsed(text, DECISION_ID, decision_id).map(Some)
 }
 
-fn verdict<'de, D: Deserializer<'de>>(text: D) -> Result<Option<LoggedVerdict>, D::Error> {
+pub(crate) fn verdict<'de, D: Deserializer<'de>>(text: D) -> Result<Option<LoggedVerdict>, D::Error> {
     parsed(text, "must be allow, deny, shadow_deny, delay, degrade or warn", LoggedVerdict::from_name)
         .map(Some)
 }

@@ -3,11 +3,13 @@
 
 pub(crate) mod audit;
 pub(crate) mod consumption;
+pub(crate) mod decision_export;
 pub(crate) mod decisions;
 pub(crate) mod emergency;
 pub(crate) mod explain;
 pub(crate) mod explained;
 pub(crate) mod health;
+pub(crate) mod history;
 pub(crate) mod log_level;
 pub(crate) mod openapi;
 pub(crate) mod quota_bulk;
@@ -17,4 +19,5 @@ pub(crate) mod rule_tree;
 pub(crate) mod rules;
 mod schemas;
 pub(crate) mod stats;
+pub(crate) mod tokens;
 pub(crate) mod usage;

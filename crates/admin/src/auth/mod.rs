@@ -50,7 +50,7 @@ pub(crate) struct Viewer;
 pub(crate) struct Operator(pub(crate) Actor);
 
 /// A request from a principal with the admin role.
-pub(crate) struct Administrator;
+pub(crate) struct Administrator(pub(crate) Actor);
 
 impl FromRequestParts<Arc<AdminState>> for Viewer {
     type Rejection = ApiError;
@@ -74,8 +74,8 @@ impl FromRequestParts<Arc<AdminState>> for Administrator {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, admin: &Arc<AdminState>) -> Result<Self, ApiError> {
-        authorize(admin, parts, Role::Admin).await?;
-        Ok(Self)
+        let principal = authorize(admin, parts, Role::Admin).await?;
+        Ok(Self(Actor { name: principal.name, origin: peer(parts).to_string() }))
     }
 }
 

@@ -101,6 +101,7 @@ fn server() -> Router {
         roles: roles.into_iter().map(|role| (role.name().to_owned(), role)).collect(),
         throttle: FailedAuthThrottle::default(),
         nodes: NodeCache::default(),
+        history_days: 30,
     }))
 }
 
@@ -138,7 +139,7 @@ fn concrete(path: &str) -> String {
 #[tokio::test]
 async fn the_document_lists_the_required_roles() {
     let all = operations().await;
-    assert_eq!(all.len(), 51, "{all:#?}");
+    assert_eq!(all.len(), 58, "{all:#?}");
     let ranks = ["anybody", "viewer", "operator", "admin"];
     for (path, method, role) in &all {
         let needed = ranks.iter().position(|rank| rank == role).expect("a role");

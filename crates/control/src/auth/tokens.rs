@@ -16,6 +16,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
 use tollgate_core::TimeDelta;
+use utoipa::ToSchema;
 
 /// A newly created token.
 #[derive(Clone, Debug)]
@@ -27,7 +28,7 @@ pub struct NewToken {
 }
 
 /// A token's metadata.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Token {
     /// The token's id.
     pub id: String,
@@ -36,10 +37,13 @@ pub struct Token {
     /// The token's role.
     pub role: String,
     /// Creation time.
+    #[schema(format = DateTime)]
     pub created_at: String,
     /// Expiry, if any.
+    #[schema(required = true)]
     pub expires_at: Option<String>,
     /// Time of revocation, if revoked.
+    #[schema(required = true)]
     pub revoked_at: Option<String>,
 }
 

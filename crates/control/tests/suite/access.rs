@@ -2,7 +2,7 @@
 
 use crate::{draft, open, rules, somebody};
 use serde_json::json;
-use tollgate_control::{AuditVerification, ControlError, Db, Precondition, Role, TokenCheck};
+use tollgate_control::{AuditFilter, AuditVerification, ControlError, Db, Precondition, Role, TokenCheck};
 use tollgate_core::TimeDelta;
 
 pub(crate) async fn tokens_authenticate_until_they_are_revoked(address: String) {
@@ -135,4 +135,31 @@ pub(crate) async fn the_audit_chain_reveals_tampering(address: String) {
     let cut = "DELETE FROM audit WHERE seq = 6";
     execute(&db, cut, cut).await.expect("a deletion");
     assert!(matches!(verify().await, AuditVerification::Broken { seq: 6, .. }));
+}
+
+/// Without filters, an operator would page through a year of changes to find one.
+pub(crate) async fn the_audit_log_is_filtered(address: String) {
+    let (control, clock) = open(&address).await;
+    let bob = tollgate_control::Actor { name: "bob".to_owned(), origin: "127.0.0.1".to_owned() };
+    let first = control.create_token("one", Role::Viewer, None, &somebody()).await.expect("a token");
+    clock.advance(TimeDelta::from_secs(10));
+    control.create_token("two", Role::Viewer, None, &bob).await.expect("a token");
+    clock.advance(TimeDelta::from_secs(10));
+    control.revoke_token(&first.id, &bob).await.expect("a token");
+    let found = async |filter: AuditFilter, before: Option<i64>, limit: i64| -> Vec<i64> {
+        let page = control.audit_matching(&filter, before, limit).await.expect("entries");
+        page.iter().map(|entry| entry.seq).collect()
+    };
+    let text = |text: &str| Some(text.to_owned());
+    let all = AuditFilter::default();
+    assert_eq!(found(all.clone(), None, 10).await, [3, 2, 1]);
+    assert_eq!(found(AuditFilter { actor: text("bob"), ..all.clone() }, None, 10).await, [3, 2]);
+    assert_eq!(found(AuditFilter { actor: text("bob"), ..all.clone() }, Some(3), 10).await, [2]);
+    assert_eq!(found(AuditFilter { action: text("token"), ..all.clone() }, None, 2).await, [3, 2]);
+    assert_eq!(found(AuditFilter { action: text("token.create"), ..all.clone() }, None, 10).await, [2, 1]);
+    assert_eq!(found(AuditFilter { action: text("tok"), ..all.clone() }, None, 10).await, [] as [i64; 0]);
+    assert_eq!(found(AuditFilter { target: text(&first.id[..5]), ..all.clone() }, None, 10).await, [3, 1]);
+    let start = i64::try_from(crate::START * 1_000).expect("a time");
+    let within = AuditFilter { from: Some(start + 5_000), to: Some(start + 15_000), ..all };
+    assert_eq!(found(within, None, 10).await, [2]);
 }

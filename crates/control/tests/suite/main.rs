@@ -8,6 +8,7 @@ mod active_rules;
 mod billing;
 mod bulk;
 mod emergency;
+mod history;
 mod nodes;
 mod peer_samples;
 mod pending_quotas;
@@ -71,6 +72,10 @@ fn cases() -> Vec<(&'static str, Case)> {
         access::tokens_authenticate_until_they_are_revoked,
         access::the_precheck_recognizes_wrong_tokens,
         access::the_audit_chain_reveals_tampering,
+        access::the_audit_log_is_filtered,
+        history::minutes_of_all_nodes_are_summed,
+        history::old_minutes_become_coarse_and_expire,
+        history::a_step_keeps_its_busiest_callers,
     ]
     .to_vec()
 }

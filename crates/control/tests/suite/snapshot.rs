@@ -16,6 +16,8 @@ const BEFORE: &str = "
     CREATE INDEX quotas_by_tier ON quotas (tier, key_hash);
     CREATE INDEX quotas_by_prefix ON quotas (key_prefix, key_hash);
     DROP INDEX rule_revisions_by_revision;
+    DROP TABLE history;
+    DROP TABLE history_names;
     DROP TABLE nodes;
     DROP TABLE consumption;
     DROP TABLE consumption_months;

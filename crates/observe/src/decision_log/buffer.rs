@@ -17,6 +17,11 @@ pub struct DecisionQuery {
     pub id: Option<DecisionId>,
     /// Value of any attribute: the raw value, its masked form or its id.
     pub key: Option<String>,
+    /// First characters of any attribute's value as it is shown: never of the raw value, or a reader could find out a
+    /// masked one character by character.
+    pub prefix: Option<String>,
+    /// Domain of the request.
+    pub domain: Option<String>,
     /// Name of the rule.
     pub rule: Option<String>,
     /// Verdict.
@@ -129,10 +134,12 @@ impl DecisionLog {
         let matches = |entry: &&Arc<DecisionRecord>| {
             search.before.is_none_or(|before| entry.seq < before)
                 && search.id.is_none_or(|id| entry.id == id)
+                && search.domain.as_deref().is_none_or(|domain| entry.domain() == domain)
                 && search.rule.as_deref().is_none_or(|rule| entry.rule() == Some(rule))
                 && search.ruled.is_none_or(|ruled| entry.verdict == ruled)
                 && search.from.is_none_or(|from| entry.at >= from)
                 && search.to.is_none_or(|to| entry.at <= to)
+                && search.prefix.as_deref().is_none_or(|prefix| entry.shows(prefix))
                 && key.as_ref().is_none_or(|(key, ids)| entry.concerns(key, ids))
         };
         let mut found: Vec<Arc<DecisionRecord>> =

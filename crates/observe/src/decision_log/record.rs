@@ -106,6 +106,20 @@ impl DecisionRecord {
             || self.caller.attributes.iter().any(|(_, shown)| shown == key)
     }
 
+    /// Returns whether the shown value of an attribute starts with `prefix`, of any case.
+    pub(crate) fn shows(&self, prefix: &str) -> bool {
+        let starts = |shown: &str| {
+            let mut shown = shown.chars().flat_map(char::to_lowercase);
+            prefix.chars().flat_map(char::to_lowercase).all(|wanted| shown.next() == Some(wanted))
+        };
+        self.caller.attributes.iter().any(|(_, shown)| starts(shown))
+    }
+
+    /// Returns the domain of the request.
+    pub(crate) fn domain(&self) -> &str {
+        &self.caller.domain
+    }
+
     /// Returns the caller's API key if its id is `id`. For operator actions; must never be shown.
     pub(crate) fn key_of(&self, id: u64) -> Option<&str> {
         let caller = self.caller.caller.as_ref().filter(|caller| caller.id == id)?;

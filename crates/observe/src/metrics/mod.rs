@@ -3,6 +3,7 @@
 pub(crate) mod exposition;
 pub(crate) mod labels;
 pub(crate) mod latency;
+pub(crate) mod minute;
 pub(crate) mod process;
 pub(crate) mod series;
 pub(crate) mod stats;

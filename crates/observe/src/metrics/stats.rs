@@ -27,7 +27,7 @@ impl Telemetry {
     }
 
     /// Returns the counts of all rules, by slot.
-    fn all_counts(&self) -> Vec<(RuleLabel, [u64; CELLS])> {
+    pub(crate) fn all_counts(&self) -> Vec<(RuleLabel, [u64; CELLS])> {
         let names = self.labels.since().into_iter().enumerate();
         let all = names.map(|(slot, (name, before))| {
             let mut sums = self.raw_counts(slot);
@@ -312,7 +312,7 @@ impl Telemetry {
 }
 
 /// Returns how many checks a rule allowed and denied.
-const fn allowed_and_denied(sums: &[u64; CELLS]) -> [u64; 2] {
+pub(crate) const fn allowed_and_denied(sums: &[u64; CELLS]) -> [u64; 2] {
     [sums[RULE_ALLOW] + sums[RULE_SPARED], sums[RULE_DENY]]
 }
 

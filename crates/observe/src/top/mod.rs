@@ -68,6 +68,8 @@ impl WindowSlice {
 pub(crate) struct TopCallers {
     now: Timestamp,
     slices: VecDeque<WindowSlice>,
+    /// Since the last [`TopCallers::take_minute`], if minutes are counted.
+    minute: Option<WindowSlice>,
     near: near_limit::NearLimitTracker,
     shared: shared_network::SharedNetworkTracker,
 }
@@ -90,7 +92,7 @@ pub(crate) struct ByDenials {
 impl TopCallers {
     pub(crate) fn record(&mut self, sample: &CallerSample<'_>) {
         let (caller, id) = (sample.caller, sample.caller.id);
-        if let Some(slice) = self.slices.back_mut() {
+        for slice in self.slices.back_mut().into_iter().chain(&mut self.minute) {
             if sample.weight > 0 {
                 slice.by_rate.add(id, u64::from(sample.weight), || Arc::clone(caller));
             }
@@ -132,6 +134,26 @@ impl TopCallers {
         }
         self.near.rotate(now);
         self.shared.rotate(now);
+    }
+
+    /// Starts to count minutes.
+    pub(crate) fn count_minutes(&mut self) {
+        self.minute.get_or_insert_with(|| WindowSlice::new(self.now));
+    }
+
+    /// Returns the callers with the most requests and with the most denials since the last call, and starts over.
+    pub(crate) fn take_minute(&mut self) -> (Vec<ByRate>, Vec<ByDenials>) {
+        let Some(minute) = &mut self.minute else { return (Vec::new(), Vec::new()) };
+        let slice = std::mem::replace(minute, WindowSlice::new(self.now));
+        let by_rate = merged(std::iter::once(&slice.by_rate));
+        let by_denials = merged(std::iter::once(&slice.by_denials));
+        (
+            by_rate.into_iter().map(|(_, caller, requests)| ByRate { caller, requests }).collect(),
+            by_denials
+                .into_iter()
+                .map(|(_, (caller, name), denied)| ByDenials { caller, name, denied })
+                .collect(),
+        )
     }
 
     /// Returns the length of the window so far, and the number of requests in it.

@@ -57,6 +57,8 @@ pub(crate) struct Config {
     pub(crate) connections: connections::ConnectionLimits,
     /// Control-plane database.
     pub(crate) db: Option<DbAddress>,
+    /// Days that the database keeps the history; 0 for none.
+    pub(crate) history_days: u32,
     /// Admin listener. `None` means the default address; without a database, only if it is free.
     pub(crate) admin: Option<Listen>,
     /// Source of the active rules when some are published.
@@ -181,6 +183,7 @@ struct ConfigFile {
     #[serde(default)]
     connections: connections::ConnectionSection,
     db: Option<String>,
+    history_days: Option<Whole<0, MAX_HISTORY_DAYS>>,
     admin: Option<Listen>,
     rules_from: Option<RulesFromName>,
     #[serde(default)]
@@ -278,6 +281,7 @@ impl ConfigFile {
             grpc: _,
             http: _,
             resp: _,
+            history_days: _,
             admin: _,
             rules_from: _,
             guardrails: _,
@@ -344,6 +348,7 @@ impl Config {
             snapshot: flags.publishing.snapshot(file.snapshot.clone(), db.as_deref()),
             billing: billing::read(&flags.billing, &file.billing, db.is_some())?,
             db: db.map(DbAddress),
+            history_days: flags.history_days.or(file.history_days.map(|days| days.0 as u32)).unwrap_or(30),
             admin,
             store: store(flags, &file)?,
             stores: stores::read(flags, &file)?,
@@ -542,6 +547,8 @@ fn named(flag: &str, name: Option<String>) -> anyhow::Result<Option<String>> {
 const HOUR: u64 = 3_600_000;
 /// Maximum number of nodes that share a store.
 const MAX_NODES: u64 = 100_000;
+/// Days that the history may be kept: ten years.
+const MAX_HISTORY_DAYS: u64 = 3_650;
 /// Maximum number of leased keys.
 const MAX_LEASED_KEYS: u64 = 1 << 24;
 

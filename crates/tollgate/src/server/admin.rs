@@ -6,6 +6,7 @@ use crate::config::rule_files::RuleFiles;
 use crate::config::{Config, StoreChoice};
 use crate::server::billing::{BillingServer, BillingTasks};
 use crate::server::build::listen_if_free;
+use crate::server::history;
 use crate::server::open_files;
 use crate::server::status::{ReloadTarget, ServerStatus};
 use crate::server::store::Store;
@@ -46,6 +47,8 @@ pub(crate) struct AdminServer {
     pub(crate) rule_manager: Option<Arc<RuleManager>>,
     /// Path of the control-plane snapshot.
     snapshot: Option<PathBuf>,
+    /// Days that the database keeps the history.
+    history_days: u32,
     /// Denials per caller, for the rollback guard.
     denials: Arc<DenialCounts>,
     /// Billing, with a database.
@@ -67,6 +70,8 @@ pub(crate) struct RunningAdmin {
     /// Heartbeat task, if there is a database: lists this node for others, and deregisters it once the sender is
     /// dropped.
     heartbeat: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    /// The task that records the history, ended in the same way.
+    history: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     billing: Option<BillingTasks>,
 }
 
@@ -123,12 +128,13 @@ impl AdminServer {
         let tls = tls.transpose().context("--admin-tls-cert, --admin-tls-key, --admin-client-ca")?;
         let (rule_manager, snapshot, roles) =
             (rule_manager.transpose()?, config.snapshot.clone(), settings.roles.clone());
-        let denials = Arc::default();
+        let (denials, history_days) = (Arc::default(), config.history_days);
         let (rule_options, identity) = (config.rule_options(), config.identity.clone());
         Ok(Self {
             control,
             rule_manager,
             snapshot,
+            history_days,
             denials,
             billing: None,
             listener,
@@ -183,7 +189,8 @@ impl AdminServer {
         rule_files: Arc<RuleFiles>,
         drain: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<RunningAdmin> {
-        let (mut following, mut telling, mut billing) = (Vec::new(), None, None);
+        let (mut following, mut telling) = (Vec::new(), None);
+        let (mut recording, mut billing) = (None, None);
         if let (Some(control), Some(rule_manager)) = (&self.control, &self.rule_manager) {
             status.attach_control(Arc::clone(control), Arc::clone(rule_manager));
             let (own, counting) = (Arc::clone(&limiter), Arc::clone(status));
@@ -207,6 +214,14 @@ impl AdminServer {
             });
             telling = Some((end, tokio::spawn(told)));
             following.push(tokio::spawn(Arc::clone(control).run_sync(SyncConfig::default())));
+            if let (Some(telemetry), true) = (status.telemetry(), self.history_days > 0) {
+                let (end, ended) = oneshot::channel();
+                let (control, telemetry) = (Arc::clone(control), Arc::clone(telemetry));
+                let record = history::record(control, telemetry, self.history_days, async {
+                    let _ = ended.await;
+                });
+                recording = Some((end, tokio::spawn(record)));
+            }
             if let Some(file) = self.snapshot {
                 following.push(tokio::spawn(Arc::clone(control).run_snapshots(file)));
             }
@@ -214,7 +229,13 @@ impl AdminServer {
             following.push(tokio::spawn(Arc::clone(rule_manager).guard(self.denials)));
         }
         let Some(listener) = self.listener else {
-            return Ok(RunningAdmin { sync: following, serving: None, heartbeat: telling, billing });
+            return Ok(RunningAdmin {
+                sync: following,
+                serving: None,
+                heartbeat: telling,
+                history: recording,
+                billing,
+            });
         };
         // With client certificates configured, every operator must authenticate, also on loopback.
         let auth_mode = if self.roles.is_empty() {
@@ -243,10 +264,11 @@ impl AdminServer {
             sessions: Sessions::default(),
             throttle: FailedAuthThrottle::default(),
             nodes: NodeCache::default(),
+            history_days: self.history_days,
         };
         let slots = open_files::budget().port(tollgate_admin::port_limits(open_files::guaranteed()));
         let serving = Some(tokio::spawn(tollgate_admin::serve(listener, self.tls, admin, slots, drain)));
-        Ok(RunningAdmin { sync: following, serving, heartbeat: telling, billing })
+        Ok(RunningAdmin { sync: following, serving, heartbeat: telling, history: recording, billing })
     }
 }
 
@@ -312,9 +334,9 @@ impl RunningAdmin {
             billing.shutdown().await;
         }
         self.sync.iter().for_each(JoinHandle::abort);
-        if let Some((end, telling)) = self.heartbeat {
+        for (end, task) in [self.history, self.heartbeat].into_iter().flatten() {
             drop(end);
-            let _ = telling.await;
+            let _ = task.await;
         }
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod admin;
 pub(crate) mod billing;
 pub(crate) mod build;
 pub(crate) mod gateway;
+pub(crate) mod history;
 pub(crate) mod http_post;
 pub(crate) mod leases;
 pub(crate) mod logging;

@@ -30,6 +30,8 @@ fn responses_match_the_openapi_document() {
         ])
         // A stream of events has no end.
         .args(["--exclude-path", "/admin/v1/events"])
+        // The first token would end the access of all other requests.
+        .args(["--exclude-path", "/admin/v1/tokens"])
         // What is well formed may still name rules, keys and revisions that are not there.
         .args(["--exclude-checks", "positive_data_acceptance"])
         .args(["--max-time", "60", "--request-timeout", "30", "--no-color"])
