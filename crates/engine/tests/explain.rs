@@ -7,8 +7,8 @@ use rig::{Memory, rules};
 use std::sync::Arc;
 use tollgate_core::{Clock, Cost, ManualClock, TimeDelta, Timestamp, Verdict};
 use tollgate_engine::{
-    ActiveMeasures, CallerQuota, Check, CheckExplanation, Decision, Grant, Grants, LimitSource, Limiter,
-    Measure, MeasureAction, MeasureTarget, Origin, QuotaProvider,
+    ActiveMeasures, CallerQuota, Check, CheckExplanation, Decision, ExplainedLimit, Grant, Grants,
+    LimitSource, Limiter, Measure, MeasureAction, MeasureTarget, Origin, QuotaProvider,
 };
 use tollgate_rules::{Descriptor, RuleResult, Ruleset};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -247,7 +247,7 @@ fn a_draft_is_explained_on_the_live_counters() {
     );
     let told = pollster::block_on(rig.limiter.explain(Some(&draft), None, &check)).expect("an explanation");
     assert!(told.decision.is_allowed());
-    assert_eq!(told.limits.iter().map(|one| one.used()).collect::<Vec<_>>(), [Some(5), Some(0)]);
+    assert_eq!(told.limits.iter().map(ExplainedLimit::used).collect::<Vec<_>>(), [Some(5), Some(0)]);
     assert!(!rig.explain(&check).decision.is_allowed(), "the live rules are as they were");
     let unknown =
         pollster::block_on(rig.limiter.explain(Some(&draft), Some("x"), &check)).expect("an explanation");
