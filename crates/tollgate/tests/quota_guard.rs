@@ -118,20 +118,20 @@ fn an_upgrade_is_neither_shown_nor_judged_as_more_use() {
     // So slow that nothing comes back meanwhile.
     let rules = "{domain: d, descriptors: [{key: api_key, limit: 100/day, tiers: {large: 1000/day}}]}";
     let node = Node::start(rules, &place.sqlite("quotas"), &[]);
-    uses(&node, "rising", 90);
+    uses(&node, "rising", 50);
     assert_eq!(node.put("rising", &json!({"tier": "large"})).status, 200);
     let usage = || {
         let told = node.ask("GET", "/admin/v1/usage/rising", &[], &Value::Null).json();
         let limit = &told["limits"][0];
         (limit["used"].clone(), limit["remaining"].clone())
     };
-    assert_eq!(usage(), (json!(90), json!(910)));
+    assert_eq!(usage(), (json!(50), json!(950)));
     uses(&node, "rising", 5);
-    assert_eq!(usage(), (json!(95), json!(905)));
+    assert_eq!(usage(), (json!(55), json!(945)));
     let deleted = node.ask("DELETE", "/admin/v1/quotas/rising", &[], &Value::Null);
     assert_eq!(deleted.status, 204, "{}", deleted.text());
-    assert_eq!(usage(), (json!(95), json!(5)));
-    uses(&node, "rising", 5);
+    assert_eq!(usage(), (json!(55), json!(45)));
+    uses(&node, "rising", 45);
     assert_eq!(node.server.check("d", &json!({"api_key": "rising"})).status, 429, "nothing was minted");
 }
 
