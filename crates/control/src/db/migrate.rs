@@ -22,7 +22,7 @@ impl Migration {
     }
 }
 
-const MIGRATIONS: [Migration; 10] = [
+const MIGRATIONS: [Migration; 11] = [
     Migration {
         both: include_str!("migrations/0001.sql"),
         sqlite: include_str!("migrations/0001.sqlite.sql"),
@@ -45,6 +45,7 @@ const MIGRATIONS: [Migration; 10] = [
     Migration::same_for_both(include_str!("migrations/0008.sql")),
     Migration::same_for_both(include_str!("migrations/0009.sql")),
     Migration::same_for_both(include_str!("migrations/0012.sql")),
+    Migration::same_for_both(include_str!("migrations/0010.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tollgate_schema (version BIGINT PRIMARY KEY)";
