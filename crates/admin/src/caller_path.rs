@@ -1,5 +1,5 @@
-//! Caller in a request path: `/{api_key}` contains the key itself; `/by-id/{id}` contains the id that lists show in
-//! its place.
+//! Caller in a request path: `/{api_key}` contains the key itself, or with `?key=user_id` the value of that attribute;
+//! `/by-id/{id}` contains the id that lists show in its place.
 //!
 //! An id is the installation's keyed hash of the key. For callers that this node lists or has in its decision log,
 //! the node has the key, so every operation works. Other callers are found by their quota in the database, on any
@@ -17,9 +17,12 @@ use axum::extract::{FromRequestParts, MatchedPath};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{StatusCode, Uri};
+use serde::Serialize;
 use std::sync::Arc;
 use tollgate_control::{CallerRef, KeyHash};
 use tollgate_http::problem::Problem;
+use tollgate_rules::CALLER_KEY;
+use utoipa::ToSchema;
 
 pub(crate) enum CallerPath {
     /// An API key from the request.
@@ -28,6 +31,8 @@ pub(crate) enum CallerPath {
     Listed(String),
     /// A caller id whose API key this node does not know.
     Id(KeyHash),
+    /// The value of another attribute, from the request (`?key=user_id`).
+    Value { key: String, value: String },
 }
 
 impl FromRequestParts<Arc<AdminState>> for CallerPath {
@@ -44,13 +49,33 @@ impl FromRequestParts<Arc<AdminState>> for CallerPath {
     }
 }
 
+/// Maximum length of an attribute's name, in bytes.
+const MAX_NAME: usize = 128;
+
+/// What is wrong with the name of an attribute.
+pub(crate) const KEY_EXPECTED: &str = "must be the attribute that the value in the path is of, such as user_id: 1 to 128 bytes, no control characters";
+
 /// What a value in the place of an API key may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Spelled {
     /// An API key, or the id of a known caller.
+    #[default]
     KeyOrId,
     /// An API key, however it is spelled (`?key=api_key`).
     Key,
+    /// A value of another attribute (`?key=user_id`).
+    Attribute(String),
+}
+
+impl Spelled {
+    /// Parses the name of the attribute that a value is of.
+    pub(crate) fn parse(key: &str) -> Option<Self> {
+        let is_name = (1..=MAX_NAME).contains(&key.len()) && !key.chars().any(char::is_control);
+        is_name.then(|| match key {
+            CALLER_KEY => Self::Key,
+            other => Self::Attribute(other.to_owned()),
+        })
+    }
 }
 
 /// Removes the parameter `key` from the query: the other extractors are strict.
@@ -59,13 +84,21 @@ fn take_key_parameter(parts: &mut Parts) -> Result<Spelled, Problem> {
     let (named, rest): (Vec<&str>, Vec<&str>) =
         query.split('&').filter(|pair| !pair.is_empty()).partition(|pair| pair.starts_with("key="));
     let spelled = match named[..] {
-        [] => return Ok(Spelled::KeyOrId),
-        ["key=api_key"] => Spelled::Key,
+        [] | ["key="] => Spelled::KeyOrId,
+        [one] => {
+            let name = query::decode(&one["key=".len()..].replace('+', " "));
+            let wrong = || Problem::bad(KEY_EXPECTED).in_field("key");
+            name.and_then(|name| Spelled::parse(&name)).ok_or_else(wrong)?
+        }
         _ => {
-            let detail = "must be api_key: the value in the path is an API key, however it is spelled";
-            return Err(Problem::bad(detail).in_field("key"));
+            return Err(
+                Problem::bad("must occur once; a caller is identified by one attribute").in_field("key")
+            );
         }
     };
+    if named.is_empty() {
+        return Ok(spelled);
+    }
     let mark = if rest.is_empty() { "" } else { "?" };
     let target = format!("{}{mark}{}", parts.uri.path(), rest.join("&"));
     let mut uri = parts.uri.clone().into_parts();
@@ -74,6 +107,19 @@ fn take_key_parameter(parts: &mut Parts) -> Result<Spelled, Problem> {
         parts.uri = uri;
     }
     Ok(spelled)
+}
+
+/// What identifies the caller of a response.
+#[derive(Clone, Copy, Serialize, ToSchema)]
+pub(crate) struct SentCaller<'a> {
+    /// The API key, only if the request contained it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
+    api_key: Option<&'a str>,
+    /// The value of the attribute `key`, if that is not `api_key`; only if the request contained it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
+    value: Option<&'a str>,
 }
 
 /// An id from a list: all of its 64 digits, or the first 16.
@@ -138,6 +184,9 @@ impl CallerPath {
             let detail = "this is a masked key, as lists show it; use the caller's `key_id`, or the full key";
             return Err(Problem::bad(detail).in_field("api_key"));
         }
+        if let Spelled::Attribute(name) = spelled {
+            return Ok(Self::Value { key: name, value: key });
+        }
         let Some(id) = ListedId::parse(&key).filter(|_| spelled == Spelled::KeyOrId) else {
             return Ok(Self::Key(key));
         };
@@ -169,26 +218,29 @@ impl CallerPath {
         match self {
             Self::Key(key) | Self::Listed(key) => CallerRef::Key(key),
             Self::Id(id) => CallerRef::Id(*id),
+            Self::Value { key, value } => CallerRef::of(key, value),
         }
     }
 
-    /// Returns the API key, for data stored under the key.
-    pub(crate) fn key(&self) -> Result<&str, Problem> {
+    /// Returns the attribute that identifies the caller, and its value, for data stored under the value.
+    pub(crate) fn attribute(&self) -> Result<(&str, &str), Problem> {
         match self {
-            Self::Key(key) | Self::Listed(key) => Ok(key),
+            Self::Key(key) | Self::Listed(key) => Ok((CALLER_KEY, key)),
+            Self::Value { key, value } => Ok((key, value)),
             Self::Id(_) => {
-                let detail = "counters are stored by API key, and this node has not seen the caller recently; send the request to \
+                let detail = "counters are stored by what identifies the caller, and this node has not seen it recently; send the request to \
                               the node that lists the caller, or use the full key";
                 Err(Problem::new(StatusCode::NOT_FOUND, "Not found", detail))
             }
         }
     }
 
-    /// Returns the API key, only if the request contained it.
-    pub(crate) fn sent(&self) -> Option<&str> {
+    /// Returns what identifies the caller, as responses repeat it: only if the request contained it.
+    pub(crate) fn sent(&self) -> SentCaller<'_> {
         match self {
-            Self::Key(key) => Some(key),
-            Self::Listed(_) | Self::Id(_) => None,
+            Self::Key(key) => SentCaller { api_key: Some(key), value: None },
+            Self::Value { value, .. } => SentCaller { api_key: None, value: Some(value) },
+            Self::Listed(_) | Self::Id(_) => SentCaller { api_key: None, value: None },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Query parameter extractors and the API key in a path. Strict: an unknown parameter is an error that lists the
 //! known ones. Rejected: axum's extractor, because it reports neither the parameter nor the expected value.
 
-use crate::caller_path::Spelled;
+use crate::caller_path::{KEY_EXPECTED, Spelled};
 use crate::error::ApiError;
 use axum::extract::FromRequestParts;
 use http::request::Parts;
@@ -52,12 +52,14 @@ impl ConfirmParameter {
 }
 
 /// How a value in the place of an API key is meant. Where the key is in the path, `CallerPath` reads the parameter.
-#[derive(Clone, Copy, Debug, Default, Deserialize, IntoParams)]
+#[derive(Clone, Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct KeyParameter {
-    /// `api_key`: the value is an API key, even if it is spelled like the id of a caller that is not known.
+    /// The attribute that identifies the caller and that the value is of: `user_id`, `tenant`, `remote_address` or any
+    /// other that the rules count by. With `api_key`, the value is an API key even if it is spelled like the id of a
+    /// caller that is not known.
     #[serde(default)]
-    #[param(value_type = Option<String>, pattern = "^(api_key)?$")]
+    #[param(value_type = Option<String>, max_length = 128)]
     key: KeyAttribute,
 }
 
@@ -68,18 +70,12 @@ impl KeyParameter {
 }
 
 /// The attribute that a value is of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 struct KeyAttribute(Spelled);
-
-impl Default for KeyAttribute {
-    fn default() -> Self {
-        Self(Spelled::KeyOrId)
-    }
-}
 
 impl<'de> Deserialize<'de> for KeyAttribute {
     fn deserialize<D: Deserializer<'de>>(text: D) -> Result<Self, D::Error> {
-        parsed(text, "must be api_key", |text| (text == "api_key").then_some(Self(Spelled::Key)))
+        parsed(text, KEY_EXPECTED, |text| Spelled::parse(text).map(Self))
     }
 }
 
@@ -255,7 +251,7 @@ fn unknown(name: &str, names: &[&str]) -> Problem {
     Problem::bad(format!("unknown parameter `{shown}`; known parameters: {known}"))
 }
 
-fn decode(text: &str) -> Option<String> {
+pub(crate) fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, after @ ..] = rest {

@@ -15,7 +15,7 @@ use tollgate_control::{
 };
 use tollgate_engine::{Usage, UsageError};
 use tollgate_http::problem::Problem;
-use tollgate_rules::{CALLER_KEY, Domain, Ruleset};
+use tollgate_rules::{Domain, Ruleset};
 
 /// Number of lines named in the problem of an import.
 const MAX_LINES: usize = 10;
@@ -44,9 +44,9 @@ pub(crate) async fn check_revocation(
     caller: CallerRef<'_>,
     grant: &str,
 ) -> Result<(), ApiError> {
-    let CallerRef::Key(key) = caller else { return Ok(()) };
+    let Some((key, value)) = caller.attribute() else { return Ok(()) };
     let mut reasons = Vec::new();
-    for usage in usage_of(admin, &(admin.rules)(), key).await {
+    for usage in usage_of(admin, &(admin.rules)(), key, value).await {
         let Ok(usage) = usage else {
             reasons.push(UNREADABLE.to_owned());
             continue;
@@ -95,10 +95,10 @@ impl<'a> QuotaGuard<'a> {
 
     /// Returns the reasons to confirm a line of an import; `None` if the line is invalid.
     pub(crate) async fn line_reasons(&self, line: &ImportLine) -> Option<Vec<String>> {
-        let caller = match (&line.api_key, &line.id) {
-            (Some(key), _) => CallerRef::Key(key),
-            (None, Some(id)) => CallerRef::Id(KeyHash::parse(id)?),
-            (None, None) => return None,
+        let caller = match (line.caller(), &line.id) {
+            ((key, Some(value)), _) => CallerRef::of(key, value),
+            ((_, None), Some(id)) => CallerRef::Id(KeyHash::parse(id)?),
+            ((_, None), None) => return None,
         };
         let change = self.control.quota_change(caller, Some(&line.spec()), &self.rules).ok()?;
         Some(self.reasons(&change).await)
@@ -107,10 +107,10 @@ impl<'a> QuotaGuard<'a> {
     /// Returns the reasons to confirm a change.
     async fn reasons(&self, change: &QuotaChange) -> Vec<String> {
         let mut reasons = change.zeroed(&self.rules);
-        let Some(key) = change.key.as_deref().filter(|_| change.tightens(&self.rules)) else {
+        let Some(value) = change.value.as_deref().filter(|_| change.tightens(&self.rules)) else {
             return reasons;
         };
-        for usage in usage_of(self.admin, &self.rules, key).await {
+        for usage in usage_of(self.admin, &self.rules, &change.key, value).await {
             match usage {
                 Ok(usage) => reasons.extend(change.below_use(&self.rules, &usage)),
                 Err(_) => reasons.push(UNREADABLE.to_owned()),
@@ -135,12 +135,18 @@ impl<'a> QuotaGuard<'a> {
 }
 
 /// Reads the usage of a caller in each domain.
-async fn usage_of(admin: &AdminState, rules: &Ruleset, key: &str) -> Vec<Result<Usage, UsageError>> {
+async fn usage_of(
+    admin: &AdminState,
+    rules: &Ruleset,
+    key: &str,
+    value: &str,
+) -> Vec<Result<Usage, UsageError>> {
     let mut all = Vec::new();
     for domain in rules.domains().map(Domain::name) {
         let of = UsageQuery {
             domain: Some(domain.to_owned()),
-            attributes: vec![(CALLER_KEY.to_owned(), key.to_owned())],
+            key: key.to_owned(),
+            attributes: vec![(key.to_owned(), value.to_owned())],
             rule: None,
         };
         match admin.usage.usage(&of).await {

@@ -105,6 +105,22 @@ impl Limit {
         TimeDelta::from_micros(stable_hash % length.as_micros())
     }
 
+    /// Returns the window that contains `now`, for a key with this stable hash: its first instant, and the first after
+    /// it. `None` if the limit has no windows with a fixed start.
+    #[must_use]
+    pub fn window(&self, now: Timestamp, stable_hash: u64) -> Option<(Timestamp, Timestamp)> {
+        match (&self.rate.period, self.algorithm) {
+            (Period::Calendar(calendar), _) => Some(calendar.window(now)),
+            (Period::Rolling(period), Algorithm::FixedWindow | Algorithm::SlidingWindow) => {
+                let phase = self.phase(stable_hash);
+                let start = window_start(now + phase, *period).as_micros().saturating_sub(phase.as_micros());
+                let start = Timestamp::from_micros(start);
+                Some((start, start + *period))
+            }
+            _ => None,
+        }
+    }
+
     /// Charges `cost` at `now`.
     ///
     /// ```

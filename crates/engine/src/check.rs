@@ -49,6 +49,19 @@ impl<'a> Check<'a> {
         Self { domain, input: request, cost: Cost::ONE, protocol: "", trace: None, address: None }
     }
 
+    /// Returns the value of an attribute: of several, the first.
+    #[must_use]
+    #[inline]
+    pub fn value(&self, name: &str) -> Option<&'a str> {
+        let find = |entries: &'a [(&'a str, &'a str)]| {
+            entries.iter().find(|(key, _)| *key == name).map(|(_, value)| *value)
+        };
+        match self.input {
+            CheckInput::Attributes(attributes) => find(attributes),
+            CheckInput::Descriptors(descriptors) => descriptors.iter().find_map(|one| find(one.entries)),
+        }
+    }
+
     /// Returns the key and value that identify the caller: the API key if there is one, else the first attribute that
     /// identifies a caller, else the first. `None` if the request has no attributes.
     #[must_use]

@@ -388,10 +388,10 @@ impl Decision {
         Arc::clone(&self.body.rules)
     }
 
-    /// Returns the tier in the caller's quota.
+    /// Returns the tier in the quota of a caller: of several, the first that has one.
     #[must_use]
     pub fn override_tier(&self) -> Option<&str> {
-        self.body.overrides.as_ref().and_then(|tenant| tenant.tier())
+        self.body.quotas.iter().find_map(|quota| quota.tier())
     }
 
     /// Returns the name of a verdict's source.

@@ -16,11 +16,12 @@
 use crate::decision::DecisionDetails;
 use crate::emergency::MeasureEffect;
 use crate::grant::Grants;
+use crate::quota_provider::Quotas;
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tollgate_rules::{CallerOverrides, Ruleset};
+use tollgate_rules::Ruleset;
 
 /// Maximum number of bodies that a thread keeps.
 const MAX_KEPT: usize = 16;
@@ -59,8 +60,8 @@ pub(crate) struct Contents {
     pub(crate) rules: Arc<Ruleset>,
     /// Generation at which `rules` was read.
     generation: u64,
-    /// Overrides and tier of the caller.
-    pub(crate) overrides: Option<Arc<CallerOverrides>>,
+    /// Quotas of the request's callers.
+    pub(crate) quotas: Quotas,
     /// Grants of the caller.
     pub(crate) grants: Option<Arc<Grants>>,
     /// Effect of the emergency measures on the request.
@@ -97,7 +98,7 @@ impl DecisionBody {
                 details: DecisionDetails::unmatched(),
                 rules,
                 generation,
-                overrides: None,
+                quotas: Quotas::new(),
                 grants: None,
                 effect: None,
             }),
@@ -109,10 +110,11 @@ impl Drop for DecisionBody {
     #[inline]
     fn drop(&mut self) {
         let Some(mut contents) = self.0.take() else { return };
-        let Contents { details, rules: _, generation: _, overrides, grants, effect } = &mut *contents;
+        let Contents { details, rules: _, generation: _, quotas, grants, effect } = &mut *contents;
         details.clear();
-        if overrides.is_some() || grants.is_some() || effect.is_some() {
-            (*overrides, *grants, *effect) = (None, None, None);
+        if !quotas.is_empty() || grants.is_some() || effect.is_some() {
+            quotas.clear();
+            (*grants, *effect) = (None, None);
         }
         if details.longest_list() <= MAX_LIST {
             // A thread that is ending keeps nothing.

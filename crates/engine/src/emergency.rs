@@ -13,7 +13,7 @@ use crate::limiter::Limiter;
 use arc_swap::ArcSwapOption;
 use smallvec::SmallVec;
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tollgate_core::{TimeDelta, Timestamp};
@@ -80,6 +80,38 @@ impl Network {
 
     fn contains(&self, address: u128) -> bool {
         address & self.mask == self.first
+    }
+
+    /// Returns the network of one address.
+    #[must_use]
+    pub fn from_address(address: IpAddr) -> Self {
+        Self { first: Self::to_u128(address), mask: u128::MAX }
+    }
+
+    /// Returns the length of the prefix, in bits of an IPv6 address: IPv4 prefixes are 96 bits longer.
+    #[must_use]
+    pub fn bits(&self) -> u8 {
+        u8::try_from(self.mask.count_ones()).unwrap_or(u8::MAX)
+    }
+
+    /// Returns the network of this many bits that contains this one; `None` if this one is larger.
+    #[must_use]
+    pub fn widened(&self, bits: u8) -> Option<Self> {
+        let mask = if bits == 0 { 0 } else { u128::MAX << (128 - u32::from(bits.min(128))) };
+        (bits <= self.bits()).then_some(Self { first: self.first & mask, mask })
+    }
+}
+
+/// Writes the canonical text: an address alone if the network has only one.
+impl std::fmt::Display for Network {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (bits, v6) = (self.bits(), Ipv6Addr::from(self.first));
+        match v6.to_ipv4_mapped().filter(|_| bits >= 96) {
+            Some(v4) if bits == 128 => v4.fmt(f),
+            Some(v4) => write!(f, "{v4}/{}", bits - 96),
+            None if bits == 128 => v6.fmt(f),
+            None => write!(f, "{v6}/{bits}"),
+        }
     }
 }
 

@@ -91,7 +91,7 @@ impl<S: CounterStore> Limiter<S> {
         let decision = self.dry_decision(&rules, &check).await?;
         let quota = self.quota_for(&check, &rules);
         let mut plan = Plan::default();
-        plan_into(&rules, quota.overrides.as_deref(), &check, &mut plan);
+        plan_into(&rules, &quota.quotas, &check, &mut plan);
         let request = match check.input {
             CheckInput::Attributes(attributes) => ExplainedRequest::Attributes(attributes),
             CheckInput::Descriptors(descriptors) => ExplainedRequest::Descriptors(descriptors),

@@ -249,7 +249,8 @@ impl UndecidedRequest<'_, '_> {
 
     fn policy(&self, at: usize) -> FailPolicy {
         let matched = &self.plan.limits[at];
-        let policy = matched.rule.map_or(FailPolicy::Open, |rule| rule.on_error.policy(self.plan.tier));
+        let policy =
+            matched.rule.map_or(FailPolicy::Open, |rule| rule.on_error.policy(self.plan.tier_for(rule)));
         // A part is reserved for outages, but among how many nodes is unknown, or a share is less than one unit.
         let has_no_share = policy == FailPolicy::Local
             && matched.limit.reserve.is_some()

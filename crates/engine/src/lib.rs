@@ -74,10 +74,10 @@ pub use limiter::Limiter;
 pub use observer::{Enforced, Observer};
 pub use permit_guard::PermitGuard;
 pub use permits::{HeldPermits, ReleaseFuture, ReleaseReason};
-pub use quota_provider::{CallerQuota, QuotaProvider};
+pub use quota_provider::{CallerQuota, QuotaProvider, Quotas};
 pub use replay::{CounterSharing, SampleWeight};
 pub use reservation::{
     ClosedReservation, RemainingUnits, Reservation, ReservationId, ReserveError, SettleError, Settlement,
 };
 pub use trace::{ForwardedRequest, TraceContext};
-pub use usage::{GrantBalance, LimitSource, LimitUsage, UnmatchedRule, Usage, UsageError};
+pub use usage::{GrantBalance, LimitSource, LimitUsage, UnmatchedRule, Usage, UsageError, UsageOf};

@@ -222,15 +222,15 @@ impl<S: CounterStore> Limiter<S> {
             let id = DecisionId::generate();
             let (mut decision, permit) = (self.begin(id), holder(id));
             {
-                let Contents { details, rules, overrides, grants, effect, .. } = &mut *decision.body;
+                let Contents { details, rules, quotas, grants, effect, .. } = &mut *decision.body;
                 if self.quotas.is_some() || self.measures.any_active() {
                     let known = self.guarded(|| (self.quota_for(check, rules), self.effect_of(check)));
                     let (quota, measures) = known.unwrap_or_default();
-                    (*overrides, *grants, *effect) = (quota.overrides, quota.grants, measures);
+                    (*quotas, *grants, *effect) = (quota.quotas, quota.grants, measures);
                 }
                 let mut plan = Plan::default();
                 let tried = self.guarded(|| {
-                    let is_known = plan_into(rules, overrides.as_deref(), check, &mut plan);
+                    let is_known = plan_into(rules, quotas, check, &mut plan);
                     if let Some(effect) = effect {
                         effect.apply_to(&mut plan, details);
                     }
@@ -370,11 +370,11 @@ impl<S: CounterStore> Limiter<S> {
 #[inline]
 pub(crate) fn plan_into<'p>(
     rules: &'p Ruleset,
-    tenant: Option<&'p CallerOverrides>,
+    quotas: &'p [Arc<CallerOverrides>],
     check: &'p Check<'p>,
     plan: &mut Plan<'p>,
 ) -> bool {
-    plan.overrides = tenant;
+    plan.quotas = quotas;
     let domain = rules.domain(check.domain);
     match (domain, check.input) {
         (None, CheckInput::Attributes(_)) => plan.matches.push(Default::default()),

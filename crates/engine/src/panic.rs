@@ -100,7 +100,8 @@ impl<S: CounterStore> Limiter<S> {
         push_unknown(plan, details);
         details.origin = Origin::FailOpen;
         let closed = plan.limits.iter().find(|matched| {
-            let policy = matched.rule.map_or(FailPolicy::Open, |rule| rule.on_error.policy(plan.tier));
+            let policy =
+                matched.rule.map_or(FailPolicy::Open, |rule| rule.on_error.policy(plan.tier_for(rule)));
             policy == FailPolicy::Closed && decides(matched)
         });
         if let Some(matched) = closed {

@@ -3,24 +3,29 @@
 //! The limiter depends only on this trait; storing and changing quotas is the control plane's task. A limiter without
 //! quotas pays only for checking an empty `Option`.
 
-use crate::check::{Check, CheckInput};
+use crate::check::Check;
 use crate::grant::Grants;
 use crate::limiter::Limiter;
+use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::Clock;
-use tollgate_rules::{CALLER_KEY, CallerOverrides, Ruleset};
+use tollgate_rules::{CallerOverrides, Ruleset};
 
 /// Lookup of callers' quotas.
 pub trait QuotaProvider: Send + Sync {
-    /// Returns the active quota of `caller`, compiled against `rules`.
-    fn lookup(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> CallerQuota;
+    /// Returns the active quotas of the request's callers, compiled against `rules`: of its API key, its tenant, its
+    /// user, or whatever attributes quotas are about.
+    fn lookup(&self, check: &Check<'_>, rules: &Ruleset, clock: &dyn Clock) -> CallerQuota;
 }
 
-/// Quota of one caller.
+/// The quotas that apply to one request: at most one for each attribute, stored without allocation.
+pub type Quotas = SmallVec<[Arc<CallerOverrides>; 2]>;
+
+/// What is agreed with the callers of one request.
 #[derive(Clone, Debug, Default)]
 pub struct CallerQuota {
-    /// Tier and limit overrides.
-    pub overrides: Option<Arc<CallerOverrides>>,
+    /// Tiers and limit overrides.
+    pub quotas: Quotas,
     /// One-time extra units.
     pub grants: Option<Arc<Grants>>,
 }
@@ -33,22 +38,10 @@ impl<S> Limiter<S> {
         self
     }
 
-    /// Returns the quota of the request's caller.
+    /// Returns the quotas of the request's callers.
     #[inline]
     pub(crate) fn quota_for(&self, check: &Check<'_>, rules: &Ruleset) -> CallerQuota {
         let Some(tenants) = &self.quotas else { return CallerQuota::default() };
-        caller(check).map_or_else(CallerQuota::default, |caller| tenants.lookup(caller, rules, &*self.clock))
-    }
-}
-
-/// Returns the caller's key, if the request contains it.
-#[inline]
-pub(crate) fn caller<'a>(check: &Check<'a>) -> Option<&'a str> {
-    let place = |entries: &[(&'_ str, &'_ str)]| entries.iter().position(|(key, _)| *key == CALLER_KEY);
-    match check.input {
-        CheckInput::Attributes(attributes) => Some(attributes[place(attributes)?].1),
-        CheckInput::Descriptors(descriptors) => {
-            descriptors.iter().find_map(|one| Some(one.entries[place(one.entries)?].1))
-        }
+        tenants.lookup(check, rules, &*self.clock)
     }
 }

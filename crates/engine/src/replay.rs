@@ -43,11 +43,11 @@ impl<S: CounterStore> Limiter<S> {
     pub fn replay(&self, check: &Check<'_>, weight: SampleWeight) -> Option<Decision> {
         let mut decision = self.begin(DecisionId::generate());
         let permit = PermitId(decision.id.0);
-        let Contents { details, rules, overrides, .. } = &mut *decision.body;
-        *overrides = self.quota_for(check, rules).overrides;
+        let Contents { details, rules, quotas, .. } = &mut *decision.body;
+        *quotas = self.quota_for(check, rules).quotas;
         {
             let mut plan = Plan::default();
-            plan_into(rules, overrides.as_deref(), check, &mut plan);
+            plan_into(rules, quotas, check, &mut plan);
             plan.limits.retain(|matched| matched.limit.limit.algorithm() != Algorithm::Concurrency);
             for matched in &mut plan.limits {
                 let shared = matched.rule.is_some_and(|rule| rule.shared_by_callers);

@@ -43,7 +43,7 @@ use tollgate_core::{
     Admission, Algorithm, Charge, Clock, Cost, CounterStore, KeyPart, LateCharge, Limit, Mode, Outcomes,
     Permit, PermitId, RecordName, RecordStore, StoreError, TimeDelta, Timestamp, Verdict,
 };
-use tollgate_rules::{Charges, CostFrom, Plan};
+use tollgate_rules::{CALLER_KEY, Charges, CostFrom, Plan};
 
 /// ID of a reservation: 128 random bits, which only its maker is told.
 pub type ReservationId = DecisionId;
@@ -383,11 +383,11 @@ impl<S: CounterStore> Limiter<S> {
     /// Returns the decision of an open reservation: as it was told, or if the rules have changed, with what remains now.
     async fn replayed(&self, check: &Check<'_>, record: &Record, now: Timestamp) -> Decision {
         let mut decision = self.begin(record.decision);
-        let Contents { details, rules, overrides, .. } = &mut *decision.body;
-        *overrides = self.quota_for(check, rules).overrides;
+        let Contents { details, rules, quotas, .. } = &mut *decision.body;
+        *quotas = self.quota_for(check, rules).quotas;
         {
             let (mut plan, mut charges) = (Plan::default(), Charges::new());
-            plan_into(rules, overrides.as_deref(), check, &mut plan);
+            plan_into(rules, quotas, check, &mut plan);
             if plan.limits.len() == record.outcomes.len() {
                 let per_charge = record.outcomes.iter().copied().collect();
                 let outcomes = Outcomes { admission: Admission::Admitted, at: now, per_charge };
@@ -582,7 +582,7 @@ impl<S: CounterStore> Limiter<S> {
     /// counts by.
     fn caller_of(&self, check: &Check<'_>, charges: &[ReservedCharge]) -> u64 {
         let mut hasher = tollgate_core::StableHasher::default();
-        match crate::quota_provider::caller(check) {
+        match check.value(CALLER_KEY) {
             Some(key) => hasher.bytes(key.as_bytes()),
             None => {
                 let first = charges

@@ -1,8 +1,8 @@
 //! Usage of a caller's limits, read from the counters without charging; and usage resets.
 //!
-//! Only rules with per-caller counters are reported, because a reset must not refund units of other callers. Some rules
-//! need more attributes than the caller's key to match (an endpoint, for example): they are listed with the attributes
-//! they need.
+//! Every limit that can bind the caller is reported. A rule on a fixed value (an endpoint) is read as if the request had
+//! that value. Rules that count by attributes whose values are unknown are listed with those attributes. Counters that the
+//! caller shares with others are marked, and never reset: that would refund units of others.
 
 use crate::check::Check;
 use crate::grant::Grants;
@@ -12,7 +12,9 @@ use tollgate_core::{
     Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, Mode, Outcome,
     StoreError, TimeDelta, Timestamp, Verdict,
 };
-use tollgate_rules::{Attributes, Charges, Domain, LimitOrigin, MatchedLimit, Plan, Role, Ruleset};
+use tollgate_rules::{
+    Attributes, Charges, Domain, LimitOrigin, MatchedLimit, PerCallerRule, Plan, Role, Ruleset,
+};
 
 /// Refund that returns all used units: more than any counter holds.
 const RESET_UNITS: Cost = Cost::refund(u64::MAX);
@@ -63,10 +65,15 @@ pub struct LimitUsage {
     pub remaining: Option<u64>,
     /// Time until the limit is completely unused.
     pub reset_after: TimeDelta,
+    /// The window that the usage is of: its start and end. For a limit without fixed windows, the period that ends when
+    /// the limit is unused again; `None` for permits.
+    pub window: Option<(Timestamp, Timestamp)>,
+    /// Whether the caller shares the counter with others.
+    pub is_shared: bool,
 }
 
 impl LimitUsage {
-    /// Returns the number of used units.
+    /// Returns the number of used units, of the limit's capacity.
     #[must_use]
     pub fn used(&self) -> Option<u64> {
         self.remaining.map(|left| self.limit.capacity().saturating_sub(left))
@@ -129,6 +136,23 @@ pub enum UsageError {
     Store(#[from] StoreError),
 }
 
+/// Selects a caller's limits.
+#[derive(Clone, Copy, Debug)]
+pub struct UsageOf<'a> {
+    /// The domain; may be absent if there is only one.
+    pub domain: Option<&'a str>,
+    /// The attribute that identifies the caller.
+    pub key: &'a str,
+    /// Attributes of the caller's requests, with that one.
+    pub attributes: &'a Attributes<'a>,
+    /// Only this rule.
+    pub rule: Option<&'a str>,
+}
+
+/// Maximum number of attribute sets that are read for rules on fixed values; rules beyond it are listed by their
+/// attributes.
+const MAX_GIVEN: usize = 100;
+
 /// The counters of one matched limit: more than one if the rule splits them into shards.
 pub(crate) struct CounterSet<'p> {
     pub(crate) limit: usize,
@@ -136,85 +160,118 @@ pub(crate) struct CounterSet<'p> {
     pub(crate) names: Vec<SmallVec<[KeyPart<'p>; 4]>>,
 }
 
+/// What is done with the counters that are read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    Peek,
+    /// Refund what the caller itself has used, first.
+    Reset,
+}
+
 impl<S: CounterStore> Limiter<S> {
-    /// Returns the usage of the limits that a request with `attributes` matches, for one rule or for all.
+    /// Returns the usage of the limits that can bind a caller, for one rule or for all.
     ///
     /// # Errors
     /// [`UsageError`] with the reason.
-    pub async fn usage(
-        &self,
-        domain: Option<&str>,
-        attributes: &Attributes<'_>,
-        rule: Option<&str>,
-    ) -> Result<Usage, UsageError> {
-        self.peek(domain, attributes, rule, false).await
+    pub async fn usage(&self, of: &UsageOf<'_>) -> Result<Usage, UsageError> {
+        self.read_usage(of, Reading::Peek).await
     }
 
-    /// Resets the usage of these limits and returns the new usage. Permits are held, not used: they are not released.
+    /// Resets the usage of the limits that no other caller shares, and returns the new usage. Permits are held, not used:
+    /// they are not released.
     ///
     /// # Errors
-    /// [`UsageError`] with the reason; nothing is reset in that case.
-    pub async fn reset(
-        &self,
-        domain: Option<&str>,
-        attributes: &Attributes<'_>,
-        rule: Option<&str>,
-    ) -> Result<Usage, UsageError> {
-        self.peek(domain, attributes, rule, true).await
+    /// [`UsageError`] with the reason. What was reset before the store failed stays reset.
+    pub async fn reset(&self, of: &UsageOf<'_>) -> Result<Usage, UsageError> {
+        self.read_usage(of, Reading::Reset).await
     }
 
-    async fn peek(
-        &self,
-        domain: Option<&str>,
-        attributes: &Attributes<'_>,
-        rule: Option<&str>,
-        gives_back: bool,
-    ) -> Result<Usage, UsageError> {
+    async fn read_usage(&self, of: &UsageOf<'_>, reading: Reading) -> Result<Usage, UsageError> {
         let rules = self.rules();
-        let domain = find_domain(&rules, domain)?;
-        let only = rule.map(|name| find_rules(&rules, name)).transpose()?;
-        let check = Check::attributes(domain.name(), attributes).with_cost(Cost::PEEK);
+        let domain = find_domain(&rules, of.domain)?;
+        let only = of.rule.map(|name| find_rules(&rules, of.key, name)).transpose()?;
+        let check = Check::attributes(domain.name(), of.attributes).with_cost(Cost::PEEK);
         let quota = self.quota_for(&check, &rules);
-        let mut plan = Plan::default();
-        plan_into(&rules, quota.overrides.as_deref(), &check, &mut plan);
-        let own = domain.per_caller_rules(attributes);
         let wanted = |id: u32| only.as_ref().is_none_or(|only| only.contains(&id));
-        let is_own = |id: u32| own.iter().any(|own| own.rule.id == id && own.missing.is_empty());
-        let counters =
-            counters(&plan, |matched| matched.rule.is_some_and(|rule| wanted(rule.id) && is_own(rule.id)));
-        if gives_back {
+        let mut found = domain.caller_rules(of.key, of.attributes);
+        found.retain(|one| wanted(one.rule.id));
+        // Rules on the same values are read together, as one request with these values matches them.
+        let mut sets: Vec<&[(&str, &str)]> = vec![&[]];
+        for one in found.iter().filter(|one| one.missing.is_empty()) {
+            if !sets.contains(&&one.given[..]) && sets.len() <= MAX_GIVEN {
+                sets.push(&one.given);
+            }
+        }
+        let (mut limits, mut tier) = (Vec::new(), None);
+        for given in sets.iter().copied() {
+            let attributes: Vec<(&str, &str)> = of.attributes.iter().chain(given).copied().collect();
+            let check = Check::attributes(domain.name(), &attributes).with_cost(Cost::PEEK);
+            let mut plan = Plan::default();
+            plan_into(&rules, &quota.quotas, &check, &mut plan);
+            let own: Vec<&PerCallerRule<'_>> =
+                found.iter().filter(|one| one.missing.is_empty() && one.given == given).collect();
+            limits.extend(self.read_plan(&plan, &own, reading).await?);
+            if given.is_empty() {
+                let own = found.iter().filter(|one| !one.is_shared);
+                tier = own.filter_map(|one| plan.tier_for(one.rule)).next().or(plan.tier).map(str::to_owned);
+            }
+        }
+        limits.sort_by_key(|one| one.rule_id);
+        let is_read = |one: &PerCallerRule<'_>| one.missing.is_empty() && sets.contains(&&one.given[..]);
+        let needs = found.iter().filter(|one| !is_read(one)).map(|one| {
+            let names = one.given.iter().map(|(name, _)| name).chain(&one.missing);
+            UnmatchedRule {
+                rule: one.rule.name.clone(),
+                descriptor: one.path.clone(),
+                attributes: names.map(|name| (*name).to_owned()).collect(),
+            }
+        });
+        Ok(Usage {
+            domain: domain.name().to_owned(),
+            tier,
+            limits,
+            unmatched: needs.collect(),
+            grants: self.grant_balances(&rules, quota.grants.as_deref()).await?,
+        })
+    }
+
+    /// Reads the counters of these rules, which the plan's request matches.
+    async fn read_plan(
+        &self,
+        plan: &Plan<'_>,
+        own: &[&PerCallerRule<'_>],
+        reading: Reading,
+    ) -> Result<Vec<LimitUsage>, UsageError> {
+        let of = |id: u32| own.iter().find(|own| own.rule.id == id);
+        let counters = counters(plan, |matched| matched.rule.is_some_and(|rule| of(rule.id).is_some()));
+        if reading == Reading::Reset {
+            let is_own = |counter: &CounterSet<'_>| {
+                let rule = plan.limits[counter.limit].rule.and_then(|rule| of(rule.id));
+                rule.is_some_and(|rule| !rule.is_shared)
+            };
             let spends = |charge: &Charge<'_>| charge.limit.algorithm() != Algorithm::Concurrency;
-            let all: Vec<Charge<'_>> =
-                charges(&plan, &counters, RESET_UNITS).into_iter().filter(spends).collect();
+            let all: Vec<Charge<'_>> = counters
+                .iter()
+                .filter(|counter| is_own(counter))
+                .flat_map(|counter| charges(plan, std::slice::from_ref(counter), RESET_UNITS))
+                .filter(spends)
+                .collect();
             if !all.is_empty() {
                 self.store.debit(&all).await?;
                 self.full_counters.clear();
             }
         }
-        let looks = charges(&plan, &counters, Cost::PEEK);
+        let looks = charges(plan, &counters, Cost::PEEK);
         let told =
             if looks.is_empty() { SmallVec::new() } else { self.store.charge(&looks).await?.per_charge };
-        let path = |id: u32| own.iter().find(|own| own.rule.id == id).map_or("", |own| &own.path);
-        let mut told = told.into_iter();
-        let limits = counters.iter().map(|counter| {
+        let (mut told, mut looks, now) = (told.into_iter(), looks.iter(), self.clock.now());
+        let limits = counters.iter().filter_map(|counter| {
             let outcomes: Vec<Outcome> = told.by_ref().take(counter.names.len()).collect();
-            used(&plan, counter, &outcomes, path)
+            let hash = looks.by_ref().take(counter.names.len()).map(|look| look.key.stable_hash()).next()?;
+            let rule = of(plan.limits[counter.limit].rule?.id)?;
+            Some(used(plan, counter, &outcomes, rule, (now, hash)))
         });
-        let limits = limits.collect();
-        let needs = own.iter().filter(|own| !own.missing.is_empty() && wanted(own.rule.id)).map(|own| {
-            UnmatchedRule {
-                rule: own.rule.name.clone(),
-                descriptor: own.path.clone(),
-                attributes: own.missing.iter().map(|name| (*name).to_owned()).collect(),
-            }
-        });
-        Ok(Usage {
-            domain: domain.name().to_owned(),
-            tier: plan.tier.map(str::to_owned),
-            limits,
-            unmatched: needs.collect(),
-            grants: self.grant_balances(&rules, quota.grants.as_deref()).await?,
-        })
+        Ok(limits.collect())
     }
 
     /// Returns the balances of all unexpired grants.
@@ -258,12 +315,12 @@ pub(crate) fn find_domain<'r>(rules: &'r Ruleset, name: Option<&str>) -> Result<
     })
 }
 
-fn find_rules(rules: &Ruleset, name: &str) -> Result<Vec<u32>, UsageError> {
-    let found = rules.find_per_caller_rules(name);
+fn find_rules(rules: &Ruleset, key: &str, name: &str) -> Result<Vec<u32>, UsageError> {
+    let found = rules.find_per_caller_rules(key, name);
     if found.is_empty() {
         let shown: String = name.chars().take(50).collect();
         let why = format!(
-            "no rule with a counter for each `api_key` is called `{shown}`; write its name, its path, or `default`"
+            "no rule with a counter for each `{key}` is called `{shown}`; write its name, its path, or `default`"
         );
         return Err(UsageError::Rule(why));
     }
@@ -303,25 +360,48 @@ pub(crate) fn charges<'a>(plan: &'a Plan<'_>, counters: &'a [CounterSet<'_>], co
     each.map(charge).collect()
 }
 
-fn used<'a>(
+fn used(
     plan: &Plan<'_>,
     counter: &CounterSet<'_>,
     told: &[Outcome],
-    path: impl Fn(u32) -> &'a str,
+    own: &PerCallerRule<'_>,
+    (now, hash): (Timestamp, u64),
 ) -> LimitUsage {
     let matched = &plan.limits[counter.limit];
-    let rule = matched.rule.expect("only rules' limits have counters here");
+    let rule = own.rule;
     let source = source(plan, matched);
+    let limit = &matched.limit.limit;
+    let reset_after = told.iter().map(|outcome| outcome.reset_after).max().unwrap_or(TimeDelta::ZERO);
     LimitUsage {
         rule: rule.name.clone(),
         rule_id: rule.id,
-        descriptor: path(rule.id).to_owned(),
-        limit: matched.limit.limit.clone(),
+        descriptor: own.path.clone(),
+        limit: limit.clone(),
         role: matched.role,
         source,
         remaining: told.iter().map(answered).sum(),
-        reset_after: told.iter().map(|outcome| outcome.reset_after).max().unwrap_or(TimeDelta::ZERO),
+        reset_after,
+        window: window(limit, (now, hash), reset_after),
+        is_shared: own.is_shared,
     }
+}
+
+/// Returns the window that a limit's usage is of.
+fn window(
+    limit: &Limit,
+    (now, hash): (Timestamp, u64),
+    reset_after: TimeDelta,
+) -> Option<(Timestamp, Timestamp)> {
+    if limit.algorithm() == Algorithm::Concurrency {
+        return None;
+    }
+    limit.window(now, hash).or_else(|| {
+        let length = limit.rate().period.length();
+        // An unused limit has its whole period ahead.
+        let end = now + if reset_after == TimeDelta::ZERO { length } else { reset_after };
+        let start = Timestamp::from_micros(end.as_micros().saturating_sub(length.as_micros()));
+        Some((start.min(now), end))
+    })
 }
 
 /// Returns where the number of a matched limit comes from.
@@ -331,7 +411,7 @@ pub(crate) fn source(plan: &Plan<'_>, matched: &MatchedLimit<'_>) -> LimitSource
         matched.role != Role::Candidate && matched.limit.limit.algorithm() != Algorithm::Concurrency;
     match &matched.limit {
         LimitOrigin::Override(_) if replaced => LimitSource::Override,
-        _ if plan.tier.is_some_and(|tier| rule.tiers.iter().any(|(name, _)| name == tier)) => {
+        _ if plan.tier_for(rule).is_some_and(|tier| rule.tiers.iter().any(|(name, _)| name == tier)) => {
             LimitSource::Tier
         }
         _ => LimitSource::Rule,

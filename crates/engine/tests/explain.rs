@@ -17,8 +17,9 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 struct Granted(Arc<Grants>);
 
 impl QuotaProvider for Granted {
-    fn lookup(&self, caller: &str, _: &Ruleset, _: &dyn Clock) -> CallerQuota {
-        CallerQuota { overrides: None, grants: (caller == "vip").then(|| Arc::clone(&self.0)) }
+    fn lookup(&self, check: &Check<'_>, _: &Ruleset, _: &dyn Clock) -> CallerQuota {
+        let is_vip = check.value("api_key") == Some("vip");
+        CallerQuota { grants: is_vip.then(|| Arc::clone(&self.0)), ..CallerQuota::default() }
     }
 }
 
@@ -33,7 +34,7 @@ struct Rig {
 fn rig(text: &str) -> Rig {
     let rules = rules(text);
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
-    let covered = rules.find_per_caller_rules("default");
+    let covered = rules.find_per_caller_rules("api_key", "default");
     let grants: Grants = match covered.is_empty() {
         true => Vec::new(),
         false => vec![Arc::new(Grant::new("g", 6, covered, DAY, clock.now() + DAY).expect("a grant"))],

@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use rig::{Memory, rules};
 use std::sync::Arc;
 use tollgate_core::{Clock, Cost, Limit, ManualClock, State, TimeDelta, Timestamp};
-use tollgate_engine::{CallerQuota, Check, Grant, Grants, Limiter, Origin, QuotaProvider, Settlement};
+use tollgate_engine::{
+    CallerQuota, Check, Grant, Grants, Limiter, Origin, QuotaProvider, Settlement, UsageOf,
+};
 use tollgate_rules::Ruleset;
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -14,9 +16,16 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 struct Granted(Arc<Grants>);
 
 impl QuotaProvider for Granted {
-    fn lookup(&self, caller: &str, _: &Ruleset, _: &dyn Clock) -> CallerQuota {
-        CallerQuota { overrides: None, grants: (caller == "vip").then(|| Arc::clone(&self.0)) }
+    fn lookup(&self, check: &Check<'_>, _: &Ruleset, _: &dyn Clock) -> CallerQuota {
+        CallerQuota {
+            grants: (check.value("api_key") == Some("vip")).then(|| Arc::clone(&self.0)),
+            ..CallerQuota::default()
+        }
     }
+}
+
+fn of<'a>(attributes: &'a [(&'a str, &'a str)]) -> UsageOf<'a> {
+    UsageOf { domain: None, key: "api_key", attributes, rule: None }
 }
 
 const DAY: TimeDelta = TimeDelta::from_secs(86_400);
@@ -32,7 +41,7 @@ fn rig(text: &str, grants: &[(&str, u64)]) -> Rig {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
     let until = clock.now() + DAY;
     let grant = |(at, (rule, units)): (usize, &(&str, u64))| {
-        let covered = rules.find_per_caller_rules(rule);
+        let covered = rules.find_per_caller_rules("api_key", rule);
         assert!(!covered.is_empty(), "{rule}");
         Arc::new(Grant::new(&format!("g{at}"), *units, covered, DAY, until).expect("a grant"))
     };
@@ -53,7 +62,7 @@ impl Rig {
     }
 
     fn left(&self) -> Vec<Option<u64>> {
-        let usage = pollster::block_on(self.limiter.usage(None, &[("api_key", "vip")], None));
+        let usage = pollster::block_on(self.limiter.usage(&of(&[("api_key", "vip")])));
         usage.expect("usage").grants.iter().map(|grant| grant.remaining).collect()
     }
 }
@@ -140,7 +149,7 @@ fn a_canceled_reservation_refunds_its_grant() {
     let settled = pollster::block_on(rig.limiter.settle(reserved.id.expect("held"), 3));
     let settled = settled.map(|closed| closed.settlement);
     assert_eq!((settled, rig.left()), (Ok(Settlement::Settled(3)), vec![Some(7)]));
-    let usage = pollster::block_on(rig.limiter.usage(None, &attributes, None)).expect("usage");
+    let usage = pollster::block_on(rig.limiter.usage(&of(&attributes))).expect("usage");
     assert_eq!(usage.limits[0].used(), Some(5), "the limit itself was given nothing");
 }
 

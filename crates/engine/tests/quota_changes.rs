@@ -18,12 +18,12 @@ type Quota = (u64, Option<u64>);
 struct Changing(Mutex<Option<Quota>>);
 
 impl QuotaProvider for Changing {
-    fn lookup(&self, _: &str, rules: &Ruleset, _: &dyn Clock) -> CallerQuota {
+    fn lookup(&self, _: &Check<'_>, rules: &Ruleset, _: &dyn Clock) -> CallerQuota {
         let Some((count, burst)) = *self.0.lock().expect("a number") else { return CallerQuota::default() };
         let own = Override { descriptor: "default".to_owned(), count, period: "minute".to_owned(), burst };
-        let (tenant, unfit) = rules.compile_overrides(None, &[own]);
+        let (tenant, unfit) = rules.compile_overrides("api_key", None, &[own]);
         assert!(unfit.is_empty(), "{unfit:?}");
-        CallerQuota { overrides: Some(Arc::new(tenant)), grants: None }
+        CallerQuota { quotas: [Arc::new(tenant)].into_iter().collect(), grants: None }
     }
 }
 

@@ -282,8 +282,9 @@ fn concurrency_limits_promise_no_retry_time() {
 struct Granted(Arc<Grants>);
 
 impl QuotaProvider for Granted {
-    fn lookup(&self, caller: &str, _: &Ruleset, _: &dyn Clock) -> CallerQuota {
-        CallerQuota { overrides: None, grants: (caller == "vip").then(|| Arc::clone(&self.0)) }
+    fn lookup(&self, check: &Check<'_>, _: &Ruleset, _: &dyn Clock) -> CallerQuota {
+        let is_vip = check.value("api_key") == Some("vip");
+        CallerQuota { grants: is_vip.then(|| Arc::clone(&self.0)), ..CallerQuota::default() }
     }
 }
 
@@ -293,7 +294,7 @@ fn requests_paid_by_a_grant_name_the_grant() {
     let (limiter, observe) =
         observed("{domain: d, descriptors: [{key: api_key, name: own, limit: 5/hour}]}", memory());
     let lasts = TimeDelta::from_secs(86_400);
-    let rules = limiter.rules().find_per_caller_rules("own");
+    let rules = limiter.rules().find_per_caller_rules("api_key", "own");
     let grant = Grant::new("g1", 2, rules, lasts, SystemClock::new().now() + lasts).expect("a grant");
     let limiter = limiter.with_quotas(Arc::new(Granted(Arc::new(vec![Arc::new(grant)]))));
     let passed = (0..8).filter(|_| check(&limiter, &[("api_key", "vip")])).count();

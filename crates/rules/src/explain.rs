@@ -127,7 +127,7 @@ impl Domain {
                 RuleResult::Unlimited
             } else if !charged.is_empty() {
                 RuleResult::Limited(charged)
-            } else if rule.limits_for(plan.tier).is_empty() {
+            } else if rule.limits_for(plan.tier_for(rule)).is_empty() {
                 RuleResult::Exempt
             } else {
                 RuleResult::Replaced(self.replacer(&rule.name, request))
@@ -143,7 +143,7 @@ impl Domain {
         });
         Explanation {
             domain: self.name.clone(),
-            tier: plan.tier.map(ToOwned::to_owned),
+            tier: plan.any_tier().map(ToOwned::to_owned),
             rules: rules.collect(),
         }
     }

@@ -38,6 +38,7 @@ mod per_caller;
 mod period;
 mod placement;
 mod plan;
+mod quota_key;
 mod reader;
 mod rule;
 mod ruleset;

@@ -7,7 +7,7 @@
 mod all;
 
 use crate::counter_shards::next_shard;
-use crate::overrides::CallerOverrides;
+use crate::overrides::{general_tier, terms_for};
 use crate::plan::{Attributes, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan, PlanParts};
 use crate::rule::{CostFrom, DescriptorMatch, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::Domain;
@@ -45,8 +45,7 @@ impl Domain {
     /// Like [`Domain::plan`], but writes into a caller-supplied plan, because plans are expensive to move.
     pub fn plan_into<'p>(&'p self, request: &'p Attributes<'p>, cost: Cost, plan: &mut Plan<'p>) {
         if self.depends_on_tier {
-            plan.tier =
-                plan.overrides.and_then(CallerOverrides::tier).or_else(|| find(request, &self.tier_key));
+            plan.tier = general_tier(plan.quotas).or_else(|| find(request, &self.tier_key));
         }
         if let Some(attribute) = &self.shard_by {
             plan.shard = find(request, attribute).map(|value| value_part(may_be_secret(attribute), value));
@@ -85,7 +84,7 @@ impl Domain {
         plan: &mut Plan<'p>,
     ) {
         if self.depends_on_tier {
-            plan.tier = plan.overrides.and_then(CallerOverrides::tier);
+            plan.tier = general_tier(plan.quotas);
         }
         if let Some(attribute) = &self.shard_by {
             let value = descriptors.iter().find_map(|descriptor| find(descriptor.entries, attribute));
@@ -125,7 +124,7 @@ impl Domain {
             return (MatchKind::None, None);
         };
         let path = start..plan.parts.len();
-        let tier = plan.overrides.and_then(CallerOverrides::tier).or(tier);
+        let tier = general_tier(plan.quotas).or(tier);
         match node.rule {
             Some(id) => {
                 let rule = &self.rules[id as usize];
@@ -507,7 +506,7 @@ fn push_limits<'p>(
     look: CostResolver<'_>,
     descriptor: u16,
 ) -> MatchKind {
-    let matched = if rule.is_plain && plan.overrides.is_none() {
+    let matched = if rule.is_plain && plan.quotas.is_empty() {
         RuleMatch {
             limits: &rule.limits.limits,
             is_override: false,
@@ -561,11 +560,12 @@ fn resolve<'p>(
     path: Range<usize>,
     look: CostResolver<'_>,
 ) -> Result<RuleMatch<'p>, MatchKind> {
-    let agreed = plan.overrides.and_then(|tenant| tenant.limits(rule.id));
+    let (agreed, own_tier) =
+        if plan.quotas.is_empty() { (None, None) } else { terms_for(plan.quotas, rule.id) };
     if rule.unlimited && agreed.is_none() {
         return Err(MatchKind::Unlimited);
     }
-    let limits = agreed.unwrap_or_else(|| rule.limits_for(tier));
+    let limits = agreed.unwrap_or_else(|| rule.limits_for(own_tier.or(tier)));
     if limits.is_empty() {
         return Err(MatchKind::Exempt);
     }

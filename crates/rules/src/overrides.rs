@@ -6,20 +6,21 @@
 //!
 //! A rule is referenced by its `name`, by its path (`api_key/endpoint=POST /orders`), or by what follows the caller in
 //! the path (`endpoint=POST /orders`, or with a colon, `endpoint:POST /orders`); `default` is the rule on the caller
-//! alone. `@tokens` after a reference means the rule's limits with `cost: tokens`; those of another cost stay in force.
+//! alone, or if there is none, a rule whose path ends with the caller. `@tokens` after a reference means the rule's limits with `cost: tokens`; those of another cost stay in force.
 //! Only rules with a counter per caller can be overridden: otherwise one caller's number would affect all.
 
 use crate::placement;
+use crate::quota_key::is_general;
 use crate::rule::{Profile, Role, Rule, RuleLimit, SoftLimit};
 use crate::ruleset::{Domain, Ruleset};
 use crate::scope::{Kind, ScopePath};
-use crate::tree::ValueTest;
 use crate::unit::Unit;
 use crate::yaml::shorten;
 use std::collections::HashMap;
+use std::sync::Arc;
 use tollgate_core::{Algorithm, Limit, LimitSpec, Period, Rate};
 
-/// The attribute that identifies the caller of a quota.
+/// The attribute that identifies the caller of a quota, unless the quota is about another one.
 pub const CALLER_KEY: &str = "api_key";
 
 /// A limit for one caller that replaces a rule's.
@@ -41,6 +42,10 @@ pub struct CallerOverrides {
     tier: Option<Box<str>>,
     /// Limits by rule number, sorted.
     limits: Vec<(u32, Vec<RuleLimit>)>,
+    /// The rules that count by the attribute that the quota is about, with its place in their paths; sorted.
+    places: Arc<[(u32, u8)]>,
+    /// Whether the tier is also for rules that count by no attribute of a quota.
+    is_general: bool,
 }
 
 impl CallerOverrides {
@@ -50,6 +55,12 @@ impl CallerOverrides {
         self.tier.as_deref()
     }
 
+    /// Returns the tier that the quota gives a rule, unless it overrides the rule's limits.
+    #[must_use]
+    pub fn tier_for(&self, rule: u32) -> Option<&str> {
+        self.tier().filter(|_| self.is_general || self.place(rule) > 0)
+    }
+
     /// Returns the limits that replace a rule's.
     #[must_use]
     #[inline]
@@ -57,6 +68,35 @@ impl CallerOverrides {
         let at = self.limits.binary_search_by_key(&rule, |(id, _)| *id).ok()?;
         Some(&self.limits[at].1)
     }
+
+    /// Returns the place of the quota's attribute in a rule's path, from 1; zero if the rule does not count by it.
+    fn place(&self, rule: u32) -> u8 {
+        self.places.binary_search_by_key(&rule, |(id, _)| *id).map_or(0, |at| self.places[at].1)
+    }
+}
+
+/// Returns the tier of the quotas of one request for rules that count by no attribute of a quota.
+pub(crate) fn general_tier(quotas: &[Arc<CallerOverrides>]) -> Option<&str> {
+    quotas.iter().find(|quota| quota.is_general).and_then(|quota| quota.tier())
+}
+
+/// Returns the limits that the quotas of one request agree for a rule, and otherwise the tier that they give it. Of
+/// several, an override wins over a tier, and then the quota whose attribute is last in the rule's path.
+pub(crate) fn terms_for<'q>(
+    quotas: &'q [Arc<CallerOverrides>],
+    rule: u32,
+) -> (Option<&'q [RuleLimit]>, Option<&'q str>) {
+    if let [only] = quotas
+        && only.is_general
+    {
+        return (only.limits(rule), only.tier());
+    }
+    let last = |has: fn(&CallerOverrides, u32) -> bool| {
+        let own = quotas.iter().filter(|quota| has(quota, rule)).map(|quota| (quota.place(rule), quota));
+        own.filter(|(place, quota)| *place > 0 || quota.is_general).max_by_key(|(place, _)| *place)
+    };
+    let limits = last(|quota, rule| quota.limits(rule).is_some()).and_then(|(_, quota)| quota.limits(rule));
+    (limits, last(|quota, _| quota.tier.is_some()).and_then(|(_, quota)| quota.tier()))
 }
 
 /// The error for an override that cannot be applied.
@@ -78,17 +118,19 @@ type RulePlace = (usize, u32);
 pub(crate) type Overridable = HashMap<String, Vec<RulePlace>, foldhash::fast::RandomState>;
 
 impl Ruleset {
-    /// Compiles a quota. Overrides that do not fit these rules are skipped and reported.
+    /// Compiles a quota of the callers that the attribute `key` identifies. Overrides that do not fit these rules are
+    /// skipped and reported.
     #[must_use]
     pub fn compile_overrides(
         &self,
+        key: &str,
         tier: Option<&str>,
         overrides: &[Override],
     ) -> (CallerOverrides, Vec<OverrideError>) {
         let mut limits: Vec<(u32, Vec<RuleLimit>)> = Vec::new();
         let (mut errors, mut replaced) = (Vec::new(), Vec::new());
         for (at, wanted) in overrides.iter().enumerate() {
-            match self.compile_override(wanted) {
+            match self.compile_override(key, wanted) {
                 Ok(compiled) => {
                     for (rule, limit) in compiled {
                         let own = match limits.iter().position(|(id, _)| *id == rule) {
@@ -117,20 +159,19 @@ impl Ruleset {
             }
         }
         limits.sort_by_key(|(id, _)| *id);
-        (CallerOverrides { tier: tier.map(Into::into), limits }, errors)
+        let places = self.quota_keys().get(key).map(|key| Arc::clone(&key.places)).unwrap_or_default();
+        (CallerOverrides { tier: tier.map(Into::into), limits, places, is_general: is_general(key) }, errors)
     }
 
-    /// Returns whether any rule has limits for this tier.
-    #[must_use]
-    pub fn has_tier(&self, tier: &str) -> bool {
-        self.rules().iter().any(|rule| rule.tiers.iter().any(|(name, _)| name == tier))
-    }
-
-    fn compile_override(&self, wanted: &Override) -> Result<Vec<(u32, RuleLimit)>, (&'static str, String)> {
-        let (rules, cost) = self.find_overridable(&wanted.descriptor).ok_or_else(|| {
+    fn compile_override(
+        &self,
+        key: &str,
+        wanted: &Override,
+    ) -> Result<Vec<(u32, RuleLimit)>, (&'static str, String)> {
+        let (rules, cost) = self.find_overridable(key, &wanted.descriptor).ok_or_else(|| {
             let why = format!(
-                "no rule with a counter for each `{CALLER_KEY}` is called `{}`; write its name, its path as in \
-                 `{CALLER_KEY}/endpoint=POST /orders`, or `default` for the rule about `{CALLER_KEY}` alone; `@tokens` \
+                "no rule with a counter for each `{key}` is called `{}`; write its name, its path as in \
+                 `{key}/endpoint=POST /orders`, or `default` for the rule about `{key}` alone; `@tokens` \
                  after it means its limits with `cost: tokens`",
                 shorten(&wanted.descriptor)
             );
@@ -150,42 +191,13 @@ impl Ruleset {
     }
 
     /// Returns the rules that a reference means, and the cost of the limits if it says which: `default@tokens`.
-    fn find_overridable<'n>(&self, name: &'n str) -> Option<(&[RulePlace], Option<&'n str>)> {
-        let all = |name: &str| self.overridable().get(&canonical(name)).map(Vec::as_slice);
+    fn find_overridable<'n>(&self, key: &str, name: &'n str) -> Option<(&[RulePlace], Option<&'n str>)> {
+        let all = |name: &str| self.overridable(key)?.get(&canonical(key, name)).map(Vec::as_slice);
         match (all(name), name.rsplit_once('@')) {
             (Some(rules), _) => Some((rules, None)),
             (None, Some((name, cost))) => Some((all(name)?, Some(cost))),
             (None, None) => None,
         }
-    }
-
-    pub(crate) fn overridable(&self) -> &Overridable {
-        self.overridable.get_or_init(|| self.index_overridable())
-    }
-
-    fn index_overridable(&self) -> Overridable {
-        let mut names = Overridable::default();
-        for (at, domain) in self.domains().enumerate() {
-            for (node, rule) in domain.tree.iter().enumerate().filter_map(|(i, node)| Some((i, node.rule?))) {
-                let Ok(node) = u32::try_from(node) else { continue };
-                let path = domain.path(node);
-                if !path.iter().any(|node| is_per_caller(&domain.tree[*node as usize].element)) {
-                    continue;
-                }
-                let words: Vec<String> =
-                    path.iter().map(|node| domain.tree[*node as usize].element.to_string()).collect();
-                let mut own = vec![canonical(&words.join("/")), canonical(&self.rules()[rule as usize].name)];
-                if words.len() > 1 && words[0] == CALLER_KEY {
-                    own.push(canonical(&words[1..].join("/")));
-                }
-                own.sort();
-                own.dedup();
-                for name in own {
-                    names.entry(name).or_default().push((at, node));
-                }
-            }
-        }
-        names
     }
 }
 
@@ -291,12 +303,7 @@ fn is_bucket(error: &tollgate_core::LimitError) -> bool {
     !matches!(error, tollgate_core::LimitError::NoBurst(_))
 }
 
-/// Returns whether each value of this key has its own counter and identifies the caller.
-pub(crate) fn is_per_caller(element: &crate::tree::Element) -> bool {
-    &*element.key == CALLER_KEY && !matches!(element.test, ValueTest::Shared(_))
-}
-
-/// Returns the canonical spelling of a rule's name.
-pub(crate) fn canonical(name: &str) -> String {
-    if name == "default" { CALLER_KEY.to_owned() } else { name.replace('=', ":") }
+/// Returns the canonical spelling of a rule's name, for the callers that the attribute `key` identifies.
+pub(crate) fn canonical(key: &str, name: &str) -> String {
+    if name == "default" { key.to_owned() } else { name.replace('=', ":") }
 }

@@ -1,49 +1,74 @@
-//! Per-caller rules: rules with a counter per caller, which `GET /admin/v1/usage` reports and resets.
+//! The rules that may limit a caller, which `GET /admin/v1/usage` reports, and which of them have counters of its own.
 
 use crate::matcher::find;
-use crate::overrides::is_per_caller;
 use crate::plan::Attributes;
+use crate::quota_key::counts_by_value;
 use crate::rule::Rule;
 use crate::ruleset::{Domain, Ruleset};
-use crate::tree::ValueTest;
+use crate::tree::{TreeNode, ValueTest};
 
-/// A rule that has counters for this caller.
+/// A rule that may limit a caller.
 #[derive(Clone, Debug)]
 pub struct PerCallerRule<'r> {
     /// The rule.
     pub rule: &'r Rule,
     /// Path in the tree: `api_key/endpoint=POST /orders`.
     pub path: String,
-    /// Attributes that the request lacks; if empty, the request matches the rule.
+    /// Attributes that the request lacks and whose values are unknown; if empty, a request with those given matches the
+    /// rule.
     pub missing: Vec<&'r str>,
+    /// Attributes that the request lacks, with the values that the rule is about.
+    pub given: Vec<(&'r str, &'r str)>,
+    /// Whether other callers share its counters.
+    pub is_shared: bool,
 }
 
 impl Domain {
-    /// Returns the rules that have counters for this caller, with the attributes that the request lacks to match them.
-    /// Rules that it can never match, because it has another value than they require, are omitted.
+    /// Returns the rules that have counters of their own for the caller that the attribute `key` identifies. Rules that
+    /// the request can never match, because it has another value than they require, are omitted.
     #[must_use]
-    pub fn per_caller_rules<'r>(&'r self, request: &Attributes<'_>) -> Vec<PerCallerRule<'r>> {
+    pub fn per_caller_rules<'r>(&'r self, key: &str, request: &Attributes<'_>) -> Vec<PerCallerRule<'r>> {
+        self.rules_for_caller(key, request, |is_shared| !is_shared)
+    }
+
+    /// Returns all rules that may limit this caller, also those whose counters it shares with others.
+    #[must_use]
+    pub fn caller_rules<'r>(&'r self, key: &str, request: &Attributes<'_>) -> Vec<PerCallerRule<'r>> {
+        self.rules_for_caller(key, request, |_| true)
+    }
+
+    fn rules_for_caller<'r>(
+        &'r self,
+        key: &str,
+        request: &Attributes<'_>,
+        is_wanted: impl Fn(bool) -> bool,
+    ) -> Vec<PerCallerRule<'r>> {
         let mut found = Vec::new();
-        for (at, node) in self.tree.iter().enumerate() {
-            let (Some(rule), Ok(at)) = (node.rule, u32::try_from(at)) else { continue };
+        for (at, rule) in self.rule_nodes() {
             let path = self.path(at);
             let nodes = || path.iter().map(|node| &self.tree[*node as usize]);
-            if !nodes().any(|node| is_per_caller(&node.element)) {
+            let is_own = |node: &TreeNode| &*node.element.key == key && counts_by_value(&node.element);
+            let is_shared = !nodes().any(is_own);
+            if !is_wanted(is_shared) {
                 continue;
             }
-            let (missing, asked): (Vec<_>, Vec<_>) =
+            let (lacking, asked): (Vec<_>, Vec<_>) =
                 nodes().partition(|node| find(request, &node.element.key).is_none());
-            let rule = &self.rules[rule as usize];
-            // Without the value that places its counters, a request has others.
-            let shard = rule.shard_by.as_deref().filter(|attribute| find(request, attribute).is_none());
-            if asked.into_iter().all(|node| self.clause(node, request).holds) {
-                let words: Vec<String> = nodes().map(|node| node.element.to_string()).collect();
-                found.push(PerCallerRule {
-                    rule,
-                    path: words.join("/"),
-                    missing: missing.into_iter().map(|node| &*node.element.key).chain(shard).collect(),
-                });
+            if !asked.into_iter().all(|node| self.clause(node, request).holds) {
+                continue;
             }
+            let rule = &self.rules[rule as usize];
+            let (mut missing, mut given) = (Vec::new(), Vec::new());
+            for TreeNode { element, .. } in lacking {
+                match known_value(&element.test) {
+                    Some(value) => given.push((&*element.key, value)),
+                    None => missing.push(&*element.key),
+                }
+            }
+            // Without the value that places its counters, a request has others.
+            missing.extend(rule.shard_by.as_deref().filter(|attribute| find(request, attribute).is_none()));
+            let words: Vec<String> = nodes().map(|node| node.element.to_string()).collect();
+            found.push(PerCallerRule { rule, path: words.join("/"), missing, given, is_shared });
         }
         found
     }
@@ -67,12 +92,23 @@ impl Domain {
     }
 }
 
+/// Returns a value that a condition is about, if all of them have the same counter.
+fn known_value(test: &ValueTest) -> Option<&str> {
+    match test {
+        ValueTest::Exact(value) => Some(value),
+        // A pattern matches its own text.
+        ValueTest::Shared(pattern) => Some(pattern.text()),
+        ValueTest::Any | ValueTest::Like(_) | ValueTest::Network(_) => None,
+    }
+}
+
 impl Ruleset {
-    /// Returns the rules with a counter per caller that `name` refers to: by name, by path, by what follows the caller
-    /// in the path, or `default` for the rule on the caller alone. Sorted by number.
+    /// Returns the rules with a counter for each value of `key` that `name` refers to: by name, by path, by what follows
+    /// the caller in the path, or `default` for the rule on the caller alone. Sorted by number.
     #[must_use]
-    pub fn find_per_caller_rules(&self, name: &str) -> Vec<u32> {
-        let nodes = self.overridable().get(&crate::overrides::canonical(name)).map_or(&[][..], Vec::as_slice);
+    pub fn find_per_caller_rules(&self, key: &str, name: &str) -> Vec<u32> {
+        let name = crate::overrides::canonical(key, name);
+        let nodes = self.overridable(key).and_then(|names| names.get(&name)).map_or(&[][..], Vec::as_slice);
         let rule = |(domain, node): &(usize, u32)| self.domains().nth(*domain)?.tree[*node as usize].rule;
         let mut rules: Vec<u32> = nodes.iter().filter_map(rule).collect();
         rules.sort_unstable();

@@ -3,9 +3,10 @@
 //! A plan borrows the rule set and the request and stores its few entries inline: on the usual path nothing is
 //! allocated.
 
-use crate::overrides::CallerOverrides;
+use crate::overrides::{CallerOverrides, terms_for};
 use crate::rule::{Action, Role, Rule, RuleLimit};
 use smallvec::SmallVec;
+use std::sync::Arc;
 use tollgate_core::{Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Outcome, PermitId};
 
 /// A request's attributes, as pairs of key and value.
@@ -108,15 +109,15 @@ pub struct Plan<'p> {
     pub matches: SmallVec<[(MatchKind, Option<&'p Rule>); 4]>,
     /// Whether any of the limits has a split counter.
     pub is_split: bool,
-    /// Tier of the caller, from its quota or the request.
+    /// Tier of the request: from the quota of its API key, or its own attribute. See [`Plan::tier_for`].
     pub tier: Option<&'p str>,
     /// Value of the domain's `shard_by` attribute, if the request has it.
     pub shard: Option<KeyPart<'p>>,
     /// Attribute from which an enforced rule takes its cost, if its value is not a whole number: the request cannot be
     /// charged.
     pub malformed_cost: Option<&'p str>,
-    /// Overrides of the caller; set before planning.
-    pub overrides: Option<&'p CallerOverrides>,
+    /// Quotas of the request's callers, one for each attribute that has one; set before planning.
+    pub quotas: &'p [Arc<CallerOverrides>],
 }
 
 impl Default for Plan<'_> {
@@ -131,7 +132,7 @@ impl Default for Plan<'_> {
             tier: None,
             shard: None,
             malformed_cost: None,
-            overrides: None,
+            quotas: &[],
         }
     }
 }
@@ -159,6 +160,19 @@ impl Plan<'_> {
 }
 
 impl<'p> Plan<'p> {
+    /// Returns the tier that a rule's limits are for: the quota's of the attribute that the rule counts by, if it has
+    /// one, else the request's.
+    #[must_use]
+    #[inline]
+    pub fn tier_for(&self, rule: &Rule) -> Option<&'p str> {
+        if self.quotas.is_empty() { self.tier } else { terms_for(self.quotas, rule.id).1.or(self.tier) }
+    }
+
+    /// Returns the request's tier, or if it has none, that of the first quota that gives one to some of its rules.
+    pub(crate) fn any_tier(&self) -> Option<&'p str> {
+        self.tier.or_else(|| self.quotas.iter().find_map(|quota| quota.tier()))
+    }
+
     /// Returns the key values of a split counter's shard with this name.
     pub fn shard_parts(&self, matched: &MatchedLimit<'_>, name: &'p str) -> SmallVec<[KeyPart<'p>; 4]> {
         let mut parts: SmallVec<[KeyPart<'p>; 4]> =

@@ -5,8 +5,8 @@ use crate::decode;
 use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::draft::FileDraft;
 use crate::lint;
-use crate::overrides::Overridable;
 use crate::placement;
+use crate::quota_key::QuotaKeys;
 use crate::reader::Reader;
 use crate::rule::{DescriptorMatch, Profile, Rule, RuleLimit};
 use crate::scope::ScopePath;
@@ -92,8 +92,8 @@ pub struct Ruleset {
     has_billing: bool,
     /// Number of nodes that share the limits, if known.
     pub(crate) nodes: Option<u32>,
-    /// Rules that can be overridden per caller; computed on first use.
-    pub(crate) overridable: std::sync::OnceLock<Overridable>,
+    /// The attributes that quotas can be about; computed on first use.
+    pub(crate) quota_keys: std::sync::OnceLock<QuotaKeys>,
 }
 
 /// The rules of one domain.
@@ -173,7 +173,7 @@ impl Ruleset {
             revision: revision(sources, options),
             has_billing,
             nodes: options.nodes,
-            overridable: std::sync::OnceLock::new(),
+            quota_keys: std::sync::OnceLock::new(),
         })
     }
 
@@ -209,9 +209,14 @@ impl Ruleset {
     /// Returns the domain with this name.
     #[must_use]
     pub fn domain(&self, name: &str) -> Option<&Domain> {
+        self.domain_number(name).map(|number| &self.domains[number])
+    }
+
+    /// Returns the number of the domain with this name.
+    pub(crate) fn domain_number(&self, name: &str) -> Option<usize> {
         match &self.domains[..] {
-            [only] => (only.name == name).then_some(only),
-            _ => self.by_name.get(name).map(|i| &self.domains[*i]),
+            [only] => (only.name == name).then_some(0),
+            _ => self.by_name.get(name).copied(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Requests and tokens on one key: each limit of a list may have its own cost, and with it its own counter. Without this
 //! the default of every LLM API needs two rules that match alike.
 
+use std::sync::Arc;
 use tollgate_core::Cost;
 use tollgate_rules::{
     CallerOverrides, CostFrom, Descriptor, LooseningKind, Options, Override, Plan, RuleResult, Ruleset,
@@ -116,7 +117,7 @@ fn diffs_explanations_and_loosenings_tell_the_cost() {
     assert_eq!(loosened[0].kind, LooseningKind::SecurityRuleWeakened, "{loosened:?}");
 }
 
-fn compiled(rules: &Ruleset, overrides: &[(&str, u64)]) -> CallerOverrides {
+fn compiled(rules: &Ruleset, overrides: &[(&str, u64)]) -> Arc<CallerOverrides> {
     let overrides: Vec<Override> = overrides
         .iter()
         .map(|(descriptor, count)| Override {
@@ -126,9 +127,9 @@ fn compiled(rules: &Ruleset, overrides: &[(&str, u64)]) -> CallerOverrides {
             burst: None,
         })
         .collect();
-    let (tenant, unfit) = rules.compile_overrides(None, &overrides);
+    let (tenant, unfit) = rules.compile_overrides("api_key", None, &overrides);
     assert_eq!(unfit, []);
-    tenant
+    Arc::new(tenant)
 }
 
 /// Twice the requests for one caller must not mean any number of tokens.
@@ -138,7 +139,7 @@ fn an_override_of_one_cost_leaves_the_other_in_force() {
     let request = [("api_key", "k"), ("tokens", "7")];
     let limits = |overrides: &[(&str, u64)]| -> Vec<(u64, String, Cost)> {
         let tenant = compiled(&rules, overrides);
-        let mut plan = Plan { overrides: Some(&tenant), ..Plan::default() };
+        let mut plan = Plan { quotas: std::slice::from_ref(&tenant), ..Plan::default() };
         rules.domain("d").expect("a domain").plan_into(&request, Cost::ONE, &mut plan);
         let told = plan
             .limits
@@ -159,7 +160,7 @@ fn an_override_of_one_cost_leaves_the_other_in_force() {
         period: "minute".to_owned(),
         burst: None,
     };
-    let (_, unfit) = rules.compile_overrides(None, &[wrong]);
+    let (_, unfit) = rules.compile_overrides("api_key", None, &[wrong]);
     assert!(unfit[0].reason.contains("has no limit with `cost: bytes`"), "{unfit:?}");
     assert_eq!(rules.rules()[0].cost, CostFrom::Request);
 }

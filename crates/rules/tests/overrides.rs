@@ -1,5 +1,6 @@
 //! What is agreed with one caller is compiled against the rules: which rules it may change, and what stays as it was.
 
+use std::sync::Arc;
 use tollgate_core::Cost;
 use tollgate_rules::{CallerOverrides, Options, Override, Plan, Ruleset, Source};
 
@@ -29,19 +30,19 @@ fn override_of(descriptor: &str, count: u64, period: &str) -> Override {
     Override { descriptor: descriptor.to_owned(), count, period: period.to_owned(), burst: None }
 }
 
-fn compiled(rules: &Ruleset, tier: Option<&str>, overrides: &[Override]) -> CallerOverrides {
-    let (tenant, unfit) = rules.compile_overrides(tier, overrides);
+fn compiled(rules: &Ruleset, tier: Option<&str>, overrides: &[Override]) -> Arc<CallerOverrides> {
+    let (tenant, unfit) = rules.compile_overrides("api_key", tier, overrides);
     assert_eq!(unfit, []);
-    tenant
+    Arc::new(tenant)
 }
 
 /// The limits that a request meets: rule, limit, counter.
 fn matched(
     rules: &Ruleset,
-    tenant: Option<&CallerOverrides>,
+    tenant: Option<&Arc<CallerOverrides>>,
     request: &[(&str, &str)],
 ) -> Vec<(String, String, String)> {
-    let mut plan = Plan { overrides: tenant, ..Plan::default() };
+    let mut plan = Plan { quotas: tenant.map_or(&[], std::slice::from_ref), ..Plan::default() };
     rules.domain("d").expect("a domain").plan_into(request, Cost::ONE, &mut plan);
     let hits = plan.limits.iter().map(|hit| {
         let name = hit.rule.map_or("", |rule| rule.name.as_str());
@@ -73,7 +74,7 @@ fn every_name_of_a_rule_finds_it() {
     }
     // Rules whose counters others share, or that are not there.
     for name in ["endpoint", "api_key=shared-*", "nothing", ""] {
-        let (_, unfit) = rules.compile_overrides(None, &[override_of(name, 7, "minute")]);
+        let (_, unfit) = rules.compile_overrides("api_key", None, &[override_of(name, 7, "minute")]);
         assert_eq!(unfit.len(), 1, "{name}");
         assert_eq!(unfit[0].field, "descriptor");
     }
@@ -110,7 +111,7 @@ fn permits_soft_limits_and_tiers_are_unchanged() {
         &[override_of("default", 7, "minute"), override_of("default", 70, "hour")],
     );
     let request = [("api_key", "a"), ("tier", "free")];
-    let mut plan = Plan { overrides: Some(&tenant), ..Plan::default() };
+    let mut plan = Plan { quotas: std::slice::from_ref(&tenant), ..Plan::default() };
     rules.domain("d").expect("a domain").plan_into(&request, Cost::ONE, &mut plan);
     let limits: Vec<_> = plan.limits.iter().map(|hit| hit.limit.limit.to_string()).collect();
     assert_eq!(limits.len(), 3, "{limits:?}: both periods, and the permits of the rule");
@@ -141,7 +142,7 @@ fn unsupported_options_are_rejected() {
         override_of("orders", 1, "fortnight"),
         override_of("orders", 1, "1ms in UTC"),
     ];
-    let (_, unfit) = rules.compile_overrides(None, &wrong);
+    let (_, unfit) = rules.compile_overrides("api_key", None, &wrong);
     let fields: Vec<_> = unfit.iter().map(|unfit| (unfit.index, unfit.field)).collect();
     assert_eq!(fields, [(0, "burst"), (1, "requests_per_unit"), (2, "period"), (3, "period")]);
 }

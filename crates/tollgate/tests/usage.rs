@@ -26,7 +26,7 @@ fn usage_reset_and_grant(node: &Operator) {
     let usage = "/admin/v1/usage/k%2F1";
     for _ in 0..3 {
         let told = node.get(usage);
-        assert_eq!(told["limits"].as_array().map(Vec::len), Some(1), "{told}");
+        assert_eq!(told["limits"].as_array().map(Vec::len), Some(2), "{told}");
         let limit = &told["limits"][0];
         assert_eq!(
             (&limit["rule"], &limit["used"], &limit["remaining"], &limit["limit"]),
@@ -34,10 +34,9 @@ fn usage_reset_and_grant(node: &Operator) {
             "reading charges nothing"
         );
         assert_eq!((&limit["source"], &limit["window"]), (&json!("rule"), &json!("1h")));
-        assert_eq!(
-            told["needs"],
-            json!([{"rule": "orders", "descriptor": "api_key/endpoint=POST /orders", "attributes": ["endpoint"]}])
-        );
+        // A rule on a fixed endpoint is read without being asked for.
+        assert_eq!((&told["limits"][1]["rule"], &told["limits"][1]["used"]), (&json!("orders"), &json!(2)));
+        assert_eq!(told["needs"], json!([]));
     }
     let order = format!("{usage}?attr.endpoint=POST%20/orders&domain=d");
     let told = node.get(&order);
@@ -98,6 +97,158 @@ fn usage_reset_and_grant(node: &Operator) {
 fn usage_over_memory() {
     let place = Place::new();
     usage_reset_and_grant(&Operator::start(RULES, &place.sqlite("usage"), &[]));
+}
+
+const RULES_FOR_USERS: &str = "
+domain: d
+descriptors:
+  - key: tenant
+    limit: 100/hour
+    name: tenants
+    descriptors:
+      - {key: user_id, limit: 9/hour, burst: 20, name: members}
+  - key: user_id
+    limit: 10/minute
+    algorithm: fixed_window
+    tiers: {pro: 12/minute}
+    name: users
+    descriptors:
+      - {key: endpoint, value: POST /orders, limit: 1/day, name: orders}
+  - {key: remote_address, limit: 3/day, name: clients}
+";
+
+/// Users, tenants and networks are customers as API keys are.
+#[test]
+fn quotas_and_usage_of_users() {
+    let place = Place::new();
+    let node = Operator::start(RULES_FOR_USERS, &place.sqlite("users"), &[]);
+    let user = "/admin/v1/quotas/u-1?key=user_id";
+    let put = node.ask("PUT", user, &json!({"tier": "pro", "reason": "upgrade"}));
+    assert_eq!(put.status, 200, "{}", put.text());
+    let (put, got) = (put.json(), node.get(user));
+    assert_eq!(
+        (&put["key"], &put["value"], &put["api_key"]),
+        (&json!("user_id"), &json!("u-1"), &Value::Null)
+    );
+    assert_eq!(put, got);
+    assert_eq!(
+        node.ask("GET", "/admin/v1/quotas/u-1", &Value::Null).status,
+        404,
+        "an API key has another quota"
+    );
+    let request = json!({"user_id": "u-1"});
+    assert_eq!(node.passes(&request), 12, "the tier's");
+    assert_eq!(node.passes(&json!({"user_id": "u-2"})), 10);
+
+    // Every limit that can bind the user, with its window; what has burst is told apart.
+    let usage = node.get("/admin/v1/usage/u-1?key=user_id&attr.tenant=acme");
+    assert_eq!((&usage["key"], &usage["value"]), (&json!("user_id"), &json!("u-1")));
+    let limits = usage["limits"].as_array().expect("limits");
+    let told: Vec<_> = limits
+        .iter()
+        .map(|one| {
+            json!([
+                one["rule"],
+                one["used"],
+                one["remaining"],
+                one["limit"],
+                one["count"],
+                one["burst"],
+                one["shared"]
+            ])
+        })
+        .collect();
+    assert_eq!(
+        json!(told),
+        json!([
+            ["tenants", 0, 100, 100, 100, null, true],
+            ["members", 0, 20, 20, 9, 20, null],
+            ["users", 12, 0, 12, 12, null, null],
+            ["orders", 0, 1, 1, 1, null, null],
+        ]),
+        "{usage}"
+    );
+    let window = &limits[2]["current_window"];
+    let second = |at: &Value| at.as_str().and_then(|at| at.get(17..19)).map(str::to_owned);
+    assert_eq!(
+        (second(&window["start"]), second(&window["end"])),
+        (Some("00".to_owned()), Some("00".to_owned())),
+        "{window}"
+    );
+    assert!(
+        usage["current_window"]["start"].is_string() && usage["current_window"]["end"].is_string(),
+        "{usage}"
+    );
+    assert_eq!(
+        usage["needs"],
+        json!([{"rule": "clients", "descriptor": "remote_address", "attributes": ["remote_address"]}])
+    );
+
+    // Reset, grant, revoke.
+    let reset =
+        node.post("/admin/v1/usage/u-1/reset?key=user_id&attr.tenant=acme", &json!({"reason": "ticket 1"}));
+    assert_eq!(reset["limits"][2]["used"], 0, "{reset}");
+    let granted = node.ask(
+        "POST",
+        "/admin/v1/usage/u-2/grant?key=user_id",
+        &json!({"units": 2, "rule": "users", "reason": "sorry"}),
+    );
+    assert_eq!((granted.status, &granted.json()["key"]), (201, &json!("user_id")), "{}", granted.text());
+    let id = granted.json()["id"].as_str().expect("an id").to_owned();
+    let grant = format!("/admin/v1/usage/u-2/grant/{id}?key=user_id&confirm=true");
+    assert_eq!(node.ask("DELETE", &grant, &Value::Null).status, 204);
+
+    // A network, and the guard that asks before a caller loses what it uses.
+    let network = node.ask(
+        "PUT",
+        "/admin/v1/quotas/10.0.0.0%2F8?key=remote_address",
+        &json!({"overrides": [{"descriptor": "default", "requests_per_unit": 5, "unit": "day"}]}),
+    );
+    assert_eq!(
+        (network.status, &network.json()["key_prefix"]),
+        (200, &json!("10.0.0.0/8")),
+        "{}",
+        network.text()
+    );
+    assert_eq!(node.passes(&json!({"remote_address": "10.7.7.7"})), 5);
+    assert_eq!(node.passes(&json!({"remote_address": "11.7.7.7"})), 3);
+    assert_eq!(node.passes(&request), 12);
+    let less = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 2, "unit": "minute"}]});
+    let guarded = node.ask("PUT", user, &less);
+    assert_eq!(guarded.status, 409, "{}", guarded.text());
+    assert!(guarded.text().contains("the caller has used"), "{}", guarded.text());
+    assert_eq!(node.ask("DELETE", &format!("{user}&confirm=true"), &Value::Null).status, 204);
+
+    // A list by attribute.
+    let listed = node.get("/admin/v1/quotas?key=remote_address");
+    assert_eq!(
+        (listed["quotas"].as_array().map(Vec::len), &listed["quotas"][0]["key"]),
+        (Some(1), &json!("remote_address"))
+    );
+    for (method, path, body, status, says) in [
+        (
+            "PUT",
+            "/admin/v1/quotas/x?key=email",
+            json!({"tier": "pro"}),
+            422,
+            "the rules count by remote_address, tenant, user_id",
+        ),
+        ("GET", "/admin/v1/usage/x?key=email", Value::Null, 422, "the rules count by"),
+        ("GET", "/admin/v1/usage/10.0.0.0%2F8?key=remote_address", Value::Null, 422, "name an address"),
+        ("PUT", "/admin/v1/quotas/x?key=user_id&key=tenant", json!({"tier": "pro"}), 400, "must occur once"),
+        ("PUT", "/admin/v1/quotas/x?key=%00", json!({"tier": "pro"}), 400, "the attribute"),
+        (
+            "GET",
+            "/admin/v1/usage/u-1?key=user_id&attr.user_id=x",
+            Value::Null,
+            400,
+            "the path already contains",
+        ),
+    ] {
+        let refused = node.ask(method, path, &body);
+        assert_eq!(refused.status, status, "{path}: {}", refused.text());
+        assert!(refused.text().contains(says), "{path}: {}", refused.text());
+    }
 }
 
 /// A busy machine is no reason to decide without the store.
@@ -184,11 +335,7 @@ fn the_command_line_does_it_too() {
     assert_eq!(node.passes(&json!({"api_key": "k/1"})), 4);
     let told = node.run(&["usage", "k/1"]);
     assert_eq!(told.code, Some(0), "{}{}", told.out, told.err);
-    assert!(
-        told.out.contains("4 / 1h") && told.out.contains("orders: add --attr endpoint=…"),
-        "{}",
-        told.out
-    );
+    assert!(told.out.contains("4 / 1h") && told.out.contains("orders   2 / 3650d  0     2"), "{}", told.out);
     let told = node.run(&["usage", "k/1", "--attr", "endpoint=POST /orders", "--domain", "d", "--json"]);
     let told: Value = serde_json::from_str(&told.out).expect("JSON for programs");
     assert_eq!(told["limits"].as_array().map(Vec::len), Some(2), "{told}");
@@ -221,4 +368,35 @@ fn the_command_line_does_it_too() {
     let wrong = node.run(&["usage", "reset", "k/1", "--rule", "nope", "--reason", "r"]);
     assert!(wrong.code == Some(1) && wrong.err.contains("(at rule)"), "{}", wrong.err);
     assert!(node.run(&["usage"]).err.contains("API_KEY"));
+}
+
+#[test]
+fn the_command_line_is_about_any_attribute() {
+    let place = Place::new();
+    let node = Operator::start(RULES_FOR_USERS, &place.sqlite("users"), &[]);
+    let run = |words: &[&str]| {
+        let told = node.run(words);
+        assert_eq!(told.code, Some(0), "{words:?}: {}{}", told.out, told.err);
+        told.out
+    };
+    let set = run(&["quota", "set", "u-1", "--key", "user_id", "--tier", "pro"]);
+    assert!(set.contains("user_id") && set.contains("u-1"), "{set}");
+    assert!(run(&["quota", "get", "u-1", "--key", "user_id"]).contains("pro"));
+    let listed = run(&["quota", "list", "--key", "user_id"]);
+    assert!(listed.contains("user_id") && listed.contains("u…") && !listed.contains("u-1"), "{listed}");
+    assert!(run(&["quota", "list", "--key", "tenant"]).contains("no quotas"));
+    assert_eq!(node.passes(&json!({"user_id": "u-1"})), 12);
+    let usage = run(&["usage", "u-1", "--key", "user_id"]);
+    assert!(usage.contains("12 / 1m") && usage.contains("members: add --attr tenant=…"), "{usage}");
+    for _ in 0..3 {
+        node.server.check("d", &json!({"user_id": "u-3", "tenant": "acme"}));
+    }
+    let usage = run(&["usage", "u-3", "--key", "user_id", "--attr", "tenant=acme"]);
+    assert!(usage.contains("tenants (shared)") && usage.contains("9 / 1h, burst 20  3 of 20"), "{usage}");
+    run(&["usage", "grant", "u-1", "--key", "user_id", "--units", "2", "--reason", "r"]);
+    run(&["usage", "reset", "u-1", "--key", "user_id", "--reason", "r"]);
+    run(&["usage", "u-1", "--key", "user_id", "reset", "--reason", "r"]);
+    run(&["quota", "delete", "u-1", "--key", "user_id", "--confirm"]);
+    let unknown = node.run(&["quota", "set", "u-1", "--key", "email", "--tier", "pro"]);
+    assert!(unknown.code == Some(1) && unknown.err.contains("the rules count by"), "{}", unknown.err);
 }

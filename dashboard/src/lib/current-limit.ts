@@ -19,7 +19,8 @@ export async function currentLimit(key: string, id: string, rule: string): Promi
     if (denial?.limit) return { ...denial.limit, rule };
   }
   const usage = await get<Usage>(id ? path`/admin/v1/usage/by-id/${id}` : path`/admin/v1/usage/${key}`).catch(() => null);
-  return usage?.limits.find((one) => !one.role && (rule ? one.rule === rule : one.descriptor === 'api_key')) ?? null;
+  const own = usage?.limits.find((one) => !one.role && (rule ? one.rule === rule : one.descriptor === 'api_key'));
+  return own ? { ...own, limit: own.count } : null;
 }
 
 /** Twice the current limit; 100 per minute where that is unknown or is a concurrency limit. */

@@ -279,7 +279,10 @@ export interface RuleTree {
 export interface UsageLimit {
   rule: string;
   descriptor?: string;
+  /** What `used` and `remaining` are of. */
   limit: number;
+  /** Units per window. */
+  count: number;
   window: string;
   algorithm: string;
   used: number;
@@ -287,6 +290,8 @@ export interface UsageLimit {
   reset_ms: number;
   burst?: number | null;
   source: string;
+  /** Whether other callers share the counter. */
+  shared?: boolean;
   role?: string;
 }
 

@@ -54,7 +54,11 @@ async fn create(
 ) -> ApiResult {
     if let Some(target) = draft.target.as_mut().filter(|target| target.kind == TargetKind::ApiKey) {
         let caller = CallerPath::by_key(&admin, std::mem::take(&mut target.value), key.spelled()).await?;
-        caller.key()?.clone_into(&mut target.value);
+        if matches!(caller, CallerPath::Value { .. }) {
+            let detail = "must be api_key: the target is an API key; for other callers use the kinds tenant and address";
+            return Err(Problem::bad(detail).in_field("key").into());
+        }
+        caller.attribute()?.1.clone_into(&mut target.value);
     }
     let declared = admin.control()?.create_emergency(draft, &(admin.rules)(), &actor).await??;
     Ok(json_response(StatusCode::CREATED, &declared))
@@ -76,7 +80,8 @@ async fn declare_by_id(
             .in_field("target")
             .into());
     }
-    draft.target = Some(EmergencyTarget { kind: TargetKind::ApiKey, value: caller.key()?.to_owned() });
+    draft.target =
+        Some(EmergencyTarget { kind: TargetKind::ApiKey, value: caller.attribute()?.1.to_owned() });
     let declared = admin.control()?.create_emergency(draft, &(admin.rules)(), &actor).await??;
     Ok(json_response(StatusCode::CREATED, &declared))
 }

@@ -269,7 +269,7 @@ async fn query(
 /// a key: nothing is changed by it.
 async fn api_key(admin: &AdminState, sent: String) -> Result<String, Problem> {
     match CallerPath::by_key(admin, sent.clone(), Spelled::KeyOrId).await {
-        Ok(caller) => Ok(caller.key()?.to_owned()),
+        Ok(caller) => Ok(caller.attribute()?.1.to_owned()),
         Err(problem) if problem.status == StatusCode::NOT_FOUND => Ok(sent),
         Err(problem) => Err(problem),
     }

@@ -5,7 +5,7 @@ use super::schemas::{ApiKeyParameter, CallerIdParameter, Preconditions};
 use crate::AdminState;
 use crate::auth::{Operator, Viewer};
 use crate::body::Json;
-use crate::caller_path::CallerPath;
+use crate::caller_path::{CallerPath, SentCaller};
 use crate::error::ApiResult;
 use crate::query::{ConfirmParameter, KeyParameter, QuotaDeletion, StrictQuery};
 use crate::quota_guard;
@@ -35,8 +35,10 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
 struct ListParameters {
     /// Return only quotas of this tier.
     tier: Option<String>,
-    /// Return only quotas of API keys with this prefix.
+    /// Return only quotas of callers whose API key, or value of `key`, has this prefix.
     prefix: Option<String>,
+    /// Return only quotas of callers that this attribute identifies: `api_key`, `user_id` and so on.
+    key: Option<String>,
     /// The `next_cursor` of the previous page.
     cursor: Option<String>,
 }
@@ -48,13 +50,13 @@ struct ListParameters {
 async fn list(
     State(admin): State<Arc<AdminState>>,
     _: Viewer,
-    StrictQuery(ListParameters { tier, prefix, cursor }): StrictQuery<ListParameters>,
+    StrictQuery(ListParameters { tier, prefix, key, cursor }): StrictQuery<ListParameters>,
 ) -> ApiResult {
     let invalid = || {
         Problem::bad("must be the `next_cursor` of a previous page; omit it to start over").in_field("cursor")
     };
     let after = cursor.map(|cursor| Cursor::parse(&cursor).ok_or_else(invalid)).transpose()?;
-    let page = admin.control()?.quotas(&QuotaFilter { tier, prefix, after }).await?;
+    let page = admin.control()?.quotas(&QuotaFilter { tier, prefix, key, after }).await?;
     Ok(json_response(StatusCode::OK, &page))
 }
 
@@ -179,16 +181,14 @@ async fn remove(
 /// The quota of the caller named in the path.
 #[derive(Serialize, ToSchema)]
 struct KeyedQuota<'q> {
-    /// The API key, only if the request contained it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = String)]
-    api_key: Option<&'q str>,
+    #[serde(flatten)]
+    caller: SentCaller<'q>,
     #[serde(flatten)]
     quota: &'q Quota,
 }
 
 fn quota_response(caller: &CallerPath, quota: &Quota) -> Response {
-    let mut response = json_response(StatusCode::OK, &KeyedQuota { api_key: caller.sent(), quota });
+    let mut response = json_response(StatusCode::OK, &KeyedQuota { caller: caller.sent(), quota });
     if let Ok(tag) = HeaderValue::from_str(&format!("\"r{}\"", quota.revision)) {
         response.headers_mut().insert(ETAG, tag);
     }

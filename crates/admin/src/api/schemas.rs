@@ -31,7 +31,7 @@ pub(crate) struct Readiness {
 #[derive(IntoParams)]
 #[into_params(parameter_in = Path)]
 pub(crate) struct ApiKeyParameter {
-    /// The caller's API key, percent-encoded.
+    /// The caller's API key, percent-encoded; with `key`, the value of that attribute.
     #[param(min_length = 1)]
     api_key: String,
 }

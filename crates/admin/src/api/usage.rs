@@ -5,7 +5,7 @@ use super::schemas::{
 };
 use crate::auth::{Operator, Viewer};
 use crate::body::Json;
-use crate::caller_path::CallerPath;
+use crate::caller_path::{CallerPath, SentCaller};
 use crate::error::{ApiError, ApiResult, unprocessable};
 use crate::path::LastSegment;
 use crate::query::{ConfirmParameter, KeyParameter, NoParameters, StrictQuery};
@@ -22,10 +22,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use tollgate_control::{Actor, GrantRecord, GrantSpec, rfc3339};
-use tollgate_core::CounterStore;
-use tollgate_engine::{GrantBalance, LimitUsage, Limiter, UnmatchedRule, Usage, UsageError, Window};
+use tollgate_core::{CounterStore, Timestamp};
+use tollgate_engine::{
+    GrantBalance, LimitUsage, Limiter, Network, UnmatchedRule, Usage, UsageError, UsageOf as EngineUsageOf,
+    Window,
+};
 use tollgate_http::problem::Problem;
-use tollgate_rules::{CALLER_KEY, Role as LimitRole};
+use tollgate_rules::{CALLER_KEY, Role as LimitRole, Ruleset};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -46,7 +49,9 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
 pub struct UsageQuery {
     /// The domain; required if there are several.
     pub domain: Option<String>,
-    /// The caller's API key and the other attributes that requests carry.
+    /// The attribute that identifies the caller.
+    pub key: String,
+    /// This attribute and the others that the caller's requests carry.
     pub attributes: Vec<(String, String)>,
     /// Restricts the query to one rule.
     pub rule: Option<String>,
@@ -66,15 +71,15 @@ pub trait UsageReader: Send + Sync {
 impl<S: CounterStore> UsageReader for Limiter<S> {
     fn usage<'a>(&'a self, of: &'a UsageQuery) -> UsageFuture<'a> {
         Box::pin(async move {
-            let attributes: Vec<(&str, &str)> = of.pairs();
-            Self::usage(self, of.domain.as_deref(), &attributes, of.rule.as_deref()).await
+            let attributes = of.pairs();
+            Self::usage(self, &of.with(&attributes)).await
         })
     }
 
     fn reset<'a>(&'a self, of: &'a UsageQuery) -> UsageFuture<'a> {
         Box::pin(async move {
-            let attributes: Vec<(&str, &str)> = of.pairs();
-            Self::reset(self, of.domain.as_deref(), &attributes, of.rule.as_deref()).await
+            let attributes = of.pairs();
+            Self::reset(self, &of.with(&attributes)).await
         })
     }
 }
@@ -82,6 +87,11 @@ impl<S: CounterStore> UsageReader for Limiter<S> {
 impl UsageQuery {
     fn pairs(&self) -> Vec<(&str, &str)> {
         self.attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
+    }
+
+    fn with<'a>(&'a self, attributes: &'a [(&'a str, &'a str)]) -> EngineUsageOf<'a> {
+        let (domain, rule) = (self.domain.as_deref(), self.rule.as_deref());
+        EngineUsageOf { domain, key: &self.key, attributes, rule }
     }
 }
 
@@ -95,15 +105,34 @@ impl FromRequestParts<Arc<AdminState>> for UsageOf {
         let caller = CallerPath::from_request_parts(parts, admin).await?;
         let (mut values, mut attributes) =
             query::with_attributes(parts.uri.query().unwrap_or_default(), &["domain"])?;
-        if attributes.iter().any(|(name, _)| name == CALLER_KEY) {
-            return Err(Problem::bad("must be absent; the path already contains the API key")
-                .in_field("attr.api_key")
+        let (key, value) = caller.attribute()?;
+        let (key, value) = (key.to_owned(), counted_value(&(admin.rules)(), key, value)?);
+        if attributes.iter().any(|(name, _)| *name == key) {
+            return Err(Problem::bad("must be absent; the path already contains it")
+                .in_field(format!("attr.{key}"))
                 .into());
         }
-        attributes.insert(0, (CALLER_KEY.to_owned(), caller.key()?.to_owned()));
+        attributes.insert(0, (key.clone(), value));
         let domain = values.pop().flatten();
-        Ok(Self(caller, UsageQuery { domain, attributes, rule: None }))
+        Ok(Self(caller, UsageQuery { domain, key, attributes, rule: None }))
     }
+}
+
+/// Returns the value by which a caller's counters are found.
+fn counted_value(rules: &Ruleset, key: &str, value: &str) -> Result<String, Problem> {
+    if key == CALLER_KEY {
+        return Ok(value.to_owned());
+    }
+    if !rules.is_quota_key(key) {
+        let known = rules.quota_key_names().join(", ");
+        let detail = format!("no rule has a counter for each `{key}`; the rules count by {known}");
+        return Err(unprocessable("No such key", detail).in_field("key"));
+    }
+    if value.contains('/') && value.parse::<Network>().is_ok() {
+        let detail = "usage is counted for addresses, and this is a network; name an address in it";
+        return Err(unprocessable("No counter", detail).in_field("value"));
+    }
+    Ok(value.to_owned())
 }
 
 /// Query parameters of a usage request. In addition, each `attr.NAME=VALUE` is an attribute of the caller's requests.
@@ -135,7 +164,7 @@ async fn get_by_id(State(admin): State<Arc<AdminState>>, _: Viewer, of: UsageOf)
 
 async fn read(admin: &AdminState, UsageOf(caller, of): UsageOf) -> ApiResult {
     let usage = admin.usage.usage(&of).await.map_err(usage_unavailable)?;
-    Ok(usage_response(&caller, &usage))
+    Ok(usage_response(&caller, &of.key, &usage))
 }
 
 /// Which usage to reset, and the reason.
@@ -184,10 +213,12 @@ async fn reset_usage(
     of.rule = sent.rule;
     let before = admin.usage.usage(&of).await.map_err(usage_unavailable)?;
     let recorded = json!({"limits": before.limits.iter().map(used_limit).collect::<Vec<_>>()}).to_string();
-    let key = caller.key()?;
-    admin.control()?.audit_reset(key, of.rule.as_deref(), &sent.reason, recorded, actor).await??;
+    admin
+        .control()?
+        .audit_reset(caller.caller(), of.rule.as_deref(), &sent.reason, recorded, actor)
+        .await??;
     let usage = admin.usage.reset(&of).await.map_err(usage_unavailable)?;
-    Ok(usage_response(&caller, &usage))
+    Ok(usage_response(&caller, &of.key, &usage))
 }
 
 /// Grants a caller extra units, once.
@@ -223,7 +254,7 @@ async fn grant_by_id(
 async fn add(admin: &AdminState, caller: &CallerPath, draft: GrantSpec, actor: &Actor) -> ApiResult {
     let rules = (admin.rules)();
     let grant = admin.control()?.grant(caller.caller(), draft, &rules, actor).await??;
-    let names = rules.find_per_caller_rules(&grant.rule);
+    let names = rules.find_per_caller_rules(&grant.key, &grant.rule);
     let rules = names.into_iter().filter_map(|id| Some(rules.rule(id)?.name.clone())).collect();
     Ok(json_response(StatusCode::CREATED, &NewGrant { grant, rules }))
 }
@@ -297,13 +328,17 @@ pub(super) fn usage_unavailable(error: UsageError) -> Problem {
 #[derive(Serialize, ToSchema)]
 #[schema(as = Usage)]
 struct UsageBody<'u> {
-    /// The API key, only if the request contained it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = String)]
-    api_key: Option<&'u str>,
+    #[serde(flatten)]
+    caller: SentCaller<'u>,
+    /// The attribute that identifies the caller.
+    key: &'u str,
     domain: String,
     #[schema(required = true)]
     tier: Option<String>,
+    /// The window of the caller's own first limit; absent if it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = CurrentWindow)]
+    current_window: Option<CurrentWindow>,
     limits: Vec<UsedLimit>,
     needs: Vec<NeededAttributes>,
     grants: Vec<LeftOfGrant>,
@@ -313,8 +348,15 @@ struct UsageBody<'u> {
 struct UsedLimit {
     rule: String,
     descriptor: String,
+    /// What `used` and `remaining` are of: the units that an unused limit allows at one instant.
     limit: u64,
+    /// Units per `window`. Differs from `limit` if the limit has a `burst`.
+    count: u64,
     window: String,
+    /// The window that the usage is of; absent for permits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = CurrentWindow)]
+    current_window: Option<CurrentWindow>,
     algorithm: &'static str,
     #[schema(required = true)]
     used: Option<u64>,
@@ -325,9 +367,23 @@ struct UsedLimit {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u64)]
     burst: Option<u64>,
+    /// Whether other callers share the counter; absent if not. A reset does not change it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    shared: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = OtherRole)]
     role: Option<OtherRole>,
+}
+
+/// A window: its first instant, and the first after it. For a limit that refills continuously, the period that ends when
+/// the limit is unused again.
+#[derive(Clone, Serialize, ToSchema)]
+struct CurrentWindow {
+    #[schema(format = DateTime)]
+    start: String,
+    #[schema(format = DateTime)]
+    end: String,
 }
 
 /// Role of a limit that does not decide by itself.
@@ -358,9 +414,12 @@ pub(super) struct LeftOfGrant {
     expires_at: String,
 }
 
-fn usage_response(caller: &CallerPath, usage: &Usage) -> Response {
+fn usage_response(caller: &CallerPath, key: &str, usage: &Usage) -> Response {
+    let own = usage.limits.iter().filter(|one| !one.is_shared);
     let body = UsageBody {
-        api_key: caller.sent(),
+        caller: caller.sent(),
+        key,
+        current_window: own.filter_map(|one| one.window).map(current_window).next(),
         domain: usage.domain.clone(),
         tier: usage.tier.clone(),
         limits: usage.limits.iter().map(used_limit).collect(),
@@ -370,12 +429,18 @@ fn usage_response(caller: &CallerPath, usage: &Usage) -> Response {
     json_response(StatusCode::OK, &body)
 }
 
+fn current_window((start, end): (Timestamp, Timestamp)) -> CurrentWindow {
+    CurrentWindow { start: rfc3339(start), end: rfc3339(end) }
+}
+
 fn used_limit(used: &LimitUsage) -> UsedLimit {
     let (count, capacity) = (used.limit.rate().count, used.limit.capacity());
     UsedLimit {
         rule: used.rule.clone(),
         descriptor: used.descriptor.clone(),
-        limit: count,
+        limit: capacity,
+        count,
+        current_window: used.window.map(current_window),
         window: Window::from_limit(&used.limit).to_string(),
         algorithm: used.limit.algorithm().name(),
         used: used.used(),
@@ -383,6 +448,7 @@ fn used_limit(used: &LimitUsage) -> UsedLimit {
         reset_ms: used.reset_after.ceil_millis(),
         source: used.source.name(),
         burst: (capacity != count).then_some(capacity),
+        shared: used.is_shared,
         role: match used.role {
             LimitRole::Live => None,
             LimitRole::Shadow | LimitRole::Unenforced => Some(OtherRole::Shadow),

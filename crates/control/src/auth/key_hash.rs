@@ -1,8 +1,13 @@
 //! API key hashing: keys are stored as HMAC-SHA-256 with a secret of the installation, plus a short prefix for
-//! display. Reading the table reveals no key, and keys cannot be guessed offline without the secret.
+//! display. Reading the table reveals no key, and keys cannot be guessed offline without the secret. Values of other
+//! attributes that identify callers (users, tenants) are stored alike; networks, which quotas are configured for, are shown
+//! whole.
 
 use ring::hmac;
+use serde::{Deserialize, Serialize};
 use std::fmt;
+use tollgate_engine::Network;
+use tollgate_rules::CALLER_KEY;
 
 /// Maximum length of an API key, in bytes.
 pub(crate) const MAX_KEY_BYTES: usize = 512;
@@ -61,13 +66,38 @@ impl fmt::Debug for KeyHash {
     }
 }
 
-/// A caller, identified by its API key or by the key's hash, which lists show in its place.
+/// A caller, identified by an attribute of its requests or by the hash of that, which lists show in its place.
 #[derive(Clone, Copy, Debug)]
 pub enum CallerRef<'a> {
     /// The caller with this API key.
     Key(&'a str),
+    /// The caller with this value of another attribute: a user, a tenant, an address or network.
+    Value {
+        /// The attribute.
+        key: &'a str,
+        /// Its value.
+        value: &'a str,
+    },
     /// The caller whose quota has this id.
     Id(KeyHash),
+}
+
+impl<'a> CallerRef<'a> {
+    /// Returns the caller with this value of an attribute.
+    #[must_use]
+    pub fn of(key: &'a str, value: &'a str) -> Self {
+        if key == CALLER_KEY { Self::Key(value) } else { Self::Value { key, value } }
+    }
+
+    /// Returns the attribute and its value, if they are known.
+    #[must_use]
+    pub fn attribute(self) -> Option<(&'a str, &'a str)> {
+        match self {
+            Self::Key(value) => Some((CALLER_KEY, value)),
+            Self::Value { key, value } => Some((key, value)),
+            Self::Id(_) => None,
+        }
+    }
 }
 
 impl<'a> From<&'a str> for CallerRef<'a> {
@@ -107,8 +137,36 @@ impl KeyHasher {
     pub(crate) fn hash_caller(&self, caller: CallerRef<'_>) -> KeyHash {
         match caller {
             CallerRef::Key(key) => self.hash(key),
+            CallerRef::Value { key, value } => self.hash_value(key, value),
             CallerRef::Id(id) => id,
         }
+    }
+
+    /// Returns the hash of an attribute's value: the hash of the value in its canonical form, as of an API key, combined
+    /// with one of the attribute. So a pseudonym, which holds the hash of a value alone, finds the caller under every
+    /// attribute.
+    pub(crate) fn hash_value(&self, key: &str, value: &str) -> KeyHash {
+        let mut hash = match network(key, value) {
+            Some(network) => self.hash(&network.to_string()),
+            None => self.hash(value),
+        };
+        if key != CALLER_KEY {
+            hash.0.iter_mut().zip(self.attribute_hash(key).0).for_each(|(byte, other)| *byte ^= other);
+        }
+        hash
+    }
+
+    /// Returns the hash of an attribute's name, which no key has: the signed text is longer than any.
+    fn attribute_hash(&self, key: &str) -> KeyHash {
+        let mut signing = hmac::Context::with_key(&self.0);
+        signing.update(&[b'q'; MAX_KEY_BYTES + 1]);
+        signing.update(key.as_bytes());
+        KeyHash(signing.sign().as_ref().try_into().unwrap_or_default())
+    }
+
+    /// Returns what distinguishes the table hashes of an attribute's values from those of API keys.
+    pub(crate) fn attribute_mask(&self, key: &str) -> u64 {
+        if key == CALLER_KEY { 0 } else { self.attribute_hash(key).table_hash() }
     }
 
     /// Returns a number that all nodes of an installation share and that is secret.
@@ -141,8 +199,48 @@ impl fmt::Debug for KeyHasher {
     }
 }
 
+/// Returns the address or network that a value is. API keys are never one, however they are spelled.
+pub(crate) fn network(key: &str, value: &str) -> Option<Network> {
+    if key == CALLER_KEY { None } else { value.parse().ok() }
+}
+
+/// Returns a caller's value for display: a network whole, anything else by its leading characters.
+pub(crate) fn shown(key: &str, value: &str) -> String {
+    network(key, value).map_or_else(|| prefix(value), |network| network.to_string())
+}
+
+/// What identifies the callers that are looked up together: an attribute, and the length of the prefix if its value is a
+/// network.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Subject {
+    pub(crate) key: Box<str>,
+    /// Bits of the network, as of [`Network::bits`].
+    pub(crate) bits: Option<u8>,
+}
+
+impl Default for Subject {
+    fn default() -> Self {
+        Self { key: CALLER_KEY.into(), bits: None }
+    }
+}
+
+impl Subject {
+    pub(crate) fn is_api_key(&self) -> bool {
+        &*self.key == CALLER_KEY
+    }
+
+    /// Returns the subject of a stored caller, which [`shown`] displays so.
+    pub(crate) fn new(key: String, shown: &str) -> Self {
+        let bits = network(&key, shown).map(|network| network.bits());
+        Self { key: key.into(), bits }
+    }
+}
+
 /// Maximum number of leading characters of a key that are stored.
 pub(crate) const MAX_PREFIX: usize = 6;
+
+/// Maximum number of characters of what is stored for display: an IPv6 network.
+pub(crate) const MAX_SHOWN: usize = 43;
 
 /// Returns the leading characters of a key: a quarter of it, between one and six, so that a short key is not
 /// revealed.

@@ -22,7 +22,7 @@ impl Migration {
     }
 }
 
-const MIGRATIONS: [Migration; 11] = [
+const MIGRATIONS: [Migration; 12] = [
     Migration {
         both: include_str!("migrations/0001.sql"),
         sqlite: include_str!("migrations/0001.sqlite.sql"),
@@ -45,6 +45,7 @@ const MIGRATIONS: [Migration; 11] = [
     Migration::same_for_both(include_str!("migrations/0008.sql")),
     Migration::same_for_both(include_str!("migrations/0009.sql")),
     Migration::same_for_both(include_str!("migrations/0010.sql")),
+    Migration::same_for_both(include_str!("migrations/0011.sql")),
     Migration::same_for_both(include_str!("migrations/0012.sql")),
 ];
 

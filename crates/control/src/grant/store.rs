@@ -1,7 +1,7 @@
 //! Storage of grants, and audit entries for usage resets, whose counters live in the store.
 
 use crate::audit::record;
-use crate::auth::key_hash::{CallerRef, KeyHash, prefix};
+use crate::auth::key_hash::{CallerRef, KeyHash, Subject, shown};
 use crate::control_plane::ControlPlane;
 use crate::db::on;
 use crate::db::time::format_millis;
@@ -22,10 +22,10 @@ const MAX_TTL: u64 = 366 * 86_400;
 const MAX_PER_CALLER: i64 = 100;
 
 const INSERT: &str = "INSERT INTO grants (id, key_hash, key_prefix, rule, units, reason, author, created_at,
-     expires_at, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+     expires_at, revision, attribute) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 
 const SELECT_ONE: &str =
-    "SELECT id, key_prefix, rule, units, reason, author, created_at, expires_at, revision FROM grants
+    "SELECT id, attribute, key_prefix, rule, units, reason, author, created_at, expires_at, revision FROM grants
      WHERE id = $1 AND key_hash = $2 AND expires_at > $3";
 
 /// Sets an expiry in the past of every node's clock: the current time would be in the future on a node whose clock is
@@ -33,7 +33,8 @@ const SELECT_ONE: &str =
 const REVOKE: &str = "UPDATE grants SET expires_at = 0, revision = $2 WHERE id = $1";
 
 /// Includes expired grants, since a revoked one is expired.
-const SELECT_SINCE: &str = "SELECT key_hash, id, rule, units, created_at, expires_at FROM grants
+const SELECT_SINCE: &str =
+    "SELECT key_hash, attribute, key_prefix, id, rule, units, created_at, expires_at FROM grants
      WHERE revision > $1 AND expires_at > $2 ORDER BY revision";
 
 /// A request to grant extra units.
@@ -57,7 +58,9 @@ pub struct GrantSpec {
 pub struct GrantRecord {
     /// Id of the grant.
     pub id: String,
-    /// First characters of the caller's API key.
+    /// The attribute that identifies the caller.
+    pub key: String,
+    /// First characters of its value; an address or network is shown whole.
     pub key_prefix: String,
     /// The rule.
     pub rule: String,
@@ -87,17 +90,21 @@ impl ControlPlane {
         rules: &Ruleset,
         actor: &Actor,
     ) -> Result<Result<GrantRecord, ValidationError>, ControlError> {
-        if let Err(problem) = validate(&draft, rules) {
-            return Ok(Err(problem));
-        }
         let caller = caller.into();
         let hash = self.hasher.hash_caller(caller);
-        let key_prefix = match caller {
-            CallerRef::Key(key) => prefix(key),
-            CallerRef::Id(id) => {
-                self.quota(id).await?.ok_or(ControlError::NotFound("quota with this id"))?.key_prefix
+        let (key, key_prefix) = match caller.attribute() {
+            Some((key, value)) => (key.to_owned(), shown(key, value)),
+            None => {
+                let quota = self.quota(caller).await?.ok_or(ControlError::NotFound("quota with this id"))?;
+                (quota.key, quota.key_prefix)
             }
         };
+        let value = caller.attribute().map(|(_, value)| value);
+        if let Err(problem) =
+            self.validate_caller(rules, &key, value).and_then(|()| validate(&draft, rules, &key))
+        {
+            return Ok(Err(problem));
+        }
         let (id, now) = (crate::auth::secret::generate_id()?, self.now_millis());
         let ttl = i64::try_from(draft.ttl_seconds.unwrap_or(DEFAULT_TTL) * 1_000).unwrap_or(i64::MAX);
         let granted = writing!(&self.db, |tx, head| {
@@ -108,12 +115,13 @@ impl ControlPlane {
                 return Ok(Err(invalid(
                     "units",
                     format!(
-                        "this API key already has {MAX_PER_CALLER} grants; revoke some or wait until they expire"
+                        "this caller already has {MAX_PER_CALLER} grants; revoke some or wait until they expire"
                     ),
                 )));
             }
             let granted = GrantRecord {
                 id: id.clone(),
+                key: key.clone(),
                 key_prefix: key_prefix.clone(),
                 rule: draft.rule.clone().unwrap_or_else(|| "default".to_owned()),
                 units: draft.units,
@@ -134,6 +142,7 @@ impl ControlPlane {
                 .bind(now)
                 .bind(now + ttl)
                 .bind(head.0)
+                .bind(key.clone())
                 .execute(&mut *tx)
                 .await?;
             let target = hash.to_string();
@@ -191,7 +200,7 @@ impl ControlPlane {
     /// The outer error if the database fails; the inner one if the reason is invalid.
     pub async fn audit_reset(
         &self,
-        api_key: &str,
+        caller: impl Into<CallerRef<'_>>,
         rule: Option<&str>,
         reason: &str,
         before: String,
@@ -200,7 +209,7 @@ impl ControlPlane {
         if let Err(problem) = check_text("reason", reason, 1, 512) {
             return Ok(Err(problem));
         }
-        let (target, now) = (self.hasher.hash(api_key).to_string(), self.now_millis());
+        let (target, now) = (self.hasher.hash_caller(caller.into()).to_string(), self.now_millis());
         let after = serde_json::json!({"rule": rule, "reason": reason}).to_string();
         writing!(&self.db, |tx, head| {
             let changed = ChangeRecord {
@@ -220,22 +229,23 @@ impl ControlPlane {
         let now = self.now_millis();
         // A full read needs no expired grants: it replaces all known ones, including those from a snapshot.
         let ended = if since < 0 { now } else { i64::MIN };
-        let rows: Vec<(Vec<u8>, String, String, i64, i64, i64)> = on!(&self.db, pool => {
+        let rows: Vec<(Vec<u8>, String, String, String, String, i64, i64, i64)> = on!(&self.db, pool => {
             sqlx::query_as(SELECT_SINCE).bind(since).bind(ended).fetch_all(pool).await?
         });
-        let grants = rows.into_iter().map(|(hash, id, rule, units, created_at, until)| {
+        let grants = rows.into_iter().map(|(hash, key, shown, id, rule, units, created_at, until)| {
             let hash = KeyHash::from_slice(&hash)
                 .ok_or_else(|| ControlError::Corrupt("hash of an API key".to_owned()))?;
             let units = u64::try_from(units).unwrap_or(0);
-            Ok((hash.table_hash(), ReplicatedGrant { id, rule, units, lasts: until - created_at, until }))
+            let (subject, lasts) = (Subject::new(key, &shown), until - created_at);
+            Ok((hash.table_hash(), ReplicatedGrant { id, subject, rule, units, lasts, until }))
         });
         let grants = grants.collect::<Result<Vec<_>, ControlError>>()?;
         let known = self.quota_table.grants();
         let changed = !(grants.is_empty() && (since >= 0 || known.is_empty()));
         if since < 0 {
-            known.replace(grants, now);
+            self.quota_table.replace_grants(grants, now);
         } else if changed {
-            known.change(grants, now);
+            self.quota_table.change_grants(grants, now);
         }
         if changed {
             self.snapshot_generation.fetch_add(1, Ordering::Relaxed);
@@ -244,24 +254,26 @@ impl ControlPlane {
     }
 }
 
-type GrantRow = (String, String, String, i64, String, String, i64, i64, i64);
+type GrantRow = (String, String, String, String, i64, String, String, i64, i64, i64);
 
 fn record_from_row(row: GrantRow) -> GrantRecord {
-    let (id, key_prefix, rule, units, reason, author, created_at, expires_at, revision) = row;
+    let (id, key, key_prefix, rule, units, reason, author, created_at, expires_at, revision) = row;
     let (created_at, expires_at) = (format_millis(created_at), format_millis(expires_at));
     let units = u64::try_from(units).unwrap_or(0);
-    GrantRecord { id, key_prefix, rule, units, reason, author, created_at, expires_at, revision }
+    GrantRecord { id, key, key_prefix, rule, units, reason, author, created_at, expires_at, revision }
 }
 
-fn validate(draft: &GrantSpec, rules: &Ruleset) -> Result<(), ValidationError> {
+fn validate(draft: &GrantSpec, rules: &Ruleset, key: &str) -> Result<(), ValidationError> {
     let rule = draft.rule.as_deref().unwrap_or("default");
     check_text("rule", rule, 1, 512)?;
-    if rules.find_per_caller_rules(rule).is_empty() {
+    if rules.find_per_caller_rules(key, rule).is_empty() {
         let reason = match &draft.rule {
             Some(_) => {
-                "no rule with a counter per `api_key` has this name; use its name, its path, or `default`"
+                format!(
+                    "no rule with a counter per `{key}` has this name; use its name, its path, or `default`"
+                )
             }
-            None => "no rule on `api_key` alone exists; set `rule`",
+            None => format!("no rule on `{key}` alone exists; set `rule`"),
         };
         return Err(invalid("rule", reason));
     }

@@ -1,8 +1,9 @@
 //! In-memory grant table for the limiter. Few callers have grants; a lookup for the others costs one atomic load.
 
+use crate::auth::key_hash::Subject;
 use crate::db::time::timestamp;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tollgate_core::{Clock, TimeDelta};
@@ -13,6 +14,9 @@ use tollgate_rules::Ruleset;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ReplicatedGrant {
     pub(crate) id: String,
+    /// What identifies the caller.
+    #[serde(default, skip_serializing_if = "Subject::is_api_key")]
+    pub(crate) subject: Subject,
     pub(crate) rule: String,
     pub(crate) units: u64,
     /// Time to live, in milliseconds.
@@ -53,6 +57,13 @@ impl GrantTable {
         let mut by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
         *by_key = new;
         self.callers.store(by_key.len(), Ordering::Relaxed);
+    }
+
+    /// Returns what the grants are about.
+    pub(crate) fn subjects(&self) -> Vec<Subject> {
+        let by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = by_key.values().flat_map(|caller| &caller.grants).map(|grant| grant.subject.clone());
+        all.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Returns all grants, with the caller's table hash.
@@ -103,7 +114,7 @@ fn put(by_key: &mut HashMap<u64, CompiledGrants>, grants: Vec<(u64, ReplicatedGr
 impl ReplicatedGrant {
     fn compile(&self, rules: &Ruleset) -> Option<Arc<Grant>> {
         let lasts = TimeDelta::from_millis(u64::try_from(self.lasts).unwrap_or(1));
-        let covered = rules.find_per_caller_rules(&self.rule);
+        let covered = rules.find_per_caller_rules(&self.subject.key, &self.rule);
         Grant::new(&self.id, self.units, covered, lasts, timestamp(self.until)).ok().map(Arc::new)
     }
 }

@@ -14,32 +14,55 @@ use tollgate_rules::{CALLER_KEY, Ruleset};
 #[derive(Debug)]
 pub struct RecentRequests {
     by_key: HashMap<String, Vec<SampledRequest>>,
+    /// Requests without an API key.
+    others: Vec<SampledRequest>,
     counters: CounterSharing,
 }
 
 impl RecentRequests {
     pub(crate) fn new(sample: &TrafficSample, counters: CounterSharing) -> Self {
         let mut by_key: HashMap<String, Vec<SampledRequest>> = HashMap::new();
+        let mut others = Vec::new();
         for mut one in sample.requests() {
+            if one.is_peek() {
+                continue;
+            }
             let key = one.with(|check| match check.caller() {
-                Some((CALLER_KEY, key)) if !one.is_peek() => Some(key.to_owned()),
+                Some((CALLER_KEY, key)) => Some(key.to_owned()),
                 _ => None,
             });
-            if let Some(key) = key {
-                // The caller stands for nobody but itself here.
-                one.callers = 1;
-                by_key.entry(key).or_default().push(one);
+            // The caller stands for nobody but itself here.
+            one.callers = 1;
+            match key {
+                Some(key) => by_key.entry(key).or_default().push(one),
+                None => others.push(one),
             }
         }
-        Self { by_key, counters }
+        Self { by_key, others, counters }
     }
 
     /// Replays the caller's requests with its terms before and after a change.
     #[must_use]
     pub fn impact(&self, rules: &Arc<Ruleset>, change: &QuotaChange) -> ImpactReport {
-        let sample = change.key.as_ref().and_then(|key| self.by_key.get(key));
+        let Some(value) = &change.value else { return ImpactReport::default() };
+        let others;
+        let sample = if change.key == CALLER_KEY {
+            self.by_key.get(value)
+        } else {
+            others = self.of(&change.key, value);
+            Some(&others)
+        };
         sample.map_or_else(ImpactReport::default, |sample| {
             replay_terms(sample, rules, change.before.clone(), change.after.clone(), self.counters)
         })
+    }
+
+    /// Returns the sampled requests with this value of an attribute, in time order.
+    fn of(&self, key: &str, value: &str) -> Vec<SampledRequest> {
+        let all = self.by_key.values().flatten().chain(&self.others);
+        let mut own: Vec<SampledRequest> =
+            all.filter(|one| one.with(|check| check.value(key) == Some(value))).cloned().collect();
+        own.sort_by_key(|one| one.at);
+        own
     }
 }

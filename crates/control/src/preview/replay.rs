@@ -14,7 +14,7 @@ use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
-use tollgate_engine::{CounterSharing, Limiter, QuotaProvider, SampleWeight};
+use tollgate_engine::{CallerQuota, Check, CounterSharing, Limiter, QuotaProvider, SampleWeight};
 use tollgate_rules::{CallerOverrides, Ruleset};
 use tollgate_store::{MemoryConfig, MemoryStore};
 use utoipa::ToSchema;
@@ -267,15 +267,16 @@ fn share(part: u64, whole: u64) -> f64 {
 struct FixedTerms(Option<Arc<CallerOverrides>>);
 
 impl QuotaProvider for FixedTerms {
-    fn lookup(&self, _: &str, _: &Ruleset, _: &dyn Clock) -> tollgate_engine::CallerQuota {
-        tollgate_engine::CallerQuota { overrides: self.0.clone(), grants: None }
+    fn lookup(&self, _: &Check<'_>, _: &Ruleset, _: &dyn Clock) -> CallerQuota {
+        CallerQuota { quotas: self.0.iter().cloned().collect(), grants: None }
     }
 }
 
 /// Quotas, compiled once per replay: the quota table's own compiled copy is for the active rules.
 struct CompiledQuotas {
     table: Arc<QuotaTable>,
-    known: Mutex<HashMap<String, Option<Arc<CallerOverrides>>>>,
+    /// By the caller's table hash.
+    known: Mutex<HashMap<u64, Option<Arc<CallerOverrides>>>>,
 }
 
 impl CompiledQuotas {
@@ -285,16 +286,14 @@ impl CompiledQuotas {
 }
 
 impl QuotaProvider for CompiledQuotas {
-    fn lookup(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> tollgate_engine::CallerQuota {
+    fn lookup(&self, check: &Check<'_>, rules: &Ruleset, clock: &dyn Clock) -> CallerQuota {
         if self.table.is_empty() {
-            return tollgate_engine::CallerQuota::default();
+            return CallerQuota::default();
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let tenant = known
-            .entry(caller.to_owned())
-            .or_insert_with(|| self.table.compile(caller, rules, clock))
-            .clone();
         // A one-time grant does not count when rules are compared.
-        tollgate_engine::CallerQuota { overrides: tenant, grants: None }
+        self.table.compile_sampled(check, rules, |hash| {
+            known.entry(hash).or_insert_with(|| self.table.compile_hash(hash, rules, clock)).clone()
+        })
     }
 }

@@ -21,8 +21,10 @@ use tollgate_rules::{
 /// A change of a caller's quota, compiled: the terms in effect now, and those that would be.
 #[derive(Clone, Debug)]
 pub struct QuotaChange {
-    /// The caller's API key, if it is known.
-    pub key: Option<String>,
+    /// The attribute that identifies the caller.
+    pub key: String,
+    /// Its value, if it is known.
+    pub value: Option<String>,
     /// The terms in effect now; `None` if the rules apply.
     pub before: Option<Arc<CallerOverrides>>,
     /// The terms after the change; `None` if the rules would apply.
@@ -41,18 +43,18 @@ impl ControlPlane {
         rules: &Ruleset,
     ) -> Result<QuotaChange, ValidationError> {
         let caller = caller.into();
-        let key = match caller {
-            CallerRef::Key(key) => Some(key),
-            CallerRef::Id(_) => None,
+        let hash = self.hasher.hash_caller(caller).table_hash();
+        let (key, value) = match caller.attribute() {
+            Some((key, value)) => (key.to_owned(), Some(value)),
+            None => (self.quota_table.key_of(hash).unwrap_or_else(|| CALLER_KEY.to_owned()), None),
         };
         let after = draft.map(|draft| {
-            let valid = draft.clone().validate(rules, self.clock.now(), key)?;
+            let valid = self.validate_quota(draft.clone(), rules, &key, value)?;
             let overrides: Vec<Override> = valid.overrides.iter().map(QuotaOverride::to_rule).collect();
-            Ok(Arc::new(rules.compile_overrides(valid.tier.as_deref(), &overrides).0))
+            Ok(Arc::new(rules.compile_overrides(&key, valid.tier.as_deref(), &overrides).0))
         });
-        let hash = self.hasher.hash_caller(caller).table_hash();
         let before = self.quota_table.compile_hash(hash, rules, &*self.clock);
-        Ok(QuotaChange { key: key.map(str::to_owned), before, after: after.transpose()? })
+        Ok(QuotaChange { value: value.map(str::to_owned), before, after: after.transpose()?, key })
     }
 }
 
@@ -60,13 +62,13 @@ impl QuotaChange {
     /// Returns the rules that would allow the caller nothing, and allow it something now.
     #[must_use]
     pub fn zeroed(&self, rules: &Ruleset) -> Vec<String> {
-        let attributes = self.key.as_deref().map(|key| [(CALLER_KEY, key)]);
+        let attributes = self.value.as_deref().map(|value| [(self.key.as_str(), value)]);
         let attributes: &Attributes<'_> = attributes.as_ref().map_or(&[], |attributes| attributes);
         let of = |domain: &Domain| -> Vec<String> {
             let allows_nothing = |rule: &Rule, terms: Option<&CallerOverrides>| {
                 limits(rule, terms).iter().any(|limit| decides(rule, limit) && limit.limit.capacity() == 0)
             };
-            let own = domain.per_caller_rules(attributes).into_iter().filter(|own| {
+            let own = domain.per_caller_rules(&self.key, attributes).into_iter().filter(|own| {
                 allows_nothing(own.rule, self.after.as_deref())
                     && !allows_nothing(own.rule, self.before.as_deref())
             });
@@ -102,7 +104,7 @@ impl QuotaChange {
     #[must_use]
     pub fn below_use(&self, rules: &Ruleset, usage: &Usage) -> Vec<String> {
         let mut reasons = Vec::new();
-        for used in &usage.limits {
+        for used in usage.limits.iter().filter(|used| !used.is_shared) {
             let Some(rule) = rules.rule(used.rule_id) else { continue };
             let Some(units) = used.used().filter(|units| *units > 0 && used.role.is_enforced(rule.action))
             else {
@@ -141,7 +143,7 @@ fn limits<'a>(rule: &'a Rule, terms: Option<&'a CallerOverrides>) -> &'a [RuleLi
     match own {
         Some(own) => own,
         None if rule.unlimited => &[],
-        None => rule.limits_for(terms.and_then(CallerOverrides::tier)),
+        None => rule.limits_for(terms.and_then(|terms| terms.tier_for(rule.id))),
     }
 }
 

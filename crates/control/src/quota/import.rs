@@ -7,7 +7,7 @@
 
 mod write;
 
-use crate::auth::key_hash::{KeyHash, prefix};
+use crate::auth::key_hash::{KeyHash, shown};
 use crate::control_plane::ControlPlane;
 use crate::db::transaction::Actor;
 use crate::db::{Db, ImportPhase};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
-use tollgate_rules::Ruleset;
+use tollgate_rules::{CALLER_KEY, Ruleset};
 use utoipa::ToSchema;
 
 /// Minimum number of rows per transaction, also the first batch's; the next one is the maximum.
@@ -42,9 +42,13 @@ quota_message! {
     pub struct ImportLine {
         /// The caller's API key.
         pub api_key: Option<String>,
-        /// The hash of the API key, as in exports.
+        /// The attribute that identifies the caller; `api_key` if absent.
+        pub key: Option<String>,
+        /// Its value.
+        pub value: Option<String>,
+        /// The hash of the caller's value, as in exports.
         pub id: Option<String>,
-        /// First characters of the key, if `api_key` is absent.
+        /// First characters of the value, as in exports, if the value itself is absent.
         pub key_prefix: Option<String>,
         /// The installation in which the id is valid.
         pub installation: Option<String>,
@@ -58,6 +62,14 @@ quota_message! {
 }
 
 impl ImportLine {
+    /// Returns the attribute that identifies the caller, and its value if the line has it. An API key may be either
+    /// field's.
+    #[must_use]
+    pub fn caller(&self) -> (&str, Option<&str>) {
+        let key = self.key.as_deref().unwrap_or(CALLER_KEY);
+        (key, self.value.as_deref().or(self.api_key.as_deref().filter(|_| key == CALLER_KEY)))
+    }
+
     /// Returns the quota of the line.
     #[must_use]
     pub fn spec(&self) -> QuotaSpec {
@@ -131,6 +143,8 @@ struct ImportBatch {
 
 struct ImportRow {
     hash: KeyHash,
+    /// The attribute that identifies the caller.
+    key: String,
     key_prefix: String,
     tier: Option<String>,
     overrides: String,
@@ -304,27 +318,32 @@ impl Import {
         let problem = |place: &str, detail: &str| {
             Err(ValidationError { place: place.to_owned(), detail: detail.to_owned() })
         };
-        let (hash, key_prefix) = match (&read.api_key, &read.id) {
-            (Some(api_key), id) => {
-                check_text("api_key", api_key, 1, crate::auth::key_hash::MAX_KEY_BYTES)?;
-                let hash = self.control.hasher.hash(api_key);
+        let (key, value) = read.caller();
+        if read.api_key.is_some() && (key != CALLER_KEY || read.value.is_some()) {
+            return problem("api_key", "the caller is identified by `key` and `value`; omit `api_key`");
+        }
+        let sent = if key == CALLER_KEY { "api_key" } else { "value" };
+        let (hash, key_prefix) = match (value, &read.id) {
+            (Some(value), id) => {
+                check_text(sent, value, 1, crate::auth::key_hash::MAX_KEY_BYTES)?;
+                let hash = self.control.hasher.hash_value(key, value);
                 if id.as_ref().is_some_and(|id| KeyHash::parse(id) != Some(hash)) {
-                    return problem("id", "not the id of this `api_key` in this installation; omit it");
+                    return problem("id", "not the id of this caller in this installation; omit it");
                 }
-                (hash, prefix(api_key))
+                (hash, shown(key, value))
             }
             (None, Some(id)) => {
                 let ours = self.control.installation_id();
                 if read.installation.as_deref().is_some_and(|installation| installation != ours) {
                     return problem(
                         "installation",
-                        "exported by another installation, whose ids are not valid here; send `api_key` instead",
+                        "exported by another installation, whose ids are not valid here; send `api_key`, or `key` and `value`, instead",
                     );
                 }
                 let Some(hash) = KeyHash::parse(id) else {
                     return problem(
                         "id",
-                        "must be the 64 hexadecimal digits of an export; send `api_key` instead",
+                        "must be the 64 hexadecimal digits of an export; send `api_key`, or `key` and `value`, instead",
                     );
                 };
                 let key_prefix = read.key_prefix.clone().unwrap_or_default();
@@ -332,17 +351,21 @@ impl Import {
                 (hash, key_prefix)
             }
             (None, None) => {
-                return problem("api_key", "missing caller; send `api_key`, or the `id` of an export");
+                return problem(
+                    sent,
+                    "missing caller; send `api_key`, `key` and `value`, or the `id` of an export",
+                );
             }
         };
-        let key = read.api_key.clone();
+        let (key, value) = (key.to_owned(), value.map(str::to_owned));
         let (draft, until_effective) = (read.spec(), read.until_effective);
-        let valid = draft.validate(&self.rules, self.control.clock.now(), key.as_deref())?;
+        let valid = self.control.validate_quota(draft, &self.rules, &key, value.as_deref())?;
         let now = self.control.now_seconds();
         let until = until_effective.filter(|_| is_pending(valid.effective_at, now));
-        let until = until.map(|until| self.validate_prior_terms(until)).transpose()?.flatten();
+        let until = until.map(|until| self.validate_prior_terms(&key, until)).transpose()?.flatten();
         Ok(ImportRow {
             hash,
+            key,
             key_prefix,
             tier: valid.tier,
             overrides: serde_json::to_string(&valid.overrides).unwrap_or_default(),
@@ -357,6 +380,7 @@ impl Import {
     /// Validates the terms in effect until then; returns `None` if they would have expired by now.
     fn validate_prior_terms(
         &self,
+        key: &str,
         sent: CurrentTerms,
     ) -> Result<Option<PriorTerms<String>>, ValidationError> {
         let within = |error: ValidationError| ValidationError {
@@ -366,7 +390,7 @@ impl Import {
         let CurrentTerms { tier, overrides, expires_at } = sent;
         let expires_at = expires_at.map(|at| parse_time("expires_at", &at)).transpose().map_err(within)?;
         let draft = QuotaSpec { tier, overrides, ..QuotaSpec::default() };
-        let valid = draft.validate(&self.rules, self.control.clock.now(), None).map_err(within)?;
+        let valid = draft.validate(&self.rules, self.control.clock.now(), key, None).map_err(within)?;
         let overrides = serde_json::to_string(&valid.overrides).unwrap_or_default();
         let until = PriorTerms { tier: valid.tier, overrides, expires_at };
         Ok(until.active(None, None, self.control.now_seconds()))

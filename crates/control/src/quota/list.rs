@@ -1,6 +1,6 @@
 //! Quota lists: pages for operators, exports, and changes since a revision for replication.
 
-use crate::auth::key_hash::{KeyHash, MAX_PREFIX};
+use crate::auth::key_hash::{KeyHash, MAX_PREFIX, MAX_SHOWN};
 use crate::control_plane::ControlPlane;
 use crate::db::on;
 use crate::error::ControlError;
@@ -8,12 +8,21 @@ use crate::quota::record::Quota;
 use crate::quota::row::{ChangedQuotaRow, FullQuotaRow, ReplicatedQuota, columns};
 use futures_util::TryStreamExt;
 use serde::Serialize;
+use tollgate_rules::CALLER_KEY;
 use utoipa::ToSchema;
 
 const LIST: &str = concat!(
     "SELECT ",
     columns!(whole),
-    " FROM quotas WHERE key_hash > $1 AND deleted = 0 ORDER BY key_hash LIMIT $2"
+    " FROM quotas WHERE key_hash > $1 AND deleted = 0 AND (CAST($3 AS TEXT) IS NULL OR attribute = $3) ORDER BY key_hash LIMIT $2"
+);
+
+/// Uses the index of quotas of other attributes than API keys.
+const LIST_ATTRIBUTE: &str = concat!(
+    "SELECT ",
+    columns!(whole),
+    " FROM quotas WHERE attribute = $3 AND attribute <> 'api_key' AND key_hash > $1 AND deleted = 0
+     ORDER BY key_hash LIMIT $2"
 );
 
 /// Lists by tier or prefix use the order of their index, so that a long list need not be sorted: a quota that changes
@@ -21,14 +30,15 @@ const LIST: &str = concat!(
 const LIST_TIER: &str = concat!(
     "SELECT ",
     columns!(whole),
-    " FROM quotas WHERE revision > $1 AND deleted = 0 AND tier = $3 ORDER BY revision LIMIT $2"
+    " FROM quotas WHERE revision > $1 AND deleted = 0 AND tier = $3 AND (CAST($4 AS TEXT) IS NULL OR attribute = $4)
+     ORDER BY revision LIMIT $2"
 );
 
 const LIST_PREFIX: &str = concat!(
     "SELECT ",
     columns!(whole),
     " FROM quotas WHERE (key_prefix, revision) > ($3, $1) AND key_prefix >= $4 AND key_prefix < $5 AND deleted = 0
-     AND (CAST($6 AS TEXT) IS NULL OR tier = $6) ORDER BY key_prefix, revision LIMIT $2"
+     AND (CAST($6 AS TEXT) IS NULL OR tier = $6) AND (CAST($7 AS TEXT) IS NULL OR attribute = $7) ORDER BY key_prefix, revision LIMIT $2"
 );
 
 /// Includes deleted rows, because other nodes must remove them.
@@ -47,8 +57,10 @@ const MAX_CHANGES: i64 = 10_000;
 pub struct QuotaFilter {
     /// Only quotas of this tier.
     pub tier: Option<String>,
-    /// Only quotas of API keys with this prefix, as far as prefixes are stored.
+    /// Only quotas of callers whose value has this prefix, as far as prefixes are stored.
     pub prefix: Option<String>,
+    /// Only quotas of callers that this attribute identifies.
+    pub key: Option<String>,
     /// Only quotas after the last one of the previous page.
     pub after: Option<Cursor>,
 }
@@ -76,7 +88,7 @@ impl Cursor {
         }
         let (revision, prefix) = text.split_once('.')?;
         let (revision, prefix) = (revision.parse().ok()?, prefix.to_owned());
-        Some(Self::Change { revision, prefix }).filter(|_| text.len() <= 32 + 4 * MAX_PREFIX)
+        Some(Self::Change { revision, prefix }).filter(|_| text.len() <= 32 + 4 * MAX_SHOWN)
     }
 
     /// Returns where a list by hash, or one by changes, continues. A cursor of the other kind of list starts at the
@@ -101,6 +113,11 @@ pub struct QuotaPage {
     pub next_cursor: Option<String>,
 }
 
+/// Returns the list of quotas ordered by id, of all or of one attribute.
+fn by_id(key: Option<&str>) -> &'static str {
+    if key.is_some_and(|key| key != CALLER_KEY) { LIST_ATTRIBUTE } else { LIST }
+}
+
 impl ControlPlane {
     /// Returns a page of quotas, ordered by id; if filtered by tier or prefix, by last change.
     ///
@@ -110,12 +127,17 @@ impl ControlPlane {
         let (hash, revision, from) = Cursor::columns(filter.after.as_ref());
         let max = i64::try_from(PAGE_SIZE + 1).unwrap_or(i64::MAX);
         let rows: Vec<FullQuotaRow> = on!(&self.db, pool => match (&filter.prefix, &filter.tier) {
-            (None, None) => sqlx::query_as(LIST).bind(hash).bind(max).fetch_all(pool).await?,
+            (None, None) => {
+                sqlx::query_as(by_id(filter.key.as_deref())).bind(hash).bind(max).bind(filter.key.clone()).fetch_all(pool).await?
+            }
             (None, Some(tier)) => {
-                sqlx::query_as(LIST_TIER).bind(revision).bind(max).bind(tier.clone()).fetch_all(pool).await?
+                sqlx::query_as(LIST_TIER).bind(revision).bind(max).bind(tier.clone()).bind(filter.key.clone()).fetch_all(pool).await?
             }
             (Some(prefix), tier) => {
-                let prefix: String = prefix.chars().take(MAX_PREFIX).collect();
+                // A network is stored whole, anything else by a few leading characters.
+                let is_address = prefix.parse::<std::net::IpAddr>().is_ok() || prefix.contains(['.', ':']);
+                let stored = if is_address { MAX_SHOWN } else { MAX_PREFIX };
+                let prefix: String = prefix.chars().take(stored).collect();
                 let beyond = format!("{prefix}{}", char::MAX);
                 sqlx::query_as(LIST_PREFIX)
                     .bind(revision)
@@ -124,6 +146,7 @@ impl ControlPlane {
                     .bind(prefix)
                     .bind(beyond)
                     .bind(tier.clone())
+                    .bind(filter.key.clone())
                     .fetch_all(pool)
                     .await?
             }
@@ -147,7 +170,7 @@ impl ControlPlane {
     pub async fn export(&self, after: Option<KeyHash>) -> Result<Vec<Quota>, ControlError> {
         let after = after.map_or_else(Vec::new, |hash| hash.0.to_vec());
         let rows: Vec<FullQuotaRow> = on!(&self.db, pool => {
-            sqlx::query_as(LIST).bind(after).bind(EXPORT_PAGE).fetch_all(pool).await?
+            sqlx::query_as(LIST).bind(after).bind(EXPORT_PAGE).bind(None::<String>).fetch_all(pool).await?
         });
         let now = self.now_seconds();
         rows.into_iter().map(|row| row.quota(now)).collect()

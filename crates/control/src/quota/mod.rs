@@ -1,9 +1,11 @@
 //! Quotas: read, written and deleted here, listed in `list`, imported in bulk in `import`, and in memory for the
 //! limiter in `table`.
 
+pub(crate) mod caller;
 pub(crate) mod guard;
 pub(crate) mod import;
 pub(crate) mod list;
+pub(crate) mod lookup;
 pub(crate) mod overrides;
 pub(crate) mod pending;
 pub(crate) mod purge;
@@ -12,7 +14,7 @@ pub(crate) mod row;
 pub(crate) mod table;
 
 use crate::audit::{reason_only, record};
-use crate::auth::key_hash::{CallerRef, KeyHash, prefix};
+use crate::auth::key_hash::{CallerRef, KeyHash, shown};
 use crate::control_plane::ControlPlane;
 use crate::db::on;
 use crate::db::time::{format_millis, format_time};
@@ -32,8 +34,8 @@ const SELECT_BY_SHORT_ID: &str =
 
 const UPSERT: &str =
     "INSERT INTO quotas (key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason,
-     author, updated_at, deleted, revision, until_tier, until_overrides, until_expires_at)
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, $10, $11, $12, $13)
+     author, updated_at, deleted, revision, until_tier, until_overrides, until_expires_at, attribute)
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, $10, $11, $12, $13, $14)
      ON CONFLICT (key_hash) DO UPDATE SET tier = excluded.tier, overrides = excluded.overrides,
      effective_at = excluded.effective_at, expires_at = excluded.expires_at, reason = excluded.reason,
      author = excluded.author, updated_at = excluded.updated_at, deleted = 0, revision = excluded.revision,
@@ -45,6 +47,8 @@ const ESTIMATE: [&str; 2] = [
     "SELECT COALESCE(MAX(rowid), 0) FROM quotas",
     "SELECT GREATEST(reltuples::BIGINT, pg_relation_size(oid) / 256) FROM pg_class WHERE oid = 'quotas'::regclass",
 ];
+
+const NO_QUOTA: ControlError = ControlError::NotFound("quota with this id");
 
 fn audit_json(quota: Option<&Quota>) -> String {
     quota.and_then(|quota| serde_json::to_string(quota).ok()).unwrap_or_default()
@@ -97,11 +101,11 @@ impl ControlPlane {
         actor: &Actor,
     ) -> Result<Result<Quota, ValidationError>, ControlError> {
         let caller = caller.into();
-        let key = match caller {
-            CallerRef::Key(key) => Some(key),
-            CallerRef::Id(_) => None,
+        let (key, value) = match caller.attribute() {
+            Some((key, value)) => (key.to_owned(), Some(value)),
+            None => (self.quota(caller).await?.ok_or(NO_QUOTA)?.key, None),
         };
-        let valid = match draft.validate(rules, self.clock.now(), key) {
+        let valid = match self.validate_quota(draft, rules, &key, value) {
             Ok(valid) => valid,
             Err(problem) => return Ok(Err(problem)),
         };
@@ -117,13 +121,14 @@ impl ControlPlane {
             if !expected.is_met(before.as_ref().map(|quota| quota.revision)) {
                 return Err(ControlError::Conflict);
             }
-            let key_prefix = match (caller, &before) {
-                (CallerRef::Key(key), _) => prefix(key),
-                (CallerRef::Id(_), Some(before)) => before.key_prefix.clone(),
-                (CallerRef::Id(_), None) => return Err(ControlError::NotFound("quota with this id")),
+            let key_prefix = match (value, &before) {
+                (Some(value), _) => shown(&key, value),
+                (None, Some(before)) => before.key_prefix.clone(),
+                (None, None) => return Err(NO_QUOTA),
             };
             let after = Quota {
                 id: hash.to_string(),
+                key: key.clone(),
                 key_prefix,
                 tier: valid.tier.clone(),
                 overrides: valid.overrides.clone(),
@@ -154,6 +159,7 @@ impl ControlPlane {
                 .bind(until_tier)
                 .bind(until_overrides)
                 .bind(until_expires_at)
+                .bind(key.clone())
                 .execute(&mut *tx)
                 .await?;
             let changed = ChangeRecord {

@@ -1,5 +1,6 @@
 //! A caller's quota: tier, overrides and validity, as sent and returned by the API, and its validation.
 
+use crate::auth::key_hash::network;
 use crate::error::{ValidationError, check_text, parse_time};
 use crate::quota::overrides::QuotaOverride;
 use crate::quota::pending::CurrentTerms;
@@ -56,9 +57,11 @@ quota_message! {
 /// A stored quota.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Quota {
-    /// Keyed hash of the caller's API key.
+    /// Keyed hash of what identifies the caller.
     pub id: String,
-    /// First characters of the API key.
+    /// The attribute that identifies the caller: `api_key`, or another one that rules count by.
+    pub key: String,
+    /// First characters of its value; an address or network is shown whole.
     pub key_prefix: String,
     /// The caller's tier.
     #[schema(required = true)]
@@ -101,12 +104,14 @@ pub(crate) struct ValidQuota {
 const MAX_OVERRIDES: usize = 32;
 
 impl QuotaSpec {
-    /// Validates the quota of a caller against the active rules. `key` is the caller's API key, if it is known.
+    /// Validates the quota of a caller against the active rules. `value` is the value of the attribute `key` that
+    /// identifies the caller, if it is known.
     pub(crate) fn validate(
         self,
         rules: &Ruleset,
         now: Timestamp,
-        key: Option<&str>,
+        key: &str,
+        value: Option<&str>,
     ) -> Result<ValidQuota, ValidationError> {
         let problem = |place: &str, detail: String| Err(ValidationError { place: place.to_owned(), detail });
         if self.tier.is_none() && self.overrides.is_empty() {
@@ -114,7 +119,7 @@ impl QuotaSpec {
         }
         if let Some(tier) = &self.tier {
             check_text("tier", tier, 1, 64)?;
-            if let Some(reason) = inert_tier(rules, tier) {
+            if let Some(reason) = inert_tier(rules, key, tier) {
                 return problem("tier", reason);
             }
         }
@@ -126,13 +131,13 @@ impl QuotaSpec {
             check_text(&format!("overrides[{i}].unit"), &own.unit, 1, 64)?;
         }
         let overrides: Vec<Override> = self.overrides.iter().map(QuotaOverride::to_rule).collect();
-        let (compiled, unfit) = rules.compile_overrides(self.tier.as_deref(), &overrides);
+        let (compiled, unfit) = rules.compile_overrides(key, self.tier.as_deref(), &overrides);
         if let Some(unfit) = unfit.into_iter().next() {
             let field = if unfit.field == "period" { "unit" } else { unfit.field };
             return problem(&format!("overrides[{}].{field}", unfit.index), unfit.reason);
         }
         for (i, own) in overrides.iter().enumerate() {
-            if let Some(reason) = inert_override(rules, &compiled, own, key) {
+            if let Some(reason) = inert_override(rules, &compiled, own, key, value) {
                 return problem(&format!("overrides[{i}].descriptor"), reason);
             }
         }
@@ -155,15 +160,18 @@ impl QuotaSpec {
     }
 }
 
-/// Returns why a tier would change nothing.
-fn inert_tier(rules: &Ruleset, tier: &str) -> Option<String> {
-    if rules.has_tier(tier) {
+/// Returns why a tier would change nothing. The tier of an API key is for all rules, that of another attribute for those
+/// that count by it.
+fn inert_tier(rules: &Ruleset, key: &str, tier: &str) -> Option<String> {
+    let own = || rules.rules().iter().filter(|rule| key == CALLER_KEY || rules.rule_counts_by(rule.id, key));
+    if own().any(|rule| rule.tiers.iter().any(|(name, _)| name == tier)) {
         return None;
     }
-    if !rules.rules().iter().any(Rule::depends_on_tier) {
-        return Some(
-            "no rule depends on the caller's tier; omit it, or add `tiers` to a rule first".to_owned(),
-        );
+    if !own().any(Rule::depends_on_tier) {
+        let which = if key == CALLER_KEY { String::new() } else { format!(" that counts by `{key}`") };
+        return Some(format!(
+            "no rule{which} depends on the caller's tier; omit it, or add `tiers` to a rule first"
+        ));
     }
     let built_in = BUILT_IN_TIERS.join(", ");
     (!BUILT_IN_TIERS.contains(&tier))
@@ -175,15 +183,19 @@ fn inert_override(
     rules: &Ruleset,
     compiled: &CallerOverrides,
     own: &Override,
-    key: Option<&str>,
+    key: &str,
+    value: Option<&str>,
 ) -> Option<String> {
-    let ids = rules.find_per_caller_rules(&own.descriptor);
-    if let Some(key) = key {
-        let request = [(CALLER_KEY, key)];
-        let reached =
-            |domain: &Domain| domain.per_caller_rules(&request).iter().any(|own| ids.contains(&own.rule.id));
+    let ids = rules.find_per_caller_rules(key, &own.descriptor);
+    if let Some(value) = value.filter(|value| !value.contains('/') || network(key, value).is_none()) {
+        let request = [(key, value)];
+        let reached = |domain: &Domain| {
+            domain.per_caller_rules(key, &request).iter().any(|own| ids.contains(&own.rule.id))
+        };
         if !rules.domains().any(reached) {
-            return Some("the rule is for another `api_key` and never matches this caller; use `default`, or the path of a rule that does".to_owned());
+            return Some(format!(
+                "the rule is for another `{key}` and never matches this caller; use `default`, or the path of a rule that does"
+            ));
         }
     }
     let enforced = |id: &u32| {

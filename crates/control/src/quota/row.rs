@@ -1,6 +1,6 @@
 //! Database rows of quotas: the columns that all readers need, and those that only the API needs.
 
-use crate::auth::key_hash::KeyHash;
+use crate::auth::key_hash::{KeyHash, Subject};
 use crate::db::time::{format_millis, format_time};
 use crate::error::ControlError;
 use crate::quota::overrides::QuotaOverride;
@@ -11,10 +11,10 @@ use sqlx::{FromRow, Row as _};
 /// The columns of [`QuotaRow`], of [`FullQuotaRow`] and of [`ChangedQuotaRow`], in the order in which they are read.
 macro_rules! columns {
     () => {
-        "key_hash, updated_at, revision, tier, overrides, effective_at, expires_at, until_tier, until_overrides, until_expires_at"
+        "key_hash, updated_at, revision, tier, overrides, effective_at, expires_at, until_tier, until_overrides, until_expires_at, attribute, key_prefix"
     };
     (whole) => {
-        concat!(columns!(), ", key_prefix, reason, author")
+        concat!(columns!(), ", reason, author")
     };
     (change) => {
         concat!(columns!(), ", deleted")
@@ -25,6 +25,9 @@ pub(crate) use columns;
 /// The columns that replication needs too.
 pub(crate) struct QuotaRow {
     hash: Vec<u8>,
+    /// The attribute that identifies the caller.
+    key: String,
+    key_prefix: String,
     /// Time of the last change, in milliseconds.
     updated_at: i64,
     revision: i64,
@@ -44,7 +47,6 @@ pub(crate) struct QuotaTerms {
 /// A row with the columns that only the API needs.
 pub(crate) struct FullQuotaRow {
     pub(crate) row: QuotaRow,
-    key_prefix: String,
     reason: String,
     author: String,
 }
@@ -58,6 +60,7 @@ pub(crate) struct ChangedQuotaRow {
 /// A changed quota, as replicated to every node.
 pub(crate) struct ReplicatedQuota {
     pub(crate) hash: KeyHash,
+    pub(crate) subject: Subject,
     pub(crate) revision: i64,
     /// Time of the change, in milliseconds.
     pub(crate) updated_at: i64,
@@ -92,13 +95,14 @@ impl QuotaTerms {
 impl FullQuotaRow {
     /// Returns the quota as of `now`, in seconds.
     pub(crate) fn quota(self, now: i64) -> Result<Quota, ControlError> {
-        let Self { row, key_prefix, reason, author } = self;
+        let Self { row, reason, author } = self;
         let hash = row.hash()?;
         let until = row.terms.active(now).filter(|_| is_pending(row.terms.effective_at, now));
         let QuotaTerms { tier, overrides, effective_at, expires_at, .. } = row.terms;
         Ok(Quota {
             id: hash.to_string(),
-            key_prefix,
+            key: row.key,
+            key_prefix: row.key_prefix,
             tier,
             overrides: parse_overrides(&overrides)?,
             effective_at: effective_at.map(format_time),
@@ -123,7 +127,8 @@ impl ChangedQuotaRow {
         } else {
             None
         };
-        Ok(ReplicatedQuota { hash, revision: row.revision, updated_at: row.updated_at, terms })
+        let subject = Subject::new(row.key, &row.key_prefix);
+        Ok(ReplicatedQuota { hash, subject, revision: row.revision, updated_at: row.updated_at, terms })
     }
 }
 
@@ -135,6 +140,8 @@ macro_rules! impl_from_row {
                 let until = (from.try_get(7)?, from.try_get(8)?, from.try_get(9)?);
                 Ok(Self {
                     hash: from.try_get(0)?,
+                    key: from.try_get(10)?,
+                    key_prefix: from.try_get(11)?,
                     updated_at: from.try_get(1)?,
                     revision: from.try_get(2)?,
                     terms: QuotaTerms {
@@ -150,14 +157,17 @@ macro_rules! impl_from_row {
 
         impl FromRow<'_, $database> for FullQuotaRow {
             fn from_row(from: &$database) -> sqlx::Result<Self> {
-                let (key_prefix, reason, author) = (from.try_get(10)?, from.try_get(11)?, from.try_get(12)?);
-                Ok(Self { row: QuotaRow::from_row(from)?, key_prefix, reason, author })
+                Ok(Self {
+                    row: QuotaRow::from_row(from)?,
+                    reason: from.try_get(12)?,
+                    author: from.try_get(13)?,
+                })
             }
         }
 
         impl FromRow<'_, $database> for ChangedQuotaRow {
             fn from_row(from: &$database) -> sqlx::Result<Self> {
-                Ok(Self { row: QuotaRow::from_row(from)?, deleted: from.try_get(10)? })
+                Ok(Self { row: QuotaRow::from_row(from)?, deleted: from.try_get(12)? })
             }
         }
     };

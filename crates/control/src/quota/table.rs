@@ -8,19 +8,19 @@
 //! The table is divided into shards with a lock each: a change blocks one shard for the time of one insertion.
 //! Rejected: swapping a copy, because a change among ten million quotas would copy them all.
 
-use crate::auth::key_hash::{KeyHash, KeyHasher};
-use crate::auth::pseudonym;
-use crate::grant::table::GrantTable;
+use crate::auth::key_hash::{KeyHash, KeyHasher, Subject};
+use crate::grant::table::{GrantTable, ReplicatedGrant};
+use crate::quota::lookup::Lookup;
 use crate::quota::overrides::QuotaOverride;
 use crate::quota::row::ReplicatedTerms;
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use tollgate_core::Clock;
-use tollgate_engine::{CallerQuota, QuotaProvider};
-use tollgate_rules::{CallerOverrides, Override, Ruleset};
+use tollgate_engine::{CallerQuota, Check, Grants, QuotaProvider};
+use tollgate_rules::{CallerOverrides, Override, OverrideError, Ruleset};
 
 /// Number of shards: enough that requests wait only microseconds while a shard's table grows, even with ten million
 /// callers.
@@ -30,8 +30,14 @@ const SHARD_BITS: u32 = 12;
 /// All quotas that this node has replicated.
 pub struct QuotaTable {
     hasher: KeyHasher,
-    /// Number of entries; with none, a lookup costs one atomic load.
+    /// Number of entries.
     entries: AtomicUsize,
+    /// Whether there are any quotas or grants; with none, a lookup costs one atomic load.
+    in_use: AtomicBool,
+    /// The attributes to look up.
+    lookups: ArcSwap<Vec<Lookup>>,
+    /// What quotas are about, with their number.
+    subjects: Mutex<Vec<Arc<CountedSubject>>>,
     shards: Box<[RwLock<TableShard>]>,
     terms: Mutex<HashMap<Arc<TermsKey>, Weak<CompiledTerms>>>,
     /// Grants of the few callers that have any.
@@ -43,6 +49,13 @@ type TableShard = HashMap<u64, CallerEntry, BuildHasherDefault<PassthroughHasher
 
 /// Seconds value for "no expiry".
 const NEVER: u32 = u32::MAX;
+
+/// A subject, and the number of its entries.
+#[derive(Debug)]
+struct CountedSubject {
+    subject: Subject,
+    entries: AtomicUsize,
+}
 
 struct CallerEntry {
     from: u32,
@@ -60,6 +73,7 @@ pub(crate) struct DumpBlock {
 
 /// Terms in serialized form.
 pub(crate) struct DumpedTerms {
+    pub(crate) subject: Subject,
     pub(crate) tier: Option<String>,
     pub(crate) overrides: Vec<QuotaOverride>,
     /// Terms in effect before these start, and their expiry in seconds.
@@ -77,6 +91,7 @@ pub(crate) struct DumpedCaller {
 /// The terms of a quota, as the key under which they are shared.
 #[derive(PartialEq, Eq, Hash)]
 struct TermsKey {
+    subject: Arc<CountedSubject>,
     tier: Option<String>,
     overrides: Vec<Override>,
     /// Terms in effect before these start, and their expiry.
@@ -94,7 +109,26 @@ impl TermsKey {
     fn to_dumped(&self) -> DumpedTerms {
         let limits = |key: &Self| key.overrides.iter().map(QuotaOverride::from_rule).collect();
         let before = self.before.as_ref().map(|(until, key)| (*until, key.tier.clone(), limits(key)));
-        DumpedTerms { tier: self.tier.clone(), overrides: limits(self), before }
+        let subject = self.subject.subject.clone();
+        DumpedTerms { subject, tier: self.tier.clone(), overrides: limits(self), before }
+    }
+
+    fn compile(&self, rules: &Ruleset) -> (CallerOverrides, Vec<OverrideError>) {
+        rules.compile_overrides(&self.subject.subject.key, self.tier.as_deref(), &self.overrides)
+    }
+}
+
+impl PartialEq for CountedSubject {
+    fn eq(&self, other: &Self) -> bool {
+        self.subject == other.subject
+    }
+}
+
+impl Eq for CountedSubject {}
+
+impl Hash for CountedSubject {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.subject.hash(state);
     }
 }
 
@@ -104,7 +138,7 @@ impl CompiledTerms {
         if let Some(cached) = cached.as_ref().filter(|cached| cached.0 == rules.revision()) {
             return Arc::clone(&cached.1);
         }
-        let (tenant, unfit) = rules.compile_overrides(self.key.tier.as_deref(), &self.key.overrides);
+        let (tenant, unfit) = self.key.compile(rules);
         for unfit in unfit {
             tracing::warn!(rules = rules.revision(), "skipping invalid quota override: {}", unfit.reason);
         }
@@ -120,6 +154,9 @@ impl QuotaTable {
         Self {
             hasher,
             entries: AtomicUsize::new(0),
+            in_use: AtomicBool::new(false),
+            lookups: ArcSwap::default(),
+            subjects: Mutex::default(),
             shards,
             terms: Mutex::default(),
             grants: GrantTable::default(),
@@ -147,16 +184,17 @@ impl QuotaTable {
     }
 
     /// Sets or removes a caller's quota.
-    pub(crate) fn set(&self, hash: &KeyHash, terms: Option<ReplicatedTerms>) {
+    pub(crate) fn set(&self, hash: &KeyHash, subject: &Subject, terms: Option<ReplicatedTerms>) {
         let entry = terms.map(|terms| CallerEntry {
             from: terms.effective_at.map_or(0, seconds),
             until: terms.expires_at.map_or(NEVER, seconds),
             terms: self.terms_of(
+                subject,
                 terms.tier,
                 &terms.overrides,
                 terms.until.map(|until| {
                     let ends = until.expires_at.map_or(NEVER, seconds);
-                    (ends, self.terms_of(until.tier, &until.overrides, None))
+                    (ends, self.terms_of(subject, until.tier, &until.overrides, None))
                 }),
             ),
         });
@@ -164,6 +202,8 @@ impl QuotaTable {
     }
 
     fn put(&self, hash: u64, entry: Option<CallerEntry>) {
+        let counted = |entry: &CallerEntry| Arc::clone(&entry.terms.key.subject);
+        let added = entry.as_ref().map(counted);
         let mut shard = self.shard(hash).write().unwrap_or_else(PoisonError::into_inner);
         let before = match entry {
             Some(entry) => {
@@ -182,7 +222,48 @@ impl QuotaTable {
             }
         };
         drop(shard);
+        let removed = before.as_ref().map(counted);
         drop(before);
+        let begins = added.is_some_and(|subject| subject.entries.fetch_add(1, Ordering::Relaxed) == 0);
+        let ends = removed.is_some_and(|subject| subject.entries.fetch_sub(1, Ordering::Relaxed) == 1);
+        if begins || ends {
+            self.update_lookups();
+        }
+    }
+
+    /// Finds out which attributes to look up: those that quotas or grants are about.
+    fn update_lookups(&self) {
+        let subjects = self.subjects.lock().unwrap_or_else(PoisonError::into_inner);
+        let quotas = subjects.iter().filter(|one| one.entries.load(Ordering::Relaxed) > 0);
+        let all = quotas.map(|one| one.subject.clone()).chain(self.grants.subjects());
+        let lookups = Lookup::all(&self.hasher, all);
+        let in_use = !lookups.is_empty();
+        self.lookups.store(Arc::new(lookups));
+        self.in_use.store(in_use, Ordering::Relaxed);
+    }
+
+    /// Returns the lengths of networks that quotas and grants of an attribute are about.
+    pub(crate) fn lengths(&self, key: &str) -> Vec<u8> {
+        let lookups = self.lookups.load();
+        lookups.iter().find(|one| one.key() == key).map_or_else(Vec::new, |one| one.lengths().to_vec())
+    }
+
+    /// Returns the attribute that a stored caller is identified by.
+    pub(crate) fn key_of(&self, hash: u64) -> Option<String> {
+        let shard = self.shard(hash).read().unwrap_or_else(PoisonError::into_inner);
+        shard.get(&hash).map(|entry| entry.terms.key.subject.subject.key.to_string())
+    }
+
+    /// Inserts grants, replacing those with the same id, and removes expired ones.
+    pub(crate) fn change_grants(&self, grants: Vec<(u64, ReplicatedGrant)>, now: i64) {
+        self.grants.change(grants, now);
+        self.update_lookups();
+    }
+
+    /// Replaces all grants, atomically.
+    pub(crate) fn replace_grants(&self, grants: Vec<(u64, ReplicatedGrant)>, now: i64) {
+        self.grants.replace(grants, now);
+        self.update_lookups();
     }
 
     /// Dumps the table shard by shard, for a snapshot; callers refer to terms by their index in order of first
@@ -210,10 +291,11 @@ impl QuotaTable {
     pub(crate) fn restore(&self) -> impl FnMut(DumpBlock) + '_ {
         let mut known: Vec<Arc<CompiledTerms>> = Vec::new();
         move |block| {
-            known.extend(block.terms.into_iter().map(|DumpedTerms { tier, overrides, before }| {
-                let before =
-                    before.map(|(until, tier, overrides)| (until, self.terms_of(tier, &overrides, None)));
-                self.terms_of(tier, &overrides, before)
+            known.extend(block.terms.into_iter().map(|one| {
+                let DumpedTerms { subject, tier, overrides, before } = one;
+                let before = before
+                    .map(|(until, tier, overrides)| (until, self.terms_of(&subject, tier, &overrides, None)));
+                self.terms_of(&subject, tier, &overrides, before)
             }));
             if let Some(first) = block.callers.first() {
                 let mut shard = self.shard(first.key).write().unwrap_or_else(PoisonError::into_inner);
@@ -233,6 +315,9 @@ impl QuotaTable {
             shard.write().unwrap_or_else(PoisonError::into_inner).clear();
         }
         self.entries.store(0, Ordering::Relaxed);
+        self.subjects.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.terms.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.update_lookups();
     }
 
     /// Returns the grants.
@@ -263,16 +348,21 @@ impl QuotaTable {
         Some(Arc::clone(&entry.terms))
     }
 
-    /// Compiles a caller's terms for rules that are not active.
-    pub(crate) fn compile(
+    /// Compiles the terms of a sampled request's callers for rules that are not active, each with `compile`.
+    pub(crate) fn compile_sampled(
         &self,
-        caller: &str,
+        check: &Check<'_>,
         rules: &Ruleset,
-        clock: &dyn Clock,
-    ) -> Option<Arc<CallerOverrides>> {
-        // For a caller in another node's sample, only the hash in its pseudonym is known.
-        let hash = pseudonym::table_hash(caller).unwrap_or_else(|| self.hasher.hash(caller).table_hash());
-        self.compile_hash(hash, rules, clock)
+        mut compile: impl FnMut(u64) -> Option<Arc<CallerOverrides>>,
+    ) -> CallerQuota {
+        let mut quota = CallerQuota::default();
+        for lookup in self.lookups.load().iter() {
+            if let Some(value) = lookup.value(check, rules) {
+                let hashes = lookup.sampled_hashes(&self.hasher, check, value);
+                quota.quotas.extend(hashes.into_iter().find_map(&mut compile));
+            }
+        }
+        quota
     }
 
     /// Compiles the terms of the caller with this hash.
@@ -282,20 +372,31 @@ impl QuotaTable {
         rules: &Ruleset,
         clock: &dyn Clock,
     ) -> Option<Arc<CallerOverrides>> {
-        let said = Arc::clone(&self.active(hash, clock)?.key);
-        Some(Arc::new(rules.compile_overrides(said.tier.as_deref(), &said.overrides).0))
+        Some(Arc::new(self.active(hash, clock)?.key.compile(rules).0))
+    }
+
+    /// Returns the one counter of a subject's entries.
+    fn counted(&self, subject: &Subject) -> Arc<CountedSubject> {
+        let mut subjects = self.subjects.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = subjects.iter().find(|one| one.subject == *subject) {
+            return Arc::clone(known);
+        }
+        let new = Arc::new(CountedSubject { subject: subject.clone(), entries: AtomicUsize::new(0) });
+        subjects.push(Arc::clone(&new));
+        new
     }
 
     /// Returns the shared terms if they exist, or creates them.
     fn terms_of(
         &self,
+        subject: &Subject,
         tier: Option<String>,
         overrides: &[QuotaOverride],
         before: Option<(u32, Arc<CompiledTerms>)>,
     ) -> Arc<CompiledTerms> {
         let overrides = overrides.iter().map(QuotaOverride::to_rule).collect();
         let earlier = before.as_ref().map(|(until, terms)| (*until, Arc::clone(&terms.key)));
-        let key = Arc::new(TermsKey { tier, overrides, before: earlier });
+        let key = Arc::new(TermsKey { subject: self.counted(subject), tier, overrides, before: earlier });
         let mut known = self.terms.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(terms) = known.get(&key).and_then(Weak::upgrade) {
             return terms;
@@ -313,16 +414,29 @@ impl QuotaTable {
 
 impl QuotaProvider for QuotaTable {
     #[inline]
-    fn lookup(&self, caller: &str, rules: &Ruleset, clock: &dyn Clock) -> CallerQuota {
-        if self.is_empty() && self.grants.is_empty() {
-            return CallerQuota::default();
+    fn lookup(&self, check: &Check<'_>, rules: &Ruleset, clock: &dyn Clock) -> CallerQuota {
+        let mut quota = CallerQuota::default();
+        if !self.in_use.load(Ordering::Relaxed) {
+            return quota;
         }
-        let word = self.hasher.hash(caller).table_hash();
-        CallerQuota {
-            overrides: self.active(word, clock).map(|terms| terms.compile_for(rules)),
-            grants: self.grants.lookup(word, rules, clock),
+        for lookup in self.lookups.load().iter() {
+            let Some(value) = lookup.value(check, rules) else { continue };
+            let hashes = lookup.hashes(&self.hasher, check, value);
+            let terms = hashes.iter().find_map(|hash| self.active(*hash, clock));
+            quota.quotas.extend(terms.map(|terms| terms.compile_for(rules)));
+            let own = hashes.iter().find_map(|hash| self.grants.lookup(*hash, rules, clock));
+            quota.grants = merge(quota.grants, own);
         }
+        quota
     }
+}
+
+/// Returns the grants of both callers; the one that expires first is used first.
+fn merge(one: Option<Arc<Grants>>, other: Option<Arc<Grants>>) -> Option<Arc<Grants>> {
+    let (Some(own), Some(others)) = (&one, &other) else { return one.or(other) };
+    let mut all: Grants = own.iter().chain(others.iter()).cloned().collect();
+    all.sort_by_key(|grant| grant.expires_at);
+    Some(Arc::new(all))
 }
 
 impl std::fmt::Debug for QuotaTable {
@@ -375,6 +489,10 @@ mod tests {
         }
     }
 
+    fn api_keys() -> Subject {
+        Subject { key: "api_key".into(), bits: None }
+    }
+
     /// The memory that a node needs for ten million keys depends on this.
     #[test]
     fn an_entry_takes_24_bytes_and_terms_are_shared() {
@@ -382,7 +500,11 @@ mod tests {
         let hasher = KeyHasher::new(b"secret");
         let table = QuotaTable::new(hasher.clone());
         for i in 0..300_000 {
-            table.set(&hasher.hash(&format!("key-{i}")), Some(replicated("pro", (i % 10 == 0).then_some(7))));
+            table.set(
+                &hasher.hash(&format!("key-{i}")),
+                &api_keys(),
+                Some(replicated("pro", (i % 10 == 0).then_some(7))),
+            );
         }
         assert_eq!((table.len(), table.terms.lock().expect("terms").len()), (300_000, 2));
         let slots: usize = table.shards.iter().map(|shard| shard.read().expect("a shard").capacity()).sum();
@@ -397,12 +519,12 @@ mod tests {
         let table = QuotaTable::new(hasher.clone());
         let hash = hasher.hash("key");
         for i in 0..10_000 {
-            table.set(&hash, Some(replicated("pro", Some(i))));
+            table.set(&hash, &api_keys(), Some(replicated("pro", Some(i))));
         }
         assert_eq!(table.len(), 1);
         assert!(table.terms.lock().expect("terms").len() < 100);
-        table.set(&hash, None);
-        table.set(&hash, None);
+        table.set(&hash, &api_keys(), None);
+        table.set(&hash, &api_keys(), None);
         assert!(table.is_empty());
     }
 }

@@ -103,7 +103,7 @@ impl ControlPlane {
         control.prepared.store(false, Ordering::Relaxed);
         control.apply_emergencies(state.emergencies);
         let now = control.now_millis();
-        control.quota_table.grants().replace(state.grants, now);
+        control.quota_table.replace_grants(state.grants, now);
         match control.restore_quotas(&quotas_path(path)) {
             Ok(()) => control.loaded.store(true, Ordering::Relaxed),
             // The rules apply without quotas, and the node is not ready.

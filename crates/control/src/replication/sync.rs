@@ -98,7 +98,7 @@ impl ControlPlane {
             quotas = true;
             let mut made = None;
             for change in changes {
-                self.quota_table.set(&change.hash, change.terms);
+                self.quota_table.set(&change.hash, &change.subject, change.terms);
                 // Rows that were written together count once.
                 if made != Some(change.updated_at) && self.is_loaded() {
                     made = Some(change.updated_at);

@@ -137,8 +137,11 @@ pub(crate) async fn keys_are_found_by_prefix(address: String) {
     lines.push(line("k".to_owned(), "pro"));
     import(&node, &lines).await;
     let find = async |prefix: &str, tier: Option<&str>| {
-        let mut filter =
-            QuotaFilter { prefix: Some(prefix.to_owned()), tier: tier.map(str::to_owned), after: None };
+        let mut filter = QuotaFilter {
+            prefix: Some(prefix.to_owned()),
+            tier: tier.map(str::to_owned),
+            ..QuotaFilter::default()
+        };
         let mut found = BTreeSet::new();
         loop {
             let page = node.quotas(&filter).await.expect("an answer");

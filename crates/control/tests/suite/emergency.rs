@@ -8,7 +8,7 @@ use tollgate_control::{
     ControlError, ControlPlane, EmergencyRecord, EmergencySpec, SyncConfig, ValidationError,
 };
 use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
-use tollgate_engine::{Check, Limiter, QuotaProvider};
+use tollgate_engine::{Check, Limiter, QuotaProvider, UsageOf};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 type Memory = MemoryStore<Arc<ManualClock>>;
@@ -24,6 +24,10 @@ fn limiter(control: &ControlPlane, clock: &Arc<ManualClock>) -> Limiter<Memory> 
 async fn declare(control: &ControlPlane, sent: &Value) -> Result<EmergencyRecord, ValidationError> {
     let draft: EmergencySpec = serde_json::from_value(sent.clone()).expect("a draft");
     control.create_emergency(draft, &rules(), &somebody()).await.expect("a database")
+}
+
+fn usage_of<'a>(attributes: &'a [(&'a str, &'a str)]) -> UsageOf<'a> {
+    UsageOf { domain: None, key: "api_key", attributes, rule: None }
 }
 
 fn block(key: &str) -> Value {
@@ -146,7 +150,12 @@ pub(crate) async fn a_revoked_grant_is_gone_despite_clock_skew(address: String) 
         let mut usable = Vec::new();
         for (node, clock) in &nodes {
             node.catch_up().await.expect("an answer");
-            usable.push(node.quota_table().lookup("key", &rules(), &**clock).grants.is_some());
+            usable.push(
+                node.quota_table()
+                    .lookup(&Check::attributes("d", &[("api_key", "key")]), &rules(), &**clock)
+                    .grants
+                    .is_some(),
+            );
         }
         usable
     };
@@ -181,7 +190,7 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
     assert_eq!(passes().await, 0);
     clock.advance(TimeDelta::from_secs(60));
     assert_eq!(passes().await, 3, "the limit itself is unaffected");
-    let usage = limiter.usage(None, &attributes, None).await.expect("usage");
+    let usage = limiter.usage(&usage_of(&attributes)).await.expect("usage");
     assert_eq!((usage.grants[0].units, usage.grants[0].remaining), (4, Some(0)));
     for (sent, field) in [
         (json!({"units": 0, "reason": "r"}), "units"),
@@ -211,7 +220,7 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
         one.revoke_grant("a-good-customer", &wrong, &somebody()).await,
         Err(ControlError::NotFound(_))
     ));
-    let of_another = limiter.usage(None, &[("api_key", "another")], None).await.expect("usage");
+    let of_another = limiter.usage(&usage_of(&[("api_key", "another")])).await.expect("usage");
     assert_eq!(of_another.grants.len(), 1);
     let entry = one.audit(None, 1).await.expect("an answer").remove(0);
     assert_eq!((entry.action.as_str(), entry.after.as_str()), ("usage.revoke", ""));
@@ -221,7 +230,7 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
     assert!(
         three
             .quota_table()
-            .lookup("a-good-customer", &rules(), &*clock)
+            .lookup(&Check::attributes("d", &attributes), &rules(), &*clock)
             .grants
             .is_none_or(|grants| { grants.iter().all(|grant| *grant.id != *wrong) })
     );

@@ -12,6 +12,7 @@ mod history;
 mod nodes;
 mod peer_samples;
 mod pending_quotas;
+mod quota_keys;
 mod quotas;
 mod revisions;
 mod snapshot;
@@ -41,6 +42,12 @@ fn cases() -> Vec<(&'static str, Case)> {
         quotas::an_invalid_quota_is_rejected_with_its_field,
         quotas::no_key_is_stored,
         quotas::deleted_quotas_are_purged_after_a_week,
+        quota_keys::users_and_tenants_have_tiers_and_overrides,
+        quota_keys::the_rules_decide_which_quota_counts,
+        quota_keys::networks_have_quotas_and_the_longest_prefix_wins,
+        quota_keys::grants_and_resets_are_for_any_caller,
+        quota_keys::lists_and_files_name_the_attribute,
+        quota_keys::a_snapshot_keeps_the_attribute,
         bulk::an_import_takes_effect_and_its_export_can_be_imported,
         bulk::an_import_replaces_existing_quotas,
         bulk::keys_are_found_by_prefix,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tollgate_control::{ControlPlane, Precondition};
 use tollgate_core::{ManualClock, TimeDelta, Timestamp};
-use tollgate_engine::QuotaProvider;
+use tollgate_engine::{Check, QuotaProvider};
 
 /// Reverts the schema to what it was before version 5.
 const BEFORE: &str = "
@@ -25,6 +25,9 @@ const BEFORE: &str = "
     DROP TABLE traffic_asked;
     DROP TABLE traffic_told;
     ALTER TABLE tokens DROP COLUMN digest;
+    DROP INDEX quotas_by_attribute;
+    ALTER TABLE quotas DROP COLUMN attribute;
+    ALTER TABLE grants DROP COLUMN attribute;
     ALTER TABLE quotas DROP COLUMN until_tier, DROP COLUMN until_overrides, DROP COLUMN until_expires_at;
     DELETE FROM tollgate_schema WHERE version >= 5";
 
@@ -88,8 +91,9 @@ async fn a_snapshot_does_not_restore_what_was_revoked_since() {
     assert!(restored && two.is_loaded());
     assert!(two.staleness_millis() < 60_000, "{}", two.staleness_millis());
     let has = |key: &str| {
-        let agreed = two.quota_table().lookup(key, &rules(), &*clock);
-        (agreed.overrides.is_some(), agreed.grants.is_some())
+        let attributes = [("api_key", key)];
+        let agreed = two.quota_table().lookup(&Check::attributes("d", &attributes), &rules(), &*clock);
+        (!agreed.quotas.is_empty(), agreed.grants.is_some())
     };
     assert_eq!((has("key"), has("other")), ((false, true), (true, false)), "as last known");
     server.start_again();

@@ -9,7 +9,7 @@
 //! one set for all, because a key that is sent with two values (`generic_key`) would lose one, and hits could not differ.
 
 use super::{AttributeMatcher, find};
-use crate::overrides::CallerOverrides;
+use crate::overrides::general_tier;
 use crate::plan::{Descriptor, MatchKind, MatchedLimit, Plan};
 use crate::rule::Rule;
 use crate::ruleset::Domain;
@@ -26,7 +26,7 @@ impl Domain {
     pub(super) fn plan_all<'p>(&'p self, descriptors: &'p [Descriptor<'p>], hits: Cost, plan: &mut Plan<'p>) {
         if self.depends_on_tier {
             let told = || descriptors.iter().find_map(|one| find(one.entries, &self.tier_key));
-            plan.tier = plan.overrides.and_then(CallerOverrides::tier).or_else(told);
+            plan.tier = general_tier(plan.quotas).or_else(told);
         }
         let mut replacing: SmallVec<[&Rule; 1]> = SmallVec::new();
         let mut uncharged: SmallVec<[(MatchKind, Option<&Rule>); 4]> = SmallVec::new();

@@ -1,15 +1,17 @@
-//! The caller that a command is about: its API key, or its id from a list.
+//! The caller that a command is about: its API key, its id from a list, or its value of another attribute (`--key`).
 
 use crate::admin_client::encoded;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 
 #[derive(Debug, Args)]
 pub(crate) struct CallerFlags {
-    /// API key of the caller, or its id from a list.
+    /// API key of the caller, or its id from a list; with --key, its value of that attribute.
     #[arg(value_name = "API_KEY")]
     pub(crate) api_key: String,
-    /// Attribute that the value is of: `api_key` for a key that is spelled like an id (16 or 64 hexadecimal digits).
-    #[arg(long, value_name = "ATTRIBUTE", value_parser = ["api_key"], hide_possible_values = true)]
+    /// Attribute that identifies the caller and that the value is of, such as user_id, tenant or remote_address [default:
+    /// api_key]. Say api_key for a key that is spelled like an id (16 or 64 hexadecimal digits).
+    #[arg(long, value_name = "ATTRIBUTE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) key: Option<String>,
 }
 

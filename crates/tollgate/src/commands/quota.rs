@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use tollgate_engine::Network;
 use tollgate_rules::parse_count;
 
 #[derive(Debug, Args)]
@@ -35,9 +36,12 @@ enum QuotaCommand {
         /// List only quotas of this tier.
         #[arg(long, value_name = "TIER")]
         tier: Option<String>,
-        /// List only quotas of keys with this prefix.
+        /// List only quotas of callers whose API key, or other value, has this prefix.
         #[arg(long, value_name = "TEXT")]
         prefix: Option<String>,
+        /// List only quotas of callers that this attribute identifies, such as user_id.
+        #[arg(long, value_name = "ATTRIBUTE")]
+        key: Option<String>,
         /// Maximum number of quotas; 0 lists all.
         #[arg(long, alias = "most", value_name = "N", default_value_t = 100)]
         max_results: usize,
@@ -136,9 +140,11 @@ pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
                 let path = path(&set.caller, &[]);
                 show(json, &change(&client, Method::PUT, &path, set.revision, Some(&body)).await?)?;
             }
-            QuotaCommand::List { tier, prefix, max_results } => {
-                let [tier, prefix] = [tier, prefix].map(|word| encoded(word.as_deref().unwrap_or("")));
-                list(&client, &format!("tier={tier}&prefix={prefix}"), *max_results, json).await?;
+            QuotaCommand::List { tier, prefix, key, max_results } => {
+                let [tier, prefix, key] =
+                    [tier, prefix, key].map(|word| encoded(word.as_deref().unwrap_or("")));
+                let query = format!("tier={tier}&prefix={prefix}&key={key}");
+                list(&client, &query, *max_results, json).await?;
             }
             QuotaCommand::Import { file, confirm } => return import(&client, file, *confirm, json).await,
             QuotaCommand::Export { file } => {
@@ -254,17 +260,21 @@ fn show(json: bool, quota: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-const TITLES: [&str; 8] = ["id", "key", "tier", "limits", "from", "until", "revision", "reason"];
+const TITLES: [&str; 9] = ["id", "key", "caller", "tier", "limits", "from", "until", "revision", "reason"];
 
-fn row(quota: &Value) -> [String; 8] {
+fn row(quota: &Value) -> [String; 9] {
     let id: String = cell(&quota["id"]).chars().take(12).collect();
-    let key = quota["api_key"]
-        .as_str()
-        .map_or_else(|| format!("{}…", quota["key_prefix"].as_str().unwrap_or("")), str::to_owned);
+    let prefix = quota["key_prefix"].as_str().unwrap_or("");
+    // An address or network is stored whole.
+    let is_whole = quota["key"] != "api_key" && prefix.parse::<Network>().is_ok();
+    let stored = || if is_whole { prefix.to_owned() } else { format!("{prefix}…") };
+    let sent = quota["api_key"].as_str().or_else(|| quota["value"].as_str());
+    let caller = sent.map_or_else(stored, str::to_owned);
     let field = |name: &str| cell(&quota[name]);
     [
         id,
-        key,
+        field("key"),
+        caller,
         field("tier"),
         limits(quota),
         field("effective_at"),

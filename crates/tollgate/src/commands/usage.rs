@@ -4,6 +4,7 @@ use crate::admin_client::{self, AdminFlags, cell, encoded};
 use crate::cli::{TimeArg, now, output, parse_attribute, print, print_line};
 use crate::commands::caller::CallerFlags;
 use anyhow::Context;
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use hyper::Method;
 use serde_json::{Value, json};
@@ -39,13 +40,14 @@ enum UsageCommand {
     },
     /// Grant extra units, once.
     Grant {
-        /// API key of the caller, or its id from a list.
+        /// API key of the caller, or its id from a list; with --key, its value of that attribute.
         #[arg(value_name = "API_KEY")]
         api_key: Option<String>,
-        /// Attribute that the value is of: `api_key` for a key that is spelled like an id (16 or 64 hexadecimal digits).
-        #[arg(long, value_name = "ATTRIBUTE", value_parser = ["api_key"], hide_possible_values = true)]
+        /// Attribute that identifies the caller and that the value is of, such as user_id, tenant or remote_address [default:
+        /// api_key]. Say api_key for a key that is spelled like an id (16 or 64 hexadecimal digits).
+        #[arg(long, value_name = "ATTRIBUTE", value_parser = NonEmptyStringValueParser::new())]
         key: Option<String>,
-        /// Name of the rule [default: the rule on api_key alone].
+        /// Name of the rule [default: the rule on the caller alone].
         #[arg(long, value_name = "RULE")]
         rule: Option<String>,
         /// Number of units.
@@ -77,11 +79,12 @@ enum UsageCommand {
 /// The caller, and the other attributes of its requests.
 #[derive(Debug, Args)]
 struct UsageTarget {
-    /// API key of the caller, or its id from a list.
+    /// API key of the caller, or its id from a list; with --key, its value of that attribute.
     #[arg(value_name = "API_KEY")]
     api_key: Option<String>,
-    /// Attribute that the value is of: `api_key` for a key that is spelled like an id (16 or 64 hexadecimal digits).
-    #[arg(long, value_name = "ATTRIBUTE", value_parser = ["api_key"], hide_possible_values = true)]
+    /// Attribute that identifies the caller and that the value is of, such as user_id, tenant or remote_address [default:
+    /// api_key]. Say api_key for a key that is spelled like an id (16 or 64 hexadecimal digits).
+    #[arg(long, value_name = "ATTRIBUTE", value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
     /// Further attribute of the caller's requests, for rules that need one; may be repeated.
     #[arg(long = "attr", value_name = "KEY=VALUE", value_parser = parse_attribute)]
@@ -92,12 +95,12 @@ struct UsageTarget {
 }
 
 impl UsageTarget {
-    fn path(&self, api_key: String, what: &str) -> String {
+    fn path(&self, api_key: String, key: Option<String>, what: &str) -> String {
         let domain = self.domain.iter().map(|domain| format!("domain={}", encoded(domain)));
         let attributes =
             self.attributes.iter().map(|(name, value)| format!("attr.{}={}", encoded(name), encoded(value)));
         let query: Vec<String> = domain.chain(attributes).collect();
-        let caller = CallerFlags { api_key, key: self.key.clone() };
+        let caller = CallerFlags { api_key, key };
         caller.path("/admin/v1/usage", what, &query)
     }
 }
@@ -107,18 +110,20 @@ const MISSING_KEY: &str =
 
 pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
     let json = flags.admin.is_json();
-    // The key may stand before the command or after it.
+    // The key, and the attribute that it is of, may stand before the command or after it.
     let before = flags.of.as_ref().and_then(|of| of.api_key.clone());
     let named = |key: &Option<String>| key.clone().or_else(|| before.clone()).context(MISSING_KEY);
+    let attribute = flags.of.as_ref().and_then(|of| of.key.clone());
+    let keyed = |key: &Option<String>| key.clone().or_else(|| attribute.clone());
     admin_client::run(&flags.admin, async |client| {
         let told = match (&flags.command, &flags.of) {
             (Some(UsageCommand::Reset { of, rule, reason }), _) => {
                 let body = json!({"rule": rule, "reason": reason});
-                let path = of.path(named(&of.api_key)?, "/reset");
+                let path = of.path(named(&of.api_key)?, keyed(&of.key), "/reset");
                 client.request(Method::POST, &path, Some(&body)).await?
             }
             (Some(UsageCommand::Grant { api_key, key, rule, units, reason, days, until }), _) => {
-                let caller = CallerFlags { api_key: named(api_key)?, key: key.clone() };
+                let caller = CallerFlags { api_key: named(api_key)?, key: keyed(key) };
                 let path = caller.path("/admin/v1/usage", "/grant", &[]);
                 let until = until.as_ref().map(|until| until.seconds_from(now()?)).transpose()?;
                 let ttl = until.unwrap_or(days * 86_400);
@@ -146,7 +151,10 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
                 }
                 return Ok(ExitCode::SUCCESS);
             }
-            (None, Some(of)) => client.request(Method::GET, &of.path(named(&of.api_key)?, ""), None).await?,
+            (None, Some(of)) => {
+                let path = of.path(named(&of.api_key)?, of.key.clone(), "");
+                client.request(Method::GET, &path, None).await?
+            }
             (None, None) => anyhow::bail!(MISSING_KEY),
         };
         if json {
@@ -161,14 +169,27 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
 fn tables(told: &Value) -> anyhow::Result<()> {
     let list = |name: &str| told[name].as_array().cloned().unwrap_or_default();
     let limit = |one: &Value| {
-        let limit = format!("{} / {}", cell(&one["limit"]), cell(&one["window"]));
+        let mut limit = format!("{} / {}", cell(&one["count"]), cell(&one["window"]));
+        let mut used = cell(&one["used"]);
+        // A bucket holds another number of units than it refills in a window.
+        if one["burst"].is_u64() {
+            limit = format!("{limit}, burst {}", cell(&one["burst"]));
+            used = format!("{used} of {}", cell(&one["limit"]));
+        }
+        let window = &one["current_window"];
+        let window = match (window["start"].as_str(), window["end"].as_str()) {
+            (Some(start), Some(end)) => format!("{start} to {end}"),
+            _ => "-".to_owned(),
+        };
+        let shared = if one["shared"] == true { " (shared)" } else { "" };
         let reset =
             one["reset_ms"].as_u64().map_or_else(|| "-".to_owned(), |ms| format!("{} s", ms.div_ceil(1_000)));
         // The same rule name as in `why`, `top` and the metrics.
-        [cell(&one["rule"]), limit, cell(&one["used"]), cell(&one["remaining"]), reset, cell(&one["source"])]
+        let rule = format!("{}{shared}", cell(&one["rule"]));
+        [rule, limit, used, cell(&one["remaining"]), reset, window, cell(&one["source"])]
     };
     let rows: Vec<_> = list("limits").iter().map(limit).collect();
-    let titles = ["rule", "limit", "used", "remaining", "reset in", "source"];
+    let titles = ["rule", "limit", "used", "remaining", "reset in", "current window", "source"];
     admin_client::table_or(titles, &rows, "no matching limits")?;
     let mut out = output::styled();
     for needs in list("needs") {

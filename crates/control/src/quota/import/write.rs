@@ -54,7 +54,7 @@ trait BulkInsert {
 }
 
 const INTO: &str = "INSERT INTO quotas (key_hash, key_prefix, tier, overrides, effective_at, expires_at, reason, author, \
-     until_tier, until_overrides, until_expires_at, revision, updated_at, deleted)";
+     until_tier, until_overrides, until_expires_at, attribute, revision, updated_at, deleted)";
 
 /// Keeps the current terms if the new row is pending: those of the old row, or those in effect until it starts. A
 /// line of an export contains them itself.
@@ -91,14 +91,14 @@ const REPLACING: &str = concat!(
 
 static POSTGRES: LazyLock<String> = LazyLock::new(|| {
     format!(
-        "{INTO} SELECT *, $13::bigint, 0 FROM UNNEST($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bigint[], \
-         $6::bigint[], $7::text[], $8::text[], $9::text[], $10::text[], $11::bigint[], $12::bigint[]) {REPLACING}"
+        "{INTO} SELECT *, $14::bigint, 0 FROM UNNEST($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bigint[], \
+         $6::bigint[], $7::text[], $8::text[], $9::text[], $10::text[], $11::bigint[], $12::text[], $13::bigint[]) {REPLACING}"
     )
 });
 
 /// Returns a SQLite statement for this many rows.
 fn sqlite(rows: usize) -> String {
-    let row = "(?,?,?,?,?,?,?,?,?,?,?,?,?,0)";
+    let row = "(?,?,?,?,?,?,?,?,?,?,?,?,?,?,0)";
     format!("{INTO} VALUES {}{REPLACING}", vec![row; rows].join(","))
 }
 
@@ -125,6 +125,7 @@ impl BulkInsert for SqliteConnection {
                     .bind(row.until.as_ref().and_then(|until| until.tier.as_deref()))
                     .bind(row.until.as_ref().map(|until| until.overrides.as_str()))
                     .bind(row.until.as_ref().and_then(|until| until.expires_at))
+                    .bind(row.key.as_str())
                     .bind(revision)
                     .bind(now);
             }
@@ -152,6 +153,7 @@ impl BulkInsert for PgConnection {
             .bind(column(rows, |row| row.until.as_ref().and_then(|until| until.tier.as_deref())))
             .bind(column(rows, |row| row.until.as_ref().map(|until| until.overrides.as_str())))
             .bind(column(rows, |row| row.until.as_ref().and_then(|until| until.expires_at)))
+            .bind(column(rows, |row| row.key.as_str()))
             .bind(revisions)
             .bind(now)
             .execute(self)

@@ -3,6 +3,7 @@
 //! in memory.
 
 use super::{VERSION, replace};
+use crate::auth::key_hash::Subject;
 use crate::control_plane::ControlPlane;
 use crate::quota::overrides::QuotaOverride;
 use crate::quota::table::{DumpBlock, DumpedCaller, DumpedTerms};
@@ -33,6 +34,9 @@ struct BlockHeader {
     /// Terms in effect before some of these start: index, expiry, and the terms.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     before: Vec<(usize, u32, Option<String>, Vec<QuotaOverride>)>,
+    /// What identifies the callers of some of these: index and subject. API keys identify the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    subjects: Vec<(usize, Subject)>,
     /// Number of callers; `None` at the end of the file.
     callers: Option<usize>,
 }
@@ -40,17 +44,28 @@ struct BlockHeader {
 impl BlockHeader {
     fn from_block(dumped: Vec<DumpedTerms>, callers: usize) -> Self {
         let (mut terms, mut before) = (Vec::with_capacity(dumped.len()), Vec::new());
+        let mut subjects = Vec::new();
         for one in dumped {
+            if !one.subject.is_api_key() {
+                subjects.push((terms.len(), one.subject));
+            }
             before.extend(one.before.map(|(until, tier, overrides)| (terms.len(), until, tier, overrides)));
             terms.push((one.tier, one.overrides));
         }
-        Self { terms, before, callers: Some(callers) }
+        Self { terms, before, subjects, callers: Some(callers) }
     }
 
     fn into_terms(self) -> Vec<DumpedTerms> {
-        let terms =
-            self.terms.into_iter().map(|(tier, overrides)| DumpedTerms { tier, overrides, before: None });
+        let terms = self.terms.into_iter().map(|(tier, overrides)| {
+            let subject = Subject::default();
+            DumpedTerms { subject, tier, overrides, before: None }
+        });
         let mut dumped: Vec<DumpedTerms> = terms.collect();
+        for (at, subject) in self.subjects {
+            if let Some(one) = dumped.get_mut(at) {
+                one.subject = subject;
+            }
+        }
         for (at, until, tier, overrides) in self.before {
             if let Some(one) = dumped.get_mut(at) {
                 one.before = Some((until, tier, overrides));
