@@ -82,10 +82,7 @@ pub(crate) fn general_tier(quotas: &[Arc<CallerOverrides>]) -> Option<&str> {
 
 /// Returns the limits that the quotas of one request agree for a rule, and otherwise the tier that they give it. Of
 /// several, an override wins over a tier, and then the quota whose attribute is last in the rule's path.
-pub(crate) fn terms_for<'q>(
-    quotas: &'q [Arc<CallerOverrides>],
-    rule: u32,
-) -> (Option<&'q [RuleLimit]>, Option<&'q str>) {
+pub(crate) fn terms_for(quotas: &[Arc<CallerOverrides>], rule: u32) -> (Option<&[RuleLimit]>, Option<&str>) {
     if let [only] = quotas
         && only.is_general
     {

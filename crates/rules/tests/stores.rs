@@ -79,10 +79,11 @@ descriptors:
 ";
     let set = load(text, Some(&["main", "acme"])).expect("valid");
     let wanted = Override { descriptor: "default".into(), count: 7, period: "hour".into(), burst: None };
-    let (overrides, errors) = set.compile_overrides(None, &[wanted]);
+    let (overrides, errors) = set.compile_overrides("api_key", None, &[wanted]);
     assert_eq!(errors, []);
     let domain = set.domain("d").expect("a domain");
-    let mut plan = Plan { overrides: Some(&overrides), ..Plan::default() };
+    let quotas = [std::sync::Arc::new(overrides)];
+    let mut plan = Plan { quotas: &quotas, ..Plan::default() };
     domain.plan_into(&[("api_key", "k")], Cost::ONE, &mut plan);
     assert_eq!(plan.limits[0].limit.limit.rate().count, 7);
     assert_eq!(plan.limits[0].limit.scope.store(), Some("acme"));

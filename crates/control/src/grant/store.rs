@@ -229,7 +229,7 @@ impl ControlPlane {
         let now = self.now_millis();
         // A full read needs no expired grants: it replaces all known ones, including those from a snapshot.
         let ended = if since < 0 { now } else { i64::MIN };
-        let rows: Vec<(Vec<u8>, String, String, String, String, i64, i64, i64)> = on!(&self.db, pool => {
+        let rows: Vec<ReplicatedRow> = on!(&self.db, pool => {
             sqlx::query_as(SELECT_SINCE).bind(since).bind(ended).fetch_all(pool).await?
         });
         let grants = rows.into_iter().map(|(hash, key, shown, id, rule, units, created_at, until)| {
@@ -253,6 +253,9 @@ impl ControlPlane {
         Ok(changed)
     }
 }
+
+/// Hash and attribute of the caller, what is shown of it, ID, rule, units, creation and end.
+type ReplicatedRow = (Vec<u8>, String, String, String, String, i64, i64, i64);
 
 type GrantRow = (String, String, String, String, i64, String, String, i64, i64, i64);
 
