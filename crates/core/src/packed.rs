@@ -126,7 +126,9 @@ impl Limit {
             Shape::Blocked => Tag::new(Tag::BUCKET, 0),
             Shape::Bucket(bucket) => {
                 let layout = bucket.layout;
-                return bucket.is_narrow().then_some(Packed { tag: Tag(layout as u8), layout });
+                // A word without its writer's scale would be read in the reader's: that mints units.
+                let is_packed = bucket.is_narrow() && code_of(layout).coded().is_some();
+                return is_packed.then_some(Packed { tag: Tag(layout as u8), layout });
             }
             Shape::Fixed(counting) => {
                 let u = self.unit_bits();
@@ -243,6 +245,8 @@ impl Limit {
                 let stays = before != bucket.layout && (cost.is_refund() || outcome.verdict.is_denied());
                 if stays { layout_after_refund(bucket, before, word, now) } else { bucket.layout }
             }
+            // It changes no word, so its writer's scale stays too.
+            Shape::Blocked if before != 0 => before,
             _ => self.packed.map_or(0, |packed| packed.tag.layout(self.pressure(outcome))),
         }
     }

@@ -62,6 +62,20 @@ impl<'a> Check<'a> {
         }
     }
 
+    /// Returns the value of an attribute; `None` if the request has several different ones.
+    #[must_use]
+    #[inline]
+    pub fn only_value(&self, name: &str) -> Option<&'a str> {
+        let value = self.value(name)?;
+        let agrees =
+            |entries: &[(&str, &str)]| entries.iter().all(|(key, other)| *key != name || *other == value);
+        let is_only = match self.input {
+            CheckInput::Attributes(attributes) => agrees(attributes),
+            CheckInput::Descriptors(descriptors) => descriptors.iter().all(|one| agrees(one.entries)),
+        };
+        is_only.then_some(value)
+    }
+
     /// Returns the key and value that identify the caller: the API key if there is one, else the first attribute that
     /// identifies a caller, else the first. `None` if the request has no attributes.
     #[must_use]

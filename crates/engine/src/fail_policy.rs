@@ -170,8 +170,8 @@ impl<S: CounterStore> Limiter<S> {
             let unconfirmed = self.pending.unconfirmed(&counter);
             let remaining = remaining_share(charge.limit, share, &known, unconfirmed);
             let set = |cost| fallback.try_debit(&Charge { limit: share, cost, ..*charge });
-            // It may have been set for another number of nodes.
-            set(Cost::refund(2 * charge.limit.capacity()));
+            // It may have been set for another number of nodes, or under another limit.
+            set(Cost::refund(share.refill_cost().max(2 * charge.limit.capacity())));
             set(Cost::new(share.capacity() - remaining));
         });
     }

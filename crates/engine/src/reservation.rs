@@ -465,11 +465,14 @@ impl<S: CounterStore> Limiter<S> {
             self.move_local_counters(&movable, permit, wanted, error);
             moved = Ok(());
         }
+        // Before anything else is awaited: whoever asked may go.
+        if moved.is_ok() {
+            self.correct_consumption(&record.consumed, wanted);
+        }
         record.status = if moved.is_ok() { Status::Closed(wanted) } else { Status::Open };
         let closed = seal.close(&record.encode())?;
         let told = records.exchange(name, Some(&closing), Some((&closed, kept_for))).await;
         moved?;
-        self.correct_consumption(&record.consumed, wanted);
         if let Err(error) = told {
             tracing::debug!(%error, "a closed reservation says so only after a while");
         }

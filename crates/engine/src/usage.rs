@@ -206,8 +206,11 @@ impl<S: CounterStore> Limiter<S> {
         for given in sets.iter().copied() {
             let attributes: Vec<(&str, &str)> = of.attributes.iter().chain(given).copied().collect();
             let check = Check::attributes(domain.name(), &attributes).with_cost(Cost::PEEK);
+            // A given value may have a quota of its own.
+            let own_quota = (!given.is_empty()).then(|| self.quota_for(&check, &rules));
+            let quotas = own_quota.as_ref().map_or(&quota.quotas, |own| &own.quotas);
             let mut plan = Plan::default();
-            plan_into(&rules, &quota.quotas, &check, &mut plan);
+            plan_into(&rules, quotas, &check, &mut plan);
             let own: Vec<&PerCallerRule<'_>> =
                 found.iter().filter(|one| one.missing.is_empty() && one.given == given).collect();
             limits.extend(self.read_plan(&plan, &own, reading).await?);

@@ -78,13 +78,8 @@ impl Domain {
     pub fn per_value_keys(&self) -> impl Iterator<Item = (u32, Vec<&str>)> {
         (0..).zip(&self.tree).filter_map(|(at, node)| {
             let path = self.path(at);
-            let apart = path.iter().map(|node| &self.tree[*node as usize].element).filter(|element| {
-                match element.test {
-                    ValueTest::Any | ValueTest::Like(_) | ValueTest::Exact(_) => true,
-                    ValueTest::Network(prefix) => prefix.is_one_client(),
-                    ValueTest::Shared(_) => false,
-                }
-            });
+            let elements = path.iter().map(|node| &self.tree[*node as usize].element);
+            let apart = elements.filter(|element| counts_by_value(element));
             let rule = node.rule?;
             let shard = self.rules[rule as usize].shard_by.as_deref();
             Some((rule, apart.map(|element| &*element.key).chain(shard).collect()))

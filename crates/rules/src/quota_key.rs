@@ -145,9 +145,14 @@ impl Domain {
     }
 }
 
-/// Returns whether each value of this condition's key has its own counter.
+/// Returns whether each value of this condition's key has its own counter. The clients of a network share one: what is
+/// agreed with one of them must not change or reset it for the others.
 pub(crate) fn counts_by_value(element: &Element) -> bool {
-    !matches!(element.test, ValueTest::Shared(_))
+    match element.test {
+        ValueTest::Any | ValueTest::Like(_) | ValueTest::Exact(_) => true,
+        ValueTest::Network(prefix) => prefix.is_one_client(),
+        ValueTest::Shared(_) => false,
+    }
 }
 
 /// Returns whether the quotas of an attribute give their tier to rules that count by none of a request's quota keys, too.

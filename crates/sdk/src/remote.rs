@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::{CalendarUnit, Clock, SystemClock, TimeDelta};
-use tollgate_engine::Window;
+use tollgate_engine::{DecisionId, Window};
 use tollgate_http::response::{DecisionSummary, Disposition, Policy, ResponseConfig};
 use tonic::client::Grpc;
 use tonic::metadata::MetadataValue;
@@ -186,6 +186,8 @@ struct Call {
     traceparent: Option<MetadataValue<tonic::metadata::Ascii>>,
     /// How long to reserve, in milliseconds; `None` for a check.
     reserve: Option<u64>,
+    /// Identifies one reservation to all servers that are asked for it.
+    idempotency_key: Option<MetadataValue<tonic::metadata::Ascii>>,
 }
 
 impl Call {
@@ -205,6 +207,7 @@ impl Call {
             form,
             traceparent: parent.and_then(|parent| parent.as_bytes().try_into().ok()),
             reserve: reserve.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).max(1)),
+            idempotency_key: None,
         }
     }
 
@@ -217,6 +220,9 @@ impl Call {
         }
         if let Some(millis) = self.reserve {
             metadata.insert("tollgate-reserve", millis.into());
+        }
+        if let Some(key) = self.idempotency_key {
+            metadata.insert("tollgate-idempotency-key", key);
         }
         request
     }
@@ -358,7 +364,12 @@ impl Remote {
         let (servers, deadline) = (&self.servers, self.config.deadline);
         let hedge_after = self.config.hedge_after.filter(|_| servers.channels.len() > 1 && check.cost > 0);
         let began = Instant::now();
-        let call = Call::new(&self.config.domain, check, reserve.or(hedge_after.map(|_| HEDGE_TTL)));
+        let mut call = Call::new(&self.config.domain, check, reserve.or(hedge_after.map(|_| HEDGE_TTL)));
+        // A server that did not answer in time may have reserved; the next one, on the same store, must not do so again.
+        // Hedged requests are reservations of their own, of which all but one are canceled.
+        if hedge_after.is_none() && reserve.is_some() && servers.channels.len() > 1 {
+            call.idempotency_key = DecisionId::generate().to_string().try_into().ok();
+        }
         let asked = match hedge_after {
             None => servers.ask_in_turn(call, deadline).await,
             Some(after) => match self.ask_hedged(call.clone(), after).await {

@@ -13,6 +13,7 @@ domain: d
 descriptors:
   - {key: api_key, limit: 3/second, tiers: {free: 2/second}, on_error: open}
   - {key: path, limit: 1/hour, shadow_mode: true}
+  - {key: login, limit: 1/hour, on_error: closed}
 ";
 
 struct Prometheus {
@@ -103,6 +104,7 @@ fn every_panel_has_an_answer_and_every_alert_a_figure() {
     let ask = |server: &Server| {
         for _ in 0..5 {
             server.check("d", &json!({"api_key": "one", "tier": "free", "path": "/"}));
+            server.check("d", &json!({"login": "one"}));
         }
     };
     eventually("both servers up", || prometheus.ask("up == 1").filter(|up| up.len() == 2));

@@ -76,14 +76,14 @@ fn a_quota_of_nothing_or_below_use_is_confirmed() {
 
 /// A limit that refills, and a rule that needs an endpoint: counters do not tell what the caller uses, its requests do.
 #[test]
-fn recent_requests_tell_what_a_caller_uses() {
+fn what_a_caller_uses_of_an_endpoint_is_confirmed() {
     let place = Place::new();
     let node = start(&place);
     for _ in 0..20 {
         node.server.check("d", &json!({"api_key": "orders", "endpoint": "POST /orders"}));
     }
     let draft = |count: u64| json!({"overrides": [{"descriptor": "endpoint=POST /orders", "requests_per_unit": count, "unit": "minute"}]});
-    asked(&node.put("orders", &draft(5)), "of the caller's recent requests would be newly denied");
+    asked(&node.put("orders", &draft(5)), "the caller has used 20 of");
     assert_eq!(node.put("other", &draft(5)).status, 200, "which does not use it");
     assert_eq!(node.put("orders", &draft(40)).status, 200, "which is enough");
 }

@@ -138,6 +138,13 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// Returns the database's time, in seconds since the epoch.
+    pub(crate) async fn database_seconds(&self) -> Result<i64, ControlError> {
+        let text = self.db.dialect(NOW);
+        let (now,): (i64,) = on!(&self.db, pool => sqlx::query_as(text).fetch_one(pool).await?);
+        Ok(now / 1_000)
+    }
+
     async fn take_delivery_lease(&self) -> Result<bool, ControlError> {
         let now = self.db.dialect(NOW);
         let taken = on!(&self.db, write pool => {

@@ -94,6 +94,11 @@ impl Ledger {
             key: entry.key.clone(),
             caller: entry.caller.clone(),
         };
+        // Written rows are only kept to be added to; what comes later begins a row of its own. Not while most are
+        // unwritten: each caller would pass over all of them.
+        if self.rows.len() >= self.max_rows && self.unwritten.len() < self.max_rows / 4 * 3 {
+            self.rows.retain(|_, row| row.seq != row.written);
+        }
         if self.rows.len() >= self.max_rows && !self.rows.contains_key(&key) {
             (key.key, key.caller) = (OTHERS.0.into(), OTHERS.1.into());
         }
@@ -179,7 +184,7 @@ impl Ledger {
 }
 
 /// Returns a text that every database and reader takes: without control characters, and of bounded length.
-fn clean(text: &str) -> String {
+pub(crate) fn clean(text: &str) -> String {
     text.chars().filter(|char| !char.is_control()).take(MAX_TEXT).collect()
 }
 

@@ -161,13 +161,16 @@ impl ThreadMeter {
             // Asked first: a thread may still add to a table that is empty by now, and end.
             let has_ended = Arc::strong_count(tables) == 1;
             for table in &tables.0 {
-                lock(table).retain(|_, entry| {
+                let mut table = lock(table);
+                // A flood of callers must not take the place of others: what is counted is taken, so nothing is lost.
+                let is_crowded = table.len() >= MAX_ENTRIES / 2;
+                table.retain(|_, entry| {
                     if entry.units != 0 || entry.requests != 0 {
                         each(entry);
                         (entry.units, entry.requests) = (0, 0);
                     }
                     entry.idle = entry.idle.saturating_add(1);
-                    entry.idle <= MAX_IDLE
+                    entry.idle <= MAX_IDLE && !is_crowded
                 });
             }
             !has_ended

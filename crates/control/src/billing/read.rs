@@ -156,7 +156,8 @@ impl ControlPlane {
         let start = if first < filter.from { Granularity::Month.next(first) } else { first };
         // Neither before the first month that could have rows, nor after the current one.
         let oldest = self.oldest_month().await?.unwrap_or(i64::MAX);
-        let mut after = filter.after.clone().unwrap_or_else(|| ConsumptionCursor::before(start.max(oldest)));
+        let begin = ConsumptionCursor::before(start.max(oldest));
+        let mut after = filter.after.clone().filter(|after| after.start >= begin.start).unwrap_or(begin);
         while after.start < filter.to.min(now.saturating_add(1)) && found.len() < limit {
             let month = Granularity::Month.start(after.start);
             let next = Granularity::Month.next(month);

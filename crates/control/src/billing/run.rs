@@ -134,7 +134,8 @@ impl Billing {
     /// # Errors
     /// [`ControlError`] if the database is unavailable.
     pub async fn purge(&self) -> Result<u64, ControlError> {
-        let now = self.control.now_seconds();
+        // By the earlier of two clocks: a node whose clock is ahead must not delete what others bill by.
+        let now = self.control.now_seconds().min(self.control.database_seconds().await?);
         let BillingRetention { hourly_days, monthly_days } = self.retention;
         let (hours, months) = (now - i64::from(hourly_days) * DAY, now - i64::from(monthly_days) * DAY);
         self.control.purge_consumption(hours, months).await
@@ -176,7 +177,7 @@ impl Billing {
         }
     }
 
-    /// Every node purges; that is harmless.
+    /// Every node purges; that is harmless, whatever its clock says.
     async fn purge_periodically(&self) {
         loop {
             match self.purge().await {

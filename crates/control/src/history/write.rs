@@ -3,6 +3,7 @@
 //! A row is replaced if it is written again, so a write whose response was lost can be repeated.
 
 use super::{HistoryCounts, HistoryLatency, HistoryOf, MAX_CALLERS, MINUTE, rule_id};
+use crate::billing::ledger::clean;
 use crate::control_plane::ControlPlane;
 use crate::db::on;
 use crate::error::ControlError;
@@ -135,5 +136,7 @@ fn names(minute: &HistoryMinute) -> BTreeMap<NameKey, (String, String)> {
     for (id, display) in callers.chain(denied) {
         names.insert(("caller", id.cast_signed()), (String::new(), display.clone()));
     }
+    // A caller's text may hold what a database refuses.
+    names.values_mut().for_each(|(domain, name)| (*domain, *name) = (clean(domain), clean(name)));
     names
 }

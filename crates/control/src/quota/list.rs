@@ -135,7 +135,9 @@ impl ControlPlane {
             }
             (Some(prefix), tier) => {
                 // A network is stored whole, anything else by a few leading characters.
-                let is_address = prefix.parse::<std::net::IpAddr>().is_ok() || prefix.contains(['.', ':']);
+                let is_address = filter.key.as_deref() != Some(CALLER_KEY)
+                    && prefix.contains(['.', ':'])
+                    && prefix.chars().all(|char| char.is_ascii_hexdigit() || matches!(char, '.' | ':' | '/'));
                 let stored = if is_address { MAX_SHOWN } else { MAX_PREFIX };
                 let prefix: String = prefix.chars().take(stored).collect();
                 let beyond = format!("{prefix}{}", char::MAX);

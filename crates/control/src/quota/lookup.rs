@@ -58,9 +58,12 @@ impl Lookup {
     /// Returns the value of a request that is looked up; `None` if it has none, or no rule there counts by it.
     #[inline]
     pub(crate) fn value<'a>(&self, check: &Check<'a>, rules: &Ruleset) -> Option<&'a str> {
-        let value = check.value(&self.key)?;
         // The tier of an API key is for all rules.
-        (&*self.key == CALLER_KEY || rules.counts_by(check.domain, &self.key)).then_some(value)
+        if &*self.key == CALLER_KEY {
+            return check.value(&self.key);
+        }
+        // Of two values, the terms of one must not apply to the counters of the other.
+        check.only_value(&self.key).filter(|_| rules.counts_by(check.domain, &self.key))
     }
 
     /// Returns the hashes by which the caller of a request may be found.

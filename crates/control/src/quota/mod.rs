@@ -40,7 +40,8 @@ const UPSERT: &str =
      effective_at = excluded.effective_at, expires_at = excluded.expires_at, reason = excluded.reason,
      author = excluded.author, updated_at = excluded.updated_at, deleted = 0, revision = excluded.revision,
      until_tier = excluded.until_tier, until_overrides = excluded.until_overrides,
-     until_expires_at = excluded.until_expires_at";
+     until_expires_at = excluded.until_expires_at, attribute = excluded.attribute,
+     key_prefix = excluded.key_prefix";
 
 /// Estimates the number of rows without counting them.
 const ESTIMATE: [&str; 2] = [

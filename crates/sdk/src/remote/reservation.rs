@@ -121,27 +121,27 @@ impl RemoteReservation {
         self.delay
     }
 
-    /// Replaces the estimate by the real cost.
+    /// Replaces the estimate by the real cost. It may be repeated if the server did not answer.
     ///
     /// # Errors
     /// [`RemoteReservationError`] if its time has passed, or the server did not answer.
-    pub async fn settle(self, cost: u64) -> Result<(), RemoteReservationError> {
+    pub async fn settle(&self, cost: u64) -> Result<(), RemoteReservationError> {
         let request = self.id.as_deref().map(|id| settle(id, cost));
         self.close(request).await
     }
 
-    /// Refunds the estimate.
+    /// Refunds the estimate. It may be repeated if the server did not answer.
     ///
     /// # Errors
     /// [`RemoteReservationError`] if its time has passed, or the server did not answer.
-    pub async fn cancel(self) -> Result<(), RemoteReservationError> {
+    pub async fn cancel(&self) -> Result<(), RemoteReservationError> {
         let request = self.id.as_deref().map(cancel);
         self.close(request).await
     }
 
-    async fn close(self, request: Option<Request<RateLimitRequest>>) -> Result<(), RemoteReservationError> {
+    async fn close(&self, request: Option<Request<RateLimitRequest>>) -> Result<(), RemoteReservationError> {
         let Some(request) = request else { return Ok(()) };
-        send(self.channel, request, self.deadline).await?;
+        send(self.channel.clone(), request, self.deadline).await?;
         Ok(())
     }
 }

@@ -7,7 +7,8 @@
 //! | `settle` | corrects the reservation `tollgate-reservation` to the cost `tollgate-cost` |
 //! | `cancel` | refunds the reservation `tollgate-reservation` |
 //!
-//! With the metadata `tollgate-reserve: MILLISECONDS` the first two make a reservation for that long.
+//! With the metadata `tollgate-reserve: MILLISECONDS` the first two make a reservation for that long; with the same
+//! `tollgate-idempotency-key`, also at another node of a shared store, it is made once.
 //!
 //! Their response contains the complete HTTP response, as the HTTP server writes it: its fields in
 //! `response_headers_to_add`, its body in `raw_body`, its status, delay and reservation in the fields `tollgate-status`,
@@ -31,6 +32,8 @@ pub(crate) const METADATA_KEY: &str = "tollgate-ask";
 const RESERVE: &str = "tollgate-reserve";
 const RESERVATION: &str = "tollgate-reservation";
 const COST: &str = "tollgate-cost";
+const IDEMPOTENCY_KEY: &str = "tollgate-idempotency-key";
+const MAX_KEY: usize = 256;
 
 pub(crate) async fn handle<S: CounterStore>(
     limiter: &Limiter<S>,
@@ -65,7 +68,8 @@ pub(crate) async fn handle<S: CounterStore>(
     let (decision, reservation) = match lifetime(metadata)? {
         None => (limiter.check(&check).await, None),
         Some(ttl) => {
-            let made = limiter.reserve(&check, ttl, None).await.map_err(|error| not_reserved(&error))?;
+            let key = idempotency_key(metadata)?;
+            let made = limiter.reserve(&check, ttl, key).await.map_err(|error| not_reserved(&error))?;
             (made.decision, made.id)
         }
     };
@@ -116,6 +120,13 @@ fn lifetime(metadata: &MetadataMap) -> Result<Option<TimeDelta>, BadRequest> {
     }
 }
 
+fn idempotency_key(metadata: &MetadataMap) -> Result<Option<&str>, BadRequest> {
+    let Some(key) = metadata.get(IDEMPOTENCY_KEY) else { return Ok(None) };
+    let key = key.to_str().ok().filter(|key| (1..=MAX_KEY).contains(&key.len()));
+    key.map(Some)
+        .ok_or_else(|| BadRequest(format!("{IDEMPOTENCY_KEY}: send 1 to {MAX_KEY} ASCII characters")))
+}
+
 fn reservation(metadata: &MetadataMap) -> Result<ReservationId, BadRequest> {
     let id = metadata.get(RESERVATION).and_then(|id| id.to_str().ok()?.parse().ok());
     id.ok_or_else(|| BadRequest(format!("invalid {RESERVATION}; send the one that the reservation returned")))
@@ -144,6 +155,8 @@ fn closed(result: Result<ClosedReservation, SettleError>) -> Result<RateLimitRes
 fn not_reserved(error: &ReserveError) -> Status {
     let code = match error {
         ReserveError::TooMany => Code::ResourceExhausted,
+        ReserveError::OtherContents => Code::InvalidArgument,
+        ReserveError::Ended(_) => Code::FailedPrecondition,
         _ => Code::Unavailable,
     };
     Status::new(code, error.to_string())

@@ -139,7 +139,7 @@ fn errors_name_the_place_and_the_remedy() {
         ("PUT", "/admin/v1/quotas/", own(1), 400, "1 to 512 bytes"),
         ("PUT", "/admin/v1/quotas/%zz", own(1), 400, "percent-encoded"),
         ("POST", key, own(1), 405, "use GET"),
-        ("GET", "/admin/v1/quotas?teir=pro", Value::Null, 400, "known parameters: tier, prefix, cursor"),
+        ("GET", "/admin/v1/quotas?teir=pro", Value::Null, 400, "known parameters: tier, prefix, key, cursor"),
         ("GET", "/admin/v1/quotas?cursor=zzz", Value::Null, 400, "next_cursor"),
         ("GET", "/admin/v1/audit?limit=0", Value::Null, 400, "between 1 and 1000"),
         ("GET", "/admin/v1/nothing", Value::Null, 404, "try GET /admin/v1/quotas"),
