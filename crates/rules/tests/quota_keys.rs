@@ -124,10 +124,10 @@ fn rules_are_named_from_the_point_of_view_of_the_attribute() {
     assert_eq!(named("user_id", "endpoint:POST /orders"), ["orders"]);
     assert_eq!(named("tenant", "user_id"), ["users"]);
     assert_eq!(named("tenant", "tenant/user_id/endpoint=POST /orders"), ["orders"]);
-    assert_eq!(named("remote_address", "default"), ["networks"]);
+    assert_eq!(named("remote_address", "default"), [""; 0], "shared by the clients of a network");
     assert_eq!(named("user_id", "tenants"), [""; 0], "shared by the tenant's users");
     assert_eq!(named("nobody", "default"), [""; 0]);
-    assert_eq!(rules.quota_key_names(), ["api_key", "path", "remote_address", "tenant", "user_id"]);
+    assert_eq!(rules.quota_key_names(), ["api_key", "path", "tenant", "user_id"]);
     assert!(!rules.is_quota_key("endpoint"), "only a fixed value of it has a rule");
     assert!(rules.counts_by("d", "user_id") && !rules.counts_by("other", "user_id"));
 }
