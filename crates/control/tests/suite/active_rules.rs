@@ -114,7 +114,11 @@ pub(crate) async fn a_changed_limit_keeps_the_usage(address: String) {
     assert_eq!(passes(&limiter, &request).await, 3);
     let own = |count: u64| json!({"overrides": [{"descriptor": "default", "requests_per_unit": count, "unit": "minute"}]});
     put(&control, "used", &own(10)).await;
-    assert_eq!(passes(&limiter, &request).await, 7, "a higher limit has its room at once, less what was used");
+    assert_eq!(
+        passes(&limiter, &request).await,
+        7,
+        "a higher limit has its room at once, less what was used"
+    );
     clock.advance(TimeDelta::from_secs(30));
     assert_eq!(passes(&limiter, &request).await, 5, "refilled at the higher rate");
     put(&control, "used", &own(2)).await;
@@ -122,5 +126,9 @@ pub(crate) async fn a_changed_limit_keeps_the_usage(address: String) {
     clock.advance(TimeDelta::from_secs(30));
     assert_eq!(passes(&limiter, &request).await, 0, "5 units are still used, of 2");
     clock.advance(TimeDelta::from_secs(24));
-    assert_eq!(passes(&limiter, &request).await, 1, "used units return at the rate under which they were used");
+    assert_eq!(
+        passes(&limiter, &request).await,
+        1,
+        "used units return at the rate under which they were used"
+    );
 }
