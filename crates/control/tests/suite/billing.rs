@@ -209,9 +209,17 @@ pub(crate) async fn old_hours_become_months(address: String) {
     assert_eq!(hours.len(), 2 * 35, "{} hours", hours.len());
     let after = one.read(Granularity::Month, 1_000).await;
     assert_eq!(after, before, "sums, ids and versions stay");
-    one.clock.set(Timestamp::from_secs(START + 440 * DAY));
+    // A node whose clock is years ahead, so that all months are old by it; not by the database's.
+    one.clock.set(Timestamp::from_secs(START + 4_000 * DAY));
     one.billing.purge().await.expect("a database");
+    one.clock.set(Timestamp::from_secs(START + 300 * DAY));
+    let kept = one.read(Granularity::Month, 1_000).await;
+    assert_eq!(kept.iter().map(|row| row.units).collect::<Vec<_>>(), [31, 217, 19, 133]);
     assert!(one.read(Granularity::Hour, 1_000).await.is_empty());
+    let short = BillingRetention { monthly_days: 250, ..BillingRetention::default() };
+    let display = Box::new(|key: &str, value: &str| format!("{key}:{value}"));
+    let shorter = Billing::new(Arc::clone(&one.control), display, short);
+    shorter.purge().await.expect("a database");
     let left = one.read(Granularity::Month, 1_000).await;
     assert_eq!(left.iter().map(|row| row.units).collect::<Vec<_>>(), [19, 133], "January is gone");
 }
