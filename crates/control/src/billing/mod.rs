@@ -1,4 +1,4 @@
-//! Billing: what callers consumed of the rules with `billing: true`, by hour and month, for whoever writes invoices.
+//! Billing: what callers consumed of the rules with `billing: true`, by hour and month, for invoices.
 //!
 //! ```text
 //! request ─▶ meter (buffers of each thread) ─▶ ledger (absolute values of this process) ─▶ database ─▶ API, webhook

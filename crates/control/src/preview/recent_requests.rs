@@ -31,7 +31,7 @@ impl RecentRequests {
                 Some((CALLER_KEY, key)) => Some(key.to_owned()),
                 _ => None,
             });
-            // The caller stands for nobody but itself here.
+            // The caller is not a sample of others here.
             one.callers = 1;
             match key {
                 Some(key) => by_key.entry(key).or_default().push(one),

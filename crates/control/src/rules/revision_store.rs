@@ -120,7 +120,7 @@ impl ControlPlane {
                 return Err(ControlError::Conflict);
             }
             if draft.needs_approval {
-                // Of the same author: whoever sent them must not be the one who approves another's.
+                // Of the same author only: another could then approve what it sent itself.
                 let pending =
                     sqlx::query_as(SELECT_PENDING).bind(draft.hash.clone()).bind(actor.name.clone());
                 let pending: Option<(i64,)> = pending.fetch_optional(&mut *tx).await?;

@@ -59,7 +59,7 @@ pub struct Tat {
     /// that may not be as far ahead leaves the TAT alone up to there: it was counted, and not before a clock moved
     /// backward.
     pub reach: u8,
-    /// The scale of the limit that wrote it; whoever reads it if that is unknown.
+    /// The scale of the limit that wrote it; `None` if unknown, and then the reader's scale applies.
     pub scale: Option<Scale>,
 }
 
