@@ -3,14 +3,24 @@
 #   make demo    sends traffic to it for two minutes (make demo ARGS="--seconds 600")
 #   make test    runs every check; what CI runs
 #   make clients-test   runs the tests of the clients in other languages (part of `make test`)
+#   make clients-next-test   runs the TypeScript client's route handlers inside a real Next.js
 #   make bench   runs the short benchmarks
-#   make sim     simulates leases in virtual time, SEEDS=100000 runs
+#   make bench-clients   measures a call of each client beside a bare one
+#   make sim     simulates leases, cells and quota streams in virtual time, SEEDS=100000 runs
+#   make cluster starts three nodes without Redis on loopback, and shows one limit over all of them
+#   make envoy-gateway-test   a real Envoy Gateway with envoyproxy/ratelimit, then with Tollgate in its place (needs Go; minutes)
 #   make fuzz    fuzzes each parser of untrusted input for SECONDS=60
 #   make fuzz-nightly  the same, 20 seconds each
 #   make fmt     formats the code
 #   make build-dist   builds the optimized binary, for make install
 #   make install copies the optimized binary, its manual pages and completions to PREFIX=/usr/local
-#   make dist    builds what is released, into dist/
+#   make dist    builds what is released, into dist/: static binary, image, Debian package, archive, chart, SBOM, checksums
+#   make image   builds the container image, without a container engine
+#   make deb     builds the Debian package
+#   make chart   packs the Helm chart
+#   make manifests   renders deploy/kubernetes from the chart
+#   make package-test  builds, installs, starts, upgrades and removes what is released (minutes; some of it as root)
+#   make package-layout  the part of it that needs no static build (part of `make test`)
 #   make docs-test   runs the commands in README and docs/, and compares the references with the binary
 #   make docs-cli    writes docs/cli.md from the command line's own help
 #   make deny    enforces deny.toml: licenses, banned crates, sources
@@ -28,6 +38,9 @@ SHELL := bash
 CARGO ?= cargo
 # Enables the tests that need other servers and programs; `cargo test` alone needs nothing but Rust.
 EXTERNAL := --features external-tests
+# Makes cargo compile the crates of the workspace by Clippy, with warnings as errors. It is part of what cargo keeps a
+# built crate by, so every build of `make test` has it. Incremental files would cost a tenth of a first build, and gigabytes.
+LINTED := CARGO_INCREMENTAL=0 RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEBUG := $(TARGET)/debug/tollgate
 RELEASE := $(TARGET)/release/tollgate
@@ -87,15 +100,6 @@ install:
 	  "$$tollgate" completions zsh > "$$share/zsh/site-functions/_tollgate" && \
 	  "$$tollgate" completions fish > "$$share/fish/vendor_completions.d/tollgate.fish"
 
-# An archive with the binary, the examples and the documentation.
-.PHONY: dist
-dist: build-dist
-	@name="tollgate-$$($(DIST)/tollgate --version | cut -d' ' -f2)-$$(rustc --print host-tuple)"; \
-	  rm -rf "dist/$$name" && mkdir -p "dist/$$name" && \
-	  cp -r $(DIST)/tollgate LICENSE README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md CODE_OF_CONDUCT.md RELEASING.md docs examples deploy "dist/$$name" && \
-	  tar -C dist -czf "dist/$$name.tar.gz" "$$name" && rm -rf "dist/$$name" && \
-	  (cd dist && sha256sum "$$name.tar.gz" > "$$name.tar.gz.sha256") && echo "dist/$$name.tar.gz"
-
 # Needs a running server; on loopback only.
 .PHONY: demo
 demo:
@@ -103,13 +107,14 @@ demo:
 	@python3 examples/demo.py $(ARGS)
 
 .PHONY: test
-test: format deny lint unit model examples docs-test deploy dashboard-test clients-test
+test: format deny unit model examples docs-test deploy package-layout dashboard-test clients-test
 	@echo "make test: every check has passed"
 
 .PHONY: format
 format: toolchain
 	$(CARGO) fmt --all --check
 
+# Clippy alone, for working on the code. `make test` has Clippy compile the test programs instead: one pass, not two.
 .PHONY: lint
 lint: toolchain
 	$(CARGO) clippy --workspace --all-targets $(EXTERNAL) --locked -- -D warnings
@@ -135,6 +140,12 @@ clients-typescript-test: $(DEBUG)
 	  test -z "$${CI:-}"; \
 	fi
 
+# Route handlers inside a real Next.js, which is too large for every run of `make test`.
+.PHONY: clients-next-test
+clients-next-test: $(DEBUG)
+	cd clients/typescript && npm install --no-save --no-fund --no-audit --loglevel=error && npm run --silent build && \
+	  TOLLGATE_TEST_BINARY=$(abspath $(DEBUG)) node --test --test-reporter=spec --test-timeout=600000 next/next.test.mjs
+
 .PHONY: clients-python-test
 clients-python-test: $(DEBUG) $(VENVS)/clients-python/installed
 	cd clients/python && $(VENVS)/clients-python/bin/python -m mypy --strict --cache-dir=/dev/null src
@@ -151,8 +162,9 @@ clients-go-test: $(DEBUG)
 
 # Unit, property, integration, end-to-end and documentation tests.
 .PHONY: unit
-unit: toolchain test-tools $(FOREIGN) $(DASHBOARD)
-	$(CARGO) test --workspace $(EXTERNAL) --locked --no-fail-fast
+unit: toolchain test-tools $(FOREIGN) $(DASHBOARD) $(RATELIMIT)
+	@scripts/setup packages python3=python3
+	$(LINTED) scripts/run-tests -- --workspace $(EXTERNAL) --locked
 
 # The counter table under every interleaving of its threads (loom). Its flags differ from the tests', so it has its own files.
 .PHONY: model
@@ -160,12 +172,26 @@ model: toolchain
 	RUSTFLAGS="--cfg tollgate_loom" CARGO_PROFILE_DIST_LTO=off \
 	  $(CARGO) test -p tollgate-store --profile dist --locked --lib --target-dir $(TARGET)/loom model
 
-# Leases in virtual time, with failures injected. `make test` runs 2,000 seeds; this is for nightly runs.
+# Leases, cells and quota streams in virtual time, with failures injected. `make test` runs 2,000 seeds (256 cases of quota
+# streams); this is for nightly runs.
 SEEDS ?= 100000
 .PHONY: sim
 sim: toolchain
 	$(CARGO) build --profile dist --locked -p tollgate-sim
 	$(DIST)/tollgate-sim --seeds $(SEEDS)
+	$(DIST)/tollgate-sim --cells --seeds $(SEEDS)
+	PROPTEST_CASES=$(SEEDS) CARGO_PROFILE_DIST_LTO=off $(CARGO) test -p tollgate-server --profile dist --locked --lib rlqs::table
+
+# Three nodes without Redis on free ports of loopback, and one limit over all of them.
+.PHONY: cluster
+cluster: $(DEBUG)
+	scripts/cluster $(DEBUG)
+
+# A real Envoy Gateway without Kubernetes, with envoyproxy/ratelimit and then with Tollgate: same policies, same answers.
+.PHONY: envoy-gateway-test
+envoy-gateway-test: $(DEBUG) test-tools $(VENVS)/envoy/installed .tools/bin/service_cmd .tools/bin/envoy-gateway
+	scripts/envoy-gateway-test --gateway .tools/bin/envoy-gateway --envoy $(TOLLGATE_TEST_ENVOY) \
+	  --ratelimit .tools/bin/service_cmd --tollgate $(DEBUG)
 
 # The example rules are valid and pass their tests.
 .PHONY: examples
@@ -179,7 +205,7 @@ docs-test: $(DEBUG) test-tools $(FOREIGN)
 	@scripts/docs test --binary $(DEBUG)
 
 # The library crates as others get them: each is built from its own package, in the order of their dependencies.
-LIBRARY := core rules store engine http sdk
+LIBRARY := core rules store engine replica http sdk
 .PHONY: package
 package: toolchain
 	$(CARGO) package --allow-dirty $(LIBRARY:%=-p tollgate-%)
@@ -205,21 +231,31 @@ deploy: test-tools
 
 # The binary that the tests use. `unit` has built it: this is for `make examples` alone.
 $(DEBUG): toolchain
-	@test -x $@ || $(CARGO) build --workspace $(EXTERNAL) --locked
+	@test -x $@ || $(LINTED) $(CARGO) build --workspace $(EXTERNAL) --locked
 
-# In process, over gRPC with h2load, RESP with redis-benchmark, counters in Redis, leases, HTTP and the gateway with wrk: Tollgate
-# beside its peers in one run.
+# In process, over gRPC with h2load, RESP with redis-benchmark, counters in Redis, in the place of envoyproxy/ratelimit, quota
+# streams, leases, HTTP and the gateway with wrk, overload beside Envoy: Tollgate and its peers in one run.
 .PHONY: bench
-bench: toolchain bench-tools $(THROTTLECRAB) $(RATELIMIT)
+bench: toolchain bench-tools $(THROTTLECRAB) $(RATELIMIT) $(VENVS)/envoy/installed
 	$(CARGO) build --profile dist --locked -p tollgate -p bench
 	$(DIST)/bench inprocess --short
 	$(DIST)/bench observe --short
 	$(DIST)/bench grpc --short
 	$(DIST)/bench resp --short
 	$(DIST)/bench redis --short
+	$(if $(RATELIMIT),$(DIST)/bench ratelimit --short,@echo "bench ratelimit: NOT RUN, there is no Go toolchain to build envoyproxy/ratelimit with")
+	$(DIST)/bench rlqs --short
 	$(DIST)/bench leases --short
 	$(DIST)/bench http --short
 	$(DIST)/bench gateway --short
+	$(DIST)/bench overload --short
+
+# An upstream that gets more than it can serve: without protection, behind Envoy and behind Tollgate. About 13 minutes on an
+# otherwise idle machine.
+.PHONY: bench-overload
+bench-overload: toolchain bench-tools $(VENVS)/envoy/installed
+	$(CARGO) build --profile dist --locked -p tollgate -p bench
+	$(DIST)/bench overload
 
 # Ten million requests through the gateway, and eighteen minutes of decisions with every output broken: memory must not grow.
 .PHONY: bench-memory
@@ -227,6 +263,21 @@ bench-memory: toolchain bench-tools
 	$(CARGO) build --profile dist --locked -p tollgate -p bench
 	$(DIST)/bench gateway --memory
 	$(DIST)/bench observe-memory
+
+# `limit` of the clients in other languages beside a bare call of the same check, in turn, on the released build. What has no
+# toolchain here is said.
+CALLS ?= 5000
+.PHONY: bench-clients
+bench-clients: toolchain $(VENVS)/clients-python/installed
+	$(CARGO) build --profile dist --locked -p tollgate
+	@if scripts/setup has-node; then \
+	  cd clients/typescript && npm install --no-save --no-fund --no-audit --loglevel=error && npm run --silent build && \
+	  TOLLGATE_TEST_BINARY=$(abspath $(DIST))/tollgate node scripts/overhead.mjs $(CALLS); \
+	else echo "bench-clients: no Node 20.19 or later, TypeScript is NOT measured"; fi
+	cd clients/python && TOLLGATE_BINARY=$(abspath $(DIST))/tollgate $(VENVS)/clients-python/bin/python -B tests/overhead.py $(CALLS)
+	@if command -v go >/dev/null; then \
+	  cd clients/go && TOLLGATE_BINARY=$(abspath $(DIST))/tollgate go test -run '^$$' -bench Overhead -benchtime $(CALLS)x; \
+	else echo "bench-clients: no Go toolchain, Go is NOT measured"; fi
 
 # Not `npm ci`: it rejects a lock file without the compiled packages of every platform, and not all of them are available.
 $(DASHBOARD_MODULES): dashboard/package-lock.json dashboard/.npmrc
@@ -237,7 +288,7 @@ $(DASHBOARD_PAGE): $(DASHBOARD_MODULES) dashboard/index.html dashboard/vite.conf
 	cd dashboard && npm run --silent build -- --logLevel=warn
 
 # Together with a test, so that it is the binary of `make unit` and not built twice.
-BUILD_TESTED := $(CARGO) build --workspace $(EXTERNAL) --locked --bin tollgate --test crate_layering
+BUILD_TESTED := $(LINTED) $(CARGO) build --workspace $(EXTERNAL) --locked --bin tollgate --test crate_layering
 
 # The dashboard in Debian's Chromium, on the real server; its types first.
 .PHONY: dashboard-test
@@ -262,7 +313,7 @@ dashboard-tools:
 SECONDS ?= 60
 # Every parser that strangers reach, and those of what other nodes and files say.
 FUZZ_TARGETS := request_head chunks proxy_protocol rule_yaml resp_commands json_bodies rls_request forwarded_fields paths \
-  tokens snapshot import_line peer_sample
+  tokens snapshot import_line peer_sample cell_message
 CARGO_FUZZ := .tools/bin/cargo-fuzz
 .PHONY: fuzz
 fuzz: toolchain $(CARGO_FUZZ)
@@ -320,5 +371,10 @@ $(THROTTLECRAB): | bench-tools
 	GOBIN=$(CURDIR)/.tools/bin GOFLAGS=-mod=mod \
 	  go install github.com/envoyproxy/ratelimit/src/service_cmd@v1.4.1-0.20260122083618-3fb702589d36
 
+.tools/bin/envoy-gateway:
+	GOBIN=$(CURDIR)/.tools/bin GOFLAGS=-mod=mod go install github.com/envoyproxy/gateway/cmd/envoy-gateway@v1.9.1
+
 $(VENVS)/%/installed: scripts/requirements/%.txt scripts/setup
 	scripts/setup venv $* $(dir $@) $<
+
+include deploy/package.mk

@@ -3,6 +3,7 @@
 //! Server on one core, `h2load` on the other: 8 connections with 16 streams each and one repeated message. Contestants take
 //! turns in every round, so that a slow period of the machine affects all of them; medians are compared.
 
+use crate::http2::grpc_message;
 use crate::process::{CLIENT_CORE, Server, median, tollgate_binary};
 use prost::Message as _;
 use std::path::Path;
@@ -74,29 +75,32 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     std::fs::remove_dir_all(&folder).map_err(|error| error.to_string())
 }
 
-/// Returns one message in gRPC framing: no compression, length, bytes.
-pub(crate) fn message(limits: usize) -> Vec<u8> {
-    let keys = [
+/// Returns a message with this many limits.
+fn message(limits: usize) -> Vec<u8> {
+    let entries = [
         ("user", "0123456789abcdef"),
         ("api_key", "k-0123456789"),
         ("path", "GET /orders"),
         ("tenant", "acme"),
     ];
+    message_of(&entries[..limits])
+}
+
+/// Returns a message with one descriptor for each entry, in gRPC framing.
+pub(crate) fn message_of(entries: &[(&str, &str)]) -> Vec<u8> {
     let descriptor = |(key, value): &(&str, &str)| RateLimitDescriptor {
         entries: vec![Entry { key: (*key).to_owned(), value: (*value).to_owned() }],
         ..RateLimitDescriptor::default()
     };
     let request = RateLimitRequest {
         domain: "bench".to_owned(),
-        descriptors: keys[..limits].iter().map(descriptor).collect(),
+        descriptors: entries.iter().map(descriptor).collect(),
         hits_addend: 0,
     };
-    let bytes = request.encode_to_vec();
-    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes();
-    [&[0], &length[..], &bytes[..]].concat()
+    grpc_message(&request.encode_to_vec())
 }
 
-pub(crate) fn load(address: &str, payload: &Path, requests: u32) -> Result<f64, String> {
+fn load(address: &str, payload: &Path, requests: u32) -> Result<f64, String> {
     let output = Command::new("taskset")
         .args(["-c", CLIENT_CORE, "h2load", "-c8", "-m16", "-t1", "-n", &requests.to_string()])
         .arg(format!("--data={}", payload.display()))

@@ -1,11 +1,12 @@
 //! Benchmarks of Tollgate and its peers in one run, reported as ratios: machines differ, ratios less so.
 //!
 //! `cargo run --profile dist -p bench -- inprocess [--short]`, `… -- observe [--short]`, `… -- observe-memory [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
-//! `… -- redis [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--memory] [--short]`,
-//! `… -- control [--short] [--postgres]`
+//! `… -- redis [--short]`, `… -- ratelimit [--short]`, `… -- rlqs [--short]`, `… -- cells [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--memory] [--short]`,
+//! `… -- control [--short] [--postgres]`, `… -- overload [--short] [--subject NAME]`
 
 #![allow(clippy::print_stdout, reason = "the tables are the program's output")]
 
+mod cells;
 mod contest;
 mod contestants;
 mod control;
@@ -14,16 +15,21 @@ mod databases;
 mod floor;
 mod gateway;
 mod grpc;
+mod grpc_load;
 mod http;
+mod http2;
 mod inprocess;
 mod leases;
 mod limiter;
 mod observe;
 mod observe_memory;
+mod overload;
 mod process;
+mod ratelimit;
 mod redis;
 mod report;
 mod resp;
+mod rlqs;
 mod traffic;
 mod wrk;
 
@@ -75,8 +81,28 @@ fn main() -> std::process::ExitCode {
             };
             return report::outcome(run(length, database));
         }
+        ["overload", ref how @ ..] => {
+            use overload::{Length, run};
+            let (length, subject) = match *how {
+                [] => (Length::Full, None),
+                ["--short"] => (Length::Short, None),
+                ["--subject", name] => (Length::Full, Some(name)),
+                ["--short", "--subject", name] => (Length::Short, Some(name)),
+                _ => {
+                    let usage = "usage: bench overload [--short] [--subject NAME]";
+                    return report::outcome(Err(usage.to_owned()));
+                }
+            };
+            return report::outcome(run(length, subject));
+        }
         ["redis"] => return report::outcome(redis::run(redis::Length::Full)),
         ["redis", "--short"] => return report::outcome(redis::run(redis::Length::Short)),
+        ["cells"] => return report::outcome(cells::run(cells::Length::Full)),
+        ["cells", "--short"] => return report::outcome(cells::run(cells::Length::Short)),
+        ["ratelimit"] => return report::outcome(ratelimit::run(ratelimit::Length::Full)),
+        ["ratelimit", "--short"] => return report::outcome(ratelimit::run(ratelimit::Length::Short)),
+        ["rlqs"] => return report::outcome(rlqs::run(rlqs::Length::Full)),
+        ["rlqs", "--short"] => return report::outcome(rlqs::run(rlqs::Length::Short)),
         ["leases"] => return report::outcome(leases::run(leases::Length::Full)),
         ["leases", "--short"] => return report::outcome(leases::run(leases::Length::Short)),
         ["lease-node", ref rest @ ..] => return report::outcome(leases::node(rest)),
@@ -85,7 +111,7 @@ fn main() -> std::process::ExitCode {
         ["bare-tonic"] => return report::outcome(grpc::bare_tonic().map_err(|error| error.to_string())),
         _ => {
             eprintln!(
-                "usage: bench inprocess | observe | observe-memory | grpc | resp | redis | leases | http | gateway | control, with --short for a short version"
+                "usage: bench inprocess | observe | observe-memory | grpc | resp | redis | ratelimit | rlqs | leases | cells | http | gateway | control | overload, with --short for a short version"
             );
             return std::process::ExitCode::FAILURE;
         }

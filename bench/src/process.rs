@@ -61,6 +61,17 @@ impl Server {
         Self::start_with(SERVER_CORE, program, arguments, &[], address)
     }
 
+    /// Does the same without pinning it to a core.
+    pub(crate) fn start_anywhere_at(
+        program: &Path,
+        arguments: &[&str],
+        address: &str,
+    ) -> Result<Self, String> {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        Self::spawn_silent(command, program, address)
+    }
+
     /// Does the same on the given core, with these environment variables.
     pub(crate) fn start_with(
         core: &str,
@@ -69,11 +80,13 @@ impl Server {
         environment: &[(&str, &str)],
         address: &str,
     ) -> Result<Self, String> {
-        let child = Command::new("taskset")
-            .args(["-c", core])
-            .arg(program)
-            .args(arguments)
-            .envs(environment.iter().copied())
+        let mut command = Command::new("taskset");
+        command.args(["-c", core]).arg(program).args(arguments).envs(environment.iter().copied());
+        Self::spawn_silent(command, program, address)
+    }
+
+    fn spawn_silent(mut command: Command, program: &Path, address: &str) -> Result<Self, String> {
+        let child = command
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

@@ -1,4 +1,4 @@
-//! Counters in Redis: cost of a request for the server, latency, memory per counter, and a comparison with a peer.
+//! Counters in Redis: cost of a request for the server, latency, and memory per counter.
 //!
 //! | module | contents |
 //! |---|---|
@@ -7,12 +7,10 @@
 //! | `prices` | rate and server time compared with the bare script |
 //! | `latency` | percentiles at half of saturation compared with a bare `GET` |
 //! | `memory` | bytes per counter |
-//! | `ratelimit` | over gRPC, compared with envoyproxy/ratelimit |
 
 mod latency;
 mod memory;
 mod prices;
-mod ratelimit;
 mod requests;
 pub(crate) mod server;
 
@@ -30,7 +28,7 @@ pub(crate) enum Length {
 /// Decisions per second that a cluster is planned for.
 const WANTED: f64 = 500_000.0;
 
-/// Runs all parts; needs redis-server, redis-benchmark, h2load and the server's binary.
+/// Runs all parts; needs redis-server and redis-benchmark.
 pub(crate) fn run(length: Length) -> Result<(), String> {
     let (requests, rounds, seconds, keys) = match length {
         Length::Short => (100_000, 3, 2.0, 62_500),
@@ -56,7 +54,7 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
             (WANTED / found.four_a_second).ceil()
         ));
     }
-    ratelimit::measure(requests / 2, rounds.min(5))
+    Ok(())
 }
 
 /// Pins this thread, and those that it starts, to a core.

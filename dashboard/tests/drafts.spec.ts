@@ -132,9 +132,9 @@ test('of a long text only what is in sight is drawn, where the text is', async (
   await expect(text).toHaveValue('');
   await page.keyboard.press('Control+V');
   await expect.poll(() => text.evaluate((area: HTMLTextAreaElement) => area.value.length)).toBe(long.length);
-  await expect(page.getByText(/^And 2,8\d\d more\.$/).first(), 'it is checked, and what changes is told').toBeVisible({ timeout: 40_000 });
+  await expect(page.getByText(/^And 2,8\d\d more\.$/).first(), 'it is checked, and its changes are listed').toBeVisible({ timeout: 40_000 });
   const editor = page.locator('.editor');
-  expect(await editor.evaluate((box) => box.querySelectorAll('pre .line').length), 'what nobody sees is not drawn').toBeLessThan(300);
+  expect(await editor.evaluate((box) => box.querySelectorAll('pre .line').length), 'lines out of view are not drawn').toBeLessThan(300);
 
   // The coloured copy lies under the text, wherever it is scrolled to.
   await text.evaluate((area: HTMLTextAreaElement) => {

@@ -1,4 +1,4 @@
-// Forms that must not lose, shorten or move what somebody has agreed on or written.
+// Forms that must not lose, shorten or move what an operator has set or written.
 import type { Page } from '@playwright/test';
 import { choose, expect, open, RULES, Server, test } from './server';
 
@@ -10,12 +10,12 @@ interface Quota {
 }
 
 /** What the admin address tells, as another person would read it. */
-async function told<T>(server: Server, path: string): Promise<T> {
+async function fetchJson<T>(server: Server, path: string): Promise<T> {
   const answer = await fetch(server.admin + path);
   expect(answer.ok, `${path}: ${answer.status}`).toBe(true);
   return (await answer.json()) as T;
 }
-const quotaOf = (server: Server, key: string) => told<Quota>(server, `/admin/v1/quotas/${key}`);
+const quotaOf = (server: Server, key: string) => fetchJson<Quota>(server, `/admin/v1/quotas/${key}`);
 
 /** Warnings of the page's own framework: each is a mistake in the page. */
 function warnings(page: Page): string[] {
@@ -36,7 +36,7 @@ test('an existing quota is never replaced unseen', async ({ page, server }) => {
   const dialog = page.getByRole('dialog');
   await dialog.getByLabel('Tier').fill('free');
   await dialog.getByLabel('Reason').fill('ticket 2');
-  // The key last, and Enter: nobody has seen what is agreed.
+  // The key last, and Enter: the current quota has not been shown.
   await dialog.getByLabel('API key').fill(key);
   await page.keyboard.press('Enter');
   await expect(dialog.getByRole('status')).toContainText('This caller already has a quota: tier pro; default 70 / minute (ticket 1).');
@@ -48,7 +48,7 @@ test('an existing quota is never replaced unseen', async ({ page, server }) => {
   await expect(dialog).toHaveCount(0);
   expect(await quotaOf(server, key)).toMatchObject({ tier: 'free', reason: 'ticket 2', overrides: [limit] });
 
-  // Somebody else was quicker: their terms are shown before they are replaced.
+  // Another operator was quicker: their quota is shown before they are replaced.
   await choose(page, page.getByRole('row').filter({ hasText: 'ticket 2' }), 'Edit…');
   await expect(dialog.getByLabel('Reason')).toHaveValue('ticket 2');
   await server.ask('PUT', `/admin/v1/quotas/${key}`, { tier: 'enterprise', reason: 'ticket 3' });
@@ -157,13 +157,13 @@ test('a blocked caller is not offered an override that would change nothing', as
 
 test('extending a measure never shortens it', async ({ page, server }) => {
   await server.ask('POST', '/admin/v1/emergency', { action: 'block', target: { kind: 'api_key', value: 'a-day-0123456789' }, reason: 'incident 2', ttl_seconds: 86_400 });
-  const [before] = await told<{ active: { id: string; expires_at: string }[] }>(server, '/admin/v1/emergency').then((list) => list.active);
+  const [before] = await fetchJson<{ active: { id: string; expires_at: string }[] }>(server, '/admin/v1/emergency').then((list) => list.active);
   await open(page, server, 'emergency');
   await expect(page.getByRole('timer')).toHaveText(/^(24:00:00|23:59:\d\d)$/);
   await page.getByRole('button', { name: 'Extend' }).click();
   await expect(page.getByText('Extended; expires in 1 d')).toBeVisible();
   await expect(page.getByRole('timer')).toHaveText(/^(24:00:00|23:59:\d\d)$/);
-  const [after] = await told<{ active: { id: string; expires_at: string }[] }>(server, '/admin/v1/emergency').then((list) => list.active);
+  const [after] = await fetchJson<{ active: { id: string; expires_at: string }[] }>(server, '/admin/v1/emergency').then((list) => list.active);
   expect(new Date(after?.expires_at ?? 0).getTime()).toBeGreaterThanOrEqual(new Date(before?.expires_at ?? 0).getTime());
   await server.ask('DELETE', `/admin/v1/emergency/${after?.id}`);
 });
@@ -189,7 +189,7 @@ test('what takes something from a caller is confirmed first', async ({ page, ser
   expect((await quotaOf(server, key)).overrides[0]?.requests_per_unit).toBe(0);
 });
 
-test('a protection is removed only by somebody who has read so', async ({ page }) => {
+test('a protection is removed only after a confirmation that names it', async ({ page }) => {
   const server = await new Server('protected').start();
   try {
     await open(page, server, 'rules?tab=edit');

@@ -62,7 +62,7 @@ test('all revisions can be seen', async ({ page }) => {
   }
 });
 
-test('a change by somebody else does not throw a list back to its first page', async ({ page }) => {
+test('a change by another operator does not throw a list back to its first page', async ({ page }) => {
   const server = await new Server().start();
   try {
     const lines = Array.from({ length: 150 }, (_, i) => JSON.stringify({ api_key: `many-${i}-0123456789`, overrides: [{ descriptor: 'default', requests_per_unit: 1_234_567, unit: 'day' }], reason: `line ${i}` }));

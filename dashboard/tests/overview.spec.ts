@@ -39,7 +39,7 @@ test('a chart draws a crosshair and holds the hovered time and values while data
   await expect(rates.locator('.when')).toHaveText('10 s mean');
 });
 
-test('percentiles are told apart without color', async ({ page, server }) => {
+test('percentiles are distinguishable without color', async ({ page, server }) => {
   await open(page, server, 'overview');
   const marks = chart(page, 'Latency').locator('figcaption li');
   await expect(marks).toHaveCount(3);
@@ -149,4 +149,21 @@ test('an explained decision says each thing once', async ({ page, server }) => {
   await expect(dialog.getByText('Decision ID')).toBeVisible();
   const text = (await dialog.textContent()) ?? '';
   for (const once of ['per-key', '5 per 1h', 'gcra', 'sample', 'http', 'Used before', 'Remaining', 'Retry after', 'enied']) expect(text.split(once).length - 1, `${once} in ${text}`).toBe(1);
+});
+
+test('a cell whose peer is silent says that it decides alone', async ({ page }) => {
+  const server = new Server('cell');
+  // Nobody listens at the discard port.
+  server.flags = ['--cell', '127.0.0.1:0', '--cell-url', 'http://127.0.0.1:7999', '--peer', 'us=http://127.0.0.1:9'];
+  try {
+    await server.start();
+    await open(page, server, 'overview');
+    const panel = page.getByRole('region', { name: 'Regions' });
+    await expect(panel.getByRole('status')).toContainText('Regional only');
+    const row = panel.getByRole('row').filter({ hasText: '127.0.0.1:9' });
+    await expect(row).toContainText('us');
+    await expect(row).toContainText('silent');
+  } finally {
+    await server.stop();
+  }
 });

@@ -45,7 +45,7 @@ test('pictures', async ({ page, browser }) => {
     await page.screenshot({ path: join(IMAGES, 'rules.png') });
 
     await page.getByRole('button', { name: 'Discard changes' }).click();
-    await fetch(`${server.admin}/admin/v1/rules`, { method: 'POST', body: JSON.stringify({ files: [{ name: 'rules.yaml', text: SAMPLE.replace('limit: 10/second', 'limit: 12/second') }], reason: 'ticket 13: more room for free callers' }) });
+    await fetch(`${server.admin}/admin/v1/rules`, { method: 'POST', body: JSON.stringify({ files: [{ name: 'rules.yaml', text: SAMPLE.replace('limit: 10/second', 'limit: 12/second') }], reason: 'ticket 13: more room for free callers', confirm: true }) });
     await open(page, server, 'audit');
     await page.getByRole('button', { name: /^View diff/ }).first().click();
     await expect(page.getByRole('dialog').locator('mark').first()).toBeVisible();

@@ -1,4 +1,4 @@
-// The real binary on free ports of loopback, ended by its own process; and a page that may talk to nobody else.
+// The real binary on free ports of loopback, ended by its own process; and a page that may connect to no other server.
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -33,6 +33,8 @@ export class Server {
   readonly db: string;
   /** Without a control-plane database. */
   isStateless = false;
+  /** More flags. */
+  flags: string[] = [];
   admin = '';
   http = '';
   private child: ChildProcess | null = null;
@@ -50,9 +52,30 @@ export class Server {
       return ['--rules', name];
     });
     const any = '127.0.0.1:0';
+    await this.spawn(['serve', ...files.flat(), '--http', any, '--grpc', any, '--resp', 'off', '--memory', '16MiB'], /^ +http +(\S+)/m);
+    return this;
+  }
+
+  /** As a gateway to an upstream named `up`, whose requests the attribute `path` tells apart. */
+  async startGateway(rules: string, port: number): Promise<this> {
+    writeFileSync(join(this.folder, 'rules.yaml'), rules);
+    const config = `rules: [rules.yaml]
+memory: 16MiB
+gateway:
+  listeners: [{address: "127.0.0.1:0"}]
+  upstreams: {up: {addresses: ["127.0.0.1:${port}"]}}
+  routes: [{path: "/{*rest}", upstream: up, domain: sample}]
+`;
+    writeFileSync(join(this.folder, 'gateway.yaml'), config);
+    await this.spawn(['gateway', '--config', 'gateway.yaml'], /^ +gateway +http:\/\/(\S+)/m);
+    return this;
+  }
+
+  /** Runs a command of the binary until it listens; `http` finds the address that requests go to in its banner. */
+  private async spawn(words: string[], http: RegExp): Promise<void> {
     // Where a page that is open looks for it, if there has been one.
-    const admin = this.admin ? new URL(this.admin).host : any;
-    const child = spawn(BINARY, ['serve', ...files.flat(), ...(this.isStateless ? [] : ['--db', this.db]), '--admin', admin, '--http', any, '--grpc', any, '--resp', 'off', '--memory', '16MiB', '--node', this.name, '--region', 'eu-west-1'], {
+    const admin = this.admin ? new URL(this.admin).host : '127.0.0.1:0';
+    const child = spawn(BINARY, [...words, ...(this.isStateless ? [] : ['--db', this.db]), '--admin', admin, '--node', this.name, '--region', 'eu-west-1', ...this.flags], {
       cwd: this.folder,
       stdio: ['ignore', 'pipe', 'inherit'],
     });
@@ -63,12 +86,11 @@ export class Server {
       child.once('exit', (code) => failed(new Error(`the server ended with ${code}`)));
       child.stdout.on('data', (data: Buffer) => {
         greeting += data.toString();
-        if (ADMIN.test(greeting) && /^ +rules /m.test(greeting)) ready();
+        if (ADMIN.test(greeting) && http.test(greeting) && /^ +rules /m.test(greeting)) ready();
       });
     });
     this.admin = `http://${ADMIN.exec(greeting)?.[1]}`;
-    this.http = `http://${/^ +http +(\S+)/m.exec(greeting)?.[1]}`;
-    return this;
+    this.http = `http://${http.exec(greeting)?.[1]}`;
   }
 
   private async end(signal: 'SIGTERM' | 'SIGKILL'): Promise<void> {
@@ -79,7 +101,7 @@ export class Server {
     await ended;
   }
 
-  /** Ends at once; whatever it had told stays with those who look. */
+  /** Ends at once; what it had sent stays on open pages. */
   async pause(): Promise<void> {
     await this.end('SIGKILL');
   }
@@ -131,7 +153,7 @@ export class Server {
     return answer.status === 200;
   }
 
-  /** Asks until somebody is turned away, so that there is a denial to look at. */
+  /** Sends checks until one is denied, so that there is a denial to look at. */
   async exhaust(attributes: Record<string, string>): Promise<void> {
     for (let i = 0; i < 1_000; i++) if (!(await this.check(attributes))) return;
     throw new Error('nothing limits this');
@@ -160,7 +182,7 @@ export const test = base.extend<Made, { own: Server }>({
     page.on('request', (request) => hosts.add(new URL(request.url()).host));
     page.on('pageerror', (error) => complaints.push(error.message));
     page.on('console', (message) => {
-      // A refused request is told by the browser too; the page shows those itself.
+      // A failed request is logged by the browser too; the page shows those itself.
       if (message.type() === 'error' && !message.text().startsWith('Failed to load resource')) complaints.push(message.text());
     });
     await use(page);
@@ -179,6 +201,11 @@ export async function open(page: Page, server: Server, view: string): Promise<vo
 
 /** Chooses an action of a row's menu. */
 export async function choose(page: Page, row: Locator, action: string): Promise<void> {
-  await row.getByRole('button', { name: /^Actions for/ }).click();
-  await page.getByRole('menuitem', { name: action }).click();
+  const button = row.getByRole('button', { name: /^Actions for/ });
+  // A page that is still scrolling closes the menu.
+  await button.scrollIntoViewIfNeeded();
+  await expect(async () => {
+    if ((await button.getAttribute('aria-expanded')) !== 'true') await button.click();
+    await page.getByRole('menuitem', { name: action }).click({ timeout: 2_000 });
+  }).toPass({ timeout: 30_000 });
 }

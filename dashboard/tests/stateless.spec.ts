@@ -12,7 +12,7 @@ test('without a database only what works is offered', async ({ page }) => {
       if (response.status() >= 400) failed.push(`${response.status()} ${response.url()}`);
     });
     await open(page, server, 'overview');
-    await expect(page.getByRole('navigation').getByRole('link')).toHaveText(['Overview', 'Rules', 'Decisions', 'Explain']);
+    await expect(page.getByRole('navigation').getByRole('link')).toHaveText(['Overview', 'Rules', 'Decisions', 'Explain', 'Overload']);
     const row = page.getByRole('region', { name: 'Top denied callers' }).getByRole('row').filter({ hasText: 'per-key' });
     await row.getByRole('button', { name: /^Actions for/ }).click();
     await expect(page.getByRole('menuitem')).toHaveText(['Explain denial', 'Usage']);

@@ -1,7 +1,7 @@
 // Every view, narrow and wide, light and dark, by keyboard alone.
 import { expect, open, Server, test } from './server';
 
-const VIEWS = ['overview', 'rules', 'rules?tab=edit', 'rules?tab=history', 'quotas', 'decisions', 'explain', 'explain?attr.endpoint=POST+%2Flogin', 'audit', 'tokens', 'emergency', 'rule?domain=sample&rule=per-key', 'caller?id=0123456789abcdef', 'overview?range=7d'];
+const VIEWS = ['overview', 'rules', 'rules?tab=edit', 'rules?tab=history', 'quotas', 'decisions', 'explain', 'explain?attr.endpoint=POST+%2Flogin', 'audit', 'tokens', 'emergency', 'overload', 'rule?domain=sample&rule=per-key', 'caller?id=0123456789abcdef', 'overview?range=7d'];
 
 for (const width of [360, 1920]) {
   for (const scheme of ['light', 'dark'] as const) {

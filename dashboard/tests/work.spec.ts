@@ -247,3 +247,32 @@ test('a key that is searched for does not get into the address', async ({ page, 
   await page.getByRole('button', { name: 'Search' }).click();
   await expect(page).toHaveURL(/key=0123456789abcdef/);
 });
+
+test('a user has a quota as an API key has', async ({ page }) => {
+  const server = await new Server('users').start('domain: sample\ndescriptors:\n  - {key: user_id, name: per-user, limit: 1/hour, tiers: {pro: 5/hour}}\n');
+  try {
+    expect(await server.check({ user_id: 'u-17' })).toBe(true);
+    expect(await server.check({ user_id: 'u-17' })).toBe(false);
+    await open(page, server, 'quotas');
+    await page.getByRole('button', { name: 'Set quota…' }).click();
+    const dialog = page.getByRole('dialog');
+    await dialog.getByLabel('Identified by').fill('user_id');
+    await dialog.getByLabel('Value').fill('u-17');
+    await dialog.getByLabel('Tier').fill('pro');
+    await dialog.getByLabel('Reason').fill('ticket 17');
+    await dialog.getByRole('button', { name: 'Save', exact: true }).click();
+    await expect(dialog).toHaveCount(0);
+    await expect(page.getByRole('row').filter({ hasText: 'ticket 17' })).toContainText('user_id=');
+    expect(await server.check({ user_id: 'u-17' }), 'it acts').toBe(true);
+    expect(await server.check({ user_id: 'u-18' })).toBe(true);
+    expect(await server.check({ user_id: 'u-18' }), 'for this user alone').toBe(false);
+
+    await page.getByLabel('Identified by').fill('user_id');
+    await page.getByLabel('Value (exact)').fill('u-17');
+    await page.getByRole('button', { name: 'Find' }).click();
+    await page.getByRole('button', { name: 'Usage' }).click();
+    await expect(dialog.getByRole('row').filter({ hasText: 'per-user' })).toContainText('5 / 1h');
+  } finally {
+    await server.stop();
+  }
+});

@@ -24,7 +24,8 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         return;
     }
     let Some(once) = canonical(path) else { return };
-    if once.len() < 256 {
+    // A long path is counted by its hash.
+    if !once.starts_with("sha256:") {
         assert_eq!(canonical(&once).as_ref(), Some(&once), "{path:?}");
         assert!(once.starts_with('/') && !once.contains("//"), "{path:?} became {once:?}");
         assert!(!once.split('/').any(|segment| segment == "." || segment == ".."), "{path:?} became {once:?}");

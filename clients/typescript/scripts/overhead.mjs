@@ -1,10 +1,12 @@
 // What `limit()` costs beside a bare `fetch` of the same check to the same server. Both take turns request by request, so
-// that whatever else the machine does slows both; the medians are compared. Needs a running server:
-//   node scripts/overhead.mjs http://127.0.0.1:8080 [requests]
+// that whatever else the machine does slows both; the medians are compared. Starts a server of its own (TOLLGATE_TEST_BINARY):
+//   node scripts/overhead.mjs [requests]
 import { Ratelimit } from "../dist/esm/index.js";
+import { Tollgate } from "../test/servers.mjs";
 
-const url = process.argv[2] ?? "http://127.0.0.1:8080";
-const requests = Number(process.argv[3] ?? 5_000);
+const requests = Number(process.argv[2] ?? 5_000);
+const server = await Tollgate.start("{domain: overhead, descriptors: [{key: api_key, limit: 1000000/second}]}");
+const { url } = server;
 const WARM_UP = 500;
 const client = new Ratelimit({ url, domain: "overhead", timeout: 60_000 });
 const body = '{"domain":"overhead","attributes":{"api_key":"a"}}';
@@ -32,3 +34,4 @@ for (let request = 0; request < requests + WARM_UP; request += 1) {
 const median = (list) => list.sort((a, b) => a - b)[list.length >> 1] * 1000;
 const [bare, own] = [median(times.fetch), median(times.limit)];
 console.log(`median of ${requests}: bare fetch ${bare.toFixed(0)} µs, limit() ${own.toFixed(0)} µs (${((own / bare - 1) * 100).toFixed(1)}%)`);
+await server.close();

@@ -33,10 +33,13 @@ export interface RequestHead {
   readonly headers: readonly (readonly [name: string, value: string])[];
 }
 
+/** The period of an inline limit: a unit, or a length of 1 ms to ten years. */
+export type InlineUnit = "second" | "minute" | "hour" | "day" | "week" | "month" | "year" | `${number}${"ms" | "s" | "m" | "h" | "d"}`;
+
 export interface Descriptor {
   readonly entries: readonly (readonly [key: string, value: string])[];
   readonly hits?: number;
-  readonly limit?: { readonly requests_per_unit: number; readonly unit: "second" | "minute" | "hour" | "day" | "week" | "month" | "year" };
+  readonly limit?: { readonly requests_per_unit: number; readonly unit: InlineUnit };
 }
 
 export interface RatelimitOptions {
@@ -399,7 +402,7 @@ export class Ratelimit {
 
 type Structured = Exclude<LimitInput, string>;
 
-/** Attributes are strings, so an attribute of the same name is told apart. */
+/** Attributes are strings, so an attribute of the same name is distinguishable. */
 function isHead(input: Structured): input is HeadInput {
   return typeof input["request" as keyof Structured] === "object";
 }

@@ -30,7 +30,7 @@ export interface LimitResult {
   readonly reset: number | null;
   /** Time until it is fully restored. */
   readonly resetMs: number | null;
-  /** Time after which the same request would pass: 0 if allowed, `null` if it never would or nobody knows. */
+  /** Time after which the same request would pass: 0 if allowed, `null` if it never would or the time is unknown. */
   readonly retryAfterMs: number | null;
   /** How long to delay an allowed request (`action: delay`). */
   readonly delayMs: number;

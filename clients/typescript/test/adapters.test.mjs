@@ -78,6 +78,15 @@ describe("express-rate-limit", () => {
     assert.equal((await store.increment(key)).totalHits, 1);
   });
 
+  it("counts windows of any length", async (t) => {
+    const get = await app(t, { store: new TollgateStore({ ratelimit }), windowMs: 15 * 60_000 });
+    const key = freshKey();
+    for (let request = 0; request < 3; request += 1) assert.equal((await get(key)).status, 200);
+    const denied = await get(key);
+    assert.equal(denied.status, 429);
+    assert.ok(Number(denied.headers.get("retry-after")) <= 900);
+  });
+
   it("leaves an unavailable server to the library's own setting", async (t) => {
     const strict = await app(t, { store: new TollgateStore({ ratelimit: dead }) });
     assert.equal((await strict(freshKey())).status, 500);
@@ -86,7 +95,7 @@ describe("express-rate-limit", () => {
   });
 
   it("says what it cannot do", async () => {
-    assert.throws(() => new TollgateStore({ ratelimit }).init({ windowMs: 15_000, limit: 5 }), /has no inline limit/);
+    for (const windowMs of [0, 1.5, 1e15]) assert.throws(() => new TollgateStore({ ratelimit }).init({ windowMs, limit: 5 }), /has no inline limit/);
     assert.throws(() => new TollgateStore({ ratelimit }).init({ windowMs: 60_000, limit: () => 5 }), /is a function/);
     await assert.rejects(new TollgateStore({ ratelimit }).resetKey("x"), /cannot be reset/);
   });
@@ -134,7 +143,8 @@ describe("@nestjs/throttler", () => {
     assert.deepEqual([blocked.totalHits, blocked.isBlocked, blocked.timeToBlockExpire], [3, true, 90_000]);
     assert.ok((await storage.increment(key, 3_600_000, 2, 90_000_000, "default")).timeToBlockExpire > 89_000);
     assert.equal((await storage.increment(key, 3_600_000, 2, 0, "other")).isBlocked, false, "throttlers are apart");
-    await assert.rejects(storage.increment(freshKey(), 12_345, 2, 0, "default"), /has no inline limit/);
+    assert.equal((await storage.increment(freshKey(), 5_400_000, 2, 0, "default")).totalHits, 1, "any window");
+    await assert.rejects(storage.increment(freshKey(), 0.5, 2, 0, "default"), /has no inline limit/);
     await assert.rejects(new TollgateThrottlerStorage({ ratelimit: dead }).increment(key, 60_000, 2, 0, "default"), /unreachable/);
   });
 });
@@ -202,6 +212,6 @@ describe("rate-limiter-flexible", () => {
   it("rejects with an error, not a result, if the server is unavailable", async () => {
     const error = await limiter({ ratelimit: dead }).consume(freshKey()).catch((reason) => reason);
     assert.ok(error instanceof Error && /unreachable/.test(error.message));
-    assert.throws(() => limiter({ duration: 5 }), /has no inline limit/);
+    assert.throws(() => limiter({ duration: 0.0001 }), /has no inline limit/);
   });
 });

@@ -178,7 +178,7 @@ impl CallerPath {
     /// Returns the caller with this API key. An id from a list in its place means that caller.
     ///
     /// # Errors
-    /// A key as lists show it, masked, or the id of a caller that is not known: they identify nobody.
+    /// A key as lists show it, masked, or the id of a caller that is not known: they identify no caller.
     pub(crate) async fn by_key(admin: &AdminState, key: String, spelled: Spelled) -> Result<Self, Problem> {
         if key.contains('…') {
             let detail = "this is a masked key, as lists show it; use the caller's `key_id`, or the full key";

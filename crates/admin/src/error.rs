@@ -3,7 +3,7 @@
 use crate::response;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use http::header::{ALLOW, HeaderValue};
+use http::header::{ALLOW, HeaderValue, RETRY_AFTER};
 use tollgate_control::{ControlError, ValidationError};
 use tollgate_http::problem::{MEDIA_TYPE, Problem};
 use tollgate_observe::escape;
@@ -42,6 +42,10 @@ impl IntoResponse for ApiError {
             && let Ok(value) = HeaderValue::from_str(&methods)
         {
             response.headers_mut().insert(ALLOW, value);
+        }
+        if self.0.status == StatusCode::SERVICE_UNAVAILABLE {
+            // What is unavailable is tried again every second.
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
     }

@@ -28,7 +28,7 @@ pub(crate) async fn check(
     expected: Precondition,
 ) -> Result<(), ApiError> {
     let found = admin.control()?.quota(caller).await?.map(|quota| quota.revision);
-    // Whoever has not seen the current quota learns that first, from the write; so does whoever deletes none.
+    // A write based on an outdated quota fails for that reason first; so does the deletion of a missing quota.
     if !expected.is_met(found) || draft.is_none() && found.is_none() {
         return Ok(());
     }
@@ -143,12 +143,7 @@ async fn usage_of(
 ) -> Vec<Result<Usage, UsageError>> {
     let mut all = Vec::new();
     for domain in rules.domains().map(Domain::name) {
-        let of = UsageQuery {
-            domain: Some(domain.to_owned()),
-            key: key.to_owned(),
-            attributes: vec![(key.to_owned(), value.to_owned())],
-            rule: None,
-        };
+        let of = UsageQuery::of(admin, Some(domain.to_owned()), key, value);
         match admin.usage.usage(&of).await {
             // The rules have changed meanwhile; the change is validated against the new ones when it is written.
             Err(UsageError::Domain(_)) => {}

@@ -9,12 +9,12 @@
 
 use crate::api::{
     audit, consumption, decision_export, decisions, emergency, explain, health, history, log_level, openapi,
-    quota_bulk, quotas, rule_files, rule_tree, rules, stats, tokens, usage,
+    overload, quota_bulk, quotas, replica, rule_files, rule_tree, rules, stats, tokens, usage,
 };
 use crate::auth::{reject_cross_site, session};
 use crate::conn::listener;
 use crate::error::{ApiError, database_unavailable};
-use crate::{AdminState, AdminTls, dashboard};
+use crate::{AdminState, dashboard};
 use axum::Router;
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::{Next, from_fn, map_request, map_response};
@@ -30,6 +30,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tollgate_http::problem::Problem;
 use tollgate_http::server::connections::ConnectionSlots;
+use tollgate_http::tls::ServerTls;
 use utoipa_axum::router::OpenApiRouter;
 
 /// Time limit until a response starts: a hanging database must not block operators.
@@ -39,7 +40,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(20);
 /// listeners of the process share; [`port_limits`] are those of this one.
 pub async fn serve(
     listener: TcpListener,
-    tls: Option<AdminTls>,
+    tls: Option<Arc<ServerTls>>,
     admin: AdminState,
     slots: ConnectionSlots,
     drain: impl Future<Output = ()> + Send,
@@ -65,6 +66,7 @@ pub(crate) fn api() -> OpenApiRouter<Arc<AdminState>> {
         .merge(audit::routes())
         .merge(consumption::routes())
         .merge(log_level::routes())
+        .merge(overload::routes())
         .merge(openapi::routes())
         .merge(health::routes())
         .merge(decisions::routes())
@@ -73,6 +75,7 @@ pub(crate) fn api() -> OpenApiRouter<Arc<AdminState>> {
         .merge(stats::routes())
         .merge(history::routes())
         .merge(tokens::routes())
+        .merge(replica::routes())
 }
 
 fn router(admin: Arc<AdminState>) -> Router {

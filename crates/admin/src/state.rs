@@ -1,10 +1,12 @@
 //! State shared by the admin API handlers.
 
 use crate::{
-    AuthMode, Explainer, FailedAuthThrottle, LogLevels, NodeCache, RuleFilesControl, Sessions, UsageReader,
+    AuthMode, DumpSlots, Explainer, FailedAuthThrottle, LogLevels, NodeCache, OverloadReport,
+    RuleFilesControl, Sessions, UsageReader,
 };
 use http::StatusCode;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_control::{ControlPlane, Role, RuleManager};
 use tollgate_http::problem::Problem;
@@ -23,8 +25,12 @@ pub struct AdminState {
     pub rule_files: Arc<dyn RuleFilesControl>,
     /// Access to usage counters.
     pub usage: Arc<dyn UsageReader>,
+    /// Formats a client's address as the attribute `remote_address` contains it.
+    pub address_attribute: Box<dyn Fn(IpAddr) -> String + Send + Sync>,
     /// Explanations of requests.
     pub explainer: Arc<dyn Explainer>,
+    /// Reports what the process sheds.
+    pub overload: Box<dyn Fn() -> OverloadReport + Send + Sync>,
     /// The state of the process.
     pub status: Arc<dyn ProcessStatus>,
     /// The log levels of the process.
@@ -39,6 +45,8 @@ pub struct AdminState {
     pub throttle: FailedAuthThrottle,
     /// The other nodes, as last read from the database.
     pub nodes: NodeCache,
+    /// The dumps of quotas that are being sent.
+    pub dumps: DumpSlots,
     /// Days that the database keeps the history; 0 for none.
     pub history_days: u32,
 }

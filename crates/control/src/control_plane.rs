@@ -1,13 +1,12 @@
 //! Control plane of a node: the database connection, and the in-memory state replicated from it.
 
-use crate::auth::key_hash::{KeyHash, KeyHasher};
 use crate::auth::offline::OfflineAccess;
 use crate::auth::secret::generate_id;
 use crate::auth::verified::VerifiedTokens;
 use crate::db::migrate::{is_current, is_initialized, migrate};
 use crate::db::{Db, on, redact_password};
 use crate::error::ControlError;
-use crate::quota::table::QuotaTable;
+use crate::replication::hot_counters::HotCounters;
 use crate::replication::lag::PropagationLag;
 use crate::replication::node_record::NodeRecord;
 use crate::rules::revision::PublishedRules;
@@ -16,6 +15,8 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, Notify, watch};
 use tollgate_core::{Clock, Timestamp};
 use tollgate_engine::ActiveMeasures;
+use tollgate_replica::QuotaTable;
+use tollgate_replica::{KeyHash, KeyHasher};
 
 /// The control-plane database, and the state that this node has replicated from it.
 pub struct ControlPlane {
@@ -47,6 +48,8 @@ pub struct ControlPlane {
     pub(crate) import_lock: Arc<Mutex<()>>,
     /// Whether the quota table was ever current.
     pub(crate) loaded: AtomicBool,
+    /// Counts when the quota table is read again from nothing: odd while it is incomplete because of that.
+    pub(crate) reloads: AtomicU64,
     pub(crate) lag: PropagationLag,
     /// The secret that API keys are hashed with.
     pub(crate) secret: Vec<u8>,
@@ -61,6 +64,8 @@ pub struct ControlPlane {
     pub(crate) change_listener: OnceLock<ChangeListener>,
     /// Signals that another node may have requested this node's traffic sample.
     pub(crate) sample_requested: Notify,
+    /// Counters that are hot in the fleet.
+    pub(crate) hot: HotCounters,
 }
 
 /// A change, made on any node.
@@ -148,6 +153,7 @@ impl ControlPlane {
             node_cache: std::sync::Mutex::default(),
             import_lock: Arc::default(),
             loaded: AtomicBool::new(false),
+            reloads: AtomicU64::new(0),
             lag: PropagationLag::default(),
             published: watch::Sender::new(None),
             secret: secret.to_vec(),
@@ -157,6 +163,7 @@ impl ControlPlane {
             notified_rules: AtomicI64::new(0),
             change_listener: OnceLock::new(),
             sample_requested: Notify::new(),
+            hot: HotCounters::default(),
         })
     }
 
@@ -200,6 +207,14 @@ impl ControlPlane {
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.loaded.load(Ordering::Relaxed)
+    }
+
+    /// Returns a number that changes whenever the quota table is read again from nothing; `None` while it is incomplete,
+    /// because of that or because it was never complete.
+    #[must_use]
+    pub fn table_generation(&self) -> Option<u64> {
+        let reloads = self.reloads.load(Ordering::Acquire);
+        (self.is_loaded() && reloads.is_multiple_of(2)).then_some(reloads)
     }
 
     /// Returns whether the last read of changes failed.

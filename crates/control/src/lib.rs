@@ -9,6 +9,8 @@
 //! | `audit` | the audit log of operator changes, as a hash chain that reveals tampering |
 //! | `auth` | tokens and their verification; API keys, stored as keyed hashes |
 //! | `billing` | consumption of billed rules by caller, by hour and month |
+//! | `durable` | consumption of durable counters, read back when the counter store has lost it |
+//! | `shared_records` | small records that nodes share for a while |
 //! | `grant` | extra units for single callers, once |
 //! | `quota` | quotas of callers: records, lists, imports; [`QuotaTable`], all of them in memory |
 //! | `emergency` | emergency measures |
@@ -19,11 +21,13 @@
 //!
 //! A folder imports only from those above it (`tests/module_cycles.rs`).
 
+mod adaptation;
 mod audit;
 mod auth;
 mod billing;
 mod control_plane;
 mod db;
+mod durable;
 mod emergency;
 mod error;
 mod grant;
@@ -34,9 +38,10 @@ pub mod properties;
 mod quota;
 mod replication;
 mod rules;
+mod shared_records;
 
+pub use adaptation::AdaptationRecord;
 pub use audit::{AuditEntry, AuditFilter, AuditVerification};
-pub use auth::key_hash::{CallerRef, KeyHash, KeyHasher};
 pub use auth::principal::{Principal, Role};
 pub use auth::tokens::{NewToken, Token};
 pub use auth::verify::{TokenCheck, UnverifiedToken};
@@ -49,6 +54,7 @@ pub use control_plane::{ChangeEvent, ControlPlane};
 pub use db::time::rfc3339;
 pub use db::transaction::{Actor, Precondition};
 pub use db::{Db, redact_password};
+pub use durable::{DurableTotal, DurableUnits};
 pub use emergency::record::{EmergencyAction, EmergencyRecord, EmergencySpec, EmergencyTarget, TargetKind};
 pub use error::{ControlError, ValidationError};
 pub use grant::store::{GrantRecord, GrantSpec};
@@ -56,7 +62,7 @@ pub use history::read::{HistoryRank, HistorySeries, history_step};
 pub use history::write::HistoryMinute;
 pub use history::{HistoryCounts, HistoryLatency, HistoryOf};
 pub use preview::recent_requests::RecentRequests;
-pub use preview::replay::{AffectedCaller, ImpactReport, replay};
+pub use preview::replay::{AffectedCaller, ImpactReport, TightenedImpact, replay};
 pub use preview::report::{ChangeKind, ConfirmKind, ConfirmReason, PreviewReport, RuleDiagnostic, RuleDiff};
 pub use preview::sample::TrafficSample;
 pub use preview::sample_slice::SampleSlice;
@@ -64,10 +70,8 @@ pub use preview::sampled_request::SampledRequest;
 pub use quota::guard::QuotaChange;
 pub use quota::import::{Import, ImportLine, ImportReport, LineError};
 pub use quota::list::{Cursor, QuotaFilter, QuotaPage};
-pub use quota::overrides::QuotaOverride;
 pub use quota::pending::CurrentTerms;
 pub use quota::record::{Quota, QuotaSpec};
-pub use quota::table::QuotaTable;
 pub use replication::lag::{LAG_BUCKETS_MS, PropagationLag};
 pub use replication::node_record::NodeRecord;
 pub use replication::sync::SyncConfig;
@@ -76,3 +80,4 @@ pub use rules::guardrails::Guardrails;
 pub use rules::manager::{ActiveRules, RuleLoadError, RuleManager, RulesFrom};
 pub use rules::publish::{PublishError, PublishRequest, PublishResult};
 pub use rules::revision::{NewRevision, PublishedRules, RevisionStatus, RuleFile, RuleRevision};
+pub use tollgate_replica::{CallerRef, KeyHash, KeyHasher, QuotaOverride, QuotaTable};

@@ -22,9 +22,9 @@ pub fn snapshot(bytes: &[u8]) {
 /// If a property is violated.
 pub fn import_line(bytes: &[u8]) {
     let read = |line: &[u8]| serde_json::from_slice::<ImportLine>(line).ok().map(|line| format!("{line:?}"));
-    let Some(said) = read(bytes) else { return };
+    let Some(request) = read(bytes) else { return };
     let value: serde_json::Value = serde_json::from_slice(bytes).expect("it was read");
-    assert_eq!(read(value.to_string().as_bytes()), Some(said));
+    assert_eq!(read(value.to_string().as_bytes()), Some(request));
 }
 
 /// Asserts that what is accepted of another node's sample is bounded, and that its requests are within their slices.

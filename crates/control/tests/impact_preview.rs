@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use tollgate_control::{ImpactReport, TrafficSample, replay};
+use tollgate_control::{ImpactReport, TightenedImpact, TrafficSample, replay};
 use tollgate_core::{Clock, Cost, ManualClock, Timestamp};
 use tollgate_engine::{Check, CounterSharing, Limiter};
 use tollgate_rules::{Options, Ruleset, Source};
@@ -131,6 +131,27 @@ fn local_rules_are_counted_per_node() {
     ] {
         assert_eq!(replay(&sample, &nothing, &rules, None, counters).newly_denied_share, denied);
     }
+}
+
+/// Signals of the past are not known, but the most that they can do is.
+#[test]
+fn limits_that_follow_signals_are_replayed_whole_and_at_their_least() {
+    let load = |adapt: &str| {
+        let text = format!(
+            "{{domain: d, tier_key: api_key, algorithm: fixed_window, descriptors: [{{key: api_key, limit: 10/hour}}]{adapt}}}"
+        );
+        Arc::new(Ruleset::load(&[Source::new("t", text)], &Options::default()).expect("rules"))
+    };
+    let plain = load("");
+    let adapted = load(", overload: {adapt: {signals: {q: 1}, order: [ann], least: 50%}}");
+    let traffic: Vec<TrafficRequest> =
+        (0..10).flat_map(|_| [(1, "ann", "/b", 1), (1, "bob", "/b", 1)]).collect();
+    let (_, sample) = play(&plain, &traffic);
+    let report = replay(&sample.requests(), &plain, &adapted, None, CounterSharing::Shared);
+    assert_eq!(report.newly_denied_share, 0.0);
+    let tightened = TightenedImpact { newly_denied_share: 0.25, callers_affected_share: 0.5 };
+    assert_eq!(report.tightened, Some(tightened));
+    assert_eq!(replay(&sample.requests(), &adapted, &plain, None, CounterSharing::Shared).tightened, None);
 }
 
 #[test]

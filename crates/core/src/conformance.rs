@@ -141,9 +141,7 @@ impl<S: CounterStore> Harness<S> {
     /// Charges both and also asserts the admission, which states explicitly what the ledger implies in numbers.
     async fn expect(&mut self, charges: &[Charge<'_>], admission: Admission) -> Result<Outcomes, Violation> {
         let outcomes = self.charge(charges).await?;
-        self.check(outcomes.admission == admission, || {
-            format!("expected {admission:?}, was told {outcomes:?}")
-        })?;
+        self.check(outcomes.admission == admission, || format!("expected {admission:?}, got {outcomes:?}"))?;
         Ok(outcomes)
     }
 
@@ -170,7 +168,7 @@ impl<S: CounterStore> Harness<S> {
                 })
                 .collect();
             let charged = charged.join("\n");
-            format!("at {:?}, asked\n{charged}\nexpected {expected:?}\nwas told {actual:?}", self.clock.now())
+            format!("at {:?}, asked\n{charged}\nexpected {expected:?}\ngot {actual:?}", self.clock.now())
         })
     }
 

@@ -4,20 +4,37 @@
 //! needs (a seeded hash in memory, escaped text in Redis). A value that may be a secret has its own variant, so that
 //! code that stores or displays it can treat it differently.
 
+use crate::region::{self, CounterOwner, RegionMode};
 use std::fmt;
 
 /// The part of a counter key that comes from the rule: domain, rule and limit.
 ///
 /// It contains what makes two counters incomparable (path, algorithm, period) and omits what an operator may change
 /// while traffic flows (count, burst), so that usage survives a changed number.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Scope {
     id: u64,
     label: String,
     group: u64,
     /// Length of the group's name within the label; the whole label if the scope has no group.
     shared: Option<usize>,
+    /// Parsed from the label, because every charge between cells reads it.
+    region: RegionMode,
+    /// Whether consumption is also written to a database; not part of the label, because operators may change it.
+    is_durable: bool,
 }
+
+/// Scopes are equal if their counters are: durability does not count.
+impl PartialEq for Scope {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+            && self.label == other.label
+            && self.group == other.group
+            && self.shared == other.shared
+    }
+}
+
+impl Eq for Scope {}
 
 impl Scope {
     /// Creates a scope with this label; equal labels are equal scopes, also across restarts and machines.
@@ -30,7 +47,7 @@ impl Scope {
     pub fn new(label: impl Into<String>) -> Self {
         let label = label.into();
         let (id, shared) = (stable_hash_of(&label), Some(label.len()));
-        Self { id, label, group: id, shared }
+        Self { region: region_of(&label).0, id, label, group: id, shared, is_durable: false }
     }
 
     /// Creates a scope in a group of scopes whose counters have the same values for the same keys: a store may keep the
@@ -48,7 +65,8 @@ impl Scope {
     pub fn in_group(label: impl Into<String>, group: &str) -> Self {
         let label = label.into();
         let shared = label.starts_with(group).then_some(group.len());
-        Self { id: stable_hash_of(&label), label, group: stable_hash_of(group), shared }
+        let (id, region) = (stable_hash_of(&label), region_of(&label).0);
+        Self { id, label, group: stable_hash_of(group), shared, region, is_durable: false }
     }
 
     /// Returns the beginning of labels and groups whose counters a store with this name keeps. No other label begins so,
@@ -85,7 +103,14 @@ impl Scope {
     #[must_use]
     pub fn sibling(&self, suffix: &str) -> Self {
         let label = format!("{}{suffix}", self.label);
-        Self { id: stable_hash_of(&label), label, group: self.group, shared: self.shared }
+        Self {
+            id: stable_hash_of(&label),
+            label,
+            group: self.group,
+            shared: self.shared,
+            region: self.region,
+            is_durable: false,
+        }
     }
 
     /// Returns the group's identifier and the length of its name within the label: with the label, all that
@@ -106,7 +131,42 @@ impl Scope {
     pub fn from_placement(label: impl Into<String>, (group, shared): (u64, Option<usize>)) -> Self {
         let label = label.into();
         let shared = shared.filter(|length| label.is_char_boundary(*length));
-        Self { id: stable_hash_of(&label), label, group, shared }
+        let region = region_of(&label).0;
+        Self { id: stable_hash_of(&label), region, label, group, shared, is_durable: false }
+    }
+
+    /// Returns how cells share the limits of its counters.
+    #[must_use]
+    #[inline]
+    pub const fn region_mode(&self) -> RegionMode {
+        self.region
+    }
+
+    /// Returns which cell owns its counters, if one does.
+    #[must_use]
+    pub fn owner(&self) -> CounterOwner<'_> {
+        region_of(&self.label).1
+    }
+
+    /// Sets whether consumption of its counters is also written to a database, so that it survives the store.
+    ///
+    /// ```
+    /// use tollgate_core::Scope;
+    /// let scope = Scope::new("api|user|fixed_window|1mo");
+    /// assert!(scope.clone().with_durable(true).is_durable() && !scope.is_durable());
+    /// assert_eq!(scope.clone().with_durable(true), scope, "the same counters");
+    /// ```
+    #[must_use]
+    pub fn with_durable(mut self, is_durable: bool) -> Self {
+        self.is_durable = is_durable;
+        self
+    }
+
+    /// Returns whether consumption of its counters is also written to a database.
+    #[must_use]
+    #[inline]
+    pub const fn is_durable(&self) -> bool {
+        self.is_durable
     }
 
     /// Returns a stable 64-bit identifier of the group.
@@ -136,6 +196,12 @@ impl Scope {
 
 /// What a label begins with whose counters a named store keeps: not what an escaped character begins with.
 const STORE_MARK: &str = "%@";
+
+/// Returns how cells share the counters of a label, and who owns them.
+fn region_of(label: &str) -> (RegionMode, CounterOwner<'_>) {
+    let stored = label.strip_prefix(STORE_MARK).and_then(|rest| rest.split_once('|'));
+    region::parse(stored.map_or(label, |(_, rest)| rest))
+}
 
 fn stable_hash_of(name: &str) -> u64 {
     let mut hasher = StableHasher::default();

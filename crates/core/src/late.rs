@@ -4,7 +4,7 @@
 //! of two things must then happen: a request that was denied, or whose caller left, gets the charge back; one that was
 //! admitted keeps it, and is not charged a second time. Only the caller knows which, and only the store knows whether it
 //! charged. So a store returns [`StoreError::Late`](crate::StoreError::Late) with a [`LateCharge`]: a caller that takes
-//! it over with [`LateCharge::keep`] is told the answer; one that drops it leaves the charge to the store, which undoes
+//! it over with [`LateCharge::keep`] gets the answer; one that drops it leaves the charge to the store, which undoes
 //! it.
 //!
 //! Rejected: a store that always undoes late charges, with the caller charging again what it admitted. That costs two
@@ -71,9 +71,9 @@ impl LateCharge {
     /// ```
     /// use std::sync::mpsc::channel;
     /// use tollgate_core::{LateAnswer, LateCharge};
-    /// let (told, answers) = channel();
+    /// let (sender, answers) = channel();
     /// let (late, store) = LateCharge::new();
-    /// late.keep(move |answer| told.send(answer).unwrap());
+    /// late.keep(move |answer| sender.send(answer).unwrap());
     /// store.answer(LateAnswer::NotCharged, || unreachable!("the caller keeps it"));
     /// assert_eq!(answers.recv(), Ok(LateAnswer::NotCharged));
     ///
@@ -98,7 +98,7 @@ impl LateCharge {
                 drop(state);
                 then(answer);
             }
-            // Kept already: the first caller is told.
+            // Kept already: the first caller gets the answer.
             other => *state = other,
         }
     }
@@ -165,14 +165,14 @@ mod tests {
     type Ends = (Receiver<LateAnswer>, Receiver<()>);
 
     /// Runs the acts of both sides in this order: `k`eep, `d`rop, `a`nswer with a charge, `n`ot charged.
-    fn play(acts: &str) -> Ends {
-        let ((told, answers), (undone, undoes)) = (channel(), channel());
+    fn play(steps: &str) -> Ends {
+        let ((sender, answers), (undone, undoes)) = (channel(), channel());
         let (late, store) = LateCharge::new();
         let (mut late, mut store) = (Some(late), Some(store));
-        for act in acts.chars() {
-            let (told, undone) = (told.clone(), undone.clone());
+        for act in steps.chars() {
+            let (sender, undone) = (sender.clone(), undone.clone());
             match act {
-                'k' => late.as_ref().expect("held").keep(move |answer| told.send(answer).expect("a test")),
+                'k' => late.as_ref().expect("held").keep(move |answer| sender.send(answer).expect("a test")),
                 'd' => drop(late.take()),
                 'a' | 'n' => {
                     let answer =
@@ -189,17 +189,17 @@ mod tests {
     /// A charge must be undone or kept exactly once, whichever side acts first.
     #[test]
     fn a_charge_is_kept_or_undone_once_in_every_order() {
-        for acts in ["kda", "kad", "akd", "kkad"] {
-            let (answers, undoes) = play(acts);
-            assert_eq!((answers.try_iter().count(), undoes.try_iter().count()), (1, 0), "{acts}");
+        for steps in ["kda", "kad", "akd", "kkad"] {
+            let (answers, undoes) = play(steps);
+            assert_eq!((answers.try_iter().count(), undoes.try_iter().count()), (1, 0), "{steps}");
         }
-        for acts in ["da", "ad"] {
-            let (answers, undoes) = play(acts);
-            assert_eq!((answers.try_iter().count(), undoes.try_iter().count()), (0, 1), "{acts}");
+        for steps in ["da", "ad"] {
+            let (answers, undoes) = play(steps);
+            assert_eq!((answers.try_iter().count(), undoes.try_iter().count()), (0, 1), "{steps}");
         }
-        for acts in ["dn", "nd"] {
-            let (answers, undoes) = play(acts);
-            assert_eq!((answers.try_iter().count(), undoes.try_iter().count()), (0, 0), "{acts}");
+        for steps in ["dn", "nd"] {
+            let (answers, undoes) = play(steps);
+            assert_eq!((answers.try_iter().count(), undoes.try_iter().count()), (0, 0), "{steps}");
         }
     }
 }

@@ -13,8 +13,10 @@
 //! | [`scale`](Scale) | what a bucket's time is in units, and the same units under another limit |
 //! | [`state`](State), [`packed`](Packed) | the state of one counter; the same in one 64-bit word |
 //! | [`counter_key`](CounterKey), [`charge`](Charge), [`outcome`](Outcome), [`store`](CounterStore) | the interface between engine and stores |
+//! | [`region`](RegionMode) | how cells share a counter's limit, and which cell owns it |
 //! | [`late`](LateCharge) | charges whose answers come after their deadline |
 //! | [`record_store`](RecordStore) | records that nodes share |
+//! | [`priority`](Priority) | importance of a request when not all can be served |
 //! | [`log_throttle`](LogThrottle) | at most one message a second |
 //! | `conformance` (feature) | the suite that every store must pass |
 
@@ -34,9 +36,11 @@ mod limit_spec;
 mod log_throttle;
 mod outcome;
 mod packed;
+mod priority;
 mod rate;
 mod record_store;
 mod refund;
+mod region;
 mod scale;
 mod state;
 mod store;
@@ -62,8 +66,10 @@ pub use limit_spec::{LimitError, LimitSpec};
 pub use log_throttle::LogThrottle;
 pub use outcome::{Outcome, Verdict};
 pub use packed::{Packed, Tag};
+pub use priority::Priority;
 pub use rate::{Period, Rate};
 pub use record_store::{Exchange, RecordFuture, RecordName, RecordStore};
+pub use region::{CounterOwner, RegionMode, RegionStatus, region_prefix};
 pub use scale::Scale;
 pub use state::State;
 pub use store::{CounterStore, LastKnown, StoreError};

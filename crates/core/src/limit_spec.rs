@@ -267,6 +267,27 @@ impl Limit {
         (0..u64::from(shards)).map(shard).collect()
     }
 
+    /// Returns the part of the limit that the weight at index `at` has. The parts of all weights sum to the limit exactly,
+    /// count and burst alike; a part of less than a unit admits nothing.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(100))).burst(20).build()?;
+    /// let parts = [0, 1, 2].map(|at| limit.weighted_part(&[2, 1, 1], at));
+    /// assert_eq!(parts.map(|part| (part.rate().count, part.capacity())), [(50, 10), (25, 5), (25, 5)]);
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn weighted_part(&self, weights: &[u64], at: usize) -> Self {
+        let sum = |until: usize| weights[..until].iter().map(|weight| u128::from(*weight)).sum::<u128>();
+        let (before, through, all) =
+            (sum(at.min(weights.len())), sum((at + 1).min(weights.len())), sum(weights.len()));
+        let below = |units: u64, weight: u128| u128::from(units) * weight / all.max(1);
+        let part = |units: u64| u64::try_from(below(units, through) - below(units, before)).unwrap_or(0);
+        // What cannot be built (a burst that would take decades to refill) admits nothing, never the whole limit.
+        self.try_resized(part).or_else(|| self.try_resized(|_| 0)).unwrap_or_else(|| self.clone())
+    }
+
     /// Returns this fraction of the limit, rounded down; `None` if that is less than a unit. Fractions that sum to one
     /// or less admit no more than the whole limit.
     ///
@@ -307,6 +328,28 @@ impl Limit {
         spec.build().unwrap_or_else(|_| self.clone())
     }
 
+    /// Returns the limit with this many units kept free: it admits as much less at one instant, but at least one unit if
+    /// it had any. A bucket keeps its rate. For units of its counter that are used elsewhere and not counted yet.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(100))).burst(20).build()?;
+    /// let smaller = limit.keeping_free(5);
+    /// assert_eq!((smaller.rate().count, smaller.capacity()), (100, 15));
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn keeping_free(&self, units: u64) -> Self {
+        let left = self.capacity.saturating_sub(units).max(self.capacity.min(1));
+        let mut spec = self.spec();
+        if self.algorithm.has_burst() {
+            spec.burst = Some(left);
+        } else {
+            spec.rate.count = left;
+        }
+        spec.build().unwrap_or_else(|_| self.clone())
+    }
+
     /// Returns this many thousandths of the limit, rounded down, but at least one unit if the limit had any.
     ///
     /// ```
@@ -336,13 +379,17 @@ impl Limit {
     }
 
     fn resized(&self, share: impl Fn(u64) -> u64) -> Self {
+        // A smaller limit of the same kind is valid too, except for a burst that would then take decades to refill.
+        self.try_resized(share).unwrap_or_else(|| self.clone())
+    }
+
+    fn try_resized(&self, share: impl Fn(u64) -> u64) -> Option<Self> {
         let spec = LimitSpec {
             rate: Rate { count: share(self.rate.count), period: self.rate.period.clone() },
             burst: self.algorithm.has_burst().then(|| share(self.capacity)),
             ..self.spec()
         };
-        // A smaller limit of the same kind is valid too, except for a burst that would then take decades to refill.
-        spec.build().unwrap_or_else(|_| self.clone())
+        spec.build().ok()
     }
 
     /// Returns the specification of this limit.

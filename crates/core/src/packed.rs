@@ -421,7 +421,7 @@ fn step_of_another(bucket: &Bucket, word: u64, layout: u16, now: Timestamp, cost
     (if tat == before { word } else { pack_bucket(tat) }, outcome)
 }
 
-/// Returns the layout of a word that a refund or a correction has left: of its writer as long as it tells more.
+/// Returns the layout of a word that a refund or a correction has left: of its writer as long as it holds more.
 #[cold]
 fn layout_after_refund(bucket: &Bucket, before: u16, word: u64, now: Timestamp) -> u16 {
     let own = bucket.layout;

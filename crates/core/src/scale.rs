@@ -12,7 +12,7 @@
 //! A word in a table has no room for two numbers, so scales have [codes](ScaleCode): an index into a table of this
 //! process that only grows, found without a lock when a limit is built. When it is full, or someone who states limits with
 //! every request has taken three quarters of it, further limits have no code: states that they write are read as
-//! written by whoever reads them.
+//! written by every reader.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -93,7 +93,7 @@ impl ScaleCode {
         self.0
     }
 
-    /// Returns the code of a bucket; one that only tells its fill time if the table has no room. `is_stated` if the
+    /// Returns the code of a bucket; one with only its fill time if the table has no room. `is_stated` if the
     /// limit comes with a request.
     pub(crate) fn of(coded: Coded, is_stated: bool) -> Self {
         let Scale { k, unit } = coded.scale;
@@ -119,7 +119,7 @@ impl ScaleCode {
         Self(u16::from(coded.log2.min(FIRST as u8 - 1)))
     }
 
-    /// Returns the scale and reach of the writer; `None` if the code tells only a fill time.
+    /// Returns the scale and reach of the writer; `None` if the code has only a fill time.
     pub(crate) fn coded(self) -> Option<Coded> {
         TABLE.get(usize::from(self.0).checked_sub(FIRST)?)?.get().copied()
     }
@@ -159,7 +159,7 @@ mod tests {
 
     /// Without it two limits share a code, and one reads the other's time as its own.
     #[test]
-    fn codes_tell_scales_apart() {
+    fn codes_distinguish_scales() {
         let coded = |k, unit, log2| Coded { scale: Scale { k, unit }, reach: 0, log2 };
         let all: Vec<Coded> = (1..40).flat_map(|k| (1..20).map(move |n| coded(k, n * 1_009, 30))).collect();
         let codes: Vec<ScaleCode> = all.iter().map(|one| ScaleCode::of(*one, false)).collect();

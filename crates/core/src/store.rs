@@ -3,6 +3,7 @@
 use crate::charge::{Charge, Outcomes, Permit, UnitReturn};
 use crate::late::LateCharge;
 use crate::outcome::Outcome;
+use crate::region::RegionStatus;
 use crate::time::TimeDelta;
 use std::future::Future;
 
@@ -30,6 +31,12 @@ pub trait CounterStore: Send + Sync {
     /// Charges units that were already used elsewhere, beyond the limit if necessary. A negative cost is a refund.
     fn debit(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send;
 
+    /// Debits units that other cells have reported. The same as [`CounterStore::debit`], except for a store that keeps
+    /// record of what this cell has admitted itself.
+    fn debit_reported(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send {
+        self.debit(charges)
+    }
+
     /// Releases permits. Idempotent.
     fn release(&self, permits: &[Permit<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send;
 
@@ -39,14 +46,25 @@ pub trait CounterStore: Send + Sync {
         std::future::ready(Ok(()))
     }
 
-    /// Returns what the store last said about a charge's counter, without asking it; `None` if it said nothing, or the
-    /// store is never asked from afar. For decisions while it cannot be asked.
+    /// Returns the store's last outcome for a charge's counter, without a request; `None` if there is none, or the
+    /// store is in this process. For decisions while the store is unavailable.
     fn last_known(&self, _charge: &Charge<'_>) -> Option<LastKnown> {
         None
     }
+
+    /// Returns how cells share a charge's counter; `None` if there are no others.
+    fn region_status(&self, _charge: &Charge<'_>) -> Option<RegionStatus> {
+        None
+    }
+
+    /// Returns whether limits that cells share are decided by a part of them, because other cells are silent.
+    #[inline]
+    fn is_regional_only(&self) -> bool {
+        false
+    }
 }
 
-/// What a store last said about a counter.
+/// A store's last outcome for a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastKnown {
     /// Units that were used, of whatever limit asked. Not what remained: the limit may have changed since.
@@ -75,6 +93,10 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
         (**self).debit(charges).await
     }
 
+    async fn debit_reported(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        (**self).debit_reported(charges).await
+    }
+
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
         (**self).release(permits).await
     }
@@ -85,6 +107,14 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
 
     fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown> {
         (**self).last_known(charge)
+    }
+
+    fn region_status(&self, charge: &Charge<'_>) -> Option<RegionStatus> {
+        (**self).region_status(charge)
+    }
+
+    fn is_regional_only(&self) -> bool {
+        (**self).is_regional_only()
     }
 }
 

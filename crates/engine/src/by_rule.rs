@@ -51,7 +51,7 @@ impl<T: Default> ByRule<T> {
 
     /// Returns the counters of all rules that ever had any, by name.
     pub(crate) fn all<U>(&self, read: impl Fn(&str, &T) -> U) -> Vec<U> {
-        self.known.load().iter().map(|(rule, figures)| read(rule, figures)).collect()
+        self.known.load().iter().map(|(rule, counts)| read(rule, counts)).collect()
     }
 }
 

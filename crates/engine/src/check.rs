@@ -21,6 +21,9 @@ pub struct Check<'a> {
     /// Full address of the client, if the protocol server has more of it than the attribute `remote_address` contains:
     /// rules identify an IPv6 client by its network, but a measure may target a single address in it.
     pub address: Option<IpAddr>,
+    /// Why the request passes although it would be shed, for observers. See
+    /// [`WorkerPermit::would_be_shed`](crate::WorkerPermit::would_be_shed).
+    pub reason: Option<&'a str>,
 }
 
 /// The two forms of a request.
@@ -46,7 +49,15 @@ impl<'a> Check<'a> {
     }
 
     const fn new(domain: &'a str, request: CheckInput<'a>) -> Self {
-        Self { domain, input: request, cost: Cost::ONE, protocol: "", trace: None, address: None }
+        Self {
+            domain,
+            input: request,
+            cost: Cost::ONE,
+            protocol: "",
+            trace: None,
+            address: None,
+            reason: None,
+        }
     }
 
     /// Returns the value of an attribute: of several, the first.
@@ -104,8 +115,8 @@ impl<'a> Check<'a> {
 
     /// Sets the protocol server.
     #[must_use]
-    pub const fn with_protocol(mut self, front: &'static str) -> Self {
-        self.protocol = front;
+    pub const fn with_protocol(mut self, protocol: &'static str) -> Self {
+        self.protocol = protocol;
         self
     }
 
@@ -120,6 +131,13 @@ impl<'a> Check<'a> {
     #[must_use]
     pub const fn with_client_address(mut self, address: IpAddr) -> Self {
         self.address = Some(address);
+        self
+    }
+
+    /// Sets why the request passes although it would be shed.
+    #[must_use]
+    pub const fn with_reason(mut self, reason: Option<&'a str>) -> Self {
+        self.reason = reason;
         self
     }
 }

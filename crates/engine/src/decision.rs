@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, TimeDelta, Timestamp, Verdict};
+use tollgate_overload::ShedOrder;
 use tollgate_rules::{Action, DescriptorMatch, MatchKind, Role, RuleLimit, Ruleset};
 
 /// The verdict of a decision.
@@ -45,11 +46,17 @@ pub enum Origin {
     Grant,
     /// An emergency measure.
     Emergency,
+    /// The worker shedder, without counters.
+    Overload,
+    /// The counters in the store, by this cell's part of a limit, because other cells are silent.
+    Regional,
+    /// The process is overloaded and did not ask the store; the matched rules' fail policy lets the request pass.
+    Shed,
 }
 
 impl Origin {
     /// All origins, each at the position of its [`index`](Self::index).
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::Unmatched,
         Self::Store,
         Self::Local,
@@ -57,6 +64,9 @@ impl Origin {
         Self::FailClosed,
         Self::Grant,
         Self::Emergency,
+        Self::Overload,
+        Self::Regional,
+        Self::Shed,
     ];
 
     /// Returns the position in [`ALL`](Self::ALL), for tables with an entry for each origin.
@@ -76,6 +86,9 @@ impl Origin {
             Self::FailClosed => "fail_closed",
             Self::Grant => "grant",
             Self::Emergency => "emergency",
+            Self::Overload => "overload",
+            Self::Regional => "regional",
+            Self::Shed => "shed",
         }
     }
 }
@@ -225,6 +238,10 @@ pub struct DecisionDetails {
     /// Attribute from which a rule takes its cost, if its value is not a whole number. The request is malformed: nothing
     /// was charged, and protocol servers reject it (400).
     pub malformed_cost: Option<Box<str>>,
+    /// Why the request was shed, that its limits are tightened, or that its check went without the store.
+    pub reason: Option<Box<str>>,
+    /// The highest class of its limits that were decided without the store because the process is overloaded.
+    pub shed_class: Option<ShedOrder>,
     /// Inline limits and overrides that this decision used.
     pub(crate) inline_limits: Vec<RuleLimit>,
     /// Grant charges made in place of exceeded limits.
@@ -246,6 +263,8 @@ impl DecisionDetails {
             limits: SmallVec::new(),
             descriptors: SmallVec::new(),
             malformed_cost: None,
+            reason: None,
+            shed_class: None,
             inline_limits: Vec::new(),
             granted: None,
         }
@@ -257,11 +276,12 @@ impl DecisionDetails {
         let Self { id: _, verdict, origin, at, denied_by, degraded_by, warned_by, .. } = self;
         (*verdict, *origin) = (DecisionVerdict::Allowed { delay: TimeDelta::ZERO }, Origin::Unmatched);
         (*at, *denied_by, *degraded_by, *warned_by) = (Timestamp::ZERO, None, None, None);
-        let Self { limits, descriptors, malformed_cost, inline_limits, granted, .. } = self;
+        self.shed_class = None;
+        let Self { limits, descriptors, malformed_cost, reason, inline_limits, granted, .. } = self;
         limits.clear();
         descriptors.clear();
-        if malformed_cost.is_some() || granted.is_some() || !inline_limits.is_empty() {
-            (*malformed_cost, *granted) = (None, None);
+        if malformed_cost.is_some() || granted.is_some() || reason.is_some() || !inline_limits.is_empty() {
+            (*malformed_cost, *granted, *reason) = (None, None, None);
             inline_limits.clear();
         }
     }
@@ -403,6 +423,15 @@ impl Decision {
             DecidedBy::Emergency => self.emergency().unwrap_or("emergency"),
             DecidedBy::UnknownDomain => "unknown-domain",
             DecidedBy::MalformedCost => "malformed-cost",
+        }
+    }
+
+    /// Returns whether the request was denied to shed load: its caller is not over a limit of its own.
+    #[must_use]
+    pub fn is_shed(&self) -> bool {
+        match self.denied_by {
+            Some(DecidedBy::Rule(id)) => self.body.rules.rule(id).is_some_and(|rule| rule.is_shedding),
+            _ => false,
         }
     }
 

@@ -47,7 +47,7 @@ impl Generation {
         NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Starts a new generation; called after the rules have been replaced, so that whoever reads it reads them too.
+    /// Starts a new generation; called after the rules have been replaced, so that a reader of the generation sees the new rules.
     pub(crate) fn advance(&self) {
         self.0.store(Self::next(), Ordering::Release);
     }

@@ -1,9 +1,9 @@
 //! Decision IDs: generation and text form.
 //!
 //! 64 random bits drawn once per thread, and a counter, which a keyed permutation then mixes: unique without a shared
-//! cache line, and whoever collects IDs can neither order them nor count what was decided in between. It takes four
-//! multiplications. Rejected: the plain counter, which told strangers the volume, and a UUID for each decision, which
-//! costs more than the decision. An ID is not a credential: whoever knows one may only look the decision up.
+//! cache line, and a collector of IDs can neither order them nor count what was decided in between. It takes four
+//! multiplications. Rejected: the plain counter, which reveals the volume, and a UUID for each decision, which
+//! costs more than the decision. An ID is not a credential: it allows only to look the decision up.
 
 use std::cell::Cell;
 use std::fmt;
@@ -108,9 +108,9 @@ mod tests {
         }
     }
 
-    /// Without it whoever sends two requests reads from their IDs how many others were decided in between.
+    /// Without it a client that sends two requests reads from their IDs how many others were decided in between.
     #[test]
-    fn ids_are_unique_and_tell_no_volume() {
+    fn ids_are_unique_and_reveal_no_volume() {
         let ids: Vec<u128> = (0..10_000).map(|_| DecisionId::generate().0).collect();
         assert_eq!(ids.iter().collect::<HashSet<_>>().len(), ids.len());
         // Of consecutive IDs each half changes about half of its bits, whatever the distance.

@@ -3,7 +3,7 @@
 //! A limiter over it takes the ordinary decision path, with other shards and grants, so that an explanation cannot
 //! differ from the decision that it foretells. A charge is asked together with one that can never fit, on the same
 //! counter: all or none means none, on every store, and still each outcome says whether its charge would fit, and when.
-//! A peek alone was rejected: it tells what remains, but not how long to wait. Limits that count denied requests too
+//! A peek alone was rejected: it shows what remains, but not how long to wait. Limits that count denied requests too
 //! (the Envoy profile) would count this one, and are peeked at; in a fixed window, what remains says the rest.
 
 use smallvec::SmallVec;
@@ -41,9 +41,9 @@ impl<'s, S: CounterStore> DryRun<'s, S> {
         let guard = Charge { mode: first.mode, ..Charge::new(key, &self.never, Cost::ONE) };
         let mut asked = asked.clone();
         asked.push(guard);
-        let mut told = self.store.charge(&asked).await?;
-        told.per_charge.pop();
-        Ok(told)
+        let mut outcomes = self.store.charge(&asked).await?;
+        outcomes.per_charge.pop();
+        Ok(outcomes)
     }
 }
 
@@ -64,16 +64,16 @@ fn is_peeked(charge: &Charge<'_>) -> bool {
 }
 
 /// Returns the outcome of a charge from what was answered.
-fn outcome(charge: &Charge<'_>, told: Outcome) -> Outcome {
-    if told.verdict == Verdict::Unknown || !is_peeked(charge) || charge.cost.is_peek() {
-        return told;
+fn outcome(charge: &Charge<'_>, answer: Outcome) -> Outcome {
+    if answer.verdict == Verdict::Unknown || !is_peeked(charge) || charge.cost.is_peek() {
+        return answer;
     }
     let (units, capacity) = (charge.cost.units(), charge.limit.capacity());
-    let verdict = match charge.cost.is_refund() || units <= told.remaining {
+    let verdict = match charge.cost.is_refund() || units <= answer.remaining {
         true => Verdict::ALLOWED,
-        false => Verdict::Denied { retry_after: (units <= capacity).then_some(told.reset_after) },
+        false => Verdict::Denied { retry_after: (units <= capacity).then_some(answer.reset_after) },
     };
-    Outcome { verdict, ..told }
+    Outcome { verdict, ..answer }
 }
 
 /// Returns an outcome as it is after the charge, which is applied.
@@ -102,12 +102,12 @@ impl<S: CounterStore> CounterStore for DryRun<'_, S> {
             let (group, rest): (Vec<usize>, Vec<usize>) = open.iter().copied().partition(same);
             open = rest;
             let asked: SmallVec<[Charge<'_>; 4]> = group.iter().map(|at| charges[*at]).collect();
-            let told = self.ask(&asked).await.inspect_err(|error| {
+            let answer = self.ask(&asked).await.inspect_err(|error| {
                 *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
             })?;
-            outcomes.at = told.at;
-            for (at, told) in group.into_iter().zip(told.per_charge) {
-                each[at] = outcome(&charges[at], told);
+            outcomes.at = answer.at;
+            for (at, answer) in group.into_iter().zip(answer.per_charge) {
+                each[at] = outcome(&charges[at], answer);
             }
         }
         let all = charges.iter().map(|charge| charge.enforcement).zip(&each);
@@ -131,5 +131,9 @@ impl<S: CounterStore> CounterStore for DryRun<'_, S> {
 
     async fn release(&self, _: &[Permit<'_>]) -> Result<(), StoreError> {
         Ok(())
+    }
+
+    fn is_regional_only(&self) -> bool {
+        self.store.is_regional_only()
     }
 }

@@ -13,7 +13,7 @@ use crate::usage::{self, GrantBalance, LimitSource, UsageError};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tollgate_core::{Cost, CounterStore, Limit, Outcome, TimeDelta};
+use tollgate_core::{Charge, Cost, CounterStore, Limit, Outcome, RegionStatus, TimeDelta};
 use tollgate_rules::{ExplainedRequest, Explanation, MatchedLimit, Plan, Role, Ruleset};
 
 /// An explained request.
@@ -60,6 +60,8 @@ pub struct ExplainedLimit {
     pub outcome: Option<Outcome>,
     /// Whether a grant would pay in its place.
     pub is_granted: bool,
+    /// How cells share the limit at this moment; `None` if there are no others.
+    pub region: Option<RegionStatus>,
 }
 
 impl ExplainedLimit {
@@ -167,16 +169,17 @@ impl<S: CounterStore> Limiter<S> {
     ) -> Result<Vec<ExplainedLimit>, UsageError> {
         let counters = usage::counters(plan, |_| true);
         let looks = usage::charges(plan, &counters, Cost::PEEK);
-        let told = match looks.is_empty() {
+        let outcomes = match looks.is_empty() {
             true => SmallVec::new(),
             false => self.store.charge(&looks).await?.per_charge,
         };
-        let mut told = told.into_iter();
+        let (mut outcomes, mut looked) = (outcomes.into_iter(), looks.iter());
         // The decision has the limits that are charged, in the same order; under an outright measure, all as unknown.
         let mut decided = decision.limits.iter();
         let limits = counters.iter().zip(in_force).map(|(counter, (is_charged, measure))| {
             let matched = &plan.limits[counter.limit];
-            let outcomes: Vec<Outcome> = told.by_ref().take(counter.names.len()).collect();
+            let outcomes: Vec<Outcome> = outcomes.by_ref().take(counter.names.len()).collect();
+            let own: Vec<&Charge<'_>> = looked.by_ref().take(counter.names.len()).collect();
             let status = if is_charged { decided.next() } else { None };
             ExplainedLimit {
                 rule: matched.rule.map(|rule| rule.id),
@@ -196,6 +199,7 @@ impl<S: CounterStore> Limiter<S> {
                     .unwrap_or(TimeDelta::ZERO),
                 outcome: status.map(|status| status.outcome),
                 is_granted: status.is_some_and(|status| decision.is_granted(status)),
+                region: self.region_of(own.into_iter()),
             }
         });
         Ok(limits.collect())

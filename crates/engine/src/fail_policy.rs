@@ -37,8 +37,8 @@ struct UndecidedRequest<'a, 'p> {
     late: Vec<LateCharge>,
     /// Charges that local counters admitted and the store must be charged with.
     taken_locally: SmallVec<[usize; 4]>,
-    /// Number of nodes that share the store; 0 if unknown.
-    live_nodes: u32,
+    /// Number of nodes that share each charge's counter; 0 if unknown.
+    live_nodes: SmallVec<[u32; 4]>,
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -61,12 +61,13 @@ impl<S: CounterStore> Limiter<S> {
             failed: SmallVec::from_elem(true, charges.len()),
             late: error.late().into_iter().cloned().collect(),
             taken_locally: SmallVec::new(),
-            live_nodes: self.live_nodes(),
+            live_nodes: charges.iter().map(|charge| self.nodes_of(charge.key.scope)).collect(),
         };
         if let StoreError::Partial { failed, .. } = &error
             && self.charge_reachable(&mut undecided, failed).await == Admission::Denied
         {
             fold(plan, &undecided.outcomes(Admission::Denied), details);
+            details.complete_shed(false);
             return;
         }
         // Counted under the rule that denies the request, else under the first rule whose charge the store could not
@@ -96,6 +97,7 @@ impl<S: CounterStore> Limiter<S> {
         if deciding.is_some() {
             self.fallback_counts.record(owed_to.map_or("", |rule| &rule.name), details.origin);
         }
+        details.complete_shed(deciding.is_some());
     }
 
     /// Charges what the store can still decide.
@@ -110,7 +112,7 @@ impl<S: CounterStore> Limiter<S> {
             return Admission::Admitted;
         }
         let charges: SmallVec<[Charge<'_>; 8]> = rest.iter().map(|at| undecided.charges[*at]).collect();
-        let outcomes = match self.store.charge(&charges).await {
+        let outcomes = match self.charge_awaited(&charges).await {
             Ok(outcomes) => outcomes,
             Err(error) => {
                 undecided.late.extend(error.late().into_iter().cloned());
@@ -179,7 +181,8 @@ impl<S: CounterStore> Limiter<S> {
     /// Charges a local counter with what has already happened, or refunds it.
     pub(crate) fn debit_local(&self, charge: &Charge<'_>) {
         let Some(fallback) = &self.fallback else { return };
-        let share = (self.live_nodes() > 1).then(|| charge.limit.per_node_share(self.live_nodes()));
+        let nodes = self.nodes_of(charge.key.scope);
+        let share = (nodes > 1).then(|| charge.limit.per_node_share(nodes));
         fallback.try_debit(&Charge { limit: share.as_ref().unwrap_or(charge.limit), ..*charge });
     }
 
@@ -194,7 +197,7 @@ impl<S: CounterStore> Limiter<S> {
     /// local counters have taken.
     fn settle_admitted(&self, undecided: &UndecidedRequest<'_, '_>) {
         let taken = undecided.taken_locally.iter().map(|at| &undecided.charges[*at]);
-        // Nobody will release a permit that the request does not know to hold.
+        // A permit that the request does not know it holds would never be released.
         let leaks = (0..undecided.charges.len()).any(|at| {
             undecided.failed[at] && undecided.charges[at].limit.algorithm() == Algorithm::Concurrency
         });
@@ -262,14 +265,12 @@ impl UndecidedRequest<'_, '_> {
     /// Returns this node's share of a limit, by the number of nodes alive; `None` if the rules say it, or if the node
     /// has the whole limit.
     fn node_share(&self, at: usize) -> Option<Limit> {
-        let limit = &self.plan.limits[at].limit;
+        let (limit, nodes) = (&self.plan.limits[at].limit, self.live_nodes[at]);
         match (&limit.reserve, &limit.node_share) {
             (_, Some(_)) => None,
-            (Some(reserve), None) if self.live_nodes > 0 => reserve.fraction(1, u64::from(self.live_nodes)),
+            (Some(reserve), None) if nodes > 0 => reserve.fraction(1, u64::from(nodes)),
             (Some(_), None) => None,
-            (None, None) => {
-                (self.live_nodes > 1).then(|| self.charges[at].limit.per_node_share(self.live_nodes))
-            }
+            (None, None) => (nodes > 1).then(|| self.charges[at].limit.per_node_share(nodes)),
         }
     }
 }

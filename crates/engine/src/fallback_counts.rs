@@ -21,8 +21,8 @@ impl FallbackCounts {
     pub(crate) fn all(&self) -> Vec<(String, &'static str, u64)> {
         let each = self.0.all(|rule, counts| {
             let counts = ORIGINS.iter().zip(counts.each_ref().map(|count| count.load(Ordering::Relaxed)));
-            let told = counts.filter(|(_, count)| *count > 0);
-            told.map(|(origin, count)| (rule.to_owned(), origin.name(), count)).collect::<Vec<_>>()
+            let nonzero = counts.filter(|(_, count)| *count > 0);
+            nonzero.map(|(origin, count)| (rule.to_owned(), origin.name(), count)).collect::<Vec<_>>()
         });
         each.into_iter().flatten().collect()
     }

@@ -1,4 +1,4 @@
-//! Start of a fallback counter: a counter of this process begins from what the store last said, not from zero.
+//! Start of a fallback counter: a counter of this process begins from the store's last outcome, not from zero.
 //!
 //! A caller who had used up a limit must not get it anew because the store paused. When the store has answered since the
 //! local counter was last set, the local one is set again: to this node's share of what remained, plus what time has

@@ -10,6 +10,10 @@ use crate::decision::{
 use tollgate_core::{Admission, Outcome, Outcomes, TimeDelta, Verdict};
 use tollgate_rules::{Action, LimitOrigin, MatchedLimit, Plan, Role, RuleLimit, SoftAction};
 
+/// Bounds of the time after which a request that was shed may be repeated.
+const MIN_SHED: TimeDelta = TimeDelta::from_secs(1);
+const MAX_SHED: TimeDelta = TimeDelta::from_secs(10);
+
 pub(crate) fn decided_by(matched: &MatchedLimit<'_>) -> DecidedBy {
     matched.rule.map_or(DecidedBy::Inline, |rule| DecidedBy::Rule(rule.id))
 }
@@ -76,13 +80,21 @@ fn deny(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
     folded.denied_by = named.map(|(matched, _)| decided_by(matched));
     // Nothing is served, so nothing is served in a reduced form.
     folded.degraded_by = None;
-    let waits = denying.filter_map(|(_, outcome)| match outcome.verdict {
+    let is_shedding = |matched: &MatchedLimit<'_>| matched.rule.is_some_and(|rule| rule.is_shedding);
+    let is_shed = named.is_some_and(|(matched, _)| is_shedding(matched));
+    // When load ends is not known; a permit's lifetime or a bucket says nothing about it.
+    let counted = denying.filter(|(matched, _)| is_shed || !is_shedding(matched));
+    let waits = counted.filter_map(|(_, outcome)| match outcome.verdict {
         Verdict::Denied { retry_after } => Some(retry_after),
         Verdict::Allowed { .. } | Verdict::Unknown => None,
     });
     // A limit that can never allow the request outlasts all others.
     let retry_after = waits.reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b))).flatten();
     folded.verdict = DecisionVerdict::Denied { retry_after };
+    if is_shed {
+        let wait = retry_after.unwrap_or(MIN_SHED).clamp(MIN_SHED, MAX_SHED);
+        folded.verdict = DecisionVerdict::Denied { retry_after: Some(wait) };
+    }
 }
 
 #[inline]

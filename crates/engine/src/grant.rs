@@ -33,6 +33,12 @@ pub struct Grant {
     scope: Scope,
 }
 
+/// Returns the scope of the counters of all grants.
+#[must_use]
+pub fn grant_scope() -> Scope {
+    Scope::new("grant").with_durable(true)
+}
+
 /// All grants of one caller, in the order in which they are used.
 pub type Grants = Vec<Arc<Grant>>;
 
@@ -50,7 +56,7 @@ impl Grant {
     ) -> Result<Self, LimitError> {
         let spec = LimitSpec::new(Algorithm::StrictWindow, Rate::per(units, lasts));
         let limit = LimitSpec { slots: Some(1), ..spec }.build()?;
-        Ok(Self { id: id.into(), rules, expires_at: until, limit, scope: Scope::new("grant") })
+        Ok(Self { id: id.into(), rules, expires_at: until, limit, scope: grant_scope() })
     }
 
     /// Returns the number of units granted.
@@ -133,9 +139,9 @@ impl GrantAllocation<'_, '_> {
     }
 
     /// Records which charges were denied. Returns whether another attempt is worthwhile.
-    fn record_denials(&mut self, asked: &[usize], told: &[Outcome]) -> bool {
+    fn record_denials(&mut self, asked: &[usize], outcomes: &[Outcome]) -> bool {
         let mut again = false;
-        for (at, outcome) in asked.iter().zip(told).filter(|(_, outcome)| outcome.verdict.is_denied()) {
+        for (at, outcome) in asked.iter().zip(outcomes).filter(|(_, outcome)| outcome.verdict.is_denied()) {
             match self.assigned[*at].take() {
                 Some(grant) => (self.exhausted[grant], again) = (true, true),
                 None => {
@@ -187,16 +193,16 @@ impl<S: CounterStore> Limiter<S> {
                 None => charges[*at],
             };
             let wanted: SmallVec<[Charge<'_>; 4]> = asked.iter().map(charge).collect();
-            let told = self.store.charge(&wanted).await.ok()?;
-            if told.admission == Admission::Denied {
-                if !payment.record_denials(&asked, &told.per_charge) {
+            let charged = self.store.charge(&wanted).await.ok()?;
+            if charged.admission == Admission::Denied {
+                if !payment.record_denials(&asked, &charged.per_charge) {
                     return None;
                 }
                 continue;
             }
             outcomes.admission = Admission::Admitted;
             let mut paid = Vec::new();
-            for ((at, charge), outcome) in asked.into_iter().zip(&wanted).zip(told.per_charge) {
+            for ((at, charge), outcome) in asked.into_iter().zip(&wanted).zip(charged.per_charge) {
                 if payment.assigned[at].is_some() {
                     paid.push(GrantCharge { limit: at, record: ChargeRecord::from_charge(charge) });
                     let reset_after = outcomes.per_charge[at].reset_after;

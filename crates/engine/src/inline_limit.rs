@@ -53,11 +53,11 @@ impl<S: CounterStore> Limiter<S> {
     /// Reports the outcomes to the observers and allows denied charges if denials are not enforced.
     #[inline]
     fn is_observed(&self, charges: &[Charge<'_>], outcomes: &mut [Outcome]) {
-        let bites = if self.denies_nothing() { Enforced::No } else { Enforced::Yes };
+        let enforced = if self.denies_nothing() { Enforced::No } else { Enforced::Yes };
         for observer in &self.observers {
-            observer.on_inline_limits(charges, outcomes, bites);
+            observer.on_inline_limits(charges, outcomes, enforced);
         }
-        if bites == Enforced::No {
+        if enforced == Enforced::No {
             outcomes.iter_mut().for_each(allow);
         }
     }

@@ -13,11 +13,16 @@
 //! | `permits`, `permit_guard` | permits of a request in flight; a guard that renews and releases them |
 //! | `delay_queue` | where `action: delay` parks requests, bounded in number |
 //! | `in_flight`, `by_rule` | permits held, by rule; bounded counters by rule name |
+//! | `charge_ahead` | units charged now for requests that another process admits later |
 //! | `charge_record` | a charge that outlives its request |
 //! | `reservation` | charging an estimate now and settling later, on any node |
 //! | `quota_provider` | lookup of a caller's quota |
 //! | `grant` | extra units, charged when a limit denies |
 //! | `emergency` | emergency measures |
+//! | `workers` | gates that shed before an upstream |
+//! | `adapt`, `signals` | limits that follow signals; who reports these |
+//! | `upstream_meters` | signals that are measured here |
+//! | `check_shedding` | checks that go without the store while the process is overloaded |
 //! | `usage` | usage of a caller's limits, and resets |
 //! | `explain`, `dry_run` | what would be decided and why, without charging |
 //! | `observer` | the observer interface |
@@ -27,9 +32,12 @@
 //! | `trace` | trace context of a request |
 //! | `inline_limit` | limits that arrive with the request |
 
+mod adapt;
 mod by_rule;
+mod charge_ahead;
 mod charge_record;
 mod check;
+mod check_shedding;
 mod consumption;
 mod decision;
 mod decision_body;
@@ -54,11 +62,17 @@ mod permits;
 mod quota_provider;
 mod reconcile;
 mod reconsider;
+mod region_view;
 mod replay;
 mod reservation;
+mod signals;
 mod trace;
+mod upstream_meters;
 mod usage;
+mod workers;
 
+pub use adapt::{AdaptationState, AdaptedStep, AdaptedTier};
+pub use charge_ahead::{AheadKind, ChargeAhead, CounterAhead};
 pub use check::{Check, CheckInput};
 pub use consumption::{Consumption, Meter};
 pub use decision::{
@@ -69,15 +83,19 @@ pub use decision_id::{DecisionId, InvalidDecisionId};
 pub use delay_queue::{DelayQueue, QueueFull};
 pub use emergency::{ActiveMeasures, Measure, MeasureAction, MeasureTarget, Network};
 pub use explain::{CheckExplanation, ExplainedLimit};
-pub use grant::{Grant, Grants};
+pub use grant::{Grant, Grants, grant_scope};
 pub use limiter::Limiter;
 pub use observer::{Enforced, Observer};
 pub use permit_guard::PermitGuard;
 pub use permits::{HeldPermits, ReleaseFuture, ReleaseReason};
 pub use quota_provider::{CallerQuota, QuotaProvider, Quotas};
+pub use region_view::RegionView;
 pub use replay::{CounterSharing, SampleWeight};
 pub use reservation::{
     ClosedReservation, RemainingUnits, Reservation, ReservationId, ReserveError, SettleError, Settlement,
 };
+pub use signals::{SharedSignal, SignalError, SignalQuery, SignalState};
+pub use tollgate_overload::{CheckLoadState, Ended, GateState, POSITIONS, ShedOrder, TierState};
 pub use trace::{ForwardedRequest, TraceContext};
 pub use usage::{GrantBalance, LimitSource, LimitUsage, UnmatchedRule, Usage, UsageError, UsageOf};
+pub use workers::{UpstreamState, WorkerPermit};

@@ -4,7 +4,9 @@
 //! ready in its first poll; if not, the same future awaits the same charges. Synchronous twins of these functions were
 //! rejected: each had to plan for itself, and planning has side effects (a split counter moves on to its next shard).
 
+use crate::adapt::Adaptations;
 use crate::check::{Check, CheckInput};
+use crate::check_shedding::CheckShedding;
 use crate::consumption::Meter;
 use crate::decision::{DecidedBy, Decision, DecisionDetails, DecisionVerdict, Origin, UnknownDomain};
 use crate::decision_body::{Contents, DecisionBody, Generation};
@@ -23,14 +25,18 @@ use crate::quota_provider::QuotaProvider;
 use crate::reconcile::PendingCharges;
 use crate::reconsider::FullCounters;
 use crate::reservation::Reservations;
+use crate::upstream_meters::UpstreamMeters;
+use crate::workers::WorkerGates;
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use tollgate_core::{Clock, CounterStore, LogThrottle, Outcomes, PermitId, TimeDelta};
-use tollgate_rules::{CallerOverrides, Charges, Plan, Ruleset};
+use tollgate_core::{
+    Algorithm, Clock, CounterStore, LogThrottle, Mode, Outcomes, PermitId, RegionMode, Scope, TimeDelta,
+};
+use tollgate_rules::{ADAPT_RULE, CallerOverrides, Charges, MatchedLimit, Plan, Ruleset};
 
 /// Rate limiter: decides requests with a rule set and a store. Shared by all protocol servers.
 pub struct Limiter<S> {
@@ -48,6 +54,8 @@ pub struct Limiter<S> {
     pub(crate) fallback_starts: FallbackStarts,
     /// Number of nodes that share the store, as far as known; 0 if not.
     pub(crate) live_nodes: AtomicU32,
+    /// Number of cells that a counter with an owner is divided among while the owner is away.
+    cells: AtomicU32,
     pub(crate) pending: Arc<PendingCharges>,
     pub(crate) fallback_counts: FallbackCounts,
     pub(crate) in_flight: InFlight,
@@ -59,6 +67,14 @@ pub struct Limiter<S> {
     pub(crate) full_counters: FullCounters,
     /// Lookup of callers' quotas.
     pub(crate) quotas: Option<Arc<dyn QuotaProvider>>,
+    /// Limits that follow signals.
+    pub(crate) adaptations: Adaptations,
+    /// Gates of upstreams.
+    pub(crate) workers: WorkerGates,
+    /// Meters of upstreams.
+    pub(crate) meters: UpstreamMeters,
+    /// Shedding of checks while the process is overloaded.
+    pub(crate) check_shedding: CheckShedding,
     /// Active emergency measures.
     pub(crate) measures: Arc<ActiveMeasures>,
     pub(crate) observers: SmallVec<[Arc<dyn Observer>; 2]>,
@@ -84,6 +100,10 @@ impl<S: CounterStore> Limiter<S> {
     #[must_use]
     pub fn new(rules: Arc<Ruleset>, store: S, clock: Arc<dyn Clock>) -> Self {
         Self {
+            adaptations: Adaptations::new(&rules),
+            workers: WorkerGates::new(&rules),
+            meters: UpstreamMeters::new(&rules),
+            check_shedding: CheckShedding::default(),
             rules: ArcSwap::new(rules),
             generation: Generation::new(),
             store,
@@ -94,6 +114,7 @@ impl<S: CounterStore> Limiter<S> {
             fallback: None,
             fallback_starts: FallbackStarts::default(),
             live_nodes: AtomicU32::new(0),
+            cells: AtomicU32::new(1),
             pending: Arc::default(),
             fallback_counts: FallbackCounts::default(),
             in_flight: InFlight::default(),
@@ -143,6 +164,18 @@ impl<S: CounterStore> Limiter<S> {
         self.live_nodes.load(Ordering::Relaxed)
     }
 
+    /// Sets the number of cells, each with live nodes of its own: without its owner, a counter that one cell owns for all is
+    /// divided among them first.
+    pub fn set_cells(&self, cells: u32) {
+        self.cells.store(cells.max(1), Ordering::Relaxed);
+    }
+
+    /// Returns the number of nodes that a counter of this scope is divided among while it cannot be asked; 0 if unknown.
+    pub(crate) fn nodes_of(&self, scope: &Scope) -> u32 {
+        let (nodes, cells) = (self.live_nodes(), self.cells.load(Ordering::Relaxed));
+        if cells > 1 && scope.region_mode().has_owner() { nodes.max(1).saturating_mul(cells) } else { nodes }
+    }
+
     /// Returns the number of decisions made without the store, as (rule, origin, count).
     #[must_use]
     pub fn fallback_counts(&self) -> Vec<(String, &'static str, u64)> {
@@ -158,6 +191,9 @@ impl<S: CounterStore> Limiter<S> {
     /// Replaces the active rules. Counters of unchanged rules keep their state.
     pub fn replace_rules(&self, rules: Arc<Ruleset>) {
         self.observers.iter().for_each(|observer| observer.on_rules_changed(&rules));
+        self.workers.on_rules_changed(&rules);
+        self.meters.on_rules_changed(&rules);
+        self.adaptations.on_rules_changed(&rules);
         self.rules.store(rules);
         self.generation.advance();
     }
@@ -189,7 +225,7 @@ impl<S: CounterStore> Limiter<S> {
     /// Decides one request. Never fails: if the store fails, the rules' fail policy decides. Ready in the first poll if
     /// the store can charge without waiting.
     ///
-    /// Its permits have no named holder, because nobody is told one: a negative cost gives one back, from whichever
+    /// Its permits have no named holder, because none is returned: a negative cost gives one back, from whichever
     /// check it came.
     #[inline]
     pub fn check(&self, check: &Check<'_>) -> impl Future<Output = Decision> {
@@ -234,6 +270,11 @@ impl<S: CounterStore> Limiter<S> {
                     if let Some(effect) = effect {
                         effect.apply_to(&mut plan, details);
                     }
+                    let is_restored =
+                        || effect.as_ref().is_some_and(|effect| effect.disabling(Some(ADAPT_RULE)).is_some());
+                    if self.adaptations.any_active() && !is_restored() {
+                        self.apply_adapted(check, rules, &mut plan, details);
+                    }
                     if !is_known && self.denies_unknown.load(Ordering::Relaxed) {
                         details.deny_uncharged(DecidedBy::UnknownDomain);
                     }
@@ -260,6 +301,9 @@ impl<S: CounterStore> Limiter<S> {
                 if self.shadow.load(Ordering::Relaxed) && !details.is_allowed() {
                     details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
                     details.denied_by = None;
+                }
+                if let Some(reason) = check.reason.filter(|_| details.is_allowed()) {
+                    details.reason = Some(reason.into());
                 }
                 if details.malformed_cost.is_some() && details.denied_by != Some(DecidedBy::MalformedCost) {
                     details.malformed_cost = None;
@@ -344,9 +388,12 @@ impl<S: CounterStore> Limiter<S> {
             Tried::Declined | Tried::Decided => {
                 let mut charges = Charges::new();
                 plan.charges(permit, &mut charges);
-                match self.reconcile_before(&charges).await {
-                    Ok(()) => self.store.charge(&charges).await,
-                    Err(error) => Err(error),
+                match self.shed_charges(plan, details) {
+                    Some(shed) => Err(shed),
+                    None => match self.reconcile_before(&charges).await {
+                        Ok(()) => self.charge_awaited(&charges).await,
+                        Err(error) => Err(error),
+                    },
                 }
             }
         };
@@ -359,11 +406,22 @@ impl<S: CounterStore> Limiter<S> {
             paid = self.reconsider(plan, permit, grants, &mut outcomes).await;
         }
         fold::fold(plan, &outcomes, details);
+        if self.store.is_regional_only() && plan.limits.iter().any(is_shared_by_cells) {
+            details.origin = Origin::Regional;
+        }
         if paid.is_some() {
             details.origin = Origin::Grant;
             details.granted = paid;
         }
     }
+}
+
+/// Returns whether cells share a limit by exchanging consumption. While some are silent, the store never decides it without
+/// waiting.
+fn is_shared_by_cells(matched: &MatchedLimit<'_>) -> bool {
+    matched.limit.scope.region_mode() == RegionMode::Shared
+        && matched.limit.mode != Mode::Local
+        && matched.limit.limit.algorithm() != Algorithm::Concurrency
 }
 
 /// Adds the limits that a request matches to `plan`; none if the domain is unknown. Returns whether it is known.

@@ -22,14 +22,14 @@ pub trait Observer: Send + Sync {
     }
 
     /// Called with inline limits that were charged together, and the outcome of each.
-    fn on_inline_limits(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Enforced) {
-        let _ = (charges, outcomes, bites);
+    fn on_inline_limits(&self, charges: &[Charge<'_>], outcomes: &[Outcome], enforced: Enforced) {
+        let _ = (charges, outcomes, enforced);
     }
 
-    /// Called with the latency `each` of `requests` requests of the protocol server `front`, from the time they were
+    /// Called with the latency `each` of `requests` requests of the protocol server `protocol`, from the time they were
     /// read to the time they were decided.
-    fn on_latency(&self, front: &'static str, requests: u64, each: TimeDelta) {
-        let _ = (front, requests, each);
+    fn on_latency(&self, protocol: &'static str, requests: u64, each: TimeDelta) {
+        let _ = (protocol, requests, each);
     }
 
     /// Returns whether this observer records spans of traced requests. If no observer does, protocol servers do not
@@ -78,9 +78,9 @@ impl<S> Limiter<S> {
 
     /// Notifies the observers of a protocol server's latency, which comes from clock values that it has read anyway.
     #[inline]
-    pub fn record_latency(&self, front: &'static str, requests: u64, each: TimeDelta) {
+    pub fn record_latency(&self, protocol: &'static str, requests: u64, each: TimeDelta) {
         for observer in &self.observers {
-            observer.on_latency(front, requests, each);
+            observer.on_latency(protocol, requests, each);
         }
     }
 

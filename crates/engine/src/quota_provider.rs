@@ -21,7 +21,7 @@ pub trait QuotaProvider: Send + Sync {
 /// The quotas that apply to one request: at most one for each attribute, stored without allocation.
 pub type Quotas = SmallVec<[Arc<CallerOverrides>; 2]>;
 
-/// What is agreed with the callers of one request.
+/// The quotas of the callers of one request.
 #[derive(Clone, Debug, Default)]
 pub struct CallerQuota {
     /// Tiers and limit overrides.

@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use tollgate_core::{Charge, Cost, CounterId, CounterStore, LateAnswer, LateCharge, StoreError};
 
 const MAX_PENDING: usize = 65_536;
-/// Bytes for a limiter that is not told another number.
+/// Default bytes of a limiter.
 const DEFAULT_BYTES: usize = 16 << 20;
 /// Bytes of a charge in doubt beside its counter's values: the record, and both sides of its late answer.
 const DOUBT_BYTES: usize = 512;
@@ -116,7 +116,7 @@ impl PendingCharges {
         if self.table().doubt_bytes + doubt_bytes(&charges) <= self.max_bytes {
             return self.hold(charges, late);
         }
-        // Nobody keeps the late charge then, so the store undoes it.
+        // The late charge is not kept then, so the store undoes it.
         let mut table = self.table();
         charges.into_iter().for_each(|(name, record)| table.add(name, record, self.max_bytes));
         self.any.store(true, Ordering::Release);
@@ -136,7 +136,7 @@ impl PendingCharges {
     }
 
     /// Returns the number of counters and units that the store has not been charged with, or may not have been.
-    pub(crate) fn owed(&self) -> (usize, u64) {
+    pub(crate) fn totals(&self) -> (usize, u64) {
         let table = self.table();
         let pending = table.pending.values().map(|record| record.units);
         let units = pending.chain(table.in_doubt.values().copied()).fold(0, u64::saturating_add);
@@ -319,7 +319,7 @@ impl<S: CounterStore> Limiter<S> {
     /// Returns the number of counters, and of units, that were admitted without the store and not charged to it yet.
     #[must_use]
     pub fn unreconciled(&self) -> (usize, u64) {
-        self.pending.owed()
+        self.pending.totals()
     }
 
     /// Sets the bytes of what was admitted without the store: values of pending counters, and charges in doubt.
@@ -333,8 +333,8 @@ impl<S: CounterStore> Limiter<S> {
         if !self.pending.any_pending() {
             return false;
         }
-        let owing: Vec<CounterId> = self.pending.table().pending.keys().copied().collect();
-        for batch in owing.chunks(BATCH) {
+        let pending: Vec<CounterId> = self.pending.table().pending.keys().copied().collect();
+        for batch in pending.chunks(BATCH) {
             let Ok(guard) = self.pending.start(batch) else { continue };
             if !guard.charges.is_empty() && guard.debit(&self.store).await.is_err() {
                 return true;
@@ -357,23 +357,23 @@ impl<S: CounterStore> Limiter<S> {
             let guard = match self.pending.start(&names) {
                 Ok(guard) if guard.charges.is_empty() => return Ok(()),
                 Ok(guard) => guard,
-                // Somebody else is charging them, within the store's deadline.
+                // Another check is charging them, within the store's deadline.
                 Err(_) if !has_waited => {
                     ended.await;
                     has_waited = true;
                     continue;
                 }
-                Err(busy) => break (busy, still_owing()),
+                Err(busy) => break (busy, still_pending()),
             };
-            let owing: HashSet<CounterId> = guard.charges.iter().map(|(name, _)| *name).collect();
-            let owing = (0..names.len()).filter(|at| owing.contains(&names[*at])).collect();
+            let pending: HashSet<CounterId> = guard.charges.iter().map(|(name, _)| *name).collect();
+            let pending = (0..names.len()).filter(|at| pending.contains(&names[*at])).collect();
             if has_waited {
-                // That has failed: nobody waits for the store twice.
-                break (owing, still_owing());
+                // That has failed; a check does not wait for the store twice.
+                break (pending, still_pending());
             }
             match guard.debit(&self.store).await {
                 Ok(()) => return Ok(()),
-                Err(why) => break (owing, why),
+                Err(why) => break (pending, why),
             }
         };
         // The indexes in a partial error refer to pending charges, not to `charges`.
@@ -383,7 +383,7 @@ impl<S: CounterStore> Limiter<S> {
     }
 }
 
-fn still_owing() -> StoreError {
+fn still_pending() -> StoreError {
     StoreError::Unavailable("what was let through is being charged".to_owned())
 }
 

@@ -48,6 +48,9 @@ impl<S: CounterStore> Limiter<S> {
         {
             let mut plan = Plan::default();
             plan_into(rules, quotas, check, &mut plan);
+            if self.adaptations.any_active() {
+                self.scale_adapted(check, rules, &mut plan, details);
+            }
             plan.limits.retain(|matched| matched.limit.limit.algorithm() != Algorithm::Concurrency);
             for matched in &mut plan.limits {
                 let shared = matched.rule.is_some_and(|rule| rule.shared_by_callers);

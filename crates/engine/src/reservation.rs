@@ -11,7 +11,7 @@
 //! closed, because moving the counters twice could hand out units, and not at all only withholds some.
 //!
 //! All operations are idempotent: reserving again with the same idempotency key and the same contents returns the same
-//! reservation, or tells how it ended; settling again to the same cost has no further effect. Whoever holds the ID may
+//! reservation, or tells how it ended; settling again to the same cost has no further effect. The holder of the ID may
 //! close a reservation, so it is 128 random bits, and records are encrypted with keys derived from it (`seal`).
 //!
 //! | module | contents |
@@ -45,10 +45,10 @@ use tollgate_core::{
 };
 use tollgate_rules::{CALLER_KEY, Charges, CostFrom, Plan};
 
-/// ID of a reservation: 128 random bits, which only its maker is told.
+/// ID of a reservation: 128 random bits, returned only to its creator.
 pub type ReservationId = DecisionId;
 
-/// Bytes for the reservations of a limiter that is not told another number.
+/// Default bytes for the reservations of a limiter.
 const DEFAULT_BYTES: usize = 64 << 20;
 /// How long a reservation may be made or closed before the node that does so counts as dead.
 const CLOSING: TimeDelta = TimeDelta::from_secs(10);
@@ -127,7 +127,7 @@ pub struct RemainingUnits {
 pub struct ClosedReservation {
     /// How it ended.
     pub settlement: Settlement,
-    /// What remains of its limits now; empty if the store could not tell.
+    /// What remains of its limits now; empty if the store is unavailable.
     pub limits: Vec<RemainingUnits>,
 }
 
@@ -212,6 +212,12 @@ impl<S: CounterStore> Limiter<S> {
     pub fn with_shared_reservations(mut self, records: Arc<dyn RecordStore>) -> Self {
         self.reservations.records = Records::shared(records, Arc::clone(&self.clock));
         self
+    }
+
+    /// Returns the records that all nodes share, if there are any.
+    #[must_use]
+    pub fn shared_records(&self) -> Option<Arc<dyn RecordStore>> {
+        self.reservations.records.shared_store()
     }
 
     /// Sets the bytes that this node's reservations may take.
@@ -380,7 +386,7 @@ impl<S: CounterStore> Limiter<S> {
         Ok(())
     }
 
-    /// Returns the decision of an open reservation: as it was told, or if the rules have changed, with what remains now.
+    /// Returns the decision of an open reservation: as it was returned, or if the rules have changed, with what remains now.
     async fn replayed(&self, check: &Check<'_>, record: &Record, now: Timestamp) -> Decision {
         let mut decision = self.begin(record.decision);
         let Contents { details, rules, quotas, .. } = &mut *decision.body;
@@ -396,7 +402,7 @@ impl<S: CounterStore> Limiter<S> {
                     .limits
                     .iter_mut()
                     .zip(&record.outcomes)
-                    .for_each(|(limit, told)| limit.outcome = *told);
+                    .for_each(|(limit, outcome)| limit.outcome = *outcome);
             } else {
                 plan.limits.iter_mut().for_each(|matched| matched.cost = Cost::PEEK);
                 plan.charges(PermitId(record.decision.0), &mut charges);
@@ -465,16 +471,16 @@ impl<S: CounterStore> Limiter<S> {
             self.move_local_counters(&movable, permit, wanted, error);
             moved = Ok(());
         }
-        // Before anything else is awaited: whoever asked may go.
+        // Before anything else is awaited: the caller may disconnect.
         if moved.is_ok() {
             self.correct_consumption(&record.consumed, wanted);
         }
         record.status = if moved.is_ok() { Status::Closed(wanted) } else { Status::Open };
         let closed = seal.close(&record.encode())?;
-        let told = records.exchange(name, Some(&closing), Some((&closed, kept_for))).await;
+        let recorded = records.exchange(name, Some(&closing), Some((&closed, kept_for))).await;
         moved?;
-        if let Err(error) = told {
-            tracing::debug!(%error, "a closed reservation says so only after a while");
+        if let Err(error) = recorded {
+            tracing::debug!(%error, "a closed reservation is reported as closed only after a while");
         }
         Ok(self.closed(&record, wanted).await)
     }

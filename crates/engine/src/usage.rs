@@ -8,9 +8,10 @@ use crate::check::Check;
 use crate::grant::Grants;
 use crate::limiter::{Limiter, plan_into};
 use smallvec::SmallVec;
+use std::net::IpAddr;
 use tollgate_core::{
     Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, Mode, Outcome,
-    StoreError, TimeDelta, Timestamp, Verdict,
+    RegionStatus, StoreError, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_rules::{
     Attributes, Charges, Domain, LimitOrigin, MatchedLimit, PerCallerRule, Plan, Role, Ruleset,
@@ -70,6 +71,8 @@ pub struct LimitUsage {
     pub window: Option<(Timestamp, Timestamp)>,
     /// Whether the caller shares the counter with others.
     pub is_shared: bool,
+    /// How cells share the limit at this moment; `None` if there are no others.
+    pub region: Option<RegionStatus>,
 }
 
 impl LimitUsage {
@@ -145,8 +148,18 @@ pub struct UsageOf<'a> {
     pub key: &'a str,
     /// Attributes of the caller's requests, with that one.
     pub attributes: &'a Attributes<'a>,
+    /// Full address of the client, if the attribute `remote_address` contains only its network.
+    pub address: Option<IpAddr>,
     /// Only this rule.
     pub rule: Option<&'a str>,
+}
+
+impl UsageOf<'_> {
+    /// Returns the check that reads the counters of these attributes.
+    fn check<'c>(&self, domain: &'c Domain, attributes: &'c Attributes<'c>) -> Check<'c> {
+        let check = Check::attributes(domain.name(), attributes).with_cost(Cost::PEEK);
+        self.address.map_or(check, |address| check.with_client_address(address))
+    }
 }
 
 /// Maximum number of attribute sets that are read for rules on fixed values; rules beyond it are listed by their
@@ -190,7 +203,7 @@ impl<S: CounterStore> Limiter<S> {
         let rules = self.rules();
         let domain = find_domain(&rules, of.domain)?;
         let only = of.rule.map(|name| find_rules(&rules, of.key, name)).transpose()?;
-        let check = Check::attributes(domain.name(), of.attributes).with_cost(Cost::PEEK);
+        let check = of.check(domain, of.attributes);
         let quota = self.quota_for(&check, &rules);
         let wanted = |id: u32| only.as_ref().is_none_or(|only| only.contains(&id));
         let mut found = domain.caller_rules(of.key, of.attributes);
@@ -205,7 +218,7 @@ impl<S: CounterStore> Limiter<S> {
         let (mut limits, mut tier) = (Vec::new(), None);
         for given in sets.iter().copied() {
             let attributes: Vec<(&str, &str)> = of.attributes.iter().chain(given).copied().collect();
-            let check = Check::attributes(domain.name(), &attributes).with_cost(Cost::PEEK);
+            let check = of.check(domain, &attributes);
             // A given value may have a quota of its own.
             let own_quota = (!given.is_empty()).then(|| self.quota_for(&check, &rules));
             let quotas = own_quota.as_ref().map_or(&quota.quotas, |own| &own.quotas);
@@ -265,16 +278,29 @@ impl<S: CounterStore> Limiter<S> {
             }
         }
         let looks = charges(plan, &counters, Cost::PEEK);
-        let told =
+        let peeked =
             if looks.is_empty() { SmallVec::new() } else { self.store.charge(&looks).await?.per_charge };
-        let (mut told, mut looks, now) = (told.into_iter(), looks.iter(), self.clock.now());
+        let (mut peeked, mut looks, now) = (peeked.into_iter(), looks.iter(), self.clock.now());
         let limits = counters.iter().filter_map(|counter| {
-            let outcomes: Vec<Outcome> = told.by_ref().take(counter.names.len()).collect();
-            let hash = looks.by_ref().take(counter.names.len()).map(|look| look.key.stable_hash()).next()?;
+            let outcomes: Vec<Outcome> = peeked.by_ref().take(counter.names.len()).collect();
+            let own: Vec<&Charge<'_>> = looks.by_ref().take(counter.names.len()).collect();
+            let hash = own.first()?.key.stable_hash();
             let rule = of(plan.limits[counter.limit].rule?.id)?;
-            Some(used(plan, counter, &outcomes, rule, (now, hash)))
+            let region = self.region_of(own.iter().copied());
+            Some(LimitUsage { region, ..used(plan, counter, &outcomes, rule, (now, hash)) })
         });
         Ok(limits.collect())
+    }
+
+    /// Returns how cells share the counters of one limit: what others have consumed of all its shards.
+    pub(crate) fn region_of<'c>(
+        &self,
+        counters: impl Iterator<Item = &'c Charge<'c>>,
+    ) -> Option<RegionStatus> {
+        counters.filter_map(|counter| self.store.region_status(counter)).reduce(|one, other| RegionStatus {
+            others: one.others.zip(other.others).map(|(one, other)| one.saturating_add(other)),
+            ..one
+        })
     }
 
     /// Returns the balances of all unexpired grants.
@@ -288,12 +314,12 @@ impl<S: CounterStore> Limiter<S> {
         for grant in grants.into_iter().flatten().filter(|grant| now < grant.expires_at) {
             let name = grant.name();
             let look = grant.peek(&name);
-            let told = self.store.charge(&[look]).await?.per_charge[0];
+            let outcome = self.store.charge(&[look]).await?.per_charge[0];
             left.push(GrantBalance {
                 id: grant.id.to_string(),
                 rules: grant.rules.iter().filter_map(|id| Some(rules.rule(*id)?.name.clone())).collect(),
                 units: grant.units(),
-                remaining: answered(&told),
+                remaining: answered(&outcome),
                 expires_at: grant.expires_at,
             });
         }
@@ -366,7 +392,7 @@ pub(crate) fn charges<'a>(plan: &'a Plan<'_>, counters: &'a [CounterSet<'_>], co
 fn used(
     plan: &Plan<'_>,
     counter: &CounterSet<'_>,
-    told: &[Outcome],
+    outcomes: &[Outcome],
     own: &PerCallerRule<'_>,
     (now, hash): (Timestamp, u64),
 ) -> LimitUsage {
@@ -374,7 +400,7 @@ fn used(
     let rule = own.rule;
     let source = source(plan, matched);
     let limit = &matched.limit.limit;
-    let reset_after = told.iter().map(|outcome| outcome.reset_after).max().unwrap_or(TimeDelta::ZERO);
+    let reset_after = outcomes.iter().map(|outcome| outcome.reset_after).max().unwrap_or(TimeDelta::ZERO);
     LimitUsage {
         rule: rule.name.clone(),
         rule_id: rule.id,
@@ -382,10 +408,11 @@ fn used(
         limit: limit.clone(),
         role: matched.role,
         source,
-        remaining: told.iter().map(answered).sum(),
+        remaining: outcomes.iter().map(answered).sum(),
         reset_after,
         window: window(limit, (now, hash), reset_after),
         is_shared: own.is_shared,
+        region: None,
     }
 }
 

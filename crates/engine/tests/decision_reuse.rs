@@ -1,5 +1,5 @@
 //! Decisions are written into memory that the thread used for earlier ones. If something of those were left, a caller
-//! would be told of another caller's denial; if their rules stayed, a change would not take effect.
+//! would get another caller's denial; if their rules stayed, a change would not take effect.
 
 mod rig;
 
@@ -46,7 +46,7 @@ fn blocking() -> Rig {
     Rig { clock, limiter: limiter.with_measures(Arc::new(measures)) }
 }
 
-fn told(rig: &Rig, attributes: &[(&str, &str)]) -> String {
+fn decision_text(rig: &Rig, attributes: &[(&str, &str)]) -> String {
     let decision = rig.take(attributes);
     let mut details = DecisionDetails::clone(&decision);
     details.id = DecisionId(0);
@@ -58,9 +58,9 @@ fn a_decision_has_nothing_of_the_one_before_it() {
     let (reusing, fresh) = (blocking(), blocking());
     for round in 0..3 {
         for request in REQUESTS {
-            let reused = told(&reusing, request);
+            let reused = decision_text(&reusing, request);
             // A new thread has kept nothing.
-            let once = std::thread::scope(|scope| scope.spawn(|| told(&fresh, request)).join());
+            let once = std::thread::scope(|scope| scope.spawn(|| decision_text(&fresh, request)).join());
             assert_eq!(reused, once.expect("no panic"), "round {round}: {request:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! What a request is told when many limits speak at once.
+//! The decision on a request that matches many limits at once.
 
 mod rig;
 
@@ -30,7 +30,7 @@ descriptors:
     assert_eq!(rig.left(&request, "total"), 47);
 }
 
-/// Coming back at the time told must work; the longest wait is the one that counts.
+/// A retry after `retry_after` must pass; the longest wait is the one that counts.
 #[test]
 fn the_wait_is_the_longest_and_it_is_exact() {
     let rig = rig("
@@ -110,7 +110,7 @@ descriptors:
     assert_eq!(sixth.warned_by.map(|by| sixth.name(by)), Some("warned"));
 }
 
-/// A queue tells each request its turn; a full one turns requests away.
+/// A delay queue returns each request's delay; a full one denies.
 #[test]
 fn delay_reports_the_wait_up_to_the_queue_limit() {
     let rig = rig("
@@ -191,7 +191,7 @@ descriptors:
     assert_eq!(rig.take(&[("user", "x")]).revision(), revision);
 }
 
-/// What nobody limits must pass, and must say that nobody limited it.
+/// An unmatched request must pass, with the origin `unmatched`.
 #[test]
 fn unknown_domains_and_unmatched_requests_pass() {
     let rig = rig("

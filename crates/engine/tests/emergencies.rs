@@ -1,4 +1,4 @@
-//! What operators decide in an emergency bears on whom it is about, on nobody else, and until it ends.
+//! An emergency measure applies to its target, to no other caller, and until it expires.
 
 mod rig;
 
@@ -115,8 +115,8 @@ fn an_exempt_caller_passes_uncounted() {
     let vip = [("api_key", "vip")];
     rig.on(&[(MeasureAction::Exempt, MeasureTarget::ApiKey(3))]);
     assert_eq!(rig.passes(&vip), 50);
-    let told = rig.take(&vip);
-    assert_eq!((told.origin, told.emergency()), (Origin::Emergency, Some("emergency:0")));
+    let decision = rig.take(&vip);
+    assert_eq!((decision.origin, decision.emergency()), (Origin::Emergency, Some("emergency:0")));
     rig.on(&[]);
     assert_eq!(rig.passes(&vip), 8, "nothing was counted meanwhile");
 }
@@ -168,8 +168,8 @@ fn the_kill_switches_allow_everything() {
         );
         let (limit, key) = (limit.expect("a limit"), CounterKey { scope: &scope, parts: &[] });
         for _ in 0..3 {
-            let told = pollster::block_on(rig.limiter.charge_inline(Charge::new(key, &limit, Cost::ONE)));
-            assert!(told.expect("an answer").verdict.is_allowed());
+            let outcome = pollster::block_on(rig.limiter.charge_inline(Charge::new(key, &limit, Cost::ONE)));
+            assert!(outcome.expect("an answer").verdict.is_allowed());
         }
         rig.on(&[]);
         let left = if switch == MeasureAction::ShadowAll { 0 } else { 2 };

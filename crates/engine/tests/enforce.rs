@@ -14,7 +14,7 @@ fn rules(more: &str) -> String {
 }
 
 #[test]
-fn callers_that_are_not_in_are_counted_and_told_so() {
+fn callers_outside_the_cohort_are_counted_and_marked() {
     let rig = rig(&rules(", enforce: 50%"));
     let decide =
         |user: &str| pollster::block_on(rig.limiter.check(&Check::attributes("d", &[("user", user)])));

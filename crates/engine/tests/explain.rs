@@ -69,7 +69,7 @@ impl Rig {
 }
 
 /// What a decision says, without what differs between two equal ones.
-fn said(decision: &Decision) -> String {
+fn summary(decision: &Decision) -> String {
     let limits: Vec<_> = decision
         .limits
         .iter()
@@ -148,8 +148,8 @@ proptest! {
             let check = check.with_cost(Cost::new(cost));
             let foretold = explained.explain(&check);
             let decision = explained.decide(&check);
-            prop_assert_eq!(said(&foretold.decision), said(&decision));
-            prop_assert_eq!(said(&decision), said(&plain.decide(&check)));
+            prop_assert_eq!(summary(&foretold.decision), summary(&decision));
+            prop_assert_eq!(summary(&decision), summary(&plain.decide(&check)));
         }
     }
 }
@@ -171,33 +171,33 @@ fn limits_come_with_their_source_and_their_counters() {
         rig.decide(&check);
     }
     rig.on(&[(MeasureAction::Tighten(500), MeasureTarget::All)]);
-    let told = rig.explain(&check);
-    assert!(!told.decision.is_allowed());
-    assert_eq!(told.decision.denied_by_name(), Some("logins"));
-    let [per_key, logins] = &told.limits[..] else { panic!("{:?}", told.limits) };
+    let explanation = rig.explain(&check);
+    assert!(!explanation.decision.is_allowed());
+    assert_eq!(explanation.decision.denied_by_name(), Some("logins"));
+    let [per_key, logins] = &explanation.limits[..] else { panic!("{:?}", explanation.limits) };
     assert_eq!((per_key.source, logins.source), (LimitSource::Tier, LimitSource::Rule));
     assert_eq!((per_key.limit.capacity(), per_key.used()), (25, Some(2)), "tightened, on the same counter");
     assert_eq!(per_key.measure, Some(("emergency:0".to_owned(), MeasureAction::Tighten(500))));
     assert!(!per_key.counter.contains("long-secret"), "masked: {}", per_key.counter);
     assert!(matches!(logins.outcome.map(|one| one.verdict), Some(Verdict::Denied { retry_after: Some(_) })));
-    let text = told.matching.to_string();
+    let text = explanation.matching.to_string();
     assert!(!text.contains("long-secret"), "masked: {text}");
-    assert_eq!(told.matching.rules[2].result, RuleResult::NoMatch);
+    assert_eq!(explanation.matching.rules[2].result, RuleResult::NoMatch);
 
     rig.on(&[(MeasureAction::DisableRule, MeasureTarget::Rule("logins".into()))]);
-    let told = rig.explain(&check);
-    assert!(told.decision.is_allowed());
-    assert!(told.limits[0].is_charged && !told.limits[1].is_charged);
-    assert_eq!(told.limits[1].measure, Some(("emergency:0".to_owned(), MeasureAction::DisableRule)));
-    assert_eq!(told.limits[1].used(), Some(2), "what it holds is shown all the same");
+    let explanation = rig.explain(&check);
+    assert!(explanation.decision.is_allowed());
+    assert!(explanation.limits[0].is_charged && !explanation.limits[1].is_charged);
+    assert_eq!(explanation.limits[1].measure, Some(("emergency:0".to_owned(), MeasureAction::DisableRule)));
+    assert_eq!(explanation.limits[1].used(), Some(2), "what it holds is shown all the same");
 
     rig.on(&[(MeasureAction::Block, MeasureTarget::ApiKey(16))]);
-    let told = rig.explain(&check);
-    assert_eq!(told.decision.origin, Origin::Emergency);
+    let explanation = rig.explain(&check);
+    assert_eq!(explanation.decision.origin, Origin::Emergency);
     assert!(
-        told.limits.iter().all(|limit| !limit.is_charged && limit.outcome.is_none()),
+        explanation.limits.iter().all(|limit| !limit.is_charged && limit.outcome.is_none()),
         "{:?}",
-        told.limits
+        explanation.limits
     );
 }
 
@@ -210,10 +210,10 @@ fn a_grant_pays_in_an_explanation_and_is_not_spent_by_it() {
         assert!(rig.decide(&check).is_allowed());
     }
     for _ in 0..10 {
-        let told = rig.explain(&check);
-        assert_eq!(told.decision.origin, Origin::Grant);
-        assert!(told.limits[0].is_granted);
-        assert_eq!(told.grants[0].remaining, Some(6));
+        let explanation = rig.explain(&check);
+        assert_eq!(explanation.decision.origin, Origin::Grant);
+        assert!(explanation.limits[0].is_granted);
+        assert_eq!(explanation.grants[0].remaining, Some(6));
     }
     let dear = rig.explain(&check.with_cost(Cost::new(7)));
     assert!(!dear.decision.is_allowed() && !dear.limits[0].is_granted, "a grant of 6 does not pay 7");
@@ -225,9 +225,9 @@ fn other_shards_of_a_split_counter_are_asked_too() {
     let attributes = [("endpoint", "GET /")];
     let check = Check::attributes("d", &attributes);
     for taken in 0..12 {
-        let told = rig.explain(&check);
-        assert_eq!(told.limits[0].used(), Some(taken.min(9)), "all shards together");
-        assert_eq!(told.decision.is_allowed(), taken < 9, "{taken} of 9 taken");
+        let explanation = rig.explain(&check);
+        assert_eq!(explanation.limits[0].used(), Some(taken.min(9)), "all shards together");
+        assert_eq!(explanation.decision.is_allowed(), taken < 9, "{taken} of 9 taken");
         assert_eq!(rig.decide(&check).is_allowed(), taken < 9);
     }
 }
@@ -246,9 +246,10 @@ fn a_draft_is_explained_on_the_live_counters() {
         "domain: d\ndescriptors:\n  - {key: api_key, name: per-key, limit: 8/minute, algorithm: fixed_window}\n  - {key: endpoint, \
          name: each, limit: 1/minute}\n",
     );
-    let told = pollster::block_on(rig.limiter.explain(Some(&draft), None, &check)).expect("an explanation");
-    assert!(told.decision.is_allowed());
-    assert_eq!(told.limits.iter().map(ExplainedLimit::used).collect::<Vec<_>>(), [Some(5), Some(0)]);
+    let explanation =
+        pollster::block_on(rig.limiter.explain(Some(&draft), None, &check)).expect("an explanation");
+    assert!(explanation.decision.is_allowed());
+    assert_eq!(explanation.limits.iter().map(ExplainedLimit::used).collect::<Vec<_>>(), [Some(5), Some(0)]);
     assert!(!rig.explain(&check).decision.is_allowed(), "the live rules are as they were");
     let unknown =
         pollster::block_on(rig.limiter.explain(Some(&draft), Some("x"), &check)).expect("an explanation");
@@ -263,8 +264,8 @@ fn descriptors_are_explained_entry_by_entry() {
     );
     let entries = [("a", "1"), ("b", "x")];
     let descriptors = [Descriptor { entries: &entries, hits: None, limit: None }];
-    let told = rig.explain(&Check::descriptors("d", &descriptors));
-    let text = told.matching.to_string();
+    let explanation = rig.explain(&Check::descriptors("d", &descriptors));
+    let text = explanation.matching.to_string();
     assert!(
         text.contains("outer (test.yaml:3): no match\n  yes  a: `1`\n  no   1 entries: the descriptor has 2"),
         "{text}"
@@ -274,5 +275,5 @@ fn descriptors_are_explained_entry_by_entry() {
         text.contains("other (test.yaml:4): no match\n  no   c: entry 1 of the descriptor is `a`"),
         "{text}"
     );
-    assert_eq!(told.limits.len(), 1);
+    assert_eq!(explanation.limits.len(), 1);
 }

@@ -45,11 +45,11 @@ fn each_class_applies_its_fail_policy() {
         let limiter = limiter();
         let decision = check(&limiter, request, Cost::ONE);
         assert_eq!(decision.origin, origin, "{request:?}");
-        // Nobody is told of a rule in shadow that it lets something through: it always does.
+        // A rule in shadow is not counted as letting a request through: it always does.
         let counted: Vec<_> =
             limiter.fallback_counts().into_iter().map(|(_, origin, count)| (origin, count)).collect();
-        let told = request != [("trial", "u")] && origin != Origin::Unmatched;
-        assert_eq!(counted, if told { vec![(origin.name(), 1)] } else { vec![] }, "{request:?}");
+        let is_counted = request != [("trial", "u")] && origin != Origin::Unmatched;
+        assert_eq!(counted, if is_counted { vec![(origin.name(), 1)] } else { vec![] }, "{request:?}");
         assert_eq!(decision.denied_by_name(), denied_by, "{request:?}");
         assert_eq!(decision.is_allowed(), origin != Origin::FailClosed, "{request:?}");
     }
@@ -122,7 +122,7 @@ impl Outage {
     }
 }
 
-/// While the store is away a comfort limit must still bite; when it is back, nobody must get a fresh burst for it.
+/// While the store is away a comfort limit must still deny; when it is back, no caller must get a fresh burst.
 #[test]
 fn an_outage_neither_allows_everything_nor_ends_in_a_burst() {
     let outage = outage("{domain: d, descriptors: [{key: user, name: u, limit: 10/hour}]}");
@@ -160,7 +160,7 @@ fn pending_charges_are_reconciled_before_a_check() {
     assert_eq!(outage.passed(&[("t", "two")], 100), (46, Origin::Store));
 }
 
-/// A part that is set aside for outages is divided by the nodes that are alive; without knowing how many, nobody has it.
+/// A part that is set aside for outages is divided by the nodes that are alive; without knowing how many, no node has it.
 #[test]
 fn a_reserved_part_is_divided_by_the_nodes_alive() {
     let outage = outage("{domain: d, descriptors: []}");

@@ -25,7 +25,7 @@ impl QuotaProvider for Granted {
 }
 
 fn of<'a>(attributes: &'a [(&'a str, &'a str)]) -> UsageOf<'a> {
-    UsageOf { domain: None, key: "api_key", attributes, rule: None }
+    UsageOf { domain: None, key: "api_key", attributes, address: None, rule: None }
 }
 
 const DAY: TimeDelta = TimeDelta::from_secs(86_400);

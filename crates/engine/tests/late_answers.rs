@@ -33,7 +33,7 @@ struct LateStore {
 }
 
 impl LateStore {
-    /// Answers everything; `arrived` tells whether the server got it at all.
+    /// Answers everything; `arrived` is whether the server got it at all.
     fn answer(&self, arrived: bool) {
         for one in std::mem::take(&mut *self.unanswered.lock().expect("a list")) {
             let parts: Vec<KeyPart<'_>> = one.parts.iter().map(OwnedKeyPart::as_part).collect();
@@ -193,7 +193,7 @@ fn a_late_reconciliation_counts_once() {
 
 /// A caller with nothing left must not get the limit anew because the store is late, and nodes share what is left.
 #[test]
-fn a_decision_without_the_store_begins_from_what_it_last_said() {
+fn a_decision_without_the_store_begins_from_its_last_reply() {
     let slow = slow("limit: 30/hour, algorithm: fixed_window");
     slow.set_late(true);
     slow.set_known(0, 10);

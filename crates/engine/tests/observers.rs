@@ -14,7 +14,7 @@ struct Seen(Mutex<Vec<(String, bool)>>);
 impl Observer for Seen {
     fn on_decision(&self, check: &Check<'_>, decision: &Decision) {
         let one = (format!("{} {}", check.domain, decision.id), decision.is_allowed());
-        self.0.lock().expect("nobody panics").push(one);
+        self.0.lock().expect("not poisoned").push(one);
     }
 }
 
@@ -28,13 +28,14 @@ fn each_decision_is_seen_once() {
     let limiter = Limiter::new(rules, store, clock as Arc<dyn Clock>).with_observer(Arc::clone(&seen) as _);
     let attributes = [("user", "u")];
     let check = Check::attributes("d", &attributes);
-    let mut told = Vec::new();
-    let mut tell = |decision: &Decision| told.push((format!("d {}", decision.id), decision.is_allowed()));
-    tell(&pollster::block_on(limiter.check(&check)));
-    tell(&pollster::block_on(limiter.check(&check)));
+    let mut reported = Vec::new();
+    let mut report =
+        |decision: &Decision| reported.push((format!("d {}", decision.id), decision.is_allowed()));
+    report(&pollster::block_on(limiter.check(&check)));
+    report(&pollster::block_on(limiter.check(&check)));
     let reserved = pollster::block_on(limiter.reserve(&check, TimeDelta::from_secs(1), None)).expect("room");
-    tell(&reserved.decision);
-    tell(&pollster::block_on(limiter.admit(&check)).0);
-    assert_eq!(told.iter().filter(|(_, allowed)| *allowed).count(), 3);
-    assert_eq!(*seen.0.lock().expect("nobody panics"), told);
+    report(&reserved.decision);
+    report(&pollster::block_on(limiter.admit(&check)).0);
+    assert_eq!(reported.iter().filter(|(_, allowed)| *allowed).count(), 3);
+    assert_eq!(*seen.0.lock().expect("not poisoned"), reported);
 }

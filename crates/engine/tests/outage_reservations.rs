@@ -25,7 +25,7 @@ descriptors:
 
 type Memory = MemoryStore<Arc<ManualClock>>;
 
-/// Counters and records of one store, which fail when told.
+/// Counters and records of one store, which fail on demand.
 struct Store {
     clock: Arc<ManualClock>,
     counters: Memory,
@@ -116,39 +116,42 @@ fn nodes() -> (Shared, [Node; 2]) {
 
 fn reserve(
     node: &Node,
-    who: &[(&str, &str)],
+    caller: &[(&str, &str)],
     cost: u64,
     key: Option<&str>,
 ) -> Result<Reservation, ReserveError> {
-    let check = Check::attributes("d", who).with_cost(Cost::new(cost));
+    let check = Check::attributes("d", caller).with_cost(Cost::new(cost));
     pollster::block_on(node.reserve(&check, TimeDelta::from_secs(60), key))
 }
 
-fn left(node: &Node, who: &[(&str, &str)]) -> u64 {
-    rig::check(node, who, Cost::PEEK).limits[0].outcome.remaining
+fn left(node: &Node, caller: &[(&str, &str)]) -> u64 {
+    rig::check(node, caller, Cost::PEEK).limits[0].outcome.remaining
 }
 
 /// A rule that admits checks during an outage admits reservations too, and what is settled in the end counts once.
 #[test]
 fn a_comfort_rule_reserves_locally_and_counts_what_was_settled() {
-    for who in [[("user", "u")], [("bucket", "u")]] {
+    for caller in [[("user", "u")], [("bucket", "u")]] {
         let (store, [node, _]) = nodes();
         store.set(false, false);
-        let first = reserve(&node, &who, 300, Some("k")).expect("made");
+        let first = reserve(&node, &caller, 300, Some("k")).expect("made");
         assert_eq!((first.decision.is_allowed(), first.decision.origin), (true, Origin::Local));
         let id = first.id.expect("it holds units");
-        assert_eq!(reserve(&node, &who, 300, Some("k")).expect("replayed").id, Some(id), "one charge");
-        assert_eq!(reserve(&node, &who, 301, Some("k")).expect_err("refused"), ReserveError::OtherContents);
-        let second = reserve(&node, &who, 300, None).expect("made").id.expect("it holds units");
-        let third = reserve(&node, &who, 300, None).expect("made").id.expect("it holds units");
+        assert_eq!(reserve(&node, &caller, 300, Some("k")).expect("replayed").id, Some(id), "one charge");
+        assert_eq!(
+            reserve(&node, &caller, 301, Some("k")).expect_err("refused"),
+            ReserveError::OtherContents
+        );
+        let second = reserve(&node, &caller, 300, None).expect("made").id.expect("it holds units");
+        let third = reserve(&node, &caller, 300, None).expect("made").id.expect("it holds units");
         // During the outage, one less and one more than was reserved.
         let settled = pollster::block_on(node.settle(id, 100)).expect("settled");
         assert_eq!(settled.settlement, Settlement::Settled(100));
         assert_eq!(pollster::block_on(node.cancel(id)), Err(SettleError::Ended(Settlement::Settled(100))));
         pollster::block_on(node.settle(second, 350)).expect("settled");
-        let fourth = reserve(&node, &who, 250, None).expect("made");
+        let fourth = reserve(&node, &caller, 250, None).expect("made");
         assert!(fourth.id.is_some(), "what was not used is free again: {:?}", fourth.decision);
-        let none = reserve(&node, &who, 300, None).expect("made");
+        let none = reserve(&node, &caller, 300, None).expect("made");
         assert_eq!((none.id, none.decision.origin), (None, Origin::Local), "and the limit holds");
         // After it, on counters that the store has.
         store.set(true, true);
@@ -156,7 +159,7 @@ fn a_comfort_rule_reserves_locally_and_counts_what_was_settled() {
             pollster::block_on(node.cancel(third)).expect("canceled").settlement,
             Settlement::Canceled
         );
-        assert_eq!(left(&node, &who), 1_000 - 100 - 350 - 250, "{who:?}");
+        assert_eq!(left(&node, &caller), 1_000 - 100 - 350 - 250, "{caller:?}");
     }
 }
 
@@ -179,17 +182,17 @@ fn a_security_rule_stays_closed_and_an_open_one_holds_nothing() {
 #[test]
 fn reservations_of_an_outage_are_handed_over() {
     let (store, [one, other]) = nodes();
-    let who = [("user", "u")];
+    let caller = [("user", "u")];
     store.set(false, false);
-    let id = reserve(&one, &who, 300, Some("k")).expect("made").id.expect("it holds units");
+    let id = reserve(&one, &caller, 300, Some("k")).expect("made").id.expect("it holds units");
     assert!(pollster::block_on(one.reconcile()), "not yet");
     store.set(true, true);
     assert_eq!(pollster::block_on(other.settle(id, 1)), Err(SettleError::Unknown));
     assert!(!pollster::block_on(one.reconcile()));
     assert_eq!(one.unreconciled(), (0, 0));
-    assert_eq!(reserve(&other, &who, 300, Some("k")).expect("replayed").id, Some(id));
+    assert_eq!(reserve(&other, &caller, 300, Some("k")).expect("replayed").id, Some(id));
     pollster::block_on(other.settle(id, 100)).expect("settled");
-    assert_eq!(left(&one, &who), 900);
+    assert_eq!(left(&one, &caller), 900);
     assert_eq!(pollster::block_on(one.cancel(id)), Err(SettleError::Ended(Settlement::Settled(100))));
 }
 
@@ -197,13 +200,13 @@ fn reservations_of_an_outage_are_handed_over() {
 #[test]
 fn a_reservation_whose_record_fails_is_kept_by_its_node() {
     let (store, [one, other]) = nodes();
-    let who = [("login", "u")];
+    let caller = [("login", "u")];
     store.set(true, false);
-    let made = reserve(&one, &who, 300, Some("k")).expect("made");
+    let made = reserve(&one, &caller, 300, Some("k")).expect("made");
     assert_eq!(made.decision.origin, Origin::Store);
     let id = made.id.expect("it holds units");
     store.set(true, true);
     assert!(!pollster::block_on(one.reconcile()));
     pollster::block_on(other.cancel(id)).expect("canceled");
-    assert_eq!(left(&one, &who), 1_000);
+    assert_eq!(left(&one, &caller), 1_000);
 }

@@ -42,7 +42,7 @@ fn releasing_frees_the_permit_and_nothing_else() {
     assert!(second.is_some());
 }
 
-/// A request that outlives its permit keeps it as long as somebody says so, and loses it when nobody does.
+/// A request that outlives its permit keeps it while it is renewed, and loses it otherwise.
 #[test]
 fn renewing_extends_the_deadline() {
     let rig = rig(RULES);
@@ -70,7 +70,7 @@ fn canceling_refunds_the_delay_queue_entry() {
     rig.clock.advance(TimeDelta::from_millis(900));
     assert_eq!(pollster::block_on(rig.limiter.cancel_held(&held.expect("a place in the queue"))), Ok(()));
     let (fourth, _) = admit(&rig, &QUEUE);
-    assert_eq!(fourth.delay(), TimeDelta::from_millis(1_100), "a second less than if nobody had left");
+    assert_eq!(fourth.delay(), TimeDelta::from_millis(1_100), "a second less than if no request had left");
     // Once its turn has come there is nothing to give back: that would mint.
     rig.clock.advance(TimeDelta::from_secs(20));
     assert!(admit(&rig, &QUEUE).0.delay() == TimeDelta::ZERO);

@@ -147,7 +147,7 @@ fn an_idempotency_key_is_bound_to_its_contents() {
     assert_eq!(rig.left(&[("user", "mallory")], "tokens"), 1_000);
 }
 
-/// What has ended tells how, and never passes for allowed again.
+/// A reservation that has ended reports how, and is never allowed again.
 #[test]
 fn a_closed_reservation_is_not_replayed() {
     let rig = rig(RULES);
@@ -177,7 +177,7 @@ fn what_holds_nothing_is_not_stored() {
 
 /// A client reads from the answer what it may still spend.
 #[test]
-fn closing_tells_what_remains() {
+fn closing_returns_what_remains() {
     let rig = rig(RULES);
     let id = reserve(&rig, &ALL, 300, None).unwrap().id.expect("allowed");
     for _ in 0..2 {
@@ -217,27 +217,27 @@ descriptors:
             [(0, 0), (1, 0), (900_000, 0), (0, 1), (1, 1), (700_000, 1), (3_000_000, 2)]
         {
             let rig = rig(slow);
-            let who = [(attribute, "u")];
+            let caller = [(attribute, "u")];
             for _ in 0..taken_before {
-                let _ = rig.take(&who);
+                let _ = rig.take(&caller);
             }
-            let id = reserve(&rig, &who, 1, None).unwrap().id.expect("allowed");
+            let id = reserve(&rig, &caller, 1, None).unwrap().id.expect("allowed");
             rig.clock.advance(TimeDelta::from_micros(wait));
             assert_eq!(cancel(&rig, id), Ok(Settlement::Canceled));
             // As if only the others had been: one that has been refilled since is there in both cases.
             let other = self::rig(slow);
             for _ in 0..taken_before {
-                let _ = other.take(&who);
+                let _ = other.take(&caller);
             }
             // What remains of a microsecond has been refilled after one.
             rig.clock.advance(TimeDelta::from_micros(1));
             other.clock.advance(TimeDelta::from_micros(wait + 1));
             assert_eq!(
-                rig.left(&who, name),
-                other.left(&who, name),
+                rig.left(&caller, name),
+                other.left(&caller, name),
                 "{name} after {wait} us, {taken_before} before"
             );
-            assert!(taken_before > 0 || rig.left(&who, name) == capacity);
+            assert!(taken_before > 0 || rig.left(&caller, name) == capacity);
         }
     }
 }

@@ -21,7 +21,7 @@ descriptors:
 ";
 const WHO: [(&str, &str); 2] = [("user", "u"), ("slot", "u")];
 
-/// Records that all nodes see, and that fail when told.
+/// Records that all nodes see, and that fail on demand.
 struct Shared {
     clock: Arc<ManualClock>,
     records: Mutex<HashMap<RecordName, Vec<u8>>>,
@@ -161,7 +161,7 @@ fn a_claim_of_a_dead_node_is_taken_over() {
     assert_eq!(left(&other, "tokens"), 400, "what the dead node had charged stays, as after a deadline");
 }
 
-/// What is stored must tell a reader of the store neither whose it is nor how to close it.
+/// A stored reservation must reveal neither its caller nor how to close it.
 #[test]
 fn records_are_not_readable_in_the_store() {
     let (_, shared, [one, _]) = nodes();

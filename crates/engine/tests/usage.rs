@@ -1,4 +1,4 @@
-//! What is used is told without charging, for every algorithm; and given back whole.
+//! Usage is reported without charging, for every algorithm; a reset restores all of it.
 
 mod rig;
 
@@ -18,7 +18,7 @@ const FORMS: [&str; 8] = [
 ];
 
 fn of<'a>(attributes: &'a [(&'a str, &'a str)]) -> UsageOf<'a> {
-    UsageOf { domain: None, key: attributes[0].0, attributes, rule: None }
+    UsageOf { domain: None, key: attributes[0].0, attributes, address: None, rule: None }
 }
 
 fn usage(rig: &rig::Rig, attributes: &[(&str, &str)]) -> Usage {
@@ -34,10 +34,10 @@ fn peeks_charge_nothing_and_a_reset_refunds_everything() {
         for spent in 1..=3 {
             assert!(rig.take(&key).is_allowed(), "{form}");
             for _ in 0..3 {
-                let told = usage(&rig, &key);
-                assert_eq!((told.limits.len(), told.limits[0].used()), (1, Some(spent)), "{form}");
-                assert_eq!(told.limits[0].remaining, Some(capacity - spent), "{form}");
-                assert!(told.limits[0].reset_after > TimeDelta::ZERO, "{form}");
+                let report = usage(&rig, &key);
+                assert_eq!((report.limits.len(), report.limits[0].used()), (1, Some(spent)), "{form}");
+                assert_eq!(report.limits[0].remaining, Some(capacity - spent), "{form}");
+                assert!(report.limits[0].reset_after > TimeDelta::ZERO, "{form}");
             }
         }
         // Far beyond the limit, as after an outage, and into the next window.
@@ -46,8 +46,12 @@ fn peeks_charge_nothing_and_a_reset_refunds_everything() {
             .expect("reserved");
         pollster::block_on(rig.limiter.settle(reserved.id.expect("held"), 1_000)).expect("settled");
         assert!(!rig.take(&key).is_allowed(), "{form}");
-        let told = pollster::block_on(rig.limiter.reset(&of(&key))).expect("a reset");
-        assert_eq!((told.limits[0].used(), told.limits[0].remaining), (Some(0), Some(capacity)), "{form}");
+        let report = pollster::block_on(rig.limiter.reset(&of(&key))).expect("a reset");
+        assert_eq!(
+            (report.limits[0].used(), report.limits[0].remaining),
+            (Some(0), Some(capacity)),
+            "{form}"
+        );
         let passed = (0..20).take_while(|_| rig.take(&key).is_allowed()).count() as u64;
         assert_eq!(passed, capacity, "{form}: exactly the limit again, once");
     }
@@ -71,11 +75,11 @@ descriptors:
 #[test]
 fn rules_that_need_more_are_named_with_what_they_need() {
     let rig = rig(RULES);
-    let told = usage(&rig, &[("api_key", "k")]);
-    let names: Vec<&str> = told.limits.iter().map(|one| one.rule.as_str()).collect();
+    let report = usage(&rig, &[("api_key", "k")]);
+    let names: Vec<&str> = report.limits.iter().map(|one| one.rule.as_str()).collect();
     assert_eq!(names, ["api_key", "api_key", "orders"], "its window, its permits, and a fixed endpoint's");
     let mut needs: Vec<(&str, Vec<String>)> =
-        told.unmatched.iter().map(|needs| (needs.rule.as_str(), needs.attributes.clone())).collect();
+        report.unmatched.iter().map(|needs| (needs.rule.as_str(), needs.attributes.clone())).collect();
     needs.sort();
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     assert_eq!(
@@ -88,18 +92,21 @@ fn rules_that_need_more_are_named_with_what_they_need() {
     );
     let order = [("api_key", "k"), ("endpoint", "POST /orders"), ("region", "us"), ("tier", "pro")];
     assert!(rig.take(&order).is_allowed());
-    let told = usage(&rig, &order);
+    let report = usage(&rig, &order);
     let names: Vec<(&str, u64, LimitSource)> =
-        told.limits.iter().map(|one| (one.rule.as_str(), one.used().expect("known"), one.source)).collect();
+        report.limits.iter().map(|one| (one.rule.as_str(), one.used().expect("known"), one.source)).collect();
     let own = ("api_key", 1, LimitSource::Tier);
     assert_eq!(
         names,
         [own, own, ("orders", 1, LimitSource::Rule), ("everybody", 1, LimitSource::Rule)],
         "its window, its permits, the endpoint's, and what it shares with everybody"
     );
-    assert_eq!(told.limits.iter().map(|one| one.is_shared).collect::<Vec<_>>(), [false, false, false, true]);
-    assert!(told.unmatched.is_empty(), "another region and a less specific endpoint can never be met");
-    assert_eq!(told.tier.as_deref(), Some("pro"));
+    assert_eq!(
+        report.limits.iter().map(|one| one.is_shared).collect::<Vec<_>>(),
+        [false, false, false, true]
+    );
+    assert!(report.unmatched.is_empty(), "another region and a less specific endpoint can never be met");
+    assert_eq!(report.tier.as_deref(), Some("pro"));
 }
 
 #[test]
@@ -110,16 +117,16 @@ fn a_reset_of_one_rule_leaves_the_others_and_other_callers() {
     for _ in 0..2 {
         assert!(rig.take(&order).is_allowed() && rig.take(&other).is_allowed());
     }
-    let told =
+    let report =
         pollster::block_on(rig.limiter.reset(&UsageOf { rule: Some("endpoint=POST /orders"), ..of(&order) }))
             .expect("a reset");
-    assert_eq!((told.limits.len(), told.limits[0].used()), (1, Some(0)));
+    assert_eq!((report.limits.len(), report.limits[0].used()), (1, Some(0)));
     let used = |attributes: &[(&str, &str)]| -> Vec<u64> {
         usage(&rig, attributes).limits.iter().map(|one| one.used().expect("known")).collect()
     };
     // The permits of requests under way are held, not used.
     assert_eq!((used(&order), used(&other)), (vec![2, 2, 0, 4], vec![2, 2, 2, 4]));
-    assert_eq!(rig.left(&order, "everybody"), 96, "what all share is nobody's to give back");
+    assert_eq!(rig.left(&order, "everybody"), 96, "a shared counter is not reset for one caller");
     let unknown = pollster::block_on(rig.limiter.reset(&UsageOf { rule: Some("everybody"), ..of(&order) }));
     assert!(matches!(unknown, Err(UsageError::Rule(_))), "{unknown:?}");
     let unknown = pollster::block_on(rig.limiter.usage(&UsageOf { domain: Some("nowhere"), ..of(&order) }));
@@ -133,13 +140,13 @@ fn split_counters_are_reported_as_one() {
     for _ in 0..8 {
         assert!(rig::check(&rig.limiter, &key, Cost::ONE).is_allowed());
     }
-    let told = usage(&rig, &key);
+    let report = usage(&rig, &key);
     assert_eq!(
-        (told.limits[0].limit.capacity(), told.limits[0].used(), told.limits[0].remaining),
+        (report.limits[0].limit.capacity(), report.limits[0].used(), report.limits[0].remaining),
         (40, Some(8), Some(32))
     );
-    let told = pollster::block_on(rig.limiter.reset(&of(&key))).expect("a reset");
-    assert_eq!(told.limits[0].used(), Some(0));
+    let report = pollster::block_on(rig.limiter.reset(&of(&key))).expect("a reset");
+    assert_eq!(report.limits[0].used(), Some(0));
 }
 
 /// Each caller's whole usage can be read and reset whichever attribute identifies it.
@@ -157,13 +164,15 @@ descriptors:
     let request = [("user_id", "u"), ("tenant", "t")];
     let tenant = [("tenant", "t"), ("user_id", "u")];
     assert!(rig.take(&request).is_allowed());
-    let told = usage(&rig, &request);
-    let own: Vec<_> = told.limits.iter().map(|one| (one.rule.as_str(), one.used(), one.is_shared)).collect();
+    let report = usage(&rig, &request);
+    let own: Vec<_> =
+        report.limits.iter().map(|one| (one.rule.as_str(), one.used(), one.is_shared)).collect();
     assert_eq!(own, [("tenants", Some(1), true), ("users", Some(1), false)]);
     assert_eq!(usage(&rig, &request[..1]).unmatched.len(), 2, "both need the tenant");
     pollster::block_on(rig.limiter.reset(&of(&request))).expect("a reset");
-    let told = usage(&rig, &tenant);
-    let own: Vec<_> = told.limits.iter().map(|one| (one.rule.as_str(), one.used(), one.is_shared)).collect();
+    let report = usage(&rig, &tenant);
+    let own: Vec<_> =
+        report.limits.iter().map(|one| (one.rule.as_str(), one.used(), one.is_shared)).collect();
     assert_eq!(own, [("tenants", Some(1), false), ("users", Some(0), false)], "the tenant's units stay used");
 }
 
@@ -175,8 +184,8 @@ fn usage_is_of_a_window_that_contains_now() {
         let key = [("api_key", "k")];
         for spent in 0..=3 {
             let now = rig.clock.now();
-            let told = usage(&rig, &key);
-            let one = &told.limits[0];
+            let report = usage(&rig, &key);
+            let one = &report.limits[0];
             let (start, end) = one.window.expect("a window");
             assert!(start <= now && now < end, "{form} {spent}: {start:?} {now:?} {end:?}");
             assert_eq!(one.used(), Some(spent), "{form}");

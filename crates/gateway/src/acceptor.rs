@@ -4,7 +4,6 @@ use crate::h1::Session;
 use crate::h2;
 use crate::headers::Peer;
 use crate::proxy::Proxy;
-use crate::tls::ServerTls;
 use arc_swap::ArcSwap;
 use bytes::BytesMut;
 use std::io::ErrorKind;
@@ -19,6 +18,7 @@ use tollgate_http::proxy_protocol;
 use tollgate_http::server::accept;
 use tollgate_http::server::connections::{Activity, ConnectionSlots};
 use tollgate_http::server::{self, Drain, GRACE_PERIOD, Io, Settings};
+use tollgate_http::tls::ServerTls;
 
 /// State shared by the connections of one listener.
 pub(crate) struct Acceptor<S: CounterStore + 'static> {
@@ -103,7 +103,7 @@ impl<S: CounterStore + 'static> Acceptor<S> {
         deadline: Instant,
         activity: &Arc<Activity>,
     ) {
-        let Ok(Ok(stream)) = tokio::time::timeout_at(deadline, tls.acceptor.accept(stream)).await else {
+        let Ok(Ok(stream)) = tokio::time::timeout_at(deadline, tls.acceptor().accept(stream)).await else {
             return;
         };
         let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");

@@ -4,7 +4,7 @@ use crate::acceptor::Acceptor;
 use crate::config::{ClientLimits, GatewayConfig, ListenerConfig};
 use crate::h2;
 use crate::proxy::Proxy;
-use crate::tls::ServerTls;
+use crate::tls;
 use arc_swap::ArcSwap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -90,8 +90,8 @@ pub(crate) fn plan<S: CounterStore + 'static>(
         let tls = match former.as_ref().filter(|(listener, _)| same(listener)) {
             Some((_, former)) => former.tls.clone(),
             None => {
-                let tls = settings.tls.as_ref().map(ServerTls::new).transpose();
-                tls.map_err(|error| format!("listener {address}: {error}"))?.map(Arc::new)
+                let tls = settings.tls.as_ref().map(tls::listener).transpose();
+                tls.map_err(|error| format!("listener {address}: {error}"))?
             }
         };
         let callers = &config.callers;

@@ -1,6 +1,7 @@
-//! Completion of a response: its access log line, its span and its permits, which end with its body.
+//! Completion of a response: its access log line, its span, its permits and its place in flight, which end with its body.
 
 use crate::access_log::AccessLogGuard;
+use tollgate_engine::WorkerPermit;
 
 /// Something that is released on drop.
 pub(crate) trait DropAction: Send {}
@@ -10,6 +11,7 @@ impl<T: Send> DropAction for T {}
 pub(crate) struct Completion {
     pub(crate) line: Option<AccessLogGuard>,
     pub(crate) _permits: Option<Box<dyn DropAction>>,
+    pub(crate) _place: Option<WorkerPermit>,
     pub(crate) _span: Option<Box<dyn DropAction>>,
 }
 

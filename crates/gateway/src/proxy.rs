@@ -18,8 +18,8 @@ use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock, TimeDelta, Timestamp};
-use tollgate_engine::{Check, Decision, DelayQueue, HeldPermits, Limiter, TraceContext};
-use tollgate_http::identity::{AmbiguousIdentity, RequestView};
+use tollgate_engine::{Check, Decision, DelayQueue, Ended, HeldPermits, Limiter, TraceContext, WorkerPermit};
+use tollgate_http::identity::{AmbiguousIdentity, RequestView, ResolvedCaller};
 use tollgate_http::response::{DecisionSummary, RequestScope};
 use tollgate_http::server::LazyTimeout;
 use tollgate_http::server::write::Frames;
@@ -38,9 +38,13 @@ pub(crate) struct Proxy<S: CounterStore + 'static> {
 struct CheckedRequest<'p> {
     route: &'p Arc<Route>,
     decision: Option<Decision>,
-    /// What a response tells about the request.
+    /// What a response reports about the request.
     scope: Option<Box<RequestScope>>,
     held: Option<HeldPermits>,
+    /// Its place among the requests in flight to the upstream.
+    place: Option<WorkerPermit>,
+    /// Who is delayed, and takes a place after the delay.
+    delayed: Option<Box<ResolvedCaller<'p>>>,
     remote: IpAddr,
     is_trusted: bool,
     /// The request's own span, if it is part of a sampled trace.
@@ -92,7 +96,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         let state = &*self.state();
         let (now, asked) = (self.clock.now(), &request.asked);
         let mut record = Record::<S>::new(state, asked, peer, self.clock, now);
-        let CheckedRequest { route, decision, scope, held, remote, is_trusted, trace } =
+        let CheckedRequest { route, decision, scope, held, place, delayed, remote, is_trusted, trace } =
             match self.check(state, asked, now).await {
                 Ok(checked) => checked,
                 Err(failure) => {
@@ -112,13 +116,28 @@ impl<S: CounterStore + 'static> Proxy<S> {
         {
             return record.denied(state, facts, now, out);
         }
+        record.place = place;
         if let (Some(held), Some(decision)) = (held, &decision) {
             let delay = decision.delay();
             let mut guard = self.limiter.guard(held, delay);
-            if delay > TimeDelta::ZERO && Box::pin(guard.wait(&self.delayed, delay)).await.is_err() {
-                let detail = "the delay queue is full";
-                let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, detail);
-                return record.problem(&failure, facts.as_ref().map(|facts| (state, facts, now)), out);
+            if delay > TimeDelta::ZERO {
+                if Box::pin(self.delayed.wait(delay)).await.is_err() {
+                    let detail = "the delay queue is full";
+                    let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, detail);
+                    return record.problem(&failure, facts.as_ref().map(|facts| (state, facts, now)), out);
+                }
+                // Dropping the guard of a request that is shed now refunds its charges.
+                if let Some(caller) = delayed {
+                    match Box::pin(self.enter_after_delay(state, route, &caller)).await {
+                        Ok(place) => record.place = place,
+                        Err(shed) => {
+                            record.add_decision(route, Some(&shed), remote);
+                            let facts = DecisionSummary::from_decision(&shed).with_scope(scope.as_deref());
+                            return record.denied(state, &facts, self.clock.now(), out);
+                        }
+                    }
+                }
+                guard.proceed();
             }
             record.held = Some(Box::new(guard));
         }
@@ -126,6 +145,11 @@ impl<S: CounterStore + 'static> Proxy<S> {
         passing.traceparent = trace.as_ref().map(traceparent::format);
         let received =
             forward::<_, A>(state, request, body, route, decision.as_ref(), &passing, timeout).await;
+        // A backend that could not be reached, or a body that was refused, says nothing about the upstream's latency.
+        let is_measured = received.as_ref().map_or_else(Failure::is_timeout, |_| true);
+        if let Some(place) = record.place.as_mut().filter(|_| is_measured) {
+            place.ended(Ended::Completed);
+        }
         match received {
             Ok(received) => record.send_response(state, route, received, facts.as_ref(), now, out),
             Err(failure) => record.problem(&failure, facts.as_ref().map(|facts| (state, facts, now)), out),
@@ -147,7 +171,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
     async fn check<'s>(
         &self,
         state: &'s ProxyState,
-        asked: &RequestView<'_, impl HeadForm>,
+        asked: &'s RequestView<'_, impl HeadForm>,
         now: Timestamp,
     ) -> Result<CheckedRequest<'s>, CheckFailure> {
         let site = state.routes.site(asked.host()).ok_or(CheckFailure::NoRoute)?;
@@ -155,8 +179,9 @@ impl<S: CounterStore + 'static> Proxy<S> {
         let route = site.route(&caller).ok_or(CheckFailure::NoRoute)?;
         let (remote, is_trusted) = (caller.address, caller.is_trusted);
         let trace = traceparent::from_headers(&self.limiter, asked.headers, || now);
-        let (decision, scope, held) = match &route.config.domain {
-            None => (None, None, None),
+        let mut delayed = None;
+        let (decision, scope, held, place) = match &route.config.domain {
+            None => (None, None, None, None),
             Some(domain) => {
                 let attributes = caller.attributes();
                 let within = trace.map(|trace| trace.child(now));
@@ -164,16 +189,57 @@ impl<S: CounterStore + 'static> Proxy<S> {
                     .with_protocol("gateway")
                     .with_trace(within.as_ref())
                     .with_client_address(remote);
-                let (decision, held) = self.limiter.admit(&check).await;
+                let (decision, held, place) = self.decide(&check, &state.pools[route.pool].name).await;
                 if let Some(message) = decision.malformed_cost_message() {
                     return Err(CheckFailure::MalformedCost(message));
                 }
                 self.limiter.record_latency("gateway", 1, self.clock.now().since(now));
                 let scope = state.responses.scope(&decision, check.input);
-                (Some(decision), scope, held)
+                if decision.delay() > TimeDelta::ZERO && self.limiter.tracks_upstreams() {
+                    drop(attributes);
+                    delayed = Some(Box::new(caller));
+                }
+                (Some(decision), scope, held, place)
             }
         };
-        Ok(CheckedRequest { route, decision, scope, held, remote, is_trusted, trace })
+        Ok(CheckedRequest { route, decision, scope, held, place, delayed, remote, is_trusted, trace })
+    }
+
+    /// Takes a place in flight for a request whose delay is over.
+    async fn enter_after_delay(
+        &self,
+        state: &ProxyState,
+        route: &Route,
+        caller: &ResolvedCaller<'_>,
+    ) -> Result<Option<WorkerPermit>, Decision> {
+        let Some(domain) = &route.config.domain else { return Ok(None) };
+        let attributes = caller.attributes();
+        let check = Check::attributes(domain, &attributes)
+            .with_protocol("gateway")
+            .with_client_address(caller.address);
+        self.limiter.enter_upstream_after_delay(&check, &state.pools[route.pool].name).await
+    }
+
+    /// Takes a place in flight to the upstream, then decides: a request that is shed is charged nothing. One that is to be
+    /// delayed holds no place meanwhile, and takes one afterwards.
+    async fn decide(
+        &self,
+        check: &Check<'_>,
+        upstream: &str,
+    ) -> (Decision, Option<HeldPermits>, Option<WorkerPermit>) {
+        let mut place = match self.limiter.enter_upstream(check, upstream).await {
+            Ok(place) => place,
+            Err(shed) => return (shed, None, None),
+        };
+        let reason = place.as_ref().and_then(WorkerPermit::would_be_shed);
+        let (decision, held) = self.limiter.admit(&check.with_reason(reason)).await;
+        if let Some(entered) =
+            place.as_mut().filter(|_| !decision.is_allowed() || decision.delay() > TimeDelta::ZERO)
+        {
+            entered.ended(Ended::Denied);
+            place = None;
+        }
+        (decision, held, place)
     }
 }
 

@@ -20,7 +20,7 @@ use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock, Timestamp, secret_prefix};
-use tollgate_engine::Decision;
+use tollgate_engine::{Decision, WorkerPermit};
 use tollgate_http::date;
 use tollgate_http::headers::{HeaderLookup, HeaderSink};
 use tollgate_http::identity::RequestView;
@@ -32,6 +32,7 @@ pub(crate) struct Record<S: CounterStore + 'static> {
     pub(crate) line: Option<AccessLogGuard>,
     pub(crate) span: Option<Box<RequestSpan<S>>>,
     pub(crate) held: Option<Box<dyn DropAction>>,
+    pub(crate) place: Option<WorkerPermit>,
 }
 
 impl<S: CounterStore + 'static> Record<S> {
@@ -47,7 +48,7 @@ impl<S: CounterStore + 'static> Record<S> {
             .log
             .as_ref()
             .map(|log| AccessLogGuard::new(Arc::clone(log), entry(state, asked, peer, now)));
-        Self { clock, line, span: None, held: None }
+        Self { clock, line, span: None, held: None, place: None }
     }
 
     /// Adds the route and the decision.
@@ -65,8 +66,8 @@ impl<S: CounterStore + 'static> Record<S> {
 
     /// Attaches what ends with the response.
     fn finish(self, status: StatusCode, is_complete: bool) -> Option<Box<Completion>> {
-        let Self { mut line, mut span, held, .. } = self;
-        if line.is_none() && span.is_none() && held.is_none() {
+        let Self { mut line, mut span, held, place, .. } = self;
+        if line.is_none() && span.is_none() && held.is_none() && place.is_none() {
             return None;
         }
         if let Some(span) = &mut span {
@@ -79,6 +80,7 @@ impl<S: CounterStore + 'static> Record<S> {
         Some(Box::new(Completion {
             line,
             _permits: held,
+            _place: place,
             _span: span.map(|span| span as Box<dyn DropAction>),
         }))
     }
@@ -111,6 +113,8 @@ impl<S: CounterStore + 'static> Record<S> {
                 if status == StatusCode::SWITCHING_PROTOCOLS {
                     own.out.add(b"connection", b"upgrade");
                     own.out.add(b"upgrade", fields.first(&UPGRADE).unwrap_or_default());
+                    // The upstream's work on the request is done; how long the tunnel lives says nothing about it.
+                    self.place = None;
                     if let Some((source, write, permit)) = connection.into_tunnel(end) {
                         let tunnel = Tunnel { source, write, in_flight, permit, idle };
                         return Proxied::Tunnel(Box::new(tunnel), self.finish(status, true));
@@ -133,6 +137,10 @@ impl<S: CounterStore + 'static> Record<S> {
                 (length, ResponseSource::H2 { body, _in_flight: in_flight })
             }
         };
+        if stated_length.is_none() {
+            // A stream may go on for as long as its reader likes.
+            self.place = None;
+        }
         let mut body = ProxiedBody { source, completion: None };
         body.completion = self.finish(status, body.is_end_stream());
         Proxied::Response { status, stated_length, body }

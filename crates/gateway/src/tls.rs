@@ -3,38 +3,18 @@
 use crate::config::{ServerTlsConfig, UpstreamProtocol, UpstreamTlsConfig};
 use rustls::pki_types::ServerName;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+use tokio_rustls::{TlsConnector, TlsStream};
 use tollgate_http::server::Io;
-use tollgate_http::tls::{ServerCertificate, authorities, provider};
+use tollgate_http::tls::{self, ClientAuth, ServerTls, authorities, provider};
 
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Protocols that a listener offers.
+const ALPN: &[&[u8]] = &[b"h2", b"http/1.1"];
 
-/// TLS of a listener.
-pub(crate) struct ServerTls {
-    certificate: Arc<ServerCertificate>,
-    pub(crate) acceptor: TlsAcceptor,
-}
-
-impl ServerTls {
-    pub(crate) fn new(config: &ServerTlsConfig) -> Result<Self, String> {
-        let certificate = ServerCertificate::load(&config.certificate, &config.key)?;
-        let builder = rustls::ServerConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?;
-        let mut server = builder.with_no_client_auth().with_cert_resolver(Arc::clone(&certificate) as _);
-        server.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { certificate, acceptor: TlsAcceptor::from(Arc::new(server)) })
-    }
-
-    /// Checks the files every second.
-    pub(crate) async fn watch(&self) {
-        loop {
-            tokio::time::sleep(CHECK_INTERVAL).await;
-            self.certificate.refresh();
-        }
-    }
+/// Returns the TLS of a listener.
+pub(crate) fn listener(config: &ServerTlsConfig) -> Result<Arc<ServerTls>, String> {
+    let ServerTlsConfig { certificate, key } = config.clone();
+    ServerTls::new(&tls::ServerTlsConfig { certificate, key, clients: ClientAuth::None }, ALPN)
 }
 
 /// TLS of an upstream.

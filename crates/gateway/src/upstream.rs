@@ -103,6 +103,11 @@ impl Failure {
         self.cause.as_deref().unwrap_or(&self.detail)
     }
 
+    /// Returns whether the upstream did not answer in time.
+    pub(crate) fn is_timeout(&self) -> bool {
+        self.status == StatusCode::GATEWAY_TIMEOUT
+    }
+
     /// Adds the backend that failed.
     fn of(self, backend: &Backend) -> Self {
         Self { backend: Some(backend.address.clone()), ..self }

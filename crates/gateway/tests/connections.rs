@@ -103,7 +103,7 @@ fn a_tunnel_keeps_its_place() {
 
 /// A server that sends a body where none belongs would choose the response to another caller's request.
 #[test]
-fn a_body_after_a_bodiless_response_reaches_nobody() {
+fn a_body_after_a_bodiless_response_is_dropped() {
     for (method, status) in [("HEAD", "200 OK"), ("GET", "304 Not Modified"), ("GET", "204 No Content")] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");

@@ -107,7 +107,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// Decodes a field that may be absent but not `null`: whoever sends `null` for a number meant some number.
+/// Decodes a field that may be absent but not `null`: a client that sends `null` for a number meant some number.
 ///
 /// # Errors
 /// The field is not a `T`.
@@ -177,7 +177,7 @@ mod tests {
         }
     }
 
-    /// Whoever sends a broken body learns where it is broken and what to send, with one position.
+    /// The error of a malformed body names where it is malformed and what to send, with one position.
     #[test]
     fn broken_json_is_explained() {
         for (body, detail) in [

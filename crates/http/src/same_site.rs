@@ -3,7 +3,7 @@
 //! A page of any site can make a browser send requests to an address that the browser can reach, among them loopback
 //! addresses of the user's machine and services inside a company's network; it cannot hide that it did. A listener that
 //! programs use rejects them. A page can also reach a loopback address under its own name, by pointing that name at
-//! 127.0.0.1 (DNS rebinding); such a request is of the same site to the browser, and its `Host` tells it.
+//! 127.0.0.1 (DNS rebinding); such a request is of the same site to the browser, and its `Host` reveals it.
 
 use crate::headers::HeaderLookup;
 use crate::problem::Problem;

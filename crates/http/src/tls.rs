@@ -1,6 +1,10 @@
 //! TLS certificates: a server's certificate and key, reloaded when their files change without dropping a connection,
 //! and the trusted authorities. The workspace's only crypto provider is chosen here.
 
+mod server_tls;
+
+pub use server_tls::{ClientAuth, ServerTls, ServerTlsConfig, watch};
+
 use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
@@ -21,8 +25,8 @@ pub struct ServerCertificate {
     watch: Mutex<FileWatch<2>>,
 }
 
-/// The size and modification time of a file; different after a change.
-type FileStamp = Option<(u64, SystemTime)>;
+/// The size, modification time and inode of a file; different after a change, also of a link to it.
+type FileStamp = Option<(u64, SystemTime, u64)>;
 
 /// Detects changes of files that are polled about once a second.
 #[derive(Debug)]
@@ -105,7 +109,7 @@ impl ServerCertificate {
 /// Returns the stamp of a file without reading it.
 fn file_stamp(path: &Path) -> FileStamp {
     let metadata = std::fs::metadata(path).ok()?;
-    Some((metadata.len(), metadata.modified().ok()?))
+    Some((metadata.len(), metadata.modified().ok()?, std::os::unix::fs::MetadataExt::ino(&metadata)))
 }
 
 fn certified(certificate: &Path, key: &Path) -> Result<CertifiedKey, String> {

@@ -557,7 +557,7 @@ fn a_secret_is_read_or_rejected() {
     assert_eq!(ApiKeyConfig::default().secret().expect("none"), None);
 }
 
-/// Whoever could add a second value would choose which budget is used.
+/// A client that could add a second value would choose which budget is used.
 #[test]
 fn a_mapped_header_with_two_values_is_refused() {
     let resolver =
@@ -580,7 +580,11 @@ fn a_mapped_header_with_two_values_is_refused() {
     assert_eq!(ask("192.0.2.1", &[("x-tenant", "a"), ("x-tenant", "")]), [Err(400), Err(400), Err(400)]);
     assert_eq!(ask("192.0.2.1", &[("x-tenant", "a"), ("x-tenant", "a")]), is(Some("a")), "it says the same");
     assert_eq!(ask("127.0.0.1", &[("x-tier", "gold"), ("x-tier", "free")]), [Err(400), Err(400), Err(400)]);
-    assert_eq!(ask("192.0.2.1", &[("x-tier", "gold"), ("x-tier", "free")]), is(None), "nobody reads it");
+    assert_eq!(
+        ask("192.0.2.1", &[("x-tier", "gold"), ("x-tier", "free")]),
+        is(None),
+        "not read from untrusted peers"
+    );
 }
 
 /// What describes no request would be counted as a request of its own: a fresh budget for each spelling.

@@ -172,7 +172,7 @@ proptest! {
             let wait: Option<u64> = headers.get("retry-after").map(|v| v.to_str().expect("ASCII").parse().expect("seconds"));
             prop_assert_eq!(wait.is_some(), !decision.is_allowed());
             if let Some(wait) = wait {
-                // With units left, the field tells when all are back, which is never before the request passes.
+                // With units left, the field has the time until all are back, which is never before the request passes.
                 prop_assert!(reset as u64 == wait || (left > 0 && reset as u64 > wait), "{:?}", headers);
                 rig.clock.advance(TimeDelta::from_secs(wait));
                 let again = rig.check(&keys, cost);
@@ -401,7 +401,7 @@ fn a_denial_is_never_marked() {
 
 /// People find out from the body whose limit it was and where it is described; a key is never in it.
 #[test]
-fn a_denial_says_what_it_was_about() {
+fn a_denial_reports_its_rule_and_limit() {
     let rules = "
 domain: d
 descriptors:
@@ -657,9 +657,9 @@ fn a_request_that_can_never_pass_has_no_time_to_retry() {
     assert!(!both.contains_key("retry-after"), "{both:?}");
 }
 
-/// A denial although units are left tells how many, and when all are back; when to retry is a field of its own.
+/// A denial although units are left reports how many, and when all are back; when to retry is a field of its own.
 #[test]
-fn a_denial_with_units_left_tells_when_all_are_back() {
+fn a_denial_with_units_left_reports_the_reset() {
     let rig = Rig::new();
     rig.check(&["bucket"], 2);
     let denied = rig.check(&["bucket"], 2);

@@ -1,4 +1,4 @@
-//! Escaping of text that strangers chose, before it reaches a terminal.
+//! Escaping of text from untrusted clients, before it reaches a terminal.
 //!
 //! A terminal obeys some characters: controls move the cursor, change the title or hide what was written, directional
 //! marks reorder a line, and invisible characters make two names look alike. All of them are written as escapes

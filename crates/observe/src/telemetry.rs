@@ -17,11 +17,11 @@ use crate::trace::buffer::SpanBuffer;
 use crate::unknown_domains::UnknownDomains;
 use serde_json::Value;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::broadcast;
-use tollgate_core::{Clock, SystemClock, TimeDelta, Timestamp};
-use tollgate_engine::{DecisionId, Origin};
+use tollgate_core::{Clock, RegionStatus, SystemClock, TimeDelta, Timestamp};
+use tollgate_engine::{Check, Decision, DecisionId, LimitStatus, Origin, RegionView};
 
 /// Interval at which the worker drains the capture buffers.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -85,6 +85,8 @@ pub struct Telemetry {
     pub(crate) minute: Mutex<MinuteStart>,
     pub(crate) started: Timestamp,
     pub(crate) spans: Option<SpanBuffer>,
+    /// How cells share limits, where there are several.
+    regions: OnceLock<Weak<dyn RegionView>>,
     descriptions: Mutex<DescriptionCache>,
     /// Domains without rules that requests named.
     unknown: Mutex<UnknownDomains>,
@@ -119,6 +121,7 @@ impl Telemetry {
             rates: Mutex::default(),
             minute: Mutex::default(),
             started: clock.now(),
+            regions: OnceLock::new(),
             descriptions: Mutex::default(),
             unknown: Mutex::default(),
             other: RuleLabel { domain: "other".into(), rule: "other".into() },
@@ -135,6 +138,22 @@ impl Telemetry {
     pub fn start(self: &Arc<Self>) -> std::io::Result<()> {
         let observe = Arc::downgrade(self);
         std::thread::Builder::new().name("observe".to_owned()).spawn(move || run(&observe)).map(|_| ())
+    }
+
+    /// Records with each logged decision how cells share its limit.
+    pub fn set_region_view(&self, view: Weak<dyn RegionView>) {
+        let _ = self.regions.set(view);
+    }
+
+    /// Returns how cells share a limit of a decision; `None` if there is one cell.
+    pub(crate) fn region_of(
+        &self,
+        check: &Check<'_>,
+        decision: &Decision,
+        status: &LimitStatus,
+    ) -> Option<Box<RegionStatus>> {
+        let view = self.regions.get()?.upgrade()?;
+        view.region_of_limit(check, decision, status).map(Box::new)
     }
 
     /// Returns the identity of this node.

@@ -241,8 +241,11 @@ fn a_measure_of_an_emergency_is_named() {
 fn decisions_without_a_rule_name_their_origin() {
     let (limiter, observe) =
         observed("{domain: d, descriptors: [{key: a, name: a, limit: 9/hour}]}", memory());
-    let own =
-        Descriptor { entries: &[("user", "alice")], limit: Some((1, Unit::Hour)), ..Descriptor::default() };
+    let own = Descriptor {
+        entries: &[("user", "alice")],
+        limit: Some((1, Unit::Hour.length())),
+        ..Descriptor::default()
+    };
     let check = |domain| pollster::block_on(limiter.check(&Check::descriptors(domain, &[own])));
     assert!(check("d").is_allowed());
     let denied = check("d");

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tollgate_core::{SystemClock, Timestamp};
-use tollgate_engine::{Check, Limiter, TraceContext};
+use tollgate_core::{ManualClock, SystemClock, TimeDelta, Timestamp};
+use tollgate_engine::{Check, Limiter, TraceContext, WorkerPermit};
 use tollgate_observe::{
     DecisionQuery, ExpositionFormat, LoggedVerdict, MetricsWriter, Telemetry, TelemetryConfig,
 };
@@ -488,4 +488,39 @@ fn decisions_are_found_by_domain_and_by_what_is_shown() {
     assert_eq!((found(None, None), found(None, Some("d")), found(None, Some("e"))), (2, 2, 0));
     assert_eq!((found(Some("mar"), None), found(Some("Maria"), None), found(Some("aria"), None)), (1, 1, 0));
     assert_eq!((found(Some("sk"), None), found(Some("sk-live-0123456"), None)), (1, 0));
+}
+
+/// The sample of allowed requests is empty: what only shadow mode lets pass is logged nevertheless, before and after a delay.
+#[test]
+fn what_would_be_shed_is_always_logged() {
+    let settings = TelemetryConfig { allowed_sample: 0.0, ..TelemetryConfig::default() };
+    let text = "{domain: d, descriptors: [{key: a, limit: 1000/hour}], overload: {workers: {limit: 1}, shadow: true}}";
+    let observe = Telemetry::new(settings).expect("telemetry");
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
+    let limiter = Limiter::new(rules(text), store, Arc::clone(&clock) as _);
+    let limiter = limiter.with_observer(Arc::clone(&observe) as _);
+    let check = Check::attributes("d", &[("a", "x")]);
+    let logged = || {
+        observe.run_once();
+        let query = DecisionQuery { limit: 100, ..DecisionQuery::default() };
+        let found: Vec<String> = observe.search(&query).0.iter().map(|entry| entry.summary()).collect();
+        found
+    };
+    pollster::block_on(limiter.check(&check));
+    assert!(logged().is_empty(), "an allowed request is not in the sample");
+    pollster::block_on(limiter.check(&check.with_reason(Some("would be shed at priority normal"))));
+    let [one] = &logged()[..] else { panic!("one entry: {:?}", logged()) };
+    assert!(one.contains(": would be shed at priority normal"), "{one}");
+
+    let mut held = Vec::new();
+    while held.iter().all(|permit: &WorkerPermit| permit.would_be_shed().is_none()) {
+        let permit = pollster::block_on(limiter.enter_upstream_after_delay(&check, "up"));
+        held.push(permit.expect("nothing is shed").expect("workers are limited"));
+        assert!(held.len() < 10_000, "the limit of one is exceeded");
+        clock.advance(TimeDelta::from_millis(20));
+    }
+    let all = logged();
+    assert_eq!(all.len(), 2, "{all:?}");
+    assert!(all.iter().any(|one| one.starts_with("Allowed after its delay: would be shed at")), "{all:?}");
 }

@@ -2,18 +2,23 @@
 
 mod inherit;
 mod limits;
+mod overload;
+mod region;
 mod store;
 
 pub use self::store::is_store_name;
 
 use self::inherit::Inherited;
 use crate::draft::{FileDraft, RuleDraft, ShapeDraft};
+use crate::envoy_keys;
 use crate::network;
 use crate::overrides::CALLER_KEY;
 use crate::pattern::Pattern;
 use crate::reader::{Reader, Spanned};
+use crate::region::RegionSetting;
 use crate::rule::{
-    Action, Billing, Class, CostFrom, Enforce, FailPolicy, LimitSet, OnError, Profile, Rule, RuleLimit,
+    Action, Billing, Class, CostFrom, Coupling, Enforce, FailPolicy, LimitSet, OnError, Profile, Rule,
+    RuleLimit,
 };
 use crate::ruleset::{Domain, Options};
 use crate::scope::ScopePath;
@@ -53,6 +58,7 @@ pub(crate) fn domain(
         children: Level::default(),
     };
     let mut compiler = Compiler {
+        domain: name.clone(),
         reader,
         profile: options.profile.or(file.profile.map(|profile| profile.value)).unwrap_or_default(),
         shape: DefaultShape {
@@ -61,9 +67,11 @@ pub(crate) fn domain(
         },
         class: file.class.unwrap_or_default(),
         store: store.clone(),
+        region: file.region,
         reported_stores: Vec::new(),
         options,
         billing: file.billing,
+        durable: file.durable,
         shard_by: file.shard_by.as_ref().map(|attribute| attribute.value.clone()),
         rules,
         tree: vec![root],
@@ -78,26 +86,68 @@ pub(crate) fn domain(
     if let Some(attribute) = &file.shard_by {
         compiler.reject_under_envoy(attribute.at, "`shard_by`");
     }
-    let scope = ScopePath::domain(&name);
+    let scope = ScopePath::domain(&name, options.readable_scopes);
     compiler.level(file.rules, 0, &scope, "", &Inherited::default());
+    let overload = file.overload.map(|draft| Arc::new(compiler.overload(draft, &scope)));
     let Compiler {
         profile, shape: DefaultShape { algorithm, .. }, shard_by, tree, locations: places, ..
     } = compiler;
     let domain = Domain {
         name,
         profile,
+        coupling: match profile {
+            Profile::Native => Coupling::AllOrNone,
+            Profile::Envoy if options.stop_when_over => Coupling::AllOrNoneOfLive,
+            Profile::Envoy => Coupling::Each,
+        },
         matching: file.matching,
         algorithm,
         scope,
         store,
+        per_second_store: options.per_second_store.as_deref().map(Arc::from),
         tier_key: file.tier_key.filter(|key| !key.is_empty()).unwrap_or_else(|| "tier".to_owned()),
         shard_by,
         replaces: false,
         depends_on_tier: false,
+        overload,
         tree,
         rules: Arc::new([]),
     };
     Some((domain, places))
+}
+
+/// Adds the rules of another file of the same domain, whose own settings are those of the first file.
+pub(crate) fn merge(
+    reader: &mut Reader<'_>,
+    file: FileDraft,
+    options: &Options,
+    rules: &mut Vec<Rule>,
+    (domain, locations): (&mut Domain, &mut Vec<NodeLocation>),
+) {
+    let mut compiler = Compiler {
+        domain: domain.name.clone(),
+        reader,
+        profile: domain.profile,
+        shape: DefaultShape {
+            algorithm: file.shape.algorithm.map_or(domain.algorithm, |algorithm| algorithm.value),
+            jitter: file.shape.jitter.is_some_and(|jitter| jitter.value),
+        },
+        class: file.class.unwrap_or_default(),
+        region: file.region,
+        store: domain.store.clone(),
+        reported_stores: Vec::new(),
+        options,
+        billing: file.billing,
+        durable: file.durable,
+        shard_by: domain.shard_by.clone(),
+        rules,
+        tree: std::mem::take(&mut domain.tree),
+        locations: std::mem::take(locations),
+    };
+    compiler.native_only(&file.shape);
+    let scope = domain.scope.clone();
+    compiler.level(file.rules, 0, &scope, "", &Inherited::default());
+    (domain.tree, *locations) = (compiler.tree, compiler.locations);
 }
 
 /// Arithmetic of limits for which neither they nor their rule set it.
@@ -108,16 +158,20 @@ struct DefaultShape {
 }
 
 struct Compiler<'c, 's> {
+    domain: String,
     reader: &'c mut Reader<'s>,
     profile: Profile,
     shape: DefaultShape,
     class: Class,
     /// Store of rules that name none.
     store: Option<Arc<str>>,
+    /// How cells share the limits of rules that do not say.
+    region: Option<Spanned<RegionSetting>>,
     /// Positions of names that have been reported.
     reported_stores: Vec<Position>,
     options: &'c Options,
     billing: bool,
+    durable: Option<bool>,
     shard_by: Option<String>,
     rules: &'c mut Vec<Rule>,
     tree: Vec<TreeNode>,
@@ -133,20 +187,28 @@ impl Compiler<'_, '_> {
         path: &str,
         inherited: &Inherited,
     ) {
-        let twice = self.duplicates(&drafts);
+        let twice = self.duplicates(&drafts, parent);
         for (mut draft, twice) in drafts.into_iter().zip(twice) {
             let Some(key) = draft.key.take() else { continue };
             if twice {
                 continue;
             }
-            if let Some(element) = self.element(&key, &draft) {
-                self.node(draft, element, parent, (scope, path), inherited);
+            let Some(element) = self.element(&key, &draft) else { continue };
+            // Of another file of the same domain.
+            if self.tree[parent as usize].children.contains(&element) {
+                let message =
+                    format!("duplicate descriptor `{}` at one level", shorten(&named(&key, &draft)));
+                self.reader.error_help(key.at, message, "another file of this domain has it; merge them");
+                let reason = self.duplicate_key(parent, &key.value, &draft);
+                self.reader.errors.envoy_reason(reason);
+                continue;
             }
+            self.node(draft, element, parent, (scope, path), inherited);
         }
     }
 
     /// Returns which descriptors of one level repeat an earlier one, and reports each.
-    fn duplicates(&mut self, drafts: &[RuleDraft]) -> Vec<bool> {
+    fn duplicates(&mut self, drafts: &[RuleDraft], parent: u32) -> Vec<bool> {
         let mut seen: HashMap<(&str, Option<&str>), Position, foldhash::fast::RandomState> =
             HashMap::default();
         let mut twice = vec![false; drafts.len()];
@@ -158,9 +220,23 @@ impl Compiler<'_, '_> {
                 let message = format!("duplicate descriptor `{}` at one level", shorten(&named(key, draft)));
                 let help = format!("the first is on line {}; merge them", first.line);
                 self.reader.error_help(key.at, message, help);
+                let reason = self.duplicate_key(parent, &key.value, draft);
+                self.reader.errors.envoy_reason(reason);
             }
         }
         twice
+    }
+
+    /// Returns what envoyproxy/ratelimit says of a descriptor that its level has already.
+    fn duplicate_key(&self, parent: u32, key: &str, draft: &RuleDraft) -> String {
+        let mut path = envoy_keys::path(&self.domain, &self.tree, parent);
+        path.push('.');
+        path.push_str(key);
+        if let Some(value) = draft.value.as_ref().filter(|value| !value.value.is_empty()) {
+            path.push('_');
+            path.push_str(&value.value);
+        }
+        format!("duplicate descriptor composite key '{}'", shorten(&path))
     }
 
     fn element(&mut self, key: &Spanned<String>, draft: &RuleDraft) -> Option<Element> {
@@ -238,14 +314,18 @@ impl Compiler<'_, '_> {
     /// Returns the rule of a descriptor that is not a group.
     fn rule(
         &mut self,
-        draft: RuleDraft,
+        mut draft: RuleDraft,
         scope: &ScopePath,
         path: &str,
         inherited: &Inherited,
     ) -> Option<u32> {
         self.native_only(&draft.shape);
         let store = self.store_of(&draft);
-        let stored = scope.in_store(store.as_deref());
+        if draft.region.is_none() {
+            draft.region.clone_from(&self.region);
+        }
+        let region = self.region_of(&draft);
+        let stored = scope.in_region(region.as_deref()).in_store(store.as_deref());
         let split = draft.split.map(|split| stored.split(split.value));
         let defaults = self.shape;
         self.shape.algorithm = inherited.algorithm().unwrap_or(defaults.algorithm);
@@ -261,6 +341,7 @@ impl Compiler<'_, '_> {
         let rule = Rule {
             id,
             is_plain: false,
+            is_shedding: false,
             has_explicit_name: draft.name.is_some(),
             keys: self.keys_of_last_node(),
             name: draft.name.map_or_else(|| path.to_owned(), |name| name.value),
@@ -276,6 +357,7 @@ impl Compiler<'_, '_> {
             action: draft.action.map_or(Action::Reject, |action| action.value),
             mode: draft.mode.map_or(Mode::Adaptive, |mode| mode.value),
             store,
+            region,
             shared_by_callers: scope.is_shared()
                 && shard_by.as_ref().is_none_or(|attribute| !identifies_caller(attribute)),
             shard_by,
@@ -285,6 +367,7 @@ impl Compiler<'_, '_> {
             enforce,
             cost: draft.cost.map_or(CostFrom::Request, Into::into),
             billing,
+            durable: draft.durable.map(|durable| durable.value).or(self.durable),
             replaces: draft.replaces.into_iter().map(|name| name.value).collect(),
             detailed_metric: draft.detailed_metric,
             value_to_metric: draft.value_to_metric,

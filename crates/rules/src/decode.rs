@@ -3,8 +3,11 @@
 //! A key that is absent and a key whose value is null mean the same. Unknown keys are errors at every level. A key that
 //! is not supported yet is rejected when used, never ignored.
 
+mod adapt;
 mod descriptor;
 mod limit;
+pub(crate) mod overload;
+mod region;
 
 use crate::draft::{FileDraft, RuleDraft};
 use crate::reader::{Reader, Spanned, scalar};
@@ -13,7 +16,7 @@ use crate::tree::GLOBAL;
 use crate::yaml::{Position, YamlNode, parse, shorten};
 use tollgate_core::Algorithm;
 
-const FILE_KEYS: [&str; 11] = [
+const FILE_KEYS: [&str; 14] = [
     "domain",
     "descriptors",
     "profile",
@@ -24,7 +27,10 @@ const FILE_KEYS: [&str; 11] = [
     "tier_key",
     "shard_by",
     "store",
+    "region",
     "billing",
+    "durable",
+    "overload",
 ];
 
 /// Decodes a file and reports errors to the reader. Returns `None` if nothing useful is left.
@@ -35,19 +41,25 @@ pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
         Ok(Some(root)) if !root.is_null() => root,
         Ok(_) => {
             reader.error_help(TOP, "the file is empty", "a rule file starts with `domain: name`");
+            reader.errors.envoy_reason("config file cannot have empty domain".to_owned());
             return None;
         }
         Err(error) => {
             match error.help {
-                Some(help) => reader.error_help(error.at, error.message, help),
-                None => reader.error(error.at, error.message),
+                Some(help) => reader.error_help(error.at, error.message.clone(), help),
+                None => reader.error(error.at, error.message.clone()),
             }
+            reader.errors.envoy_reason(format!("error loading config file: {}", error.message));
             return None;
         }
     };
     let mut draft = FileDraft::default();
     let mut misread = false;
-    for (key, node) in reader.mapping(&root, "a rule file", "{domain: api, descriptors: [...]}")? {
+    let pairs = reader.mapping(&root, "a rule file", "{domain: api, descriptors: [...]}")?;
+    let pairs: Vec<_> = pairs.collect();
+    reader.is_ratelimit_file |=
+        pairs.iter().any(|(key, node)| scalar(key) == "profile" && scalar(node) == "envoy");
+    for (key, node) in pairs {
         match scalar(key) {
             "domain" => {
                 draft.domain = reader.text(node, "domain", "api");
@@ -62,13 +74,17 @@ pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
             "tier_key" => draft.tier_key = reader.text(node, "tier_key", "tier").map(|text| text.value),
             "shard_by" => draft.shard_by = shard_by(reader, node),
             "store" => draft.store = store(reader, node),
+            "region" => draft.region = region::read(reader, node),
             "billing" => draft.billing = reader.boolean(node, "billing").is_some_and(|on| on.value),
+            "durable" => draft.durable = reader.boolean(node, "durable").map(|on| on.value),
+            "overload" => draft.overload = overload::read(reader, node),
             _ => reader.unknown_key(key, "a rule file", &FILE_KEYS),
         }
     }
     if !misread && draft.domain.as_ref().is_none_or(|domain| domain.value.is_empty()) {
         let at = draft.domain.as_ref().map_or(root.at, |domain| domain.at);
         reader.error_help(at, "empty domain: a rule file needs a `domain`", "write `domain: name`");
+        reader.errors.envoy_reason("config file cannot have empty domain".to_owned());
         draft.domain = None;
     }
     Some(draft)

@@ -32,6 +32,8 @@ pub struct Diagnostic {
     pub message: String,
     /// Suggested fix.
     pub help: Option<String>,
+    /// The problem in the words of envoyproxy/ratelimit, if it has some: logs and alerts are searched for them.
+    pub envoy_reason: Option<String>,
     /// Text of the line in the file.
     snippet: String,
     /// Number of characters to underline.
@@ -54,6 +56,7 @@ impl Diagnostic {
             column: at.column,
             message,
             help: None,
+            envoy_reason: None,
             snippet: snippet.trim_end().to_owned(),
             width: at.width.clamp(1, room),
         }
@@ -107,6 +110,13 @@ impl Diagnostics {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
+    }
+
+    /// Adds what envoyproxy/ratelimit says to the error that was added last.
+    pub(crate) fn envoy_reason(&mut self, reason: String) {
+        if let (Some(last), 0) = (self.all.last_mut(), self.more) {
+            last.envoy_reason = Some(reason);
+        }
     }
 
     /// Adds an error; `make` is not called once the maximum is reached.

@@ -1,10 +1,15 @@
 //! Rule diff: the changes between two rule sets, rule by rule. Rules are identified by domain and path, so a changed
 //! number or a new name is a change of the rule, and a moved rule is a different one.
 
+use crate::overload::{
+    ADAPT_RULE, Adapt, AttributeValue, FLEET_RULE, Fairness, Overload, PriorityRule, TierFairness,
+    WORKERS_RULE, Workers,
+};
 use crate::rule::{DescriptorMatch, LimitSet, Profile, Role, Rule, SoftAction};
 use crate::ruleset::{Domain, Ruleset};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use tollgate_core::Priority;
 
 /// The change of one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,8 +27,8 @@ impl Ruleset {
     #[must_use]
     pub fn diff(&self, after: &Self) -> Vec<RuleChange> {
         let (mut before, mut after) = (self.descriptions(), after.descriptions());
-        before.retain(|rule, said| {
-            let same = after.get(rule) == Some(said);
+        before.retain(|rule, text| {
+            let same = after.get(rule) == Some(text);
             if same {
                 after.remove(rule);
             }
@@ -41,8 +46,10 @@ impl Ruleset {
 
     fn descriptions(&self) -> BTreeMap<String, String> {
         let of = |domain: &Domain| -> Vec<(String, String)> {
-            let rules = domain.rules_by_path();
-            rules.map(|(path, rule)| (format!("{}: {path}", domain.name), describe(domain, rule))).collect()
+            let rules = domain.rules_by_path().map(|(path, rule)| (path, describe(domain, rule)));
+            let parts =
+                domain.overload().map_or_else(Vec::new, |overload| describe_overload(domain, overload));
+            rules.chain(parts).map(|(path, text)| (format!("{}: {path}", domain.name), text)).collect()
         };
         self.domains().flat_map(of).collect()
     }
@@ -89,6 +96,56 @@ pub(crate) fn describe(domain: &Domain, rule: &Rule) -> String {
         let _ = write!(text, "; {name} {value}");
     }
     text
+}
+
+/// Describes the parts of an `overload` section in one line each.
+fn describe_overload(domain: &Domain, overload: &Overload) -> Vec<(String, String)> {
+    let Overload { priorities, fleet, workers, fairness, adapt, shadow } = overload;
+    let percent = |thousandths: u64| format!("{}%", thousandths as f64 / 10.0);
+    let mut parts: Vec<(&str, String)> = Vec::new();
+    let one = |rule: &PriorityRule| {
+        let condition = |(key, values): &(String, Vec<AttributeValue>)| {
+            let values: Vec<&str> = values.iter().map(AttributeValue::text).collect();
+            format!("{key}={}", values.join("|"))
+        };
+        let when: Vec<String> = rule.when.iter().map(condition).collect();
+        format!("{} if {}", rule.priority.name(), when.join(" and "))
+    };
+    if !priorities.is_empty() {
+        let all: Vec<String> = priorities.iter().map(one).collect();
+        parts.push(("overload/priorities", all.join("; ")));
+    }
+    if let Some(fleet) = fleet {
+        let charged =
+            Priority::ALL.map(|priority| format!("{} {}", priority.name(), fleet.charged[priority.index()]));
+        let rule = &domain.rules[fleet.rule as usize];
+        parts.push((FLEET_RULE, format!("{}; limits charged: {}", limits(&rule.limits), charged.join(", "))));
+    }
+    if let Some(Workers { limit, floor, target, rule: _ }) = workers {
+        let limit = match limit {
+            Some(limit) => format!("limit {limit}"),
+            None => format!("limit adaptive; floor {floor}"),
+        };
+        parts.push((WORKERS_RULE, format!("{limit}; target {target}x")));
+    }
+    if let Some(Fairness { by, tiers }) = fairness {
+        let one = |tier: &TierFairness| {
+            let scope = if tier.is_each { "each" } else { "together" };
+            let weight = tier.weight as f64 / 1000.0;
+            format!("; {} {} {scope} weight {weight}", tier.tier, percent(tier.guarantee))
+        };
+        parts.push(("overload/fairness", format!("by {by}{}", tiers.iter().map(one).collect::<String>())));
+    }
+    if let Some(Adapt { signals, order, least, step }) = adapt {
+        let signals: Vec<String> = signals.iter().map(ToString::to_string).collect();
+        let (signals, order) = (signals.join(", "), order.join(", "));
+        let text = format!("signals {signals}; order {order}; least {}; step {step}", percent(*least));
+        parts.push((ADAPT_RULE, text));
+    }
+    if *shadow {
+        parts.push(("overload/shadow", "true".to_owned()));
+    }
+    parts.into_iter().map(|(path, text)| (path.to_owned(), text)).collect()
 }
 
 fn limits(set: &LimitSet) -> String {

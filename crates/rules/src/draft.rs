@@ -3,8 +3,10 @@
 //! The step between text and rules: what a limit means depends on the domain's algorithm, the rule's action and the
 //! profile, so the decoder only records what is written, and `compile` interprets it.
 
+use crate::decode::overload::OverloadDraft;
 use crate::metadata::Metadata;
 use crate::reader::Spanned;
+use crate::region::RegionSetting;
 use crate::rule::{Action, Class, CostFrom, DescriptorMatch, FailPolicy, OnError, Profile, SoftAction};
 use crate::yaml::Position;
 use std::collections::BTreeMap;
@@ -20,9 +22,13 @@ pub(crate) struct FileDraft {
     pub(crate) tier_key: Option<String>,
     pub(crate) shard_by: Option<Spanned<String>>,
     pub(crate) store: Option<Spanned<String>>,
+    pub(crate) region: Option<Spanned<RegionSetting>>,
     pub(crate) matching: DescriptorMatch,
     /// Whether rules that do not say otherwise are billed.
     pub(crate) billing: bool,
+    /// Whether consumption is written to a database, for rules that do not say.
+    pub(crate) durable: Option<bool>,
+    pub(crate) overload: Option<Spanned<OverloadDraft>>,
     pub(crate) rules: Vec<RuleDraft>,
 }
 
@@ -128,6 +134,7 @@ pub(crate) struct RuleDraft {
     pub(crate) on_error: Option<OnErrorDraft>,
     pub(crate) mode: Option<Spanned<Mode>>,
     pub(crate) store: Option<Spanned<String>>,
+    pub(crate) region: Option<Spanned<RegionSetting>>,
     /// Fraction of the limit in thousandths.
     pub(crate) fallback: Option<Spanned<u64>>,
     pub(crate) split: Option<Spanned<u64>>,
@@ -137,6 +144,7 @@ pub(crate) struct RuleDraft {
     pub(crate) priority: Option<i32>,
     pub(crate) cost: Option<CostDraft>,
     pub(crate) billing: Option<Spanned<bool>>,
+    pub(crate) durable: Option<Spanned<bool>>,
     pub(crate) shadow: Option<Spanned<bool>>,
     /// Share of callers in thousandths.
     pub(crate) enforce: Option<Spanned<u64>>,

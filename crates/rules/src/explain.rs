@@ -6,6 +6,7 @@
 //! masked.
 
 use crate::matcher::find;
+use crate::overload_explanation::OverloadExplanation;
 use crate::plan::{Attributes, Descriptor, Plan};
 use crate::rule::DescriptorMatch;
 use crate::ruleset::Domain;
@@ -23,6 +24,8 @@ pub struct Explanation {
     pub tier: Option<String>,
     /// One explanation per rule, in the order of the file.
     pub rules: Vec<RuleExplanation>,
+    /// What the domain's `overload` section makes of the request, if it has one.
+    pub overload: Option<OverloadExplanation>,
 }
 
 /// The explanation of why one rule does or does not match.
@@ -114,6 +117,12 @@ impl Domain {
             }
             request => request,
         };
+        let entries: Vec<(&str, &str)> = match request {
+            ExplainedRequest::Attributes(attributes) => attributes.to_vec(),
+            ExplainedRequest::Descriptors(descriptors) => {
+                descriptors.iter().flat_map(|one| one.entries.iter().copied()).collect()
+            }
+        };
         let rules = self.tree.iter().filter_map(|node| node.rule.map(|id| (node, id)));
         let rules = rules.map(|(node, id)| {
             let rule = &self.rules[id as usize];
@@ -145,6 +154,11 @@ impl Domain {
             domain: self.name.clone(),
             tier: plan.any_tier().map(ToOwned::to_owned),
             rules: rules.collect(),
+            overload: self.overload().map(|overload| {
+                let request = entries.iter().find(|(key, _)| *key == self.tier_key()).map(|(_, tier)| *tier);
+                let quota = plan.quotas.iter().find_map(|quota| quota.tier());
+                overload.explain(&entries, quota.or(request))
+            }),
         }
     }
 
@@ -280,6 +294,9 @@ impl fmt::Display for Explanation {
         }
         for rule in &self.rules {
             write!(f, "\n\n{rule}")?;
+        }
+        if let Some(overload) = &self.overload {
+            write!(f, "\n\n{overload}")?;
         }
         Ok(())
     }

@@ -15,16 +15,19 @@
 //! | [`loosening`](Loosening) | what a new rule set no longer protects |
 //! | [`metadata`](Metadata) | values that a rule returns to the proxy |
 //! | [`outline`](OutlineNode) | the descriptors of a domain, nested as in the file |
+//! | [`overload`](Overload), [`signal`](Signal) | what is shed when not all can be served; signals that limits follow |
 //! | [`sensitivity`](identifies_caller) | attributes that identify a caller or may be secret |
 //! | [`overrides`](CallerOverrides), [`per_caller`](PerCallerRule) | a caller's limits in place of the rules'; rules with a counter per caller |
 //! | [`ruleset`](Ruleset) | all domains, loaded together |
 
+mod bound;
 mod compile;
 mod counter_shards;
 mod decode;
 mod diagnostic;
 mod diff;
 mod draft;
+mod envoy_keys;
 mod explain;
 mod lint;
 mod loosening;
@@ -32,6 +35,8 @@ mod matcher;
 mod metadata;
 mod network;
 mod outline;
+mod overload;
+mod overload_explanation;
 mod overrides;
 mod pattern;
 mod per_caller;
@@ -40,16 +45,19 @@ mod placement;
 mod plan;
 mod quota_key;
 mod reader;
+mod region;
 mod rule;
 mod ruleset;
 mod scope;
 mod sensitivity;
 mod settings;
+mod signal;
 mod suggest;
 mod tree;
 mod unit;
 mod yaml;
 
+pub use bound::Bound;
 pub use compile::is_store_name;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
@@ -57,17 +65,24 @@ pub use explain::{Clause, ExplainedRequest, Explanation, RuleExplanation, RuleRe
 pub use loosening::{Loosening, LooseningKind};
 pub use metadata::{Metadata, MetadataValue};
 pub use outline::OutlineNode;
+pub use overload::{
+    ADAPT_RULE, Adapt, AttributeValue, FLEET_RULE, Fairness, Fleet, Overload, PriorityRule, TierFairness,
+    WORKERS_RULE, Workers,
+};
+pub use overload_explanation::OverloadExplanation;
 pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError};
 pub use pattern::Wildcards;
 pub use per_caller::PerCallerRule;
-pub use period::parse_count;
+pub use period::{parse_count, parse_inline_period};
 pub use plan::{Attributes, Charges, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan};
+pub use region::{CellPlace, LearnedCells, OwnerSetting, RegionSetting, is_region_name};
 pub use rule::{
     Action, Billing, Class, CostFrom, DescriptorMatch, Enforce, FailPolicy, LimitSet, OnError, Profile, Role,
     Rule, RuleLimit, SoftAction, SoftLimit,
 };
 pub use ruleset::{Domain, Options, PermitRelease, Ruleset, Source};
 pub use sensitivity::{identifies_caller, may_be_secret};
+pub use signal::{Signal, SignalSource, UpstreamMeasure};
 pub use suggest::closest;
 pub use unit::Unit;
 

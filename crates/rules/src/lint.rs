@@ -36,6 +36,7 @@ pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], options: &Options
         soft_at_the_limit(rule, place, reader);
         under_a_stricter_parent(domain, rule, node, place, reader);
         hazards::burst_at_boundary(rule, place, reader);
+        hazards::durable_for_nothing(rule, place, reader);
         hazards::unreleased_permits(place, options, reader);
         for name in rule.replaces.iter().filter(|name| !names.contains(name.as_str())) {
             let message =

@@ -1,4 +1,4 @@
-//! Loosened protection: what a new rule set no longer protects, told from the two rule sets alone.
+//! Loosened protection: what a new rule set no longer protects, derived from the two rule sets alone.
 //!
 //! Recent traffic shows whom new rules would deny, and barely shows what a limit on logins prevents: while nobody
 //! attacks, removing it changes no decision. So the removal of a domain, and whatever weakens a rule of class
@@ -121,8 +121,10 @@ impl Ruleset {
 }
 
 fn denies_anything(domain: &Domain) -> bool {
+    // Shedding protects a service; it limits no caller.
     domain
         .domain_rules()
+        .filter(|rule| !rule.is_shedding)
         .any(|rule| !rule.unlimited && rule.all_limits().any(|limit| limit.role.is_enforced(rule.action)))
 }
 

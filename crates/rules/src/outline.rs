@@ -28,8 +28,8 @@ impl Domain {
     /// ";
     /// let rules = Ruleset::load(&[Source::new("d.yaml", text)], &Options::default()).unwrap();
     /// let outline = rules.domain("d").unwrap().outline();
-    /// let told: Vec<_> = outline.iter().map(|node| (node.depth, &*node.element, node.rule.is_some())).collect();
-    /// assert_eq!(told, [(0, "api_key", false), (1, "endpoint=POST /login", true)]);
+    /// let listed: Vec<_> = outline.iter().map(|node| (node.depth, &*node.element, node.rule.is_some())).collect();
+    /// assert_eq!(listed, [(0, "api_key", false), (1, "endpoint=POST /login", true)]);
     /// ```
     #[must_use]
     pub fn outline(&self) -> Vec<OutlineNode<'_>> {

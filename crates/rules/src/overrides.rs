@@ -11,6 +11,7 @@
 
 use crate::placement;
 use crate::quota_key::is_general;
+use crate::region::CellPlace;
 use crate::rule::{Profile, Role, Rule, RuleLimit, SoftLimit};
 use crate::ruleset::{Domain, Ruleset};
 use crate::scope::{Kind, ScopePath};
@@ -182,7 +183,17 @@ impl Ruleset {
             Some((domain, *node, rule))
         };
         let compiled = rules.iter().filter_map(compile).map(|(domain, node, rule)| {
-            Ok((rule.id, domain.override_limit(node, rule, cost, &quota, wanted.burst, self.nodes)?))
+            Ok((
+                rule.id,
+                domain.override_limit(
+                    node,
+                    rule,
+                    cost,
+                    &quota,
+                    wanted.burst,
+                    (self.nodes, self.cells.as_ref()),
+                )?,
+            ))
         });
         compiled.collect()
     }
@@ -219,7 +230,7 @@ impl Domain {
         cost: Option<&str>,
         quota: &Rate,
         burst: Option<u64>,
-        nodes: Option<u32>,
+        (nodes, cells): (Option<u32>, Option<&CellPlace>),
     ) -> Result<RuleLimit, (&'static str, String)> {
         // Without a cost, the reference means what the rule's first limit counts.
         let named = rule.all_limits().filter(|limit| is_replaced(limit));
@@ -265,9 +276,9 @@ impl Domain {
             let at = at.div_ceil(u128::from(like.limit.capacity().max(1)));
             Some(SoftLimit { threshold: u64::try_from(at).unwrap_or(u64::MAX), ..soft })
         });
-        let mut agreed = RuleLimit { cost, ..RuleLimit::new(limit, scope, unit, role, soft) };
-        placement::resolve_limit(&mut agreed, rule, nodes);
-        Ok(agreed)
+        let mut limit = RuleLimit { cost, ..RuleLimit::new(limit, scope, unit, role, soft) };
+        placement::resolve_limit(&mut limit, rule, nodes, cells);
+        Ok(limit)
     }
 
     /// Returns a limit for a rule that has none to take as a model.
@@ -286,7 +297,7 @@ impl Domain {
         let scope = path
             .iter()
             .fold(self.scope.clone(), |scope, node| scope.child(&self.tree[*node as usize].element));
-        let scope = scope.in_store(rule.store.as_deref());
+        let scope = scope.in_region(rule.region.as_deref()).in_store(rule.store.as_deref());
         rule.split.map_or(scope.clone(), |split| scope.split(u64::from(split)))
     }
 }

@@ -52,6 +52,22 @@ pub(crate) fn parse_duration(text: &str) -> Result<TimeDelta, DurationError> {
     micros().map(TimeDelta::from_micros).ok_or(DurationError::Invalid)
 }
 
+/// Parses the period of an inline limit: a unit such as `minute`, or a length such as `15m` or `1500ms`, from a millisecond
+/// to ten years.
+///
+/// ```
+/// use tollgate_core::TimeDelta;
+/// assert_eq!(tollgate_rules::parse_inline_period("15m"), Some(TimeDelta::from_secs(900)));
+/// assert_eq!(tollgate_rules::parse_inline_period("Hour"), Some(TimeDelta::from_secs(3_600)));
+/// assert_eq!(tollgate_rules::parse_inline_period("10us"), None);
+/// assert_eq!(tollgate_rules::parse_inline_period("fortnight"), None);
+/// ```
+#[must_use]
+pub fn parse_inline_period(text: &str) -> Option<TimeDelta> {
+    let allowed = Period::MIN_LENGTH..=Period::MAX_LENGTH;
+    parse_duration(text).ok().filter(|length| allowed.contains(length))
+}
+
 /// Parses a count as people write it.
 ///
 /// ```

@@ -9,12 +9,14 @@
 //! | otherwise | charged in the store, and leased while its key is hot |
 //!
 //! `fallback` reserves a fraction of a limit for nodes that cannot reach the store: the shared counters have that much
-//! less to give, and each node gets its share of the fraction. `split` divides a limit into shards, each with its own
+//! less to give, and each node gets its share of the fraction. Where cells divide a limit (`region`), all of this is about
+//! the cell's part. `durable` marks the scopes of limits whose consumption is also written to the database. `split` divides a limit into shards, each with its own
 //! counter.
 
+use crate::region::{CellPlace, RegionSetting, SharedRegion};
 use crate::rule::{Class, FailPolicy, OnError, Role, Rule, RuleLimit};
 use crate::ruleset::Options;
-use tollgate_core::Mode;
+use tollgate_core::{Algorithm, CalendarUnit, Mode, Period};
 
 pub(crate) fn resolve_modes(rules: &mut [Rule], options: &Options) {
     for rule in rules {
@@ -27,7 +29,7 @@ pub(crate) fn resolve_modes(rules: &mut [Rule], options: &Options) {
         let keeping = Placement::from_rule(rule);
         let sets = std::iter::once(&mut rule.limits).chain(rule.tiers.iter_mut().map(|(_, set)| set));
         for limit in sets.flat_map(|set| &mut set.limits) {
-            let has_share = keeping.resolve(limit, NodeNumber::from_options(options));
+            let has_share = keeping.resolve(limit, NodeNumber::from_options(options), options.cells.as_ref());
             if keeping.fallback.is_some() && !has_share {
                 // The number of nodes will never be known, or a share is less than one unit.
                 rule.on_error = OnError::Always(FailPolicy::Closed);
@@ -39,7 +41,7 @@ pub(crate) fn resolve_modes(rules: &mut [Rule], options: &Options) {
 /// Number of nodes that share the store.
 #[derive(Clone, Copy)]
 enum NodeNumber {
-    /// Told with the rules.
+    /// Given with the rules.
     Fixed(u32),
     /// Counted while the server runs.
     Counted,
@@ -62,20 +64,27 @@ struct Placement {
     mode: Mode,
     split: Option<u16>,
     is_gradual: bool,
+    region: Option<SharedRegion>,
+    durable: Option<bool>,
+    class: Class,
 }
 
 impl Placement {
-    const fn from_rule(rule: &Rule) -> Self {
+    fn from_rule(rule: &Rule) -> Self {
         Self {
             fallback: rule.fallback,
             mode: rule.mode,
             split: rule.split,
             is_gradual: rule.enforce.is_some(),
+            region: rule.region.clone(),
+            durable: rule.durable,
+            class: rule.class,
         }
     }
 
     /// Resolves the placement of a limit. Returns whether a share was reserved for this node.
-    fn resolve(&self, limit: &mut RuleLimit, nodes: NodeNumber) -> bool {
+    fn resolve(&self, limit: &mut RuleLimit, nodes: NodeNumber, cells: Option<&CellPlace>) -> bool {
+        self.divide_among_cells(limit, cells);
         limit.mode = limit_mode(limit, self.mode);
         // For some callers the limit only counts, and such limits take no units ahead.
         if self.is_gradual && matches!(limit.mode, Mode::Leased | Mode::Adaptive) {
@@ -83,15 +92,52 @@ impl Placement {
         }
         let has_share = assign_node_share(limit, self.fallback, nodes, self.split);
         limit.shards = self.split.map(|split| limit.limit.shards(u32::from(split)));
+        let is_durable = self.is_durable(limit);
+        if limit.scope.is_durable() != is_durable {
+            limit.scope = limit.scope.clone().with_durable(is_durable);
+        }
         has_share
+    }
+
+    /// Returns whether consumption of a limit is also written to the database, if there is one: as the rule says, else for
+    /// calendar months and for what costs money.
+    fn is_durable(&self, limit: &RuleLimit) -> bool {
+        let is_month = matches!(
+            &limit.limit.rate().period,
+            Period::Calendar(calendar) if calendar.unit() == CalendarUnit::Month
+        );
+        limit.limit.algorithm() != Algorithm::Concurrency
+            && self.mode != Mode::Local
+            && self.durable.unwrap_or(is_month || self.class == Class::Cost)
+    }
+
+    /// Replaces the limit by this cell's part of it, if cells divide it. A soft limit stays at the same fraction.
+    fn divide_among_cells(&self, limit: &mut RuleLimit, cells: Option<&CellPlace>) {
+        let setting = self.region.as_deref();
+        let share = cells.and_then(|cells| match setting {
+            Some(setting) => setting.share(&limit.limit, cells),
+            None => RegionSetting::default().share(&limit.limit, cells),
+        });
+        let Some(share) = share.filter(|_| self.mode != Mode::Local) else { return };
+        if let Some(soft) = &mut limit.soft {
+            let at = u128::from(soft.threshold) * u128::from(share.capacity());
+            let at = at.div_ceil(u128::from(limit.limit.capacity().max(1)));
+            soft.threshold = u64::try_from(at).unwrap_or(u64::MAX).max(1);
+        }
+        limit.limit = share;
     }
 }
 
 /// Places a limit like the others of its rule, whose mode is already resolved.
-pub(crate) fn resolve_limit(limit: &mut RuleLimit, rule: &Rule, nodes: Option<u32>) {
+pub(crate) fn resolve_limit(
+    limit: &mut RuleLimit,
+    rule: &Rule,
+    nodes: Option<u32>,
+    cells: Option<&CellPlace>,
+) {
     let is_counted = rule.limits.limits.iter().any(|other| other.reserve.is_some());
     let unknown = if is_counted { NodeNumber::Counted } else { NodeNumber::Unknown };
-    let _ = Placement::from_rule(rule).resolve(limit, nodes.map_or(unknown, NodeNumber::Fixed));
+    let _ = Placement::from_rule(rule).resolve(limit, nodes.map_or(unknown, NodeNumber::Fixed), cells);
 }
 
 fn limit_mode(limit: &RuleLimit, mode: Mode) -> Mode {

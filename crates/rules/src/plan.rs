@@ -4,10 +4,12 @@
 //! allocated.
 
 use crate::overrides::{CallerOverrides, terms_for};
-use crate::rule::{Action, Role, Rule, RuleLimit};
+use crate::rule::{Action, Coupling, Role, Rule, RuleLimit};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use tollgate_core::{Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Outcome, PermitId};
+use tollgate_core::{
+    Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Outcome, PermitId, TimeDelta,
+};
 
 /// A request's attributes, as pairs of key and value.
 pub type Attributes<'a> = [(&'a str, &'a str)];
@@ -19,8 +21,9 @@ pub struct Descriptor<'a> {
     pub entries: &'a [(&'a str, &'a str)],
     /// Hits of the descriptor, which override the request's. Zero is a peek, a negative number a refund.
     pub hits: Option<Cost>,
-    /// Inline limit, which takes precedence over the tree's.
-    pub limit: Option<(u32, crate::unit::Unit)>,
+    /// Inline limit, which takes precedence over the tree's: a count, and the length of its period, which is one that
+    /// [`crate::parse_inline_period`] returns.
+    pub limit: Option<(u32, TimeDelta)>,
 }
 
 impl Descriptor<'_> {
@@ -243,10 +246,10 @@ impl MatchedLimit<'_> {
     }
 
     /// Returns how a denial of a limit in this role, by a rule with this action, affects the other charges.
-    #[must_use]
-    pub const fn enforcement(role: Role, action: Action, profile: crate::rule::Profile) -> Enforcement {
-        match (profile, role, action) {
-            (crate::rule::Profile::Envoy, ..)
+    pub(crate) const fn enforcement(role: Role, action: Action, coupling: Coupling) -> Enforcement {
+        match (coupling, role, action) {
+            (Coupling::Each, ..)
+            | (Coupling::AllOrNoneOfLive, Role::Quota, _)
             | (_, Role::Shadow | Role::Candidate | Role::Unenforced, _)
             | (_, _, Action::Degrade) => Enforcement::Independent,
             (_, Role::Quota, _) => Enforcement::Alternative,

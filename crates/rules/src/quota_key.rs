@@ -145,8 +145,8 @@ impl Domain {
     }
 }
 
-/// Returns whether each value of this condition's key has its own counter. The clients of a network share one: what is
-/// agreed with one of them must not change or reset it for the others.
+/// Returns whether each value of this condition's key has its own counter. The clients of a network share one:
+/// a quota of one of them must not change or reset it for the others.
 pub(crate) fn counts_by_value(element: &Element) -> bool {
     match element.test {
         ValueTest::Any | ValueTest::Like(_) | ValueTest::Exact(_) => true,

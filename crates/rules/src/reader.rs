@@ -19,11 +19,44 @@ pub(crate) struct Reader<'s> {
     pub(crate) source: &'s Source,
     pub(crate) errors: &'s mut Diagnostics,
     pub(crate) warnings: &'s mut Vec<Diagnostic>,
+    /// Whether the file was written for envoyproxy/ratelimit.
+    pub(crate) is_ratelimit_file: bool,
 }
+
+/// The keys that envoyproxy/ratelimit accepts at every level of a file.
+const RATELIMIT_KEYS: [&str; 16] = [
+    "domain",
+    "key",
+    "value",
+    "descriptors",
+    "rate_limit",
+    "unit",
+    "requests_per_unit",
+    "unlimited",
+    "shadow_mode",
+    "quota_mode",
+    "name",
+    "replaces",
+    "detailed_metric",
+    "value_to_metric",
+    "share_threshold",
+    "metadata",
+];
 
 /// The maximum length of a text; longer ones are rejected, because keys, values and names become part of counter keys
 /// and metrics.
 const MAX_TEXT: usize = 4_096;
+
+impl<'s> Reader<'s> {
+    /// Creates the reader of a file.
+    pub(crate) const fn new(
+        source: &'s Source,
+        errors: &'s mut Diagnostics,
+        warnings: &'s mut Vec<Diagnostic>,
+    ) -> Self {
+        Self { source, errors, warnings, is_ratelimit_file: false }
+    }
+}
 
 impl Reader<'_> {
     /// Reports an error.
@@ -75,11 +108,20 @@ impl Reader<'_> {
     /// Reports a key that has no meaning at its position.
     pub(crate) fn unknown_key(&mut self, key: &YamlNode<'_>, place: &str, known: &[&str]) {
         let text = shorten(scalar(key));
+        if self.is_ratelimit_file && RATELIMIT_KEYS.contains(&text.as_str()) {
+            self.warning(
+                key.at,
+                format!("`{text}` has no effect in {place}"),
+                "leave it out, or put it where it belongs: envoyproxy/ratelimit ignores it here without a word",
+            );
+            return;
+        }
         let help = match closest(&text, known) {
             Some(known) => format!("did you mean `{known}`?"),
             None => format!("{place} may have: {}", known.join(", ")),
         };
         self.error_help(key.at, format!("unknown key `{text}` in {place}"), help);
+        self.errors.envoy_reason(format!("config error, unknown key '{text}'"));
     }
 
     /// Reports a value that is not one of those allowed.

@@ -1,10 +1,11 @@
 //! Compiled rule: the data that the engine reads after a request has matched.
 
 use crate::metadata::Metadata;
+use crate::region::RegionSetting;
 use crate::unit::Unit;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tollgate_core::{KeyPart, Limit, LossPolicy, Mode, Scope, StableHasher};
+use tollgate_core::{KeyPart, Limit, LossPolicy, Mode, RegionMode, Scope, StableHasher};
 
 /// The arithmetic of a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,6 +16,17 @@ pub enum Profile {
     Native,
     /// Envoy-compatible: fixed windows from the epoch, each descriptor separately, denied hits counted.
     Envoy,
+}
+
+/// What a denial by one limit of a request means for its other limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Coupling {
+    /// None is charged.
+    AllOrNone,
+    /// None of those that can deny the request is charged; quota limits are charged on their own.
+    AllOrNoneOfLive,
+    /// Each is charged on its own.
+    Each,
 }
 
 /// Which rules the descriptors of a request match.
@@ -224,7 +236,7 @@ pub struct RuleLimit {
     pub scope: Scope,
     /// This node's share of the limit while the store is unavailable; `None` if the number of nodes is unknown.
     pub node_share: Option<Box<Limit>>,
-    /// Part of the limit that all nodes together have while the store is unavailable, if the rules are not told how many
+    /// Part of the limit that all nodes together have while the store is unavailable, if the rules do not say how many
     /// nodes there are: each may use its share of it by the number of nodes alive.
     pub reserve: Option<Box<Limit>>,
 }
@@ -355,6 +367,8 @@ pub struct Rule {
     pub unlimited: bool,
     /// Whether a match has only `limits` to add, unless the caller has overrides: it needs no other field.
     pub(crate) is_plain: bool,
+    /// Whether a denial sheds load: the caller is not over a limit of its own.
+    pub is_shedding: bool,
     /// Priority: of several denying rules, the one with the highest is reported.
     pub priority: i32,
     /// Limits for callers without limits by tier.
@@ -379,6 +393,8 @@ pub struct Rule {
     pub mode: Mode,
     /// Name of the store that keeps its counters; `None` for the default store.
     pub store: Option<Arc<str>>,
+    /// How cells share its limits; `None` if the file does not say.
+    pub region: Option<Arc<RegionSetting>>,
     /// Whether all callers share its counters: none of the key's values identifies a caller.
     pub shared_by_callers: bool,
     /// Thousandths of the limits that are reserved for nodes that cannot reach the store.
@@ -387,6 +403,9 @@ pub struct Rule {
     pub enforce: Option<Enforce>,
     /// Set if its consumption is recorded for billing.
     pub billing: Option<Billing>,
+    /// Whether its consumption is also written to the database; `None` if the file does not say. Each limit's scope has
+    /// the resolved answer.
+    pub durable: Option<bool>,
     /// Parsed and displayed only: metrics never carry values of requests, because callers could create any number of
     /// them.
     pub detailed_metric: bool,
@@ -408,8 +427,21 @@ impl Rule {
             && self.replaces.is_empty()
             && self.shard_by.is_none()
             && self.split.is_none()
-            && self.enforce.is_none();
+            && self.enforce.is_none()
+            && self.home().is_none();
         self
+    }
+
+    /// Returns the attribute that names the region which owns the caller's counters.
+    #[must_use]
+    pub fn home(&self) -> Option<&str> {
+        self.region.as_deref().and_then(RegionSetting::home)
+    }
+
+    /// Returns how cells share its limits.
+    #[must_use]
+    pub fn region_mode(&self) -> RegionMode {
+        self.region.as_deref().map_or(RegionMode::Shared, |region| region.mode)
     }
 
     /// Returns all limits: those without a tier, then each tier's.

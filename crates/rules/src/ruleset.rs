@@ -5,10 +5,12 @@ use crate::decode;
 use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::draft::FileDraft;
 use crate::lint;
+use crate::overload::Overload;
 use crate::placement;
 use crate::quota_key::QuotaKeys;
 use crate::reader::Reader;
-use crate::rule::{DescriptorMatch, Profile, Rule, RuleLimit};
+use crate::region::CellPlace;
+use crate::rule::{Coupling, DescriptorMatch, Profile, Rule, RuleLimit};
 use crate::scope::ScopePath;
 use crate::sensitivity::identifies_caller;
 use crate::tree::{TreeNode, ValueTest};
@@ -50,6 +52,23 @@ pub struct Options {
     pub permits: PermitRelease,
     /// Names of the stores that rules may name; any, if they are not known because the file is read alone.
     pub stores: Option<Vec<String>>,
+    /// Whether several files may have the same domain, whose rules are then joined; otherwise that is an error.
+    pub merge_domains: bool,
+    /// Whether the files were written for envoyproxy/ratelimit, whatever their profile: that service ignores its own keys
+    /// where they mean nothing, and so they are warnings there instead of errors. Files of `profile: envoy` always are.
+    pub ratelimit_files: bool,
+    /// Whether every limit has `quota_mode`.
+    pub quota_mode: bool,
+    /// Whether a request that one limit denies charges none of its others under `profile: envoy` too.
+    pub stop_when_over: bool,
+    /// Store of limits per second whose rules name none.
+    pub per_second_store: Option<String>,
+    /// Whether the names of counters contain values that may be secrets as they are: for keys that another program
+    /// writes so too.
+    pub readable_scopes: bool,
+    /// The cells that share limits, and this server's place among them; `None` if that is not known because the file is
+    /// read alone.
+    pub cells: Option<CellPlace>,
 }
 
 /// What happens to concurrency permits when a request ends.
@@ -90,8 +109,11 @@ pub struct Ruleset {
     revision: String,
     /// Whether any rule is billed.
     has_billing: bool,
+    durable_scopes: Vec<u64>,
     /// Number of nodes that share the limits, if known.
     pub(crate) nodes: Option<u32>,
+    /// The cells that share the limits.
+    pub(crate) cells: Option<CellPlace>,
     /// The attributes that quotas can be about; computed on first use.
     pub(crate) quota_keys: std::sync::OnceLock<QuotaKeys>,
 }
@@ -101,6 +123,7 @@ pub struct Ruleset {
 pub struct Domain {
     pub(crate) name: String,
     pub(crate) profile: Profile,
+    pub(crate) coupling: Coupling,
     /// Which rules descriptors match.
     pub(crate) matching: DescriptorMatch,
     /// Algorithm of limits that specify none, and of inline limits.
@@ -112,10 +135,14 @@ pub struct Domain {
     pub(crate) shard_by: Option<String>,
     /// Store of rules that name none, and of inline limits; `None` for the default store.
     pub(crate) store: Option<Arc<str>>,
+    /// Store of inline limits per second; `None` for that of all others.
+    pub(crate) per_second_store: Option<Arc<str>>,
     /// Whether any rule replaces others.
     pub(crate) replaces: bool,
     /// Whether any rule depends on a caller's tier.
     pub(crate) depends_on_tier: bool,
+    /// What is shed when not all can be served.
+    pub(crate) overload: Option<Arc<Overload>>,
     /// Tree nodes: the root first, then every descriptor in the order of the file.
     pub(crate) tree: Vec<TreeNode>,
     /// Rules of all domains; the tree refers to those of this one.
@@ -133,9 +160,21 @@ impl Ruleset {
         let mut rules = Vec::new();
         let mut compiled: Vec<(Domain, Vec<compile::NodeLocation>, &Source)> = Vec::new();
         let mut by_name = HashMap::default();
+        let mut merged = Vec::new();
         for source in sources {
-            let mut reader = Reader { source, errors: &mut errors, warnings: &mut warnings };
+            let mut reader = Reader {
+                is_ratelimit_file: options.ratelimit_files || options.profile == Some(Profile::Envoy),
+                ..Reader::new(source, &mut errors, &mut warnings)
+            };
             let Some(mut file) = decode::file(&mut reader) else { continue };
+            let name = file.domain.as_ref().map(|domain| domain.value.as_str());
+            if let (true, Some(first)) = (options.merge_domains, name.and_then(|name| by_name.get(name))) {
+                let (domain, places, _): &mut (Domain, Vec<compile::NodeLocation>, &Source) =
+                    &mut compiled[*first];
+                compile::merge(&mut reader, file, options, &mut rules, (domain, places));
+                merged.push(*first);
+                continue;
+            }
             reject_duplicate_domain(&mut reader, &mut file, &by_name, &compiled);
             if let Some((domain, places)) = compile::domain(&mut reader, file, options, &mut rules) {
                 by_name.insert(domain.name.clone(), compiled.len());
@@ -147,17 +186,28 @@ impl Ruleset {
         }
         placement::resolve_modes(&mut rules, options);
         let limits = assign_ids(&mut rules);
+        let mut durable_scopes: Vec<u64> = rules
+            .iter()
+            .flat_map(Rule::all_limits)
+            .filter(|limit| limit.scope.is_durable())
+            .map(|limit| limit.scope.id())
+            .collect();
+        durable_scopes.sort_unstable();
+        durable_scopes.dedup();
         let has_billing = rules.iter().any(|rule| rule.billing.is_some());
         let rules: Arc<[Rule]> = rules.into();
         let mut domains = Vec::with_capacity(compiled.len());
-        for (mut domain, places, source) in compiled {
+        for (at, (mut domain, places, source)) in compiled.into_iter().enumerate() {
             domain.rules = Arc::clone(&rules);
             let replaces = domain.domain_rules().any(|rule| !rule.replaces.is_empty());
             domain.replaces = replaces;
             let asks_tier = domain.domain_rules().any(Rule::depends_on_tier);
             domain.depends_on_tier = asks_tier;
-            let mut reader = Reader { source, errors: &mut errors, warnings: &mut warnings };
-            lint::domain(&domain, &places, options, &mut reader);
+            // The places of a joined domain are in several files, so that no warning could name its line.
+            if !merged.contains(&at) {
+                let mut reader = Reader::new(source, &mut errors, &mut warnings);
+                lint::domain(&domain, &places, options, &mut reader);
+            }
             domains.push(domain);
         }
         let (notes, warnings) =
@@ -172,7 +222,9 @@ impl Ruleset {
             sources: sources.to_vec(),
             revision: revision(sources, options),
             has_billing,
+            durable_scopes,
             nodes: options.nodes,
+            cells: options.cells.clone(),
             quota_keys: std::sync::OnceLock::new(),
         })
     }
@@ -189,7 +241,7 @@ impl Ruleset {
         &self.warnings
     }
 
-    /// Returns what would be warnings for some stores, if [`Options`] do not tell which one is used.
+    /// Returns what would be warnings for some stores, if [`Options`] do not name the one in use.
     #[must_use]
     pub fn notes(&self) -> &[Diagnostic] {
         &self.notes
@@ -224,6 +276,18 @@ impl Ruleset {
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
+    }
+
+    /// Returns the ids of scopes whose consumption is also written to the database, sorted.
+    #[must_use]
+    pub fn durable_scopes(&self) -> &[u64] {
+        &self.durable_scopes
+    }
+
+    /// Returns the name of a rule that says `durable: true`, if there is one.
+    #[must_use]
+    pub fn durable_rule(&self) -> Option<&str> {
+        self.rules().iter().find(|rule| rule.durable == Some(true)).map(|rule| rule.name.as_str())
     }
 
     /// Returns whether the consumption of any rule is recorded for billing.
@@ -278,6 +342,13 @@ impl Domain {
         self.shard_by.as_deref()
     }
 
+    /// Returns what is shed when not all can be served.
+    #[must_use]
+    #[inline]
+    pub const fn overload(&self) -> Option<&Arc<Overload>> {
+        self.overload.as_ref()
+    }
+
     /// Returns the literal values of a key in its rules, without wildcards.
     pub fn named_values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         self.tree.iter().filter(move |node| *node.element.key == *key).filter_map(|node| {
@@ -311,7 +382,11 @@ impl Domain {
 
     /// Returns the domain's rules, in the order of the file.
     pub fn domain_rules(&self) -> impl Iterator<Item = &Rule> {
-        self.tree.iter().filter_map(|node| node.rule).map(|id| &self.rules[id as usize])
+        let overload = self.overload.as_deref();
+        let fleet = overload.and_then(|overload| overload.fleet.as_ref()).map(|fleet| fleet.rule);
+        let workers = overload.and_then(|overload| overload.workers.as_ref()).map(|workers| workers.rule);
+        let tree = self.tree.iter().filter_map(|node| node.rule);
+        tree.chain(workers).chain(fleet).map(|id| &self.rules[id as usize])
     }
 }
 
@@ -342,6 +417,8 @@ fn reject_duplicate_domain(
         format!("duplicate domain `{}`", shorten(&domain.value)),
         format!("`{}` has it already; put the rules of one domain into one file", compiled[*first].2.name),
     );
+    let reason = format!("duplicate domain '{}' in config file", shorten(&domain.value));
+    reader.errors.envoy_reason(reason);
     // The rest of the file is still checked, under an invalid name.
     file.domain.as_mut().into_iter().for_each(|domain| domain.value.push('\0'));
 }

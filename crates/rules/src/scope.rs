@@ -6,11 +6,12 @@
 //! a secret is written as its first characters and a hash. A wildcard with a counter for each value has the same scope
 //! as the key alone, because each value matches only one of them.
 
+use crate::region::RegionSetting;
 use crate::rule::{CostFrom, Role};
 use crate::sensitivity::may_be_secret;
 use crate::tree::{Element, GLOBAL, ValueTest};
 use std::fmt::Write;
-use tollgate_core::{Algorithm, Limit, Scope, StableHasher, secret_prefix};
+use tollgate_core::{Algorithm, Limit, RegionMode, Scope, StableHasher, region_prefix, secret_prefix};
 
 /// The part of a scope that all limits of a rule share.
 #[derive(Clone, Debug)]
@@ -19,13 +20,15 @@ pub(crate) struct ScopePath {
     /// Domain and the keys whose values come from the request: limits with equal groups have counters for the same
     /// values, and stores keep them together.
     group: String,
+    /// Whether values that may be secrets are written as they are.
+    is_readable: bool,
 }
 
 impl ScopePath {
-    pub(crate) fn domain(name: &str) -> Self {
+    pub(crate) fn domain(name: &str, is_readable: bool) -> Self {
         let mut domain = String::new();
         escape(&mut domain, name, "|%");
-        Self { group: domain.clone(), name: domain }
+        Self { group: domain.clone(), name: domain, is_readable }
     }
 
     /// Returns the path one level down.
@@ -34,7 +37,7 @@ impl ScopePath {
         key(&mut path.name, &element.key);
         match &element.test {
             ValueTest::Any | ValueTest::Like(_) => key(&mut path.group, &element.key),
-            ValueTest::Exact(text) if may_be_secret(&element.key) => {
+            ValueTest::Exact(text) if may_be_secret(&element.key) && !path.is_readable => {
                 value(&mut path.name, '=', &hidden(text));
             }
             ValueTest::Exact(text) => value(&mut path.name, '=', text),
@@ -65,12 +68,33 @@ impl ScopePath {
     pub(crate) fn in_store(&self, store: Option<&str>) -> Self {
         let Some(store) = store else { return self.clone() };
         let prefix = Scope::store_prefix(store);
-        Self { name: format!("{prefix}{}", self.name), group: format!("{prefix}{}", self.group) }
+        Self {
+            name: format!("{prefix}{}", self.name),
+            group: format!("{prefix}{}", self.group),
+            is_readable: self.is_readable,
+        }
+    }
+
+    /// Returns the path of counters whose limits cells share in this way.
+    pub(crate) fn in_region(&self, region: Option<&RegionSetting>) -> Self {
+        let Some(region) = region.filter(|region| region.mode != RegionMode::Shared) else {
+            return self.clone();
+        };
+        let prefix = region_prefix(region.mode, region.counter_owner());
+        Self {
+            name: format!("{prefix}{}", self.name),
+            group: format!("{prefix}{}", self.group),
+            is_readable: self.is_readable,
+        }
     }
 
     /// Returns the path of split counters.
     pub(crate) fn split(&self, into: u64) -> Self {
-        Self { name: format!("{}|split={into}", self.name), group: format!("{}|split={into}", self.group) }
+        Self {
+            name: format!("{}|split={into}", self.name),
+            group: format!("{}|split={into}", self.group),
+            is_readable: self.is_readable,
+        }
     }
 
     /// Returns the path of a descriptor with an inline limit: its keys, all with values from the request.

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_told_from_words_that_merely_contain_one() {
+    fn secrets_are_distinguished_from_words_that_contain_one() {
         for name in [
             "userPwd",
             "userpwd",

@@ -49,17 +49,25 @@ impl Rule {
         };
         add("mode", mode.map(str::to_owned));
         add("store", self.store.as_deref().map(str::to_owned));
+        add("region", self.region.as_deref().map(ToString::to_string));
         add("fallback", self.fallback.map(|part| format!("{}.{}%", part / 10, part % 10)));
         add("split", self.split.map(|split| split.to_string()));
         add("shard_by", self.shard_by.clone());
         add("priority", (self.priority != 0).then(|| self.priority.to_string()));
         add("cost", (self.cost != CostFrom::Request).then(|| self.cost.to_string()));
         add("billing", self.billing.is_some().then(|| "true".to_owned()));
+        add("durable", self.durable_setting());
         add("replaces", (!self.replaces.is_empty()).then(|| self.replaces.join(", ")));
         add("detailed_metric", self.detailed_metric.then(|| "true".to_owned()));
         add("value_to_metric", self.value_to_metric.then(|| "true".to_owned()));
         add("metadata", (!self.metadata.is_empty()).then(|| self.metadata.to_string()));
         all
+    }
+
+    /// Returns `durable`, if it is said or a limit is durable by default.
+    fn durable_setting(&self) -> Option<String> {
+        let is_durable = self.all_limits().any(|limit| limit.scope.is_durable());
+        (is_durable || self.durable.is_some()).then(|| is_durable.to_string())
     }
 }
 

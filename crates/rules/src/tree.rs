@@ -109,6 +109,17 @@ impl Level {
         index.is_plain = index.exact.is_empty() && index.patterns.is_empty() && index.networks.is_empty();
     }
 
+    /// Returns whether the level has a descriptor with the same key and value.
+    pub(crate) fn contains(&self, element: &Element) -> bool {
+        let Some(index) = self.key(&element.key) else { return false };
+        match &element.test {
+            ValueTest::Any => index.any.is_some(),
+            ValueTest::Exact(value) => index.exact.contains_key(value),
+            ValueTest::Like(pattern) | ValueTest::Shared(pattern) => index.patterns.contains(pattern.text()),
+            ValueTest::Network(prefix) => index.networks.iter().any(|(known, _)| known == prefix),
+        }
+    }
+
     fn index_by_name(&mut self, i: usize) {
         self.by_name.insert(self.keys[i].name.clone(), u32::try_from(i).unwrap_or(u32::MAX));
     }

@@ -10,11 +10,11 @@ fn billed(text: &str) -> Vec<String> {
         .rules()
         .iter()
         .map(|rule| {
-            let who = match &rule.billing {
+            let billed = match &rule.billing {
                 None => "-",
                 Some(billing) => billing.caller_key.as_deref().unwrap_or("request"),
             };
-            format!("{} {who}", rule.name)
+            format!("{} {billed}", rule.name)
         })
         .collect();
     assert_eq!(rules.has_billing(), found.iter().any(|rule| !rule.ends_with(" -")));

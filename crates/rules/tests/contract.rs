@@ -156,6 +156,23 @@ fn every_limit_is_a_window_from_the_epoch_that_counts_denied_hits_too() {
     }
 }
 
+/// With `stop_when_over`, what denies the request keeps the others from being charged; what cannot deny it does not.
+#[test]
+fn enforced_limits_are_charged_together_if_asked_for() {
+    let text = "domain: d\nprofile: envoy\ndescriptors:
+- {key: a, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 1}}
+- {key: b, quota_mode: true, rate_limit: {unit: second, requests_per_unit: 1}}
+- {key: c, rate_limit: {unit: second, requests_per_unit: 1}}
+";
+    let options = Options { stop_when_over: true, ..Options::default() };
+    let rules = Ruleset::load(&[Source::new("t.yaml", text)], &options).unwrap();
+    let entries: [Entries<'_>; 3] = [&[("a", "1")], &[("b", "1")], &[("c", "1")]];
+    let descriptors = entries.map(|entries| Descriptor { entries, ..Descriptor::default() });
+    let plan = rules.domain("d").unwrap().plan_descriptors(&descriptors, Cost::ONE);
+    let all: Vec<Enforcement> = plan.limits.iter().map(|hit| hit.enforcement).collect();
+    assert_eq!(all, [Enforcement::Independent, Enforcement::Independent, Enforcement::Required]);
+}
+
 #[test]
 fn shadow_and_quota_are_roles_and_every_descriptor_stands_alone() {
     let rules = load(
@@ -208,7 +225,7 @@ fn a_descriptors_own_limit_replaces_the_rules_settings() {
         "- {key: k, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 1, name: n}}
 - {key: q, rate_limit: {unit: second, requests_per_unit: 1, replaces: [{name: n}]}}",
     );
-    let own = |entries| Descriptor { entries, hits: None, limit: Some((7, Unit::Hour)) };
+    let own = |entries| Descriptor { entries, hits: None, limit: Some((7, Unit::Hour.length())) };
     let descriptors = [
         own(&[("k", "v")]),
         own(&[("unknown", "v")]),
@@ -226,7 +243,7 @@ fn a_descriptors_own_limit_replaces_the_rules_settings() {
     assert!(matches!(plan.matches[0], (MatchKind::Limited, None)));
 }
 
-/// That service's counter is named by the entries and the window alone: whoever sends an override of the same unit
+/// That service's counter is named by the entries and the window alone: a request with an override of the same unit
 /// spends from what the configured rule counts, and the other way round.
 #[test]
 fn an_override_of_the_same_unit_shares_the_rules_counter() {
@@ -255,14 +272,14 @@ fn an_override_of_the_same_unit_shares_the_rules_counter() {
         (&[("w", "ab")], Unit::Day, false),
         (&[("s", "ab")], Unit::Hour, false),
     ] {
-        let (own, configured) = (counter(entries, Some((9, unit))), counter(entries, None));
+        let (own, configured) = (counter(entries, Some((9, unit.length()))), counter(entries, None));
         assert!(own.is_some() && configured.is_some(), "{entries:?}");
         assert_eq!(own == configured, shares, "{entries:?}: {own:?}, {configured:?}");
     }
-    assert!(counter(&[("e", "z")], Some((9, Unit::Hour))).is_some(), "no rule need have a limit");
+    assert!(counter(&[("e", "z")], Some((9, Unit::Hour.length()))).is_some(), "no rule need have a limit");
     assert_ne!(
-        counter(&[("k", "v")], Some((9, Unit::Minute))),
-        counter(&[("k", "u")], Some((9, Unit::Minute)))
+        counter(&[("k", "v")], Some((9, Unit::Minute.length()))),
+        counter(&[("k", "u")], Some((9, Unit::Minute.length())))
     );
 }
 
@@ -317,4 +334,39 @@ fn files_of_envoys_service_load_unchanged() {
     assert!(rule.detailed_metric && rule.value_to_metric);
     assert_eq!(rule.metadata.to_string(), r#"{"team": "payments", "tier": 3}"#);
     assert_eq!(rules.domain("d").map(tollgate_rules::Domain::profile), Some(Profile::Envoy));
+}
+
+/// That service accepts each of its keys at every level, and ignores it where it means nothing. Such a file must not be
+/// refused: it would leave everything unlimited.
+#[test]
+fn keys_where_they_mean_nothing_are_warnings_in_files_of_that_service() {
+    let text = "name: listener\ndomain: d\nunit: second\ndescriptors:\n  - key: a\n    requests_per_unit: 3\n    rate_limit: \
+                {unit: second, requests_per_unit: 1, shadow_mode: true}\n";
+    let load = |text: &str, options: &Options| Ruleset::load(&[Source::new("t.yaml", text)], options);
+    let warned = [
+        "`name` has no effect in a rule file",
+        "`unit` has no",
+        "`requests_per_unit` has",
+        "`shadow_mode` has",
+    ];
+    for (text, options) in [
+        (format!("{text}profile: envoy\n"), Options::default()),
+        (text.to_owned(), Options { profile: Some(Profile::Envoy), ..Options::default() }),
+        (
+            text.to_owned(),
+            Options { profile: Some(Profile::Native), ratelimit_files: true, ..Options::default() },
+        ),
+    ] {
+        let rules = load(&text, &options).unwrap_or_else(|errors| panic!("{errors}"));
+        let found: Vec<String> = rules.warnings().iter().map(ToString::to_string).collect();
+        for part in warned {
+            assert!(found.iter().any(|warning| warning.contains(part)), "{part}: {found:#?}");
+        }
+        assert_eq!(matched(&rules, &[&[("a", "x")]]), ["a 1/1s [x]"]);
+    }
+    assert!(load(text, &Options::default()).is_err(), "another file");
+    assert!(
+        load(&format!("{text}colour: red\nprofile: envoy\n"), &Options::default()).is_err(),
+        "not its keys"
+    );
 }

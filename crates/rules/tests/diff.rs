@@ -1,4 +1,4 @@
-//! Who publishes rules reads what they change: a change that is not shown is one that nobody has agreed to.
+//! The diff of rule sets shows every change: one that is not shown would be published unreviewed.
 
 use tollgate_rules::{Options, Ruleset, Source};
 
@@ -13,14 +13,14 @@ const BEFORE: &str = "  - {key: user, limit: 5/minute}\n  - {key: path, value: /
 fn each_rule_is_reported_once() {
     let before = rules(BEFORE);
     let after = rules("  - {key: user, limit: 7/minute}\n  - {key: path, value: /b, limit: 1/hour}\n");
-    let told: Vec<_> = before
+    let changes: Vec<_> = before
         .diff(&after)
         .into_iter()
         .map(|change| (change.rule, change.before.is_some(), change.after.is_some()))
         .collect();
     let of = |rule: &str, before, after| (rule.to_owned(), before, after);
     assert_eq!(
-        told,
+        changes,
         [of("d: path=/a", true, false), of("d: path=/b", false, true), of("d: user", true, true)]
     );
     let number = before.diff(&after).pop().expect("a change");
@@ -31,7 +31,7 @@ fn each_rule_is_reported_once() {
 /// Whatever a rule may say, saying it is a change.
 #[test]
 fn every_option_of_a_rule_is_compared() {
-    for said in [
+    for setting in [
         "name: n",
         "class: security",
         "on_error: open",
@@ -49,8 +49,8 @@ fn every_option_of_a_rule_is_compared() {
         "algorithm: fixed_window",
     ] {
         let after = rules(&format!(
-            "  - {{key: user, limit: 5/minute, {said}}}\n  - {{key: path, value: /a, limit: 1/hour}}\n"
+            "  - {{key: user, limit: 5/minute, {setting}}}\n  - {{key: path, value: /a, limit: 1/hour}}\n"
         ));
-        assert_eq!(rules(BEFORE).diff(&after).len(), 1, "{said}");
+        assert_eq!(rules(BEFORE).diff(&after).len(), 1, "{setting}");
     }
 }

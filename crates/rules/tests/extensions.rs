@@ -239,7 +239,8 @@ fn only_deciding_attributes_are_required() {
 #[test]
 fn an_inline_limit_uses_the_domains_algorithm() {
     let set = load("{domain: d, algorithm: sliding_window, descriptors: []}");
-    let descriptor = [Descriptor { entries: &[("k", "v")], hits: None, limit: Some((5, Unit::Minute)) }];
+    let descriptor =
+        [Descriptor { entries: &[("k", "v")], hits: None, limit: Some((5, Unit::Minute.length())) }];
     let plan = set.domain("d").unwrap().plan_descriptors(&descriptor, Cost::ONE);
     assert_eq!(plan.limits[0].limit.limit.to_string(), "sliding_window 5/1m");
     assert_eq!(plan.limits[0].enforcement, Enforcement::Required);
@@ -251,7 +252,7 @@ fn an_inline_limit_beyond_a_log_is_a_strict_window() {
     let set = load("{domain: d, algorithm: sliding_log, descriptors: []}");
     for (count, expected) in [(100_000, "sliding_log 100000/1m"), (100_001, "strict_window 100001/1m")] {
         let descriptor =
-            [Descriptor { entries: &[("k", "v")], hits: None, limit: Some((count, Unit::Minute)) }];
+            [Descriptor { entries: &[("k", "v")], hits: None, limit: Some((count, Unit::Minute.length())) }];
         let plan = set.domain("d").unwrap().plan_descriptors(&descriptor, Cost::ONE);
         assert_eq!(plan.limits[0].limit.limit.to_string(), expected);
     }
@@ -312,7 +313,7 @@ fn a_fallback_is_deducted_from_the_limit_and_shared_by_the_nodes() {
     assert_eq!((limit.limit.rate().count, limit.limit.capacity(), limit.prepaid), (950, 950, true));
     assert_eq!(limit.node_share.as_ref().map(|share| (share.rate().count, share.capacity())), Some((5, 5)));
     assert_eq!(rule.on_error, OnError::Always(FailPolicy::Local));
-    // A share of less than one, or among nobody knows how many: closed, and nothing is set aside.
+    // A share of less than one, or among an unknown number of nodes: closed, and nothing is set aside.
     for set in [load(Some(100), "1000/s"), load(None, "1000/s")] {
         let rule = &set.rules()[0];
         assert_eq!(rule.on_error, OnError::Always(FailPolicy::Closed));
@@ -438,7 +439,7 @@ fn a_ruleset_can_be_shared() {
     shared::<Ruleset>();
 }
 
-/// A store must be able to tell what it may not write down, whichever way the request came.
+/// A store must recognize what it may not write down, whichever way the request came.
 #[test]
 fn values_that_may_be_secrets_are_marked() {
     let rules = load(
@@ -458,11 +459,11 @@ descriptors:
     let by = |limit| [one, two, three].map(|entries| Descriptor { entries, hits: None, limit });
     let matched = by(None);
     assert_eq!(domain.plan_descriptors(&matched, Cost::ONE).parts.as_slice(), wanted);
-    let brought = by(Some((5, Unit::Hour)));
+    let brought = by(Some((5, Unit::Hour.length())));
     assert_eq!(domain.plan_descriptors(&brought, Cost::ONE).parts.as_slice(), wanted);
 }
 
-/// Whoever reads metrics, or the list of hot keys, must not be able to call as somebody else.
+/// A reader of metrics, or of the list of hot keys, must not be able to impersonate a caller.
 #[test]
 fn a_secret_in_a_rule_is_not_in_its_counter_scopes() {
     let key = "sk_live_4242424242424242";

@@ -1,4 +1,4 @@
-//! Settings of a descriptor without a limit: whoever writes `class: security` on a group of rules relies on it.
+//! Settings of a descriptor without a limit: `class: security` on a group of rules applies to all of them.
 
 use tollgate_rules::{Options, Ruleset, Source};
 
@@ -73,7 +73,7 @@ fn settings_beside_a_limit_are_about_that_limit() {
     );
     assert_eq!(
         described(&rules, "a/b").split("; ").nth(1),
-        Some("class=cost on_error={free: closed, default: open} priority=3")
+        Some("class=cost on_error={free: closed, default: open} priority=3 durable=true")
     );
     assert_eq!(
         described(&rules, "a/b/c").split("; ").nth(1),
@@ -98,7 +98,7 @@ fn what_no_rule_below_can_use_is_refused() {
     }
 }
 
-/// envoyproxy/ratelimit reads these keys only beside a limit: a file written for it decides alike, and is told.
+/// envoyproxy/ratelimit reads these keys only beside a limit: a file written for it decides alike, with a warning.
 #[test]
 fn envoys_flags_stay_where_that_service_reads_them() {
     let rules = load(

@@ -36,7 +36,7 @@ fn a_request_costs_one_here_and_its_tokens_there() {
     let both =
         |requests: Cost, tokens: Cost| vec![(REQUESTS.to_owned(), requests), (TOKENS.to_owned(), tokens)];
     assert_eq!(charges(&rules, &request, Cost::ONE), both(Cost::ONE, Cost::new(500)));
-    // Whoever tells the tokens as the request's cost still makes one request.
+    // A check whose cost is a number of tokens is still one request.
     assert_eq!(charges(&rules, &[("api_key", "k")], Cost::new(300)), both(Cost::ONE, Cost::new(300)));
     assert_eq!(charges(&rules, &request, Cost::PEEK), both(Cost::PEEK, Cost::PEEK));
     // A correction is about the tokens: the request was made.
@@ -93,11 +93,11 @@ fn mistakes_are_explained_at_their_place() {
 }
 
 #[test]
-fn diffs_explanations_and_loosenings_tell_the_cost() {
+fn diffs_explanations_and_loosenings_include_the_cost() {
     let (before, after) = (rules("- {key: api_key, limit: 60/minute}"), rules(RULES));
     let change = &before.diff(&after)[0];
-    let told = "gcra 60/1m cost 1 and gcra 100000/1m cost tokens; on_error local";
-    assert_eq!(change.after.as_deref(), Some(told));
+    let expected = "gcra 60/1m cost 1 and gcra 100000/1m cost tokens; on_error local";
+    assert_eq!(change.after.as_deref(), Some(expected));
     let explained = after.domain("d").expect("a domain").explain(&[("api_key", "k")]);
     let RuleResult::Limited(limits) = &explained.rules[0].result else { panic!("{explained}") };
     assert_eq!(limits[1].0, "gcra 100000/1m cost tokens");
@@ -141,13 +141,13 @@ fn an_override_of_one_cost_leaves_the_other_in_force() {
         let tenant = compiled(&rules, overrides);
         let mut plan = Plan { quotas: std::slice::from_ref(&tenant), ..Plan::default() };
         rules.domain("d").expect("a domain").plan_into(&request, Cost::ONE, &mut plan);
-        let told = plan
+        let listed = plan
             .limits
             .iter()
             .map(|hit| (hit.limit.limit.rate().count, hit.limit.scope.label().to_owned(), hit.cost));
-        let mut told: Vec<_> = told.collect();
-        told.sort_by(|a, b| a.1.cmp(&b.1));
-        told
+        let mut listed: Vec<_> = listed.collect();
+        listed.sort_by(|a, b| a.1.cmp(&b.1));
+        listed
     };
     let tokens = |count| (count, TOKENS.to_owned(), Cost::new(7));
     let requests = |count| (count, REQUESTS.to_owned(), Cost::ONE);

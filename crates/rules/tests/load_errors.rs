@@ -206,7 +206,29 @@ fn invalid_extensions_are_explained() {
             ("- {key: a, limit: 1/s, fallback: 60%}", "3:34 `60%` is not a share of a limit"),
             ("- {key: a, limit: 1/s, split: 1}", "3:31 a counter is split into 2 to 256"),
             ("- {key: a, limit: 1/s, mode: remote}", "unknown mode `remote`"),
-            ("- {key: a, limit: 1/s, region: shared}", "3:32 `region` is not available yet"),
+            (
+                "- {key: a, limit: 1/s, region: global}",
+                "3:32 unknown mode of `region` `global` | write one of: shared, split, owner, leased",
+            ),
+            ("- {key: a, limit: 1/s, region: {owner: eu}}", "3:32 `region` has no `mode`"),
+            (
+                "- {key: a, limit: 1/s, region: {mode: split, owner: eu}}",
+                "3:53 `owner` has no meaning for `mode: split`",
+            ),
+            (
+                "- {key: a, limit: 1/s, region: {mode: owner, weights: {eu: 1}}}",
+                "3:55 `weights` has no meaning for `mode: owner`",
+            ),
+            (
+                "- {key: a, limit: 1/s, region: {mode: owner, owner: 'a|b'}}",
+                "3:53 `a|b` is no name of a region",
+            ),
+            ("- {key: a, limit: 1/s, region: {mode: owner, owner: eu, home: h}}", "`home` beside `owner`"),
+            (
+                "- {key: a, limit: 1/s, region: {mode: split, weights: {eu: 0}}}",
+                "`weights` must name up to 64",
+            ),
+            ("- {key: a, limit: 1/s, mode: local, region: owner}", "`region: owner` with `mode: local`"),
             ("- {key: a, limit: 1/s, soft: 0}", "a soft mark of 0"),
             ("- {key: a, limit: 1/s, soft: 0%}", "from 1% up"),
             ("- {key: a, limit: 1/s, soft: {action: warn}}", "`soft` has no mark"),

@@ -30,7 +30,7 @@ fn rules(top: &str) -> Ruleset {
 
 /// The counters of a plan with what each is charged, without the shard, which differs from one match to the next.
 fn charges(plan: &Plan<'_>) -> BTreeSet<(String, String)> {
-    let told = plan.limits.iter().map(|hit| {
+    let matched = plan.limits.iter().map(|hit| {
         let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
         let shard = hit.limit.shards.is_some().then_some(usize::from(hit.shard_at));
         let parts = parts.iter().enumerate().filter(|(at, _)| Some(*at) != shard).map(|(_, part)| part);
@@ -39,7 +39,7 @@ fn charges(plan: &Plan<'_>) -> BTreeSet<(String, String)> {
             format!("{:?} {:?}", parts.collect::<Vec<_>>(), hit.cost),
         )
     });
-    let all: Vec<_> = told.collect();
+    let all: Vec<_> = matched.collect();
     let set: BTreeSet<_> = all.iter().cloned().collect();
     assert_eq!(set.len(), all.len(), "a counter is charged once: {all:?}");
     set
@@ -142,7 +142,7 @@ fn without_it_descriptors_match_as_in_envoy() {
 }
 
 #[test]
-fn mistakes_changes_and_loosenings_are_told() {
+fn mistakes_changes_and_loosenings_are_reported() {
     let load = |text: &str| Ruleset::load(&[Source::new("t.yaml", text)], &Options::default());
     let error = load("{domain: d, match: al, descriptors: []}").expect_err("no such word").to_string();
     assert!(error.contains("unknown match `al`") && error.contains("did you mean `all`?"), "{error}");

@@ -102,7 +102,7 @@ fn the_last_attribute_of_the_path_wins_and_overrides_win_over_tiers() {
 }
 
 #[test]
-fn a_plan_tells_the_tier_of_each_rule() {
+fn a_plan_has_the_tier_of_each_rule() {
     let rules = rules();
     let quotas = [quota(&rules, "user_id", Some("pro"), &[])];
     let request = [("tenant", "acme"), ("user_id", "u-1"), ("tier", "big")];

@@ -32,6 +32,13 @@ fn every_key_of_the_language_is_in_the_schema() {
         "{domain: d, descriptors: [{key: k, rate_limit: {unlimited: true, zzzzzzzz: 1}}]}",
         "{domain: d, descriptors: [{key: k, limit: {count: 1, unit: day, zzzzzzzz: 1}}]}",
         "{domain: d, descriptors: [{key: k, concurrency: {limit: 1, zzzzzzzz: 1}}]}",
+        "{domain: d, overload: {zzzzzzzz: 1}}",
+        "{domain: d, overload: {priorities: [{zzzzzzzz: 1, when: {a: b}, priority: normal}]}}",
+        "{domain: d, overload: {fleet: {capacity: 5 in flight, zzzzzzzz: 1}}}",
+        "{domain: d, overload: {workers: {zzzzzzzz: 1}}}",
+        "{domain: d, overload: {workers: {}, fairness: {by: t, zzzzzzzz: 1}}}",
+        "{domain: d, overload: {adapt: {signals: {a: 1}, order: [free], zzzzzzzz: 1}}}",
+        "{domain: d, overload: {adapt: {signals: {a: {above: 1, zzzzzzzz: 1}}, order: [free]}}}",
     ] {
         let keys = known(text);
         assert!(keys.len() > 1, "{keys:?}");

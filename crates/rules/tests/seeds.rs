@@ -19,11 +19,11 @@ fn matched(domain: &Domain, request: &[(&str, &str)]) -> Vec<String> {
         .iter()
         .map(|hit| {
             let parts = &plan.parts[usize::from(hit.parts.0)..usize::from(hit.parts.1)];
-            let told = |part: &KeyPart<'_>| match part {
+            let render = |part: &KeyPart<'_>| match part {
                 KeyPart::Secret(text) => format!("secret {text}"),
                 part => part.to_string(),
             };
-            let parts: Vec<String> = parts.iter().map(told).collect();
+            let parts: Vec<String> = parts.iter().map(render).collect();
             format!("{} {} [{}]", hit.rule.unwrap().name, hit.limit.limit.rate(), parts.join(","))
         })
         .collect()

@@ -101,10 +101,14 @@ fn descriptors_share_the_customer_of_the_request() {
     let rules = load(RULES);
     let descriptors = [
         Descriptor { entries: &[("user", "ada")], ..Descriptor::default() },
-        Descriptor { entries: &[("api_key", "k")], limit: Some((5, Unit::Hour)), ..Descriptor::default() },
+        Descriptor {
+            entries: &[("api_key", "k")],
+            limit: Some((5, Unit::Hour.length())),
+            ..Descriptor::default()
+        },
         Descriptor {
             entries: &[("customer", "umbrella")],
-            limit: Some((5, Unit::Hour)),
+            limit: Some((5, Unit::Hour.length())),
             ..Descriptor::default()
         },
         Descriptor { entries: &[("customer", "umbrella")], ..Descriptor::default() },

@@ -87,8 +87,11 @@ descriptors:
     domain.plan_into(&[("api_key", "k")], Cost::ONE, &mut plan);
     assert_eq!(plan.limits[0].limit.limit.rate().count, 7);
     assert_eq!(plan.limits[0].limit.scope.store(), Some("acme"));
-    let descriptor =
-        Descriptor { entries: &[("other", "v")], limit: Some((3, Unit::Minute)), ..Descriptor::default() };
+    let descriptor = Descriptor {
+        entries: &[("other", "v")],
+        limit: Some((3, Unit::Minute.length())),
+        ..Descriptor::default()
+    };
     let descriptors = [descriptor];
     assert_eq!(domain.plan_descriptors(&descriptors, Cost::ONE).limits[0].limit.scope.store(), Some("main"));
 }

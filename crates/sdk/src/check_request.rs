@@ -16,6 +16,10 @@ use tollgate_http::identity::{AmbiguousIdentity, IdentityResolver, RequestView};
 #[cfg(feature = "in-process")]
 use tollgate_rules::Descriptor;
 
+/// Length of a `traceparent` that is forwarded, in bytes.
+#[cfg(any(feature = "remote", feature = "remote-http"))]
+pub(crate) const TRACEPARENT: usize = 55;
+
 /// The key and the value of an attribute.
 pub(crate) type Pair = (Cow<'static, str>, String);
 

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
 use std::any::Any;
 use std::future::Future;
+use std::pin::Pin;
 use std::time::Duration;
 
 /// Decides requests.
@@ -29,10 +30,24 @@ pub struct LayerDecision {
     pub hold: Option<Box<dyn HeldResource>>,
 }
 
+/// The result of [`HeldResource::enter`].
+pub(crate) type Entering<'h> = Pin<Box<dyn Future<Output = Result<(), Box<LayerDecision>>> + Send + 'h>>;
+
 /// A resource that a request in flight holds.
 pub trait HeldResource: Any + Send + std::fmt::Debug {
     /// Called after the delay, when the request proceeds: from then on a drop releases permits and refunds no charge.
     fn begin(&mut self);
+
+    /// Called after a delay, before the request proceeds: takes what it could not hold meanwhile. An error is the denial
+    /// to answer with.
+    fn enter(&mut self) -> Entering<'_> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// Called when the service has answered; its body may still follow, for as long as the reader likes if `is_stream`.
+    fn answered(&mut self, is_stream: bool) {
+        let _ = is_stream;
+    }
 }
 
 impl LayerDecision {

@@ -137,12 +137,23 @@ where
                 if shared.queue.wait(delay).await.is_err() {
                     return Ok(denial(shed(decided), is_grpc));
                 }
+                if let Some(hold) = &mut decided.hold
+                    && let Err(shed) = hold.enter().await
+                {
+                    // Dropping the decision refunds the charge.
+                    return Ok(denial(*shed, is_grpc));
+                }
             }
             if let Some(hold) = &mut decided.hold {
                 hold.begin();
             }
             head.headers.extend(decided.markers);
             let mut response = inner.call(Request::from_parts(head, body)).await?;
+            if let Some(hold) = &mut decided.hold {
+                let is_stream = response.status() == StatusCode::SWITCHING_PROTOCOLS
+                    || response.body().size_hint().exact().is_none();
+                hold.answered(is_stream);
+            }
             response.headers_mut().extend(decided.response.into_parts().0.headers);
             Ok(response.map(|body| LimitedBody::passing(body, decided.hold)))
         })

@@ -7,6 +7,8 @@
 //! | [`CheckRequest`] | the attributes and the cost of a request |
 //! | [`InProcess`] | decides with rules and counters of this process (feature `in-process`) |
 //! | `Remote` | decides with a Tollgate server over gRPC (feature `remote`) |
+//! | `HttpRemote` | decides with a Tollgate server over HTTP, as the clients in other languages do (feature `remote-http`) |
+//! | `Follower` | [`InProcess`] by the rules and quotas of a server's control plane (feature `control`) |
 //! | [`TollgateLayer`] | limits the callers of a service |
 //! | [`PacedLayer`] | slows down before the limits of the services that a program calls, retries within a budget |
 //! | [`RetryAfterLayer`] | only waits until those services may be called again |
@@ -45,15 +47,29 @@
 #[cfg(feature = "tower")]
 mod body;
 mod check_request;
+#[cfg(all(test, any(feature = "remote", feature = "remote-http")))]
+mod conformance_cases;
 mod decider;
+#[cfg(any(feature = "remote", feature = "remote-http"))]
+mod fail_policy;
+#[cfg(feature = "control")]
+mod follow;
+#[cfg(any(feature = "remote", feature = "remote-http"))]
+mod hedge;
 #[cfg(feature = "tower")]
 mod host;
+#[cfg(any(feature = "control", feature = "remote-http"))]
+mod http1;
+#[cfg(feature = "remote-http")]
+mod http_remote;
 #[cfg(feature = "in-process")]
 mod in_process;
 #[cfg(feature = "in-process")]
 mod keyed;
 #[cfg(feature = "tower")]
 mod layer;
+#[cfg(feature = "redis")]
+mod leased;
 pub mod pace;
 #[cfg(feature = "tower")]
 mod paced_layer;
@@ -67,25 +83,36 @@ mod reservation;
 mod retry_after_layer;
 #[cfg(feature = "remote")]
 mod rls;
+#[cfg(any(feature = "remote", feature = "remote-http"))]
+mod servers;
 
 #[cfg(feature = "tower")]
 pub use body::LimitedBody;
 pub use check_request::{CheckRequest, Extracted};
 pub use decider::{Decider, LayerDecision};
+#[cfg(any(feature = "remote", feature = "remote-http"))]
+pub use fail_policy::{FailPolicy, RemoteError};
+#[cfg(feature = "control")]
+pub use follow::{FollowConfig, FollowError, FollowStatus, Follower};
+#[cfg(feature = "remote-http")]
+pub use http_remote::{
+    CallerProblem, CheckReason, CheckResult, Closed, Fault, HttpRemote, HttpRemoteConfig, HttpReservation,
+    RequestHead, ResultSource,
+};
 #[cfg(feature = "in-process")]
 pub use in_process::{InProcess, RulesError};
 #[cfg(feature = "in-process")]
 pub use keyed::{Allowed, Denied, Key, KeyedLimiter, KeyedLimiterError};
 #[cfg(feature = "tower")]
 pub use layer::{TollgateLayer, TollgateService};
+#[cfg(feature = "redis")]
+pub use leased::LeasedRedis;
 #[cfg(feature = "tower")]
 pub use paced_layer::{PacedError, PacedLayer, PacedService};
 #[cfg(all(feature = "in-process", feature = "tower"))]
 pub use rate_limit_layer::RateLimitLayer;
 #[cfg(feature = "remote")]
-pub use remote::{
-    FailPolicy, Remote, RemoteConfig, RemoteError, RemoteReservation, RemoteReservationError, RemoteTls,
-};
+pub use remote::{Remote, RemoteConfig, RemoteReservation, RemoteReservationError, RemoteTls};
 #[cfg(feature = "in-process")]
 pub use reservation::{Reservation, ReservationError};
 #[cfg(feature = "tower")]

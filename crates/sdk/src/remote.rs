@@ -3,21 +3,20 @@
 //! is then generated here.
 //!
 //! A request never waits longer than the deadline; without a decision by then, the fail policy applies. With several
-//! servers, one that faults is followed by the next ([`servers`]), and a slow one may be hedged ([`hedge`]).
+//! servers, one that faults is followed by the next (`servers`), and a slow one may be hedged (`hedge`).
 
-mod hedge;
 mod reservation;
-mod servers;
 
 pub use reservation::{RemoteReservation, RemoteReservationError};
 
-use self::hedge::{Exchange, Hedged, hedge};
-use self::servers::{ServerOrder, attempt_time};
-use crate::check_request::{CheckForm, CheckRequest, Pair};
+use crate::check_request::{CheckForm, CheckRequest, Pair, TRACEPARENT};
 use crate::decider::{Decider, LayerDecision};
+use crate::fail_policy::{FailPolicy, RemoteError};
+use crate::hedge::{Exchange, HEDGE_TTL, Hedged, hedge};
 use crate::rls::{
     DescriptorStatus, Entry, OVER_LIMIT, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
 };
+use crate::servers::{ServerOrder, attempt_time};
 use http::uri::PathAndQuery;
 use http::{HeaderName, HeaderValue, Response, StatusCode, Uri};
 use std::path::PathBuf;
@@ -33,22 +32,6 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
-
-/// Length of a `traceparent` that is forwarded, in bytes.
-const TRACEPARENT: usize = 55;
-
-/// How long a hedged request may take before its charge can no longer be given back.
-const HEDGE_TTL: Duration = Duration::from_secs(10);
-
-/// What happens to requests while the server is unavailable.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FailPolicy {
-    /// They are allowed.
-    #[default]
-    Open,
-    /// They are rejected with 503.
-    Closed,
-}
 
 /// TLS settings for an `https` address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -121,28 +104,6 @@ impl RemoteConfig {
             responses: ResponseConfig::default(),
         }
     }
-}
-
-/// Invalid settings of [`Remote`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RemoteError {
-    /// An invalid address.
-    #[error(
-        "invalid server address `{0}`; write one such as http://127.0.0.1:8081 or https://tollgate.internal:8443"
-    )]
-    Address(String),
-    /// Trusted authorities that cannot be loaded.
-    #[error("{}: {wrong}", path.display())]
-    Authorities {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        wrong: String,
-    },
-    /// TLS cannot be configured.
-    #[error("cannot configure TLS: {0}")]
-    Tls(String),
 }
 
 /// Decides with a Tollgate server.
@@ -483,14 +444,6 @@ fn endpoint(address: &str, settings: &RemoteConfig) -> Result<Endpoint, RemoteEr
         .connect_timeout(settings.deadline.max(Duration::from_millis(100)))
         .http2_keep_alive_interval(Duration::from_secs(30))
         .keep_alive_while_idle(true))
-}
-
-/// Reads a file of the cases that the clients in every language share.
-#[cfg(test)]
-fn load_cases(name: &str) -> serde_json::Value {
-    let path = format!("{}/../../clients/conformance/{name}.json", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(&path).expect("a file of cases");
-    serde_json::from_str(&text).expect("JSON")
 }
 
 /// Summarizes the response of another server of the protocol.

@@ -80,6 +80,7 @@ impl<S: CounterStore + 'static> InProcess<S> {
             protocol: "sdk",
             trace: None,
             address: None,
+            reason: None,
         };
         let ttl = TimeDelta::from_micros(u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX));
         let reserved = self.limiter.reserve(&check, ttl, None).await?;

@@ -119,7 +119,26 @@ fn backoffs() {
         let attempt = u32::try_from(case["attempt"].as_u64().expect("a number")).expect("a number");
         let delay = backoff(attempt, fraction(&case["random"]), case["wait_ms"].as_u64());
         assert_eq!(Some(delay), case["expect"]["delay_ms"].as_u64(), "{case}");
+        assert_eq!(Some(backoff(attempt, 1.0, None)), case["expect"]["bound_ms"].as_u64(), "{case}");
     }
+}
+
+/// A file that no test reads would say that the clients are alike where nobody has looked.
+#[test]
+fn every_file_of_cases_is_known() {
+    let folder = format!("{}/../../clients/conformance", env!("CARGO_MANIFEST_DIR"));
+    let names = std::fs::read_dir(folder).expect("a folder").filter_map(|file| {
+        let path = file.expect("a file").path();
+        let is_cases = path.extension().is_some_and(|end| end == "json");
+        is_cases.then(|| path.file_stem().and_then(|name| name.to_str()).expect("a name").to_owned())
+    });
+    let names: std::collections::BTreeSet<String> = names.collect();
+    // Those below, and in `src`: `servers.rs`, `hedge.rs`, and `http_remote` with `answer.rs`, `head.rs`, `deny_cache.rs`
+    // and `tests.rs`.
+    let here = ["headers", "pacing", "backoff", "retry-budget", "adaptive-throttling"];
+    let inside = ["failover", "hedging", "answers", "heads", "deny-cache", "faults"];
+    let known = here.into_iter().chain(inside).map(str::to_owned).collect();
+    assert_eq!(names, known, "run them in the tests");
 }
 
 /// Retries beyond the budget multiply the load on a server that fails already.

@@ -141,8 +141,8 @@ async fn decision_times_are_reported_to_observers() {
     struct Watch(std::sync::Mutex<Vec<(&'static str, u64)>>);
     impl tollgate_engine::Observer for Watch {
         fn on_decision(&self, _: &tollgate_engine::Check<'_>, _: &tollgate_engine::Decision) {}
-        fn on_latency(&self, front: &'static str, requests: u64, _: TimeDelta) {
-            self.0.lock().expect("a list").push((front, requests));
+        fn on_latency(&self, protocol: &'static str, requests: u64, _: TimeDelta) {
+            self.0.lock().expect("a list").push((protocol, requests));
         }
     }
     let (watch, clock) =
@@ -361,4 +361,49 @@ async fn callers_are_identified_by_the_rules_of_the_gateway() {
         assert_eq!(response.status(), status, "{line} {header:?}");
         assert_eq!(response.headers().contains_key("www-authenticate"), status == 401, "{line}");
     }
+}
+
+/// A service that cannot take more sheds with 503; critical requests go before others.
+#[tokio::test]
+async fn the_layer_sheds_by_priority() {
+    let rules =
+        "{domain: d, overload: {priorities: [{when: {user: vip}, priority: critical}], workers: {limit: 1}}}";
+    let limits = InProcess::from_rules(rules, "d").expect("rules").with_upstream("api");
+    let limiter = Arc::clone(limits.limiter());
+    let (gate, entered) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (opening, entering) = (Arc::clone(&gate), Arc::clone(&entered));
+    let service = service_fn(move |_: Request<Full<Bytes>>| {
+        let (opening, entering) = (Arc::clone(&opening), Arc::clone(&entering));
+        async move {
+            entering.notify_one();
+            opening.notified().await;
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"hello"))))
+        }
+    });
+    let user = |head: &Parts| {
+        let user = head.headers.get("x-key")?.to_str().ok()?.to_owned();
+        Some(CheckRequest::attributes([("user".to_owned(), user)]))
+    };
+    let layered = TollgateLayer::new(limits, user).layer(service);
+    let call = |key| {
+        let service = layered.clone();
+        tokio::spawn(async move { service.oneshot(request(key)).await.expect("infallible").status() })
+    };
+    let first = call("a");
+    entered.notified().await;
+    assert_eq!(call("b").await.expect("an answer"), 503);
+    let second = call("vip");
+    entered.notified().await;
+    let state = limiter.upstream_states();
+    assert_eq!((state[0].upstream.as_str(), state[0].gate.in_flight, state[0].gate.shed[2]), ("api", 2, 1));
+    gate.notify_one();
+    gate.notify_one();
+    while limiter.upstream_states()[0].gate.in_flight > 0 {
+        gate.notify_one();
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(
+        (first.await.expect("one"), second.await.expect("two")),
+        (http::StatusCode::OK, http::StatusCode::OK)
+    );
 }

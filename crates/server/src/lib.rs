@@ -4,6 +4,7 @@
 //! | module | protocol |
 //! |---|---|
 //! | [`rls`] | Envoy's rate limit service over gRPC, with health and reflection |
+//! | [`rlqs`] | Envoy's rate limit quota service, on the same gRPC port |
 //! | [`http`] | JSON over HTTP: checks, reservations, the Envoy service's `/json`, health |
 //! | [`resp`] | the Redis protocol: `CL.THROTTLE`, and rule-based checks |
 
@@ -11,4 +12,5 @@ pub mod http;
 #[doc(hidden)]
 pub mod properties;
 pub mod resp;
+pub mod rlqs;
 pub mod rls;

@@ -159,6 +159,32 @@ fn a_delay_queue_allows_with_a_delay() {
     );
 }
 
+/// Other libraries' limits have windows of any length.
+#[test]
+fn inline_limits_have_any_period() {
+    let server = Server::with_rules(RULES);
+    let check = |unit: &str| {
+        let limit = json!({"requests_per_unit": 2, "unit": unit});
+        let body =
+            json!({"domain": "shop", "descriptors": [{"entries": [["anything", "p"]], "limit": limit}]});
+        server.post("/v1/check", &body)
+    };
+    let statuses = |unit: &str| [check(unit).status, check(unit).status, check(unit).status];
+    assert_eq!(statuses("15m"), [200, 200, 429]);
+    assert_eq!(statuses("900000ms"), [429, 429, 429], "the same length is the same counter");
+    assert_eq!(statuses("7 hours"), [200, 200, 429]);
+    assert_eq!(check("15m").json()["limits"][0]["window"], "15m");
+    for unit in ["0s", "1us", "11y", "1.5h", "15", "-1s", "M", "15 fortnights"] {
+        let refused = check(unit);
+        assert_eq!(
+            (refused.status, refused.json()["field"].as_str()),
+            (400, Some("descriptors[0].limit.unit")),
+            "{unit}"
+        );
+        assert!(refused.text().contains("15m"), "it says what to write: {}", refused.text());
+    }
+}
+
 /// Envoy's users send descriptors; both forms of an entry, inline limits and hits must work over HTTP too.
 #[test]
 fn descriptors_can_be_checked() {
@@ -203,9 +229,9 @@ fn numbers_are_attribute_values_in_one_form() {
     let left = |attributes: &str| {
         let body = format!("{{\"domain\": \"llm\", \"attributes\": {attributes}}}");
         let response = post_text(&server, "/v1/check", &body);
-        let told = response.json();
-        assert_eq!(response.status, 200, "{attributes}: {told}");
-        (told["limits"][0]["remaining"].as_u64(), told["limits"][1]["remaining"].as_u64())
+        let body = response.json();
+        assert_eq!(response.status, 200, "{attributes}: {body}");
+        (body["limits"][0]["remaining"].as_u64(), body["limits"][1]["remaining"].as_u64())
     };
     for (attributes, requests, tokens) in [
         (r#"{"user": 7, "tokens": 100}"#, 59, 900),
@@ -221,8 +247,8 @@ fn numbers_are_attribute_values_in_one_form() {
     ] {
         assert_eq!(left(attributes), (Some(requests), Some(tokens)), "{attributes}");
     }
-    let told = server.check("llm", &json!({"user": "names"})).json();
-    assert_eq!((&told["limits"][0]["cost"], &told["limits"][1]["cost"]), (&Value::Null, &json!("tokens")));
+    let body = server.check("llm", &json!({"user": "names"})).json();
+    assert_eq!((&body["limits"][0]["cost"], &body["limits"][1]["cost"]), (&Value::Null, &json!("tokens")));
     for (value, why) in [
         ("9007199254740993", "beyond 2^53"),
         ("-9007199254740993", "beyond 2^53"),
@@ -255,9 +281,9 @@ fn settling_corrects_tokens_and_not_requests() {
     let rules = "{domain: llm, descriptors: [{key: user, algorithm: fixed_window, limit: [60/year, {count: 1000, period: year, cost: tokens}]}]}";
     let server = Server::with_rules(rules);
     let left = || {
-        let told =
+        let body =
             server.post("/v1/check", &json!({"domain": "llm", "attributes": {"user": 1}, "cost": 0})).json();
-        [0, 1].map(|at| told["limits"][at]["remaining"].as_u64().expect("a number"))
+        [0, 1].map(|at| body["limits"][at]["remaining"].as_u64().expect("a number"))
     };
     let body = json!({"domain": "llm", "attributes": {"user": 1, "tokens": 400}});
     let reserved = server.post("/v1/reserve", &body).json();
@@ -271,10 +297,10 @@ fn settling_corrects_tokens_and_not_requests() {
         .post("/v1/reserve", &json!({"domain": "llm", "attributes": {"user": 2, "tokens": 400}}))
         .json();
     server.post("/v1/cancel", &json!({"reservation": reserved["reservation"]}));
-    let told =
+    let body =
         server.post("/v1/check", &json!({"domain": "llm", "attributes": {"user": 2}, "cost": 0})).json();
     assert_eq!(
-        (&told["limits"][0]["remaining"], &told["limits"][1]["remaining"]),
+        (&body["limits"][0]["remaining"], &body["limits"][1]["remaining"]),
         (&json!(60), &json!(1000))
     );
 }
@@ -295,17 +321,17 @@ fn a_reservation_is_settled_to_the_actual_cost_or_refunded() {
     let first = reserve(400).json();
     assert_eq!((&first["allowed"], left()), (&json!(true), 600));
     let settled = server.post("/v1/settle", &json!({"reservation": first["reservation"], "cost": 100}));
-    let told = settled.json();
-    assert_eq!((settled.status, &told["settled"], &told["cost"]), (200, &json!(true), &json!(100)));
-    assert!((898..=901).contains(&told["remaining"].as_u64().expect("a number")), "{told}");
-    assert_eq!(told["limits"][0]["remaining"], told["remaining"], "{told}");
+    let body = settled.json();
+    assert_eq!((settled.status, &body["settled"], &body["cost"]), (200, &json!(true), &json!(100)));
+    assert!((898..=901).contains(&body["remaining"].as_u64().expect("a number")), "{body}");
+    assert_eq!(body["limits"][0]["remaining"], body["remaining"], "{body}");
     assert!((898..=901).contains(&left()), "300 were refunded: {}", left());
 
     let second = reserve(200).json();
     let canceled = server.post("/v1/cancel", &json!({"reservation": second["reservation"]}));
-    let told = canceled.json();
-    assert_eq!((canceled.status, &told["cancelled"]), (200, &json!(true)));
-    assert!((898..=901).contains(&told["remaining"].as_u64().expect("a number")), "{told}");
+    let body = canceled.json();
+    assert_eq!((canceled.status, &body["cancelled"]), (200, &json!(true)));
+    assert!((898..=901).contains(&body["remaining"].as_u64().expect("a number")), "{body}");
     assert!((898..=901).contains(&left()), "all were refunded: {}", left());
 
     let third = reserve(100).json();
@@ -350,16 +376,16 @@ fn reservations_are_idempotent_and_reject_contradictions() {
 #[test]
 fn an_idempotency_key_is_bound_to_its_contents() {
     let server = Server::with_rules(RULES);
-    let reserve = |domain: &str, who: &str, cost: u64| {
-        let body = json!({"domain": domain, "attributes": {"tokens": who}, "cost": cost, "idempotency_key": "bound"});
+    let reserve = |domain: &str, tenant: &str, cost: u64| {
+        let body = json!({"domain": domain, "attributes": {"tokens": tenant}, "cost": cost, "idempotency_key": "bound"});
         server.post("/v1/reserve", &body)
     };
     let nothing = reserve("nowhere", "a", 400);
     assert_eq!((nothing.status, &nothing.json()["reservation"]), (200, &Value::Null), "{}", nothing.text());
     assert_eq!(reserve("shop", "a", 400).status, 200);
-    for (domain, who, cost) in [("shop", "b", 400), ("shop", "a", 1), ("nowhere", "a", 400)] {
-        let other = reserve(domain, who, cost);
-        assert_eq!(other.status, 422, "{domain} {who} {cost}: {}", other.text());
+    for (domain, tenant, cost) in [("shop", "b", 400), ("shop", "a", 1), ("nowhere", "a", 400)] {
+        let other = reserve(domain, tenant, cost);
+        assert_eq!(other.status, 422, "{domain} {tenant} {cost}: {}", other.text());
         assert_eq!(other.json()["field"], "idempotency_key", "{}", other.text());
     }
     assert_eq!(reserve("shop", "a", 400).status, 200, "its own contents");

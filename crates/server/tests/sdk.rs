@@ -244,7 +244,7 @@ fn held(mut from: &TcpStream, mut to: &TcpStream, gate: &(Mutex<bool>, Condvar))
     }
 }
 
-/// A slow server delays nobody, and the caller pays once: what the slower one charged is given back when it answers.
+/// A slow server delays no check, and the caller pays once: what the slower one charged is given back when it answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hedged_request_is_charged_once() {
     let (slow, quick) = (Server::with_rules(RULES), Server::with_rules(RULES));

@@ -14,14 +14,18 @@
 //! | `node` | a node: engine and leases over a link |
 //! | `run` | one run: events, tasks, faults |
 //! | `ceiling` | the ceiling check |
+//! | `cells` | cells that share a limit over links that fail |
 
 mod authority;
 mod ceiling;
+mod cells;
 mod fairness;
 mod node;
 mod run;
 mod scenario;
 mod world;
+
+pub use cells::{CellBug, CellReport, run_cells};
 
 /// A bug that can be planted, to verify that runs find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -45,7 +45,7 @@ impl Default for BreakerConfig {
 
 /// Pause before the first probe.
 const FIRST_PAUSE: TimeDelta = TimeDelta::from_millis(100);
-/// Longest pause while an outage is recent: whoever repairs a server waits for it.
+/// Longest pause while an outage is recent: an operator who repairs a server waits for it.
 const RECENT_PAUSE: TimeDelta = TimeDelta::from_millis(1_600);
 /// How long an outage is recent.
 const RECENT: TimeDelta = TimeDelta::from_secs(600);
@@ -245,9 +245,9 @@ mod tests {
     #[test]
     fn each_transition_is_reported_once() {
         let breaker = Breaker::new(BreakerConfig { failures: 2, ..BreakerConfig::default() });
-        let told = [0, 1, 2, 3].map(|millis| fail(&breaker, ShardFailure::Refused, millis));
+        let transitions = [0, 1, 2, 3].map(|millis| fail(&breaker, ShardFailure::Refused, millis));
         use Transition::{Closed, Open, Unchanged};
-        assert_eq!(told, [Unchanged, Open, Unchanged, Unchanged]);
+        assert_eq!(transitions, [Unchanged, Open, Unchanged, Unchanged]);
         assert_eq!([(); 2].map(|()| breaker.record_answer()), [Closed, Unchanged]);
     }
 
@@ -270,7 +270,7 @@ mod tests {
     fn a_pause_is_not_a_death() {
         let breaker = breaker();
         breaker.record_answer();
-        // However long nobody had asked before.
+        // However long the shard was idle before.
         for millis in 60_000..60_500 {
             assert_eq!(fail(&breaker, ShardFailure::NoAnswer, millis), Transition::Unchanged, "{millis}");
         }
@@ -300,7 +300,7 @@ mod tests {
         assert!(!breaker.is_open());
     }
 
-    /// A shard that answers again must be used again at once, also when the answer is one that nobody waits for anymore.
+    /// A shard that answers again must be used again at once, also when the answer comes after its caller stopped waiting.
     #[test]
     fn any_answer_closes_it() {
         let breaker = breaker();

@@ -7,6 +7,7 @@
 //! | `units` | units of one refill, and until when each is valid |
 //! | `key_lease` | one key's lease: available units, the authority's last known state, the next refill |
 //! | `table` | leases by key |
+//! | `hot_list` | counters that other processes have found hot |
 //! | `tasks` | refilling and returning units in the background |
 //! | `stats` | statistics |
 //!
@@ -15,6 +16,7 @@
 //! available units is charged in the store like any other, and a lease is requested in the background.
 
 mod config;
+mod hot_list;
 mod key_lease;
 mod stats;
 mod table;
@@ -22,19 +24,21 @@ mod tasks;
 mod units;
 
 pub use config::LeaseConfig;
+pub use hot_list::{CounterNamer, HotCounter};
 pub use stats::LeaseStats;
 pub use table::HotKey;
 pub use tasks::LeaseTask;
 
 use crate::hot_key::HotKeys;
 use crate::memory::{KeyHasher, MemoryStore};
-use key_lease::{SpendReceipt, SpendResult};
+use hot_list::HotList;
+use key_lease::{LeaseKey, SpendReceipt, SpendResult};
 use smallvec::SmallVec;
 use stats::{Counts, add};
 use table::Table;
 use tollgate_core::{
     Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, LastKnown, LimitParams, Mode,
-    Outcome, Outcomes, Permit, StoreError, Timestamp, UnitReturn,
+    Outcome, Outcomes, Permit, StoreError, TimeDelta, Timestamp, UnitReturn,
 };
 
 /// Maximum bytes of the values of a key that is leased; a longer one is decided by the store each time.
@@ -52,6 +56,7 @@ pub struct LeasedStore<S, A, C> {
     config: LeaseConfig,
     table: Table,
     hot: Option<HotKeys>,
+    hot_list: HotList,
     /// Counters of this node only, for rules with local counters.
     local: Option<MemoryStore<C>>,
     counts: Counts,
@@ -79,6 +84,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             clock,
             hasher: KeyHasher::random(),
             hot: config.hot.map(HotKeys::new),
+            hot_list: HotList::default(),
             table: Table::new(config.max_keys),
             config,
             local: None,
@@ -113,6 +119,23 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         self.table.hottest(most, self.config.hot.unwrap_or(1_000), self.clock.now())
     }
 
+    /// Names counters for the processes that exchange which of them are hot. Call it once, before the first charge.
+    pub fn share_hot_keys(&self, namer: CounterNamer) {
+        self.hot_list.set_namer(namer);
+    }
+
+    /// Returns the counters that are hot by the traffic of this process, hottest first; none before
+    /// [`LeasedStore::share_hot_keys`].
+    pub fn hot_counters(&self, max: usize) -> Vec<HotCounter> {
+        self.config.hot.map_or_else(Vec::new, |hot| self.table.hot_counters(max, hot, self.clock.now()))
+    }
+
+    /// Replaces the list of counters that are hot in other processes. Each is leased from its next charge on, if its rule
+    /// allows that, until the list no longer has it or `lifetime` has passed.
+    pub fn set_hot_list(&self, names: impl IntoIterator<Item = u64>, lifetime: TimeDelta) {
+        self.hot_list.replace(names.into_iter().collect(), self.clock.now() + lifetime);
+    }
+
     /// Returns whether a charge may be paid from a lease.
     fn is_leasable(charge: &Charge<'_>) -> bool {
         matches!(charge.mode, Mode::Leased | Mode::Adaptive)
@@ -142,13 +165,13 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             {
                 continue;
             }
-            let said = if Self::is_leasable(charge) {
+            let spent = if Self::is_leasable(charge) {
                 let name = self.hasher.name(&charge.key);
                 (name, self.table.spend(name, charge, now))
             } else {
                 (0, SpendResult::Empty)
             };
-            match said {
+            match spent {
                 (name, SpendResult::Spent(outcome, receipt)) => {
                     near.per_charge[at] = Some(outcome);
                     near.spent.push((name, receipt));
@@ -239,10 +262,10 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
                 return Err(remap_error(error, &rest, charges.len()));
             }
         };
-        let heard = self.clock.now();
+        let received_at = self.clock.now();
         for (charge, outcome) in wanted.iter().zip(&outcomes.per_charge) {
             if Self::is_leasable(charge) {
-                self.record_outcome(charge, outcome, now, heard);
+                self.record_outcome(charge, outcome, now, received_at);
             }
         }
         let mut whole = near;
@@ -250,8 +273,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             whole.per_charge[at] = Some(outcome);
         }
         whole.is_denied |= outcomes.admission == Admission::Denied;
-        let told = self.finish_locally(charges, whole, now);
-        Ok(Outcomes { at: outcomes.at, ..told })
+        let local = self.finish_locally(charges, whole, now);
+        Ok(Outcomes { at: outcomes.at, ..local })
     }
 
     /// Debits the inner store. A bucket with possibly outstanding leases is not refunded: that would move its time back
@@ -276,8 +299,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         let key = CounterKey { scope: &scope, ..charge.key };
         let back = Charge { mode: Mode::Central, enforcement: Enforcement::Required, ..*charge };
         let request = [back, Charge::new(key, &limit, Cost::ONE)];
-        let told = self.inner.charge(&request).await?;
-        if told.admission == Admission::Denied {
+        let outcomes = self.inner.charge(&request).await?;
+        if outcomes.admission == Admission::Denied {
             add(&self.counts.unrefunded, charge.cost.units());
         }
         self.table.refunded(self.hasher.name(&charge.key));
@@ -294,14 +317,14 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         let Some(near) = self.decide_locally(&looks, false, now) else {
             return self.inner.charge(&looks).await;
         };
-        let mut told = self.charge_rest(&looks, near, now).await?;
-        if told.admission == Admission::Admitted {
+        let mut outcomes = self.charge_rest(&looks, near, now).await?;
+        if outcomes.admission == Admission::Admitted {
             for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| is_guarded(charge)) {
                 self.refund(charge).await?;
-                told.per_charge[at] = self.inner.charge(&[looks[at]]).await?.per_charge[0];
+                outcomes.per_charge[at] = self.inner.charge(&[looks[at]]).await?.per_charge[0];
             }
         }
-        Ok(told)
+        Ok(outcomes)
     }
 
     /// Records an outcome of the store, and requests a lease if one is due.
@@ -309,15 +332,19 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         let name = self.hasher.name(&charge.key);
         let units = charge.cost.units();
         let promotes = charge.mode == Mode::Adaptive;
+        let is_hot = promotes && self.hot.as_ref().is_some_and(|hot| hot.count(name, units, now));
+        let is_listed = promotes && !is_hot && self.hot.is_some() && self.hot_list.contains(&charge.key, now);
         let due = if promotes {
-            self.hot.as_ref().is_some_and(|hot| hot.count(name, units, now))
+            is_hot || is_listed
         } else {
             self.table.was_seen(name, now, self.config.max_gap(charge.limit))
         };
-        // A lease keeps its key. Keys with long values are few, or somebody invents them.
+        // A lease keeps its key. Keys with long values are few, or a client invents them.
         let due = due && charge.key.value_bytes() <= MAX_LEASED_KEY;
-        if self.table.record_outcome(name, charge, outcome, asked, due, &self.config, now) && promotes {
+        let key = || LeaseKey::from_charge(charge, &self.config, self.hot_list.name(&charge.key));
+        if self.table.record_outcome(name, charge, outcome, asked, due.then_some(key), now) && promotes {
             add(&self.counts.promoted, 1);
+            add(&self.counts.listed, u64::from(is_listed));
         }
     }
 }

@@ -25,7 +25,9 @@ pub(crate) const MARK_SUFFIX: &str = "|leased";
 pub use breaker::{Breaker, BreakerConfig, BreakerState, ShardFailure, Transition};
 pub use deny_cache::DenyCache;
 pub use hot_key::HotKeys;
-pub use lease::{HotKey, LeaseConfig, LeaseStats, LeaseTask, LeasedStore};
+pub use lease::{CounterNamer, HotCounter, HotKey, LeaseConfig, LeaseStats, LeaseTask, LeasedStore};
 pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryStats, MemoryStore};
 #[cfg(feature = "redis")]
-pub use redis::{RedisConfig, RedisConfigError, RedisRecords, RedisStore, ShardStatus};
+pub use redis::{
+    RedisConfig, RedisConfigError, RedisRecords, RedisStore, RedisTls, ServerNameCheck, ShardStatus,
+};

@@ -2,8 +2,9 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `config` | addresses, credentials, timeouts |
+//! | `config`, `tls` | addresses, credentials, timeouts; certificates |
 //! | `key_encoding` | keys of bundles, names of counters, cluster slots |
+//! | `envoy_keys` | counters as envoyproxy/ratelimit keeps them, if both share them |
 //! | `shard_request` | a request's charges, by the shard or slot where they live |
 //! | `lua/`, `script` | the scripts that decide and write |
 //! | `script_args`, `script_call` | requests as the argument of one script call, and its reply |
@@ -18,7 +19,7 @@
 //! | `named` | stores by name beside the default one: each has its own servers, breakers and clock |
 //! | `records` | records that nodes share: reservations |
 //! | `late_replies` | replies after the deadline: kept or undone |
-//! | `last_replies` | what was last said about each counter |
+//! | `last_replies` | the last outcome of each counter |
 //! | `damaged_keys` | keys that hold something else, reported once |
 //!
 //! `docs/redis.md` has every byte, the behavior on each failure, and measurements. A library's own cluster client was
@@ -30,6 +31,7 @@ mod damaged_keys;
 mod data_loss;
 mod decode_state;
 mod dispatch;
+mod envoy_keys;
 mod health;
 mod key_encoding;
 mod last_replies;
@@ -45,11 +47,13 @@ mod script_call;
 mod server_error;
 mod shard;
 mod shard_request;
+mod tls;
 mod topology;
 
 pub use config::{RedisConfig, RedisConfigError};
 pub use records::RedisRecords;
 pub use shard::ShardStatus;
+pub use tls::{RedisTls, ServerNameCheck};
 
 use config::Kind;
 use damaged_keys::DamagedKeys;
@@ -106,11 +110,11 @@ impl RedisStore {
         Self::start(config, Some(clock), Arc::new(SystemClock::new()))
     }
 
-    fn start(config: RedisConfig, told: Option<Arc<dyn Clock>>, clock: Arc<dyn Clock>) -> Self {
+    fn start(config: RedisConfig, manual_clock: Option<Arc<dyn Clock>>, clock: Arc<dyn Clock>) -> Self {
         let shared = Arc::new(Shared {
             config,
             scripts: Arc::new(Scripts::new()),
-            manual_clock: told,
+            manual_clock,
             clock,
             mismatches: AtomicUsize::default(),
             late: LateReplies::default(),
@@ -214,7 +218,7 @@ impl RedisStore {
         }
         let each = answers.iter().flat_map(|(_, answer)| {
             let how = answer.request.charges.iter().map(|want| want.enforcement);
-            how.zip(answer.outcomes.iter().map(|told| &told.outcome))
+            how.zip(answer.outcomes.iter().map(|recomputed| &recomputed.outcome))
         });
         let admission = Outcomes::admission(each);
         if admission == Admission::Denied || !causes.is_empty() {
@@ -330,10 +334,9 @@ fn outcomes<'a>(
     let mut each: SmallVec<[(usize, Outcome); 4]> = answers
         .inspect(|(_, answer)| at = at.min(answer.now))
         .flat_map(|(layout, answer)| {
-            layout
-                .iter()
-                .zip(&answer.outcomes)
-                .map(move |((index, enforcement), told)| (*index, told.resolve(admission, *enforcement)))
+            layout.iter().zip(&answer.outcomes).map(move |((index, enforcement), recomputed)| {
+                (*index, recomputed.resolve(admission, *enforcement))
+            })
         })
         .collect();
     each.sort_by_key(|(index, _)| *index);

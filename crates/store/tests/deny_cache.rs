@@ -170,7 +170,7 @@ fn only_certain_denials_are_cached() {
     assert!(rig.clock.now() >= Timestamp::from_secs(1_000));
 }
 
-/// A remembered denial tells what the store told: that two are left where three were asked for, by these numbers alone.
+/// A cached denial reports what the store reported: that two are left where three were asked for, by these numbers alone.
 #[test]
 fn a_denial_is_cached_with_its_numbers() {
     let rig = rig();

@@ -69,7 +69,7 @@ fn keys_near_their_limit_keep_their_state_and_memory_does_not_grow() {
     }
 }
 
-/// Strangers that are each at their limit at once: nobody can be evicted, so they share counters.
+/// New keys that are each at their limit at once: none can be evicted, so they share counters.
 #[test]
 fn new_keys_share_counters_where_all_are_protected() {
     let shop = Counters::new();

@@ -16,8 +16,8 @@ fn a_refund_waits_for_time_where_leases_are_out_and_only_there() {
     let node = LeasedStore::new(Arc::clone(&store), Arc::clone(&store), clock, LeaseConfig::default());
     let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(100))).build().expect("a limit");
     let scope = Scope::new("refunds");
-    for (who, mode, leased) in [("alice", Mode::Leased, true), ("bob", Mode::Adaptive, false)] {
-        let parts = [KeyPart::Text(who)];
+    for (caller, mode, leased) in [("alice", Mode::Leased, true), ("bob", Mode::Adaptive, false)] {
+        let parts = [KeyPart::Text(caller)];
         let key = CounterKey { scope: &scope, parts: &parts };
         let charge = |cost| Charge { mode, ..Charge::new(key, &limit, cost) };
         let remaining = || {
@@ -37,7 +37,7 @@ fn a_refund_waits_for_time_where_leases_are_out_and_only_there() {
             block_on(node.charge(&back)).expect("it answers");
             block_on(node.debit(&back)).expect("it answers");
         }
-        assert_eq!(remaining(), if leased { before } else { before + 8 }, "{who}");
+        assert_eq!(remaining(), if leased { before } else { before + 8 }, "{caller}");
     }
     assert_eq!(node.stats().unrefunded, 8);
 }

@@ -2,19 +2,26 @@
 
 use crate::server::logging::LogFlag;
 mod billing;
+mod cells;
 mod env_value;
 mod format;
+mod listener_tls;
 pub(crate) mod output;
 mod progress;
+mod prometheus;
 mod publishing;
 mod time_arg;
+mod xds;
 
 pub(crate) use billing::{BillingFlags, BillingSection};
-pub(crate) use env_value::parse;
+pub(crate) use cells::{CellFlags, CellSection};
+pub(crate) use env_value::{parse, serve_flags};
 pub(crate) use format::{FormatFlags, print, print_line};
 pub(crate) use progress::Progress;
+pub(crate) use prometheus::{PrometheusFlags, PrometheusSection};
 pub(crate) use publishing::{GuardrailSection, PublishingFlags, RulesFromName, deprecated_variable};
 pub(crate) use time_arg::{TimeArg, now, parse_duration, parse_instant};
+pub(crate) use xds::{MAX_PAUSE, XdsFlags};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
@@ -47,6 +54,9 @@ pub(crate) enum Command {
     Serve(Box<ServeFlags>),
     /// Run the reverse proxy with built-in rate limiting. Requires --config with a `gateway` section.
     Gateway(Box<ServeFlags>),
+    /// Take the place of envoyproxy/ratelimit: read its environment variables and serve its ports. Arguments are ignored. The
+    /// program does the same when it is called `ratelimit`.
+    Ratelimit(RatelimitArgs),
     /// Validate rule files. Reports errors and lint warnings with line and column; exits 1 on errors.
     #[command(visible_alias = "check")]
     Validate(ValidateFlags),
@@ -54,6 +64,8 @@ pub(crate) enum Command {
     Schema(FormatFlags),
     /// Explain a request before it is made: which rules match and why, what counters hold, what would happen.
     Explain(Box<crate::commands::explain::ExplainFlags>),
+    /// Examine the configuration of Envoy, Istio or Envoy Gateway, or a running server: what will happen, what is missing.
+    Doctor(Box<crate::commands::doctor::DoctorFlags>),
     /// Run unit tests for rule files on a simulated clock.
     Test(TestFlags),
     /// Create, list and revoke tokens for the admin API.
@@ -74,10 +86,19 @@ pub(crate) enum Command {
     Why(Box<crate::commands::why::WhyFlags>),
     /// Show live rates, denials, top callers, breakers (one snapshot without a terminal).
     Top(Box<crate::commands::top::TopFlags>),
+    /// Ask the server on this machine whether it is alive or ready; exits 0 or 1. For health checks of containers.
+    Health(crate::commands::health::HealthFlags),
     /// Print a shell completion script. For bash: tollgate completions bash > /etc/bash_completion.d/tollgate.
     Completions(CompletionsFlags),
     /// Print the manual page in roff, or write one page per command into a directory.
     Man(ManFlags),
+}
+
+#[derive(Debug, Default, Args)]
+pub(crate) struct RatelimitArgs {
+    /// Ignored.
+    #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    pub(crate) ignored: Vec<std::ffi::OsString>,
 }
 
 #[derive(Debug, Args)]
@@ -122,7 +143,7 @@ pub(crate) enum TokenCommand {
         /// Name of its owner, recorded in the audit log.
         #[arg(long, value_name = "NAME")]
         name: String,
-        /// Role: viewer, operator or admin.
+        /// Role: viewer, operator, admin or replica.
         #[arg(long, value_name = "ROLE")]
         role: tollgate_control::Role,
         /// Days that the token is valid; 0 means it does not expire.
@@ -272,6 +293,8 @@ pub(crate) struct ServeFlags {
     /// Address of the Redis protocol, or `off` [default: 127.0.0.1:6380 if free; off with `gateway`].
     #[arg(long, env = "TOLLGATE_RESP", value_name = "ADDRESS|off")]
     pub(crate) resp: Option<Listen>,
+    #[command(flatten)]
+    pub(crate) listener_tls: listener_tls::ListenerTlsFlags,
     /// File containing the password of the Redis protocol; or set TOLLGATE_RESP_PASSWORD.
     #[arg(long, env = "TOLLGATE_RESP_PASSWORD_FILE", value_name = "FILE")]
     pub(crate) resp_password_file: Option<PathBuf>,
@@ -299,13 +322,17 @@ pub(crate) struct ServeFlags {
     #[command(flatten)]
     pub(crate) publishing: PublishingFlags,
     #[command(flatten)]
+    pub(crate) xds: Box<XdsFlags>,
+    #[command(flatten)]
     pub(crate) billing: BillingFlags,
     /// Name of this node in logs, metrics and node lists [default: host name].
     #[arg(long, env = "TOLLGATE_NODE", value_name = "NAME")]
     pub(crate) node: Option<String>,
-    /// Region of this node in logs, metrics and node lists.
+    /// Region of this node in logs, metrics and node lists, and for limits that are shared between regions.
     #[arg(long, env = "TOLLGATE_REGION", value_name = "NAME")]
     pub(crate) region: Option<String>,
+    #[command(flatten)]
+    pub(crate) cells: CellFlags,
     /// Write the decision log as NDJSON to this file, which is rotated, or to `stdout`.
     #[arg(long, env = "TOLLGATE_DECISION_LOG", value_name = "FILE|stdout")]
     pub(crate) decision_log: Option<PathBuf>,
@@ -321,6 +348,12 @@ pub(crate) struct ServeFlags {
     /// `off` [default: OTEL_EXPORTER_OTLP_ENDPOINT].
     #[arg(long, env = "TOLLGATE_OTLP", value_name = "URL|off")]
     pub(crate) otlp: Option<String>,
+    #[command(flatten)]
+    pub(crate) prometheus: PrometheusFlags,
+    /// Mean time that checks wait for the store above which this process is overloaded and sheds checks by class, comfort first:
+    /// their rules' `on_error` decides; 0 sheds none [default: half of --store-deadline-ms].
+    #[arg(long, env = "TOLLGATE_SHED_WAIT_MS", value_name = "MS", value_parser = clap::value_parser!(u64).range(0..=60_000))]
+    pub(crate) shed_wait_ms: Option<u64>,
     /// Arithmetic for all domains, overriding `profile` in rule files.
     #[arg(long, env = "TOLLGATE_PROFILE", value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,

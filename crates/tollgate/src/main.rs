@@ -5,11 +5,14 @@ mod cli;
 mod commands;
 mod config;
 mod ndjson;
+mod ratelimit;
 mod server;
+mod xds;
 mod yaml_file;
 
 use commands::{
-    access, consumption, emergency, explain, generate, quota, rule_files, rules, test, top, usage, why,
+    access, consumption, doctor, emergency, explain, generate, health, quota, rule_files, rules, test, top,
+    usage, why,
 };
 use server::{gateway, logging, serve};
 
@@ -20,12 +23,19 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let _farewell = logging::FlushOnPanic;
-    let outcome = match cli::parse().command {
+    let command = if ratelimit::is_called() {
+        cli::Command::Ratelimit(cli::RatelimitArgs::default())
+    } else {
+        cli::parse().command
+    };
+    let outcome = match command {
+        cli::Command::Ratelimit(_) => ratelimit::run(),
         cli::Command::Serve(flags) => serve::run(&flags),
         cli::Command::Gateway(flags) => gateway::run(&flags),
         cli::Command::Validate(flags) => rule_files::validate(&flags),
         cli::Command::Schema(_) => rule_files::schema(),
         cli::Command::Explain(flags) => explain::run(&flags),
+        cli::Command::Doctor(flags) => doctor::run(&flags),
         cli::Command::Test(flags) => test::run(&flags),
         cli::Command::Token(flags) => access::token(&flags),
         cli::Command::Audit(flags) => access::audit(&flags),
@@ -36,6 +46,7 @@ fn main() -> ExitCode {
         cli::Command::Emergency(flags) => emergency::emergency(&flags),
         cli::Command::Why(flags) => why::why(&flags),
         cli::Command::Top(flags) => top::run(&flags),
+        cli::Command::Health(flags) => health::run(&flags),
         cli::Command::Completions(flags) => generate::completions(&flags),
         cli::Command::Man(flags) => generate::man(&flags),
     };

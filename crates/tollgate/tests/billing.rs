@@ -166,7 +166,7 @@ fn receiver(statuses: &'static [u16]) -> (SocketAddr, Posts) {
             }
             let status = statuses.next().copied().unwrap_or(204);
             let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-            // Recorded first: whoever has seen the answer's effect finds the post.
+            // Recorded first: a test that has seen the response's effect finds the post.
             seen.lock().expect("posts").push((signature, String::from_utf8(body).expect("text")));
             let _ = reader.get_mut().write_all(answer.as_bytes());
         }
@@ -244,8 +244,8 @@ fn a_webhook_gets_every_row_until_it_accepts_it() {
     }
     eventually("the sender's numbers", || {
         let metrics = node.server.get("/metrics").text();
-        let told = metrics.contains("ratelimit_billing_webhook_rows_total 700\n");
-        (told && metrics.contains("ratelimit_billing_webhook_failures_total 2\n")).then_some(())
+        let is_counted = metrics.contains("ratelimit_billing_webhook_rows_total 700\n");
+        (is_counted && metrics.contains("ratelimit_billing_webhook_failures_total 2\n")).then_some(())
     });
     node.server.signal("TERM");
     assert!(node.server.wait().success());

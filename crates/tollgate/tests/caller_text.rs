@@ -30,8 +30,8 @@ fn nothing_that_a_terminal_obeys_is_printed() {
     let node = Node::start(RULES, &db, &[]);
     let admin = format!("http://{}", node.admin);
     let id = eventually("a denial", || {
-        let told = node.server.check("d", &json!({"tenant": HOSTILE})).json();
-        (told["allowed"] == false).then(|| told["decision_id"].as_str().expect("an id").to_owned())
+        let decision = node.server.check("d", &json!({"tenant": HOSTILE})).json();
+        (decision["allowed"] == false).then(|| decision["decision_id"].as_str().expect("an id").to_owned())
     });
     eventually("the log", || {
         let path = format!("/admin/v1/decisions/{id}/why");
@@ -48,12 +48,12 @@ fn nothing_that_a_terminal_obeys_is_printed() {
         &["rules", "list"],
     ] {
         for json in [&[] as &[&str], &["--json"]] {
-            let told = run(&[words, json, &["--admin", &admin]].concat());
-            assert_eq!(told.code, Some(0), "{words:?}: {}", told.err);
-            assert!(is_safe(&told.out) && is_safe(&told.err), "{words:?}: {:?}", told.out);
+            let output = run(&[words, json, &["--admin", &admin]].concat());
+            assert_eq!(output.code, Some(0), "{words:?}: {}", output.err);
+            assert!(is_safe(&output.out) && is_safe(&output.err), "{words:?}: {:?}", output.out);
             if !json.is_empty() && words[1..] != ["export"] {
-                serde_json::from_str::<Value>(&told.out)
-                    .unwrap_or_else(|error| panic!("{words:?}: {error}: {}", told.out));
+                serde_json::from_str::<Value>(&output.out)
+                    .unwrap_or_else(|error| panic!("{words:?}: {error}: {}", output.out));
             }
         }
     }
@@ -65,7 +65,7 @@ fn nothing_that_a_terminal_obeys_is_printed() {
 }
 
 #[test]
-fn an_id_acts_on_its_caller_or_fails() {
+fn an_id_selects_its_caller_or_fails() {
     let place = Place::new();
     let node = Node::start(RULES, &place.sqlite("d"), &[]);
     let listed = |attributes: &Value| {

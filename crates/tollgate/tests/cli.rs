@@ -353,10 +353,10 @@ fn an_output_that_takes_nothing_is_an_error() {
             .stdout(full)
             .output()
             .expect("it runs");
-        let said = String::from_utf8_lossy(&printed.stderr);
+        let error = String::from_utf8_lossy(&printed.stderr);
         assert!(
-            printed.status.code() == Some(1) && said.contains("No space left"),
-            "{args:?}: {:?} {said}",
+            printed.status.code() == Some(1) && error.contains("No space left"),
+            "{args:?}: {:?} {error}",
             printed.status
         );
         ended(&run(args), 0);
@@ -574,7 +574,7 @@ fn former_names_of_flags_and_keys_are_accepted() {
     assert!(wrong.err.contains("--rules-confirm-threshold: must be between 0 and 1, got 7"), "{}", wrong.err);
 }
 
-/// Whoever reads a rule's name in one command finds it in the others.
+/// A rule has the same name in all commands.
 #[test]
 fn a_rule_has_one_name_in_usage_why_and_top() {
     let folder = Folder::new();

@@ -54,7 +54,7 @@ fn a_store_password_without_a_store_is_an_error() {
     assert!(run.code == Some(1) && run.err.contains("set --store to the address of Redis"), "{}", run.err);
 }
 
-/// The variable is named, not a flag that nobody wrote.
+/// The variable is named, not a flag that was not given.
 #[test]
 fn an_invalid_variable_is_named() {
     let run = run_with(&["serve"], &[("TOLLGATE_STORE_DEADLINE_MS", "abc")]);

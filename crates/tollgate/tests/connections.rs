@@ -1,4 +1,4 @@
-//! Clients that connect and say nothing, on any port, are dropped in seconds and starve nobody: neither the other ports
+//! Clients that connect and say nothing, on any port, are dropped in seconds and starve no one: neither the other ports
 //! nor the probes on their own.
 
 mod harness;
@@ -50,7 +50,7 @@ fn ping(resp: &mut TcpStream) {
 }
 
 #[test]
-fn floods_of_silent_connections_starve_nobody() {
+fn floods_of_silent_connections_starve_no_client() {
     let (server, _folder) = start(256, 300_000);
     let (resp, admin) = (server.resp.expect("an address"), server.admin.expect("an address"));
     let mut kept = WebConnection::to(server.http).expect("a connection");
@@ -97,7 +97,7 @@ fn floods_of_silent_connections_starve_nobody() {
 /// Half a request, or one request and then nothing, keeps the probes out no longer than silence does: without reading
 /// what connections wait for, it would be until their timeouts.
 #[test]
-fn floods_of_half_sent_and_idle_connections_starve_nobody() {
+fn floods_of_half_sent_and_idle_connections_starve_no_client() {
     let (server, _folder) = start(256, 300_000);
     let admin = server.admin.expect("an address");
     let half_sent: [(SocketAddr, &[u8]); 4] = [

@@ -5,17 +5,19 @@ use serde_json::Value;
 use std::process::Command;
 
 /// From the bottom layer up. A crate that is not built yet has its place already.
-const LAYERS: [&str; 15] = [
+const LAYERS: [&str; 17] = [
     "tollgate-core",
     "tollgate-testing",
     "tollgate-rules",
     "tollgate-store",
+    "tollgate-overload",
     "tollgate-engine",
+    "tollgate-replica",
     "tollgate-control",
     "tollgate-observe",
     "tollgate-http",
     "tollgate-sdk",
-    "tollgate-regions",
+    "tollgate-cells",
     "tollgate-server",
     "tollgate-admin",
     "tollgate-gateway",
@@ -24,19 +26,22 @@ const LAYERS: [&str; 15] = [
 ];
 
 /// Beside the layers: these may use any crate, and no crate uses them.
-const BESIDE: [&str; 3] = ["bench", "tollgate-bench", "example-axum"];
+const BESIDE: [&str; 4] = ["bench", "tollgate-bench", "example-axum", "example-follow"];
 
 /// What a crate must not have among its dependencies, direct or transitive.
-const FORBIDDEN: [(&str, &[&str]); 12] = [
+const FORBIDDEN: [(&str, &[&str]); 15] = [
     ("tollgate-core", &["tokio", "hyper", "tonic", "serde_json"]),
     ("tollgate-rules", &["tollgate-store", "tokio", "hyper", "tonic"]),
     ("tollgate-store", &["tollgate-rules", "hyper", "tonic", "redis", "rustls"]),
+    ("tollgate-overload", &["tollgate-rules", "tollgate-store", "tokio", "hyper", "tonic"]),
     ("tollgate-engine", &["tollgate-store", "redis", "rustls", "hyper", "tonic", "sqlx"]),
+    ("tollgate-replica", &["tollgate-store", "redis", "rustls", "hyper", "tonic", "sqlx"]),
     ("tollgate-control", &["redis", "hyper", "tonic"]),
     ("tollgate-observe", &["tollgate-store", "tollgate-control", "hyper", "http", "tonic", "sqlx"]),
     ("tollgate-http", &["tollgate-store", "hyper", "tonic", "rustls", "redis", "sqlx"]),
     // What a program compiles that decides in its own process.
     ("tollgate-sdk", &["redis", "rustls", "tonic", "sqlx", "hyper", "axum"]),
+    ("tollgate-cells", &["tollgate-rules", "tollgate-engine", "redis", "rustls", "hyper", "tonic", "sqlx"]),
     ("tollgate-server", &["tollgate-control", "redis", "sqlx"]),
     ("tollgate-admin", &["tollgate-server", "redis", "tonic"]),
     ("tollgate-gateway", &["tollgate-control", "tollgate-server", "redis", "sqlx", "tonic"]),

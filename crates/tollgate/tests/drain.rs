@@ -73,7 +73,7 @@ fn a_request_that_never_ends_does_not_hold_the_process() {
     assert!(watch.elapsed() < LONG);
 }
 
-/// Whoever must prove later what was denied finds the last denials, too.
+/// The decision log includes the last denials before shutdown.
 #[test]
 fn every_denial_is_in_the_log_at_the_end() {
     let folder = Folder::new();

@@ -1,4 +1,4 @@
-//! What operators decide in an emergency, through the real binary: felt by every front, on every node, until it ends.
+//! Emergency measures, through the real binary: applied by every protocol server, on every node, until they expire.
 
 #[path = "../../control/tests/databases/mod.rs"]
 mod databases;
@@ -31,9 +31,9 @@ fn every_protocol_explains_emergency_denials() {
 
     let denied = node.server.check("d", &json!({"api_key": "attacker-key"}));
     assert_eq!(denied.status, 429, "{}", denied.text());
-    let told = denied.json();
-    assert_eq!((&told["denied_by"], &told["origin"]), (&json!(name), &json!("emergency")));
-    assert_eq!(told["emergency"], json!(name));
+    let decision = denied.json();
+    assert_eq!((&decision["denied_by"], &decision["origin"]), (&json!(name), &json!("emergency")));
+    assert_eq!(decision["emergency"], json!(name));
     assert_eq!(denied.header("x-ratelimit-denied-by"), Some(name.as_str()));
     let wait: u64 = denied.header("retry-after").expect("a time").parse().expect("seconds");
     assert!((3_590..=3_600).contains(&wait), "until it ends: {wait}");
@@ -48,20 +48,20 @@ fn every_protocol_explains_emergency_denials() {
     let answer = String::from_utf8_lossy(&answer[..read]).into_owned();
     assert!(answer.contains(&name), "{answer}");
 
-    // Envoy's protocol, by a client that nobody here wrote: the one who is turned away, one who is let pass, one who is neither.
+    // Envoy's protocol, by a third-party client: a blocked caller, an exempt one, and another.
     let friend = node.declare("exempt", "api_key", "friend-key");
-    let said = foreign_client("emergency.py", &node.server);
-    let told: Vec<Value> = said.lines().map(|line| line.parse().expect("JSON")).collect();
-    let codes: Vec<_> = told.iter().map(|one| one["code"].as_str().unwrap_or("")).collect();
-    assert_eq!(codes, ["OVER_LIMIT", "OK", "OK"], "{said}");
-    let (blocked, exempt) = (&told[0]["metadata"], &told[1]["metadata"]);
-    assert_eq!((&blocked["emergency"], &blocked["denied_by"]), (&json!(name), &json!(name)), "{said}");
-    assert_eq!(blocked["origin"], "emergency", "{said}");
-    assert_eq!(exempt["emergency"], format!("emergency:{friend}"), "{said}");
-    assert_eq!(exempt.get("denied_by"), None, "{said}");
-    assert_eq!(told[2]["metadata"].get("emergency"), None, "{said}");
+    let transcript = foreign_client("emergency.py", &node.server);
+    let replies: Vec<Value> = transcript.lines().map(|line| line.parse().expect("JSON")).collect();
+    let codes: Vec<_> = replies.iter().map(|one| one["code"].as_str().unwrap_or("")).collect();
+    assert_eq!(codes, ["OVER_LIMIT", "OK", "OK"], "{transcript}");
+    let (blocked, exempt) = (&replies[0]["metadata"], &replies[1]["metadata"]);
+    assert_eq!((&blocked["emergency"], &blocked["denied_by"]), (&json!(name), &json!(name)), "{transcript}");
+    assert_eq!(blocked["origin"], "emergency", "{transcript}");
+    assert_eq!(exempt["emergency"], format!("emergency:{friend}"), "{transcript}");
+    assert_eq!(exempt.get("denied_by"), None, "{transcript}");
+    assert_eq!(replies[2]["metadata"].get("emergency"), None, "{transcript}");
 
-    // Nobody else feels it, and its end is felt at once.
+    // No other caller is affected, and its end takes effect at once.
     let other = node.server.check("d", &json!({"api_key": "customer"})).json();
     assert_eq!((&other["allowed"], other.get("emergency")), (&json!(true), None));
     assert_eq!(node.ask("DELETE", &format!("/admin/v1/emergency/{id}"), &Value::Null).status, 204);
@@ -186,8 +186,8 @@ fn the_command_line_does_it_too() {
         &["emergency", "shadow-all", "--reason", "r"],
         &["emergency", "allow-all", "--reason", "r"],
     ] {
-        let said = node.run(args);
-        assert_eq!(said.code, Some(0), "{args:?}: {}{}", said.out, said.err);
+        let output = node.run(args);
+        assert_eq!(output.code, Some(0), "{args:?}: {}{}", output.out, output.err);
     }
     assert_eq!(node.passes(&key), 50);
     for (args, says) in [
@@ -197,7 +197,12 @@ fn the_command_line_does_it_too() {
         (&["emergency", "block", "--address", "10.0.0.1/8", "--reason", "r"], "target.value"),
         (&["emergency", "allow-all", "--reason", "r", "--for", "5"], "use one such as"),
     ] {
-        let said = node.run(args);
-        assert!(said.code != Some(0) && said.err.contains(says), "{args:?}: {}{}", said.out, said.err);
+        let output = node.run(args);
+        assert!(
+            output.code != Some(0) && output.err.contains(says),
+            "{args:?}: {}{}",
+            output.out,
+            output.err
+        );
     }
 }

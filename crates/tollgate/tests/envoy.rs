@@ -74,8 +74,8 @@ fn all_rules_apply_and_unused_tokens_and_permits_come_back_through_envoy() {
     let edge = Edge::start_with(config.replace("%RESP(", "%REQ("), &server, &service);
     let left = |key: &str| -> Vec<u64> {
         let body = json!({"domain": "llm", "attributes": {"api_key": key}, "cost": 0});
-        let told = server.post("/v1/check", &body).json();
-        let limits = told["limits"].as_array().expect("limits").iter();
+        let decision = server.post("/v1/check", &body).json();
+        let limits = decision["limits"].as_array().expect("limits").iter();
         limits.map(|limit| limit["remaining"].as_u64().expect("a number")).collect()
     };
 

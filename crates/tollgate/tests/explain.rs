@@ -25,9 +25,9 @@ descriptors:
 
 const KEY: &str = "sk_live_0123456789";
 
-fn rule<'v>(told: &'v Value, name: &str) -> &'v Value {
-    let rules = told["rules"].as_array().expect("rules");
-    rules.iter().find(|rule| rule["rule"] == name).unwrap_or_else(|| panic!("no {name} in {told:#}"))
+fn rule<'v>(explanation: &'v Value, name: &str) -> &'v Value {
+    let rules = explanation["rules"].as_array().expect("rules");
+    rules.iter().find(|rule| rule["rule"] == name).unwrap_or_else(|| panic!("no {name} in {explanation:#}"))
 }
 
 fn explain(node: &Operator, sent: &Value) -> Value {
@@ -37,49 +37,53 @@ fn explain(node: &Operator, sent: &Value) -> Value {
 fn foretells(node: &Operator) {
     let attributes = json!({"api_key": KEY, "endpoint": "POST /login"});
     let sent = json!({"attributes": attributes});
-    let told = explain(node, &sent);
+    let explanation = explain(node, &sent);
     assert_eq!(
-        (&told["outcome"]["verdict"], &told["explained_by"]),
+        (&explanation["outcome"]["verdict"], &explanation["explained_by"]),
         (&json!("allow"), &json!("active")),
-        "{told:#}"
+        "{explanation:#}"
     );
     assert_eq!(node.passes(&attributes), 2);
     for _ in 0..5 {
-        let told = explain(node, &sent);
-        let outcome = &told["outcome"];
-        assert_eq!((&outcome["verdict"], &outcome["rule"]), (&json!("deny"), &json!("logins")), "{told:#}");
+        let explanation = explain(node, &sent);
+        let outcome = &explanation["outcome"];
+        assert_eq!(
+            (&outcome["verdict"], &outcome["rule"]),
+            (&json!("deny"), &json!("logins")),
+            "{explanation:#}"
+        );
         assert!(outcome["retry_after_ms"].as_u64().is_some_and(|wait| wait > 3_600_000), "{outcome}");
-        let logins = &rule(&told, "logins")["charged"][0];
+        let logins = &rule(&explanation, "logins")["charged"][0];
         assert_eq!((&logins["used"], &logins["remaining"]), (&json!(2), &json!(0)), "{logins}");
         assert_eq!((&logins["answer"], &logins["source"]), (&json!("denies"), &json!("rule")));
-        let per_key = &rule(&told, "per-key")["charged"][0];
+        let per_key = &rule(&explanation, "per-key")["charged"][0];
         assert_eq!(
             (&per_key["used"], &per_key["remaining"]),
             (&json!(2), &json!(38)),
             "charges nothing: {per_key}"
         );
         assert_eq!(per_key["answer"], "fits");
-        let each = &rule(&told, "each")["charged"][0];
+        let each = &rule(&explanation, "each")["charged"][0];
         assert_eq!(
             (&each["role"], &each["used"], &each["enforced"]),
             (&json!("shadow"), &json!(3), &json!(false)),
             "{each}"
         );
-        assert_eq!(rule(&told, "tenants")["finding"], "no_match");
-        assert_eq!(rule(&told, "tenants")["clauses"][0]["answer"], "the request has no `tenant`");
-        assert!(!told.to_string().contains(KEY), "the key is masked: {told:#}");
+        assert_eq!(rule(&explanation, "tenants")["finding"], "no_match");
+        assert_eq!(rule(&explanation, "tenants")["clauses"][0]["answer"], "the request has no `tenant`");
+        assert!(!explanation.to_string().contains(KEY), "the key is masked: {explanation:#}");
     }
     let usage = node.get(&format!("/admin/v1/usage/{KEY}"));
     assert_eq!(usage["limits"][0]["used"], 2, "{usage}");
 
     // A real caller: its tier, its own limit, its grant.
     node.ask("PUT", &format!("/admin/v1/quotas/{KEY}"), &json!({"tier": "pro", "reason": "test"}));
-    let told = harness::eventually("the quota", || {
-        let told = explain(node, &json!({"attributes": {"api_key": KEY}}));
-        (told["tier"] == "pro").then_some(told)
+    let explanation = harness::eventually("the quota", || {
+        let explanation = explain(node, &json!({"attributes": {"api_key": KEY}}));
+        (explanation["tier"] == "pro").then_some(explanation)
     });
-    assert_eq!(told["tier_source"], "quota");
-    let per_key = &rule(&told, "per-key")["charged"][0];
+    assert_eq!(explanation["tier_source"], "quota");
+    let per_key = &rule(&explanation, "per-key")["charged"][0];
     assert_eq!(
         (&per_key["source"], &per_key["count"], &per_key["used"]),
         (&json!("tier"), &json!(60), &json!(2)),
@@ -87,26 +91,30 @@ fn foretells(node: &Operator) {
     );
     let grant = json!({"units": 3, "rule": "logins", "reason": "test"});
     node.post(&format!("/admin/v1/usage/{KEY}/grant"), &grant);
-    let told = harness::eventually("the grant", || {
-        let told = explain(node, &sent);
-        (told["outcome"]["origin"] == "grant").then_some(told)
+    let explanation = harness::eventually("the grant", || {
+        let explanation = explain(node, &sent);
+        (explanation["outcome"]["origin"] == "grant").then_some(explanation)
     });
     assert_eq!(
-        (&told["outcome"]["verdict"], &told["grants"][0]["remaining"]),
+        (&explanation["outcome"]["verdict"], &explanation["grants"][0]["remaining"]),
         (&json!("allow"), &json!(3)),
-        "{told:#}"
+        "{explanation:#}"
     );
-    assert_eq!(rule(&told, "logins")["charged"][0]["granted"], true);
+    assert_eq!(rule(&explanation, "logins")["charged"][0]["granted"], true);
 
     // What operators decide in an emergency.
     let id = node.declare("block", "api_key", KEY);
-    let told = harness::eventually("the block", || {
-        let told = explain(node, &sent);
-        (told["outcome"]["origin"] == "emergency").then_some(told)
+    let explanation = harness::eventually("the block", || {
+        let explanation = explain(node, &sent);
+        (explanation["outcome"]["origin"] == "emergency").then_some(explanation)
     });
-    assert_eq!(told["outcome"]["verdict"], "deny");
-    assert_eq!(rule(&told, "per-key")["charged"][0]["answer"], "not_asked");
-    assert_eq!(rule(&told, "per-key")["charged"][0]["measure"], format!("emergency:{id}"), "{told:#}");
+    assert_eq!(explanation["outcome"]["verdict"], "deny");
+    assert_eq!(rule(&explanation, "per-key")["charged"][0]["answer"], "not_asked");
+    assert_eq!(
+        rule(&explanation, "per-key")["charged"][0]["measure"],
+        format!("emergency:{id}"),
+        "{explanation:#}"
+    );
 }
 
 #[test]
@@ -124,7 +132,7 @@ fn a_server_over_redis_foretells_its_decisions_and_writes_nothing() {
     let rules = "domain: r\ndescriptors:\n  - {key: k, limit: 5/hour}\n  - {key: k, value: x, limit: 5/hour, algorithm: sliding_log}\n";
     let sent = json!({"domain": "r", "attributes": {"k": "fresh-value"}, "files": [{"name": "r.yaml", "text": rules}]});
     assert_eq!(explain(&node, &sent)["outcome"]["verdict"], "allow");
-    let keys = redis.said(&["keys", "tg1:*"]);
+    let keys = redis.cli(&["keys", "tg1:*"]);
     assert!(!keys.contains("fresh-value"), "nothing is written: {keys}");
     foretells(&node);
 }
@@ -139,20 +147,20 @@ fn a_draft_is_explained_with_its_differences() {
         .replace("limit: 2 per 3650d", "limit: 4 per 3650d")
         .replace("key: tenant", "key: endpoint, value: POST /login");
     let files = json!([{"name": "rules.yaml", "text": draft}]);
-    let told = explain(&node, &json!({"attributes": attributes, "files": files}));
+    let explanation = explain(&node, &json!({"attributes": attributes, "files": files}));
     assert_eq!(
-        (&told["explained_by"], &told["outcome"]["verdict"]),
+        (&explanation["explained_by"], &explanation["outcome"]["verdict"]),
         (&json!("draft"), &json!("allow")),
-        "{told:#}"
+        "{explanation:#}"
     );
     assert_eq!(
-        (&told["active_outcome"]["verdict"], &told["active_outcome"]["rule"]),
+        (&explanation["active_outcome"]["verdict"], &explanation["active_outcome"]["rule"]),
         (&json!("deny"), &json!("logins"))
     );
     let changed: Vec<&Value> =
-        told["changes"].as_array().expect("changes").iter().map(|one| &one["rule"]).collect();
-    assert_eq!(changed, ["each", "logins", "tenants"], "{:#}", told["changes"]);
-    assert_eq!(rule(&told, "logins")["charged"][0]["used"], 2, "on the live counters");
+        explanation["changes"].as_array().expect("changes").iter().map(|one| &one["rule"]).collect();
+    assert_eq!(changed, ["each", "logins", "tenants"], "{:#}", explanation["changes"]);
+    assert_eq!(rule(&explanation, "logins")["charged"][0]["used"], 2, "on the live counters");
     assert_eq!(node.passes(&attributes), 0, "the active rules are as they were");
 
     for (sent, status, says) in [
@@ -168,22 +176,22 @@ fn a_draft_is_explained_with_its_differences() {
         assert_eq!(answer.status, status, "{}", answer.text());
         assert!(answer.text().contains(says), "`{says}` is not in {}", answer.text());
     }
-    let told = explain(&node, &json!({"descriptors": [{"entries": [["tenant", "t"]], "hits": 4}]}));
+    let explanation = explain(&node, &json!({"descriptors": [{"entries": [["tenant", "t"]], "hits": 4}]}));
     assert_eq!(
-        (&rule(&told, "tenants")["finding"], &rule(&told, "per-key")["finding"]),
+        (&rule(&explanation, "tenants")["finding"], &rule(&explanation, "per-key")["finding"]),
         (&json!("limited"), &json!("no_match"))
     );
-    assert_eq!(rule(&told, "tenants")["charged"][0]["cost"], 4);
+    assert_eq!(rule(&explanation, "tenants")["charged"][0]["cost"], 4);
     let head = json!({"method": "POST", "target": "/login?x=1", "peer": "192.0.2.7", "headers": [["X-API-Key", KEY]]});
-    let told = explain(&node, &json!({"request": head}));
+    let explanation = explain(&node, &json!({"request": head}));
     assert_eq!(
-        (&told["attributes"]["endpoint"], &told["outcome"]["rule"]),
+        (&explanation["attributes"]["endpoint"], &explanation["outcome"]["rule"]),
         (&json!("POST /login"), &json!("logins")),
-        "{told:#}"
+        "{explanation:#}"
     );
-    assert!(!told.to_string().contains(KEY), "masked: {told:#}");
-    let told = explain(&node, &json!({"domain": "nowhere", "attributes": {}}));
-    assert_eq!((&told["rules"], &told["outcome"]["origin"]), (&json!([]), &json!("unmatched")));
+    assert!(!explanation.to_string().contains(KEY), "masked: {explanation:#}");
+    let explanation = explain(&node, &json!({"domain": "nowhere", "attributes": {}}));
+    assert_eq!((&explanation["rules"], &explanation["outcome"]["origin"]), (&json!([]), &json!("unmatched")));
 
     // Several domains, and more rules than anybody reads.
     let many: String = (0..1_500).map(|at| format!("  - {{key: k{at}, limit: 5/hour}}\n")).collect();
@@ -195,10 +203,13 @@ fn a_draft_is_explained_with_its_differences() {
         node.ask("POST", "/admin/v1/explain", &json!({"attributes": {"k1499": "v"}, "files": files}));
     assert_eq!((answer.status, &answer.json()["field"]), (400, &json!("domain")), "{}", answer.text());
     assert!(answer.text().contains("name one of a, b"), "{}", answer.text());
-    let told = explain(&node, &json!({"domain": "a", "attributes": {"k1499": "v"}, "files": files}));
-    assert_eq!((told["rules"].as_array().map(Vec::len), &told["omitted"]), (Some(1_001), &json!(499)));
+    let explanation = explain(&node, &json!({"domain": "a", "attributes": {"k1499": "v"}, "files": files}));
     assert_eq!(
-        (&rule(&told, "k1499")["finding"], &told["outcome"]["verdict"]),
+        (explanation["rules"].as_array().map(Vec::len), &explanation["omitted"]),
+        (Some(1_001), &json!(499))
+    );
+    assert_eq!(
+        (&rule(&explanation, "k1499")["finding"], &explanation["outcome"]["verdict"]),
         (&json!("limited"), &json!("allow"))
     );
 }
@@ -216,10 +227,10 @@ fn the_command_line_explains_by_a_server_or_by_files() {
     let request = ["--attr", &format!("api_key={KEY}"), "--attr", "endpoint=POST /login"];
     let explain = |more: &[&str]| node.run(&[&["explain"], &request[..], more].concat());
     assert_eq!(node.passes(&json!({"api_key": KEY, "endpoint": "POST /login"})), 2);
-    let told = explain(&[]);
-    ended(&told, 0);
+    let output = explain(&[]);
+    ended(&output, 0);
     says(
-        &told,
+        &output,
         &[
             "It would be denied by `logins`; it passes in ",
             "domain d: 3 of 4 rules match\n",
@@ -230,7 +241,7 @@ fn the_command_line_explains_by_a_server_or_by_files() {
             "  no   tenant: the request has no `tenant`\n",
         ],
     );
-    assert!(!told.out.contains(KEY), "{}", told.out);
+    assert!(!output.out.contains(KEY), "{}", output.out);
     let json = explain(&["--json"]);
     ended(&json, 0);
     let json: Value = serde_json::from_str(&json.out).expect("JSON");

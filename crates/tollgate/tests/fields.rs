@@ -1,4 +1,4 @@
-//! The RateLimit fields of a real server, read by a parser that nobody here wrote.
+//! The RateLimit fields of a real server, read by a third-party parser.
 
 mod harness;
 
@@ -19,11 +19,11 @@ descriptors:
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 fn every_response_has_standard_rate_limit_fields() {
     let server = Server::with_rules(RULES);
-    let said = foreign_client("fields.py", &server);
-    assert!(said.contains("fields ok"), "{said}");
+    let output = foreign_client("fields.py", &server);
+    assert!(output.contains("fields ok"), "{output}");
 }
 
-/// Users of other APIs expect their own fields; a setting that is misspelled must be told.
+/// Users of other APIs expect their own fields; a misspelled setting must be an error.
 #[test]
 fn fields_follow_the_settings_file() {
     let folder = harness::Folder::new();

@@ -1,5 +1,5 @@
 //! `/check` behind the real nginx, Caddy, HAProxy, Traefik and Envoy, each on the configuration in `examples/`: limits
-//! bite, callers are told, nobody can say that they are somebody else, and what was denied passes again when it may.
+//! bite, callers get the fields, none can impersonate another, and what was denied passes again when it may.
 
 mod harness;
 
@@ -56,7 +56,7 @@ fn holds_behind(
     let proxy = Proxy::start(name, main, &server, &service);
     let log_in = |source: &str, headers: &str| proxy.ask(source, "POST", "/login", headers);
     let context = |answer: &WebResponse| {
-        format!("{name}: {} {:?}\n{}\n{}", answer.status, answer.headers, answer.text(), proxy.said())
+        format!("{name}: {} {:?}\n{}\n{}", answer.status, answer.headers, answer.text(), proxy.output())
     };
 
     eventually("the first answer", || (proxy.ask(OTHER, "GET", "/", "").status == 200).then_some(()));
@@ -64,12 +64,16 @@ fn holds_behind(
     for left in [2, 1, 0] {
         let answer = log_in(ONE, "");
         assert_eq!((answer.status, answer.text().as_str()), (200, "hello"), "{}", context(&answer));
-        let told = format!("\"logins\";r={left};t=");
-        let said = match on_pass {
+        let expected = format!("\"logins\";r={left};t=");
+        let header = match on_pass {
             OnPass::ToCaller => answer.header("ratelimit").map(str::to_owned),
             OnPass::ToService => service.last_header("ratelimit"),
         };
-        assert!(said.as_ref().is_some_and(|said| said.starts_with(&told)), "{said:?} {}", context(&answer));
+        assert!(
+            header.as_ref().is_some_and(|header| header.starts_with(&expected)),
+            "{header:?} {}",
+            context(&answer)
+        );
     }
     assert_eq!(service.served(), before + 3);
 
@@ -116,7 +120,7 @@ fn holds_behind(
         let answer = proxy.ask(ONE, "GET", &format!("/users/{id}?page={id}"), "");
         assert_eq!(answer.status, status, "{id} {}", context(&answer));
     }
-    // A key has limits of its own, whoever holds it.
+    // A key has limits of its own, whichever client uses it.
     for (source, status) in [(ONE, 200), (OTHER, 200), (ONE, 429)] {
         let answer = proxy.ask(source, "GET", "/", "x-api-key: secret\r\n");
         assert_eq!(answer.status, status, "{}", context(&answer));
@@ -232,7 +236,7 @@ fn wrong_settings_are_refused() {
     assert!(run.err.contains("nowhere") && run.err.contains("GET /path"), "{}", run.err);
 }
 
-/// A proxy that nobody here wrote waits for its answer, and its callers are spread out.
+/// A third-party proxy waits for its answer, and its callers are spread out.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs proxies: make test")]
 fn nginx_waits_for_a_turn() {
@@ -247,7 +251,7 @@ fn nginx_waits_for_a_turn() {
     eventually("the first answer", || (nginx.ask("127.0.0.3", "GET", "/", "").status == 200).then_some(()));
     let watch = Stopwatch::start();
     for _ in 0..4 {
-        assert_eq!(nginx.ask("127.0.0.2", "GET", "/paced", "").status, 200, "{}", nginx.said());
+        assert_eq!(nginx.ask("127.0.0.2", "GET", "/paced", "").status, 200, "{}", nginx.output());
     }
     assert!(watch.elapsed() >= std::time::Duration::from_millis(750), "{:?}", watch.elapsed());
 }

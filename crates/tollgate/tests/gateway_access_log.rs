@@ -31,15 +31,15 @@ fn with_key(method: &str, path: &str) -> Vec<u8> {
     format!("{method} {path} HTTP/1.1\r\nhost: t\r\nx-api-key: k\r\nconnection: close\r\n\r\n").into_bytes()
 }
 
-/// Whoever reads the log from a pipe reads JSON and nothing else.
+/// A reader of the log from a pipe gets JSON and nothing else.
 #[test]
 fn standard_output_is_only_json() {
     let origin = Origin::start();
     let gateway = Gateway::start(RULES, &(plain(origin.address, "") + "  access_log: \"-\"\n"));
     gateway.exchange(&with_key("GET", "/a"));
     let output = eventually("a line", || Some(gateway.output()).filter(|output| output.ends_with('\n')));
-    let told: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
-    assert!(told.len() == 1 && told[0]["path"] == "/a", "{output}");
+    let records: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    assert!(records.len() == 1 && records[0]["path"] == "/a", "{output}");
     assert!(gateway.log().contains("gateway is listening"), "{}", gateway.log());
 }
 
@@ -65,18 +65,18 @@ fn malformed_requests_are_logged() {
         assert_eq!(line["remote_address"], "127.0.0.1");
         assert!(line["error"].as_str().is_some_and(|error| error.len() > 10), "{line}");
         assert!(line["bytes"].as_u64().is_some_and(|bytes| bytes > 10), "the body that was sent: {line}");
-        assert!(line["path"].is_null(), "of what cannot be read nothing is told: {line}");
+        assert!(line["path"].is_null(), "a malformed request has no path: {line}");
     }
     assert_eq!(origin.requests(), 0);
 }
 
-/// The end waits for what has not been written yet, and not for ever: what nobody took is told.
+/// Shutdown waits for lines not written yet, and not for ever: lost lines are reported.
 #[test]
 fn the_end_waits_for_the_last_lines() {
     let (origin, folder) = (Origin::start(), Folder::new());
     let pipe = folder.join("access");
     foreign("mkfifo", &[pipe.to_str().expect("a plain path")]);
-    // Both ends, so that nobody waits for the other one.
+    // Both ends, so that neither waits for the other one.
     let reader = std::fs::File::options().read(true).write(true).open(&pipe).expect("a pipe");
     let section = plain(origin.address, "") + &format!("  access_log: {}\n", pipe.display());
     let mut gateway = Gateway::start(RULES, &section);

@@ -11,7 +11,7 @@ descriptors:
   - {key: api_key, name: per-key, limit: 2 per 3650d, algorithm: fixed_window}
 ";
 
-fn nobody() -> String {
+fn unused_address() -> String {
     TcpListener::bind("127.0.0.1:0").and_then(|gone| gone.local_addr()).expect("a free port").to_string()
 }
 
@@ -24,7 +24,7 @@ fn unhealthy_upstreams_are_left_alone() {
         well.address,
         unwell.address,
         well.address,
-        nobody()
+        unused_address()
     );
     well.release(1_000_000);
     let gateway = Gateway::start(RULES, &section);
@@ -44,5 +44,5 @@ fn unhealthy_upstreams_are_left_alone() {
     for _ in 0..20 {
         assert_eq!(gateway.get("/ejected").status, 200);
     }
-    eventually("it to be told", || gateway.log().contains("backend ejected").then_some(()));
+    eventually("the ejection", || gateway.log().contains("backend ejected").then_some(()));
 }

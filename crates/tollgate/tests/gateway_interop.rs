@@ -1,4 +1,4 @@
-//! The gateway between programs that nobody here wrote: curl, h2load, HAProxy, websockets before it; nginx and websockets behind it.
+//! The gateway between third-party programs: curl, h2load, HAProxy, websockets before it; nginx and websockets behind it.
 
 mod harness;
 
@@ -101,7 +101,7 @@ fn the_proxy_protocol_names_the_caller() {
     }
     let mut open = gateway.open();
     open.send(b"GET /a HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
-    assert!(open.response().is_err(), "without the header nobody is served");
+    assert!(open.response().is_err(), "without the header no request is served");
     let distrusting = Gateway::start_in(Folder::new(), RULES, "identity: {trusted: [10.0.0.0/8]}", &section);
     let mut open = distrusting.open();
     open.send(b"PROXY TCP4 198.51.100.7 127.0.0.1 1 2\r\nGET /a HTTP/1.1\r\nhost: t\r\n\r\n").expect("sent");
@@ -152,6 +152,11 @@ fn websockets_pass_and_hold_their_slot() {
     let rules = "domain: d\ndescriptors:\n  - {key: api_key, name: sockets, concurrency: 1}\n";
     let sockets = WebSockets::serve();
     let gateway = Gateway::start(rules, &plain(sockets.address, ""));
-    let said = WebSockets::talk(gateway.address());
-    assert_eq!(said.lines().collect::<Vec<_>>(), ["echoed", "refused 429", "again"], "{}", gateway.log());
+    let transcript = WebSockets::talk(gateway.address());
+    assert_eq!(
+        transcript.lines().collect::<Vec<_>>(),
+        ["echoed", "refused 429", "again"],
+        "{}",
+        gateway.log()
+    );
 }

@@ -76,8 +76,8 @@ fn decisions_of_the_gateway_are_recorded() {
     assert!(why.out.contains("Denied by rule `per-key`: 3 of 3 units were in use"), "{}{}", why.out, why.err);
     assert!(why.out.contains("via gateway"), "{}", why.out);
     let found = get("/admin/v1/decisions?verdict=deny").text();
-    for told in [&metrics, &lines, &why.out, &found, &get("/admin/v1/top").text(), &gateway.log()] {
-        assert!(!told.contains("PLANTED"), "a key is told in\n{told}");
+    for output in [&metrics, &lines, &why.out, &found, &get("/admin/v1/top").text(), &gateway.log()] {
+        assert!(!output.contains("PLANTED"), "a key is shown in\n{output}");
     }
 
     // The last decisions before the end are in the log, too.

@@ -1,4 +1,4 @@
-//! A gateway answers programs that ask as `serve` does, where it is told to: over HTTP, gRPC and the Redis protocol.
+//! A gateway serves checks as `serve` does, where it is configured to: over HTTP, gRPC and the Redis protocol.
 
 mod harness;
 
@@ -14,14 +14,14 @@ descriptors:
   - {key: endpoint, value: 'GET /users/{id}', name: users, limit: 2/hour}
 ";
 
-/// Where a front listens, by the greeting.
-fn front(gateway: &Gateway, name: &str) -> Option<SocketAddr> {
+/// The address of a protocol server, from the banner.
+fn listener(gateway: &Gateway, name: &str) -> Option<SocketAddr> {
     let greeting = gateway.output();
     let line = greeting.lines().find_map(|line| line.trim_start().strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The health of Envoy's service, by gRPC's own protocol: what `grpc-status` said.
+/// The health of Envoy's service, by gRPC's own protocol: its `grpc-status`.
 async fn health(address: SocketAddr) -> String {
     let stream = TcpStream::connect(address).await.expect("a connection");
     let (send, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
@@ -40,13 +40,13 @@ async fn health(address: SocketAddr) -> String {
     trailers["grpc-status"].to_str().expect("a number").to_owned()
 }
 
-/// Whoever asks for an address of `serve` gets it, with the settings of `serve`.
+/// A configured address of `serve` is opened, with the settings of `serve`.
 #[test]
-fn every_front_is_open_that_was_asked_for() {
+fn every_configured_protocol_server_is_open() {
     let origin = Origin::start();
     let more = "grpc: 127.0.0.1:0\nresp: 127.0.0.1:0\nwho: {headers: {tenant: x-tenant}, routes: ['GET /users/{id}']}\nforward_auth: {domain: d}";
     let gateway = Gateway::start_in(Folder::new(), RULES, more, &plain(origin.address, ""));
-    // A proxy that asks: callers are told apart as the file says.
+    // A proxy that asks: callers are identified as configured.
     let check = |path: &str, field: &str| {
         let request =
             format!("GET /check{path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n{field}\r\n").into_bytes();
@@ -57,32 +57,32 @@ fn every_front_is_open_that_was_asked_for() {
     // The same counters as the traffic's.
     let through = gateway.exchange(b"GET /a HTTP/1.1\r\nhost: t\r\nx-tenant: a\r\nconnection: close\r\n\r\n");
     assert_eq!(through.status, 429);
-    let resp = front(&gateway, "resp ").unwrap_or_else(|| panic!("no resp in {}", gateway.output()));
+    let resp = listener(&gateway, "resp ").unwrap_or_else(|| panic!("no resp in {}", gateway.output()));
     let mut redis = redis::Client::open(format!("redis://{resp}")).and_then(|client| client.get_connection());
     let redis = redis.as_mut().expect("the Redis protocol");
     let throttled: Vec<i64> =
         redis::cmd("CL.THROTTLE").arg(&["key", "0", "1", "3600"]).query(redis).expect("an answer");
     assert_eq!(throttled[0], 0);
-    let grpc = front(&gateway, "grpc ").unwrap_or_else(|| panic!("no grpc in {}", gateway.output()));
+    let grpc = listener(&gateway, "grpc ").unwrap_or_else(|| panic!("no grpc in {}", gateway.output()));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     assert_eq!(runtime.block_on(health(grpc)), "0");
 }
 
-/// What nobody asked for is not open at a gateway, and `off` is a word for every address.
+/// Addresses that are not configured are not open at a gateway, and `off` is a word for every address.
 #[test]
 fn protocols_not_configured_are_closed() {
     let origin = Origin::start();
     for more in ["", "grpc: off\nresp: off"] {
         let gateway = Gateway::start_in(Folder::new(), RULES, more, &plain(origin.address, ""));
         for name in ["grpc ", "resp "] {
-            assert_eq!(front(&gateway, name), None, "{}", gateway.output());
+            assert_eq!(listener(&gateway, name), None, "{}", gateway.output());
         }
         assert_eq!(gateway.get("/a").status, 200);
     }
-    let nobody = run(&["serve", "--http", "off", "--grpc", "off", "--resp", "off", "--admin", "off"]);
+    let refused = run(&["serve", "--http", "off", "--grpc", "off", "--resp", "off", "--admin", "off"]);
     assert!(
-        nobody.code == Some(1) && nobody.err.contains("enable at least one of --grpc, --http, --resp"),
+        refused.code == Some(1) && refused.err.contains("enable at least one of --grpc, --http, --resp"),
         "{}",
-        nobody.err
+        refused.err
     );
 }

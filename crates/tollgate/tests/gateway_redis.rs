@@ -34,7 +34,7 @@ fn both(redis: &Redis, origin: &Origin) -> [Gateway; 2] {
     gateways
 }
 
-/// Whoever spreads its requests over all gateways must not get a limit at each.
+/// A caller that spreads its requests over all gateways must not get a limit at each.
 #[test]
 fn gateways_share_limits_and_slots() {
     let (redis, origin) = (Redis::start(), Origin::start());

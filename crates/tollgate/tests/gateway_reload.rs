@@ -1,4 +1,4 @@
-//! The gateway's settings, changed while it serves: nobody is dropped, what stays keeps what is known of it, and what cannot
+//! The gateway's settings, changed while it serves: no connection is dropped, unchanged upstreams keep their state, and what cannot
 //! be used changes nothing.
 
 mod harness;
@@ -49,7 +49,7 @@ fn routes_change_under_traffic_without_dropping_requests() {
         assert_eq!(ask(&mut kept, "/a", "").status, 200);
         (first.requests() > before).then_some(())
     });
-    eventually("it to be told", || gateway.log().contains("`nodes` changed").then_some(()));
+    eventually("the warning", || gateway.log().contains("`nodes` changed").then_some(()));
 }
 
 /// A slip in the file must not take the API down, and must be seen.
@@ -70,11 +70,11 @@ fn an_invalid_file_changes_nothing_and_is_reported() {
     ];
     for (section, says) in wrong {
         gateway.change("", &section);
-        let told = eventually("the error to be told", || {
-            let told = gateway.details()["settings"]["error"].as_str()?.to_owned();
-            told.contains(says).then_some(told)
+        let error = eventually("the error", || {
+            let error = gateway.details()["settings"]["error"].as_str()?.to_owned();
+            error.contains(says).then_some(error)
         });
-        assert!(told.contains("gateway.yaml"), "{told}");
+        assert!(error.contains("gateway.yaml"), "{error}");
         assert_eq!(gateway.get("/a").status, 200, "the last good settings stay");
     }
     eventually("it to be logged", || gateway.log().contains("keeping previous settings").then_some(()));
@@ -83,7 +83,7 @@ fn an_invalid_file_changes_nothing_and_is_reported() {
     assert_eq!(gateway.get("/a").status, 200);
 }
 
-/// An upstream that was found sick must not get callers because somebody edited a route.
+/// An upstream that was found sick must not get requests because a route was edited.
 #[test]
 fn a_reload_keeps_the_health_of_upstreams() {
     let (well, unwell) = (Origin::start(), Origin::start());
@@ -99,7 +99,7 @@ fn a_reload_keeps_the_health_of_upstreams() {
         gateway.figure(&format!("gateway_endpoint_usable{{upstream=\"api\",address=\"{}\"}}", origin.address))
     };
     eventually("the sick one to be found", || (usable(&unwell) == 0).then_some(()));
-    let acts = |times: usize| {
+    let takes_effect = |times: usize| {
         eventually("the settings to act", || {
             (gateway.log().matches("configuration reloaded").count() >= times).then_some(())
         });
@@ -107,10 +107,10 @@ fn a_reload_keeps_the_health_of_upstreams() {
     };
     // The upstream's own settings are the same.
     gateway.change("", &section("every: 100ms", "    - {path: /more, upstream: api}\n"));
-    acts(1);
+    takes_effect(1);
     // They are others: by these alone it would be found sick after a thousand hours.
     gateway.change("", &section("every: 1h, unhealthy_after: 1000", ""));
-    acts(2);
+    takes_effect(2);
     let asked = |origin: &Origin| origin.heads().iter().filter(|head| head.starts_with("GET /a ")).count();
     for _ in 0..10 {
         assert_eq!(gateway.get("/a").status, 200);
@@ -118,7 +118,7 @@ fn a_reload_keeps_the_health_of_upstreams() {
     assert_eq!((asked(&well), asked(&unwell)), (10, 0));
 }
 
-/// Addresses come and go, certificates and limits too, and whoever is connected stays.
+/// Addresses come and go, certificates and limits too, and open connections stay.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs openssl and curl: make test")]
 fn listeners_and_limits_change() {
@@ -140,10 +140,10 @@ fn listeners_and_limits_change() {
         seen.expect("curl: run `make setup`").stdout.starts_with(b"hello").then_some(())
     });
     assert!(foreign("curl", &["-s", "--cacert", &ca, &target]).starts_with("hello"));
-    assert_eq!(ask(&mut there, "/a", "").status, 200, "whoever came before TLS did stays");
+    assert_eq!(ask(&mut there, "/a", "").status, 200, "connections from before TLS stay");
     gateway.change("", &(one + "  clients: {header_fields: 3}\n"));
     eventually("the second address to be closed", || WebConnection::to(second).is_err().then_some(()));
-    assert_eq!(ask(&mut there, "/a", "").status, 200, "whoever is connected there stays");
+    assert_eq!(ask(&mut there, "/a", "").status, 200, "open connections stay");
     let many = b"GET /a HTTP/1.1\r\nhost: t\r\na: 1\r\nb: 2\r\nc: 3\r\nconnection: close\r\n\r\n";
     assert_eq!(gateway.exchange(many).status, 431);
     assert_eq!(gateway.exchange(&request("GET", "/a", b"")).status, 200);
@@ -156,11 +156,13 @@ fn trust_is_that_of_the_moment() {
     let section = plain(origin.address, "");
     let gateway = Gateway::start(RULES, &section);
     let mut old = gateway.open();
-    let said = |open: &mut WebConnection| ask(open, "/head", "x-forwarded-for: 198.51.100.7\r\n").text();
-    assert!(said(&mut old).contains("x-forwarded-for: 198.51.100.7, 127.0.0.1\r\n"));
+    let forwarded_head =
+        |open: &mut WebConnection| ask(open, "/head", "x-forwarded-for: 198.51.100.7\r\n").text();
+    assert!(forwarded_head(&mut old).contains("x-forwarded-for: 198.51.100.7, 127.0.0.1\r\n"));
     gateway.change("identity: {trusted: [\"10.0.0.0/8\"]}", &section);
-    let head =
-        eventually("the change", || Some(said(&mut old)).filter(|head| !head.contains("198.51.100.7")));
+    let head = eventually("the change", || {
+        Some(forwarded_head(&mut old)).filter(|head| !head.contains("198.51.100.7"))
+    });
     assert!(head.contains("x-forwarded-for: 127.0.0.1\r\n"), "{head}");
     // By SIGHUP as well, though nothing has changed.
     let before = gateway.log().matches("configuration reloaded").count();

@@ -1,4 +1,4 @@
-//! Envoy's rate limit service, asked by a client that nobody here wrote (`foreign/*.py`).
+//! Envoy's rate limit service, called by a third-party client (`foreign/*.py`).
 
 mod harness;
 
@@ -23,9 +23,9 @@ descriptors:
 #[test]
 fn a_foreign_client_finds_the_protocol_as_envoy_has_it() {
     let server = Server::with_rules(RULES);
-    let said = foreign_client("rls.py", &server);
-    note(&said);
-    assert!(said.ends_with(" passed, 0 failed\n"), "{said}");
+    let report = foreign_client("rls.py", &server);
+    note(&report);
+    assert!(report.ends_with(" passed, 0 failed\n"), "{report}");
     assert_eq!(server.get("/healthz").status, 200);
 }
 

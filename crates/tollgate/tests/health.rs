@@ -1,8 +1,8 @@
-//! What a process tells of itself: that it is healthy, that it is ready, and its figures.
+//! What a process reports about itself: liveness, readiness and metrics.
 
 mod harness;
 
-use harness::Server;
+use harness::{Folder, Server, run, run_with};
 use serde_json::{Value, json};
 
 const RULES: &str = "
@@ -30,9 +30,52 @@ descriptors:
     limit: 100000/hour
 ";
 
+/// A container whose HTTP port has TLS would otherwise never be healthy.
+#[cfg(feature = "external-tests")]
+#[test]
+fn the_health_command_speaks_tls() {
+    use harness::certificate;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Stdio};
+    struct Killed(Child);
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let folder = Folder::new();
+    certificate(&folder, "own");
+    certificate(&folder, "other");
+    let file = |name: &str| folder.join(name).display().to_string();
+    let (cert, key, other) = (file("own.crt"), file("own.key"), file("other.crt"));
+    let rules = folder.write("rules.yaml", RULES).display().to_string();
+    let off = ["--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off", "--admin", "off"];
+    let mut process = std::process::Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    process.args(["serve", "--rules", &rules, "--http-tls-cert", &cert, "--http-tls-key", &key]).args(off);
+    let child = process.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it runs");
+    let mut child = Killed(child);
+    let mut lines = BufReader::new(child.0.stdout.take().expect("piped")).lines().map_while(Result::ok);
+    let address = lines.find_map(|line| {
+        let mut words = line.split_whitespace();
+        words.next().filter(|word| *word == "http")?;
+        words.next().map(str::to_owned)
+    });
+    let address = address.expect("its address");
+    let ask = |more: &[&str]| run(&[&["health", "--http", &address, "--timeout-ms", "20000"], more].concat());
+    let healthy = ask(&["--http-tls-cert", &cert]);
+    assert_eq!((healthy.code, healthy.out.as_str()), (Some(0), "ok\n"), "{}", healthy.err);
+    let config = folder.write("tollgate.yml", format!("http_tls_cert: {cert}\n"));
+    let by_file = ask(&["--ready", "--config", config.to_str().expect("a plain path")]);
+    assert_eq!(by_file.code, Some(0), "{}", by_file.err);
+    let wrong = ask(&["--http-tls-cert", &other]);
+    assert!(wrong.code == Some(1) && wrong.err.contains("--http-tls-cert"), "{}", wrong.err);
+    assert_eq!(ask(&[]).code, Some(1), "plain text");
+}
+
 /// Orchestrators restart what is not healthy and route to what is ready; dashboards read the figures.
 #[test]
-fn health_readiness_and_figures_can_be_read() {
+fn health_readiness_and_metrics_can_be_read() {
     let server = Server::with_rules(RULES);
     let healthy = server.get("/healthz");
     assert_eq!((healthy.status, healthy.text().as_str()), (200, "ok\n"));
@@ -64,4 +107,36 @@ fn health_readiness_and_figures_can_be_read() {
     }
     let head = server.exchange(b"HEAD /healthz HTTP/1.0\r\n\r\n");
     assert_eq!(head.status, 200);
+}
+
+/// An image without a shell has no other way to ask: an orchestrator that runs it restarts what is not alive.
+#[test]
+fn a_health_command_asks_the_configured_address() {
+    let mut server = Server::with_rules(RULES);
+    let http = server.http.to_string();
+    let alive = run(&["health", "--http", &http]);
+    assert_eq!((alive.code, alive.out.as_str()), (Some(0), "ok\n"), "{}", alive.err);
+    let everywhere = format!("0.0.0.0:{}", server.http.port());
+    let ready = run_with(&["health", "--ready", "--json"], &[("TOLLGATE_HTTP", &everywhere)]);
+    let readiness: Value = serde_json::from_str(&ready.out).expect("JSON");
+    assert_eq!(
+        (ready.code, &readiness["status"], &readiness["address"]),
+        (Some(0), &json!(200), &json!(http)),
+        "{}",
+        ready.err
+    );
+    let folder = Folder::new();
+    let file = folder.write("tollgate.yml", format!("http: {http}\n"));
+    let file = file.to_str().expect("a plain path");
+    let by_file = run(&["health", "--config", file]);
+    assert_eq!(by_file.code, Some(0), "{}", by_file.err);
+
+    server.signal("KILL");
+    server.wait();
+    let dead = run(&["health", "--config", file]);
+    assert_eq!(dead.code, Some(1));
+    assert!(dead.err.contains(&http) && dead.err.contains("refused"), "{}", dead.err);
+    let off = run(&["health", "--http", "off"]);
+    assert_eq!(off.code, Some(1));
+    assert!(off.err.contains("set --http"), "{}", off.err);
 }

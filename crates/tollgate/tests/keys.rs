@@ -42,18 +42,18 @@ fn keys_are_rotated(folder: &Folder, address: SocketAddr, path: &str, http: Sock
     write_keys(folder, &["e1"]);
     eventually("the removed key to be gone", || (!believed("RS256")).then_some(()));
     assert!(believed("ES256"));
-    let told = || {
+    let key_error = || {
         let answer = exchange(http, &harness::request("GET", "/readyz?verbose", b"")).expect("an answer");
         answer.json()["keys"]["error"].clone()
     };
-    assert_eq!(told(), Value::Null);
+    assert_eq!(key_error(), Value::Null);
     folder.write("keys.json", "{\"keys\": [");
-    let error = eventually("the broken file to be told", || told().as_str().map(str::to_owned));
+    let error = eventually("the error of the broken file", || key_error().as_str().map(str::to_owned));
     assert!(error.contains("keys.json") && error.contains("invalid JWKS"), "{error}");
     assert!(believed("ES256"), "the last good keys stay");
     write_keys(folder, &["r1"]);
     eventually("the new key", || believed("RS256").then_some(()));
-    assert_eq!(told(), Value::Null);
+    assert_eq!(key_error(), Value::Null);
 }
 
 #[test]

@@ -54,8 +54,8 @@ fn the_death_of_one_store_touches_only_its_own_rules() {
 
     // Each keeps its own counters, and a request in both is decided once: what one denies, the other does not count.
     assert_eq!(passed(node, &json!({"tenant": "acme", "user": "b"}), 4), 4);
-    assert!(main.said(&["KEYS", "*"]).contains("{b}"), "the rule without a store");
-    assert!(acme.said(&["KEYS", "*"]).contains("{b}"), "the rule with one");
+    assert!(main.cli(&["KEYS", "*"]).contains("{b}"), "the rule without a store");
+    assert!(acme.cli(&["KEYS", "*"]).contains("{b}"), "the rule with one");
     assert_eq!(passed(&nodes[1], &json!({"tenant": "acme", "user": "b"}), 12), 6, "shared by the nodes");
     assert_eq!(passed(node, &json!({"plan": "both", "user": "c"}), 3), 3);
     assert_eq!(passed(node, &json!({"plan": "both"}), 20), 7);
@@ -112,9 +112,9 @@ fn names_that_are_not_configured_are_refused() {
             ["serve", "--rules", rules, "--http", "off", "--grpc", "off", "--resp", "off", "--admin", "off"];
         let output = run(&[&flags[..], more].concat());
         assert_ne!(output.code, Some(0), "{more:?} starts");
-        let said = output.err;
-        assert!(said.contains(expected), "{more:?}: {said}");
-        assert!(!said.contains("hunter2"), "a password is in {said}");
+        let error = output.err;
+        assert!(error.contains(expected), "{more:?}: {error}");
+        assert!(!error.contains("hunter2"), "a password is in {error}");
     };
     fails(&[], "rules.yaml:7:12");
     fails(&[], "no store is named `acme`");

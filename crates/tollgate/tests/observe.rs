@@ -54,12 +54,12 @@ fn documented(text: &str) {
             known.strip_suffix('*').map_or(*known == name, |beginning| name.starts_with(beginning))
         })
     };
-    let told = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
-    let unknown: Vec<&str> = told.filter(|name| !known(name)).collect();
+    let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let unknown: Vec<&str> = names.filter(|name| !known(name)).collect();
     assert!(unknown.is_empty(), "docs/operations/monitoring.md does not say what these are: {unknown:?}");
 }
 
-/// A misspelled domain is a limit that does not exist: whoever runs the server must learn of it.
+/// A misspelled domain is a limit that does not exist: the operator must learn of it.
 #[test]
 fn requests_of_unknown_domains_are_counted_logged_and_shown() {
     for (flags, allowed, verdict) in
@@ -162,19 +162,19 @@ fn only_decisions_are_timed_and_each_once() {
             assert_eq!(server.post(path, &json!({"domain": 1})).status, 400, "{path}");
         }
         let text = metrics(&server);
-        let count = |front: &str| {
-            figure(&text, &format!("ratelimit_check_duration_seconds_count{{protocol=\"{front}\"}}"))
+        let count = |protocol: &str| {
+            figure(&text, &format!("ratelimit_check_duration_seconds_count{{protocol=\"{protocol}\"}}"))
         };
         assert_eq!((count("http"), count("resp")), (3.0, 4.0), "{store}");
         let log = eventually("the decision in the log", || {
             let log = get(&server, "/admin/v1/decisions?key=json");
             log["decisions"].get(0).cloned()
         });
-        assert_eq!(log["protocol"], "http", "one name for one front");
+        assert_eq!(log["protocol"], "http", "one name for one protocol");
     }
 }
 
-/// Over a store that dies: what was let through is told, by rule, and why.
+/// Over a store that dies: requests that passed are counted, by rule and reason.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server and promtool: make test")]
 fn an_unavailable_store_is_reported() {
@@ -226,8 +226,11 @@ fn a_denial_can_be_explained() {
         (&why["used_before"], &why["limit"]["limit"], &why["protocol"]),
         (&json!(3), &json!(3), &json!("http"))
     );
-    let told = why["explanation"].to_string();
-    assert!(told.contains("Denied by rule `per-key`") && told.contains("3 per 1h"), "{told}");
+    let explanation = why["explanation"].to_string();
+    assert!(
+        explanation.contains("Denied by rule `per-key`") && explanation.contains("3 per 1h"),
+        "{explanation}"
+    );
     assert!(why["would_pass_at"].as_str() > why["at"].as_str(), "{why}");
 
     for (query, found) in [
@@ -261,31 +264,32 @@ fn a_denial_can_be_explained() {
     assert_eq!(unknown.status, 404, "{}", unknown.text());
 
     let place = admin(&server).to_string();
-    let said = run(&["why", &id, "--admin", &place]);
+    let output = run(&["why", &id, "--admin", &place]);
     assert!(
-        said.code == Some(0) && said.out.contains("Denied by rule `per-key`"),
+        output.code == Some(0) && output.out.contains("Denied by rule `per-key`"),
         "{}{}",
-        said.out,
-        said.err
+        output.out,
+        output.err
     );
-    let said = run(&["why", "--key", KEY, "--admin", &place, "--json"]);
-    let told: Value = serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{}{}", said.out, said.err));
-    assert_eq!(told["rule"], "per-key");
+    let output = run(&["why", "--key", KEY, "--admin", &place, "--json"]);
+    let explanation: Value =
+        serde_json::from_str(&output.out).unwrap_or_else(|_| panic!("{}{}", output.out, output.err));
+    assert_eq!(explanation["rule"], "per-key");
     let made = why["at"].as_str().expect("when").trim_end_matches('Z').to_owned();
     let why_at = |at: &str| run(&["why", "--key", KEY, "--at", at, "--admin", &place]);
-    let said = why_at(&made);
-    assert!(said.code == Some(0) && said.out.contains("Denied by rule"), "{}{}", said.out, said.err);
+    let output = why_at(&made);
+    assert!(output.code == Some(0) && output.out.contains("Denied by rule"), "{}{}", output.out, output.err);
     let (_, of_day) = made.split_once('T').expect("a date and a time");
-    let said = why_at(&format!("2020-01-01T{of_day}"));
-    assert!(said.code == Some(1) && said.err.contains("no decision on this key"), "{}", said.err);
-    let said = why_at(&format!("{of_day}[Asia/Tokyo]"));
-    assert!(said.code == Some(1) && said.err.contains("zone names are not supported"), "{}", said.err);
-    assert_eq!(run(&["why", "--key", "", "--admin", &place]).code, Some(2), "nobody has an empty key");
-    let said = run(&["why", &"0".repeat(32), "--admin", &place]);
-    assert!(said.code == Some(1) && said.err.contains("no such decision"), "{}", said.err);
+    let output = why_at(&format!("2020-01-01T{of_day}"));
+    assert!(output.code == Some(1) && output.err.contains("no decision on this key"), "{}", output.err);
+    let output = why_at(&format!("{of_day}[Asia/Tokyo]"));
+    assert!(output.code == Some(1) && output.err.contains("zone names are not supported"), "{}", output.err);
+    assert_eq!(run(&["why", "--key", "", "--admin", &place]).code, Some(2), "no caller has an empty key");
+    let output = run(&["why", &"0".repeat(32), "--admin", &place]);
+    assert!(output.code == Some(1) && output.err.contains("no such decision"), "{}", output.err);
 }
 
-/// Whoever asks about one moment is told of that moment, however much came after it.
+/// A query for one moment returns that moment, however much came after it.
 #[test]
 fn a_decision_is_found_in_a_flood() {
     let rules =
@@ -294,28 +298,28 @@ fn a_decision_is_found_in_a_flood() {
     let (bad, good) = (json!({"user": "u1", "bad": "x"}), json!({"user": "u1"}));
     let place = admin(&server).to_string();
     let why = |more: &[&str]| -> Value {
-        let said = run(&[&["why", "--key", "u1", "--admin", &place, "--json"], more].concat());
-        serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{}{}", said.out, said.err))
+        let output = run(&[&["why", "--key", "u1", "--admin", &place, "--json"], more].concat());
+        serde_json::from_str(&output.out).unwrap_or_else(|_| panic!("{}{}", output.out, output.err))
     };
     let flood = |caller: &Value| (0..1_100).for_each(|_| drop(server.check("d", caller)));
     let first = server.check("d", &bad).json()["decision_id"].clone();
     flood(&good);
-    let told = why(&[]);
-    assert_eq!(told["id"], first, "the last denial, and not what was allowed since");
+    let decision = why(&[]);
+    assert_eq!(decision["id"], first, "the last denial, and not what was allowed since");
     flood(&bad);
-    let at = told["at"].as_str().expect("a time");
+    let at = decision["at"].as_str().expect("a time");
     // Two decisions may be of one millisecond.
     assert_eq!(why(&["--at", at])["at"], at);
     let early = at.parse::<jiff::Timestamp>().expect("a time") - jiff::SignedDuration::from_secs(40);
     assert_eq!(why(&["--at", &early.to_string()])["at"], at, "nothing was before, much is after");
     let late = early - jiff::SignedDuration::from_secs(60);
-    let said = run(&["why", "--key", "u1", "--admin", &place, "--at", &late.to_string()]);
-    assert!(said.code == Some(1) && said.err.contains("within a minute"), "{}{}", said.out, said.err);
-    let said = run(&["why", "--admin", &place]);
-    assert!(said.code == Some(2) && said.err.contains("--key"), "{}", said.err);
+    let output = run(&["why", "--key", "u1", "--admin", &place, "--at", &late.to_string()]);
+    assert!(output.code == Some(1) && output.err.contains("within a minute"), "{}{}", output.out, output.err);
+    let output = run(&["why", "--admin", &place]);
+    assert!(output.code == Some(2) && output.err.contains("--key"), "{}", output.err);
 }
 
-/// The log keeps the beginning of a long value, and whoever looks for all of it means that.
+/// The log keeps the beginning of a long value, and a search for the whole value finds it.
 #[test]
 fn a_long_value_is_found_whatever_its_letters() {
     let server = Server::start_with_rules(RULES, &["--decision-log-allowed", "1"]);
@@ -328,7 +332,7 @@ fn a_long_value_is_found_whatever_its_letters() {
     });
 }
 
-/// Whoever reads the log from a pipe reads JSON and nothing else; the greeting is told elsewhere.
+/// A reader of the log from a pipe gets JSON and nothing else; the banner is on standard error.
 #[test]
 fn a_decision_log_on_standard_output_is_only_json() {
     for format in ["text", "json"] {
@@ -337,8 +341,9 @@ fn a_decision_log_on_standard_output_is_only_json() {
         assert_eq!(server.check("d", &json!({"api_key": KEY})).status, 200);
         let output =
             eventually("a decision", || Some(server.output()).filter(|output| output.ends_with('\n')));
-        let told: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
-        assert!(told.len() == 1 && told[0]["rule"] == "per-key", "{output}");
+        let records: Vec<Value> =
+            output.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+        assert!(records.len() == 1 && records[0]["rule"] == "per-key", "{output}");
         let log = server.log();
         assert!(log.contains("is listening"), "{log}");
         let is_json = |line: &str| serde_json::from_str::<Value>(line).is_ok();
@@ -445,23 +450,23 @@ fn no_key_appears_in_any_output() {
         let line: Value = serde_json::from_str(line).expect("a line is JSON");
         assert!(line["id"].is_string() && line["verdict"].is_string(), "{line}");
     }
-    let mut told = vec![lines, format!("{:?}", collector.wait_for(1))];
+    let mut outputs = vec![lines, format!("{:?}", collector.wait_for(1))];
     promtool(&metrics(&server));
     for path in ["/metrics", "/admin/v1/decisions", "/admin/v1/stats", "/admin/v1/top", "/admin/v1/nodes"] {
-        told.push(ask(&server, path, "*/*").text());
+        outputs.push(ask(&server, path, "*/*").text());
     }
     for path in ["/metrics", "/readyz?verbose", "/v1/hot"] {
-        told.push(server.get(path).text());
+        outputs.push(server.get(path).text());
     }
     server.signal("TERM");
     assert!(server.wait().success());
-    told.push(server.log());
-    for text in told {
+    outputs.push(server.log());
+    for text in outputs {
         assert!(!text.contains("PLANTED"), "{text}");
     }
 }
 
-/// A full disk, and an output that nobody reads: lines are lost and counted, decisions are not held up.
+/// A full disk, and an output that is not read: lines are lost and counted, decisions are not held up.
 #[test]
 fn broken_outputs_cost_lines_and_nothing_else() {
     let flags = ["--decision-log", "/dev/full", "--decision-log-allowed", "0"];
@@ -499,8 +504,8 @@ fn say_much(server: &Server) {
     assert_eq!(answer.status, 200, "{}", answer.text());
 }
 
-/// Nobody reads the messages: they are lost and counted, and decisions go on; whoever reads again gets what waited, and what
-/// comes, and is told what is missing.
+/// Log messages that are not read are lost and counted, and decisions go on; a reader that returns gets what waited, and what
+/// comes, and the number of lost messages.
 #[test]
 fn unread_log_output_drops_only_log_lines() {
     let (mut server, read) = Server::start_unread(&["--decision-log-allowed", "0"]);
@@ -513,15 +518,15 @@ fn unread_log_output_drops_only_log_lines() {
     });
     assert!(lost >= 1.0 && server.log().is_empty());
     drop(read);
-    let told = |text: &str| server.log().contains(text).then_some(());
-    eventually("what waited", || told("open file limit is"));
-    eventually("what is missing", || told("log messages dropped; standard error was blocked"));
+    let is_logged = |text: &str| server.log().contains(text).then_some(());
+    eventually("what waited", || is_logged("open file limit is"));
+    eventually("what is missing", || is_logged("log messages dropped; standard error was blocked"));
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0));
     eventually("the last words", || server.log().contains("drained").then_some(()));
 }
 
-/// The same at the end: nobody who does not read holds it up.
+/// The same at shutdown: a log that is not read does not delay it.
 #[test]
 fn unread_log_output_does_not_delay_shutdown() {
     let (mut server, _unread) = Server::start_unread(&[]);

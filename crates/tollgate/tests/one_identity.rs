@@ -1,5 +1,5 @@
-//! A caller is the same one on every front: what an operator agrees with an API key, or does about one in an emergency, is
-//! felt at the gateway and at `/check` as it is at `/v1/check`; and the key itself is written down nowhere.
+//! A caller is the same one at every entry point: the quota of an API key, or an emergency measure on it, applies
+//! at the gateway and at `/check` as it does at `/v1/check`; and the key itself is written down nowhere.
 
 #[path = "../../control/tests/databases/mod.rs"]
 mod databases;
@@ -23,13 +23,13 @@ descriptors:
 ";
 
 /// Somewhere that requests go in: `GET /a` and the like.
-struct Front {
+struct EntryPoint {
     name: &'static str,
     address: SocketAddr,
     prefix: &'static str,
 }
 
-impl Front {
+impl EntryPoint {
     fn ask(&self, line: &str, fields: &str) -> WebResponse {
         let (method, path) = line.split_once(' ').expect("a method and a path");
         let text = format!(
@@ -43,8 +43,8 @@ impl Front {
         self.ask("GET /a", &format!("x-api-key: {key}\r\n"))
     }
 
-    /// The limit of a rule, as callers are told it.
-    fn told(&self, key: &str, rule: &str) -> String {
+    /// The limit of a rule, as its responses report it.
+    fn policy(&self, key: &str, rule: &str) -> String {
         let answer = self.by_key(key);
         let policies = answer.header("ratelimit-policy").unwrap_or_default().to_owned();
         let found = policies.split(", ").find(|policy| policy.starts_with(&format!("\"{rule}\"")));
@@ -53,8 +53,8 @@ impl Front {
 }
 
 /// A gateway and a server that answers `/check`, with what keeps them alive.
-struct Fronts {
-    all: [Front; 2],
+struct EntryPoints {
+    all: [EntryPoint; 2],
     gateway: Gateway,
     server: Node,
     _origin: Origin,
@@ -62,7 +62,7 @@ struct Fronts {
 }
 
 /// Each with a database of its own, and these settings.
-fn fronts(more: &str) -> Fronts {
+fn entry_points(more: &str) -> EntryPoints {
     let (origin, place, folder) = (Origin::start(), Place::new(), Folder::new());
     let db = |name: &str| format!("db: \"{}\"\n{more}", place.sqlite(name));
     let gateway = Gateway::start_in(Folder::new(), RULES, &db("gateway"), &plain(origin.address, ""));
@@ -73,15 +73,15 @@ fn fronts(more: &str) -> Fronts {
         ["--config", path.to_str().expect("a plain path"), "--admin", "127.0.0.1:0", "--log", "debug"];
     let server = Node::from(Server::start(&flags), folder);
     let all = [
-        Front { name: "gateway", address: gateway.address(), prefix: "" },
-        Front { name: "/check", address: server.server.http, prefix: "/check" },
+        EntryPoint { name: "gateway", address: gateway.address(), prefix: "" },
+        EntryPoint { name: "/check", address: server.server.http, prefix: "/check" },
     ];
-    Fronts { all, gateway, server, _origin: origin, _place: place }
+    EntryPoints { all, gateway, server, _origin: origin, _place: place }
 }
 
-impl Fronts {
-    /// Each front with its admin address.
-    fn each(&self) -> impl Iterator<Item = (&Front, SocketAddr)> {
+impl EntryPoints {
+    /// Each entry with its admin address.
+    fn each(&self) -> impl Iterator<Item = (&EntryPoint, SocketAddr)> {
         self.all.iter().zip([self.gateway.admin, self.server.admin])
     }
 }
@@ -102,88 +102,93 @@ fn declare(admin: SocketAddr, action: &str, kind: &str, value: &str) -> String {
     answer.json()["id"].as_str().expect("an id").to_owned()
 }
 
-/// An operator who raises a customer's limit, or blocks an attacker, must not be told that it is done while nothing is.
+/// An operator who raises a customer's limit, or blocks an attacker, must not get a success while nothing has changed.
 #[test]
 fn a_quota_change_reaches_the_keys_owner() {
-    let fronts = fronts("");
-    for (front, admin) in fronts.each() {
-        assert_eq!(front.told("abc", "per-key"), "\"per-key\";q=100;w=3600", "{}", front.name);
+    let points = entry_points("");
+    for (entry, admin) in points.each() {
+        assert_eq!(entry.policy("abc", "per-key"), "\"per-key\";q=100;w=3600", "{}", entry.name);
         let quota = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 50, "unit": "minute"}], "reason": "test"});
         let agreed = operate(admin, "PUT", "/admin/v1/quotas/abc", &quota);
         assert!(matches!(agreed.status, 200 | 201), "{}", agreed.text());
-        assert_eq!(front.told("abc", "per-key"), "\"per-key\";q=50;w=60", "{}", front.name);
-        assert_eq!(front.told("other", "per-key"), "\"per-key\";q=100;w=3600", "{}", front.name);
-        let bearer = front.ask("GET /a", "authorization: Bearer abc\r\n");
+        assert_eq!(entry.policy("abc", "per-key"), "\"per-key\";q=50;w=60", "{}", entry.name);
+        assert_eq!(entry.policy("other", "per-key"), "\"per-key\";q=100;w=3600", "{}", entry.name);
+        let bearer = entry.ask("GET /a", "authorization: Bearer abc\r\n");
         assert!(
-            bearer.header("ratelimit-policy").is_some_and(|told| told.contains("\"per-key\";q=50;w=60")),
+            bearer.header("ratelimit-policy").is_some_and(|policy| policy.contains("\"per-key\";q=50;w=60")),
             "{}",
-            front.name
+            entry.name
         );
-        // What it has used is told by its key, too.
+        // Its usage is found by its key, too.
         let usage = operate(admin, "GET", "/admin/v1/usage/abc", &Value::Null).json();
-        assert!(usage.to_string().contains("\"used\":2"), "{}: {usage}", front.name);
+        assert!(usage.to_string().contains("\"used\":2"), "{}: {usage}", entry.name);
         // And a rule that names a key is about that key.
-        assert_eq!(front.told("named-key", "named"), "\"named\";q=7;w=3600", "{}", front.name);
+        assert_eq!(entry.policy("named-key", "named"), "\"named\";q=7;w=3600", "{}", entry.name);
 
         let id = declare(admin, "block", "api_key", "bad");
-        let denied = front.by_key("bad");
-        assert_eq!(denied.status, 429, "{}", front.name);
+        let denied = entry.by_key("bad");
+        assert_eq!(denied.status, 429, "{}", entry.name);
         assert_eq!(denied.header("x-ratelimit-denied-by"), Some(format!("emergency:{id}").as_str()));
-        assert_eq!(front.by_key("good").status, 200, "{}", front.name);
+        assert_eq!(entry.by_key("good").status, 200, "{}", entry.name);
     }
 }
 
 /// What an operator blocks by one IPv6 address is that address, although rules know its owner by its network.
 #[test]
 fn an_emergency_about_one_address_is_felt_there() {
-    let fronts = fronts("");
-    for (front, admin) in fronts.each() {
+    let points = entry_points("");
+    for (entry, admin) in points.each() {
         // This machine is trusted to say whom it speaks for.
-        let from = |address: &str| front.ask("GET /a", &format!("x-forwarded-for: {address}\r\n")).status;
-        assert_eq!(from("2001:db8:1:2::5"), 200, "{}", front.name);
+        let from = |address: &str| entry.ask("GET /a", &format!("x-forwarded-for: {address}\r\n")).status;
+        assert_eq!(from("2001:db8:1:2::5"), 200, "{}", entry.name);
         let one = declare(admin, "block", "address", "2001:db8:1:2::5");
-        assert_eq!([from("2001:db8:1:2::5"), from("2001:db8:1:2::6")], [429, 200], "{}", front.name);
+        assert_eq!([from("2001:db8:1:2::5"), from("2001:db8:1:2::6")], [429, 200], "{}", entry.name);
         let end =
             |id: &str| operate(admin, "DELETE", &format!("/admin/v1/emergency/{id}"), &Value::Null).status;
         assert_eq!(end(&one), 204);
         declare(admin, "block", "address", "2001:db8:1:2:8000::/65");
-        assert_eq!([from("2001:db8:1:2:8000::1"), from("2001:db8:1:2:7::1")], [429, 200], "{}", front.name);
+        assert_eq!([from("2001:db8:1:2:8000::1"), from("2001:db8:1:2:7::1")], [429, 200], "{}", entry.name);
         declare(admin, "block", "address", "2001:db8:1:2::/64");
-        assert_eq!([from("2001:db8:1:2:7::1"), from("2001:db8:1:3::1")], [429, 200], "{}", front.name);
+        assert_eq!([from("2001:db8:1:2:7::1"), from("2001:db8:1:3::1")], [429, 200], "{}", entry.name);
         declare(admin, "block", "address", "192.0.2.7");
-        assert_eq!([from("192.0.2.7"), from("192.0.2.8")], [429, 200], "{}", front.name);
+        assert_eq!([from("192.0.2.7"), from("192.0.2.8")], [429, 200], "{}", entry.name);
     }
 }
 
 /// A made-up key beside the real one must not be a fresh limit.
 #[test]
 fn a_request_with_two_keys_is_refused() {
-    let fronts = fronts("");
-    for front in &fronts.all {
+    let points = entry_points("");
+    for entry in &points.all {
         let (real, made_up) = ("authorization: Bearer real\r\n", "x-api-key: x1\r\n");
         let twice = "x-api-key: real\r\nx-api-key: x1\r\n";
         for fields in [format!("{real}{made_up}"), twice.to_owned()] {
             for line in ["GET /a", "POST /login"] {
-                let refused = front.ask(line, &fields);
-                let told = refused.json();
-                assert_eq!((refused.status, &told["status"]), (400, &json!(400)), "{}: {told}", front.name);
-                let detail = told["detail"].as_str().expect("a detail");
-                assert!(detail.contains("x-api-key") && !detail.contains("x1"), "{}: {detail}", front.name);
+                let refused = entry.ask(line, &fields);
+                let problem = refused.json();
+                assert_eq!(
+                    (refused.status, &problem["status"]),
+                    (400, &json!(400)),
+                    "{}: {problem}",
+                    entry.name
+                );
+                let detail = problem["detail"].as_str().expect("a detail");
+                assert!(detail.contains("x-api-key") && !detail.contains("x1"), "{}: {detail}", entry.name);
             }
         }
-        let both = front.ask("GET /a", &format!("{real}{made_up}")).json();
+        let both = entry.ask("GET /a", &format!("{real}{made_up}")).json();
         assert!(
             both["detail"].as_str().is_some_and(|detail| detail.contains("identity.api_key.bearer: false"))
         );
-        assert_eq!(front.ask("GET /a", &format!("{real}x-api-key: real\r\n")).status, 200, "{}", front.name);
+        assert_eq!(entry.ask("GET /a", &format!("{real}x-api-key: real\r\n")).status, 200, "{}", entry.name);
     }
 }
 
 /// Servlet containers take `/login;a=b` for `/login`.
 #[test]
 fn parameters_of_a_path_are_no_other_endpoint() {
-    let fronts = fronts("identity: {routes: ['POST /login']}");
-    let check = &fronts.all[1];
+    let points = entry_points("identity: {routes: ['POST /login']}");
+    let check = &points.all[1];
     for n in 0..3 {
         let passed = check.ask(&format!("POST /login;n={n}"), "x-api-key: k\r\n");
         assert_eq!(passed.status, 200, "{n}");
@@ -192,7 +197,7 @@ fn parameters_of_a_path_are_no_other_endpoint() {
     assert_eq!((denied.status, denied.header("x-ratelimit-denied-by")), (429, Some("logins")));
 }
 
-/// Whoever can look at Redis, its backups or its logs must not be able to call as somebody else.
+/// A reader of Redis, its backups or its logs must not be able to impersonate a caller.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn no_key_is_written_to_redis() {
@@ -204,15 +209,15 @@ fn no_key_is_written_to_redis() {
     let monitor = redis.monitor();
     let mut names = Vec::new();
     for more in [store.clone(), format!("{store}{keyed}")] {
-        let fronts = fronts(&more);
-        let server = &fronts.server.server;
-        let known = redis.said(&["--scan"]);
+        let points = entry_points(&more);
+        let server = &points.server.server;
+        let known = redis.cli(&["--scan"]);
         eventually("the gateway on Redis", || {
-            assert_eq!(fronts.all[0].by_key(KEY).status, 200);
-            redis.said(&["--scan"]).lines().any(|name| !known.contains(name)).then_some(())
+            assert_eq!(points.all[0].by_key(KEY).status, 200);
+            redis.cli(&["--scan"]).lines().any(|name| !known.contains(name)).then_some(())
         });
         eventually("the server on Redis", || {
-            assert_eq!(fronts.all[1].by_key(KEY).status, 200);
+            assert_eq!(points.all[1].by_key(KEY).status, 200);
             (server.check("d", &json!({"api_key": KEY})).json()["origin"] == "store").then_some(())
         });
         // The same caller by attributes and descriptors, and by a limit that a request brings.
@@ -220,17 +225,17 @@ fn no_key_is_written_to_redis() {
         assert_eq!(server.check("d", &json!({"api_key": KEY, "endpoint": "POST /login"})).status, 200);
         let own = json!({"domain": "d", "descriptors": [{"entries": entries, "limit": {"requests_per_unit": 5, "unit": "HOUR"}}]});
         assert_eq!(server.post("/v1/check", &own).status, 200, "{}", server.post("/v1/check", &own).text());
-        names.push(redis.said(&["--scan"]));
-        let mut told = vec![fronts.gateway.log(), fronts.gateway.output(), server.log()];
-        for admin in [fronts.gateway.admin, fronts.server.admin] {
+        names.push(redis.cli(&["--scan"]));
+        let mut outputs = vec![points.gateway.log(), points.gateway.output(), server.log()];
+        for admin in [points.gateway.admin, points.server.admin] {
             for path in
                 ["/metrics", "/admin/v1/decisions", "/admin/v1/top", "/admin/v1/stats", "/admin/v1/audit"]
             {
-                told.push(operate(admin, "GET", path, &Value::Null).text());
+                outputs.push(operate(admin, "GET", path, &Value::Null).text());
             }
         }
-        told.extend(["/v1/hot", "/readyz?verbose", "/metrics"].map(|path| server.get(path).text()));
-        for text in told {
+        outputs.extend(["/v1/hot", "/readyz?verbose", "/metrics"].map(|path| server.get(path).text()));
+        for text in outputs {
             assert!(!text.contains("PLANTED"), "{text}");
         }
     }

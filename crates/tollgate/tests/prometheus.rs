@@ -2,11 +2,10 @@
 
 mod harness;
 
-use harness::{Folder, Redis, Server, eventually, exchange, request};
+use harness::{Folder, Gateway, Prometheus, Redis, Server, eventually, exchange, request};
 use serde_json::{Value, json};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
 const RULES: &str = "
 domain: d
@@ -16,53 +15,13 @@ descriptors:
   - {key: login, limit: 1/hour, on_error: closed}
 ";
 
-struct Prometheus {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Prometheus {
-    fn start(folder: &Folder, targets: &[SocketAddr]) -> Self {
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
-        let alerts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/prometheus/alerts.yml");
-        let config = json!({
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-            "rule_files": [alerts],
-            "scrape_configs": [{"job_name": "tollgate", "static_configs": [{"targets": targets}]}],
-        });
-        let config = folder.write("prometheus.yml", config.to_string());
-        let child = Command::new("prometheus")
-            .arg(format!("--config.file={}", config.display()))
-            .arg(format!("--storage.tsdb.path={}", config.with_file_name("tsdb").display()))
-            .arg(format!("--web.listen-address={free}"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("Prometheus: run `make setup`");
-        Self { child, address: free }
-    }
-
-    /// What it answers; nothing while it has no series to answer with.
-    fn ask(&self, query: &str) -> Option<Vec<Value>> {
-        let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        let answer =
-            exchange(self.address, &request("GET", &format!("/api/v1/query?query={encoded}"), b"")).ok()?;
-        if answer.status == 503 {
-            return None;
-        }
-        let answer = answer.json();
-        assert_eq!(answer["status"], "success", "{query}: {answer}");
-        answer["data"]["result"].as_array().filter(|series| !series.is_empty()).cloned()
-    }
-}
+/// Sheds before an upstream, which does not answer.
+const SHEDDING: &str =
+    "domain: d\noverload: {workers: {limit: 1}}\ndescriptors: [{key: api_key, limit: 9/second}]\n";
+const UPSTREAM: &str = "  listeners: [{address: \"127.0.0.1:0\"}]
+  upstreams: {web: {addresses: [\"127.0.0.1:9\"]}}
+  routes: [{path: \"/{*rest}\", upstream: web, domain: d}]
+";
 
 fn admin(server: &Server) -> SocketAddr {
     let line = server.greeting.lines().find(|line| line.trim_start().starts_with("admin "));
@@ -87,7 +46,7 @@ fn panels() -> Vec<(String, String)> {
     queries
 }
 
-/// A panel that stays empty, or an alert that asks for a figure that nobody writes, would be found out in an outage.
+/// A panel that stays empty, or an alert on a metric that is never written, would be found out in an outage.
 #[test]
 fn every_panel_has_an_answer_and_every_alert_a_figure() {
     let folder = Folder::new();
@@ -96,18 +55,37 @@ fn every_panel_has_an_answer_and_every_alert_a_figure() {
     let db = format!("sqlite:{}", folder.write("unused", "").with_file_name("t.db").display());
     let redis = Redis::start();
     let flags = ["--rules", rules, "--admin", "127.0.0.1:0"];
-    // Nobody collects spans there; that they could be lost is a figure, too.
+    // There is no collector there; lost spans are a metric, too.
     let memory = Server::start(&[&flags[..], &["--db", &db, "--otlp", "http://127.0.0.1:9"]].concat());
     let shared =
         Server::start(&[&flags[..], &["--store", &redis.url(), "--store-deadline-ms", "200"]].concat());
-    let prometheus = Prometheus::start(&folder, &[admin(&memory), admin(&shared)]);
+    let cell = Server::start(
+        &[
+            &flags[..],
+            &[
+                "--region",
+                "eu",
+                "--cell",
+                "127.0.0.1:0",
+                "--cell-url",
+                "http://127.0.0.1:9",
+                "--peer",
+                "us=http://127.0.0.1:7",
+            ],
+        ]
+        .concat(),
+    );
+    let gateway = Gateway::start(SHEDDING, UPSTREAM);
+    let targets = [admin(&memory), admin(&shared), admin(&cell), gateway.admin];
+    let prometheus = Prometheus::start(&folder, &targets);
     let ask = |server: &Server| {
         for _ in 0..5 {
             server.check("d", &json!({"api_key": "one", "tier": "free", "path": "/"}));
             server.check("d", &json!({"login": "one"}));
         }
+        gateway.get("/");
     };
-    eventually("both servers up", || prometheus.ask("up == 1").filter(|up| up.len() == 2));
+    eventually("all servers up", || prometheus.ask("up == 1").filter(|up| up.len() == targets.len()));
     // Figures of failures need a failure.
     ask(&shared);
     let _dead = redis.stop();

@@ -74,7 +74,7 @@ fn a_quota_of_nothing_or_below_use_is_confirmed() {
     assert_eq!(wrong.status, 400, "{}", wrong.text());
 }
 
-/// A limit that refills, and a rule that needs an endpoint: counters do not tell what the caller uses, its requests do.
+/// A limit that refills, and a rule that needs an endpoint: counters do not show the caller's usage, its requests do.
 #[test]
 fn what_a_caller_uses_of_an_endpoint_is_confirmed() {
     let place = Place::new();
@@ -121,8 +121,8 @@ fn an_upgrade_is_neither_shown_nor_judged_as_more_use() {
     uses(&node, "rising", 50);
     assert_eq!(node.put("rising", &json!({"tier": "large"})).status, 200);
     let usage = || {
-        let told = node.ask("GET", "/admin/v1/usage/rising", &[], &Value::Null).json();
-        let limit = &told["limits"][0];
+        let report = node.ask("GET", "/admin/v1/usage/rising", &[], &Value::Null).json();
+        let limit = &report["limits"][0];
         (limit["used"].clone(), limit["remaining"].clone())
     };
     assert_eq!(usage(), (json!(50), json!(950)));

@@ -58,7 +58,7 @@ descriptors:
     nodes.clear();
 }
 
-/// A key that somebody else wrote concerns its own caller: no other is decided without Redis for it.
+/// A key that another program wrote concerns its own caller: no other is decided without Redis for it.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn a_damaged_key_concerns_its_caller_alone_and_is_reported_once() {
@@ -69,25 +69,25 @@ fn a_damaged_key_concerns_its_caller_alone_and_is_reported_once() {
     let rules = rules.to_str().expect("a plain path");
     let node = Server::start(&["--rules", rules, "--store", &url, "--store-deadline-ms", "500"]);
     eventually("the node on Redis", || (ask(&node, "login", "bad").1["origin"] == "store").then_some(()));
-    let keys = redis.said(&["KEYS", "tg1:{bad}*"]);
+    let keys = redis.cli(&["KEYS", "tg1:{bad}*"]);
     let key = keys.trim();
-    redis.said(&["DEL", key]);
-    redis.said(&["LPUSH", key, "x"]);
+    redis.cli(&["DEL", key]);
+    redis.cli(&["LPUSH", key, "x"]);
     for _ in 0..20 {
         assert_eq!(ask(&node, "login", "bad").1["origin"], "fail_closed");
         assert_eq!(ask(&node, "user", "good").1["origin"], "store");
     }
     // A text is as bad: it must not restore the budget.
     for text in ["no counter of ours", "12345", ""] {
-        redis.said(&["SET", key, text]);
+        redis.cli(&["SET", key, text]);
         assert_eq!(ask(&node, "login", "bad").1["origin"], "fail_closed", "{text:?}");
         assert_eq!(ask(&node, "user", "good").1["origin"], "store");
     }
     let log = node.log();
-    let told: Vec<&str> = log.lines().filter(|line| line.contains("is not a counter")).collect();
-    assert!(matches!(told[..], [one] if one.contains("DEL") && one.contains("{bad}")), "once: {log}");
+    let warnings: Vec<&str> = log.lines().filter(|line| line.contains("is not a counter")).collect();
+    assert!(matches!(warnings[..], [one] if one.contains("DEL") && one.contains("{bad}")), "once: {log}");
     assert!(!log.contains("circuit breaker open"), "{log}");
-    redis.said(&["DEL", key]);
+    redis.cli(&["DEL", key]);
     let (status, repaired) = ask(&node, "login", "bad");
     assert_eq!(repaired["origin"], "store", "it is repaired as the message says");
     assert_eq!(status, 429, "logins that were counted are not handed out again: {repaired}");
@@ -105,7 +105,7 @@ fn a_redis_that_refuses_to_work_is_named() {
     eventually("the node on Redis", || (ask(&node, "user", "w").1["origin"] == "store").then_some(()));
     let shard = || node.get("/readyz?verbose").json()["store"]["shards"][0].clone();
     assert_eq!(shard()["error"], Value::Null);
-    redis.said(&["CONFIG", "SET", "maxmemory", "1"]);
+    redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
     let mut user = 0;
     eventually("the breaker to open", || {
         user += 1;
@@ -113,14 +113,14 @@ fn a_redis_that_refuses_to_work_is_named() {
         assert_eq!(decision["origin"], "local", "{decision}");
         (shard()["breaker"] != "closed").then_some(())
     });
-    let told = shard();
-    assert!(told["error"].as_str().is_some_and(|error| error.contains("OOM")), "{told}");
+    let state = shard();
+    assert!(state["error"].as_str().is_some_and(|error| error.contains("OOM")), "{state}");
     let metrics = node.get("/metrics").text();
     let counted = |line: &str| {
         line.contains(r#"refusals_total{"#) && line.contains(r#"code="OOM"} "#) && !line.ends_with(" 0")
     };
     assert!(metrics.lines().any(counted), "{metrics}");
-    redis.said(&["CONFIG", "SET", "maxmemory", "0"]);
+    redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
     eventually("the node on Redis again", || (ask(&node, "user", "w").1["origin"] == "store").then_some(()));
     let log = node.log();
     assert_eq!(log.matches("Redis refuses to work").count(), 1, "{log}");
@@ -128,7 +128,7 @@ fn a_redis_that_refuses_to_work_is_named() {
     assert!(log.contains("maxmemory"), "it says what to do: {log}");
 }
 
-/// Whoever changes the password of Redis changes a file, and restarts nothing.
+/// A changed password of Redis needs a changed file and no restart.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn a_changed_password_is_read_from_its_file() {
@@ -136,7 +136,7 @@ fn a_changed_password_is_read_from_its_file() {
     let folder = Folder::new();
     let rules = folder.write("rules.yaml", RULES);
     let password = folder.write("password", "first-secret");
-    redis.said(&["CONFIG", "SET", "requirepass", "first-secret"]);
+    redis.cli(&["CONFIG", "SET", "requirepass", "first-secret"]);
     let (url, rules) = (redis.url(), rules.to_str().expect("a plain path"));
     let file = password.to_str().expect("a plain path");
     let flags =
@@ -144,9 +144,9 @@ fn a_changed_password_is_read_from_its_file() {
     let node = Server::start(&flags);
     eventually("the node on Redis", || (ask(&node, "user", "w").1["origin"] == "store").then_some(()));
     let admin = ["-a", "first-secret", "--no-auth-warning"];
-    redis.said(&[&admin[..], &["CONFIG", "SET", "requirepass", "second-secret"]].concat());
+    redis.cli(&[&admin[..], &["CONFIG", "SET", "requirepass", "second-secret"]].concat());
     let admin = ["-a", "second-secret", "--no-auth-warning"];
-    redis.said(&[&admin[..], &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]].concat());
+    redis.cli(&[&admin[..], &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]].concat());
     eventually("the reason in the log", || {
         let _ = ask(&node, "user", "w");
         node.log().contains("WRONGPASS").then_some(())
@@ -203,7 +203,7 @@ fn a_node_that_stops_after_an_outage_charges_what_it_admitted() {
     for _ in 0..6 {
         assert_eq!(ask(&node, "user", "u").1["origin"], "local");
     }
-    // It is told to stop while Redis still says nothing.
+    // It is stopped while Redis still does not answer.
     node.signal("TERM");
     eventually("the drain", || node.log().contains("drained").then_some(()));
     redis.signal("CONT");
@@ -254,7 +254,7 @@ fn nodes_share_limits_and_survive_an_outage() {
     assert!(metrics.contains(counted), "{metrics}");
 }
 
-/// Without it nobody sees which key melts a shard, nor that it is leased; and what a node had in hand when it stops is
+/// Without it no operator sees which key overloads a shard, nor that it is leased; and what a node had in hand when it stops is
 /// lost to the others until the day ends.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
@@ -285,10 +285,10 @@ descriptors:
         (hot["hot"][0]["per_second"].as_u64() > Some(0)).then_some(hot)
     });
     assert_eq!(hot["hot"][0]["state"], "leased", "{hot}");
-    let told = hot.to_string();
+    let text = hot.to_string();
     assert!(
-        told.contains("sk_l") && !told.contains("4242"),
-        "a key that may be a secret is told whole: {told}"
+        text.contains("sk_l") && !text.contains("4242"),
+        "a key that may be a secret is shown unmasked: {text}"
     );
     let admin = format!("http://{}", first.admin.expect("an admin address"));
     let (key, text) = eventually("a hot key on the screen", || {
@@ -299,7 +299,7 @@ descriptors:
         let text = top(&["top"]);
         (text.contains("HOT KEY") && hot.is_string()).then(|| (hot.clone(), (most.clone(), text)))
     });
-    assert_eq!(key, text.0, "one caller is told by two names");
+    assert_eq!(key, text.0, "one caller has two names");
     assert!(key.as_str().is_some_and(|key| text.1.matches(key).count() == 2), "{key}: {}", text.1);
     first.signal("TERM");
     assert!(first.wait().success());
@@ -341,7 +341,7 @@ descriptors:
   - {key: strict, name: strict, class: strict, limit: 3 per 3650d, algorithm: fixed_window}
 ";
 
-/// Somebody who has used up his logins must not get new ones because Redis crashed; a limit that is there for comfort
+/// A caller that has used up its logins must not get new ones because Redis crashed; a limit that is there for comfort
 /// goes on.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
@@ -433,7 +433,7 @@ fn an_outage_ends_without_a_burst() {
     assert!(all <= 10, "{all} passed of ten: {after:?}");
 }
 
-/// Whoever sets a breaker must get that breaker.
+/// Breaker settings take effect.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn breakers_follow_their_settings() {
@@ -457,15 +457,18 @@ fn breakers_follow_their_settings() {
     let state = node.get("/metrics").text();
     let state = state.lines().find(|line| line.starts_with("ratelimit_circuit_state{")).map(str::to_owned);
     assert!(state.as_ref().is_some_and(|line| line.ends_with("} 2")), "{state:?}");
-    // It is probed in the background, by nobody's request, long before the longest pause.
+    // It is probed in the background, by no caller's request, long before the longest pause.
     let _redis = dead.start_again();
     eventually("the breaker to close", || (breaker() == "closed").then_some(()));
     let shard = url.trim_start_matches("redis://");
-    let told =
+    let is_warning =
         |line: &&str| line.contains("WARN tollgate_store::redis") && line.contains("circuit breaker open");
     let log = node.log();
-    let told: Vec<&str> = log.lines().filter(told).collect();
-    assert!(matches!(told[..], [one] if one.contains(shard) && one.contains("connection")), "once: {log}");
+    let warnings: Vec<&str> = log.lines().filter(is_warning).collect();
+    assert!(
+        matches!(warnings[..], [one] if one.contains(shard) && one.contains("connection")),
+        "once: {log}"
+    );
     let wrong = folder.write("wrong.yaml", "store: redis://127.0.0.1:1\nstore_breaker_failures: 0\n");
     let refused = run(&["serve", "--config", wrong.to_str().expect("a plain path")]);
     assert!(

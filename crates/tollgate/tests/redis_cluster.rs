@@ -15,7 +15,7 @@ struct Cluster {
     _folder: Folder,
 }
 
-/// Two different ports that nobody listens on.
+/// Two different free ports.
 fn free_ports() -> (String, String) {
     let listeners = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
     let [port, bus] = listeners.each_ref().map(|listener| listener.local_addr().expect("an address").port());
@@ -48,13 +48,13 @@ impl Cluster {
             std::net::TcpStream::connect(format!("127.0.0.1:{}", cluster.port)).ok()
         });
         eventually("its slots", || {
-            cluster.said(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-            cluster.said(&["CLUSTER", "INFO"]).contains("cluster_state:ok").then_some(())
+            cluster.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+            cluster.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok").then_some(())
         });
         cluster
     }
 
-    fn said(&self, words: &[&str]) -> String {
+    fn cli(&self, words: &[&str]) -> String {
         foreign("redis-cli", &[&["-p", self.port.as_str()], words].concat())
     }
 
@@ -65,12 +65,12 @@ impl Cluster {
             matches!(name, "eval" | "evalsha" | "fcall")
                 .then(|| rest.split(',').next()?.parse::<u64>().ok())?
         };
-        self.said(&["INFO", "commandstats"]).lines().filter_map(calls).sum()
+        self.cli(&["INFO", "commandstats"]).lines().filter_map(calls).sum()
     }
 
     fn slots(&self) -> BTreeSet<String> {
-        let keys = self.said(&["KEYS", "tg1:*"]);
-        keys.lines().map(|key| self.said(&["CLUSTER", "KEYSLOT", key])).collect()
+        let keys = self.cli(&["KEYS", "tg1:*"]);
+        keys.lines().map(|key| self.cli(&["CLUSTER", "KEYSLOT", key])).collect()
     }
 }
 
@@ -105,7 +105,7 @@ fn all_limits_of_a_customers_request_are_one_call_to_one_slot() {
                "region": "eu"})
     };
     for (head, warns) in [("shard_by: customer", false), ("", true)] {
-        cluster.said(&["FLUSHALL"]);
+        cluster.cli(&["FLUSHALL"]);
         let server = Server::start_with_rules(&format!("{head}{RULES}"), &flags);
         let lone = json!({"user": "anonymous"});
         eventually("the store", || (server.check("d", &lone).json()["origin"] == "store").then_some(()));
@@ -114,10 +114,10 @@ fn all_limits_of_a_customers_request_are_one_call_to_one_slot() {
         if warns {
             continue;
         }
-        cluster.said(&["FLUSHALL"]);
+        cluster.cli(&["FLUSHALL"]);
         // The first check of each kind may have to load a script.
         server.check("d", &request("warm", "GET /"));
-        cluster.said(&["FLUSHALL"]);
+        cluster.cli(&["FLUSHALL"]);
         let before = cluster.calls();
         for n in 0..9 {
             let endpoint = if n % 2 == 0 { "GET /" } else { "POST /orders" };
@@ -127,7 +127,7 @@ fn all_limits_of_a_customers_request_are_one_call_to_one_slot() {
         }
         assert_eq!(cluster.calls() - before, 9, "one call each");
         let slots = cluster.slots();
-        assert_eq!(slots.len(), 1, "{}", cluster.said(&["KEYS", "*"]));
+        assert_eq!(slots.len(), 1, "{}", cluster.cli(&["KEYS", "*"]));
         // A denial changes nothing, in any of them, without a further call to undo it.
         let before = cluster.calls();
         let denied = server.check("d", &request("ada", "GET /"));

@@ -23,7 +23,7 @@ fn limit_in_force(server: &Server) -> u64 {
 }
 
 /// Makes a change and waits until it acts; says how long that took.
-fn acts(server: &Server, how: &str, limit: u64, change: impl FnOnce()) {
+fn takes_effect(server: &Server, how: &str, limit: u64, change: impl FnOnce()) {
     let watch = Stopwatch::start();
     change();
     eventually(how, || (limit_in_force(server) == limit).then_some(()));
@@ -39,19 +39,19 @@ fn start(path: &Path) -> Server {
 
 /// An operator who edits a limit in an incident waits for it to bite.
 #[test]
-fn a_changed_file_acts_within_a_second() {
+fn a_changed_file_takes_effect_within_a_second() {
     let folder = Folder::new();
     let path = folder.write("rules.yaml", rules(10));
     let server = start(&path);
     assert_eq!(limit_in_force(&server), 10);
-    acts(&server, "a write in place", 11, || {
+    takes_effect(&server, "a write in place", 11, || {
         folder.write("rules.yaml", rules(11));
     });
-    acts(&server, "a rename over the file, as editors do", 12, || {
+    takes_effect(&server, "a rename over the file, as editors do", 12, || {
         let new = folder.write(".rules.yaml.swp", rules(12));
         std::fs::rename(new, &path).expect("renamed");
     });
-    acts(&server, "a write in two parts", 13, || {
+    takes_effect(&server, "a write in two parts", 13, || {
         use std::io::Write;
         let text = rules(13);
         let mut file = std::fs::File::create(&path).expect("open");
@@ -59,7 +59,7 @@ fn a_changed_file_acts_within_a_second() {
         file.sync_all().expect("on disk");
         file.write_all(&text.as_bytes()[20..]).expect("the rest");
     });
-    acts(&server, "the file removed and made again", 14, || {
+    takes_effect(&server, "the file removed and made again", 14, || {
         std::fs::remove_file(&path).expect("removed");
         folder.write("rules.yaml", rules(14));
     });
@@ -67,7 +67,7 @@ fn a_changed_file_acts_within_a_second() {
 
 /// Kubernetes never writes a mounted file: it swaps a link to a folder beside it.
 #[test]
-fn a_config_map_swap_acts_within_a_second() {
+fn a_config_map_swap_takes_effect_within_a_second() {
     let mount = Folder::new();
     let version = |name: &str, limit: u64| {
         std::fs::create_dir(mount.join(name)).expect("a version");
@@ -85,10 +85,10 @@ fn a_config_map_swap_acts_within_a_second() {
     let by_folder = start(mount.path());
     let by_file = start(&mount.join("rules.yaml"));
     version("..2026_02", 21);
-    acts(&by_folder, "a ConfigMap swap under a folder", 21, || swap("..2026_02"));
+    takes_effect(&by_folder, "a ConfigMap swap under a folder", 21, || swap("..2026_02"));
     eventually("the same by file", || (limit_in_force(&by_file) == 21).then_some(()));
     version("..2026_03", 22);
-    acts(&by_file, "a ConfigMap swap under a file", 22, || {
+    takes_effect(&by_file, "a ConfigMap swap under a file", 22, || {
         swap("..2026_03");
         std::fs::remove_dir_all(mount.join("..2026_02")).expect("the old version goes");
     });
@@ -113,13 +113,13 @@ fn files_come_to_and_go_from_a_folder() {
     assert_eq!(server.check("e", &json!({"k": "v"})).status, 200, "its rules are gone");
 }
 
-/// SIGHUP is what init scripts send; it must work where nothing else tells of a change.
+/// SIGHUP is what init scripts send; it must work where nothing else reports a change.
 #[test]
 fn a_hangup_reloads() {
     let folder = Folder::new();
     let path = folder.write("rules.yaml", rules(40));
     let server = start(&path);
-    acts(&server, "a write and SIGHUP", 41, || {
+    takes_effect(&server, "a write and SIGHUP", 41, || {
         folder.write("rules.yaml", rules(41));
         server.signal("HUP");
     });
@@ -142,7 +142,7 @@ fn counters_of_unchanged_rules_keep_their_state() {
         assert_eq!(server.check("d", &json!({"kept": "x"})).status, 200);
     }
     assert_eq!(server.check("d", &json!({"kept": "x"})).status, 429);
-    acts(&server, "another rule's change", 51, || {
+    takes_effect(&server, "another rule's change", 51, || {
         folder.write("rules.yaml", both(51));
     });
     assert_eq!(server.check("d", &json!({"kept": "x"})).status, 429, "still spent");
@@ -150,7 +150,7 @@ fn counters_of_unchanged_rules_keep_their_state() {
     // A rule among others, and comments around it, are no change of the rule.
     let moved =
         both(52).replace("descriptors:\n", "# a comment\ndescriptors:\n  - {key: new, limit: 1/hour}\n");
-    acts(&server, "a rule before it", 52, || {
+    takes_effect(&server, "a rule before it", 52, || {
         folder.write("rules.yaml", moved);
     });
     assert_eq!(server.check("d", &json!({"kept": "x"})).status, 429, "still spent");
@@ -199,7 +199,7 @@ fn a_broken_file_is_refused_and_the_last_good_rules_stay() {
     });
     assert_eq!(limit_in_force(&server), 60);
 
-    acts(&server, "mending the file", 62, || {
+    takes_effect(&server, "mending the file", 62, || {
         folder.write("rules.yaml", rules(62));
     });
     eventually("no error any more", || (rules_status()["error"] == Value::Null).then_some(()));
@@ -230,7 +230,7 @@ fn traffic_flows_while_rules_change() {
             });
         });
         for version in 1..=4 {
-            // Who asks has met the one before: a busy machine may let nobody ask for a while.
+            // A check may have met the previous rules: a busy machine may delay checks for a while.
             eventually("a request", || (met.load(Ordering::Relaxed) == version).then_some(()));
             folder.write("rules.yaml", rules(1_000_000 + version));
             eventually("the new version", || (limit_in_force(&server) == 1_000_000 + version).then_some(()));

@@ -26,7 +26,7 @@ fn close(server: &Server, path: &str, body: &Value) -> (u16, Value) {
     (answer.status, answer.json())
 }
 
-/// A client's retry and its settlement reach whichever node is alive; nobody is charged twice or passes for free.
+/// A client's retry and its settlement reach whichever node is alive; no caller is charged twice or passes for free.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn a_reservation_outlives_the_node_that_made_it() {
@@ -69,7 +69,7 @@ fn a_reservation_outlives_the_node_that_made_it() {
     assert_eq!(close(&second, "/v1/settle", &json!({"reservation": other["reservation"], "cost": 1})).0, 409);
     let (status, canceled) = close(&second, "/v1/cancel", &json!({"reservation": keyed["reservation"]}));
     assert_eq!((status, canceled["remaining"].as_u64()), (200, Some(5)), "{canceled}");
-    // One that nobody made.
+    // One that was never made.
     let unknown = json!({"reservation": "00000000000000000000000000000001"});
     assert_eq!(close(&second, "/v1/cancel", &unknown).0, 404);
 }

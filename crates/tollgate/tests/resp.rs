@@ -1,4 +1,4 @@
-//! The Redis protocol, spoken by clients that nobody here wrote: redis-py, the `redis` crate, redis-cli, redis-benchmark.
+//! The Redis protocol, spoken by third-party clients: redis-py, the `redis` crate, redis-cli, redis-benchmark.
 
 mod harness;
 
@@ -49,9 +49,9 @@ fn throttle(connection: &mut redis::Connection, words: &str) -> redis::RedisResu
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 fn redis_py_reads_responses_as_from_redis_cell() {
     let server = Server::with_rules(RULES);
-    let said = foreign_client("resp.py", &server);
-    note(&said);
-    assert!(said.ends_with(" passed, 0 failed\n"), "{said}");
+    let report = foreign_client("resp.py", &server);
+    note(&report);
+    assert!(report.ends_with(" passed, 0 failed\n"), "{report}");
 }
 
 /// Nodes over one Redis must give the same answers, and share what they count.
@@ -70,14 +70,14 @@ fn the_answers_are_the_same_over_redis() {
             cli(node, &["TG.PEEK", "d", "user", "x"]).ends_with("store").then_some(())
         });
     }
-    let said = foreign_client("resp.py", &nodes[0]);
-    note(&said);
-    assert!(said.ends_with(" passed, 0 failed\n"), "{said}");
+    let report = foreign_client("resp.py", &nodes[0]);
+    note(&report);
+    assert!(report.ends_with(" passed, 0 failed\n"), "{report}");
     let [mut one, mut other] = [connect(&nodes[0]), connect(&nodes[1])];
     assert_eq!(throttle(&mut one, "shared 1 1 3600").expect("a reply").2, 1);
     assert_eq!(throttle(&mut other, "shared 1 1 3600").expect("a reply").2, 0);
 
-    // Without a store nobody knows, and the caller is told so; a rule answers by its policy.
+    // Without a store an inline limit is an error; a rule is decided by its fail policy.
     drop(redis.stop());
     let lost = eventually("the loss of Redis", || throttle(&mut one, "shared 1 1 3600 0").err());
     assert_eq!(lost.code(), Some("TGUNAVAIL"), "{lost}");
@@ -130,7 +130,7 @@ fn redis_cli_and_redis_benchmark_are_content() {
     assert!(output.status.success() && text.contains("requests per second"), "{text}");
 }
 
-/// A password keeps out whoever does not have it, and never shows.
+/// A password rejects clients without it, and is never shown.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-cli: make test")]
 fn a_password_is_asked_for() {
@@ -163,7 +163,7 @@ fn it_can_be_switched_off() {
     assert!(refused.code == Some(2) && refused.err.contains("127.0.0.1:8080, or off"), "{}", refused.err);
 }
 
-/// Who is limited by numbers of their own finds it in the figures and in the log, over either store; the key is not told.
+/// Inline limits are in metrics and in the decision log, over either store; the key is masked.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
 fn inline_limits_are_recorded() {
@@ -192,7 +192,7 @@ fn inline_limits_are_recorded() {
         let log = found.json()["decisions"].as_array().cloned().unwrap_or_default();
         assert_eq!(log.len(), 5, "{}", found.text());
         assert_eq!((&log[0]["rule"], &log[0]["protocol"]), (&"cl.throttle".into(), &"resp".into()));
-        // Nothing can be agreed with whoever brings a limit; what is left of it is counted under no tier.
+        // Inline limits have no quota; their decisions are counted under no tier.
         let listed = get("/admin/v1/top").json()["by_denials"][0].clone();
         assert_eq!(
             (&listed["rule"], &listed["actionable"]),

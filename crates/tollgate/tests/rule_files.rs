@@ -250,8 +250,8 @@ fn a_directory_of_rules_holds_their_tests_too() {
     assert!(ran.out.contains("more is not read; directories"), "{}", ran.out);
     assert!(!ran.out.contains("a.test.yaml"), "{}", ran.out);
     let ran = run(&["check", "--format", "json", path]);
-    let told: serde_json::Value = serde_json::from_str(&ran.out).expect("JSON");
-    assert_eq!(told["ignored"].as_array().map(Vec::len), Some(2), "{told}");
+    let report: serde_json::Value = serde_json::from_str(&ran.out).expect("JSON");
+    assert_eq!(report["ignored"].as_array().map(Vec::len), Some(2), "{report}");
 
     let server = Server::start(&["--rules", path]);
     let look = json!({"domain": "j", "attributes": {"k": "v"}, "cost": 0});

@@ -115,7 +115,7 @@ fn callers_are_judged_beside_requests() {
     assert_eq!(refused.status, 409, "{}", refused.text());
     assert_eq!(reasons(&refused), ["callers_newly_denied"], "{}", refused.text());
     assert!(refused.text().contains("80.0% of recent callers"), "{}", refused.text());
-    // Callers with the same first characters are told apart, by the ids of the lists.
+    // Callers with the same first characters are distinguished by the ids of the lists.
     let mut affected: Vec<String> = refused.json()["impact"]["top"]
         .as_array()
         .expect("callers")

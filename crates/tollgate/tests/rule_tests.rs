@@ -207,7 +207,7 @@ fn an_invalid_test_file_fails() {
     assert!(ran.out.ends_with("\n1 passed, 1 failed\n"), "the others still run: {}{}", ran.out, ran.err);
 }
 
-/// Whoever reads a failure in CI sees which rule denied, what each counter held, and the step's line.
+/// A failure in CI shows which rule denied, what each counter held, and the step's line.
 #[test]
 fn a_failing_step_shows_what_each_counter_held() {
     fails(
@@ -299,7 +299,7 @@ steps:
 
 /// Ten cases of one broken rule file are one mistake.
 #[test]
-fn each_error_is_told_once_and_names_its_file() {
+fn each_error_is_reported_once_and_names_its_file() {
     let folder = Folder::new();
     folder.write("broken.yaml", "domain: d\ndescriptors:\n  - {key: k, limit: 5/minut}\n");
     let cases = "- {name: first, rules_file: broken.yaml, steps: [{attributes: {k: v}}]}\n\

@@ -50,7 +50,7 @@ fn published_rules_apply_and_survive_a_restart() {
     assert_eq!(checked.status, 200, "{}", checked.text());
     let diff = &checked.json()["diff"][0];
     assert_eq!((&diff["rule"], &diff["change"]), (&json!("d: api_key"), &json!("changed")));
-    assert!(diff["before"].as_str().is_some_and(|said| said.contains("3/1h")), "{diff}");
+    assert!(diff["before"].as_str().is_some_and(|before| before.contains("3/1h")), "{diff}");
     assert_eq!(get(&node, "/admin/v1/rules")["revisions"], json!([]), "a check changes nothing");
 
     let made = publish(&node, &sent("5/hour"));
@@ -181,19 +181,23 @@ fn rules_are_previewed_on_the_samples_of_all_nodes() {
     });
     let refused = publish(&one, &sent("6/hour"));
     assert_eq!(refused.status, 409, "{}", refused.text());
-    let told = &refused.json()["impact"];
-    assert_eq!((&told["nodes"], &told["nodes_missing"]), (&json!(["one", "two"]), &json!([])), "{told}");
-    assert_eq!((&told["weight"], &told["newly_denied_share"]), (&json!(8), &json!(0.25)), "{told}");
+    let impact = &refused.json()["impact"];
+    assert_eq!(
+        (&impact["nodes"], &impact["nodes_missing"]),
+        (&json!(["one", "two"]), &json!([])),
+        "{impact}"
+    );
+    assert_eq!((&impact["weight"], &impact["newly_denied_share"]), (&json!(8), &json!(0.25)), "{impact}");
     let file = one.rules.write("new.yaml", rules("6/hour"));
     let admin = format!("http://{}", two.admin);
     let differs = run(&["rules", "diff", file.to_str().expect("a plain path"), "--admin", &admin]);
     assert!(differs.out.contains("on 2 nodes: 25.00% newly denied"), "{}{}", differs.out, differs.err);
-    // One that is gone without a word is named; nobody waits for it for long.
+    // A node that has died is named; the preview does not wait for it for long.
     let mut two = two;
     two.server.signal("KILL");
     two.server.wait();
-    let told = publish(&one, &sent("3/hour")).json()["impact"].clone();
-    assert_eq!((&told["nodes"], &told["nodes_missing"]), (&json!(["one"]), &json!(["two"])), "{told}");
+    let impact = publish(&one, &sent("3/hour")).json()["impact"].clone();
+    assert_eq!((&impact["nodes"], &impact["nodes_missing"]), (&json!(["one"]), &json!(["two"])), "{impact}");
 }
 
 /// A log or a database beside the rule file stirs its folder all the time: only what the file says is worth a word.
@@ -246,13 +250,13 @@ fn publishing_that_denies_much_needs_confirmation_or_approval() {
     let id = masked.strip_prefix("api_key=ca…").unwrap_or_else(|| panic!("{top}"));
     assert!(id.len() == 8 && top["key_id"].as_str().is_some_and(|whole| whole.starts_with(id)), "{top}");
     assert_eq!((&top["after_denied"], &top["rule"]), (&json!(1), &json!("api_key")));
-    assert!(!refused.text().contains("caller-"), "no key is told: {}", refused.text());
+    assert!(!refused.text().contains("caller-"), "no key is shown: {}", refused.text());
     assert_eq!(get(&node, "/admin/v1/rules")["revisions"], json!([]));
     let mut confirmed = sent("1/hour");
     confirmed["confirm"] = json!(true);
     assert_eq!(publish(&node, &confirmed).status, 201);
 
-    // What would deny all needs somebody else, and on an open loopback there is nobody else.
+    // A change that denies all needs a second operator, and an open loopback has none.
     let none =
         json!({"files": [{"name": "d.yaml", "text": rules("0/hour")}], "reason": "none", "confirm": true});
     let mut wide = json!({"files": [{"name": "d.yaml", "text": rules("100/hour")}], "reason": "as before"});
@@ -276,7 +280,9 @@ fn publishing_that_denies_much_needs_confirmation_or_approval() {
         format!("Bearer {}", made.out.trim())
     };
     let (ada, bob) = (token("ada"), token("bob"));
-    let sends = |who: &str, path: &str, body: &Value| node.ask("POST", path, &[("authorization", who)], body);
+    let sends = |authorization: &str, path: &str, body: &Value| {
+        node.ask("POST", path, &[("authorization", authorization)], body)
+    };
     let waits = sends(&ada, "/admin/v1/rules", &none);
     assert_eq!((waits.status, &waits.json()["author"]), (202, &json!("ada")), "{}", waits.text());
     assert_eq!(sends(&ada, "/admin/v1/rules/5/approve", &Value::Null).status, 403);
@@ -296,7 +302,7 @@ fn publishing_that_denies_much_needs_confirmation_or_approval() {
     assert_eq!(all["revisions"][1]["status"], "rejected", "what waited beside it: {all}");
 }
 
-/// Whoever only looks is denied nothing, and would make every rule look harmless.
+/// Peeks are never denied, and would make every rule look harmless.
 #[test]
 fn looks_are_not_rehearsed_on() {
     let place = Place::new();

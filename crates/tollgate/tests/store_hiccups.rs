@@ -12,7 +12,7 @@ use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What callers were told.
+/// The decisions that callers got.
 #[derive(Default)]
 struct Tally {
     admitted: AtomicU64,
@@ -217,7 +217,7 @@ fn an_outage_opens_the_breaker_and_ends_by_itself() {
         cluster.nodes.iter().all(|node| breaker(node) != "closed").then_some(())
     });
     redis.signal("CONT");
-    // Nobody asks meanwhile.
+    // Without checks meanwhile.
     eventually("every breaker to close", || {
         cluster.nodes.iter().all(|node| breaker(node) == "closed").then_some(())
     });

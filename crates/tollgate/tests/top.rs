@@ -9,7 +9,7 @@ use std::process::Command;
 
 const RULES: &str = "{domain: d, descriptors: [{key: api_key, name: per-key, limit: 2/hour}]}";
 
-/// Whoever watches a server that hangs must see that, and be able to go; and no end may leave the terminal unusable.
+/// `top` must show that its server hangs, and stay quittable; no exit may leave the terminal unusable.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 fn top_reports_a_hanging_server_and_quits_on_request() {
@@ -22,8 +22,8 @@ fn top_reports_a_hanging_server_and_quits_on_request() {
         .args([env!("CARGO_BIN_EXE_tollgate"), &admin, &server.id().to_string()])
         .output()
         .expect("it runs");
-    let said = String::from_utf8_lossy(&sat.stdout).into_owned() + &String::from_utf8_lossy(&sat.stderr);
-    assert!(sat.status.success() && said.contains("went by a key\nwent by a signal"), "{said}");
+    let output = String::from_utf8_lossy(&sat.stdout).into_owned() + &String::from_utf8_lossy(&sat.stderr);
+    assert!(sat.status.success() && output.contains("went by a key\nwent by a signal"), "{output}");
 }
 
 /// A script that mails what goes on must not mail half of it.
@@ -35,9 +35,9 @@ fn once_prints_what_the_screen_shows() {
         for _ in 0..5 {
             server.check("d", &json!({"api_key": "sk_live_PLANTED0123456789abcdef"}));
         }
-        let told = run(&["top", "--admin", &admin]);
-        assert_eq!(told.code, Some(0), "{}", told.err);
-        (!told.out.contains(" 0/s denied") && told.out.contains("TOP DENIED")).then_some(told.out)
+        let output = run(&["top", "--admin", &admin]);
+        assert_eq!(output.code, Some(0), "{}", output.err);
+        (!output.out.contains(" 0/s denied") && output.out.contains("TOP DENIED")).then_some(output.out)
     });
     for word in
         ["/s allowed", "/s denied", "p50 ", "p99 ", "store memory", "RULE", "per-key", "CALLER", "sk_liv…"]

@@ -11,7 +11,7 @@ use std::net::TcpListener;
 const RULES: &str = "domain: d\ndescriptors: [{key: api_key, name: per-key, limit: 3/hour}, {key: global, limit: 100000/hour}]\n";
 const KEY: &str = "sk_live_PLANTED0123456789abcdef";
 
-/// A request that is part of a trace, with a key that must be told nowhere.
+/// A request that is part of a trace, with a key that must appear nowhere.
 fn traced(method: &str, path: &str, parent: &str, body: &str) -> Vec<u8> {
     let length = body.len();
     format!(
@@ -58,7 +58,7 @@ fn sampled_requests_have_spans_and_others_have_none() {
     }
     let (status, reserved) = post("/v1/reserve", &parent("04", "03"), &asked("d"));
     assert_eq!((status, reserved), (200, None));
-    // Twice is not at all: one of them is somebody else's.
+    // Two are treated as none: one of them is forged.
     let twice = format!("{}\r\ntraceparent: {}", parent("05", "01"), parent("06", "01"));
     assert_eq!(post("/v1/check", &twice, &asked("elsewhere")).0, 200);
     harness::foreign_client("traced.py", &server);
@@ -100,15 +100,18 @@ fn sampled_requests_have_spans_and_others_have_none() {
         let revision = span["attributes"]["ratelimit.revision"].as_str();
         assert!(revision.is_some_and(|revision| revision.len() >= 8), "{span}");
     }
-    let told = |parent: &str, name: &str| of(parent)["attributes"][format!("ratelimit.{name}")].clone();
+    let attribute = |parent: &str, name: &str| of(parent)["attributes"][format!("ratelimit.{name}")].clone();
     assert_eq!(
-        ["domain", "rule", "verdict", "origin", "protocol"].map(|name| told("07", name)),
+        ["domain", "rule", "verdict", "origin", "protocol"].map(|name| attribute("07", name)),
         ["d", "per-key", "deny", "store", "http"]
     );
-    assert_eq!(told("07", "decision_id"), json!(denied.expect("a denial names itself")));
-    assert_eq!(["rule", "verdict", "protocol"].map(|name| told("a1", name)), ["per-key", "allow", "rls"]);
+    assert_eq!(attribute("07", "decision_id"), json!(denied.expect("a denial names itself")));
     assert_eq!(
-        ["domain", "rule", "origin"].map(|name| told("08", name)),
+        ["rule", "verdict", "protocol"].map(|name| attribute("a1", name)),
+        ["per-key", "allow", "rls"]
+    );
+    assert_eq!(
+        ["domain", "rule", "origin"].map(|name| attribute("08", name)),
         [json!("other"), Value::Null, json!("unmatched")]
     );
     let ids: std::collections::BTreeSet<_> = spans.values().map(|span| span["span"].as_str()).collect();
@@ -161,8 +164,11 @@ fn the_gateway_hands_a_trace_on() {
         assert_eq!(whole["attributes"]["http.response.status_code"], status);
         assert_eq!(whole["attributes"]["http.route"], "/{*rest}");
         assert_eq!((&decided["kind"], &decided["flags"]), (&json!("SPAN_KIND_INTERNAL"), &json!(0x101)));
-        let told = |name: &str| &decided["attributes"][format!("ratelimit.{name}")];
-        assert_eq!([told("verdict"), told("rule"), told("protocol")], [verdict, "total", "gateway"]);
+        let attribute = |name: &str| &decided["attributes"][format!("ratelimit.{name}")];
+        assert_eq!(
+            [attribute("verdict"), attribute("rule"), attribute("protocol")],
+            [verdict, "total", "gateway"]
+        );
         let time = |span: &Value, name: &str| span[name].as_u64().expect("a time");
         assert!(time(whole, "start") <= time(decided, "start") && time(decided, "end") <= time(whole, "end"));
     }
@@ -216,7 +222,7 @@ fn without_a_collector_nothing_is_changed() {
     assert!(!server.get("/metrics").text().contains("ratelimit_trace_spans"));
     // What is set for all programs of a machine keeps none of them from starting.
     let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:9");
-    for (of_the_machine, said) in [
+    for (of_the_machine, expected) in [
         (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")][..], "OTEL_EXPORTER_OTLP_ENDPOINT: write"),
         (
             &[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "grpc://u:hunter2@c")],
@@ -229,14 +235,14 @@ fn without_a_collector_nothing_is_changed() {
         let server = Server::start_with(&[], of_the_machine);
         let log =
             eventually("a warning", || Some(server.log()).filter(|log| log.contains("traces disabled")));
-        assert!(log.contains(said) && !log.contains("hunter2"), "{log}");
+        assert!(log.contains(expected) && !log.contains("hunter2"), "{log}");
         assert!(!server.get("/metrics").text().contains("ratelimit_trace_spans"));
     }
-    for (wrong, said) in
+    for (wrong, expected) in
         [("127.0.0.1:4318", "--otlp: write the HTTP address"), ("http://u:hunter2@c", "--otlp")]
     {
         let run = harness::run(&["serve", "--http", "127.0.0.1:0", "--otlp", wrong]);
-        assert!(run.code == Some(1) && run.err.contains(said), "{}", run.err);
+        assert!(run.code == Some(1) && run.err.contains(expected), "{}", run.err);
         assert!(!run.err.contains("hunter2"), "{}", run.err);
     }
 }
@@ -292,12 +298,12 @@ fn a_silent_collector_is_not_waited_for() {
     assert!(server.log().contains("spans lost at shutdown"), "{}", server.log());
 }
 
-/// Ten thousand sampled requests and nobody to take their spans: each is answered, what has no room is counted, and when the
+/// Ten thousand sampled requests and no collector for their spans: each is answered, what has no room is counted, and when the
 /// collector is there it gets what still waits.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 fn decisions_go_on_without_the_collector() {
-    // Bound and not listened at: who connects is refused, nobody else is given the port, and the collector may have it.
+    // Bound and not listened at: connections are refused, no other process is given the port, and the collector may have it.
     let held = tokio::net::TcpSocket::new_v4().expect("a socket");
     held.set_reuseaddr(true).expect("an option");
     held.bind(([127, 0, 0, 1], 0).into()).expect("a free port");

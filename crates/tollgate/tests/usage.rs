@@ -1,4 +1,4 @@
-//! What is used of a caller's limits: told, given back, granted more, over memory and over Redis; and limits that change
+//! Usage of a caller's limits: reported, reset, extended by grants, over memory and over Redis; and limits that change
 //! while traffic flows.
 
 #[path = "../../control/tests/databases/mod.rs"]
@@ -25,9 +25,9 @@ fn usage_reset_and_grant(node: &Operator) {
     assert_eq!(node.passes(&request), 2);
     let usage = "/admin/v1/usage/k%2F1";
     for _ in 0..3 {
-        let told = node.get(usage);
-        assert_eq!(told["limits"].as_array().map(Vec::len), Some(2), "{told}");
-        let limit = &told["limits"][0];
+        let report = node.get(usage);
+        assert_eq!(report["limits"].as_array().map(Vec::len), Some(2), "{report}");
+        let limit = &report["limits"][0];
         assert_eq!(
             (&limit["rule"], &limit["used"], &limit["remaining"], &limit["limit"]),
             (&json!("api_key"), &json!(2), &json!(2), &json!(4)),
@@ -35,18 +35,24 @@ fn usage_reset_and_grant(node: &Operator) {
         );
         assert_eq!((&limit["source"], &limit["window"]), (&json!("rule"), &json!("1h")));
         // A rule on a fixed endpoint is read without being asked for.
-        assert_eq!((&told["limits"][1]["rule"], &told["limits"][1]["used"]), (&json!("orders"), &json!(2)));
-        assert_eq!(told["needs"], json!([]));
+        assert_eq!(
+            (&report["limits"][1]["rule"], &report["limits"][1]["used"]),
+            (&json!("orders"), &json!(2))
+        );
+        assert_eq!(report["needs"], json!([]));
     }
     let order = format!("{usage}?attr.endpoint=POST%20/orders&domain=d");
-    let told = node.get(&order);
-    assert_eq!((&told["limits"][1]["rule"], &told["limits"][1]["used"]), (&json!("orders"), &json!(2)));
-    assert_eq!(told["needs"], json!([]));
+    let report = node.get(&order);
+    assert_eq!((&report["limits"][1]["rule"], &report["limits"][1]["used"]), (&json!("orders"), &json!(2)));
+    assert_eq!(report["needs"], json!([]));
 
     // One rule, then all.
     let reset = order.replace('?', "/reset?");
-    let told = node.post(&reset, &json!({"rule": "orders", "reason": "our mistake"}));
-    assert_eq!((told["limits"].as_array().map(Vec::len), &told["limits"][0]["used"]), (Some(1), &json!(0)));
+    let report = node.post(&reset, &json!({"rule": "orders", "reason": "our mistake"}));
+    assert_eq!(
+        (report["limits"].as_array().map(Vec::len), &report["limits"][0]["used"]),
+        (Some(1), &json!(0))
+    );
     assert_eq!(node.passes(&request), 2, "and the key's own limit is used up by that");
     assert_eq!(node.passes(&json!({"api_key": "k/1"})), 0);
     node.post(&reset, &json!({"reason": "our mistake"}));
@@ -66,12 +72,15 @@ fn usage_reset_and_grant(node: &Operator) {
     // What is agreed wins, and says so.
     let own = json!({"tier": "pro"});
     assert_eq!(node.ask("PUT", "/admin/v1/quotas/k%2F1", &own).status, 200);
-    let told = node.get(usage);
-    assert_eq!((&told["tier"], &told["limits"][0]["source"]), (&json!("pro"), &json!("tier")));
+    let report = node.get(usage);
+    assert_eq!((&report["tier"], &report["limits"][0]["source"]), (&json!("pro"), &json!("tier")));
     let own = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 40, "unit": "hour"}]});
     assert_eq!(node.ask("PUT", "/admin/v1/quotas/k%2F1", &own).status, 200);
-    let told = node.get(usage);
-    assert_eq!((&told["limits"][0]["limit"], &told["limits"][0]["source"]), (&json!(40), &json!("override")));
+    let report = node.get(usage);
+    assert_eq!(
+        (&report["limits"][0]["limit"], &report["limits"][0]["source"]),
+        (&json!(40), &json!("override"))
+    );
 
     for (path, body, status, says) in [
         (format!("{usage}/reset"), json!({}), 400, "missing field `reason`"),
@@ -140,11 +149,11 @@ fn quotas_and_usage_of_users() {
     assert_eq!(node.passes(&request), 12, "the tier's");
     assert_eq!(node.passes(&json!({"user_id": "u-2"})), 10);
 
-    // Every limit that can bind the user, with its window; what has burst is told apart.
+    // Every limit that can bind the user, with its window; limits with a burst are listed apart.
     let usage = node.get("/admin/v1/usage/u-1?key=user_id&attr.tenant=acme");
     assert_eq!((&usage["key"], &usage["value"]), (&json!("user_id"), &json!("u-1")));
     let limits = usage["limits"].as_array().expect("limits");
-    let told: Vec<_> = limits
+    let listed: Vec<_> = limits
         .iter()
         .map(|one| {
             json!([
@@ -159,7 +168,7 @@ fn quotas_and_usage_of_users() {
         })
         .collect();
     assert_eq!(
-        json!(told),
+        json!(listed),
         json!([
             ["tenants", 0, 100, 100, 100, null, true],
             ["members", 0, 20, 20, 9, 20, null],
@@ -252,6 +261,26 @@ fn quotas_and_usage_of_users() {
 }
 
 /// A busy machine is no reason to decide without the store.
+/// An IPv6 client is found by its address, as the HTTP servers count it; with `/128` as a descriptor contains it.
+#[test]
+fn usage_of_an_ipv6_client_is_found_by_its_address() {
+    let place = Place::new();
+    let node = Operator::start(RULES_FOR_USERS, &place.sqlite("clients"), &[]);
+    let head = json!({"peer": "2001:db8::1", "method": "GET", "target": "/"});
+    let checked = node.server.post("/v1/check", &json!({"domain": "d", "request": head}));
+    assert_eq!(checked.json()["allowed"], true, "{}", checked.text());
+    let used = |value: &str| {
+        node.get(&format!("/admin/v1/usage/{value}?key=remote_address"))["limits"][0]["used"].clone()
+    };
+    assert_eq!(used("2001:db8::1"), 1);
+    assert_eq!(used("2001:db8::"), 1);
+    assert_eq!(used("2001:db8::1%2F128"), 0, "no descriptor contained it");
+    assert_eq!(node.passes(&json!({"remote_address": "2001:db8::1"})), 3);
+    assert_eq!(used("2001:db8::1%2F128"), 3);
+    node.post("/admin/v1/usage/2001:db8::1/reset?key=remote_address", &json!({"reason": "our mistake"}));
+    assert_eq!((used("2001:db8::1"), used("2001:db8::1%2F128")), (json!(0), json!(3)));
+}
+
 fn over(redis: &Redis, rules: &str, db: &str) -> Operator {
     Operator::start(rules, db, &["--store", &redis.url(), "--store-deadline-ms", "10000"])
 }
@@ -333,12 +362,16 @@ fn the_command_line_does_it_too() {
     let place = Place::new();
     let node = Operator::start(RULES, &place.sqlite("usage"), &[]);
     assert_eq!(node.passes(&json!({"api_key": "k/1"})), 4);
-    let told = node.run(&["usage", "k/1"]);
-    assert_eq!(told.code, Some(0), "{}{}", told.out, told.err);
-    assert!(told.out.contains("4 / 1h") && told.out.contains("orders   2 / 3650d  0     2"), "{}", told.out);
-    let told = node.run(&["usage", "k/1", "--attr", "endpoint=POST /orders", "--domain", "d", "--json"]);
-    let told: Value = serde_json::from_str(&told.out).expect("JSON for programs");
-    assert_eq!(told["limits"].as_array().map(Vec::len), Some(2), "{told}");
+    let output = node.run(&["usage", "k/1"]);
+    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+    assert!(
+        output.out.contains("4 / 1h") && output.out.contains("orders   2 / 3650d  0     2"),
+        "{}",
+        output.out
+    );
+    let output = node.run(&["usage", "k/1", "--attr", "endpoint=POST /orders", "--domain", "d", "--json"]);
+    let report: Value = serde_json::from_str(&output.out).expect("JSON for programs");
+    assert_eq!(report["limits"].as_array().map(Vec::len), Some(2), "{report}");
     let granted = node.run(&["usage", "grant", "k/1", "--units", "2", "--reason", "ticket 9"]);
     assert_eq!(granted.code, Some(0), "{}{}", granted.out, granted.err);
     assert_eq!(node.passes(&json!({"api_key": "k/1"})), 2);
@@ -347,8 +380,8 @@ fn the_command_line_does_it_too() {
     assert!(reset.out.contains("0 of 2 units left"), "{}", reset.out);
     assert_eq!(node.passes(&json!({"api_key": "k/1"})), 4);
     node.run(&["usage", "grant", "k/1", "--units", "5", "--reason", "the wrong one"]);
-    let told: Value = serde_json::from_str(&node.run(&["usage", "k/1", "--json"]).out).expect("JSON");
-    let id = told["grants"][1]["id"].as_str().expect("an id").to_owned();
+    let report: Value = serde_json::from_str(&node.run(&["usage", "k/1", "--json"]).out).expect("JSON");
+    let id = report["grants"][1]["id"].as_str().expect("an id").to_owned();
     assert!(node.run(&["usage", "k/1"]).out.contains(&id), "people read it too");
     let revoked = node.run(&["usage", "revoke", "k/1", &id, "--confirm"]);
     assert_eq!((revoked.code, revoked.out), (Some(0), format!("revoked {id}\n")), "{}", revoked.err);
@@ -375,9 +408,9 @@ fn the_command_line_is_about_any_attribute() {
     let place = Place::new();
     let node = Operator::start(RULES_FOR_USERS, &place.sqlite("users"), &[]);
     let run = |words: &[&str]| {
-        let told = node.run(words);
-        assert_eq!(told.code, Some(0), "{words:?}: {}{}", told.out, told.err);
-        told.out
+        let output = node.run(words);
+        assert_eq!(output.code, Some(0), "{words:?}: {}{}", output.out, output.err);
+        output.out
     };
     let set = run(&["quota", "set", "u-1", "--key", "user_id", "--tier", "pro"]);
     assert!(set.contains("user_id") && set.contains("u-1"), "{set}");

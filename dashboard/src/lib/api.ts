@@ -67,7 +67,12 @@ export function query(words: Record<string, string | number | null | undefined>)
   return '?' + set.map(([name, value]) => `${encodeURIComponent(name)}=${encodeURIComponent(String(value))}`).join('&');
 }
 
-/** Whether a change was rejected only because nobody has confirmed it. */
+/** The query parameter that says which attribute a value in the path is of; none for an API key. */
+export function keyOf(attribute: string): { key: string | null } {
+  return { key: attribute === 'api_key' ? null : attribute };
+}
+
+/** Whether a change was rejected only because it was not confirmed. */
 export function needsConfirmation(problem: Problem | null): boolean {
   return problem?.status === 409 && problem.title === 'Confirmation required';
 }

@@ -1,5 +1,5 @@
 // The limit that a rule applies to a caller now, as the starting point of an override.
-import { get, path, query } from './api';
+import { get, keyOf, path, query } from './api';
 import type { CurrentLimit, Decision, Override, Usage } from './types';
 
 /** An override as the form edits it. */
@@ -8,8 +8,8 @@ export type Own = Omit<Override, 'burst'> & { burst: number | null };
 /** Windows in responses, as rule files spell them. */
 const WORDS: Record<string, string> = { '1s': 'second', '1m': 'minute', '1h': 'hour', '1d': 'day', '7d': 'week' };
 
-/** From the latest denial, which has the complete request; else from usage, where no rule means the rule on the API key alone. */
-export async function currentLimit(key: string, id: string, rule: string): Promise<CurrentLimit | null> {
+/** From the latest denial, which has the complete request; else from usage, where no rule means the rule on the caller's attribute alone. */
+export async function currentLimit({ key, attribute, id }: { key: string; attribute: string; id: string }, rule: string): Promise<CurrentLimit | null> {
   const caller = id || key;
   if (!caller) return null;
   if (rule) {
@@ -18,8 +18,8 @@ export async function currentLimit(key: string, id: string, rule: string): Promi
     const denial = found?.decisions[0];
     if (denial?.limit) return { ...denial.limit, rule };
   }
-  const usage = await get<Usage>(id ? path`/admin/v1/usage/by-id/${id}` : path`/admin/v1/usage/${key}`).catch(() => null);
-  const own = usage?.limits.find((one) => !one.role && (rule ? one.rule === rule : one.descriptor === 'api_key'));
+  const usage = await get<Usage>(id ? path`/admin/v1/usage/by-id/${id}` : path`/admin/v1/usage/${key}` + query(keyOf(attribute))).catch(() => null);
+  const own = usage?.limits.find((one) => !one.role && (rule ? one.rule === rule : one.descriptor === attribute));
   return own ? { ...own, limit: own.count } : null;
 }
 

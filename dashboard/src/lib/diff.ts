@@ -6,7 +6,7 @@ export interface Line {
   number: number;
 }
 
-/** Gives up on a minimal diff beyond this many changes: it would take long, and nobody would read it. */
+/** Gives up on a minimal diff beyond this many changes: it would take long, and be unreadable. */
 const MOST = 2_000;
 
 export function compare(before: string, after: string): Line[] {

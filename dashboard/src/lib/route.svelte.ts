@@ -1,5 +1,5 @@
 // The current view and its parameters, from the fragment of the address: #/decisions?verdict=deny
-export const VIEWS = ['overview', 'rules', 'quotas', 'decisions', 'explain', 'audit', 'tokens', 'emergency', 'rule', 'caller'] as const;
+export const VIEWS = ['overview', 'rules', 'quotas', 'decisions', 'explain', 'audit', 'tokens', 'emergency', 'overload', 'rule', 'caller'] as const;
 export type View = (typeof VIEWS)[number];
 
 class Route {

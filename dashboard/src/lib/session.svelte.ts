@@ -1,7 +1,7 @@
 // The session: the principal, its role, and what the server supports.
 import type { Session } from './types';
 
-const ranks = { viewer: 1, operator: 2, admin: 3 } as const;
+const ranks = { replica: 0, viewer: 1, operator: 2, admin: 3 } as const;
 
 class SessionStore {
   state = $state<Session | null>(null);

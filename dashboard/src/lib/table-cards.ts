@@ -1,7 +1,8 @@
-// On narrow screens table rows become compact cards; this gives each cell the label of its column.
+// On narrow screens table rows become compact cards; this gives each cell the label of its column,
+// or the shorter one in `data-card`, with which a row of figures fits one line.
 export function cards(table: HTMLTableElement): () => void {
   const label = () => {
-    const names = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => (cell.querySelector('.out') ? '' : (cell.textContent ?? '').trim()));
+    const names = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => (cell.querySelector('.out') ? '' : (cell.dataset.card ?? cell.textContent ?? '').trim()));
     for (const row of table.tBodies[0]?.rows ?? []) {
       for (const cell of row.cells) {
         const name = names[cell.cellIndex] ?? '';

@@ -1,7 +1,7 @@
 // Responses of the admin API, as far as the dashboard reads them.
 export interface Session {
   name: string | null;
-  role: 'viewer' | 'operator' | 'admin' | null;
+  role: 'replica' | 'viewer' | 'operator' | 'admin' | null;
   needs_login: boolean;
   /** The kind of control-plane database; null without one. */
   database: string | null;
@@ -15,6 +15,8 @@ export interface Override {
 }
 
 export interface Quota {
+  /** The attribute that identifies the caller. */
+  key: string;
   api_key?: string;
   id: string;
   key_prefix: string;
@@ -87,6 +89,8 @@ export interface NodeState {
   breakers: { shard: string; state: string }[];
   leases: Record<string, unknown> | null;
   concurrency: { rule: string; in_flight: number }[];
+  /** This node's cell and the others; null if there is one cell. */
+  cells?: Cells | null;
 }
 
 export interface DomainRequests {
@@ -105,6 +109,16 @@ export interface Stats {
   unknown_domains: { requests: number; denied: number; domains: DomainRequests[] };
   tiers: { tier: string; histogram: number[] }[];
   node: NodeState;
+}
+
+/** A cell and what it knows of the others. */
+export interface Cells {
+  cell: string;
+  region: string;
+  peers: { region: string; address: string; cell: string | null; silent: boolean; lag_ms: number; waiting: number }[];
+  share: number;
+  regional_only: boolean;
+  overshoot_units: number;
 }
 
 export interface Top {
@@ -220,6 +234,7 @@ export interface Impact {
   nodes: string[];
   nodes_missing: string[];
   nodes_unknown: boolean;
+  tightened?: { newly_denied_share: number; callers_affected_share: number };
 }
 
 export interface RuleCheck {
@@ -364,4 +379,26 @@ export interface Token {
   created_at: string;
   expires_at: string | null;
   revoked_at: string | null;
+}
+
+/** The gate of an upstream. */
+export interface OverloadUpstream {
+  domain: string;
+  upstream: string;
+  shadow: boolean;
+  limit: number;
+  in_flight: number;
+  waiting: number;
+  threshold: number;
+  demand_per_second: number;
+  capacity_per_second: number;
+  base_latency_ms: number | null;
+  priorities: { priority: string; served: number; served_within_share: number | null; served_beyond_share: number | null; admitted: number; shed: number; would_be_shed: number }[];
+  tiers: { tier: string; tenants: number; demand_per_second: number; guaranteed_per_second: number; guaranteed_to: 'each' | 'together'; fair_per_second: number | null }[];
+}
+
+export interface Overload {
+  upstreams: OverloadUpstream[];
+  adapted: { domain: string; signals: { signal: string; value: number; bound: number; source: 'pushed' | 'measured' | 'query' }[]; tiers: { tier: string; percent: number }[] }[];
+  checks: { pending: number; wait_ms: number; target_ms: number; classes: { class: string; shed_part: number; shed: number }[] } | null;
 }

@@ -169,9 +169,9 @@ def _denial(head: Head, checked: Checked) -> Refusal:
 
 
 def _seconds(checked: Checked) -> Optional[int]:
-    told = dict(checked.fields).get("retry-after", "")
-    if told.isascii() and told.isdigit():
-        return int(told)
+    seconds = dict(checked.fields).get("retry-after", "")
+    if seconds.isascii() and seconds.isdigit():
+        return int(seconds)
     wait = checked.result.retry_after_ms
     return None if wait is None else max(1, -(-wait // 1000))
 

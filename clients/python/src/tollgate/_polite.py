@@ -1,4 +1,4 @@
-"""One host's state for calling somebody else's API: pacing, retries and throttling, without I/O.
+"""One host's state for calling a third party's API: pacing, retries and throttling, without I/O.
 
 A call is a generator, as in `tollgate._core`: it yields `Pause`s and `Send`s, and receives the time and the responses, so
 that `tollgate.httpx` (both kinds) and `tollgate.requests` share every decision.

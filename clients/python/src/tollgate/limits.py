@@ -3,6 +3,7 @@
 >>> import tollgate.limits  # registers the scheme
 >>> from limits.storage import storage_from_string
 >>> storage = storage_from_string("tollgate://127.0.0.1:8080")
+>>> asynchronous = storage_from_string("async+tollgate://127.0.0.1:8080")
 
 The library's own limit goes with each check (an inline limit), so its configuration stays where it is, and all processes
 share one counter. Inline limits use their domain's algorithm, so each strategy has a domain: ``limits``
@@ -11,9 +12,6 @@ share one counter. Inline limits use their domain's algorithm, so each strategy 
 A fixed window is counted under a limit that is never reached, because ``incr`` has no limit to pass on: the strategy
 compares the count itself. The other two are decided by the server, atomically.
 
-Inline limits have the periods second, minute, hour, day, week and month. For other periods (``5 per 2 minutes``) the rule
-file names the limit; the error says what to write.
-
 Counters of inline limits cannot be set to zero, so ``clear`` and ``reset`` begin new ones: a number that is part of the
 counter's name is kept on the server and read in the same call. Rejected: such a number in each process, which others
 would not see.
@@ -21,33 +19,20 @@ would not see.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import OrderedDict
-from typing import Any, Generic, Optional, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import Any, Optional, TypeVar
 
-from limits.limits import TIME_TYPES
+from limits.aio.storage import MovingWindowSupport as AsyncMovingWindowSupport
+from limits.aio.storage import SlidingWindowCounterSupport as AsyncSlidingWindowCounterSupport
+from limits.aio.storage import Storage as AsyncStorage
 from limits.storage import MovingWindowSupport, SlidingWindowCounterSupport, Storage
 
+from ._limits import FIXED, KINDS, Counters, Steps, TollgateError, settings_of
+from .aio import AsyncClient
 from .client import Client
-from .result import LimitStatus, Result
 
-__all__ = ["TollgateError", "TollgateStorage"]
-
-_UNITS = {1: "second", 60: "minute", 3_600: "hour", 86_400: "day", 604_800: "week", 2_592_000: "month"}
-_NEVER_REACHED = 2**32 - 1
-#: Most entries of the server's logs; inline limits above it would be fixed windows.
-_MAX_LOG = 100_000
-_MAX_REMEMBERED = 10_000
-_FIXED, _MOVING, _SLIDING = "", "-moving", "-sliding"
-_ALGORITHMS = {_FIXED: "fixed_window", _MOVING: "sliding_log", _SLIDING: "sliding_window"}
+__all__ = ["AsyncTollgateStorage", "TollgateError", "TollgateStorage"]
 
 V = TypeVar("V")
-
-
-class TollgateError(Exception):
-    """The server could not decide, or its rules lack what the limit needs."""
 
 
 class TollgateStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport):
@@ -62,23 +47,18 @@ class TollgateStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
 
     def __init__(self, uri: str, wrap_exceptions: bool = False, **options: Any) -> None:
         super().__init__(uri, wrap_exceptions=wrap_exceptions)
-        parts = urlsplit(uri)
-        user, _, hosts = parts.netloc.rpartition("@")
-        options = {**dict(parse_qsl(parts.query)), **options}
-        self._domain = str(options.pop("domain", parts.path.strip("/") or "limits"))
-        settings: dict[str, Any] = {"timeout_ms": int(options.pop("timeout_ms", 1_000))}
-        if user:
-            settings["token"] = unquote(user)
-        scheme = "https" if parts.scheme == "tollgates" else "http"
-        urls = [f"{scheme}://{host.strip()}" for host in hosts.split(",")]
-        self._clients = {
-            kind: Client(urls, self._domain + kind, deny_cache=0, **{**options, **settings}) for kind in _ALGORITHMS
-        }
-        #: How often a key was cleared, and everything was reset, by what the server last said.
-        self._cleared: _Recent[int] = _Recent()
-        self._resets: dict[str, int] = dict.fromkeys(_ALGORITHMS, 0)
-        self._periods: _Recent[int] = _Recent()
-        self._passes_at: _Recent[float] = _Recent()
+        urls, domain, settings = settings_of(uri, options)
+        self._clients = {kind: Client(urls, domain + kind, **settings) for kind in KINDS}
+        self._counters = Counters(domain)
+
+    def _run(self, steps: Steps[V]) -> V:
+        try:
+            kind, descriptors = next(steps)
+            while True:
+                kind, descriptors = steps.send(self._clients[kind].limit({"descriptors": descriptors}))
+        except StopIteration as done:
+            value: V = done.value
+            return value
 
     @property
     def base_exceptions(self) -> type[Exception]:
@@ -86,165 +66,104 @@ class TollgateStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
 
     def incr(self, key: str, expiry: int, amount: int = 1) -> int:
         """Returns the new count."""
-        self._periods[key] = int(expiry)
-        return _used(self._count(key, int(expiry), amount))
+        return self._run(self._counters.incr(key, expiry, amount))
 
     def get(self, key: str) -> int:
-        period = self._period(key)
-        return 0 if period is None else _used(self._count(key, period, 0))
+        return self._run(self._counters.get(key))
 
     def get_expiry(self, key: str) -> float:
-        period = self._period(key)
-        status = None if period is None else self._count(key, period, 0)
-        return time.time() + (status.reset_ms / 1000 if status and _used(status) else 0)
+        return self._run(self._counters.get_expiry(key))
 
     def check(self) -> bool:
         """Whether a server answers."""
-        return self._clients[_FIXED].peek("check").source == "server"
+        return self._clients[FIXED].peek("check").source == "server"
 
     def reset(self) -> Optional[int]:
         """Begins new counters for every key."""
-        for kind in _ALGORITHMS:
-            self._bump(kind, "reset", "all")
-        return None
+        return self._run(self._counters.reset())
 
     def clear(self, key: str) -> None:
         """Begins a new counter for a key."""
-        for kind in (_FIXED, _MOVING):
-            self._bump(kind, "clear", key)
-        self._passes_at.pop(key)
+        self._run(self._counters.clear(key))
 
     def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        if amount > limit:
-            return False
-        if limit > _MAX_LOG:
-            raise TollgateError(f"a moving window has at most {_MAX_LOG} entries; use sliding-window-counter")
-        result, _ = self._ask(_MOVING, key, limit, int(expiry), amount)
-        if not result.allowed and result.retry_after_ms is not None:
-            self._passes_at[key] = time.time() + result.retry_after_ms / 1000
-        return result.allowed
+        return self._run(self._counters.acquire_entry(key, limit, expiry, amount))
 
     def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        """The start is that of the newest entry; after a denial, that of the one which has to leave."""
-        _, status = self._ask(_MOVING, key, limit, int(expiry), 0)
-        now = time.time()
-        ends = now + status.reset_ms / 1000
-        passes_at = self._passes_at.get(key)
-        if status.remaining == 0 and passes_at is not None and now < passes_at < ends:
-            ends = passes_at
-        used = _used(status)
-        return (ends - expiry if used else now), used
+        return self._run(self._counters.get_moving_window(key, limit, expiry))
 
     def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        if amount > limit:
-            return False
-        self._periods[f"limit of {key}"] = limit
-        return self._ask(_SLIDING, key, limit, int(expiry), amount)[0].allowed
+        return self._run(self._counters.acquire_sliding_window_entry(key, limit, expiry, amount))
 
     def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        """The weighted count is told as the current window's: the server does not tell the two apart."""
-        limit = self._periods.get(f"limit of {key}") or _amount(key)
-        if limit is None:
-            return 0, 0.0, 0, 0.0
-        _, status = self._ask(_SLIDING, key, limit, int(expiry), 0)
-        return 0, 0.0, _used(status), status.reset_ms / 1000
+        return self._run(self._counters.get_sliding_window(key, expiry))
 
     def clear_sliding_window(self, key: str, expiry: int) -> None:
-        self._bump(_SLIDING, "clear", key)
-
-    def _period(self, key: str) -> Optional[int]:
-        """A key ends in amount, multiples and granularity, unless it was made by hand."""
-        parts = key.rsplit("/", 2)
-        if len(parts) == 3 and parts[1].isdecimal() and parts[2] in TIME_TYPES:
-            return int(parts[1]) * TIME_TYPES[parts[2]].seconds
-        return self._periods.get(key)
-
-    def _count(self, key: str, period: int, amount: int) -> LimitStatus:
-        return self._ask(_FIXED, key, _NEVER_REACHED, period, amount)[1]
-
-    def _ask(self, kind: str, key: str, limit: int, period: int, amount: int) -> tuple[Result, LimitStatus]:
-        for _ in range(8):
-            cleared, resets = self._cleared.get(kind + key) or 0, self._resets[kind]
-            name = f"{key}#{resets}.{cleared}" if cleared or resets else key
-            counter = _counter(kind, name, limit, period)
-            numbers = [_number("clear", key), _number("reset", "all")]
-            result = self._check(kind, [{**counter, "hits": amount}, *numbers])
-            if len(result.limits) != 3:
-                raise TollgateError(self._missing(kind, limit, period))
-            status, *seen = result.limits
-            if kind == _FIXED and not seen[0].reset_ms:
-                # A bucket forgets what it has counted under a limit that is never reached.
-                raise TollgateError(f"the domain {self._domain!r} counts in buckets; set `algorithm: fixed_window`")
-            if (_used(seen[0]), _used(seen[1])) == (cleared, resets):
-                return result, status
-            self._cleared[kind + key], self._resets[kind] = _used(seen[0]), _used(seen[1])
-        raise TollgateError("the counter was cleared again and again while it was read")
-
-    def _bump(self, kind: str, what: str, key: str) -> None:
-        if not self._check(kind, [{**_number(what, key), "hits": 1}]).allowed:
-            raise TollgateError(f"{key} was cleared {_MAX_LOG} times within a year")
-
-    def _check(self, kind: str, descriptors: list[dict[str, Any]]) -> Result:
-        result = self._clients[kind].limit({"descriptors": descriptors})
-        if result.source == "policy" or result.reason in ("fail_open", "fail_closed"):
-            raise TollgateError(f"no decision: {result.reason}")
-        if result.reason == "rejected":
-            detail = (result.problem or {}).get("detail")
-            raise TollgateError(f"the server rejected the check: {detail}")
-        return result
-
-    def _missing(self, kind: str, limit: int, period: int) -> str:
-        domain = f"no limit matched; the server needs a rule file with `domain: {self._domain + kind}` and"
-        text = f"{domain} `algorithm: {_ALGORITHMS[kind]}`"
-        if period in _UNITS:
-            return text
-        value = _rule_value(kind, limit, period)
-        rule = f"{{key: limit, value: {value}, descriptors: [{{key: key, limit: {limit} per {period}s}}]}}"
-        return f"{text}, and in its `descriptors` the rule {rule}"
+        self._run(self._counters.clear_sliding_window(key))
 
 
-def _counter(kind: str, name: str, limit: int, period: int) -> dict[str, Any]:
-    unit = _UNITS.get(period)
-    if unit is None:
-        return {"entries": [["limit", _rule_value(kind, limit, period)], ["key", name]]}
-    return {"entries": [["key", name]], "limit": {"requests_per_unit": limit, "unit": unit}}
+class AsyncTollgateStorage(AsyncStorage, AsyncMovingWindowSupport, AsyncSlidingWindowCounterSupport):
+    """As `TollgateStorage`, for `limits.aio` and one event loop: ``async+tollgate://HOST:PORT``."""
 
+    STORAGE_SCHEME = ["async+tollgate", "async+tollgates"]
 
-def _rule_value(kind: str, limit: int, period: int) -> str:
-    return f"{period}s" if kind == _FIXED else f"{limit} per {period}s"
+    def __init__(self, uri: str, wrap_exceptions: bool = False, **options: Any) -> None:
+        super().__init__(uri, wrap_exceptions=wrap_exceptions)
+        urls, domain, settings = settings_of(uri, options)
+        self._clients = {kind: AsyncClient(urls, domain + kind, **settings) for kind in KINDS}
+        self._counters = Counters(domain)
 
+    async def _run(self, steps: Steps[V]) -> V:
+        try:
+            kind, descriptors = next(steps)
+            while True:
+                kind, descriptors = steps.send(await self._clients[kind].limit({"descriptors": descriptors}))
+        except StopIteration as done:
+            value: V = done.value
+            return value
 
-def _number(what: str, key: str) -> dict[str, Any]:
-    """A number on the server, as the used part of a limit that is never reached."""
-    return {"entries": [[what, key]], "hits": 0, "limit": {"requests_per_unit": _MAX_LOG, "unit": "year"}}
+    async def close(self) -> None:
+        """Closes all connections."""
+        for client in self._clients.values():
+            await client.close()
 
+    @property
+    def base_exceptions(self) -> type[Exception]:
+        return TollgateError
 
-def _used(status: LimitStatus) -> int:
-    return status.limit - status.remaining
+    async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
+        """Returns the new count."""
+        return await self._run(self._counters.incr(key, expiry, amount))
 
+    async def get(self, key: str) -> int:
+        return await self._run(self._counters.get(key))
 
-def _amount(key: str) -> Optional[int]:
-    parts = key.rsplit("/", 3)
-    return int(parts[1]) if len(parts) == 4 and parts[1].isdecimal() else None
+    async def get_expiry(self, key: str) -> float:
+        return await self._run(self._counters.get_expiry(key))
 
+    async def check(self) -> bool:
+        """Whether a server answers."""
+        return (await self._clients[FIXED].peek("check")).source == "server"
 
-class _Recent(Generic[V]):
-    """What was stored last, for a bounded number of keys."""
+    async def reset(self) -> Optional[int]:
+        """Begins new counters for every key."""
+        return await self._run(self._counters.reset())
 
-    def __init__(self) -> None:
-        self._entries: OrderedDict[str, V] = OrderedDict()
-        self._lock = threading.Lock()
+    async def clear(self, key: str) -> None:
+        """Begins a new counter for a key."""
+        await self._run(self._counters.clear(key))
 
-    def get(self, key: str) -> Optional[V]:
-        return self._entries.get(key)
+    async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        return await self._run(self._counters.acquire_entry(key, limit, expiry, amount))
 
-    def pop(self, key: str) -> None:
-        with self._lock:
-            self._entries.pop(key, None)
+    async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
+        return await self._run(self._counters.get_moving_window(key, limit, expiry))
 
-    def __setitem__(self, key: str, value: V) -> None:
-        with self._lock:
-            self._entries[key] = value
-            self._entries.move_to_end(key)
-            if len(self._entries) > _MAX_REMEMBERED:
-                self._entries.popitem(last=False)
+    async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        return await self._run(self._counters.acquire_sliding_window_entry(key, limit, expiry, amount))
+
+    async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
+        return await self._run(self._counters.get_sliding_window(key, expiry))
+
+    async def clear_sliding_window(self, key: str, expiry: int) -> None:
+        await self._run(self._counters.clear_sliding_window(key))

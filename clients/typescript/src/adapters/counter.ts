@@ -2,14 +2,13 @@
  * What the adapters share: another library's "count this key, with this limit and this window" as a check.
  *
  * The library's own limit and window go with each request (an inline limit of a descriptor), so its configuration stays
- * where it is, and all processes share one counter. Tollgate's inline limits have the windows of its rule language:
- * second, minute, hour, day, week. For other windows, `use: "rules"` takes the limit from the rule file instead.
+ * where it is, and all processes share one counter. With `use: "rules"` the limit is taken from the rule file instead.
  *
  * A library that counts by itself knows no fail policy: where Tollgate cannot decide, the adapters throw, and the
  * library's own setting for a broken store applies.
  */
 
-import type { LimitInput, Ratelimit, ReserveResult } from "../ratelimit.js";
+import type { InlineUnit, LimitInput, Ratelimit, ReserveResult } from "../ratelimit.js";
 import type { LimitResult } from "../result.js";
 
 export interface AdapterOptions {
@@ -20,9 +19,8 @@ export interface AdapterOptions {
   readonly attribute?: string;
 }
 
-const UNITS: ReadonlyMap<number, "second" | "minute" | "hour" | "day" | "week"> = new Map([
-  [1_000, "second"], [60_000, "minute"], [3_600_000, "hour"], [86_400_000, "day"], [604_800_000, "week"],
-] as const);
+/** The longest period of an inline limit. */
+const MAX_WINDOW_MS = 10 * 365 * 86_400_000;
 
 /** The state of one key, in the words of libraries that count hits. */
 export interface Count {
@@ -50,8 +48,8 @@ export class Counter {
 
   /** Throws if the window has no inline limit. */
   checkWindow(windowMs: number): void {
-    if (!this.usesRules && !UNITS.has(windowMs)) {
-      throw new TypeError(`a window of ${windowMs} ms has no inline limit; use a second, minute, hour, day or week, or \`use: "rules"\` and a limit in the rule file`);
+    if (!this.usesRules && !(Number.isInteger(windowMs) && windowMs >= 1 && windowMs <= MAX_WINDOW_MS)) {
+      throw new TypeError(`a window of ${windowMs} ms has no inline limit; use whole milliseconds, at most ten years`);
     }
   }
 
@@ -80,7 +78,7 @@ export class Counter {
   #input(key: string, limit: number, windowMs: number): LimitInput {
     if (this.usesRules) return { [this.#entry]: key };
     this.checkWindow(windowMs);
-    const unit = UNITS.get(windowMs) ?? "second";
+    const unit: InlineUnit = `${windowMs}ms`;
     return { descriptors: [{ entries: [[this.#entry, key]], limit: { requests_per_unit: limit, unit } }] };
   }
 }

@@ -42,7 +42,7 @@ export type Verdict =
 
 const TYPES = "https://iana.org/assignments/http-problem-types#";
 const UNCHECKED: Verdict = { proceed: true, result: null, fields: new Map() };
-/** nginx's status for a client that has left; nobody reads it. */
+/** nginx's status for a client that has left; it is not read. */
 const CLIENT_LEFT = 499;
 
 export class Guard<R = unknown> {

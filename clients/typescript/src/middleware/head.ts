@@ -33,7 +33,7 @@ export function nodeHead(request: NodeRequest, target: string | undefined): Rece
   };
 }
 
-/** A query identifies nobody, may hold secrets, and would make each request another one for the deny cache. */
+/** A query identifies no caller, may hold secrets, and would make each request another one for the deny cache. */
 function withoutQuery(target: string): string {
   const at = target.indexOf("?");
   return at < 0 ? target : target.slice(0, at);

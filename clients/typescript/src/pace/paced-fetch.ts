@@ -1,5 +1,5 @@
 /**
- * A `fetch` that is limited well: it slows down before it is refused, waits as long as it is told to, and retries within
+ * A `fetch` that is limited well: it slows down before it is refused, waits as long as the response says, and retries within
  * a budget. Each host has its own state, at most 1,024 of them. Only idempotent methods are retried: only the caller
  * knows what may be sent twice.
  */

@@ -164,7 +164,7 @@ fn text_of(found: &[Value], format: ExportFormat, heading: Heading) -> Vec<u8> {
     text
 }
 
-/// Returns a CSV field. Attributes come from strangers: a spreadsheet must not take one for a formula.
+/// Returns a CSV field. Attributes come from untrusted clients: a spreadsheet must not take one for a formula.
 fn field(value: &Value) -> String {
     let text = match value {
         Value::Null => return String::new(),

@@ -170,18 +170,18 @@ async fn explain(
     };
     let sent = ExplainRequest { files: None, ..sent };
     let query = query(&admin, sent, draft.as_deref()).await?;
-    let told = admin.explainer.explain(&query, draft.as_ref()).await;
-    let told = told.map_err(|error| match error {
+    let explanation = admin.explainer.explain(&query, draft.as_ref()).await;
+    let explanation = explanation.map_err(|error| match error {
         UsageError::Domain(_) => unnamed_domain(draft.as_deref().unwrap_or(&(admin.rules)())),
         error => usage_unavailable(error),
     })?;
     if draft.is_none() {
-        return Ok(json_response(StatusCode::OK, &body(&query, &told, "active", None)));
+        return Ok(json_response(StatusCode::OK, &body(&query, &explanation, "active", None)));
     }
     // The active rules may have other domains: what they say then is that they have no such domain.
-    let same = ExplainQuery { domain: Some(told.matching.domain.clone()), ..query.clone() };
+    let same = ExplainQuery { domain: Some(explanation.matching.domain.clone()), ..query.clone() };
     let active = admin.explainer.explain(&same, None).await.map_err(usage_unavailable)?;
-    Ok(json_response(StatusCode::OK, &body(&query, &told, "draft", Some(&active))))
+    Ok(json_response(StatusCode::OK, &body(&query, &explanation, "draft", Some(&active))))
 }
 
 fn unnamed_domain(rules: &Ruleset) -> Problem {

@@ -3,16 +3,17 @@
 //! `ExplainedRule` is also what `tollgate explain` prints of rule files, without what only a server knows.
 
 use super::explain::ExplainQuery;
+use super::region::RegionOfLimit;
 use super::usage::{LeftOfGrant, left};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use tollgate_core::{KeyPart, TimeDelta, Verdict};
+use tollgate_core::{KeyPart, Priority, TimeDelta, Verdict};
 use tollgate_engine::{
     CheckExplanation, Decision, DecisionVerdict, ExplainedLimit, MeasureAction, Origin, Window,
 };
 use tollgate_observe::humanize;
-use tollgate_rules::{Role, RuleExplanation, RuleResult, may_be_secret};
+use tollgate_rules::{OverloadExplanation, Role, RuleExplanation, RuleResult, may_be_secret};
 use utoipa::ToSchema;
 
 /// Maximum number of rules listed that do not match.
@@ -40,6 +41,10 @@ pub(super) struct ExplanationBody {
     /// Number of rules that do not match and are not listed.
     omitted: usize,
     grants: Vec<LeftOfGrant>,
+    /// What the domain's `overload` section makes of the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = ExplainedOverload)]
+    overload: Option<ExplainedOverload>,
     /// For a draft: what the active rules would do.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = ExplainedOutcome)]
@@ -76,6 +81,49 @@ struct ExplainedOutcome {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String)]
     warned_by: Option<String>,
+}
+
+/// Priority of a request and guarantee of its tenant while not all can be served.
+#[derive(Serialize, ToSchema)]
+pub struct ExplainedOverload {
+    /// `critical`, `important`, `normal` or `sheddable`.
+    priority: &'static str,
+    /// Number of the entry of `priorities` that matches, from 1.
+    #[schema(required = true)]
+    entry: Option<usize>,
+    /// The tenant, if tenants share fairly and the request names one.
+    #[schema(required = true)]
+    tenant: Option<String>,
+    /// Guarantee of its tier, as the rules write it.
+    #[schema(required = true)]
+    guarantee: Option<String>,
+    /// Priorities that are shed before this one.
+    shed_earlier: Vec<&'static str>,
+    /// Parts of the section that may shed the request.
+    shed_by: Vec<&'static str>,
+    /// Whether nothing is shed, only reported.
+    shadow: bool,
+    /// When its limits are tightened by signals, and how far; null if they are not.
+    #[schema(required = true)]
+    tightened: Option<String>,
+    /// The same in words.
+    sentence: String,
+}
+
+impl From<&OverloadExplanation> for ExplainedOverload {
+    fn from(explained: &OverloadExplanation) -> Self {
+        Self {
+            priority: explained.priority.name(),
+            entry: explained.entry,
+            tenant: explained.tenant.clone(),
+            guarantee: explained.guarantee.clone(),
+            shed_earlier: explained.shed_earlier().map(Priority::name).collect(),
+            shed_by: explained.shed_by.clone(),
+            shadow: explained.is_shadow,
+            tightened: explained.tightened.clone(),
+            sentence: explained.to_string(),
+        }
+    }
 }
 
 /// Why one rule matches, or does not, and what it charges.
@@ -151,6 +199,10 @@ struct ChargeState {
     measure_effect: Option<String>,
     /// Whether a grant would pay in its place.
     granted: bool,
+    /// How cells share the limit; absent if there is one cell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = RegionOfLimit)]
+    region: Option<RegionOfLimit>,
 }
 
 /// A rule that a draft changes for this request.
@@ -198,10 +250,10 @@ impl From<&RuleExplanation> for ExplainedRule {
     }
 }
 
-/// Returns the body about `told`; for a draft, with what it changes of `active`.
+/// Returns the body about `explanation`; for a draft, with what it changes of `active`.
 pub(super) fn body(
     query: &ExplainQuery,
-    told: &CheckExplanation,
+    explanation: &CheckExplanation,
     by: &'static str,
     active: Option<&CheckExplanation>,
 ) -> ExplanationBody {
@@ -209,9 +261,9 @@ pub(super) fn body(
         true => (name.clone(), KeyPart::Secret(value).to_string()),
         false => (name.clone(), value.clone()),
     };
-    let mut rules: Vec<ExplainedRule> = told.matching.rules.iter().map(ExplainedRule::from).collect();
-    for (explained, rule) in told.matching.rules.iter().zip(&mut rules) {
-        let own = told.limits.iter().filter(|limit| limit.rule == Some(explained.id));
+    let mut rules: Vec<ExplainedRule> = explanation.matching.rules.iter().map(ExplainedRule::from).collect();
+    for (explained, rule) in explanation.matching.rules.iter().zip(&mut rules) {
+        let own = explanation.limits.iter().filter(|limit| limit.rule == Some(explained.id));
         for (charge, limit) in rule.charged.iter_mut().zip(own) {
             if limit.measure.is_some() {
                 charge.limit = limit.limit.to_string();
@@ -227,20 +279,21 @@ pub(super) fn body(
     ExplanationBody {
         omitted: total - rules.len(),
         explained_by: by,
-        revision: told.decision.rules().revision().to_owned(),
-        domain: told.matching.domain.clone(),
-        tier: told.matching.tier.clone(),
-        tier_source: told
+        revision: explanation.decision.rules().revision().to_owned(),
+        domain: explanation.matching.domain.clone(),
+        tier: explanation.matching.tier.clone(),
+        tier_source: explanation
             .matching
             .tier
             .as_ref()
-            .map(|_| if told.has_quota_tier { "quota" } else { "request" }),
+            .map(|_| if explanation.has_quota_tier { "quota" } else { "request" }),
         attributes: query.attributes.iter().map(shown).collect(),
-        outcome: outcome(told),
+        outcome: outcome(explanation),
         rules,
-        grants: told.grants.iter().map(left).collect(),
+        grants: explanation.grants.iter().map(left).collect(),
+        overload: explanation.matching.overload.as_ref().map(ExplainedOverload::from),
         active_outcome: active.map(outcome),
-        changes: active.map(|active| changes(active, told)),
+        changes: active.map(|active| changes(active, explanation)),
     }
 }
 
@@ -273,6 +326,7 @@ fn state(limit: &ExplainedLimit) -> ChargeState {
         measure: limit.measure.as_ref().map(|(name, _)| name.clone()),
         measure_effect: limit.measure.as_ref().map(|(_, action)| effect(*action)),
         granted: limit.is_granted,
+        region: limit.region.as_ref().map(Into::into),
     }
 }
 
@@ -287,8 +341,8 @@ fn effect(action: MeasureAction) -> String {
     }
 }
 
-fn outcome(told: &CheckExplanation) -> ExplainedOutcome {
-    let decision = &told.decision;
+fn outcome(explanation: &CheckExplanation) -> ExplainedOutcome {
+    let decision = &explanation.decision;
     let delay = decision.delay();
     let (verdict, by) = match decision.verdict {
         DecisionVerdict::Denied { .. } => ("deny", decision.denied_by),
@@ -300,7 +354,7 @@ fn outcome(told: &CheckExplanation) -> ExplainedOutcome {
     };
     ExplainedOutcome {
         verdict,
-        sentence: Sentence(told).to_string(),
+        sentence: Sentence(explanation).to_string(),
         origin: decision.origin.name(),
         rule: by.map(|by| decision.name(by).to_owned()),
         retry_after_ms: decision.retry_after().map(TimeDelta::ceil_millis),
@@ -365,10 +419,10 @@ impl fmt::Display for Sentence<'_> {
 
 /// Returns the rules that treat the request in another way than before.
 fn changes(before: &CheckExplanation, after: &CheckExplanation) -> Vec<ExplainedChange> {
-    let said = |told: &CheckExplanation| -> BTreeMap<String, Vec<String>> {
+    let treatments = |explanation: &CheckExplanation| -> BTreeMap<String, Vec<String>> {
         let mut by_name: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for rule in &told.matching.rules {
-            let says = match &rule.result {
+        for rule in &explanation.matching.rules {
+            let treatment = match &rule.result {
                 RuleResult::NoMatch => continue,
                 RuleResult::Limited(limits) => {
                     limits.iter().map(|(limit, _)| limit.clone()).collect::<Vec<_>>().join(", ")
@@ -377,14 +431,14 @@ fn changes(before: &CheckExplanation, after: &CheckExplanation) -> Vec<Explained
                 RuleResult::Exempt => "no limit for this caller".to_owned(),
                 RuleResult::Replaced(by) => format!("replaced by {by}"),
             };
-            by_name.entry(rule.name.clone()).or_default().push(says);
+            by_name.entry(rule.name.clone()).or_default().push(treatment);
         }
         by_name
     };
-    let (old, new) = (said(before), said(after));
+    let (old, new) = (treatments(before), treatments(after));
     let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
     let text = |all: &BTreeMap<String, Vec<String>>, name: &String| {
-        all.get(name).map_or_else(|| "no match".to_owned(), |says| says.join("; "))
+        all.get(name).map_or_else(|| "no match".to_owned(), |treatment| treatment.join("; "))
     };
     let each = names.into_iter().map(|name| ExplainedChange {
         rule: name.clone(),

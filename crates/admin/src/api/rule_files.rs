@@ -39,6 +39,11 @@ pub enum ConfirmFilesError {
 
 /// Control of the rule files of a process.
 pub trait RuleFilesControl: Send + Sync {
+    /// Returns the name of the rules' source without published rules: `files`, or `xds`.
+    fn source(&self) -> &'static str {
+        "files"
+    }
+
     /// Returns the files that wait for confirmation.
     fn pending(&self) -> Option<PendingFiles>;
 

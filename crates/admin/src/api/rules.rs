@@ -112,11 +112,11 @@ async fn current(State(admin): State<Arc<AdminState>>, _: Viewer) -> ApiResult {
     let Ok(manager) = admin.rule_manager() else {
         let rules = (admin.rules)();
         let files: Vec<RuleFile> = rules.sources().iter().map(RuleFile::from).collect();
-        let body = json!({"rev": null, "revision": rules.revision(), "source": "files", "files": files});
+        let body = json!({"rev": null, "revision": rules.revision(), "source": admin.rule_files.source(), "files": files});
         return Ok(json_response(StatusCode::OK, &body));
     };
     let current = manager.active();
-    let ActiveRules { rules, files, published } = &*current;
+    let ActiveRules { rules, files, published, .. } = &*current;
     let mut body = json!({"rev": null, "revision": rules.revision()});
     if let Some(published) = published {
         body = json!(published);

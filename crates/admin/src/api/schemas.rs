@@ -171,6 +171,12 @@ struct Node {
     breakers: BTreeMap<String, i64>,
     #[schema(required = false)]
     draining: bool,
+    /// The node's cell, as other cells reach it; null if it is none.
+    #[schema(required = false)]
+    cell: Option<NodeCell>,
+    /// Name of the record that the node's durable counters have in the database.
+    #[schema(required = false)]
+    durable_record: String,
     seen_at: String,
     age_ms: i64,
     stale: bool,
@@ -218,6 +224,9 @@ struct Decision {
     emergency: String,
     #[schema(required = false)]
     region: String,
+    /// How cells shared the limit at that moment; absent if there is one cell.
+    #[schema(required = false)]
+    cells: super::region::RegionOfLimit,
     /// The caller's id for actions, if it has an API key.
     #[schema(required = false, pattern = "^[0-9a-f]{16}$")]
     key_id: String,
@@ -333,6 +342,14 @@ struct TierStats {
     histogram: Vec<u64>,
 }
 
+/// A node's cell.
+#[derive(ToSchema)]
+struct NodeCell {
+    name: String,
+    region: String,
+    url: String,
+}
+
 #[derive(ToSchema)]
 struct NodeStats {
     name: String,
@@ -356,6 +373,39 @@ struct NodeStats {
     breakers: Vec<()>,
     concurrency: Vec<InFlight>,
     draining: bool,
+    /// This node's cell and the others; null if there is one cell.
+    #[schema(required = true)]
+    cells: Option<CellStats>,
+}
+
+/// A cell, and what it knows of the others.
+#[derive(ToSchema)]
+struct CellStats {
+    cell: String,
+    region: String,
+    peers: Vec<CellPeer>,
+    /// Part of shared limits by which this cell decides; 1 unless other cells are silent.
+    share: f64,
+    /// Whether this cell decides shared limits by its part, because other cells are silent.
+    regional_only: bool,
+    /// Units that other cells admitted beyond what was left here.
+    overshoot_units: u64,
+}
+
+/// A node of another cell.
+#[derive(ToSchema)]
+struct CellPeer {
+    region: String,
+    address: String,
+    /// Name of its cell; null if it never answered.
+    #[schema(required = true)]
+    cell: Option<String>,
+    /// Whether it has not answered for the silence time.
+    silent: bool,
+    /// How long ago everything that it knows of this cell was consumed, in milliseconds.
+    lag_ms: u64,
+    /// Counters whose consumption it has not acknowledged.
+    waiting: u64,
 }
 
 #[derive(ToSchema)]

@@ -52,7 +52,7 @@ async fn list(
 struct TokenSpec {
     /// Name of the owner, recorded in the audit log.
     name: String,
-    /// `viewer`, `operator` or `admin`.
+    /// `viewer`, `operator`, `admin` or `replica`.
     role: String,
     /// Days that the token is valid; 0 if it does not expire. Default: 365.
     days: Option<u32>,
@@ -80,8 +80,10 @@ async fn create(
         let detail = format!("must have 1 to {MAX_NAME} bytes and no control characters");
         return Err(Problem::bad(detail).in_field("name").into());
     }
-    let role: Role =
-        spec.role.parse().map_err(|_| Problem::bad("must be viewer, operator or admin").in_field("role"))?;
+    let role: Role = spec
+        .role
+        .parse()
+        .map_err(|_| Problem::bad("must be viewer, operator, admin or replica").in_field("role"))?;
     let days = spec.days.unwrap_or(DEFAULT_DAYS);
     if days > MAX_DAYS {
         return Err(Problem::bad(format!("must be between 0 and {MAX_DAYS}")).in_field("days").into());

@@ -1,5 +1,6 @@
 //! Usage endpoints: read a caller's usage without charging, reset it, and grant extra units.
 
+use super::region::RegionOfLimit;
 use super::schemas::{
     ApiKeyParameter, CallerIdParameter, GrantIdParameter, GrantParameter, SeenCallerIdParameter,
 };
@@ -19,6 +20,7 @@ use http::request::Parts;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use tollgate_control::{Actor, GrantRecord, GrantSpec, rfc3339};
@@ -32,6 +34,9 @@ use tollgate_rules::{CALLER_KEY, Role as LimitRole, Ruleset};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+
+/// The attribute that contains the client's address.
+const ADDRESS: &str = "remote_address";
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<AdminState>> {
     OpenApiRouter::new()
@@ -53,6 +58,8 @@ pub struct UsageQuery {
     pub key: String,
     /// This attribute and the others that the caller's requests carry.
     pub attributes: Vec<(String, String)>,
+    /// Full address of the client, if that is what identifies the caller.
+    pub address: Option<IpAddr>,
     /// Restricts the query to one rule.
     pub rule: Option<String>,
 }
@@ -85,13 +92,24 @@ impl<S: CounterStore> UsageReader for Limiter<S> {
 }
 
 impl UsageQuery {
+    /// Selects the limits of a caller in a domain. A client's address is counted as the HTTP servers identify it, an IPv6
+    /// address by its network; with the suffix `/128` as it is, which is how Envoy's descriptors contain it.
+    pub(crate) fn of(admin: &AdminState, domain: Option<String>, key: &str, value: &str) -> Self {
+        let address: Option<IpAddr> = value.parse().ok().filter(|_| key == ADDRESS);
+        let counted = match address {
+            Some(address) => (admin.address_attribute)(address),
+            None => single_address(value).map_or_else(|| value.to_owned(), |address| address.to_string()),
+        };
+        Self { domain, key: key.to_owned(), attributes: vec![(key.to_owned(), counted)], address, rule: None }
+    }
+
     fn pairs(&self) -> Vec<(&str, &str)> {
         self.attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
     }
 
     fn with<'a>(&'a self, attributes: &'a [(&'a str, &'a str)]) -> EngineUsageOf<'a> {
         let (domain, rule) = (self.domain.as_deref(), self.rule.as_deref());
-        EngineUsageOf { domain, key: &self.key, attributes, rule }
+        EngineUsageOf { domain, key: &self.key, attributes, address: self.address, rule }
     }
 }
 
@@ -103,36 +121,43 @@ impl FromRequestParts<Arc<AdminState>> for UsageOf {
 
     async fn from_request_parts(parts: &mut Parts, admin: &Arc<AdminState>) -> Result<Self, ApiError> {
         let caller = CallerPath::from_request_parts(parts, admin).await?;
-        let (mut values, mut attributes) =
+        let (mut values, attributes) =
             query::with_attributes(parts.uri.query().unwrap_or_default(), &["domain"])?;
         let (key, value) = caller.attribute()?;
-        let (key, value) = (key.to_owned(), counted_value(&(admin.rules)(), key, value)?);
-        if attributes.iter().any(|(name, _)| *name == key) {
+        check_counted(&(admin.rules)(), key, value)?;
+        if attributes.iter().any(|(name, _)| name == key) {
             return Err(Problem::bad("must be absent; the path already contains it")
                 .in_field(format!("attr.{key}"))
                 .into());
         }
-        attributes.insert(0, (key.clone(), value));
-        let domain = values.pop().flatten();
-        Ok(Self(caller, UsageQuery { domain, key, attributes, rule: None }))
+        let mut of = UsageQuery::of(admin, values.pop().flatten(), key, value);
+        of.attributes.extend(attributes);
+        Ok(Self(caller, of))
     }
 }
 
-/// Returns the value by which a caller's counters are found.
-fn counted_value(rules: &Ruleset, key: &str, value: &str) -> Result<String, Problem> {
+/// Checks that rules have a counter for each value like this one.
+fn check_counted(rules: &Ruleset, key: &str, value: &str) -> Result<(), Problem> {
     if key == CALLER_KEY {
-        return Ok(value.to_owned());
+        return Ok(());
     }
     if !rules.is_quota_key(key) {
         let known = rules.quota_key_names().join(", ");
         let detail = format!("no rule has a counter for each `{key}`; the rules count by {known}");
         return Err(unprocessable("No such key", detail).in_field("key"));
     }
-    if value.contains('/') && value.parse::<Network>().is_ok() {
+    if value.contains('/') && value.parse::<Network>().is_ok() && single_address(value).is_none() {
         let detail = "usage is counted for addresses, and this is a network; name an address in it";
         return Err(unprocessable("No counter", detail).in_field("value"));
     }
-    Ok(value.to_owned())
+    Ok(())
+}
+
+/// Returns the address that a network consists of, if it is only one.
+fn single_address(value: &str) -> Option<IpAddr> {
+    let (address, bits) = value.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    (bits == if address.is_ipv4() { "32" } else { "128" }).then_some(address)
 }
 
 /// Query parameters of a usage request. In addition, each `attr.NAME=VALUE` is an attribute of the caller's requests.
@@ -374,6 +399,10 @@ struct UsedLimit {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = OtherRole)]
     role: Option<OtherRole>,
+    /// How cells share the limit; absent if there is one cell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = RegionOfLimit)]
+    region: Option<RegionOfLimit>,
 }
 
 /// A window: its first instant, and the first after it. For a limit that refills continuously, the period that ends when
@@ -455,6 +484,7 @@ fn used_limit(used: &LimitUsage) -> UsedLimit {
             LimitRole::Candidate => Some(OtherRole::Candidate),
             LimitRole::Quota => Some(OtherRole::Quota),
         },
+        region: used.region.as_ref().map(Into::into),
     }
 }
 

@@ -3,7 +3,7 @@
 //! On a loopback address, before the first token is created, every local user has the admin role. Afterwards, and
 //! always on any other address, a request needs a token, the session cookie that a browser got for one, or a client
 //! certificate whose name has a role. While the database is unavailable, recently authenticated principals have
-//! read-only access ([`authorize_viewer`]). Cross-site requests are rejected: a page of another site can neither send
+//! read-only access ([`authorize_reader`]). Cross-site requests are rejected: a page of another site can neither send
 //! a request here nor, by pointing a name of its own at loopback, read a response.
 
 pub(crate) mod session;
@@ -46,6 +46,9 @@ impl AuthMode {
 /// A request from a principal with the viewer role.
 pub(crate) struct Viewer;
 
+/// A request from a program that follows this server.
+pub(crate) struct Replica;
+
 /// A request from a principal with the operator role.
 pub(crate) struct Operator(pub(crate) Actor);
 
@@ -57,6 +60,15 @@ impl FromRequestParts<Arc<AdminState>> for Viewer {
 
     async fn from_request_parts(parts: &mut Parts, admin: &Arc<AdminState>) -> Result<Self, ApiError> {
         authorize(admin, parts, Role::Viewer).await?;
+        Ok(Self)
+    }
+}
+
+impl FromRequestParts<Arc<AdminState>> for Replica {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, admin: &Arc<AdminState>) -> Result<Self, ApiError> {
+        authorize(admin, parts, Role::Replica).await?;
         Ok(Self)
     }
 }
@@ -88,10 +100,10 @@ pub(crate) fn peer(parts: &Parts) -> IpAddr {
 /// handled.
 async fn authorize(admin: &AdminState, head: &Parts, needed: Role) -> Result<Principal, Problem> {
     let principal = match needed {
-        Role::Viewer => authorize_viewer(admin, head).await?,
+        Role::Viewer | Role::Replica => authorize_reader(admin, head, needed).await?,
         Role::Operator | Role::Admin => authenticate(admin, head).await?,
     };
-    if principal.role < needed {
+    if !principal.role.permits(needed) {
         let detail = format!(
             "`{}` has the role {}; this requires the role {}",
             principal.name,
@@ -217,17 +229,24 @@ fn loopback(role: Role) -> Principal {
     Principal { name: "loopback".to_owned(), role }
 }
 
-/// Returns the principal of a read-only request. While the database is unavailable, recently authenticated principals
-/// keep read access: an outage is when operators most need it.
+/// Returns the principal of a read-only request of a viewer.
 pub(crate) async fn authorize_viewer(admin: &AdminState, head: &Parts) -> Result<Principal, Problem> {
+    authorize_reader(admin, head, Role::Viewer).await
+}
+
+/// Returns the principal of a read-only request. While the database is unavailable, recently authenticated principals
+/// keep read access: an outage is when operators most need it, and programs that follow the server need no database.
+async fn authorize_reader(admin: &AdminState, head: &Parts, needed: Role) -> Result<Principal, Problem> {
+    // Operators and administrators are viewers meanwhile, which says nothing about what else they may read.
+    let cached = || cached_principal(admin, head).filter(|known| known.role.permits(needed));
     if admin.control.as_ref().is_some_and(|control| control.is_unavailable())
-        && let Some(known) = cached_principal(admin, head)
+        && let Some(known) = cached()
     {
         return Ok(known);
     }
     match authenticate(admin, head).await {
         Err(unavailable) if unavailable.status == StatusCode::SERVICE_UNAVAILABLE => {
-            cached_principal(admin, head).ok_or(unavailable)
+            cached().ok_or(unavailable)
         }
         other => other,
     }

@@ -1,4 +1,4 @@
-//! Limits of the admin listener, and what its connections tell the accept loop
+//! Limits of the admin listener, and what its connections report to the accept loop
 //! ([`tollgate_http::server::connections`]), which decides who ends when there is no room. Operators are few, so the cap
 //! is low; still, no client can take all connections:
 //!
@@ -16,6 +16,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tollgate_http::server::connections::{Activity, PortLimits, WhenFull};
 
@@ -44,6 +45,8 @@ pub(crate) struct AdminConnection {
     requests: Mutex<Requests>,
     /// What the accept loop knows of the connection.
     activity: Arc<Activity>,
+    /// Signals that the connection ends, because its client does not read.
+    stalled: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -56,7 +59,7 @@ struct Requests {
 
 impl AdminConnection {
     pub(crate) fn new(activity: Arc<Activity>) -> Arc<Self> {
-        Arc::new(Self { requests: Mutex::default(), activity })
+        Arc::new(Self { requests: Mutex::default(), activity, stalled: Notify::new() })
     }
 
     fn requests(&self) -> MutexGuard<'_, Requests> {
@@ -78,6 +81,16 @@ impl AdminConnection {
     pub(crate) fn begin_request(self: &Arc<Self>) -> ActiveRequest {
         self.change(|requests| requests.active += 1);
         ActiveRequest(Arc::clone(self))
+    }
+
+    /// Ends the connection, whose client does not read its response.
+    pub(crate) fn end(&self) {
+        self.stalled.notify_one();
+    }
+
+    /// Waits for [`Self::end`].
+    pub(crate) async fn ended(&self) {
+        self.stalled.notified().await;
     }
 
     /// The client is authorized by a token, a session or a certificate.
@@ -187,13 +200,13 @@ mod tests {
         assert_eq!(held.iter().filter(|held| stays(held)).count(), MAX_PER_NETWORK, "of one /64");
         assert!(held[600 - MAX_PER_NETWORK..].iter().all(stays), "the oldest were ended");
         let other = client(&slots, address(0));
-        assert!(stays(&other) && stays(&held[600 - MAX_PER_NETWORK]), "other networks ended nobody");
+        assert!(stays(&other) && stays(&held[600 - MAX_PER_NETWORK]), "other networks closed no connection");
         drop(held);
         assert_eq!(slots.open(), 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn strangers_end_before_operators() {
+    async fn anonymous_connections_end_before_operators() {
         let slots = port();
         let served = client(&slots, address(0));
         let served_request = served.connection.begin_request();
@@ -231,7 +244,7 @@ mod tests {
         assert!(!stays(&served));
     }
 
-    /// Half a request of an operator keeps nobody out either, and the rest of it protects its connection again.
+    /// Half a request of an operator blocks no other connection either, and the rest of it protects its connection again.
     #[tokio::test(start_paused = true)]
     async fn an_operator_with_half_a_request_waits_for_itself() {
         let slots = ConnectionBudget::default().port(PortLimits { max: 1, ..port_limits(0) });

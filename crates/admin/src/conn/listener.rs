@@ -3,7 +3,7 @@
 //! probe can read that the process is shutting down.
 
 use super::limiter::{AdminConnection, TrackedBody};
-use crate::auth::tls::{AdminTls, ClientPeer};
+use crate::auth::tls::ClientPeer;
 use axum::Router;
 use http::Request;
 use http_body_util::BodyExt;
@@ -22,6 +22,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tollgate_http::server::Drain;
 use tollgate_http::server::accept::{self, NewConnections, Shutdown};
 use tollgate_http::server::connections::ConnectionSlots;
+use tollgate_http::tls::{self, ServerTls};
 use tower_service::Service;
 
 /// Time limit for a request head, including the wait for the next request.
@@ -33,12 +34,11 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// their [`AdminConnection`] as extensions.
 pub(crate) async fn serve(
     listener: TcpListener,
-    tls: Option<AdminTls>,
+    tls: Option<Arc<ServerTls>>,
     slots: ConnectionSlots,
     drain: impl Future<Output = ()> + Send,
     router: Router,
 ) {
-    let tls = tls.map(Arc::new);
     let shutdown = Shutdown { timeout: DRAIN_TIMEOUT, new_connections: NewConnections::Serve };
     let accepting = accept::serve(listener, slots, shutdown, drain, |stream, peer, drain, activity| {
         let (connection, router, tls) = (AdminConnection::new(activity), router.clone(), tls.clone());
@@ -46,21 +46,14 @@ pub(crate) async fn serve(
     });
     tokio::select! {
         () = accepting => {}
-        () = watch_tls(tls.as_deref()) => {}
-    }
-}
-
-async fn watch_tls(tls: Option<&AdminTls>) {
-    match tls {
-        Some(tls) => tls.watch().await,
-        None => std::future::pending().await,
+        () = tls::watch(tls.as_deref()) => {}
     }
 }
 
 async fn serve_client(
     stream: TcpStream,
     peer: IpAddr,
-    tls: Option<Arc<AdminTls>>,
+    tls: Option<Arc<ServerTls>>,
     client: Arc<AdminConnection>,
     router: Router,
     drain: &Drain,
@@ -84,6 +77,7 @@ async fn serve_connection<S>(
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let stalled = Arc::clone(&client);
     let service = service_fn(move |mut request: Request<Incoming>| {
         let active = client.begin_request();
         request.extensions_mut().insert(peer.clone());
@@ -111,9 +105,13 @@ async fn serve_connection<S>(
     if !drain.has_begun() {
         tokio::select! {
             _ = connection.as_mut() => return,
+            () = stalled.ended() => return,
             () = begun => {}
         }
     }
     connection.as_mut().graceful_shutdown();
-    let _ = connection.await;
+    tokio::select! {
+        _ = connection => {}
+        () = stalled.ended() => {}
+    }
 }

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_built_without_node_says_so() {
+    fn a_server_built_without_node_reports_it() {
         let page = get(&[], "GET", "/");
         assert_eq!((page.status(), header(&page, CACHE_CONTROL)), (StatusCode::OK, "no-store"));
         assert_eq!(body(page), NOT_BUILT);

@@ -3,8 +3,8 @@
 use super::*;
 use crate::auth::tls::ClientPeer;
 use crate::{
-    AuthMode, ConfirmFilesError, FailedAuthThrottle, LogLevels, LogSettings, NodeCache, PendingFiles,
-    RuleFilesControl, Sessions,
+    AuthMode, ConfirmFilesError, DumpSlots, FailedAuthThrottle, LogLevels, LogSettings, NodeCache,
+    OverloadReport, PendingFiles, RuleFilesControl, Sessions,
 };
 use crate::{ExplainFuture, ExplainQuery, Explainer, UsageFuture, UsageQuery, UsageReader};
 use axum::body::Body;
@@ -86,14 +86,16 @@ impl RuleFilesControl for Process {
 /// Returns an admin server without a database, with roles from client certificates.
 fn server() -> Router {
     let rules = Arc::new(Ruleset::load(&[], &Options::default()).expect("no rules"));
-    let roles = [Role::Viewer, Role::Operator, Role::Admin];
+    let roles = [Role::Replica, Role::Viewer, Role::Operator, Role::Admin];
     router(Arc::new(AdminState {
         control: None,
         rule_manager: None,
         rules: Box::new(move || Arc::clone(&rules)),
         rule_files: Arc::new(Process),
         usage: Arc::new(Process),
+        address_attribute: Box::new(|address| address.to_string()),
         explainer: Arc::new(Process),
+        overload: Box::new(OverloadReport::default),
         status: Arc::new(Process),
         log: Arc::new(Process),
         auth_mode: AuthMode::TokenRequired,
@@ -101,6 +103,7 @@ fn server() -> Router {
         roles: roles.into_iter().map(|role| (role.name().to_owned(), role)).collect(),
         throttle: FailedAuthThrottle::default(),
         nodes: NodeCache::default(),
+        dumps: DumpSlots::default(),
         history_days: 30,
     }))
 }
@@ -139,14 +142,16 @@ fn concrete(path: &str) -> String {
 #[tokio::test]
 async fn the_document_lists_the_required_roles() {
     let all = operations().await;
-    assert_eq!(all.len(), 58, "{all:#?}");
-    let ranks = ["anybody", "viewer", "operator", "admin"];
+    assert_eq!(all.len(), 63, "{all:#?}");
+    let ranks = ["anybody", "replica", "viewer", "operator", "admin"];
     for (path, method, role) in &all {
         let needed = ranks.iter().position(|rank| rank == role).expect("a role");
         for (rank, name) in ranks.iter().enumerate() {
             // The event stream and the import are authorized, and then fail for lack of a database.
             let status = call(method, &concrete(path), (rank > 0).then_some(name)).await.status();
-            let expected = match (rank >= needed, rank) {
+            // What replicas read contains a secret.
+            let may = if *role == "replica" { matches!(*name, "replica" | "admin") } else { rank >= needed };
+            let expected = match (may, rank) {
                 (true, _) => None,
                 (false, 0) => Some(StatusCode::UNAUTHORIZED),
                 (false, _) => Some(StatusCode::FORBIDDEN),

@@ -1,9 +1,7 @@
 //! Authentication: tokens with a role, their verification, and the storage of secrets and API keys.
 
-pub(crate) mod key_hash;
 pub(crate) mod offline;
 pub(crate) mod principal;
-pub(crate) mod pseudonym;
 pub(crate) mod secret;
 pub(crate) mod tokens;
 pub(crate) mod verified;

@@ -61,7 +61,8 @@ impl OfflineAccess {
 
     pub(crate) fn principal(&self, id: &str, now: i64) -> Option<Principal> {
         let (principal, _) = self.principals().get(id).filter(|(_, until)| *until > now)?.clone();
-        Some(Principal { role: Role::Viewer, ..principal })
+        let role = principal.role.min(Role::Viewer);
+        Some(Principal { role, ..principal })
     }
 }
 

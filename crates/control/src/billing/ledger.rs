@@ -6,10 +6,10 @@
 //!
 //! While the database is unavailable, rows are kept up to a bound. Beyond it new callers are counted together.
 
-use crate::auth::key_hash::{KeyHash, KeyHasher};
 use crate::billing::meter::{Entry, OTHERS};
 use std::collections::HashMap;
 use std::sync::Arc;
+use tollgate_replica::{KeyHash, KeyHasher};
 
 /// Maximum number of rows.
 pub(crate) const MAX_ROWS: usize = 200_000;

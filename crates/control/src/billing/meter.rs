@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(sums["b"], (3 * EACH, 3 * EACH / 2));
     }
 
-    /// A stranger who sends a new name each time must take bounded memory, and take nothing from the bill.
+    /// A client that sends a new name each time must take bounded memory, and take nothing from the bill.
     #[test]
     fn what_does_not_fit_is_counted_for_others() {
         let meter = ThreadMeter::default();

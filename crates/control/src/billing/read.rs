@@ -1,12 +1,12 @@
 //! Reads consumption, page by page, in the order of period and caller.
 
-use crate::auth::key_hash::{CallerRef, KeyHash};
 use crate::billing::row::{ConsumptionCursor, ConsumptionRow, Granularity, SumRow, from_sum};
 use crate::control_plane::ControlPlane;
 use crate::db::deadline::with_read_timeout;
 use crate::db::on;
 use crate::error::ControlError;
 use serde::Serialize;
+use tollgate_replica::{CallerRef, KeyHash};
 use utoipa::ToSchema;
 
 /// Maximum number of rows per page.

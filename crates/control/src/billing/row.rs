@@ -1,6 +1,5 @@
 //! Rows of consumption as readers see them: the sum over all processes, with an id that stays the same.
 
-use crate::auth::key_hash::KeyHash;
 use crate::db::time::format_time;
 use crate::error::ControlError;
 use base64::Engine;
@@ -9,6 +8,7 @@ use jiff::ToSpan;
 use jiff::tz::TimeZone;
 use ring::digest;
 use serde::Serialize;
+use tollgate_replica::KeyHash;
 use utoipa::ToSchema;
 
 /// Length of an hour, in seconds.

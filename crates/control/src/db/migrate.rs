@@ -22,7 +22,7 @@ impl Migration {
     }
 }
 
-const MIGRATIONS: [Migration; 12] = [
+const MIGRATIONS: [Migration; 14] = [
     Migration {
         both: include_str!("migrations/0001.sql"),
         sqlite: include_str!("migrations/0001.sqlite.sql"),
@@ -47,6 +47,8 @@ const MIGRATIONS: [Migration; 12] = [
     Migration::same_for_both(include_str!("migrations/0010.sql")),
     Migration::same_for_both(include_str!("migrations/0011.sql")),
     Migration::same_for_both(include_str!("migrations/0012.sql")),
+    Migration::same_for_both(include_str!("migrations/0013.sql")),
+    Migration::same_for_both(include_str!("migrations/0014.sql")),
 ];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS tollgate_schema (version BIGINT PRIMARY KEY)";

@@ -17,8 +17,3 @@ pub(crate) fn format_millis(millis: i64) -> String {
 pub fn rfc3339(at: Timestamp) -> String {
     format_millis(i64::try_from(at.as_micros() / 1_000).unwrap_or(i64::MAX))
 }
-
-/// Converts milliseconds to the limiter's timestamp.
-pub(crate) fn timestamp(millis: i64) -> Timestamp {
-    Timestamp::from_micros(u64::try_from(millis).unwrap_or(0).saturating_mul(1_000))
-}

@@ -1,9 +1,9 @@
 //! Emergency measures in the API: requests, records, and validation.
 
-use crate::auth::key_hash::{KeyHasher, prefix};
 use crate::error::{ValidationError, check_text, invalid};
 use serde::{Deserialize, Serialize};
 use tollgate_engine::Network;
+use tollgate_replica::{KeyHasher, prefix};
 use tollgate_rules::Ruleset;
 use utoipa::ToSchema;
 use utoipa::openapi::Ref;

@@ -4,20 +4,16 @@
 //! else: that is one short query, and nothing can be missed.
 
 use crate::audit::{reason_only, record};
-use crate::auth::key_hash::KeyHash;
 use crate::control_plane::{ChangeEvent, ControlPlane};
 use crate::db::on;
-use crate::db::time::{format_millis, timestamp};
+use crate::db::time::format_millis;
 use crate::db::transaction::{Actor, ChangeRecord, writing};
-use crate::emergency::record::{
-    EmergencyAction, EmergencyRecord, EmergencyRow, EmergencySpec, EmergencyTarget, TargetKind, parse_ttl,
-};
+use crate::emergency::record::{EmergencyRecord, EmergencyRow, EmergencySpec, EmergencyTarget, parse_ttl};
 use crate::error::{ControlError, ValidationError, invalid};
 use serde::{Deserialize, Serialize};
-use std::fmt;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use tollgate_engine::{Measure, MeasureAction, MeasureTarget};
+use tollgate_replica::ReplicatedMeasure;
 use tollgate_rules::Ruleset;
 
 /// Maximum number of active measures.
@@ -60,34 +56,10 @@ fn record_from_row(row: &EmergencyRow) -> Result<EmergencyRecord, ControlError> 
     })
 }
 
-fn measure_from_row(row: &EmergencyRow) -> Result<Measure, ControlError> {
-    let (id, action, kind, target, _, factor, _, _, _, expires_at, _) = row;
-    let corrupt = |detail: &dyn fmt::Display| ControlError::Corrupt(format!("emergency {id}: {detail}"));
-    let act = match from_serialized_name(action)? {
-        EmergencyAction::Block => MeasureAction::Block,
-        EmergencyAction::Exempt => MeasureAction::Exempt,
-        EmergencyAction::DisableRule => MeasureAction::DisableRule,
-        EmergencyAction::AllowAll => MeasureAction::AllowAll,
-        EmergencyAction::ShadowAll => MeasureAction::ShadowAll,
-        EmergencyAction::Tighten => {
-            let factor = factor.and_then(|factor| u32::try_from(factor).ok());
-            MeasureAction::Tighten(factor.ok_or_else(|| corrupt(&"missing factor"))?)
-        }
-    };
-    let target = match from_serialized_name(kind)? {
-        TargetKind::All => MeasureTarget::All,
-        TargetKind::ApiKey => MeasureTarget::ApiKey(
-            KeyHash::parse(target).ok_or_else(|| corrupt(&"invalid key hash"))?.table_hash(),
-        ),
-        TargetKind::Tenant => MeasureTarget::Tenant(target.as_str().into()),
-        TargetKind::Address => {
-            MeasureTarget::Address(target.parse().map_err(|reason: String| corrupt(&reason))?)
-        }
-        TargetKind::Endpoint => MeasureTarget::Endpoint(target.as_str().into()),
-        TargetKind::Rule => MeasureTarget::Rule(target.as_str().into()),
-    };
-    let until = timestamp(*expires_at);
-    Ok(Measure { name: format!("emergency:{id}").into(), action: act, target, expires_at: until })
+/// Returns a row as it is replicated.
+pub(crate) fn replicated(row: &EmergencyRow) -> ReplicatedMeasure {
+    let (id, action, kind, target, _, factor, _, _, _, expires_at, _) = row.clone();
+    ReplicatedMeasure { id, action, kind, target, factor, expires_at }
 }
 
 fn audit_json(emergency: &EmergencyRecord) -> String {
@@ -263,7 +235,8 @@ impl ControlPlane {
         // A measure that cannot be read, perhaps written by a newer version, must not prevent the others from taking
         // effect.
         let measures = rows.iter().filter_map(|row| {
-            measure_from_row(row)
+            replicated(row)
+                .to_measure()
                 .inspect_err(|error| tracing::error!(%error, "skipping invalid emergency measure"))
                 .ok()
         });

@@ -1,16 +1,16 @@
 //! Storage of grants, and audit entries for usage resets, whose counters live in the store.
 
 use crate::audit::record;
-use crate::auth::key_hash::{CallerRef, KeyHash, Subject, shown};
 use crate::control_plane::ControlPlane;
 use crate::db::on;
 use crate::db::time::format_millis;
 use crate::db::transaction::{Actor, ChangeRecord, writing};
 use crate::error::{ControlError, ValidationError, check_text, invalid};
-use crate::grant::table::ReplicatedGrant;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
 use tollgate_core::Rate as CoreQuota;
+use tollgate_replica::ReplicatedGrant;
+use tollgate_replica::{CallerRef, KeyHash, Subject, shown};
 use tollgate_rules::Ruleset;
 use utoipa::ToSchema;
 

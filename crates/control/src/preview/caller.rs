@@ -1,9 +1,9 @@
 //! Caller of a sampled request: the API key if there is one, else the first attribute that identifies a caller.
 
-use crate::auth::key_hash::{KeyHasher, prefix};
-use crate::auth::pseudonym;
 use std::hash::BuildHasher;
 use tollgate_engine::Check;
+use tollgate_replica::pseudonym;
+use tollgate_replica::{KeyHasher, prefix};
 
 /// Returns the caller as a number that is never zero.
 #[inline]

@@ -10,8 +10,8 @@ use crate::preview::sampled_request::{Entries, SampledDescriptor, SampledInput, 
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::HashMap;
-use tollgate_core::{Cost, Timestamp};
-use tollgate_rules::Unit;
+use tollgate_core::{Cost, TimeDelta, Timestamp};
+use tollgate_rules::{Unit, parse_inline_period};
 
 /// Format version; increases when nodes of another version could not read the text.
 const VERSION: u32 = 1;
@@ -41,7 +41,7 @@ struct EncodedRequest(u64, u64, u64, u64, u32, EncodedInput, EncodedCost);
 #[derive(Serialize, Deserialize)]
 struct EncodedCost(u64, bool);
 
-/// Entries by string index, hits, and the inline limit with its unit's name.
+/// Entries by string index, hits, and the inline limit with the name of its period.
 type EncodedDescriptor = (Vec<(u32, u32)>, Option<EncodedCost>, Option<(u32, String)>);
 
 #[derive(Serialize, Deserialize)]
@@ -123,7 +123,7 @@ fn encode_all(sample: &[SampleSlice], now: Timestamp, pseudonymizer: &mut Pseudo
                 SampledInput::Descriptors(all) => EncodedInput::Descriptors(
                     all.iter()
                         .map(|(entries, hits, limit)| {
-                            let limit = limit.map(|(count, unit)| (count, unit.name().to_owned()));
+                            let limit = limit.map(|(count, length)| (count, period_name(length)));
                             (pairs(entries, &mut strings), hits.map(EncodedCost::from), limit)
                         })
                         .collect(),
@@ -223,7 +223,7 @@ impl SampleDecoder {
             EncodedInput::Descriptors(all) => {
                 let one = |(pairs, hits, limit): EncodedDescriptor| -> Result<SampledDescriptor, String> {
                     let unit = |(count, unit): (u32, String)| {
-                        Ok::<_, String>((count, Unit::from_name(&unit).ok_or("unknown unit")?))
+                        Ok::<_, String>((count, parse_inline_period(&unit).ok_or("unknown unit")?))
                     };
                     Ok((entries(pairs)?, hits.map(Cost::from), limit.map(unit).transpose()?))
                 };
@@ -246,6 +246,12 @@ impl SampleDecoder {
         one.bytes = one.size();
         Ok(one)
     }
+}
+
+/// Returns the name of an inline limit's period: that of its unit, or its length.
+fn period_name(length: TimeDelta) -> String {
+    let other = || format!("{}us", length.as_micros());
+    Unit::from_length(length).map_or_else(other, |unit| unit.name().to_owned())
 }
 
 /// See [`crate::properties::peer_sample`].

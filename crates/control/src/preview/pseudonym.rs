@@ -7,11 +7,11 @@
 //! in which it occurs, and so is everything after a `?`. The requesting node restores values whose pseudonyms it
 //! knows.
 
-use crate::auth::key_hash::KeyHasher;
-use crate::auth::pseudonym::{MARK, pseudonymize, table_hash};
 use crate::preview::sampled_request::SampledRequest;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
+use tollgate_replica::KeyHasher;
+use tollgate_replica::pseudonym::{MARK, pseudonymize, table_hash};
 use tollgate_rules::{CostFrom, Ruleset, Wildcards, identifies_caller, may_be_secret};
 
 /// Maximum length of a number that counts as a cost, in bytes.
@@ -115,9 +115,9 @@ impl KnownValues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::pseudonym::pseudonym_prefix;
     use tollgate_core::Timestamp;
     use tollgate_engine::Check;
+    use tollgate_replica::pseudonym::pseudonym_prefix;
     use tollgate_rules::{Options, Source};
 
     const KEY: &str = "sk_live_4242424242424242";

@@ -5,16 +5,20 @@
 //! A request that represents several of its caller's requests is checked several times, spread over the time until
 //! the caller's next one, up to a bound; beyond it, each check is charged for several. Concurrency permits are left
 //! out, and so are counts from before the sample: five minutes of traffic do not use up a limit per day.
+//!
+//! Limits that follow signals are replayed as the rules have them, on both sides: signals of the past are not kept. If the
+//! candidate adapts limits, it also decides with all of them tightened as far as it allows, which is the most that
+//! signals can do.
 
-use crate::auth::key_hash::KeyHasher;
 use crate::preview::caller;
 use crate::preview::sampled_request::SampledRequest;
-use crate::quota::table::QuotaTable;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{CallerQuota, Check, CounterSharing, Limiter, QuotaProvider, SampleWeight};
+use tollgate_replica::KeyHasher;
+use tollgate_replica::QuotaTable;
 use tollgate_rules::{CallerOverrides, Ruleset};
 use tollgate_store::{MemoryConfig, MemoryStore};
 use utoipa::ToSchema;
@@ -61,6 +65,21 @@ pub struct ImpactReport {
     pub nodes_silent: Vec<String>,
     /// Whether the list of other nodes could not be read.
     pub nodes_unknown: bool,
+    /// The same with limits tightened by signals as far as the rules allow; absent if none follow signals.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = TightenedImpact)]
+    pub tightened: Option<TightenedImpact>,
+}
+
+/// What candidate rules would deny while signals hold the limits of all tiers at their `least`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, ToSchema)]
+pub struct TightenedImpact {
+    /// Share of requests that is allowed now and would be denied.
+    #[schema(minimum = 0, maximum = 1)]
+    pub newly_denied_share: f64,
+    /// Share of callers with such requests.
+    #[schema(minimum = 0, maximum = 1)]
+    pub callers_affected_share: f64,
 }
 
 /// A caller with newly denied requests.
@@ -91,6 +110,7 @@ struct Tally {
     weight: u64,
     newly_denied: u64,
     newly_allowed: u64,
+    denied_tightened: u64,
     before_denied: u64,
     after_denied: u64,
     rules: HashMap<String, u64>,
@@ -156,11 +176,21 @@ fn compare(
             None => limiter,
         })
     };
+    let adapts = |domain: &tollgate_rules::Domain| {
+        domain.overload().is_some_and(|overload| overload.active_adapt().is_some())
+    };
+    let tightened = match candidate.0.domains().any(adapts) {
+        true => limiter((candidate.0, candidate.1.clone())),
+        false => None,
+    };
     let (Some(live), Some(candidate)) = (limiter(live), limiter(candidate)) else {
         return ImpactReport::default();
     };
+    if let Some(tightened) = &tightened {
+        tightened.tighten_to_least();
+    }
     let mut tallies: HashMap<u64, Tally> = HashMap::new();
-    let (mut weight, mut denied, mut allowed) = (0_u64, 0_u64, 0_u64);
+    let (mut weight, mut denied, mut allowed, mut denied_tightened) = (0_u64, 0_u64, 0_u64, 0_u64);
     for (at, index, own) in schedule(sample) {
         clock.set(at);
         let one = &sample[index];
@@ -184,6 +214,11 @@ fn compare(
         }
         if !after.is_allowed() {
             tally.after_denied += stands.shared;
+        }
+        let at_least = tightened.as_ref().and_then(|own| one.with(|check| own.replay(check, stands)));
+        if before.is_allowed() && at_least.is_some_and(|decision| !decision.is_allowed()) {
+            denied_tightened += stands.shared;
+            tally.denied_tightened += stands.shared;
         }
         match (before.is_allowed(), after.is_allowed()) {
             (true, false) => {
@@ -211,6 +246,10 @@ fn compare(
         newly_allowed_share: share(allowed, weight),
         tenants_affected_share: share(denied_callers, callers),
         callers_newly_allowed_share: share(allowed_callers, callers),
+        tightened: tightened.map(|_| TightenedImpact {
+            newly_denied_share: share(denied_tightened, weight),
+            callers_affected_share: share(having(|one| one.denied_tightened), callers),
+        }),
         top: top(tallies),
         window_s: last.at.since(first.at).as_micros() as f64 / 1e6,
         ..ImpactReport::default()

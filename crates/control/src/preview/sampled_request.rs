@@ -1,8 +1,8 @@
 //! A sampled request: its input, its time, and how many requests it represents.
 
-use tollgate_core::{Cost, Timestamp};
+use tollgate_core::{Cost, TimeDelta, Timestamp};
 use tollgate_engine::{Check, CheckInput};
-use tollgate_rules::{Descriptor, Unit};
+use tollgate_rules::Descriptor;
 
 /// Maximum size of a request, in bytes; larger ones are not sampled.
 const MAX_BYTES: usize = 2 << 10;
@@ -29,7 +29,7 @@ pub struct SampledRequest {
 pub(crate) type Entries = Box<[(Box<str>, Box<str>)]>;
 
 /// Entries, hits and inline limit.
-pub(crate) type SampledDescriptor = (Entries, Option<Cost>, Option<(u32, Unit)>);
+pub(crate) type SampledDescriptor = (Entries, Option<Cost>, Option<(u32, TimeDelta)>);
 
 #[derive(Clone, Debug)]
 pub(crate) enum SampledInput {

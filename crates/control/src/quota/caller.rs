@@ -1,19 +1,19 @@
 //! Whom a quota or grant is for: an attribute of requests and its value, validated against the rules. Any attribute that
 //! rules count by identifies callers; one that they do not count by would do nothing, and is rejected.
 
-use crate::auth::key_hash::{MAX_KEY_BYTES, network};
 use crate::control_plane::ControlPlane;
 use crate::error::{ValidationError, check_text, invalid};
-use crate::quota::lookup::MAX_LENGTHS;
 use crate::quota::record::{QuotaSpec, ValidQuota};
 use tollgate_engine::Network;
+use tollgate_replica::MAX_LENGTHS;
+use tollgate_replica::{MAX_KEY_BYTES, network};
 use tollgate_rules::{CALLER_KEY, Ruleset};
 
 /// Maximum length of the name of an attribute that identifies callers, in bytes.
 const MAX_KEY: usize = 128;
 
 impl ControlPlane {
-    /// Validates the quota of a caller: who it is, and what is agreed.
+    /// Validates the quota of a caller: its key and its terms.
     pub(crate) fn validate_quota(
         &self,
         draft: QuotaSpec,
@@ -53,13 +53,17 @@ impl ControlPlane {
                 None => Ok(()),
             };
         };
-        let lengths = self.quota_table.lengths(key);
-        if lengths.len() >= MAX_LENGTHS && !lengths.contains(&network.bits()) {
-            return Err(invalid(
-                "value",
-                format!("networks of {MAX_LENGTHS} lengths have quotas already; use one of these lengths"),
-            ));
-        }
-        Ok(())
+        check_length(&self.quota_table.lengths(key), network.bits())
     }
+}
+
+/// Checks that a network of this length may have a quota, beside networks of the lengths in use.
+pub(crate) fn check_length(in_use: &[u8], bits: u8) -> Result<(), ValidationError> {
+    if in_use.len() < MAX_LENGTHS || in_use.contains(&bits) {
+        return Ok(());
+    }
+    Err(invalid(
+        "value",
+        format!("networks of {MAX_LENGTHS} lengths have quotas already; use one of these lengths"),
+    ))
 }

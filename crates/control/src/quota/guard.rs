@@ -3,17 +3,17 @@
 //! A typing error in a quota (`0`, a missing digit, the wrong tier) denies a customer at once. So a change is compared
 //! with what the caller has and uses before it is written: limits that would allow nothing, limits below what its
 //! counters hold, and recent requests that would have been denied (`RecentRequests`). Pure: terms, rules and
-//! usage in, reasons out; whoever writes decides what a reason means. Rejected: comparing numbers alone, because a
+//! usage in, reasons out; the writer decides what a reason means. Rejected: comparing numbers alone, because a
 //! smaller plan is no accident as long as it covers what is used.
 
-use crate::auth::key_hash::CallerRef;
 use crate::control_plane::ControlPlane;
 use crate::error::ValidationError;
-use crate::quota::overrides::QuotaOverride;
 use crate::quota::record::QuotaSpec;
 use std::sync::Arc;
 use tollgate_core::{Algorithm, Limit};
 use tollgate_engine::Usage;
+use tollgate_replica::CallerRef;
+use tollgate_replica::QuotaOverride;
 use tollgate_rules::{
     Attributes, CALLER_KEY, CallerOverrides, Domain, Override, PerCallerRule, Rule, RuleLimit, Ruleset,
 };

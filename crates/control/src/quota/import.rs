@@ -7,12 +7,11 @@
 
 mod write;
 
-use crate::auth::key_hash::{KeyHash, shown};
 use crate::control_plane::ControlPlane;
 use crate::db::transaction::Actor;
 use crate::db::{Db, ImportPhase};
 use crate::error::{ControlError, ValidationError, check_text, parse_time};
-use crate::quota::overrides::QuotaOverride;
+use crate::quota::caller::check_length;
 use crate::quota::pending::{CurrentTerms, PriorTerms, is_pending};
 use crate::quota::record::{QuotaSpec, quota_message};
 use ring::digest;
@@ -22,6 +21,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
+use tollgate_replica::QuotaOverride;
+use tollgate_replica::{KeyHash, network, shown};
 use tollgate_rules::{CALLER_KEY, Ruleset};
 use utoipa::ToSchema;
 
@@ -115,6 +116,8 @@ pub struct Import {
     /// The previous batch, which is written while this one is collected.
     writing: Option<JoinHandle<Result<BatchResult, ControlError>>>,
     report: ImportReport,
+    /// Lengths of the networks that have quotas with the lines so far, by attribute.
+    lengths: HashMap<String, Vec<u8>>,
     /// Whether the database writer is configured for an import.
     tuned: bool,
     /// Excludes other imports while it is held.
@@ -212,6 +215,7 @@ impl Import {
             busy_millis: 0,
             writing: None,
             report,
+            lengths: HashMap::new(),
             tuned: false,
             exclusive: Some(exclusive),
         })
@@ -222,7 +226,7 @@ impl Import {
     /// # Errors
     /// [`ControlError`] if the previous batch could not be written.
     pub async fn line(&mut self, line: u64, sent: &[u8], read: ImportLine) -> Result<(), ControlError> {
-        match self.validate(read) {
+        match self.validate(read).and_then(|row| self.add_length(row)) {
             Ok(row) => self.batch.add(line, sent, row, self.control.now_seconds()),
             Err(error) => self.reject_line(line, error.detail, Some(error.place)),
         }
@@ -325,7 +329,7 @@ impl Import {
         let sent = if key == CALLER_KEY { "api_key" } else { "value" };
         let (hash, key_prefix) = match (value, &read.id) {
             (Some(value), id) => {
-                check_text(sent, value, 1, crate::auth::key_hash::MAX_KEY_BYTES)?;
+                check_text(sent, value, 1, tollgate_replica::MAX_KEY_BYTES)?;
                 let hash = self.control.hasher.hash_value(key, value);
                 if id.as_ref().is_some_and(|id| KeyHash::parse(id) != Some(hash)) {
                     return problem("id", "not the id of this caller in this installation; omit it");
@@ -375,6 +379,20 @@ impl Import {
             author: valid.author.unwrap_or_else(|| self.actor.name.clone()),
             until,
         })
+    }
+
+    /// Checks the length of a network beside those of the earlier lines, which the quota table does not contain yet.
+    fn add_length(&mut self, row: ImportRow) -> Result<ImportRow, ValidationError> {
+        if let Some(network) = network(&row.key, &row.key_prefix) {
+            let control = &self.control;
+            let lengths =
+                self.lengths.entry(row.key.clone()).or_insert_with(|| control.quota_table.lengths(&row.key));
+            check_length(lengths, network.bits())?;
+            if !lengths.contains(&network.bits()) {
+                lengths.push(network.bits());
+            }
+        }
+        Ok(row)
     }
 
     /// Validates the terms in effect until then; returns `None` if they would have expired by now.

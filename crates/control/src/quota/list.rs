@@ -1,13 +1,13 @@
 //! Quota lists: pages for operators, exports, and changes since a revision for replication.
 
-use crate::auth::key_hash::{KeyHash, MAX_PREFIX, MAX_SHOWN};
 use crate::control_plane::ControlPlane;
 use crate::db::on;
 use crate::error::ControlError;
 use crate::quota::record::Quota;
-use crate::quota::row::{ChangedQuotaRow, FullQuotaRow, ReplicatedQuota, columns};
+use crate::quota::row::{ChangedQuotaRow, FullQuotaRow, columns};
 use futures_util::TryStreamExt;
 use serde::Serialize;
+use tollgate_replica::{KeyHash, MAX_PREFIX, MAX_SHOWN, ReplicatedQuota};
 use tollgate_rules::CALLER_KEY;
 use utoipa::ToSchema;
 
@@ -50,7 +50,7 @@ const PAGE_SIZE: usize = 100;
 /// Quotas per page of an export.
 const EXPORT_PAGE: i64 = 2_000;
 /// Changes per page of replication.
-const MAX_CHANGES: i64 = 10_000;
+pub(crate) const MAX_CHANGES: i64 = 10_000;
 
 /// Selects the quotas to list.
 #[derive(Clone, Debug, Default)]

@@ -5,16 +5,12 @@ pub(crate) mod caller;
 pub(crate) mod guard;
 pub(crate) mod import;
 pub(crate) mod list;
-pub(crate) mod lookup;
-pub(crate) mod overrides;
 pub(crate) mod pending;
 pub(crate) mod purge;
 pub(crate) mod record;
 pub(crate) mod row;
-pub(crate) mod table;
 
 use crate::audit::{reason_only, record};
-use crate::auth::key_hash::{CallerRef, KeyHash, shown};
 use crate::control_plane::ControlPlane;
 use crate::db::on;
 use crate::db::time::{format_millis, format_time};
@@ -23,6 +19,7 @@ use crate::error::{ControlError, ValidationError};
 use crate::quota::pending::{PriorTerms, is_pending};
 use crate::quota::record::{Quota, QuotaSpec};
 use crate::quota::row::{FullQuotaRow, columns};
+use tollgate_replica::{CallerRef, KeyHash, shown};
 use tollgate_rules::Ruleset;
 
 const SELECT_ONE: &str =

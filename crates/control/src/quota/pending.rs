@@ -5,8 +5,8 @@
 
 use crate::db::time::format_time;
 use crate::error::ControlError;
-use crate::quota::overrides::QuotaOverride;
 use serde::{Deserialize, Serialize};
+use tollgate_replica::{PriorReplicatedTerms, QuotaOverride};
 use utoipa::ToSchema;
 
 /// The terms in effect until `effective_at`, in JSON.
@@ -58,6 +58,11 @@ impl PriorTerms<String> {
 }
 
 impl PriorTerms<Vec<QuotaOverride>> {
+    pub(crate) fn into_replicated(self) -> PriorReplicatedTerms {
+        let Self { tier, overrides, expires_at } = self;
+        PriorReplicatedTerms { tier, overrides, expires_at }
+    }
+
     pub(crate) fn into_current(self) -> CurrentTerms {
         let Self { tier, overrides, expires_at } = self;
         CurrentTerms { tier, overrides, expires_at: expires_at.map(format_time) }

@@ -4,11 +4,10 @@
 use crate::control_plane::ControlPlane;
 use crate::db::on;
 use crate::error::ControlError;
+use tollgate_replica::MAX_STALENESS_MS;
 
 /// Retention of a deleted row, in milliseconds.
-const RETENTION_MS: i64 = 7 * 86_400_000;
-/// Maximum time that a node may be disconnected and still read only changes, in milliseconds.
-pub(crate) const MAX_STALENESS_MS: i64 = RETENTION_MS / 2;
+const RETENTION_MS: i64 = 2 * MAX_STALENESS_MS;
 /// Maximum number of rows per purge: other changes must not wait long.
 const BATCH: i64 = 10_000;
 

@@ -1,11 +1,11 @@
 //! A caller's quota: tier, overrides and validity, as sent and returned by the API, and its validation.
 
-use crate::auth::key_hash::network;
 use crate::error::{ValidationError, check_text, parse_time};
-use crate::quota::overrides::QuotaOverride;
 use crate::quota::pending::CurrentTerms;
 use serde::{Deserialize, Serialize};
 use tollgate_core::Timestamp;
+use tollgate_replica::QuotaOverride;
+use tollgate_replica::network;
 use tollgate_rules::{CALLER_KEY, CallerOverrides, Domain, Override, Rule, Ruleset};
 use utoipa::ToSchema;
 

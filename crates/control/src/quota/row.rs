@@ -1,12 +1,11 @@
 //! Database rows of quotas: the columns that all readers need, and those that only the API needs.
 
-use crate::auth::key_hash::{KeyHash, Subject};
 use crate::db::time::{format_millis, format_time};
 use crate::error::ControlError;
-use crate::quota::overrides::QuotaOverride;
 use crate::quota::pending::{PriorTerms, is_pending, parse_overrides};
 use crate::quota::record::Quota;
 use sqlx::{FromRow, Row as _};
+use tollgate_replica::{KeyHash, ReplicatedQuota, ReplicatedTerms, Subject};
 
 /// The columns of [`QuotaRow`], of [`FullQuotaRow`] and of [`ChangedQuotaRow`], in the order in which they are read.
 macro_rules! columns {
@@ -57,25 +56,6 @@ pub(crate) struct ChangedQuotaRow {
     deleted: i64,
 }
 
-/// A changed quota, as replicated to every node.
-pub(crate) struct ReplicatedQuota {
-    pub(crate) hash: KeyHash,
-    pub(crate) subject: Subject,
-    pub(crate) revision: i64,
-    /// Time of the change, in milliseconds.
-    pub(crate) updated_at: i64,
-    /// `None` if the quota was deleted.
-    pub(crate) terms: Option<ReplicatedTerms>,
-}
-
-pub(crate) struct ReplicatedTerms {
-    pub(crate) tier: Option<String>,
-    pub(crate) overrides: Vec<QuotaOverride>,
-    pub(crate) effective_at: Option<i64>,
-    pub(crate) expires_at: Option<i64>,
-    pub(crate) until: Option<PriorTerms<Vec<QuotaOverride>>>,
-}
-
 impl QuotaRow {
     fn hash(&self) -> Result<KeyHash, ControlError> {
         let corrupt = || ControlError::Corrupt("hash of an API key".to_owned());
@@ -123,11 +103,13 @@ impl ChangedQuotaRow {
             let QuotaTerms { tier, overrides, effective_at, expires_at, until } = row.terms;
             let (overrides, until) =
                 (parse_overrides(&overrides)?, until.map(PriorTerms::parse).transpose()?);
+            let until = until.map(PriorTerms::into_replicated);
             Some(ReplicatedTerms { tier, overrides, effective_at, expires_at, until })
         } else {
             None
         };
         let subject = Subject::new(row.key, &row.key_prefix);
+        let hash = hash.table_hash();
         Ok(ReplicatedQuota { hash, subject, revision: row.revision, updated_at: row.updated_at, terms })
     }
 }

@@ -10,7 +10,7 @@ use crate::error::ControlError;
 use crate::replication::node_record::{NodeRecord, STALE, latest};
 use futures_util::FutureExt;
 use futures_util::future::FusedFuture;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -64,7 +64,8 @@ impl ControlPlane {
             if end.is_terminated() {
                 break;
             }
-            let report = report();
+            let mut report = report();
+            self.hot.add_to(&mut report, self.clock.now());
             let beating = async {
                 self.heartbeat(&report).await?;
                 if beat.is_multiple_of(READS) {
@@ -84,7 +85,11 @@ impl ControlPlane {
                 Err(_) => tracing::debug!("heartbeat timed out"),
             }
             if !end.is_terminated() {
-                let _ = tokio::time::timeout(HEARTBEAT_INTERVAL, &mut end).await;
+                tokio::select! {
+                    () = &mut end => {}
+                    () = self.hot.changed.notified() => {}
+                    () = tokio::time::sleep(HEARTBEAT_INTERVAL) => {}
+                }
             }
         }
         self.deregister().await;
@@ -112,12 +117,15 @@ impl ControlPlane {
             on!(&self.db, pool => sqlx::query_as(sql).bind(MAX_NODES).fetch_all(pool).await?);
         let rows =
             rows.into_iter().filter(|(_, age, _)| *age < NODE_TTL_MS).map(|(instance, age, report)| {
+                let mut report: Map<String, Value> = serde_json::from_str(&report).unwrap_or_default();
+                // For nodes, not for operators.
+                report.remove("hot");
                 NodeRecord {
                     is_self: instance == self.instance,
                     instance,
                     age_millis: age.max(0),
                     stale: age > STALE,
-                    report: serde_json::from_str(&report).unwrap_or_default(),
+                    report,
                 }
             });
         let seen = latest(rows.collect());

@@ -7,26 +7,24 @@
 //! when the database is back, and the time at which it was last known to be current, to tell whether those changes
 //! can still be read.
 
-mod quotas;
-
 use crate::control_plane::ControlPlane;
 use crate::db::deadline::{with_read_timeout, with_timeout};
 use crate::db::migrate::{is_current, migrate};
 use crate::db::{Db, on};
 use crate::emergency::record::EmergencyRow;
 use crate::error::ControlError;
-use crate::grant::table::ReplicatedGrant;
 use crate::rules::revision::PublishedRules;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
-use std::io::{BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tollgate_core::Clock;
+use tollgate_replica::snapshot_file::{quotas_path, replace};
+use tollgate_replica::{DumpReader, ReplicatedGrant};
 
 const VERSION: u32 = 3;
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -159,7 +157,7 @@ impl ControlPlane {
             (SnapshotFile::new(file.clone(), 0), SnapshotFile::new(quotas_path(&file), REST_FACTOR));
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
-            if self.is_restored() || !self.is_loaded() {
+            if self.is_restored() || self.table_generation().is_none() {
                 continue;
             }
             let rev = self.published().map(|published| published.revision.rev);
@@ -208,6 +206,35 @@ impl ControlPlane {
         file.failures = (file.failures + 1).min(MAX_DOUBLINGS);
     }
 
+    pub(crate) fn write_quotas(&self, path: &Path) -> std::io::Result<()> {
+        let before = self.table_generation();
+        let mut dump = self.dump_quotas();
+        replace(path, |file| {
+            dump.try_for_each(|piece| file.write_all(&piece))?;
+            if before.is_some() && self.table_generation() == before {
+                return Ok(());
+            }
+            Err(std::io::Error::other("the quotas are being read again"))
+        })
+    }
+
+    fn restore_quotas(&self, path: &Path) -> std::io::Result<()> {
+        let mut file = std::fs::File::open(path)?;
+        let mut reader = DumpReader::new(self.quota_table());
+        let mut piece = vec![0; 1 << 16];
+        loop {
+            let read = file.read(&mut piece)?;
+            if read == 0 {
+                break;
+            }
+            reader.push(&piece[..read]).map_err(std::io::Error::other)?;
+        }
+        let header = reader.finish(&self.installation_id()).map_err(std::io::Error::other)?;
+        self.quota_revision.store(header.revision, Ordering::Relaxed);
+        self.current_at.store(header.current_at, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn write_state(&self, path: &Path) -> std::io::Result<()> {
         let state = SnapshotState {
             version: VERSION,
@@ -218,38 +245,6 @@ impl ControlPlane {
         };
         replace(path, |file| Ok(serde_json::to_writer(file, &state)?))
     }
-}
-
-/// Returns the path of the quotas file.
-fn quotas_path(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".quotas");
-    name.into()
-}
-
-/// Writes a new file and renames it over the old one: a reader finds either of them, complete.
-fn replace(
-    path: &Path,
-    write: impl FnOnce(&mut BufWriter<std::fs::File>) -> std::io::Result<()>,
-) -> std::io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    if let Some(folder) = folder {
-        std::fs::create_dir_all(folder)?;
-    }
-    let mut new = path.as_os_str().to_owned();
-    new.push(format!(".{}.new", std::process::id()));
-    let new = PathBuf::from(new);
-    let _ = std::fs::remove_file(&new);
-    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-    let mut file = BufWriter::with_capacity(1 << 16, file);
-    let written = write(&mut file).and_then(|()| file.flush()).and_then(|()| file.get_ref().sync_all());
-    if let Err(error) = written {
-        let _ = std::fs::remove_file(&new);
-        return Err(error);
-    }
-    std::fs::rename(&new, path).inspect_err(|_| {
-        let _ = std::fs::remove_file(&new);
-    })
 }
 
 /// See [`crate::properties::snapshot`].

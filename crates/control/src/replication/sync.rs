@@ -14,11 +14,11 @@ use crate::db::transaction::CHANNEL;
 use crate::db::{Db, on};
 use crate::error::ControlError;
 use crate::preview::collect;
-use crate::quota::purge::MAX_STALENESS_MS;
 use sqlx::postgres::PgListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tollgate_replica::MAX_STALENESS_MS;
 
 /// Interval between purges.
 const PURGE_INTERVAL: Duration = Duration::from_secs(3_600);
@@ -68,7 +68,10 @@ impl ControlPlane {
             tracing::warn!(
                 "the database went from revision {seen} to {newest} while disconnected; reading everything again"
             );
+            // Nobody may take the incomplete table for a complete one, also if this attempt fails.
+            self.reloads.fetch_or(1, Ordering::AcqRel);
             self.quota_table.clear();
+            self.quota_revision.store(0, Ordering::Relaxed);
             self.measures_revision.store(-1, Ordering::Relaxed);
             seen = 0;
         }
@@ -98,12 +101,12 @@ impl ControlPlane {
             quotas = true;
             let mut made = None;
             for change in changes {
-                self.quota_table.set(&change.hash, &change.subject, change.terms);
                 // Rows that were written together count once.
                 if made != Some(change.updated_at) && self.is_loaded() {
                     made = Some(change.updated_at);
                     self.lag.observe(self.now_millis() - change.updated_at);
                 }
+                self.quota_table.apply(change);
             }
             seen = last;
             self.quota_revision.store(seen, Ordering::Relaxed);
@@ -115,6 +118,9 @@ impl ControlPlane {
         self.current_at.store(read_at, Ordering::Relaxed);
         self.unavailable.store(false, Ordering::Relaxed);
         self.loaded.store(true, Ordering::Relaxed);
+        if !self.reloads.load(Ordering::Relaxed).is_multiple_of(2) {
+            self.reloads.fetch_add(1, Ordering::AcqRel);
+        }
         Ok(anything)
     }
 
@@ -187,6 +193,45 @@ impl ControlPlane {
                 Err(_) if self.catch_up().await? => return Ok(()),
                 Err(_) => {}
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate_core::{ManualClock, Timestamp};
+
+    /// A follower would otherwise replace a complete table by a part of it.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_table_that_is_read_again_is_incomplete_until_the_end() {
+        let file = std::env::temp_dir().join(format!("tollgate-reload-{}.db", std::process::id()));
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_767_225_600)));
+        let address = format!("sqlite:{}", file.display());
+        let control = ControlPlane::open(&address, clock).await.expect("a database");
+        assert_eq!(control.table_generation(), Some(0));
+        let Db::Sqlite { write, .. } = &control.db else { panic!("a file") };
+        let run =
+            async |statement: &'static str| sqlx::raw_sql(statement).execute(write).await.expect("done");
+
+        // The database was replaced by an older one, and cannot be read to the end.
+        control.quota_revision.store(1_000, Ordering::Relaxed);
+        run("UPDATE head SET revision = 5").await;
+        run("ALTER TABLE quotas RENAME TO gone").await;
+        for _ in 0..2 {
+            assert!(control.catch_up().await.is_err());
+            assert_eq!(control.table_generation(), None);
+        }
+        let path = file.with_extension("quotas");
+        assert!(control.write_quotas(&path).is_err() && !path.exists());
+        // Meanwhile it has become newer than what this node had known.
+        run("UPDATE head SET revision = 2000").await;
+        run("ALTER TABLE gone RENAME TO quotas").await;
+        control.catch_up().await.expect("everything");
+        assert_eq!((control.table_generation(), control.revision()), (Some(2), 2_000));
+        control.close().await;
+        for end in ["", "-wal", "-shm"] {
+            let _ = std::fs::remove_file(format!("{}{end}", file.display()));
         }
     }
 }

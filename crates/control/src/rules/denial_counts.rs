@@ -88,7 +88,9 @@ impl Observer for DenialCounts {
     #[inline]
     fn on_decision(&self, check: &Check<'_>, decision: &Decision) {
         // Denials by the fail policy while the store is unavailable are not the rules' fault.
-        if !decision.is_allowed() && matches!(decision.origin, Origin::Store | Origin::Local) {
+        if !decision.is_allowed()
+            && matches!(decision.origin, Origin::Store | Origin::Regional | Origin::Local)
+        {
             self.count(check);
         }
     }

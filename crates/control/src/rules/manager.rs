@@ -20,6 +20,8 @@ pub enum RulesFrom {
     Database,
     /// The files, regardless of published rules.
     Files,
+    /// A management server, over xDS, and the files; regardless of published rules.
+    Xds,
 }
 
 /// The active rules of this node.
@@ -29,15 +31,21 @@ pub struct ActiveRules {
     pub rules: Arc<Ruleset>,
     /// The rule files.
     pub files: Vec<RuleFile>,
-    /// The published revision; `None` if the rules come from files.
+    /// The published revision; `None` if the rules come from elsewhere.
     pub published: Option<RuleRevision>,
+    /// Source of rules that are not published.
+    pub from: RulesFrom,
 }
 
 impl ActiveRules {
     /// Returns the name of the rules' source.
     #[must_use]
     pub const fn source(&self) -> &'static str {
-        if self.published.is_some() { "database" } else { "files" }
+        match self.from {
+            _ if self.published.is_some() => "database",
+            RulesFrom::Xds => "xds",
+            RulesFrom::Database | RulesFrom::Files => "files",
+        }
     }
 
     /// Returns the number of the published revision.
@@ -115,13 +123,18 @@ impl RuleManager {
                      load them)"
                 );
                 let revision = Some(published.revision.clone());
-                ActiveRules { rules: Arc::new(rules), files: published.files.clone(), published: revision }
+                ActiveRules {
+                    rules: Arc::new(rules),
+                    files: published.files.clone(),
+                    published: revision,
+                    from,
+                }
             }
             None => {
                 let sources = files().map_err(RuleLoadError::Files)?;
                 let rules = Ruleset::load(&sources, &options).map_err(RuleLoadError::Invalid)?;
                 let files = sources.iter().map(RuleFile::from).collect();
-                ActiveRules { rules: Arc::new(rules), files, published: None }
+                ActiveRules { rules: Arc::new(rules), files, published: None, from }
             }
         };
         let preview = Preview::new(Arc::clone(&control), options.clone(), counters);
@@ -162,21 +175,21 @@ impl RuleManager {
         let _ = self.listener.set(Box::new(listener));
     }
 
-    /// Applies rules from files, unless published rules are active. Returns whether it did.
-    pub fn apply_files(&self, sources: &[Source], rules: Arc<Ruleset>) -> bool {
+    /// Applies rules from files or from xDS, unless published rules are active. Returns whether it did.
+    pub fn apply_files(&self, rules: Arc<Ruleset>) -> bool {
         let _one = self.update_lock.lock().unwrap_or_else(PoisonError::into_inner);
         if self.active.load().published.is_some() {
             return false;
         }
-        let files = sources.iter().map(RuleFile::from).collect();
-        self.replace(ActiveRules { rules, files, published: None });
+        let files = rules.sources().iter().map(RuleFile::from).collect();
+        self.replace(ActiveRules { rules, files, published: None, from: self.from });
         true
     }
 
     /// Applies the published rules if they differ from the active ones. Compiles rules, so it may take a while.
     pub fn apply_published(&self) {
         let _one = self.update_lock.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.from == RulesFrom::Files {
+        if self.from != RulesFrom::Database {
             return;
         }
         let active = self.active.load_full();
@@ -201,7 +214,8 @@ impl RuleManager {
                 }
                 let revision = Some(published.revision.clone());
                 let files = published.files.clone();
-                self.replace(ActiveRules { rules: Arc::new(rules), files, published: revision });
+                let rules = Arc::new(rules);
+                self.replace(ActiveRules { rules, files, published: revision, from: self.from });
             }
             Err(errors) => {
                 let rev = published.revision.rev;

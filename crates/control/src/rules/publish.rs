@@ -98,7 +98,7 @@ impl RuleManager {
         sent: PublishRequest,
         actor: &Actor,
     ) -> Result<PublishResult, PublishError> {
-        if self.from == RulesFrom::Files {
+        if self.from != RulesFrom::Database {
             return Err(PublishError::FromFiles);
         }
         validate_reason(&sent.reason)?;
@@ -161,7 +161,7 @@ impl RuleManager {
         reason: &str,
         actor: &Actor,
     ) -> Result<i64, PublishError> {
-        if self.from == RulesFrom::Files {
+        if self.from != RulesFrom::Database {
             return Err(PublishError::FromFiles);
         }
         validate_reason(reason)?;

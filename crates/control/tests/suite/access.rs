@@ -1,6 +1,6 @@
 //! Tokens, roles and the audit log.
 
-use crate::{draft, open, rules, somebody};
+use crate::{draft, open, operator, rules};
 use serde_json::json;
 use tollgate_control::{AuditFilter, AuditVerification, ControlError, Db, Precondition, Role, TokenCheck};
 use tollgate_core::TimeDelta;
@@ -8,9 +8,9 @@ use tollgate_core::TimeDelta;
 pub(crate) async fn tokens_authenticate_until_they_are_revoked(address: String) {
     let (control, clock) = open(&address).await;
     assert!(!control.has_tokens().await.expect("an answer"));
-    let made = control.create_token("ada", Role::Operator, None, &somebody()).await.expect("a token");
+    let made = control.create_token("ada", Role::Operator, None, &operator()).await.expect("a token");
     let brief = control
-        .create_token("bob", Role::Viewer, Some(TimeDelta::from_secs(60)), &somebody())
+        .create_token("bob", Role::Viewer, Some(TimeDelta::from_secs(60)), &operator())
         .await
         .expect("a token");
     for _ in 0..2 {
@@ -32,9 +32,9 @@ pub(crate) async fn tokens_authenticate_until_they_are_revoked(address: String) 
     assert_eq!(control.authenticate(&brief.secret).await.expect("an answer"), None, "expired");
     // Revoked by another process: takes effect here immediately.
     let (other, _) = open(&address).await;
-    other.revoke_token(&made.id, &somebody()).await.expect("a token");
+    other.revoke_token(&made.id, &operator()).await.expect("a token");
     assert_eq!(control.authenticate(&made.secret).await.expect("an answer"), None, "revoked");
-    let again = other.revoke_token(&made.id, &somebody()).await;
+    let again = other.revoke_token(&made.id, &operator()).await;
     assert!(matches!(again, Err(ControlError::NotFound(_))), "{again:?}");
     let listed = serde_json::to_string(&control.tokens().await.expect("a list")).expect("JSON");
     assert!(listed.contains("ada") && listed.contains("bob"), "{listed}");
@@ -47,8 +47,8 @@ pub(crate) async fn tokens_authenticate_until_they_are_revoked(address: String) 
 /// The cheap check distinguishes valid tokens from wrong ones, but only verification grants access.
 pub(crate) async fn the_precheck_recognizes_wrong_tokens(address: String) {
     let (control, clock) = open(&address).await;
-    let made = control.create_token("ada", Role::Operator, None, &somebody()).await.expect("a token");
-    let (minute, me) = (Some(TimeDelta::from_secs(60)), somebody());
+    let made = control.create_token("ada", Role::Operator, None, &operator()).await.expect("a token");
+    let (minute, me) = (Some(TimeDelta::from_secs(60)), operator());
     let brief = control.create_token("bob", Role::Viewer, minute, &me).await.expect("a token");
     let claim = async |token: &str| control.precheck_token(token).await.expect("an answer");
     let forged = format!("{}{}", &made.secret[..20], &brief.secret[20..]);
@@ -80,7 +80,7 @@ pub(crate) async fn the_precheck_recognizes_wrong_tokens(address: String) {
 
     // An attacker who can write to the table and inserts the digest of their own token gains no access as another
     // principal.
-    let mine = control.create_token("eve", Role::Viewer, None, &somebody()).await.expect("a token");
+    let mine = control.create_token("eve", Role::Viewer, None, &operator()).await.expect("a token");
     let swap = "UPDATE tokens SET digest = (SELECT digest FROM tokens AS own WHERE own.name = 'eve') WHERE name = 'ada'";
     execute(&db, swap, swap).await.expect("an alteration");
     let posing = format!("{}{}", &made.secret[..20], &mine.secret[20..]);
@@ -102,10 +102,10 @@ pub(crate) async fn the_audit_chain_reveals_tampering(address: String) {
     let (control, _) = open(&address).await;
     for i in 0..5 {
         let sent = draft(&json!({"tier": "pro", "reason": i.to_string()}));
-        let put = control.put_quota("key", sent, &rules(), Precondition::Any, &somebody()).await;
+        let put = control.put_quota("key", sent, &rules(), Precondition::Any, &operator()).await;
         put.expect("a database").expect("a quota");
     }
-    control.delete_quota("key", Precondition::Any, &somebody()).await.expect("a deletion");
+    control.delete_quota("key", Precondition::Any, &operator()).await.expect("a deletion");
     let entries = control.audit(None, 100).await.expect("entries");
     assert_eq!(entries.iter().map(|entry| entry.seq).collect::<Vec<_>>(), [6, 5, 4, 3, 2, 1]);
     assert_eq!((entries[0].action.as_str(), entries[0].actor.as_str()), ("quota.delete", "ada"));
@@ -141,7 +141,7 @@ pub(crate) async fn the_audit_chain_reveals_tampering(address: String) {
 pub(crate) async fn the_audit_log_is_filtered(address: String) {
     let (control, clock) = open(&address).await;
     let bob = tollgate_control::Actor { name: "bob".to_owned(), origin: "127.0.0.1".to_owned() };
-    let first = control.create_token("one", Role::Viewer, None, &somebody()).await.expect("a token");
+    let first = control.create_token("one", Role::Viewer, None, &operator()).await.expect("a token");
     clock.advance(TimeDelta::from_secs(10));
     control.create_token("two", Role::Viewer, None, &bob).await.expect("a token");
     clock.advance(TimeDelta::from_secs(10));

@@ -1,6 +1,6 @@
 //! Quotas take effect on decisions.
 
-use crate::{START, draft, open, rules, somebody};
+use crate::{START, draft, open, operator, rules};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tollgate_control::{ControlPlane, Precondition};
@@ -28,7 +28,7 @@ async fn passes(limiter: &Limiter<Memory>, request: &[(&str, &str)]) -> usize {
 }
 
 pub(crate) async fn put(control: &ControlPlane, key: &str, sent: &Value) {
-    let put = control.put_quota(key, draft(sent), &rules(), Precondition::Any, &somebody()).await;
+    let put = control.put_quota(key, draft(sent), &rules(), Precondition::Any, &operator()).await;
     put.expect("a database").unwrap_or_else(|problem| panic!("{problem:?}"));
 }
 
@@ -77,7 +77,7 @@ pub(crate) async fn overrides_win_over_tiers_and_tiers_over_rules(address: Strin
     assert_eq!(denied.limit.to_string(), "gcra 1/1h");
     assert_eq!(second.denied_by_name(), Some("api_key"));
     // Deleted with immediate effect.
-    control.delete_quota("own2", Precondition::Any, &somebody()).await.expect("a deletion");
+    control.delete_quota("own2", Precondition::Any, &operator()).await.expect("a deletion");
     assert!(limiter.check(&Check::descriptors("d", &descriptors)).await.is_allowed());
 }
 

@@ -1,6 +1,6 @@
 //! Bulk import and export, and import of an export.
 
-use crate::{draft, open, rules, somebody};
+use crate::{draft, open, operator, rules};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use tollgate_control::{
 };
 
 pub(crate) async fn import(node: &Arc<ControlPlane>, lines: &[Value]) -> ImportReport {
-    let mut import = Import::begin(node, rules(), somebody()).expect("no other import");
-    assert!(Import::begin(node, rules(), somebody()).is_none(), "one at a time");
+    let mut import = Import::begin(node, rules(), operator()).expect("no other import");
+    assert!(Import::begin(node, rules(), operator()).is_none(), "one at a time");
     for (line, sent) in (1..).zip(lines) {
         let text = sent.to_string();
         let read: ImportLine = serde_json::from_str(&text).expect("a line");
@@ -87,7 +87,7 @@ pub(crate) async fn an_import_takes_effect_and_its_export_can_be_imported(addres
 
 async fn put(node: &ControlPlane, key: &str) {
     let sent = draft(&json!({"tier": "free"}));
-    let put = node.put_quota(key, sent, &rules(), Precondition::Any, &somebody()).await;
+    let put = node.put_quota(key, sent, &rules(), Precondition::Any, &operator()).await;
     put.expect("a database").expect("a quota");
 }
 
@@ -95,7 +95,7 @@ pub(crate) async fn an_import_replaces_existing_quotas(address: String) {
     let (one, _) = open(&address).await;
     let (two, _) = open(&address).await;
     put(&two, "there").await;
-    two.delete_quota("there", Precondition::Any, &somebody()).await.expect("a deletion");
+    two.delete_quota("there", Precondition::Any, &operator()).await.expect("a deletion");
     // Of several lines for one key the last counts; a line for a deleted key restores it.
     let line = |key: &str, reason: &str| json!({"api_key": key, "tier": "pro", "reason": reason});
     let report = import(&one, &[line("a", "1"), line("there", "2"), line("a", "3")]).await;

@@ -1,6 +1,6 @@
 //! Emergency measures and grants: stored, replicated to all nodes, audited, and expiring on their own.
 
-use crate::{START, open, rules, somebody, until};
+use crate::{START, open, operator, rules, until};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +23,11 @@ fn limiter(control: &ControlPlane, clock: &Arc<ManualClock>) -> Limiter<Memory> 
 
 async fn declare(control: &ControlPlane, sent: &Value) -> Result<EmergencyRecord, ValidationError> {
     let draft: EmergencySpec = serde_json::from_value(sent.clone()).expect("a draft");
-    control.create_emergency(draft, &rules(), &somebody()).await.expect("a database")
+    control.create_emergency(draft, &rules(), &operator()).await.expect("a database")
 }
 
 fn usage_of<'a>(attributes: &'a [(&'a str, &'a str)]) -> UsageOf<'a> {
-    UsageOf { domain: None, key: "api_key", attributes, rule: None }
+    UsageOf { domain: None, key: "api_key", attributes, address: None, rule: None }
 }
 
 fn block(key: &str) -> Value {
@@ -53,7 +53,7 @@ pub(crate) async fn measures_are_active_until_they_end(address: String) {
     let at = |seconds: u64| clock.set(Timestamp::from_secs(START) + TimeDelta::from_secs(seconds));
     at(3_599);
     assert_eq!(blocked(&limiter, "attacker-with-a-key"), name);
-    let renewed = control.renew_emergency(&created.id, Some(600), &somebody()).await.expect("a database");
+    let renewed = control.renew_emergency(&created.id, Some(600), &operator()).await.expect("a database");
     assert_eq!(renewed.expect("renewed").expires_at, "2026-01-01T01:09:59Z");
     at(3_600 + 598);
     assert_eq!(blocked(&limiter, "attacker-with-a-key"), name);
@@ -61,14 +61,14 @@ pub(crate) async fn measures_are_active_until_they_end(address: String) {
     assert_eq!(blocked(&limiter, "attacker-with-a-key"), None, "exactly on time, without a write");
     assert_eq!(control.revision(), revision + 1, "the renewal");
     assert!(control.emergencies().await.expect("an answer").is_empty());
-    let late = control.renew_emergency(&created.id, None, &somebody()).await;
+    let late = control.renew_emergency(&created.id, None, &operator()).await;
     assert!(matches!(late, Err(ControlError::NotFound(_))), "{late:?}");
     control.catch_up().await.expect("an answer");
     assert!(!control.active_measures().any_active(), "a request looks at nothing any more");
     // Ended before its expiry.
     let again = declare(&control, &block("attacker-with-a-key")).await.expect("a measure");
     assert!(blocked(&limiter, "attacker-with-a-key").is_some());
-    control.end_emergency(&again.id, &somebody()).await.expect("an end");
+    control.end_emergency(&again.id, &operator()).await.expect("an end");
     assert_eq!(blocked(&limiter, "attacker-with-a-key"), None);
     let actions: Vec<String> =
         control.audit(None, 100).await.expect("an answer").into_iter().map(|entry| entry.action).collect();
@@ -125,8 +125,8 @@ pub(crate) async fn measures_are_active_on_every_node(address: String) {
     .await;
     let first = one.emergencies().await.expect("an answer");
     assert_eq!(first, two.emergencies().await.expect("an answer"));
-    two.end_emergency(&first[0].id, &somebody()).await.expect("an end");
-    one.end_emergency(&first[1].id, &somebody()).await.expect("an end");
+    two.end_emergency(&first[0].id, &operator()).await.expect("an end");
+    one.end_emergency(&first[1].id, &operator()).await.expect("an end");
     until("none on either", || !one.active_measures().any_active() && !two.active_measures().any_active())
         .await;
     syncing.iter().for_each(tokio::task::JoinHandle::abort);
@@ -144,7 +144,7 @@ pub(crate) async fn a_revoked_grant_is_gone_despite_clock_skew(address: String) 
         nodes.push((node, clock));
     }
     let sent = serde_json::from_value(json!({"units": 4, "reason": "a mistake"})).expect("a draft");
-    let granted = nodes[0].0.grant("key", sent, &rules(), &somebody()).await.expect("a database");
+    let granted = nodes[0].0.grant("key", sent, &rules(), &operator()).await.expect("a database");
     let granted = granted.expect("a grant");
     let usable = async || {
         let mut usable = Vec::new();
@@ -160,7 +160,7 @@ pub(crate) async fn a_revoked_grant_is_gone_despite_clock_skew(address: String) 
         usable
     };
     assert_eq!(usable().await, [true; 3]);
-    nodes[0].0.revoke_grant("key", &granted.id, &somebody()).await.expect("revoked");
+    nodes[0].0.revoke_grant("key", &granted.id, &operator()).await.expect("revoked");
     assert_eq!(usable().await, [false; 3]);
 }
 
@@ -180,7 +180,7 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
     let draft = |sent: Value| serde_json::from_value(sent).expect("a draft");
     // Granted on another node, and replicated to this one.
     let sent = draft(json!({"units": 4, "reason": "ticket 7", "ttl_seconds": 86_400}));
-    let granted = two.grant("a-good-customer", sent, &rules(), &somebody()).await.expect("a database");
+    let granted = two.grant("a-good-customer", sent, &rules(), &operator()).await.expect("a database");
     let granted = granted.expect("a grant");
     assert_eq!((granted.rule.as_str(), granted.expires_at.as_str()), ("default", "2026-01-02T00:00:00Z"));
     one.catch_up().await.expect("an answer");
@@ -198,26 +198,26 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
         (json!({"units": 1, "reason": "r", "rule": "path"}), "rule"),
         (json!({"units": 1, "reason": "r", "ttl_seconds": 0}), "ttl_seconds"),
     ] {
-        let rejected = one.grant("k", draft(sent.clone()), &rules(), &somebody()).await.expect("a database");
+        let rejected = one.grant("k", draft(sent.clone()), &rules(), &operator()).await.expect("a database");
         assert_eq!(rejected.expect_err("invalid").place, field, "{sent}");
     }
 
     // The rest of a grant can be revoked on any node; other callers' grants stay.
     let sent = || draft(json!({"units": 4, "reason": "a mistake"}));
-    let wrong = two.grant("a-good-customer", sent(), &rules(), &somebody()).await.expect("a database");
+    let wrong = two.grant("a-good-customer", sent(), &rules(), &operator()).await.expect("a database");
     let wrong = wrong.expect("a grant").id;
-    two.grant("another", sent(), &rules(), &somebody()).await.expect("a database").expect("a grant");
+    two.grant("another", sent(), &rules(), &operator()).await.expect("a database").expect("a grant");
     one.catch_up().await.expect("an answer");
     assert!(limiter.check(&Check::attributes("d", &attributes)).await.is_allowed(), "one of four");
     for (key, id) in [("another", wrong.as_str()), ("a-good-customer", "nope")] {
-        let rejected = two.revoke_grant(key, id, &somebody()).await;
+        let rejected = two.revoke_grant(key, id, &operator()).await;
         assert!(matches!(rejected, Err(ControlError::NotFound(_))), "{rejected:?}");
     }
-    two.revoke_grant("a-good-customer", &wrong, &somebody()).await.expect("revoked");
+    two.revoke_grant("a-good-customer", &wrong, &operator()).await.expect("revoked");
     one.catch_up().await.expect("an answer");
     assert_eq!(passes().await, 0);
     assert!(matches!(
-        one.revoke_grant("a-good-customer", &wrong, &somebody()).await,
+        one.revoke_grant("a-good-customer", &wrong, &operator()).await,
         Err(ControlError::NotFound(_))
     ));
     let of_another = limiter.usage(&usage_of(&[("api_key", "another")])).await.expect("usage");
@@ -235,7 +235,7 @@ pub(crate) async fn a_grant_is_used_once_on_top_of_the_limit(address: String) {
             .is_none_or(|grants| { grants.iter().all(|grant| *grant.id != *wrong) })
     );
 
-    let recorded = one.audit_reset("a-good-customer", None, "ticket 8", "{}".to_owned(), &somebody()).await;
+    let recorded = one.audit_reset("a-good-customer", None, "ticket 8", "{}".to_owned(), &operator()).await;
     recorded.expect("a database").expect("recorded");
     let entries = one.audit(None, 10).await.expect("an answer");
     let actions: Vec<(&str, &str)> =

@@ -7,6 +7,7 @@ mod access;
 mod active_rules;
 mod billing;
 mod bulk;
+mod durable;
 mod emergency;
 mod history;
 mod nodes;
@@ -15,6 +16,7 @@ mod pending_quotas;
 mod quota_keys;
 mod quotas;
 mod revisions;
+mod shared_records;
 mod snapshot;
 
 use databases::{Place, Postgres};
@@ -48,12 +50,17 @@ fn cases() -> Vec<(&'static str, Case)> {
         quota_keys::grants_and_resets_are_for_any_caller,
         quota_keys::lists_and_files_name_the_attribute,
         quota_keys::a_snapshot_keeps_the_attribute,
+        quota_keys::an_import_keeps_the_bound_on_network_lengths,
         bulk::an_import_takes_effect_and_its_export_can_be_imported,
         bulk::an_import_replaces_existing_quotas,
         bulk::keys_are_found_by_prefix,
+        durable::durable_rows_are_absolute,
+        shared_records::an_exchange_compares_and_expires,
         nodes::concurrent_starts_migrate_once,
         nodes::two_nodes_converge,
+        nodes::a_step_of_adapted_limits_is_audited_without_a_revision,
         nodes::nodes_are_listed_until_they_deregister,
+        nodes::hot_counters_reach_the_other_nodes,
         nodes::concurrent_writers_lose_nothing,
         revisions::every_revision_is_kept_and_one_is_active,
         revisions::one_of_several_rollbacks_succeeds,
@@ -129,7 +136,7 @@ pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     panic!("timed out waiting for {what}");
 }
 
-pub(crate) fn somebody() -> Actor {
+pub(crate) fn operator() -> Actor {
     Actor { name: "ada".to_owned(), origin: "127.0.0.1".to_owned() }
 }
 

@@ -1,10 +1,13 @@
 //! Several nodes that share a database.
 
-use crate::{Place, draft, open, rules, somebody, until};
+use crate::{Place, draft, open, operator, rules, until};
 use serde_json::json;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tollgate_control::{ControlError, ControlPlane, Precondition, SyncConfig};
+use tollgate_control::{
+    AdaptationRecord, AuditVerification, ControlError, ControlPlane, Precondition, SyncConfig,
+};
+use tollgate_core::TimeDelta;
 
 pub(crate) async fn concurrent_starts_migrate_once(address: String) {
     let starting: Vec<_> = (0..6)
@@ -17,7 +20,7 @@ pub(crate) async fn concurrent_starts_migrate_once(address: String) {
     for (i, node) in starting.into_iter().enumerate() {
         let node = node.await.expect("a node that has started");
         let put = node
-            .put_quota("key", draft(&json!({"tier": "pro"})), &rules(), Precondition::Any, &somebody())
+            .put_quota("key", draft(&json!({"tier": "pro"})), &rules(), Precondition::Any, &operator())
             .await;
         hashes.push(put.expect("a database").expect("a quota").id);
         assert_eq!(node.audit(None, 100).await.expect("an answer").len(), i + 1);
@@ -52,9 +55,46 @@ pub(crate) async fn nodes_are_listed_until_they_deregister(address: String) {
     assert_eq!(one.nodes().await.expect("an answer").len(), 1, "deregistered");
 }
 
+/// What one node, or a program that follows it, finds hot must reach the others, and end with its traffic.
+pub(crate) async fn hot_counters_reach_the_other_nodes(address: String) {
+    let (one, first_clock) = open(&address).await;
+    let (two, second_clock) = open(&address).await;
+    let own = Arc::new(Mutex::new(vec![(7, 2_000)]));
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let beats = Arc::clone(&one).run_heartbeat(|| json!({"name": "one"}), std::future::pending());
+    let (reported, applied) = (Arc::clone(&own), Arc::clone(&received));
+    let exchanges = [
+        tokio::spawn(
+            Arc::clone(&one)
+                .run_hot_exchange(move |_| Some(reported.lock().expect("a lock").clone()), |_, _| ()),
+        ),
+        // It leases nothing itself.
+        tokio::spawn(
+            Arc::clone(&two)
+                .run_hot_exchange(|_| None, move |names, _| *applied.lock().expect("a lock") = names),
+        ),
+        tokio::spawn(beats),
+    ];
+    let _ = two.exchange_hot([]);
+    until("the counter of the other node", || two.exchange_hot([]).hot == [7]).await;
+    // A follower of the second node finds another one.
+    assert_eq!(two.exchange_hot([(3, 1_000)]).hot, [3, 7]);
+    until("both", || *received.lock().expect("a lock") == [3, 7]).await;
+    let listed = one.nodes().await.expect("an answer");
+    assert!(!listed.is_empty() && !listed.iter().any(|node| node.report.contains_key("hot")), "{listed:?}");
+    // The traffic ends: no node may keep the counter hot, the one that only received the list included.
+    own.lock().expect("a lock").clear();
+    until("the end", || {
+        [&first_clock, &second_clock].iter().for_each(|clock| clock.advance(TimeDelta::from_millis(20)));
+        two.exchange_hot([]).hot.is_empty()
+    })
+    .await;
+    exchanges.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
 async fn put(node: &ControlPlane, key: &str) {
     let sent = draft(&json!({"tier": "pro"}));
-    node.put_quota(key, sent, &rules(), Precondition::Any, &somebody())
+    node.put_quota(key, sent, &rules(), Precondition::Any, &operator())
         .await
         .expect("a database")
         .expect("a quota");
@@ -70,7 +110,7 @@ pub(crate) async fn two_nodes_converge(address: String) {
     put(&one, "a").await;
     put(&two, "b").await;
     until("both keys on both nodes", || one.quota_table().len() == 2 && two.quota_table().len() == 2).await;
-    one.delete_quota("b", Precondition::Any, &somebody()).await.expect("a deletion");
+    one.delete_quota("b", Precondition::Any, &operator()).await.expect("a deletion");
     until("the deletion on both nodes", || one.quota_table().len() == 1 && two.quota_table().len() == 1)
         .await;
     syncing.iter().for_each(tokio::task::JoinHandle::abort);
@@ -99,7 +139,7 @@ pub(crate) async fn concurrent_writers_lose_nothing(address: String) {
                         let count: u64 = found.reason.parse().unwrap_or(0);
                         let sent = draft(&json!({"tier": "pro", "reason": (count + 1).to_string()}));
                         let expected = Precondition::Revision(found.revision);
-                        match node.put_quota("shared", sent, &rules(), expected, &somebody()).await {
+                        match node.put_quota("shared", sent, &rules(), expected, &operator()).await {
                             Ok(put) => break drop(put.expect("a quota")),
                             Err(ControlError::Conflict) => {}
                             Err(error) => panic!("{error}"),
@@ -134,4 +174,28 @@ async fn concurrent_starts_on_new_sqlite_files_succeed() {
             node.await.expect("a node that has started");
         }
     }
+}
+
+/// Whoever may report signals must not be able to make all nodes read their state again.
+pub(crate) async fn a_step_of_adapted_limits_is_audited_without_a_revision(address: String) {
+    let (one, _) = open(&address).await;
+    put(&one, "key").await;
+    let before = one.revision();
+    let step = AdaptationRecord {
+        domain: "api".to_owned(),
+        tier: "free".to_owned(),
+        from: 100.0,
+        to: 80.0,
+        signal: Some(("queue_depth".to_owned(), 140.0, 100.0)),
+    };
+    for _ in 0..2 {
+        one.audit_adaptation(&step, &operator()).await.expect("a database");
+    }
+    assert!(!one.catch_up().await.expect("a database"), "nothing to read");
+    assert_eq!(one.revision(), before);
+    let entries = one.audit(None, 100).await.expect("an answer");
+    assert_eq!(entries.iter().filter(|entry| entry.action == "overload.adapt").count(), 2);
+    put(&one, "other").await;
+    assert_eq!(one.revision(), before + 1);
+    assert!(matches!(one.verify_audit().await, Ok(AuditVerification::Intact { entries: 4, .. })));
 }

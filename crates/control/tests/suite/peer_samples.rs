@@ -1,7 +1,7 @@
 //! Impact previews with the samples of all nodes, each of which has seen a part of the traffic.
 
 use crate::databases::Postgres;
-use crate::{START, draft, open, somebody};
+use crate::{START, draft, open, operator};
 use serde_json::json;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
@@ -117,7 +117,7 @@ pub(crate) async fn samples_of_all_nodes_are_replayed(address: String) {
     let sent =
         PublishRequest { files: files("7/hour"), reason: "less".to_owned(), base_rev: None, confirm: true };
     let PublishResult::Active(_, report) =
-        one.manager.publish(sent, &somebody()).await.expect("a publication")
+        one.manager.publish(sent, &operator()).await.expect("a publication")
     else {
         panic!("it is active")
     };
@@ -202,7 +202,7 @@ pub(crate) async fn quotas_apply_to_callers_of_other_nodes(address: String) {
     two.requests(5, &[("api_key", KEY)]);
     two.requests(5, &[("api_key", "sk_live_of_somebody_else")]);
     let quota = draft(&json!({"tier": "pro"}));
-    let (rules, actor) = (Arc::clone(&one.manager.active().rules), somebody());
+    let (rules, actor) = (Arc::clone(&one.manager.active().rules), operator());
     let put = one.control.put_quota(KEY, quota, &rules, Precondition::Any, &actor).await;
     put.expect("a database").expect("a quota");
     let report = one.check("1/hour").await;

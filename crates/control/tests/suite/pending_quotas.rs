@@ -2,7 +2,7 @@
 
 use crate::active_rules::{Memory, limiter, put};
 use crate::bulk::{as_line, export, import};
-use crate::{START, open, somebody};
+use crate::{START, open, operator};
 use serde_json::{Value, json};
 use tollgate_control::{ControlPlane, Precondition};
 use tollgate_core::{ManualClock, TimeDelta, Timestamp};
@@ -41,7 +41,7 @@ pub(crate) async fn current_terms_stay_until_the_new_take_effect(address: String
         assert_eq!(limit(&limiter, key).await, 5, "a pending quota changes nothing yet");
     }
     // Replacing or deleting the quota ends both, pending and current terms.
-    control.delete_quota("ends", Precondition::Any, &somebody()).await.expect("an end");
+    control.delete_quota("ends", Precondition::Any, &operator()).await.expect("an end");
     assert_eq!(limit(&limiter, "ends").await, 3);
     put(&control, "ends", &later(9, "01:00")).await;
     assert_eq!(
@@ -86,7 +86,7 @@ pub(crate) async fn imports_keep_current_terms_too(address: String) {
     put(&control, "again", &json!({"tier": "pro"})).await;
     put(&control, "again", &later(9, "04:00")).await;
     put(&control, "gone", &json!({"tier": "pro"})).await;
-    control.delete_quota("gone", Precondition::Any, &somebody()).await.expect("an end");
+    control.delete_quota("gone", Precondition::Any, &operator()).await.expect("an end");
     let lines = [
         line("put", later(9, "01:00")),
         line("again", later(9, "01:00")),
@@ -108,7 +108,7 @@ pub(crate) async fn imports_keep_current_terms_too(address: String) {
     let lines: Vec<Value> =
         export(&control).await.iter().map(|quota| as_line(quota, &control.installation_id())).collect();
     for key in keys {
-        control.delete_quota(key, Precondition::Any, &somebody()).await.expect("an end");
+        control.delete_quota(key, Precondition::Any, &operator()).await.expect("an end");
     }
     limits([3; 5], "deleted").await;
     let report = import(&control, &lines).await;

@@ -1,7 +1,7 @@
 //! Quotas of callers that other attributes than `api_key` identify: users, tenants, networks.
 
 use crate::bulk::as_line;
-use crate::{draft, open, somebody};
+use crate::{draft, open, operator};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tollgate_control::{CallerRef, ControlPlane, Cursor, Import, ImportLine, Precondition, QuotaFilter};
@@ -56,7 +56,7 @@ fn of<'a>(key: &'a str, value: &'a str) -> CallerRef<'a> {
 }
 
 async fn put(control: &ControlPlane, caller: CallerRef<'_>, sent: Value) -> Result<String, String> {
-    let put = control.put_quota(caller, draft(&sent), &rules(), Precondition::Any, &somebody()).await;
+    let put = control.put_quota(caller, draft(&sent), &rules(), Precondition::Any, &operator()).await;
     put.expect("a database").map(|quota| quota.id).map_err(|problem| problem.place)
 }
 
@@ -93,11 +93,11 @@ pub(crate) async fn users_and_tenants_have_tiers_and_overrides(address: String) 
     // By its id, the quota keeps its attribute.
     let id: tollgate_control::KeyHash = found.id.parse().expect("an id");
     let sent = draft(&override_of("default", 9));
-    let changed = control.put_quota(id, sent, &rules(), Precondition::Any, &somebody()).await;
+    let changed = control.put_quota(id, sent, &rules(), Precondition::Any, &operator()).await;
     assert_eq!(changed.expect("a database").expect("a quota").key, "user_id");
     clock.advance(TimeDelta::from_secs(120));
     assert_eq!(passes(&limiter, &[("user_id", "u-1")]).await, 9);
-    control.delete_quota(user, Precondition::Any, &somebody()).await.expect("a deletion");
+    control.delete_quota(user, Precondition::Any, &operator()).await.expect("a deletion");
     clock.advance(TimeDelta::from_secs(120));
     assert_eq!(passes(&limiter, &[("user_id", "u-1")]).await, 3);
 }
@@ -154,7 +154,7 @@ pub(crate) async fn networks_have_quotas_and_the_longest_prefix_wins(database: S
     ] {
         assert_eq!(passes(&limiter, &[("remote_address", client)]).await, count, "{client}");
     }
-    control.delete_quota(address("10.1.0.0/16"), Precondition::Any, &somebody()).await.expect("a deletion");
+    control.delete_quota(address("10.1.0.0/16"), Precondition::Any, &operator()).await.expect("a deletion");
     clock.advance(TimeDelta::from_secs(120));
     assert_eq!(passes(&limiter, &[("remote_address", "10.1.0.1")]).await, 6, "the wider network's");
     // A lookup costs as much as there are lengths, so these are bounded.
@@ -173,14 +173,15 @@ pub(crate) async fn grants_and_resets_are_for_any_caller(address: String) {
     let user = of("user_id", "u-1");
     let sent = |sent: Value| serde_json::from_value(sent).expect("a draft");
     let granted =
-        control.grant(user, sent(json!({"units": 4, "reason": "sorry"})), &rules(), &somebody()).await;
+        control.grant(user, sent(json!({"units": 4, "reason": "sorry"})), &rules(), &operator()).await;
     let granted = granted.expect("a database").expect("a grant");
     assert_eq!((granted.key.as_str(), granted.rule.as_str()), ("user_id", "default"));
     other.catch_up().await.expect("an answer");
     let request = [("user_id", "u-1"), ("tenant", "acme")];
     assert_eq!(passes(&limiter, &request).await, 7, "three and four, on another node");
     assert_eq!(passes(&limiter, &[("api_key", "u-1")]).await, 8);
-    let usage_of = UsageOf { domain: None, key: "user_id", attributes: &request[..1], rule: None };
+    let usage_of =
+        UsageOf { domain: None, key: "user_id", attributes: &request[..1], address: None, rule: None };
     let usage = limiter.usage(&usage_of).await.expect("usage");
     assert_eq!((usage.grants[0].units, usage.grants[0].remaining), (4, Some(0)));
     let used: Vec<_> =
@@ -190,24 +191,24 @@ pub(crate) async fn grants_and_resets_are_for_any_caller(address: String) {
         [("user_id", Some(3), false), ("orders", Some(0), false), ("path=/login", Some(0), true)]
     );
     control
-        .audit_reset(user, None, "ticket 9", "{}".to_owned(), &somebody())
+        .audit_reset(user, None, "ticket 9", "{}".to_owned(), &operator())
         .await
         .expect("a database")
         .expect("recorded");
     limiter.reset(&usage_of).await.expect("a reset");
     assert_eq!(passes(&limiter, &request).await, 3, "its own limit again, and the tenant's stays used");
-    control.revoke_grant(user, &granted.id, &somebody()).await.expect("revoked");
-    let missing = control.revoke_grant("u-1", &granted.id, &somebody()).await;
+    control.revoke_grant(user, &granted.id, &operator()).await.expect("revoked");
+    let missing = control.revoke_grant("u-1", &granted.id, &operator()).await;
     assert!(missing.is_err(), "not the API key's");
     let wrong = control
-        .grant(of("email", "x"), sent(json!({"units": 1, "reason": "r"})), &rules(), &somebody())
+        .grant(of("email", "x"), sent(json!({"units": 1, "reason": "r"})), &rules(), &operator())
         .await;
     assert_eq!(wrong.expect("a database").expect_err("no such key").place, "key");
 }
 
 pub(crate) async fn lists_and_files_name_the_attribute(address: String) {
     let (control, clock) = open(&address).await;
-    let mut import = Import::begin(&control, rules(), somebody()).expect("no other import");
+    let mut import = Import::begin(&control, rules(), operator()).expect("no other import");
     let lines = [
         json!({"api_key": "a-key", "tier": "pro"}),
         json!({"key": "user_id", "value": "u-1", "tier": "pro"}),
@@ -255,11 +256,11 @@ pub(crate) async fn lists_and_files_name_the_attribute(address: String) {
     let exported = control.export(None).await.expect("an answer");
     for quota in &exported {
         let id: tollgate_control::KeyHash = quota.id.parse().expect("an id");
-        control.delete_quota(id, Precondition::Any, &somebody()).await.expect("a deletion");
+        control.delete_quota(id, Precondition::Any, &operator()).await.expect("a deletion");
     }
     let limiter = limiter(&control, &clock);
     assert_eq!(passes(&limiter, &[("user_id", "u-1")]).await, 3);
-    let mut import = Import::begin(&control, rules(), somebody()).expect("no other import");
+    let mut import = Import::begin(&control, rules(), operator()).expect("no other import");
     for (line, quota) in (1..).zip(&exported) {
         let read = serde_json::from_value(as_line(quota, &installation)).expect("a line");
         import.line(line, b"", read).await.expect("a database");
@@ -272,6 +273,24 @@ pub(crate) async fn lists_and_files_name_the_attribute(address: String) {
     assert_eq!(passes(&limiter, &[("remote_address", "10.9.9.9")]).await, 6);
 }
 
+/// Networks of at most sixteen lengths have quotas, also if one import brings them all.
+pub(crate) async fn an_import_keeps_the_bound_on_network_lengths(address: String) {
+    let (control, _) = open(&address).await;
+    let import = async |lengths: std::ops::Range<u8>| {
+        let mut import = Import::begin(&control, rules(), operator()).expect("no other import");
+        for (line, bits) in (1..).zip(lengths) {
+            let sent = json!({"key": "remote_address", "value": format!("10.0.0.0/{bits}"), "tier": "pro"});
+            import.line(line, b"", serde_json::from_value(sent).expect("a line")).await.expect("a database");
+        }
+        import.finish().await.expect("a database")
+    };
+    let report = import(8..28).await;
+    assert_eq!((report.imported, report.failed), (16, 4), "{report:?}");
+    assert!(report.errors[0].detail.contains("16 lengths"), "{report:?}");
+    let again = import(8..24).await;
+    assert_eq!((again.imported, again.failed), (16, 0), "lengths in use stay usable: {again:?}");
+}
+
 /// A node that starts while the database is unavailable applies the quotas of all attributes.
 pub(crate) async fn a_snapshot_keeps_the_attribute(address: String) {
     let (control, clock) = open(&address).await;
@@ -280,7 +299,7 @@ pub(crate) async fn a_snapshot_keeps_the_attribute(address: String) {
     }
     let sent = serde_json::from_value(json!({"units": 2, "reason": "sorry"})).expect("a draft");
     control
-        .grant(of("tenant", "acme"), sent, &rules(), &somebody())
+        .grant(of("tenant", "acme"), sent, &rules(), &operator())
         .await
         .expect("a database")
         .expect("a grant");
@@ -302,6 +321,7 @@ pub(crate) async fn a_snapshot_keeps_the_attribute(address: String) {
     {
         assert_eq!(passes(&limiter, &[(key, value)]).await, count, "{key}={value}");
     }
-    let tenant = UsageOf { domain: None, key: "tenant", attributes: &[("tenant", "acme")], rule: None };
+    let tenant =
+        UsageOf { domain: None, key: "tenant", attributes: &[("tenant", "acme")], address: None, rule: None };
     assert_eq!(limiter.usage(&tenant).await.expect("usage").grants[0].units, 2);
 }

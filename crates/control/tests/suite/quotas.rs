@@ -1,6 +1,6 @@
 //! Quotas are stored as sent, and invalid ones are rejected.
 
-use crate::{draft, open, rules, somebody};
+use crate::{draft, open, operator, rules};
 use serde_json::json;
 use tollgate_control::{ControlError, Cursor, Precondition, QuotaFilter};
 use tollgate_core::TimeDelta;
@@ -17,7 +17,7 @@ pub(crate) async fn a_quota_is_stored_until_it_is_deleted(address: String) {
     });
     assert!(control.quota("abc123-secret").await.expect("an answer").is_none());
     let put =
-        control.put_quota("abc123-secret", draft(&sent), &rules(), Precondition::Any, &somebody()).await;
+        control.put_quota("abc123-secret", draft(&sent), &rules(), Precondition::Any, &operator()).await;
     let put = put.expect("a database").expect("a quota");
     let got = control.quota("abc123-secret").await.expect("an answer").expect("a quota");
     assert_eq!(put, got);
@@ -28,9 +28,9 @@ pub(crate) async fn a_quota_is_stored_until_it_is_deleted(address: String) {
     );
     assert_eq!((got.reason.as_str(), got.author.as_str()), ("ticket 12", "sales"));
     assert_eq!(serde_json::to_value(&got.overrides).expect("JSON"), sent["overrides"]);
-    control.delete_quota("abc123-secret", Precondition::Any, &somebody()).await.expect("a deletion");
+    control.delete_quota("abc123-secret", Precondition::Any, &operator()).await.expect("a deletion");
     assert!(control.quota("abc123-secret").await.expect("an answer").is_none());
-    let again = control.delete_quota("abc123-secret", Precondition::Any, &somebody()).await;
+    let again = control.delete_quota("abc123-secret", Precondition::Any, &operator()).await;
     assert!(matches!(again, Err(ControlError::NotFound(_))), "{again:?}");
 }
 
@@ -39,7 +39,7 @@ pub(crate) async fn a_concurrent_change_is_not_overwritten(address: String) {
     let put = async |expected| {
         let sent = draft(&json!({"tier": "pro"}));
         control
-            .put_quota("key", sent, &rules(), expected, &somebody())
+            .put_quota("key", sent, &rules(), expected, &operator())
             .await
             .map(|put| put.expect("a quota").revision)
     };
@@ -48,10 +48,10 @@ pub(crate) async fn a_concurrent_change_is_not_overwritten(address: String) {
     assert!(matches!(put(Precondition::Absent).await, Err(ControlError::Conflict)));
     let second = put(Precondition::Revision(first)).await.expect("the first was there");
     assert!(matches!(put(Precondition::Revision(first)).await, Err(ControlError::Conflict)));
-    let stale = control.delete_quota("key", Precondition::Revision(first), &somebody()).await;
+    let stale = control.delete_quota("key", Precondition::Revision(first), &operator()).await;
     assert!(matches!(stale, Err(ControlError::Conflict)));
     assert_eq!(control.quota("key").await.expect("an answer").expect("a quota").revision, second);
-    control.delete_quota("key", Precondition::Revision(second), &somebody()).await.expect("a deletion");
+    control.delete_quota("key", Precondition::Revision(second), &operator()).await.expect("a deletion");
     put(Precondition::Absent).await.expect("a deleted quota is absent");
 }
 
@@ -61,7 +61,7 @@ pub(crate) async fn lists_are_paged(address: String) {
         let tier = if i % 4 == 0 { "free" } else { "pro" };
         let sent = draft(&json!({"tier": tier}));
         let put =
-            control.put_quota(&format!("key-{i}"), sent, &rules(), Precondition::Any, &somebody()).await;
+            control.put_quota(&format!("key-{i}"), sent, &rules(), Precondition::Any, &operator()).await;
         put.expect("a database").expect("a quota");
     }
     for (tier, count, pages) in
@@ -118,7 +118,7 @@ pub(crate) async fn an_invalid_quota_is_rejected_with_its_field(address: String)
         (json!({"tier": "pro", "expires_at": "9999-01-01T00:00:00Z"}), "expires_at"),
         (json!({"tier": "pro", "reason": long}), "reason"),
     ] {
-        let put = control.put_quota("key", draft(&sent), &rules(), Precondition::Any, &somebody()).await;
+        let put = control.put_quota("key", draft(&sent), &rules(), Precondition::Any, &operator()).await;
         let problem = put.expect("a database").expect_err(&sent.to_string());
         assert_eq!(problem.place, field, "{sent}: {}", problem.detail);
     }
@@ -130,7 +130,7 @@ pub(crate) async fn no_key_is_stored(address: String) {
     let (control, _) = open(&address).await;
     let key = "sk_live_51H8xQ2eZvKYlo2C";
     let sent = draft(&json!({"tier": "pro"}));
-    let put = control.put_quota(key, sent, &rules(), Precondition::Any, &somebody()).await;
+    let put = control.put_quota(key, sent, &rules(), Precondition::Any, &operator()).await;
     let put = put.expect("a database").expect("a quota");
     let output = format!("{put:?} {:?}", control.audit(None, 10).await.expect("an answer"));
     assert!(output.contains("sk_liv") && !output.contains(&key[..8]), "{output}");
@@ -151,11 +151,11 @@ pub(crate) async fn deleted_quotas_are_purged_after_a_week(address: String) {
     let (late, late_clock) = open(&address).await;
     for key in ["gone", "stays"] {
         let sent = draft(&json!({"tier": "pro"}));
-        let put = one.put_quota(key, sent, &rules(), Precondition::Any, &somebody()).await;
+        let put = one.put_quota(key, sent, &rules(), Precondition::Any, &operator()).await;
         put.expect("a database").expect("a quota");
     }
     late.catch_up().await.expect("an answer");
-    one.delete_quota("gone", Precondition::Any, &somebody()).await.expect("a deletion");
+    one.delete_quota("gone", Precondition::Any, &operator()).await.expect("a deletion");
     assert_eq!(one.purge().await.expect("an answer"), 0, "other nodes may not have read it yet");
     let week = TimeDelta::from_secs(7 * 86_400 + 1);
     clock.advance(week);

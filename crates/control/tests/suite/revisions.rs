@@ -1,6 +1,6 @@
 //! Rule revisions: none is lost, one is active, and concurrent changes are not overwritten.
 
-use crate::{open, somebody};
+use crate::{open, operator};
 use std::sync::Arc;
 use tollgate_control::{Actor, ControlError, ControlPlane, NewRevision, RevisionStatus, RuleFile};
 
@@ -31,23 +31,23 @@ pub(crate) async fn every_revision_is_kept_and_one_is_active(address: String) {
     let (two, _) = open(&address).await;
     assert_eq!(one.published(), None);
     // The first publication stores the previously active files too.
-    assert_eq!(one.publish_rules(draft(5, None), &somebody()).await.expect("published"), 2);
-    assert_eq!(one.publish_rules(draft(7, Some(2)), &somebody()).await.expect("published"), 3);
+    assert_eq!(one.publish_rules(draft(5, None), &operator()).await.expect("published"), 2);
+    assert_eq!(one.publish_rules(draft(7, Some(2)), &operator()).await.expect("published"), 3);
     assert_eq!(statuses(&one).await, [(3, Active), (2, Superseded), (1, Superseded)]);
-    let late = two.publish_rules(draft(9, Some(2)), &somebody()).await;
+    let late = two.publish_rules(draft(9, Some(2)), &operator()).await;
     assert!(matches!(late, Err(ControlError::Conflict)), "{late:?}");
     two.catch_up().await.expect("an answer");
     let known = two.published().expect("what the other has published");
     assert_eq!((known.revision.rev, &known.files), (3, &files(7)));
     assert_eq!((known.revision.author.as_str(), known.revision.reason.as_str()), ("ada", "7 it is"));
 
-    let back = two.roll_back_rules(1, None, "it was better", &somebody()).await.expect("a rollback");
+    let back = two.roll_back_rules(1, None, "it was better", &operator()).await.expect("a rollback");
     assert_eq!(two.published().expect("the rules").files, files(0));
     assert_eq!(statuses(&two).await[..2], [(back, Active), (3, RolledBack)]);
     let rolled_back = two.rule_revision(3).await.expect("an answer").expect("still there");
     assert_eq!(rolled_back.revision.rolled_back_because.as_deref(), Some("it was better"));
     assert_eq!(rolled_back.files, files(7));
-    let missing = two.roll_back_rules(99, None, "typo", &somebody()).await;
+    let missing = two.roll_back_rules(99, None, "typo", &operator()).await;
     assert!(matches!(missing, Err(ControlError::NotFound(_))), "{missing:?}");
     // A node that starts later knows the active revision.
     assert_eq!(open(&address).await.0.published().map(|known| known.revision.rev), Some(back));
@@ -61,14 +61,14 @@ pub(crate) async fn one_of_several_rollbacks_succeeds(address: String) {
     for _ in 0..4 {
         nodes.push(open(&address).await.0);
     }
-    nodes[0].publish_rules(draft(5, None), &somebody()).await.expect("published");
-    nodes[0].publish_rules(draft(7, Some(2)), &somebody()).await.expect("published");
+    nodes[0].publish_rules(draft(5, None), &operator()).await.expect("published");
+    nodes[0].publish_rules(draft(7, Some(2)), &operator()).await.expect("published");
     let rollbacks: Vec<_> = nodes
         .iter()
         .map(|node| {
             let node = Arc::clone(node);
             tokio::spawn(
-                async move { node.roll_back_rules(2, Some(3), "trouble", &somebody()).await.is_ok() },
+                async move { node.roll_back_rules(2, Some(3), "trouble", &operator()).await.is_ok() },
             )
         })
         .collect();
@@ -83,9 +83,9 @@ pub(crate) async fn approval_needs_another_operator(address: String) {
     use RevisionStatus::{Active, PendingApproval, Rejected, Superseded};
     let (node, _) = open(&address).await;
     let pending = |count, base| NewRevision { needs_approval: true, ..draft(count, base) };
-    let rev = node.publish_rules(pending(5, None), &somebody()).await.expect("published");
+    let rev = node.publish_rules(pending(5, None), &operator()).await.expect("published");
     assert_eq!((rev, node.published()), (2, None), "it is pending, and the files stay active");
-    let own = node.approve_rules(rev, &somebody()).await;
+    let own = node.approve_rules(rev, &operator()).await;
     assert!(matches!(own, Err(ControlError::SelfApproval)), "{own:?}");
     assert_no_rollback(&node, rev, "pending_approval").await;
     assert_eq!(node.published(), None, "it is still pending");
@@ -97,20 +97,20 @@ pub(crate) async fn approval_needs_another_operator(address: String) {
     assert!(matches!(twice, Err(ControlError::NotFound(_))), "{twice:?}");
 
     // A superseded pending revision cannot be approved afterwards.
-    let late = node.publish_rules(pending(6, Some(2)), &somebody()).await.expect("published");
+    let late = node.publish_rules(pending(6, Some(2)), &operator()).await.expect("published");
     assert_eq!(statuses(&node).await[0], (late, PendingApproval));
-    node.publish_rules(draft(7, Some(2)), &somebody()).await.expect("published");
+    node.publish_rules(draft(7, Some(2)), &operator()).await.expect("published");
     assert_eq!(statuses(&node).await[..3], [(4, Active), (3, Rejected), (2, Superseded)]);
     assert!(node.approve_rules(late, &other).await.is_err());
     assert_no_rollback(&node, late, "rejected").await;
     // A revision that was approved and active can be rolled back to.
-    node.roll_back_rules(2, None, "it was better", &somebody()).await.expect("a rollback");
+    node.roll_back_rules(2, None, "it was better", &operator()).await.expect("a rollback");
 }
 
 /// Asserts that a rollback cannot bypass the approval.
 async fn assert_no_rollback(node: &ControlPlane, rev: i64, expected: &str) {
     for only_if in [None, node.published().map(|active| active.revision.rev)] {
-        let rolled_back = node.roll_back_rules(rev, only_if, "around", &somebody()).await;
+        let rolled_back = node.roll_back_rules(rev, only_if, "around", &operator()).await;
         let Err(ControlError::NeverActive { rev: found, status }) = rolled_back else {
             panic!("{rolled_back:?}")
         };

@@ -1,7 +1,7 @@
 //! Snapshot files for a start while PostgreSQL is unavailable; and migrations beside older nodes that write.
 
 use crate::databases::Postgres;
-use crate::{START, draft, open, rules, somebody, until};
+use crate::{START, draft, open, operator, rules, until};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +22,8 @@ const BEFORE: &str = "
     DROP TABLE consumption;
     DROP TABLE consumption_months;
     DROP TABLE consumption_head;
+    DROP TABLE durable_consumption;
+    DROP TABLE shared_records;
     DROP TABLE traffic_asked;
     DROP TABLE traffic_told;
     ALTER TABLE tokens DROP COLUMN digest;
@@ -52,10 +54,10 @@ async fn a_snapshot_does_not_restore_what_was_revoked_since() {
     let file = folder.path().join("known");
     let (one, clock) = open(&address).await;
     let sent = serde_json::from_value(json!({"units": 4, "reason": "a mistake"})).expect("a draft");
-    let granted = one.grant("key", sent, &rules(), &somebody()).await.expect("a database").expect("a grant");
+    let granted = one.grant("key", sent, &rules(), &operator()).await.expect("a database").expect("a grant");
     // A pending quota keeps the current terms until then.
     for sent in [json!({"tier": "pro"}), json!({"tier": "free", "effective_at": "2026-06-01T00:00:00Z"})] {
-        let put = one.put_quota("other", draft(&sent), &rules(), Precondition::Any, &somebody()).await;
+        let put = one.put_quota("other", draft(&sent), &rules(), Precondition::Any, &operator()).await;
         put.expect("a database").expect("a quota");
     }
 
@@ -82,7 +84,7 @@ async fn a_snapshot_does_not_restore_what_was_revoked_since() {
     .await;
     snapshots.abort();
     let _ = snapshots.await;
-    one.revoke_grant("key", &granted.id, &somebody()).await.expect("revoked");
+    one.revoke_grant("key", &granted.id, &operator()).await.expect("revoked");
     one.close().await;
 
     server.stop("INT");

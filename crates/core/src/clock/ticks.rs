@@ -143,13 +143,13 @@ mod tests {
         };
         while start.elapsed().as_millis() < 200 {
             let before = start.elapsed();
-            let told = micros();
+            let time = micros();
             let after = start.elapsed();
-            assert!(told >= last, "{told} after {last}");
-            last = told;
-            let told = told - offset;
+            assert!(time >= last, "{time} after {last}");
+            last = time;
+            let time = time - offset;
             let (least, most) = (before.as_micros() as u64, after.as_micros() as u64);
-            worst = worst.max(least.saturating_sub(told)).max(told.saturating_sub(most));
+            worst = worst.max(least.saturating_sub(time)).max(time.saturating_sub(most));
             trusted |= ANCHOR.with(Cell::get).trusted_ticks > 0;
         }
         assert!(worst < 1_000, "{worst} us off");
@@ -182,8 +182,8 @@ mod tests {
     #[test]
     fn time_never_goes_back() {
         let settled = settled();
-        let told = settled.nanos_after(settled.trusted_ticks);
-        let (_, nanos) = settled.renewed(settled.ticks + settled.trusted_ticks, told - 1_000, true);
-        assert_eq!(nanos, told);
+        let time = settled.nanos_after(settled.trusted_ticks);
+        let (_, nanos) = settled.renewed(settled.ticks + settled.trusted_ticks, time - 1_000, true);
+        assert_eq!(nanos, time);
     }
 }

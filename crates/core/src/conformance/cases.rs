@@ -72,8 +72,8 @@ async fn every_algorithm<S: CounterStore>(harness: &mut Harness<S>) -> Result<()
         let mut rng = SplitMix64::new(number as u64);
         let scope = Scope::new(format!("algorithm/{number}/{limit}"));
         for _ in 0..400 {
-            let who = [KeyPart::Text(rng.pick::<&str>(&["alice", "bob"]))];
-            let key = CounterKey { scope: &scope, parts: &who };
+            let parts = [KeyPart::Text(rng.pick::<&str>(&["alice", "bob"]))];
+            let key = CounterKey { scope: &scope, parts: &parts };
             let cost = some_cost(&mut rng, limit);
             let permit = PermitId(u128::from(rng.below(4)));
             let charge = Charge { enforcement: *enforcement, permit, ..Charge::new(key, limit, cost) };
@@ -171,7 +171,7 @@ async fn independents<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), V
     })?;
     let alone = harness.expect(&[watched], Admission::Admitted).await?;
     harness.check(alone.per_charge[0].verdict.is_denied(), || {
-        format!("a shadow says no, and stops nobody: {alone:?}")
+        format!("a rule in shadow denies, and the request passes: {alone:?}")
     })
 }
 
@@ -356,11 +356,11 @@ async fn keys<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation
     for limit in [per_minute(Algorithm::Gcra, 1), per_minute(Algorithm::SlidingLog, 1)] {
         for scope in [format!("keys/{}", limit.algorithm()), format!("keys/{}/", limit.algorithm())] {
             let scope = Scope::new(scope);
-            for (number, who) in parts.iter().enumerate() {
-                let charge = [Charge::new(CounterKey { scope: &scope, parts: who }, &limit, Cost::ONE)];
+            for (number, caller) in parts.iter().enumerate() {
+                let charge = [Charge::new(CounterKey { scope: &scope, parts: caller }, &limit, Cost::ONE)];
                 let first = harness.charge(&charge).await?;
                 harness.check(first.admission == Admission::Admitted, || {
-                    format!("{who:?} (number {number}) shares a counter with a key before it")
+                    format!("{caller:?} (number {number}) shares a counter with a key before it")
                 })?;
                 let _ = harness.expect(&charge, Admission::Denied).await?;
             }
@@ -373,8 +373,8 @@ async fn window_turns<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), V
     for (number, limit) in every_limit().iter().enumerate().filter(|(_, limit)| limit.rate().count > 0) {
         let scope = Scope::new(format!("turn/{number}/{limit}"));
         // Jittered keys start their windows at different instants; each must enforce its limit.
-        for who in ["alice", "bob", "carol"] {
-            let key = CounterKey { scope: &scope, parts: &[KeyPart::Text(who)] };
+        for caller in ["alice", "bob", "carol"] {
+            let key = CounterKey { scope: &scope, parts: &[KeyPart::Text(caller)] };
             let all = [Charge::new(key, limit, Cost::new(limit.capacity()))];
             let _ = harness.expect(&all, Admission::Admitted).await?;
             let refused = harness.expect(&all, Admission::Denied).await?;

@@ -84,7 +84,7 @@ fn families() -> Vec<Vec<Limit>> {
 /// and in the shadow.
 pub(super) async fn denied_by_another<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation> {
     // Limits of other kinds, that read the counter as an unused one.
-    let strangers: Vec<Limit> =
+    let unrelated: Vec<Limit> =
         every_limit().into_iter().filter(|limit| !limit.is_jittered() && limit.capacity() < 1_000).collect();
     for (number, family) in families().iter().enumerate() {
         for (which, owner) in family.iter().enumerate().filter(|(_, limit)| limit.rate().count > 0) {
@@ -100,7 +100,7 @@ pub(super) async fn denied_by_another<S: CounterStore>(harness: &mut Harness<S>)
                 let buckets = owner.algorithm().has_burst() && other.algorithm().has_burst();
                 !buckets && owner.algorithm() != other.algorithm()
             };
-            for other in family.iter().chain(strangers.iter().filter(other_kind)) {
+            for other in family.iter().chain(unrelated.iter().filter(other_kind)) {
                 let cost = Cost::new(other.capacity() + 1);
                 let holder = PermitId(8);
                 let denied = Charge { permit: holder, ..charge(other, cost) };
@@ -132,8 +132,8 @@ pub(super) async fn changed<S: CounterStore>(harness: &mut Harness<S>) -> Result
         let scope = Scope::new(format!("changed/{number}"));
         for _ in 0..400 {
             let limit = rng.pick(family).clone();
-            let who = [KeyPart::Text(rng.pick::<&str>(&["alice", "bob"]))];
-            let key = CounterKey { scope: &scope, parts: &who };
+            let parts = [KeyPart::Text(rng.pick::<&str>(&["alice", "bob"]))];
+            let key = CounterKey { scope: &scope, parts: &parts };
             let permit = PermitId(u128::from(rng.below(4)));
             let cost = some_cost(&mut rng, &limit);
             let charge = Charge { permit, ..Charge::new(key, &limit, cost) };

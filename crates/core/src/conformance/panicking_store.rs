@@ -1,4 +1,4 @@
-//! Panicking store for tests: wraps any store and panics when a charge has a counter value that tells it to.
+//! Panicking store for tests: wraps any store and panics when a charge has a marked counter value.
 
 use crate::charge::{Charge, Outcomes, Permit};
 use crate::counter_key::KeyPart;
@@ -19,8 +19,8 @@ impl<S> PanickingStore<S> {
 }
 
 fn has(charges: &[Charge<'_>], value: &str) -> bool {
-    let is_told = |part: &KeyPart<'_>| matches!(part, KeyPart::Text(text) | KeyPart::Secret(text) if text.contains(value));
-    charges.iter().any(|charge| charge.key.parts.iter().any(is_told))
+    let is_marked = |part: &KeyPart<'_>| matches!(part, KeyPart::Text(text) | KeyPart::Secret(text) if text.contains(value));
+    charges.iter().any(|charge| charge.key.parts.iter().any(is_marked))
 }
 
 impl<S: CounterStore> CounterStore for PanickingStore<S> {

@@ -28,7 +28,7 @@ enum Fault {
     ObeysShadows,
     /// Steps jittered keys at the plain instant.
     IgnoresPhase,
-    /// Gives the same units back as often as it is told to.
+    /// Returns the same units as often as it is called.
     ReturnsTwice,
     /// Gives all units back, however long ago they were taken.
     ReturnsLate,

@@ -132,7 +132,7 @@ fn jitter_spreads_the_keys_over_the_window() {
     assert_eq!(plain.phase(12_345_678), TimeDelta::ZERO);
 }
 
-/// Without it a jittered key is told a wrong instant: what an outcome says is relative to now, whatever the phase.
+/// Without it a jittered key gets a wrong instant: what an outcome says is relative to now, whatever the phase.
 #[test]
 fn a_jittered_window_enforces_its_limit() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::StrictWindow] {

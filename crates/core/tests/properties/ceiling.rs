@@ -37,7 +37,7 @@ fn in_view(log: &[Admitted], now: Timestamp, length: u64) -> u64 {
 }
 
 proptest! {
-    /// Without it a tenant gets more than it pays for, in some span that nobody looked at.
+    /// Without it a tenant gets more than it pays for, in some span that no test looked at.
     #[test]
     fn buckets_never_pass_more_than_burst_plus_rate((limit, arrivals) in traffic(prop_oneof![
         limits_of(Algorithm::Gcra), limits_of(Algorithm::TokenBucket), limits_of(Algorithm::LeakyBucket)
@@ -85,7 +85,7 @@ proptest! {
             now = now + TimeDelta::from_micros(arrival.gap);
             let outcome = limit.step(&mut state, now, Cost::new(arrival.cost));
             let Verdict::Allowed { delay } = outcome.verdict else { continue };
-            // Nobody waits longer than the queue is.
+            // No request waits longer than the queue is.
             prop_assert!((i128::from(delay.as_micros()) - 1) * count < i128::from(limit.capacity()) * period);
             departures.push((i128::from((now + delay).as_micros()), i128::from(arrival.cost)));
         }

@@ -179,10 +179,10 @@ proptest! {
         }
     }
 
-    /// Without it a denied caller is told to come back too early, or later than it must: also while the debt is of
+    /// Without it a denied caller retries too early, or later than it must: also while the debt is of
     /// another limit.
     #[test]
-    fn a_denial_under_another_limit_ends_when_it_says(family in tiers(), requests in requests()) {
+    fn a_denial_under_another_limit_ends_at_its_reset(family in tiers(), requests in requests()) {
         play(&family, &requests, |limit, _, (_, state), _, now| {
             for other in &family {
                 let ask = |at: Timestamp| other.step(&mut state.clone(), at, Cost::new(other.capacity())).verdict;

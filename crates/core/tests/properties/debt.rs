@@ -11,7 +11,7 @@ fn debit(limit: &Limit, state: &mut State, units: u64) {
 proptest! {
     /// Without it one region's report locks a tenant out of another for ever; or the report is ignored.
     #[test]
-    fn debt_bites_and_heals(limit in limits(), units in prop_oneof![1_u64..200, Just(u64::MAX)]) {
+    fn debt_denies_until_it_is_repaid(limit in limits(), units in prop_oneof![1_u64..200, Just(u64::MAX)]) {
         prop_assume!(limit.algorithm() != Algorithm::Concurrency);
         let mut state = State::default();
         debit(&limit, &mut state, units);
@@ -52,7 +52,7 @@ fn a_bucket_recovers_from_debt_at_its_rate() {
     assert_eq!(micros(&limit), 1_000_000);
 }
 
-/// Without it a report from elsewhere opens permits that nobody holds.
+/// Without it a report from elsewhere opens permits that no request holds.
 #[test]
 fn permits_are_not_debited_beyond_the_limit() {
     let limit =

@@ -1,4 +1,4 @@
-//! Units taken ahead and spent later: over every span no more than the limit allows, whoever took them and when.
+//! Units taken ahead and spent later: over every span no more than the limit allows, whichever node took them and when.
 
 use crate::traces::START;
 use proptest::prelude::*;
@@ -79,11 +79,11 @@ proptest! {
         for Turn { gap, holder, takes, spends, returns } in turns {
             now = now + TimeDelta::from_micros(gap);
             if takes > 0 {
-                let told = limit.step(&mut shared, now, Cost::new(takes));
-                if told.verdict.is_allowed() {
-                    let escrow = limit.escrow(takes, now, &told).expect("it can be leased");
+                let outcome = limit.step(&mut shared, now, Cost::new(takes));
+                if outcome.verdict.is_allowed() {
+                    let escrow = limit.escrow(takes, now, &outcome).expect("it can be leased");
                     prop_assert_eq!(escrow.valid_after(TimeDelta::ZERO).min(takes), escrow.valid_after(TimeDelta::ZERO));
-                    holders[holder].push((now, escrow, 0, now + told.reset_after));
+                    holders[holder].push((now, escrow, 0, now + outcome.reset_after));
                 }
             }
             if returns && let Some(held) = holders[holder].pop() {
@@ -106,7 +106,7 @@ proptest! {
         while limit.step(&mut shared, now, Cost::ONE).verdict.is_allowed() {
             spent.push(now);
         }
-        // A bucket, or a window, that is told of what is spent when it is spent never denies.
+        // A bucket or window charged with what is spent, when it is spent, never denies.
         let (mut meter, period) = (State::default(), limit.rate().period.length());
         for (n, at) in spent.iter().enumerate() {
             if limit.algorithm() == Algorithm::StrictWindow {

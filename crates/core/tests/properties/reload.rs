@@ -30,7 +30,7 @@ proptest! {
 }
 
 proptest! {
-    /// Without it whoever is asked about by a limit of a shorter burst, and is denied, has used less afterwards.
+    /// Without it a key that a limit of a shorter burst denies has used less afterwards.
     #[test]
     fn a_limit_of_the_same_period_takes_nothing_from_what_another_counted(
         old in (1_u64..500, 1_u64..500), new in (1_u64..500, 1_u64..500), used in 1_u64..=100, cost in 0_u64..600,

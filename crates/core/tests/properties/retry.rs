@@ -1,10 +1,10 @@
-//! What an answer says about the future is exact: clients are told when to come back, and believe it.
+//! `retry_after` and `reset_after` are exact: clients rely on them.
 
 use crate::traces::{START, limits, limits_of, micros, traffic};
 use proptest::prelude::*;
 use tollgate_core::{Algorithm, Cost, Limit, LimitSpec, Rate, State, TimeDelta, Timestamp, Verdict};
 
-/// What `limit` would say `wait` after `now`, if nobody else charged.
+/// The outcome of `limit`, `wait` after `now`, without other charges.
 fn probe(limit: &Limit, state: &State, now: Timestamp, wait: u64, cost: u64) -> tollgate_core::Outcome {
     limit.step(&mut state.clone(), now + TimeDelta::from_micros(wait), Cost::new(cost))
 }
@@ -57,7 +57,7 @@ proptest! {
         }
     }
 
-    /// Without it a key in debt is told a wrong instant, by every algorithm that can be in debt.
+    /// Without it a key in debt gets a wrong instant, by every algorithm that can be in debt.
     #[test]
     fn the_promise_is_exact_in_debt_too((limit, arrivals) in traffic(limits()), owed in 0_u64..200, at in any::<u64>()) {
         let (mut state, mut now) = (State::default(), START);
@@ -73,7 +73,7 @@ proptest! {
         }
     }
 
-    /// Without it a client is told a wrong instant after a clock was set back.
+    /// Without it a client gets a wrong instant after a clock was set back.
     #[test]
     fn the_promise_is_exact_after_a_step_back((limit, arrivals) in traffic(limits()), back in 0_u64..40_000, at in any::<u64>()) {
         let (mut state, mut now) = (State::default(), START);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, State, TimeDelta, Timestamp, Verdict, nonzero};
 
 proptest! {
-    /// Without it a caller gets tokens between two refills, misses some at one, or is told a wrong time.
+    /// Without it a caller gets tokens between two refills, misses some at one, or gets a wrong time.
     #[test]
     fn it_counts_as_tokens_that_are_added_at_each_interval((limit, arrivals) in traffic(stepped_limits())) {
         // Tokens times the period, so that a refill of a fraction of a token is a whole number.

@@ -32,7 +32,7 @@ proptest! {
         }
     }
 
-    /// Without it a dashboard that watches a key changes what its owner is told.
+    /// Without it a dashboard that watches a key changes its owner's outcomes.
     #[test]
     fn a_look_changes_nothing_that_can_be_seen((limit, arrivals) in traffic(limits()), looks in any::<u64>()) {
         let seen = run(&limit, State::default(), START, &arrivals);

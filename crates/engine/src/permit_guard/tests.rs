@@ -8,7 +8,7 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 
 const PERMITS: usize = 20;
 
-/// A store that, once it is slow, answers nobody before all have asked; and, once it is away, nobody at all.
+/// A store that, once it is slow, answers no request before all have arrived; and, once it is unavailable, none at all.
 struct FlakyStore {
     counters: MemoryStore<SystemClock>,
     is_slow: AtomicBool,
@@ -34,7 +34,7 @@ impl CounterStore for FlakyStore {
     }
 }
 
-/// Many requests under way over a store that is slow must not lose their permits; and that it is away is told once.
+/// Many requests under way over a store that is slow must not lose their permits; and an outage is reported once.
 #[tokio::test(start_paused = true)]
 async fn permits_are_renewed_together() {
     let text = "domain: d\ndescriptors:\n  - {key: user, name: slots, concurrency: {limit: 100, ttl: 2s}}\n";
@@ -62,8 +62,8 @@ async fn permits_are_renewed_together() {
     renewed.expect("they do not wait for each other").expect("they are renewed");
     limiter.store().is_away.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let told = limiter.renew_due().await.expect_err("the store is away");
-    assert_eq!((told.failed, told.of), (PERMITS, PERMITS));
+    let error = limiter.renew_due().await.expect_err("the store is unavailable");
+    assert_eq!((error.failed, error.of), (PERMITS, PERMITS));
     drop(held);
 }
 

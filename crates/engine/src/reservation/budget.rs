@@ -3,7 +3,7 @@
 //! While there is room, everybody has it. When there is none, the caller that holds the most makes room: its oldest
 //! reservation is forgotten (it stays as charged, like one that has expired), or it is refused if it is the one that
 //! asks. So a caller that floods the table pays for it alone, and one that holds less than every other always finds
-//! room. Rejected: a fixed share for each caller, because nobody knows how many there are.
+//! room. Rejected: a fixed share for each caller, because their number is unknown.
 
 use std::collections::{BTreeSet, HashMap};
 use tollgate_core::{RecordName, Timestamp};

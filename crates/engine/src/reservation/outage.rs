@@ -29,6 +29,11 @@ impl Records {
         Self { shared, outage: Some(LocalRecords::new(clock)), moving: RwLock::default() }
     }
 
+    /// Returns the records that all nodes share, if they are not this process's own.
+    pub(super) fn shared_store(&self) -> Option<Arc<dyn RecordStore>> {
+        self.outage.is_some().then(|| Arc::clone(&self.shared))
+    }
+
     /// Returns the records of an outage, if this is one of them.
     fn outage_of(&self, name: RecordName) -> Option<&LocalRecords> {
         self.outage.as_ref().filter(|records| records.has(name))

@@ -30,7 +30,7 @@ pub(super) struct Record {
     pub(super) deadline: Timestamp,
     /// Time at which a delayed request may proceed.
     pub(super) proceeds_at: Timestamp,
-    /// What its maker was told of each limit.
+    /// The outcomes of each limit that were returned to its creator.
     pub(super) outcomes: Vec<Outcome>,
     pub(super) status: Status,
     pub(super) charges: Vec<ReservedCharge>,

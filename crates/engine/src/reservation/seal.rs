@@ -89,7 +89,7 @@ impl Seal {
 mod tests {
     use super::*;
 
-    /// Without it whoever reads the store reads credentials, or settles what others have reserved.
+    /// Without it a reader of the store reads credentials, or settles what others have reserved.
     #[test]
     fn only_the_holder_reads_a_record() {
         let ids = [1, 2].map(crate::DecisionId);

@@ -75,9 +75,9 @@ fn headers_of_trusted_peers_are_kept() {
     assert_eq!(out, wanted);
 }
 
-/// An upstream that believes what a stranger claims would log, limit or serve somebody else.
+/// An upstream that trusts an untrusted client's claims would log, limit or serve another caller.
 #[test]
-fn claims_of_strangers_are_dropped() {
+fn claims_of_untrusted_clients_are_dropped() {
     let claims = [
         "X-Real-IP",
         "true-client-ip",

@@ -1,5 +1,5 @@
 //! Headers in which a client claims another address, host, path or method than its request has. Servers and frameworks
-//! read many such headers, so whoever forwards a stranger's request removes them (the gateway), or refuses a request
+//! read many such headers, so a proxy of untrusted requests removes them (the gateway), or refuses a request
 //! whose headers contradict it: a framework that follows `X-HTTP-Method-Override` would run another endpoint than the
 //! one that was counted.
 

@@ -15,7 +15,7 @@ pub(super) enum Authorization<'r> {
     Absent,
     /// A bearer value.
     Bearer(&'r [u8]),
-    /// Credentials of another scheme, which identify nobody here.
+    /// Credentials of another scheme, which identify no caller here.
     Other,
     /// Anything else.
     Unreadable,

@@ -289,6 +289,12 @@ impl IdentityResolver {
         self.address.trusts(peer)
     }
 
+    /// Formats a client's address as the attribute `remote_address`: an IPv6 address becomes its network.
+    #[must_use]
+    pub fn address_attribute(&self, address: IpAddr) -> String {
+        self.address.attribute(address)
+    }
+
     /// Returns the client's full address, through trusted proxies; for logs of requests that are not resolved.
     #[must_use]
     pub fn address(&self, peer: IpAddr, headers: &impl HeaderLookup) -> IpAddr {
@@ -481,7 +487,7 @@ impl OriginalRequest {
     }
 }
 
-/// Returns the value of a header that identifies a caller or a request. Two different ones are refused: whoever adds a
+/// Returns the value of a header that identifies a caller or a request. Two different ones are refused: a client that adds a
 /// second would choose which of them is counted.
 fn one_value<'r>(
     headers: &'r impl HeaderLookup,

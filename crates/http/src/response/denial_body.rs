@@ -153,6 +153,7 @@ fn message(facts: &DecisionSummary<'_>, json: &mut Json<'_>) {
     let is_over = facts.disposition == Disposition::Denied;
     let nearest = facts.nearest().filter(|_| is_over);
     json.raw(match (is_over, nearest) {
+        (false, _) if facts.is_shed => "The service is overloaded and sheds requests. ",
         (false, _) => "The request could not be checked. ",
         (true, None) if facts.retry_after.is_none() => {
             "No limit is set for this request, and such requests are denied."

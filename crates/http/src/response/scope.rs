@@ -22,7 +22,7 @@ pub struct RequestScope {
 }
 
 impl ResponseConfig {
-    /// Returns what to tell about the request of a decision; `None` if these settings tell nothing.
+    /// Returns what to report about the request of a decision; `None` if these settings report nothing.
     #[must_use]
     pub fn scope(&self, decision: &Decision, input: CheckInput<'_>) -> Option<Box<RequestScope>> {
         let has_body = !decision.is_allowed() && self.body != BodyFormat::Minimal;

@@ -158,6 +158,8 @@ pub struct DecisionSummary<'a> {
     pub warned_by: Option<&'a str>,
     /// The rule that denied protects against abuse (`class: security`).
     pub is_abnormal: bool,
+    /// Load was shed: the caller is not over a limit of its own.
+    pub is_shed: bool,
     /// The decision ID.
     pub decision: Option<DecisionId>,
     /// When the limits' counters were read, by the clock that counts their windows, if it is known.
@@ -178,6 +180,7 @@ impl<'a> DecisionSummary<'a> {
             degraded_by: None,
             warned_by: None,
             is_abnormal: false,
+            is_shed: false,
             decision: None,
             at: None,
             scope: None,
@@ -198,13 +201,14 @@ impl<'a> DecisionSummary<'a> {
             ..Self::from_policies([])
         };
         if !decision.is_allowed() {
-            facts.disposition = if decision.origin == Origin::FailClosed {
+            facts.disposition = if decision.origin == Origin::FailClosed || decision.is_shed() {
                 Disposition::Unavailable
             } else {
                 Disposition::Denied
             };
             facts.retry_after = decision.retry_after().map(|wait| wait.ceil_secs().max(1));
             facts.denied_by = name(decision.denied_by);
+            facts.is_shed = decision.is_shed();
             facts.is_abnormal = decision.denied_by.is_some_and(|by| guards(decision, by));
         }
         let mut seen: SmallVec<[&RuleLimit; 4]> = SmallVec::new();

@@ -46,18 +46,42 @@ pub fn prepare(listener: &TcpListener) {
     }
 }
 
+/// A bound listener, of TCP or of another kind.
+pub trait Listener: Send + Sync {
+    /// A connection.
+    type Stream: Send;
+
+    /// Waits for the next connection, and returns it with its peer. Those without a network have an address of loopback.
+    fn accept(&self) -> impl Future<Output = io::Result<(Self::Stream, SocketAddr)>> + Send;
+
+    /// Sends what fits in the send buffer of a new connection.
+    fn try_write(stream: &Self::Stream, message: &[u8]);
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+
+    fn accept(&self) -> impl Future<Output = io::Result<(TcpStream, SocketAddr)>> + Send {
+        Self::accept(self)
+    }
+
+    fn try_write(stream: &TcpStream, message: &[u8]) {
+        drop(stream.try_write(message));
+    }
+}
+
 /// Accepts one connection within `slots`, and ends those whose first request is overdue meanwhile.
-pub async fn accept(
-    listener: &TcpListener,
+pub async fn accept<L: Listener>(
+    listener: &L,
     slots: &ConnectionSlots,
-) -> (TcpStream, SocketAddr, ConnectionSlot) {
+) -> (L::Stream, SocketAddr, ConnectionSlot) {
     loop {
         let (stream, peer) = accept_any(listener, slots).await;
         match (slots.admit(peer.ip()), slots.when_full()) {
             (Some(slot), _) => return (stream, peer, slot),
             // The send buffer of a new connection has room for a line; if the write fails, the connection is closed
             // anyway.
-            (None, WhenFull::Reject(message)) => drop(stream.try_write(message)),
+            (None, WhenFull::Reject(message)) => L::try_write(&stream, message),
             // The others must not wait for one network.
             (None, WhenFull::Wait) if slots.is_network_full(peer.ip()) => drop(stream),
             (None, WhenFull::Wait) => {
@@ -69,7 +93,7 @@ pub async fn accept(
 }
 
 /// Accepts one connection, however many there are.
-async fn accept_any(listener: &TcpListener, slots: &ConnectionSlots) -> (TcpStream, SocketAddr) {
+async fn accept_any<L: Listener>(listener: &L, slots: &ConnectionSlots) -> (L::Stream, SocketAddr) {
     loop {
         slots.closed().await;
         let accepted = match slots.end_silent() {

@@ -8,7 +8,7 @@
 //! the first to end when a newcomer finds no room. After those, the connection that has waited longest for its client
 //! ends, of the network with the most connections: at once if the newcomer's network has far fewer of them, otherwise
 //! only after [`MIN_IDLE`]. A connection waits for its client between two requests, while the rest of a body is missing,
-//! and while a response is not read; so half a request protects nobody. A connection whose request is being decided or
+//! and while a response is not read; so half a request protects no connection. A connection whose request is being decided or
 //! answered never ends this way, and those of operators ([`Activity::trust`]) end last. If none can end, the newcomer
 //! waits or is rejected, as [`WhenFull`] says. Where there is room, an idle client that has sent a request is left alone,
 //! so the long-lived connections of a proxy stay.
@@ -213,14 +213,14 @@ impl Port {
 
     /// The oldest silent connection, if it has had `patience` to send its request, or if it is one of many: a flood of
     /// them displaces itself, and not those who have sent a request.
-    fn late_silent(&mut self, patience: Duration, now: u64) -> Option<u64> {
+    fn late_silent(&mut self, timeout: Duration, now: u64) -> Option<u64> {
         let number = self.oldest_silent()?;
         let age = now.saturating_sub(self.open.get(&number)?.since);
         let is_silent = |number: &u64| self.open.get(number).is_some_and(|one| one.activity.is_silent());
         // Of the oldest only: counting all would cost as much as all connections together.
         let oldest = self.silent.iter().take(2 * MANY_SILENT);
         let many = || oldest.filter(|(number, _)| is_silent(number)).count() >= MANY_SILENT;
-        (age >= patience.as_micros() as u64 || many()).then_some(number)
+        (age >= timeout.as_micros() as u64 || many()).then_some(number)
     }
 
     /// The connection of one network to end first, however recently it was used.
@@ -259,7 +259,7 @@ impl Port {
     }
 
     /// The connection that has waited longest for its client, of the network with the most connections.
-    fn longest_idle(&mut self, newcomer: IpAddr, now: u64) -> Option<u64> {
+    fn longest_idle(&mut self, arrival: IpAddr, now: u64) -> Option<u64> {
         loop {
             while let Some((number, since)) = self.idle.pop() {
                 let Some(one) = self.open.get(&number) else { continue };
@@ -267,7 +267,7 @@ impl Port {
                     continue;
                 }
                 let is_long = now.saturating_sub(since) >= MIN_IDLE.as_micros() as u64;
-                if is_long || self.of_network(one.network) > 2 * (self.of_network(newcomer) + 1) {
+                if is_long || self.of_network(one.network) > 2 * (self.of_network(arrival) + 1) {
                     return Some(number);
                 }
             }
@@ -308,9 +308,9 @@ impl Table {
     }
 
     /// Ends one connection so that a newcomer on `port` has room. Returns whether there was one to end.
-    fn make_room(&mut self, port: usize, newcomer: IpAddr, now: u64) -> bool {
-        if self.ports[port].is_network_full(newcomer) {
-            let first = self.ports[port].first_of(newcomer, now);
+    fn make_room(&mut self, port: usize, arrival: IpAddr, now: u64) -> bool {
+        if self.ports[port].is_network_full(arrival) {
+            let first = self.ports[port].first_of(arrival, now);
             return first.is_some_and(|number| self.end(port, number));
         }
         let mut order = vec![port];
@@ -324,14 +324,14 @@ impl Table {
                 .collect();
             order.sort_by_key(|at| std::cmp::Reverse(self.ports[*at].files()));
         }
-        let patience = match self.ports[port].limits.when_full {
+        let timeout = match self.ports[port].limits.when_full {
             WhenFull::Wait => MIN_SILENT,
             WhenFull::Reject(_) => Duration::ZERO,
         };
-        let silent = order.iter().find_map(|at| Some((*at, self.ports[*at].late_silent(patience, now)?)));
+        let silent = order.iter().find_map(|at| Some((*at, self.ports[*at].late_silent(timeout, now)?)));
         let victim = match silent {
             Some(victim) => Some(victim),
-            None => order.iter().find_map(|at| Some((*at, self.ports[*at].longest_idle(newcomer, now)?))),
+            None => order.iter().find_map(|at| Some((*at, self.ports[*at].longest_idle(arrival, now)?))),
         };
         victim.is_some_and(|(at, number)| self.end(at, number))
     }
@@ -464,7 +464,7 @@ pub struct ConnectionSlot {
 }
 
 impl ConnectionSlot {
-    /// What the connection is doing, to be kept up to date by whoever serves it.
+    /// What the connection is doing, kept up to date by its task.
     #[must_use]
     pub fn activity(&self) -> Arc<Activity> {
         Arc::clone(&self.activity)
@@ -492,7 +492,7 @@ const WAITING: u64 = 2;
 /// Values from here on: waits for its client, since so many microseconds after the base.
 const IDLE: u64 = 3;
 
-/// What a connection is doing. Whoever serves it stores it here; the accept loop reads it when there is no room.
+/// What a connection is doing. Its task stores it here; the accept loop reads it when there is no room.
 #[derive(Debug)]
 pub struct Activity {
     base: Instant,
@@ -544,7 +544,7 @@ impl Activity {
         self.state.store(WAITING, Ordering::Relaxed);
     }
 
-    /// The client is known to be an operator: its connection ends after those of strangers.
+    /// The client is known to be an operator: its connection ends after those of anonymous clients.
     pub fn trust(&self) {
         self.is_trusted.store(true, Ordering::Relaxed);
     }

@@ -312,7 +312,7 @@ async fn connections_are_bounded() {
     assert_eq!(rest(&mut server.connect().await).await, "full\n");
 }
 
-/// Whoever has sent half a request, or does not read a response, waits for nobody but itself: its slot is a newcomer's
+/// A client that has sent half a request, or does not read a response, delays only itself: its slot is a new client's
 /// soon, long before its timeouts.
 #[tokio::test]
 async fn half_a_request_protects_no_connection() {
@@ -345,7 +345,7 @@ async fn half_a_request_protects_no_connection() {
         let answered = tokio::time::timeout(Duration::from_secs(30), until(&mut probe, "/probe")).await;
         assert!(answered.is_ok(), "{half:?} keeps its slot");
     }
-    // A response that nobody reads: far more than the kernel's buffers hold.
+    // A response that is not read: far more than the kernel's buffers hold.
     let server = Server::with_settings(settings, 1, WhenFull::Wait, NewConnections::Reject).await;
     let mut deaf = server.connect().await;
     let flooding = async {

@@ -52,7 +52,7 @@ impl LogRing {
     fn push(&mut self, mut entry: DecisionRecord) -> &Arc<DecisionRecord> {
         self.logged += 1;
         entry.seq = self.logged;
-        self.bytes += DecisionRecord::BYTES;
+        self.bytes += entry.bytes();
         // The log's lock is held, so the count changes only here.
         if entry.caller().references.fetch_add(1, Ordering::Relaxed) == 0 {
             self.bytes += entry.caller().bytes();
@@ -63,7 +63,7 @@ impl LogRing {
 
     fn pop(&mut self) {
         let Some(entry) = self.entries.pop_front() else { return };
-        self.bytes -= DecisionRecord::BYTES;
+        self.bytes -= entry.bytes();
         if entry.caller().references.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.bytes -= entry.caller().bytes();
         }

@@ -18,6 +18,11 @@ impl DecisionRecord {
         }
     }
 
+    /// Returns why the store has not decided.
+    const fn without_store(&self) -> &'static str {
+        if self.is_check_shed { "the store was not asked" } else { "the store was unavailable" }
+    }
+
     /// Returns why a request passed although a limit was exceeded.
     fn shadow_text(&self) -> String {
         let (by, role) = (self.rule_text(), self.limit.as_ref().map(|detail| detail.role));
@@ -50,7 +55,7 @@ impl DecisionRecord {
         let measure = self.measure.as_ref().map_or("emergency", |(measure, _)| measure);
         match (self.verdict, self.origin) {
             (LoggedVerdict::Deny, Origin::FailClosed) => {
-                format!("Denied: the store was unavailable and {by} fails closed")
+                format!("Denied: {} and {by} fails closed", self.without_store())
             }
             (LoggedVerdict::Deny, Origin::Emergency) => {
                 format!("Denied by emergency measure `{measure}`")
@@ -59,9 +64,11 @@ impl DecisionRecord {
             (LoggedVerdict::Allow, Origin::Grant) => {
                 format!("Allowed by a grant over the limit of {by}")
             }
+            (LoggedVerdict::Allow, Origin::Overload) => "Allowed after its delay".to_owned(),
             (LoggedVerdict::Deny, _) => format!("Denied by {by}"),
             (LoggedVerdict::ShadowDeny, _) => self.shadow_text(),
             (_, Origin::FailOpen) => "Allowed: the store was unavailable and the rules fail open".to_owned(),
+            (_, Origin::Shed) => "Allowed by `on_error`, without the store".to_owned(),
             (_, Origin::Unmatched) => "Allowed: no limit applies".to_owned(),
             (LoggedVerdict::Delay, _) => format!("Allowed by {by} after a delay of {}", humanize(self.delay)),
             (LoggedVerdict::Degrade, _) => format!("Allowed with degraded service by {by}"),
@@ -75,12 +82,16 @@ impl DecisionRecord {
     pub fn notes(&self) -> Vec<String> {
         let measure = self.measure_line();
         let decided = match self.origin {
+            Origin::Regional => {
+                Some("Other cells were silent; this cell's part of the limit decided.".to_owned())
+            }
             Origin::Local => {
-                Some("The store was unavailable; this node's fallback counters decided.".to_owned())
+                let cause = if self.is_check_shed { "not asked" } else { "unavailable" };
+                Some(format!("The store was {cause}; this node's fallback counters decided."))
             }
             _ => None,
         };
-        measure.into_iter().chain(decided).collect()
+        measure.into_iter().chain(decided).chain(self.region_line()).collect()
     }
 
     /// Returns the explanation in one sentence.
@@ -95,6 +106,9 @@ impl DecisionRecord {
     /// Returns the headline with the usage of the limit.
     fn cause(&self) -> String {
         let mut cause = self.headline();
+        if let Some(reason) = &self.reason {
+            let _ = write!(cause, ": {reason}");
+        }
         if let Some(detail) = self.limit.as_ref().filter(|_| self.origin != Origin::FailClosed) {
             let _ = write!(
                 cause,
@@ -113,9 +127,14 @@ impl DecisionRecord {
         match (self.verdict, self.retry_after) {
             // A fail-closed denial has a retry-after, but when the store recovers is unknown.
             (LoggedVerdict::Deny, _) if self.origin == Origin::FailClosed => {
-                summary.push_str(
-                    "; the same request passes once the store is available again, if its limits have room",
-                );
+                let then = match self.is_check_shed {
+                    true => "checks are no longer shed",
+                    false => "the store is available again",
+                };
+                let _ = write!(summary, "; the same request passes once {then}, if its limits have room");
+            }
+            (LoggedVerdict::Deny, Some(wait)) if self.origin == Origin::Overload => {
+                let _ = write!(summary, "; the client was told to retry after {}", humanize(wait));
             }
             (LoggedVerdict::Deny, Some(wait)) if self.is_concurrency() => {
                 let wait = humanize(wait);
@@ -149,6 +168,27 @@ impl DecisionRecord {
         Some(format!("Emergency measure `{measure}` was active{did}."))
     }
 
+    /// Returns a sentence about how cells shared the limit, where there are several.
+    fn region_line(&self) -> Option<String> {
+        let region = self.region.as_deref()?;
+        let (mode, lag) = (region.mode.name(), region.lag.ceil_millis());
+        Some(match (&region.owner, region.others) {
+            (_, Some(others)) => format!(
+                "Cells share the limit (`region: {mode}`): other cells had reported {others} used units, and the lag was {lag} ms."
+            ),
+            (Some(owner), _) => {
+                let which = if region.is_own { ", this cell" } else { "" };
+                format!(
+                    "A cell of region `{owner}`{which} decides the limit (`region: {mode}`); the lag between cells was {lag} ms."
+                )
+            }
+            (None, _) if region.mode.has_owner() => {
+                format!("No cell could be determined that decides the limit (`region: {mode}`).")
+            }
+            (None, _) => format!("This cell decides its part of the limit alone (`region: {mode}`)."),
+        })
+    }
+
     /// Returns whether the limit is a concurrency limit, which frees units on completion and not over time.
     fn is_concurrency(&self) -> bool {
         self.limit.as_ref().is_some_and(|detail| detail.limit.is_concurrency())
@@ -157,9 +197,10 @@ impl DecisionRecord {
     /// Returns the full explanation, one sentence per line, and when the same request would have passed, if known.
     #[must_use]
     pub fn explanation(&self, node: &NodeInfo) -> (Vec<String>, Option<String>) {
-        let is_known = self.verdict == LoggedVerdict::Deny && self.origin != Origin::FailClosed;
+        let is_known = self.verdict == LoggedVerdict::Deny
+            && !matches!(self.origin, Origin::FailClosed | Origin::Overload);
         let passes = self.retry_after.filter(|_| is_known).map(|wait| rfc3339(self.at + wait));
-        // The last line tells when it passes; nothing is told twice.
+        // The last line has the time at which it passes; nothing is repeated.
         let mut first = self.cause();
         if passes.is_none() {
             self.write_retry(&mut first);
@@ -186,15 +227,25 @@ impl DecisionRecord {
             }
         }
         lines.extend(self.measure_line());
+        lines.extend(self.region_line());
         let decided = match self.origin {
             Origin::Store => "decided by the counters",
+            Origin::Regional => "other cells were silent, so this cell's part of the limit decided",
+            Origin::Local if self.is_check_shed => {
+                "the store was not asked, so this node's fallback counters decided"
+            }
             Origin::Local => "the store was unavailable, so this node's fallback counters decided",
+            Origin::Shed => "the store was not asked, so the rule's `on_error` decided",
+            Origin::FailOpen | Origin::FailClosed if self.is_check_shed => {
+                "the store was not asked, so the rule's `on_error` decided"
+            }
             Origin::FailOpen | Origin::FailClosed => {
                 "the store was unavailable, so the rule's `on_error` decided"
             }
             Origin::Unmatched => "no rule with a limit matched",
             Origin::Grant => "a grant to the caller covered the request",
             Origin::Emergency => "an emergency measure decided",
+            Origin::Overload => "shed before the upstream, nothing was charged",
             other => other.name(),
         };
         lines.push(match &self.revision {

@@ -6,7 +6,7 @@ use crate::metrics::labels::RuleLabel;
 use crate::recorder::capture::{CaptureBuffer, CapturedDecision, LoggedVerdict};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tollgate_core::{TimeDelta, Timestamp};
+use tollgate_core::{RegionStatus, TimeDelta, Timestamp};
 use tollgate_engine::{DecidedBy, DecisionId, INLINE_LIMIT, MeasureAction, Origin};
 use tollgate_rules::Role;
 
@@ -28,8 +28,14 @@ pub struct DecisionRecord {
     pub(super) limit: Option<LimitDetail>,
     pub(super) cost: u64,
     pub(super) measure: Option<(Box<str>, MeasureAction)>,
+    /// Why the request was shed, if it was.
+    pub(super) reason: Option<Box<str>>,
+    /// Whether the store was not asked because the process was overloaded.
+    pub(super) is_check_shed: bool,
     pub(super) retry_after: Option<TimeDelta>,
     pub(super) delay: TimeDelta,
+    /// How cells shared the limit at that moment, where there are several.
+    pub(super) region: Option<Box<RegionStatus>>,
     /// Rules hash; `None` for an inline limit without rules.
     pub(super) revision: Option<Arc<str>>,
 }
@@ -86,14 +92,21 @@ impl DecisionRecord {
             limit,
             cost: capture.cost,
             measure: capture.measure.clone(),
+            reason: capture.reason.clone(),
+            is_check_shed: capture.is_check_shed,
             retry_after: capture.retry_after,
             delay: capture.delay,
+            region: capture.region.clone(),
             revision: layout.map(|layout| Arc::clone(&layout.revision)),
         }
     }
 
-    /// Memory use in bytes, without the caller description.
-    pub(crate) const BYTES: usize = size_of::<Self>() + size_of::<Arc<Self>>() + 2 * size_of::<usize>();
+    /// Returns its memory use in bytes, without the caller description.
+    pub(crate) fn bytes(&self) -> usize {
+        let owner = |region: &RegionStatus| region.owner.as_ref().map_or(0, String::capacity);
+        let region = self.region.as_deref().map_or(0, |region| size_of::<RegionStatus>() + owner(region));
+        size_of::<Self>() + size_of::<Arc<Self>>() + 2 * size_of::<usize>() + region
+    }
 
     /// Returns the caller description, which records of the same request share.
     pub(crate) fn caller(&self) -> &CallerDescription {
@@ -160,6 +173,7 @@ impl DecisionRecord {
             ("retry_after_ms", self.retry_after.map(|wait| json!(wait.ceil_millis()))),
             ("delay_ms", (self.delay > TimeDelta::ZERO).then(|| json!(self.delay.ceil_millis()))),
             ("emergency", self.measure.as_ref().map(|(measure, _)| json!(measure))),
+            ("cells", self.region.as_deref().map(region_json)),
             ("region", node.region.as_ref().map(|region| json!(region))),
         ];
         for (name, value) in more {
@@ -174,6 +188,23 @@ impl DecisionRecord {
     pub(crate) fn rule(&self) -> Option<&str> {
         self.rule.as_deref()
     }
+}
+
+/// Returns how cells shared a limit, with the fields that usage and explanations have.
+fn region_json(region: &RegionStatus) -> Value {
+    let mut json = json!({
+        "mode": region.mode.name(),
+        "decided_here": region.is_own,
+        "lag_ms": region.lag.ceil_millis(),
+        "regional_only": region.is_regional_only,
+    });
+    if let Some(owner) = &region.owner {
+        json["owner"] = json!(owner);
+    }
+    if let Some(others) = region.others {
+        json["used_by_others"] = json!(others);
+    }
+    json
 }
 
 impl LimitDescription {

@@ -54,8 +54,8 @@ impl Telemetry {
     fn latency(&self) -> [Latency; PROTOCOLS.len()] {
         let mut sums = [Latency::default(); PROTOCOLS.len()];
         for stripe in self.stripes.all().iter() {
-            for (front, sums) in sums.iter_mut().enumerate() {
-                stripe.latencies(front).add_to(sums);
+            for (protocol, sums) in sums.iter_mut().enumerate() {
+                stripe.latencies(protocol).add_to(sums);
             }
         }
         sums
@@ -156,10 +156,10 @@ impl Telemetry {
         }
         let help = "Time from the end of reading a request to its decision in seconds, by protocol.";
         let mut family = page.histograms("ratelimit_check_duration_seconds", help);
-        for (front, latency) in PROTOCOLS.iter().zip(self.latency()) {
+        for (protocol, latency) in PROTOCOLS.iter().zip(self.latency()) {
             if latency.counts.iter().any(|count| *count > 0) {
                 let (bounds, counts, sum) = latency.coarse();
-                family.histogram(&[("protocol", front)], &bounds, &counts, sum);
+                family.histogram(&[("protocol", protocol)], &bounds, &counts, sum);
             }
         }
         let help = "Number of callers at 80% or more of a per-caller limit for five minutes.";

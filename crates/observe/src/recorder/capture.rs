@@ -9,7 +9,7 @@ use crate::metrics::labels::{INLINE_LABEL, LabelLayout};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
-use tollgate_core::{Charge, Cost, KeyPart, Limit, Outcome, TimeDelta, Timestamp, Verdict};
+use tollgate_core::{Charge, Cost, KeyPart, Limit, Outcome, RegionStatus, TimeDelta, Timestamp, Verdict};
 use tollgate_engine::{
     Check, CheckInput, DecidedBy, Decision, DecisionId, LimitStatus, MeasureAction, Origin,
 };
@@ -141,10 +141,16 @@ pub(crate) struct CapturedDecision {
     pub(crate) cost: u64,
     /// Emergency measure that affected the decision.
     pub(crate) measure: Option<(Box<str>, MeasureAction)>,
+    /// Why the request was shed, if it was.
+    pub(crate) reason: Option<Box<str>>,
+    /// Whether the store was not asked because the process was overloaded.
+    pub(crate) is_check_shed: bool,
     /// Whether a grant covered the charge to the limit in `meta`.
     pub(crate) is_granted: bool,
     pub(crate) retry_after: Option<TimeDelta>,
     pub(crate) delay: TimeDelta,
+    /// How cells share the limit, where there are several.
+    pub(crate) region: Option<Box<RegionStatus>>,
     /// Limit that is not in the rule set: an override or an inline limit.
     pub(crate) own: Option<Box<Limit>>,
     /// Index into the buffer's layouts; `None` for a decision without rules.
@@ -180,7 +186,7 @@ impl CaptureBuffer {
         check: &Check<'_>,
         decision: &Decision,
         layout: &Arc<LabelLayout>,
-        noted: DecisionMeta,
+        (noted, region): (DecisionMeta, Option<Box<RegionStatus>>),
         mask: &Mask,
         at: Timestamp,
     ) {
@@ -201,10 +207,13 @@ impl CaptureBuffer {
             origin: decision.origin,
             protocol: check.protocol,
             cost: taken(noted.status.map_or(check.cost, |status| decision.cost(check, &status))),
+            reason: decision.reason.clone(),
+            is_check_shed: decision.shed_class.is_some(),
             measure: decision.emergency().map(Into::into).zip(decision.emergency_action()),
             is_granted: noted.status.is_some_and(|status| decision.is_granted(&status)),
             retry_after: decision.retry_after(),
             delay: decision.delay(),
+            region,
             own,
             layout: self.layouts.len().checked_sub(1),
             ends: first..self.ends.len(),
@@ -237,10 +246,13 @@ impl CaptureBuffer {
             origin: Origin::Store,
             protocol: "resp",
             cost: taken(charge.cost),
+            reason: None,
+            is_check_shed: false,
             measure: None,
             is_granted: false,
             retry_after,
             delay: TimeDelta::ZERO,
+            region: None,
             own: Some(Box::new(charge.limit.clone())),
             layout: None,
             ends: first..self.ends.len(),

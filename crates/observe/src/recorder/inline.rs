@@ -18,7 +18,7 @@ const ALLOW: usize = 1;
 const DENY: usize = ORIGINS.len() + 1;
 
 impl Telemetry {
-    pub(crate) fn record_inline(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Enforced) {
+    pub(crate) fn record_inline(&self, charges: &[Charge<'_>], outcomes: &[Outcome], enforced: Enforced) {
         let count = outcomes.len();
         self.stripes.with(|local| {
             let mut denied = 0;
@@ -29,7 +29,7 @@ impl Telemetry {
                 local.stripe.remains(NO_TIER, share.min(1.0));
             }
             let cells = local.stripe.cells(INLINE_SLOT);
-            let (allowed, refused) = match bites {
+            let (allowed, refused) = match enforced {
                 Enforced::Yes => (count - denied, denied),
                 Enforced::No => (count, 0),
             };
@@ -48,7 +48,7 @@ impl Telemetry {
                 // If allowed decisions are not logged, the counter stays at 0.
                 local.until_log = local.until_log.saturating_sub(few);
             } else {
-                self.capture_inline(local, charges, outcomes, bites);
+                self.capture_inline(local, charges, outcomes, enforced);
             }
         });
     }
@@ -60,7 +60,7 @@ impl Telemetry {
         local: &mut ThreadState,
         charges: &[Charge<'_>],
         outcomes: &[Outcome],
-        bites: Enforced,
+        enforced: Enforced,
     ) {
         let now = self.clock.now();
         let mut dropped = 0;
@@ -77,7 +77,7 @@ impl Telemetry {
             if !log && weight == 0 {
                 continue;
             }
-            let ruled = match (outcome.verdict, bites) {
+            let ruled = match (outcome.verdict, enforced) {
                 (Verdict::Denied { .. }, Enforced::Yes) => LoggedVerdict::Deny,
                 (Verdict::Denied { .. }, Enforced::No) => LoggedVerdict::ShadowDeny,
                 _ => LoggedVerdict::Allow,

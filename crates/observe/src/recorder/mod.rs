@@ -60,12 +60,12 @@ impl Observer for Telemetry {
     }
 
     #[inline]
-    fn on_inline_limits(&self, charges: &[Charge<'_>], outcomes: &[Outcome], bites: Enforced) {
-        self.record_inline(charges, outcomes, bites);
+    fn on_inline_limits(&self, charges: &[Charge<'_>], outcomes: &[Outcome], enforced: Enforced) {
+        self.record_inline(charges, outcomes, enforced);
     }
 
-    fn on_latency(&self, front: &'static str, requests: u64, each: TimeDelta) {
-        let at = PROTOCOLS.iter().position(|known| *known == front).unwrap_or(PROTOCOLS.len() - 1);
+    fn on_latency(&self, protocol: &'static str, requests: u64, each: TimeDelta) {
+        let at = PROTOCOLS.iter().position(|known| *known == protocol).unwrap_or(PROTOCOLS.len() - 1);
         self.stripes.with(|local| local.stripe.latencies(at).record(each.as_micros(), requests));
     }
 }
@@ -136,12 +136,12 @@ impl Telemetry {
             LoggedVerdict::Delay => 2,
             LoggedVerdict::Degrade => 3,
         };
-        let owed = match decision.denied_by {
+        let attributed = match decision.denied_by {
             Some(DecidedBy::Rule(rule)) => Some(layout.slot(rule)),
             Some(by) => Some(self.slot_by(by, check, layout)),
             None => nearest.map(|(slot, _)| slot).or(unanswered),
         };
-        let slot = owed.unwrap_or_else(|| layout.unmatched(check.domain));
+        let slot = attributed.unwrap_or_else(|| layout.unmatched(check.domain));
         let cells = if slot == met.slot { met_cells } else { stripe.cells(slot) };
         add(&cells[verdict * ORIGINS.len() + decision.origin.index()], 1);
 
@@ -150,7 +150,8 @@ impl Telemetry {
         }
         let is_soft = allowed && (decision.warned_by.is_some() || decision.degraded_by.is_some());
         let log = is_soft && self.count_soft(stripe, check, decision, layout);
-        let log = log || !allowed || shadowed.is_some();
+        // A request with a reason passes only because shedding is in shadow mode.
+        let log = log || !allowed || shadowed.is_some() || check.reason.is_some();
         self.maybe_capture(
             local,
             check,
@@ -285,7 +286,8 @@ impl Telemetry {
                     log,
                     weight,
                 };
-                buffer.push(check, decision, layout, noted, &self.mask, now);
+                let region = about.filter(|_| log).and_then(|about| self.region_of(check, decision, about));
+                buffer.push(check, decision, layout, (noted, region), &self.mask, now);
                 return;
             }
         }

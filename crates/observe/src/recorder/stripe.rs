@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Cells of one rule.
-pub(crate) const CELLS: usize = 40;
+pub(crate) const CELLS: usize = 48;
 /// Number of rules whose cells are allocated together.
 const TOGETHER: usize = 16;
 /// Protocols with separate latency histograms; all others count as `other`.
@@ -84,8 +84,8 @@ impl Stripe {
         add(&cells[TENTHS], u64::from((share * 1_000.0) as u16));
     }
 
-    pub(crate) fn latencies(&self, front: usize) -> &Latencies {
-        &self.latencies[front % PROTOCOLS.len()]
+    pub(crate) fn latencies(&self, protocol: usize) -> &Latencies {
+        &self.latencies[protocol % PROTOCOLS.len()]
     }
 
     /// Adds the counts of one slot to `sums`.

@@ -46,7 +46,7 @@ struct PendingSpan {
 enum SpanDetail {
     Decision {
         id: DecisionId,
-        front: &'static str,
+        protocol: &'static str,
         ruled: LoggedVerdict,
         origin: &'static str,
         domain: Box<str>,
@@ -96,7 +96,7 @@ impl SpanBuffer {
             let domain = decision.rules().domain(check.domain).map_or("other", tollgate_rules::Domain::name);
             SpanDetail::Decision {
                 id: decision.id,
-                front: check.protocol,
+                protocol: check.protocol,
                 ruled: LoggedVerdict::from_decision(decision),
                 origin: decision.origin.name(),
                 domain: domain.into(),
@@ -227,9 +227,9 @@ impl SpanDetail {
     /// Returns the span's name, kind and attributes.
     fn attributes(&self) -> (String, i32, Vec<otlp::KeyValue>) {
         match self {
-            Self::Decision { id, front, ruled, origin, domain, rule, revision } => {
+            Self::Decision { id, protocol, ruled, origin, domain, rule, revision } => {
                 // In the gateway and in-process the decision is part of another span.
-                let kind = if matches!(*front, "rls" | "http") { otlp::SERVER } else { otlp::INTERNAL };
+                let kind = if matches!(*protocol, "rls" | "http") { otlp::SERVER } else { otlp::INTERNAL };
                 let mut attributes = vec![
                     text("ratelimit.domain", domain),
                     text("ratelimit.verdict", ruled.name()),
@@ -237,7 +237,7 @@ impl SpanDetail {
                     text("ratelimit.revision", revision),
                     text("ratelimit.decision_id", &id.to_string()),
                 ];
-                for (key, value) in [("ratelimit.rule", &**rule), ("ratelimit.protocol", front)] {
+                for (key, value) in [("ratelimit.rule", &**rule), ("ratelimit.protocol", protocol)] {
                     attributes.extend((!value.is_empty()).then(|| text(key, value)));
                 }
                 ("ratelimit check".to_owned(), kind, attributes)

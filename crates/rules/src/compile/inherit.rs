@@ -46,6 +46,9 @@ impl Inherited {
         if draft.store.is_none() {
             draft.store.clone_from(&from.store);
         }
+        if draft.region.is_none() {
+            draft.region.clone_from(&from.region);
+        }
         draft.fallback = draft.fallback.or(from.fallback);
         draft.split = draft.split.or(from.split);
         draft.action = draft.action.or(from.action);
@@ -54,6 +57,7 @@ impl Inherited {
             draft.cost.clone_from(&from.cost);
         }
         draft.billing = draft.billing.or(from.billing);
+        draft.durable = draft.durable.or(from.durable);
         draft.shadow = draft.shadow.or(from.shadow);
         draft.enforce = draft.enforce.or(from.enforce);
         draft.quota = draft.quota.or(from.quota);

@@ -42,7 +42,7 @@ impl Compiler<'_, '_> {
                 "write it with its limit: `{count: 100, period: minute, burst: 20}`",
             );
         }
-        let live = role(draft);
+        let live = role(draft, self.options.quota_mode);
         let mut common = Vec::new();
         for limit in &draft.candidate {
             common.extend(self.limit(draft, limit, Role::Candidate, scope, &mut used));
@@ -314,9 +314,9 @@ impl Compiler<'_, '_> {
     }
 }
 
-fn role(draft: &RuleDraft) -> Role {
+fn role(draft: &RuleDraft, all_quota: bool) -> Role {
     let is_on = |flag: Option<Spanned<bool>>| flag.is_some_and(|on| on.value);
-    match (is_on(draft.shadow), is_on(draft.quota)) {
+    match (is_on(draft.shadow), all_quota || is_on(draft.quota)) {
         (true, _) => Role::Shadow,
         (false, true) => Role::Quota,
         (false, false) => Role::Live,

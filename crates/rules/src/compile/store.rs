@@ -6,7 +6,7 @@ use crate::draft::RuleDraft;
 use crate::reader::{Reader, Spanned};
 use crate::ruleset::Options;
 use std::sync::Arc;
-use tollgate_core::Mode;
+use tollgate_core::{Mode, Period, TimeDelta};
 
 /// The name that rules use for the store without a name.
 const DEFAULT: &str = "default";
@@ -54,11 +54,22 @@ pub(super) fn resolve(
     Err(UnknownStore)
 }
 
+/// Returns whether all limits of a rule are per second.
+fn is_per_second(draft: &RuleDraft) -> bool {
+    let second = Period::Rolling(TimeDelta::from_secs(1));
+    let mut limits = draft.limits.iter().flatten().chain(draft.tiers.iter().flat_map(|(_, limits)| limits));
+    let has_any = draft.limits.as_ref().is_some_and(|limits| !limits.is_empty());
+    has_any && limits.all(|limit| limit.period == second)
+}
+
 impl Compiler<'_, '_> {
     /// Returns the store of a rule's counters; `None` for the default store.
     pub(super) fn store_of(&mut self, draft: &RuleDraft) -> Option<Arc<str>> {
         let is_local = draft.mode.is_some_and(|mode| mode.value == Mode::Local);
-        let Some(given) = &draft.store else { return self.store.clone().filter(|_| !is_local) };
+        let Some(given) = &draft.store else {
+            let per_second = self.options.per_second_store.as_deref().filter(|_| is_per_second(draft));
+            return per_second.map(Arc::from).or_else(|| self.store.clone()).filter(|_| !is_local);
+        };
         // A group's name is reported once, not for each rule below it.
         if self.reported_stores.contains(&given.at) {
             return None;

@@ -6,11 +6,11 @@ use crate::metadata::Metadata;
 use crate::period::parse_multiple;
 use crate::reader::{Reader, Spanned, parse_number, scalar};
 use crate::rule::{Action, Enforce, FailPolicy, SoftAction};
-use crate::yaml::{Position, YamlNode, YamlValue};
+use crate::yaml::{YamlNode, YamlValue};
 use std::collections::BTreeMap;
 use tollgate_core::{Mode, Rate, TimeDelta};
 
-const KEYS: [&str; 34] = [
+const KEYS: [&str; 36] = [
     "key",
     "value",
     "rate_limit",
@@ -34,6 +34,7 @@ const KEYS: [&str; 34] = [
     "on_error",
     "mode",
     "store",
+    "region",
     "fallback",
     "split",
     "action",
@@ -44,6 +45,7 @@ const KEYS: [&str; 34] = [
     "priority",
     "cost",
     "billing",
+    "durable",
     "replaces",
 ];
 
@@ -90,6 +92,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "on_error" => draft.on_error = on_error(reader, node),
             "mode" => draft.mode = mode(reader, node),
             "store" => draft.store = super::store(reader, node),
+            "region" => draft.region = super::region::read(reader, node),
             "fallback" => draft.fallback = fallback(reader, node),
             "split" => draft.split = split_into(reader, node),
             "action" => draft.action = action(reader, node),
@@ -99,11 +102,9 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "priority" => draft.priority = priority(reader, node),
             "cost" => draft.cost = cost(reader, node),
             "billing" => draft.billing = reader.boolean(node, "billing"),
+            "durable" => draft.durable = reader.boolean(node, "durable"),
             "replaces" => draft.replaces = replaces(reader, node),
-            "region" => {
-                unsupported(reader, node.at, "`region`", "leave it out: every limit is counted in one place");
-            }
-            "requests_per_unit" | "unit" => {
+            "requests_per_unit" | "unit" if !reader.is_ratelimit_file => {
                 let message = format!("`{}` belongs inside `rate_limit`", scalar(key));
                 reader.error_help(
                     key.at,
@@ -135,16 +136,13 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
     if !misread && draft.key.as_ref().is_none_or(|key| key.value.is_empty()) {
         let at = draft.key.as_ref().map_or(node.at, |key| key.at);
         reader.error_help(at, "empty key: a descriptor needs a `key`", "write `key: name_of_the_attribute`");
+        reader.errors.envoy_reason("descriptor has empty key".to_owned());
         draft.key = None;
     }
     check_replaces(reader, &draft);
     check_billing(reader, &draft);
+    check_durable(reader, &draft);
     Some(draft)
-}
-
-/// Reports a key that is not supported yet.
-pub(super) fn unsupported(reader: &mut Reader<'_>, at: Position, what: &str, instead: &str) {
-    reader.error_help(at, format!("{what} is not available yet"), instead);
 }
 
 fn tiers(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Vec<(String, Vec<crate::draft::LimitDraft>)> {
@@ -397,6 +395,27 @@ fn check_billing(reader: &mut Reader<'_>, draft: &RuleDraft) {
             billing.at,
             "`billing` on a rule without a rate has no effect: there is nothing that a request consumes",
             "write `limit` beside it, with `shadow: true` if it is to deny nothing",
+        );
+    }
+}
+
+/// Rejects `durable: true` where there is nothing to keep: on a rule without a rate, and on counters of one node alone.
+fn check_durable(reader: &mut Reader<'_>, draft: &RuleDraft) {
+    let Some(durable) = draft.durable.filter(|durable| durable.value) else { return };
+    let has_rate = draft.limits.as_ref().is_some_and(|limits| !limits.is_empty()) || !draft.tiers.is_empty();
+    let is_group = !draft.rules.is_empty() && draft.limits.is_none() && draft.concurrency.is_none();
+    if !has_rate && !is_group {
+        reader.error_help(
+            durable.at,
+            "`durable` on a rule without a rate has no effect: there is no consumption to keep",
+            "write `limit` beside it, or leave it out; permits end by themselves",
+        );
+    }
+    if draft.mode.is_some_and(|mode| mode.value == Mode::Local) {
+        reader.error_help(
+            durable.at,
+            "`durable` with `mode: local`: each node counts for itself, and its counters end with it",
+            "keep one of them",
         );
     }
 }

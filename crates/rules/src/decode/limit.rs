@@ -73,10 +73,12 @@ pub(super) fn rate_limit(reader: &mut Reader<'_>, at: Position, node: &YamlNode<
                 "`unlimited` with a unit: there is nothing to count",
                 "leave `unit` out",
             );
+            reader.errors.envoy_reason("should not specify rate limit unit when unlimited".to_owned());
         }
         (true, None) => {}
         (false, None) => {
             reader.error_help(at, "`rate_limit` has no unit", format!("write `rate_limit: {example}`"));
+            reader.errors.envoy_reason("invalid rate limit unit ''".to_owned());
         }
         (false, Some(Spanned { at: unit_at, value })) => match Unit::from_name(&value) {
             Some(unit) => {
@@ -97,6 +99,7 @@ pub(super) fn rate_limit(reader: &mut Reader<'_>, at: Position, node: &YamlNode<
 fn unknown_unit(reader: &mut Reader<'_>, at: Position, unit: &str) {
     let names = ["second", "minute", "hour", "day", "week", "month", "year"];
     reader.unknown_value(at, "unit", unit, &names);
+    reader.errors.envoy_reason(format!("invalid rate limit unit '{}'", crate::yaml::shorten(unit)));
 }
 
 /// Decodes a limit or a list of limits.

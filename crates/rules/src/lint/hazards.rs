@@ -1,5 +1,5 @@
 //! Lints for rules that limit less, or cost more, than they seem to: keys that never repeat, bursts at the boundary of a
-//! window, permits that nobody releases, counters that need several slots of a cluster.
+//! window, permits that are never released, counters that need several slots of a cluster.
 
 use crate::compile::NodeLocation;
 use crate::diagnostic::Severity;
@@ -53,7 +53,7 @@ pub(super) fn unique_key(node: &TreeNode, place: &NodeLocation, reader: &mut Rea
     }
 }
 
-/// Warns about a rule on `HEAD`: whoever reads requests counts it as `GET`, since servers run the same handler for both.
+/// Warns about a rule on `HEAD`: Tollgate counts it as `GET`, since servers run the same handler for both.
 pub(super) fn head_method(node: &TreeNode, place: &NodeLocation, reader: &mut Reader<'_>) {
     let value = match &node.element.test {
         ValueTest::Exact(value) => &**value,
@@ -100,6 +100,20 @@ pub(super) fn burst_at_boundary(rule: &Rule, place: &NodeLocation, reader: &mut 
     }
 }
 
+/// Warns about `durable: true` on limits that have recovered before a store that lost them is noticed.
+pub(super) fn durable_for_nothing(rule: &Rule, place: &NodeLocation, reader: &mut Reader<'_>) {
+    const RECOVERED: u64 = 2 * 10_000_000;
+    let mut kept = rule.all_limits().filter(|limit| limit.scope.is_durable()).peekable();
+    let is_short = |limit: &RuleLimit| limit.limit.retention().as_micros() < RECOVERED;
+    if rule.durable == Some(true) && kept.peek().is_some() && kept.all(is_short) {
+        reader.warning(
+            place.at,
+            "`durable: true` has no effect: these limits recover within ten seconds",
+            "leave it out, or write a longer period",
+        );
+    }
+}
+
 /// Returns whether a limit is an enforced fixed window, and no other limit of the set is shorter or of another kind.
 fn is_unprotected(limit: &RuleLimit, set: &LimitSet) -> bool {
     let is_window = |limit: &RuleLimit| limit.limit.algorithm() == Algorithm::FixedWindow;
@@ -123,7 +137,7 @@ pub(super) fn unreleased_permits(place: &NodeLocation, options: &Options, reader
     let Some((at, has_ttl)) = place.concurrency else { return };
     let is_hazard = match options.permits {
         PermitRelease::Released => false,
-        // Whoever writes the `ttl` has thought of it.
+        // An explicit `ttl` is deliberate.
         PermitRelease::Unknown => !has_ttl,
         PermitRelease::Expire => true,
     };

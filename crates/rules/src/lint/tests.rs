@@ -79,7 +79,7 @@ fn lints_name_the_rule_and_its_location() {
 
 /// Which protocols serve a file decides whether its permits are released.
 #[test]
-fn permits_that_nobody_releases_are_reported() {
+fn permits_that_are_never_released_are_reported() {
     let warned = |concurrency: &str, permits| {
         let text = format!("{{domain: d, descriptors: [{{key: a, concurrency: {concurrency}}}]}}");
         warnings_with(&text, &Options { permits, ..Options::default() }).len()

@@ -114,7 +114,7 @@ fn small_steps_add_up() {
     let confirmed = login("500/minute");
     assert_eq!(confirmed.loosened_since(&day_ago, &login("400/minute")), []);
     assert_eq!(confirmed.loosened_since(&day_ago, &confirmed), []);
-    // One step that is enormous by itself is told once.
+    // One step that is enormous by itself is reported once.
     assert_eq!(now.loosened_since(&day_ago, &login("5000/minute")).len(), 1);
 }
 

@@ -25,8 +25,8 @@ impl Domain {
     #[cold]
     pub(super) fn plan_all<'p>(&'p self, descriptors: &'p [Descriptor<'p>], hits: Cost, plan: &mut Plan<'p>) {
         if self.depends_on_tier {
-            let told = || descriptors.iter().find_map(|one| find(one.entries, &self.tier_key));
-            plan.tier = general_tier(plan.quotas).or_else(told);
+            let declared = || descriptors.iter().find_map(|one| find(one.entries, &self.tier_key));
+            plan.tier = general_tier(plan.quotas).or_else(declared);
         }
         let mut replacing: SmallVec<[&Rule; 1]> = SmallVec::new();
         let mut uncharged: SmallVec<[(MatchKind, Option<&Rule>); 4]> = SmallVec::new();

@@ -55,6 +55,11 @@ impl PatternIndex {
         }
     }
 
+    /// Returns whether it has a pattern that is written so.
+    pub(crate) fn contains(&self, text: &str) -> bool {
+        self.patterns.iter().any(|(pattern, _)| pattern.text() == text)
+    }
+
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.patterns.is_empty()

@@ -1,7 +1,8 @@
 //! Reservations at a server: an estimate that is charged now, and settled or canceled later.
 
-use super::{FailPolicy, Remote, field, send};
+use super::{Remote, field, send};
 use crate::check_request::CheckRequest;
+use crate::fail_policy::FailPolicy;
 use crate::rls::{OVER_LIMIT, RateLimitRequest};
 use std::fmt;
 use std::time::Duration;
@@ -21,7 +22,7 @@ pub struct RemoteReservation {
 
 impl fmt::Debug for RemoteReservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The ID lets whoever has it settle the reservation.
+        // The ID suffices to settle the reservation.
         f.debug_struct("RemoteReservation").field("delay", &self.delay).finish_non_exhaustive()
     }
 }

@@ -10,10 +10,10 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
-use tollgate_core::{Cost, CounterStore, Timestamp};
+use tollgate_core::{Cost, CounterStore, TimeDelta, Timestamp};
 use tollgate_engine::{Check, CheckInput, Decision, TraceContext};
 use tollgate_http::h1::RawResponse;
-use tollgate_rules::{Descriptor, Unit};
+use tollgate_rules::{Descriptor, parse_inline_period};
 
 pub(super) const MAX_ENTRIES: usize = 64;
 const MAX_TEXT: usize = 8 * 1024;
@@ -56,21 +56,23 @@ struct CheckDescriptor<'a> {
 #[serde(deny_unknown_fields)]
 struct CheckLimit {
     requests_per_unit: u32,
-    unit: UnitName,
+    unit: InlinePeriod,
 }
 
-struct UnitName(Unit);
+/// The period of an inline limit.
+struct InlinePeriod(TimeDelta);
 
-impl<'de> Deserialize<'de> for UnitName {
+impl<'de> Deserialize<'de> for InlinePeriod {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
         let name = Text::deserialize(decoder)?;
         let unknown = || {
             D::Error::custom(format!(
-                "unknown unit `{}`; write second, minute, hour, day, week, month or year",
+                "unknown unit `{}`; write second, minute, hour, day, week, month or year, or a length such as 15m or \
+                 1500ms, from 1ms to 10 years",
                 name.0
             ))
         };
-        Unit::from_name(&name.0).map(Self).ok_or_else(unknown)
+        parse_inline_period(&name.0).map(Self).ok_or_else(unknown)
     }
 }
 
@@ -225,7 +227,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Entry<'a> {
 struct DescriptorRange {
     entries: usize,
     hits: Option<Cost>,
-    limit: Option<(u32, Unit)>,
+    limit: Option<(u32, TimeDelta)>,
 }
 
 /// A validated request in the layout that the engine takes.
@@ -338,6 +340,7 @@ impl NormalizedCheck<'_> {
             protocol: "http",
             trace: None,
             address: self.address,
+            reason: None,
         }
     }
 }
@@ -393,6 +396,6 @@ pub(super) fn properties(bytes: &[u8]) {
         assert!(normalized.pairs.iter().all(|(key, value)| key.len().max(value.len()) <= body.len()));
         Some(format!("{check:?}"))
     };
-    let Some(said) = meaning(bytes) else { return };
-    assert_eq!(meaning(&[b" ", bytes, b"\n"].concat()), Some(said));
+    let Some(request) = meaning(bytes) else { return };
+    assert_eq!(meaning(&[b" ", bytes, b"\n"].concat()), Some(request));
 }

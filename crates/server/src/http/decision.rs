@@ -29,6 +29,9 @@ pub(crate) struct DecisionBody<'a> {
     warned_by: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     emergency: Option<&'a str>,
+    /// Why the request was shed, or that its limits are tightened.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'a str>,
 }
 
 /// Serializes a value as text, without an intermediate string.
@@ -83,7 +86,7 @@ impl<'a> Limit<'a> {
             Role::Unenforced => Some("unenforced"),
         };
         let is_unread = limit.outcome.verdict == Verdict::Unknown;
-        // As in the header fields: nothing is known to be counted against it, unless nobody passes.
+        // As in the header fields: nothing is known to be counted against it, unless no request passes.
         let unread = if decision.origin == Origin::FailClosed { 0 } else { count };
         Self {
             rule: decision.limit_name(limit),
@@ -117,6 +120,7 @@ impl<'a> DecisionBody<'a> {
             degraded_by: decision.degraded_by.map(|by| decision.name(by)),
             warned_by: decision.warned_by.map(|by| decision.name(by)),
             emergency: decision.emergency(),
+            reason: decision.reason.as_deref(),
         }
     }
 }

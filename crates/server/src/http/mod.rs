@@ -5,7 +5,9 @@
 //! | `POST /v1/check` | `check` | checks a request: 200 or 429, with the decision in the body |
 //! | `POST /v1/reserve`, `/v1/settle`, `/v1/cancel` | `reserve` | charges an estimate, then the actual cost |
 //! | `ANY /check`, `/check/*` | `forward_auth` | checks the request that a proxy describes |
+//! | `POST /v1/signals` | `signals` | how a service is doing, for limits that follow it |
 //! | `POST /json` | `rls_json` | the JSON of Envoy's rate limit service |
+//! | `GET /healthcheck`, `ANY /json` | `ratelimit_service` | the paths of envoyproxy/ratelimit, in its place |
 //! | `GET /healthz`, `/readyz[?verbose]`, `/metrics`, `/v1/hot` | `health` | health, metrics and hot keys |
 //!
 //! `request_head` reads the head that a client has received, and `identities` has the resolvers that identify its caller.
@@ -17,17 +19,22 @@ mod decision;
 mod forward_auth;
 mod health;
 mod identities;
+mod pages;
+mod ratelimit_service;
 pub(crate) mod request;
 mod request_head;
 mod reserve;
 mod rls_json;
 mod server;
+mod signals;
 
 pub use forward_auth::{ForwardAuth, ForwardAuthConfig, ForwardAuthError};
+pub use pages::{Page, Pages, serve_pages};
 pub use request_head::{IdentifiedCaller, identify_head};
 pub(crate) use reserve::MAX_RESERVATION_MILLIS;
-pub use server::{HttpConfig, serve};
+pub use server::{ALPN, HttpConfig, serve};
 
+use crate::rls::ResponseStyle;
 use http::Method;
 use problem::Problem;
 use request::Request;
@@ -45,8 +52,32 @@ pub(crate) struct App<S> {
     pub(crate) status: Arc<dyn ProcessStatus>,
     pub(crate) responses: ResponseConfig,
     pub(crate) forward_auth: ForwardAuth,
+    /// The paths that are served.
+    pub(crate) api: HttpApi,
+    /// What `/json` contains beside the statuses.
+    pub(crate) style: ResponseStyle,
     /// Whether the listener is on a loopback address.
     pub(crate) is_loopback: bool,
+}
+
+/// The paths of the HTTP server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HttpApi {
+    /// All of Tollgate's.
+    #[default]
+    Full,
+    /// Those of envoyproxy/ratelimit: `/healthcheck` and `/json`.
+    RatelimitService,
+}
+
+impl HttpApi {
+    /// Returns whether the body of such a request is read.
+    fn has_body(self, method: &str, path: &str) -> bool {
+        match self {
+            Self::Full => method == "POST" && is_check_path(path),
+            Self::RatelimitService => path == "/json",
+        }
+    }
 }
 
 /// Returns whether a path is for programs alone. Forward auth passes on what a browser sends to a proxy, and probes may
@@ -57,7 +88,7 @@ fn is_for_programs(path: &str) -> bool {
 
 /// Returns whether a path is part of the JSON API, which uses POST.
 fn is_check_path(path: &str) -> bool {
-    matches!(path, "/v1/check" | "/v1/reserve" | "/v1/settle" | "/v1/cancel" | "/json")
+    matches!(path, "/v1/check" | "/v1/reserve" | "/v1/settle" | "/v1/cancel" | "/v1/signals" | "/json")
 }
 
 /// Returns whether a response at this path is a decision.
@@ -90,6 +121,9 @@ async fn route<S: CounterStore + 'static>(
     trace: Option<&TraceContext>,
 ) -> Result<h1::RawResponse, Problem> {
     let body = request.body;
+    if app.api == HttpApi::RatelimitService {
+        return Ok(Box::pin(ratelimit_service::handle(app, request, trace)).await);
+    }
     if is_for_programs(request.path) {
         same_site::reject_cross_site(&request.fields)?;
         if app.is_loopback {
@@ -103,6 +137,7 @@ async fn route<S: CounterStore + 'static>(
         ("/v1/reserve", "POST") => Box::pin(reserve::reserve(app, body, now, trace)).await,
         ("/v1/settle", "POST") => Box::pin(reserve::settle(&app.limiter, body)).await,
         ("/v1/cancel", "POST") => Box::pin(reserve::cancel(&app.limiter, body)).await,
+        ("/v1/signals", "POST") => signals::record(app, body),
         ("/json", "POST") => Box::pin(rls_json::handle(app, body, trace)).await,
         (path, _) if is_check_path(path) => Err(Problem::wrong_method(&Method::POST)),
         ("/healthz" | "/readyz" | "/metrics" | "/v1/hot", "GET" | "HEAD") => {

@@ -133,12 +133,12 @@ fn ended(result: Result<ClosedReservation, SettleError>) -> Result<RawResponse, 
     let body = match result {
         Ok(ClosedReservation { settlement, limits }) => {
             let remaining = limits.iter().map(|limit| limit.remaining).min();
-            let limits = limits.into_iter().map(|told| EndedLimit {
-                rule: told.rule,
-                limit: told.limit.rate().count,
-                window: Window::from_limit(&told.limit).to_string(),
-                remaining: told.remaining,
-                reset_ms: told.reset_after.ceil_millis(),
+            let limits = limits.into_iter().map(|limit| EndedLimit {
+                rule: limit.rule,
+                limit: limit.limit.rate().count,
+                window: Window::from_limit(&limit.limit).to_string(),
+                remaining: limit.remaining,
+                reset_ms: limit.reset_after.ceil_millis(),
             });
             let body = EndedBody { remaining, limits: limits.collect(), ..EndedBody::default() };
             match settlement {

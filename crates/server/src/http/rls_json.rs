@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 use serde_json::{Map, Value, json};
 use tollgate_core::CounterStore;
-use tollgate_engine::TraceContext;
+use tollgate_engine::{Decision, TraceContext};
 use tollgate_http::h1::RawResponse;
 use tollgate_http::response::DecisionSummary;
 
@@ -30,16 +30,27 @@ pub(crate) async fn handle<S: CounterStore>(
     body: &[u8],
     trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
-    let request = RateLimitRequest::from(body::decode::<Request>(body)?);
-    let decision = rls::decide(&app.limiter, "http", &request, trace).await;
-    let decision = decision.map_err(|bad| Problem::bad(bad.to_string()))?;
-    reject_malformed(&decision)?;
-    let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
-    let mut response = RawResponse::json(status, encode(&rls::response(&decision)).to_string().into_bytes());
+    let (request, decision, mut response) = decide(app, body, trace).await?;
     let scope = app.responses.bucket.then(|| rls::scope(&app.responses, &request, &decision)).flatten();
     let facts = DecisionSummary::from_decision(&decision).with_scope(scope.as_deref());
     app.responses.write(&facts, app.limiter.clock().now(), &mut response);
     Ok(response)
+}
+
+/// Decides a request, and returns it with the decision and the response, to which nothing has been added yet.
+pub(super) async fn decide<S: CounterStore>(
+    app: &App<S>,
+    body: &[u8],
+    trace: Option<&TraceContext>,
+) -> Result<(RateLimitRequest, Decision, RawResponse), Problem> {
+    let request = RateLimitRequest::from(body::decode::<Request>(body)?);
+    let decision = app.style.decide(&app.limiter, "http", &request, trace).await;
+    let decision = decision.map_err(|error| Problem::bad(error.to_string()))?;
+    reject_malformed(&decision)?;
+    let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+    let message = app.style.response(&request, &decision);
+    let response = RawResponse::json(status, encode(&message).to_string().into_bytes());
+    Ok((request, decision, response))
 }
 
 #[derive(Deserialize)]

@@ -1,14 +1,16 @@
 //! Runs the HTTP protocol server on the HTTP/1 server: its settings and its connections.
 
 use super::request::Request;
-use super::{App, ForwardAuth, is_check_path};
+use super::{App, ForwardAuth, HttpApi};
+use crate::rls::ResponseStyle;
 use bytes::BytesMut;
 use http::StatusCode;
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsStream;
 use tollgate_core::CounterStore;
 use tollgate_engine::Limiter;
 use tollgate_http::h1::head::{HeadError, HeadLimits};
@@ -18,6 +20,7 @@ use tollgate_http::response::ResponseConfig;
 use tollgate_http::server::accept::{self, NewConnections, Shutdown};
 use tollgate_http::server::connections::{ConnectionBudget, FIRST_REQUEST, LATE, PortLimits, WhenFull};
 use tollgate_http::server::{self, BodyMode, Io, NoStream, Rejection, Response, Scope, Service, Settings};
+use tollgate_http::tls::ServerTls;
 use tollgate_observe::ProcessStatus;
 
 /// Maximum size of a body in bytes.
@@ -51,7 +54,16 @@ pub struct HttpConfig {
     pub responses: ResponseConfig,
     /// Forward auth.
     pub forward_auth: ForwardAuth,
+    /// The paths that are served.
+    pub api: HttpApi,
+    /// What `/json` contains beside the statuses.
+    pub style: ResponseStyle,
+    /// TLS, if connections are encrypted.
+    pub tls: Option<Arc<ServerTls>>,
 }
+
+/// Protocols that the listener offers with TLS.
+pub const ALPN: &[&[u8]] = &[b"http/1.1"];
 
 impl Default for HttpConfig {
     fn default() -> Self {
@@ -65,6 +77,9 @@ impl Default for HttpConfig {
             drain: Duration::from_secs(10),
             responses: ResponseConfig::default(),
             forward_auth: ForwardAuth::default(),
+            api: HttpApi::default(),
+            style: ResponseStyle::default(),
+            tls: None,
         }
     }
 }
@@ -85,7 +100,7 @@ impl<S: CounterStore + 'static> Service for Session<S> {
 
     fn body_mode(&self, scan: &ScannedHead, head: &[u8]) -> BodyMode {
         let request = Request::new(self.peer, scan, head, b"");
-        if request.method == "POST" && is_check_path(request.path) {
+        if self.app.api.has_body(request.method, request.path) {
             BodyMode::Whole { max: MAX_BODY }
         } else {
             BodyMode::Skip
@@ -102,24 +117,41 @@ impl<S: CounterStore + 'static> Service for Session<S> {
     }
 
     fn reject(&self, rejection: Rejection) -> RawResponse {
-        let problem = match rejection {
-            Rejection::Head(error) => {
-                // An unsupported version or encoding is reported as a client error.
-                let status = Some(error.status()).filter(StatusCode::is_client_error);
-                let status = status.unwrap_or(StatusCode::BAD_REQUEST);
-                Problem::new(status, "Bad request", error.to_string())
-            }
-            Rejection::Chunks => Problem::bad("malformed chunked body"),
-            Rejection::TooLarge { max } => {
-                let detail = format!("the body is too large; send at most {max} bytes");
-                Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "Body too large", detail)
-            }
-            _ => {
-                let detail = "the rest of the request did not arrive in time";
-                Problem::new(StatusCode::REQUEST_TIMEOUT, "Request timeout", detail)
-            }
-        };
-        problem.response()
+        bad_head(rejection)
+    }
+}
+
+/// Returns the response to a request that cannot be read.
+pub(super) fn bad_head(rejection: Rejection) -> RawResponse {
+    let problem = match rejection {
+        Rejection::Head(error) => {
+            // An unsupported version or encoding is reported as a client error.
+            let status = Some(error.status()).filter(StatusCode::is_client_error);
+            let status = status.unwrap_or(StatusCode::BAD_REQUEST);
+            Problem::new(status, "Bad request", error.to_string())
+        }
+        Rejection::Chunks => Problem::bad("malformed chunked body"),
+        Rejection::TooLarge { max } => {
+            let detail = format!("the body is too large; send at most {max} bytes");
+            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "Body too large", detail)
+        }
+        _ => {
+            let detail = "the rest of the request did not arrive in time";
+            Problem::new(StatusCode::REQUEST_TIMEOUT, "Request timeout", detail)
+        }
+    };
+    problem.response()
+}
+
+/// Returns the settings of connections.
+pub(super) fn settings(header: Duration, idle: Duration, first_request: Duration) -> Settings {
+    Settings {
+        head: MAX_HEAD,
+        header_timeout: header.min(first_request),
+        idle_timeout: Some(idle),
+        body_timeout: BODY_TIMEOUT,
+        max_discarded: MAX_DISCARDED,
+        half_closed_timeout: HALF_CLOSED_TIMEOUT,
     }
 }
 
@@ -138,6 +170,8 @@ pub async fn serve<S: CounterStore + 'static>(
         status,
         responses: config.responses,
         forward_auth: config.forward_auth,
+        api: config.api,
+        style: config.style,
         is_loopback,
     });
     let slots = config.budget.port(PortLimits {
@@ -146,21 +180,32 @@ pub async fn serve<S: CounterStore + 'static>(
         ..PortLimits::new(config.connections, WhenFull::Wait)
     });
     let shutdown = Shutdown { timeout: config.drain, new_connections: NewConnections::Serve };
-    let settings = Settings {
-        head: MAX_HEAD,
-        header_timeout: config.header_timeout.min(config.first_request),
-        idle_timeout: Some(config.idle_timeout),
-        body_timeout: BODY_TIMEOUT,
-        max_discarded: MAX_DISCARDED,
-        half_closed_timeout: HALF_CLOSED_TIMEOUT,
-    };
-    accept::serve(listener, slots, shutdown, drain, |stream, peer, drain, activity| {
+    let settings = settings(config.header_timeout, config.idle_timeout, config.first_request);
+    let tls = config.tls;
+    let serving = accept::serve(listener, slots, shutdown, drain, |stream, peer, drain, activity| {
         let session = Session { app: Arc::clone(&app), peer: peer.ip() };
+        let tls = tls.clone();
         async move {
-            server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &activity, &session).await;
+            let io = match tls {
+                None => Some(Io::Tcp(stream)),
+                Some(tls) => Box::pin(encrypted(&tls, stream)).await,
+            };
+            let Some(io) = io else { return };
+            server::serve(io, BytesMut::new(), &settings, &drain, &activity, &session).await;
         }
-    })
-    .await;
+    });
+    tokio::select! {
+        () = serving => {}
+        () = tollgate_http::tls::watch(tls.as_deref()) => {}
+    }
+}
+
+/// Returns the connection after its handshake; `None` if that fails, which is the client's problem and not logged. A
+/// client that takes too long loses its slot.
+async fn encrypted(tls: &ServerTls, stream: TcpStream) -> Option<Io> {
+    let stream = tls.acceptor().accept(stream).await.ok()?;
+    tls.check_client(stream.get_ref().1.peer_certificates()).ok()?;
+    Some(Io::Tls(Box::new(TlsStream::Server(stream))))
 }
 
 #[cfg(test)]

@@ -68,7 +68,7 @@ pub(crate) fn descriptors<'a>(
         let limit = match &descriptor.limit {
             None => None,
             Some(limit) => match unit(limit.unit) {
-                Some(unit) => Some((limit.requests_per_unit, unit)),
+                Some(unit) => Some((limit.requests_per_unit, unit.length())),
                 None => return bad(format!("descriptors[{d}].limit.unit: unknown unit {}", limit.unit)),
             },
         };

@@ -13,6 +13,15 @@ use tollgate_rules::{MatchKind, MetadataValue, RuleLimit, Unit};
 
 /// Returns the rate limit response for a decision.
 pub fn response(decision: &Decision) -> RateLimitResponse {
+    RateLimitResponse {
+        response_headers_to_add: headers(decision),
+        dynamic_metadata: metadata(decision),
+        ..plain_response(decision)
+    }
+}
+
+/// Returns the response without headers and metadata.
+pub(crate) fn plain_response(decision: &Decision) -> RateLimitResponse {
     let code = if decision.is_allowed() { Code::Ok } else { Code::OverLimit };
     RateLimitResponse {
         overall_code: code.into(),
@@ -20,10 +29,10 @@ pub fn response(decision: &Decision) -> RateLimitResponse {
             .zip(&decision.descriptors)
             .map(|(at, status)| descriptor(decision, at, status))
             .collect(),
-        response_headers_to_add: headers(decision),
+        response_headers_to_add: Vec::new(),
         request_headers_to_add: Vec::new(),
         raw_body: Vec::new(),
-        dynamic_metadata: metadata(decision),
+        dynamic_metadata: None,
     }
 }
 
@@ -101,14 +110,14 @@ fn headers(decision: &Decision) -> Vec<HeaderValue> {
     all
 }
 
-fn header(key: &str, value: &str) -> HeaderValue {
+pub(super) fn header(key: &str, value: &str) -> HeaderValue {
     // A rule name may contain characters that are invalid in a header value.
     let value = value.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect();
     HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() }
 }
 
 /// Returns a rule's metadata as the wire's own value.
-fn struct_value(value: &MetadataValue) -> Value {
+pub(super) fn struct_value(value: &MetadataValue) -> Value {
     let kind = match value {
         MetadataValue::Null => Kind::NullValue(0),
         MetadataValue::Bool(value) => Kind::BoolValue(*value),
@@ -139,8 +148,9 @@ fn metadata(decision: &Decision) -> Option<Struct> {
     if decision.delay() > TimeDelta::ZERO {
         text("delay_ms", decision.delay().ceil_millis().to_string());
     }
-    let policy = matches!(decision.origin, Origin::Local | Origin::FailOpen | Origin::FailClosed)
-        || decision.emergency().is_some();
+    let policy =
+        matches!(decision.origin, Origin::Local | Origin::FailOpen | Origin::FailClosed | Origin::Shed)
+            || decision.emergency().is_some();
     if policy || !decision.is_allowed() || decision.degraded_by.is_some() || decision.warned_by.is_some() {
         text("decision_id", decision.id.to_string());
         text("revision", decision.revision().to_owned());
@@ -148,6 +158,9 @@ fn metadata(decision: &Decision) -> Option<Struct> {
     }
     if let Some(name) = decision.emergency() {
         text("emergency", name.to_owned());
+    }
+    if let Some(reason) = decision.reason.as_deref().filter(|_| decision.shed_class.is_some()) {
+        text("reason", reason.to_owned());
     }
     let rules = [
         ("denied_by", decision.denied_by),

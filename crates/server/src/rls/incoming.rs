@@ -4,16 +4,18 @@
 //! header of the first HTTP/2 frame that opens a request, busy from the end of a request until something is written, and
 //! otherwise waits for its client. A connection that must end reads the end of its stream.
 
+use super::incoming_tls::Stream as Connection;
+use super::listener::GrpcListener;
 use futures_util::Stream;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tollgate_http::server::accept::{accept, prepare};
+use tollgate_http::server::accept::accept;
 use tollgate_http::server::connections::{Activity, ConnectionSlot, ConnectionSlots};
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tollgate_http::tls::ServerTls;
+use tonic::transport::server::Connected;
 
 /// Length of the preface that every HTTP/2 client sends first; whether it is right is tonic's to say.
 const PREFACE: usize = 24;
@@ -26,7 +28,7 @@ const END_STREAM: u8 = 1;
 
 /// A connection that occupies a slot until tonic drops it.
 pub(super) struct Admitted {
-    stream: TcpStream,
+    stream: Connection,
     activity: Arc<Activity>,
     requests: Requests,
     _slot: ConnectionSlot,
@@ -72,23 +74,24 @@ impl Requests {
 
 /// Returns a stream that accepts connections.
 pub(super) fn incoming(
-    listener: TcpListener,
+    listener: GrpcListener,
     slots: ConnectionSlots,
+    tls: Option<Arc<ServerTls>>,
 ) -> impl Stream<Item = io::Result<Admitted>> {
-    prepare(&listener);
-    futures_util::stream::unfold((listener, slots), async |(listener, slots)| {
+    listener.prepare();
+    futures_util::stream::unfold((listener, slots, tls), async |(listener, slots, tls)| {
         let (stream, _, slot) = accept(&listener, &slots).await;
         let (activity, requests) = (slot.activity(), Requests::new());
-        Some((Ok(Admitted { stream, activity, requests, _slot: slot }), (listener, slots)))
+        let stream = Connection::new(stream, tls.as_ref());
+        Some((Ok(Admitted { stream, activity, requests, _slot: slot }), (listener, slots, tls)))
     })
 }
 
 impl Connected for Admitted {
-    type ConnectInfo = TcpConnectInfo;
+    // Descriptors say who asks, not addresses.
+    type ConnectInfo = ();
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
-    }
+    fn connect_info(&self) {}
 }
 
 impl Admitted {

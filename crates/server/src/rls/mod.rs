@@ -7,12 +7,20 @@
 pub(crate) mod codec;
 mod decode;
 mod encode;
+mod health;
 mod incoming;
+mod incoming_tls;
+mod listener;
 mod sdk_extension;
 mod service;
+mod service_metadata;
+mod style;
 
 pub use decode::BadRequest;
-pub use service::{RlsConfig, serve};
+pub use health::HealthNames;
+pub use listener::{GrpcListener, UnixSocket};
+pub use service::{ALPN, RlsConfig, serve};
+pub use style::{LimitHeaders, ResponseStyle, RlsError};
 
 /// The protobuf messages.
 #[allow(missing_docs, unreachable_pub, clippy::all)]
@@ -30,35 +38,36 @@ use tollgate_http::response::{RequestScope, ResponseConfig};
 /// Handles one request, which may be part of a trace.
 ///
 /// # Errors
-/// [`BadRequest`] if the request is invalid.
+/// [`RlsError`] if the request is invalid, or there are no rules yet.
 pub async fn handle<S: CounterStore>(
     limiter: &Limiter<S>,
     request: &RateLimitRequest,
     trace: Option<&TraceContext>,
-) -> Result<RateLimitResponse, BadRequest> {
-    let decision = decide(limiter, "rls", request, trace).await?;
-    Ok(encode::response(&decision))
+    style: &ResponseStyle,
+) -> Result<RateLimitResponse, RlsError> {
+    let decision = style.decide(limiter, "rls", request, trace).await?;
+    Ok(style.response(request, &decision))
 }
 
-/// Decides one request that was received via the protocol `front`, without encoding the response.
+/// Decides one request that was received via the protocol `protocol`, without encoding the response.
 ///
 /// # Errors
 /// [`BadRequest`] if the request is invalid.
 pub async fn decide<S: CounterStore>(
     limiter: &Limiter<S>,
-    front: &'static str,
+    protocol: &'static str,
     request: &RateLimitRequest,
     trace: Option<&TraceContext>,
 ) -> Result<Decision, BadRequest> {
     let entries = decode::entries(request)?;
     let descriptors = decode::descriptors(request, &entries)?;
     let check = Check::descriptors(&request.domain, &descriptors).with_cost(decode::hits(request));
-    Ok(limiter.check(&check.with_protocol(front).with_trace(trace)).await)
+    Ok(limiter.check(&check.with_protocol(protocol).with_trace(trace)).await)
 }
 
 pub use encode::response;
 
-/// Returns what to tell about the request of a decision; see [`ResponseConfig::scope`].
+/// Returns what to report about the request of a decision; see [`ResponseConfig::scope`].
 pub(crate) fn scope(
     responses: &ResponseConfig,
     request: &RateLimitRequest,

@@ -1,21 +1,25 @@
-//! The gRPC server: the rate limit service on tonic, with the standard health and reflection services.
+//! The gRPC server: the rate limit service on tonic, with the quota service and the standard health and reflection
+//! services.
 
 use super::incoming::incoming;
+use super::listener::GrpcListener;
 use super::proto::DESCRIPTORS;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer,
 };
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use super::{BadRequest, sdk_extension};
+use super::{BadRequest, HealthNames, ResponseStyle, RlsError, sdk_extension};
+use crate::rlqs::{QuotaServer, QuotaService, RlqsConfig};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tollgate_core::CounterStore;
 use tollgate_engine::Limiter;
 use tollgate_http::response::ResponseConfig;
 use tollgate_http::server::connections::{ConnectionBudget, FIRST_REQUEST, PortLimits, WhenFull};
+use tollgate_http::tls::ServerTls;
 use tollgate_http::traceparent;
 use tonic::server::NamedService;
 use tonic::transport::Server;
@@ -38,6 +42,16 @@ pub struct RlsConfig {
     pub streams: u32,
     /// Settings of the HTTP responses that the Rust SDK requests.
     pub responses: ResponseConfig,
+    /// What responses contain beside their statuses.
+    pub style: ResponseStyle,
+    /// Names of the health service.
+    pub health: HealthNames,
+    /// TLS, if connections are encrypted.
+    pub tls: Option<Arc<ServerTls>>,
+    /// Age at which a connection is asked to end: it takes no new requests, and ends with its last one.
+    pub max_age: Option<Duration>,
+    /// Settings of the quota service.
+    pub rlqs: RlqsConfig,
 }
 
 impl Default for RlsConfig {
@@ -51,6 +65,11 @@ impl Default for RlsConfig {
             message_bytes: 256 * 1024,
             streams: 1024,
             responses,
+            style: ResponseStyle::default(),
+            health: HealthNames::default(),
+            tls: None,
+            max_age: None,
+            rlqs: RlqsConfig::default(),
         }
     }
 }
@@ -58,7 +77,19 @@ impl Default for RlsConfig {
 /// A client that has been quiet for this long is asked whether it is there, and has as long to answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-struct Service<S>(Arc<Limiter<S>>, ResponseConfig);
+/// Protocols that the listener offers with TLS.
+pub const ALPN: &[&[u8]] = &[b"h2"];
+
+struct Service<S>(Arc<Limiter<S>>, ResponseConfig, ResponseStyle);
+
+impl From<RlsError> for Status {
+    fn from(error: RlsError) -> Self {
+        match error {
+            RlsError::BadRequest(bad) => bad.into(),
+            RlsError::NoRules => Self::unavailable(error.to_string()),
+        }
+    }
+}
 
 impl From<BadRequest> for Status {
     fn from(bad: BadRequest) -> Self {
@@ -78,7 +109,7 @@ impl<S: CounterStore + 'static> RateLimitService for Service<S> {
         let response = if metadata.contains_key(sdk_extension::METADATA_KEY) {
             sdk_extension::handle(&self.0, &self.1, message, metadata, trace.as_ref()).await
         } else {
-            super::handle(&self.0, message, trace.as_ref()).await.map_err(Status::from)
+            super::handle(&self.0, message, trace.as_ref(), &self.2).await.map_err(Status::from)
         };
         if response.is_ok() {
             self.0.record_latency("rls", 1, self.0.clock().now().since(began));
@@ -93,51 +124,66 @@ impl<S: CounterStore + 'static> RateLimitService for Service<S> {
 /// # Errors
 /// The transport failed.
 pub async fn serve<S: CounterStore + 'static>(
-    listener: TcpListener,
+    listener: impl Into<GrpcListener>,
     limiter: Arc<Limiter<S>>,
     config: RlsConfig,
     drain: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let (mut health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<RateLimitServiceServer<Service<S>>>().await;
+    let (health, health_service) = tonic_health::server::health_reporter();
+    let names = config.health;
+    let services = [<RateLimitServiceServer<Service<S>> as NamedService>::NAME, QuotaServer::NAME];
+    names.begin(&health, &services).await;
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let service = RateLimitServiceServer::new(Service(limiter, config.responses))
+    let (stop, stopping) = watch::channel(false);
+    let quotas = QuotaService::start(Arc::clone(&limiter), config.rlqs, stopping);
+    let service = RateLimitServiceServer::new(Service(limiter, config.responses, config.style))
         .max_decoding_message_size(config.message_bytes);
     let drained = async move {
-        drain.await;
-        for name in [<RateLimitServiceServer<Service<S>> as NamedService>::NAME, ""] {
-            health.set_service_status(name, tonic_health::ServingStatus::NotServing).await;
-            // Ends the `Watch` streams after the update; they would otherwise keep the server from shutting down.
-            health.clear_service_status(name).await;
+        tokio::select! {
+            () = drain => {}
+            () = names.follow(&health) => {}
         }
+        // Quota streams never end by themselves.
+        stop.send_replace(true);
+        names.end(&health, &services).await;
     };
     let slots = config.budget.port(PortLimits {
         guaranteed: config.guaranteed,
         first_request: config.first_request,
         ..PortLimits::new(config.connections, WhenFull::Wait)
     });
-    let incoming = pin!(incoming(listener, slots));
-    Server::builder()
+    let tls = config.tls;
+    let incoming = pin!(incoming(listener.into(), slots, tls.clone()));
+    let mut server = Server::builder();
+    if let Some(age) = config.max_age {
+        // With a grace too, tonic never asks and cuts the connection after both.
+        server = server.max_connection_age(age);
+    }
+    let serving = server
         .max_concurrent_streams(config.streams)
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .add_service(service)
+        .add_service(quotas)
         .add_service(health_service)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?)
-        .serve_with_incoming_shutdown(incoming, drained)
-        .await?;
-    Ok(())
+        .serve_with_incoming_shutdown(incoming, drained);
+    tokio::select! {
+        served = serving => Ok(served?),
+        () = tollgate_http::tls::watch(tls.as_deref()) => Ok(()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use tokio::net::TcpListener;
     use tollgate_core::{ManualClock, TimeDelta, Timestamp};
     use tollgate_rules::{Options, Ruleset};
     use tollgate_store::{MemoryConfig, MemoryStore};
@@ -148,8 +194,8 @@ mod tests {
     impl tollgate_engine::Observer for Timed {
         fn on_decision(&self, _: &tollgate_engine::Check<'_>, _: &tollgate_engine::Decision) {}
 
-        fn on_latency(&self, front: &'static str, requests: u64, _: TimeDelta) {
-            assert_eq!(front, "rls");
+        fn on_latency(&self, protocol: &'static str, requests: u64, _: TimeDelta) {
+            assert_eq!(protocol, "rls");
             self.0.fetch_add(requests, Ordering::Relaxed);
         }
     }
@@ -162,7 +208,7 @@ mod tests {
         let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
         let rules = Ruleset::load(&[], &Options::default()).expect("no rules");
         let limiter = Limiter::new(Arc::new(rules), store, clock).with_observer(Arc::clone(&timed) as _);
-        let service = Service(Arc::new(limiter), ResponseConfig::default());
+        let service = Service(Arc::new(limiter), ResponseConfig::default(), ResponseStyle::default());
         let request = |domain: &str| {
             use super::super::proto::envoy::extensions::common::ratelimit::v3::{
                 RateLimitDescriptor, rate_limit_descriptor::Entry,
@@ -175,5 +221,32 @@ mod tests {
         assert_eq!(timed.0.load(Ordering::Relaxed), 0);
         service.should_rate_limit(request("d")).await.expect("a response");
         assert_eq!(timed.0.load(Ordering::Relaxed), 1);
+    }
+
+    /// A client that is not asked loses the requests in flight.
+    #[tokio::test]
+    async fn an_old_connection_is_asked_to_end() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        const GOAWAY: u8 = 7;
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
+        let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
+        let rules = Ruleset::load(&[], &Options::default()).expect("no rules");
+        let limiter = Arc::new(Limiter::new(Arc::new(rules), store, clock));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let config = RlsConfig { max_age: Some(Duration::from_millis(50)), ..RlsConfig::default() };
+        let server = tokio::spawn(serve(listener, limiter, config, std::future::pending()));
+        let mut client = tokio::net::TcpStream::connect(address).await.expect("a connection");
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("sent");
+        let mut header = [0; 9];
+        loop {
+            client.read_exact(&mut header).await.expect("a frame, and not the end");
+            if header[3] == GOAWAY {
+                break;
+            }
+            let length = u32::from_be_bytes([0, header[0], header[1], header[2]]);
+            client.read_exact(&mut vec![0; length as usize]).await.expect("its payload");
+        }
+        server.abort();
     }
 }

@@ -1,6 +1,7 @@
 //! Lease of one key: available units, the last known state of the authority's counter, and the next refill. No I/O.
 
 use super::config::LeaseConfig;
+use super::hot_list::HotNames;
 use super::units::LeasedUnits;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -25,11 +26,17 @@ pub(super) struct LeaseKey {
     phase: TimeDelta,
     /// Longest time between two charges at which a lease pays off.
     max_gap: TimeDelta,
+    /// Name of the counter in the fleet's hot list, if there is one.
+    pub(super) fleet_name: Option<u64>,
 }
 
 impl LeaseKey {
     /// Builds the key of a charge. Returns `None` if the limit is too small to be leased.
-    pub(super) fn from_charge(charge: &Charge<'_>, config: &LeaseConfig) -> Option<Self> {
+    pub(super) fn from_charge(
+        charge: &Charge<'_>,
+        config: &LeaseConfig,
+        fleet_name: Option<u64>,
+    ) -> Option<Self> {
         let escrow = config.escrow(config.max_outstanding(charge.limit)?)?;
         Some(Self {
             scope: charge.key.scope.clone(),
@@ -40,7 +47,13 @@ impl LeaseKey {
             loss_policy: charge.loss_policy,
             phase: charge.limit.phase(charge.key.stable_hash()),
             max_gap: config.max_gap(charge.limit),
+            fleet_name,
         })
+    }
+
+    /// Returns whether the hot list has the counter.
+    pub(super) fn is_named_in(&self, names: &HotNames) -> bool {
+        self.fleet_name.is_some_and(|name| names.contains(&name))
     }
 
     /// Returns the values of the counter key.
@@ -261,7 +274,7 @@ impl Lease {
             let outcome = Outcome { verdict: Verdict::ALLOWED, remaining, reset_after };
             return (SpendResult::Spent(outcome, receipt), self.is_low_with(good, now));
         }
-        let said = match self.denial {
+        let result = match self.denial {
             Some(dry) if now < dry.valid_until && units >= dry.units => {
                 let verdict = Verdict::Denied { retry_after: Some(dry.denied_until.since(now)) };
                 SpendResult::Denied(Outcome {
@@ -272,7 +285,7 @@ impl Lease {
             }
             _ => SpendResult::Empty,
         };
-        (said, false)
+        (result, false)
     }
 
     /// Undoes the spend of a request that was then denied.

@@ -12,6 +12,7 @@ pub(super) struct Counts {
     pub(super) returned: AtomicU64,
     pub(super) central: AtomicU64,
     pub(super) promoted: AtomicU64,
+    pub(super) listed: AtomicU64,
     pub(super) demoted: AtomicU64,
     pub(super) unrefunded: AtomicU64,
 }
@@ -48,6 +49,8 @@ pub struct LeaseStats {
     pub returned: u64,
     /// Keys promoted to a lease because they became hot.
     pub promoted: u64,
+    /// Keys among them that were promoted because the fleet's hot list has them.
+    pub listed: u64,
     /// Hot keys demoted after they cooled down.
     pub demoted: u64,
     /// Units not refunded because leases were outstanding; they recover with time.
@@ -66,6 +69,7 @@ impl Counts {
             failed: read(&self.failed),
             returned: read(&self.returned),
             promoted: read(&self.promoted),
+            listed: read(&self.listed),
             demoted: read(&self.demoted),
             unrefunded: read(&self.unrefunded),
             ..present

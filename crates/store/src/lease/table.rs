@@ -2,6 +2,7 @@
 //! is held for a few instructions, never across an await.
 
 use super::config::LeaseConfig;
+use super::hot_list::{HotCounter, HotNames};
 use super::key_lease::{Lease, LeaseAction, LeaseKey, RefillRequest, SpendReceipt, SpendResult};
 use super::stats::LeaseStats;
 use smallvec::SmallVec;
@@ -102,31 +103,31 @@ impl Table {
             self.schedule(name, &named, tasks);
             return SpendResult::Empty;
         }
-        let (said, low) = lease.spend(charge.cost.units(), now);
+        let (result, low) = lease.spend(charge.cost.units(), now);
         let asks = low.then(|| lease.start_refill());
-        part.local += u64::from(matches!(said, SpendResult::Spent(..)));
-        part.denied += u64::from(matches!(said, SpendResult::Denied(_)));
+        part.local += u64::from(matches!(result, SpendResult::Spent(..)));
+        part.denied += u64::from(matches!(result, SpendResult::Denied(_)));
         drop(part);
         if let Some(named) = asks {
             self.schedule(name, &named, [LeaseAction::Refill].into_iter().collect());
         }
-        said
+        result
     }
 
     /// Returns the current statistics.
     pub(super) fn stats(&self, now: Timestamp) -> LeaseStats {
-        let mut figures = LeaseStats::default();
+        let mut stats = LeaseStats::default();
         for part in &self.shards {
             let part = part.lock().unwrap_or_else(PoisonError::into_inner);
-            figures.local += part.local;
-            figures.denied += part.denied;
-            figures.leases += part.leases.len() as u64;
+            stats.local += part.local;
+            stats.denied += part.denied;
+            stats.leases += part.leases.len() as u64;
             for lease in part.leases.values() {
-                figures.hot += u64::from(lease.promoted);
-                figures.available += lease.available(now);
+                stats.hot += u64::from(lease.promoted);
+                stats.available += lease.available(now);
             }
         }
-        figures
+        stats
     }
 
     pub(super) fn unspend(&self, name: u64, receipt: SpendReceipt) {
@@ -157,25 +158,24 @@ impl Table {
         again
     }
 
-    /// Records an outcome of the store; creates a lease if one is `due`. Returns whether one was created.
-    #[allow(clippy::too_many_arguments, reason = "all of what an answer is about")]
+    /// Records an outcome of the store; creates a lease if one is due, with the key that `due` returns. Returns whether one
+    /// was created.
     pub(super) fn record_outcome(
         &self,
         name: u64,
         charge: &Charge<'_>,
         outcome: &Outcome,
         asked: Timestamp,
-        due: bool,
-        config: &LeaseConfig,
+        due: Option<impl FnOnce() -> Option<LeaseKey>>,
         now: Timestamp,
     ) -> bool {
         let mut part = self.shard(name);
         let known = part.leases.contains_key(&name);
-        if !known && (!due || self.count.load(Ordering::Relaxed) >= self.max) {
-            return false;
-        }
         if !known {
-            let Some(named) = LeaseKey::from_charge(charge, config) else { return false };
+            let Some(due) = due.filter(|_| self.count.load(Ordering::Relaxed) < self.max) else {
+                return false;
+            };
+            let Some(named) = due() else { return false };
             let promoted = charge.mode == tollgate_core::Mode::Adaptive;
             part.leases.insert(name, Lease::new(Arc::new(named), promoted, now));
             self.count.fetch_add(1, Ordering::Relaxed);
@@ -248,7 +248,13 @@ impl Table {
     }
 
     /// Returns idle leases and forgets empty ones; `all` returns every lease.
-    pub(super) fn sweep(&self, config: &LeaseConfig, now: Timestamp, all: bool) -> u64 {
+    pub(super) fn sweep(
+        &self,
+        config: &LeaseConfig,
+        hot_names: Option<&HotNames>,
+        now: Timestamp,
+        all: bool,
+    ) -> u64 {
         // There may be many leases and frequent tasks, so sweeps are rate-limited.
         let swept = Timestamp::from_micros(self.swept.load(Ordering::Relaxed));
         if !all && now.since(swept) < SWEEP_INTERVAL {
@@ -257,7 +263,9 @@ impl Table {
         self.swept.store(now.as_micros(), Ordering::Relaxed);
         let (mut demoted, mut tasks) = (0, Vec::new());
         self.retain(|name, lease| {
-            let cooled = lease.has_cooled(config, now);
+            // A key that is hot elsewhere stays leased at any rate, as long as it is used.
+            let is_listed = hot_names.is_some_and(|names| lease.key.is_named_in(names));
+            let cooled = !is_listed && lease.has_cooled(config, now);
             let idle = lease.idle_for(now) >= config.idle;
             if !(all || cooled || idle) {
                 return true;
@@ -270,6 +278,22 @@ impl Table {
         });
         self.due.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         demoted
+    }
+
+    /// Returns the promoted leases whose own traffic has not fallen below half of the rate at which a key is hot, highest
+    /// first.
+    pub(super) fn hot_counters(&self, max: usize, hot: u64, now: Timestamp) -> Vec<HotCounter> {
+        let mut counters = Vec::new();
+        self.retain(|_, lease| {
+            if let (true, Some(name)) = (lease.promoted, lease.key.fleet_name) {
+                let rate = lease.rate(now);
+                counters.extend((rate >= hot / 2).then_some(HotCounter { name, rate }));
+            }
+            true
+        });
+        counters.sort_unstable_by_key(|counter| (std::cmp::Reverse(counter.rate), counter.name));
+        counters.truncate(max);
+        counters
     }
 
     /// Returns promoted leases and leases of at least this rate, highest first.

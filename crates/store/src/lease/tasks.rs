@@ -41,7 +41,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
 
     fn collect_tasks(&self, all: bool) -> Vec<LeaseTask> {
         let now = self.clock.now();
-        add(&self.counts.demoted, self.table.sweep(&self.config, now, all));
+        let hot_names = self.hot_list.names(now);
+        add(&self.counts.demoted, self.table.sweep(&self.config, hot_names.as_ref(), now, all));
         self.table
             .take_due()
             .into_iter()

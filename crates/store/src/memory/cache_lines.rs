@@ -118,7 +118,7 @@ impl MmapLines {
     fn advise(&self, start: usize, length: usize, advice: Advice) -> bool {
         let advice = match advice {
             Advice::Prefer => libc::MADV_HUGEPAGE,
-            Advice::Collapse => libc::MADV_COLLAPSE,
+            Advice::Collapse => MADV_COLLAPSE,
         };
         // SAFETY: the range lies in our mapping; both advices preserve its contents.
         unsafe { libc::madvise(self.base.cast::<u8>().add(start).cast(), length, advice) == 0 }
@@ -129,6 +129,10 @@ impl MmapLines {
         false
     }
 }
+
+/// Linux's number, the same on every machine. `libc` has it for glibc alone; static builds use musl.
+#[cfg(all(target_os = "linux", not(miri)))]
+const MADV_COLLAPSE: libc::c_int = 25;
 
 #[derive(Clone, Copy)]
 enum Advice {

@@ -136,13 +136,13 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Runs all of `acts` concurrently on the same counters.
+/// Runs all `operations` concurrently on the same counters.
 fn race<T: 'static>(
     filled: [SlotValue; SLOTS],
-    acts: Vec<Box<dyn FnOnce(&PackedCounters<Model>) -> T + 'static>>,
+    operations: Vec<Box<dyn FnOnce(&PackedCounters<Model>) -> T + 'static>>,
 ) -> (Arc<PackedCounters<Model>>, Vec<T>) {
     let counters = Arc::new(counters(filled));
-    let threads: Vec<_> = acts
+    let threads: Vec<_> = operations
         .into_iter()
         .map(|act| {
             let counters = counters.clone();
@@ -177,8 +177,8 @@ fn model_two_new_keys_of_one_name_get_one_slot() {
 #[test]
 fn model_three_new_keys_of_one_name_get_one_slot() {
     explore(2, || {
-        let acts = vec![charge_at(1, 4, NOW), charge_at(1, 4, SOON), charge_at(1, 4, NOW)];
-        let (counters, allowed) = race([spent(9, 5, NOW - HOUR), E, E, E], acts);
+        let operations = vec![charge_at(1, 4, NOW), charge_at(1, 4, SOON), charge_at(1, 4, NOW)];
+        let (counters, allowed) = race([spent(9, 5, NOW - HOUR), E, E, E], operations);
         assert_eq!(allowed, [true, true, true]);
         assert_eq!(slots_of(&counters, 1), 1);
         assert_eq!(remaining(&counters, ask(1, &limit(4), SOON)), 1);

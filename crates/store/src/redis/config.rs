@@ -1,6 +1,8 @@
 //! Redis settings: addresses, credentials, timeouts. Passwords never show in `Debug` or errors.
 
+use super::envoy_keys::EnvoyKeys;
 use super::key_encoding::Hashing;
+use super::tls::RedisTls;
 use crate::breaker::BreakerConfig;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 use std::fmt;
@@ -52,13 +54,20 @@ pub struct RedisConfig {
     /// Name of the primary at the sentinels.
     pub(super) primary: String,
     tls: bool,
+    /// Certificates and authorities of its own, with TLS.
+    tls_files: Option<RedisTls>,
     user: Option<String>,
     password: Option<String>,
+    /// User and password of the sentinels.
+    sentinel_user: Option<String>,
+    sentinel_password: Option<String>,
     /// The password is in this file; the value is the one last read.
     password_file: Option<Arc<PasswordFile>>,
     database: i64,
     /// How values that may be secrets are hashed in counter names.
     pub(super) hashing: Hashing,
+    /// Whether counters are kept as envoyproxy/ratelimit keeps them.
+    pub(super) envoy_keys: Option<EnvoyKeys>,
 }
 
 /// A file with the password, which may change while the process runs.
@@ -78,7 +87,7 @@ fn read_password(file: &std::path::Path) -> std::io::Result<String> {
 pub enum RedisConfigError {
     /// Unknown URL scheme.
     #[error(
-        "`{0}` is not a Redis scheme; write redis, rediss, redis+sentinel or redis+cluster (or rediss+…)"
+        "`{0}` is not a Redis scheme; write redis, rediss, redis+unix, redis+sentinel or redis+cluster (or rediss+…)"
     )]
     Scheme(String),
     /// Invalid host.
@@ -90,6 +99,9 @@ pub enum RedisConfigError {
     /// Sentinels without the name of their primary.
     #[error("missing name of the primary; write redis+sentinel://h1,h2,h3/name")]
     NoPrimary,
+    /// Unreadable or invalid certificates.
+    #[error("{0}")]
+    Tls(String),
     /// Unreadable password file.
     #[error("cannot read the password from {file}: {reason}")]
     Password {
@@ -101,8 +113,8 @@ pub enum RedisConfigError {
 }
 
 impl RedisConfig {
-    /// Reads `redis://[user:password@]host[:port][/db]`, `rediss://…`, `redis+sentinel://h1,h2,h3/name` or
-    /// `redis+cluster://h1,h2,h3`.
+    /// Reads `redis://[user:password@]host[:port][/db]`, `rediss://…`, `redis+unix:///path/of/socket`,
+    /// `redis+sentinel://h1,h2,h3/name` or `redis+cluster://h1,h2,h3`.
     ///
     /// # Errors
     /// Returns a [`RedisConfigError`], which never contains the password.
@@ -115,13 +127,19 @@ impl RedisConfig {
             "rediss+sentinel" => (true, Kind::Sentinel),
             "redis+cluster" => (false, Kind::Cluster),
             "rediss+cluster" => (true, Kind::Cluster),
+            "redis+unix" if rest.starts_with('/') => {
+                return Ok(Self::at(Kind::Single, vec![(rest.to_owned(), 0)]));
+            }
+            "redis+unix" => return Err(RedisConfigError::Host(rest.to_owned())),
             other => return Err(RedisConfigError::Scheme(other.to_owned())),
         };
-        let (credentials, rest) = rest.rsplit_once('@').map_or((None, rest), |(who, rest)| (Some(who), rest));
-        let (user, password) = match credentials.map(|who| who.split_once(':').unwrap_or((who, ""))) {
-            Some((user, password)) => (unescape(user), unescape(password)),
-            None => (None, None),
-        };
+        let (credentials, rest) =
+            rest.rsplit_once('@').map_or((None, rest), |(userinfo, rest)| (Some(userinfo), rest));
+        let (user, password) =
+            match credentials.map(|userinfo| userinfo.split_once(':').unwrap_or((userinfo, ""))) {
+                Some((user, password)) => (unescape(user), unescape(password)),
+                None => (None, None),
+            };
         let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
         let port = if kind == Kind::Sentinel { 26_379 } else { 6_379 };
         let hosts = hosts.split(',').map(|one| host(one, port)).collect::<Result<_, _>>()?;
@@ -134,7 +152,12 @@ impl RedisConfig {
             "" => 0,
             number => number.parse().map_err(|_| RedisConfigError::Database(number.to_owned()))?,
         };
-        Ok(Self {
+        let primary = primary.to_owned();
+        Ok(Self { primary, tls, user, password, database, ..Self::at(kind, hosts) })
+    }
+
+    fn at(kind: Kind, hosts: Vec<(String, u16)>) -> Self {
+        Self {
             deadline: Duration::from_millis(10),
             connect_timeout: Duration::from_secs(1),
             connections: 2,
@@ -143,14 +166,58 @@ impl RedisConfig {
             in_flight_bytes: 8 << 20,
             kind,
             hosts,
-            primary: primary.to_owned(),
-            tls,
-            user,
-            password,
+            primary: String::new(),
+            tls: false,
+            tls_files: None,
+            user: None,
+            password: None,
+            sentinel_user: None,
+            sentinel_password: None,
             password_file: None,
-            database,
+            database: 0,
             hashing: Hashing::default(),
-        })
+            envoy_keys: None,
+        }
+    }
+
+    /// Keeps the counters of `profile: envoy` under the keys of envoyproxy/ratelimit, so that both share counts. A key
+    /// expires up to `jitter` seconds after its window. Values that may be secrets are then readable in keys, as there.
+    #[must_use]
+    pub fn with_envoy_keys(mut self, jitter: u64) -> Self {
+        self.envoy_keys = Some(EnvoyKeys { jitter });
+        self
+    }
+
+    /// Uses TLS, with certificates and authorities from these files.
+    ///
+    /// # Errors
+    /// Returns [`RedisConfigError::Tls`] if one of the files cannot be used.
+    pub fn with_tls(mut self, files: RedisTls) -> Result<Self, RedisConfigError> {
+        files.check().map_err(RedisConfigError::Tls)?;
+        self.tls = true;
+        self.tls_files = (files != RedisTls::default()).then_some(files);
+        Ok(self)
+    }
+
+    /// Sets the user and password of the sentinels, which have none by default.
+    #[must_use]
+    pub fn with_sentinel_credentials(mut self, user: Option<String>, password: Option<String>) -> Self {
+        (self.sentinel_user, self.sentinel_password) = (user, password);
+        self
+    }
+
+    /// Gives the sentinels the user and password of another configuration.
+    #[must_use]
+    pub fn with_sentinel_credentials_of(mut self, other: &Self) -> Self {
+        (self.sentinel_user, self.sentinel_password) = (other.user.clone(), other.password.clone());
+        self
+    }
+
+    /// Puts this text before every key, as it is.
+    #[must_use]
+    pub fn with_key_prefix(mut self, prefix: &str) -> Self {
+        self.hashing = self.hashing.with_prefix(prefix);
+        self
     }
 
     /// Sets the user and password, from the environment or another source.
@@ -166,7 +233,7 @@ impl RedisConfig {
     /// do not share those counters.
     #[must_use]
     pub fn with_key_secret(mut self, secret: &[u8]) -> Self {
-        self.hashing = Hashing::with(secret);
+        self.hashing = self.hashing.with_secret(secret);
         self
     }
 
@@ -236,7 +303,7 @@ impl RedisConfig {
             settings = settings.set_password(password);
         }
         Ok(self
-            .address(host, port)
+            .address(host, port)?
             .into_connection_info()?
             .set_redis_settings(settings)
             .set_tcp_settings(redis::io::tcp::TcpSettings::default().set_nodelay(true)))
@@ -244,8 +311,14 @@ impl RedisConfig {
 
     /// Returns how to connect to a sentinel: without the primary's credentials.
     pub(super) fn sentinel_info(&self, host: &str, port: u16) -> redis::RedisResult<ConnectionInfo> {
-        let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
-        Ok(self.address(host, port).into_connection_info()?.set_redis_settings(settings))
+        let mut settings = RedisConnectionInfo::default().set_skip_set_lib_name();
+        if let Some(user) = &self.sentinel_user {
+            settings = settings.set_username(user);
+        }
+        if let Some(password) = &self.sentinel_password {
+            settings = settings.set_password(password);
+        }
+        Ok(self.address(host, port)?.into_connection_info()?.set_redis_settings(settings))
     }
 
     /// Returns whether connections use TLS.
@@ -253,13 +326,22 @@ impl RedisConfig {
         self.tls
     }
 
-    fn address(&self, host: &str, port: u16) -> ConnectionAddr {
-        if self.tls {
-            // Only the first provider installed in a process counts: an embedding application may have chosen another.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-            ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure: false, tls_params: None }
-        } else {
-            ConnectionAddr::Tcp(host.to_owned(), port)
+    fn address(&self, host: &str, port: u16) -> redis::RedisResult<ConnectionAddr> {
+        // Only the path of a socket begins so.
+        if host.starts_with('/') {
+            return Ok(ConnectionAddr::Unix(PathBuf::from(host)));
+        }
+        if !self.tls {
+            return Ok(ConnectionAddr::Tcp(host.to_owned(), port));
+        }
+        // Only the first provider installed in a process counts: an embedding application may have chosen another.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let files = self.tls_files.clone().unwrap_or_default();
+        match files == RedisTls::default() {
+            true => {
+                Ok(ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure: false, tls_params: None })
+            }
+            false => files.address(host, port),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! A damaged key concerns the checks that use it, which their rules' `on_error` decides, until an operator deletes it or
 //! it expires. What it had counted is lost then, and a deletion must not hand out a fresh budget: for a while this node
 //! remembers when it last saw the damage, and treats the counters as if their server had lost them at that moment
-//! (`data_loss`). Deleting the key here was rejected: somebody else wrote it, and may need it.
+//! (`data_loss`). Deleting the key here was rejected: another program wrote it, and may need it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

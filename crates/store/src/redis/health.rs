@@ -1,6 +1,6 @@
 //! Health of one server: its breaker, its counts of errors, and what is logged about it.
 //!
-//! A server that refuses to work answers all the same, also to what it does not refuse: a replica tells the time, a full
+//! A server that refuses to work answers all the same, also to what it does not refuse: a replica returns the time, a full
 //! server denies. So a refusal is ended by a call that the server accepted, or by a probe that charges as checks do; a
 //! mere sign of life does not count, or the breaker would open and close in turn.
 
@@ -36,14 +36,14 @@ impl ErrorKind {
 }
 
 /// What was last wrong with a server.
-struct Trouble {
+struct LastError {
     /// Code of the refusal, or the kind of failure.
     code: &'static str,
     text: String,
     at: Timestamp,
 }
 
-/// How long a trouble is reported after it was last seen; it is logged again only after it was gone for longer.
+/// How long an error is reported after it was last seen; it is logged again only after it was gone for longer.
 const RECENT: TimeDelta = TimeDelta::from_secs(10);
 const LOG_AGAIN: TimeDelta = TimeDelta::from_secs(60);
 
@@ -61,7 +61,7 @@ pub(super) struct Health {
     refusals: [AtomicU64; ServerError::KINDS],
     /// Whether the server has refused to work, and has not worked since.
     is_refusing: AtomicBool,
-    trouble: Mutex<Option<Trouble>>,
+    last_error: Mutex<Option<LastError>>,
     /// Slot of a recent request: a probe of a cluster's server must charge in a slot that it has.
     slot: AtomicU64,
     is_open: watch::Sender<bool>,
@@ -94,7 +94,7 @@ impl Health {
             errors: Default::default(),
             refusals: Default::default(),
             is_refusing: AtomicBool::new(false),
-            trouble: Mutex::default(),
+            last_error: Mutex::default(),
             slot: AtomicU64::new(0),
             is_open: watch::Sender::new(false),
         }
@@ -167,15 +167,15 @@ impl Health {
         counts.map(|(code, count)| (code, count.load(Ordering::Relaxed))).collect()
     }
 
-    fn trouble(&self) -> MutexGuard<'_, Option<Trouble>> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    fn last_error(&self) -> MutexGuard<'_, Option<LastError>> {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns what is wrong with the server: while its breaker is open, and for a moment after.
     pub(super) fn error(&self) -> Option<String> {
         let now = self.clock.now();
-        let trouble = self.trouble();
-        let current = trouble.as_ref().filter(|known| self.is_open() || now.since(known.at) < RECENT)?;
+        let last_error = self.last_error();
+        let current = last_error.as_ref().filter(|known| self.is_open() || now.since(known.at) < RECENT)?;
         Some(current.text.clone())
     }
 
@@ -207,7 +207,7 @@ impl Health {
     fn close(&self) {
         if self.breaker.record_answer() == Transition::Closed {
             tracing::info!(shard = self.address, "circuit breaker closed");
-            *self.trouble() = None;
+            *self.last_error() = None;
             self.is_open.send_replace(false);
         }
     }
@@ -253,8 +253,8 @@ impl Health {
     /// Remembers what is wrong. Returns whether it is new.
     fn record_trouble(&self, code: &'static str, text: &str) -> bool {
         let now = self.clock.now();
-        let mut trouble = self.trouble();
-        match &mut *trouble {
+        let mut last_error = self.last_error();
+        match &mut *last_error {
             Some(known) if known.code == code => {
                 let before = std::mem::replace(&mut known.at, now);
                 now.since(before) >= LOG_AGAIN
@@ -262,7 +262,7 @@ impl Health {
             // Requests that wait for a server that refuses to work say nothing new.
             Some(_) if code == "timeout" && self.is_refusing() => false,
             _ => {
-                *trouble = Some(Trouble { code, text: text.to_owned(), at: now });
+                *last_error = Some(LastError { code, text: text.to_owned(), at: now });
                 true
             }
         }
@@ -288,11 +288,11 @@ mod tests {
 
     fn health() -> (Health, Arc<ManualClock>) {
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
-        let told: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
-        (Health::new("a:1".to_owned(), BreakerConfig::default(), Duration::from_millis(10), told), clock)
+        let manual: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        (Health::new("a:1".to_owned(), BreakerConfig::default(), Duration::from_millis(10), manual), clock)
     }
 
-    /// A full server tells the time and denies: neither may close the breaker, or it opens and closes in turn.
+    /// A full server returns the time and rejects commands: neither may close the breaker, or it opens and closes in turn.
     #[test]
     fn a_server_that_refuses_to_work_is_used_again_after_a_probe_only() {
         let (health, clock) = health();
@@ -322,20 +322,20 @@ mod tests {
             health.record_answer();
         }
         assert!(!health.is_open() && !health.is_refusing());
-        assert!(health.error().is_some(), "and operators are told");
+        assert!(health.error().is_some(), "and operators see it");
         clock.advance(RECENT);
         assert_eq!(health.error(), None);
     }
 
-    /// What is wrong is told once, not at every request, and again when it is something else.
+    /// An error is reported once, not at every request, and again when it is something else.
     #[test]
     fn a_trouble_is_new_once() {
         let (health, clock) = health();
-        let told = ["OOM", "OOM", "READONLY", "READONLY", "OOM"].map(|code| {
+        let reported = ["OOM", "OOM", "READONLY", "READONLY", "OOM"].map(|code| {
             clock.advance(TimeDelta::from_secs(1));
             health.record_trouble(code, code)
         });
-        assert_eq!(told, [true, false, true, false, true]);
+        assert_eq!(reported, [true, false, true, false, true]);
         clock.advance(LOG_AGAIN);
         assert!(health.record_trouble("OOM", "OOM"), "it was gone for a while");
     }

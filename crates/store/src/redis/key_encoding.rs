@@ -18,14 +18,37 @@ pub(super) type Name = SmallVec<[u8; 12]>;
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// Hashing of values that may be secrets: SHA-256, or HMAC-SHA-256 with an operator's secret, so that guesses cannot be
-/// tested. It is the same on every node, because nodes share counters.
+/// What an operator decides about keys; the same on every node, because nodes share counters. Values that may be secrets
+/// are hashed by SHA-256, or by HMAC-SHA-256 with a secret, so that guesses cannot be tested.
 #[derive(Clone, Default)]
-pub(super) struct Hashing(Option<Arc<hmac::Key>>);
+pub(super) struct Hashing {
+    secret: Option<Arc<hmac::Key>>,
+    /// Text before every key.
+    prefix: Arc<str>,
+}
 
 impl Hashing {
-    pub(super) fn with(secret: &[u8]) -> Self {
-        Self(Some(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, secret))))
+    #[must_use]
+    pub(super) fn with_secret(self, secret: &[u8]) -> Self {
+        Self { secret: Some(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, secret))), ..self }
+    }
+
+    #[must_use]
+    pub(super) fn with_prefix(self, prefix: &str) -> Self {
+        Self { prefix: prefix.into(), ..self }
+    }
+
+    /// Returns the text before every key.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Returns the beginning of every key.
+    pub(super) fn start(&self) -> String {
+        let mut key = String::with_capacity(48 + self.prefix.len());
+        key.push_str(&self.prefix);
+        key.push_str("tg1:{");
+        key
     }
 
     /// Half of the hash: finding two values that share a counter still takes 2^64 tries, and has no use.
@@ -35,7 +58,7 @@ impl Hashing {
                 digits(name, u64::from_le_bytes(word.try_into().unwrap_or_default()), 11);
             }
         };
-        match &self.0 {
+        match &self.secret {
             Some(key) => half(hmac::sign(key, value.as_bytes()).as_ref()),
             None => half(digest::digest(&digest::SHA256, value.as_bytes()).as_ref()),
         }
@@ -44,8 +67,7 @@ impl Hashing {
 
 /// Returns the key of the bundle that a counter lives in.
 pub(super) fn bundle(key: &CounterKey<'_>, hashing: &Hashing) -> String {
-    let mut name = String::with_capacity(48);
-    name.push_str("tg1:{");
+    let mut name = hashing.start();
     let mut values = key.parts.iter();
     match values.next() {
         Some(first) => {
@@ -165,7 +187,10 @@ mod tests {
         assert_ne!(named("g", &[KeyPart::Secret("a")]), named("g", &[KeyPart::Secret("b")]));
         let parts = [KeyPart::Secret(key)];
         let keyed = |secret: &[u8]| {
-            bundle(&CounterKey { scope: &Scope::new("g"), parts: &parts }, &Hashing::with(secret))
+            bundle(
+                &CounterKey { scope: &Scope::new("g"), parts: &parts },
+                &Hashing::default().with_secret(secret),
+            )
         };
         assert_ne!(keyed(b"one"), keyed(b"two"));
         assert_ne!(keyed(b"one"), named("g", &parts));

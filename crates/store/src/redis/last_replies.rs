@@ -1,6 +1,6 @@
-//! Last replies: what Redis last said about each counter, in a fixed amount of memory.
+//! Last replies: the last outcome from Redis for each counter, in a fixed amount of memory.
 //!
-//! A node that must decide without Redis begins from here, not from zero. Sets of four entries; the one heard longest ago
+//! A node that must decide without Redis begins from here, not from zero. Sets of four entries; the one with the oldest reply
 //! is replaced. A table of all states was rejected: logs and permits are long, and what was used is enough to begin with.
 
 use super::key_encoding::Name;

@@ -1,7 +1,7 @@
-//! Late replies: what to do with replies to requests that nobody waits for anymore.
+//! Late replies: what to do with replies to requests whose callers no longer wait.
 //!
 //! A request that reaches its deadline, or whose caller leaves, stays with the server. Its waiter leaves an entry here
-//! before it stops waiting; the pipeline finds it when the reply comes, and reports the answer to whoever keeps the
+//! before it stops waiting; the pipeline finds it when the reply comes, and reports the answer to the keeper of the
 //! charge or undoes it (`core/src/late.rs`). The table has entries only for requests that are late, so a request in time
 //! never touches it.
 
@@ -37,7 +37,7 @@ impl Counters<'_> {
     }
 }
 
-/// Requests that nobody waits for anymore.
+/// Requests whose callers no longer wait.
 #[derive(Default)]
 pub(super) struct LateReplies {
     next_id: AtomicU64,
@@ -82,9 +82,11 @@ impl LateReplies {
             .charges
             .iter()
             .zip(&reply.outcomes)
-            .filter(|(want, told)| {
+            .filter(|(want, recomputed)| {
                 let takes = !want.cost.is_peek() && !want.cost.is_refund();
-                takes && want.enforcement != Enforcement::Independent && told.outcome.verdict.is_allowed()
+                takes
+                    && want.enforcement != Enforcement::Independent
+                    && recomputed.outcome.verdict.is_allowed()
             })
             .map(|(want, _)| entry.counters[want.index].0)
             .collect();

@@ -43,7 +43,9 @@ impl RedisStore {
     }
 
     pub(super) fn parts(&self, charges: &[Charge<'_>]) -> Parts {
-        shard_request::from_charges(charges, |scope| self.layout_of(scope), &self.shared.config.hashing)
+        let config = &self.shared.config;
+        let envoy = config.envoy_keys.map(|keys| (keys, self.shared.now()));
+        shard_request::from_charges(charges, |scope| self.layout_of(scope), &config.hashing, envoy)
     }
 
     /// Fails a request in several places before anything is charged if some of them are known not to answer: otherwise

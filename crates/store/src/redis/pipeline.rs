@@ -8,7 +8,7 @@
 //! left out.
 //!
 //! A batch past the deadline is one failure of the server, and its reply is still waited for: an answer, however late, is
-//! a sign of life, and tells whether the requests were charged. A batch whose connection is lost is never sent again: its
+//! a sign of life, and shows whether the requests were charged. A batch whose connection is lost is never sent again: its
 //! charges may have been applied.
 //!
 //! The pipeline connects in the background, also while its server's breaker is open: that connection is the probe.
@@ -55,7 +55,7 @@ pub(super) enum Command {
 
 /// A request that waits for a reply.
 pub(super) struct Job {
-    /// Identifies the request if nobody waits for its reply anymore.
+    /// Identifies the request if its caller no longer waits for the reply.
     pub(super) id: u64,
     pub(super) command: Command,
     pub(super) request: Box<ShardRequest>,
@@ -172,7 +172,7 @@ struct Present {
     jobs: usize,
     bytes: usize,
     /// When a flight was last answered, or the first of them was sent.
-    heard: Option<Instant>,
+    last_reply: Option<Instant>,
 }
 
 impl Pipeline {
@@ -216,7 +216,7 @@ impl Pipeline {
                         present.flights -= 1;
                         present.jobs -= jobs;
                         present.bytes -= bytes;
-                        present.heard = Some(Instant::now());
+                        present.last_reply = Some(Instant::now());
                         if state != LinkState::Usable && is_up {
                             // One failure, however many batches were in flight.
                             if state == LinkState::Lost {
@@ -282,21 +282,21 @@ impl Pipeline {
                 _ = looks.tick(), if is_idle => {
                     if let Link::Up(open) = &link {
                         present.flights += 1;
-                        present.heard = Some(Instant::now());
+                        present.last_reply = Some(Instant::now());
                         flights.push(boxed(this.look(open.clone(), present.epoch)));
                     }
                 }
             }
             // Only now is it known whether anybody still waits.
             let given_up = batch.extract_if(.., |job| job.reply.is_closed());
-            self.fail(given_up, &Failure::Unsent("nobody waits for it".to_owned()));
+            self.fail(given_up, &Failure::Unsent("its caller no longer waits".to_owned()));
             let Link::Up(open) = &link else { continue };
             if batch.is_empty() {
                 continue;
             }
             let now = Instant::now();
             if present.flights > 0
-                && present.heard.is_some_and(|at| now - at >= self.health.connection_silence())
+                && present.last_reply.is_some_and(|at| now - at >= self.health.connection_silence())
             {
                 // This connection is dead, whatever others to the same server are.
                 self.disconnected();
@@ -311,7 +311,7 @@ impl Pipeline {
             present.jobs += batch.len();
             present.flights += 1;
             if present.flights == 1 {
-                present.heard = Some(now);
+                present.last_reply = Some(now);
             }
             let bytes = batch.iter().map(Job::bytes).sum();
             bytes_in_flight += bytes;
@@ -376,7 +376,8 @@ impl Pipeline {
             let mut connection = (self.connect)().await?;
             if is_probe {
                 let slot = (!self.merges).then(|| self.health.slot());
-                charge_probe(&mut connection, &self.shared.scripts, slot).await?;
+                charge_probe(&mut connection, &self.shared.scripts, &self.shared.config.hashing, slot)
+                    .await?;
             }
             redis::RedisResult::Ok(connection)
         };
@@ -439,11 +440,11 @@ impl Pipeline {
         let mut round = Round::ByName;
         // A server without a cached script is sent its text; requests that failed together are sent one by one.
         while !calls.is_empty() {
-            let told = shared.manual_clock.as_ref().map(Clock::now);
-            let near = told.unwrap_or_else(|| shared.clock.now());
+            let fixed_time = shared.manual_clock.as_ref().map(Clock::now);
+            let near = fixed_time.unwrap_or_else(|| shared.clock.now());
             let mut pipeline = redis::Pipeline::with_capacity(calls.len());
             for call in &calls {
-                call.write(&mut pipeline, &shared.scripts, told, near, round == Round::ByName);
+                call.write(&mut pipeline, &shared.scripts, fixed_time, near, round == Round::ByName);
             }
             let sent = pipeline.len();
             let answer = connection.send_packed_commands(&pipeline, 0, sent);
@@ -526,7 +527,7 @@ impl Job {
         OVERHEAD + 3 * self.request.bundles.iter().map(String::len).sum::<usize>()
     }
 
-    /// Sends the reply to whoever waits, or reports it as late.
+    /// Sends the reply to the waiting caller, or reports it as late.
     pub(super) fn answer(self, result: Result<ShardReply, Failure>, late: &LateReplies) {
         let Self { id, command, request, reply: sender, .. } = self;
         let result = result.map_err(|failure| FailedJob { failure, request });

@@ -9,10 +9,10 @@
 //! the breaker's: it must not count as traffic.
 
 use super::config::{Kind, RedisConfig};
-use super::key_encoding;
+use super::key_encoding::{self, Hashing};
 use super::script::Scripts;
 use super::server_error::ServerError;
-use super::shard::{connect_to, open};
+use super::shard::{connect_to, open, primary};
 use redis::aio::MultiplexedConnection;
 use std::time::Duration;
 
@@ -51,14 +51,36 @@ impl RedisConfig {
         failed
     }
 
+    /// Returns whether the store can be used: with Sentinel the primary answers, otherwise any of the servers. A cluster
+    /// is found by any of them.
+    pub async fn answers(&self) -> bool {
+        if self.kind == Kind::Sentinel {
+            let ask = async {
+                let (host, port) = primary(self).await?;
+                self.charge_one(&host, port).await
+            };
+            return matches!(tokio::time::timeout(TIMEOUT, ask).await, Ok(Ok(())));
+        }
+        for (host, port) in &self.hosts {
+            if self.probe_one(host, *port).await.is_ok() {
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn charge_one(&self, host: &str, port: u16) -> redis::RedisResult<()> {
+        let mut connection = connect_to(self, host, port).await?;
+        charge_probe(&mut connection, &Scripts::new(), &self.hashing, None).await
+    }
+
     async fn probe_one(&self, host: &str, port: u16) -> Result<(), String> {
         let ping = async {
             if self.kind == Kind::Sentinel {
                 let mut connection = open(self.sentinel_info(host, port)?).await?;
                 return redis::cmd("PING").query_async::<()>(&mut connection).await;
             }
-            let mut connection = connect_to(self, host, port).await?;
-            charge_probe(&mut connection, &Scripts::new(), None).await
+            self.charge_one(host, port).await
         };
         match tokio::time::timeout(TIMEOUT, ping).await {
             Ok(Ok(())) => Ok(()),
@@ -74,9 +96,10 @@ impl RedisConfig {
 pub(super) async fn charge_probe(
     connection: &mut MultiplexedConnection,
     scripts: &Scripts,
+    hashing: &Hashing,
     slot: Option<u16>,
 ) -> redis::RedisResult<()> {
-    let key = probe_key(slot);
+    let key = probe_key(hashing, slot);
     // One bucket named 000, without a short form: the server's time, bundle 1, a cost of 1 µs of a second, 1 µs per unit.
     // It expires within a moment.
     let mut ask = (-1.0_f64).to_le_bytes().to_vec();
@@ -100,15 +123,19 @@ pub(super) async fn charge_probe(
 }
 
 /// Returns a key that is no counter's: in values `%` is escaped.
-fn probe_key(slot: Option<u16>) -> String {
+fn probe_key(hashing: &Hashing, slot: Option<u16>) -> String {
+    let start = hashing.start();
     let found = slot.and_then(|slot| {
-        let mut keys = (0_u32..1 << 20).map(|number| format!("tg1:{{%{number}}}"));
+        let mut keys = (0_u32..1 << 20).map(|number| format!("{start}%{number}}}"));
         keys.find(|key| key_encoding::slot(key) == slot)
     });
-    found.unwrap_or_else(|| "tg1:{%probe}".to_owned())
+    found.unwrap_or_else(|| format!("{start}%probe}}"))
 }
 
 fn shown(host: &str, port: u16) -> String {
+    if host.starts_with('/') {
+        return host.to_owned();
+    }
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
@@ -150,17 +177,48 @@ mod tests {
         assert!(unknown.contains("cannot be resolved"), "{unknown}");
     }
 
+    /// A cluster with one server down works; sentinels without a primary do not.
+    #[tokio::test]
+    async fn a_store_answers_if_it_can_be_used() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let up = listener.local_addr().expect("bound");
+        tokio::spawn(server(listener, "+OK\r\n"));
+        let answers = |address: String| async move {
+            RedisConfig::parse(&address).expect("an address").answers().await
+        };
+        assert!(answers(format!("redis+cluster://{free},{up}")).await);
+        assert!(!answers(format!("redis+cluster://{free}")).await);
+        assert!(!answers(format!("redis+sentinel://{up}/main")).await, "a sentinel alone");
+    }
+
+    /// Answers each command of a client with the same reply.
+    async fn server(listener: tokio::net::TcpListener, reply: &'static str) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        while let Ok((mut client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut buffer = [0; 4096];
+                while let Ok(read @ 1..) = client.read(&mut buffer).await {
+                    let commands = buffer[..read].iter().filter(|byte| **byte == b'*').count();
+                    if client.write_all(reply.repeat(commands).as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    }
+
     /// In a cluster a probe must charge in a slot of the server that it asks.
     #[test]
     fn a_probe_has_a_key_in_every_slot() {
         for slot in [0, 1, 8_191, 16_383] {
-            assert_eq!(key_encoding::slot(&probe_key(Some(slot))), slot);
+            assert_eq!(key_encoding::slot(&probe_key(&Hashing::default(), Some(slot))), slot);
         }
     }
 
     /// A server without TLS, and one that wants a password.
     #[tokio::test]
-    async fn transport_and_password_are_told_apart() {
+    async fn transport_and_password_errors_are_distinguished() {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("bound");

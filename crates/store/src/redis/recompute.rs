@@ -59,7 +59,7 @@ pub(super) fn recompute(
         }
         outcome
     };
-    let mut told: SmallVec<[RecomputedOutcome; 4]> = SmallVec::new();
+    let mut recomputed: SmallVec<[RecomputedOutcome; 4]> = SmallVec::new();
     let mut tried: SmallVec<[(usize, State); 4]> = SmallVec::new();
     for want in wants {
         let counter = counter_of(want);
@@ -72,20 +72,21 @@ pub(super) fn recompute(
             });
             step(&mut tried[known].1, want, want.cost)
         };
-        told.push(RecomputedOutcome { outcome, without: RecomputedOutcome::NOTHING });
+        recomputed.push(RecomputedOutcome { outcome, without: RecomputedOutcome::NOTHING });
     }
     let binding = wants
         .iter()
-        .zip(&told)
+        .zip(&recomputed)
         .filter(|(want, _)| alternatives_bind || want.enforcement != Enforcement::Alternative);
-    let admission = Outcomes::admission(binding.map(|(want, told)| (want.enforcement, &told.outcome)));
-    for (want, told) in wants.iter().zip(&mut told) {
+    let admission =
+        Outcomes::admission(binding.map(|(want, recomputed)| (want.enforcement, &recomputed.outcome)));
+    for (want, recomputed) in wants.iter().zip(&mut recomputed) {
         if want.enforcement != Enforcement::Independent {
             let counter = counter_of(want);
             if admission == Admission::Denied {
-                told.without = step(&mut states[counter], want, Cost::PEEK);
+                recomputed.without = step(&mut states[counter], want, Cost::PEEK);
             } else if !alternatives_bind {
-                told.without = step(&mut states[counter].clone(), want, Cost::PEEK);
+                recomputed.without = step(&mut states[counter].clone(), want, Cost::PEEK);
             }
         }
     }
@@ -94,5 +95,5 @@ pub(super) fn recompute(
             states[counter] = state;
         }
     }
-    (admission, told)
+    (admission, recomputed)
 }

@@ -6,7 +6,7 @@
 
 use super::RedisStore;
 use super::config::Kind;
-use super::key_encoding;
+use super::key_encoding::{self, Hashing};
 use super::shard::{connect_to, primary, split};
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisResult, ServerErrorKind, Value};
@@ -44,7 +44,7 @@ impl RedisRecords {
     }
 
     async fn try_call(&self, name: RecordName, args: [&[u8]; 3]) -> Result<Exchange, StoreError> {
-        let key = key_of(name);
+        let key = key_of(name, &self.store.shared.config.hashing);
         let topology = &self.store.topology;
         let slot = if self.store.shared.config.kind == Kind::Cluster { key_encoding::slot(&key) } else { 0 };
         let (mut redirect, mut failure) = (None::<(String, bool)>, None);
@@ -52,7 +52,7 @@ impl RedisRecords {
             let (address, is_asking) = match redirect.take() {
                 Some(target) => target,
                 None => match topology.shard_for_slot(slot).await {
-                    // Nobody waits for a server that is known to be dead.
+                    // A server whose breaker is open is not waited for.
                     Some(shard) if shard.health.is_open() => {
                         return Err(StoreError::Unavailable(format!(
                             "{}: its breaker is open",
@@ -145,8 +145,9 @@ impl RecordStore for RedisRecords {
 }
 
 /// Returns the key of a record. It ends with its hash tag, as only the eight characters of a group do among counters.
-fn key_of(RecordName(name): RecordName) -> String {
-    let mut key = "tg1:{r%".to_owned();
+fn key_of(RecordName(name): RecordName, hashing: &Hashing) -> String {
+    let mut key = hashing.start();
+    key.push_str("r%");
     for byte in name {
         key.push_str(&format!("{byte:02x}"));
     }

@@ -21,6 +21,7 @@ pub(super) struct Scripts {
     pub(super) debit: Lua,
     pub(super) undo: Lua,
     pub(super) return_units: Lua,
+    pub(super) envoy: Lua,
 }
 
 macro_rules! script {
@@ -51,6 +52,7 @@ impl Scripts {
             debit: script!("lua/debit.lua"),
             undo: script!("lua/undo.lua"),
             return_units: script!("lua/return_units.lua"),
+            envoy: Lua::new(include_str!("lua/envoy.lua")),
         }
     }
 }

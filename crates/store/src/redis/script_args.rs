@@ -30,9 +30,9 @@ pub(super) struct ScriptArgs {
 }
 
 impl ScriptArgs {
-    /// Starts an argument with the time `told`, or with the server's own, which is about `near`.
-    pub(super) fn new(told: Option<Timestamp>, near: Timestamp) -> Self {
-        Self { counters: Vec::new(), count: 0, body: Vec::new(), now: told, near }
+    /// Starts an argument with the time `fixed_time`, or with the server's own, which is about `near`.
+    pub(super) fn new(fixed_time: Option<Timestamp>, near: Timestamp) -> Self {
+        Self { counters: Vec::new(), count: 0, body: Vec::new(), now: fixed_time, near }
     }
 
     /// Declares a counter of a bundle, both numbered from 1.

@@ -1,6 +1,7 @@
 //! Script call: the requests that one call decides, encoded as its argument and decoded from its reply.
 
 use super::decode_state;
+use super::envoy_keys;
 use super::key_encoding::Name;
 use super::pipeline::{Command, Failure, Job, ShardReply};
 use super::recompute::recompute;
@@ -29,6 +30,8 @@ pub(super) struct ScriptCall {
     /// For each job, the numbers of its counters within the call.
     numbers: Vec<SmallVec<[u16; 4]>>,
     is_plain: bool,
+    /// Its counters are plain numbers under keys of envoyproxy/ratelimit.
+    is_envoy: bool,
 }
 
 /// Result of a call.
@@ -46,17 +49,18 @@ impl ScriptCall {
     /// Groups jobs into as few calls as their slots allow, in the order of the jobs.
     pub(super) fn group(jobs: impl Iterator<Item = Job>, merges: bool) -> Vec<Self> {
         let mut calls: Vec<Self> = Vec::new();
-        let mut open: HashMap<(u16, bool), usize, foldhash::fast::RandomState> = HashMap::default();
+        let mut open: HashMap<(u16, bool, bool), usize, foldhash::fast::RandomState> = HashMap::default();
         for job in jobs {
             let alone = !matches!(job.command, Command::Charge) || job.request.is_partial || job.is_asking;
             let is_plain = matches!(job.command, Command::Charge) && job.request.is_plain();
-            let place = (if merges { 0 } else { job.slot }, is_plain);
+            let is_envoy = job.request.envoy_at.is_some();
+            let place = (if merges { 0 } else { job.slot }, is_plain, is_envoy);
             let known = open.get(&place).copied().filter(|at| !alone && calls[*at].has_room(&job));
             if let Some(at) = known {
                 calls[at].add(job);
                 continue;
             }
-            let mut call = Self { is_plain, ..Self::default() };
+            let mut call = Self { is_plain, is_envoy, ..Self::default() };
             call.add(job);
             calls.push(call);
             // Later jobs must not overtake a call that stands alone.
@@ -113,10 +117,13 @@ impl ScriptCall {
         &self,
         pipeline: &mut Pipeline,
         scripts: &Scripts,
-        told: Option<Timestamp>,
+        fixed_time: Option<Timestamp>,
         near: Timestamp,
         by_name: bool,
     ) {
+        if self.is_envoy {
+            return self.write_envoy(pipeline, scripts, near, by_name);
+        }
         let work = &self.jobs[0].command;
         let script = match work {
             Command::Charge if self.is_plain => &scripts.buckets,
@@ -125,7 +132,7 @@ impl ScriptCall {
             Command::Undo { .. } => &scripts.undo,
             Command::ReturnUnits { .. } => &scripts.return_units,
         };
-        let mut ask = ScriptArgs::new(told, near);
+        let mut ask = ScriptArgs::new(fixed_time, near);
         if !self.is_plain {
             for (bundle, name) in &self.counters {
                 ask.counter(bundle + 1, name);
@@ -170,6 +177,29 @@ impl ScriptCall {
         pipeline.add_command(command);
     }
 
+    /// Adds a call on plain numbers to a pipeline.
+    fn write_envoy(&self, pipeline: &mut Pipeline, scripts: &Scripts, now: Timestamp, by_name: bool) {
+        if self.is_asking() {
+            pipeline.add_command(redis::cmd("ASKING"));
+        }
+        let mut command = Cmd::new();
+        match by_name {
+            true => command.arg("EVALSHA").arg(&scripts.envoy.sha),
+            false => command.arg("EVAL").arg(scripts.envoy.text),
+        };
+        command.arg(self.bundles.len()).arg(&self.bundles).arg(now.as_micros()).arg(self.jobs.len());
+        for (job, numbers) in self.jobs.iter().zip(&self.numbers) {
+            let undoes = matches!(job.command, Command::Undo { .. });
+            for want in &job.request.charges {
+                let (bundle, _) = &self.counters[usize::from(numbers[want.counter]) - 1];
+                let units = i64::try_from(want.cost.units()).unwrap_or(i64::MAX);
+                let units = if want.cost.is_refund() != undoes { -units } else { units };
+                command.arg(bundle + 1).arg(units).arg(want.expiry);
+            }
+        }
+        pipeline.add_command(command);
+    }
+
     /// Decodes the reply and distributes it to the jobs.
     pub(super) fn decode(self, value: Value, shared: &Shared) -> CallResult {
         let values = match value {
@@ -202,18 +232,22 @@ impl ScriptCall {
             Value::BulkString(bytes) => Some(bytes.as_slice()),
             _ => None,
         };
-        let mut states: Vec<State> =
-            self.counters.iter().map(|(bundle, name)| decode_state::state(held(*bundle), name)).collect();
-        let heard = shared.clock.now();
+        let state = |(bundle, name): &(usize, Name)| match self.is_envoy {
+            true => envoy_keys::state(&self.bundles[*bundle], held(*bundle)),
+            false => decode_state::state(held(*bundle), name),
+        };
+        let mut states: Vec<State> = self.counters.iter().map(state).collect();
+        let received_at = shared.clock.now();
         for (at, (mut job, numbers)) in self.jobs.into_iter().zip(self.numbers).enumerate() {
             let request = std::mem::take(&mut job.request);
+            let now = request.envoy_at.unwrap_or(now);
             if !matches!(job.command, Command::Charge) {
                 let (admission, outcomes) = (Admission::Admitted, SmallVec::new());
                 let reply = ShardReply { now, admission, outcomes, priors: Vec::new(), request };
                 job.answer(Ok(reply), &shared.late);
                 continue;
             }
-            let (admission, told) = recompute(
+            let (admission, recomputed) = recompute(
                 &mut states,
                 |want| usize::from(numbers[want.counter]) - 1,
                 &request.charges,
@@ -234,15 +268,15 @@ impl ScriptCall {
                     continue;
                 }
             }
-            for (want, told) in request.charges.iter().zip(&told) {
+            for (want, recomputed) in request.charges.iter().zip(&recomputed) {
                 let (bundle, name) = &self.counters[usize::from(numbers[want.counter]) - 1];
-                let outcome = told.resolve(scripted, want.enforcement);
+                let outcome = recomputed.resolve(scripted, want.enforcement);
                 shared.last_replies.record(
                     &self.bundles[*bundle],
                     name,
                     want.limit.capacity(),
                     &outcome,
-                    heard,
+                    received_at,
                 );
             }
             let priors = if request.needs_priors() {
@@ -252,7 +286,7 @@ impl ScriptCall {
                 Vec::new()
             };
             // The script's decision is what was applied.
-            let reply = ShardReply { now, admission: scripted, outcomes: told, priors, request };
+            let reply = ShardReply { now, admission: scripted, outcomes: recomputed, priors, request };
             job.answer(Ok(reply), &shared.late);
         }
     }
@@ -295,9 +329,9 @@ impl ScriptCall {
 
     /// Returns a call for each request.
     fn split(self) -> Vec<Self> {
-        let is_plain = self.is_plain;
+        let (is_plain, is_envoy) = (self.is_plain, self.is_envoy);
         let alone = |job| {
-            let mut call = Self { is_plain, ..Self::default() };
+            let mut call = Self { is_plain, is_envoy, ..Self::default() };
             call.add(job);
             call
         };

@@ -7,7 +7,7 @@
 use redis::{ErrorKind, RedisError};
 use std::fmt;
 
-/// Codes that metrics and logs tell apart, with what to do.
+/// Codes that metrics and logs distinguish, with what to do.
 const CODES: [(&str, &str); 14] = [
     (
         "READONLY",
@@ -50,10 +50,10 @@ pub(super) struct ServerError {
 }
 
 impl ServerError {
-    /// Number of codes that are told apart.
+    /// Number of codes that are distinguished.
     pub(super) const KINDS: usize = CODES.len();
 
-    /// Creates the error that a reply with this code and these details tells.
+    /// Creates the error that a reply with this code and these details means.
     pub(super) fn new(code: &str, details: &str) -> Self {
         let words = || details.split([' ', ':', '-']);
         let known = |name: &str| CODES.iter().position(|(code, _)| *code == name);
@@ -104,7 +104,7 @@ impl ServerError {
         matches!(self.code(), "NOAUTH" | "WRONGPASS")
     }
 
-    /// Returns whether the code is one that is told apart.
+    /// Returns whether the code is one of them.
     pub(super) fn is_known(&self) -> bool {
         self.code() != OTHER
     }

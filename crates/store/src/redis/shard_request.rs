@@ -1,6 +1,7 @@
 //! Shard request: the charges of a request that live in one shard or slot, owned, in the order that scripts take them.
 
 use super::data_loss::DataLoss;
+use super::envoy_keys::{self, EnvoyKeys};
 use super::key_encoding::{self, Hashing, Name};
 use smallvec::SmallVec;
 use tollgate_core::{
@@ -22,6 +23,8 @@ pub(super) struct ShardCharge {
     pub(super) counter: usize,
     /// Index of the charge in the original request.
     pub(super) index: usize,
+    /// Seconds after which the key of a plain number expires.
+    pub(super) expiry: u64,
 }
 
 /// Charges that live in one place: one Redis, or one slot of a cluster.
@@ -41,6 +44,8 @@ pub(super) struct ShardRequest {
     pub(super) server_time: Option<Timestamp>,
     /// When the servers that it was sent to may have lost state.
     pub(super) loss: DataLoss,
+    /// Its counters are plain numbers under keys of envoyproxy/ratelimit, of the windows at this time.
+    pub(super) envoy_at: Option<Timestamp>,
 }
 
 impl ShardRequest {
@@ -103,8 +108,14 @@ pub(super) fn from_charges(
     charges: &[Charge<'_>],
     layout: impl Fn(&Scope) -> (u16, KeyLayout),
     hashing: &Hashing,
+    envoy: Option<(EnvoyKeys, Timestamp)>,
 ) -> Parts {
     let mut parts = SmallVec::new();
+    // All limits of a request, or none: one script decides them.
+    let plain = envoy.and_then(|(keys, now)| {
+        let all = charges.iter().map(|charge| envoy_keys::key(charge, hashing.prefix(), now));
+        Some((all.collect::<Option<Vec<String>>>()?, keys, now))
+    });
     let independent = |charge: &Charge<'_>| charge.enforcement == Enforcement::Independent;
     for first in [true, false] {
         for (index, charge) in charges.iter().enumerate().filter(|(_, one)| independent(one) == first) {
@@ -113,10 +124,18 @@ pub(super) fn from_charges(
             } else {
                 TimeDelta::ZERO
             };
-            let bundle = key_encoding::bundle(&charge.key, hashing);
+            let (bundle, name, expiry) = match &plain {
+                Some((all, keys, now)) => {
+                    (all[index].clone(), Name::new(), envoy_keys::expiry(charge.limit, *keys, *now))
+                }
+                None => {
+                    (key_encoding::bundle(&charge.key, hashing), key_encoding::member(charge.key.scope), 0)
+                }
+            };
             let (store, layout) = layout(charge.key.scope);
             let part = request_at(&mut parts, Place { store, slot: layout.slot(&bundle) });
-            part.add(bundle, key_encoding::member(charge.key.scope), |counter| ShardCharge {
+            part.envoy_at = plain.as_ref().map(|(_, _, now)| *now);
+            part.add(bundle, name, |counter| ShardCharge {
                 limit: charge.limit.clone(),
                 cost: charge.cost,
                 enforcement: charge.enforcement,
@@ -125,6 +144,7 @@ pub(super) fn from_charges(
                 phase,
                 counter,
                 index,
+                expiry,
             });
         }
     }
@@ -154,7 +174,7 @@ pub(super) fn from_unit_return(
     hashing: &Hashing,
 ) -> Parts {
     let charge = Charge::new(back.key, back.limit, Cost::new(back.units));
-    let mut parts = from_charges(&[charge], layout, hashing);
+    let mut parts = from_charges(&[charge], layout, hashing, None);
     for (_, part) in &mut parts {
         let mark = format!("{}~{:x}", part.bundles[0], back.id.0);
         part.bundles.push(mark);
@@ -172,7 +192,7 @@ pub(super) fn from_permits(
         .iter()
         .map(|permit| Charge { permit: permit.id, ..Charge::new(permit.key, permit.limit, Cost::PEEK) })
         .collect();
-    from_charges(&charges, layout, hashing)
+    from_charges(&charges, layout, hashing, None)
 }
 
 /// Whether keys are spread over cluster slots.

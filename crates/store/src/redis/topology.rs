@@ -127,8 +127,8 @@ impl Topology {
             match asked {
                 Ok(Ok(ranges)) if !ranges.is_empty() => return self.update(&ranges),
                 Ok(Ok(_)) => {}
-                Ok(Err(error)) => tracing::debug!(address, %error, "cannot tell the cluster's slots"),
-                Err(_) => tracing::debug!(address, "cannot tell the cluster's slots in time"),
+                Ok(Err(error)) => tracing::debug!(address, %error, "cannot read the cluster's slots"),
+                Err(_) => tracing::debug!(address, "timed out reading the cluster's slots"),
             }
         }
         // No server returned the slots: try again after the pause.

@@ -37,7 +37,7 @@ impl Cluster {
         });
         for (number, replica) in cluster.servers[3..].iter().enumerate() {
             let primary: String = cluster.servers[number].command(&["CLUSTER", "MYID"]);
-            wait_until("a replica is told", || replica.try_words(&["CLUSTER", "REPLICATE", &primary]));
+            wait_until("a replica is attached", || replica.try_words(&["CLUSTER", "REPLICATE", &primary]));
             wait_until("a replica follows", || replica.info("master_link_status").starts_with("up"));
         }
         cluster.wait_until_well();

@@ -134,8 +134,8 @@ async fn a_cluster_that_is_down_admits_nothing_and_heals() {
     for _ in 0..5 {
         assert!(tenant.check().await.is_err());
     }
-    let told = cluster.servers[0].info("errorstat_CLUSTERDOWN");
-    assert!(told.starts_with("count="), "the server's own words");
+    let statistic = cluster.servers[0].info("errorstat_CLUSTERDOWN");
+    assert!(statistic.starts_with("count="), "the server's own words");
     assert_eq!(tenant.admitted, before);
     cover(&cluster, "no");
     wait_until("the cluster is well", || cluster.servers[0].cluster_info("cluster_state") == "ok");

@@ -1,4 +1,4 @@
-//! What every store must do, over a real server, with the time told by the suite.
+//! What every store must do, over a real server, with the time set by the suite.
 
 use crate::cluster::Cluster;
 use crate::servers::{Server, patient};

@@ -1,4 +1,4 @@
-//! Keys that somebody else has written: each concerns its own checks alone, never hands out a fresh budget, and is never
+//! Keys that another program has written: each concerns its own checks alone, never hands out a fresh budget, and is never
 //! overwritten.
 
 use crate::servers::{Server, patient};
@@ -79,13 +79,13 @@ async fn a_text_over_a_counter_is_an_error_of_its_checks_alone() {
             // Alone, and in one call with others.
             let others: Vec<String> = (0..8).map(|n| format!("other{n}")).collect();
             let all = others.iter().chain([&name]).map(|name| caller.check(name));
-            let mut told = futures_util::future::join_all(all).await;
-            let damaged = told.pop().expect("the last");
+            let mut results = futures_util::future::join_all(all).await;
+            let damaged = results.pop().expect("the last");
             assert!(
                 matches!(&damaged, Err(StoreError::Unavailable(why)) if why.contains("holds no counters")),
                 "{algorithms:?} {text:?}: {damaged:?}"
             );
-            assert!(told.iter().all(|other| *other == Ok(Admission::Admitted)), "{text:?}: {told:?}");
+            assert!(results.iter().all(|other| *other == Ok(Admission::Admitted)), "{text:?}: {results:?}");
             assert!(caller.check(&name).await.is_err(), "{text:?}");
             assert_eq!(server.command::<String>(&["GET", &key]), *text, "it is not overwritten");
         }
@@ -111,9 +111,9 @@ async fn a_key_of_another_type_is_never_overwritten() {
             let names: Vec<String> = (0..12).map(|n| format!("good{n}")).collect();
             let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
             names.insert(6, "bad");
-            let told = futures_util::future::join_all(names.iter().map(|name| caller.check(name))).await;
-            assert!(told[6].is_err(), "{told:?}");
-            assert!(told.iter().enumerate().all(|(at, one)| at == 6 || one.is_ok()), "{told:?}");
+            let results = futures_util::future::join_all(names.iter().map(|name| caller.check(name))).await;
+            assert!(results[6].is_err(), "{results:?}");
+            assert!(results.iter().enumerate().all(|(at, one)| at == 6 || one.is_ok()), "{results:?}");
         }
         assert_eq!(server.command::<String>(&["TYPE", &key]), "list");
     }

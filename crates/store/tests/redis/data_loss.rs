@@ -63,7 +63,7 @@ fn log(count: u64, secs: u64) -> Limit {
         .expect("a limit")
 }
 
-fn told(clock: &Arc<ManualClock>) -> Arc<dyn Clock> {
+fn as_clock(clock: &Arc<ManualClock>) -> Arc<dyn Clock> {
     Arc::clone(clock) as Arc<dyn Clock>
 }
 
@@ -81,8 +81,8 @@ async fn possibly_lost_counters_count_as_used_up() {
     let mut config = patient(&single.url());
     config.breaker.failures = usize::MAX;
     let stores = [
-        RedisStore::with_clock(config, told(&clock)),
-        RedisStore::with_clock(cluster.config(), told(&clock)),
+        RedisStore::with_clock(config, as_clock(&clock)),
+        RedisStore::with_clock(cluster.config(), as_clock(&clock)),
     ];
     let (limits, mut ledger) = (limits(), Ledger::default());
     let scopes: Vec<Scope> = (0..limits.len())
@@ -98,11 +98,11 @@ async fn possibly_lost_counters_count_as_used_up() {
         vec![KeyPart::Text(&slots[2])],
         vec![],
     ];
-    let key = |n: usize, who: usize| CounterKey { scope: &scopes[n], parts: people[who].as_slice() };
-    // Somebody must have been known to be lost; and all that was known is.
+    let key = |n: usize, caller: usize| CounterKey { scope: &scopes[n], parts: people[caller].as_slice() };
+    // At least one loss must have been detected; and every loss that was known is.
     for store in &stores {
-        for who in 0..3 {
-            store.charge(&[Charge::new(key(0, who), &limits[0], Cost::ONE)]).await.expect("an answer");
+        for caller in 0..3 {
+            store.charge(&[Charge::new(key(0, caller), &limits[0], Cost::ONE)]).await.expect("an answer");
         }
     }
     let single = single.restart(&[]);
@@ -117,15 +117,15 @@ async fn possibly_lost_counters_count_as_used_up() {
         let _: () = server.command(&["FLUSHALL"]);
     }
     for store in &stores {
-        for who in 0..3 {
-            let look = [cautious(Charge::new(key(0, who), &limits[0], Cost::PEEK))];
+        for caller in 0..3 {
+            let look = [cautious(Charge::new(key(0, caller), &limits[0], Cost::PEEK))];
             while store.charge(&look).await.is_err() {}
         }
     }
     let now = clock.now();
     for (n, limit) in limits.iter().enumerate() {
-        for who in 0..people.len() {
-            ledger.debit(now, &[Charge::new(key(n, who), limit, Cost::new(limit.capacity()))]);
+        for caller in 0..people.len() {
+            ledger.debit(now, &[Charge::new(key(n, caller), limit, Cost::new(limit.capacity()))]);
         }
     }
     let mut rng = SplitMix64::new(11);
@@ -135,7 +135,7 @@ async fn possibly_lost_counters_count_as_used_up() {
         let charges: Vec<Charge<'_>> = (0..count)
             .map(|_| {
                 let n = usize::try_from(rng.below(limits.len() as u64)).expect("small");
-                let who = usize::try_from(rng.below(people.len() as u64)).expect("small");
+                let caller = usize::try_from(rng.below(people.len() as u64)).expect("small");
                 let enforcement = match rng.below(6) {
                     _ if n == ATTEMPTS => Enforcement::Independent,
                     0 => Enforcement::Alternative,
@@ -144,7 +144,7 @@ async fn possibly_lost_counters_count_as_used_up() {
                 };
                 let cost = if rng.below(9) == 0 { Cost::PEEK } else { Cost::new(1 + rng.below(2)) };
                 let permit = PermitId(u128::from(rng.below(4)));
-                cautious(Charge { enforcement, permit, ..Charge::new(key(n, who), &limits[n], cost) })
+                cautious(Charge { enforcement, permit, ..Charge::new(key(n, caller), &limits[n], cost) })
             })
             .collect();
         let now = clock.now();
@@ -157,8 +157,8 @@ async fn possibly_lost_counters_count_as_used_up() {
             let expected = ledger.charge(now, &charges);
             admitted += u32::from(expected.admission == Admission::Admitted);
             for (which, store) in stores.iter().enumerate() {
-                let told = store.charge(&charges).await.expect("an answer");
-                assert_eq!(told, expected, "store {which}, turn {turn}, at {now:?}: {charges:#?}");
+                let outcomes = store.charge(&charges).await.expect("an answer");
+                assert_eq!(outcomes, expected, "store {which}, turn {turn}, at {now:?}: {charges:#?}");
             }
         }
         clock.advance(TimeDelta::from_micros(match rng.below(12) {
@@ -225,7 +225,7 @@ async fn the_setting_bounds_the_recovery_period() {
         let mut config: RedisConfig = patient(&server.url());
         config.breaker.failures = usize::MAX;
         config.loss_window = caution;
-        RedisStore::with_clock(config, told(&clock))
+        RedisStore::with_clock(config, as_clock(&clock))
     };
     let limit = log(3, 60);
     let counter = |caution| {

@@ -126,12 +126,12 @@ async fn compare(seed: u64, steps: usize, stores: &[RedisStore], clock: &ManualC
             }
             _ => {
                 let expected = ledger.charge(now, &charges);
-                let told = in_memory.apply(&charges);
-                assert!(!memory || told == expected, "memory, seed {seed}, turn {turn}");
+                let outcomes = in_memory.apply(&charges);
+                assert!(!memory || outcomes == expected, "memory, seed {seed}, turn {turn}");
                 for (which, store) in stores.iter().enumerate() {
-                    let told = store.charge(&charges).await.expect("an answer");
+                    let outcomes = store.charge(&charges).await.expect("an answer");
                     assert_eq!(
-                        told, expected,
+                        outcomes, expected,
                         "store {which}, seed {seed}, turn {turn}, at {now:?}: {charges:#?}"
                     );
                 }
@@ -156,10 +156,10 @@ async fn memory_one_redis_and_a_cluster_answer_alike() {
     let (server, cluster) = (Server::start(&[]), Cluster::with_replicas(0));
     for seed in 0..6 {
         let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
-        let told: Arc<dyn Clock> = clock.clone();
+        let shared_clock: Arc<dyn Clock> = clock.clone();
         let stores = [
-            RedisStore::with_clock(patient(&server.url()), Arc::clone(&told)),
-            RedisStore::with_clock(cluster.config(), told),
+            RedisStore::with_clock(patient(&server.url()), Arc::clone(&shared_clock)),
+            RedisStore::with_clock(cluster.config(), shared_clock),
         ];
         compare(seed, 1_500, &stores, &clock, true).await;
     }
@@ -193,7 +193,7 @@ async fn windows_of_one_rule_are_independent_of_their_batch() {
     let scopes: Vec<Scope> =
         limits.iter().map(|(label, _)| Scope::in_group(format!("api|user|{label}"), "api|user")).collect();
     for turn in 0..6_000 {
-        let who = [KeyPart::Text(rng.pick::<&str>(&["alice", "bob"]))];
+        let parts = [KeyPart::Text(rng.pick::<&str>(&["alice", "bob"]))];
         let first = rng.below(7);
         let picked: Vec<usize> = match rng.below(4) {
             0 => vec![usize::try_from(first).expect("small")],
@@ -203,11 +203,11 @@ async fn windows_of_one_rule_are_independent_of_their_batch() {
         };
         let cost = Cost::new(1 + rng.below(2));
         let charge =
-            |n: &usize| Charge::new(CounterKey { scope: &scopes[*n], parts: &who }, &limits[*n].1, cost);
+            |n: &usize| Charge::new(CounterKey { scope: &scopes[*n], parts: &parts }, &limits[*n].1, cost);
         let charges: Vec<Charge<'_>> = picked.iter().map(charge).collect();
         let expected = ledger.charge(clock.now(), &charges);
-        let told = store.charge(&charges).await.expect("an answer");
-        assert_eq!(told, expected, "turn {turn}: {picked:?}");
+        let outcomes = store.charge(&charges).await.expect("an answer");
+        assert_eq!(outcomes, expected, "turn {turn}: {picked:?}");
         match rng.below(40) {
             0..20 => clock.advance(TimeDelta::from_micros(rng.below(400_000))),
             // A clock that goes back, by no more than what everybody still remembers.
@@ -238,7 +238,7 @@ async fn limits_that_change_answer_alike() {
     let (own, beside) = (Scope::in_group("api|key|1h", "api|key"), Scope::in_group("api|key|1m", "api|key"));
     let other = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(60))).build().expect("in range");
     for turn in 0..6_000 {
-        let who = [KeyPart::Text(rng.pick::<&str>(&["alice", "bob"]))];
+        let parts = [KeyPart::Text(rng.pick::<&str>(&["alice", "bob"]))];
         let limit = rng.pick(&limits);
         let cost = match rng.below(8) {
             0 => Cost::PEEK,
@@ -247,14 +247,14 @@ async fn limits_that_change_answer_alike() {
             3 => Cost::new(1 + rng.below(limit.capacity() + 2)),
             _ => Cost::ONE,
         };
-        let mut charges = vec![Charge::new(CounterKey { scope: &own, parts: &who }, limit, cost)];
+        let mut charges = vec![Charge::new(CounterKey { scope: &own, parts: &parts }, limit, cost)];
         if rng.below(3) == 0 {
-            charges.push(Charge::new(CounterKey { scope: &beside, parts: &who }, &other, Cost::ONE));
+            charges.push(Charge::new(CounterKey { scope: &beside, parts: &parts }, &other, Cost::ONE));
         }
         let expected = ledger.charge(clock.now(), &charges);
         assert_eq!(in_memory.apply(&charges), expected, "memory, turn {turn}: {charges:?}");
-        let told = store.charge(&charges).await.expect("an answer");
-        assert_eq!(told, expected, "turn {turn}: {charges:?}");
+        let outcomes = store.charge(&charges).await.expect("an answer");
+        assert_eq!(outcomes, expected, "turn {turn}: {charges:?}");
         clock.advance(TimeDelta::from_micros(match rng.below(4) {
             0 => rng.below(1_000_000_000),
             1 => rng.below(1_000_000),

@@ -97,24 +97,25 @@ async fn a_paused_server_costs_a_check_its_deadline_and_then_nothing() {
         assert!(tenant.check().await.is_err());
         unanswered += 1;
     }
-    assert_eq!(unanswered, 5);
+    // Never before the fifth failure. On a busy machine, two checks may wait for the same batch, which is one failure.
+    assert!((5..=10).contains(&unanswered), "{unanswered}");
     {
         let mut checking = pin!(tenant.check());
-        let told = checking.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let polled = checking.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(
-            matches!(told, Poll::Ready(Err(StoreError::Unavailable(_)))),
-            "an open breaker answers at once: {told:?}"
+            matches!(polled, Poll::Ready(Err(StoreError::Unavailable(_)))),
+            "an open breaker answers at once: {polled:?}"
         );
     }
     server.signal("-CONT");
     tenant.heals().await;
     // What was sent before the pause may have been taken; it was never admitted, and nothing is admitted twice.
     while tenant.check().await == Ok(Admission::Admitted) {}
-    assert!(tenant.admitted <= 10 && tenant.admitted >= 10 - unanswered - early, "{}", tenant.admitted);
+    assert!(tenant.admitted <= 10 && tenant.admitted + unanswered + early >= 10, "{}", tenant.admitted);
     tenant.waited_no_longer_than_it_may();
 }
 
-/// Whoever looks at a node that nobody asks must not read that it stands well with a server that is dead.
+/// The status of an idle node must not report a dead server as available.
 #[tokio::test]
 async fn a_closed_connection_is_noticed_while_idle() {
     let mut server = Server::start(&[]);
@@ -252,7 +253,7 @@ async fn a_server_that_is_busy_with_a_script_is_waited_for_no_longer_than_the_de
     let looping = std::thread::spawn(move || {
         redis::cmd("EVAL").arg("while true do end").arg(0).query::<()>(&mut looper).expect_err("killed")
     });
-    // It loops until it is killed below: whoever is answered has not waited for its end.
+    // It loops until it is killed below: a check that is answered has not waited for its end.
     while breaker(&store) == BreakerState::Closed {
         let _ = tenant.check().await;
     }
@@ -326,7 +327,7 @@ async fn requests_in_flight_are_bounded_in_bytes_and_never_stall() {
             async move { caller.check().await.is_ok() }
         });
         let answered = futures_util::future::join_all(checks).await;
-        assert!(answered.iter().all(|answered| !answered), "a stopped server answers nobody");
+        assert!(answered.iter().all(|answered| !answered), "a stopped server answers no check");
         server.signal("-CONT");
         Caller::new(&store, "after", 1_000).heals().await;
     }

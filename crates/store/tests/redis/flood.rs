@@ -28,8 +28,8 @@ fn per_hour(count: u64) -> Limit {
 async fn a_denied_flood_does_not_reach_redis_and_ends_within_a_second() {
     let server = Server::start(&[]);
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_017)));
-    let told: Arc<dyn Clock> = clock.clone();
-    let redis = || RedisStore::with_clock(patient(&server.url()), Arc::clone(&told));
+    let shared_clock: Arc<dyn Clock> = clock.clone();
+    let redis = || RedisStore::with_clock(patient(&server.url()), Arc::clone(&shared_clock));
     let node = DenyCache::new(redis(), Arc::clone(&clock), 1_024);
     let elsewhere = redis();
     let (limit, raised) = (per_hour(5), per_hour(6));

@@ -54,8 +54,8 @@ async fn a_late_charge_is_undone_or_kept() {
     let abandoned = store.charge(&charge).await;
     assert!(matches!(abandoned, Err(StoreError::Late(_))), "{abandoned:?}");
     eventually("both at the server", || ends_with(&server, 3)).await;
-    let (told, answers) = channel();
-    kept.keep(move |answer| told.send(answer).expect("a test"));
+    let (sender, answers) = channel();
+    kept.keep(move |answer| sender.send(answer).expect("a test"));
     drop(abandoned);
     proxy.set(Fault::None);
     eventually("one to be undone", || ends_with(&server, 2)).await;
@@ -64,7 +64,7 @@ async fn a_late_charge_is_undone_or_kept() {
     assert_eq!(store.last_known(&charge[0]).map(|known| known.used), Some(3), "late answers are answers");
 }
 
-/// Whoever is turned away without an answer waits for it a moment longer. Time is tokio's: what is measured is what the
+/// A check that fails without an answer waits for it a moment longer. Time is tokio's: what is measured is what the
 /// store waits for, not how busy the machine is.
 #[tokio::test]
 async fn a_guarded_limit_is_waited_for_a_moment_longer() {
@@ -100,7 +100,10 @@ async fn the_permit_of_a_caller_that_left_is_released() {
         async move {
             let parts = [KeyPart::Text("alice")];
             let charge = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, cost);
-            store.charge(&[Charge { permit: PermitId(id), ..charge }]).await.map(|told| told.admission)
+            store
+                .charge(&[Charge { permit: PermitId(id), ..charge }])
+                .await
+                .map(|outcomes| outcomes.admission)
         }
     };
     let charging = |id| asking(id, Cost::ONE);
@@ -190,7 +193,7 @@ async fn a_damaged_key_fails_its_own_requests_alone() {
         let charge = async |user: String| {
             let parts = [KeyPart::Text(&user)];
             let key = CounterKey { scope: &scope, parts: &parts };
-            store.charge(&[Charge::new(key, &limit, Cost::ONE)]).await.map(|told| told.admission)
+            store.charge(&[Charge::new(key, &limit, Cost::ONE)]).await.map(|outcomes| outcomes.admission)
         };
         for value in [&["LPUSH", "x"][..], &["SET", "no counter of ours"], &["SET", ";;:b;000:bx;"]] {
             assert_eq!(charge("bad".to_owned()).await, Ok(Admission::Admitted));
@@ -199,11 +202,11 @@ async fn a_damaged_key_fails_its_own_requests_alone() {
             let _: redis::Value = server.command(&[value[0], &keys[0], value[1]]);
             let (mut good, mut bad) = (0, 0);
             let all = (0..60).map(|n| charge(if n % 20 == 0 { "bad".to_owned() } else { format!("u{n}") }));
-            for (n, told) in futures_util::future::join_all(all).await.into_iter().enumerate() {
+            for (n, result) in futures_util::future::join_all(all).await.into_iter().enumerate() {
                 if n % 20 == 0 {
-                    bad += usize::from(told.is_ok());
+                    bad += usize::from(result.is_ok());
                 } else {
-                    good += usize::from(told == Ok(Admission::Admitted));
+                    good += usize::from(result == Ok(Admission::Admitted));
                 }
             }
             assert_eq!(good, 57, "{value:?}: {bad}");

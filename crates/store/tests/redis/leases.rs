@@ -15,7 +15,7 @@ use tollgate_store::{DenyCache, HotKey, LeaseConfig, LeasedStore, RedisConfig, R
 
 type Node = LeasedStore<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
 
-/// A node with somebody who looks after its leases, until dropped.
+/// A node with a task that refills and returns its leases, until dropped.
 struct RunningNode {
     node: Arc<Node>,
     tender: JoinHandle<()>,
@@ -114,7 +114,7 @@ async fn nodes_together_never_pass_the_limit_whatever_redis_does() {
     let most = 600 + 2_000 * u64::try_from(passed.as_micros()).expect("short") / 1_000_000;
     assert!(total <= most, "{total} were let through in {passed:?}; {most} may be");
     assert!(total > 600, "only {total} were let through, the burst and nothing after it: {admitted:?}");
-    // A denial holds until a unit is due, and nobody asks again before: however fast requests come, a node asks no more often
+    // A denial holds until a unit is due, and the node does not ask again before: however fast requests come, a node asks no more often
     // than units fall due, beside those that it is given.
     let due = 600 + 2_000 * u64::try_from(calmly.as_micros()).expect("short") / 1_000_000;
     for node in &calm {
@@ -129,7 +129,7 @@ async fn a_window_is_never_passed_and_idle_units_go_back() {
     let server = Server::start(&[]);
     let spec = LimitSpec::new(Algorithm::FixedWindow, Rate::per(5_000, TimeDelta::from_secs(86_400)));
     let traffic = Traffic::new(spec, Mode::Leased);
-    // Patient: an answer that nobody waits for has taken all the same.
+    // Long timeouts: a refill whose answer comes too late has taken units all the same.
     let nodes: Vec<RunningNode> = (0..3).map(|_| start(patient(&server.url()))).collect();
     let drive = async |millis| {
         let until = Instant::now() + Duration::from_millis(millis);
@@ -141,21 +141,21 @@ async fn a_window_is_never_passed_and_idle_units_go_back() {
         admitted
     };
     let mut admitted = drive(60).await;
-    // Nobody asks any more: all that was in hand is back, and the store has counted just what was let through.
+    // Without traffic all leased units are returned, and the store has counted just what was admitted.
     wait_until("leases to go back", || nodes.iter().all(|tended| tended.node.stats().leases == 0));
     let redis = RedisStore::connect(patient(&server.url()));
     let key = CounterKey { scope: &traffic.scope, parts: &[KeyPart::Text("hot")] };
     let look = [Charge::new(key, &traffic.limit, Cost::PEEK)];
     let left = Instant::now() + Duration::from_secs(10);
     loop {
-        let told = redis.charge(&look).await.expect("Redis runs");
-        if told.per_charge[0].remaining == 5_000 - admitted {
+        let outcomes = redis.charge(&look).await.expect("Redis runs");
+        if outcomes.per_charge[0].remaining == 5_000 - admitted {
             break;
         }
         assert!(
             Instant::now() < left,
             "{} remain, {admitted} were let through",
-            told.per_charge[0].remaining
+            outcomes.per_charge[0].remaining
         );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -15,7 +15,7 @@ use tollgate_store::{BreakerState, RedisConfig, RedisStore};
 enum Effect {
     /// Nothing has reached the server.
     NotTaken,
-    /// The server has decided, and nobody heard.
+    /// The server has decided, and the reply is lost.
     MayBeTaken,
 }
 
@@ -36,14 +36,16 @@ async fn suffers(fault: Fault, effect: Effect) {
     let mut failed = (tenant.heals().await + tenant.heals().await) as u64;
     let before = (counted(&server), failed);
     proxy.set(fault);
-    // The fault lasts until it is lifted below: whoever is answered here has not waited for its end.
+    // The fault lasts until it is lifted below: a check that is answered here has not waited for its end.
     while store.status()[0].breaker == BreakerState::Closed {
         let answer = tenant.check().await;
         assert!(answer.is_err(), "{fault:?}: {answer:?}");
         failed += 1;
     }
-    // Five failures; a check that could be sent again has made two of them.
-    assert!((3..=5).contains(&(failed - before.1)), "{fault:?}: {failed} checks until the breaker opened");
+    // Five failures. A check that could be sent again has made two of them, and connecting anew beside slow checks may
+    // have made some as well.
+    let checks = failed - before.1;
+    assert!((1..=5).contains(&checks), "{fault:?}: {checks} checks until the breaker opened");
     assert!(matches!(tenant.check().await, Err(StoreError::Unavailable(_))), "{fault:?}: at once");
     if matches!(effect, Effect::NotTaken) {
         assert_eq!(counted(&server), before.0, "{fault:?}: nothing came through");
@@ -119,7 +121,7 @@ async fn a_slow_connection_affects_no_other() {
     assert_eq!(counted(&server), 5);
 }
 
-/// Connecting may take longer than a check waits. Whoever comes when the connection stands must be served, not wait for the
+/// Connecting may take longer than a check waits. A check that comes when the connection is established must be served, not wait for the
 /// breaker that the first one's failure has opened.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_connect_is_used_once_established() {
@@ -141,7 +143,7 @@ async fn a_slow_connect_is_used_once_established() {
     tenant.heals().await;
 }
 
-/// The deadline that nobody has set: ten milliseconds, and the caller's own where that is less. Time is tokio's, which
+/// The default deadline: ten milliseconds, and the caller's own where that is less. Time is tokio's, which
 /// goes on only when nothing else can: what is measured is what the store waits for, not how busy the machine is.
 #[tokio::test]
 async fn by_itself_a_check_waits_ten_milliseconds() {

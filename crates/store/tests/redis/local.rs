@@ -17,14 +17,14 @@ use tollgate_store::{LeaseConfig, LeasedStore, MemoryConfig, MemoryStore, RedisS
 async fn counters_here_and_in_redis_answer_as_one() {
     let server = Server::start(&[]);
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
-    let told: Arc<dyn Clock> = clock.clone();
-    let redis = RedisStore::with_clock(patient(&server.url()), told);
+    let shared_clock: Arc<dyn Clock> = clock.clone();
+    let redis = RedisStore::with_clock(patient(&server.url()), shared_clock);
     let memory = MemoryStore::new(&MemoryConfig::with_bytes(64 << 20), Arc::clone(&clock)).expect("a store");
     let store = LeasedStore::new(redis.clone(), redis.clone(), Arc::clone(&clock), LeaseConfig::default());
     let store = store.with_local(memory);
     let (limits, mut rng, mut ledger) = (limits(), SplitMix64::new(5), Ledger::default());
     let scopes: Vec<Scope> = (0..limits.len()).map(|n| Scope::new(format!("local|{n}"))).collect();
-    let who = [KeyPart::Text("alice")];
+    let parts = [KeyPart::Text("alice")];
     let (mut refused, mut answered) = (0, 0);
     for turn in 0..4_000 {
         let count = 1 + rng.below(4);
@@ -41,19 +41,19 @@ async fn counters_here_and_in_redis_answer_as_one() {
                 let cost = if rng.below(9) == 0 { Cost::PEEK } else { Cost::new(1 + rng.below(3)) };
                 let permit = PermitId(u128::from(turn * 8 + number + 1));
                 let mode = if n % 2 == 0 { Mode::Local } else { Mode::Central };
-                let key = CounterKey { scope: &scopes[n], parts: &who };
+                let key = CounterKey { scope: &scopes[n], parts: &parts };
                 Charge { enforcement, permit, mode, ..Charge::new(key, &limits[n], cost) }
             })
             .collect();
         let now = clock.now();
         let expected = ledger.charge(now, &charges);
-        let told = store.charge(&charges).await.expect("an answer");
-        assert_eq!(told.admission, expected.admission, "turn {turn}: {charges:#?}");
-        refused += u32::from(told.admission == Admission::Denied);
-        for (told, expected) in told.per_charge.iter().zip(&expected.per_charge) {
+        let outcomes = store.charge(&charges).await.expect("an answer");
+        assert_eq!(outcomes.admission, expected.admission, "turn {turn}: {charges:#?}");
+        refused += u32::from(outcomes.admission == Admission::Denied);
+        for (outcome, expected) in outcomes.per_charge.iter().zip(&expected.per_charge) {
             // What is refused here is not asked about elsewhere.
-            if *told != Outcome::UNKNOWN {
-                assert_eq!(told, expected, "turn {turn}: {charges:#?}");
+            if *outcome != Outcome::UNKNOWN {
+                assert_eq!(outcome, expected, "turn {turn}: {charges:#?}");
                 answered += 1;
             }
         }

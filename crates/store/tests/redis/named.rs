@@ -45,11 +45,11 @@ async fn several_stores_answer_as_one_does() {
         .collect();
     let (mut rng, mut ledger, mut both) = (SplitMix64::new(3), Ledger::default(), 0);
     for turn in 0..1_500 {
-        let who = [KeyPart::Text(rng.pick::<&str>(&["alice", "bob"]))];
+        let parts = [KeyPart::Text(rng.pick::<&str>(&["alice", "bob"]))];
         let mut charges: Vec<Charge<'_>> = Vec::new();
         for _ in 0..1 + rng.below(4) {
             let (at, scope) = rng.pick(&scopes);
-            let key = CounterKey { scope, parts: &who };
+            let key = CounterKey { scope, parts: &parts };
             let enforcement = match rng.below(6) {
                 0 => Enforcement::Alternative,
                 1 => Enforcement::Independent,
@@ -64,8 +64,8 @@ async fn several_stores_answer_as_one_does() {
         }
         both += u64::from(charges.iter().any(|one| one.key.scope.store() != charges[0].key.scope.store()));
         let expected = ledger.charge(clock.now(), &charges);
-        let told = store.charge(&charges).await.expect("an answer");
-        assert_eq!(told, expected, "turn {turn}: {charges:?}");
+        let outcomes = store.charge(&charges).await.expect("an answer");
+        assert_eq!(outcomes, expected, "turn {turn}: {charges:?}");
         if rng.below(10) == 0 {
             ledger.debit(clock.now(), &charges);
             store.debit(&charges).await.expect("debited");
@@ -82,7 +82,7 @@ async fn several_stores_answer_as_one_does() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_death_of_one_store_leaves_the_others_exact() {
     let (main, mut eu) = (Server::start(&[]), Server::start(&[]));
-    // A server that is gone refuses at once; nobody else may be late on a busy machine.
+    // A server that is gone refuses at once; no other request may be late on a busy machine.
     let connect = |server: &Server| {
         let mut config = quick(&server.url());
         config.deadline = Duration::from_secs(5);

@@ -91,7 +91,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.set(Fault::Cut);
-        // The listener looks again when somebody knocks.
+        // The listener reads the flag again after a connection.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
 }

@@ -26,7 +26,7 @@ fn probes(server: &Server) -> u64 {
     calls(server.info("cmdstat_evalsha")).unwrap_or(0)
 }
 
-/// For each way to refuse: the breaker opens, stays open while probes are refused, tells why, and closes after.
+/// For each way to refuse: the breaker opens, stays open while probes are refused, reports the reason, and closes after.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_refuses_to_work_is_named_and_left_alone() {
     let primary = Server::start(&[]);

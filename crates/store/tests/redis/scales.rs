@@ -102,12 +102,12 @@ async fn limits_of_every_scale_take_turns_alike() {
                 store.charge(&[Charge::new(CounterKey { scope, parts: &parts }, limit, *cost)]).await
             }
         });
-        let told = futures_util::future::join_all(asked).await;
-        for ((name, limit, cost), told) in picks.iter().zip(told) {
+        let results = futures_util::future::join_all(asked).await;
+        for ((name, limit, cost), result) in picks.iter().zip(results) {
             let parts = [KeyPart::Text(name)];
             let charges = [Charge::new(CounterKey { scope: &scope, parts: &parts }, limit, *cost)];
             let expected = ledger.charge(clock.now(), &charges);
-            assert_eq!(told.expect("an answer"), expected, "turn {turn}: {name} {limit} {cost:?}");
+            assert_eq!(result.expect("an answer"), expected, "turn {turn}: {name} {limit} {cost:?}");
             if is_packed(name) {
                 assert_eq!(
                     in_memory.apply(&charges),
@@ -128,7 +128,7 @@ async fn limits_of_every_scale_take_turns_alike() {
 }
 
 /// An update of Tollgate must neither forget what was used nor take what it finds for damage: states without a scale are
-/// read as written by whoever reads them.
+/// read as written by every reader.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn states_of_former_versions_are_read() {
     let server = Server::start(&[]);
@@ -153,8 +153,8 @@ async fn states_of_former_versions_are_read() {
             let key = key_of(&server, &name);
             let _: () = server.command(&["SET", &key, text, "PX", "100000"]);
             for (cost, remaining) in [(Cost::PEEK, left), (Cost::ONE, left - 1), (Cost::ONE, left - 2)] {
-                let told = store.charge(&charge(cost)).await.expect("an answer").per_charge[0];
-                assert_eq!(told.remaining, remaining, "{limit} over {text}");
+                let outcome = store.charge(&charge(cost)).await.expect("an answer").per_charge[0];
+                assert_eq!(outcome.remaining, remaining, "{limit} over {text}");
             }
             let all = store.charge(&charge(Cost::new(left))).await.expect("an answer");
             assert_eq!(all.admission, Admission::Denied, "{limit} over {text}");

@@ -13,7 +13,7 @@ pub(crate) struct Server {
     folder: std::path::PathBuf,
 }
 
-/// A port that nobody listens on; its partner for a cluster's bus, 10 000 above, is free as well.
+/// A free port; its partner for a cluster's bus, 10 000 above, is free as well.
 pub(crate) fn free_port() -> u16 {
     loop {
         let port =

@@ -1,4 +1,4 @@
-//! TLS and a password: who cannot prove itself is not told anything.
+//! TLS and a password: an unauthenticated client gets no data.
 
 use crate::cluster::Cluster;
 use crate::cluster_faults::name_at;

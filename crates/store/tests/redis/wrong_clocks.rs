@@ -32,13 +32,13 @@ async fn nodes_that_are_days_apart_share_every_kind_of_limit() {
     {
         let (scope, parts) = (Scope::new(format!("clocks|{number}")), [KeyPart::Text("alice")]);
         let charge = [Charge::new(CounterKey { scope: &scope, parts: &parts }, limit, Cost::ONE)];
-        let mut told = Vec::new();
+        let mut results = Vec::new();
         for turn in 0..9 {
             let outcomes = nodes[turn % 3].charge(&charge).await.expect("an answer");
-            told.push((outcomes.admission == Admission::Admitted, outcomes.per_charge[0].remaining));
+            results.push((outcomes.admission == Admission::Admitted, outcomes.per_charge[0].remaining));
         }
         let expected: Vec<_> = (0..9).map(|turn: u64| (turn < 7, 6_u64.saturating_sub(turn))).collect();
-        assert_eq!(told, expected, "{limit}");
+        assert_eq!(results, expected, "{limit}");
     }
     assert!(nodes.iter().all(|node| node.mismatches() == 0));
 }

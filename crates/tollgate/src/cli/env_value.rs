@@ -1,5 +1,5 @@
-//! Parses the command line; names the environment variable behind an invalid value, because clap blames the flag, which
-//! nobody wrote.
+//! Parses the command line; names the environment variable behind an invalid value, because clap's error names the flag,
+//! which the operator did not write.
 
 use super::Cli;
 use clap::error::{ContextKind, ContextValue, Error};
@@ -17,6 +17,22 @@ pub(crate) fn parse() -> Cli {
         }
         std::process::exit(error.exit_code())
     })
+}
+
+/// Returns the flags of `serve` as the environment variables of Tollgate set them, without any argument.
+pub(crate) fn serve_flags() -> super::ServeFlags {
+    let args = ["tollgate", "serve"].map(OsString::from);
+    match try_parse(&args).map(|cli| cli.command) {
+        Ok(super::Command::Serve(flags)) => *flags,
+        Ok(_) => unreachable!("the command is serve"),
+        Err(error) => {
+            let _ = error.print();
+            if let Some(variable) = variable(&error, &args) {
+                eprintln!("\nThe value is from the environment variable {variable}.");
+            }
+            std::process::exit(error.exit_code())
+        }
+    }
 }
 
 fn try_parse(args: &[OsString]) -> Result<Cli, Error> {

@@ -47,9 +47,10 @@ mod tests {
     use clap::{Command, CommandFactory};
 
     /// Commands without an output format, and why.
-    const WITHOUT: [(&str, &str); 5] = [
+    const WITHOUT: [(&str, &str); 6] = [
         ("tollgate serve", "runs until it is stopped; its log has --log-format"),
         ("tollgate gateway", "the same"),
+        ("tollgate ratelimit", "the same; its log has LOG_FORMAT"),
         ("tollgate completions", "prints a script for a shell"),
         ("tollgate man", "prints roff"),
         ("tollgate help", "is for people"),

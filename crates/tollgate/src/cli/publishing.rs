@@ -8,8 +8,8 @@ use tollgate_control::Guardrails;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PublishingFlags {
-    /// Source of the active rules, with --db: `database` (the files until rules are published) or `files` (published rules
-    /// are ignored) [default: database].
+    /// Source of the active rules: `database` (with --db, published rules; the files until there are some), `files`
+    /// (published rules are ignored) or `xds` (the management server of --xds-server, beside the files) [default: database].
     #[arg(long, env = "TOLLGATE_RULES_FROM", value_name = "SOURCE")]
     pub(crate) rules_from: Option<RulesFromName>,
     /// Control-plane snapshot file, or `off`: replicated state for a start without PostgreSQL [default: a file in
@@ -190,6 +190,8 @@ pub(crate) enum RulesFromName {
     Database,
     /// Rule files are active; published rules are ignored.
     Files,
+    /// Rules of a management server are active, beside the files; published rules are ignored.
+    Xds,
 }
 
 impl From<RulesFromName> for tollgate_control::RulesFrom {
@@ -197,6 +199,7 @@ impl From<RulesFromName> for tollgate_control::RulesFrom {
         match name {
             RulesFromName::Database => Self::Database,
             RulesFromName::Files => Self::Files,
+            RulesFromName::Xds => Self::Xds,
         }
     }
 }

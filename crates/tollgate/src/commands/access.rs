@@ -47,7 +47,7 @@ fn with_control<T>(
 /// Actor of changes from the command line, for the audit log.
 fn operator() -> Actor {
     let variable = |name: &str| std::env::var(name).ok().filter(|name| !name.is_empty());
-    // Under sudo, the person is more telling than root.
+    // Under sudo, the person's name says more than `root`.
     let name = variable("SUDO_USER").or_else(|| variable("USER")).or_else(|| variable("LOGNAME"));
     Actor { name: name.unwrap_or_else(account), origin: "command line".to_owned() }
 }
@@ -70,7 +70,7 @@ fn account_name(accounts: &str, uid: u32) -> Option<String> {
 }
 
 pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
-    let (told, text) = match &flags.command {
+    let (report, text) = match &flags.command {
         TokenCommand::Create { db, name, role, days, until } => {
             let lasts = match until {
                 Some(until) => {
@@ -95,8 +95,8 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
             // Without the password: PGPASSWORD can supply it.
             let place = redact_password(&db.db)?;
             eprintln!("Shown only once. Revoke it with: tollgate token revoke --db '{place}' {}", made.id);
-            let told = json!({"id": made.id, "token": made.secret, "name": name, "role": role.name()});
-            (told, made.secret)
+            let report = json!({"id": made.id, "token": made.secret, "name": name, "role": role.name()});
+            (report, made.secret)
         }
         TokenCommand::List { db } => {
             let tokens = with_control(&db.db, IfMissing::Fail, async |control| Ok(control.tokens().await?))?;
@@ -128,7 +128,7 @@ pub(crate) fn token(flags: &TokenFlags) -> anyhow::Result<ExitCode> {
         }
     };
     if flags.format.is_json() {
-        print(&told)?;
+        print(&report)?;
     } else {
         print_line(text)?;
     }
@@ -289,7 +289,7 @@ fn reason(after: &Value) -> String {
 
 fn verify(db: &str, json: bool) -> anyhow::Result<ExitCode> {
     let verified = with_control(db, IfMissing::Fail, async |control| Ok(control.verify_audit().await?))?;
-    let (whole, told, text) = match verified {
+    let (whole, report, text) = match verified {
         AuditVerification::Intact { entries, head } => (
             true,
             json!({"whole": true, "entries": entries, "head": head.to_string()}),
@@ -301,7 +301,7 @@ fn verify(db: &str, json: bool) -> anyhow::Result<ExitCode> {
             format!("{} at entry {seq}: {why}", paint(BAD, "audit log broken")),
         ),
     };
-    output::ignore_closed(if json { print(&told) } else { print_line(text) })?;
+    output::ignore_closed(if json { print(&report) } else { print_line(text) })?;
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

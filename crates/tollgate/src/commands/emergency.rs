@@ -227,8 +227,8 @@ pub(crate) fn emergency(flags: &EmergencyFlags) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn show(json: bool, told: &Value) -> anyhow::Result<()> {
-    if json { print(told) } else { table(std::slice::from_ref(told)) }
+fn show(json: bool, measure: &Value) -> anyhow::Result<()> {
+    if json { print(measure) } else { table(std::slice::from_ref(measure)) }
 }
 
 fn table(measures: &[Value]) -> anyhow::Result<()> {

@@ -14,10 +14,10 @@ use serde_json::{Map, Value, json};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tollgate_admin::ExplainedRule;
-use tollgate_core::TimeDelta;
+use tollgate_admin::{ExplainedOverload, ExplainedRule};
+use tollgate_core::{RegionMode, TimeDelta};
 use tollgate_observe::humanize;
-use tollgate_rules::{Explanation, Ruleset};
+use tollgate_rules::{Bound, Explanation, FailPolicy, OnError, Rule, Ruleset};
 
 #[derive(Debug, Args)]
 #[command(override_usage = "tollgate explain --rules <PATH> [--attr <KEY=VALUE>]...\n       \
@@ -39,6 +39,15 @@ pub(crate) struct ExplainFlags {
     /// Explain rule files for this profile.
     #[arg(long, value_name = "PROFILE")]
     profile: Option<ProfileName>,
+    /// Print the most that all cells together admit of each limit, by the mode of its `region`, and nothing else.
+    #[arg(long, requires = "rules")]
+    bound: bool,
+    /// Number of cells, for --bound.
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "bound", value_parser = clap::value_parser!(u32).range(1..=256))]
+    cells: u32,
+    /// Time until a cell knows what another has admitted, in milliseconds, for --bound.
+    #[arg(long, value_name = "MS", default_value_t = 200, requires = "bound", value_parser = clap::value_parser!(u64).range(0..=600_000))]
+    lag_ms: u64,
     #[command(flatten)]
     admin: AdminFlags,
     /// Whether --admin was on the command line.
@@ -47,6 +56,9 @@ pub(crate) struct ExplainFlags {
 }
 
 pub(crate) fn run(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
+    if flags.bound {
+        return bounds(flags);
+    }
     if flags.names_server || flags.rules.is_empty() {
         ensure!(flags.profile.is_none(), "--profile is for rule files; a server has its own");
         return admin_client::run(&flags.admin, async |client| by_server(flags, &client).await);
@@ -83,9 +95,81 @@ fn by_files(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Prints the bound of each limit in numbers.
+fn bounds(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
+    let sources = rule_sources::read(&flags.rules)?;
+    let rules = Ruleset::load(&sources, &config::options(flags.profile))
+        .map_err(|errors| anyhow::anyhow!("invalid rules\n{errors}"))?;
+    let lag = TimeDelta::from_millis(flags.lag_ms);
+    let of_domain =
+        |domain: &&tollgate_rules::Domain| flags.domain.as_deref().is_none_or(|name| domain.name() == name);
+    let mut all = Vec::new();
+    for domain in rules.domains().filter(of_domain) {
+        for rule in domain.domain_rules() {
+            for limit in rule.all_limits() {
+                let mode = rule.region_mode();
+                let bound = Bound::new(&limit.limit, mode, flags.cells, lag);
+                all.push((domain.name(), rule, limit, mode, bound));
+            }
+        }
+    }
+    if flags.admin.is_json() {
+        let rows: Vec<Value> = all
+            .iter()
+            .map(|(domain, rule, limit, mode, bound)| {
+                json!({
+                    "domain": domain, "rule": rule.name, "limit": limit.limit.to_string(), "region": mode.name(),
+                    "cells": flags.cells, "lag_ms": flags.lag_ms, "burst": bound.burst,
+                    "beyond": bound.beyond, "typically_beyond": bound.typical,
+                    "without_owner": without_owner(rule),
+                })
+            })
+            .collect();
+        print(&Value::from(rows))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for (domain, rule, limit, mode, Bound { burst, beyond, typical }) in all {
+        let (cells, lag_ms, rate) = (flags.cells, flags.lag_ms, limit.limit.rate());
+        let text = match mode {
+            RegionMode::Shared => format!(
+                "at most {burst} + {rate} over any time, and {beyond} more in the worst case ({typical} in steady use, \
+                 within a lag of {lag_ms} ms)"
+            ),
+            _ => match without_owner(rule) {
+                None => format!("at most {burst} + {rate} over any time, always"),
+                Some(policy) => format!(
+                    "at most {burst} + {rate} over any time while the owner answers; without it `on_error: {policy}` admits \
+                     more"
+                ),
+            },
+        };
+        print_line(format!(
+            "{domain}/{}: {}, {} over {cells} cells: {text}",
+            rule.name,
+            limit.limit,
+            mode.name()
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns what a rule does while the owner of its counters does not answer, if that may admit requests.
+fn without_owner(rule: &Rule) -> Option<&'static str> {
+    let mut policies: Vec<FailPolicy> = match &rule.on_error {
+        OnError::Always(policy) => vec![*policy],
+        OnError::ByTier { tiers, otherwise } => tiers.values().copied().chain([*otherwise]).collect(),
+    };
+    policies.retain(|policy| *policy != FailPolicy::Closed);
+    if !rule.region_mode().has_owner() || policies.is_empty() {
+        return None;
+    }
+    Some(if policies.contains(&FailPolicy::Open) { "open" } else { "local" })
+}
+
 fn json(explanation: &Explanation) -> Value {
     let rules: Vec<ExplainedRule> = explanation.rules.iter().map(ExplainedRule::from).collect();
-    json!({"domain": explanation.domain, "tier": explanation.tier, "rules": rules})
+    let overload = explanation.overload.as_ref().map(ExplainedOverload::from);
+    json!({"domain": explanation.domain, "tier": explanation.tier, "rules": rules, "overload": overload})
 }
 
 async fn by_server(flags: &ExplainFlags, client: &Client) -> anyhow::Result<ExitCode> {
@@ -103,24 +187,24 @@ async fn by_server(flags: &ExplainFlags, client: &Client) -> anyhow::Result<Exit
         let files = sources.into_iter().map(|source| json!({"name": source.name, "text": source.text}));
         body["files"] = files.collect();
     }
-    let told = client.request(Method::POST, "/admin/v1/explain", Some(&body)).await?;
+    let explanation = client.request(Method::POST, "/admin/v1/explain", Some(&body)).await?;
     if flags.admin.is_json() {
-        print(&told)?;
+        print(&explanation)?;
     } else {
-        show(&told)?;
+        show(&explanation)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints a server's explanation.
-fn show(told: &Value) -> anyhow::Result<()> {
+fn show(explanation: &Value) -> anyhow::Result<()> {
     let mut out = output::styled();
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let outcome = &told["outcome"];
+    let outcome = &explanation["outcome"];
     writeln!(out, "{}", painted(outcome))?;
-    if let Some(active) = told.get("active_outcome") {
+    if let Some(active) = explanation.get("active_outcome") {
         writeln!(out, "By the active rules: {}", painted(active))?;
-        let changes = list(&told["changes"]);
+        let changes = list(&explanation["changes"]);
         if changes.is_empty() {
             writeln!(out, "The draft changes no rule for this request.")?;
         }
@@ -129,15 +213,15 @@ fn show(told: &Value) -> anyhow::Result<()> {
             writeln!(out, "  {rule}: {before} -> {after}")?;
         }
     }
-    let rules = list(&told["rules"]);
+    let rules = list(&explanation["rules"]);
     let matched = rules.iter().filter(|rule| rule["finding"] != "no_match").count();
-    let tier = match told["tier"].as_str() {
-        Some(tier) => format!(", tier {tier} (of the {})", cell(&told["tier_source"])),
+    let tier = match explanation["tier"].as_str() {
+        Some(tier) => format!(", tier {tier} (of the {})", cell(&explanation["tier_source"])),
         None => String::new(),
     };
-    let by = if told["explained_by"] == "draft" { "draft" } else { "active rules" };
-    let (domain, revision) = (cell(&told["domain"]), cell(&told["revision"]));
-    let omitted = told["omitted"].as_u64().unwrap_or(0);
+    let by = if explanation["explained_by"] == "draft" { "draft" } else { "active rules" };
+    let (domain, revision) = (cell(&explanation["domain"]), cell(&explanation["revision"]));
+    let omitted = explanation["omitted"].as_u64().unwrap_or(0);
     let total = rules.len() as u64 + omitted;
     writeln!(out, "\n{by} {revision}, domain {domain}: {matched} of {total} rules match{tier}")?;
     for rule in rules {
@@ -161,7 +245,10 @@ fn show(told: &Value) -> anyhow::Result<()> {
     if omitted > 0 {
         writeln!(out, "\n{omitted} more rules do not match")?;
     }
-    for grant in list(&told["grants"]) {
+    if let Some(overload) = explanation["overload"]["sentence"].as_str() {
+        writeln!(out, "\n{overload}")?;
+    }
+    for grant in list(&explanation["grants"]) {
         let [id, left, units, until] =
             ["id", "remaining", "units", "expires_at"].map(|name| cell(&grant[name]));
         writeln!(out, "\ngrant {id}: {left} of {units} units left, expires {until}")?;
@@ -208,6 +295,7 @@ fn charged(charge: &Value) -> String {
     if charge["granted"] == true {
         notes.push("a grant pays".to_owned());
     }
+    notes.extend(super::region::sentence(&charge["region"]));
     let notes = notes.iter().map(|note| format!("; {note}")).collect::<String>();
     format!("{limit} by the {source}: {used} used, {remaining} left; {answer}{notes}\n    counter {counter}")
 }

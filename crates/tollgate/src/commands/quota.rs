@@ -221,13 +221,13 @@ async fn list(client: &Client, query: &str, most: usize, json: bool) -> anyhow::
 
 async fn import(client: &Client, file: &Path, confirm: bool, json: bool) -> anyhow::Result<ExitCode> {
     let path = format!("/admin/v1/quotas/import?confirm={confirm}");
-    let told = ndjson::send(client, &path, file).await?.into_result()?;
-    let number = |name: &str| told[name].as_u64().unwrap_or(0);
+    let response = ndjson::send(client, &path, file).await?.into_result()?;
+    let number = |name: &str| response[name].as_u64().unwrap_or(0);
     let (imported, failed) = (number("imported"), number("failed"));
     if json {
-        output::ignore_closed(print(&told))?;
+        output::ignore_closed(print(&response))?;
     } else {
-        let errors = told["errors"].as_array().map_or(&[][..], Vec::as_slice);
+        let errors = response["errors"].as_array().map_or(&[][..], Vec::as_slice);
         for error in errors {
             let place = error["field"].as_str().map(|place| format!("{place}: ")).unwrap_or_default();
             eprintln!("line {}: {place}{}", error["line"], cell(&error["detail"]));

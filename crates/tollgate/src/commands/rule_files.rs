@@ -13,9 +13,9 @@ pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
     let sources = rule_sources::read(&flags.paths)?;
     let ignored = rule_sources::ignored(&flags.paths);
     let loaded = Ruleset::load(&sources, &config::options(flags.profile));
-    let (mut told, text, verdict) = match &loaded {
+    let (mut report, text, verdict) = match &loaded {
         Ok(rules) => {
-            let told = json!({
+            let report = json!({
                 "ok": true, "files": sources.len(), "rules": rules.rules().len(), "revision": rules.revision(),
                 "errors": [], "warnings": diagnostics(rules.warnings()), "notes": diagnostics(rules.notes()),
             });
@@ -33,17 +33,17 @@ pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
                 paint(GOOD, "no errors"),
                 counted(rules.warnings().len(), "warning")
             );
-            (told, text, ExitCode::SUCCESS)
+            (report, text, ExitCode::SUCCESS)
         }
         Err(errors) => {
-            let told = json!({"ok": false, "files": sources.len(), "errors": diagnostics(errors.all()), "warnings": []});
-            (told, paint_diagnostics(&errors.to_string()), ExitCode::FAILURE)
+            let report = json!({"ok": false, "files": sources.len(), "errors": diagnostics(errors.all()), "warnings": []});
+            (report, paint_diagnostics(&errors.to_string()), ExitCode::FAILURE)
         }
     };
-    told["ignored"] = json!(ignored);
+    report["ignored"] = json!(ignored);
     let notes = ignored.iter().map(|path| format!("note: {}\n", rule_sources::ignored_text(path)));
     let text = format!("{}{text}", notes.collect::<String>());
-    output::ignore_closed(if flags.format.is_json() { print(&told) } else { print_line(text) })?;
+    output::ignore_closed(if flags.format.is_json() { print(&report) } else { print_line(text) })?;
     Ok(verdict)
 }
 

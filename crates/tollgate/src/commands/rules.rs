@@ -122,37 +122,37 @@ fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<Value>> {
 }
 
 async fn publish(client: &Client, json: bool, sent: &Value) -> anyhow::Result<ExitCode> {
-    let told = client.exchange(Method::POST, "/admin/v1/rules", &[], Some(sent)).await?;
-    if !told.status.is_success() {
-        let has_errors = told.body["errors"].as_array().is_some_and(|errors| !errors.is_empty());
+    let response = client.exchange(Method::POST, "/admin/v1/rules", &[], Some(sent)).await?;
+    if !response.status.is_success() {
+        let has_errors = response.body["errors"].as_array().is_some_and(|errors| !errors.is_empty());
         if json {
-            print(&told.body)?;
-        } else if has_errors || told.body["diff"].is_array() {
-            report(&told.body)?;
+            print(&response.body)?;
+        } else if has_errors || response.body["diff"].is_array() {
+            report(&response.body)?;
         }
         // The report has the errors themselves.
         anyhow::ensure!(!has_errors, "nothing was published; correct the rules");
-        if let (StatusCode::PRECONDITION_FAILED, Some(base)) = (told.status, sent["base_rev"].as_i64()) {
-            anyhow::bail!("{:#}; --base {base} is not the active revision", told.problem());
+        if let (StatusCode::PRECONDITION_FAILED, Some(base)) = (response.status, sent["base_rev"].as_i64()) {
+            anyhow::bail!("{:#}; --base {base} is not the active revision", response.problem());
         }
-        return Err(told.problem());
+        return Err(response.problem());
     }
     if !json {
-        report(&told.body)?;
+        report(&response.body)?;
     }
-    let says = match told.status {
+    let says = match response.status {
         StatusCode::CREATED => "active",
         StatusCode::ACCEPTED => {
-            let rev = &told.body["rev"];
+            let rev = &response.body["rev"];
             let says = format!(
                 "pending approval: it would deny much more traffic; another person must run `tollgate rules approve {rev}`"
             );
-            done(json, &told.body, &says)?;
+            done(json, &response.body, &says)?;
             return Ok(ExitCode::from(PENDING_APPROVAL));
         }
         _ => "unchanged: these rules are already active",
     };
-    done(json, &told.body, says)
+    done(json, &response.body, says)
 }
 
 fn done(json: bool, made: &Value, says: &str) -> anyhow::Result<ExitCode> {
@@ -166,15 +166,15 @@ fn done(json: bool, made: &Value, says: &str) -> anyhow::Result<ExitCode> {
 
 async fn diff(client: &Client, json: bool, paths: &[PathBuf]) -> anyhow::Result<ExitCode> {
     let sent = json!({"files": files(paths)?});
-    let told = client.request(Method::POST, "/admin/v1/rules/preview", Some(&sent)).await?;
-    output::ignore_closed(if json { print(&told) } else { report(&told) })?;
-    let wrong = told["errors"].as_array().is_some_and(|errors| !errors.is_empty());
+    let response = client.request(Method::POST, "/admin/v1/rules/preview", Some(&sent)).await?;
+    output::ignore_closed(if json { print(&response) } else { report(&response) })?;
+    let wrong = response["errors"].as_array().is_some_and(|errors| !errors.is_empty());
     Ok(if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Prints diagnostics, changes and the impact preview for people.
-fn report(told: &Value) -> anyhow::Result<()> {
-    let all = |name: &str| told[name].as_array().cloned().unwrap_or_default();
+fn report(response: &Value) -> anyhow::Result<()> {
+    let all = |name: &str| response[name].as_array().cloned().unwrap_or_default();
     let mut out = output::styled();
     for (kind, word, style) in [("errors", "error", BAD), ("warnings", "warning", WARNING)] {
         for one in all(kind) {
@@ -196,7 +196,7 @@ fn report(told: &Value) -> anyhow::Result<()> {
     for one in all("confirm") {
         writeln!(out, "{}: {}", paint(WARNING.bold(), "needs confirmation"), cell(&one["detail"]))?;
     }
-    let impact = &told["impact"];
+    let impact = &response["impact"];
     if let Some(requests) = impact["requests"].as_u64() {
         let percent = |name: &str| impact[name].as_f64().unwrap_or(0.0) * 100.0;
         let nodes = impact["nodes"].as_array().map_or(1, Vec::len);
@@ -224,6 +224,16 @@ fn report(told: &Value) -> anyhow::Result<()> {
             percent("callers_affected_share"),
             percent("callers_newly_allowed_share"),
         )?;
+        let tightened = &impact["tightened"];
+        if !tightened.is_null() {
+            let percent = |name: &str| tightened[name].as_f64().unwrap_or(0.0) * 100.0;
+            writeln!(
+                out,
+                "with limits tightened by signals to their least (`overload.adapt`): {:.2}% newly denied, {:.2}% of callers",
+                percent("newly_denied_share"),
+                percent("callers_affected_share"),
+            )?;
+        }
         if impact["weight"].as_u64().is_some_and(|weight| weight < MIN_SAMPLES) {
             writeln!(out, "too few requests for a meaningful preview")?;
         }
@@ -281,16 +291,16 @@ async fn confirm_files(client: &Client, json: bool, revision: Option<&str>) -> a
 }
 
 async fn list(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
-    let told = client.request(Method::GET, "/admin/v1/rules", None).await?;
+    let response = client.request(Method::GET, "/admin/v1/rules", None).await?;
     if json {
-        print(&told)?;
+        print(&response)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let active = &told["active"];
+    let active = &response["active"];
     if active["source"] == "files" {
         print_line(format_args!("rule files are active (rules hash {})", cell(&active["revision"])))?;
     }
-    let rows: Vec<[String; 6]> = told["revisions"]
+    let rows: Vec<[String; 6]> = response["revisions"]
         .as_array()
         .into_iter()
         .flatten()
@@ -309,12 +319,12 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
 async fn show(client: &Client, json: bool, rev: &str, dir: Option<&Path>) -> anyhow::Result<ExitCode> {
     let known = rev == "current" || rev.parse::<i64>().is_ok();
     anyhow::ensure!(known, "`{rev}` is not a revision; use a number from `tollgate rules list`, or current");
-    let told = client.request(Method::GET, &format!("/admin/v1/rules/{rev}"), None).await?;
+    let response = client.request(Method::GET, &format!("/admin/v1/rules/{rev}"), None).await?;
     if json {
-        print(&told)?;
+        print(&response)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let files = told["files"].as_array().context("invalid response: no files")?;
+    let files = response["files"].as_array().context("invalid response: no files")?;
     let text = |file: &Value| file["text"].as_str().unwrap_or_default().to_owned();
     if let Some(dir) = dir {
         let sources = files.iter().map(|file| (cell(&file["name"]), text(file)));

@@ -121,8 +121,8 @@ async fn show(
 
 /// Reads key events on a separate thread, so that neither keys nor responses wait for the other.
 fn events() -> mpsc::Receiver<std::io::Result<Event>> {
-    let (told, events) = mpsc::channel(16);
-    std::thread::spawn(move || while told.blocking_send(event::read()).is_ok() {});
+    let (sender, events) = mpsc::channel(16);
+    std::thread::spawn(move || while sender.blocking_send(event::read()).is_ok() {});
     events
 }
 
@@ -155,6 +155,28 @@ impl TopState {
             latency("p999_us")
         );
         [format!("{}/s allowed", last("allow")), format!("{}/s denied", last("deny")), rest]
+    }
+
+    /// Returns a line for this cell and for each other, if there are any.
+    fn cells(&self) -> Vec<String> {
+        let cells = &self.stats["node"]["cells"];
+        if cells.is_null() {
+            return Vec::new();
+        }
+        let share = cells["share"].as_f64().unwrap_or(1.0) * 100.0;
+        let state = match cells["regional_only"] == true {
+            true => format!("regional only, {share:.0}% of shared limits"),
+            false => "shared limits whole".to_owned(),
+        };
+        let own = format!("cell {}: {state}", plain(&cells["cell"]));
+        let peer = |peer: &Value| {
+            let state = match peer["silent"] == true {
+                true => "silent".to_owned(),
+                false => format!("lag {} ms", plain(&peer["lag_ms"])),
+            };
+            format!("{} {}  {state}", plain(&peer["region"]), plain(&peer["address"]))
+        };
+        std::iter::once(own).chain(cells["peers"].as_array().into_iter().flatten().map(peer)).collect()
     }
 
     /// Returns the shards and the states of their breakers.

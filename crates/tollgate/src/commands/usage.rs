@@ -116,7 +116,7 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
     let attribute = flags.of.as_ref().and_then(|of| of.key.clone());
     let keyed = |key: &Option<String>| key.clone().or_else(|| attribute.clone());
     admin_client::run(&flags.admin, async |client| {
-        let told = match (&flags.command, &flags.of) {
+        let usage = match (&flags.command, &flags.of) {
             (Some(UsageCommand::Reset { of, rule, reason }), _) => {
                 let body = json!({"rule": rule, "reason": reason});
                 let path = of.path(named(&of.api_key)?, keyed(&of.key), "/reset");
@@ -158,16 +158,16 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
             (None, None) => anyhow::bail!(MISSING_KEY),
         };
         if json {
-            print(&told)?;
+            print(&usage)?;
         } else {
-            tables(&told)?;
+            tables(&usage)?;
         }
         Ok(ExitCode::SUCCESS)
     })
 }
 
-fn tables(told: &Value) -> anyhow::Result<()> {
-    let list = |name: &str| told[name].as_array().cloned().unwrap_or_default();
+fn tables(usage: &Value) -> anyhow::Result<()> {
+    let list = |name: &str| usage[name].as_array().cloned().unwrap_or_default();
     let limit = |one: &Value| {
         let mut limit = format!("{} / {}", cell(&one["count"]), cell(&one["window"]));
         let mut used = cell(&one["used"]);
@@ -192,6 +192,17 @@ fn tables(told: &Value) -> anyhow::Result<()> {
     let titles = ["rule", "limit", "used", "remaining", "reset in", "current window", "source"];
     admin_client::table_or(titles, &rows, "no matching limits")?;
     let mut out = output::styled();
+    for limit in list("limits") {
+        if let Some(region) = super::region::sentence(&limit["region"]) {
+            writeln!(
+                out,
+                "{} {} / {}: {region}",
+                cell(&limit["rule"]),
+                cell(&limit["count"]),
+                cell(&limit["window"])
+            )?;
+        }
+    }
     for needs in list("needs") {
         let attributes: Vec<String> = needs["attributes"]
             .as_array()

@@ -38,13 +38,13 @@ pub(crate) fn why(flags: &WhyFlags) -> anyhow::Result<ExitCode> {
             (None, key) => find(&client, key.as_deref().unwrap_or_default(), flags.at.as_deref()).await?,
         };
         let path = format!("/admin/v1/decisions/{}/why", encoded(&id));
-        let told = client.request(Method::GET, &path, None).await?;
+        let response = client.request(Method::GET, &path, None).await?;
         if flags.admin.is_json() {
-            print(&told)?;
+            print(&response)?;
             return Ok(ExitCode::SUCCESS);
         }
         let mut out = output::styled();
-        for line in told["explanation"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        for line in response["explanation"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             writeln!(out, "{line}")?;
         }
         writeln!(out, "Decision {id}")?;
@@ -89,9 +89,9 @@ impl LogQuery<'_> {
     /// Returns the latest decision; `more` adds query parameters.
     async fn latest(&self, more: &str) -> anyhow::Result<Option<Found>> {
         let path = format!("/admin/v1/decisions?{}{more}&limit=1", self.query);
-        let told = self.client.request(Method::GET, &path, None).await?;
-        let told = told["decisions"].as_array().context("invalid response: no decisions")?;
-        let Some(first) = told.first() else { return Ok(None) };
+        let response = self.client.request(Method::GET, &path, None).await?;
+        let decisions = response["decisions"].as_array().context("invalid response: no decisions")?;
+        let Some(first) = decisions.first() else { return Ok(None) };
         let made = first["at"].as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
         let (id, made) = first["id"].as_str().zip(made).context("invalid response: no decisions")?;
         Ok(Some(Found { id: id.to_owned(), at: made.as_millisecond() }))
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_time_of_day_is_the_last_one_that_was() {
-        for (text, told) in [
+        for (text, expected) in [
             ("14:32:17", TIME),
             ("14:32:17Z", TIME),
             ("14:32:17.000", TIME),
@@ -200,7 +200,7 @@ mod tests {
             ("14:32:17-05:00", TIME - 19 * HOUR),
             ("00:32:17+10:00", TIME),
         ] {
-            assert_eq!(at(text), Some(told), "{text}");
+            assert_eq!(at(text), Some(expected), "{text}");
         }
     }
 
@@ -225,10 +225,10 @@ mod tests {
         ] {
             assert_eq!(at(text), None, "{text}");
         }
-        let said = time("14:32:17[Asia/Tokyo]", TIME).expect_err("no zone").to_string();
+        let error = time("14:32:17[Asia/Tokyo]", TIME).expect_err("no zone").to_string();
         assert!(
-            said.contains("--at 14:32:17[Asia/Tokyo]: not a time") && said.contains("zone names"),
-            "{said}"
+            error.contains("--at 14:32:17[Asia/Tokyo]: not a time") && error.contains("zone names"),
+            "{error}"
         );
     }
 }

@@ -1,7 +1,7 @@
 //! Guard of changing rule files (`--guard-files`): they pass the guardrails of publishing, on the recent traffic of this
 //! node. What needs confirmation is not applied until an operator confirms it, also after a restart (`last_good.rs`).
 //!
-//! Nobody waits for an answer when a file changes, so the guard cannot ask; it keeps the active rules and says why.
+//! A changed file has no client to ask for confirmation; it keeps the active rules and says why.
 //! Rejected: a file that holds the confirmation, because it would be copied along with the next change.
 
 use crate::config::{Config, StoreChoice};

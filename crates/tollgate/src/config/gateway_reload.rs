@@ -39,7 +39,7 @@ impl GatewayReload {
             }
         };
         // Starts without stamps, so that a change since the file was read is found by the first poll.
-        reload::watch_files(paths, FileStamps::default(), act).await;
+        reload::watch_files(paths, None, FileStamps::default(), act).await;
     }
 
     fn reload(&self) {
@@ -65,11 +65,11 @@ impl GatewayReload {
                     }
                 }
                 // The proxy has applied these already; the protocol servers have not.
-                let told = [
+                let unapplied = [
                     ("identity", self.started.identity == config.identity),
                     ("responses", self.started.responses == config.responses),
                 ];
-                for (name, _) in told.iter().filter(|(_, same)| !same && self.has_protocols) {
+                for (name, _) in unapplied.iter().filter(|(_, same)| !same && self.has_protocols) {
                     tracing::warn!(
                         "`{name}` changed in {}; for the protocol servers (`http`, `grpc`) it takes effect after a restart",
                         self.path.display()

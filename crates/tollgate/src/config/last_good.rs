@@ -96,8 +96,16 @@ pub(crate) enum Acceptance {
 }
 
 impl LastGood {
-    /// Reads the copy for these paths, if there is one.
-    pub(crate) fn open(rules: &[PathBuf]) -> Self {
+    /// Reads the copy for the paths of a configuration, if there is one.
+    pub(crate) fn open(config: &Config) -> Self {
+        // A service's files are not copied: it writes nothing.
+        match config.service_files {
+            Some(_) => Self { path: None, record: None },
+            None => Self::open_for(&config.rules),
+        }
+    }
+
+    fn open_for(rules: &[PathBuf]) -> Self {
         if rules.is_empty() {
             return Self { path: None, record: None };
         }
@@ -232,12 +240,14 @@ pub(crate) enum InsteadOfFiles {
     Broken(String),
     /// The guard keeps the files out.
     Refused(RefusedFiles),
+    /// The files are broken, there is no copy, and the server started without rules.
+    NoRules(String),
 }
 
 impl InsteadOfFiles {
     pub(crate) fn error(&self) -> String {
         match self {
-            Self::Broken(error) => error.clone(),
+            Self::Broken(error) | Self::NoRules(error) => error.clone(),
             Self::Refused(refused) => refused.error(),
         }
     }
@@ -246,18 +256,18 @@ impl InsteadOfFiles {
 /// Reads the rule files, or their last good copy if they are broken or the guard keeps them out; the sample without any.
 pub(crate) fn start_rules(config: &Config) -> anyhow::Result<StartRules> {
     let (options, now) = (config.rule_options(), SystemClock::new().now());
-    let mut last_good = LastGood::open(&config.rules);
-    let read = rule_sources::load_or_sample(&config.rules).and_then(|sources| {
-        match Ruleset::load(&sources, &options) {
+    let mut last_good = LastGood::open(config);
+    let read =
+        rule_sources::load_or_sample(config).and_then(|sources| match Ruleset::load(&sources, &options) {
             Ok(rules) => Ok((sources, rules)),
-            Err(errors) => Err(anyhow::anyhow!("the rules cannot be used\n{errors}")),
-        }
-    });
+            Err(errors) => Err(anyhow::anyhow!("{}", config.wording.start_errors(&errors))),
+        });
     let instead = match read {
         Ok((sources, rules)) => match refused_at_start(config, &last_good, &rules, now) {
             None => {
                 let how = if config.guard_files { Acceptance::Judged } else { Acceptance::Confirmed };
                 last_good.accept(&sources, how, now);
+                config.wording.log_loaded();
                 if config.guard_files && !config.rules.is_empty() && !last_good.is_kept() {
                     tracing::warn!(
                         "--guard-files cannot protect a restart: the accepted rules are kept nowhere; set STATE_DIRECTORY to \
@@ -271,11 +281,18 @@ pub(crate) fn start_rules(config: &Config) -> anyhow::Result<StartRules> {
                 InsteadOfFiles::Refused(refused)
             }
         },
+        Err(error) if config.service_files.is_some() => {
+            let error = format!("{error:#}");
+            config.wording.log_failed(&error);
+            let instead = Some(InsteadOfFiles::NoRules(error));
+            return Ok(StartRules { sources: Vec::new(), instead, last_good });
+        }
         Err(error) if last_good.accepted(&options).is_none() => return Err(error),
         Err(error) => InsteadOfFiles::Broken(format!("{error:#}")),
     };
     let (sources, _) = last_good.accepted(&options).ok_or_else(|| anyhow::anyhow!(instead.error()))?;
     match &instead {
+        InsteadOfFiles::NoRules(_) => {}
         InsteadOfFiles::Broken(error) => tracing::error!(
             "RULE FILES ARE BROKEN: starting with the last good rules instead; repair the files, and they take effect at \
              once\n{error}"

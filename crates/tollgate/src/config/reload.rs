@@ -9,6 +9,7 @@
 
 use crate::config::rule_files::RuleFiles;
 use crate::config::rule_sources::{self, FileStamps};
+use crate::config::service_files::ServiceFiles;
 use crate::server::status::{ReloadTarget, ServerStatus};
 use notify::{RecursiveMode, Watcher};
 use std::collections::BTreeSet;
@@ -34,32 +35,33 @@ pub(crate) enum ReloadCause {
 
 /// Reloads changed rule files for as long as the future is polled.
 pub(crate) async fn watch(rule_files: Arc<RuleFiles>) {
-    let paths = rule_files.paths();
+    let (paths, service) = (rule_files.paths(), rule_files.service_files());
     // Starts without stamps, so that a change since then is found by the first poll.
-    watch_files(paths, FileStamps::default(), move |why| rule_files.reload_if_changed(why)).await;
+    watch_files(paths, service, FileStamps::default(), move |why| rule_files.reload_if_changed(why)).await;
 }
 
 /// Calls `act` whenever these files may have changed, one call at a time.
 pub(crate) async fn watch_files(
     paths: Vec<PathBuf>,
+    service: Option<ServiceFiles>,
     mut seen: FileStamps,
     act: impl Fn(ReloadCause) + Send + Sync + 'static,
 ) {
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
-    let (tell, mut told) = mpsc::channel(1);
-    let _watcher = notified(&paths, tell);
+    let (on_change, mut changes) = mpsc::channel(1);
+    let _watcher = notified(&paths, on_change);
     let act = Arc::new(act);
     loop {
         let why = tokio::select! {
             _ = hangup.recv() => Some(ReloadCause::Signal),
-            Some(()) = told.recv() => {
+            Some(()) = changes.recv() => {
                 tokio::time::sleep(SETTLE_TIME).await;
-                while told.try_recv().is_ok() {}
+                while changes.try_recv().is_ok() {}
                 Some(ReloadCause::FileChanged)
             }
             () = tokio::time::sleep(POLL_INTERVAL) => None,
         };
-        let now = rule_sources::file_stamps(&paths);
+        let now = rule_sources::file_stamps(&paths, service.as_ref());
         if why.is_none() && now == seen {
             continue;
         }
@@ -98,11 +100,11 @@ pub(crate) async fn watch_keys(
 }
 
 /// Watches the parent directories of the paths, and paths that are directories themselves.
-fn notified(paths: &[PathBuf], tell: mpsc::Sender<()>) -> Option<impl Watcher> {
+fn notified(paths: &[PathBuf], on_change: mpsc::Sender<()>) -> Option<impl Watcher> {
     let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
         // Reading the files is an event too and must not cause a reload. A full channel means that one is due already.
         if !event.is_ok_and(|event| event.kind.is_access()) {
-            let _ = tell.try_send(());
+            let _ = on_change.try_send(());
         }
     });
     let mut watcher =

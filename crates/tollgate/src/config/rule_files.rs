@@ -1,5 +1,5 @@
 //! The rule files of a running server: reloads them when they change, keeps out what the guard asks about, and applies
-//! that once it is confirmed.
+//! that once it is confirmed. Rules from xDS are loaded together with them, as files of their own.
 //!
 //! A failed reload changes only the status and the log; the previous rules remain active. Files that the guard keeps out
 //! wait for an operator, who names them by their rules hash: what is confirmed is what was seen. SIGHUP confirms too, but
@@ -10,16 +10,19 @@ use crate::config::file_guard::FileGuard;
 use crate::config::last_good::{Acceptance, InsteadOfFiles, LastGood, RefusedFiles};
 use crate::config::reload::ReloadCause;
 use crate::config::rule_sources::{self, LoadedFiles};
+use crate::config::service_files::ServiceFiles;
 use crate::server::status::{ReloadTarget, ServerStatus};
 use crate::server::store::Store;
+use crate::xds::{RefusedRules, RuleSink};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
 use tollgate_admin::{ConfirmFilesError, PendingFiles, RuleFilesControl};
 use tollgate_control::RuleManager;
 use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::Limiter;
-use tollgate_rules::Ruleset;
+use tollgate_rules::{Diagnostics, Ruleset, Source};
 
 pub(crate) struct RuleFiles {
     config: Config,
@@ -29,11 +32,17 @@ pub(crate) struct RuleFiles {
     guard: Option<FileGuard>,
     /// Serializes reloads.
     state: Mutex<FileState>,
+    /// Notified after the files in effect have changed.
+    file_changes: watch::Sender<()>,
 }
 
 struct FileState {
     /// Content of the files when they were last read.
     seen: LoadedFiles,
+    /// The files in effect.
+    files: Vec<Source>,
+    /// Rules from xDS in effect.
+    xds: Vec<Source>,
     last_good: LastGood,
     /// Files that wait for confirmation.
     refused: Option<RefusedFiles>,
@@ -42,9 +51,9 @@ struct FileState {
 }
 
 impl FileState {
-    /// Logs what is not read, once: a rule file with another ending would limit nobody.
-    fn log_ignored(&mut self, paths: &[PathBuf]) {
-        let ignored: BTreeSet<PathBuf> = rule_sources::ignored(paths).into_iter().collect();
+    /// Logs what is not read, once: a rule file with another ending would have no effect.
+    fn log_ignored(&mut self, config: &Config) {
+        let ignored: BTreeSet<PathBuf> = rule_sources::ignored_in(config).into_iter().collect();
         for path in ignored.difference(&self.ignored) {
             tracing::info!("{}", rule_sources::ignored_text(path));
         }
@@ -63,13 +72,15 @@ impl RuleFiles {
         seen: LoadedFiles,
         start: Option<(LastGood, Option<InsteadOfFiles>)>,
     ) -> Arc<Self> {
-        let (last_good, instead) = start.unwrap_or_else(|| (LastGood::open(&config.rules), None));
+        let (last_good, instead) = start.unwrap_or_else(|| (LastGood::open(config), None));
         let refused = match instead {
             Some(InsteadOfFiles::Refused(refused)) => Some(refused),
-            Some(InsteadOfFiles::Broken(_)) | None => None,
+            Some(InsteadOfFiles::Broken(_) | InsteadOfFiles::NoRules(_)) | None => None,
         };
-        let mut state = FileState { seen, last_good, refused, ignored: BTreeSet::new() };
-        state.log_ignored(&config.rules);
+        let files = limiter.rules().sources().to_vec();
+        let mut state =
+            FileState { seen, files, xds: Vec::new(), last_good, refused, ignored: BTreeSet::new() };
+        state.log_ignored(config);
         Arc::new(Self {
             config: config.clone(),
             limiter: Arc::clone(limiter),
@@ -77,11 +88,16 @@ impl RuleFiles {
             rule_manager,
             guard,
             state: Mutex::new(state),
+            file_changes: watch::Sender::new(()),
         })
     }
 
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         self.config.rules.clone()
+    }
+
+    pub(crate) fn service_files(&self) -> Option<ServiceFiles> {
+        self.config.service_files.clone()
     }
 
     fn state(&self) -> MutexGuard<'_, FileState> {
@@ -90,9 +106,9 @@ impl RuleFiles {
 
     /// Reloads the files if their content differs from what was last read, or a signal asks for it.
     pub(crate) fn reload_if_changed(&self, why: ReloadCause) {
-        let seen = rule_sources::load(&self.config.rules);
         let mut state = self.state();
-        state.log_ignored(&self.config.rules);
+        let seen = rule_sources::load_again(&self.config, &state.files);
+        state.log_ignored(&self.config);
         if why == ReloadCause::Signal || state.seen != seen {
             state.seen.clone_from(&seen);
             let confirmed = match why {
@@ -116,23 +132,26 @@ impl RuleFiles {
             return;
         }
         let loaded = files.and_then(|sources| {
-            let rules = Ruleset::load(&sources, &self.config.rule_options());
-            Ok((sources, Arc::new(rules.map_err(|errors| errors.to_string())?)))
+            let rules =
+                self.load(&sources, &state.xds).map_err(|errors| self.config.wording.errors(&errors))?;
+            Ok((sources, rules))
         });
         let (sources, rules) = match loaded {
             Ok(loaded) => loaded,
             Err(error) => {
                 state.refused = None;
                 self.status.record_failure(ReloadTarget::Rules, error.clone());
-                tracing::error!("rule reload failed; keeping previous rules\n{error}");
+                self.config.wording.log_failed(&error);
                 return;
             }
         };
         let (active, now) = (self.limiter.rules(), SystemClock::new().now());
         let revision = rules.revision();
         if revision == active.revision() {
+            self.config.wording.log_loaded();
             let was_refused = state.refused.take().is_some();
             state.last_good.accept(&sources, Acceptance::Judged, now);
+            self.set_files(state, sources);
             match self.status.record_success(ReloadTarget::Rules) {
                 true if was_refused => {
                     tracing::info!(revision, "rule files changed back; the active rules are theirs");
@@ -169,6 +188,7 @@ impl RuleFiles {
             _ => Acceptance::Confirmed,
         };
         state.last_good.accept(&sources, how, now);
+        self.set_files(state, sources);
         let was_refused = state.refused.take().is_some();
         match self.status.record_success(ReloadTarget::Rules) {
             _ if confirmed => tracing::warn!(revision, "rule files confirmed"),
@@ -176,9 +196,25 @@ impl RuleFiles {
             _ => {}
         }
         tracing::info!(revision, rules = rules.rules().len(), "rules reloaded");
+        self.config.wording.log_loaded();
+        self.activate(rules);
+    }
+
+    /// Compiles rule files and rules from xDS together.
+    fn load(&self, files: &[Source], xds: &[Source]) -> Result<Arc<Ruleset>, Diagnostics> {
+        let all = [files, xds].concat();
+        Ruleset::load(&all, &self.config.rule_options()).map(Arc::new)
+    }
+
+    fn set_files(&self, state: &mut FileState, sources: Vec<Source>) {
+        state.files = sources;
+        self.file_changes.send_replace(());
+    }
+
+    fn activate(&self, rules: Arc<Ruleset>) {
         match &self.rule_manager {
             // The manager updates the limiter, unless published rules became active meanwhile.
-            Some(rule_manager) => drop(rule_manager.apply_files(&sources, rules)),
+            Some(rule_manager) => drop(rule_manager.apply_files(rules)),
             None => {
                 self.limiter.replace_rules(rules);
                 self.status.reloaded();
@@ -191,15 +227,59 @@ impl RuleFiles {
     }
 }
 
+/// The guard is about files: a management server is a program, and cannot confirm.
+impl RuleSink for RuleFiles {
+    fn apply(&self, sources: &[Source]) -> Result<(), RefusedRules> {
+        let mut state = self.state();
+        let rules = match self.load(&state.files, sources) {
+            Ok(rules) => rules,
+            Err(errors) => {
+                let refused = RefusedRules::new(&errors, self.config.wording);
+                self.refuse(&refused);
+                return Err(refused);
+            }
+        };
+        state.xds = sources.to_vec();
+        self.status.record_success(ReloadTarget::Xds);
+        let active = self.limiter.rules();
+        if rules.revision() != active.revision() {
+            for warning in rules.warnings() {
+                tracing::warn!("{warning}");
+            }
+            log_changes(&active, &rules);
+            self.activate(rules);
+        }
+        // Files that were refused may have been so because of what xDS said then. Those that wait for confirmation still do.
+        let is_pending = state.seen.as_ref().is_ok_and(|seen| *seen != state.files);
+        if is_pending && state.refused.is_none() {
+            let seen = state.seen.clone();
+            self.reload(&mut state, seen, ReloadCause::FileChanged, None);
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, refused: &RefusedRules) {
+        self.status.record_failure(ReloadTarget::Xds, refused.summary.clone());
+    }
+
+    fn file_changes(&self) -> watch::Receiver<()> {
+        self.file_changes.subscribe()
+    }
+}
+
 impl RuleFilesControl for RuleFiles {
+    fn source(&self) -> &'static str {
+        if self.config.xds.is_some() { "xds" } else { "files" }
+    }
+
     fn pending(&self) -> Option<PendingFiles> {
         let refused = self.state().refused.clone().filter(|_| self.published_rev().is_none())?;
         Some(PendingFiles { revision: refused.revision, reasons: refused.reasons })
     }
 
     fn confirm(&self, revision: &str) -> Result<(), ConfirmFilesError> {
-        let files = rule_sources::load(&self.config.rules);
         let mut state = self.state();
+        let files = rule_sources::load_again(&self.config, &state.files);
         let Some(refused) = state.refused.clone().filter(|_| self.published_rev().is_none()) else {
             return Err(ConfirmFilesError::NothingPending);
         };
@@ -222,7 +302,7 @@ impl RuleFilesControl for RuleFiles {
 /// Maximum number of changed rules in the log of one reload.
 const MAX_CHANGES: usize = 50;
 
-/// Logs what changed files change, rule by rule: whoever reads the log afterwards has only the new files.
+/// Logs what changed files change, rule by rule: a later reader of the log has only the new files.
 fn log_changes(before: &Ruleset, after: &Ruleset) {
     let names = |rules: &Ruleset| -> BTreeSet<String> {
         rules.domains().map(|domain| domain.name().to_owned()).collect()

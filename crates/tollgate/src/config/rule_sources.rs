@@ -1,5 +1,7 @@
 //! Rule files on disk: finding and reading them, and detecting changes.
 
+use crate::config::Config;
+use crate::config::service_files::ServiceFiles;
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -63,13 +65,13 @@ pub(crate) fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns what these directories contain besides rules and their tests, and nobody reads: a misspelled name shows.
+/// Returns what these directories contain besides rules and their tests, and is not read: a misspelled name shows.
 pub(crate) fn ignored(paths: &[PathBuf]) -> Vec<PathBuf> {
     let others = paths.iter().filter(|path| path.is_dir()).map(|path| entries(path, FileKind::Other));
     others.flat_map(Result::unwrap_or_default).collect()
 }
 
-/// Tells that a file of a directory of rules is not read.
+/// Warns that a file of a directory of rules is not read.
 pub(crate) fn ignored_text(path: &Path) -> String {
     let why = if path.is_dir() {
         "directories within a directory of rules are not searched"
@@ -106,29 +108,64 @@ pub(crate) fn read(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
 /// Content of the rule files, or why they cannot be read.
 pub(crate) type LoadedFiles = Result<Vec<Source>, String>;
 
-/// Reads the rule files at these paths, with the error as text.
-pub(crate) fn load(paths: &[PathBuf]) -> LoadedFiles {
-    read(paths).map_err(|error| format!("{error:#}"))
+/// Reads the rule files of a configuration, with the error as text.
+pub(crate) fn load(config: &Config) -> LoadedFiles {
+    read_configured(config).map_err(|error| format!("{error:#}"))
 }
 
-/// Reads the rule files at these paths; returns the sample if there are none.
-pub(crate) fn load_or_sample(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
-    if paths.is_empty() { Ok(vec![sample()]) } else { read(paths) }
+/// Reads the rule files again, while these are in effect. A service's directory may be missing at the start; one that
+/// disappears later is an error, because that is not how limits are removed on purpose.
+pub(crate) fn load_again(config: &Config, active: &[Source]) -> LoadedFiles {
+    let Some(files) = config.service_files.as_ref().filter(|_| !active.is_empty()) else {
+        return load(config);
+    };
+    let missing = || format!("{} does not exist", files.directory.display());
+    files.read().map_err(|error| format!("{error:#}"))?.ok_or_else(missing)
+}
+
+fn read_configured(config: &Config) -> anyhow::Result<Vec<Source>> {
+    let Some(files) = &config.service_files else { return read(&config.rules) };
+    let found = files.read()?;
+    if found.is_none() {
+        tracing::warn!("{} does not exist; there are no rules until it does", files.directory.display());
+    }
+    Ok(found.unwrap_or_default())
+}
+
+/// Reads the rule files of a configuration; without any, returns the sample, or nothing if rules come from xDS.
+pub(crate) fn load_or_sample(config: &Config) -> anyhow::Result<Vec<Source>> {
+    match (&config.rules[..], &config.xds) {
+        ([], None) => Ok(vec![sample()]),
+        _ => read_configured(config),
+    }
+}
+
+/// Returns what the directories of a configuration contain besides rules and their tests.
+pub(crate) fn ignored_in(config: &Config) -> Vec<PathBuf> {
+    if config.service_files.is_some() { Vec::new() } else { ignored(&config.rules) }
 }
 
 /// Sizes and modification times of files: enough to detect a change without reading them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileStamps(Vec<(PathBuf, u64, Option<SystemTime>)>);
 
-/// Returns the stamps of the rule files. Symbolic links are resolved, so a change behind one is detected too.
-pub(crate) fn file_stamps(paths: &[PathBuf]) -> FileStamps {
+/// Returns the stamps of the rule files at these paths, or of a service's.
+pub(crate) fn file_stamps(paths: &[PathBuf], service: Option<&ServiceFiles>) -> FileStamps {
+    stamps(match service {
+        Some(files) => files.paths().unwrap_or_default(),
+        None => files(paths).unwrap_or_default(),
+    })
+}
+
+/// Returns the stamps of files. Symbolic links are resolved, so a change behind one is detected too.
+fn stamps(files: Vec<PathBuf>) -> FileStamps {
     let look = |file: PathBuf| {
         let target = std::fs::canonicalize(&file).unwrap_or(file);
         let seen = std::fs::metadata(&target).ok();
         let (size, changed) = seen.map_or((0, None), |seen| (seen.len(), seen.modified().ok()));
         (target, size, changed)
     };
-    FileStamps(files(paths).unwrap_or_default().into_iter().map(look).collect())
+    FileStamps(files.into_iter().map(look).collect())
 }
 
 #[cfg(test)]
@@ -136,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_told_apart_by_their_names() {
+    fn files_are_distinguished_by_their_names() {
         for (name, kind) in [
             ("a.yaml", FileKind::Rules),
             ("a.YML", FileKind::Rules),

@@ -1,6 +1,7 @@
 //! Stores by name: `--store-named` and `stores` in the file of `--config`, for rules that name the store of their counters.
 
-use super::{ConfigFile, StoreChoice, store, with_limits};
+use super::file::ConfigFile;
+use super::store::{self, StoreChoice};
 use crate::cli::ServeFlags;
 use anyhow::Context;
 use serde::Deserialize;
@@ -72,7 +73,7 @@ pub(super) fn read(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<Vec<
     }
     anyhow::ensure!(all.len() <= MAX_STORES, "--store-named: at most {MAX_STORES} stores can be named");
     anyhow::ensure!(
-        all.is_empty() || matches!(store(flags, file)?, StoreChoice::Redis(_)),
+        all.is_empty() || matches!(store::read(flags, file)?, StoreChoice::Redis(_)),
         "--store-named: stores can be named beside a Redis store; set --store to the address of Redis"
     );
     let stores = all.into_iter().map(|(name, store)| {
@@ -84,7 +85,7 @@ pub(super) fn read(flags: &ServeFlags, file: &ConfigFile) -> anyhow::Result<Vec<
         if let Some(path) = &store.password_file {
             redis = redis.with_password_file(path).with_context(|| format!("`stores.{name}.password_file`"))?;
         }
-        Ok((name.to_owned(), with_limits(redis, flags, file)?))
+        Ok((name.to_owned(), store::with_limits(redis, flags, file)?))
     });
     stores.collect()
 }

@@ -22,14 +22,15 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tollgate_admin::{
-    AdminState, AdminTls, AuthMode, ExplainFuture, ExplainQuery, Explainer, FailedAuthThrottle, LogLevels,
-    NodeCache, Sessions, UsageReader,
+    AdminState, AuthMode, DumpSlots, ExplainFuture, ExplainQuery, Explainer, FailedAuthThrottle, LogLevels,
+    NodeCache, OverloadReport, Sessions, UsageReader,
 };
 use tollgate_control::{ControlPlane, DenialCounts, Role, RuleManager, SyncConfig};
 use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::{CounterSharing, Limiter};
-use tollgate_http::identity::IdentityConfig;
+use tollgate_http::identity::{IdentityConfig, IdentityResolver};
 use tollgate_http::problem::Problem;
+use tollgate_http::tls::{ClientAuth, ServerTls, ServerTlsConfig};
 use tollgate_observe::{MetricsWriter, ProcessStatus};
 use tollgate_rules::{Options, Ruleset};
 use tollgate_server::http;
@@ -54,7 +55,7 @@ pub(crate) struct AdminServer {
     /// Billing, with a database.
     pub(crate) billing: Option<BillingServer>,
     listener: Option<TcpListener>,
-    tls: Option<AdminTls>,
+    tls: Option<Arc<ServerTls>>,
     roles: BTreeMap<String, Role>,
     /// Options that rules are compiled with.
     rule_options: Options,
@@ -123,7 +124,10 @@ impl AdminServer {
         });
         let settings = &config.admin_tls;
         let tls = settings.own.as_ref().map(|(certificate, key)| {
-            AdminTls::new(certificate, key, settings.client_ca.as_deref()).map_err(anyhow::Error::msg)
+            let clients = settings.client_ca.clone().map_or(ClientAuth::None, ClientAuth::Optional);
+            let (certificate, key) = (certificate.clone(), key.clone());
+            ServerTls::new(&ServerTlsConfig { certificate, key, clients }, tollgate_admin::ALPN)
+                .map_err(anyhow::Error::msg)
         });
         let tls = tls.transpose().context("--admin-tls-cert, --admin-tls-key, --admin-client-ca")?;
         let (rule_manager, snapshot, roles) =
@@ -154,6 +158,19 @@ impl AdminServer {
             }
             None => limiter,
         }
+    }
+
+    /// Hands rule updates to the limiter. Call it before anything updates the rules.
+    pub(crate) fn apply_updates(&self, limiter: &Arc<Limiter<Store>>, status: &Arc<ServerStatus>) {
+        let Some(rule_manager) = &self.rule_manager else { return };
+        let (own, counting) = (Arc::clone(limiter), Arc::clone(status));
+        rule_manager.on_change(move |taken| match taken {
+            Ok(rules) => {
+                own.replace_rules(rules);
+                counting.reloaded();
+            }
+            Err(error) => counting.record_failure(ReloadTarget::Rules, error),
+        });
     }
 
     /// Lines of the start banner.
@@ -189,30 +206,24 @@ impl AdminServer {
         rule_files: Arc<RuleFiles>,
         drain: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<RunningAdmin> {
-        let (mut following, mut telling) = (Vec::new(), None);
+        let (mut following, mut heartbeat) = (Vec::new(), None);
         let (mut recording, mut billing) = (None, None);
         if let (Some(control), Some(rule_manager)) = (&self.control, &self.rule_manager) {
             status.attach_control(Arc::clone(control), Arc::clone(rule_manager));
-            let (own, counting) = (Arc::clone(&limiter), Arc::clone(status));
-            rule_manager.on_change(move |taken| match taken {
-                Ok(rules) => {
-                    own.replace_rules(rules);
-                    counting.reloaded();
-                }
-                Err(error) => counting.record_failure(ReloadTarget::Rules, error),
-            });
+            let node = status.telemetry().map(|telemetry| telemetry.node_info().node.to_string());
+            let node = node.unwrap_or_default();
             if let Some(server) = self.billing {
                 billing = Some(server.start(control)?);
                 status.attach_billing(server);
             }
-            let heard = Arc::clone(status);
-            control.on_change(move |what| heard.on_change(what));
+            let observer = Arc::clone(status);
+            control.on_change(move |what| observer.on_change(what));
             let present = Arc::clone(status);
             let (end, ended) = oneshot::channel();
-            let told = Arc::clone(control).run_heartbeat(move || present.presence(), async {
+            let run = Arc::clone(control).run_heartbeat(move || present.presence(), async {
                 let _ = ended.await;
             });
-            telling = Some((end, tokio::spawn(told)));
+            heartbeat = Some((end, tokio::spawn(run)));
             following.push(tokio::spawn(Arc::clone(control).run_sync(SyncConfig::default())));
             if let (Some(telemetry), true) = (status.telemetry(), self.history_days > 0) {
                 let (end, ended) = oneshot::channel();
@@ -225,6 +236,9 @@ impl AdminServer {
             if let Some(file) = self.snapshot {
                 following.push(tokio::spawn(Arc::clone(control).run_snapshots(file)));
             }
+            let hot = super::leases::exchange_hot(Arc::clone(&limiter), Arc::clone(control));
+            following.push(tokio::spawn(hot));
+            following.push(tokio::spawn(super::overload::audit_steps(&limiter, Arc::clone(control), node)));
             following.push(tokio::spawn(Arc::clone(rule_manager).run()));
             following.push(tokio::spawn(Arc::clone(rule_manager).guard(self.denials)));
         }
@@ -232,7 +246,7 @@ impl AdminServer {
             return Ok(RunningAdmin {
                 sync: following,
                 serving: None,
-                heartbeat: telling,
+                heartbeat,
                 history: recording,
                 billing,
             });
@@ -244,11 +258,16 @@ impl AdminServer {
             AuthMode::TokenRequired
         };
         let usage = Arc::clone(&limiter) as Arc<dyn UsageReader>;
+        let resolver = IdentityResolver::new(&self.identity).context("`identity`")?;
         let explainer = Arc::new(RequestExplainer {
             limiter: Arc::clone(&limiter),
             options: self.rule_options,
             identity: self.identity,
         }) as Arc<dyn Explainer>;
+        let overload = {
+            let limiter = Arc::clone(&limiter);
+            Box::new(move || OverloadReport::new(&limiter))
+        };
         let rules = Box::new(move || limiter.rules());
         let admin = AdminState {
             control: self.control,
@@ -256,7 +275,9 @@ impl AdminServer {
             rules,
             rule_files,
             usage,
+            address_attribute: Box::new(move |address| resolver.address_attribute(address)),
             explainer,
+            overload,
             status: Arc::clone(status) as _,
             log,
             auth_mode,
@@ -264,11 +285,12 @@ impl AdminServer {
             sessions: Sessions::default(),
             throttle: FailedAuthThrottle::default(),
             nodes: NodeCache::default(),
+            dumps: DumpSlots::default(),
             history_days: self.history_days,
         };
         let slots = open_files::budget().port(tollgate_admin::port_limits(open_files::guaranteed()));
         let serving = Some(tokio::spawn(tollgate_admin::serve(listener, self.tls, admin, slots, drain)));
-        Ok(RunningAdmin { sync: following, serving, heartbeat: telling, history: recording, billing })
+        Ok(RunningAdmin { sync: following, serving, heartbeat, history: recording, billing })
     }
 }
 

@@ -5,13 +5,14 @@ use crate::config::Config;
 use crate::config::gateway_reload::GatewayReload;
 use crate::config::reload;
 use crate::server::admin::AdminServer;
-use crate::server::build::{Assembly, build};
-use crate::server::leases;
+use crate::server::build::{Assembly, StoppedEarly, build};
+use crate::server::limiter_tasks::LimiterTasks;
 use crate::server::logging::{self, LogControl};
 use crate::server::nodes::Heartbeats;
 use crate::server::open_files;
 use crate::server::protocols::{DefaultListeners, ProtocolServers};
-use crate::server::serve::{reconcile_before_exit, rules_banner, run_reconciliation, shutdown_signal};
+use crate::server::serve::{rules_banner, shutdown_signal};
+use crate::server::signals::SignalTasks;
 use crate::server::status::{SHUTDOWN_TIMEOUT, ServerStatus};
 use anyhow::Context;
 use std::process::ExitCode;
@@ -27,7 +28,7 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
     let config = Config::new(flags)?;
     open_files::raise();
     let runtime = crate::server::serve::runtime()?;
-    runtime.block_on(serve(config, flags, text, logs))?;
+    StoppedEarly::is_success(runtime.block_on(serve(config, flags, text, logs)))?;
     // Tasks still running after the drain are not awaited.
     runtime.shutdown_timeout(Duration::from_millis(100));
     Ok(ExitCode::SUCCESS)
@@ -41,15 +42,26 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let section = config.gateway()?;
     // Probes, metrics and checks have listeners only where they are configured.
-    let Assembly { limiter, rule_files, status, protocols: fronts, admin: operators, export: sending } =
-        build(&config, DefaultListeners::Closed).await?;
+    let Assembly {
+        limiter,
+        rule_files,
+        status,
+        protocols,
+        admin: operators,
+        export: sending,
+        cells,
+        durable,
+    } = build(&config, DefaultListeners::Closed).await?;
     let gateway = Gateway::bind_within(&section, Arc::clone(&limiter), open_files::budget());
     let gateway = gateway.map_err(anyhow::Error::msg).with_context(|| config.place())?;
-    let figures = gateway.handle();
-    status.add_metrics(move |page| figures.metrics(page));
-    let told_to_stop = shutdown_signal()?;
-    logs.print_banner(config.stdout(), &banner(&config, &gateway.addresses(), &fronts, &operators, &status));
-    let (tokens, asked_elsewhere) = (fronts.jwt(), !fronts.is_empty());
+    let handle = gateway.handle();
+    status.add_metrics(move |page| handle.metrics(page));
+    let shutdown = shutdown_signal()?;
+    logs.print_banner(
+        config.stdout(),
+        &banner(&config, &gateway.addresses(), &protocols, &operators, &status),
+    );
+    let (tokens, has_protocols) = (protocols.jwt(), !protocols.is_empty());
     let (stop, stopping) = watch::channel(false);
     let drain = || {
         let mut stopping = stopping.clone();
@@ -57,15 +69,18 @@ async fn serve(
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
+    let quota_stats = protocols.quota_stats();
+    status.add_metrics(move |page| quota_stats.metrics(page));
     let heartbeats = Heartbeats::new(&limiter, &config, operators.control.clone());
+    let signals = SignalTasks::start(&limiter, &config, operators.control.clone(), &status)?;
     let operators = operators.start(Arc::clone(&limiter), &status, logs, Arc::clone(&rule_files), drain())?;
-    let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
+    let protocols = protocols.start(&config, &limiter, &status, drain);
     let settings = GatewayReload {
         flags: flags.clone(),
         path: flags.config.clone().unwrap_or_default(),
         text,
         started: config.clone(),
-        has_protocols: asked_elsewhere,
+        has_protocols,
         gateway: gateway.handle(),
         status: Arc::clone(&status),
     };
@@ -74,18 +89,16 @@ async fn serve(
     let more_keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
     let settings = tokio::spawn(settings.watch());
     let reloading = tokio::spawn(reload::watch(rule_files));
-    let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
-    let tending = tokio::spawn(leases::run_lease_tasks(Arc::clone(&limiter)));
-    let beating = heartbeats.start();
+    let tasks = LimiterTasks::start(limiter, heartbeats, cells, signals);
     let proxy = tokio::spawn(gateway.serve(drain()));
 
-    told_to_stop.await;
+    shutdown.await;
     tracing::info!("draining; requests in flight are finished");
     status.drain();
     let _ = stop.send(true);
     // Each server bounds its own drain.
     let _ = proxy.await;
-    match fronts.shutdown().await {
+    match protocols.shutdown().await {
         Ok(()) => tracing::info!("drained"),
         Err(error) => tracing::warn!("{error:#}"),
     }
@@ -93,11 +106,10 @@ async fn serve(
     for task in [reloading, settings, keys, more_keys] {
         task.abort();
     }
-    paying.abort();
-    reconcile_before_exit(&limiter).await;
-    tending.abort();
-    beating.end().await;
-    leases::return_leases(&limiter).await;
+    tasks.shutdown().await;
+    if let Some(durable) = durable {
+        durable.shutdown().await;
+    }
     status.shutdown().await;
     if let Ok(lost @ 1..) =
         tokio::task::spawn_blocking(move || served.flush_access_log(SHUTDOWN_TIMEOUT)).await
@@ -114,7 +126,7 @@ async fn serve(
 fn banner(
     config: &Config,
     addresses: &[(std::net::SocketAddr, bool)],
-    fronts: &ProtocolServers,
+    protocols: &ProtocolServers,
     operators: &AdminServer,
     status: &ServerStatus,
 ) -> Vec<String> {
@@ -123,9 +135,10 @@ fn banner(
         let scheme = if *tls { "https" } else { "http" };
         lines.push(format!("  gateway {scheme}://{address}"));
     }
-    lines.extend(fronts.banner());
+    lines.extend(protocols.banner());
     lines.extend(operators.banner());
     lines.push(config.store_banner());
+    lines.extend(config.cell_banner());
     lines.extend(rules_banner(config, operators, status));
     lines
 }

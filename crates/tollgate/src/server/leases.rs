@@ -1,10 +1,12 @@
-//! Lease tasks of the server process: refills and returns in the background, return at shutdown, stats and metrics.
+//! Lease tasks of the server process: refills and returns in the background, the fleet's hot list, return at shutdown, stats
+//! and metrics.
 
 use crate::server::store::{RedisStack, Store};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
+use tollgate_control::ControlPlane;
 use tollgate_core::PermitId;
 use tollgate_engine::{DecisionId, Limiter};
 use tollgate_observe::{MetricsWriter, Telemetry};
@@ -33,6 +35,29 @@ pub(crate) async fn run_lease_tasks(limiter: Arc<Limiter<Store>>) {
                 }
             });
         }
+    }
+}
+
+/// Exchanges hot counters with the programs that follow this server and with the other nodes, as long as the process runs.
+pub(crate) fn exchange_hot(
+    limiter: Arc<Limiter<Store>>,
+    control: Arc<ControlPlane>,
+) -> impl Future<Output = ()> + Send {
+    if let Some(leases) = limiter.store().leases() {
+        let hasher = control.counter_hasher();
+        leases.share_hot_keys(Arc::new(move |key| hasher.name(key)));
+    }
+    async move {
+        let own = |max| {
+            let counters = limiter.store().leases()?.hot_counters(max);
+            Some(counters.into_iter().map(|counter| (counter.name, counter.rate)).collect())
+        };
+        let apply = |names: Vec<u64>, lifetime| {
+            if let Some(leases) = limiter.store().leases() {
+                leases.set_hot_list(names, lifetime);
+            }
+        };
+        control.run_hot_exchange(own, apply).await;
     }
 }
 
@@ -75,39 +100,40 @@ pub(crate) fn hot(leases: &RedisStack, observe: &Telemetry) -> Value {
 }
 
 /// Returns the lease stats as JSON.
-pub(crate) fn stats_json(figures: &LeaseStats) -> Value {
+pub(crate) fn stats_json(stats: &LeaseStats) -> Value {
     json!({
-        "keys": figures.leases, "hot": figures.hot, "available": figures.available, "local": figures.local,
-        "central": figures.central, "refused": figures.denied_refills, "failed": figures.failed,
+        "keys": stats.leases, "hot": stats.hot, "available": stats.available, "local": stats.local,
+        "central": stats.central, "refused": stats.denied_refills, "failed": stats.failed,
     })
 }
 
 /// Writes the lease metrics.
-pub(crate) fn metrics(figures: &LeaseStats, page: &mut MetricsWriter) {
+pub(crate) fn metrics(stats: &LeaseStats, page: &mut MetricsWriter) {
     let gauges = [
-        ("ratelimit_leases", "Number of keys with a lease on this node.", figures.leases),
-        ("ratelimit_hot_keys", "Number of keys leased because they are hot.", figures.hot),
-        ("ratelimit_lease_units", "Number of leased units available on this node.", figures.available),
+        ("ratelimit_leases", "Number of keys with a lease on this node.", stats.leases),
+        ("ratelimit_hot_keys", "Number of keys leased because they are hot.", stats.hot),
+        ("ratelimit_lease_units", "Number of leased units available on this node.", stats.available),
     ];
     for (name, help, value) in gauges {
         page.gauge(name, help, value);
     }
     let counters = [
-        ("lease_local", "Number of charges spent from a lease.", figures.local),
-        ("lease_denials", "Number of charges denied from recent store responses.", figures.denied),
-        ("lease_central", "Number of charges sent to the store.", figures.central),
-        ("lease_asks", "Number of lease requests.", figures.requested),
-        ("lease_granted_units", "Number of leased units granted.", figures.granted),
-        ("lease_refusals", "Number of lease requests that the store denied.", figures.denied_refills),
-        ("lease_failures", "Number of lease requests that failed.", figures.failed),
-        ("lease_returned_units", "Number of unused units returned.", figures.returned),
+        ("lease_local", "Number of charges spent from a lease.", stats.local),
+        ("lease_denials", "Number of charges denied from recent store responses.", stats.denied),
+        ("lease_central", "Number of charges sent to the store.", stats.central),
+        ("lease_asks", "Number of lease requests.", stats.requested),
+        ("lease_granted_units", "Number of leased units granted.", stats.granted),
+        ("lease_refusals", "Number of lease requests that the store denied.", stats.denied_refills),
+        ("lease_failures", "Number of lease requests that failed.", stats.failed),
+        ("lease_returned_units", "Number of unused units returned.", stats.returned),
         (
             "lease_unrefunded_units",
             "Number of units not refunded because leases were outstanding.",
-            figures.unrefunded,
+            stats.unrefunded,
         ),
-        ("hot_promotions", "Number of keys that became hot.", figures.promoted),
-        ("hot_demotions", "Number of keys that are no longer hot.", figures.demoted),
+        ("hot_promotions", "Number of keys that became hot.", stats.promoted),
+        ("hot_list_promotions", "Number of keys leased because the fleet's hot list has them.", stats.listed),
+        ("hot_demotions", "Number of keys that are no longer hot.", stats.demoted),
     ];
     for (name, help, value) in counters {
         page.counter(&format!("ratelimit_{name}_total"), help, value);

@@ -96,8 +96,8 @@ fn panicked(info: &std::panic::PanicHookInfo<'_>) {
     let trace = Backtrace::capture();
     let trace =
         if trace.status() == BacktraceStatus::Captured { format!("{trace}\n") } else { String::new() };
-    let told = format!("thread '{}' {info}\n{trace}", thread.name().unwrap_or("<unnamed>"));
-    let _ = Message(LogFormat::Text).write_all(told.as_bytes());
+    let text = format!("thread '{}' {info}\n{trace}", thread.name().unwrap_or("<unnamed>"));
+    let _ = Message(LogFormat::Text).write_all(text.as_bytes());
 }
 
 /// Starts writing log messages in the level and format of `flags`.

@@ -1,7 +1,7 @@
 //! Live nodes: how many processes share the counter store, learned through the store itself.
 //!
 //! Each node holds a permit of one concurrency limit in the store and renews it: its heartbeat. A node that stops gives it
-//! back, one that dies loses it when it expires. What the limit has left tells how many nodes there are, so a node that
+//! back, one that dies loses it when it expires. The limit's remaining units give the number of nodes, so a node that
 //! must decide without the store knows its share. `--nodes` overrides the number.
 //!
 //! The number falls when two heartbeats in a row have shown fewer, so a node that dies is counted for at most ten seconds.
@@ -45,7 +45,7 @@ const MAX_NODES: u64 = 100_000;
 pub(crate) struct Heartbeats(Option<Heartbeat>);
 
 /// The task that counts the nodes.
-pub(crate) struct Beating(Option<(Arc<Heartbeat>, JoinHandle<()>)>);
+pub(crate) struct RunningHeartbeats(Option<(Arc<Heartbeat>, JoinHandle<()>)>);
 
 impl Heartbeats {
     /// Prepares the heartbeat of this process. With `--nodes` the number of nodes is fixed; the others still count this
@@ -58,8 +58,8 @@ impl Heartbeats {
         Self(Heartbeat::new(limiter, config, control))
     }
 
-    pub(crate) fn start(self) -> Beating {
-        Beating(self.0.map(|heartbeat| {
+    pub(crate) fn start(self) -> RunningHeartbeats {
+        RunningHeartbeats(self.0.map(|heartbeat| {
             let heartbeat = Arc::new(heartbeat);
             let task = Arc::clone(&heartbeat);
             (heartbeat, tokio::spawn(async move { task.run().await }))
@@ -67,8 +67,8 @@ impl Heartbeats {
     }
 }
 
-impl Beating {
-    /// Tells the other nodes that this one ends.
+impl RunningHeartbeats {
+    /// Notifies the other nodes that this one shuts down.
     pub(crate) async fn end(self) {
         if let Some((heartbeat, task)) = self.0 {
             task.abort();
@@ -131,7 +131,7 @@ impl Heartbeat {
         }
     }
 
-    /// Sets the number of nodes while the store has not told it.
+    /// Sets the number of nodes while the store has not reported it.
     async fn assume(&self, has_warned: &mut bool) {
         let kept = self.last_count.load();
         let (nodes, source) = match kept {
@@ -246,11 +246,11 @@ mod tests {
     fn play(beats: &[(u64, Option<u32>)]) -> Vec<u32> {
         let mut count = NodeCount::default();
         let at = |secs| Timestamp::from_secs(1_000) + TimeDelta::from_secs(secs);
-        let told = beats.iter().map(|(secs, seen)| {
+        let counts = beats.iter().map(|(secs, seen)| {
             count.record(*seen, at(*secs));
             count.nodes
         });
-        told.collect()
+        counts.collect()
     }
 
     /// A node that joins counts at once; one that left, when it is certain.
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(play(&[(0, Some(3)), (2, Some(2)), (4, Some(3)), (6, Some(2))]), [3; 4], "it was late");
     }
 
-    /// Operators are told ten seconds: a permit that expires just after a heartbeat, seen by the next, and once more.
+    /// The documentation promises ten seconds: a permit that expires just after a heartbeat, seen by the next, and once more.
     #[test]
     fn a_node_that_dies_is_not_counted_after_ten_seconds() {
         let worst = Duration::from(LIFETIME) + INTERVAL + INTERVAL.max(CONFIRMED.into());
@@ -269,8 +269,8 @@ mod tests {
         for offset in 0..2 {
             let beats = (0..10).map(|beat| 2 * beat + offset);
             let beats: Vec<_> = beats.map(|secs| (secs, Some(if secs < 5 { 3 } else { 2 }))).collect();
-            let told = play(&beats);
-            let fell = beats.iter().zip(told).find(|(_, nodes)| *nodes == 2).expect("it falls").0.0;
+            let counts = play(&beats);
+            let fell = beats.iter().zip(counts).find(|(_, nodes)| *nodes == 2).expect("it falls").0.0;
             assert!(fell < 10, "after {fell} s");
         }
     }

@@ -4,8 +4,11 @@
 use crate::cli::Listen;
 use crate::config::Config;
 use crate::config::connections::ConnectionLimits;
+use crate::ratelimit::{DebugPages, MetricsPage, run_statsd};
+use crate::server::bind::bind;
 use crate::server::build::listen_if_free;
 use crate::server::open_files;
+use crate::server::status::ServerStatus;
 use crate::server::store::Store;
 use anyhow::Context;
 use std::future::Future;
@@ -16,12 +19,15 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tollgate_engine::Limiter;
 use tollgate_http::identity::JwtVerifier;
+use tollgate_http::tls::{ServerTls, ServerTlsConfig};
 use tollgate_observe::ProcessStatus;
 use tollgate_rules::Ruleset;
-use tollgate_server::{http, resp, rls};
+use tollgate_server::http::Pages;
+use tollgate_server::{http, resp, rlqs, rls};
 
 const GRPC: SocketAddr = local(8081);
-const HTTP: SocketAddr = local(8080);
+/// Default address of the HTTP API.
+pub(crate) const HTTP: SocketAddr = local(8080);
 /// Optional by default: if the port is in use, the server starts without the Redis protocol.
 const RESP: SocketAddr = local(6380);
 
@@ -43,10 +49,16 @@ pub(crate) enum DefaultListeners {
 
 /// Bound listeners of the protocol servers, with their forward-auth settings.
 pub(crate) struct ProtocolServers {
-    grpc: Option<TcpListener>,
+    grpc: Option<rls::GrpcListener>,
     http: Option<TcpListener>,
     resp: Option<TcpListener>,
     forward: http::ForwardAuth,
+    grpc_tls: Option<Arc<ServerTls>>,
+    http_tls: Option<Arc<ServerTls>>,
+    /// Debug pages and metrics, in the place of envoyproxy/ratelimit.
+    debug: Option<TcpListener>,
+    metrics: Option<TcpListener>,
+    quota_stats: rlqs::RlqsStats,
 }
 
 /// Tasks of the running protocol servers.
@@ -66,16 +78,55 @@ impl ProtocolServers {
         forward.check_domain(rules).with_context(|| config.place())?;
         let usual =
             |address| if unsaid == DefaultListeners::Open { Listen::At(address) } else { Listen::Off };
-        let grpc = listen(config.grpc.unwrap_or(usual(GRPC)), "--grpc").await?;
-        let http = listen(config.http.unwrap_or(usual(HTTP)), "--http").await?;
+        let grpc = match &config.grpc_socket {
+            Some(path) => Some(
+                rls::GrpcListener::unix(path.clone())
+                    .with_context(|| format!("GRPC_UDS: cannot listen at {}", path.display()))?,
+            ),
+            None => listen(config.grpc.unwrap_or(usual(GRPC)), "--grpc")?.map(Into::into),
+        };
+        let http = listen(config.http.unwrap_or(usual(HTTP)), "--http")?;
         let resp = match (config.resp, unsaid) {
-            (Some(said), _) => listen(said, "--resp").await?,
+            (Some(address), _) => listen(address, "--resp")?,
             (None, DefaultListeners::Open) => {
                 listen_if_free(RESP, "the Redis protocol is off", "--resp").await
             }
             (None, DefaultListeners::Closed) => None,
         };
-        Ok(Self { grpc, http, resp, forward })
+        let tls = |name: &str, config: &Option<ServerTlsConfig>, protocols| {
+            let tls = config.as_ref().map(|config| ServerTls::new(config, protocols)).transpose();
+            tls.map_err(anyhow::Error::msg).with_context(|| format!("TLS of the {name} address"))
+        };
+        let (grpc_tls, http_tls) =
+            (tls("gRPC", &config.grpc_tls, rls::ALPN)?, tls("HTTP", &config.http_tls, http::ALPN)?);
+        let (mut debug, mut metrics) = (None, None);
+        if let Some(service) = &config.service {
+            // As there: the debug pages are no reason to end.
+            debug = bind(service.debug)
+                .inspect_err(|error| tracing::error!("Failed to open debug HTTP listener: '{error}'"))
+                .ok();
+            if let Some((address, _)) = &service.prometheus {
+                metrics = listen(Listen::At(*address), "PROMETHEUS_ADDR")?;
+            }
+        }
+        let quota_stats = rlqs::RlqsStats::default();
+        Ok(Self { grpc, http, resp, forward, grpc_tls, http_tls, debug, metrics, quota_stats })
+    }
+
+    /// Logs the open listeners as envoyproxy/ratelimit does.
+    pub(crate) fn log_listening(&self) {
+        let grpc = self.grpc.as_ref().map(rls::GrpcListener::place);
+        let all = [
+            ("debug", address(self.debug.as_ref())),
+            ("gRPC", grpc),
+            ("HTTP", address(self.http.as_ref())),
+            ("metrics", address(self.metrics.as_ref())),
+        ];
+        for (name, place) in all {
+            if let Some(place) = place {
+                tracing::warn!("Listening for {name} on '{place}'");
+            }
+        }
     }
 
     /// Returns whether no listener is open.
@@ -90,14 +141,23 @@ impl ProtocolServers {
     /// Returns the lines of the start banner, one per open listener.
     pub(crate) fn banner(&self) -> Vec<String> {
         let all = [
-            ("http", &self.http, "probes, metrics, /v1/check"),
-            ("grpc", &self.grpc, "envoy.service.ratelimit.v3"),
-            ("resp", &self.resp, "CL.THROTTLE, TG.CHECK"),
+            ("http", address(self.http.as_ref()), "probes, metrics, /v1/check"),
+            (
+                "grpc",
+                self.grpc.as_ref().map(rls::GrpcListener::place),
+                "envoy.service.ratelimit.v3, rate_limit_quota.v3",
+            ),
+            ("resp", address(self.resp.as_ref()), "CL.THROTTLE, TG.CHECK"),
         ];
-        let line = |(name, listener, about): (&str, &Option<TcpListener>, &str)| {
-            Some(format!("  {name}  {}  ({about})", listener.as_ref()?.local_addr().ok()?))
+        let line = |(name, place, about): (&str, Option<String>, &str)| {
+            place.map(|place| format!("  {name}  {place}  ({about})"))
         };
         all.into_iter().filter_map(line).collect()
+    }
+
+    /// Returns the figures of quota streams.
+    pub(crate) fn quota_stats(&self) -> rlqs::RlqsStats {
+        self.quota_stats.clone()
     }
 
     /// Returns the JWT verifier of the HTTP listener, for the task that reloads its keys.
@@ -110,10 +170,13 @@ impl ProtocolServers {
         self,
         config: &Config,
         limiter: &Arc<Limiter<Store>>,
-        status: Arc<dyn ProcessStatus>,
+        status: &Arc<ServerStatus>,
         drain: impl Fn() -> D,
     ) -> RunningServers {
-        let Self { grpc, http, resp, forward } = self;
+        let Self { grpc, http, resp, forward, grpc_tls, http_tls, debug, metrics, quota_stats } = self;
+        let (style, health, max_age) = service_options(config, status);
+        let api =
+            if config.service.is_some() { http::HttpApi::RatelimitService } else { http::HttpApi::Full };
         let responses = config.responses.clone();
         let ConnectionLimits { http: of_http, grpc: of_grpc, resp: of_resp, first_request } =
             config.connections;
@@ -125,6 +188,11 @@ impl ProtocolServers {
                 budget: budget.clone(),
                 first_request,
                 responses: responses.clone(),
+                style: style.clone(),
+                health,
+                tls: grpc_tls,
+                max_age,
+                rlqs: rlqs::RlqsConfig { stats: quota_stats, ..rlqs::RlqsConfig::default() },
                 ..rls::RlsConfig::default()
             };
             tokio::spawn(rls::serve(listener, Arc::clone(limiter), config, drain()))
@@ -137,22 +205,80 @@ impl ProtocolServers {
                 first_request,
                 responses,
                 forward_auth: forward,
+                api,
+                style: style.clone(),
+                tls: http_tls,
                 ..http::HttpConfig::default()
             };
+            let status = Arc::clone(status) as Arc<dyn ProcessStatus>;
             tokio::spawn(http::serve(listener, Arc::clone(limiter), status, config, drain()))
         });
         let resp = resp.map(|listener| {
             let config = resp::RespConfig {
                 connections: of_resp,
                 guaranteed,
-                budget,
+                budget: budget.clone(),
                 first_request,
                 ..config.resp_config.clone()
             };
             tokio::spawn(resp::serve(listener, Arc::clone(limiter), config, drain()))
         });
-        RunningServers { grpc, others: http.into_iter().chain(resp).collect() }
+        let mut others: Vec<_> = http.into_iter().chain(resp).collect();
+        if let Some(service) = &config.service {
+            let (limiter, service) = (Arc::clone(limiter), Arc::clone(service));
+            let path = service.prometheus.as_ref().map(|(_, path)| path.clone()).unwrap_or_default();
+            let pages = [
+                (
+                    metrics,
+                    Arc::new(MetricsPage { path, status: Arc::clone(status), service: Arc::clone(&service) })
+                        as _,
+                ),
+                (
+                    debug,
+                    Arc::new(DebugPages {
+                        limiter,
+                        status: Arc::clone(status),
+                        service: Arc::clone(&service),
+                    }) as Arc<dyn Pages>,
+                ),
+            ];
+            for (listener, pages) in pages {
+                let Some(listener) = listener else { continue };
+                let budget = budget.clone();
+                others.push(tokio::spawn(http::serve_pages(
+                    listener,
+                    pages,
+                    budget,
+                    guaranteed,
+                    first_request,
+                    drain(),
+                )));
+            }
+            if let Some(target) = service.statsd.clone() {
+                let (status, drain) = (Arc::clone(status), drain());
+                others.push(tokio::spawn(run_statsd(target, service, status, drain)));
+            }
+        }
+        RunningServers { grpc, others }
     }
+}
+
+/// Returns what responses contain, which health names there are, and how old connections may become.
+fn service_options(
+    config: &Config,
+    status: &Arc<ServerStatus>,
+) -> (rls::ResponseStyle, rls::HealthNames, Option<Duration>) {
+    let Some(service) = &config.service else { return Default::default() };
+    let (rules, health, metrics) = (Arc::clone(status), Arc::clone(status), Arc::clone(&service.metrics));
+    let style = rls::ResponseStyle::Service {
+        headers: service.headers.clone(),
+        metadata: service.dynamic_metadata,
+        has_rules: Arc::new(move || rules.has_rules()),
+        on_error: Arc::new(move || metrics.on_error()),
+    };
+    let names =
+        rls::HealthNames::Named { name: "ratelimit", is_healthy: Arc::new(move || health.is_ready()) };
+    (style, names, service.max_age)
 }
 
 impl RunningServers {
@@ -174,9 +300,12 @@ impl RunningServers {
     }
 }
 
-async fn listen(listen: Listen, flag: &str) -> anyhow::Result<Option<TcpListener>> {
+fn address(listener: Option<&TcpListener>) -> Option<String> {
+    listener.and_then(|listener| listener.local_addr().ok()).map(|address| address.to_string())
+}
+
+fn listen(listen: Listen, flag: &str) -> anyhow::Result<Option<TcpListener>> {
     let Listen::At(address) = listen else { return Ok(None) };
-    let listener = TcpListener::bind(address).await;
     let wrong = || format!("cannot listen on {address}; set {flag} to another, or to off");
-    listener.with_context(wrong).map(Some)
+    bind(address).with_context(wrong).map(Some)
 }

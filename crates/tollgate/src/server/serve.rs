@@ -5,20 +5,20 @@ use crate::config::Config;
 use crate::config::last_good::InsteadOfFiles;
 use crate::config::reload;
 use crate::server::admin::AdminServer;
-use crate::server::build::{Assembly, build};
-use crate::server::leases;
+use crate::server::build::{Assembly, StoppedEarly, build};
+use crate::server::limiter_tasks::LimiterTasks;
 use crate::server::logging::{self, LogControl};
 use crate::server::nodes::Heartbeats;
 use crate::server::open_files;
 use crate::server::protocols::{DefaultListeners, ProtocolServers};
+use crate::server::signals::SignalTasks;
 use crate::server::status::ServerStatus;
-use crate::server::store::Store;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tollgate_engine::Limiter;
+use tollgate_store::RedisConfig;
 
 /// Builds the runtime. A single core gets the single-threaded one: a work-stealing scheduler would only add cost per
 /// request.
@@ -37,21 +37,37 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
     if config.gateway.is_some() {
         anyhow::bail!("the file of --config has a `gateway` section; run `tollgate gateway`");
     }
+    run_server(config, logs)
+}
+
+/// Runs a server with these settings until a shutdown signal.
+pub(crate) fn run_server(config: Config, logs: Arc<LogControl>) -> anyhow::Result<ExitCode> {
     open_files::raise();
     let runtime = runtime()?;
-    runtime.block_on(serve(config, logs))?;
+    StoppedEarly::is_success(runtime.block_on(serve(config, logs)))?;
     // Tasks still running after the drain are not awaited.
     runtime.shutdown_timeout(Duration::from_millis(100));
     Ok(ExitCode::SUCCESS)
 }
 
 async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
-    let Assembly { limiter, rule_files, status, protocols: fronts, admin: operators, export: sending } =
-        build(&config, DefaultListeners::Open).await?;
-    anyhow::ensure!(!fronts.is_empty(), "enable at least one of --grpc, --http, --resp");
-    let told_to_stop = shutdown_signal()?;
-    logs.print_banner(config.stdout(), &banner(&config, &fronts, &operators, &status));
-    let tokens = fronts.jwt();
+    let Assembly {
+        limiter,
+        rule_files,
+        status,
+        protocols,
+        admin: operators,
+        export: sending,
+        cells,
+        durable,
+    } = build(&config, DefaultListeners::Open).await?;
+    anyhow::ensure!(!protocols.is_empty(), "enable at least one of --grpc, --http, --resp");
+    let shutdown = shutdown_signal()?;
+    match &config.service {
+        None => logs.print_banner(config.stdout(), &banner(&config, &protocols, &operators, &status)),
+        Some(_) => protocols.log_listening(),
+    }
+    let tokens = protocols.jwt();
     let (stop, stopping) = watch::channel(false);
     let drain = || {
         let mut stopping = stopping.clone();
@@ -59,31 +75,33 @@ async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
             let _ = stopping.wait_for(|stop| *stop).await;
         }
     };
+    let quota_stats = protocols.quota_stats();
+    status.add_metrics(move |page| quota_stats.metrics(page));
     let heartbeats = Heartbeats::new(&limiter, &config, operators.control.clone());
+    let signals = SignalTasks::start(&limiter, &config, operators.control.clone(), &status)?;
     let operators = operators.start(Arc::clone(&limiter), &status, logs, Arc::clone(&rule_files), drain())?;
-    let fronts = fronts.start(&config, &limiter, Arc::clone(&status) as _, drain);
+    let protocols = protocols.start(&config, &limiter, &status, drain);
     let reloading = tokio::spawn(reload::watch(rule_files));
     let keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
-    let paying = tokio::spawn(run_reconciliation(Arc::clone(&limiter)));
-    let tending = tokio::spawn(leases::run_lease_tasks(Arc::clone(&limiter)));
-    let beating = heartbeats.start();
+    let tasks = LimiterTasks::start(limiter, heartbeats, cells, signals);
+    let probing = tokio::spawn(probe_for_health(Arc::clone(&status), config.redis_stores()));
 
-    told_to_stop.await;
+    shutdown.await;
     tracing::info!("draining; requests in flight are finished");
     status.drain();
     let _ = stop.send(true);
-    match fronts.shutdown().await {
+    match protocols.shutdown().await {
         Ok(()) => tracing::info!("drained"),
         Err(error) => tracing::warn!("{error:#}"),
     }
     operators.shutdown().await;
     reloading.abort();
     keys.abort();
-    paying.abort();
-    reconcile_before_exit(&limiter).await;
-    tending.abort();
-    beating.end().await;
-    leases::return_leases(&limiter).await;
+    probing.abort();
+    tasks.shutdown().await;
+    if let Some(durable) = durable {
+        durable.shutdown().await;
+    }
     status.shutdown().await;
     if let Some(sending) = sending {
         sending.shutdown().await;
@@ -91,37 +109,10 @@ async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Charges the shared counters for requests allowed in fallback while the store was unavailable. The pause grows while
-/// it remains unavailable: each attempt counts as a store error, and a check reconciles the pending charges of its
-/// counters first anyway.
-pub(crate) async fn run_reconciliation(limiter: Arc<Limiter<Store>>) {
-    const SOON: Duration = Duration::from_millis(100);
-    const LATE: Duration = Duration::from_secs(5);
-    let mut pause = SOON;
-    loop {
-        tokio::time::sleep(pause).await;
-        pause = if limiter.reconcile().await { LATE.min(pause * 2) } else { SOON };
-    }
-}
-
-/// Charges the shared counters before the process ends: what it has admitted without them is known to nobody else. If the
-/// store does not answer in time, says how much is lost.
-pub(crate) async fn reconcile_before_exit(limiter: &Limiter<Store>) {
-    /// Longer than a node takes to find a store that answers again, and less than a drain may take.
-    const PATIENCE: Duration = Duration::from_secs(5);
-    const PAUSE: Duration = Duration::from_millis(50);
-    let reconciled = async {
-        while limiter.reconcile().await || limiter.unreconciled().0 > 0 {
-            tokio::time::sleep(PAUSE).await;
-        }
-    };
-    if tokio::time::timeout(PATIENCE, reconciled).await.is_err() {
-        let (counters, units) = limiter.unreconciled();
-        tracing::warn!(
-            counters,
-            units,
-            "the store does not answer; what was admitted without it is not counted in the shared limits"
-        );
+/// Finds out whether the stores answer, where health depends on it.
+async fn probe_for_health(status: Arc<ServerStatus>, stores: Vec<RedisConfig>) {
+    if let Some(health) = status.service() {
+        health.probe(&stores).await;
     }
 }
 
@@ -143,17 +134,18 @@ pub(crate) fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()>> {
 /// The start banner.
 fn banner(
     config: &Config,
-    fronts: &ProtocolServers,
+    protocols: &ProtocolServers,
     operators: &AdminServer,
     status: &ServerStatus,
 ) -> Vec<String> {
     let mut lines = vec![format!("tollgate {} is listening", env!("CARGO_PKG_VERSION"))];
-    lines.extend(fronts.banner());
+    lines.extend(protocols.banner());
     lines.extend(operators.banner());
     lines.push(config.store_banner());
+    lines.extend(config.cell_banner());
     lines.extend(rules_banner(config, operators, status));
-    let is_sample = config.rules.is_empty() && published_rev(operators).is_none();
-    if let (true, Some(http)) = (is_sample, fronts.http()) {
+    let is_sample = config.rules.is_empty() && config.xds.is_none() && published_rev(operators).is_none();
+    if let (true, Some(http)) = (is_sample, protocols.http()) {
         let check = |attributes: &str| {
             format!("curl -s {http}/v1/check -d '{{\"domain\":\"sample\",\"attributes\":{{{attributes}}}}}'")
         };
@@ -184,6 +176,9 @@ pub(crate) fn rules_banner(config: &Config, operators: &AdminServer, status: &Se
         return vec![format!("  rules revision {rev}, published in the database{ignored}")];
     }
     match status.instead_of_files() {
+        Some(InsteadOfFiles::NoRules(_)) => {
+            vec![format!("  rules none, because {files} is broken (see the log)")]
+        }
         Some(InsteadOfFiles::Broken(_)) => {
             vec![format!("  rules last good copy of {files}, because the files are broken (see the log)")]
         }
@@ -191,6 +186,12 @@ pub(crate) fn rules_banner(config: &Config, operators: &AdminServer, status: &Se
             "  rules last accepted copy of {files}, because the files are not confirmed (tollgate rules confirm-files {})",
             refused.revision
         )],
+        None if config.xds.is_some() => {
+            let files = paths.iter().map(|path| format!("  rules {path}"));
+            let server =
+                config.xds.iter().map(|xds| format!("  rules xds {} (node ID {})", xds.server, xds.node_id));
+            files.chain(server).collect()
+        }
         None if paths.is_empty() => {
             vec!["  rules: built-in sample; use --rules PATH for your own".to_owned()]
         }

@@ -2,11 +2,15 @@
 
 use crate::config::Config;
 use crate::config::last_good::InsteadOfFiles;
+use crate::ratelimit::ServiceHealth;
 use crate::server::admin;
 use crate::server::billing::BillingServer;
+use crate::server::durable;
+use crate::server::learn;
 use crate::server::logging;
 use crate::server::open_files;
 use crate::server::store::Store;
+use crate::xds::XdsStatus;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,20 +36,37 @@ pub(crate) struct ServerStatus {
     failures: Mutex<BTreeMap<ReloadTarget, String>>,
     reloads: AtomicU64,
     failure_count: AtomicU64,
+    /// 1 if the rules could be used at the start.
+    loads_at_start: AtomicU64,
     /// Why the last good copy is active instead of the rule files, since the start.
     instead_of_files: Mutex<Option<InsteadOfFiles>>,
     /// Metrics of other components of the process, such as the gateway.
-    more: std::sync::OnceLock<MetricsSource>,
+    more: Mutex<Vec<MetricsSource>>,
     /// Control plane and rule manager, with a database.
     control: std::sync::OnceLock<(Arc<ControlPlane>, Arc<RuleManager>)>,
     /// Billing, with a database.
     billing: std::sync::OnceLock<BillingServer>,
+    /// Health as envoyproxy/ratelimit has it, in its place.
+    service: Option<ServiceHealth>,
+    /// Whether rules have been loaded since the start, be they none.
+    has_rules: AtomicBool,
+    /// The xDS stream, if rules come from one.
+    xds: Option<Arc<XdsStatus>>,
+    /// Whether a Prometheus is asked for signals.
+    has_prometheus: bool,
+    /// What this node announces of its cell, if it has one.
+    cell: Option<Value>,
+    /// Name of the record that this node's durable counters have in the database.
+    durable_record: String,
 }
 
 /// Parts of the configuration that are reloaded independently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ReloadTarget {
+    /// Rule files, or published rules.
     Rules,
+    /// Rules from xDS.
+    Xds,
     /// Keys that verify JWTs.
     Keys,
     /// The `gateway` part of the file of `--config`.
@@ -68,16 +89,49 @@ impl ServerStatus {
             failures: Mutex::default(),
             reloads: AtomicU64::new(0),
             failure_count: AtomicU64::new(0),
+            loads_at_start: AtomicU64::new(u64::from(config.xds.is_none())),
             instead_of_files: Mutex::default(),
-            more: std::sync::OnceLock::new(),
+            more: Mutex::default(),
             control: std::sync::OnceLock::new(),
             billing: std::sync::OnceLock::new(),
+            service: config.service.as_ref().map(|service| ServiceHealth::new(service.health)),
+            has_rules: AtomicBool::new(config.xds.is_none()),
+            xds: config.xds.as_ref().map(XdsStatus::new),
+            has_prometheus: config.prometheus.is_some(),
+            cell: config.cells.as_ref().map(learn::announcement),
+            durable_record: durable::cell_name(config),
         }
     }
 
+    /// Returns the health as envoyproxy/ratelimit has it, in its place.
+    pub(crate) const fn service(&self) -> Option<&ServiceHealth> {
+        self.service.as_ref()
+    }
+
+    /// Returns whether rules have been loaded since the start, be they none.
+    pub(crate) fn has_rules(&self) -> bool {
+        self.has_rules.load(Ordering::Relaxed)
+    }
+
+    /// Returns how often rules were loaded and refused, the start included.
+    pub(crate) fn rule_loads(&self) -> (u64, u64) {
+        let reloads = self.reloads.load(Ordering::Relaxed);
+        (reloads + self.loads_at_start.load(Ordering::Relaxed), self.failure_count.load(Ordering::Relaxed))
+    }
+
+    /// Returns the number of open connections to the store.
+    pub(crate) fn store_connections(&self) -> u64 {
+        self.limiter.store().connections()
+    }
+
+    /// Returns the state of the xDS stream, if rules come from one.
+    pub(crate) fn xds(&self) -> Option<&Arc<XdsStatus>> {
+        self.xds.as_ref()
+    }
+
     /// Adds a source of metrics.
-    pub(crate) fn add_metrics(&self, figures: impl Fn(&mut MetricsWriter) + Send + Sync + 'static) {
-        let _ = self.more.set(Box::new(figures));
+    pub(crate) fn add_metrics(&self, write: impl Fn(&mut MetricsWriter) + Send + Sync + 'static) {
+        self.more.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(write));
     }
 
     /// Adds the control plane to status and metrics.
@@ -111,26 +165,45 @@ impl ServerStatus {
     }
 
     /// Logs a warning if rules are to be billed and there is nowhere to record it.
-    pub(crate) fn warn_if_not_billed(&self, has_db: bool) {
+    pub(crate) fn warn_without_database(&self, has_db: bool) {
         if !has_db && self.limiter.rules().has_billing() {
             tracing::warn!("rules have `billing: true`, but no consumption is recorded; set --db");
+        }
+        if !has_db && let Some(rule) = self.limiter.rules().durable_rule() {
+            tracing::warn!(rule, "rules have `durable: true`, but consumption survives no restart; set --db");
+        }
+    }
+
+    /// Logs a warning if rules ask for signals and there is no Prometheus.
+    pub(crate) fn warn_without_prometheus(&self) {
+        if let Some(query) = self.limiter.signal_queries().first().filter(|_| !self.has_prometheus) {
+            let (domain, signal) = (&query.domain, &query.signal);
+            tracing::warn!(
+                domain,
+                signal,
+                "rules query a signal, but nobody is asked for it; set --prometheus"
+            );
         }
     }
 
     /// Records that new rules took effect.
     pub(crate) fn reloaded(&self) {
-        self.warn_if_not_billed(self.control.get().is_some());
+        self.warn_without_database(self.control.get().is_some());
+        self.warn_without_prometheus();
         self.reloads.fetch_add(1, Ordering::Relaxed);
         self.rules_since.store(self.clock.now().as_micros(), Ordering::Relaxed);
         self.telemetry.broadcast("rules", &json!({"revision": self.limiter.rules().revision()}));
-        self.record_success(ReloadTarget::Rules);
+        // Files that are broken no longer matter then.
+        if self.control.get().is_some_and(|(_, rule_manager)| rule_manager.active().published.is_some()) {
+            self.record_success(ReloadTarget::Rules);
+        }
     }
 
     /// Broadcasts that operators' state has changed, on this or another node, so that dashboards refresh. The event has
     /// only the kind and the control revision: reading the change itself requires authorization.
-    pub(crate) fn on_change(&self, heard: ChangeEvent) {
+    pub(crate) fn on_change(&self, event: ChangeEvent) {
         let Some((control, _)) = self.control.get() else { return };
-        let kind = match heard {
+        let kind = match event {
             ChangeEvent::Quotas => "quota",
             ChangeEvent::Emergencies => "emergency",
             ChangeEvent::Rules => "rules",
@@ -140,7 +213,7 @@ impl ServerStatus {
 
     /// Records a failed reload; the previous state remains active.
     pub(crate) fn record_failure(&self, part: ReloadTarget, error: String) {
-        if part == ReloadTarget::Rules {
+        if matches!(part, ReloadTarget::Rules | ReloadTarget::Xds) {
             self.failure_count.fetch_add(1, Ordering::Relaxed);
         }
         self.all_failures().insert(part, error);
@@ -149,6 +222,8 @@ impl ServerStatus {
     /// Records that the last good copy of the rule files is active since the start, and why.
     pub(crate) fn start_with_last_good(&self, instead: InsteadOfFiles) {
         self.record_failure(ReloadTarget::Rules, instead.error());
+        self.loads_at_start.store(0, Ordering::Relaxed);
+        self.has_rules.store(!matches!(instead, InsteadOfFiles::NoRules(_)), Ordering::Relaxed);
         *self.instead() = Some(instead);
     }
 
@@ -166,6 +241,9 @@ impl ServerStatus {
         if part == ReloadTarget::Rules {
             *self.instead() = None;
         }
+        if matches!(part, ReloadTarget::Rules | ReloadTarget::Xds) {
+            self.has_rules.store(true, Ordering::Relaxed);
+        }
         self.all_failures().remove(&part).is_some()
     }
 
@@ -177,12 +255,16 @@ impl ServerStatus {
 impl ProcessStatus for ServerStatus {
     fn is_ready(&self) -> bool {
         let known = self.control.get().is_none_or(|(control, _)| control.is_loaded());
-        known && !self.draining.load(Ordering::Relaxed)
+        let is_healthy = self.service.as_ref().is_none_or(|health| {
+            let has_domain = self.limiter.rules().domains().next().is_some();
+            health.is_healthy(has_domain, self.limiter.store().is_any_store_down())
+        });
+        known && is_healthy && !self.draining.load(Ordering::Relaxed)
     }
 
     fn details(&self) -> Value {
         let rules = self.limiter.rules();
-        let acting = self.control.get().map(|(_, rule_manager)| rule_manager.active());
+        let active = self.control.get().map(|(_, rule_manager)| rule_manager.active());
         let refused = self.all_failures().clone();
         json!({
             "draining": self.draining.load(Ordering::Relaxed),
@@ -191,10 +273,10 @@ impl ProcessStatus for ServerStatus {
                 "domains": rules.domains().map(tollgate_rules::Domain::name).collect::<Vec<_>>(),
                 "count": rules.rules().len(),
                 "paths": self.paths,
-                "source": acting.as_deref().map_or("files", ActiveRules::source),
-                "rev": acting.as_deref().and_then(ActiveRules::rev),
+                "source": active.as_deref().map_or(if self.xds.is_some() { "xds" } else { "files" }, ActiveRules::source),
+                "rev": active.as_deref().and_then(ActiveRules::rev),
                 "guard": self.control.get().map(|(_, rule_manager)| rule_manager.guard_state()),
-                "error": refused.get(&ReloadTarget::Rules),
+                "error": refused.get(&ReloadTarget::Rules).or(refused.get(&ReloadTarget::Xds)),
                 "last_good": self.instead().is_some(),
             },
             "keys": {"error": refused.get(&ReloadTarget::Keys)},
@@ -202,6 +284,7 @@ impl ProcessStatus for ServerStatus {
             "open_files": open_files::details(),
             "store": self.limiter.store().details(),
             "control": self.control.get().map(|(control, _)| admin::details(control)),
+            "xds": self.xds.as_ref().map(|xds| xds.details()),
         })
     }
 
@@ -236,6 +319,19 @@ impl ProcessStatus for ServerStatus {
         for (rule, count) in self.limiter.in_flight() {
             family.add(&[("rule", &rule)], count);
         }
+        crate::server::overload::metrics(&self.limiter.upstream_states(), page);
+        crate::server::overload::signal_metrics(&self.limiter.adaptations(), page);
+        if let Some(load) = self.limiter.check_load() {
+            crate::server::overload::check_metrics(&load, page);
+        }
+        let mut family = page.gauges(
+            "ratelimit_overload_adapted_percent",
+            "Percent of a tier's limits that apply, where limits follow signals; 100 if they are as in the rules.",
+        );
+        for tier in self.limiter.adapted_tiers() {
+            let labels = [("domain", tier.domain.as_str()), ("tier", tier.tier.as_str())];
+            family.add(&labels, f64::from(tier.thousandths) / 10.0);
+        }
         let reloads = self.reloads.load(Ordering::Relaxed);
         page.counter("ratelimit_rule_reloads_total", "Number of successful rule reloads.", reloads);
         let refusals = self.failure_count.load(Ordering::Relaxed);
@@ -256,7 +352,10 @@ impl ProcessStatus for ServerStatus {
         if let Some(billing) = self.billing.get() {
             billing.metrics(page);
         }
-        if let Some(more) = self.more.get() {
+        if let Some(xds) = &self.xds {
+            xds.metrics(page);
+        }
+        for more in self.more.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             more(page);
         }
     }
@@ -278,6 +377,8 @@ impl ProcessStatus for ServerStatus {
             "store": store.kind(),
             "breakers": store.breakers(),
             "leases": store.leases().map(|leases| crate::server::leases::stats_json(&leases.stats())),
+            "cells": store.cells(),
+            "overload": crate::server::overload::states_json(&self.limiter.upstream_states()),
             "concurrency": self.limiter.in_flight().into_iter().map(|(rule, count)| json!({"rule": rule, "in_flight": count})).collect::<Vec<_>>(),
             "draining": self.draining.load(Ordering::Relaxed),
         })
@@ -303,6 +404,8 @@ impl ProcessStatus for ServerStatus {
             "store": store.kind(),
             "breakers": breakers,
             "draining": self.draining.load(Ordering::Relaxed),
+            (learn::CELL): self.cell,
+            (durable::RECORD): self.durable_record,
         })
     }
 }

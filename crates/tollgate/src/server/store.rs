@@ -4,10 +4,16 @@
 //! |---|---|
 //! | `memory` | the memory table |
 //! | `redis://…` and the like | leases and local counters, over the deny cache, over Redis (with a breaker per shard) |
+//! | either, with `--db` | the record of durable counters around it |
+//! | either, with `--cell` | the regional store: counters of other cells beside the stack of this one |
 
+use crate::server::cells::{self, CellStore};
 use serde_json::{Value, json};
+use std::sync::Arc;
+use tollgate_cells::durable::DurableStore;
 use tollgate_core::{
-    Charge, CounterStore, LastKnown, Outcome, Outcomes, Permit, StoreError, SystemClock, UnitReturn,
+    Charge, CounterStore, LastKnown, Outcome, Outcomes, Permit, RegionStatus, StoreError, SystemClock,
+    UnitReturn,
 };
 use tollgate_observe::MetricsWriter;
 use tollgate_store::{
@@ -17,8 +23,152 @@ use tollgate_store::{
 /// Capacity of the deny cache, in denials of 64 bytes each.
 const DENIALS: usize = 65_536;
 
+/// The store of the process: that of this cell, alone or beside the counters of other cells.
 #[allow(clippy::large_enum_variant, reason = "there is one in a process, and it is never moved")]
 pub(crate) enum Store {
+    Own(KeptStore),
+    Cells(Arc<CellStore>),
+}
+
+impl Store {
+    /// Returns the cell's own store with the record of durable counters.
+    pub(crate) fn kept(&self) -> &KeptStore {
+        match self {
+            Self::Own(own) => own,
+            Self::Cells(cells) => cells.own(),
+        }
+    }
+
+    /// Returns the cell's own store.
+    fn own(&self) -> &OwnStore {
+        self.kept().inner()
+    }
+
+    /// Returns the leases, with a Redis store.
+    pub(crate) fn leases(&self) -> Option<&RedisStack> {
+        self.own().leases()
+    }
+
+    /// Returns the cells as JSON; null if there is one.
+    pub(crate) fn cells(&self) -> Value {
+        match self {
+            Self::Own(_) => Value::Null,
+            Self::Cells(linked) => cells::details(linked),
+        }
+    }
+
+    /// Returns the store's part of `/readyz?verbose`.
+    pub(crate) fn details(&self) -> Value {
+        let mut details = self.own().details();
+        if let Self::Cells(_) = self {
+            details["cells"] = self.cells();
+        }
+        details
+    }
+
+    /// Writes the store's metrics.
+    pub(crate) fn metrics(&self, page: &mut MetricsWriter) {
+        self.own().metrics(page);
+        if let Self::Cells(linked) = self {
+            cells::metrics(linked, page);
+        }
+    }
+
+    /// Returns the breaker state of each shard as JSON.
+    pub(crate) fn breakers(&self) -> Vec<Value> {
+        self.own().breakers()
+    }
+
+    /// Returns whether the breakers of all shards of a store are open.
+    pub(crate) fn is_any_store_down(&self) -> bool {
+        self.own().is_any_store_down()
+    }
+
+    /// Returns the number of open connections to all shards.
+    pub(crate) fn connections(&self) -> u64 {
+        self.own().connections()
+    }
+
+    /// Returns the kind of store, for status output.
+    pub(crate) fn kind(&self) -> &'static str {
+        self.own().kind()
+    }
+}
+
+impl CounterStore for Store {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        match self {
+            Self::Own(own) => own.charge(charges).await,
+            Self::Cells(cells) => cells.charge(charges).await,
+        }
+    }
+
+    #[inline]
+    fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
+        match self {
+            Self::Own(own) => own.try_charge(charges, outcomes),
+            Self::Cells(cells) => cells.try_charge(charges, outcomes),
+        }
+    }
+
+    #[inline]
+    fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
+        match self {
+            Self::Own(own) => own.try_charge_each(charges, outcomes),
+            Self::Cells(cells) => cells.try_charge_each(charges, outcomes),
+        }
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        match self {
+            Self::Own(own) => own.debit(charges).await,
+            Self::Cells(cells) => cells.debit(charges).await,
+        }
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        match self {
+            Self::Own(own) => own.release(permits).await,
+            Self::Cells(cells) => cells.release(permits).await,
+        }
+    }
+
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
+        match self {
+            Self::Own(own) => own.return_units(back).await,
+            Self::Cells(cells) => cells.return_units(back).await,
+        }
+    }
+
+    fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown> {
+        match self {
+            Self::Own(own) => own.last_known(charge),
+            Self::Cells(cells) => cells.last_known(charge),
+        }
+    }
+
+    fn region_status(&self, charge: &Charge<'_>) -> Option<RegionStatus> {
+        match self {
+            Self::Own(_) => None,
+            Self::Cells(cells) => cells.region_status(charge),
+        }
+    }
+
+    #[inline]
+    fn is_regional_only(&self) -> bool {
+        match self {
+            Self::Own(_) => false,
+            Self::Cells(cells) => cells.is_regional_only(),
+        }
+    }
+}
+
+/// The store of one cell, with the record of its durable counters.
+pub(crate) type KeptStore = DurableStore<OwnStore, SystemClock>;
+
+/// The store of one cell.
+#[allow(clippy::large_enum_variant, reason = "there is one in a process, and it is never moved")]
+pub(crate) enum OwnStore {
     Memory(MemoryStore<SystemClock>),
     Redis(RedisStack),
 }
@@ -26,7 +176,7 @@ pub(crate) enum Store {
 /// Counters in Redis, behind leases and the deny cache.
 pub(crate) type RedisStack = LeasedStore<DenyCache<RedisStore, SystemClock>, RedisStore, SystemClock>;
 
-impl Store {
+impl OwnStore {
     pub(crate) fn redis(
         redis: &RedisStore,
         local: MemoryStore<SystemClock>,
@@ -38,7 +188,7 @@ impl Store {
     }
 
     /// Returns the leases, with a Redis store.
-    pub(crate) const fn leases(&self) -> Option<&RedisStack> {
+    pub(crate) fn leases(&self) -> Option<&RedisStack> {
         match self {
             Self::Memory(_) => None,
             Self::Redis(far) => Some(far),
@@ -88,14 +238,30 @@ impl Store {
     pub(crate) fn breakers(&self) -> Vec<Value> {
         let Self::Redis(far) = self else { return Vec::new() };
         let shards = far.inner().inner().status();
-        let told = shards.iter().map(
+        let breakers = shards.iter().map(
             |shard| json!({"store": shard.store, "shard": shard.address, "state": shard.breaker.name(), "error": shard.error}),
         );
-        told.collect()
+        breakers.collect()
+    }
+
+    /// Returns whether the breakers of all shards of a store are open.
+    pub(crate) fn is_any_store_down(&self) -> bool {
+        let Self::Redis(far) = self else { return false };
+        let shards = far.inner().inner().status();
+        shards.iter().any(|one| {
+            let mut same = shards.iter().filter(|shard| shard.store == one.store);
+            same.all(|shard| shard.breaker == BreakerState::Open)
+        })
+    }
+
+    /// Returns the number of open connections to all shards.
+    pub(crate) fn connections(&self) -> u64 {
+        let Self::Redis(far) = self else { return 0 };
+        far.inner().inner().status().iter().map(|shard| shard.connections as u64).sum()
     }
 
     /// Returns the kind of store, for status output.
-    pub(crate) const fn kind(&self) -> &'static str {
+    pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Memory(_) => "memory",
             Self::Redis(_) => "redis",
@@ -103,7 +269,7 @@ impl Store {
     }
 }
 
-impl CounterStore for Store {
+impl CounterStore for OwnStore {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         match self {
             Self::Memory(memory) => memory.charge(charges).await,
@@ -210,38 +376,38 @@ fn redis_metrics(redis: &RedisStore, page: &mut MetricsWriter) {
     page.counter("ratelimit_redis_mismatches_total", help, mismatches);
 }
 
-fn memory_metrics(figures: &MemoryStats, page: &mut MetricsWriter) {
+fn memory_metrics(stats: &MemoryStats, page: &mut MetricsWriter) {
     let gauges = [
-        ("ratelimit_memory_cap_bytes", "Maximum bytes for counters.", figures.bytes_cap),
-        ("ratelimit_memory_slots", "Number of slots in the counter table.", figures.slots),
-        ("ratelimit_memory_live_slots", "Estimated number of slots with a live counter.", figures.live),
+        ("ratelimit_memory_cap_bytes", "Maximum bytes for counters.", stats.bytes_cap),
+        ("ratelimit_memory_slots", "Number of slots in the counter table.", stats.slots),
+        ("ratelimit_memory_live_slots", "Estimated number of slots with a live counter.", stats.live),
         (
             "ratelimit_memory_wide_counters",
             "Number of wide counters, whose state does not fit a table slot.",
-            figures.wide,
+            stats.wide,
         ),
-        ("ratelimit_memory_wide_bytes", "Bytes used by wide counters.", figures.wide_bytes),
+        ("ratelimit_memory_wide_bytes", "Bytes used by wide counters.", stats.wide_bytes),
     ];
     for (name, help, value) in gauges {
         page.gauge(name, help, value);
     }
     let counters = [
-        ("inserted", "Number of keys that were given a slot.", figures.inserted),
-        ("reused", "Number of keys that were given an expired slot.", figures.reused),
+        ("inserted", "Number of keys that were given a slot.", stats.inserted),
+        ("reused", "Number of keys that were given an expired slot.", stats.reused),
         (
             "evicted",
             "Number of live keys evicted by a new key; each had used less than half of its limit.",
-            figures.evicted,
+            stats.evicted,
         ),
         (
             "overflow_charges",
             "Number of charges on a counter shared by new keys, because no slot was free.",
-            figures.overflowed,
+            stats.overflowed,
         ),
-        ("overflow_evicted", "Number of shared counters evicted.", figures.overflow_evicted),
-        ("wide_evicted", "Number of wide counters evicted.", figures.wide_evicted),
-        ("wide_overflow_charges", "Number of charges on a shared wide counter.", figures.wide_overflowed),
-        ("wide_denied", "Number of wide charges denied because memory was full.", figures.wide_denied),
+        ("overflow_evicted", "Number of shared counters evicted.", stats.overflow_evicted),
+        ("wide_evicted", "Number of wide counters evicted.", stats.wide_evicted),
+        ("wide_overflow_charges", "Number of charges on a shared wide counter.", stats.wide_overflowed),
+        ("wide_denied", "Number of wide charges denied because memory was full.", stats.wide_denied),
     ];
     for (name, help, value) in counters {
         page.counter(&format!("ratelimit_memory_{name}_total"), help, value);

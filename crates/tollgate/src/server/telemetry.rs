@@ -117,7 +117,7 @@ impl DecisionLog {
 pub(crate) fn start(config: &Config, control: Option<&Arc<ControlPlane>>) -> anyhow::Result<Arc<Telemetry>> {
     let log = &config.decision_log;
     let defaults = TelemetryConfig::default();
-    let node = config.node.clone().or_else(machine).unwrap_or_else(|| "tollgate".to_owned());
+    let node = node_name(config);
     let settings = TelemetryConfig {
         node: NodeInfo { node: node.into(), region: config.region.clone().map(Into::into) },
         allowed_sample: log.allowed_sample.unwrap_or(defaults.allowed_sample),
@@ -126,10 +126,15 @@ pub(crate) fn start(config: &Config, control: Option<&Arc<ControlPlane>>) -> any
         mask: log.mask(control),
         service_name: config.otlp.as_ref().map(|otlp| otlp.service.clone()),
     };
-    let told = || format!("--decision-log {}", log.output.as_deref().unwrap_or("".as_ref()).display());
-    let observe = Telemetry::new(settings).with_context(told)?;
+    let flag = || format!("--decision-log {}", log.output.as_deref().unwrap_or("".as_ref()).display());
+    let observe = Telemetry::new(settings).with_context(flag)?;
     observe.start()?;
     Ok(observe)
+}
+
+/// Returns the name of this node: as configured, or the host's.
+pub(crate) fn node_name(config: &Config) -> String {
+    config.node.clone().or_else(machine).unwrap_or_else(|| "tollgate".to_owned())
 }
 
 /// Returns the host name.

@@ -31,16 +31,19 @@ fn an_export_can_be_imported() {
 
     let imported = run(&["quota", "import", file, "--admin", &url, "--json"]);
     assert_eq!(imported.code, Some(1), "some lines are wrong: {}", imported.err);
-    let told: Value = serde_json::from_str(&imported.out).expect("JSON");
-    assert_eq!((&told["imported"], &told["failed"]), (&json!(4_102), &json!(3)), "{told}");
+    let report: Value = serde_json::from_str(&imported.out).expect("JSON");
+    assert_eq!((&report["imported"], &report["failed"]), (&json!(4_102), &json!(3)), "{report}");
     let wrong: Vec<_> =
-        told["errors"].as_array().expect("errors").iter().map(|error| &error["line"]).collect();
+        report["errors"].as_array().expect("errors").iter().map(|error| &error["line"]).collect();
     assert_eq!(wrong, [4_102, 4_103, 4_104]);
     assert!(
-        told["errors"][0]["detail"].as_str().is_some_and(|why| why.contains("unknown field `teir`")),
-        "{told}"
+        report["errors"][0]["detail"].as_str().is_some_and(|why| why.contains("unknown field `teir`")),
+        "{report}"
     );
-    assert!(told["errors"][2]["detail"].as_str().is_some_and(|why| why.contains("65536 bytes")), "{told}");
+    assert!(
+        report["errors"][2]["detail"].as_str().is_some_and(|why| why.contains("65536 bytes")),
+        "{report}"
+    );
     assert_eq!(node.passes("d", &json!({"api_key": "last"})), 7, "it acts when the answer is there");
     assert_eq!(node.passes("d", &json!({"api_key": "key-4099"})), 5);
     let shown = run(&["quota", "import", file, "--admin", &url]);
@@ -76,7 +79,7 @@ fn an_export_can_be_imported() {
     assert_eq!(audit.code, Some(0), "{}", audit.err);
     let audit = lines(&audit.out);
     let by_server = node.ask("GET", "/admin/v1/audit/export", &[], &Value::Null);
-    assert_eq!(lines(&by_server.text()), audit, "the server tells the same");
+    assert_eq!(lines(&by_server.text()), audit, "the server returns the same");
     let seqs: Vec<_> = audit.iter().map(|entry| entry["seq"].as_i64()).collect();
     assert!(seqs.is_sorted() && audit.iter().any(|entry| entry["action"] == "quota.import"));
     let after = (audit.len() - 1).to_string();
@@ -84,7 +87,7 @@ fn an_export_can_be_imported() {
     assert!(run(&["audit", "verify", "--db", &db]).out.contains("audit log intact"));
 }
 
-/// Whoever sends many must know what acts when the database does not take the last of them.
+/// The response to a bulk import must show what is active when the database rejects the last of it.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs Python: make test")]
 fn an_import_failing_at_its_end_reports_how_many_lines_apply() {

@@ -86,12 +86,12 @@ fn tokens_come_from_the_environment_or_a_file_and_are_not_shown() {
     let file = file.to_str().expect("a plain path");
     ended(&run(&[&list[..], &["--token-file", file]].concat()), 0);
 
-    let nobody = run(&["quota", "list", "--admin", "http://127.0.0.1:1"]);
-    ended(&nobody, 1);
+    let refused = run(&["quota", "list", "--admin", "http://127.0.0.1:1"]);
+    ended(&refused, 1);
     assert!(
-        nobody.err.contains("http://127.0.0.1:1: connection refused; is the server running?"),
+        refused.err.contains("http://127.0.0.1:1: connection refused; is the server running?"),
         "{}",
-        nobody.err
+        refused.err
     );
     for wrong in ["foo", "ftp://x", "http://", "http://h/path", "http://u:secret@h:1"] {
         let wrong = run(&["quota", "list", "--admin", wrong]);
@@ -167,8 +167,8 @@ fn a_database_that_is_not_there_is_not_made() {
 fn a_database_that_does_not_answer_is_named() {
     let refused = run(&["token", "list", "--db", "postgres://me:PLANTED@127.0.0.1:1/limits"]);
     ended(&refused, 1);
-    let said = &refused.err;
-    assert!(said.contains("cannot reach PostgreSQL at postgres://me@127.0.0.1:1/limits"), "{said}");
-    assert_eq!(said.matches("refused").count(), 1, "{said}");
-    assert!(!said.contains("PLANTED") && !said.contains("pool timed out"), "{said}");
+    let error = &refused.err;
+    assert!(error.contains("cannot reach PostgreSQL at postgres://me@127.0.0.1:1/limits"), "{error}");
+    assert_eq!(error.matches("refused").count(), 1, "{error}");
+    assert!(!error.contains("PLANTED") && !error.contains("pool timed out"), "{error}");
 }

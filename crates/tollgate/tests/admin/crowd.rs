@@ -1,4 +1,4 @@
-//! Connections that do nothing, in crowds: whoever has something to ask gets in all the same.
+//! Floods of idle connections: a client that sends a request is served all the same.
 
 use crate::databases::Place;
 use crate::harness::{WebConnection, run};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::process::Command;
 
-/// What somebody at this address is told, who waits for less long than a connection that has asked before may do nothing.
+/// The response to a new client at this address, within less time than a connection may be idle after a request.
 fn health(from: &str, url: &str) -> String {
     let asked = Command::new("curl")
         .args(["-s", "-m", "20", "-o", "/dev/null", "-w", "%{http_code}", "--interface", from, url])
@@ -31,12 +31,12 @@ fn idle_connections_do_not_block_new_ones() {
     let url = format!("http://{}/healthz", node.admin);
     assert_eq!(health("127.0.0.2", &url), "200", "from another address");
     assert_eq!(health("127.0.0.1", &url), "200", "from the same address");
-    assert!(crowd[0].is_at_end(), "whoever came first and asked for nothing gave way");
+    assert!(crowd[0].is_at_end(), "the oldest idle connection was closed");
     looks_on.read_until(b"event: tick\n").expect("who was let in and is being answered stays");
-    assert!(crowd[599].is_at_end(), "nobody is waited for without an end");
+    assert!(crowd[599].is_at_end(), "no connection is waited for indefinitely");
 }
 
-/// Somebody who listens, and has been greeted.
+/// A client of the event stream that has received its first event.
 pub(crate) fn listener(admin: SocketAddr, more: &str) -> WebConnection {
     let mut listener = WebConnection::to(admin).expect("a connection");
     let request = format!("GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n{more}\r\n");
@@ -45,7 +45,7 @@ pub(crate) fn listener(admin: SocketAddr, more: &str) -> WebConnection {
     listener
 }
 
-/// Whoever listens gives way to nobody, so listeners alone must never take all connections of a place.
+/// Event streams are never evicted, so they alone must never take all connections of a network.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs curl: make test")]
 fn event_streams_leave_room_for_requests() {

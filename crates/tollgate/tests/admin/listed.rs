@@ -1,4 +1,4 @@
-//! Whoever sees a caller in a list acts on it by its id, without ever knowing the key.
+//! Operators act on a listed caller by its id, without ever knowing the key.
 
 use crate::databases::Place;
 use crate::harness::{Node, eventually};
@@ -14,10 +14,10 @@ fn a_listed_caller_is_acted_on_by_its_id() {
     // Another node of the installation, which has not seen the caller.
     let elsewhere = Node::start(RULES, &place.sqlite("listed"), &[]);
     assert_eq!(node.passes("d", &json!({"api_key": KEY})), 3);
-    let mut told = String::new();
+    let mut responses = String::new();
     let mut ask = |method: &str, path: &str, body: &Value| {
         let answer = node.ask(method, path, &[], body);
-        told.push_str(&answer.text());
+        responses.push_str(&answer.text());
         (answer.status, if answer.body.is_empty() { Value::Null } else { answer.json() })
     };
     let id = eventually("the caller in the list", || {
@@ -29,7 +29,7 @@ fn a_listed_caller_is_acted_on_by_its_id() {
     assert!(usage.get("api_key").is_none());
     let quota = format!("/admin/v1/quotas/by-id/{id}");
     assert_eq!(ask("GET", &quota, &Value::Null).0, 404, "nothing is agreed yet");
-    assert_eq!(elsewhere.ask("GET", &quota, &[], &Value::Null).status, 404, "and nobody is known there");
+    assert_eq!(elsewhere.ask("GET", &quota, &[], &Value::Null).status, 404, "and no caller is known there");
     let own = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 5, "unit": "hour"}], "reason": "t"});
     let (status, agreed) = ask("PUT", &quota, &own);
     assert_eq!(status, 200, "{agreed}");
@@ -75,10 +75,10 @@ fn a_listed_caller_is_acted_on_by_its_id() {
         assert_eq!(ask("GET", &format!("/admin/v1/usage/by-id/{path}"), &Value::Null).0, status, "{path}");
     }
     ask("GET", "/admin/v1/audit", &Value::Null);
-    assert!(!told.contains("PLANTED") && !node.server.log().contains("PLANTED"), "{told}");
+    assert!(!responses.contains("PLANTED") && !node.server.log().contains("PLANTED"), "{responses}");
 }
 
-/// An id that is pasted in the place of a key acts on that caller or fails; it is never taken for a key that nobody has.
+/// An id that is pasted in the place of a key acts on that caller or fails; it is never taken for an unknown key.
 #[test]
 fn an_unknown_id_is_no_api_key() {
     let place = Place::new();
@@ -103,7 +103,7 @@ fn an_unknown_id_is_no_api_key() {
         }
         assert_eq!(node.passes("d", &json!({"api_key": "other"})), 3, "nothing was blocked");
         node.ask("POST", "/admin/v1/usage/other/reset", &[], &reset);
-        // Keys may be spelled like that; whoever has one says so, until it is known.
+        // A key may look like an id; then the request must say that it is a key, until the key is known.
         let path = format!("/admin/v1/quotas/{id}");
         assert_eq!(node.ask("PUT", &format!("{path}?key=api_key"), &[], &quota).status, 200);
         assert_eq!(node.ask("GET", &path, &[], &Value::Null).status, 200, "it has a quota");

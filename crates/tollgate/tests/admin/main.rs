@@ -71,7 +71,7 @@ fn quotas_act_and_are_remembered() {
     assert_eq!(list["quotas"], json!([]), "its tier is gone");
     let list = node.ask("GET", "/admin/v1/quotas", &[], &Value::Null);
     assert_eq!(list.json()["quotas"][0]["overrides"][0]["requests_per_unit"], 9);
-    assert!(!list.text().contains("abc/123"), "a list tells no key: {}", list.text());
+    assert!(!list.text().contains("abc/123"), "a list shows no key: {}", list.text());
 
     // Who knows only the list has its ids.
     let id = list.json()["quotas"][0]["id"].as_str().expect("an id").to_owned();
@@ -84,7 +84,7 @@ fn quotas_act_and_are_remembered() {
     assert!(put.json().get("api_key").is_none());
     assert_eq!(node.ask("GET", path, &[], &Value::Null).json()["overrides"][0]["requests_per_unit"], 7);
     let unknown = format!("/admin/v1/quotas/by-id/{}", "0".repeat(64));
-    assert_eq!(node.ask("PUT", &unknown, &[], &own(7)).status, 404, "nobody knows whose it would be");
+    assert_eq!(node.ask("PUT", &unknown, &[], &own(7)).status, 404, "the caller is unknown");
     assert_eq!(node.ask("GET", "/admin/v1/quotas/by-id/abc", &[], &Value::Null).status, 400);
 
     let ready = node.server.get("/readyz?verbose").json();
@@ -149,7 +149,7 @@ fn errors_name_the_place_and_the_remedy() {
         assert_eq!(answer.status, status, "{method} {path}: {}", answer.text());
         assert!(answer.text().contains(says), "{method} {path}: {}", answer.text());
     }
-    // Pages of browsers: neither from another site, nor by a name that somebody pointed here.
+    // Pages of browsers: neither from another site, nor by a foreign name that resolves to this server.
     for headers in [[("origin", "http://evil.example")], [("sec-fetch-site", "cross-site")]] {
         assert_eq!(node.ask("PUT", key, &headers, &own(1)).status, 403, "{headers:?}");
     }

@@ -41,7 +41,7 @@ fn nodes_of_one_server_are_listed_until_they_leave() {
     let own = one(&nodes(&east), "east").expect("this node");
     assert_eq!((&own["is_self"], &own["rules_revision"]), (&json!(true), &seen["rules_revision"]));
 
-    // A change is made at one; the other tells that it acts there, and how long that took.
+    // A change is made at one; the other reports that it is active there, and how long that took.
     let published =
         json!({"files": [{"name": "a.yaml", "text": RULES.replace("3/hour", "4/hour")}], "reason": "test"});
     let done = east.ask("POST", "/admin/v1/rules", &[], &published);
@@ -53,11 +53,11 @@ fn nodes_of_one_server_are_listed_until_they_leave() {
     assert_eq!((&seen["revision"], &seen["rules_rev"]), (&json!(1), &done.json()["rev"]));
     assert!(seen["propagation_lag_ms"].is_i64(), "{seen}");
 
-    // While the database is away, a node tells of itself as it is and of the others as they were; nobody is silent because of that.
+    // While the database is unavailable, a node reports its own current state and the others' last known one; none is stale because of that.
     postgres.stop("QUIT");
     assert_eq!(east.passes("d", &json!({"api_key": "k"})), 4, "decisions go on");
     let away = eventually("that the database is away", || {
-        Some(nodes(&east)).filter(|told| told["database_unavailable"] == true)
+        Some(nodes(&east)).filter(|listed| listed["database_unavailable"] == true)
     });
     assert_eq!((&away["database"], &away["complete"]), (&json!("postgres"), &json!(false)), "{away}");
     let (own, other) = (one(&away, "east").expect("this node"), one(&away, "west").expect("the other"));
@@ -75,15 +75,15 @@ fn nodes_of_one_server_are_listed_until_they_leave() {
     assert_eq!(east.ask("POST", "/admin/v1/rules", &[], &published).status, 503);
     postgres.start_again();
     eventually("both nodes again", || {
-        let told = nodes(&east);
-        (told["database_unavailable"] == false
-            && told["complete"] == true
-            && one(&told, "west")?["stale"] == false)
+        let listed = nodes(&east);
+        (listed["database_unavailable"] == false
+            && listed["complete"] == true
+            && one(&listed, "west")?["stale"] == false)
             .then_some(())
     });
     assert_eq!(east.ask("GET", "/admin/v1/session", &[], &Value::Null).json()["role"], "admin");
 
-    // One that is told to end takes its leave; one that is killed goes stale.
+    // One that shuts down removes its row; one that is killed goes stale.
     west.server.signal("TERM");
     assert!(west.server.wait().success());
     eventually("its leave", || one(&nodes(&east), "west").is_none().then_some(()));
@@ -99,24 +99,26 @@ fn nodes_of_one_server_are_listed_until_they_leave() {
     });
 }
 
-/// Whoever the database let in may go on looking while it is away: with the same token or session, and no stranger.
+/// Recently authenticated principals may go on reading while the database is unavailable, with the same token or session; no one else may.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]
 fn known_tokens_can_read_while_the_database_is_down() {
     let mut postgres = Postgres::start();
     let db = postgres.database("let_in");
     let node = Node::start(RULES, &db, &[]);
-    let make = |name: &str| {
-        let made = run(&["token", "create", "--db", &db, "--name", name, "--role", "admin"]);
+    let make = |name: &str, role: &str| {
+        let made = run(&["token", "create", "--db", &db, "--name", name, "--role", role]);
         assert_eq!(made.code, Some(0), "{}", made.err);
         made.out.trim().to_owned()
     };
-    let (known, revoked, stranger) = (make("ada"), make("rex"), make("sid"));
+    let (known, revoked, stranger) = (make("ada", "admin"), make("rex", "admin"), make("sid", "admin"));
+    let replica = make("shop", "replica");
     let ask = |method: &str, path: &str, token: &str| {
         let asked = format!("Bearer {token}");
         node.ask(method, path, &[("authorization", asked.as_str())], &Value::Null).status
     };
     assert_eq!((ask("GET", "/admin/v1/nodes", &known), ask("GET", "/admin/v1/nodes", &revoked)), (200, 200));
+    assert_eq!(ask("GET", "/admin/v1/replica", &replica), 200);
     let log_in = node.ask("POST", "/admin/v1/session", &[], &json!({"token": known}));
     let cookie =
         log_in.header("set-cookie").and_then(|cookie| cookie.split(';').next()).expect("a cookie").to_owned();
@@ -132,20 +134,29 @@ fn known_tokens_can_read_while_the_database_is_down() {
     };
     eventually("that the database is away", || away().then_some(()));
     assert_eq!((ask("GET", "/admin/v1/nodes", &known), ask("GET", "/metrics", &known)), (200, 200));
+    // Programs that follow the server read from its memory.
+    let read = ["/admin/v1/replica", "/admin/v1/replica/quotas"].map(|path| ask("GET", path, &replica));
+    assert_eq!(read, [200, 200]);
+    assert_eq!(ask("GET", "/admin/v1/nodes", &replica), 503, "and nothing else");
+    assert_eq!(ask("GET", "/admin/v1/replica", &stranger), 503);
     let forged = format!("{}{}", &known[..known.len() - 1], if known.ends_with('A') { 'B' } else { 'A' });
     for unknown in [&revoked, &stranger, &forged] {
         assert_eq!(ask("GET", "/admin/v1/nodes", unknown), 503);
     }
-    assert_eq!(node.ask("GET", "/admin/v1/nodes", &[], &Value::Null).status, 503, "nobody without a token");
+    assert_eq!(
+        node.ask("GET", "/admin/v1/nodes", &[], &Value::Null).status,
+        503,
+        "no access without a token"
+    );
     assert_eq!(ask("DELETE", "/admin/v1/quotas/k", &known), 503, "to look, and no more");
     assert_eq!(ask("GET", "/admin/v1/audit", &known), 503);
     let mut page = crate::crowd::listener(node.admin, &format!("cookie: {cookie}\r\n"));
     page.read_until(b": still here\n\n").expect("who listens is looked up again, and may stay");
-    hears(&mut page, "tick");
+    next_event(&mut page, "tick");
 }
 
 /// The kinds of what a page hears, with their data, until one that is waited for.
-fn hears(page: &mut WebConnection, kind: &str) -> String {
+fn next_event(page: &mut WebConnection, kind: &str) -> String {
     let mut heard = page.read_until(format!("event: {kind}\n").as_bytes()).expect("an event");
     heard.extend(page.read_until(b"\n\n").expect("its data"));
     String::from_utf8_lossy(&heard).into_owned()
@@ -158,24 +169,24 @@ fn pages_receive_changes_made_at_another_node() {
     let (here, there) = (Node::start(RULES, &db, &[]), Node::start(RULES, &db, &[]));
     let mut page = WebConnection::to(here.admin).expect("a connection");
     page.send(b"GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").expect("sent");
-    let mut all = hears(&mut page, "tick");
+    let mut all = next_event(&mut page, "tick");
     let ask = |method: &str, path: &str, body: &Value| {
         let answer = there.ask(method, path, &[], body);
         assert!((200..300).contains(&answer.status), "{path}: {}", answer.text());
         answer
     };
     ask("PUT", &format!("/admin/v1/quotas/{KEY}"), &json!({"tier": "pro", "reason": "test"}));
-    all += &hears(&mut page, "quota");
+    all += &next_event(&mut page, "quota");
     let block = json!({"action": "block", "target": {"kind": "api_key", "value": KEY}, "reason": "test"});
     let declared = ask("POST", "/admin/v1/emergency", &block).json();
-    all += &hears(&mut page, "emergency");
+    all += &next_event(&mut page, "emergency");
     ask("DELETE", &format!("/admin/v1/emergency/{}", declared["id"].as_str().expect("an id")), &Value::Null);
-    all += &hears(&mut page, "emergency");
+    all += &next_event(&mut page, "emergency");
     ask("POST", &format!("/admin/v1/usage/{KEY}/grant"), &json!({"units": 5, "reason": "test"}));
-    all += &hears(&mut page, "quota");
+    all += &next_event(&mut page, "quota");
     let files = json!([{"name": "a.yaml", "text": RULES.replace("3/hour", "4/hour")}]);
     ask("POST", "/admin/v1/rules", &json!({"files": files, "reason": "test"}));
-    all += &hears(&mut page, "rules");
+    all += &next_event(&mut page, "rules");
     assert!(!all.contains("PLANTED") && !all.contains("sk_liv"), "no event says whom it is about: {all}");
     assert!(all.contains("\"revision\":"), "{all}");
 }

@@ -69,10 +69,11 @@ fn certificates_identify_server_and_client() {
     let node =
         Node::from(Server::start(&["--config", config.to_str().expect("a plain path")]), Folder::new());
     let quota = format!("https://localhost:{}/admin/v1/quotas/k", node.admin.port());
-    let ask = |who: Option<&str>, method: &str| {
-        let (cert, key) = (format!("{}.pem", who.unwrap_or("")), format!("{}.key", who.unwrap_or("")));
+    let ask = |certificate: Option<&str>, method: &str| {
+        let (cert, key) =
+            (format!("{}.pem", certificate.unwrap_or("")), format!("{}.key", certificate.unwrap_or("")));
         let shown = ["--cert", &cert, "--key", &key];
-        let own = who.map_or(&[][..], |_| &shown[..]);
+        let own = certificate.map_or(&[][..], |_| &shown[..]);
         let args = ["--cacert", "ca.pem", "-X", method, "-d", r#"{"tier": "pro"}"#, &quota];
         curl(&folder, &[&args[..], own].concat())
     };
@@ -83,7 +84,11 @@ fn certificates_identify_server_and_client() {
     let (status, body) = ask(Some("nobody"), "GET");
     assert!(status == "403" && body.contains("admin_roles"), "{status} {body}");
     assert_eq!(ask(Some("mallory"), "GET").0, "000", "another authority's word is worth nothing");
-    assert_eq!(curl(&folder, &[&quota]).0, "000", "whoever does not trust the authority does not talk");
+    assert_eq!(
+        curl(&folder, &[&quota]).0,
+        "000",
+        "a client that does not trust the authority does not connect"
+    );
     let plain = format!("http://localhost:{}/healthz", node.admin.port());
     assert_eq!(curl(&folder, &[&plain]).0, "000", "nothing is answered in the clear");
     let (_, head) =
@@ -117,7 +122,7 @@ fn certificates_identify_server_and_client() {
     eventually("the other authority", || (ask(Some("mallory"), "GET").0 == "200").then_some(()));
     assert_eq!(ask(Some("otto"), "GET").0, "000", "the first authority's word is worth nothing now");
 
-    // A new certificate acts without a restart: one of the other authority, so that it can be told apart.
+    // A new certificate acts without a restart: one of the other authority, so that it can be distinguished.
     certificate(&folder, "stranger", "server", "DNS:localhost");
     let health = format!("https://localhost:{}/healthz", node.admin.port());
     eventually("the new certificate", || {
@@ -156,7 +161,7 @@ fn settings_that_do_not_fit_are_refused() {
     }
 }
 
-/// Whoever tries tokens is slowed down; whoever has one is not, though nobody here has seen it before and it comes from the same
+/// A client that guesses tokens is slowed down; one with a valid token is not, although the node has never seen it and it comes from the same
 /// address.
 #[test]
 fn wrong_tokens_do_not_lock_out_others() {
@@ -185,12 +190,12 @@ fn wrong_tokens_do_not_lock_out_others() {
         };
         let trying: Vec<_> = (0..8).map(|_| scope.spawn(forge)).collect();
         eventually("more than may wait at once", || turned_away.load(Ordering::Relaxed).then_some(()));
-        let told = fresh.each_ref().map(|token| ask(token));
+        let statuses = fresh.each_ref().map(|token| ask(token));
         let log_in = json!({"token": fresh[0].trim_start_matches("Bearer ")});
         let in_browser = node.ask("POST", "/admin/v1/session", &[], &log_in).status;
         enough.store(true, Ordering::Relaxed);
         trying.into_iter().for_each(|one| one.join().expect("wrong tokens are refused"));
-        assert_eq!((told, in_browser), ([200; 3], 204), "right ones never wait for wrong ones");
+        assert_eq!((statuses, in_browser), ([200; 3], 204), "right ones never wait for wrong ones");
     });
     assert_eq!(ask(&forged), 401);
 }

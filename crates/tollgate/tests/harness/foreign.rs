@@ -1,4 +1,4 @@
-//! Programs that nobody here wrote. A missing one fails the test, with what to do about it: a protocol that is only
+//! Third-party programs. A missing one fails the test, with what to do about it: a protocol that is only
 //! tested against itself is not tested.
 
 use super::eventually;
@@ -49,7 +49,7 @@ impl Foreign {
     pub(crate) fn finish(mut self, server: &Server) -> String {
         let status = self.child.wait(self.script);
         let (out, err) = (self.out.whole(), self.err.whole());
-        assert!(status.success(), "{}:\n{out}{err}\nthe server said:\n{}", self.script, server.log());
+        assert!(status.success(), "{}:\n{out}{err}\nthe server's log:\n{}", self.script, server.log());
         out
     }
 }
@@ -112,6 +112,10 @@ pub(crate) fn promtool(text: &str) {
         .expect("promtool runs");
     tool.stdin.take().expect("piped").write_all(text.as_bytes()).expect("it reads");
     let output = tool.wait_with_output().expect("it ends");
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success() && said.is_empty(), "{}\n{text}", String::from_utf8_lossy(&said));
+    let output_bytes = [output.stdout, output.stderr].concat();
+    assert!(
+        output.status.success() && output_bytes.is_empty(),
+        "{}\n{text}",
+        String::from_utf8_lossy(&output_bytes)
+    );
 }

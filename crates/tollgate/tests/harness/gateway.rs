@@ -45,7 +45,7 @@ impl Gateway {
         let log = Said::of(child.0.stderr.take().expect("piped"));
         let out = Said::of(child.0.stdout.take().expect("piped"));
         let (addresses, http, admin) = eventually("the gateway's greeting", || {
-            // Where the standard output is for data, it is told beside it.
+            // Where the standard output is for data, the banner is on standard error.
             let greeting = out.text() + &log.text();
             if let Ok(Some(status)) = child.0.try_wait() {
                 panic!("the gateway ended with {status}:\n{greeting}{}", log.text());
@@ -132,7 +132,7 @@ pub(crate) fn plain(upstream: SocketAddr, route: &str) -> String {
     )
 }
 
-/// A program that nobody here wrote, to its end: its output, which must be a good one.
+/// Runs a third-party program to its end and returns its output; it must succeed.
 pub(crate) fn foreign(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output();
     let output = output.unwrap_or_else(|error| panic!("{program}: {error}: run `make setup`"));

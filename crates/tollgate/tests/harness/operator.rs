@@ -1,4 +1,4 @@
-//! Somebody who asks a node's admin address, over HTTP and by the command line.
+//! A client of a node's admin address, over HTTP and by the command line.
 
 use super::{Node, WebResponse};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! A proxy that nobody here wrote, on the configuration that the documentation shows, in front of a service.
+//! A third-party proxy, on the configuration that the documentation shows, in front of a service.
 
 use super::foreign::{program, spawn};
 use super::server::{Ended, Said};
@@ -50,14 +50,14 @@ impl Proxy {
         let mut proxy = Self { name, child, out, log, address: free, _folder: folder };
         eventually(name, || {
             if let Ok(Some(status)) = proxy.child.0.try_wait() {
-                panic!("{name} ended with {status}:\n{}", proxy.said());
+                panic!("{name} ended with {status}:\n{}", proxy.output());
             }
             TcpStream::connect_timeout(&proxy.address, LONG).ok()
         });
         proxy
     }
 
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn output(&self) -> String {
         format!("{}{}", self.out.text(), self.log.text())
     }
 
@@ -67,7 +67,7 @@ impl Proxy {
             "{method} {path} HTTP/1.1\r\nhost: Shop.example\r\nconnection: close\r\ncontent-length: 0\r\n{headers}\r\n"
         );
         exchange_from(source, self.address, request.as_bytes())
-            .unwrap_or_else(|error| panic!("{}: {error}\n{}", self.name, self.said()))
+            .unwrap_or_else(|error| panic!("{}: {error}\n{}", self.name, self.output()))
     }
 }
 

@@ -61,8 +61,8 @@ impl Redis {
         assert_eq!(&answer, b"+OK", "{words}");
     }
 
-    /// What Redis' own client says to a command.
-    pub(crate) fn said(&self, words: &[&str]) -> String {
+    /// The output of `redis-cli` for a command.
+    pub(crate) fn cli(&self, words: &[&str]) -> String {
         let port = self.port.to_string();
         super::foreign("redis-cli", &[&["-p", &port], words].concat())
     }

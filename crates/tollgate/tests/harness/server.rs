@@ -13,7 +13,7 @@ use tollgate_testing::web::{self, WebResponse};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_tollgate");
 
-/// What a command said and how it ended.
+/// Output and exit code of a command.
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
@@ -28,7 +28,7 @@ pub(super) fn command(args: &[&str]) -> Command {
             command.env_remove(name);
         }
     }
-    // Tests leave nothing behind in the home of whoever runs them.
+    // Tests leave nothing behind in the home of the user who runs them.
     command.env("TOLLGATE_SNAPSHOT", "off");
     command.env_remove("STATE_DIRECTORY").env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
     // A server may be running on the default addresses: no test talks to it.
@@ -94,19 +94,19 @@ impl Said {
         Self { text, reader }
     }
 
-    /// What it has said so far.
+    /// Its log so far.
     pub(super) fn text(&self) -> String {
         self.text.lock().expect("text").clone()
     }
 
-    /// All that it has said, once it has ended.
+    /// Its complete log, once it has ended.
     pub(super) fn whole(self) -> String {
         self.reader.join().expect("a reader");
         self.text.lock().expect("text").clone()
     }
 }
 
-/// A stream that is not read before somebody says so.
+/// A stream that is not read until the test starts reading.
 struct Unread {
     stream: ChildStderr,
     gate: Option<Receiver<()>>,
@@ -175,7 +175,7 @@ impl Server {
         Self::start_with(flags, &[])
     }
 
-    /// One whose messages nobody reads until the sender has sent or is gone.
+    /// One whose messages are not read until the sender has sent or is gone.
     pub(crate) fn start_unread(flags: &[&str]) -> (Self, Sender<()>) {
         let (open, gate) = channel();
         let server = Self::launch(None, flags, &[], |stream| Said::of(Unread { stream, gate: Some(gate) }));
@@ -220,12 +220,12 @@ impl Server {
         let mut child = Ended(command.spawn().expect("the binary runs"));
         let log = reader(child.0.stderr.take().expect("piped"));
         let greeted = Said::of(child.0.stdout.take().expect("piped"));
-        let address = |greeting: &str, front: &str| -> Option<SocketAddr> {
-            let line = greeting.lines().find(|line| line.trim_start().starts_with(front))?;
+        let address = |banner: &str, protocol: &str| -> Option<SocketAddr> {
+            let line = banner.lines().find(|line| line.trim_start().starts_with(protocol))?;
             line.split_whitespace().nth(1)?.parse().ok()
         };
         let (http, grpc, greeting) = eventually("the server's greeting", || {
-            // Where the standard output is for data it is told beside it, in one message of JSON where all are.
+            // Where the standard output is for data, the banner is on standard error, as one JSON message where all messages are JSON.
             let greeting = greeted.text() + &log.text().replace("\\n", "\n");
             if let Ok(Some(status)) = child.0.try_wait() {
                 panic!("the server ended with {status}:\n{greeting}{}", log.text());

@@ -1,4 +1,4 @@
-//! What nobody here wrote, around the gateway: nginx by every version of HTTP and a WebSocket server behind it, HAProxy
+//! Third-party programs around the gateway: nginx by every version of HTTP and a WebSocket server behind it, HAProxy
 //! before it.
 
 use super::foreign::{program, spawn};
@@ -115,7 +115,7 @@ impl WebSockets {
         Self { _child: child, _out: out, address }
     }
 
-    /// Talks to an address as a client; what it said.
+    /// Talks to an address as a client; its output.
     pub(crate) fn talk(address: SocketAddr) -> String {
         let (mut child, out, log) = spawn(&mut script(&["talk", &address.to_string()]));
         let status = child.wait("the WebSocket client");

@@ -1,9 +1,9 @@
 //! Tests that another node decodes exactly what this one sampled, and that no stored text can do harm.
 
 use super::*;
-use crate::auth::key_hash::KeyHasher;
 use proptest::prelude::*;
 use tollgate_engine::{Check, CheckInput};
+use tollgate_replica::KeyHasher;
 use tollgate_rules::{Descriptor, Ruleset, Wildcards};
 
 const NOW: Timestamp = Timestamp::from_secs(1_000_000);
@@ -67,7 +67,7 @@ proptest! {
 fn descriptors_keep_their_hits_and_limits() {
     let one = [("tenant", "t")];
     let all = [
-        Descriptor { entries: &one, hits: Some(Cost::refund(3)), limit: Some((5, Unit::Hour)) },
+        Descriptor { entries: &one, hits: Some(Cost::refund(3)), limit: Some((5, Unit::Hour.length())) },
         Descriptor { entries: &[("path", "/a")], hits: None, limit: None },
     ];
     let request = SampledRequest::new(&Check::descriptors("d", &all), NOW, 1, 1).expect("a short request");

@@ -21,7 +21,7 @@ fn spoken(slots: &ConnectionSlots, from: usize) -> ConnectionSlot {
 
 /// Clients that connect and say nothing must not keep others out.
 #[tokio::test(start_paused = true)]
-async fn a_newcomer_displaces_the_oldest_silent_connection() {
+async fn a_new_connection_displaces_the_oldest_silent_one() {
     let slots = ConnectionBudget::default().port(waiting(3));
     let served = spoken(&slots, 1);
     let silent = [1, 2].map(|from| slots.admit(address(from)).expect("a slot"));
@@ -30,16 +30,16 @@ async fn a_newcomer_displaces_the_oldest_silent_connection() {
         "those who come at the same moment do not displace each other"
     );
     tokio::time::advance(MIN_SILENT).await;
-    let newcomer = slots.admit(address(1)).expect("the place of a silent one");
+    let arrival = slots.admit(address(1)).expect("the place of a silent one");
     assert!(!is_open(&silent[0]) && is_open(&silent[1]) && is_open(&served));
     assert_eq!(slots.open(), 3);
     drop(silent);
     assert_eq!(slots.open(), 2, "the slot of the first belongs to the newcomer");
-    drop((newcomer, served));
+    drop((arrival, served));
     assert_eq!(slots.open(), 0);
 }
 
-/// A flood of silent connections displaces itself at once, and nobody who has sent a request, however long ago.
+/// A flood of silent connections displaces itself at once, and no connection that has sent a request, however long ago.
 #[tokio::test(start_paused = true)]
 async fn a_silent_flood_displaces_itself() {
     let slots = ConnectionBudget::default().port(waiting(40));
@@ -53,7 +53,7 @@ async fn a_silent_flood_displaces_itself() {
 
 /// The idle connections of a proxy stay while there is room, and make place only when they have been idle for a while.
 #[tokio::test(start_paused = true)]
-async fn idle_connections_end_only_for_a_newcomer_and_the_longest_idle_first() {
+async fn idle_connections_end_only_for_a_new_one_and_the_longest_idle_first() {
     let slots = ConnectionBudget::default().port(waiting(3));
     let first = spoken(&slots, 1);
     tokio::time::advance(Duration::from_secs(3_600)).await;
@@ -92,9 +92,9 @@ async fn an_untimed_wait_counts_from_the_first_search() {
 async fn a_port_that_rejects_ends_young_silent_connections() {
     let slots = ConnectionBudget::default().port(PortLimits::new(1, WhenFull::Reject(b"full")));
     let silent = slots.admit(address(1)).expect("a slot");
-    let newcomer = slots.admit(address(1)).expect("its place");
-    assert!(!is_open(&silent) && is_open(&newcomer));
-    newcomer.activity.busy();
+    let arrival = slots.admit(address(1)).expect("its place");
+    assert!(!is_open(&silent) && is_open(&arrival));
+    arrival.activity.busy();
     assert!(slots.admit(address(1)).is_none());
 }
 
@@ -168,9 +168,9 @@ async fn silent_connections_end_in_time() {
     assert_eq!(slots.open(), 1);
 }
 
-/// A lower cap after a reload ends nobody, and a higher one wakes those who wait.
+/// A lower cap after a reload closes no connection, and a higher one wakes those that wait.
 #[tokio::test(start_paused = true)]
-async fn a_changed_cap_takes_effect_for_newcomers() {
+async fn a_changed_cap_takes_effect_for_new_connections() {
     let slots = ConnectionBudget::default().port(waiting(1));
     let first = slots.admit(address(1)).expect("a slot");
     first.activity.busy();

@@ -303,5 +303,5 @@ local function step(op, verb, state, a, b, c, d, e, extra)
     -- Holds nothing.
     return verb ~= 1
   end
-  return aside(op, verb, state, a, b, c, d, e, extra)
+  return step_wide(op, verb, state, a, b, c, d, e, extra)
 end

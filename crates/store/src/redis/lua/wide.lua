@@ -1,5 +1,5 @@
 -- The algorithms whose state is a list: strict windows, logs and permits (of which verb 4 frees all that a holder has).
-local function aside(op, verb, state, a, b, c, d, e, extra)
+local function step_wide(op, verb, state, a, b, c, d, e, extra)
   local fields = state and type(state) == 'table' and state or nil
 
   if op == 8 then

@@ -1,6 +1,7 @@
 //! Comparison of a step's actual result with the expected one.
 
 use super::file::{Expect, ExpectStatus, Overall};
+use std::collections::BTreeMap;
 use std::fmt::Display;
 
 /// Actual result of a step.
@@ -14,6 +15,10 @@ pub(crate) struct Actual {
     pub(crate) warned_by: Option<String>,
     pub(crate) delay_ms: u64,
     pub(crate) retry_after_ms: Option<u64>,
+    /// Percent of each tier's limits that apply, where limits follow signals.
+    pub(crate) limits_percent: BTreeMap<String, f64>,
+    /// Priority and guarantee by the domain's `overload` section, if it has one.
+    pub(crate) overload: Option<(String, String)>,
     /// What each counter held, one line each, for a step that fails.
     pub(crate) counters: Vec<String>,
 }
@@ -61,6 +66,18 @@ pub(crate) fn differences(expected: &Expect, actual: &Actual) -> Vec<String> {
     if let Some(retry) = expected.retry_after_ms {
         let got = actual.retry_after_ms.map_or_else(|| "never".to_owned(), |ms| ms.to_string());
         field(&mut found, "retry_after_ms", retry, got);
+    }
+    let got = actual.overload.as_ref();
+    let none = || "no `overload` section".to_owned();
+    if let Some(priority) = &expected.priority {
+        field(&mut found, "priority", priority, got.map_or_else(none, |(priority, _)| priority.clone()));
+    }
+    if let Some(guarantee) = &expected.guarantee {
+        field(&mut found, "guarantee", guarantee, got.map_or_else(none, |(_, guarantee)| guarantee.clone()));
+    }
+    for (tier, percent) in expected.limits_percent.iter().flatten() {
+        let got = actual.limits_percent.get(tier).map_or_else(|| "none".to_owned(), ToString::to_string);
+        field(&mut found, &format!("limits_percent.{tier}"), percent, got);
     }
     if let Some(statuses) = &expected.statuses {
         field(&mut found, "number of statuses", statuses.len(), actual.statuses.len());

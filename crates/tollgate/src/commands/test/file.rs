@@ -50,12 +50,15 @@ pub(crate) struct Case {
     pub(crate) steps: Vec<Spanned<Step>>,
 }
 
-/// Step: one request, or the end of a reservation, and its expected result.
+/// Step: signals, one request, or the end of a reservation, and its expected result.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Step {
     /// Time by which the clock advances before the request, each time that it is sent.
     pub(crate) advance: Option<Advance>,
+    /// Signals that are reported before the request, whatever their sources.
+    #[serde(default)]
+    pub(crate) signals: BTreeMap<String, f64>,
     pub(crate) domain: Option<String>,
     pub(crate) hits: Option<u32>,
     pub(crate) descriptors: Option<Vec<StepDescriptor>>,
@@ -104,6 +107,12 @@ pub(crate) struct Expect {
     pub(crate) warned_by: Option<String>,
     pub(crate) delay_ms: Option<u64>,
     pub(crate) retry_after_ms: Option<u64>,
+    /// Percent of each tier's limits that apply, where limits follow signals.
+    pub(crate) limits_percent: Option<BTreeMap<String, f64>>,
+    /// Priority by the domain's `overload` section.
+    pub(crate) priority: Option<String>,
+    /// Guarantee of the request's tenant by that section: `5% each`, or `none`.
+    pub(crate) guarantee: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

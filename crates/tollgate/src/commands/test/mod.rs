@@ -21,11 +21,11 @@ use tollgate_observe::escape;
 pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
     let (mut passed, mut failed) = (0_u32, 0_u32);
     let json = flags.format.is_json();
-    let mut told = Vec::new();
+    let mut results = Vec::new();
     let mut report = |path: &Path, name: &str, outcome: Result<(), String>| -> anyhow::Result<()> {
         let shown = escape::text(name);
         match &outcome {
-            _ if json => told.push(json!({
+            _ if json => results.push(json!({
                 "file": path, "case": name, "passed": outcome.is_ok(), "difference": outcome.as_ref().err(),
             })),
             Ok(()) => show(format_args!("{}      {}: {shown}", paint(GOOD, "ok"), path.display()))?,
@@ -39,8 +39,8 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
         *if outcome.is_ok() { &mut passed } else { &mut failed } += 1;
         Ok(())
     };
-    // Cases of one file usually share their rules: what is wrong with those is told once.
-    let mut told_rules: BTreeMap<String, String> = BTreeMap::new();
+    // Cases of one file usually share their rules: their errors are printed once.
+    let mut reported_rules: BTreeMap<String, String> = BTreeMap::new();
     for path in &flags.files {
         // An unreadable file fails like a case, so that the other files are still run and counted.
         let cases = match read(path) {
@@ -54,11 +54,11 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
             let name = case.name.clone().unwrap_or_else(|| format!("case {}", number + 1));
             let outcome = runner::run(&case, path).map_err(|failure| match failure {
                 Failure::Case(difference) => difference,
-                Failure::Rules(error) => match told_rules.get(&error) {
+                Failure::Rules(error) => match reported_rules.get(&error) {
                     Some(first) => format!("the rules cannot be used; see `{first}`, which has the same"),
                     None => {
                         let difference = format!("the rules cannot be used\n{error}");
-                        told_rules.insert(error, name.clone());
+                        reported_rules.insert(error, name.clone());
                         difference
                     }
                 },
@@ -67,7 +67,7 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
         }
     }
     if json {
-        ignore_closed(print(&json!({"passed": passed, "failed": failed, "cases": told})))?;
+        ignore_closed(print(&json!({"passed": passed, "failed": failed, "cases": results})))?;
     } else {
         let style = if failed == 0 { GOOD } else { BAD };
         show(format_args!("{}", paint(style, format_args!("{passed} passed, {failed} failed"))))?;

@@ -1,6 +1,6 @@
 //! Test runner: runs descriptor steps like gRPC requests, and attribute steps and reservations like HTTP requests.
 //!
-//! A step that fails shows what each of its counters held: whoever reads the report has no server to ask.
+//! A step that fails shows what each of its counters held: a reader of the report has no server to query.
 
 use super::expect::{Actual, ActualStatus, differences};
 use super::file::{Case, Step, StepDescriptor};
@@ -81,6 +81,8 @@ fn run_steps(case: &Case, path: &Path, rules: Ruleset) -> Result<(), String> {
                 clock.advance(advance.0);
             }
             actual = run.step(step).map_err(|error| format!("{place}: {error}"))?;
+            actual.overload = run.overload(step);
+            actual.limits_percent = run.limits_percent(step);
         }
         let found = differences(&step.expect, &actual);
         if !found.is_empty() {
@@ -139,6 +141,14 @@ impl CaseRun {
             }
         };
         let (has_request, cost) = (step.descriptors.is_some() || step.attributes.is_some(), step.cost);
+        if !step.signals.is_empty() {
+            let signals = step.signals.iter().map(|(name, value)| (name.as_str(), *value));
+            self.limiter.rehearse_signals(&domain, signals).map_err(|error| error.to_string())?;
+            let is_alone = step.reserve.is_none() && step.settle.is_none() && step.cancel.is_none();
+            if is_alone && !has_request {
+                return Ok(Actual { overall: "OK", ..Actual::default() });
+            }
+        }
         if step.deadline_ms.is_some() && step.reserve.is_none() {
             return Err("`deadline_ms` is of a reservation; add `reserve: NAME`".to_owned());
         }
@@ -162,6 +172,29 @@ impl CaseRun {
             }
             _ => Err("write one of `reserve`, `settle` and `cancel`".to_owned()),
         }
+    }
+
+    /// Returns the percent of each tier's limits of the step's domain that apply.
+    fn limits_percent(&self, step: &Step) -> BTreeMap<String, f64> {
+        let rules = self.limiter.rules();
+        let domain =
+            step.domain.as_deref().or_else(|| rules.domains().next().map(tollgate_rules::Domain::name));
+        let tiers = self.limiter.adapted_tiers().into_iter();
+        let own = tiers.filter(|tier| Some(tier.domain.as_str()) == domain);
+        own.map(|tier| (tier.tier, f64::from(tier.thousandths) / 10.0)).collect()
+    }
+
+    /// Returns what the domain's `overload` section makes of the step's request.
+    fn overload(&self, step: &Step) -> Option<(String, String)> {
+        let rules = self.limiter.rules();
+        let mut domains = rules.domains();
+        let domain =
+            domains.find(|domain| step.domain.as_deref().is_none_or(|name| name == domain.name()))?;
+        let mut pairs = attributes(step);
+        pairs.extend(step.descriptors.iter().flatten().flat_map(entries));
+        let tier = pairs.iter().find(|(key, _)| *key == domain.tier_key()).map(|(_, tier)| *tier);
+        let explained = domain.overload()?.explain(&pairs, tier);
+        Some((explained.priority.to_string(), explained.guarantee.unwrap_or_else(|| "none".to_owned())))
     }
 
     fn check(&self, domain: String, step: &Step) -> Result<Actual, String> {

@@ -46,7 +46,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &TopState) {
     let near_limit = [("key_masked", ""), ("utilisation", "%"), ("tier_above", "")];
     list(frame, near, "near a limit (tier above)", &seen.top["near_limit"], &near_limit);
     let foot_line = match &seen.failure {
-        Some(trouble) => Line::from(format!(" {trouble}")).fg(DENY),
+        Some(error) => Line::from(format!(" {error}")).fg(DENY),
         None => Line::from(" q quits; `tollgate why ID` explains a decision; the dashboard is at /").dim(),
     };
     frame.render_widget(foot_line, foot);
@@ -136,6 +136,10 @@ fn store(frame: &mut Frame<'_>, area: Rect, seen: &TopState) {
 fn health(frame: &mut Frame<'_>, area: Rect, seen: &TopState) {
     let node = &seen.stats["node"];
     let mut lines = Vec::new();
+    for line in seen.cells() {
+        let is_bad = line.contains("regional only") || line.ends_with("silent");
+        lines.push(if is_bad { Line::from(line).fg(DENY) } else { Line::from(line) });
+    }
     for [shard, state] in seen.breakers() {
         let colour = if state == "closed" { ALLOW } else { DENY };
         lines.push(Line::from(vec![

@@ -9,6 +9,9 @@ pub(super) fn print(seen: &TopState) -> anyhow::Result<()> {
     let (name, about) = seen.node();
     print_line(format_args!("{name}  {about}"))?;
     print_line(seen.rates().join("  "))?;
+    for line in seen.cells() {
+        print_line(line)?;
+    }
     for [shard, state] in seen.breakers() {
         print_line(format_args!("{shard}  breaker {state}"))?;
     }

@@ -1,0 +1,174 @@
+//! Applies the consumption of other cells to shared limits: each entry of a batch once, whatever its size.
+//!
+//! A store may fail for a part of a batch: the entries that it has debited are remembered (`inbox`), and the next
+//! attempt debits the others. An overdraft is kept only once the debit beside it has succeeded.
+
+use crate::charge_codec::{SentCharge, with_charges};
+use crate::inbox::Receipt;
+use crate::message::{Batch, Hello, Message};
+use crate::overdraft::BucketTime;
+use crate::owner::Transport;
+use crate::regional::{Charges, RegionalStore, charges_of, parts_of};
+use crate::stats::add;
+use std::collections::{HashMap, HashSet};
+use tollgate_core::{
+    Charge, Clock, Cost, CounterId, CounterStore, Enforcement, LossPolicy, Outcomes, PermitId, RegionMode,
+    StoreError, TimeDelta, Timestamp,
+};
+
+/// Charges that could not be applied, by position, and why.
+type NotApplied = (HashSet<usize>, StoreError);
+
+impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
+    /// Debits the consumption of another cell, once.
+    pub(crate) async fn apply(&self, from: &Hello, batch: Batch) -> Message {
+        let now = self.clock.now();
+        let mut application = match self.inbox.receive(&from.cell, from.incarnation, batch.sequence) {
+            Receipt::New(application) => application,
+            Receipt::Repeated => {
+                add(&self.counts.batches_repeated, 1);
+                return Message::Done(self.members.sightings(now));
+            }
+            Receipt::Busy => return Message::Failed("a batch is being applied".to_owned()),
+            Receipt::Refused => return Message::Failed("too many cells".to_owned()),
+        };
+        let Batch { counters, entries, skipped, covers, .. } = batch;
+        let (positions, sent): (Vec<usize>, Vec<SentCharge>) = entries
+            .into_iter()
+            .enumerate()
+            .filter(|(at, _)| !application.applied.contains(at))
+            .filter_map(|(at, entry)| {
+                let counter = counters.get(entry.counter as usize)?;
+                // Only what cells share is exchanged, whatever a peer's rules say.
+                (counter.scope.region_mode() == RegionMode::Shared).then(|| {
+                    let charge = SentCharge {
+                        counter: counter.clone(),
+                        parts: entry.parts,
+                        cost: crate::charge_codec::cost(entry.units),
+                        enforcement: Enforcement::Independent,
+                        permit: PermitId::ANONYMOUS,
+                        loss_policy: LossPolicy::AssumeUnused,
+                    };
+                    (at, charge)
+                })
+            })
+            .unzip();
+        let overshoot = self.overshoot(&sent);
+        if let Err((failed, error)) = self.debit_shared(&sent).await {
+            let applied = (0..sent.len()).filter(|at| !failed.contains(at)).map(|at| positions[at]);
+            application.applied.extend(applied);
+            return Message::Failed(error.to_string());
+        }
+        application.finish();
+        with_charges(&sent, |charges| {
+            self.others.add(charges, now);
+            self.late.on_report(from, covers.map(TimeDelta::from_micros), charges, now);
+        });
+        add(&self.counts.batches_received, 1);
+        add(&self.counts.unknown_messages, skipped as u64);
+        add(&self.counts.counters_received, sent.len() as u64);
+        add(&self.counts.overshoot, overshoot);
+        Message::Done(self.members.sightings(now))
+    }
+
+    /// Debits what other cells have consumed of shared limits, however much it is.
+    async fn debit_shared(&self, sent: &[SentCharge]) -> Result<(), NotApplied> {
+        let parts = parts_of(sent);
+        let mut charges = charges_of(sent, &parts);
+        let (mut planned, mut latest) = (Vec::new(), HashMap::new());
+        for (at, charge) in charges.iter_mut().enumerate() {
+            match self.overdraw(charge, &latest).await {
+                Ok(None) => {}
+                Ok(Some((id, full_at))) => {
+                    planned.push((at, id, full_at));
+                    latest.insert(id, full_at);
+                }
+                Err(error) => return Err(((0..sent.len()).collect(), error)),
+            }
+        }
+        let debited: Vec<usize> = (0..charges.len()).filter(|at| !charges[*at].cost.is_peek()).collect();
+        let wanted: Charges<'_> = debited.iter().map(|at| charges[*at]).collect();
+        let result = if wanted.is_empty() { Ok(()) } else { self.own.debit_reported(&wanted).await };
+        let failed: HashSet<usize> = match &result {
+            Ok(()) => HashSet::new(),
+            // The store may debit them yet, and undoes that unless the charge is kept: it counts as applied.
+            Err(error) if !error.late().is_empty() => {
+                error.late().into_iter().for_each(|late| late.keep(|_| {}));
+                HashSet::new()
+            }
+            Err(StoreError::Partial { failed, .. }) => {
+                failed.iter().filter_map(|at| debited.get(*at).copied()).collect()
+            }
+            Err(_) => debited.into_iter().collect(),
+        };
+        for (at, id, full_at) in planned {
+            if !failed.contains(&at) {
+                self.overdrafts.set(id, full_at);
+            }
+        }
+        match result {
+            Err(error) if !failed.is_empty() => Err((failed, error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reduces a debit to what the bucket's state can represent, and returns the rest as an overdraft, to be kept once
+    /// the debit has succeeded. `planned` are those of the same batch.
+    async fn overdraw(
+        &self,
+        charge: &mut Charge<'_>,
+        planned: &HashMap<CounterId, Timestamp>,
+    ) -> Result<Option<(CounterId, Timestamp)>, StoreError> {
+        let units = charge.cost.units();
+        let Some(time) = BucketTime::of(charge).filter(|_| !charge.cost.is_refund()) else { return Ok(None) };
+        let (id, now) = (charge.key.id(), self.clock.now());
+        let known = planned.get(&id).copied().or_else(|| self.overdrafts.get(id));
+        let known = known.filter(|full_at| *full_at > now);
+        // A debit far below the burst cannot exceed the debt that the state has room for, unless others have before.
+        if known.is_none() && units <= charge.limit.capacity() / 8 {
+            return Ok(None);
+        }
+        // No more than the other cells can have admitted before they knew: a wrong number denies callers only for a
+        // short time.
+        let config = self.members.config();
+        let each = time.max_ahead + 4 * (config.silence.as_micros() + config.tick.as_micros());
+        let latest = now + TimeDelta::from_micros(each.saturating_mul(self.members.other_cells() as u64 + 1));
+        if let Some(full_at) = known {
+            charge.cost = Cost::PEEK;
+            return Ok(Some((id, (full_at + time.time(units)).min(latest))));
+        }
+        let room = self.room(charge, &time).await?;
+        if units <= room {
+            return Ok(None);
+        }
+        let full_at = now + TimeDelta::from_micros(time.max_ahead) + time.time(units - room);
+        charge.cost = Cost::new(room);
+        Ok(Some((id, full_at.min(latest))))
+    }
+
+    /// Returns the units that a bucket can still be debited.
+    pub(crate) async fn room(&self, charge: &Charge<'_>, time: &BucketTime) -> Result<u64, StoreError> {
+        let peek = Charge { cost: Cost::PEEK, enforcement: Enforcement::Independent, ..*charge };
+        let mut outcomes = Outcomes::default();
+        if !self.own.try_charge(&[peek], &mut outcomes) {
+            outcomes = self.own.charge(&[peek]).await?;
+        }
+        let ahead = outcomes.per_charge.first().map_or(TimeDelta::ZERO, |outcome| outcome.reset_after);
+        Ok(time.room(ahead))
+    }
+
+    /// Returns the units that were admitted elsewhere beyond what was left here, where counters can be read without
+    /// waiting.
+    fn overshoot(&self, sent: &[SentCharge]) -> u64 {
+        with_charges(sent, |charges| {
+            let over = charges.iter().filter(|charge| !charge.cost.is_refund()).map(|charge| {
+                let peek = Charge { cost: Cost::PEEK, ..*charge };
+                let mut outcomes = Outcomes::default();
+                let is_read = self.own.try_charge(&[peek], &mut outcomes);
+                let left = outcomes.per_charge.first().filter(|_| is_read).map(|outcome| outcome.remaining);
+                left.map_or(0, |left| charge.cost.units().saturating_sub(left))
+            });
+            over.sum::<u64>()
+        })
+    }
+}

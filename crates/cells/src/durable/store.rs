@@ -1,0 +1,496 @@
+//! The durable store: a decorator around a cell's own store that keeps record of what durable counters have given, and
+//! debits what the store has lost.
+//!
+//! No request waits for the database: rows are collected and written beside the traffic, and what was read back lies in
+//! memory. After a loss, the first charge of a counter costs a look at the store, and a debit if units are missing.
+
+use super::CounterDigest;
+use super::canary::Canaries;
+use super::kept::{DurableRow, Kept};
+use super::saved::{Saved, SavedSlot, Slots};
+use super::slots::{inexact_units, is_kept, slot_of, used_after};
+use crate::ledger::{Consumed, Ledger};
+use crate::stats::add;
+use arc_swap::ArcSwap;
+use foldhash::quality::RandomState;
+use ring::hmac;
+use smallvec::SmallVec;
+use std::collections::HashSet;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tollgate_core::{
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LastKnown,
+    Limit, LimitError, LimitSpec, Mode, Outcome, Outcomes, OwnedKeyPart, Permit, Rate, RegionMode, Scope,
+    StoreError, TimeDelta, Timestamp, UnitReturn,
+};
+
+/// Maximum number of counters between two collections.
+const MAX_ACTIVE: usize = 1 << 17;
+/// Maximum number of rows in memory.
+const MAX_ROWS: usize = 1 << 18;
+/// What the label of a counter's marker ends with.
+const MARKER: &str = "|restored";
+/// A counter that lacks less than this part of what is saved was not lost: processes write at different times.
+const TOLERANCE: u64 = 64;
+
+/// Whose consumption counts for limits that cells share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peers {
+    /// This cell's alone: there are no others.
+    None,
+    /// That of all cells.
+    Cells,
+}
+
+/// Why counters are read back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadBack {
+    /// The process is new to a store that it shares. The store may have lost nothing, and what was read ages until a
+    /// counter is charged: only a counter that is unused in the store was lost.
+    Start,
+    /// The store has lost counters. Nodes that had not noticed yet may have charged some since.
+    Loss,
+}
+
+/// Statistics of durable counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DurableStats {
+    /// Rows that are not in the database yet.
+    pub pending_rows: usize,
+    /// Units that were dropped, because too many rows were pending or too many counters active.
+    pub dropped_units: u64,
+    /// Counters that were read back and not charged since.
+    pub saved_counters: usize,
+    /// Counters that were debited what the store had lost.
+    pub restored_counters: u64,
+    /// Units that were debited.
+    pub restored_units: u64,
+    /// Counters that could not be restored, because the store failed.
+    pub restore_failures: u64,
+}
+
+/// Record of durable counters.
+pub struct Durable<C> {
+    key: hmac::Key,
+    hasher: RandomState,
+    clock: C,
+    peers: Peers,
+    canaries: Canaries,
+    /// What requests have taken, and what other cells have reported.
+    taken: Ledger,
+    reported: Ledger,
+    kept: Mutex<Kept>,
+    saved: Saved,
+    /// Ids of durable scopes, for charges that do not come from this node's rules: those of rules, and that of grants.
+    scopes: ArcSwap<HashSet<u64>>,
+    grants: u64,
+    restored_counters: AtomicU64,
+    restored_units: AtomicU64,
+    restore_failures: AtomicU64,
+}
+
+impl<C: Clock> Durable<C> {
+    /// Creates the record of a process. `key` is the same on all nodes of a database; `canaries` are kept in each of
+    /// the `stores` with a name and in the default one; `grants` is the scope of grants.
+    ///
+    /// # Errors
+    /// [`LimitError`], which is a bug.
+    pub fn new(
+        key: &[u8],
+        process: &str,
+        stores: &[String],
+        canaries: usize,
+        peers: Peers,
+        grants: &Scope,
+        clock: C,
+    ) -> Result<Self, LimitError> {
+        Ok(Self {
+            key: hmac::Key::new(hmac::HMAC_SHA256, key),
+            hasher: RandomState::default(),
+            clock,
+            peers,
+            canaries: Canaries::new(process, stores, canaries)?,
+            taken: Ledger::new(MAX_ACTIVE),
+            reported: Ledger::new(MAX_ACTIVE),
+            kept: Mutex::new(Kept::new(MAX_ROWS)),
+            saved: Saved::new(),
+            scopes: ArcSwap::default(),
+            grants: grants.id(),
+            restored_counters: AtomicU64::new(0),
+            restored_units: AtomicU64::new(0),
+            restore_failures: AtomicU64::new(0),
+        })
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the ids of durable scopes.
+    pub fn set_scopes(&self, ids: &[u64]) {
+        self.scopes.store(Arc::new(ids.iter().copied().collect()));
+    }
+
+    /// Moves what was consumed since the last call into the rows of this process.
+    pub fn collect(&self) {
+        let now = self.clock.now();
+        let (taken, reported) = (self.taken.drain(), self.reported.drain());
+        let mut kept = self.kept();
+        let all = taken.iter().map(|consumed| (consumed, (consumed.units, 0)));
+        for (consumed, units) in all.chain(reported.iter().map(|consumed| (consumed, (0, consumed.units)))) {
+            let Consumed { counter, parts, .. } = consumed;
+            let parts: SmallVec<[KeyPart<'_>; 4]> = parts.iter().map(OwnedKeyPart::as_part).collect();
+            let key = CounterKey { scope: &counter.scope, parts: &parts };
+            let slot = slot_of(&counter.limit, now, key.stable_hash());
+            kept.add(self.digest(&key), slot, units, now);
+        }
+        kept.forget(now);
+    }
+
+    /// Returns up to `limit` rows to write.
+    #[must_use]
+    pub fn pending(&self, limit: usize) -> Vec<DurableRow> {
+        self.kept().pending(limit)
+    }
+
+    /// Records that rows are in the database.
+    pub fn record_written(&self, rows: &[DurableRow]) {
+        self.kept().record_written(rows);
+    }
+
+    /// Sets what the database has: each counter is compared with the store when it is charged next.
+    pub fn install(&self, slots: Vec<SavedSlot>, after: ReadBack) {
+        self.saved.install(slots, after);
+    }
+
+    /// Returns whether there is nothing to keep: no rule is durable, and no counter was.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.scopes.load().is_empty() && self.kept().is_empty() && self.saved.len() == 0
+    }
+
+    /// Returns statistics.
+    #[must_use]
+    pub fn stats(&self) -> DurableStats {
+        let (pending_rows, dropped) = {
+            let kept = self.kept();
+            (kept.unwritten(), kept.dropped())
+        };
+        let unread = self.taken.dropped().saturating_add(self.reported.dropped());
+        DurableStats {
+            pending_rows,
+            dropped_units: dropped.saturating_add(unread),
+            saved_counters: self.saved.len(),
+            restored_counters: self.restored_counters.load(Ordering::Relaxed),
+            restored_units: self.restored_units.load(Ordering::Relaxed),
+            restore_failures: self.restore_failures.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Returns whether consumption of a charge is kept. Scopes that came over the wire do not say; only counters with
+    /// an owner are charged for other cells.
+    #[inline]
+    fn is_durable(&self, charge: &Charge<'_>) -> bool {
+        let scope = charge.key.scope;
+        (scope.is_durable() || (scope.region_mode().has_owner() && self.is_listed(charge)))
+            && charge.mode != Mode::Local
+            && is_kept(charge.limit)
+    }
+
+    fn is_listed(&self, charge: &Charge<'_>) -> bool {
+        let id = charge.key.scope.id();
+        id == self.grants || self.scopes.load().contains(&id)
+    }
+
+    #[inline]
+    fn is_taken(&self, charge: &Charge<'_>) -> bool {
+        !charge.cost.is_peek() && self.is_durable(charge)
+    }
+
+    /// The same for a debit, whose scope may come from a record of another node.
+    fn is_debited(&self, charge: &Charge<'_>) -> bool {
+        let is_durable = charge.key.scope.is_durable() || self.is_listed(charge);
+        is_durable && charge.mode != Mode::Local && !charge.cost.is_peek() && is_kept(charge.limit)
+    }
+
+    fn digest(&self, key: &CounterKey<'_>) -> CounterDigest {
+        let mut context = hmac::Context::with_key(&self.key);
+        let mut field = |kind: u8, bytes: &[u8]| {
+            context.update(&[kind]);
+            context.update(&(bytes.len() as u64).to_le_bytes());
+            context.update(bytes);
+        };
+        field(0, key.scope.label().as_bytes());
+        for part in key.parts {
+            match part {
+                KeyPart::Text(text) => field(1, text.as_bytes()),
+                KeyPart::Secret(text) => field(2, text.as_bytes()),
+                KeyPart::Network { address, prefix } => {
+                    field(3, &address.to_le_bytes());
+                    field(4, &[*prefix]);
+                }
+            }
+        }
+        let tag = context.sign();
+        tag.as_ref()[..16].try_into().unwrap_or_default()
+    }
+
+    /// Returns a hash of a counter within this process; never zero.
+    fn hash(&self, key: &CounterKey<'_>) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write_u64(key.scope.id());
+        key.parts.hash(&mut hasher);
+        hasher.finish() | 1
+    }
+
+    /// Returns whether a charge's counter must be compared with what is saved first.
+    fn must_compare(&self, charge: &Charge<'_>) -> bool {
+        self.is_durable(charge) && !self.saved.is_compared(self.hash(&charge.key))
+    }
+
+    /// Returns the units of a counter that the database has, of those that still count.
+    fn used_saved(&self, charge: &Charge<'_>, slots: &Slots, now: Timestamp) -> u64 {
+        let hash = charge.key.stable_hash();
+        let used = |units: fn(&SavedSlot) -> i64| {
+            let slots: SmallVec<[(Timestamp, i64); 4]> =
+                slots.iter().map(|slot| (slot.last_at, units(slot))).collect();
+            used_after(charge.limit, &slots, now, hash)
+        };
+        match (charge.key.scope.region_mode(), self.peers) {
+            (RegionMode::Split, _) | (_, Peers::None) => used(|slot| slot.own),
+            // Not what others have written and not reported yet: their reports will bring it.
+            (RegionMode::Shared, Peers::Cells) => used(|slot| slot.own.saturating_add(slot.reported)),
+            // Written by the cell that was the owner then.
+            (RegionMode::Owner | RegionMode::Leased, Peers::Cells) => used(|slot| slot.all),
+        }
+    }
+}
+
+/// A store that keeps record of durable counters; without a record, the store alone.
+pub struct DurableStore<S, C> {
+    inner: S,
+    durable: Option<Arc<Durable<C>>>,
+}
+
+impl<S: CounterStore, C: Clock> DurableStore<S, C> {
+    /// Puts a record in front of a store.
+    pub const fn new(inner: S, durable: Option<Arc<Durable<C>>>) -> Self {
+        Self { inner, durable }
+    }
+
+    /// Returns the store.
+    pub const fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// Returns the record.
+    pub const fn durable(&self) -> Option<&Arc<Durable<C>>> {
+        self.durable.as_ref()
+    }
+
+    /// Returns whether the store has lost counters since canaries were renewed, or this process is new to it.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store does not answer.
+    pub async fn is_lost(&self) -> Result<bool, StoreError> {
+        match &self.durable {
+            Some(durable) => durable.canaries.is_lost(&self.inner).await,
+            None => Ok(false),
+        }
+    }
+
+    /// Marks the store as known to this process.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store does not answer.
+    pub async fn renew_canaries(&self) -> Result<(), StoreError> {
+        match &self.durable {
+            Some(durable) => durable.canaries.renew(&self.inner).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Compares the counters of a request with what is saved, and debits what is missing.
+    #[cold]
+    async fn restore(&self, durable: &Durable<C>, charges: &[Charge<'_>]) {
+        for charge in charges.iter().filter(|charge| durable.must_compare(charge)) {
+            let digest = durable.digest(&charge.key);
+            // Taken out only when it has been compared: a request that is abandoned meanwhile leaves it to the next.
+            if let Some((slots, after)) = durable.saved.get(&digest)
+                && let Err(error) = self.restore_one(durable, charge, &slots, after).await
+            {
+                add(&durable.restore_failures, 1);
+                // What may be applied yet counts: a debit too many is worse than one that is missing.
+                if error.late().is_empty() {
+                    continue;
+                }
+            }
+            durable.saved.remove(&digest);
+            durable.saved.set_compared(durable.hash(&charge.key));
+        }
+    }
+
+    async fn restore_one(
+        &self,
+        durable: &Durable<C>,
+        charge: &Charge<'_>,
+        slots: &Slots,
+        after: ReadBack,
+    ) -> Result<(), StoreError> {
+        let now = durable.clock.now();
+        let saved = durable.used_saved(charge, slots, now).min(charge.limit.capacity());
+        let used = self.used(charge).await?;
+        let missing = saved.saturating_sub(used);
+        let tolerated = match (used, after) {
+            (0, ReadBack::Loss) => 0,
+            (0, ReadBack::Start) => inexact_units(charge.limit),
+            (_, ReadBack::Start) => return Ok(()),
+            (_, ReadBack::Loss) => saved / TOLERANCE + inexact_units(charge.limit),
+        };
+        if missing <= tolerated {
+            return Ok(());
+        }
+        // Of all nodes that find units missing, one debits them: the marker and the units are charged together or not
+        // at all.
+        let Ok(marker) = Marker::new(charge) else { return Ok(()) };
+        let missing_units =
+            Charge { cost: Cost::new(missing), enforcement: Enforcement::Required, ..at_store(charge) };
+        let outcomes = self.inner.charge(&[marker.charge(charge), missing_units]).await?;
+        if outcomes.admission == Admission::Admitted {
+            add(&durable.restored_counters, 1);
+            add(&durable.restored_units, missing);
+        }
+        Ok(())
+    }
+
+    /// Returns the units that the store says are used.
+    async fn used(&self, charge: &Charge<'_>) -> Result<u64, StoreError> {
+        let looked = self.inner.charge(&[Charge { cost: Cost::PEEK, ..at_store(charge) }]).await?;
+        let left = looked.per_charge.first().map_or(charge.limit.capacity(), |outcome| outcome.remaining);
+        Ok(charge.limit.capacity().saturating_sub(left))
+    }
+
+    async fn record_debit(
+        &self,
+        durable: &Durable<C>,
+        ledger: &Ledger,
+        charges: &[Charge<'_>],
+        debit: impl Future<Output = Result<(), StoreError>>,
+    ) -> Result<(), StoreError> {
+        if durable.saved.is_active() {
+            self.restore(durable, charges).await;
+        }
+        let mut counted: SmallVec<[Charge<'_>; 4]> = charges.iter().copied().collect();
+        let mut resets: SmallVec<[Charge<'_>; 1]> = SmallVec::new();
+        for charge in &mut counted {
+            // A reset refunds more than was used: what counts is what the store had. A counter that is used up may be
+            // overdrawn, by as much again at most.
+            if is_reset(charge) && durable.is_debited(charge) {
+                let capacity = charge.limit.capacity();
+                let used = self.used(charge).await?;
+                let used = if used < capacity { used } else { capacity.saturating_mul(2) };
+                charge.cost = Cost::refund(charge.cost.units().min(used));
+                resets.push(*charge);
+            }
+        }
+        let result = debit.await;
+        // Other nodes may have read what was used before the reset, and must not debit it.
+        for charge in &resets {
+            if let Ok(marker) = Marker::new(charge) {
+                let _ = self.inner.charge(&[marker.charge(charge)]).await;
+            }
+        }
+        ledger.record_debited(&counted, &result, |charge| durable.is_debited(charge));
+        result
+    }
+}
+
+/// Mark in the store beside a counter: nothing of it is to be debited any more.
+struct Marker {
+    scope: Scope,
+    limit: Limit,
+}
+
+impl Marker {
+    fn new(charge: &Charge<'_>) -> Result<Self, LimitError> {
+        let lifetime = charge.limit.retention().max(TimeDelta::from_secs(60));
+        let limit = LimitSpec::new(Algorithm::Gcra, Rate::per(1, lifetime)).build()?;
+        Ok(Self { scope: charge.key.scope.sibling(MARKER), limit })
+    }
+
+    fn charge<'a>(&'a self, of: &Charge<'a>) -> Charge<'a> {
+        Charge::new(CounterKey { scope: &self.scope, ..of.key }, &self.limit, Cost::ONE)
+    }
+}
+
+/// Returns whether a charge empties its counter.
+fn is_reset(charge: &Charge<'_>) -> bool {
+    charge.cost.is_refund() && charge.cost.units() >= charge.limit.capacity()
+}
+
+/// Returns a charge that the store itself decides, alone.
+fn at_store<'a>(charge: &Charge<'a>) -> Charge<'a> {
+    Charge { enforcement: Enforcement::Independent, mode: Mode::Central, ..*charge }
+}
+
+impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        let Some(durable) = &self.durable else { return self.inner.charge(charges).await };
+        if durable.saved.is_active() {
+            self.restore(durable, charges).await;
+        }
+        let outcomes = self.inner.charge(charges).await?;
+        durable.taken.record_applied(charges, &outcomes, |charge| durable.is_taken(charge));
+        Ok(outcomes)
+    }
+
+    #[inline]
+    fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
+        let Some(durable) = &self.durable else { return self.inner.try_charge(charges, outcomes) };
+        if durable.saved.is_active() && charges.iter().any(|charge| durable.must_compare(charge)) {
+            return false;
+        }
+        let is_charged = self.inner.try_charge(charges, outcomes);
+        if is_charged {
+            durable.taken.record_applied(charges, outcomes, |charge| durable.is_taken(charge));
+        }
+        is_charged
+    }
+
+    #[inline]
+    fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
+        let Some(durable) = &self.durable else { return self.inner.try_charge_each(charges, outcomes) };
+        if charges.iter().any(|charge| durable.is_durable(charge)) {
+            return false;
+        }
+        self.inner.try_charge_each(charges, outcomes)
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let Some(durable) = &self.durable else { return self.inner.debit(charges).await };
+        self.record_debit(durable, &durable.taken, charges, self.inner.debit(charges)).await
+    }
+
+    async fn debit_reported(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let Some(durable) = &self.durable else { return self.inner.debit_reported(charges).await };
+        self.record_debit(durable, &durable.reported, charges, self.inner.debit_reported(charges)).await
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.inner.release(permits).await
+    }
+
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
+        self.inner.return_units(back).await?;
+        if let Some(durable) = &self.durable {
+            let refund = Charge::new(back.key, back.limit, Cost::refund(back.units));
+            durable.taken.record_debited(&[refund], &Ok(()), |charge| durable.is_debited(charge));
+        }
+        Ok(())
+    }
+
+    fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown> {
+        self.inner.last_known(charge)
+    }
+}

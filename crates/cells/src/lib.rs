@@ -1,0 +1,51 @@
+//! Limits shared between cells: a cell is a set of nodes with one counter store, a region with its Redis or one node
+//! with counters in memory. `docs/deployment/regions.md` has the modes and their bounds.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`regional`](RegionalStore) | the decorator around a cell's own store: selects what decides a charge, all or none |
+//! | `mixed` | requests that several stores decide |
+//! | `apply` | debits what other cells have consumed |
+//! | `late` | what a cell is assumed to have consumed whose report is late |
+//! | [`owner`](OwnerStore) | the remote store: charges forwarded to the cell that owns a counter |
+//! | [`members`](Members) | the configured peers, which of them answer, which cell owns a counter |
+//! | `roster` | the peers by index, configured or learned |
+//! | [`ledger`](Ledger), [`outbox`](Outbox), [`inbox`](Inbox) | the exchange of consumption, as pure state machines |
+//! | [`message`] | the messages between cells, as a pure codec |
+//! | [`pseudonym`](Pseudonyms) | secrets as keyed hashes, before they reach a counter that cells share |
+//! | [`durable`] | consumption that survives the counter store: rows for a database, and what is read back |
+//! | [`stats`](RegionStats) | statistics |
+//! | `net` (feature) | links over TCP and TLS |
+
+mod apply;
+mod charge_codec;
+pub mod durable;
+mod inbox;
+mod last_outcomes;
+mod late;
+mod ledger;
+mod members;
+pub mod message;
+mod mixed;
+#[cfg(feature = "net")]
+pub mod net;
+mod others;
+mod outbox;
+mod overdraft;
+mod owner;
+mod pseudonym;
+mod regional;
+mod roster;
+mod stats;
+mod wire;
+
+pub use charge_codec::{SentCharge, SentCounter, with_charges};
+pub use inbox::{Application, Inbox, Receipt};
+pub use ledger::{Consumed, Ledger};
+pub use members::{CellConfig, Decider, Members, PeerConfig, PeerStatus};
+pub use outbox::Outbox;
+pub use owner::{OwnerStore, Transport};
+pub use pseudonym::Pseudonyms;
+pub use regional::{OwnerLeases, RegionalStore};
+pub use roster::PeerChanges;
+pub use stats::{PeerStats, RegionStats};

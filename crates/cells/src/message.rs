@@ -1,0 +1,285 @@
+//! Messages between cells: a length, a kind, an id that a reply repeats, and a body. A pure codec; links carry the
+//! bytes.
+//!
+//! Rolling upgrades: a message of an unknown kind is skipped and counted, and bytes after the known fields of a body
+//! are ignored. A change that older cells would misread takes a new kind; [`Hello::version`] is what a cell
+//! understands. JSON was rejected (a counter and tick takes at most 48 bytes), protobuf as well: the only messages with
+//! a structure are limits, which have their own validation.
+
+use crate::charge_codec::{MAX_CHARGES, SentCharge, SentCounter};
+use crate::wire::{Reader, Writer};
+use tollgate_core::{Outcomes, OwnedKeyPart, PermitId, Timestamp};
+
+/// Version of the messages that this release sends.
+pub const VERSION: u16 = 1;
+/// Maximum bytes of a message.
+pub const MAX_MESSAGE: usize = 1 << 20;
+/// Maximum number of counters in one batch.
+pub const MAX_BATCH: usize = 16_384;
+/// Maximum number of cells in a list.
+pub(crate) const MAX_CELLS: usize = 256;
+const MAX_NAME: usize = 256;
+/// Maximum bytes of a reason; what is longer is cut off.
+const MAX_REASON: usize = 1_024;
+
+/// The first message in each direction of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Newest version that the cell understands.
+    pub version: u16,
+    /// Name of the cell, the same for all who see it.
+    pub cell: String,
+    /// Region of the cell.
+    pub region: String,
+    /// Random number of this process: a restarted cell has another.
+    pub incarnation: u64,
+    /// Fingerprint of the key that secrets are hashed with. Cells with different keys would count callers apart.
+    pub key_check: u64,
+    /// Fingerprint of the cells that it is configured with and of their weights, for a warning if the cells disagree.
+    pub cells_check: u64,
+    /// Index among the cells of its region: two with the same one would have the same part of a limit.
+    pub rank: u32,
+}
+
+/// Units that a counter has been charged in another cell since the last batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchEntry {
+    /// Index among the batch's counters.
+    pub counter: u32,
+    /// Values of the key.
+    pub parts: Vec<OwnedKeyPart>,
+    /// Units; negative if more was refunded than charged.
+    pub units: i64,
+}
+
+/// Consumption of a cell in one tick.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Number of the batch, ascending by one for each process and receiver. A receiver applies each once.
+    pub sequence: u64,
+    /// Scopes and limits that entries refer to.
+    pub counters: Vec<SentCounter>,
+    /// Consumption by counter.
+    pub entries: Vec<BatchEntry>,
+    /// Microseconds in which the units were consumed, by the sender's clock: zero if the batch continues the one before
+    /// it. `None` from a release that does not say.
+    pub covers: Option<u64>,
+    /// Number of counters that could not be read, with their entries. Not sent.
+    pub skipped: usize,
+}
+
+/// A cell that the sender has heard of, directly or not, and how long ago in milliseconds.
+pub type Sighting = (String, u64);
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// First message of either side.
+    Hello(Hello),
+    /// Charges one request.
+    Charge(Vec<SentCharge>),
+    /// Charges what has already happened, or refunds.
+    Debit(Vec<SentCharge>),
+    /// Releases permits.
+    Release(Vec<SentCharge>),
+    /// Returns leased units: the charge names counter and units.
+    Return {
+        /// The units, as a charge.
+        units: Box<SentCharge>,
+        /// Time of the charge.
+        taken_at: Timestamp,
+        /// Time at which the bucket was due to be full.
+        full_at: Timestamp,
+        /// Idempotency key.
+        id: PermitId,
+    },
+    /// Consumption; also the heartbeat.
+    Batch(Batch),
+    /// Reply to a charge.
+    Outcomes(Outcomes),
+    /// Reply to what returns nothing, with the cells that the sender has heard of.
+    Done(Vec<Sighting>),
+    /// Reply: the request could not be performed.
+    Failed(String),
+    /// A message of a later version, or one whose fields cannot be read.
+    Unknown(u8),
+}
+
+/// What is wrong with received bytes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MessageError {
+    /// Longer than [`MAX_MESSAGE`].
+    #[error("a message of {0} bytes is too long")]
+    TooLong(usize),
+    /// Not a message.
+    #[error("malformed message")]
+    Malformed,
+}
+
+/// Bytes of the length that precedes a message.
+pub const PREFIX: usize = 4;
+
+/// Encodes a message with its length.
+#[must_use]
+pub fn encode(id: u64, message: &Message) -> Vec<u8> {
+    let mut out = Writer(vec![0; PREFIX]);
+    let kind = match message {
+        Message::Hello(_) => 1,
+        Message::Charge(_) => 2,
+        Message::Debit(_) => 3,
+        Message::Release(_) => 4,
+        Message::Return { .. } => 5,
+        Message::Batch(_) => 6,
+        Message::Outcomes(_) => 7,
+        Message::Done(_) => 8,
+        Message::Failed(_) => 9,
+        Message::Unknown(kind) => *kind,
+    };
+    out.byte(kind);
+    out.number(id);
+    match message {
+        Message::Hello(hello) => {
+            out.number(u64::from(hello.version));
+            out.text(&hello.cell);
+            out.text(&hello.region);
+            for number in [hello.incarnation, hello.key_check, hello.cells_check, u64::from(hello.rank)] {
+                out.number(number);
+            }
+        }
+        Message::Charge(charges) | Message::Debit(charges) | Message::Release(charges) => {
+            out.number(charges.len() as u64);
+            charges.iter().for_each(|charge| out.charge(charge));
+        }
+        Message::Return { units, taken_at, full_at, id } => {
+            out.charge(units);
+            out.number(taken_at.as_micros());
+            out.number(full_at.as_micros());
+            out.wide(id.0);
+        }
+        Message::Batch(batch) => {
+            out.number(batch.sequence);
+            out.number(batch.counters.len() as u64);
+            for counter in &batch.counters {
+                let mut one = Writer(Vec::new());
+                one.counter(counter);
+                out.number(one.0.len() as u64);
+                out.0.extend_from_slice(&one.0);
+            }
+            out.number(batch.entries.len() as u64);
+            for entry in &batch.entries {
+                out.number(u64::from(entry.counter));
+                out.parts(&entry.parts);
+                out.signed(entry.units);
+            }
+            if batch.covers.is_some() {
+                out.maybe(batch.covers);
+            }
+        }
+        Message::Outcomes(outcomes) => out.outcomes(outcomes),
+        Message::Done(seen) => {
+            out.number(seen.len() as u64);
+            for (cell, age) in seen {
+                out.text(cell);
+                out.number(*age);
+            }
+        }
+        Message::Failed(why) => out.text(&why[..why.floor_char_boundary(MAX_REASON)]),
+        Message::Unknown(_) => {}
+    }
+    let length = u32::try_from(out.0.len() - PREFIX).unwrap_or(u32::MAX);
+    out.0[..PREFIX].copy_from_slice(&length.to_le_bytes());
+    out.0
+}
+
+/// Returns the length of the message that a prefix announces.
+///
+/// # Errors
+/// If it is too long.
+pub fn length(prefix: [u8; PREFIX]) -> Result<usize, MessageError> {
+    let length = usize::try_from(u32::from_le_bytes(prefix)).unwrap_or(usize::MAX);
+    if length > MAX_MESSAGE { Err(MessageError::TooLong(length)) } else { Ok(length) }
+}
+
+/// Decodes a message without its length.
+///
+/// # Errors
+/// If the bytes are no message.
+pub fn decode(bytes: &[u8]) -> Result<(u64, Message), MessageError> {
+    if bytes.len() > MAX_MESSAGE {
+        return Err(MessageError::TooLong(bytes.len()));
+    }
+    let mut from = Reader(bytes);
+    let (Some(kind), Some(id)) = (from.byte(), from.number()) else { return Err(MessageError::Malformed) };
+    body(kind, &mut from).map(|message| (id, message)).ok_or(MessageError::Malformed)
+}
+
+/// Decodes a message without its length; one whose fields cannot be read is [`Message::Unknown`], because the next
+/// message begins where its length says.
+///
+/// # Errors
+/// If the bytes have not even a kind and an id.
+pub fn decode_leniently(bytes: &[u8]) -> Result<(u64, Message), MessageError> {
+    decode(bytes).or_else(|error| {
+        let mut from = Reader(bytes);
+        let (Some(kind), Some(id)) = (from.byte(), from.number()) else { return Err(error) };
+        Ok((id, Message::Unknown(kind)))
+    })
+}
+
+fn body(kind: u8, from: &mut Reader<'_>) -> Option<Message> {
+    Some(match kind {
+        1 => Message::Hello(Hello {
+            version: u16::try_from(from.number()?).ok()?,
+            cell: from.text(MAX_NAME)?.to_owned(),
+            region: from.text(MAX_NAME)?.to_owned(),
+            incarnation: from.number()?,
+            key_check: from.number()?,
+            cells_check: from.number()?,
+            rank: u32::try_from(from.number()?).ok()?,
+        }),
+        2 => Message::Charge(from.charges()?),
+        3 => Message::Debit(from.charges()?),
+        4 => Message::Release(from.charges()?),
+        5 => Message::Return {
+            units: Box::new(from.charge()?),
+            taken_at: Timestamp::from_micros(from.number()?),
+            full_at: Timestamp::from_micros(from.number()?),
+            id: PermitId(from.wide()?),
+        },
+        6 => Message::Batch(batch(from)?),
+        7 => Message::Outcomes(from.outcomes()?),
+        8 => {
+            let count = from.count(MAX_CELLS)?;
+            let seen = |_| Some((from.text(MAX_NAME)?.to_owned(), from.number()?));
+            Message::Done((0..count).map(seen).collect::<Option<_>>()?)
+        }
+        9 => Message::Failed(from.text(MAX_REASON)?.to_owned()),
+        other => Message::Unknown(other),
+    })
+}
+
+fn batch(from: &mut Reader<'_>) -> Option<Batch> {
+    let sequence = from.number()?;
+    let count = from.count(MAX_CHARGES)?;
+    let (mut counters, mut places) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let length = from.count(MAX_MESSAGE)?;
+        // A limit of a kind that this release does not know: its entries are skipped, and the others are not.
+        let counter = Reader(from.take(length)?).counter();
+        places.push(counter.is_some().then_some(counters.len()));
+        counters.extend(counter);
+    }
+    let skipped = places.iter().filter(|place| place.is_none()).count();
+    let count = from.count(MAX_BATCH)?;
+    let mut entries = Vec::new();
+    for _ in 0..count {
+        let place = *places.get(usize::try_from(from.number()?).ok()?)?;
+        let (parts, units) = (from.parts()?, from.signed()?);
+        if let Some(counter) = place.and_then(|place| u32::try_from(place).ok()) {
+            entries.push(BatchEntry { counter, parts, units });
+        }
+    }
+    let covers = if from.0.is_empty() { None } else { from.maybe()? };
+    Some(Batch { sequence, counters, entries, covers, skipped })
+}

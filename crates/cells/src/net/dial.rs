@@ -1,0 +1,237 @@
+//! Connects to peers, and sends them what was consumed in each tick.
+
+use super::LinkedStore;
+use super::frames;
+use super::links::Links;
+use super::tls::CellTls;
+use crate::message::{self, Hello, Message};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tollgate_core::{Clock, CounterStore, LogThrottle, TimeDelta};
+
+/// Time that a connection and the first messages may take.
+const HANDSHAKE: Duration = Duration::from_secs(3);
+/// Longest pause between two attempts to connect.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+
+/// Address of a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerUrl {
+    /// Host name or address.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// Whether the link is encrypted, and both sides show certificates.
+    pub is_tls: bool,
+}
+
+impl PeerUrl {
+    /// Returns whether the peer is on this machine.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        self.host == "localhost" || self.host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
+    }
+
+    /// Parses `http://HOST:PORT` (loopback only) or `https://HOST:PORT`.
+    ///
+    /// # Errors
+    /// What is wrong, in words for an operator.
+    pub fn parse(url: &str) -> Result<Self, String> {
+        let (is_tls, rest) = match (url.strip_prefix("https://"), url.strip_prefix("http://")) {
+            (Some(rest), _) => (true, rest),
+            (_, Some(rest)) => (false, rest),
+            _ => return Err("must begin with https://, or with http:// on loopback".to_owned()),
+        };
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let wrong = || "must be HOST:PORT without a path, as in https://eu.example.com:7400".to_owned();
+        let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
+        let port = port.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(wrong)?;
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
+        if host.is_empty() || !host.chars().all(is_plain) {
+            return Err(wrong());
+        }
+        let url = Self { host: host.to_owned(), port, is_tls };
+        if !is_tls && !url.is_loopback() {
+            return Err(
+                "http:// is for loopback alone; use https://, with certificates on both sides".to_owned()
+            );
+        }
+        Ok(url)
+    }
+}
+
+/// Moves consumption into the outboxes in each tick, for as long as the process runs.
+pub async fn run_ticks<S: CounterStore, C: Clock + Clone>(
+    store: Arc<LinkedStore<S, C>>,
+    ticks: watch::Sender<u64>,
+) {
+    let mut interval = tokio::time::interval(duration(store.members().config().tick));
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        store.tick();
+        ticks.send_modify(|tick| *tick += 1);
+    }
+}
+
+fn duration(delta: TimeDelta) -> Duration {
+    Duration::from_micros(delta.as_micros())
+}
+
+/// Keeps the link to one peer connected, for as long as the process runs.
+pub async fn run_links<S: CounterStore, C: Clock + Clone>(
+    store: Arc<LinkedStore<S, C>>,
+    links: Arc<Links>,
+    peer: usize,
+    url: PeerUrl,
+    tls: Option<Arc<CellTls>>,
+    ticks: watch::Receiver<u64>,
+) {
+    let (mut pause, failures) = (Duration::from_millis(50), LogThrottle::default());
+    loop {
+        let started = tokio::time::Instant::now();
+        if let Err(error) = link(&store, &links, peer, &url, tls.as_deref(), ticks.clone()).await
+            && failures.due(store.now()).is_some()
+        {
+            let PeerUrl { host, port, .. } = &url;
+            tracing::warn!(%error, "link to the cell at {host}:{port} failed; trying again");
+        }
+        links.close(peer);
+        pause = if started.elapsed() > MAX_PAUSE {
+            Duration::from_millis(50)
+        } else {
+            (pause * 2).min(MAX_PAUSE)
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+async fn link<S: CounterStore, C: Clock + Clone>(
+    store: &LinkedStore<S, C>,
+    links: &Links,
+    peer: usize,
+    url: &PeerUrl,
+    tls: Option<&CellTls>,
+    ticks: watch::Receiver<u64>,
+) -> io::Result<()> {
+    let connect = TcpStream::connect((url.host.as_str(), url.port));
+    let stream = timely(connect).await?;
+    stream.set_nodelay(true)?;
+    match (url.is_tls, tls) {
+        (false, _) => exchange(store, links, peer, stream, ticks).await,
+        (true, None) => Err(io::Error::other("no certificates are configured")),
+        (true, Some(tls)) => {
+            let name = rustls::pki_types::ServerName::try_from(url.host.clone()).map_err(io::Error::other)?;
+            let connector = tokio_rustls::TlsConnector::from(tls.configs().1);
+            let stream = timely(connector.connect(name, stream)).await?;
+            exchange(store, links, peer, stream, ticks).await
+        }
+    }
+}
+
+async fn timely<T>(step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(HANDSHAKE, step).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+async fn exchange<S: CounterStore, C: Clock + Clone>(
+    store: &LinkedStore<S, C>,
+    links: &Links,
+    peer: usize,
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    ticks: watch::Receiver<u64>,
+) -> io::Result<()> {
+    let own = store.hello();
+    stream.write_all(&message::encode(0, &Message::Hello(own.clone()))).await?;
+    stream.flush().await?;
+    let hello = match timely(frames::read(&mut stream)).await? {
+        Some((_, Message::Hello(hello))) => hello,
+        Some((_, Message::Failed(why))) => return Err(io::Error::other(why)),
+        _ => return Err(io::Error::other("the peer is no cell")),
+    };
+    check(store, peer, &own, &hello)?;
+    store.members().on_hello(peer, hello);
+    let mut queue = links.open(peer);
+    let (mut reading, mut writing) = tokio::io::split(stream);
+    let read = async {
+        while let Some((id, message)) = frames::read(&mut reading).await? {
+            links.complete(peer, id, message);
+        }
+        Err(io::ErrorKind::ConnectionReset.into())
+    };
+    tokio::select! {
+        ended = read => ended,
+        ended = frames::write_all(&mut writing, &mut queue) => ended,
+        ended = send_batches(store, links, peer, ticks) => ended,
+    }
+}
+
+/// Why two cells of a region with the same index refuse each other.
+pub(super) const SAME_PART: &str = "two cells of one region have the same part of its limits; give each cell the same address \
+                                    in its own --cell-url and in the --peer of the others";
+
+/// Returns whether two cells would have the same part of a limit.
+pub(super) fn is_same_part(one: &Hello, other: &Hello) -> bool {
+    one.region == other.region && one.rank == other.rank
+}
+
+/// Refuses a peer that would count callers apart, or that is not the one configured.
+fn check<S: CounterStore, C: Clock + Clone>(
+    store: &LinkedStore<S, C>,
+    peer: usize,
+    own: &Hello,
+    hello: &Hello,
+) -> io::Result<()> {
+    let Some(region) = store.members().peer(peer).map(|peer| peer.region) else {
+        return Err(io::Error::other("the peer is gone"));
+    };
+    let wrong = if hello.key_check != own.key_check {
+        "the peer hashes API keys with another secret; give all cells the same identity.api_key.secret_file"
+            .to_owned()
+    } else if hello.cell == own.cell {
+        format!(
+            "the peer has this cell's name `{}`; give each cell its own address in --peer and --cell",
+            own.cell
+        )
+    } else if hello.region != region {
+        format!("the peer is of region `{}`, and --peer says `{region}`", hello.region)
+    } else if is_same_part(own, hello) {
+        SAME_PART.to_owned()
+    } else {
+        if hello.cells_check != own.cells_check && hello.cells_check != 0 && own.cells_check != 0 {
+            tracing::warn!(
+                cell = hello.cell,
+                "the cell is configured with other regions or weights: parts of limits differ"
+            );
+        }
+        return Ok(());
+    };
+    Err(io::Error::other(wrong))
+}
+
+/// Sends a batch in each tick, and the next at once while there is more.
+async fn send_batches<S: CounterStore, C: Clock + Clone>(
+    store: &LinkedStore<S, C>,
+    links: &Links,
+    peer: usize,
+    mut ticks: watch::Receiver<u64>,
+) -> io::Result<()> {
+    let within = duration(store.members().config().silence);
+    loop {
+        let batch = store.next_batch(peer);
+        let (sequence, sent) = (batch.sequence, store.now());
+        let more = match links.call(peer, &Message::Batch(batch), within).await {
+            Ok(Message::Done(seen)) => store.on_acknowledged(peer, sequence, sent, &seen),
+            // Its store cannot be reached: the batch is sent again.
+            Ok(_) => false,
+            Err(error) => return Err(io::Error::other(error)),
+        };
+        if !more && ticks.changed().await.is_err() {
+            return Ok(());
+        }
+    }
+}

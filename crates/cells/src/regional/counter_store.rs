@@ -1,0 +1,242 @@
+//! The regional store as a counter store: replaces secrets, and takes the short way where one place decides without
+//! waiting.
+
+use super::decide::{is_exchanged, may_be_lost};
+use super::{Charges, RegionalStore, WHOLE};
+use crate::members::Decider;
+use crate::mixed::remapped;
+use crate::owner::Transport;
+use crate::pseudonym::{Names, needs_names, renamed};
+use smallvec::SmallVec;
+use std::sync::atomic::Ordering;
+use tollgate_core::{
+    Charge, Clock, Cost, CounterKey, CounterStore, KeyPart, LastKnown, Mode, Outcome, Outcomes, Permit,
+    RegionMode, RegionStatus, StoreError, UnitReturn,
+};
+
+type Parts<'a> = SmallVec<[SmallVec<[KeyPart<'a>; 4]>; 4]>;
+
+/// The charges of a request with secrets replaced, and what they borrow.
+macro_rules! renamed_charges {
+    ($store:expr, $charges:expr => $renamed:ident) => {
+        let names = $store.names_of($charges);
+        let parts: Parts<'_> = $charges
+            .iter()
+            .zip(&names)
+            .map(|(charge, names)| renamed(charge.key.parts, names.as_ref()))
+            .collect();
+        let $renamed: Charges<'_> = $charges
+            .iter()
+            .zip(&parts)
+            .map(|(charge, parts)| Charge { key: CounterKey { scope: charge.key.scope, parts }, ..*charge })
+            .collect();
+    };
+}
+
+impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for RegionalStore<S, T, C> {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        renamed_charges!(self, charges => renamed);
+        self.charge_renamed(&renamed).await
+    }
+
+    #[inline]
+    fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
+        if self.share.load(Ordering::Relaxed) < WHOLE || self.is_overdrawn(charges) || self.is_late(charges) {
+            return false;
+        }
+        let is_plain =
+            |charge: &Charge<'_>| !charge.key.scope.region_mode().has_owner() && !needs_names(charge);
+        if charges.iter().all(is_plain) {
+            let is_charged = self.own.try_charge(charges, outcomes);
+            if is_charged {
+                self.record(charges, outcomes);
+            }
+            return is_charged;
+        }
+        self.try_renamed(charges, outcomes)
+    }
+
+    #[inline]
+    fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
+        let is_plain = |charge: &Charge<'_>| {
+            charge.key.scope.region_mode() == RegionMode::Shared && !needs_names(charge)
+        };
+        if self.share.load(Ordering::Relaxed) < WHOLE
+            || !self.overdrafts.is_empty()
+            || self.late.count() > 0
+            || !charges.iter().all(is_plain)
+        {
+            return false;
+        }
+        let before = outcomes.len();
+        let is_charged = self.own.try_charge_each(charges, outcomes);
+        if is_charged && !self.outboxes.is_empty() {
+            for (charge, outcome) in charges.iter().zip(&outcomes[before..]) {
+                if outcome.verdict.is_allowed() && is_exchanged(charge) {
+                    self.ledger.record(charge);
+                }
+            }
+        }
+        is_charged
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        renamed_charges!(self, charges => renamed);
+        let (here, there): (Vec<usize>, Vec<usize>) =
+            (0..renamed.len()).partition(|at| self.is_own(&renamed[*at].key));
+        let part = |of: &[usize]| -> Vec<Charge<'_>> { of.iter().map(|at| renamed[*at]).collect() };
+        let mut errors = Vec::new();
+        if !here.is_empty() {
+            let own = part(&here);
+            let result = self.own.debit(&own).await;
+            if !self.outboxes.is_empty() {
+                self.ledger.record_debited(&own, &result, is_exchanged);
+            }
+            errors.extend(result.err().map(|error| remapped(error, &here, renamed.len())));
+        }
+        if !there.is_empty() {
+            let result = self.leases.debit(&part(&there)).await;
+            errors.extend(result.err().map(|error| remapped(error, &there, renamed.len())));
+        }
+        match errors.len() {
+            0 => Ok(()),
+            1 => Err(errors.remove(0)),
+            _ => Err(both(errors, renamed.len())),
+        }
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        let charges: Charges<'_> =
+            permits.iter().map(|permit| Charge::new(permit.key, permit.limit, Cost::ONE)).collect();
+        renamed_charges!(self, &charges => renamed);
+        let all = renamed.iter().zip(permits).map(|(charge, permit)| Permit { key: charge.key, ..*permit });
+        let (mut here, there): (Vec<Permit<'_>>, Vec<Permit<'_>>) =
+            all.partition(|permit| self.is_own(&permit.key));
+        // A permit does not contain the mode of its rule: with `mode: local` its counter has the secret's own name,
+        // here.
+        here.extend(
+            charges.iter().zip(permits).filter(|(charge, _)| needs_names(charge)).map(|(_, permit)| *permit),
+        );
+        if !here.is_empty() {
+            self.own.release(&here).await?;
+        }
+        if there.is_empty() { Ok(()) } else { self.leases.release(&there).await }
+    }
+
+    async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
+        let charges = [Charge::new(back.key, back.limit, Cost::PEEK)];
+        renamed_charges!(self, &charges => renamed);
+        let back = UnitReturn { key: renamed[0].key, ..*back };
+        if self.is_own(&back.key) {
+            self.own.return_units(&back).await
+        } else {
+            self.leases.return_units(&back).await
+        }
+    }
+
+    fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown> {
+        let charges = [*charge];
+        renamed_charges!(self, &charges => renamed);
+        if self.is_own(&renamed[0].key) {
+            self.own.last_known(&renamed[0])
+        } else {
+            self.leases.last_known(&renamed[0])
+        }
+    }
+
+    fn region_status(&self, charge: &Charge<'_>) -> Option<RegionStatus> {
+        if self.outboxes.is_empty() || charge.mode == Mode::Local {
+            return None;
+        }
+        let charges = [*charge];
+        renamed_charges!(self, &charges => renamed);
+        let (charge, now) = (&renamed[0], self.clock.now());
+        let mode = charge.key.scope.region_mode();
+        let config = self.members.config();
+        let (owner, is_own) = match mode.has_owner().then(|| self.members.decider(&charge.key, now)) {
+            None => (None, true),
+            Some(Decider::Own) => (Some(config.region.clone()), true),
+            Some(Decider::Peer(peer)) => (self.members.peer(peer).map(|peer| peer.region), false),
+            Some(Decider::Nobody(_)) => (None, false),
+        };
+        let is_exchanged = is_exchanged(&Charge { cost: Cost::ONE, ..*charge });
+        Some(RegionStatus {
+            mode,
+            owner,
+            is_own,
+            lag: self.lag(now),
+            is_regional_only: is_exchanged && self.is_regional_only(),
+            others: is_exchanged.then(|| self.others.used(charge, now)),
+        })
+    }
+
+    #[inline]
+    fn is_regional_only(&self) -> bool {
+        self.share.load(Ordering::Relaxed) < WHOLE
+    }
+}
+
+impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
+    /// Returns the pseudonyms of each charge's secrets.
+    fn names_of(&self, charges: &[Charge<'_>]) -> SmallVec<[Option<Names>; 4]> {
+        let names =
+            |charge: &Charge<'_>| if needs_names(charge) { self.names.names(&charge.key) } else { None };
+        charges.iter().map(names).collect()
+    }
+
+    /// Returns whether one of the buckets may be overdrawn. Counters with secrets have other names, so any overdraft
+    /// will do.
+    #[inline]
+    fn is_overdrawn(&self, charges: &[Charge<'_>]) -> bool {
+        let is_one =
+            |charge: &Charge<'_>| needs_names(charge) || self.overdrafts.get(charge.key.id()).is_some();
+        !self.overdrafts.is_empty() && charges.iter().any(is_one)
+    }
+
+    /// Returns whether a late peer may have used one of the counters.
+    #[inline]
+    fn is_late(&self, charges: &[Charge<'_>]) -> bool {
+        let is_one = |charge: &Charge<'_>| needs_names(charge) || self.late.has(charge.key.id());
+        self.late.count() > 0 && charges.iter().any(is_one)
+    }
+
+    /// Charges a request with secrets or with owners without waiting, if one place decides it.
+    fn try_renamed(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
+        renamed_charges!(self, charges => renamed);
+        if renamed.iter().any(may_be_lost) {
+            return false;
+        }
+        let own = renamed.iter().filter(|charge| self.is_own(&charge.key)).count();
+        if own == renamed.len() {
+            let is_charged = self.own.try_charge(&renamed, outcomes);
+            if is_charged {
+                self.record(&renamed, outcomes);
+            }
+            return is_charged;
+        }
+        let is_leased = |charge: &Charge<'_>| charge.key.scope.region_mode() == RegionMode::Leased;
+        if own > 0 || !renamed.iter().all(is_leased) {
+            return false;
+        }
+        let leased: Charges<'_> =
+            renamed.iter().map(|charge| Charge { mode: Mode::Leased, ..*charge }).collect();
+        self.leases.try_charge(&leased, outcomes)
+    }
+}
+
+/// Combines the errors of both parts of a debit.
+fn both(errors: Vec<StoreError>, all: usize) -> StoreError {
+    let (mut failed, mut causes) = (Vec::new(), Vec::new());
+    for error in errors {
+        match error {
+            StoreError::Partial { failed: more, cause } => {
+                failed.extend(more);
+                causes.push(*cause);
+            }
+            error => causes.push(error),
+        }
+    }
+    failed.sort_unstable();
+    let cause = StoreError::Several(causes);
+    if failed.len() == all { cause } else { StoreError::Partial { failed, cause: Box::new(cause) } }
+}

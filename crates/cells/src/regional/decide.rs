@@ -1,0 +1,175 @@
+//! Decides requests whose secrets are replaced: overdrafts first, then by the part of shared limits that this cell has.
+
+use super::{Charges, RegionalStore, WHOLE};
+use crate::outbox::used;
+use crate::overdraft::{BucketTime, denial};
+use crate::owner::Transport;
+use crate::pseudonym::is_shared_name;
+use crate::stats::add;
+use smallvec::SmallVec;
+use std::sync::atomic::Ordering;
+use tollgate_core::{
+    Admission, Algorithm, Charge, Clock, Cost, CounterStore, Enforcement, Limit, LossPolicy, Outcome,
+    Outcomes, PermitId, RegionMode, State, StoreError,
+};
+
+impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
+    /// Charges a request whose secrets are replaced.
+    pub(super) async fn charge_renamed(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        if !self.overdrafts.is_empty()
+            && let Some(denied) = self.overdrawn(charges).await?
+        {
+            return Ok(denied);
+        }
+        let limits = self.limits(charges);
+        let decided: Charges<'_> = charges
+            .iter()
+            .zip(&limits)
+            .map(|(charge, limit)| Charge { limit: limit.as_ref().unwrap_or(charge.limit), ..*charge })
+            .collect();
+        let (here, there): (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>) =
+            (0..charges.len()).partition(|at| self.is_own(&charges[*at].key));
+        if there.is_empty() {
+            let outcomes = self.charge_own(&decided).await?;
+            self.record(charges, &outcomes);
+            return Ok(outcomes);
+        }
+        let outcomes = self.charge_both(&decided, &here, &there).await?;
+        let own =
+            Outcomes { per_charge: here.iter().map(|at| outcomes.per_charge[*at]).collect(), ..outcomes };
+        let charged: Charges<'_> = here.iter().map(|at| charges[*at]).collect();
+        self.record(&charged, &own);
+        Ok(outcomes)
+    }
+
+    /// Returns the denial of a request of which a bucket is overdrawn. One whose state can represent the debt again is
+    /// debited, and decided as any other.
+    #[cold]
+    async fn overdrawn(&self, charges: &[Charge<'_>]) -> Result<Option<Outcomes>, StoreError> {
+        let mut denied = None;
+        for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| is_exchanged(charge)) {
+            let Some((full_at, time)) = self.overdrafts.get(charge.key.id()).zip(BucketTime::of(charge))
+            else {
+                continue;
+            };
+            let now = self.clock.now();
+            let ahead = full_at.since(now);
+            if ahead.as_micros() > time.max_ahead {
+                if charge.enforcement == Enforcement::Required {
+                    denied.get_or_insert((at, denial(charge, &time, full_at, now)));
+                }
+                continue;
+            }
+            self.overdrafts.remove(charge.key.id());
+            let held = time.units(time.max_ahead).saturating_sub(self.room(charge, &time).await?);
+            let owed = time.units(ahead.as_micros()).saturating_add(1).saturating_sub(held);
+            if full_at > now && owed > 0 {
+                self.own.debit_reported(&[Charge { cost: Cost::new(owed), ..*charge }]).await?;
+            }
+        }
+        let Some((at, outcome)) = denied else { return Ok(None) };
+        let mut outcomes =
+            Outcomes { admission: Admission::Denied, at: self.clock.now(), ..Outcomes::default() };
+        outcomes.per_charge = charges.iter().map(|_| Outcome::UNKNOWN).collect();
+        outcomes.per_charge[at] = outcome;
+        Ok(Some(outcomes))
+    }
+
+    /// Charges the own store with charges that this cell decides.
+    pub(crate) async fn charge_own(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        for charge in charges.iter().filter(|charge| may_be_lost(charge)) {
+            self.restore_lost(charge).await?;
+        }
+        let mut outcomes = Outcomes::default();
+        if self.own.try_charge(charges, &mut outcomes) {
+            return Ok(outcomes);
+        }
+        self.own.charge(charges).await
+    }
+
+    /// Debits a counter that this cell may have taken over from another, or lost: it counts as used up at that moment.
+    async fn restore_lost(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
+        let now = self.clock.now();
+        let Some(known_since) = self.members.known_since(&charge.key) else { return Ok(()) };
+        if now.since(known_since) > charge.limit.retention() {
+            return Ok(());
+        }
+        let peek = Charge { cost: Cost::PEEK, enforcement: Enforcement::Independent, ..*charge };
+        let outcomes = self.own.charge(&[peek]).await?;
+        if outcomes.per_charge.first().is_none_or(|outcome| outcome.remaining < charge.limit.capacity()) {
+            return Ok(());
+        }
+        let mut state = State::default();
+        charge.limit.debit(PermitId::ANONYMOUS, &mut state, known_since, charge.limit.capacity());
+        let lost = used(charge.limit, &state, now);
+        if lost == 0 {
+            return Ok(());
+        }
+        add(&self.counts.assumed_lost, 1);
+        self.own.debit_reported(&[Charge { cost: Cost::new(lost), ..peek }]).await
+    }
+
+    /// Writes what a decided request has taken from shared limits to the ledger.
+    #[inline]
+    pub(super) fn record(&self, charges: &[Charge<'_>], outcomes: &Outcomes) {
+        if self.outboxes.is_empty() {
+            return;
+        }
+        self.ledger.record_applied(charges, outcomes, is_exchanged);
+    }
+
+    /// Returns the limits by which shared charges are decided while peers are silent or late; `None` if they are the
+    /// rules'.
+    fn limits(&self, charges: &[Charge<'_>]) -> SmallVec<[Option<Limit>; 4]> {
+        let share = self.share.load(Ordering::Relaxed).min(WHOLE);
+        let weights = [share, WHOLE - share];
+        let part = |charge: &Charge<'_>| charge.limit.weighted_part(&weights, 0);
+        // A share leaves the others theirs: nothing more is kept free for them.
+        let (is_part, is_late) = (share < WHOLE, share == WHOLE && self.late.count() > 0);
+        let one = |charge: &Charge<'_>| match is_exchanged(charge) {
+            true if is_part => Some(part(charge)),
+            true if is_late => self.kept_free(charge),
+            _ => None,
+        };
+        let limits: SmallVec<[Option<Limit>; 4]> = charges.iter().map(one).collect();
+        if limits.iter().any(Option::is_some) {
+            add(if is_part { &self.counts.regional_only } else { &self.counts.late_assumed }, 1);
+        }
+        limits
+    }
+
+    /// Returns the limit of a charge without the units that late peers are assumed to have used.
+    #[cold]
+    fn kept_free(&self, charge: &Charge<'_>) -> Option<Limit> {
+        if charge.cost.is_refund() {
+            return None;
+        }
+        let (now, capacity) = (self.clock.now(), charge.limit.capacity());
+        let units = self.late.expected(charge, now);
+        if units == 0 {
+            return None;
+        }
+        // No more than the limit could have given them; and room for the charge itself, because a denial that no time ends
+        // would be wrong.
+        let given = capacity.saturating_sub(self.others.used(charge, now));
+        let units = units.min(given).min(capacity.saturating_sub(charge.cost.units()));
+        (units > 0).then(|| charge.limit.keeping_free(units))
+    }
+}
+
+/// Returns whether a charge is exchanged with other cells.
+#[inline]
+pub(super) fn is_exchanged(charge: &Charge<'_>) -> bool {
+    charge.key.scope.region_mode() == RegionMode::Shared
+        && is_shared_name(charge)
+        && !charge.cost.is_peek()
+        && charge.limit.algorithm() != Algorithm::Concurrency
+}
+
+/// Returns whether a charge's counter counts as used up if its state was lost.
+pub(super) fn may_be_lost(charge: &Charge<'_>) -> bool {
+    charge.loss_policy == LossPolicy::AssumeExhausted
+        && charge.key.scope.region_mode().has_owner()
+        && !charge.cost.is_refund()
+        && charge.limit.algorithm() != Algorithm::Concurrency
+}

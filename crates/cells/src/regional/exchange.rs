@@ -1,0 +1,78 @@
+//! The exchange of consumption in each tick: from the ledger into the outboxes, and out of them as batches.
+
+use super::{RegionalStore, WHOLE};
+use crate::members::PeerConfig;
+use crate::message::{Batch, Sighting};
+use crate::outbox::Outbox;
+use crate::owner::Transport;
+use crate::roster::PeerChanges;
+use crate::stats::add;
+use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
+use tollgate_core::{Clock, CounterStore, Timestamp};
+
+impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
+    pub(super) fn outbox(&self, peer: usize) -> Option<MutexGuard<'_, Outbox>> {
+        self.outboxes.get(peer).map(|outbox| outbox.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn refresh(&self) {
+        let now = self.clock.now();
+        self.members.refresh(now);
+        let (part, all) = self.members.share(now);
+        let share = u128::from(part) * u128::from(WHOLE) / u128::from(all.max(1));
+        self.share.store(u64::try_from(share).unwrap_or(WHOLE), Ordering::Relaxed);
+    }
+
+    /// Replaces the learned peers, and returns what has changed.
+    pub fn set_peers(&self, peers: &[PeerConfig]) -> PeerChanges {
+        let changes = self.members.set_peers(peers);
+        let (now, most) = (self.clock.now(), self.members.config().max_pending);
+        for at in &changes.removed {
+            if let Some(mut outbox) = self.outbox(*at) {
+                *outbox = Outbox::new(most, now);
+            }
+        }
+        self.refresh();
+        changes
+    }
+
+    /// Moves what was consumed since the last tick into the outboxes, and looks who answers. Called once in a tick.
+    pub fn tick(&self) {
+        let consumed = self.ledger.drain();
+        let now = self.clock.now();
+        for (contact, others) in self.members.contacts(now) {
+            let is_silent = self.members.is_silent(contact, now);
+            // One node of a cell receives consumption, also what another did not receive in time.
+            let moved: Vec<_> = others
+                .into_iter()
+                .filter(|other| is_silent || self.members.is_silent(*other, now))
+                .filter_map(|other| self.outbox(other).map(|mut outbox| outbox.take(now)))
+                .collect();
+            if let Some(mut outbox) = self.outbox(contact) {
+                outbox.add(&consumed, is_silent, now);
+                moved.iter().for_each(|moved| outbox.add(moved, false, now));
+            }
+        }
+        self.overdrafts.sweep(now);
+        let config = self.members.config();
+        self.late.refresh(config.tick, config.silence, |cell| self.members.is_named_silent(cell, now), now);
+        self.refresh();
+    }
+
+    /// Returns the batch to send to a peer.
+    pub fn next_batch(&self, peer: usize) -> Batch {
+        let now = self.clock.now();
+        self.outbox(peer).map(|mut outbox| outbox.next_batch(now)).unwrap_or_default()
+    }
+
+    /// Records that a peer has applied a batch that was sent at `sent`. Returns whether there is more to send.
+    pub fn on_acknowledged(&self, peer: usize, sequence: u64, sent: Timestamp, seen: &[Sighting]) -> bool {
+        self.members.on_answer(peer, sent, seen, self.clock.now());
+        add(&self.counts.batches_sent, 1);
+        self.outbox(peer).is_some_and(|mut outbox| {
+            outbox.acknowledge(sequence);
+            outbox.has_more()
+        })
+    }
+}

@@ -1,0 +1,153 @@
+//! The exchange of consumption: nothing is counted zero times, nothing twice.
+
+use std::sync::Arc;
+use tollgate_cells::{Consumed, Inbox, Ledger, Outbox, Receipt, SentCounter};
+use tollgate_core::{
+    Algorithm, Charge, Cost, CounterKey, KeyPart, Limit, LimitSpec, OwnedKeyPart, Rate, Scope, TimeDelta,
+    Timestamp,
+};
+
+fn limit(per_second: u64) -> Limit {
+    LimitSpec::new(Algorithm::Gcra, Rate::per(per_second, TimeDelta::from_secs(1))).build().expect("valid")
+}
+
+fn consumed(key: &str, units: i64, limit: &Limit) -> Consumed {
+    Consumed {
+        counter: Arc::new(SentCounter { scope: Scope::new("api|user"), limit: limit.clone() }),
+        parts: [OwnedKeyPart::Text(key.into())].into(),
+        units,
+    }
+}
+
+const NOW: Timestamp = Timestamp::from_secs(1_000);
+
+/// Without it a broken link loses a batch, or its repetition is counted twice.
+#[test]
+fn a_batch_is_repeated_until_it_is_acknowledged_and_applied_once() {
+    let (mut outbox, inbox) = (Outbox::new(100, NOW), Inbox::new(8));
+    outbox.add(&[consumed("a", 3, &limit(10))], false, NOW);
+    let first = outbox.next_batch(NOW);
+    outbox.add(&[consumed("a", 4, &limit(10))], false, NOW);
+    assert_eq!(outbox.next_batch(NOW), first, "the same, because it was not acknowledged");
+    apply(&inbox, 1, first.sequence);
+    assert!(matches!(inbox.receive("us", 1, first.sequence), Receipt::Repeated));
+    outbox.acknowledge(first.sequence);
+    let second = outbox.next_batch(NOW);
+    assert_eq!((first.entries[0].units, second.entries[0].units), (3, 4));
+    apply(&inbox, 1, second.sequence);
+    outbox.acknowledge(first.sequence);
+    assert_eq!(outbox.next_batch(NOW), second, "an old acknowledgement is not one of this batch");
+    // A restarted sender begins at 1 again; a late message of the process before is still known.
+    apply(&inbox, 2, 1);
+    assert!(matches!(inbox.receive("us", 1, second.sequence), Receipt::Repeated));
+}
+
+fn apply(inbox: &Inbox, incarnation: u64, sequence: u64) {
+    let Receipt::New(application) = inbox.receive("us", incarnation, sequence) else { panic!("not new") };
+    application.finish();
+}
+
+/// Without it a batch that fails is acknowledged and never counted, or what was applied of it is counted in each tick.
+#[test]
+fn a_batch_is_applied_only_once_it_is() {
+    let inbox = Inbox::new(8);
+    let Receipt::New(mut application) = inbox.receive("us", 1, 1) else { panic!("not new") };
+    assert!(matches!(inbox.receive("us", 1, 1), Receipt::Busy), "neither applied nor to be applied again");
+    application.applied.insert(3);
+    drop(application);
+    let Receipt::New(application) = inbox.receive("us", 1, 1) else { panic!("it has failed") };
+    assert!(application.applied.contains(&3) && application.applied.len() == 1);
+    application.finish();
+    assert!(matches!(inbox.receive("us", 1, 1), Receipt::Repeated));
+}
+
+/// Without it a refund of units that time has restored gives them to the peer a second time when the link heals.
+#[test]
+fn a_refund_while_the_peer_is_silent_makes_no_units() {
+    let mut outbox = Outbox::new(100, NOW);
+    outbox.add(&[consumed("a", -4, &limit(10)), consumed("b", 6, &limit(10))], true, NOW);
+    outbox.add(&[consumed("b", -2, &limit(10))], true, NOW);
+    let batch = outbox.next_batch(NOW);
+    let units: Vec<i64> = batch.entries.iter().map(|entry| entry.units).collect();
+    assert_eq!(units, [4]);
+}
+
+/// Without it the busiest counters are forgotten first while a peer is silent, and the loss is not seen.
+#[test]
+fn a_full_outbox_drops_the_smallest_and_counts_it() {
+    let mut outbox = Outbox::new(2, NOW);
+    outbox.add(&[consumed("a", 8, &limit(10)), consumed("b", 3, &limit(10))], true, NOW);
+    outbox.add(&[consumed("c", 5, &limit(10))], false, NOW);
+    let mut units: Vec<i64> = outbox.next_batch(NOW).entries.iter().map(|entry| entry.units).collect();
+    units.sort_unstable();
+    assert_eq!((units, outbox.dropped()), (vec![5, 8], 3));
+}
+
+/// Without it strangers that claim many names fill a cell's memory.
+#[test]
+fn senders_are_bounded() {
+    let inbox = Inbox::new(2);
+    for name in ["a", "b"] {
+        assert!(matches!(inbox.receive(name, 1, 1), Receipt::New(_)));
+    }
+    assert!(matches!(inbox.receive("c", 1, 1), Receipt::Refused));
+    for incarnation in 2..100 {
+        assert!(matches!(inbox.receive("a", incarnation, 1), Receipt::New(_)));
+    }
+}
+
+/// Without it a healed link debits an hour of consumption at once, or nothing.
+#[test]
+fn what_was_consumed_by_the_share_counts_as_long_as_a_counter_would() {
+    let mut outbox = Outbox::new(100, NOW);
+    outbox.add(&[consumed("a", 6, &limit(10))], true, NOW);
+    let later = NOW + TimeDelta::from_millis(400);
+    assert_eq!(outbox.next_batch(later).entries[0].units, 2, "four units have been restored since");
+    let mut outbox = Outbox::new(100, NOW);
+    outbox.add(&[consumed("a", 6, &limit(10))], false, NOW);
+    assert_eq!(outbox.next_batch(later).entries[0].units, 6, "not known to be within a share: in full");
+    let mut outbox = Outbox::new(100, NOW);
+    outbox.add(&[consumed("a", 6, &limit(10))], false, NOW);
+    assert!(outbox.next_batch(NOW + TimeDelta::from_secs(60)).entries.is_empty(), "the state has run out");
+}
+
+/// Without it a peer that is away for a day takes all memory; and what is dropped is known.
+#[test]
+fn memory_is_bounded_and_the_smallest_give_way() {
+    let mut outbox = Outbox::new(4, NOW);
+    for n in 0..20 {
+        outbox.add(&[consumed(&format!("k{n}"), 1 + n, &limit(1_000))], false, NOW);
+    }
+    assert_eq!(outbox.waiting(), 4);
+    let units: i64 = outbox.next_batch(NOW).entries.iter().map(|entry| entry.units).sum();
+    assert_eq!(u64::try_from(units).expect("positive") + outbox.dropped(), (1..=20).sum::<u64>());
+    let (ledger, scope, limit) = (Ledger::new(64), Scope::new("s"), limit(10));
+    for n in 0..10_000 {
+        let (name, parts);
+        name = n.to_string();
+        parts = [KeyPart::Text(&name)];
+        ledger.record(&Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE));
+    }
+    let kept: i64 = ledger.drain().iter().map(|consumed| consumed.units).sum();
+    assert_eq!(u64::try_from(kept).expect("positive") + ledger.dropped(), 10_000);
+    assert!(kept <= 64);
+}
+
+/// Without it limits of other sizes on one counter are mixed up, or a refund is lost.
+#[test]
+fn consumption_is_added_up_by_counter_and_limit() {
+    let (ledger, scope) = (Ledger::new(1_000), Scope::new("s"));
+    let parts = [KeyPart::Text("a")];
+    let key = CounterKey { scope: &scope, parts: &parts };
+    let (small, large) = (limit(10), limit(20));
+    for (limit, cost) in
+        [(&small, Cost::new(3)), (&large, Cost::new(5)), (&small, Cost::new(4)), (&large, Cost::refund(2))]
+    {
+        ledger.record(&Charge::new(key, limit, cost));
+    }
+    let mut found: Vec<(u64, i64)> =
+        ledger.drain().iter().map(|one| (one.counter.limit.capacity(), one.units)).collect();
+    found.sort_unstable();
+    assert_eq!(found, [(10, 7), (20, 3)]);
+    assert!(ledger.drain().is_empty());
+}

@@ -1,0 +1,302 @@
+//! Adapted limits: while signals say that a service is overloaded, the limits of one tier after the other are tightened.
+//!
+//! They bear on plans as emergency measures do: a request's limits are scaled before they are charged, and usage stays.
+//! While nothing is tightened, a request pays for reading one flag. Steps are made by reports of signals or, while
+//! limits are tightened, by requests, so that limits recover even if reports stop.
+//!
+//! `signals.rs` records what they follow.
+
+use crate::check::Check;
+use crate::decision::DecisionDetails;
+use crate::limiter::Limiter;
+use crate::signals::SignalState;
+use arc_swap::ArcSwap;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tollgate_core::Timestamp;
+use tollgate_overload::{AdaptConfig, AdaptController, WHOLE};
+use tollgate_rules::{Adapt, LimitOrigin, Plan, Ruleset, Signal};
+
+/// State of a tier whose limits follow signals.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdaptedTier {
+    /// Domain of the rules.
+    pub domain: String,
+    /// The tier.
+    pub tier: String,
+    /// Thousandths of its limits that apply.
+    pub thousandths: u32,
+}
+
+/// State of the limits of a domain that follow signals.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdaptationState {
+    /// Domain of the rules.
+    pub domain: String,
+    /// The signals.
+    pub signals: Vec<SignalState>,
+    /// The tiers, in the order in which their limits are tightened.
+    pub tiers: Vec<AdaptedTier>,
+}
+
+/// A step by which signals changed the limits of a tier.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdaptedStep {
+    /// Domain of the rules.
+    pub domain: String,
+    /// The tier.
+    pub tier: String,
+    /// Thousandths of its limits that applied before.
+    pub from: u32,
+    /// Thousandths that apply now.
+    pub to: u32,
+    /// The signal above its bound, its value and the bound; `None` if limits were loosened.
+    pub signal: Option<(String, f64, f64)>,
+}
+
+type Listener = Box<dyn Fn(AdaptedStep) + Send + Sync>;
+
+pub(crate) struct DomainAdaptation {
+    pub(crate) adapt: Adapt,
+    state: Mutex<AdaptState>,
+    /// The controller's factors, for requests.
+    factors: ArcSwap<Vec<u32>>,
+    next: AtomicU64,
+    /// When upstreams are measured next.
+    pub(crate) next_reading: AtomicU64,
+}
+
+pub(crate) struct AdaptState {
+    pub(crate) controller: AdaptController,
+    /// Highest value of each signal that this process has reported since it was last shared.
+    pub(crate) own: Vec<Option<f64>>,
+}
+
+pub(crate) type Domains = HashMap<Box<str>, Arc<DomainAdaptation>>;
+
+/// Adapted limits of all domains.
+#[derive(Default)]
+pub(crate) struct Adaptations {
+    /// Whether any limit is tightened.
+    any: AtomicBool,
+    pub(crate) domains: ArcSwap<Domains>,
+    listener: OnceLock<Listener>,
+}
+
+impl Adaptations {
+    pub(crate) fn new(rules: &Ruleset) -> Self {
+        let adaptations = Self::default();
+        adaptations.on_rules_changed(rules);
+        adaptations
+    }
+
+    /// Adjusts to new rules: a domain with the same settings keeps its state.
+    pub(crate) fn on_rules_changed(&self, rules: &Ruleset) {
+        let known = self.domains.load();
+        let mut domains = Domains::new();
+        for domain in rules.domains() {
+            let adapt = domain.overload().and_then(|overload| overload.active_adapt());
+            let Some(adapt) = adapt else { continue };
+            let same = known.get(domain.name()).filter(|known| known.adapt == *adapt);
+            let own = same.cloned().unwrap_or_else(|| Arc::new(DomainAdaptation::new(adapt)));
+            domains.insert(domain.name().into(), own);
+        }
+        self.domains.store(Arc::new(domains));
+        self.refresh();
+    }
+
+    fn refresh(&self) {
+        let is_tightened =
+            |domain: &Arc<DomainAdaptation>| domain.factors.load().iter().any(|factor| *factor < WHOLE);
+        self.any.store(self.domains.load().values().any(is_tightened), Ordering::Relaxed);
+    }
+
+    /// Makes a domain's step if its time has come.
+    pub(crate) fn step(&self, domain: &str, own: &DomainAdaptation, now: Timestamp) {
+        let Some(step) = own.step(domain, now) else { return };
+        self.refresh();
+        if let Some(listener) = self.listener.get() {
+            listener(step);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn any_active(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+}
+
+impl DomainAdaptation {
+    fn new(adapt: &Adapt) -> Self {
+        let config = AdaptConfig {
+            bounds: adapt.signals.iter().map(|signal| signal.above).collect(),
+            tiers: adapt.order.len(),
+            least: u32::try_from(adapt.least).unwrap_or(WHOLE).clamp(1, WHOLE),
+            step: adapt.step,
+        };
+        Self {
+            adapt: adapt.clone(),
+            factors: ArcSwap::from_pointee(vec![WHOLE; config.tiers]),
+            state: Mutex::new(AdaptState {
+                controller: AdaptController::new(config),
+                own: vec![None; adapt.signals.len()],
+            }),
+            next: AtomicU64::new(0),
+            next_reading: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, AdaptState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a step if its time has come. Returns the one by which limits changed.
+    fn step(&self, domain: &str, now: Timestamp) -> Option<AdaptedStep> {
+        if now.as_micros() < self.next.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut state = self.state();
+        let step = state.controller.step(now);
+        self.next.store((now + self.adapt.step).as_micros(), Ordering::Relaxed);
+        let step = step?;
+        self.factors.store(Arc::new(state.controller.factors().to_vec()));
+        drop(state);
+        let tier = self.adapt.order.get(step.tier).map_or("", String::as_str);
+        let (from, to) = (f64::from(step.from) / 10.0, f64::from(step.to) / 10.0);
+        let loud = step.signal.and_then(|(at, value)| {
+            self.adapt.signals.get(at).map(|signal| (signal.name.clone(), value, signal.above))
+        });
+        match &loud {
+            Some((signal, value, bound)) => {
+                tracing::warn!(domain, tier, from, to, signal, value, bound, "limits tightened (percent)");
+            }
+            None => tracing::info!(domain, tier, from, to, "limits loosened (percent)"),
+        }
+        Some(AdaptedStep {
+            domain: domain.to_owned(),
+            tier: tier.to_owned(),
+            from: step.from,
+            to: step.to,
+            signal: loud,
+        })
+    }
+}
+
+impl<S> Limiter<S> {
+    /// Tightens all tiers as far as the rules allow, for rehearsals. Nothing loosens them until the next report or request.
+    pub fn tighten_to_least(&self) {
+        for own in self.adaptations.domains.load().values() {
+            let least = u32::try_from(own.adapt.least).unwrap_or(WHOLE).clamp(1, WHOLE);
+            own.factors.store(Arc::new(vec![least; own.adapt.order.len()]));
+        }
+        self.adaptations.refresh();
+    }
+
+    /// Calls `listener` after each step by which signals change limits, on the thread that made it: it must not block.
+    /// The first listener stays.
+    pub fn on_adapted(&self, listener: impl Fn(AdaptedStep) + Send + Sync + 'static) {
+        let _ = self.adaptations.listener.set(Box::new(listener));
+    }
+
+    /// Returns the state of all tiers whose limits follow signals.
+    #[must_use]
+    pub fn adapted_tiers(&self) -> Vec<AdaptedTier> {
+        let domains = self.adaptations.domains.load();
+        let mut tiers: Vec<AdaptedTier> = Vec::new();
+        for (domain, own) in domains.iter() {
+            let factors = own.factors.load();
+            tiers.extend(own.adapt.order.iter().zip(factors.iter()).map(|(tier, factor)| AdaptedTier {
+                domain: domain.to_string(),
+                tier: tier.clone(),
+                thousandths: *factor,
+            }));
+        }
+        tiers.sort_by(|a, b| a.domain.cmp(&b.domain));
+        tiers
+    }
+
+    /// Returns the state of all domains whose limits follow signals.
+    #[must_use]
+    pub fn adaptations(&self) -> Vec<AdaptationState> {
+        let (domains, tiers) = (self.adaptations.domains.load(), self.adapted_tiers());
+        let now = self.clock.now();
+        let mut states: Vec<AdaptationState> = domains
+            .iter()
+            .map(|(domain, own)| {
+                let state = own.state();
+                // Without reports and requests nothing makes steps.
+                let next = Timestamp::from_micros(own.next.load(Ordering::Relaxed));
+                let is_silent = now >= next + own.adapt.step;
+                let named = own.adapt.signals.iter().zip(state.controller.signals());
+                let signal = |(signal, value): (&Signal, f64)| SignalState {
+                    name: signal.name.clone(),
+                    value: if is_silent { 0.0 } else { value },
+                    bound: signal.above,
+                    source: signal.source.name(),
+                };
+                AdaptationState {
+                    domain: domain.to_string(),
+                    signals: named.map(signal).collect(),
+                    tiers: tiers.iter().filter(|tier| *tier.domain == **domain).cloned().collect(),
+                }
+            })
+            .collect();
+        states.sort_by(|a, b| a.domain.cmp(&b.domain));
+        states
+    }
+
+    /// Scales the limits of a request whose tier is tightened, and makes a step if its time has come.
+    #[cold]
+    pub(crate) fn apply_adapted(
+        &self,
+        check: &Check<'_>,
+        rules: &Ruleset,
+        plan: &mut Plan<'_>,
+        details: &mut DecisionDetails,
+    ) {
+        if let Some(own) = self.adaptations.domains.load().get(check.domain) {
+            self.adaptations.step(check.domain, own, self.clock.now());
+        }
+        self.scale_adapted(check, rules, plan, details);
+    }
+
+    /// Scales the limits of a request whose tier is tightened.
+    #[cold]
+    pub(crate) fn scale_adapted(
+        &self,
+        check: &Check<'_>,
+        rules: &Ruleset,
+        plan: &mut Plan<'_>,
+        details: &mut DecisionDetails,
+    ) {
+        let domains = self.adaptations.domains.load();
+        let (Some(own), Some(domain)) = (domains.get(check.domain), rules.domain(check.domain)) else {
+            return;
+        };
+        let tier =
+            plan.quotas.iter().find_map(|quota| quota.tier()).or_else(|| check.value(domain.tier_key()));
+        let Some(at) = own.adapt.order.iter().position(|known| Some(known.as_str()) == tier) else { return };
+        let factor = own.factors.load().get(at).copied().unwrap_or(WHOLE);
+        if factor == WHOLE {
+            return;
+        }
+        let is_scaled = |matched: &&mut tollgate_rules::MatchedLimit<'_>| {
+            matched.role.is_live() && matched.rule.is_none_or(|rule| !rule.is_shedding)
+        };
+        let mut is_felt = false;
+        for matched in plan.limits.iter_mut().filter(is_scaled) {
+            matched.limit = LimitOrigin::Inline(Box::new(
+                matched.limit.map_limits(|limit| limit.scaled_permille(factor)),
+            ));
+            is_felt = true;
+        }
+        if is_felt && details.reason.is_none() {
+            let percent = f64::from(factor) / 10.0;
+            details.reason = Some(
+                format!("limits of tier {} are at {percent}% because of overload", own.adapt.order[at])
+                    .into(),
+            );
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Units charged ahead: a decision that a protocol server makes now for requests that another process admits later.
+//!
+//! It is an ordinary check, planned, charged and folded on the one decision path, so shadow mode, emergency measures,
+//! quotas and tiers apply to it. Beside the decision it returns which counters were charged and until when the units of
+//! each may be spent ([`tollgate_core::Escrow`]), which only the plan determines: a key's windows have their own phase.
+//!
+//! Rejected: a second way to the counters for units that are charged ahead, because every measure, quota and fail policy
+//! would have to be repeated there.
+
+use crate::check::Check;
+use crate::decision::Decision;
+use crate::fold::decides;
+use crate::limiter::Limiter;
+use smallvec::SmallVec;
+use tollgate_core::{Algorithm, CounterStore, Escrow, PermitId, TimeDelta, Verdict};
+
+/// One counter of a decision that was made ahead.
+#[derive(Clone, Copy, Debug)]
+pub struct CounterAhead {
+    /// Stable hash of the counter key.
+    pub counter: u64,
+    /// Units of this limit that the decision charged, or would have charged.
+    pub cost: u64,
+    /// Units available after the decision.
+    pub remaining: u64,
+    /// Units that an unused limit admits at once.
+    pub capacity: u64,
+    /// Units per period.
+    pub count: u64,
+    /// Length of the period.
+    pub period: TimeDelta,
+    /// Validity of the charged units; `None` if they were not charged, or if the limit's units have no such bound.
+    pub escrow: Option<Escrow>,
+    /// The kind of bound that `escrow` states.
+    pub kind: AheadKind,
+}
+
+/// How the units of a limit can be spent later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AheadKind {
+    /// Each unit until its slot of time begins: see the lease proof.
+    Slots,
+    /// All units until their window ends.
+    Window,
+    /// Units are counted at the time of the charge: a log, or a bucket that refills in steps.
+    Counted,
+    /// Permits are held by requests in flight, and cannot be charged ahead.
+    Permits,
+}
+
+/// A decision for later requests, with the enforced counters that it charged.
+#[derive(Clone, Debug)]
+pub struct ChargeAhead {
+    /// The decision.
+    pub decision: Decision,
+    /// One entry for each enforced limit that the request matched.
+    pub counters: SmallVec<[CounterAhead; 2]>,
+}
+
+impl<S: CounterStore> Limiter<S> {
+    /// Decides `check` as [`Limiter::check`] does, for requests that are admitted later.
+    pub async fn charge_ahead(&self, check: &Check<'_>) -> ChargeAhead {
+        let mut counters = SmallVec::new();
+        let decision = self
+            .decide(
+                check,
+                |_| PermitId::ANONYMOUS,
+                |plan, details| {
+                    for (matched, status) in plan.limits.iter().zip(&details.limits) {
+                        if !decides(matched) {
+                            continue;
+                        }
+                        let charge = plan.charge(matched, PermitId::ANONYMOUS);
+                        let (limit, outcome) = (charge.limit, &status.outcome);
+                        let (counter, cost) = (charge.key.stable_hash(), matched.cost.units());
+                        let is_charged =
+                            details.is_allowed() && matches!(outcome.verdict, Verdict::Allowed { .. });
+                        let at = details.at + limit.phase(counter);
+                        counters.push(CounterAhead {
+                            counter,
+                            cost,
+                            remaining: outcome.remaining,
+                            capacity: limit.capacity(),
+                            count: limit.rate().count,
+                            period: limit.rate().period.length(),
+                            escrow: if is_charged { limit.escrow(cost, at, outcome) } else { None },
+                            kind: match limit.algorithm() {
+                                Algorithm::Concurrency => AheadKind::Permits,
+                                _ if !limit.is_leasable() => AheadKind::Counted,
+                                Algorithm::FixedWindow
+                                | Algorithm::SlidingWindow
+                                | Algorithm::StrictWindow => AheadKind::Window,
+                                _ => AheadKind::Slots,
+                            },
+                        });
+                    }
+                },
+            )
+            .await;
+        ChargeAhead { decision, counters }
+    }
+}

@@ -1,0 +1,269 @@
+//! Limits follow signals: tier by tier down to the least, and back, even if reports stop.
+
+use std::sync::Arc;
+use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
+use tollgate_engine::{
+    ActiveMeasures, Check, Ended, Limiter, Measure, MeasureAction, MeasureTarget, SampleWeight, SharedSignal,
+    SignalError,
+};
+use tollgate_rules::{ADAPT_RULE, Options, Ruleset, Source};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+const RULES: &str = "
+domain: d
+descriptors: [{key: user, name: per-user, limit: 10/day, algorithm: fixed_window}]
+overload:
+  adapt: {signals: {queue_depth: 100}, order: [free, pro], least: 50%, step: 1s}
+";
+
+type Memory = MemoryStore<Arc<ManualClock>>;
+
+fn limiter() -> (Limiter<Memory>, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+    let rules = Ruleset::load(&[Source::new("t.yaml", RULES)], &Options::default());
+    let rules = Arc::new(rules.unwrap_or_else(|errors| panic!("{errors}")));
+    (Limiter::new(rules, store, Arc::clone(&clock) as Arc<dyn Clock>), clock)
+}
+
+/// Number of requests of a new user of this tier that pass.
+fn passing(limiter: &Limiter<Memory>, user: &str, tier: &str) -> usize {
+    let attributes = [("user", user), ("tier", tier)];
+    let check = Check::attributes("d", &attributes);
+    (0..20).filter(|_| pollster::block_on(limiter.check(&check)).is_allowed()).count()
+}
+
+#[test]
+fn free_is_tightened_before_pro_and_both_come_back_by_themselves() {
+    let (limiter, clock) = limiter();
+    let report = |value| limiter.record_signals("d", [("queue_depth", value)]);
+    report(150.0).expect("a signal of the rules");
+    assert_eq!((passing(&limiter, "a", "free"), passing(&limiter, "b", "pro")), (8, 10));
+    for _ in 0..10 {
+        clock.advance(TimeDelta::from_secs(1));
+        report(150.0).expect("a signal of the rules");
+    }
+    assert_eq!((passing(&limiter, "c", "free"), passing(&limiter, "d", "pro")), (5, 5), "down to the least");
+    // Usage stays: what a user had before counts.
+    assert_eq!(passing(&limiter, "a", "free"), 0);
+    // Without reports, requests make the steps.
+    for n in 0..40 {
+        clock.advance(TimeDelta::from_secs(1));
+        passing(&limiter, &format!("x{n}"), "free");
+    }
+    assert_eq!((passing(&limiter, "e", "free"), passing(&limiter, "f", "pro")), (10, 10));
+}
+
+#[test]
+fn an_operator_can_restore_limits() {
+    let (limiter, clock) = limiter();
+    let measures = Arc::new(ActiveMeasures::new(|key| key.len() as u64));
+    let limiter = limiter.with_measures(Arc::clone(&measures));
+    limiter.record_signals("d", [("queue_depth", 150.0)]).expect("a signal of the rules");
+    assert_eq!(passing(&limiter, "a", "free"), 8);
+    measures.replace([Measure {
+        name: "emergency:1".into(),
+        action: MeasureAction::DisableRule,
+        target: MeasureTarget::Rule(ADAPT_RULE.into()),
+        expires_at: clock.now() + TimeDelta::from_secs(60),
+    }]);
+    assert_eq!(passing(&limiter, "b", "free"), 10);
+}
+
+#[test]
+fn a_signal_that_is_no_longer_reported_is_calm() {
+    let (limiter, clock) = limiter();
+    let shown = || limiter.adaptations()[0].signals[0].value;
+    assert_eq!(shown(), 0.0);
+    limiter.record_signals("d", [("queue_depth", 150.0)]).expect("a signal of the rules");
+    clock.advance(TimeDelta::from_millis(1_900));
+    assert_eq!(shown(), 150.0);
+    clock.advance(TimeDelta::from_millis(100));
+    assert_eq!(shown(), 0.0, "two steps later, though nothing has made a step");
+    assert_eq!(limiter.adaptations()[0].tiers[0].thousandths, 800);
+}
+
+#[test]
+fn a_report_with_a_mistake_records_nothing() {
+    let (limiter, _) = limiter();
+    let mixed = limiter.record_signals("d", [("queue_depth", 150.0), ("queue_dpth", 1.0)]);
+    assert!(matches!(mixed, Err(SignalError::Unknown { .. })));
+    assert!(matches!(limiter.record_signals("d", [("queue_depth", f64::NAN)]), Err(SignalError::Value(_))));
+    assert!(matches!(limiter.record_signals("x", [("queue_depth", 1.0)]), Err(SignalError::NotAdaptive(_))));
+    assert_eq!(limiter.adapted_tiers()[0].thousandths, 1000);
+}
+
+fn with_rules(text: &str) -> (Limiter<Memory>, Arc<ManualClock>) {
+    let (limiter, clock) = limiter();
+    let rules = Ruleset::load(&[Source::new("t.yaml", text)], &Options::default());
+    limiter.replace_rules(Arc::new(rules.unwrap_or_else(|errors| panic!("{errors}"))));
+    (limiter, clock)
+}
+
+fn thousandths(limiter: &Limiter<Memory>) -> u32 {
+    limiter.adapted_tiers()[0].thousandths
+}
+
+/// Sends requests to an upstream, a hundred in each step, each of which it answers after this time.
+fn serve(limiter: &Limiter<Memory>, clock: &ManualClock, upstream: &str, steps: u64, latency: u64) {
+    let check = Check::attributes("d", &[("user", "u")]);
+    for _ in 0..steps * 100 {
+        let permit = pollster::block_on(limiter.enter_upstream(&check, upstream)).expect("not shed");
+        clock.advance(TimeDelta::from_millis(latency.min(10)));
+        let mut permit = permit.expect("measured");
+        // Many are in flight at once.
+        let began = clock.now();
+        clock.set(began + TimeDelta::from_millis(latency.saturating_sub(10)));
+        permit.ended(Ended::Completed);
+        drop(permit);
+        clock.set(began + TimeDelta::from_millis(10 - latency.min(10)));
+    }
+}
+
+const MEASURED: &str = "
+domain: d
+overload:
+  adapt:
+    signals: {slow: {above: 300, measure: upstream_p99_ms, upstream: web}}
+    order: [free]
+    step: 1s
+";
+
+#[test]
+fn a_slow_upstream_tightens_limits_and_a_fast_one_restores_them() {
+    let (limiter, clock) = with_rules(MEASURED);
+    serve(&limiter, &clock, "web", 5, 20);
+    assert_eq!(thousandths(&limiter), 1000);
+    serve(&limiter, &clock, "other", 5, 900);
+    assert_eq!(thousandths(&limiter), 1000, "the rules name the upstream");
+    serve(&limiter, &clock, "web", 8, 400);
+    let tightened = thousandths(&limiter);
+    assert!(tightened < 600, "{tightened}");
+    let state = &limiter.adaptations()[0].signals[0];
+    assert!((350.0..450.0).contains(&state.value) && state.source == "measured", "{state:?}");
+    serve(&limiter, &clock, "web", 30, 20);
+    assert_eq!(thousandths(&limiter), 1000);
+    assert!(matches!(
+        limiter.record_signals("d", [("slow", 900.0)]),
+        Err(SignalError::NotPushed { key: "measure", .. })
+    ));
+}
+
+#[test]
+fn requests_in_flight_are_measured_without_a_limit() {
+    let (limiter, clock) = with_rules(
+        "{domain: d, overload: {adapt: {signals: {busy: {above: 5, measure: upstream_in_flight}}, order: [free], step: 1s}}}",
+    );
+    let check = Check::attributes("d", &[("user", "u")]);
+    let enter =
+        || pollster::block_on(limiter.enter_upstream(&check, "up")).expect("not shed").expect("measured");
+    let held: Vec<_> = (0..20).map(|_| enter()).collect();
+    for _ in 0..5 {
+        clock.advance(TimeDelta::from_secs(1));
+        drop(enter());
+    }
+    assert!(thousandths(&limiter) < 1000);
+    assert_eq!(limiter.adaptations()[0].signals[0].value, 20.0);
+    drop(held);
+    for _ in 0..30 {
+        clock.advance(TimeDelta::from_secs(1));
+        drop(enter());
+    }
+    assert_eq!((thousandths(&limiter), limiter.adaptations()[0].signals[0].value), (1000, 0.0));
+    // Rules that measure nothing have no meters.
+    limiter.replace_rules(Arc::new(Ruleset::load(&[], &Options::default()).expect("no rules")));
+    assert!(!limiter.tracks_upstreams());
+}
+
+#[test]
+fn utilization_is_the_part_of_the_limit_that_is_used() {
+    let (limiter, clock) = with_rules(
+        "{domain: d, overload: {workers: {limit: 40}, adapt: {signals: {use: {above: 0.4, measure: upstream_utilization}}, \
+         order: [free], step: 1s}}}",
+    );
+    let check = Check::attributes("d", &[("user", "u")]);
+    let enter =
+        || pollster::block_on(limiter.enter_upstream(&check, "up")).expect("not shed").expect("a place");
+    let held: Vec<_> = (0..20).map(|_| enter()).collect();
+    for _ in 0..3 {
+        clock.advance(TimeDelta::from_secs(1));
+        drop(enter());
+    }
+    assert_eq!(limiter.adaptations()[0].signals[0].value, 0.5);
+    assert!(thousandths(&limiter) < 1000);
+    drop(held);
+}
+
+#[test]
+fn queries_are_listed_and_only_they_take_query_results() {
+    let (limiter, _) = with_rules(
+        "{domain: d, overload: {adapt: {signals: {q: 5, deep: {above: 9, query: sum(x)}}, order: [free], step: 2s}}}",
+    );
+    let queries = limiter.signal_queries();
+    assert_eq!((queries.len(), queries[0].signal.as_str(), queries[0].query.as_str()), (1, "deep", "sum(x)"));
+    assert_eq!(queries[0].step, TimeDelta::from_secs(2));
+    limiter.record_query("d", "deep", 10.0).expect("a query");
+    assert_eq!(thousandths(&limiter), 800);
+    assert!(
+        limiter.record_query("d", "q", 10.0).is_err()
+            && limiter.record_signals("d", [("deep", 1.0)]).is_err()
+    );
+}
+
+#[test]
+fn what_one_node_is_told_bears_on_another_and_is_not_passed_on() {
+    let ((one, _), (two, clock)) = (limiter(), limiter());
+    one.record_signals("d", [("queue_depth", 90.0)]).expect("a signal of the rules");
+    one.record_signals("d", [("queue_depth", 150.0)]).expect("a signal of the rules");
+    let shared = one.take_own_signals();
+    assert_eq!((shared.len(), shared[0].value, shared[0].lasts), (1, 150.0, TimeDelta::from_secs(1)));
+    assert_eq!(one.take_own_signals(), []);
+    let unknown = SharedSignal { signal: "gone".to_owned(), ..shared[0].clone() };
+    let wrong = SharedSignal { value: f64::NAN, ..shared[0].clone() };
+    two.record_shared_signals(&[unknown, wrong, shared[0].clone()]);
+    assert_eq!((thousandths(&two), two.take_own_signals()), (800, vec![]));
+    clock.advance(TimeDelta::from_secs(1));
+    two.record_shared_signals(&shared);
+    assert_eq!(thousandths(&two), 640);
+}
+
+#[test]
+fn a_rehearsal_decides_with_the_least_until_the_end() {
+    let (limiter, clock) = limiter();
+    limiter.tighten_to_least();
+    let check = Check::attributes("d", &[("user", "u"), ("tier", "pro")]);
+    let mut passed = 0;
+    for _ in 0..20 {
+        clock.advance(TimeDelta::from_secs(60));
+        let decision = limiter.replay(&check, SampleWeight::ONE).expect("memory");
+        passed += usize::from(decision.is_allowed());
+    }
+    assert_eq!(passed, 5, "half of ten, and time does not loosen it");
+}
+
+#[test]
+fn a_request_that_only_shadow_mode_lets_pass_says_why() {
+    let rules = "{domain: d, overload: {workers: {limit: 1}, shadow: true}}";
+    let rules = Ruleset::load(&[Source::new("t.yaml", rules)], &Options::default());
+    let rules = Arc::new(rules.unwrap_or_else(|errors| panic!("{errors}")));
+    let (limiter, clock) = limiter();
+    limiter.replace_rules(rules);
+    let check = Check::attributes("d", &[("user", "u")]);
+    let mut held = Vec::new();
+    let permit = loop {
+        clock.advance(TimeDelta::from_millis(20));
+        let permit = pollster::block_on(limiter.enter_upstream(&check, "up")).expect("nothing is shed");
+        let permit = permit.expect("workers are limited");
+        if permit.would_be_shed().is_some() {
+            break permit;
+        }
+        assert!(held.len() < 10_000, "the limit of one is exceeded");
+        held.push(permit);
+    };
+    let (decision, _) = pollster::block_on(limiter.admit(&check.with_reason(permit.would_be_shed())));
+    let reason = decision.reason.as_deref().expect("a reason");
+    assert!(
+        decision.is_allowed() && reason.starts_with("would be shed at priority normal, cohort "),
+        "{reason}"
+    );
+}

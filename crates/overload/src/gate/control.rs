@@ -1,0 +1,152 @@
+//! The control step of a gate: once in an interval it reads what was counted, and sets the limit, the threshold, the shares
+//! and the bounds of the waiting room.
+
+use super::{DENIED, GUARANTEED, Gate, LATE, lock};
+use crate::limit::{Interval, LimitController};
+use crate::priority::{COHORTS, POSITIONS};
+use crate::room::RoomBounds;
+use crate::samples::BUCKETS;
+use crate::shares::TenantDemand;
+use crate::threshold::{QueueState, ThresholdController};
+use std::sync::atomic::Ordering;
+use tollgate_core::{TimeDelta, Timestamp};
+
+/// Bounds of the control interval, and its length in base latencies.
+const SHORTEST: f64 = 0.1;
+const LONGEST: f64 = 2.0;
+const LATENCIES: f64 = 2.0;
+/// Waiting requests that the threshold's controller holds, and that the room has space for, as parts of the limit.
+const WANTED: f64 = 0.5;
+const SPACE: f64 = 1.5;
+/// Longest wait outside a standing queue, in base latencies.
+const LONG_WAIT: f64 = 3.0;
+/// Base latency until one has been measured, in seconds.
+const UNKNOWN_LATENCY: f64 = 0.05;
+/// Most requests that may wait.
+const MAX_WAITING: f64 = 10_000.0;
+
+/// Time constant of the rate of denials, in seconds.
+const DENIED_MEMORY: f64 = 0.7;
+
+/// What the control step keeps between intervals.
+#[derive(Debug)]
+pub(super) struct Control {
+    pub(super) limit: LimitController,
+    pub(super) threshold: ThresholdController,
+    pub(super) demand: Option<TenantDemand>,
+    /// Requests per second that limits deny after they have passed the gate.
+    pub(super) denied: f64,
+    last: Timestamp,
+}
+
+impl Control {
+    pub(super) fn new(limit: LimitController, demand: Option<TenantDemand>) -> Self {
+        Self { limit, threshold: ThresholdController::new(), demand, denied: 0.0, last: Timestamp::ZERO }
+    }
+}
+
+/// Returns the base latency in microseconds until one has been measured.
+pub(super) fn unknown_latency() -> TimeDelta {
+    micros(UNKNOWN_LATENCY)
+}
+
+/// Returns the bounds of the waiting room until there are measurements.
+pub(super) fn first_bounds(limit: f64) -> RoomBounds {
+    RoomBounds {
+        size: room_size(limit),
+        short: micros(UNKNOWN_LATENCY),
+        long: micros(UNKNOWN_LATENCY * LONG_WAIT),
+        standing: TimeDelta::MAX,
+    }
+}
+
+impl<W> Gate<W> {
+    /// Runs the control step if its time has come and no other thread does.
+    #[inline]
+    pub(super) fn step_if_due(&self, now: Timestamp) {
+        if now.as_micros() >= self.next_step.load(Ordering::Relaxed) {
+            self.step(now);
+        }
+    }
+
+    #[cold]
+    fn step(&self, now: Timestamp) {
+        let Ok(mut control) = self.control.try_lock() else { return };
+        let Control { limit, threshold, demand, denied, last } = &mut *control;
+        let base = limit.base_latency().unwrap_or(UNKNOWN_LATENCY);
+        let interval = micros((base * LATENCIES).clamp(SHORTEST, LONGEST));
+        if *last == Timestamp::ZERO {
+            *last = now;
+            self.next_step.store((now + interval).as_micros(), Ordering::Relaxed);
+            return;
+        }
+        let elapsed = now.since(*last);
+        if elapsed < interval {
+            return;
+        }
+        *last = now;
+        let length = elapsed.as_micros() as f64 / 1e6;
+        let mut completed = 0;
+        for at in 0..BUCKETS {
+            let (count, sum) = self.completions.take(at);
+            if count > 0 {
+                completed += count;
+                limit.add_samples(at, count, sum as f64 / 1e6);
+            }
+        }
+        let mut room = lock(&self.room);
+        let completed = completed.saturating_sub(self.arrivals.take(LATE).0);
+        let mut waiting = room.take_mean(now, elapsed);
+        let is_shadow = self.is_shadow();
+        if is_shadow {
+            let over = f64::from(self.in_flight.0.load(Ordering::Relaxed)) - limit.steady_limit();
+            waiting = over.max(0.0);
+        }
+        let is_saturated = waiting > 0.0;
+        let is_flooded = is_shadow && is_saturated;
+        limit.update(Interval { length, completed, waiting, is_flooded });
+        let guaranteed = self.arrivals.take(GUARANTEED).0;
+        threshold.add_demand(length, guaranteed, |at| self.arrivals.take(at).0);
+        let per_place = self.config.cohorts_per_place();
+        threshold.move_demand(self.cohorts.advance(now) / per_place, COHORTS / per_place);
+        let steady = limit.steady_limit();
+        let wanted = (steady * WANTED).max(1.0);
+        // What is denied needs no capacity and shows none, but passes the gate beside what does.
+        let turned_away = f64::from(self.arrivals.take(DENIED).0) / length;
+        *denied += (1.0 - (-length / DENIED_MEMORY).exp()) * (turned_away - *denied);
+        let throughput = limit.throughput();
+        let passing = throughput + *denied;
+        let place = threshold.update(QueueState { length, passing, waiting, wanted });
+        let is_pressed = place < POSITIONS || is_saturated;
+        if let (Some(shares), Some(demand)) = (&self.shares, demand) {
+            shares.update(length, throughput, demand);
+        }
+        let base = limit.base_latency().unwrap_or(UNKNOWN_LATENCY);
+        self.base.store(micros(base).as_micros(), Ordering::Relaxed);
+        room.bounds = RoomBounds {
+            size: room_size(steady),
+            short: micros(base * (self.config.target - 1.0).max(0.05)),
+            long: micros(base * LONG_WAIT),
+            standing: if place < POSITIONS { interval } else { TimeDelta::MAX },
+        };
+        self.waiting.store(u32::try_from(room.len()).unwrap_or(u32::MAX), Ordering::Release);
+        drop(room);
+        let retry_after = (threshold.total_demand() / passing.max(1.0)).ceil().clamp(1.0, 10.0);
+        self.retry_after.store(retry_after as u32, Ordering::Relaxed);
+        let next = limit.limit(is_saturated);
+        self.limit.store(next, Ordering::Relaxed);
+        self.limit_with_reserve.store(super::with_reserve(next), Ordering::Relaxed);
+        self.threshold.store(place, Ordering::Relaxed);
+        self.boundary.store(threshold.boundary(), Ordering::Relaxed);
+        self.pressed.store(is_pressed.into(), Ordering::Relaxed);
+        self.next_step.store((now + interval).as_micros(), Ordering::Relaxed);
+    }
+}
+
+fn room_size(limit: f64) -> usize {
+    (limit * SPACE).clamp(4.0, MAX_WAITING) as usize
+}
+
+fn micros(seconds: f64) -> TimeDelta {
+    TimeDelta::from_micros((seconds * 1e6) as u64)
+}

@@ -1,0 +1,102 @@
+use super::*;
+
+#[test]
+fn denials_are_no_capacity() {
+    let gate = Gate::<()>::new(&GateConfig::adaptive(4));
+    let arrival = Arrival::new(Priority::Normal, 1);
+    for at in 1..1_000u64 {
+        let now = Timestamp::from_micros(1_000_000 + at * 10_000);
+        let Entry::Admitted(ticket) = gate.enter(now, &arrival, GateMode::Live) else {
+            panic!("nothing is in flight");
+        };
+        let is_served = at % 10 == 0;
+        if is_served {
+            gate.measure(&ticket, now + TimeDelta::from_millis(5));
+        }
+        let ended = if is_served { Ended::Completed } else { Ended::Denied };
+        assert!(gate.leave(ticket, now, ended).is_empty());
+    }
+    // 100 a second arrive, 10 of them are served.
+    let throughput = gate.state().throughput;
+    assert!((5.0..=20.0).contains(&throughput), "{throughput}");
+}
+
+/// Keeps `many` requests of 10 ms each in flight for a while. Returns the time at the end.
+fn load(gate: &Gate<()>, from: Timestamp, seconds: u64, many: usize, latency: u64) -> Timestamp {
+    let mut now = from;
+    let mut open = std::collections::VecDeque::new();
+    while now < from + TimeDelta::from_secs(seconds) {
+        now = now + TimeDelta::from_micros(latency * 1000 / many as u64);
+        if open.len() >= many
+            && let Some(ticket) = open.pop_front()
+        {
+            gate.measure(&ticket, now);
+            let _ = gate.leave(ticket, now, Ended::Completed);
+        }
+        match gate.enter(now, &Arrival::new(Priority::Normal, open.len() as u64), GateMode::Live) {
+            Entry::Admitted(ticket) | Entry::Shadowed(ticket, _) => open.push_back(ticket),
+            Entry::Full(_) | Entry::Shed(_) => {}
+        }
+    }
+    for ticket in open {
+        let _ = gate.leave(ticket, now, Ended::Abandoned);
+    }
+    now
+}
+
+#[test]
+fn while_shedding_is_suspended_what_would_be_shed_is_counted_and_the_base_line_stays() {
+    let gate = Gate::<()>::new(&GateConfig::adaptive(4));
+    let now = load(&gate, Timestamp::from_secs(1), 10, 4, 10);
+    assert_eq!((gate.state().is_shadow, gate.state().shadowed), (false, [0; 4]));
+    let base = gate.state().base_latency.expect("measured");
+    gate.set_shadow(true);
+    // The upstream completes 400 a second as before; 200 are in flight, and latency is that of a queue.
+    load(&gate, now, 120, 200, 500);
+    let state = gate.state();
+    assert!(state.is_shadow && state.shadowed[2] > 0 && state.shed == [0; 4], "{state:?}");
+    let after = state.base_latency.expect("measured");
+    assert!(after < 2.0 * base, "{base} s, then {after} s");
+}
+
+#[test]
+fn new_settings_keep_what_was_learned() {
+    let gate = Gate::<()>::new(&GateConfig::adaptive(4));
+    load(&gate, Timestamp::from_secs(1), 10, 4, 10);
+    let config = GateConfig { target: 3.0, is_fair: true, ..GateConfig::adaptive(8) };
+    let (old, new) = (gate.state(), gate.with_config(&config).state());
+    assert!(old.base_latency.is_some() && old.admitted[2] > 0);
+    assert_eq!(
+        (new.base_latency, new.throughput, new.limit, new.admitted, new.in_flight),
+        (old.base_latency, old.throughput, old.limit.max(8), old.admitted, 0)
+    );
+}
+
+#[test]
+fn the_limit_falls_also_where_all_clients_leave_before_they_are_answered() {
+    let gate = Gate::<()>::new(&GateConfig::adaptive(4));
+    let start = load(&gate, Timestamp::from_secs(1), 10, 4, 10);
+    let before = gate.state();
+    let mut open = std::collections::VecDeque::new();
+    for at in 0..20_000u64 {
+        let now = start + TimeDelta::from_millis(at);
+        while let Some((since, ticket)) = open.pop_front() {
+            if now.since(since) < TimeDelta::from_millis(300) {
+                open.push_front((since, ticket));
+                break;
+            }
+            let next = gate.leave(ticket, now, Ended::Abandoned);
+            open.extend(next.into_iter().map(|(_, ticket)| (now, ticket)));
+        }
+        match gate.enter(now, &Arrival::new(Priority::Normal, at), GateMode::Live) {
+            Entry::Admitted(ticket) | Entry::Shadowed(ticket, _) => open.push_back((now, ticket)),
+            Entry::Full(waiting) => {
+                let _ = gate.wait(now, waiting, ());
+            }
+            Entry::Shed(_) => {}
+        }
+    }
+    let after = gate.state();
+    assert!(after.limit <= before.limit / 2, "{} and then {}", before.limit, after.limit);
+    assert!(after.throughput <= before.throughput, "nothing was completed");
+}

@@ -1,0 +1,147 @@
+//! The waiting room: requests that found no free place in flight, a bounded number for a bounded time, the first rank first.
+//!
+//! Waiting helps where it is short: a worker that finishes finds the next request at once, and a burst that lasts a few
+//! milliseconds sheds nothing. A standing queue helps no caller (CoDel's observation): once the room has not been empty for
+//! an interval, although requests are being shed, the time that a request may wait shrinks, and of one rank the newest
+//! goes first, so that what is served has waited little and what has waited long is shed. Requests within a guarantee and critical ones keep the longer time and
+//! their order: they are few, and go before the others.
+
+use std::collections::VecDeque;
+use tollgate_core::{TimeDelta, Timestamp};
+
+/// Rank of a waiting request: within a guarantee, then by priority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rank(pub(crate) u8);
+
+const RANKS: usize = 5;
+/// The last rank that waits patiently in a standing queue: critical requests.
+pub(crate) const PATIENT: usize = 1;
+
+/// Bounds of the room.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RoomBounds {
+    /// Number of requests.
+    pub(crate) size: usize,
+    /// Longest wait in a standing queue.
+    pub(crate) short: TimeDelta,
+    /// Longest wait otherwise.
+    pub(crate) long: TimeDelta,
+    /// Time after which a queue is standing; never while nothing is shed.
+    pub(crate) standing: TimeDelta,
+}
+
+#[derive(Debug)]
+struct Waiting<W> {
+    until: Timestamp,
+    waiter: W,
+}
+
+#[derive(Debug)]
+pub(crate) struct Room<W> {
+    ranks: [VecDeque<Waiting<W>>; RANKS],
+    count: usize,
+    pub(crate) bounds: RoomBounds,
+    last_empty: Timestamp,
+    /// Requests × microseconds since the last reading, and until when.
+    area: f64,
+    counted_until: Timestamp,
+}
+
+/// Result of entering the room.
+pub(crate) enum Seated<W> {
+    /// Waits until then at most, in place of the request that is returned, if any.
+    Until(Timestamp, Option<W>),
+    /// The room is full of requests that go first.
+    Full,
+}
+
+impl<W> Room<W> {
+    pub(crate) fn new(bounds: RoomBounds) -> Self {
+        Self {
+            ranks: std::array::from_fn(|_| VecDeque::new()),
+            count: 0,
+            bounds,
+            last_empty: Timestamp::ZERO,
+            area: 0.0,
+            counted_until: Timestamp::ZERO,
+        }
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.count
+    }
+
+    fn is_standing(&self, now: Timestamp) -> bool {
+        now.since(self.last_empty) > self.bounds.standing
+    }
+
+    fn advance(&mut self, now: Timestamp) {
+        self.area += self.count as f64 * now.since(self.counted_until).as_micros() as f64;
+        self.counted_until = self.counted_until.max(now);
+        if self.count == 0 {
+            self.last_empty = now;
+        }
+    }
+
+    /// Adds a request, if there is room or one of a lower rank to replace.
+    pub(crate) fn push(&mut self, now: Timestamp, rank: Rank, waiter: W) -> Seated<W> {
+        self.advance(now);
+        self.remove_overdue(now);
+        let mut replaced = None;
+        if self.count >= self.bounds.size {
+            let last = (usize::from(rank.0) + 1..RANKS).rev().find(|at| !self.ranks[*at].is_empty());
+            let Some(last) = last else { return Seated::Full };
+            replaced = self.ranks[last].pop_back().map(|waiting| waiting.waiter);
+            self.count -= 1;
+        }
+        let is_impatient = self.is_standing(now) && usize::from(rank.0) > PATIENT;
+        let wait = if is_impatient { self.bounds.short } else { self.bounds.long };
+        let until = now + wait;
+        self.ranks[usize::from(rank.0)].push_back(Waiting { until, waiter });
+        self.count += 1;
+        Seated::Until(until, replaced)
+    }
+
+    /// Returns the rank of the request that goes next.
+    pub(crate) fn next_rank(&self) -> Option<Rank> {
+        (0..).zip(&self.ranks).find(|(_, rank)| !rank.is_empty()).map(|(at, _)| Rank(at))
+    }
+
+    /// Removes the request that goes next.
+    pub(crate) fn pop(&mut self, now: Timestamp) -> Option<W> {
+        self.advance(now);
+        self.remove_overdue(now);
+        let is_standing = self.is_standing(now);
+        loop {
+            let rank = usize::from(self.next_rank()?.0);
+            let next = match is_standing && rank > PATIENT {
+                true => self.ranks[rank].pop_back()?,
+                false => self.ranks[rank].pop_front()?,
+            };
+            self.count -= 1;
+            if next.until >= now {
+                return Some(next.waiter);
+            }
+        }
+    }
+
+    /// Removes requests whose time is over; they know it themselves.
+    fn remove_overdue(&mut self, now: Timestamp) {
+        for rank in &mut self.ranks {
+            while rank.front().is_some_and(|waiting| waiting.until < now) {
+                rank.pop_front();
+                self.count -= 1;
+            }
+        }
+        if self.count == 0 {
+            self.last_empty = now;
+        }
+    }
+
+    /// Returns the mean number of waiting requests since the last call.
+    pub(crate) fn take_mean(&mut self, now: Timestamp, length: TimeDelta) -> f64 {
+        self.advance(now);
+        self.remove_overdue(now);
+        std::mem::take(&mut self.area) / (length.as_micros().max(1) as f64)
+    }
+}

@@ -1,0 +1,165 @@
+//! The limits that a matched rule adds to a plan: overrides, tiers, shards, and what the rule replaces.
+
+use super::cost::{CostResolver, own_cost};
+use super::find;
+use crate::counter_shards::next_shard;
+use crate::overrides::terms_for;
+use crate::plan::{LimitOrigin, MatchKind, MatchedLimit, Plan};
+use crate::rule::{CostFrom, Coupling, Role, Rule, RuleLimit};
+use std::ops::Range;
+use tollgate_core::{Cost, KeyPart};
+
+/// What the limits of a matched rule have in common.
+struct RuleMatch<'p> {
+    limits: &'p [RuleLimit],
+    /// Whether the limits come from the caller's quota.
+    is_override: bool,
+    /// Whether the rule is not enforced for this caller.
+    counts_only: bool,
+    cost: Cost,
+    /// Values of the counter keys, as a range of the plan's parts.
+    parts: Range<usize>,
+    /// The shard to charge, its position in the round, and where its name is among the parts.
+    shard: (u16, u16, u16),
+}
+
+/// Adds the limits of one rule, whose values are the plan's parts at `path`.
+#[inline(always)]
+pub(super) fn push_limits<'p>(
+    plan: &mut Plan<'p>,
+    coupling: Coupling,
+    rule: &'p Rule,
+    tier: Option<&str>,
+    path: Range<usize>,
+    look: CostResolver<'_, 'p>,
+    descriptor: u16,
+) -> MatchKind {
+    let matched = if rule.is_plain && plan.quotas.is_empty() {
+        RuleMatch {
+            limits: &rule.limits.limits,
+            is_override: false,
+            counts_only: false,
+            cost: look.cost,
+            parts: path,
+            shard: (0, 0, 0),
+        }
+    } else {
+        match resolve(plan, rule, tier, path, look) {
+            Ok(matched) => matched,
+            Err(uncharged) => return uncharged,
+        }
+    };
+    let RuleMatch { limits, is_override, counts_only, cost, parts, shard } = matched;
+    let (shard, position, shard_at) = shard;
+    // No server allows a request to have 65,536 values.
+    let (Ok(start), Ok(end)) = (u16::try_from(parts.start), u16::try_from(parts.end)) else {
+        return MatchKind::None;
+    };
+    for limit in limits {
+        let cost = match &limit.cost {
+            None => limit.cost_for(cost),
+            Some(own) => limit.cost_for(own_cost(plan, limit.role.is_live() && !counts_only, own, look)),
+        };
+        let role = if counts_only && limit.role.is_live() { Role::Unenforced } else { limit.role };
+        plan.limits.push(MatchedLimit {
+            rule: Some(rule),
+            limit: if is_override { LimitOrigin::Override(limit) } else { LimitOrigin::Rule(limit) },
+            parts: (start, end),
+            shard,
+            shard_at,
+            position,
+            remaining: None,
+            cost,
+            descriptor,
+            enforcement: MatchedLimit::enforcement(role, rule.action, coupling),
+            role,
+        });
+    }
+    MatchKind::Limited
+}
+
+/// Resolves what a plain rule does not have: overrides, tiers, a share of callers, a cost of its own, shards. Returns the kind of match if
+/// nothing is charged.
+#[inline(never)]
+fn resolve<'p>(
+    plan: &mut Plan<'p>,
+    rule: &'p Rule,
+    tier: Option<&str>,
+    path: Range<usize>,
+    look: CostResolver<'_, 'p>,
+) -> Result<RuleMatch<'p>, MatchKind> {
+    let (override_limits, own_tier) =
+        if plan.quotas.is_empty() { (None, None) } else { terms_for(plan.quotas, rule.id) };
+    if rule.unlimited && override_limits.is_none() {
+        return Err(MatchKind::Unlimited);
+    }
+    let limits = override_limits.unwrap_or_else(|| rule.limits_for(own_tier.or(tier)));
+    if limits.is_empty() {
+        return Err(MatchKind::Exempt);
+    }
+    let counts_only = rule.enforce.as_ref().is_some_and(|enforce| {
+        let caller = plan.parts[path.clone()].get(enforce.part);
+        caller.is_some_and(|caller| !enforce.contains(caller))
+    });
+    let cost = rule.resolve_cost(look.cost, look.attributes).unwrap_or_else(|| {
+        if let CostFrom::Attribute(name) = &rule.cost
+            && !counts_only
+            && limits.iter().any(|limit| limit.role.is_live() && limit.cost.is_none())
+        {
+            plan.malformed_cost = Some(name);
+        }
+        look.cost
+    });
+    let mut matched = RuleMatch {
+        limits,
+        is_override: override_limits.is_some(),
+        counts_only,
+        cost,
+        parts: path.clone(),
+        shard: (0, 0, 0),
+    };
+    let first = plan.shard.filter(|_| rule.shard_by.is_some());
+    let home = rule.home();
+    if rule.split.is_none() && first.is_none() && home.is_none() {
+        return Ok(matched);
+    }
+    let start = plan.parts.len();
+    plan.parts.extend(first);
+    if let Some(split) = rule.split {
+        plan.is_split = true;
+        let (shard, position) = next_shard(split, rule.id, plan.parts[path.clone()].iter(), cost);
+        matched.shard = (shard, position, u16::from(first.is_some()));
+        plan.parts.push(KeyPart::Text(rule.shard_names()[usize::from(shard)]));
+    }
+    repeat_parts(plan, path);
+    if let Some(attribute) = home {
+        // Present in every key, so that the last value is always the home.
+        plan.parts.push(KeyPart::Text(find(look.attributes, attribute).unwrap_or_default()));
+    }
+    matched.parts = start..plan.parts.len();
+    Ok(matched)
+}
+
+/// Adds the parts at `path` once more.
+pub(super) fn repeat_parts(plan: &mut Plan<'_>, path: Range<usize>) {
+    for at in path {
+        let part = plan.parts[at];
+        plan.parts.push(part);
+    }
+}
+
+/// Removes the matched rules that other matched rules replace, in any order. Unlimited matches stay unlimited.
+#[cold]
+pub(super) fn drop_replaced(plan: &mut Plan<'_>, replacing: &[&Rule]) {
+    let replaced = |rule: Option<&Rule>| {
+        rule.is_some_and(|rule| {
+            rule.has_explicit_name && replacing.iter().any(|other| other.replaces.contains(&rule.name))
+        })
+    };
+    plan.limits.retain(|matched| !replaced(matched.rule));
+    for (matched, rule) in &mut plan.matches {
+        if *matched == MatchKind::Limited && replaced(*rule) {
+            (*matched, *rule) = (MatchKind::None, None);
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The `overload` section: priorities, the fleet's rule and its reserves, and errors that say where and what to write.
+
+use tollgate_core::{Cost, Priority};
+use tollgate_rules::{FLEET_RULE, Options, Ruleset, Source};
+
+const ISSUE: &str = r#"
+domain: api
+descriptors:
+  - {key: tenant, limit: 100/second}
+overload:
+  priorities:
+    - {when: {endpoint: "POST /v1/charges"}, priority: critical}
+    - {when: {mode: test}, priority: sheddable}
+    - {when: {method: [POST, PUT]}, priority: important}
+  fleet:   {capacity: 5000 in flight, reserve: {critical: 20%}}
+  workers: {limit: adaptive, floor: 16, target: 2x}
+  fairness: {by: tenant, guarantees: {enterprise: 5% each, pro: 1% each, free: 10% together}}
+  adapt:   {signals: {queue_depth: 100, p99_ms: 300}, order: [free, pro, enterprise], least: 20%}
+"#;
+
+fn load(text: &str) -> Ruleset {
+    Ruleset::load(&[Source::new("api.yaml", text)], &Options::default())
+        .unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+fn errors(text: &str) -> String {
+    match Ruleset::load(&[Source::new("api.yaml", text)], &Options::default()) {
+        Ok(_) => panic!("loads: {text}"),
+        Err(errors) => errors.to_string(),
+    }
+}
+
+#[test]
+fn the_first_matching_priority_wins() {
+    let rules = load(ISSUE);
+    let overload = rules.domain("api").and_then(|domain| domain.overload()).expect("a section");
+    let priority = |request: &[(&str, &str)]| overload.priority(request);
+    assert_eq!(priority(&[("endpoint", "POST /v1/charges"), ("mode", "test")]), Priority::Critical);
+    assert_eq!(priority(&[("method", "PUT"), ("mode", "test")]), Priority::Sheddable);
+    assert_eq!(priority(&[("method", "PUT")]), Priority::Important);
+    assert_eq!(priority(&[("method", "GET")]), Priority::Normal);
+    assert_eq!(priority(&[]), Priority::Normal);
+}
+
+#[test]
+fn wildcards_match_as_in_rules() {
+    let rules = load(
+        r#"{domain: d, overload: {priorities: [{when: {endpoint: "* /admin/*"}, priority: sheddable}]}}"#,
+    );
+    let overload = rules.domain("d").and_then(|domain| domain.overload()).expect("a section");
+    assert_eq!(overload.priority(&[("endpoint", "GET /admin/jobs")]), Priority::Sheddable);
+    assert_eq!(overload.priority(&[("endpoint", "GET /jobs")]), Priority::Normal);
+}
+
+#[test]
+fn what_is_reserved_is_a_limit_that_only_the_others_are_charged_to() {
+    let rules = load(ISSUE);
+    let domain = rules.domain("api").expect("the domain");
+    let fleet = |request: &[(&str, &str)]| -> Vec<u64> {
+        let plan = domain.plan(request, Cost::ONE);
+        let own = |matched: &&tollgate_rules::MatchedLimit<'_>| {
+            matched.rule.is_some_and(|rule| rule.name == FLEET_RULE)
+        };
+        plan.limits.iter().filter(own).map(|matched| matched.limit.limit.capacity()).collect()
+    };
+    assert_eq!(fleet(&[("endpoint", "POST /v1/charges")]), [5000]);
+    assert_eq!(fleet(&[("tenant", "acme")]), [5000, 4000]);
+    // With a cost of its own a request is still one request in flight.
+    let plan = domain.plan(&[("tenant", "acme")], Cost::new(7));
+    assert!(plan.limits.iter().all(|matched| {
+        matched.cost.units() == if matched.rule.is_some_and(|rule| rule.is_shedding) { 1 } else { 7 }
+    }));
+}
+
+#[test]
+fn reserves_add_up_downwards() {
+    let rules = load(
+        "{domain: d, overload: {fleet: {capacity: 1000/second, reserve: {critical: 20%, normal: 30%}}}}",
+    );
+    let rule = rules.rules().iter().find(|rule| rule.name == FLEET_RULE).expect("the fleet's rule");
+    let capacities: Vec<u64> = rule.all_limits().map(|limit| limit.limit.rate().count).collect();
+    assert_eq!(capacities, [1000, 800, 500]);
+    let overload = rules.domain("d").and_then(|domain| domain.overload()).expect("a section");
+    assert_eq!(overload.fleet.as_ref().expect("a fleet").charged, [1, 2, 2, 3]);
+}
+
+#[test]
+fn errors_say_where_and_what_to_write() {
+    for (text, wanted) in [
+        ("{domain: d, overload: {shed: true}}", "unknown"),
+        ("{domain: d, overload: {priorities: [{when: {a: b}, priority: urgent}]}}", "critical"),
+        ("{domain: d, overload: {priorities: [{when: {a: b}}]}}", "`when` and `priority`"),
+        ("{domain: d, overload: {fleet: {reserve: {critical: 20%}}}}", "no `capacity`"),
+        ("{domain: d, overload: {fleet: {capacity: 5000}}}", "5000 in flight"),
+        ("{domain: d, overload: {fleet: {capacity: 0 in flight}}}", "5000 in flight"),
+        (
+            "{domain: d, overload: {fleet: {capacity: 5 in flight, reserve: {critical: 60%, important: 40%}}}}",
+            "less than 100%",
+        ),
+        (
+            "{domain: d, overload: {fleet: {capacity: 5 in flight, reserve: {critical: twenty}}}}",
+            "0% to 100%",
+        ),
+        ("{domain: d, overload: {fleet: {capacity: 5/second, ttl: 5s}}}", "`ttl`"),
+        ("{domain: d, overload: {workers: {target: 2}}}", "target: 2x"),
+        ("{domain: d, overload: {workers: {floor: 0}}}", "from 1 to"),
+        ("{domain: d, overload: {fairness: {by: tenant}}}", "add `workers"),
+        ("{domain: d, overload: {workers: {}, fairness: {by: t, guarantees: {free: 10%}}}}", "together"),
+        ("{domain: d, overload: {adapt: {signals: {q: 0}, order: [free]}}}", "positive number"),
+        ("{domain: d, overload: {adapt: {order: [free]}}}", "`signals`"),
+        (
+            "{domain: d, overload: {adapt: {signals: {q: {measure: upstream_p99_ms}}, order: [free]}}}",
+            "`above`",
+        ),
+        (
+            "{domain: d, overload: {adapt: {signals: {q: {above: 1, measure: p99}}, order: [free]}}}",
+            "upstream_p99_ms",
+        ),
+        (
+            "{domain: d, overload: {adapt: {signals: {q: {above: 1, upstream: web}}, order: [free]}}}",
+            "add `measure",
+        ),
+        (
+            "{domain: d, overload: {adapt: {signals: {q: {above: 1, measure: upstream_p99_ms, query: up}}, order: [free]}}}",
+            "two sources",
+        ),
+        (
+            "{domain: d, overload: {adapt: {signals: {q: {above: 1, query: ' '}}, order: [free]}}}",
+            "1 to 4096 bytes",
+        ),
+        (
+            "{domain: d, overload: {adapt: {signals: {q: {above: 0.9, measure: upstream_utilization}}, order: [free]}}}",
+            "add `workers",
+        ),
+        ("{domain: d, profile: envoy, overload: {workers: {}}}", "profile: envoy"),
+    ] {
+        let found = errors(text);
+        assert!(found.contains(wanted) && found.contains("api.yaml:1:"), "{text}: {found}");
+    }
+}
+
+#[test]
+fn signals_have_a_source() {
+    let text = "
+domain: d
+overload:
+  workers: {limit: adaptive}
+  adapt:
+    order: [free]
+    signals:
+      queue_depth: 100
+      pushed: {above: 7}
+      slow: {above: 300, measure: upstream_p99_ms}
+      busy: {above: 0.9, measure: upstream_utilization, upstream: billing}
+      backlog: {above: 2.5, query: 'sum(queue{job=\"a\"})'}
+";
+    let rules = load(text);
+    let adapt =
+        rules.domain("d").and_then(|domain| domain.overload()?.active_adapt().cloned()).expect("signals");
+    let shown: Vec<String> = adapt.signals.iter().map(ToString::to_string).collect();
+    let sources: Vec<&str> = adapt.signals.iter().map(|signal| signal.source.name()).collect();
+    assert_eq!(sources, ["pushed", "pushed", "measured", "measured", "query"]);
+    assert_eq!(
+        shown,
+        [
+            "queue_depth 100",
+            "pushed 7",
+            "slow 300 (upstream_p99_ms)",
+            "busy 0.9 (upstream_utilization of billing)",
+            "backlog 2.5 (query sum(queue{job=\"a\"}))"
+        ]
+    );
+    let (one, other) = ("above: 300, measure: upstream_p99_ms", "above: 300, measure: upstream_in_flight");
+    let changes: Vec<String> =
+        rules.diff(&load(&text.replace(one, other))).into_iter().map(|change| change.rule).collect();
+    assert_eq!(changes, ["d: overload/adapt"]);
+}
+
+/// The mistake is marked where it is, not at the top of the section.
+#[test]
+fn an_error_of_a_signal_points_at_it() {
+    let text = "domain: d\noverload:\n  adapt:\n    order: [free]\n    signals:\n      busy: {above: 1, measure: upstream_waiting}\n";
+    assert!(errors(text).contains("api.yaml:6:"), "{}", errors(text));
+}
+
+#[test]
+fn measuring_where_nothing_is_forwarded_is_a_warning() {
+    let text =
+        "{domain: d, overload: {adapt: {signals: {q: {above: 1, measure: upstream_p99_ms}}, order: [free]}}}";
+    let options = Options { permits: tollgate_rules::PermitRelease::Expire, ..Options::default() };
+    let rules = Ruleset::load(&[Source::new("api.yaml", text)], &options).expect("rules");
+    assert!(rules.warnings().iter().any(|warning| warning.to_string().contains("`measure` have no effect")));
+    assert!(load(text).warnings().is_empty());
+}
+
+#[test]
+fn an_entry_that_never_applies_is_a_warning() {
+    let text = "{domain: d, overload: {priorities: [{when: {method: '*'}, priority: normal}, {when: {method: GET, a: b}, priority: critical}]}}";
+    let warnings = load(text).warnings().iter().map(ToString::to_string).collect::<String>();
+    assert!(warnings.contains("never applies"), "{warnings}");
+}
+
+#[test]
+fn settings_without_effect_are_refused_or_reported() {
+    let section = |text: &str| format!("{{domain: d, overload: {{{text}}}}}");
+    for (text, expected) in [
+        ("workers: {limit: 20, floor: 5}", "`floor` is for the adaptive limit"),
+        ("fleet: {capacity: 4 in flight, reserve: {normal: 90%}}", "less than one request"),
+        ("fleet: {capacity: 1/second, reserve: {normal: 10%}}", "less than one request"),
+    ] {
+        assert!(errors(&section(text)).contains(expected), "{text}: {}", errors(&section(text)));
+    }
+    let adapt = "adapt: {signals: {a: 1}, order: [free]}";
+    let critical = "priorities: [{when: {a: b}, priority: critical}]";
+    let fleet = "fleet: {capacity: 1000/second, reserve: {critical: 20%}}";
+    for (text, expected) in [
+        ("shadow: false".to_owned(), Some("nothing is shed")),
+        (critical.to_owned(), Some("nothing is shed")),
+        (format!("{adapt}, {critical}"), Some("nothing is shed")),
+        (format!("{adapt}, shadow: true"), Some("`adapt` does nothing")),
+        (fleet.to_owned(), Some("no request has priority critical")),
+        (fleet.replace("critical", "normal"), Some("no request has a priority below normal")),
+        (format!("{critical}, {fleet}"), None),
+        (format!("{critical}, {}", fleet.replace("critical", "important")), None),
+        (adapt.to_owned(), None),
+    ] {
+        let rules = load(&section(&text));
+        let warnings: Vec<String> = rules.warnings().iter().map(ToString::to_string).collect();
+        match expected {
+            Some(expected) => {
+                assert!(warnings.iter().any(|line| line.contains(expected)), "{text}: {warnings:?}");
+            }
+            None => assert!(warnings.is_empty(), "{text}: {warnings:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_diff_shows_the_section_and_shedding_is_no_limit_of_callers() {
+    let changed =
+        ISSUE.replace("20%}}", "30%}}").replace("floor: 16", "floor: 8").replace("mode: test", "mode: trial");
+    let changes: Vec<String> =
+        load(ISSUE).diff(&load(&changed)).into_iter().map(|change| change.rule).collect();
+    assert_eq!(changes, ["api: overload/fleet", "api: overload/priorities", "api: overload/workers"]);
+    let only = "{domain: api, overload: {fleet: {capacity: 10/second}}}";
+    assert_eq!(load(ISSUE).loosened(&load(only)).len(), 1, "no limit of callers is left");
+}
+
+#[test]
+fn an_explanation_has_the_priority_the_guarantee_and_what_is_shed_before() {
+    let rules = load(ISSUE);
+    let domain = rules.domain("api").expect("the domain");
+    let explain = |request: &[(&str, &str)]| domain.explain(request).overload.expect("the section");
+    let charge = explain(&[("endpoint", "POST /v1/charges"), ("tenant", "acme"), ("tier", "enterprise")]);
+    assert_eq!((charge.priority.name(), charge.entry), ("critical", Some(1)));
+    assert_eq!((charge.tenant.as_deref(), charge.guarantee.as_deref()), (Some("acme"), Some("5% each")));
+    let earlier: Vec<&str> = charge.shed_earlier().map(tollgate_core::Priority::name).collect();
+    assert_eq!(earlier, ["sheddable", "normal", "important"]);
+    let test = explain(&[("mode", "test"), ("tier", "pro")]);
+    assert_eq!((test.priority.name(), test.guarantee.as_deref()), ("sheddable", None), "no tenant is named");
+    assert_eq!(test.shed_earlier().count(), 0);
+    assert!(domain.explain(&[("tier", "free")]).to_string().contains("10% together guaranteed"));
+    let tightened = explain(&[("tier", "pro")]).tightened.expect("a tier of the order");
+    assert_eq!(tightened, "after free, down to 20%, while queue_depth is above 100 or p99_ms is above 300");
+    assert_eq!(explain(&[("tier", "other")]).tightened, None);
+}

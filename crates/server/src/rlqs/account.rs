@@ -1,0 +1,485 @@
+//! Account of one bucket on one stream: its demand, its assignment, and the units charged for it. Pure, with `now` as an
+//! argument.
+//!
+//! **Invariant.** For every account and every instant x from now until its assignment has expired:
+//!
+//! 1. the units in escrow that are still valid at x are at least the *exposure* at x, the most that the stream may admit
+//!    from x on: `max_tokens` + rate × the time that is left;
+//! 2. the units in escrow since the last report are at least the most that the stream may have admitted since then and
+//!    may still admit.
+//!
+//! By 1 and 2 every admission can be matched with a charged unit whose slot has not begun (Hall's condition for nested
+//! sets of deadlines). The lease proof (`docs/internals/lease-proof.md`) then bounds everything that is admitted in any
+//! time t, by streams and by checks together, by burst + rate × t. A stream that is lost, reconnects or stays silent
+//! changes nothing: its exposure lasts until the assignment expires, and the units were charged before. Exposure is
+//! linear in x and the number of valid units concave until a charge has lapsed, so 1 is checked at those instants.
+//!
+//! Assumptions, beside those of leases: an assignment takes effect within [`GUARD`] after it was sent, and its time to
+//! live counts from then.
+//!
+//! Limits whose burst is too short to cover a whole time to live (at least one second) are covered until whatever the
+//! next pass of a running server sends has taken effect ([`Cover::NextPass`]): the exposure is then what the stream may
+//! admit until that instant, and passes come more often. If the server dies, or a stream is lost and others take the units
+//! that its last second needs, at most one such time to live is not covered. Windows that end while an assignment lasts
+//! are charged again in the next pass.
+
+use super::assignment::{Assignment, Tokens};
+use super::ledger::Ledger;
+use tollgate_core::{TimeDelta, Timestamp};
+use tollgate_engine::{AheadKind, CounterAhead};
+
+/// Time that an assignment may take to its client, and a report to the server.
+pub(super) const GUARD: TimeDelta = TimeDelta::from_millis(100);
+/// Longest time between two passes over the accounts.
+pub(super) const PASS: TimeDelta = TimeDelta::from_millis(500);
+/// The same while any account is covered until the next pass only. Charges of a pass are blocks of slots, and the shorter
+/// they are, the more evenly the slots of several streams are mixed.
+pub(super) const SHORT_PASS: TimeDelta = TimeDelta::from_millis(200);
+/// Longest time to live in seconds: three of Envoy's report intervals. A restart of the server within ten seconds is
+/// bridged; the price is that a share that a stream no longer needs stays in escrow for as long if the stream is lost.
+const MAX_TTL: u64 = 15;
+/// An assignment may last for this part of the time in which a bucket fills, so that three quarters of a burst stay
+/// available to others.
+const PART_OF_BURST: u64 = 4;
+/// Time to live of blanket rules in seconds.
+pub(super) const BLANKET_TTL: u64 = 10;
+/// Number of reports without requests after which a bucket is abandoned.
+const IDLE_REPORTS: u32 = 12;
+/// Demand is measured over at least this long.
+const MIN_MEASURED: TimeDelta = TimeDelta::from_millis(1_000);
+/// Share of the reported demand that is assigned beyond it, for growth.
+const HEADROOM: f64 = 1.25;
+/// An assignment is kept if the new rate is within these bounds of it: a changed one may start full.
+const KEPT: std::ops::RangeInclusive<f64> = 0.96..=1.25;
+/// The same where the cover lasts until the next pass only: little of the burst is then left for growth.
+const SHORT_KEPT: std::ops::RangeInclusive<f64> = 0.96..=1.05;
+
+const fn plus(a: TimeDelta, b: TimeDelta) -> TimeDelta {
+    TimeDelta::from_micros(a.as_micros().saturating_add(b.as_micros()))
+}
+
+/// For how long the escrow must suffice without another charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cover {
+    /// Until the assignment has expired.
+    Expiry,
+    /// Until what the next pass sends has taken effect: the pass may be late by [`GUARD`], and a changed assignment takes
+    /// twice that (see [`Sent::residue_at`]).
+    NextPass,
+}
+
+const UNTIL_NEXT_PASS: TimeDelta = TimeDelta::from_micros(SHORT_PASS.as_micros() + 3 * GUARD.as_micros());
+
+/// What the limits of a bucket allow its assignments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Terms {
+    /// Time to live.
+    ttl: TimeDelta,
+    cover: Cover,
+}
+
+impl Terms {
+    /// Returns the terms for the limits that a bucket matched.
+    pub(super) fn new(counters: &[CounterAhead]) -> Self {
+        let slots = counters.iter().filter(|counter| counter.kind == AheadKind::Slots);
+        // Time in which the bucket fills.
+        let reach = slots
+            .map(|counter| {
+                u128::from(counter.period.as_micros()) * u128::from(counter.capacity)
+                    / u128::from(counter.count.max(1))
+            })
+            .min()
+            .map_or(u64::MAX, |micros| u64::try_from(micros).unwrap_or(u64::MAX));
+        let seconds = (reach / PART_OF_BURST / 1_000_000).clamp(1, MAX_TTL);
+        let ttl = TimeDelta::from_secs(seconds);
+        let is_covered = plus(ttl, GUARD).as_micros().saturating_mul(2) <= reach;
+        Self { ttl, cover: if is_covered { Cover::Expiry } else { Cover::NextPass } }
+    }
+
+    /// Returns whether a limit alone, which fills in this time, leaves room for a cover until the next pass only.
+    pub(super) fn is_short(reach: TimeDelta) -> bool {
+        reach < TimeDelta::from_micros(2 * (1_000_000 + GUARD.as_micros()))
+    }
+
+    /// Returns the end of the cover of an assignment that expires then.
+    fn covered_until(self, expires: Timestamp, now: Timestamp) -> Timestamp {
+        match self.cover {
+            Cover::Expiry => expires,
+            Cover::NextPass => expires.min(now + UNTIL_NEXT_PASS),
+        }
+    }
+}
+
+/// An assignment that was sent.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    assignment: Assignment,
+    /// Instant at which it was sent first.
+    started: Timestamp,
+    /// Latest instant at which the client may still use it.
+    expires: Timestamp,
+    /// Earliest instant at which it may expire at the client.
+    lasts: Timestamp,
+    /// Time to live as sent.
+    ttl: TimeDelta,
+    /// Most that the client may still admit by the assignment before this one, until `replaced`.
+    residue: u64,
+    /// Latest instant at which this assignment takes effect.
+    replaced: Timestamp,
+}
+
+impl Sent {
+    fn tokens(&self) -> Option<Tokens> {
+        match self.assignment {
+            Assignment::Tokens(tokens) => Some(tokens),
+            Assignment::AllowAll | Assignment::DenyAll => None,
+        }
+    }
+
+    /// Returns the most that the client may admit by this assignment from `since` until `until`.
+    fn own(&self, since: Timestamp, until: Timestamp) -> u64 {
+        let (since, until) = (since.max(self.started), until.min(self.expires));
+        self.tokens().filter(|_| since < until).map_or(0, |tokens| tokens.exposure(until.since(since)))
+    }
+
+    /// Returns the most that the client may still admit by this assignment and the one before when another is sent at
+    /// `now`.
+    fn residue_at(&self, now: Timestamp) -> u64 {
+        let before = if now < self.replaced { self.residue } else { 0 };
+        before + self.own(now, now + plus(GUARD, GUARD))
+    }
+
+    /// Returns the most that the client may admit from `at` on.
+    fn exposure(&self, at: Timestamp) -> u64 {
+        self.exposure_until(self.expires, at)
+    }
+
+    /// Returns the most that the client may admit from `at` until `until`.
+    fn exposure_until(&self, until: Timestamp, at: Timestamp) -> u64 {
+        let residue = if at < self.replaced { self.residue } else { 0 };
+        let own = self.tokens().filter(|_| at < self.expires);
+        // From `at`, not from `started`: a report may have been written before.
+        residue + own.map_or(0, |tokens| tokens.exposure(self.expires.min(until).since(at)))
+    }
+}
+
+/// What to do with an account in a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// Nothing.
+    No,
+    /// Charge this many units and then assign; zero is a peek.
+    Charge(u64),
+}
+
+/// One bucket on one stream.
+#[derive(Debug)]
+pub(super) struct Account {
+    ledger: Ledger,
+    sent: Option<Sent>,
+    /// Most that may have been admitted since `settled` by assignments before the current one.
+    past: u64,
+    settled: Timestamp,
+    /// Requests since `measured`.
+    requests: u64,
+    measured: Timestamp,
+    /// Requests per second; `None` until they have been measured.
+    demand: Option<f64>,
+    /// Share of the limits.
+    pub(super) share: f64,
+    pub(super) terms: Option<Terms>,
+    /// Requests that were admitted without an assignment by tokens, and have not been charged.
+    uncharged: u64,
+    idle_reports: u32,
+    has_news: bool,
+    retry_at: Timestamp,
+    /// A planted bug: units that were reported as spent stay in escrow.
+    #[cfg(test)]
+    pub(super) spends_twice: bool,
+}
+
+impl Account {
+    /// Creates the account of a bucket that a stream has reported for the first time.
+    pub(super) fn new(allowed: u64, now: Timestamp) -> Self {
+        Self {
+            ledger: Ledger::default(),
+            sent: None,
+            past: 0,
+            settled: now,
+            requests: 0,
+            measured: now,
+            demand: None,
+            share: 0.0,
+            terms: None,
+            uncharged: allowed,
+            idle_reports: 0,
+            has_news: true,
+            retry_at: now,
+            #[cfg(test)]
+            spends_twice: false,
+        }
+    }
+
+    /// Records a report.
+    pub(super) fn report(&mut self, allowed: u64, denied: u64, now: Timestamp) {
+        // More than the account could admit was admitted without an assignment, by the client's own configuration.
+        let own = allowed.min(self.past_until(now));
+        self.uncharged = self.uncharged.saturating_add(allowed - own);
+        #[cfg(test)]
+        let own = if self.spends_twice { 0 } else { own };
+        self.ledger.spend(own, self.settled);
+        let read =
+            Timestamp::from_micros(now.as_micros().saturating_sub(GUARD.as_micros())).max(self.settled);
+        self.settled = read;
+        self.past = self.sent.as_ref().filter(|sent| read < sent.replaced).map_or(0, |sent| sent.residue);
+        self.requests = self.requests.saturating_add(allowed).saturating_add(denied);
+        self.idle_reports = if allowed + denied == 0 { self.idle_reports.saturating_add(1) } else { 0 };
+        self.has_news = true;
+        let passed = now.since(self.measured);
+        if passed >= MIN_MEASURED {
+            self.demand = Some(self.requests as f64 * 1e6 / passed.as_micros() as f64);
+            (self.requests, self.measured) = (0, now);
+        }
+    }
+
+    /// Returns the rate to claim; infinite if unknown.
+    pub(super) fn want(&self) -> f64 {
+        self.demand.map_or(f64::INFINITY, |demand| demand * HEADROOM)
+    }
+
+    /// Returns whether the bucket has been idle for so long that it is abandoned.
+    pub(super) fn is_abandoned(&self, now: Timestamp) -> bool {
+        self.idle_reports >= IDLE_REPORTS && self.is_spent(now)
+    }
+
+    /// Returns whether nothing of its assignments can be admitted anymore.
+    pub(super) fn is_spent(&self, now: Timestamp) -> bool {
+        self.sent.as_ref().is_none_or(|sent| sent.exposure(now) == 0)
+    }
+
+    /// Returns the units that this account has been assigned and may still admit.
+    pub(super) fn outstanding(&self, now: Timestamp) -> u64 {
+        self.sent.as_ref().map_or(0, |sent| sent.exposure(now))
+    }
+
+    /// Returns what to charge in this pass. `idle` is the number of slots that begin before the end of the cover and
+    /// that no stream has taken: units taken now begin with those.
+    pub(super) fn due(&self, idle: u64, now: Timestamp) -> Due {
+        let Some(terms) = self.terms else {
+            // A bucket without limits, as far as known: requests are charged when they are reported.
+            let is_due = self.has_news || now >= self.retry_at;
+            return if is_due { Due::Charge(self.uncharged) } else { Due::No };
+        };
+        if self.idle_reports >= IDLE_REPORTS {
+            return Due::No;
+        }
+        let left = self.sent.map_or(TimeDelta::ZERO, |sent| sent.expires.since(now));
+        let is_denied = self.sent.is_some_and(|sent| sent.assignment == Assignment::DenyAll);
+        let is_late =
+            self.sent.is_none_or(|sent| left.as_micros() <= sent.ttl.as_micros() / 3 * 2 + GUARD.as_micros());
+        let is_lapsing = !self.is_covered(now);
+        let is_due = if is_denied { now >= self.retry_at } else { self.has_news || is_late || is_lapsing };
+        if !is_due {
+            return Due::No;
+        }
+        let need = self.padded_need(self.target(), terms.ttl, idle, now);
+        Due::Charge(need.saturating_add(self.uncharged))
+    }
+
+    /// Returns the units to charge for an account whose stream is lost, so that its assignment stays covered until it
+    /// expires. Zero unless the limit's burst is shorter than the time to live.
+    pub(super) fn due_after_loss(&self, idle: u64, now: Timestamp) -> u64 {
+        let (Some(sent), at) = (&self.sent, now + PASS + GUARD) else { return 0 };
+        let later = self.shortfall(sent, (now, at), sent.expires);
+        let at_once = sent.exposure(now).saturating_sub(self.ledger.valid(now));
+        if later == 0 { at_once } else { at_once.max(later + idle) }
+    }
+
+    /// Returns the time for which the escrow of a new assignment must suffice without another charge.
+    pub(super) fn cover(&self) -> TimeDelta {
+        self.terms.map_or(TimeDelta::ZERO, |terms| match terms.cover {
+            Cover::Expiry => plus(terms.ttl, GUARD),
+            Cover::NextPass => UNTIL_NEXT_PASS,
+        })
+    }
+
+    /// Returns whether the account needs a charge in every pass.
+    pub(super) fn is_short(&self) -> bool {
+        self.terms.is_some_and(|terms| terms.cover == Cover::NextPass)
+    }
+
+    /// Returns the rate that its assignment allows, until it has expired.
+    pub(super) fn rate(&self, now: Timestamp) -> f64 {
+        let sent = self.sent.as_ref().filter(|sent| now < sent.expires);
+        sent.and_then(Sent::tokens).map_or(0.0, Tokens::rate)
+    }
+
+    /// Returns whether the escrow covers the assignment for as long as the next pass needs, and now with regard to
+    /// windows.
+    fn is_covered(&self, now: Timestamp) -> bool {
+        let Some(sent) = self.sent.as_ref().filter(|sent| now < sent.expires) else { return true };
+        let until = self.terms.map_or(sent.expires, |terms| terms.covered_until(sent.expires, now));
+        let end = until.min(now + PASS);
+        self.shortfall(sent, (now, end), until) == 0
+            && sent.exposure_until(until, now) <= self.ledger.valid(now)
+    }
+
+    /// Returns the bucket to assign for the share: the current one, unless the share has changed much.
+    fn target(&self) -> Tokens {
+        let (fresh, kept) = (Tokens::for_rate(self.share), if self.is_short() { SHORT_KEPT } else { KEPT });
+        match self.sent.as_ref().and_then(Sent::tokens) {
+            Some(current) if kept.contains(&(fresh.rate() / current.rate())) => current,
+            Some(current) => fresh.distinct_from(current),
+            None => fresh,
+        }
+    }
+
+    /// Returns the most that may have been admitted since the last report, until `until`.
+    fn past_until(&self, until: Timestamp) -> u64 {
+        self.past.saturating_add(self.sent.as_ref().map_or(0, |sent| sent.own(self.settled, until)))
+    }
+
+    /// Returns what would be sent, and the most that may have been admitted since the last report by other assignments.
+    fn proposal(&self, tokens: Tokens, ttl: TimeDelta, now: Timestamp) -> (Sent, u64) {
+        let (assignment, expires) = (Assignment::Tokens(tokens), now + plus(ttl, GUARD));
+        match &self.sent {
+            // An unchanged bucket is not refilled; only its time is extended. If it may have expired before this arrives,
+            // the client starts a new one.
+            Some(sent) if sent.assignment == assignment && now + GUARD < sent.lasts => {
+                (Sent { expires: expires.max(sent.expires), lasts: now + ttl, ttl, ..*sent }, self.past)
+            }
+            sent => {
+                let replaced = now + plus(GUARD, GUARD);
+                let residue = sent.as_ref().map_or(0, |sent| sent.residue_at(now));
+                let sent =
+                    Sent { assignment, started: now, expires, lasts: now + ttl, ttl, residue, replaced };
+                (sent, self.past_until(replaced))
+            }
+        }
+    }
+
+    /// Returns how many more units the escrow needs before this can be sent.
+    fn need(&self, tokens: Tokens, ttl: TimeDelta, now: Timestamp) -> u64 {
+        let (now_missing, at_end) = self.missing(tokens, ttl, now);
+        now_missing.max(at_end)
+    }
+
+    /// Returns the units that are missing now, and those that are missing at the end of the cover.
+    fn missing(&self, tokens: Tokens, ttl: TimeDelta, now: Timestamp) -> (u64, u64) {
+        let (sent, past) = self.proposal(tokens, ttl, now);
+        let until = self.terms.map_or(sent.expires, |terms| terms.covered_until(sent.expires, now));
+        let since_report = past.saturating_add(sent.own(self.settled, until));
+        let at_once = sent.exposure_until(until, now).saturating_sub(self.ledger.valid(now));
+        let since_report = since_report.saturating_sub(self.ledger.valid(self.settled));
+        (at_once.max(since_report), self.shortfall(&sent, (now, until), until))
+    }
+
+    /// Returns the most units that are missing at any instant between these two, for what may be admitted until `until`:
+    /// exposure is linear, so only the ends of charges matter.
+    fn shortfall(&self, sent: &Sent, (now, end): (Timestamp, Timestamp), until: Timestamp) -> u64 {
+        let instants = self.ledger.ends().filter(|at| now < *at && *at < end).chain([end]);
+        // At its very end, an assignment still has a full bucket.
+        let missing = instants.map(|at| {
+            let exposure = sent.exposure_until(until, Timestamp::from_micros(at.as_micros() - 1));
+            exposure.saturating_sub(self.ledger.in_slots(at))
+        });
+        missing.max().unwrap_or(0)
+    }
+
+    /// Returns how many units to charge so that enough of them are valid at the end of the cover.
+    fn padded_need(&self, tokens: Tokens, ttl: TimeDelta, idle: u64, now: Timestamp) -> u64 {
+        match self.missing(tokens, ttl, now) {
+            (at_once, 0) => at_once,
+            (at_once, at_end) => at_once.max(at_end.saturating_add(idle)),
+        }
+    }
+
+    /// Returns how many units the target still lacks.
+    pub(super) fn lack(&self, idle: u64, now: Timestamp) -> u64 {
+        self.terms.map_or(0, |terms| self.padded_need(self.target(), terms.ttl, idle, now))
+    }
+
+    /// Adds `units` that were charged. Those admitted without an assignment are paid first.
+    pub(super) fn add(&mut self, units: u64, counters: &[CounterAhead], taken: Timestamp) {
+        let paid = units.min(self.uncharged);
+        self.uncharged -= paid;
+        self.ledger.add(units - paid, counters, taken);
+    }
+
+    /// Assigns a blanket rule until `retry_at`.
+    pub(super) fn assign_blanket(
+        &mut self,
+        assignment: Assignment,
+        retry_at: Timestamp,
+        now: Timestamp,
+    ) -> (Assignment, u64) {
+        let (replaced, ttl) = (now + plus(GUARD, GUARD), TimeDelta::from_secs(BLANKET_TTL));
+        let residue = self.sent.as_ref().map_or(0, |sent| sent.residue_at(now));
+        self.past = self.past_until(replaced);
+        let expires = now + plus(ttl, GUARD);
+        self.sent =
+            Some(Sent { assignment, started: now, expires, lasts: now + ttl, ttl, residue, replaced });
+        if assignment == Assignment::AllowAll {
+            self.uncharged = 0;
+        }
+        (self.has_news, self.retry_at) = (false, retry_at);
+        (assignment, BLANKET_TTL)
+    }
+
+    /// Assigns the largest part of the target that the escrow covers, and returns it with its time to live in seconds.
+    /// `None` if nothing is to be sent: the current assignment lasts.
+    pub(super) fn assign(&mut self, now: Timestamp) -> Option<(Assignment, u64)> {
+        let terms = self.terms?;
+        self.has_news = false;
+        let target = self.target();
+        let mut best: Option<(Tokens, TimeDelta)> = None;
+        for ttl in [terms.ttl, TimeDelta::from_micros(terms.ttl.as_micros() / 3), TimeDelta::from_secs(1)] {
+            let ttl = TimeDelta::from_secs((ttl.as_micros() / 1_000_000).max(1));
+            let found = self.largest(target, ttl, now);
+            if found.is_some_and(|found| best.is_none_or(|(best, _)| found.rate() > best.rate() * 1.5)) {
+                best = found.map(|found| (found, ttl));
+            }
+        }
+        let Some((tokens, ttl)) = best else {
+            let lasts =
+                self.sent.is_some_and(|sent| now + PASS + GUARD < sent.expires && sent.tokens().is_some());
+            let pause = match terms.cover {
+                Cover::Expiry => TimeDelta::from_secs(1),
+                Cover::NextPass => SHORT_PASS,
+            };
+            let retry_at = now + pause;
+            self.retry_at = retry_at;
+            let lasts = lasts && self.is_covered(now);
+            return (!lasts).then(|| self.assign_blanket(Assignment::DenyAll, retry_at, now));
+        };
+        let (sent, past) = self.proposal(tokens, ttl, now);
+        self.past = past;
+        self.sent = Some(sent);
+        Some((sent.assignment, ttl.as_micros() / 1_000_000))
+    }
+
+    /// Returns the fastest bucket up to `target` that the escrow covers.
+    fn largest(&self, target: Tokens, ttl: TimeDelta, now: Timestamp) -> Option<Tokens> {
+        let fits = |tokens: &Tokens| self.need(*tokens, ttl, now) == 0;
+        if fits(&target) {
+            return Some(target);
+        }
+        let old = self.sent.as_ref().and_then(Sent::tokens);
+        let at =
+            |rate: f64| old.map_or(Tokens::for_rate(rate), |old| Tokens::for_rate(rate).distinct_from(old));
+        let (mut low, mut high) = (None, target.rate());
+        let mut step = high / 2.0;
+        high = step;
+        for _ in 0..8 {
+            let tokens = at(high);
+            step /= 2.0;
+            if fits(&tokens) {
+                low = Some(tokens);
+                high += step;
+            } else {
+                high -= step;
+            }
+        }
+        low.or_else(|| Some(at(0.0)).filter(fits))
+    }
+}

@@ -1,0 +1,139 @@
+//! Max–min fair shares of limits by reported demand. Pure: claims in, rates out.
+//!
+//! A claim is the demand of one stream for one bucket, and draws on every limit that the bucket matches. A limit is
+//! divided by water-filling: those that want less than the level get what they want, all others get the level. A claim
+//! gets the least of what its limits give it; what it therefore leaves at another limit is divided again in the next
+//! round. A limit that is still over after the last round is cut back, so the sum is always within each limit.
+//!
+//! Half of the unclaimed units is divided evenly, so that a burst need not wait for the next report. The other half stays
+//! in the counters, for checks by other protocols.
+//!
+//! Rejected: exact progressive filling, which takes one round for each limit; three rounds suffice unless limits overlap
+//! in long chains, and cost the same for any number of limits.
+
+use smallvec::SmallVec;
+
+const ROUNDS: usize = 3;
+
+/// The demand of one stream for one bucket.
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    /// Wanted rate per second; infinite if unknown.
+    pub(super) want: f64,
+    /// Indexes of the limits that it draws on.
+    pub(super) limits: SmallVec<[u32; 2]>,
+}
+
+/// Returns the rate of each claim. `capacity` has the rate that each limit can give.
+pub(super) fn allocate(claims: &[Claim], capacity: &[f64]) -> Vec<f64> {
+    let mut members: Vec<Vec<u32>> = vec![Vec::new(); capacity.len()];
+    for (index, claim) in (0_u32..).zip(claims) {
+        for limit in &claim.limits {
+            members[*limit as usize].push(index);
+        }
+    }
+    let mut levels = vec![f64::INFINITY; capacity.len()];
+    for _ in 0..ROUNDS {
+        let next = (0_u32..).zip(&members).zip(capacity).map(|((limit, own), capacity)| {
+            // What a claim can take elsewhere bounds what it takes here.
+            let bound = |claim: &u32| {
+                let claim = &claims[*claim as usize];
+                let others = claim.limits.iter().filter(|other| **other != limit);
+                others.map(|other| levels[*other as usize]).fold(claim.want, f64::min)
+            };
+            level(own.iter().map(bound), *capacity)
+        });
+        levels = next.collect();
+    }
+    let least =
+        |claim: &Claim| claim.limits.iter().map(|limit| levels[*limit as usize]).fold(claim.want, f64::min);
+    let mut rates: Vec<f64> = claims.iter().map(least).collect();
+    // A level that assumed less of some claims than they got is too high, and its limit is cut back.
+    for (own, capacity) in members.iter().zip(capacity) {
+        let sum: f64 = own.iter().map(|claim| rates[*claim as usize]).sum();
+        if sum > *capacity {
+            own.iter().for_each(|claim| rates[*claim as usize] *= capacity / sum);
+        }
+    }
+    let left = |(own, capacity): (&Vec<u32>, &f64)| {
+        let sum: f64 = own.iter().map(|claim| rates[*claim as usize]).sum();
+        (capacity - sum).max(0.0) / 2.0 / (own.len().max(1) as f64)
+    };
+    let spare: Vec<f64> = members.iter().zip(capacity).map(left).collect();
+    for (claim, rate) in claims.iter().zip(&mut rates) {
+        let bonus = claim.limits.iter().map(|limit| spare[*limit as usize]).reduce(f64::min);
+        *rate += bonus.unwrap_or(0.0);
+    }
+    rates
+}
+
+/// Returns the level up to which all get what they want.
+fn level(wants: impl Iterator<Item = f64>, capacity: f64) -> f64 {
+    let mut wants: Vec<f64> = wants.collect();
+    wants.sort_unstable_by(f64::total_cmp);
+    let (mut left, mut count) = (capacity.max(0.0), wants.len());
+    for want in wants {
+        let share = left / count as f64;
+        if want >= share {
+            return share;
+        }
+        left -= want;
+        count -= 1;
+    }
+    f64::INFINITY
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn claim(want: f64, limits: &[u32]) -> Claim {
+        Claim { want, limits: SmallVec::from_slice(limits) }
+    }
+
+    #[test]
+    fn small_demands_are_met_and_the_others_share_the_rest_evenly() {
+        let shares = allocate(&[claim(5.0, &[0]), claim(200.0, &[0]), claim(90.0, &[0])], &[100.0]);
+        assert_eq!(shares, [5.0, 47.5, 47.5]);
+    }
+
+    /// A stream that has not reported yet would otherwise be denied for an interval.
+    #[test]
+    fn unknown_demand_gets_an_equal_share() {
+        assert_eq!(allocate(&[claim(f64::INFINITY, &[0]), claim(80.0, &[0])], &[100.0]), [50.0, 50.0]);
+    }
+
+    #[test]
+    fn half_of_what_is_left_is_divided() {
+        assert_eq!(allocate(&[claim(10.0, &[0]), claim(0.0, &[0])], &[100.0]), [32.5, 22.5]);
+    }
+
+    /// What a claim cannot use because of another limit is not lost.
+    #[test]
+    fn a_share_that_another_limit_cuts_goes_to_the_others() {
+        let shares = allocate(&[claim(100.0, &[0, 1]), claim(100.0, &[0])], &[100.0, 10.0]);
+        assert_eq!(shares, [10.0, 90.0]);
+    }
+
+    proptest! {
+        /// No set of demands takes more than a limit has, whatever the overlap.
+        #[test]
+        fn no_limit_gives_more_than_it_has(
+            claims in prop::collection::vec((0.0..500.0_f64, prop::collection::vec(0_u32..4, 1..3)), 1..20),
+            capacity in prop::collection::vec(0.0..300.0_f64, 4),
+        ) {
+            let claims: Vec<Claim> = claims.into_iter().map(|(want, mut limits)| {
+                limits.sort_unstable();
+                limits.dedup();
+                claim(want, &limits)
+            }).collect();
+            let shares = allocate(&claims, &capacity);
+            for (limit, capacity) in (0_u32..).zip(&capacity) {
+                let used: f64 = claims.iter().zip(&shares).filter(|(claim, _)| claim.limits.contains(&limit)).map(|(_, share)| share).sum();
+                prop_assert!(used <= capacity + 1e-6, "{used} of {capacity}");
+            }
+            prop_assert!(shares.iter().all(|share| *share >= 0.0));
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Envoy's rate limit quota service (RLQS): streams report what they admit and deny, and are assigned shares of the limits.
+//!
+//! One task owns all state; streams send it their reports and receive its actions. Units are charged through the engine
+//! before they are assigned, so RLS, HTTP, the gateway and quota streams share the same counters, and their sum stays
+//! within the limit.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `wire` | messages to reports, actions to messages |
+//! | `allocation` | max–min fair shares by demand |
+//! | `assignment` | token buckets and blanket rules, and the most that they can admit |
+//! | `ledger` | units in escrow, and until when they may be spent |
+//! | `account` | one bucket on one stream; **the invariant** |
+//! | `table` | all accounts, and the pass: allocate, charge, assign |
+//! | `service` | streams, their bounds, and the task |
+//! | `stats` | metrics |
+//!
+//! Rejected: a static assignment for each stream, as a server without counters would give, because N streams then admit
+//! N times the limit; and charging when requests are reported, because five seconds of every stream would come on top.
+
+mod account;
+mod allocation;
+mod assignment;
+mod ledger;
+mod service;
+mod stats;
+mod table;
+mod wire;
+
+pub use service::RlqsConfig;
+pub(crate) use service::{QuotaServer, QuotaService};
+pub use stats::RlqsStats;

@@ -1,0 +1,289 @@
+//! Quota streams on tonic, bounded in number and size, and the task that owns all accounts.
+
+use super::stats::RlqsStats;
+use super::table::{Report, StreamId, Table};
+use super::wire;
+use crate::rls::BadRequest;
+use crate::rls::proto::envoy::service::rate_limit_quota::v3::rate_limit_quota_service_server::{
+    RateLimitQuotaService, RateLimitQuotaServiceServer,
+};
+use crate::rls::proto::envoy::service::rate_limit_quota::v3::{
+    RateLimitQuotaResponse, RateLimitQuotaUsageReports,
+};
+use futures_util::Stream;
+use std::collections::{HashMap, HashSet};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tollgate_core::CounterStore;
+use tollgate_engine::Limiter;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Shortest time between two passes when reports arrive.
+const MIN_PASS: Duration = Duration::from_millis(100);
+/// Messages that wait for a client; one that does not read them loses its stream.
+const WAITING: usize = 32;
+/// Events that wait for the task.
+const EVENTS: usize = 1024;
+/// Actions per message.
+const MAX_ACTIONS: usize = 1000;
+
+/// Settings of the quota service.
+#[derive(Clone, Debug)]
+pub struct RlqsConfig {
+    /// Maximum number of open streams; more are rejected.
+    pub streams: usize,
+    /// Maximum number of buckets per stream; more get no assignment.
+    pub buckets_per_stream: usize,
+    /// Maximum number of buckets of all streams; more get no assignment.
+    pub buckets: u64,
+    /// Maximum size of a message in bytes.
+    pub message_bytes: usize,
+    /// Where the service writes its figures.
+    pub stats: RlqsStats,
+}
+
+impl Default for RlqsConfig {
+    fn default() -> Self {
+        Self {
+            streams: 4_096,
+            buckets_per_stream: 4_096,
+            buckets: 262_144,
+            message_bytes: 4 << 20,
+            stats: RlqsStats::default(),
+        }
+    }
+}
+
+type Outgoing = mpsc::Sender<Result<RateLimitQuotaResponse, Status>>;
+
+enum Event {
+    Opened(StreamId, Outgoing, oneshot::Sender<()>),
+    Reported(StreamId, Vec<Report>),
+    Closed(StreamId),
+}
+
+/// The tonic server of the service.
+pub(crate) type QuotaServer = RateLimitQuotaServiceServer<QuotaService>;
+
+/// The service: a handle of the task that owns all accounts.
+pub(crate) struct QuotaService {
+    events: mpsc::Sender<Event>,
+    streams: Arc<Semaphore>,
+    next: AtomicU64,
+    config: RlqsConfig,
+}
+
+impl QuotaService {
+    /// Starts the task, which ends all streams when `stop` becomes true.
+    pub(crate) fn start<S: CounterStore + 'static>(
+        limiter: Arc<Limiter<S>>,
+        config: RlqsConfig,
+        stop: watch::Receiver<bool>,
+    ) -> QuotaServer {
+        let (events, received) = mpsc::channel(EVENTS);
+        let keeper = Keeper {
+            table: Table::new(Arc::clone(&limiter)),
+            open: HashMap::new(),
+            stats: config.stats.clone(),
+        };
+        tokio::spawn(keeper.run(limiter, received, stop));
+        let streams = Arc::new(Semaphore::new(config.streams));
+        let bytes = config.message_bytes;
+        let service = Self { events, streams, next: AtomicU64::new(0), config };
+        RateLimitQuotaServiceServer::new(service).max_decoding_message_size(bytes)
+    }
+}
+
+#[tonic::async_trait]
+impl RateLimitQuotaService for QuotaService {
+    type StreamRateLimitQuotasStream =
+        Pin<Box<dyn Stream<Item = Result<RateLimitQuotaResponse, Status>> + Send>>;
+
+    async fn stream_rate_limit_quotas(
+        &self,
+        request: Request<Streaming<RateLimitQuotaUsageReports>>,
+    ) -> Result<Response<Self::StreamRateLimitQuotasStream>, Status> {
+        let Ok(permit) = Arc::clone(&self.streams).try_acquire_owned() else {
+            let most = self.config.streams;
+            return Err(Status::resource_exhausted(format!(
+                "at most {most} quota streams; connect to another node"
+            )));
+        };
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (outgoing, mut waiting) = mpsc::channel(WAITING);
+        let (ended, gone) = oneshot::channel();
+        let unavailable = |_| Status::unavailable("shutting down");
+        self.events.send(Event::Opened(id, outgoing.clone(), ended)).await.map_err(unavailable)?;
+        let reader = Reader {
+            id,
+            events: self.events.clone(),
+            config: self.config.clone(),
+            seen: HashSet::new(),
+            domain: None,
+            _permit: permit,
+        };
+        tokio::spawn(reader.run(request.into_inner(), outgoing.downgrade(), gone));
+        drop(outgoing);
+        let stream = futures_util::stream::poll_fn(move |context| waiting.poll_recv(context));
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+/// Reads one stream.
+struct Reader {
+    id: StreamId,
+    events: mpsc::Sender<Event>,
+    config: RlqsConfig,
+    /// Hashes would suffice, but a collision would drop a bucket.
+    seen: HashSet<Arc<super::table::Bucket>>,
+    domain: Option<Arc<str>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Reader {
+    async fn run(
+        mut self,
+        mut messages: Streaming<RateLimitQuotaUsageReports>,
+        outgoing: mpsc::WeakSender<Result<RateLimitQuotaResponse, Status>>,
+        mut gone: oneshot::Receiver<()>,
+    ) {
+        loop {
+            let message = tokio::select! {
+                message = messages.message() => message,
+                _ = &mut gone => break,
+            };
+            let reports = match message {
+                Ok(Some(message)) => self.reports(message).map_err(Status::from),
+                Ok(None) => break,
+                Err(error) => Err(error),
+            };
+            match reports {
+                Ok(reports) => {
+                    if self.events.send(Event::Reported(self.id, reports)).await.is_err() {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    if let Some(outgoing) = outgoing.upgrade() {
+                        let _ = outgoing.try_send(Err(error));
+                    }
+                    break;
+                }
+            }
+        }
+        let _ = self.events.send(Event::Closed(self.id)).await;
+    }
+
+    fn reports(&mut self, message: RateLimitQuotaUsageReports) -> Result<Vec<Report>, BadRequest> {
+        let domain = wire::domain(&message, self.domain.as_ref())?;
+        let mut reports = wire::reports(message, &domain)?;
+        self.domain = Some(domain);
+        reports.retain_mut(|report| {
+            if let Some(known) = self.seen.get(&report.bucket) {
+                report.bucket = Arc::clone(known);
+                return true;
+            }
+            let fits = self.seen.len() < self.config.buckets_per_stream
+                && self.config.stats.buckets() < self.config.buckets;
+            if fits {
+                self.seen.insert(Arc::clone(&report.bucket));
+            } else {
+                self.config.stats.reject_bucket();
+            }
+            fits
+        });
+        Ok(reports)
+    }
+}
+
+/// The task that owns all accounts.
+struct Keeper<S> {
+    table: Table<S>,
+    open: HashMap<StreamId, (Outgoing, oneshot::Sender<()>)>,
+    stats: RlqsStats,
+}
+
+impl<S: CounterStore> Keeper<S> {
+    async fn run(
+        mut self,
+        limiter: Arc<Limiter<S>>,
+        mut events: mpsc::Receiver<Event>,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        let mut has_news = false;
+        loop {
+            let wait =
+                if has_news { MIN_PASS } else { Duration::from_micros(self.table.interval().as_micros()) };
+            let is_active = has_news || self.table.stats().buckets > 0;
+            let pass = tokio::time::sleep(wait);
+            tokio::pin!(pass);
+            // Takes all events that come before the next pass is due.
+            loop {
+                tokio::select! {
+                    event = events.recv() => match event {
+                        Some(event) => {
+                            let was_quiet = !std::mem::replace(&mut has_news, true);
+                            self.handle(event, &limiter);
+                            if was_quiet {
+                                break;
+                            }
+                        }
+                        None => return,
+                    },
+                    () = &mut pass, if is_active => {
+                        has_news = false;
+                        self.pass().await;
+                        break;
+                    }
+                    _ = stop.changed() => return,
+                }
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event, limiter: &Limiter<S>) {
+        match event {
+            Event::Opened(id, outgoing, ended) => {
+                self.open.insert(id, (outgoing, ended));
+            }
+            Event::Reported(id, reports) => {
+                let now = limiter.clock().now();
+                if self.open.contains_key(&id) {
+                    reports.into_iter().for_each(|report| self.table.report(id, report, now));
+                }
+            }
+            Event::Closed(id) => self.close(id),
+        }
+        self.stats.set_streams(self.open.len());
+    }
+
+    fn close(&mut self, id: StreamId) {
+        if self.open.remove(&id).is_some() {
+            self.table.lose(id);
+        }
+        self.stats.set_streams(self.open.len());
+    }
+
+    async fn pass(&mut self) {
+        let mut messages: HashMap<StreamId, Vec<_>> = HashMap::new();
+        for (id, bucket, action) in self.table.pass().await {
+            messages.entry(id).or_default().push(wire::action(&bucket, action));
+        }
+        for (id, mut actions) in messages {
+            while !actions.is_empty() {
+                let rest = actions.split_off(actions.len().min(MAX_ACTIONS));
+                let message = RateLimitQuotaResponse { bucket_action: std::mem::replace(&mut actions, rest) };
+                let sent =
+                    self.open.get(&id).is_some_and(|(outgoing, _)| outgoing.try_send(Ok(message)).is_ok());
+                if !sent {
+                    self.close(id);
+                    break;
+                }
+            }
+        }
+        self.stats.set(self.table.stats());
+    }
+}

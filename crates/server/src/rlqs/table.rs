@@ -1,0 +1,399 @@
+//! All accounts of all streams, and the pass that assigns: allocate, charge, assign.
+//!
+//! A pass divides the limits by demand ([`super::allocation`]), charges what the accounts that are due need, and sends
+//! what the charged units cover ([`super::account`]). A denied charge is tried once more for what remains. Charges go
+//! through the engine like any check, with a bucket's entries as attributes, so every pass sees changed rules, quotas,
+//! tiers and emergency measures.
+//!
+//! Accounts of a lost stream stay until their assignments expire, because the client may go on using them.
+
+use super::account::{Account, BLANKET_TTL, Due, PASS, SHORT_PASS, Terms};
+use super::allocation::{Claim, allocate};
+use super::assignment::Assignment;
+use futures_util::StreamExt;
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use tollgate_core::{Cost, CounterStore, TimeDelta, Timestamp};
+use tollgate_engine::{AheadKind, ChargeAhead, Check, CounterAhead, Limiter, Origin};
+
+/// Charges in flight at the same time.
+const CONCURRENCY: usize = 64;
+/// What is left of a limit's burst is assigned over this time.
+const SPREAD_SECONDS: f64 = 10.0;
+/// Factor of a limit's capacity after a denial, for what other users of the limit take, and its recovery per pass.
+const AFTER_DENIAL: f64 = 0.95;
+const RECOVERY: f64 = 1.2;
+const MIN_FACTOR: f64 = 0.5;
+/// Share of a short limit that is assigned.
+const SHORT_SHARE: f64 = 0.95;
+/// Time after which a blanket rule is decided again without a report.
+const BLANKET_RETRY: TimeDelta = TimeDelta::from_secs(BLANKET_TTL / 2);
+
+/// Number of a stream, never reused.
+pub(super) type StreamId = u64;
+
+/// A bucket: its domain, and its entries in the order of their keys.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Bucket {
+    pub(super) domain: Arc<str>,
+    pub(super) entries: Box<[(String, String)]>,
+}
+
+/// One report of one bucket.
+#[derive(Clone, Debug)]
+pub(super) struct Report {
+    pub(super) bucket: Arc<Bucket>,
+    pub(super) allowed: u64,
+    pub(super) denied: u64,
+}
+
+/// What a client is to do with a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Apply the assignment for so many seconds.
+    Assign(Assignment, u64),
+    /// Forget the bucket.
+    Abandon,
+}
+
+/// The last known state of a limit's counter.
+#[derive(Clone, Copy, Debug)]
+struct Counter {
+    /// Units per second.
+    rate: f64,
+    capacity: u64,
+    remaining: u64,
+    read: Timestamp,
+    is_slotted: bool,
+    /// Part of the capacity that is assigned.
+    factor: f64,
+    /// Number of accounts in the last pass.
+    accounts: u32,
+    /// Denied in the current pass.
+    is_denied: bool,
+}
+
+impl Counter {
+    fn elapsed_units(&self, now: Timestamp) -> f64 {
+        self.rate * now.since(self.read).as_micros() as f64 / 1e6
+    }
+
+    /// Returns the rate that can be assigned. Of a short limit less than its rate: assignments are renewed in every pass, by
+    /// units that must be there, and are kept while shares change by a few percent.
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "not negative, and saturating"
+    )]
+    fn assignable(&self, now: Timestamp) -> f64 {
+        let reach = TimeDelta::from_micros((self.capacity as f64 * 1e6 / self.rate.max(1e-6)) as u64);
+        if self.is_slotted && Terms::is_short(reach) {
+            return self.factor * self.rate * SHORT_SHARE;
+        }
+        let remaining = (self.remaining as f64 + self.elapsed_units(now)).min(self.capacity as f64);
+        self.factor * (self.rate + remaining / SPREAD_SECONDS)
+    }
+
+    /// Returns the number of slots that begin within `cover` and that no stream has taken.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded up and not negative")]
+    fn idle(&self, cover: TimeDelta, now: Timestamp) -> u64 {
+        if !self.is_slotted {
+            return 0;
+        }
+        let taken = self.capacity.saturating_sub(self.remaining) as f64 - self.elapsed_units(now);
+        (self.rate * cover.as_micros() as f64 / 1e6 - taken.max(0.0)).ceil().max(0.0) as u64
+    }
+}
+
+struct Entry {
+    account: Account,
+    counters: SmallVec<[u64; 2]>,
+    is_lost: bool,
+}
+
+type Key = (StreamId, Arc<Bucket>);
+
+/// Figures of the table after a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct TableStats {
+    pub(super) buckets: u64,
+    pub(super) outstanding: u64,
+    pub(super) assigned: u64,
+    pub(super) charged: u64,
+    pub(super) denied: u64,
+}
+
+/// All accounts.
+pub(super) struct Table<S> {
+    limiter: Arc<Limiter<S>>,
+    entries: BTreeMap<Key, Entry>,
+    counters: HashMap<u64, Counter>,
+    stats: TableStats,
+    warned: bool,
+    /// Whether any account needs a charge in every pass.
+    has_short: bool,
+}
+
+impl<S: CounterStore> Table<S> {
+    pub(super) fn new(limiter: Arc<Limiter<S>>) -> Self {
+        Self {
+            limiter,
+            entries: BTreeMap::new(),
+            counters: HashMap::new(),
+            stats: TableStats::default(),
+            warned: false,
+            has_short: false,
+        }
+    }
+
+    pub(super) const fn stats(&self) -> TableStats {
+        self.stats
+    }
+
+    /// Records the report of a stream; its first report of a bucket is a subscription.
+    pub(super) fn report(&mut self, stream: StreamId, report: Report, now: Timestamp) {
+        let Report { bucket, allowed, denied } = report;
+        match self.entries.entry((stream, bucket)) {
+            std::collections::btree_map::Entry::Occupied(entry) => {
+                entry.into_mut().account.report(allowed, denied, now);
+            }
+            std::collections::btree_map::Entry::Vacant(entry) => {
+                let account = Account::new(allowed, now);
+                entry.insert(Entry { account, counters: SmallVec::new(), is_lost: false });
+            }
+        }
+    }
+
+    /// Marks the accounts of a stream that has ended.
+    pub(super) fn lose(&mut self, stream: StreamId) {
+        for (_, entry) in self.of_stream(stream) {
+            entry.is_lost = true;
+        }
+    }
+
+    fn of_stream(&mut self, stream: StreamId) -> impl Iterator<Item = (&Key, &mut Entry)> {
+        let first = Bucket { domain: Arc::from(""), entries: Box::default() };
+        self.entries.range_mut((stream, Arc::new(first))..).take_while(move |((own, _), _)| *own == stream)
+    }
+
+    /// Returns the longest time until the next pass.
+    pub(super) const fn interval(&self) -> TimeDelta {
+        if self.has_short { SHORT_PASS } else { PASS }
+    }
+
+    /// Runs one pass, and returns the actions to send.
+    pub(super) async fn pass(&mut self) -> Vec<(StreamId, Arc<Bucket>, Action)> {
+        let now = self.limiter.clock().now();
+        self.forget(now);
+        let mut actions = self.abandon(now);
+        self.allocate(now);
+        let due: Vec<(Key, u64)> = self
+            .entries
+            .iter()
+            .filter_map(|(key, entry)| {
+                let idle = self.idle(entry, now);
+                if entry.is_lost {
+                    let units = entry.account.due_after_loss(idle, now);
+                    return (units > 0).then(|| (key.clone(), units));
+                }
+                match entry.account.due(idle, now) {
+                    Due::No => None,
+                    Due::Charge(units) => Some((key.clone(), units)),
+                }
+            })
+            .collect();
+        let mut blanket = HashMap::new();
+        let mut again = Vec::new();
+        // What lost streams may still admit comes first: they cannot be told to admit less.
+        let (lost, due): (Vec<_>, Vec<_>) =
+            due.into_iter().partition(|(key, _)| self.entries.get(key).is_some_and(|entry| entry.is_lost));
+        for (key, units, charge, taken) in self.charge(lost).await {
+            self.apply(&key, units, &charge, taken);
+        }
+        for (key, units, charge, taken) in self.charge(due.clone()).await {
+            if let Some(rule) = self.apply(&key, units, &charge, taken) {
+                blanket.insert(key, rule);
+                continue;
+            }
+            let now = self.limiter.clock().now();
+            let Some(entry) = self.entries.get(&key).filter(|entry| !entry.is_lost) else { continue };
+            let lack = entry.account.lack(self.idle(entry, now), now);
+            let most = charge.counters.iter().map(|counter| counter.remaining).min().unwrap_or(0);
+            if lack.min(most) > 0 && !(charge.decision.is_allowed() && units > 0 && most == 0) {
+                again.push((key, lack.min(most)));
+            }
+        }
+        for (key, units, charge, taken) in self.charge(again).await {
+            self.apply(&key, units, &charge, taken);
+        }
+        let now = self.limiter.clock().now();
+        for (key, _) in due {
+            let Some(entry) = self.entries.get_mut(&key).filter(|entry| !entry.is_lost) else { continue };
+            let assigned = match blanket.get(&key) {
+                Some(rule) => Some(entry.account.assign_blanket(*rule, now + BLANKET_RETRY, now)),
+                None => entry.account.assign(now),
+            };
+            if let Some((assignment, ttl)) = assigned {
+                actions.push((key.0, key.1, Action::Assign(assignment, ttl)));
+            }
+        }
+        self.stats.assigned += actions.len() as u64;
+        self.has_short = self.entries.values().any(|entry| entry.account.is_short());
+        self.stats.buckets = self.entries.len() as u64;
+        self.stats.outstanding = self.entries.values().map(|entry| entry.account.outstanding(now)).sum();
+        actions
+    }
+
+    /// Removes lost accounts whose assignments have expired, and counters that no account uses.
+    fn forget(&mut self, now: Timestamp) {
+        self.entries.retain(|_, entry| !entry.is_lost || !entry.account.is_spent(now));
+        for counter in self.counters.values_mut() {
+            let factor = counter.factor * if counter.is_denied { AFTER_DENIAL } else { RECOVERY };
+            (counter.factor, counter.is_denied, counter.accounts) = (factor.clamp(MIN_FACTOR, 1.0), false, 0);
+        }
+        for entry in self.entries.values() {
+            for counter in &entry.counters {
+                if let Some(counter) = self.counters.get_mut(counter) {
+                    counter.accounts += 1;
+                }
+            }
+        }
+        self.counters.retain(|_, counter| counter.accounts > 0);
+    }
+
+    fn abandon(&mut self, now: Timestamp) -> Vec<(StreamId, Arc<Bucket>, Action)> {
+        let idle = |(_, entry): &(&Key, &Entry)| !entry.is_lost && entry.account.is_abandoned(now);
+        let idle: Vec<Key> = self.entries.iter().filter(idle).map(|(key, _)| key.clone()).collect();
+        for key in &idle {
+            self.entries.remove(key);
+        }
+        idle.into_iter().map(|(stream, bucket)| (stream, bucket, Action::Abandon)).collect()
+    }
+
+    /// Divides the limits by demand.
+    fn allocate(&mut self, now: Timestamp) {
+        let mut index = HashMap::new();
+        let mut capacity = Vec::with_capacity(self.counters.len());
+        for (key, counter) in &self.counters {
+            index.insert(*key, u32::try_from(capacity.len()).unwrap_or(u32::MAX));
+            capacity.push(counter.assignable(now));
+        }
+        // What lost streams may still admit is charged already, or if their limits are short, in every pass.
+        for entry in self.entries.values().filter(|entry| entry.is_lost && entry.account.is_short()) {
+            for counter in entry.counters.iter().filter_map(|counter| index.get(counter)) {
+                let capacity = &mut capacity[*counter as usize];
+                *capacity = (*capacity - entry.account.rate(now)).max(0.0);
+            }
+        }
+        let live = || self.entries.values().filter(|entry| !entry.is_lost && !entry.counters.is_empty());
+        let claims: Vec<Claim> = live()
+            .map(|entry| Claim {
+                want: entry.account.want(),
+                limits: entry.counters.iter().filter_map(|counter| index.get(counter).copied()).collect(),
+            })
+            .collect();
+        let rates = allocate(&claims, &capacity);
+        let live = self.entries.values_mut().filter(|entry| !entry.is_lost && !entry.counters.is_empty());
+        for (entry, rate) in live.zip(rates) {
+            entry.account.share = if rate.is_finite() { rate } else { 0.0 };
+        }
+    }
+
+    fn idle(&self, entry: &Entry, now: Timestamp) -> u64 {
+        let cover = entry.account.cover();
+        let counters = entry.counters.iter().filter_map(|counter| self.counters.get(counter));
+        counters.map(|counter| counter.idle(cover, now)).max().unwrap_or(0)
+    }
+
+    async fn charge(&self, all: Vec<(Key, u64)>) -> Vec<(Key, u64, ChargeAhead, Timestamp)> {
+        let limiter = &*self.limiter;
+        let charge = |(key, units): (Key, u64)| async move {
+            let taken = limiter.clock().now();
+            let attributes: SmallVec<[(&str, &str); 8]> =
+                key.1.entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+            let check = Check::attributes(&key.1.domain, &attributes).with_cost(Cost::new(units));
+            let charge = limiter.charge_ahead(&check.with_protocol("rlqs")).await;
+            drop(attributes);
+            (key, units, charge, taken)
+        };
+        futures_util::stream::iter(all).map(charge).buffer_unordered(CONCURRENCY).collect().await
+    }
+
+    /// Records a decision. Returns the blanket rule that it means, if it does.
+    fn apply(&mut self, key: &Key, units: u64, charge: &ChargeAhead, taken: Timestamp) -> Option<Assignment> {
+        let is_allowed = charge.decision.is_allowed();
+        for counter in &charge.counters {
+            self.record(counter, !is_allowed && counter.remaining < units, taken);
+        }
+        let entry = self.entries.get_mut(key)?;
+        let has_permits = charge.counters.iter().any(|counter| counter.kind == AheadKind::Permits);
+        if has_permits && !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!(domain = %key.1.domain, "a quota bucket matches a concurrency limit and is denied; use the rate limit service for it");
+        }
+        let is_charged = charge
+            .counters
+            .iter()
+            .all(|counter| counter.escrow.is_some() || counter.kind == AheadKind::Counted);
+        let by_policy = !matches!(
+            charge.decision.origin,
+            Origin::Store | Origin::Regional | Origin::Local | Origin::Grant | Origin::Shed
+        );
+        let rule = match is_allowed {
+            _ if has_permits => Some(Assignment::DenyAll),
+            true if charge.counters.is_empty() || by_policy => Some(Assignment::AllowAll),
+            // Shadow mode: nothing is denied, and what is admitted is charged when it is reported.
+            true if !is_charged && charge.decision.origin != Origin::Grant => Some(Assignment::AllowAll),
+            false if charge.counters.is_empty() || by_policy => Some(Assignment::DenyAll),
+            _ => None,
+        };
+        if rule.is_some() {
+            (entry.account.terms, entry.counters) = (None, SmallVec::new());
+            return rule;
+        }
+        let is_new = entry.account.terms.is_none();
+        entry.account.terms = Some(Terms::new(&charge.counters));
+        entry.counters = charge.counters.iter().map(|counter| counter.counter).collect();
+        if is_new {
+            let mut share = f64::INFINITY;
+            for counter in &charge.counters {
+                if let Some(counter) = self.counters.get_mut(&counter.counter) {
+                    counter.accounts += 1;
+                    share = share.min(counter.assignable(taken) / f64::from(counter.accounts));
+                }
+            }
+            entry.account.share = share;
+        }
+        if is_allowed {
+            // A rule whose cost comes from the request's attributes charges it for one request at a time.
+            let is_per_request = charge.counters.iter().any(|counter| counter.cost != units);
+            let requests = if is_per_request { units.min(1) } else { units };
+            entry.account.add(requests, &charge.counters, taken);
+            self.stats.charged += requests;
+        } else {
+            self.stats.denied += 1;
+        }
+        None
+    }
+
+    fn record(&mut self, counter: &CounterAhead, is_denied: bool, now: Timestamp) {
+        let seconds = counter.period.as_micros() as f64 / 1e6;
+        let known = self.counters.entry(counter.counter).or_insert(Counter {
+            rate: 0.0,
+            capacity: 0,
+            remaining: 0,
+            read: now,
+            is_slotted: false,
+            factor: 1.0,
+            accounts: 0,
+            is_denied: false,
+        });
+        known.rate = counter.count as f64 / seconds.max(1e-6);
+        (known.capacity, known.remaining, known.read) = (counter.capacity, counter.remaining, now);
+        known.is_slotted = counter.kind == AheadKind::Slots;
+        known.is_denied |= is_denied;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,392 @@
+//! One run of cells: traffic in all of them, faults, then quiet, and what must hold.
+
+use super::links::{CellClock, Event, Shared, SimLinks, decided};
+use super::scenario::{MAX_DRIFT, Scenario};
+use super::{CellBug, CellReport};
+use crate::ceiling::CeilingCheck;
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use tollgate_cells::message::Message;
+use tollgate_cells::{CellConfig, Members, PeerConfig, Pseudonyms, RegionalStore};
+use tollgate_core::conformance::SplitMix64;
+use tollgate_core::{
+    Admission, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LossPolicy, PermitId, RegionMode,
+    Scope, StoreError, TimeDelta, region_prefix,
+};
+use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
+
+/// Start time of all runs, in microseconds.
+const START: u64 = 1_790_000_000_000_000;
+
+type Store = RegionalStore<MemoryStore<CellClock>, SimLinks, CellClock>;
+type Task = Pin<Box<dyn Future<Output = Option<(u64, Option<u64>)>>>>;
+
+struct Ready(Arc<Mutex<VecDeque<u64>>>, u64);
+
+impl Wake for Ready {
+    fn wake(self: Arc<Self>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back(self.1);
+    }
+}
+
+struct CellProcess {
+    store: Arc<Store>,
+    links: SimLinks,
+    number: u64,
+}
+
+pub(crate) struct Run {
+    bug: Option<CellBug>,
+    scenario: Scenario,
+    world: Shared,
+    cells: Vec<CellProcess>,
+    scope: Scope,
+    /// Each cell's limit.
+    limits: Vec<Limit>,
+    tasks: HashMap<u64, Task>,
+    ready: Arc<Mutex<VecDeque<u64>>>,
+    count: u64,
+    ceiling: CeilingCheck,
+    checks: u64,
+    failed: Arc<Mutex<u64>>,
+}
+
+impl Run {
+    pub(crate) fn new(seed: u64, bug: Option<CellBug>) -> Self {
+        let mut rng = SplitMix64::new(seed ^ 0x5ce1_1500_0000_0000);
+        let scenario = Scenario::from_seed(&mut rng);
+        let world = Shared::new(rng, (scenario.delay, scenario.loss, scenario.doubles), START);
+        let weights = vec![1; scenario.cells];
+        let is_split = scenario.mode == RegionMode::Split && bug != Some(CellBug::KeepsWholeLimit);
+        let limits =
+            (0..scenario.cells)
+                .map(|cell| {
+                    if is_split {
+                        scenario.limit.weighted_part(&weights, cell)
+                    } else {
+                        scenario.limit.clone()
+                    }
+                })
+                .collect();
+        let scope = Scope::new(format!("{}sim|caller|gcra", region_prefix(scenario.mode, scenario.owner())));
+        let mut run = Self {
+            bug,
+            scope,
+            limits,
+            world,
+            cells: Vec::new(),
+            tasks: HashMap::new(),
+            ready: Arc::default(),
+            count: 0,
+            ceiling: CeilingCheck::default(),
+            checks: 0,
+            failed: Arc::default(),
+            scenario,
+        };
+        for cell in 0..run.scenario.cells {
+            let process = run.start(cell);
+            run.cells.push(process);
+            let mut world = run.world.lock();
+            world.at(START + 1 + cell as u64, Event::Check(cell));
+            world.at(START + 1 + cell as u64, Event::Tick(cell));
+        }
+        run.introduce();
+        if run.scenario.apart {
+            let ends = START + run.scenario.length;
+            run.world.lock().cut.extend([((0, 1), ends), ((1, 0), ends)]);
+        }
+        if run.scenario.cuts || run.scenario.crashes || run.scenario.stalls {
+            run.world.lock().at(START + 300_000, Event::Break);
+        }
+        run
+    }
+
+    /// Starts a process of a cell, with empty counters.
+    fn start(&mut self, cell: usize) -> CellProcess {
+        self.count += 1;
+        let number = self.count;
+        let (offset, drift) = {
+            let mut world = self.world.lock();
+            (world.rng.below(3_600_000_000), world.rng.between(0, 2 * MAX_DRIFT) as i64 - MAX_DRIFT as i64)
+        };
+        let clock = CellClock { world: self.world.clone(), offset, drift };
+        let peers = (0..self.scenario.cells).filter(|other| *other != cell);
+        let peers = peers.map(|other| PeerConfig::new(format!("r{other}"), format!("c{other}")));
+        let mut config = CellConfig::new(format!("c{cell}"), format!("r{cell}"), peers.collect());
+        (config.tick, config.silence) = (self.scenario.tick, self.scenario.silence);
+        let links = SimLinks { world: self.world.clone(), own: cell, process: number };
+        let now = tollgate_core::Clock::now(&clock);
+        let members = Arc::new(Members::new(config, number, now));
+        let memory = MemoryConfig::with_bytes(MemoryConfig::MIN_BYTES);
+        let own = MemoryStore::new(&memory, clock.clone()).unwrap_or_else(|error| panic!("{error}"));
+        let leases = LeaseConfig {
+            ttl: TimeDelta::from_secs(1),
+            horizon: TimeDelta::from_millis(400),
+            idle: TimeDelta::from_millis(400),
+            nodes: u32::try_from(self.scenario.cells).unwrap_or(1),
+            ..LeaseConfig::default()
+        };
+        let store = Store::new(own, members, links.clone(), Pseudonyms::new(b"sim"), clock, leases);
+        CellProcess { store: Arc::new(store), links, number }
+    }
+
+    /// Sends all cells each other's names.
+    fn introduce(&self) {
+        for one in &self.cells {
+            for peer in 0..self.scenario.cells - 1 {
+                let hello = self.cells[one.links.cell(peer)].store.hello();
+                one.store.members().on_hello(peer, hello);
+            }
+        }
+    }
+
+    pub(crate) fn finish(mut self) -> CellReport {
+        let ends = START + self.scenario.length;
+        self.run_until(ends);
+        self.ceiling.excuse(START, self.scenario.drift());
+        let violation = self.ceiling.violation(&self.scenario.bound(), 0);
+        let violation = violation.or_else(|| self.settle(ends));
+        let failed = *self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        CellReport {
+            scenario: format!("{:?}", self.scenario),
+            violation,
+            checks: self.checks,
+            admitted: self.ceiling.total(),
+            assumed: self.cells.iter().map(|cell| cell.store.stats().late_assumed).sum(),
+            failed,
+        }
+    }
+
+    /// Heals all links, and checks that the cells agree: of a limit that time does not restore, each counts what all have
+    /// admitted.
+    fn settle(&mut self, from: u64) -> Option<String> {
+        let is_slow = self.scenario.limit.rate().period.length() > TimeDelta::from_secs(3_600);
+        let is_settled = self.bug.is_none_or(|bug| bug == CellBug::CountsLateReportsTwice);
+        if self.scenario.mode != RegionMode::Shared || !is_slow || !is_settled {
+            return None;
+        }
+        self.world.lock().cut.clear();
+        self.world.lock().stalled.clear();
+        self.run_until(from + 20_000_000);
+        let used = self.ceiling.total().min(self.scenario.limit.capacity());
+        for (cell, process) in self.cells.iter().enumerate() {
+            let parts = [KeyPart::Text("caller")];
+            let key = CounterKey { scope: &self.scope, parts: &parts };
+            let peek = Charge::new(key, &self.limits[cell], Cost::PEEK);
+            let outcomes = now_or_never(process.store.charge(&[peek])).and_then(Result::ok);
+            let left = outcomes.map(|outcomes| outcomes.per_charge[0].remaining);
+            let expected = self.scenario.limit.capacity() - used;
+            if left != Some(expected) {
+                return Some(format!(
+                    "cell {cell} has {left:?} left of a limit of which {expected} are left"
+                ));
+            }
+        }
+        None
+    }
+
+    fn run_until(&mut self, until: u64) {
+        loop {
+            let event = self.world.lock().next(until);
+            let Some(event) = event else { return };
+            match event {
+                Event::Arrive(id) => self.arrive(id),
+                Event::Reply(id) => {
+                    let is_current = {
+                        let world = self.world.lock();
+                        world.calls.get(&id).is_some_and(|call| self.cells[call.from].number == call.process)
+                    };
+                    if is_current {
+                        self.world.lock().end(id, true);
+                    }
+                }
+                Event::GiveUp(id) => self.world.lock().end(id, false),
+                Event::Check(cell) => self.check(cell),
+                Event::Tick(cell) => self.tick(cell),
+                Event::Break => self.break_something(),
+            }
+            self.run_ready();
+        }
+    }
+
+    fn arrive(&mut self, id: u64) {
+        let (from, to, process, message) = {
+            let world = self.world.lock();
+            let Some(call) = world.calls.get(&id) else { return };
+            (call.from, call.to, call.process, call.message.clone())
+        };
+        let mut hello = self.cells[from].store.hello();
+        hello.incarnation = process;
+        let message = match (self.bug, message) {
+            (Some(CellBug::ForgetsBatches), Message::Batch(mut batch)) => {
+                batch.entries.clear();
+                Message::Batch(batch)
+            }
+            (Some(CellBug::CountsLateReportsTwice), Message::Batch(mut batch))
+                if self.cells[to].store.stats().late_peers > 0 =>
+            {
+                batch.entries.iter_mut().for_each(|entry| entry.units *= 2);
+                Message::Batch(batch)
+            }
+            (Some(CellBug::SkipsDeduction), Message::Charge(mut charges)) => {
+                charges
+                    .iter_mut()
+                    .filter(|charge| charges_own(charge))
+                    .for_each(|charge| charge.cost = Cost::PEEK);
+                Message::Charge(charges)
+            }
+            (_, message) => message,
+        };
+        let store = Arc::clone(&self.cells[to].store);
+        // Counters in memory answer at once.
+        if let Some(reply) = now_or_never(store.handle(&hello, message)) {
+            self.world.lock().reply(id, reply);
+        }
+    }
+
+    fn check(&mut self, cell: usize) {
+        let (units, next) = {
+            let mut world = self.world.lock();
+            let (pace, most) = (self.scenario.pace, self.scenario.cost);
+            let pause = world.rng.between(pace / 2, pace * 3 / 2);
+            let now = world.now;
+            (world.rng.between(1, most), (now < START + self.scenario.length).then_some(now + pause))
+        };
+        let Some(next) = next else { return };
+        self.world.lock().at(next, Event::Check(cell));
+        self.checks += 1;
+        let (store, scope, limit) =
+            (Arc::clone(&self.cells[cell].store), self.scope.clone(), self.limits[cell].clone());
+        let (bug, failed) = (self.bug, Arc::clone(&self.failed));
+        self.spawn(Box::pin(async move {
+            let parts = [KeyPart::Text("caller")];
+            let charge = Charge {
+                loss_policy: LossPolicy::AssumeExhausted,
+                ..Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::new(units))
+            };
+            let mut outcomes = tollgate_core::Outcomes::default();
+            let charged = match store.try_charge(&[charge], &mut outcomes) {
+                true => Ok(outcomes),
+                false => store.charge(&[charge]).await,
+            };
+            let charged = match charged {
+                Err(_) if bug == Some(CellBug::DecidesWithoutOwner) => store.own().charge(&[charge]).await,
+                other => other,
+            };
+            match charged {
+                Ok(outcomes) => (outcomes.admission == Admission::Admitted).then(|| (units, decided())),
+                Err(StoreError::Several(_)) | Err(_) => {
+                    *failed.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+                    None
+                }
+            }
+        }));
+    }
+
+    fn tick(&mut self, cell: usize) {
+        let now = self.world.lock().now;
+        self.world.lock().at(now + self.scenario.tick.as_micros(), Event::Tick(cell));
+        self.cells[cell].store.tick();
+        for peer in 0..self.scenario.cells - 1 {
+            let CellProcess { store, links, .. } = &self.cells[cell];
+            let (store, links, within) =
+                (Arc::clone(store), links.clone(), self.scenario.silence.as_micros() / 2);
+            self.spawn(Box::pin(async move {
+                let batch = store.next_batch(peer);
+                let (sequence, sent) = (batch.sequence, store.now());
+                if let Ok(Message::Done(seen)) = links.call(peer, Message::Batch(batch), within).await {
+                    store.on_acknowledged(peer, sequence, sent, &seen);
+                }
+                None
+            }));
+        }
+        for task in self.cells[cell].store.leases().due_tasks() {
+            self.count += 1;
+            let (store, id) = (Arc::clone(&self.cells[cell].store), PermitId(u128::from(self.count)));
+            self.spawn(Box::pin(async move {
+                store.leases().run_task(task, id).await;
+                None
+            }));
+        }
+    }
+
+    fn break_something(&mut self) {
+        if self.world.lock().now >= START + self.scenario.length {
+            return;
+        }
+        let cells = self.scenario.cells as u64;
+        let (crash, one, other, both, length, next) = {
+            let mut world = self.world.lock();
+            let crash = self.scenario.crashes && (!self.scenario.cuts || world.rng.chance(300));
+            let pair = (world.rng.below(cells) as usize, world.rng.below(cells) as usize);
+            let (both, length) = (world.rng.chance(600), world.rng.between(50_000, 5_000_000));
+            (crash, pair.0, pair.1, both, length, world.now + world.rng.between(200_000, 2_000_000))
+        };
+        self.world.lock().at(next, Event::Break);
+        if crash {
+            let process = self.start(one);
+            self.cells[one] = process;
+            self.introduce();
+            return;
+        }
+        let mut world = self.world.lock();
+        if self.scenario.stalls && (!self.scenario.cuts || world.rng.chance(600)) {
+            // Late, and not silent: below the silence time.
+            let most = self.scenario.silence.as_micros() * 3 / 4;
+            let until = world.now + world.rng.between(most / 4, most);
+            let other = if one == other { (one + 1) % cells as usize } else { other };
+            world.stalled.insert((one, other), until);
+            return;
+        }
+        let until = world.now + length;
+        // A cell is cut off from one other, or from all.
+        let others: Vec<usize> = if one == other { (0..cells as usize).collect() } else { vec![other] };
+        for other in others.into_iter().filter(|other| *other != one) {
+            let directions = if both { &[(one, other), (other, one)][..] } else { &[(one, other)] };
+            for direction in directions {
+                let cut = world.cut.entry(*direction).or_default();
+                *cut = until.max(*cut);
+            }
+        }
+    }
+
+    fn spawn(&mut self, task: Task) {
+        self.count += 1;
+        self.tasks.insert(self.count, task);
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner).push_back(self.count);
+        self.run_ready();
+    }
+
+    fn run_ready(&mut self) {
+        loop {
+            let next = self.ready.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let Some(id) = next else { return };
+            let Some(task) = self.tasks.get_mut(&id) else { continue };
+            let waker = Waker::from(Arc::new(Ready(Arc::clone(&self.ready), id)));
+            let _ = decided();
+            if let Poll::Ready(done) = task.as_mut().poll(&mut Context::from_waker(&waker)) {
+                self.tasks.remove(&id);
+                if let Some((units, at)) = done {
+                    let now = self.world.lock().now;
+                    self.ceiling.admit(at.unwrap_or(now), units);
+                }
+            }
+        }
+    }
+}
+
+/// Returns whether a charge is on a limit's own counter, not on one that leases keep beside it.
+fn charges_own(charge: &tollgate_cells::SentCharge) -> bool {
+    !["|escrow", "|leased"].iter().any(|suffix| charge.counter.scope.label().ends_with(suffix))
+}
+
+/// Polls a future once.
+fn now_or_never<F: Future>(future: F) -> Option<F::Output> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(done) => Some(done),
+        Poll::Pending => None,
+    }
+}

@@ -1,0 +1,122 @@
+//! Scenarios of cells.
+
+use tollgate_core::conformance::SplitMix64;
+use tollgate_core::{Algorithm, CounterOwner, Limit, LimitSpec, Rate, RegionMode, TimeDelta};
+
+/// Largest drift of a cell's clock, in parts per million.
+pub(crate) const MAX_DRIFT: u64 = 100;
+
+/// Parameters of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Scenario {
+    pub(crate) mode: RegionMode,
+    /// Whether a hash selects the owner; otherwise the first cell owns the counter.
+    pub(crate) by_hash: bool,
+    pub(crate) cells: usize,
+    pub(crate) limit: Limit,
+    /// Minimum and maximum delay of a message, in microseconds.
+    pub(crate) delay: (u64, u64),
+    /// Lost and duplicated messages, per thousand.
+    pub(crate) loss: u64,
+    pub(crate) doubles: u64,
+    /// Whether links are cut.
+    pub(crate) cuts: bool,
+    /// Whether links hold messages back for less than the silence time, so that reports come late.
+    pub(crate) stalls: bool,
+    /// Whether the first two cells are cut off from each other, and from no other, all the time.
+    pub(crate) apart: bool,
+    /// Whether cells restart with empty counters.
+    pub(crate) crashes: bool,
+    /// Mean microseconds between two checks of a cell, and their maximum cost.
+    pub(crate) pace: u64,
+    pub(crate) cost: u64,
+    /// Duration of the traffic in microseconds.
+    pub(crate) length: u64,
+    pub(crate) tick: TimeDelta,
+    pub(crate) silence: TimeDelta,
+}
+
+/// Count, period in milliseconds, burst.
+const LIMITS: [(u64, u64, u64); 9] = [
+    (50, 1_000, 50),
+    (50, 1_000, 400),
+    (1_000, 1_000, 1_000),
+    (1_000, 1_000, 10),
+    (7_000, 1_000, 100),
+    (300, 1_000, 3),
+    (40, 86_400_000, 40),
+    // Never used up: each unit that is counted twice or not at all is seen.
+    (4_000, 31_536_000_000, 4_000),
+    (5_000, 60_000, 900),
+];
+
+impl Scenario {
+    pub(crate) fn from_seed(rng: &mut SplitMix64) -> Self {
+        let mode = *rng.pick(&RegionMode::ALL);
+        let (count, period, burst) = *rng.pick(&LIMITS);
+        let rate = Rate::per(count, TimeDelta::from_millis(period));
+        let algorithm = if rng.chance(200) { Algorithm::TokenBucket } else { Algorithm::Gcra };
+        let cells = usize::try_from(rng.between(2, 4)).unwrap_or(2);
+        let calm = rng.chance(250);
+        let apart = cells > 2 && mode == RegionMode::Shared && rng.chance(150);
+        // Long enough for what is too much to exceed what cells may admit before they notice.
+        let length = if apart { 30 } else { rng.between(3, 8) } * 1_000_000;
+        // From half of the limit to twenty times the limit, in a bounded number of checks.
+        let per_second = (count * 1_000 / period).max(4);
+        let demand = (per_second * rng.between(5, 200) / 10).max(20);
+        let cost = (demand * length / 1_000_000 / 600).max(1);
+        Self {
+            mode,
+            by_hash: mode.has_owner() && cells > 2 && rng.chance(500),
+            cells,
+            limit: LimitSpec::new(algorithm, rate)
+                .burst(burst)
+                .build()
+                .unwrap_or_else(|error| panic!("{error}")),
+            delay: (*rng.pick(&[100, 1_000, 20_000]), *rng.pick(&[21_000, 40_000, 120_000])),
+            loss: if calm { 0 } else { *rng.pick(&[0, 10, 200]) },
+            doubles: if calm { 0 } else { *rng.pick(&[0, 10, 100]) },
+            cuts: !calm && rng.chance(700),
+            stalls: !calm && mode == RegionMode::Shared && rng.chance(600),
+            apart,
+            crashes: !calm && mode.has_owner() && rng.chance(300),
+            pace: (1_000_000 * cells as u64 * cost / demand).max(300),
+            cost: if rng.chance(300) { (cost * 3).min(burst) } else { cost.min(burst) },
+            length,
+            tick: TimeDelta::from_millis(*rng.pick(&[50, 200, 500])),
+            silence: TimeDelta::from_millis(*rng.pick(&[1_000, 2_000])),
+        }
+    }
+
+    pub(crate) fn owner(&self) -> CounterOwner<'static> {
+        if self.by_hash { CounterOwner::Hash } else { CounterOwner::Region("r0") }
+    }
+
+    /// Returns the units that cells admit more because their clocks run fast.
+    pub(crate) fn drift(&self) -> u64 {
+        let rate = self.limit.rate();
+        let units = u128::from(rate.count) * u128::from(self.length * MAX_DRIFT / 1_000_000);
+        let units = units / u128::from(rate.period.length().as_micros());
+        u64::try_from(units).unwrap_or(u64::MAX / 2) + self.cells as u64
+    }
+
+    /// Returns the limit that admissions of all cells together may not exceed: the limit itself or, where it is shared, one
+    /// with a burst that is larger by what the other cells may admit before they know: B + r·Λ each.
+    pub(crate) fn bound(&self) -> Limit {
+        if self.mode != RegionMode::Shared {
+            return self.limit.clone();
+        }
+        // A peer counts as silent after its time; a tick notices that, another carries the last batch, which may take a
+        // round trip.
+        let lag = self.silence.as_micros() + 2 * self.tick.as_micros() + 2 * self.delay.1;
+        let rate = self.limit.rate();
+        let during =
+            u128::from(rate.count) * u128::from(lag) / u128::from(rate.period.length().as_micros()) + 1;
+        let burst = self.limit.capacity();
+        let more = (self.cells as u64 - 1) * (burst + u64::try_from(during).unwrap_or(u64::MAX / 64));
+        LimitSpec::new(Algorithm::Gcra, rate.clone())
+            .burst(burst + more)
+            .build()
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+}

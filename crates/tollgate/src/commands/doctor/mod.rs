@@ -1,0 +1,232 @@
+//! `tollgate doctor`: reads how a proxy is configured, and says what will happen, what is missing and what to write.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `document` | files with one or more documents, within bounds |
+//! | `envoy`, `actions` | Envoy's filters, actions and clusters, wherever they are in a tree |
+//! | `matching` | descriptors against rules |
+//! | `policy` | Envoy Gateway's policies and configuration |
+//! | `server` | a running Tollgate |
+//! | `snippet` | Envoy's configuration for rules |
+//! | `finding` | the report |
+
+mod actions;
+mod document;
+mod envoy;
+mod finding;
+mod matching;
+mod policy;
+mod server;
+mod snippet;
+
+use crate::admin_client::{self, AdminFlags};
+use crate::cli::output::{self, BAD, GOOD, WARNING, paint};
+use crate::cli::{ProfileName, print, print_line};
+use crate::config;
+use crate::config::rule_sources;
+use anyhow::ensure;
+use clap::Args;
+use document::{Document, Kind};
+use envoy::EnvoyParts;
+use finding::{Level, Report};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tollgate_observe::escape;
+use tollgate_rules::{Ruleset, Source};
+
+/// Exit code for input that cannot be examined.
+const BAD_INPUT: u8 = 2;
+
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "tollgate doctor [--rules <PATH>]... [--server] <FILE>...\n       \
+                      tollgate doctor --server [--admin <URL>]\n       \
+                      tollgate doctor --rules <PATH>... --print-envoy",
+    after_help = "Exit codes: 0 no problems (warnings and notes only), 1 problems found, 2 input that cannot be read."
+)]
+pub(crate) struct DoctorFlags {
+    /// Configuration of Envoy, EnvoyFilter of Istio, BackendTrafficPolicy of Envoy Gateway (YAML or JSON, several documents in
+    /// a file; `-` reads the standard input). May be several.
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Rule file or directory of rule files that the descriptors are checked against; may be repeated.
+    #[arg(long, value_name = "PATH")]
+    rules: Vec<PathBuf>,
+    /// Examine the running server of --admin, and check descriptors against its rules.
+    #[arg(long, conflicts_with = "rules")]
+    server: bool,
+    /// Print Envoy's configuration for the rules: filter, actions, cluster.
+    #[arg(long, conflicts_with = "files")]
+    print_envoy: bool,
+    /// Read rule files for this profile.
+    #[arg(long, value_name = "PROFILE")]
+    profile: Option<ProfileName>,
+    #[command(flatten)]
+    admin: AdminFlags,
+}
+
+pub(crate) fn run(flags: &DoctorFlags) -> anyhow::Result<ExitCode> {
+    match examine(flags) {
+        Ok(code) => Ok(code),
+        Err(error) if output::is_closed_output(&error) => Err(error),
+        Err(error) => {
+            crate::server::logging::flush(Some(&error));
+            Ok(ExitCode::from(BAD_INPUT))
+        }
+    }
+}
+
+fn examine(flags: &DoctorFlags) -> anyhow::Result<ExitCode> {
+    ensure!(
+        !flags.files.is_empty() || flags.server || flags.print_envoy,
+        "nothing to examine; name a file, or use --server, or --rules with --print-envoy"
+    );
+    ensure!(
+        !flags.print_envoy || flags.server || !flags.rules.is_empty(),
+        "--print-envoy requires --rules, or --server for the rules of a running one"
+    );
+    let mut report = Report::default();
+    let mut documents = Vec::new();
+    for file in &flags.files {
+        documents.extend(document::read(file)?);
+    }
+    let rules = rules(flags, &documents, &mut report)?;
+    if flags.print_envoy {
+        let text = rules.as_ref().map(snippet::envoy).unwrap_or_default();
+        let printed =
+            if flags.admin.is_json() { print(&json!({"envoy": text})) } else { print_line(text.trim_end()) };
+        output::ignore_closed(printed)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    check(&documents, rules.as_ref(), &mut report);
+    output::ignore_closed(show(&report, flags.admin.is_json()))?;
+    Ok(if report.count(Level::Problem) > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Returns the rules that descriptors are checked against: of files, of the server, or among the documents.
+fn rules(
+    flags: &DoctorFlags,
+    documents: &[Document],
+    report: &mut Report,
+) -> anyhow::Result<Option<Ruleset>> {
+    if flags.server {
+        let mut rules = None;
+        admin_client::run(&flags.admin, async |client| {
+            // Rule files are read as they are; the report is escaped when it is printed.
+            rules = Some(server::check(&client.verbatim(), report).await?);
+            Ok(ExitCode::SUCCESS)
+        })?;
+        return Ok(rules);
+    }
+    let mut sources = match flags.rules.is_empty() {
+        true => Vec::new(),
+        false => rule_sources::read(&flags.rules)?,
+    };
+    sources.extend(documents.iter().flat_map(rule_texts));
+    if sources.is_empty() {
+        return Ok(None);
+    }
+    let rules = Ruleset::load(&sources, &config::options(flags.profile));
+    rules.map(Some).map_err(|errors| anyhow::anyhow!("the rules cannot be used\n{errors}"))
+}
+
+/// Returns the rule files of a document: itself, or those in a ConfigMap.
+fn rule_texts(document: &Document) -> Vec<Source> {
+    match document.kind {
+        Kind::Rules => vec![Source::new(&document.place, document.value.to_string())],
+        Kind::ConfigMap => {
+            let files = document.value["data"].as_object().into_iter().flatten();
+            let texts = files.filter_map(|(name, text)| Some((name, text.as_str()?)));
+            let is_rules = |text: &str| {
+                serde_saphyr::from_str::<Value>(text).is_ok_and(|value| value["domain"].is_string())
+            };
+            let texts = texts.filter(|(_, text)| is_rules(text));
+            texts.map(|(name, text)| Source::new(format!("{}, {name}", document.place), text)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn check(documents: &[Document], rules: Option<&Ruleset>, report: &mut Report) {
+    let mut parts = EnvoyParts::default();
+    let (mut has_envoy, mut has_policy, mut has_gateway) = (None, None, false);
+    for Document { place, kind, value } in documents {
+        match kind {
+            Kind::Envoy => {
+                has_envoy.get_or_insert(place);
+                parts.collect(value, place, report);
+            }
+            Kind::EnvoyPatch => {
+                has_envoy.get_or_insert(place);
+                // A patch is one part of a configuration that exists elsewhere.
+                parts.mark_partial();
+                parts.collect(&value["spec"], &format!("{place}.spec"), report);
+            }
+            Kind::BackendTrafficPolicy => {
+                has_policy.get_or_insert(place);
+                policy::check(value, place, report);
+            }
+            Kind::EnvoyGateway => {
+                has_gateway = true;
+                policy::check_gateway(value, place, report);
+            }
+            Kind::ConfigMap | Kind::Rules => {
+                if rule_texts(&Document { place: place.clone(), kind: kind.clone(), value: value.clone() })
+                    .is_empty()
+                {
+                    report.note(place, "no rule file in this ConfigMap");
+                }
+            }
+            Kind::Other(kind) => report.note(place, format!("{kind}: nothing to check")),
+        }
+    }
+    if let Some(place) = has_envoy {
+        parts.check(place, report);
+        match rules {
+            Some(rules) => matching::check(&parts.filters, &parts.templates, rules, report),
+            None if !parts.templates.is_empty() => {
+                report
+                    .note(place, "descriptors are not checked: no rules are given; use --rules or --server");
+            }
+            None => {}
+        }
+    }
+    if let (Some(place), false) = (has_policy, has_gateway) {
+        report.note(
+            place,
+            "global limits need `rateLimit.backend` in the configuration of Envoy Gateway; add that document to check it",
+        );
+    }
+}
+
+fn show(report: &Report, is_json: bool) -> anyhow::Result<()> {
+    let (problems, warnings) = (report.count(Level::Problem), report.count(Level::Warning));
+    if is_json {
+        return print(&json!({
+            "ok": problems == 0, "problems": problems, "warnings": warnings, "findings": report.findings, "omitted": report.more,
+        }));
+    }
+    let mut findings: Vec<_> = report.findings.iter().collect();
+    findings.sort_by_key(|finding| finding.level);
+    for finding in findings {
+        let style = match finding.level {
+            Level::Problem => BAD,
+            Level::Warning => WARNING,
+            Level::Note => GOOD,
+        };
+        let plain = |text: &str| escape::lines(text).into_owned();
+        print_line(format!("{}: {}", paint(style, finding.level), plain(&finding.message)))?;
+        print_line(format!("  at {}", plain(&finding.place)))?;
+        if let Some(fix) = &finding.fix {
+            print_line(format!("  fix: {}", plain(fix)))?;
+        }
+    }
+    if report.more > 0 {
+        print_line(format!("... and {} more", report.more))?;
+    }
+    print_line(format!("{problems} problems, {warnings} warnings"))
+}
+
+#[cfg(test)]
+mod tests;

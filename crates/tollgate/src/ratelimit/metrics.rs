@@ -1,0 +1,347 @@
+//! The metrics of envoyproxy/ratelimit, counted from decisions: hits by descriptor, calls and their time, errors.
+//!
+//! How the hits of a request count is in `weights`.
+
+use super::series::{Counted, Series, SeriesTable, labels, sanitized};
+use super::weights::{LastUse, Weights};
+use crate::server::status::ServerStatus;
+use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use tollgate_core::{TimeDelta, Verdict};
+use tollgate_engine::{Check, CheckInput, Decision, LimitStatus, Observer, Origin};
+use tollgate_observe::MetricsWriter;
+use tollgate_rules::{Role, Ruleset};
+
+/// Upper bounds of the histogram of response times, in seconds.
+const BOUNDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+const METHOD: &str = "ShouldRateLimit";
+
+/// The metrics of the service.
+pub(crate) struct ServiceMetrics {
+    near_limit_ratio: f64,
+    /// Tags on every metric, sorted, and the same as labels.
+    tags: Vec<(String, String)>,
+    labels: Vec<(String, String)>,
+    series: SeriesTable,
+    /// Domains without rules that were asked for.
+    unknown_domains: SeriesTable,
+    /// The series of each rule of the rule set that was last seen.
+    by_rule: RwLock<RuleSeries>,
+    /// What was last used of counters that are charged several hits at a time.
+    last_use: LastUse,
+    calls: AtomicU64,
+    service_errors: AtomicU64,
+    redis_errors: AtomicU64,
+    shadowed: AtomicU64,
+    times: [AtomicU64; BOUNDS.len() + 1],
+    micros: AtomicU64,
+}
+
+/// The rules that series belong to.
+#[derive(Default)]
+struct RuleSeries {
+    rules: Option<Arc<Ruleset>>,
+    /// Levels and series by rule number.
+    series: Vec<Option<(Vec<String>, Arc<Series>)>>,
+}
+
+/// One value for statsd and for `/stats`.
+pub(super) struct Sample {
+    pub(super) name: String,
+    pub(super) value: u64,
+    pub(super) is_gauge: bool,
+}
+
+impl ServiceMetrics {
+    pub(crate) fn new(near_limit_ratio: f64, mut tags: Vec<(String, String)>) -> Self {
+        tags.sort();
+        Self {
+            near_limit_ratio,
+            labels: labels(&tags),
+            tags,
+            series: SeriesTable::default(),
+            unknown_domains: SeriesTable::default(),
+            by_rule: RwLock::default(),
+            last_use: LastUse::default(),
+            calls: AtomicU64::new(0),
+            service_errors: AtomicU64::new(0),
+            redis_errors: AtomicU64::new(0),
+            shadowed: AtomicU64::new(0),
+            times: Default::default(),
+            micros: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts a call that ended with an error of the service.
+    pub(crate) fn on_error(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.service_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the series of a limit in a decision.
+    fn series(&self, check: &Check<'_>, decision: &Decision, limit: &LimitStatus) -> Option<Arc<Series>> {
+        let entries = match check.input {
+            CheckInput::Attributes(entries) => entries,
+            CheckInput::Descriptors(all) => all.get(usize::from(limit.descriptor))?.entries,
+        };
+        let detailed = || -> Vec<String> {
+            let level = |(key, value): &(&str, &str)| match value.is_empty() {
+                true => (*key).to_owned(),
+                false => format!("{key}_{value}"),
+            };
+            entries.iter().map(level).collect()
+        };
+        let Some(id) = limit.rule else { return Some(self.series.series(check.domain, &detailed())) };
+        let rule = decision.rules().rule(id)?;
+        if rule.detailed_metric {
+            return Some(self.series.series(check.domain, &detailed()));
+        }
+        let known = self.by_rule.read().unwrap_or_else(PoisonError::into_inner);
+        if known.rules.as_ref().is_some_and(|rules| decision.uses_rules(rules)) {
+            let (levels, series) = known.series.get(id as usize)?.as_ref()?;
+            if !rule.value_to_metric {
+                return Some(Arc::clone(series));
+            }
+            let mut levels = levels.clone();
+            if let (Some(last), Some((key, value))) = (levels.last_mut(), entries.last()) {
+                *last = format!("{key}_{value}");
+            }
+            return Some(self.series.series(check.domain, &levels));
+        }
+        drop(known);
+        self.learn(decision.shared_rules());
+        self.series(check, decision, limit)
+    }
+
+    /// Remembers the series of all rules of a rule set.
+    fn learn(&self, rules: Arc<Ruleset>) {
+        let (mut ids, mut names) = (Vec::new(), Vec::new());
+        for domain in rules.domains() {
+            for (rule, levels) in domain.envoy_keys() {
+                ids.push(rule.id as usize);
+                names.push((domain.name().to_owned(), levels));
+            }
+        }
+        let kept = self.series.keep_rules(&names);
+        let mut series: Vec<Option<(Vec<String>, Arc<Series>)>> = vec![None; rules.rules().len()];
+        for ((id, (_, levels)), own) in ids.into_iter().zip(names).zip(kept) {
+            if let Some(place) = series.get_mut(id) {
+                *place = Some((levels, own));
+            }
+        }
+        *self.by_rule.write().unwrap_or_else(PoisonError::into_inner) =
+            RuleSeries { rules: Some(rules), series };
+    }
+
+    fn count(&self, check: &Check<'_>, decision: &Decision, limit: &LimitStatus) {
+        let Some(series) = self.series(check, decision, limit) else { return };
+        let Some(facts) = decision.limit(limit) else { return };
+        let cost = decision.cost(check, limit);
+        if cost.is_refund() {
+            return;
+        }
+        let (hits, max) = (cost.units(), facts.limit.rate().count);
+        series.add(Counted::TotalHits, hits);
+        // As that service computes it: in single precision.
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a ratio of a count")]
+        let near = (max as f32 * self.near_limit_ratio as f32).floor() as u64;
+        let window = (decision.at + limit.outcome.reset_after).as_secs();
+        let counter = counter(check, limit, max);
+        let weights = match limit.outcome.verdict {
+            Verdict::Unknown => return,
+            Verdict::Allowed { .. } => {
+                let after = max.saturating_sub(limit.outcome.remaining);
+                self.last_use.record(counter, window, after);
+                Weights::fitting(hits, after, near)
+            }
+            Verdict::Denied { .. } => {
+                let before = self.last_use.before(counter, window, hits, max);
+                self.last_use.record(counter, window, max);
+                Weights::denied(hits, before, max, near)
+            }
+        };
+        series.add(Counted::WithinLimit, weights.within);
+        series.add(Counted::NearLimit, weights.near);
+        series.add(Counted::OverLimit, weights.over);
+        if limit.role == Role::Shadow {
+            series.add(Counted::ShadowMode, weights.over);
+        }
+    }
+
+    /// Writes all metrics for Prometheus.
+    pub(super) fn write(&self, status: &ServerStatus, page: &mut MetricsWriter) {
+        let tags: Vec<(&str, &str)> =
+            self.labels.iter().map(|(tag, value)| (tag.as_str(), value.as_str())).collect();
+        let with = |labels: &[(&str, &str)]| -> Vec<(String, String)> {
+            labels
+                .iter()
+                .chain(&tags)
+                .map(|(label, value)| ((*label).to_owned(), (*value).to_owned()))
+                .collect()
+        };
+        let all = self.series.all();
+        for what in Counted::ALL {
+            let name = format!("ratelimit_service_rate_limit_{}", what.name());
+            let help = format!("Number of hits by domain and descriptor: {}.", what.name().replace('_', " "));
+            let mut family = page.counters(&name, &help);
+            for series in all.iter().filter(|series| series.count(what) > 0) {
+                let levels: Vec<String> = series.levels.iter().map(|level| sanitized(level)).collect();
+                let domain = sanitized(&series.domain);
+                let mut labels = vec![("domain", domain.as_str())];
+                labels.extend(["key1", "key2"].into_iter().zip(levels.iter().map(String::as_str)));
+                add(&mut family, &with(&labels), series.count(what));
+            }
+        }
+        let help = "Number of checks in domains without rules.";
+        let mut family = page.counters("ratelimit_service_rate_limit_domain_not_found", help);
+        for series in self.unknown_domains.all() {
+            let domain = sanitized(&series.domain);
+            add(&mut family, &with(&[("domain", &domain)]), series.count(Counted::TotalHits));
+        }
+        let mut family =
+            page.counters("ratelimit_service_should_rate_limit_error", "Number of failed checks, by kind.");
+        for (kind, count) in [("redis_error", &self.redis_errors), ("service_error", &self.service_errors)] {
+            add(&mut family, &with(&[("err_type", kind)]), count.load(Ordering::Relaxed));
+        }
+        let (loaded, failed) = status.rule_loads();
+        for (name, help, value) in [
+            ("ratelimit_service_config_load_success", "Number of loaded configurations.", loaded),
+            ("ratelimit_service_config_load_error", "Number of refused configurations.", failed),
+            (
+                "ratelimit_service_global_shadow_mode",
+                "Number of denials that SHADOW_MODE turned into approvals.",
+                self.shadowed.load(Ordering::Relaxed),
+            ),
+        ] {
+            add(&mut page.counters(name, help), &with(&[]), value);
+        }
+        let mut family =
+            page.gauges("ratelimit_redis_pool_cx_active", "Number of open connections to Redis.");
+        add(&mut family, &with(&[]), status.store_connections());
+        let mut family = page.counters("ratelimit_service_total_requests", "Number of calls, by method.");
+        add(&mut family, &with(&[("grpc_method", METHOD)]), self.calls.load(Ordering::Relaxed));
+        let counts: Vec<u64> = self.times.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        let sum = self.micros.load(Ordering::Relaxed) as f64 / 1e6;
+        let labels = with(&[("grpc_method", METHOD)]);
+        let labels: Vec<(&str, &str)> =
+            labels.iter().map(|(label, value)| (label.as_str(), value.as_str())).collect();
+        page.histograms("ratelimit_service_response_time_seconds", "Seconds that a call took, by method.")
+            .histogram(&labels, &BOUNDS, &counts, sum);
+    }
+
+    /// Returns all values under their statsd names, without tags.
+    pub(super) fn samples(&self, status: &ServerStatus) -> Vec<Sample> {
+        let mut samples = Vec::new();
+        let mut add = |name: String, value| samples.push(Sample { name, value, is_gauge: false });
+        for series in self.series.all() {
+            let path = sanitized(&format!("{}.{}", series.domain, series.levels.join(".")));
+            for what in Counted::ALL.into_iter().filter(|what| series.count(*what) > 0) {
+                add(format!("ratelimit.service.rate_limit.{path}.{}", what.name()), series.count(what));
+            }
+        }
+        for series in self.unknown_domains.all() {
+            let name = format!("ratelimit.service.rate_limit.{}.domain_not_found", sanitized(&series.domain));
+            add(name, series.count(Counted::TotalHits));
+        }
+        let (loaded, failed) = status.rule_loads();
+        for (name, value) in [
+            (
+                "ratelimit.service.call.should_rate_limit.redis_error",
+                self.redis_errors.load(Ordering::Relaxed),
+            ),
+            (
+                "ratelimit.service.call.should_rate_limit.service_error",
+                self.service_errors.load(Ordering::Relaxed),
+            ),
+            ("ratelimit.service.config_load_success", loaded),
+            ("ratelimit.service.config_load_error", failed),
+            ("ratelimit.service.global_shadow_mode", self.shadowed.load(Ordering::Relaxed)),
+            ("ratelimit_server.ShouldRateLimit.total_requests", self.calls.load(Ordering::Relaxed)),
+        ] {
+            add(name.to_owned(), value);
+        }
+        let connections = status.store_connections();
+        samples.push(Sample {
+            name: "ratelimit.redis_pool.cx_active".to_owned(),
+            value: connections,
+            is_gauge: true,
+        });
+        samples
+    }
+
+    /// Returns the number of timed calls and their time in microseconds.
+    pub(super) fn call_times(&self) -> (u64, u64) {
+        (
+            self.times.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
+            self.micros.load(Ordering::Relaxed),
+        )
+    }
+
+    /// Returns what follows a statsd name: `.__env=test`.
+    pub(super) fn tag_suffix(&self) -> String {
+        self.tags.iter().map(|(tag, value)| format!(".__{}={}", sanitized(tag), sanitized(value))).collect()
+    }
+
+    /// Returns what follows a value of DogStatsD: `|#env:test`.
+    pub(super) fn dog_tags(&self) -> String {
+        let tag = |text: &str| sanitized(text).replace(',', "_");
+        let tags = self.tags.iter().map(|(name, value)| format!("{}:{}", tag(name), tag(value)));
+        let tags = tags.collect::<Vec<_>>().join(",");
+        if tags.is_empty() { tags } else { format!("|#{tags}") }
+    }
+}
+
+/// Returns a hash of a limit's counter in this request.
+fn counter(check: &Check<'_>, limit: &LimitStatus, max: u64) -> u64 {
+    let mut hasher = std::hash::DefaultHasher::new();
+    (check.domain, limit.rule, max).hash(&mut hasher);
+    match check.input {
+        CheckInput::Attributes(entries) => entries.hash(&mut hasher),
+        CheckInput::Descriptors(all) => {
+            all.get(usize::from(limit.descriptor)).map(|one| one.entries).hash(&mut hasher);
+        }
+    }
+    hasher.finish()
+}
+
+fn add(family: &mut tollgate_observe::MetricFamily<'_>, labels: &[(String, String)], value: u64) {
+    let labels: Vec<(&str, &str)> =
+        labels.iter().map(|(label, value)| (label.as_str(), value.as_str())).collect();
+    family.add(&labels, value);
+}
+
+impl Observer for ServiceMetrics {
+    fn on_decision(&self, check: &Check<'_>, decision: &Decision) {
+        if decision.rules().domain(check.domain).is_none() {
+            self.unknown_domains.series(check.domain, &[]).add(Counted::TotalHits, 1);
+            return;
+        }
+        let mut is_over = false;
+        for limit in decision.limits.iter().filter(|limit| limit.role != Role::Candidate) {
+            is_over |= limit.outcome.verdict.is_denied() && limit.role == Role::Live;
+            self.count(check, decision, limit);
+        }
+        if is_over && decision.is_allowed() && decision.emergency().is_none() {
+            self.shadowed.fetch_add(1, Ordering::Relaxed);
+        }
+        if matches!(decision.origin, Origin::Local | Origin::FailOpen | Origin::FailClosed | Origin::Shed) {
+            self.redis_errors.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn on_rules_changed(&self, rules: &Arc<Ruleset>) {
+        self.learn(Arc::clone(rules));
+    }
+
+    fn on_latency(&self, protocol: &'static str, requests: u64, each: TimeDelta) {
+        if protocol != "rls" {
+            return;
+        }
+        self.calls.fetch_add(requests, Ordering::Relaxed);
+        let seconds = each.as_micros() as f64 / 1e6;
+        let bucket = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
+        self.times[bucket].fetch_add(requests, Ordering::Relaxed);
+        self.micros.fetch_add(each.as_micros().saturating_mul(requests), Ordering::Relaxed);
+    }
+}

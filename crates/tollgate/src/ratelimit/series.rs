@@ -1,0 +1,256 @@
+//! Counters by domain and descriptor, in a bounded number: every rule has its own; names from requests beyond the
+//! maximum share one, called `other`. That service keeps a counter for every value of a detailed metric, without a bound.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Maximum number of names that requests bring.
+pub(super) const MAX_SERIES: usize = 2_000;
+/// Name of those beyond the maximum.
+const OTHER: &str = "other";
+
+/// What is counted of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counted {
+    TotalHits,
+    WithinLimit,
+    NearLimit,
+    OverLimit,
+    ShadowMode,
+}
+
+impl Counted {
+    pub(super) const ALL: [Self; 5] =
+        [Self::TotalHits, Self::WithinLimit, Self::NearLimit, Self::OverLimit, Self::ShadowMode];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::TotalHits => "total_hits",
+            Self::WithinLimit => "within_limit",
+            Self::NearLimit => "near_limit",
+            Self::OverLimit => "over_limit",
+            Self::ShadowMode => "shadow_mode",
+        }
+    }
+}
+
+/// The counters of one descriptor.
+#[derive(Debug)]
+pub(super) struct Series {
+    pub(super) domain: String,
+    /// Levels of the descriptor: `key` or `key_value`.
+    pub(super) levels: Vec<String>,
+    counts: [AtomicU64; Counted::ALL.len()],
+}
+
+impl Series {
+    fn new(domain: &str, levels: Vec<String>) -> Arc<Self> {
+        Arc::new(Self { domain: domain.to_owned(), levels, counts: Default::default() })
+    }
+
+    pub(super) fn add(&self, what: Counted, units: u64) {
+        if units > 0 {
+            self.counts[what as usize].fetch_add(units, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn count(&self, what: Counted) -> u64 {
+        self.counts[what as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// All series, by name: those of the rules, which last as long as their rules, and those that requests name, which are
+/// bounded.
+#[derive(Debug, Default)]
+pub(super) struct SeriesTable {
+    all: RwLock<AllSeries>,
+}
+
+#[derive(Debug, Default)]
+struct AllSeries {
+    of_rules: HashMap<String, Arc<Series>>,
+    of_requests: HashMap<String, Arc<Series>>,
+}
+
+impl AllSeries {
+    fn find(&self, name: &str) -> Option<&Arc<Series>> {
+        self.of_rules.get(name).or_else(|| self.of_requests.get(name))
+    }
+}
+
+impl SeriesTable {
+    /// Returns the series with these levels; beyond the maximum the domain's `other`, and then one for all domains.
+    pub(super) fn series(&self, domain: &str, levels: &[String]) -> Arc<Series> {
+        let name = name(domain, levels);
+        if let Some(known) = self.all.read().unwrap_or_else(PoisonError::into_inner).find(&name) {
+            return Arc::clone(known);
+        }
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        let other = vec![OTHER.to_owned()];
+        let (name, domain, levels) = match all.of_requests.len() {
+            count if count < MAX_SERIES => (name, domain, levels.to_vec()),
+            count if count < 2 * MAX_SERIES => (self::name(domain, &other), domain, other),
+            _ => (self::name(OTHER, &other), OTHER, other),
+        };
+        if let Some(known) = all.find(&name) {
+            return Arc::clone(known);
+        }
+        let new = Series::new(domain, levels);
+        all.of_requests.insert(name, Arc::clone(&new));
+        new
+    }
+
+    /// Makes these the series of the rules, and drops those of rules before that are no longer there. Returns them in the
+    /// same order.
+    pub(super) fn keep_rules(&self, rules: &[(String, Vec<String>)]) -> Vec<Arc<Series>> {
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        let mut before = std::mem::take(&mut all.of_rules);
+        let mut kept = Vec::with_capacity(rules.len());
+        for (domain, levels) in rules {
+            let name = name(domain, levels);
+            let known = before.remove(&name).or_else(|| all.of_requests.remove(&name));
+            let own = all.of_rules.entry(name);
+            kept.push(Arc::clone(
+                own.or_insert_with(|| known.unwrap_or_else(|| Series::new(domain, levels.clone()))),
+            ));
+        }
+        kept
+    }
+
+    /// Returns all series, sorted by name.
+    pub(super) fn all(&self) -> Vec<Arc<Series>> {
+        let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = all.of_rules.iter().chain(&all.of_requests).collect();
+        all.sort_by_key(|(name, _)| *name);
+        all.into_iter().map(|(_, series)| Arc::clone(series)).collect()
+    }
+}
+
+fn name(domain: &str, levels: &[String]) -> String {
+    let mut name = domain.to_owned();
+    for level in levels {
+        name.push('.');
+        name.push_str(level);
+    }
+    name
+}
+
+/// Replaces what statsd gives a meaning to: `:`, `|`, and the dots of IPv4 addresses. Control characters would begin new
+/// lines.
+pub(super) fn sanitized(name: &str) -> String {
+    let name = name.replace(|c: char| matches!(c, ':' | '|') || c.is_control(), "_");
+    let bytes = name.as_bytes();
+    let mut out = name.clone().into_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        match ipv4_length(&bytes[at..]) {
+            Some(length) => {
+                out[at..at + length].iter_mut().filter(|byte| **byte == b'.').for_each(|byte| *byte = b'_');
+                at += length;
+            }
+            None => at += 1,
+        }
+    }
+    String::from_utf8(out).unwrap_or(name)
+}
+
+/// Returns tags as labels of Prometheus: names of letters, digits and `_`, none that a metric here has itself, and each
+/// once. Otherwise no scrape could be read.
+pub(super) fn labels(tags: &[(String, String)]) -> Vec<(String, String)> {
+    const OWN: [&str; 6] = ["domain", "key1", "key2", "err_type", "grpc_method", "le"];
+    let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len());
+    for (tag, value) in tags {
+        let mut name = tag.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+        let is_name = name.starts_with(|c: char| !c.is_ascii_digit()) && !name.starts_with("__");
+        if !is_name || OWN.contains(&name.as_str()) {
+            name = format!("tag_{name}");
+        }
+        if labels.iter().all(|(known, _)| *known != name) {
+            labels.push((name, value.clone()));
+        }
+    }
+    labels
+}
+
+/// Returns the length of the IPv4 address at the start of `text`: four groups of one to three digits.
+fn ipv4_length(text: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    for group in 0..4 {
+        if group > 0 {
+            if text.get(at) != Some(&b'.') {
+                return None;
+            }
+            at += 1;
+        }
+        let digits = text[at..].iter().take(3).take_while(|byte| byte.is_ascii_digit()).count();
+        if digits == 0 {
+            return None;
+        }
+        at += digits;
+    }
+    Some(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_bounded() {
+        let table = SeriesTable::default();
+        for number in 0..3 * MAX_SERIES {
+            table.series("d", &[format!("k_{number}")]).add(Counted::TotalHits, 1);
+        }
+        let all = table.all();
+        assert_eq!(all.len(), MAX_SERIES + 1);
+        let other = all.iter().find(|series| series.levels == ["other"]).expect("the rest");
+        assert_eq!(other.count(Counted::TotalHits), 2 * MAX_SERIES as u64);
+        for number in 0..3 * MAX_SERIES {
+            table.series(&format!("d{number}"), &["k".to_owned()]);
+        }
+        assert!(table.all().len() <= 2 * MAX_SERIES + 1, "domains are bounded too");
+    }
+
+    #[test]
+    fn names_are_sanitized_as_the_service_does() {
+        assert_eq!(sanitized("masked_remote_address_127.0.0.0/8"), "masked_remote_address_127_0_0_0/8");
+        assert_eq!(sanitized("a:b|c.d 1.2.3"), "a_b_c.d 1.2.3");
+        assert_eq!(sanitized("a\nb 1|c\r"), "a_b 1_c_");
+    }
+
+    #[test]
+    fn tags_become_labels_that_a_scrape_can_have() {
+        let pair = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        let tags = [
+            ("k8s-cluster", "a"),
+            ("k8s.cluster", "b"),
+            ("domain", "c"),
+            ("1st", "d"),
+            ("__x", "e"),
+            ("env", "f"),
+        ];
+        let expected =
+            [("k8s_cluster", "a"), ("tag_domain", "c"), ("tag_1st", "d"), ("tag___x", "e"), ("env", "f")];
+        assert_eq!(labels(&tags.map(pair)), expected.map(pair));
+    }
+
+    /// Otherwise an untrusted client could use up the metrics of every rule that is added.
+    #[test]
+    fn a_rule_has_its_series_whatever_requests_have_named() {
+        let table = SeriesTable::default();
+        for number in 0..3 * MAX_SERIES {
+            table.series("d", &[format!("k_{number}")]);
+        }
+        table.series("d", &["k_1".to_owned()]).add(Counted::TotalHits, 5);
+        let own = |key: &str| ("d".to_owned(), vec![key.to_owned()]);
+        let rules = table.keep_rules(&[own("rule"), own("k_1")]);
+        assert_eq!(rules[0].levels, ["rule"]);
+        assert_eq!(rules[1].count(Counted::TotalHits), 5, "requests had named it");
+        rules[0].add(Counted::TotalHits, 1);
+        assert!(Arc::ptr_eq(&table.series("d", &["rule".to_owned()]), &rules[0]));
+        let again = table.keep_rules(&[own("rule")]);
+        assert_eq!(again[0].count(Counted::TotalHits), 1, "counters last across reloads");
+        assert!(table.all().iter().all(|series| series.levels != ["k_1"]), "its rule is gone");
+    }
+}
