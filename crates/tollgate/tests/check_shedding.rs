@@ -51,7 +51,7 @@ fn call(server: &Server, number: usize, origins: &Origins, done: &AtomicBool) {
         let answer = connection.response().expect("an answer").json();
         let origin = answer["origin"].as_str().expect("an origin").to_owned();
         if origin == "shed" {
-            assert_eq!(answer["allowed"], true, "{answer}");
+            assert_eq!((&answer["allowed"], &answer["shed"]), (&json!(true), &json!("comfort")), "{answer}");
             let reason = answer["reason"].as_str().unwrap_or_default();
             assert!(reason.starts_with("Tollgate is overloaded"), "{answer}");
         }

@@ -32,6 +32,9 @@ pub(crate) struct DecisionBody<'a> {
     /// Why the request was shed, or that its limits are tightened.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'a str>,
+    /// The class up to which checks were shed, if the node was overloaded itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shed: Option<&'static str>,
 }
 
 /// Serializes a value as text, without an intermediate string.
@@ -121,6 +124,7 @@ impl<'a> DecisionBody<'a> {
             warned_by: decision.warned_by.map(|by| decision.name(by)),
             emergency: decision.emergency(),
             reason: decision.reason.as_deref(),
+            shed: decision.shed_class.map(|class| class.name()),
         }
     }
 }

@@ -159,8 +159,9 @@ fn metadata(decision: &Decision) -> Option<Struct> {
     if let Some(name) = decision.emergency() {
         text("emergency", name.to_owned());
     }
-    if let Some(reason) = decision.reason.as_deref().filter(|_| decision.shed_class.is_some()) {
-        text("reason", reason.to_owned());
+    if let Some(class) = decision.shed_class {
+        text("shed", class.name().to_owned());
+        text("reason", decision.reason.as_deref().unwrap_or_default().to_owned());
     }
     let rules = [
         ("denied_by", decision.denied_by),
