@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"math/big"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -141,17 +141,15 @@ func object(body []byte) (map[string]json.RawMessage, error) {
 }
 
 func integer(raw json.RawMessage) (int64, error) {
-	if small, err := strconv.ParseInt(string(raw), 10, 64); err == nil && len(raw) > 0 && raw[0] != '+' && raw[0] != '-' {
+	if small, err := strconv.ParseInt(string(raw), 10, 64); err == nil && small >= 0 {
 		return min(small, maxInteger), nil
 	}
-	number, ok := new(big.Int).SetString(string(raw), 10)
-	if !ok || number.Sign() < 0 || bytes.HasPrefix(raw, []byte("+")) {
+	// An integer may be written as 5.0 or 5e0, or be larger than 64 bits.
+	number, err := strconv.ParseFloat(string(raw), 64)
+	if err != nil || number < 0 || number != math.Trunc(number) {
 		return 0, errInvalid
 	}
-	if number.IsInt64() && number.Int64() <= maxInteger {
-		return number.Int64(), nil
-	}
-	return maxInteger, nil
+	return int64(min(number, maxInteger)), nil
 }
 
 func text(raw json.RawMessage) (string, error) {
@@ -229,7 +227,7 @@ func decision(status int, document map[string]json.RawMessage) (Result, bool, er
 			return Result{}, false, err
 		}
 	}
-	if raw := document["delay_ms"]; raw != nil {
+	if raw := document["delay_ms"]; raw != nil && string(raw) != "null" {
 		if delay, err = integer(raw); err != nil {
 			return Result{}, false, err
 		}
@@ -237,14 +235,16 @@ func decision(status int, document map[string]json.RawMessage) (Result, bool, er
 	origin, err1 := optionalText(document["origin"])
 	deniedBy, err2 := optionalText(document["denied_by"])
 	reservation, err3 := optionalText(document["reservation"])
-	if err := errors.Join(err1, err2, err3); err != nil {
+	_, err4 := optionalText(document["shed"])
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return Result{}, false, err
 	}
+	isShed := origin == "shed" || document["shed"] != nil && string(document["shed"]) != "null"
 
 	result := Result{
 		Allowed: *allowed, Source: "server", Reason: "denied", Origin: origin, Rule: deniedBy, Limit: -1, Remaining: -1,
 		ResetAfter: Unknown, RetryAfter: millis(retryAfter), Delay: millis(delay), DecisionID: id, reservation: reservation,
-		cacheable: status == 429 && origin == "store" && retryAfter > 0 && !isConcurrent,
+		Shed: isShed, cacheable: status == 429 && origin == "store" && !isShed && retryAfter > 0 && !isConcurrent,
 	}
 	reported := reportedLimit(*allowed, deniedBy, limits)
 	if reported != nil {
@@ -256,8 +256,10 @@ func decision(status int, document map[string]json.RawMessage) (Result, bool, er
 			result.Rule = reported.rule
 		}
 	}
-	switch origin {
-	case "fail_open", "fail_closed", "unmatched":
+	switch {
+	case origin == "shed", isShed && (origin == "fail_open" || origin == "fail_closed"):
+		result.Reason = "shed"
+	case origin == "fail_open", origin == "fail_closed", origin == "unmatched":
 		result.Reason = origin
 	}
 	return result, holdsPermit, nil

@@ -92,7 +92,7 @@ func TestAnswers(t *testing.T) {
 			DelayMs          int64   `json:"delay_ms"`
 			DecisionID       *string `json:"decision_id"`
 			Reservation      *string
-			Cacheable        bool
+			Cacheable, Shed  bool
 			Ended            *string
 			Cost             *int64
 		}
@@ -121,7 +121,7 @@ func TestAnswers(t *testing.T) {
 		want := each.Result
 		same(t, each.Name, err, error(nil))
 		same(t, each.Name, result.result, Result{
-			want.Allowed, want.Source, want.Reason, or(want.Origin), or(want.Rule), optional(want.Limit),
+			want.Allowed, want.Source, want.Reason, or(want.Origin), want.Shed, or(want.Rule), optional(want.Limit),
 			optional(want.Remaining), millis(optional(want.ResetMs)), millis(optional(want.RetryAfterMs)),
 			millis(want.DelayMs), or(want.DecisionID), or(want.Reservation), want.Cacheable,
 		})

@@ -7,11 +7,14 @@ type Result struct {
 	Allowed bool
 	// Source is "server", "cache" (a denial that is still in force) or "policy" (no server could be asked).
 	Source string
-	// Reason is "allowed", "denied", "unmatched", "fail_open", "fail_closed" or "rejected"; for "policy" the fault:
-	// "unreachable", "timeout", "unavailable", "unauthorized" or "invalid_response".
+	// Reason is "allowed", "denied", "unmatched", "fail_open", "fail_closed", "shed" or "rejected"; for "policy" the
+	// fault: "unreachable", "timeout", "unavailable", "unauthorized" or "invalid_response".
 	Reason string
 	// Origin is what the server's decision rests on, such as "store".
 	Origin string
+	// Shed tells that the server was overloaded itself and decided without its store. Denials say when to ask again, and
+	// are not cached.
+	Shed bool
 	// Rule is the rule that denied, or the one whose limit is reported.
 	Rule string
 	// Limit, Remaining and ResetAfter are those of one limit; -1 if there is none.

@@ -30,7 +30,7 @@ const rejected = (problem: Problem | null): Answer => ({
   kind: "decision",
   result: {
     allowed: false, success: false, limit: null, remaining: null, reset: null, resetMs: null, retryAfterMs: null, delayMs: 0,
-    reason: "rejected", source: "server", origin: null, rule: null, decisionId: null, degradedBy: null, problem, pending: SETTLED,
+    reason: "rejected", source: "server", origin: null, shed: false, rule: null, decisionId: null, degradedBy: null, problem, pending: SETTLED,
   },
   reservation: null,
   cacheable: false,
@@ -77,9 +77,9 @@ function parseDecision(status: number, body: string, nowMs: number): Answer {
   if (typeof decisionId !== "string" || !Array.isArray(limits)) return invalid;
   const retryAfter = json["retry_after_ms"] == null ? null : count(json["retry_after_ms"]);
   const delayMs = json["delay_ms"] == null ? 0 : count(json["delay_ms"]);
-  const origin = text(json["origin"]), deniedBy = text(json["denied_by"]), reservation = text(json["reservation"]);
+  const origin = text(json["origin"]), deniedBy = text(json["denied_by"]), reservation = text(json["reservation"]), shedClass = text(json["shed"]);
   if (retryAfter === undefined || delayMs === undefined) return invalid;
-  if (origin === undefined || deniedBy === undefined || reservation === undefined) return invalid;
+  if (origin === undefined || deniedBy === undefined || reservation === undefined || shedClass === undefined) return invalid;
 
   let reported: Limit | null = null;
   let concurrent = false, overConcurrent = false;
@@ -91,7 +91,7 @@ function parseDecision(status: number, body: string, nowMs: number): Answer {
     overConcurrent ||= limit.over && limit.concurrent;
     if (allowed ? isNearer(limit, reported) : isLonger(limit, reported, deniedBy)) reported = limit;
   }
-  const reason: Reason = origin === "fail_open" || origin === "fail_closed" || origin === "unmatched" ? origin : allowed ? "allowed" : "denied";
+  const shed = origin === "shed" || shedClass !== null;
   const result: LimitResult = {
     allowed,
     success: allowed,
@@ -101,17 +101,28 @@ function parseDecision(status: number, body: string, nowMs: number): Answer {
     resetMs: reported === null ? null : reported.resetMs,
     retryAfterMs: allowed ? 0 : retryAfter,
     delayMs,
-    reason,
+    reason: reasonOf(allowed, origin, shed),
     source: "server",
     origin,
+    shed,
     rule: allowed ? (reported === null ? null : reported.rule) : deniedBy,
     decisionId,
     degradedBy: text(json["degraded_by"]) ?? null,
     problem: null,
     pending: SETTLED,
   };
-  const cacheable = status === 429 && origin === "store" && retryAfter !== null && retryAfter > 0 && !overConcurrent;
+  const cacheable = status === 429 && origin === "store" && !shed && retryAfter !== null && retryAfter > 0 && !overConcurrent;
   return { kind: "decision", result, reservation, cacheable, concurrent };
+}
+
+function reasonOf(allowed: boolean, origin: string | null, shed: boolean): Reason {
+  switch (origin) {
+    case "shed": return "shed";
+    // The rule's fail policy decided: because of the overload, or because the store is unavailable.
+    case "fail_open": case "fail_closed": return shed ? "shed" : origin;
+    case "unmatched": return origin;
+    default: return allowed ? "allowed" : "denied";
+  }
 }
 
 interface Limit {
@@ -177,7 +188,8 @@ function parseObject(body: string): Json | null {
 /** An integer of at least 0; larger ones than JavaScript counts exactly become the largest that it does. */
 function count(value: unknown): number | undefined {
   if (typeof value !== "number" || !Number.isInteger(value) || value < 0) return undefined;
-  return Math.min(value, Number.MAX_SAFE_INTEGER);
+  // Adding 0 makes -0 the number that it is.
+  return Math.min(value, Number.MAX_SAFE_INTEGER) + 0;
 }
 
 /** A string or null; `undefined` if it is something else. */

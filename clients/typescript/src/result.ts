@@ -8,7 +8,7 @@
 export type Fault = "timeout" | "unreachable" | "unavailable" | "invalid_response" | "unauthorized";
 
 /** Why a request is allowed or denied. A {@link Fault} if the fail policy decided. */
-export type Reason = "allowed" | "denied" | "unmatched" | "fail_open" | "fail_closed" | "rejected" | Fault;
+export type Reason = "allowed" | "denied" | "unmatched" | "fail_open" | "fail_closed" | "shed" | "rejected" | Fault;
 
 /** Why the head of a request was refused: the status and the body (`application/problem+json`) to answer its caller with. */
 export interface Problem {
@@ -39,6 +39,8 @@ export interface LimitResult {
   readonly source: "server" | "cache" | "policy";
   /** What the server's decision rests on: `store`, `unmatched`, `grant`, `emergency`, `local`, … */
   readonly origin: string | null;
+  /** Whether the server was overloaded itself and decided without its store. Denials say when to ask again, and are not cached. */
+  readonly shed: boolean;
   /** The rule that denied, or whose limit is reported. */
   readonly rule: string | null;
   /** For `tollgate why`. */
@@ -59,6 +61,6 @@ export function policyResult(policy: "open" | "closed", fault: Fault): LimitResu
   const allowed = policy === "open";
   return {
     allowed, success: allowed, limit: null, remaining: null, reset: null, resetMs: null, retryAfterMs: allowed ? 0 : null, delayMs: 0,
-    reason: fault, source: "policy", origin: null, rule: null, decisionId: null, degradedBy: null, problem: null, pending: SETTLED,
+    reason: fault, source: "policy", origin: null, shed: false, rule: null, decisionId: null, degradedBy: null, problem: null, pending: SETTLED,
   };
 }

@@ -52,7 +52,7 @@ describe("answers", () => {
         assert.deepEqual({
           allowed: result.allowed, source: result.source, reason: result.reason, origin: result.origin, rule: result.rule, limit: result.limit,
           remaining: result.remaining, reset_ms: result.resetMs, retry_after_ms: result.retryAfterMs, delay_ms: result.delayMs,
-          decision_id: result.decisionId, reservation: reservation?.id ?? null, cacheable: answer.cacheable,
+          decision_id: result.decisionId, reservation: reservation?.id ?? null, cacheable: answer.cacheable, shed: result.shed,
         }, one.result);
         assert.equal(answer.result.reset, one.result.reset_ms === null ? null : 1_000_000 + one.result.reset_ms);
         assert.equal(result.success, result.allowed);

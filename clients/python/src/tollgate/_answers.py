@@ -6,6 +6,7 @@ The rules are in ``clients/conformance/README.md``. A response that is not under
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any, NoReturn, Optional, Union
 
 from .result import Ended, LimitStatus, Result
@@ -46,7 +47,9 @@ def _json(body: bytes) -> Any:
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= sys.float_info.max:
         raise _Invalid
     return min(value, MAX_INTEGER)
 
@@ -112,11 +115,15 @@ def _decision(status: int, document: dict[str, Any]) -> Result:
     shown = tuple(_limit(limit) for limit in limits)
     retry_after = document.get("retry_after_ms")
     retry_after_ms = None if retry_after is None else _integer(retry_after)
-    delay_ms = _integer(document["delay_ms"]) if "delay_ms" in document else 0
+    delay = document.get("delay_ms")
+    delay_ms = 0 if delay is None else _integer(delay)
     origin = _optional_text(document.get("origin"))
     denied_by = _optional_text(document.get("denied_by"))
     reported = _reported(allowed, denied_by, shown)
-    if origin in ("fail_open", "fail_closed", "unmatched"):
+    is_shed = _optional_text(document.get("shed")) is not None or origin == "shed"
+    if origin == "shed" or (is_shed and origin in ("fail_open", "fail_closed")):
+        reason = "shed"
+    elif origin in ("fail_open", "fail_closed", "unmatched"):
         reason = origin
     else:
         reason = "allowed" if allowed else "denied"
@@ -134,7 +141,12 @@ def _decision(status: int, document: dict[str, Any]) -> Result:
         delay_ms=delay_ms,
         decision_id=decision_id,
         reservation=_optional_text(document.get("reservation")),
-        cacheable=status == 429 and origin == "store" and bool(retry_after_ms) and not is_concurrent,
+        cacheable=status == 429
+        and origin == "store"
+        and not is_shed
+        and bool(retry_after_ms)
+        and not is_concurrent,
+        shed=is_shed,
         limits=shown,
     )
 

@@ -160,7 +160,7 @@ class Counters:
 
 
 def _decided(result: Result) -> Result:
-    if result.source == "policy" or result.reason in ("fail_open", "fail_closed"):
+    if result.source == "policy" or result.reason in ("fail_open", "fail_closed", "shed"):
         raise TollgateError(f"no decision: {result.reason}")
     if result.reason == "rejected":
         detail = (result.problem or {}).get("detail")

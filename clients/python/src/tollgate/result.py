@@ -37,8 +37,8 @@ class Result:
     allowed: bool
     #: ``server``, ``cache`` (a denial that is still in force) or ``policy`` (no server could be asked).
     source: str
-    #: ``allowed``, ``denied``, ``unmatched``, ``fail_open``, ``fail_closed``, ``rejected``; for ``policy`` the fault:
-    #: ``unreachable``, ``timeout``, ``unavailable``, ``unauthorized``, ``invalid_response``, ``overloaded``.
+    #: ``allowed``, ``denied``, ``unmatched``, ``fail_open``, ``fail_closed``, ``shed``, ``rejected``; for ``policy`` the
+    #: fault: ``unreachable``, ``timeout``, ``unavailable``, ``unauthorized``, ``invalid_response``.
     reason: str
     origin: Optional[str] = None
     rule: Optional[str] = None
@@ -52,6 +52,9 @@ class Result:
     decision_id: Optional[str] = None
     reservation: Optional[str] = None
     cacheable: bool = False
+    #: Whether the server was overloaded itself and decided without its store. Denials say when to ask again, and are not
+    #: cached.
+    shed: bool = False
     #: Every limit that the request met, in the server's order.
     limits: tuple[LimitStatus, ...] = field(default=(), compare=False)
     #: What the server found wrong with a check that it rejected: ``status``, ``title``, ``detail``, ``field``.

@@ -84,7 +84,8 @@ export class Counter {
 }
 
 function count(result: LimitResult, ownLimit: number): Count {
-  if (result.source === "policy" || result.reason === "fail_open" || result.reason === "fail_closed") throw new Error(`Tollgate could not decide: ${result.reason}`);
+  // What was shed was not counted.
+  if (result.source === "policy" || result.reason === "fail_open" || result.reason === "fail_closed" || result.reason === "shed") throw new Error(`Tollgate could not decide: ${result.reason}`);
   if (result.reason === "rejected") throw new Error("Tollgate rejected the check; is the key longer than 8,192 bytes?");
   if (result.limit === null || result.remaining === null) {
     throw new Error("no limit matched; is the domain that of a rule file, and with `use: \"rules\"`, is there a rule on the attribute?");

@@ -12,8 +12,6 @@ use std::time::Duration;
 pub(super) const MAX_BODY: usize = 65_536;
 /// The largest number that all clients represent exactly.
 const MAX_INTEGER: u64 = (1 << 53) - 1;
-/// The least number that 64 bits cannot represent.
-const BEYOND_U64: f64 = 18_446_744_073_709_551_616.0;
 
 const TOO_LARGE: &[u8] = br#"{"type":"about:blank","title":"Request header fields too large","status":431,"detail":"The header fields are too large to be checked."}"#;
 
@@ -130,7 +128,13 @@ fn read_decision(status: u16, decision: &Object<'_>) -> Option<Answer> {
     let denied_by = decision.optional("denied_by", Object::text)?;
     let reservation = decision.optional("reservation", Object::text)?;
 
+    let is_shed =
+        decision.optional("shed", Object::text)?.is_some() || origin.as_deref() == Some("shed");
+
     let reason = match origin.as_deref() {
+        Some("shed") => CheckReason::Shed,
+        // The rule's fail policy decided: because of the overload, or because the store is unavailable.
+        Some("fail_open" | "fail_closed") if is_shed => CheckReason::Shed,
         Some("fail_open") => CheckReason::FailOpen,
         Some("fail_closed") => CheckReason::FailClosed,
         Some("unmatched") => CheckReason::Unmatched,
@@ -139,6 +143,7 @@ fn read_decision(status: u16, decision: &Object<'_>) -> Option<Answer> {
     };
     let is_cacheable = status == 429
         && origin.as_deref() == Some("store")
+        && !is_shed
         && retry_after_ms.is_some_and(|wait| wait > 0)
         && !limits.iter().any(|limit| limit.is_over && limit.is_concurrent);
     let reported = reported_limit(is_allowed, denied_by.as_deref(), &limits);
@@ -152,6 +157,7 @@ fn read_decision(status: u16, decision: &Object<'_>) -> Option<Answer> {
         delay: millis(delay_ms),
         decision_id: Some(decision_id),
         origin,
+        is_shed,
         ..CheckResult::by_server(is_allowed, reason)
     };
     Some(Answer { result, reservation, is_cacheable })
@@ -195,9 +201,11 @@ impl Object<'_> {
 
     fn integer(&self, name: &str) -> Option<u64> {
         let number = self.0.get(name)?.as_number()?;
-        // An integer beyond 64 bits is read as a floating-point number.
-        let beyond = || number.as_f64().filter(|large| *large >= BEYOND_U64).map(|_| MAX_INTEGER);
-        number.as_u64().map(|number| number.min(MAX_INTEGER)).or_else(beyond)
+        // One that is written as 5.0 or 5e0, or is beyond 64 bits, is read as a floating-point number.
+        let float = || number.as_f64().filter(|float| *float >= 0.0 && float.fract() == 0.0);
+        // Saturates, which the bound below does anyway.
+        let number = number.as_u64().or_else(|| float().map(|float| float as u64));
+        number.map(|number| number.min(MAX_INTEGER))
     }
 
     /// Reads a member that may be absent or null; `None` if it is neither, and not what `read` expects.
@@ -239,7 +247,7 @@ mod tests {
             "origin": result.origin, "rule": result.rule, "limit": result.limit, "remaining": result.remaining,
             "reset_ms": millis(result.reset_after), "retry_after_ms": millis(result.retry_after),
             "delay_ms": millis(Some(result.delay)), "decision_id": result.decision_id,
-            "reservation": answer.reservation, "cacheable": answer.is_cacheable,
+            "reservation": answer.reservation, "cacheable": answer.is_cacheable, "shed": result.is_shed,
         })
     }
 

@@ -77,6 +77,8 @@ pub enum CheckReason {
     FailOpen,
     /// The server's store is unavailable, and the rules deny then.
     FailClosed,
+    /// The server is overloaded and did not ask its store; the rules allow or deny then.
+    Shed,
     /// The check itself is invalid; no fail policy lets it through.
     Rejected,
     /// The fail policy decided, because of this fault of the server that was asked last.
@@ -93,6 +95,7 @@ impl CheckReason {
             Self::Unmatched => "unmatched",
             Self::FailOpen => "fail_open",
             Self::FailClosed => "fail_closed",
+            Self::Shed => "shed",
             Self::Rejected => "rejected",
             Self::Fault(fault) => fault.as_str(),
         }
@@ -121,6 +124,8 @@ pub struct CheckResult {
     pub reason: CheckReason,
     /// What the server's decision rests on, such as `store`.
     pub origin: Option<String>,
+    /// The server was overloaded itself and decided without its store. Denials say when to ask again, and are not cached.
+    pub is_shed: bool,
     /// The rule that denied, or the one whose limit is reported.
     pub rule: Option<String>,
     /// The limit that denied, or that has the least remaining.
@@ -147,6 +152,7 @@ impl CheckResult {
             source,
             reason,
             origin: None,
+            is_shed: false,
             rule: None,
             limit: None,
             remaining: None,
