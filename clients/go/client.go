@@ -45,7 +45,7 @@ type Options struct {
 	DenyCache int
 	// Token is a bearer token for the servers, or for a proxy before them.
 	Token string
-	// HTTPClient sends the requests: its transport has certificates and connections.
+	// HTTPClient sends the requests: its transport has certificates and connections. Redirects are not followed.
 	HTTPClient *http.Client
 	// OnFault is called for each server that could not be used.
 	OnFault func(server, reason string)
@@ -120,14 +120,20 @@ func New(domain string, options Options) (*Client, error) {
 	if options.DenyCache == 0 {
 		options.DenyCache = denyCacheSize
 	}
-	if options.HTTPClient == nil {
+	sender := http.Client{}
+	if options.HTTPClient != nil {
+		sender = *options.HTTPClient
+	} else {
 		transport := http.DefaultTransport.(*http.Transport).Clone()
 		transport.MaxIdleConnsPerHost = 64
-		options.HTTPClient = &http.Client{
-			Transport:     transport,
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		}
+		transport.MaxResponseHeaderBytes = maxBody
+		// Answers are short, and what a compressed one becomes is not.
+		transport.DisableCompression = true
+		sender.Transport = transport
 	}
+	// A redirect is another program: following it would send the token there.
+	sender.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	options.HTTPClient = &sender
 	domainJSON, _ := json.Marshal(domain)
 	return &Client{
 		domainJSON: string(domainJSON), options: options, failover: newFailover(len(servers)), cache: newDenyCache(options.DenyCache),
@@ -272,7 +278,7 @@ func (c *Client) check(ctx context.Context, wanted request) checked {
 	subject := wanted.subjectJSON(c)
 	key := cacheKey(subject, wanted.isReservation)
 	// Heads of one caller differ in fields that do not identify it, so a denial of one would not be found again.
-	mayCache := wanted.subject.field != "request"
+	mayCache := wanted.subject.field != "request" && len(key) <= maxCacheKey
 	if mayCache && wanted.idempotencyKey == "" {
 		if hit, ok := c.cache.lookup(key, wanted.cost, started); ok {
 			return checked{decoded: decoded{result: hit}}

@@ -6,6 +6,9 @@ import (
 	"time"
 )
 
+// maxCacheKey is the longest key that is stored, in bytes: callers choose what is in it.
+const maxCacheKey = 4_096
+
 // denyCache answers denials that are still in force without asking a server, until their exact end. It is bounded: the
 // entry stored longest ago makes room.
 type denyCache struct {

@@ -178,7 +178,12 @@ func endpointOf(head Head) string {
 			segments[at] = "*"
 		}
 	}
-	return head.Method + " /" + strings.Join(segments, "/")
+	method := head.Method
+	// Callers may invent methods, of any length.
+	if !segmentName.MatchString(method) {
+		method = "*"
+	}
+	return method + " /" + strings.Join(segments, "/")
 }
 
 func (g *Guard) mayHold(endpoint string) bool {
@@ -295,11 +300,17 @@ func (a *Admission) respond(status int, kind, title, detail string, document map
 }
 
 func (a *Admission) retry(wait int64) {
-	a.RetryAfter = time.Duration(wait) * time.Second
+	a.RetryAfter = millis(min(wait, maxInteger/1000) * 1000)
 	a.Header.Set("Retry-After", strconv.FormatInt(wait, 10))
 }
 
-func wholeSeconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
+func wholeSeconds(d time.Duration) int64 {
+	seconds := int64(d / time.Second)
+	if d%time.Second > 0 {
+		seconds++
+	}
+	return seconds
+}
 
 func plural(seconds int64) string {
 	if seconds == 1 {

@@ -9,7 +9,7 @@ import { DenyCache } from "./deny-cache.js";
 import { attemptTime, effectiveDeadline, ServerOrder } from "./failover.js";
 import { hedge } from "./hedge.js";
 import { policyResult, SETTLED, type Fault, type LimitResult } from "./result.js";
-import { post, type Reply, type Server } from "./transport.js";
+import { post, readBody, type Reply, type Server } from "./transport.js";
 
 /** What is checked: the caller's identifier, attributes, descriptors as Envoy sends them, or the head of a request. */
 export type LimitInput = string | Attributes | { readonly descriptors: readonly Descriptor[] } | HeadInput;
@@ -126,6 +126,10 @@ const NO_FIELDS: ReadonlyMap<string, string> = new Map();
 const HEDGE_TTL_MS = 10_000;
 /** How long a request goes on after the deadline if its charge would have to be given back. */
 const LATE_MS = 1_000;
+/** Time for a request to the admin API, which is not in the path of a request. */
+const ADMIN_MS = 10_000;
+/** The longest time that a timer can have; longer ones end at once. */
+const MAX_TIMER_MS = 2_147_483_647;
 /** The length up to which a denied request is a key of the deny cache: callers choose that of a request head. */
 const MAX_CACHE_KEY = 4_096;
 const FIELD = /^(?:ratelimit|x-ratelimit-|retry-after$|www-authenticate$)/;
@@ -234,8 +238,10 @@ export class Ratelimit {
     if (admin.token !== undefined) headers["authorization"] = `Bearer ${admin.token}`;
     const request = this.#options.fetch ?? fetch;
     const url = `${baseUrl(admin.url)}/admin/v1/usage/${encodeURIComponent(apiKey)}/reset?domain=${encodeURIComponent(this.#options.domain)}`;
-    const response = await request(url, { method: "POST", headers, body: JSON.stringify({ reason }) });
-    const body = await response.text();
+    // A redirect is another program: following it would send the token there.
+    const init: RequestInit = { method: "POST", headers, body: JSON.stringify({ reason }), redirect: "manual", signal: AbortSignal.timeout(ADMIN_MS) };
+    const response = await request(url, init);
+    const body = (await readBody(response)) ?? "";
     if (!response.ok) throw new Error(`the usage was not reset: ${response.status} ${body.slice(0, 200)}`);
     this.#cache?.clear();
   }
@@ -452,7 +458,14 @@ function baseUrl(url: string): string {
 }
 
 /** Waits; rejects with the signal's reason if it is aborted. */
-export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
+export async function sleep(ms: number, signal?: AbortSignal): Promise<void> {
+  for (let left = ms; ; left -= MAX_TIMER_MS) {
+    await sleepOnce(Math.min(left, MAX_TIMER_MS), signal);
+    if (left <= MAX_TIMER_MS) return;
+  }
+}
+
+function sleepOnce(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
     if (signal?.aborted === true) return reject(signal.reason);
     const abort = (): void => { clearTimeout(timer); reject(signal?.reason); };

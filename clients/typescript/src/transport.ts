@@ -60,10 +60,10 @@ async function exchange(server: Server, path: string, init: RequestInit): Promis
   return text === null ? { fault: "invalid_response" } : { status: response.status, body: text, headers: response.headers };
 }
 
-/** The body, or `null` if it is longer than the bound. */
-async function readBody(response: Response): Promise<string | null> {
+/** The body, or `null` if it is longer than the bound. The length of a compressed one says nothing of what it becomes. */
+export async function readBody(response: Response): Promise<string | null> {
   const length = response.headers.get("content-length");
-  if (length !== null && Number(length) <= MAX_BODY_BYTES) return response.text();
+  if (length !== null && Number(length) <= MAX_BODY_BYTES && !response.headers.has("content-encoding")) return response.text();
   if (response.body === null) return "";
   const reader = response.body.getReader();
   const decoder = new TextDecoder();

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from . import _answers
 from ._answers import Fault
-from ._deny_cache import MAX_ENTRIES, DenyCache
+from ._deny_cache import MAX_ENTRIES, MAX_KEY, DenyCache
 from ._failover import Failover, attempt_ms, deadline_ms
 from ._http1 import Response, Server
 from .result import Ended, Result
@@ -25,6 +25,8 @@ from .result import Ended, Result
 #: request whose caller the server identifies (``{"request": {"method", "target", "peer", "headers"}}``).
 Subject = Union[str, Mapping[str, Any]]
 
+#: The longest pause before a denied request is asked for again; what `time.sleep` takes has a bound, too.
+MAX_PAUSE_MS = 3_600_000
 #: How long a hedged reservation waits for its cancellation; then it stands, as a check's charge does.
 HEDGE_TTL_MS = 10_000
 #: How long a request goes on after the deadline if its charge would have to be given back.
@@ -165,7 +167,7 @@ class Core:
             deadline_ms=deadline,
             hedge_after_ms=share if self.hedge_after_ms is None else min(share, self.hedge_after_ms),
             may_use_cache=may_cache and idempotency_key is None,
-            may_fill_cache=may_cache,
+            may_fill_cache=may_cache and len(part) <= MAX_KEY,
         )
 
     def cached(self, order: Order, now: int) -> Optional[Checked]:

@@ -11,6 +11,8 @@ from .result import Result
 
 MAX_ENTRIES = 10_000
 MAX_AGE_MS = 300_000
+#: Longest key that is stored, in characters: callers choose what is in it.
+MAX_KEY = 4_096
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,8 @@ def endpoint(head: Head) -> str:
     """Endpoints are the server's to tell; here a method and the shape of a path stand for one: ``GET /users/*``."""
     segments = head.path.split("/", _MAX_SEGMENTS + 1)[1 : _MAX_SEGMENTS + 1]
     shape = (each if not each or _NAME.fullmatch(each) else "*" for each in segments)
-    return f"{head.method} /{'/'.join(shape)}"
+    # Callers may invent methods, of any length.
+    return f"{head.method if _NAME.fullmatch(head.method) else '*'} /{'/'.join(shape)}"
 
 
 def callers_problem(result: Result) -> Optional[Mapping[str, Any]]:
@@ -170,7 +171,7 @@ def _denial(head: Head, checked: Checked) -> Refusal:
 
 def _seconds(checked: Checked) -> Optional[int]:
     seconds = dict(checked.fields).get("retry-after", "")
-    if seconds.isascii() and seconds.isdigit():
+    if re.fullmatch("[0-9]{1,15}", seconds):
         return int(seconds)
     wait = checked.result.retry_after_ms
     return None if wait is None else max(1, -(-wait // 1000))

@@ -7,6 +7,7 @@ a whole response and no asynchronous counterpart.
 from __future__ import annotations
 
 import base64
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from urllib.parse import unquote, urlsplit
 from ._answers import INVALID_RESPONSE, MAX_BODY_BYTES, UNREACHABLE, Fault
 
 _MAX_HEAD = 65_536
+#: `int` takes more than digits, and fails on thousands of them.
+_LENGTH = re.compile("[0-9]{1,15}")
+_CHUNK = re.compile(b"[0-9A-Fa-f]{1,15}")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,10 @@ class Server:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not a server; write http://HOST:PORT or https://HOST:PORT")
+        try:
+            parts.hostname.encode("idna")
+        except UnicodeError:
+            raise ValueError(f"{url!r} has no valid host name; write http://HOST:PORT or https://HOST:PORT") from None
         if parts.query or parts.fragment:
             raise ValueError(f"{url!r} has a query or fragment; write only http://HOST:PORT")
         tls = (context or ssl.create_default_context()) if parts.scheme == "https" else None
@@ -81,11 +89,12 @@ class ResponseParser:
     _keeps_alive: bool = False
     _body: bytearray = field(default_factory=bytearray)
     _chunk: int = -1
+    _is_interim: bool = False
 
     @property
     def is_untouched(self) -> bool:
         """Whether nothing has arrived yet: the connection may have been closed before the request was read."""
-        return not self._buffer and not self._status
+        return not self._buffer and not self._status and not self._is_interim
 
     def feed(self, data: bytes) -> Optional[Response]:
         """Takes more bytes; ``b""`` is the end of the connection. Returns the response when it is whole."""
@@ -101,7 +110,8 @@ class ResponseParser:
             self._head(bytes(self._buffer[:end]))
             del self._buffer[: end + 4]
             if 100 <= self._status < 200:
-                self._status = 0
+                # Interim, and without a body; the answer follows. The server has read the request.
+                self._status, self._length, self._is_chunked, self._is_interim = 0, None, False, True
         if self._is_chunked:
             is_whole = self._chunks()
         elif self._length is not None:
@@ -138,9 +148,12 @@ class ResponseParser:
             if not colon:
                 raise Fault(INVALID_RESPONSE)
             name, value = name.lower(), value.strip(" \t")
+            # A server that is guarded writes some of these fields itself.
+            if "\r" in line or "\n" in line or "\0" in line:
+                raise Fault(INVALID_RESPONSE)
             self._headers.append((name, value))
             if name == "content-length":
-                if not (value.isascii() and value.isdigit()) or self._length not in (None, int(value)):
+                if not _LENGTH.fullmatch(value) or self._length not in (None, int(value)):
                     raise Fault(INVALID_RESPONSE)
                 self._length = int(value)
             elif name == "transfer-encoding":
@@ -163,10 +176,9 @@ class ResponseParser:
                         raise Fault(INVALID_RESPONSE)
                     return False
                 size = bytes(self._buffer[:end]).split(b";")[0].strip()
-                try:
-                    self._chunk = int(size, 16)
-                except ValueError:
-                    raise Fault(INVALID_RESPONSE) from None
+                if not _CHUNK.fullmatch(size):
+                    raise Fault(INVALID_RESPONSE)
+                self._chunk = int(size, 16)
                 del self._buffer[: end + 2]
                 if self._chunk == 0:
                     self._chunk = -2
@@ -174,6 +186,8 @@ class ResponseParser:
                 # Trailers, then an empty line.
                 end = self._buffer.find(b"\r\n")
                 if end < 0:
+                    if len(self._buffer) > _MAX_HEAD:
+                        raise Fault(INVALID_RESPONSE)
                     return False
                 del self._buffer[: end + 2]
                 if end == 0:

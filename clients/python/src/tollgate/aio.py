@@ -10,7 +10,7 @@ from typing import Any, Optional, Union
 
 from . import _answers
 from ._answers import Fault
-from ._core import LATE_MS, Attempt, Call, Checked, Core, Order, Reply, Subject, now_ms
+from ._core import LATE_MS, MAX_PAUSE_MS, Attempt, Call, Checked, Core, Order, Reply, Subject, now_ms
 from ._failover import Hedge
 from ._http1 import Response, ResponseParser, Server
 from .result import Ended, Result
@@ -101,7 +101,7 @@ class AsyncClient:
             pause = max(1, result.retry_after_ms)
             if now_ms() + pause > end:
                 return result
-            await asyncio.sleep(pause / 1000)
+            await asyncio.sleep(min(pause, MAX_PAUSE_MS) / 1000)
 
     async def reserve(
         self,

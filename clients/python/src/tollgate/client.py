@@ -15,7 +15,7 @@ from typing import Any, Optional, Union
 
 from . import _answers
 from ._answers import Fault
-from ._core import LATE_MS, Attempt, Call, Checked, Core, Order, Reply, Subject, now_ms
+from ._core import LATE_MS, MAX_PAUSE_MS, Attempt, Call, Checked, Core, Order, Reply, Subject, now_ms
 from ._failover import Hedge
 from ._http1 import Response, ResponseParser, Server
 from .result import Ended, Result
@@ -115,7 +115,7 @@ class Client:
             pause = max(1, result.retry_after_ms)
             if now_ms() + pause > end:
                 return result
-            time.sleep(pause / 1000)
+            time.sleep(min(pause, MAX_PAUSE_MS) / 1000)
 
     def reserve(
         self,
@@ -235,7 +235,7 @@ class Client:
             except queue.Empty:
                 pass
         try:
-            connection = socket.create_connection((server.host, server.port), timeout=_left(end))
+            connection = _connect(server, end)
             try:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if server.tls:
@@ -325,6 +325,24 @@ def _forget_connections() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_connections)
+
+
+def _connect(server: Server, end: float) -> socket.socket:
+    """Connects to the first address that answers. `socket.create_connection` would give each address the whole time."""
+    failure: OSError = OSError("no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM):
+        try:
+            connection = socket.socket(family, kind, protocol)
+            try:
+                connection.settimeout(_left(end))
+                connection.connect(address)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+        except OSError as error:
+            failure = error
+    raise failure
 
 
 def _left(end: float) -> float:

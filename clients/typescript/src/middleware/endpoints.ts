@@ -33,5 +33,6 @@ export class Endpoints {
 export function endpointOf(method: string, target: string): string {
   const path = target.split(/[?#]/, 1)[0] ?? "";
   const segments = path.split("/", MAX_SEGMENTS + 1).slice(1).map((segment) => (segment === "" || NAME.test(segment) ? segment : "*"));
-  return `${method} /${segments.join("/")}`;
+  // Callers may invent methods, of any length.
+  return `${NAME.test(method) ? method : "*"} /${segments.join("/")}`;
 }

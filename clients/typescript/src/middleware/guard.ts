@@ -109,7 +109,8 @@ function address(peer: string | null | undefined): string {
 }
 
 function denial(result: LimitResult, fields: ReadonlyMap<string, string>): Verdict {
-  const seconds = Number(fields.get("retry-after") ?? (result.retryAfterMs === null ? 1 : Math.ceil(result.retryAfterMs / 1000)));
+  const said = fields.get("retry-after") ?? "";
+  const seconds = /^\d{1,15}$/.test(said) ? Number(said) : result.retryAfterMs === null ? 1 : Math.ceil(result.retryAfterMs / 1000);
   if (result.problem !== null) {
     const all = new Map(fields).set("content-type", "application/problem+json");
     return { proceed: false, result, status: result.problem.status, fields: all, body: result.problem.body };

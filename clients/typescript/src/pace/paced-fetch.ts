@@ -25,7 +25,7 @@ export interface PacedFetchOptions {
   readonly pace?: boolean;
   /** Reject locally when refused often. Default true. */
   readonly adaptive?: boolean;
-  /** For tests: time, waiting and chance. */
+  /** For tests: time, waiting and chance. Time may begin anywhere, unless responses have dates. */
   readonly clock?: { now(): number; sleep(ms: number, signal?: AbortSignal): Promise<void> };
   readonly random?: () => number;
 }
@@ -40,7 +40,8 @@ export class ThrottledError extends Error {
 
 const IDEMPOTENT = ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"];
 const MAX_HOSTS = 1_024;
-const CLOCK = { now: (): number => Date.now(), sleep };
+/** The time of day may be set back; then every host would be blocked for that long. */
+const CLOCK = { now: (): number => Math.floor(performance.now()), sleep };
 
 class Host {
   readonly pacer = new Pacer();
@@ -52,6 +53,7 @@ class Host {
 export function pacedFetch(options: PacedFetchOptions = {}): typeof fetch {
   const send: typeof fetch = options.fetch ?? ((input, init) => fetch(input, init));
   const { maxRetries = 3, maxWaitMs = 30_000, retryMethods = IDEMPOTENT, key = (url: URL) => url.origin, pace = true, adaptive = true, clock = CLOCK, random = Math.random } = options;
+  const timeOfDay = options.clock === undefined ? Date.now : () => clock.now();
   const hosts = new Map<string, Host>();
 
   const hostOf = (name: string): Host => {
@@ -96,7 +98,7 @@ export function pacedFetch(options: PacedFetchOptions = {}): typeof fetch {
         if (pace) await waitForSlot(host, request.signal);
         try {
           const response = await send(isLast ? request : request.clone());
-          const signals = readSignals(response.status, response.headers, clock.now());
+          const signals = readSignals(response.status, response.headers, timeOfDay());
           if (pace) host.pacer.response(clock.now(), signals, random());
           host.throttle.request(clock.now());
           if (!signals.refused) host.throttle.accept(clock.now());
