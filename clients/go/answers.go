@@ -70,8 +70,8 @@ func decodeCheck(status int, body []byte) (decoded, error) {
 		}
 		return decoded{}, fault(faultUnauthorized)
 	case 200, 429, 503:
-		document, err := object(body)
-		if err == nil && document["allowed"] != nil {
+		document, err := readObject(body)
+		if err == nil && document.get("allowed") != nil {
 			result, holdsPermit, err := decision(status, document)
 			if err != nil {
 				return decoded{}, fault(faultInvalid)
@@ -90,11 +90,11 @@ func decodeCheck(status int, body []byte) (decoded, error) {
 }
 
 func decodeProblem(status int, body []byte) *problem {
-	document, err := object(body)
+	document, err := readObject(body)
 	if err != nil {
 		return nil
 	}
-	field, _ := optionalText(document["field"])
+	field, _ := optionalText(document.get("field"))
 	return &problem{status, field, body}
 }
 
@@ -109,35 +109,22 @@ func decodeEnded(status int, body []byte) (Ended, error) {
 	case status >= 500 || status == 429:
 		return Ended{}, fault(faultUnavailable)
 	}
-	document, err := object(body)
+	document, err := readObject(body)
 	if err != nil {
 		return Ended{}, fault(faultInvalid)
 	}
-	if status == 404 && document["title"] != nil {
+	if status == 404 && document.get("title") != nil {
 		return Ended{Reason: "unknown"}, nil
 	}
-	var settled, canceled bool
-	_ = json.Unmarshal(document["settled"], &settled)
-	_ = json.Unmarshal(document["cancelled"], &canceled)
+	settled, canceled := isTrue(document.get("settled")), isTrue(document.get("cancelled"))
 	if status == 200 && settled {
-		if cost, err := integer(document["cost"]); err == nil {
+		if cost, err := integer(document.get("cost")); err == nil {
 			return Ended{Outcome: "settled", Cost: cost}, nil
 		}
 	} else if status == 200 && canceled {
 		return Ended{Outcome: "canceled"}, nil
 	}
 	return Ended{}, fault(faultInvalid)
-}
-
-func object(body []byte) (map[string]json.RawMessage, error) {
-	var document map[string]json.RawMessage
-	if len(body) > maxBody {
-		return nil, errInvalid
-	}
-	if err := json.Unmarshal(body, &document); err != nil || document == nil {
-		return nil, errInvalid
-	}
-	return document, nil
 }
 
 func integer(raw json.RawMessage) (int64, error) {
@@ -179,31 +166,33 @@ type limitAnswer struct {
 }
 
 func decodeLimit(raw json.RawMessage) (limitAnswer, error) {
-	document, err := object(raw)
-	if err != nil {
-		return limitAnswer{}, err
+	document, ok := splitObject(raw)
+	if !ok {
+		return limitAnswer{}, errInvalid
 	}
 	var limit limitAnswer
-	var role string
 	var errs [4]error
-	limit.rule, errs[0] = text(document["rule"])
-	limit.limit, errs[1] = integer(document["limit"])
-	limit.remaining, errs[2] = integer(document["remaining"])
-	limit.reset, errs[3] = integer(document["reset_ms"])
-	_ = json.Unmarshal(document["role"], &role)
-	_ = json.Unmarshal(document["over"], &limit.over)
-	_ = json.Unmarshal(document["window"], &limit.window)
+	limit.rule, errs[0] = text(document.get("rule"))
+	limit.limit, errs[1] = integer(document.get("limit"))
+	limit.remaining, errs[2] = integer(document.get("remaining"))
+	limit.reset, errs[3] = integer(document.get("reset_ms"))
+	limit.over = isTrue(document.get("over"))
+	limit.window, _ = text(document.get("window"))
+	role, _ := text(document.get("role"))
 	limit.decides = role != "shadow" && role != "candidate"
 	return limit, errors.Join(errs[:]...)
 }
 
-func decision(status int, document map[string]json.RawMessage) (Result, bool, error) {
-	var allowed *bool
-	if json.Unmarshal(document["allowed"], &allowed) != nil || allowed == nil || *allowed != (status == 200) {
+func isTrue(raw json.RawMessage) bool { return string(raw) == "true" }
+
+func decision(status int, document object) (Result, bool, error) {
+	raw := document.get("allowed")
+	allowed := isTrue(raw)
+	if !allowed && string(raw) != "false" || allowed != (status == 200) {
 		return Result{}, false, errInvalid
 	}
-	var raws []json.RawMessage
-	if document["limits"] == nil || json.Unmarshal(document["limits"], &raws) != nil || raws == nil {
+	raws, ok := splitArray(document.get("limits"))
+	if !ok {
 		return Result{}, false, errInvalid
 	}
 	limits := make([]limitAnswer, len(raws))
@@ -217,40 +206,40 @@ func decision(status int, document map[string]json.RawMessage) (Result, bool, er
 		holdsPermit = holdsPermit || limit.window == "concurrent"
 		isConcurrent = isConcurrent || limit.over && limit.window == "concurrent"
 	}
-	id, err := text(document["decision_id"])
+	id, err := text(document.get("decision_id"))
 	if err != nil {
 		return Result{}, false, err
 	}
 	retryAfter, delay := int64(-1), int64(0)
-	if raw := document["retry_after_ms"]; raw != nil && string(raw) != "null" {
+	if raw := document.get("retry_after_ms"); raw != nil && string(raw) != "null" {
 		if retryAfter, err = integer(raw); err != nil {
 			return Result{}, false, err
 		}
 	}
-	if raw := document["delay_ms"]; raw != nil && string(raw) != "null" {
+	if raw := document.get("delay_ms"); raw != nil && string(raw) != "null" {
 		if delay, err = integer(raw); err != nil {
 			return Result{}, false, err
 		}
 	}
-	origin, err1 := optionalText(document["origin"])
-	deniedBy, err2 := optionalText(document["denied_by"])
-	reservation, err3 := optionalText(document["reservation"])
-	_, err4 := optionalText(document["shed"])
+	origin, err1 := optionalText(document.get("origin"))
+	deniedBy, err2 := optionalText(document.get("denied_by"))
+	reservation, err3 := optionalText(document.get("reservation"))
+	_, err4 := optionalText(document.get("shed"))
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return Result{}, false, err
 	}
-	isShed := origin == "shed" || document["shed"] != nil && string(document["shed"]) != "null"
+	isShed := origin == "shed" || document.get("shed") != nil && string(document.get("shed")) != "null"
 
 	result := Result{
-		Allowed: *allowed, Source: "server", Reason: "denied", Origin: origin, Rule: deniedBy, Limit: -1, Remaining: -1,
+		Allowed: allowed, Source: "server", Reason: "denied", Origin: origin, Rule: deniedBy, Limit: -1, Remaining: -1,
 		ResetAfter: Unknown, RetryAfter: millis(retryAfter), Delay: millis(delay), DecisionID: id, reservation: reservation,
 		Shed: isShed, cacheable: status == 429 && origin == "store" && !isShed && retryAfter > 0 && !isConcurrent,
 	}
-	reported := reportedLimit(*allowed, deniedBy, limits)
+	reported := reportedLimit(allowed, deniedBy, limits)
 	if reported != nil {
 		result.Limit, result.Remaining, result.ResetAfter = reported.limit, reported.remaining, millis(reported.reset)
 	}
-	if *allowed {
+	if allowed {
 		result.Reason, result.Rule, result.RetryAfter = "allowed", "", 0
 		if reported != nil {
 			result.Rule = reported.rule

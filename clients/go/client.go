@@ -55,11 +55,13 @@ type Options struct {
 // server or the network: the fail policy decides then, and the result says so.
 type Client struct {
 	domainJSON string
-	options    Options
-	failover   *failover
-	cache      *denyCache
-	started    time.Time
-	pending    sync.WaitGroup
+	// keyPrefix is the JSON before the value of a Key.
+	keyPrefix string
+	options   Options
+	failover  *failover
+	cache     *denyCache
+	started   time.Time
+	pending   sync.WaitGroup
 }
 
 // Subject is what is checked: see [Key], [Attributes], [Descriptors] and [Request].
@@ -135,8 +137,9 @@ func New(domain string, options Options) (*Client, error) {
 	sender.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	options.HTTPClient = &sender
 	domainJSON, _ := json.Marshal(domain)
+	attribute, _ := json.Marshal(options.Attribute)
 	return &Client{
-		domainJSON: string(domainJSON), options: options, failover: newFailover(len(servers)), cache: newDenyCache(options.DenyCache),
+		domainJSON: string(domainJSON), keyPrefix: `"attributes":{` + string(attribute) + ":", options: options, failover: newFailover(len(servers)), cache: newDenyCache(options.DenyCache),
 		started: time.Now(),
 	}, nil
 }
@@ -254,7 +257,8 @@ func (r request) subjectJSON(c *Client) string {
 		return head.json()
 	}
 	if field == "key" {
-		field, value = "attributes", map[string]string{c.options.Attribute: value.(string)}
+		text, _ := json.Marshal(value)
+		return c.keyPrefix + string(text) + "}"
 	}
 	text, err := json.Marshal(value)
 	if err != nil {
