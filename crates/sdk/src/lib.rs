@@ -47,6 +47,8 @@
 #[cfg(feature = "tower")]
 mod body;
 mod check_request;
+#[cfg(any(feature = "remote", feature = "remote-http"))]
+mod checks;
 #[cfg(all(test, any(feature = "remote", feature = "remote-http")))]
 mod conformance_cases;
 mod decider;
@@ -89,16 +91,15 @@ mod servers;
 #[cfg(feature = "tower")]
 pub use body::LimitedBody;
 pub use check_request::{CheckRequest, Extracted};
+#[cfg(any(feature = "remote", feature = "remote-http"))]
+pub use checks::{CallerProblem, CheckReason, CheckResult, Closed, Fault, ResultSource};
 pub use decider::{Decider, LayerDecision};
 #[cfg(any(feature = "remote", feature = "remote-http"))]
 pub use fail_policy::{FailPolicy, RemoteError};
 #[cfg(feature = "control")]
 pub use follow::{FollowConfig, FollowError, FollowStatus, Follower};
 #[cfg(feature = "remote-http")]
-pub use http_remote::{
-    CallerProblem, CheckReason, CheckResult, Closed, Fault, HttpRemote, HttpRemoteConfig, HttpReservation,
-    RequestHead, ResultSource,
-};
+pub use http_remote::{HttpRemote, HttpRemoteConfig, HttpReservation, RequestHead};
 #[cfg(feature = "in-process")]
 pub use in_process::{InProcess, RulesError};
 #[cfg(feature = "in-process")]

@@ -40,6 +40,8 @@ pub(crate) struct RateLimitResponse {
     pub(crate) raw_body: bytes::Bytes,
 }
 
+/// The code of a request that may pass.
+pub(crate) const OK: i32 = 1;
 /// The code for a denial, of a response and of one status.
 pub(crate) const OVER_LIMIT: i32 = 2;
 

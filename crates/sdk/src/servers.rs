@@ -15,7 +15,6 @@ const MAX_COOLDOWN: Duration = Duration::from_secs(30);
 pub(crate) type Order = SmallVec<[usize; 4]>;
 
 /// Returns the time for all attempts together: never more than the caller has.
-#[cfg(feature = "remote-http")]
 pub(crate) fn total_time(own: Duration, callers: Option<Duration>) -> Duration {
     callers.map_or(own, |callers| own.min(callers))
 }
@@ -78,7 +77,7 @@ impl ServerOrder {
     }
 
     /// Returns the faults in a row of each server.
-    #[cfg(all(test, feature = "remote-http"))]
+    #[cfg(test)]
     pub(crate) fn faults(&self) -> Vec<u32> {
         self.lock().iter().map(|health| health.faults).collect()
     }
@@ -130,7 +129,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "remote-http")]
     fn a_caller_with_less_time_gets_its_answer_in_time() {
         for case in list(&load_cases("failover"), "deadlines") {
             // Rust's durations cannot be negative; a caller whose time is over has none left.

@@ -10,7 +10,9 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
-use tollgate_sdk::{CheckRequest, Decider, FailPolicy, Remote, RemoteConfig, RemoteReservationError};
+use tollgate_sdk::{
+    CheckRequest, Decider, FailPolicy, Remote, RemoteConfig, RemoteReservationError, ResultSource,
+};
 
 const RULES: &str = "
 domain: shop
@@ -77,6 +79,41 @@ async fn a_remote_decision_has_the_response_of_the_server() {
     let lesser = || CheckRequest::attributes([("lesser", "q")]);
     remote.decide(lesser()).await;
     assert_eq!(remote.decide(lesser()).await.markers["x-ratelimit-degraded"], "lesser");
+}
+
+/// A program that asks by itself gets what the HTTP API says, and asks once for a denial.
+#[tokio::test]
+async fn a_remote_check_has_the_reason_and_is_repeated() {
+    let server = Server::with_rules(RULES);
+    let remote = Remote::new(settings(server.grpc)).expect("an address");
+    for left in [2, 1, 0] {
+        let result = remote.check(&user("a")).await;
+        assert_eq!((result.is_allowed, result.remaining), (true, Some(left)), "{result:?}");
+        assert_eq!((result.reason.as_str(), result.origin.as_deref()), ("allowed", Some("store")));
+        assert!(result.decision_id.is_some(), "{result:?}");
+    }
+    let denied = remote.check(&user("a")).await;
+    assert_eq!((denied.is_allowed, denied.rule.as_deref(), denied.limit), (false, Some("per-user"), Some(3)));
+    assert_eq!(denied.source, ResultSource::Server);
+    let repeated = remote.check(&user("a")).await;
+    assert_eq!(
+        (repeated.source, repeated.reason, repeated.is_shed),
+        (ResultSource::Cache, denied.reason, false)
+    );
+    assert!(repeated.retry_after.is_some() && repeated.retry_after <= denied.retry_after);
+    assert_eq!(remote.decide(user("a")).await.response.status(), 429);
+    // A limit that was raised is noticed at once if the program knows of it.
+    remote.clear_deny_cache();
+    assert_eq!(remote.check(&user("a")).await.source, ResultSource::Server);
+    assert_eq!(
+        remote.check(&CheckRequest::attributes([("other", "a")])).await.rule.as_deref(),
+        Some("total")
+    );
+    // No fail policy lets a check through that the server calls invalid.
+    let invalid = remote.check(&CheckRequest::attributes([("user", "x".repeat(9_000))])).await;
+    assert_eq!((invalid.is_allowed, invalid.reason.as_str()), (false, "rejected"));
+    let decided = remote.decide(CheckRequest::attributes([("user", "x".repeat(9_000))])).await;
+    assert_eq!((decided.is_allowed, decided.response.status().as_u16()), (false, 400));
 }
 
 /// The layer itself, around a service, with a remote server.
@@ -157,10 +194,10 @@ async fn a_reservation_is_settled_or_canceled_at_its_server() {
     let hour = Duration::from_secs(3_600);
     let reserved = remote.reserve(user("a").with_cost(3), hour).await.expect("a reservation");
     assert_eq!(remaining(&server, "a"), 0);
-    let denied = remote.reserve(user("a").with_cost(2), hour).await.expect_err("over the limit");
-    assert!(matches!(denied, RemoteReservationError::Denied { retry_after: Some(_) }), "{denied:?}");
     let never = remote.reserve(user("a").with_cost(4), hour).await.expect_err("more than the limit");
     assert_eq!(never, RemoteReservationError::Denied { retry_after: None });
+    let denied = remote.reserve(user("a").with_cost(2), hour).await.expect_err("over the limit");
+    assert!(matches!(denied, RemoteReservationError::Denied { retry_after: Some(_) }), "{denied:?}");
     reserved.settle(1).await.expect("settled");
     assert_eq!(remaining(&server, "a"), 2);
 

@@ -1,35 +1,12 @@
 //! Bodies of checks and reservations.
 
 use super::head::RequestHead;
-use crate::check_request::{CheckForm, CheckRequest, Pair};
+use crate::checks::{Subject, json};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// What is checked, as the members of a JSON object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Subject {
-    members: String,
-    is_head: bool,
-}
-
 impl Subject {
-    /// Attributes are sorted, so that the same ones are the same subject.
-    pub(super) fn from_request(request: &CheckRequest) -> Self {
-        let members = match &request.form {
-            CheckForm::Attributes(pairs) => {
-                let pairs: BTreeMap<&str, &str> =
-                    pairs.iter().map(|(key, value)| (&**key, value.as_str())).collect();
-                format!("\"attributes\":{}", json(&pairs))
-            }
-            CheckForm::Descriptors(all) => {
-                let entries = |pairs: &Vec<Pair>| BTreeMap::from([("entries", pairs.clone())]);
-                format!("\"descriptors\":{}", json(&all.iter().map(entries).collect::<Vec<_>>()))
-            }
-        };
-        Self { members, is_head: false }
-    }
-
     /// A request head, and attributes beside what identifies its caller.
     pub(super) fn head(head: &RequestHead, attributes: impl IntoIterator<Item = (String, String)>) -> Self {
         let attributes: BTreeMap<String, String> = attributes.into_iter().collect();
@@ -39,18 +16,6 @@ impl Subject {
         }
         Self { members, is_head: true }
     }
-
-    /// Returns the key in the deny cache. Heads of one caller differ in fields that do not identify it, so a denial of one
-    /// would not be found again.
-    pub(super) fn cache_key(&self, is_reservation: bool) -> Option<String> {
-        let kind = if is_reservation { "reserve " } else { "" };
-        (!self.is_head).then(|| format!("{kind}{}", self.members))
-    }
-}
-
-fn json(value: &impl serde::Serialize) -> String {
-    // None of the types has keys that are not strings.
-    serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned())
 }
 
 /// The body of a check or a reservation.
@@ -90,6 +55,7 @@ impl<'a> CheckBody<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::check_request::CheckRequest;
     use serde_json::{Value, json};
 
     #[test]

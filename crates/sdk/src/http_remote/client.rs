@@ -1,8 +1,7 @@
 //! Which server is asked, and when: one after the other, or two at a time for hedged requests.
 
-use super::answer::{Answer, read_check, read_closed};
-use super::result::{Closed, Fault};
 use super::transport::Transport;
+use crate::checks::{Answer, Closed, Fault, read_check, read_closed};
 use crate::hedge::{Exchange, HEDGE_TTL};
 use crate::servers::{ServerOrder, attempt_time};
 use bytes::Bytes;

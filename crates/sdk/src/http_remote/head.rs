@@ -51,8 +51,9 @@ fn latin1(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checks::Subject;
     use crate::conformance_cases::load_cases;
-    use crate::http_remote::body::{CheckBody, Subject};
+    use crate::http_remote::body::CheckBody;
     use serde_json::{Value, json};
 
     /// Returns the bytes that the characters of a case stand for.

@@ -7,34 +7,27 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `result` | [`CheckResult`] and its parts |
-//! | `answer` | reads a server's responses |
 //! | `body`, `head` | bodies of checks; [`RequestHead`] |
 //! | `transport`, `client` | connections; which server is asked |
-//! | `deny_cache` | denials that are still in force |
 //! | `reservation` | [`HttpReservation`] |
-//! | `respond` | the decision for a layer |
+//!
+//! What is not about HTTP is in `crate::checks`, which the client over gRPC uses too.
 
-mod answer;
 mod body;
 mod client;
-mod deny_cache;
 mod head;
 mod reservation;
-mod respond;
-mod result;
 mod transport;
 
 pub use head::RequestHead;
 pub use reservation::HttpReservation;
-pub use result::{CallerProblem, CheckReason, CheckResult, Closed, Fault, ResultSource};
 
-use self::answer::Answer;
-use self::body::{CheckBody, Subject};
+use self::body::CheckBody;
 use self::client::{Answered, Call, Client};
-use self::deny_cache::DenyCache;
 use self::transport::Transport;
 use crate::check_request::{CheckRequest, TRACEPARENT};
+use crate::checks::{self, CheckResult, Checked, Checks, Fault, Subject, layer_decision};
+use crate::decider::{Decider, LayerDecision};
 use crate::fail_policy::{FailPolicy, RemoteError};
 use crate::hedge::{HEDGE_TTL, Hedged, hedge};
 use crate::http1::{Origin, OriginError};
@@ -42,11 +35,10 @@ use crate::servers::{ServerOrder, total_time};
 use http::{HeaderMap, HeaderValue};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
-use tollgate_core::SystemClock;
+use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::DecisionId;
 use tollgate_http::response::ResponseConfig;
 
@@ -94,7 +86,7 @@ impl HttpRemoteConfig {
             deadline: Duration::from_millis(50),
             fail_policy: FailPolicy::Open,
             hedge_after: None,
-            deny_cache: deny_cache::DEFAULT_ENTRIES,
+            deny_cache: checks::DEFAULT_ENTRIES,
             token: None,
             ca: None,
             responses: ResponseConfig::default(),
@@ -131,9 +123,7 @@ impl fmt::Debug for HttpRemoteConfig {
 #[derive(Debug)]
 pub struct HttpRemote {
     client: Arc<Client>,
-    cache: Arc<Mutex<DenyCache>>,
-    /// The last request got no decision; changes are logged once, not for every request.
-    is_unavailable: AtomicBool,
+    checks: Arc<Checks>,
     config: HttpRemoteConfig,
     clock: SystemClock,
 }
@@ -147,13 +137,6 @@ struct Wanted {
     traceparent: Option<HeaderValue>,
     /// Time that the caller has.
     time_left: Option<Duration>,
-}
-
-/// A decision, and where it came from.
-struct Checked {
-    answer: Answer,
-    headers: HeaderMap,
-    server: usize,
 }
 
 impl HttpRemote {
@@ -186,8 +169,7 @@ impl HttpRemote {
         };
         Ok(Self {
             client: Arc::new(client),
-            cache: Arc::new(Mutex::new(DenyCache::new(config.deny_cache))),
-            is_unavailable: AtomicBool::new(false),
+            checks: Arc::new(Checks::new(config.fail_policy, config.deny_cache)),
             config,
             clock: SystemClock::new(),
         })
@@ -218,32 +200,16 @@ impl HttpRemote {
 
     /// Forgets the denials that are still in force, for example after a limit was raised.
     pub fn clear_deny_cache(&self) {
-        lock(&self.cache).clear();
+        self.checks.clear();
     }
 
-    async fn ask(&self, subject: &Subject, wanted: Wanted) -> Checked {
-        let sent_at = self.client.began.elapsed();
-        let sent_at_ms = u64::try_from(sent_at.as_millis()).unwrap_or(u64::MAX);
-        let key = subject.cache_key(wanted.reserve.is_some()).filter(|_| self.config.deny_cache > 0);
-        if let Some(key) = &key
-            && let Some(denial) = lock(&self.cache).lookup(key, wanted.cost, sent_at_ms)
-        {
-            return Checked { answer: denial.into(), headers: HeaderMap::new(), server: 0 };
-        }
-        let asked = self.ask_servers(subject, &wanted).await;
-        self.log(asked.as_ref().err());
-        let (server, Answered { answer, headers }) = match asked {
-            Ok(answered) => answered,
-            Err(fault) => {
-                let is_allowed = self.config.fail_policy == FailPolicy::Open;
-                let answer = CheckResult::by_policy(is_allowed, fault).into();
-                return Checked { answer, headers: HeaderMap::new(), server: 0 };
-            }
+    async fn ask(&self, subject: &Subject, wanted: Wanted) -> Checked<HeaderMap> {
+        let key = self.checks.key(subject, wanted.reserve.is_some());
+        let ask = async {
+            let (server, answered) = self.ask_servers(subject, &wanted).await?;
+            Ok((server, answered.answer, answered.headers))
         };
-        if let Some(key) = key.filter(|_| answer.is_cacheable) {
-            lock(&self.cache).store(key, wanted.cost, answer.result.clone(), sent_at_ms);
-        }
-        Checked { answer, headers, server }
+        self.checks.decide(key, wanted.cost, ask).await
     }
 
     async fn ask_servers(&self, subject: &Subject, wanted: &Wanted) -> Result<(usize, Answered), Fault> {
@@ -275,27 +241,19 @@ impl HttpRemote {
             Hedged::TimedOut => Err(Fault::Timeout),
         }
     }
+}
 
-    /// Logs that no server could be used, and that one can be again: once each.
-    fn log(&self, fault: Option<&Fault>) {
-        let was = self.is_unavailable.load(Ordering::Relaxed);
-        if was == fault.is_some() || self.is_unavailable.swap(fault.is_some(), Ordering::Relaxed) != was {
-            return;
-        }
-        match fault {
-            Some(fault) => tracing::warn!(%fault, "Tollgate server unavailable"),
-            None => tracing::info!("Tollgate server available again"),
-        }
+impl Decider for HttpRemote {
+    async fn decide(&self, request: CheckRequest) -> LayerDecision {
+        let Checked { answer, from } = self.ask(&Subject::from_request(&request), wanted(&request)).await;
+        let fields = from.map(|(_, fields)| fields).unwrap_or_default();
+        layer_decision(&answer.result, &fields, &self.config.responses, self.clock.now())
     }
 }
 
 fn wanted(request: &CheckRequest) -> Wanted {
     let traceparent = request.traceparent.clone().filter(|parent| parent.len() == TRACEPARENT);
     Wanted { cost: request.cost, traceparent, ..Wanted::default() }
-}
-
-fn lock(cache: &Mutex<DenyCache>) -> MutexGuard<'_, DenyCache> {
-    cache.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

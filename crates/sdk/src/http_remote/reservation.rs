@@ -1,12 +1,11 @@
 //! Reservations: an estimate that is charged now, and settled or canceled later.
 
-use super::body::Subject;
 use super::client::{Client, Closing};
-use super::deny_cache::DenyCache;
-use super::{CheckResult, Closed, HttpRemote, Wanted, lock, wanted};
+use super::{HttpRemote, Wanted, wanted};
 use crate::check_request::CheckRequest;
+use crate::checks::{CheckResult, Checks, Closed, Subject};
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The least time that closing a reservation may take.
@@ -20,7 +19,7 @@ pub struct HttpReservation {
     id: Option<String>,
     server: usize,
     client: Arc<Client>,
-    cache: Arc<Mutex<DenyCache>>,
+    checks: Arc<Checks>,
     /// Keys of denials that are out of date once the reservation is closed.
     keys: [Option<String>; 2],
     deadline: Duration,
@@ -57,9 +56,9 @@ impl HttpRemote {
         HttpReservation {
             result: checked.answer.result,
             id: checked.answer.reservation,
-            server: checked.server,
+            server: checked.from.map_or(0, |(server, _)| server),
             client: Arc::clone(&self.client),
-            cache: Arc::clone(&self.cache),
+            checks: Arc::clone(&self.checks),
             keys: [false, true].map(|is_reservation| subject.cache_key(is_reservation)),
             deadline: self.config.deadline.max(MIN_CLOSING_TIME),
         }
@@ -87,8 +86,7 @@ impl HttpReservation {
         let Some(id) = &self.id else { return Closed::Unknown };
         let closed = self.client.close(self.server, &closing(id), self.deadline).await;
         // There may be room again.
-        let mut cache = lock(&self.cache);
-        self.keys.iter().flatten().for_each(|key| cache.remove(key));
+        self.checks.forget(self.keys.iter().flatten());
         closed
     }
 }

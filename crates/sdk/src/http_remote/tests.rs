@@ -1,10 +1,10 @@
 //! The client against servers that do what the shared cases say, over real connections.
 
 use super::*;
+use crate::checks::{CheckReason, ResultSource};
 use crate::conformance_cases::load_cases;
-use crate::decider::Decider;
 use serde_json::{Value, json};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 

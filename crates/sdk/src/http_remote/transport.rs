@@ -1,7 +1,6 @@
 //! Requests to several servers over kept connections, within bounds of size and time.
 
-use super::answer::MAX_BODY;
-use super::result::Fault;
+use crate::checks::{Fault, MAX_BODY};
 use crate::http1::{Connection, Origin};
 use bytes::{Bytes, BytesMut};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};

@@ -1,10 +1,11 @@
 //! Reservations at a server: an estimate that is charged now, and settled or canceled later.
 
-use super::{Remote, field, send};
+use super::{Remote, send};
 use crate::check_request::CheckRequest;
-use crate::fail_policy::FailPolicy;
-use crate::rls::{OVER_LIMIT, RateLimitRequest};
+use crate::checks::{CheckReason, Checks, Subject};
+use crate::rls::RateLimitRequest;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
@@ -18,6 +19,9 @@ pub struct RemoteReservation {
     id: Option<String>,
     delay: Duration,
     deadline: Duration,
+    checks: Arc<Checks>,
+    /// Keys of denials that are out of date once the reservation is closed.
+    keys: [Option<String>; 2],
 }
 
 impl fmt::Debug for RemoteReservation {
@@ -87,31 +91,26 @@ impl Remote {
         request: CheckRequest,
         ttl: Duration,
     ) -> Result<RemoteReservation, RemoteReservationError> {
-        let deadline = self.config.deadline;
-        let reservation = |server, id, delay| RemoteReservation {
-            channel: self.servers.channel(server),
-            id,
-            delay,
-            deadline,
-        };
-        let (server, reply) = match self.ask(request, Some(ttl)).await {
-            Ok(answered) => answered,
-            Err(status) => {
-                return match (status.into(), self.config.fail_policy) {
-                    (RemoteReservationError::Unavailable(_), FailPolicy::Open) => {
-                        Ok(reservation(0, None, Duration::ZERO))
-                    }
-                    (error, _) => Err(error),
-                };
-            }
-        };
-        let number = |name: &str| field(&reply, name).and_then(|number| number.parse::<u64>().ok());
-        if reply.overall_code == OVER_LIMIT {
-            let retry_after = number("retry-after").map(Duration::from_secs);
-            return Err(RemoteReservationError::Denied { retry_after });
+        let subject = Subject::from_request(&request);
+        let checked = self.ask(request, Some(ttl), None).await;
+        let result = checked.answer.result;
+        if let Some((_, Err(status))) = checked.from {
+            return Err(status.into());
         }
-        let delay = Duration::from_millis(number("tollgate-delay-ms").unwrap_or(0));
-        Ok(reservation(server, field(&reply, "tollgate-reservation").map(str::to_owned), delay))
+        if !result.is_allowed {
+            return Err(match result.reason {
+                CheckReason::Fault(fault) => RemoteReservationError::Unavailable(fault.as_str().to_owned()),
+                _ => RemoteReservationError::Denied { retry_after: result.retry_after },
+            });
+        }
+        Ok(RemoteReservation {
+            channel: self.servers.channel(checked.from.map_or(0, |(server, _)| server)),
+            id: checked.answer.reservation,
+            delay: result.delay,
+            deadline: self.config.deadline,
+            checks: Arc::clone(&self.checks),
+            keys: [false, true].map(|is_reservation| subject.cache_key(is_reservation)),
+        })
     }
 }
 
@@ -142,7 +141,10 @@ impl RemoteReservation {
 
     async fn close(&self, request: Option<Request<RateLimitRequest>>) -> Result<(), RemoteReservationError> {
         let Some(request) = request else { return Ok(()) };
-        send(self.channel.clone(), request, self.deadline).await?;
+        let closed = send(self.channel.clone(), request, self.deadline).await;
+        // There may be room again.
+        self.checks.forget(self.keys.iter().flatten());
+        closed?;
         Ok(())
     }
 }

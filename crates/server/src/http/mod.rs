@@ -28,6 +28,7 @@ mod rls_json;
 mod server;
 mod signals;
 
+pub(crate) use decision::DecisionBody;
 pub use forward_auth::{ForwardAuth, ForwardAuthConfig, ForwardAuthError};
 pub use pages::{Page, Pages, serve_pages};
 pub use request_head::{IdentifiedCaller, identify_head};

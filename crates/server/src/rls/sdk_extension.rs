@@ -12,12 +12,13 @@
 //!
 //! Their response contains the complete HTTP response, as the HTTP server writes it: its fields in
 //! `response_headers_to_add`, its body in `raw_body`, its status, delay and reservation in the fields `tollgate-status`,
-//! `tollgate-delay-ms` and `tollgate-reservation`, which the SDK does not forward. Envoy sends no such metadata.
+//! `tollgate-delay-ms` and `tollgate-reservation`, which the SDK does not forward. With the metadata `tollgate-decision:
+//! json` the field `tollgate-decision` has the decision as `/v1/check` writes it. Envoy sends no such metadata.
 
 use super::proto::envoy::config::core::v3::HeaderValue;
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use super::{BadRequest, decode, encode};
-use crate::http::MAX_RESERVATION_MILLIS;
+use crate::http::{DecisionBody, MAX_RESERVATION_MILLIS};
 use http::StatusCode;
 use tollgate_core::{CounterStore, TimeDelta};
 use tollgate_engine::{
@@ -32,6 +33,7 @@ pub(crate) const METADATA_KEY: &str = "tollgate-ask";
 const RESERVE: &str = "tollgate-reserve";
 const RESERVATION: &str = "tollgate-reservation";
 const COST: &str = "tollgate-cost";
+const DECISION: &str = "tollgate-decision";
 const IDEMPOTENCY_KEY: &str = "tollgate-idempotency-key";
 const MAX_KEY: usize = 256;
 
@@ -76,7 +78,17 @@ pub(crate) async fn handle<S: CounterStore>(
     let scope = responses.scope(&decision, check.input);
     let facts = DecisionSummary::from_decision(&decision).with_scope(scope.as_deref());
     let response = responses.respond(&facts, limiter.clock().now());
-    Ok(encoded(&decision, reservation, &response))
+    let mut reply = encoded(&decision, reservation, &response);
+    if metadata.get(DECISION).is_some_and(|form| form == "json") {
+        // These types always serialize.
+        let value = serde_json::to_string(&DecisionBody::new(&decision)).unwrap_or_default();
+        reply.response_headers_to_add.push(field(DECISION, value));
+    }
+    Ok(reply)
+}
+
+fn field(key: &str, value: String) -> HeaderValue {
+    HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() }
 }
 
 /// Encodes the decision with its HTTP response.
@@ -85,7 +97,6 @@ fn encoded(
     reservation: Option<ReservationId>,
     response: &http::Response<bytes::Bytes>,
 ) -> RateLimitResponse {
-    let field = |key: &str, value: String| HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() };
     let status = match decision.malformed_cost {
         Some(_) => StatusCode::BAD_REQUEST,
         None => response.status(),

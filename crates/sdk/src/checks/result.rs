@@ -164,15 +164,15 @@ impl CheckResult {
         }
     }
 
-    pub(super) const fn by_policy(is_allowed: bool, fault: Fault) -> Self {
+    pub(crate) const fn by_policy(is_allowed: bool, fault: Fault) -> Self {
         Self::bare(is_allowed, ResultSource::Policy, CheckReason::Fault(fault))
     }
 
-    pub(super) const fn by_server(is_allowed: bool, reason: CheckReason) -> Self {
+    pub(crate) const fn by_server(is_allowed: bool, reason: CheckReason) -> Self {
         Self::bare(is_allowed, ResultSource::Server, reason)
     }
 
-    pub(super) fn rejected(problem: Option<CallerProblem>) -> Self {
+    pub(crate) fn rejected(problem: Option<CallerProblem>) -> Self {
         Self { problem, ..Self::by_server(false, CheckReason::Rejected) }
     }
 }

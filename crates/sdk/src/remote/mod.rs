@@ -3,34 +3,37 @@
 //! is then generated here.
 //!
 //! A request never waits longer than the deadline; without a decision by then, the fail policy applies. With several
-//! servers, one that faults is followed by the next (`servers`), and a slow one may be hedged (`hedge`).
+//! servers, one that faults is followed by the next (`servers`), and a slow one may be hedged (`hedge`). A denial that is
+//! still in force is repeated without a server (`checks`).
 
+mod reply;
 mod reservation;
 
 pub use reservation::{RemoteReservation, RemoteReservationError};
 
+use self::reply::Replied;
 use crate::check_request::{CheckForm, CheckRequest, Pair, TRACEPARENT};
+use crate::checks::{self, CheckResult, Checked, Checks, Fault, Subject, layer_decision};
 use crate::decider::{Decider, LayerDecision};
 use crate::fail_policy::{FailPolicy, RemoteError};
 use crate::hedge::{Exchange, HEDGE_TTL, Hedged, hedge};
-use crate::rls::{
-    DescriptorStatus, Entry, OVER_LIMIT, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
-};
-use crate::servers::{ServerOrder, attempt_time};
+use crate::rls::{Entry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
+use crate::servers::{ServerOrder, attempt_time, total_time};
 use http::uri::PathAndQuery;
-use http::{HeaderName, HeaderValue, Response, StatusCode, Uri};
+use http::{HeaderMap, Uri};
+use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
-use tollgate_core::{CalendarUnit, Clock, SystemClock, TimeDelta};
-use tollgate_engine::{DecisionId, Window};
-use tollgate_http::response::{DecisionSummary, Disposition, Policy, ResponseConfig};
+use tollgate_core::{Clock, SystemClock};
+use tollgate_engine::DecisionId;
+use tollgate_http::response::ResponseConfig;
+use tonic::Status;
 use tonic::client::Grpc;
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
-use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
 /// TLS settings for an `https` address.
@@ -84,6 +87,8 @@ pub struct RemoteConfig {
     pub connections: usize,
     /// What happens without a decision.
     pub fail_policy: FailPolicy,
+    /// Number of denials that this process repeats by itself until they end: 10,000; 0 for none.
+    pub deny_cache: usize,
     /// Settings for responses that are generated here.
     pub responses: ResponseConfig,
 }
@@ -101,6 +106,7 @@ impl RemoteConfig {
             deadline: Duration::from_millis(50),
             connections: 1,
             fail_policy: FailPolicy::Open,
+            deny_cache: checks::DEFAULT_ENTRIES,
             responses: ResponseConfig::default(),
         }
     }
@@ -122,8 +128,7 @@ impl RemoteConfig {
 #[derive(Debug)]
 pub struct Remote {
     servers: Arc<Servers>,
-    /// The last request got no decision; changes are logged once, not for every request.
-    is_unavailable: AtomicBool,
+    checks: Arc<Checks>,
     config: RemoteConfig,
     clock: SystemClock,
 }
@@ -176,6 +181,7 @@ impl Call {
         let mut request = tonic::Request::new(self.message);
         let metadata = request.metadata_mut();
         metadata.insert("tollgate-ask", MetadataValue::from_static(self.form));
+        metadata.insert("tollgate-decision", MetadataValue::from_static("json"));
         if let Some(parent) = self.traceparent {
             metadata.insert("traceparent", parent);
         }
@@ -195,32 +201,28 @@ impl Servers {
         channels[self.next.fetch_add(1, Ordering::Relaxed) % channels.len()].clone()
     }
 
-    /// Asks one server, and remembers whether it answered.
-    async fn ask(&self, server: usize, call: Call, within: Duration) -> Result<RateLimitResponse, Status> {
-        let result = send(self.channel(server), call.request(), within).await;
-        match &result {
-            Err(status) if is_fault(status) => self.order.faulted(server, self.began.elapsed()),
-            _ => self.order.answered(server),
+    /// Asks one server, and remembers whether it could be used.
+    async fn ask(&self, server: usize, call: Call, within: Duration) -> Result<Replied, Fault> {
+        let replied = reply::read(send(self.channel(server), call.request(), within).await);
+        match &replied {
+            Ok(_) => self.order.answered(server),
+            Err(_) => self.order.faulted(server, self.began.elapsed()),
         }
-        result
+        replied
     }
 
     /// Asks one server after the other until one answers.
-    async fn ask_in_turn(
-        &self,
-        mut call: Call,
-        deadline: Duration,
-    ) -> Result<(usize, RateLimitResponse), Status> {
+    async fn ask_in_turn(&self, mut call: Call, deadline: Duration) -> Result<(usize, Replied), Fault> {
         let began = Instant::now();
         let order = self.order.order(self.began.elapsed());
-        let mut last = Status::deadline_exceeded("no decision before the deadline");
+        let mut last = Fault::Timeout;
         for (asked, server) in order.iter().enumerate() {
             let left = order.len() - asked;
             let Some(within) = attempt_time(deadline, began.elapsed(), left) else { break };
             let own = if left > 1 { call.clone() } else { std::mem::take(&mut call) };
             match self.ask(*server, own, within).await {
-                Err(status) if is_fault(&status) => last = status,
-                result => return result.map(|reply| (*server, reply)),
+                Ok(replied) => return Ok((*server, replied)),
+                Err(fault) => last = fault,
             }
         }
         Err(last)
@@ -247,14 +249,6 @@ async fn send(
     }
 }
 
-/// Returns whether another server may answer: a request that is wrong, or that no server has room for, is so everywhere.
-fn is_fault(status: &Status) -> bool {
-    !matches!(
-        status.code(),
-        Code::InvalidArgument | Code::NotFound | Code::FailedPrecondition | Code::ResourceExhausted
-    )
-}
-
 /// A hedged request: a reservation at each server that is asked.
 #[derive(Clone)]
 struct HedgedCall {
@@ -263,31 +257,20 @@ struct HedgedCall {
 }
 
 impl Exchange for HedgedCall {
-    type Answer = Result<RateLimitResponse, Status>;
-    type Fault = Status;
+    type Answer = Replied;
+    type Fault = Fault;
 
-    async fn ask(&self, server: usize) -> Result<Self::Answer, Status> {
-        match self.servers.ask(server, self.call.clone(), HEDGE_TTL).await {
-            Err(status) if is_fault(&status) => Err(status),
-            answer => Ok(answer),
-        }
+    fn ask(&self, server: usize) -> impl Future<Output = Result<Replied, Fault>> + Send {
+        self.servers.ask(server, self.call.clone(), HEDGE_TTL)
     }
 
-    async fn discard(&self, server: usize, answer: Self::Answer) {
-        let Ok(reply) = answer else { return };
-        if let Some(id) = field(&reply, "tollgate-reservation") {
-            let request = reservation::cancel(id);
-            if let Err(status) = send(self.servers.channel(server), request, HEDGE_TTL).await {
-                tracing::debug!(code = ?status.code(), "the charge of a hedged request was not given back");
-            }
+    async fn discard(&self, server: usize, replied: Replied) {
+        let Some(id) = replied.answer.reservation else { return };
+        let request = reservation::cancel(&id);
+        if let Err(status) = send(self.servers.channel(server), request, HEDGE_TTL).await {
+            tracing::debug!(code = ?status.code(), "the charge of a hedged request was not given back");
         }
     }
-}
-
-/// Returns a field of the reply.
-fn field<'r>(reply: &'r RateLimitResponse, name: &str) -> Option<&'r str> {
-    let mut all = reply.response_headers_to_add.iter();
-    all.find(|field| field.key == name).map(|field| field.value.as_str())
 }
 
 impl Remote {
@@ -310,19 +293,62 @@ impl Remote {
         };
         Ok(Self {
             servers: Arc::new(servers),
-            is_unavailable: AtomicBool::new(false),
+            checks: Arc::new(Checks::new(settings.fail_policy, settings.deny_cache)),
             config: settings,
             clock: SystemClock::new(),
         })
     }
 
-    /// Asks for a decision, or a reservation; returns the server that answered.
+    /// Charges the cost of a request if every matching limit allows it; a cost of 0 is a peek.
+    ///
+    /// ```no_run
+    /// use tollgate_sdk::{CheckRequest, Remote, RemoteConfig};
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limits = Remote::new(RemoteConfig::new("http://127.0.0.1:8081", "shop"))?;
+    /// let result = limits.check(&CheckRequest::attributes([("api_key", "abc")])).await;
+    /// if !result.is_allowed {
+    ///     println!("{}; retry after {:?}", result.reason.as_str(), result.retry_after);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn check(&self, request: &CheckRequest) -> CheckResult {
+        self.ask(request.clone(), None, None).await.answer.result
+    }
+
+    /// Checks a request of a caller that has only this much time left.
+    pub async fn check_within(&self, request: &CheckRequest, time_left: Duration) -> CheckResult {
+        self.ask(request.clone(), None, Some(time_left)).await.answer.result
+    }
+
+    /// Forgets the denials that are still in force, for example after a limit was raised.
+    pub fn clear_deny_cache(&self) {
+        self.checks.clear();
+    }
+
+    /// Asks for a decision, or a reservation.
     async fn ask(
         &self,
         check: CheckRequest,
         reserve: Option<Duration>,
-    ) -> Result<(usize, RateLimitResponse), Status> {
-        let (servers, deadline) = (&self.servers, self.config.deadline);
+        time_left: Option<Duration>,
+    ) -> Checked<Result<RateLimitResponse, Status>> {
+        let key = self.checks.key(&Subject::from_request(&check), reserve.is_some());
+        let cost = check.cost;
+        let ask = async {
+            let (server, replied) = self.ask_servers(check, reserve, time_left).await?;
+            Ok((server, replied.answer, replied.reply))
+        };
+        self.checks.decide(key, cost, ask).await
+    }
+
+    async fn ask_servers(
+        &self,
+        check: CheckRequest,
+        reserve: Option<Duration>,
+        time_left: Option<Duration>,
+    ) -> Result<(usize, Replied), Fault> {
+        let (servers, deadline) = (&self.servers, total_time(self.config.deadline, time_left));
         let hedge_after = self.config.hedge_after.filter(|_| servers.channels.len() > 1 && check.cost > 0);
         let began = Instant::now();
         let mut call = Call::new(&self.config.domain, check, reserve.or(hedge_after.map(|_| HEDGE_TTL)));
@@ -331,93 +357,41 @@ impl Remote {
         if hedge_after.is_none() && reserve.is_some() && servers.channels.len() > 1 {
             call.idempotency_key = DecisionId::generate().to_string().try_into().ok();
         }
-        let asked = match hedge_after {
-            None => servers.ask_in_turn(call, deadline).await,
-            Some(after) => match self.ask_hedged(call.clone(), after).await {
-                // The server remembers no more reservations of this caller: a check needs none.
-                Err(status) if status.code() == Code::ResourceExhausted && reserve.is_none() => {
-                    let call = Call { reserve: None, ..call };
-                    servers.ask_in_turn(call, deadline.saturating_sub(began.elapsed())).await
-                }
-                asked => asked,
-            },
-        };
+        let Some(after) = hedge_after else { return servers.ask_in_turn(call, deadline).await };
+        let asked = self.ask_hedged(call.clone(), after, deadline).await;
         match &asked {
-            // Loaded before the swap, because all requests share the cache line.
-            Ok(_) => {
-                if self.is_unavailable.load(Ordering::Relaxed)
-                    && self.is_unavailable.swap(false, Ordering::Relaxed)
-                {
-                    tracing::info!("Tollgate server available again");
-                }
+            // The server remembers no more reservations of this caller: a check needs none.
+            Ok((_, replied)) if replied.is_exhausted() && reserve.is_none() => {
+                let call = Call { reserve: None, ..call };
+                servers.ask_in_turn(call, deadline.saturating_sub(began.elapsed())).await
             }
-            Err(status) => {
-                if !self.is_unavailable.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(code = ?status.code(), message = status.message(), "Tollgate server unavailable");
-                }
-            }
+            _ => asked,
         }
-        asked
     }
 
-    async fn ask_hedged(&self, call: Call, after: Duration) -> Result<(usize, RateLimitResponse), Status> {
+    async fn ask_hedged(
+        &self,
+        call: Call,
+        after: Duration,
+        deadline: Duration,
+    ) -> Result<(usize, Replied), Fault> {
         let order = self.servers.order.order(self.servers.began.elapsed());
         let call = HedgedCall { servers: Arc::clone(&self.servers), call };
-        match hedge(call, order, after, self.config.deadline).await {
-            Hedged::Answered(server, answer) => answer.map(|reply| (server, reply)),
-            Hedged::Faulted(status) => Err(status),
-            Hedged::TimedOut => Err(Status::deadline_exceeded("no decision before the deadline")),
-        }
-    }
-
-    fn undecided(&self) -> LayerDecision {
-        match self.config.fail_policy {
-            FailPolicy::Open => LayerDecision::pass(),
-            FailPolicy::Closed => {
-                let facts = DecisionSummary {
-                    disposition: Disposition::Unavailable,
-                    retry_after: Some(1),
-                    ..DecisionSummary::from_policies([])
-                };
-                LayerDecision::from_response(self.config.responses.respond(&facts, self.clock.now()))
-            }
-        }
-    }
-
-    fn decided(&self, reply: RateLimitResponse) -> LayerDecision {
-        let is_allowed = reply.overall_code != OVER_LIMIT;
-        let Some(status) = field(&reply, "tollgate-status").and_then(|code| code.parse::<StatusCode>().ok())
-        else {
-            let facts = summary(&reply.statuses, is_allowed);
-            return LayerDecision {
-                is_allowed,
-                ..LayerDecision::from_response(self.config.responses.respond(&facts, self.clock.now()))
-            };
-        };
-        let delay = field(&reply, "tollgate-delay-ms").and_then(|delay| delay.parse().ok()).unwrap_or(0);
-        let mut response = Response::new(reply.raw_body);
-        *response.status_mut() = status;
-        for field in reply.response_headers_to_add {
-            let parts = (HeaderName::try_from(&field.key), HeaderValue::try_from(field.value));
-            if let (Ok(key), Ok(value)) = parts
-                && !field.key.starts_with("tollgate-")
-            {
-                response.headers_mut().append(key, value);
-            }
-        }
-        LayerDecision {
-            is_allowed,
-            delay: Duration::from_millis(delay),
-            ..LayerDecision::from_response(response)
+        match hedge(call, order, after, deadline).await {
+            Hedged::Answered(server, replied) => Ok((server, replied)),
+            Hedged::Faulted(fault) => Err(fault),
+            Hedged::TimedOut => Err(Fault::Timeout),
         }
     }
 }
 
 impl Decider for Remote {
     async fn decide(&self, request: CheckRequest) -> LayerDecision {
-        match self.ask(request, None).await {
-            Ok((_, reply)) => self.decided(reply),
-            Err(_) => self.undecided(),
+        let Checked { answer, from } = self.ask(request, None, None).await;
+        let (responses, now) = (&self.config.responses, self.clock.now());
+        match from {
+            Some((_, Ok(reply))) => reply::layer_decision(reply, responses, now),
+            _ => layer_decision(&answer.result, &HeaderMap::new(), responses, now),
         }
     }
 }
@@ -446,34 +420,5 @@ fn endpoint(address: &str, settings: &RemoteConfig) -> Result<Endpoint, RemoteEr
         .keep_alive_while_idle(true))
 }
 
-/// Summarizes the response of another server of the protocol.
-fn summary(statuses: &[DescriptorStatus], is_allowed: bool) -> DecisionSummary<'_> {
-    let policies = statuses.iter().filter_map(|status| {
-        let limit = status.current_limit.as_ref()?;
-        let window = match limit.unit {
-            2 => Window::Rolling(TimeDelta::from_secs(60)),
-            3 => Window::Rolling(TimeDelta::from_secs(3_600)),
-            4 => Window::Rolling(TimeDelta::from_secs(86_400)),
-            5 => Window::Calendar(CalendarUnit::Month),
-            6 => Window::Rolling(TimeDelta::from_secs(365 * 86_400)),
-            7 => Window::Rolling(TimeDelta::from_secs(7 * 86_400)),
-            _ => Window::Rolling(TimeDelta::from_secs(1)),
-        };
-        let reset = status
-            .duration_until_reset
-            .as_ref()
-            .map_or(0, |reset| u64::try_from(reset.seconds).unwrap_or(0) + u64::from(reset.nanos > 0));
-        let name = if limit.name.is_empty() { "default" } else { &limit.name };
-        let policy = Policy::new(name, u64::from(limit.requests_per_unit), window)
-            .with_remaining(u64::from(status.limit_remaining))
-            .with_reset(reset);
-        Some(if status.code == OVER_LIMIT { policy.denied() } else { policy })
-    });
-    let mut facts = DecisionSummary::from_policies(policies);
-    if !is_allowed {
-        facts.disposition = Disposition::Denied;
-        facts.retry_after = Some(facts.nearest().map_or(1, |policy| policy.reset.max(1)));
-        facts.denied_by = facts.nearest().map(|policy| policy.rule);
-    }
-    facts
-}
+#[cfg(test)]
+mod tests;

@@ -2,14 +2,16 @@
 //! address becomes a fault, which the next server or the fail policy handles, never an allowance
 //! (`clients/conformance/README.md`, section Answers).
 
-use super::result::{CallerProblem, CheckReason, CheckResult, Closed, Fault};
+#[cfg(feature = "remote-http")]
+use super::result::Closed;
+use super::result::{CallerProblem, CheckReason, CheckResult, Fault};
 use bytes::Bytes;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::time::Duration;
 
 /// Maximum size of a response, in bytes.
-pub(super) const MAX_BODY: usize = 65_536;
+pub(crate) const MAX_BODY: usize = 65_536;
 /// The largest number that all clients represent exactly.
 const MAX_INTEGER: u64 = (1 << 53) - 1;
 
@@ -17,11 +19,11 @@ const TOO_LARGE: &[u8] = br#"{"type":"about:blank","title":"Request header field
 
 /// A result, and what of it is not the caller's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub(super) result: CheckResult,
-    pub(super) reservation: Option<String>,
+pub(crate) struct Answer {
+    pub(crate) result: CheckResult,
+    pub(crate) reservation: Option<String>,
     /// The denial holds until its end, whatever others do.
-    pub(super) is_cacheable: bool,
+    pub(crate) is_cacheable: bool,
 }
 
 impl From<CheckResult> for Answer {
@@ -31,7 +33,7 @@ impl From<CheckResult> for Answer {
 }
 
 /// Reads a response of `/v1/check` or `/v1/reserve`.
-pub(super) fn read_check(status: u16, body: &Bytes) -> Result<Answer, Fault> {
+pub(crate) fn read_check(status: u16, body: &Bytes) -> Result<Answer, Fault> {
     match status {
         400 => Ok(CheckResult::rejected(head_problem(status, body)).into()),
         // Only a request head makes a check so large.
@@ -57,7 +59,8 @@ pub(super) fn read_check(status: u16, body: &Bytes) -> Result<Answer, Fault> {
 }
 
 /// Reads a response of `/v1/settle` or `/v1/cancel`.
-pub(super) fn read_closed(status: u16, body: &[u8]) -> Closed {
+#[cfg(feature = "remote-http")]
+pub(crate) fn read_closed(status: u16, body: &[u8]) -> Closed {
     let object = || Object::read(body);
     match status {
         401 | 403 => Closed::Fault(Fault::Unauthorized),
@@ -128,8 +131,7 @@ fn read_decision(status: u16, decision: &Object<'_>) -> Option<Answer> {
     let denied_by = decision.optional("denied_by", Object::text)?;
     let reservation = decision.optional("reservation", Object::text)?;
 
-    let is_shed =
-        decision.optional("shed", Object::text)?.is_some() || origin.as_deref() == Some("shed");
+    let is_shed = decision.optional("shed", Object::text)?.is_some() || origin.as_deref() == Some("shed");
 
     let reason = match origin.as_deref() {
         Some("shed") => CheckReason::Shed,
@@ -268,6 +270,7 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "remote-http")]
     #[test]
     fn reservations_end_as_by_the_other_clients() {
         for case in cases(&load_cases("answers"), "settle_and_cancel") {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 /// Number of denials that are stored where nothing else is said.
-pub(super) const DEFAULT_ENTRIES: usize = 10_000;
+pub(crate) const DEFAULT_ENTRIES: usize = 10_000;
 /// Time after which a denial is asked for again, so that raised limits are noticed.
 const MAX_AGE_MS: u64 = 300_000;
 /// Maximum length of a key, in bytes. Longer ones are few, or somebody invents them.
@@ -14,7 +14,7 @@ const MAX_KEY: usize = 4_096;
 
 /// The denials.
 #[derive(Debug)]
-pub(super) struct DenyCache {
+pub(crate) struct DenyCache {
     max: usize,
     entries: HashMap<String, Entry>,
     /// Keys by the order in which they were stored.
@@ -32,12 +32,12 @@ struct Entry {
 }
 
 impl DenyCache {
-    pub(super) fn new(max: usize) -> Self {
+    pub(crate) fn new(max: usize) -> Self {
         Self { max, entries: HashMap::new(), order: BTreeMap::new(), next: 0 }
     }
 
     /// Returns the denial that is in force for a request of this cost.
-    pub(super) fn lookup(&mut self, key: &str, cost: u64, now_ms: u64) -> Option<CheckResult> {
+    pub(crate) fn lookup(&mut self, key: &str, cost: u64, now_ms: u64) -> Option<CheckResult> {
         let entry = self.entries.get(key)?;
         if now_ms >= entry.end_ms {
             self.remove(key);
@@ -59,7 +59,7 @@ impl DenyCache {
     }
 
     /// Stores a denial of a request that was sent at this time.
-    pub(super) fn store(&mut self, key: String, cost: u64, result: CheckResult, at_ms: u64) {
+    pub(crate) fn store(&mut self, key: String, cost: u64, result: CheckResult, at_ms: u64) {
         let wait = result.retry_after.map_or(0, |wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
         if self.max == 0 || wait == 0 || cost == 0 || key.len() > MAX_KEY {
             return;
@@ -77,14 +77,14 @@ impl DenyCache {
     }
 
     /// Forgets the denial of a request.
-    pub(super) fn remove(&mut self, key: &str) {
+    pub(crate) fn remove(&mut self, key: &str) {
         if let Some(entry) = self.entries.remove(key) {
             self.order.remove(&entry.place);
         }
     }
 
     /// Forgets all denials.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.entries.clear();
         self.order.clear();
     }
