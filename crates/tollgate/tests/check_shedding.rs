@@ -1,9 +1,9 @@
 //! Real processes whose checks wait for a store that has become slow: comfort goes without it, security keeps it, and answers,
-//! metrics and the log say so: over HTTP, the Redis protocol and Envoy's rate limit service.
+//! metrics and the log say so: over HTTP, the Redis protocol and Envoy's rate limit service, and in the gateway.
 
 mod harness;
 
-use harness::{FarLink, Redis, Server, WebConnection, eventually};
+use harness::{FarLink, Folder, Gateway, Origin, Redis, Server, WebConnection, eventually, plain};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,6 +21,14 @@ domain: d
 descriptors:
   - {key: user, name: comfort, limit: 1000000/minute, on_error: open}
   - {key: login, name: security, class: security, limit: 1000000/minute}
+";
+
+/// The same for callers of a gateway, which identifies them.
+const GATEWAY_RULES: &str = "
+domain: d
+descriptors:
+  - {key: api_key, name: comfort, limit: 1000000/minute, on_error: open}
+  - {key: path, value: /login, name: security, class: security, limit: 1000000/minute}
 ";
 
 /// Callers that check one after the other.
@@ -215,6 +223,35 @@ fn calls_of_the_rate_limit_service_are_shed_and_say_so() {
     };
     run(server.http, &link, ("store", "shed"), call, || {
         let log = server.log();
+        assert!(log.contains("checks wait too long for the store"), "{log}");
+    });
+}
+
+/// Requests through the gateway must not wait either: they reach the upstream as before.
+#[test]
+fn requests_through_the_gateway_pass_while_their_checks_are_shed() {
+    let (redis, origin) = (Redis::start(), Origin::start());
+    let link = FarLink::to(redis.port(), Duration::ZERO);
+    let store = format!(
+        "store: redis://{}\nstore_deadline_ms: 10000\nshed_wait_ms: 100\nleases: {{hot_per_second: 0}}",
+        link.address
+    );
+    let gateway = Gateway::start_in(Folder::new(), GATEWAY_RULES, &store, &plain(origin.address, ""));
+    let call = |number: usize, seen: &Seen| {
+        let mut connection = gateway.open();
+        let key = key_of(number);
+        let head = if key == "login" { "GET /login" } else { "GET /" };
+        let caller = if key == "login" { "" } else { "x-api-key: u\r\n" };
+        let sent = format!("{head} HTTP/1.1\r\nhost: t\r\n{caller}\r\n");
+        while !seen.is_over() {
+            connection.send(sent.as_bytes()).expect("a gateway");
+            let answer = connection.response().expect("an answer");
+            // A gateway does not say to callers what a decision rests on.
+            seen.record(key, if answer.status == 200 { "passed" } else { "failed" });
+        }
+    };
+    run(gateway.http, &link, ("passed", "passed"), call, || {
+        let log = gateway.log();
         assert!(log.contains("checks wait too long for the store"), "{log}");
     });
 }
