@@ -73,6 +73,31 @@ impl Escrow {
         if self.interval == 0 { at } else { at + TimeDelta::from_micros(self.lifetime.saturating_sub(slots)) }
     }
 
+    /// Returns one validity, measured from this instant, for the last `units` of these and the last `more` of `later`, which
+    /// were taken `apart` later: as if the slots of the second followed those of the first directly. At no instant are more
+    /// units valid than of both; none is lost if no other slots lie between. `None` if their slots differ in length.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, Cost, LimitSpec, Rate, TimeDelta, State, Timestamp, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(10))).build()?;
+    /// let (now, mut state) = (Timestamp::from_secs(1_000), State::default());
+    /// let mut take = |units| limit.escrow(units, now, &limit.step(&mut state, now, Cost::new(units)));
+    /// let (Some(first), Some(second)) = (take(3), take(5)) else { return Ok(()) };
+    /// let both = first.join(3, &second, 5, TimeDelta::ZERO);
+    /// assert_eq!(both.map(|both| both.valid_after(TimeDelta::from_millis(450))), Some(3)); // five slots have begun
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn join(&self, units: u64, later: &Self, more: u64, apart: TimeDelta) -> Option<Self> {
+        if (self.interval, self.k) != (later.interval, later.k) {
+            return None;
+        }
+        let later_end = later.lifetime.saturating_add(apart.as_micros());
+        let slots = u128::from(more) * u128::from(self.interval) / u128::from(self.k.max(1));
+        let end = self.lifetime.saturating_add(u64::try_from(slots).unwrap_or(u64::MAX));
+        Some(Self { units: units.saturating_add(more), lifetime: end.min(later_end), ..*self })
+    }
+
     /// Returns how long the last unit is valid.
     #[must_use]
     pub const fn lifetime(&self) -> TimeDelta {

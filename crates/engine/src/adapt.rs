@@ -8,15 +8,16 @@
 
 use crate::check::Check;
 use crate::decision::DecisionDetails;
+use crate::emergency::MeasureEffect;
 use crate::limiter::Limiter;
-use crate::signals::SignalState;
+use crate::signals::{SignalError, SignalState};
 use arc_swap::ArcSwap;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tollgate_core::Timestamp;
 use tollgate_overload::{AdaptConfig, AdaptController, WHOLE};
-use tollgate_rules::{Adapt, LimitOrigin, Plan, Ruleset, Signal};
+use tollgate_rules::{ADAPT_RULE, Adapt, LimitOrigin, Plan, Ruleset, Signal};
 
 /// State of a tier whose limits follow signals.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,6 +107,41 @@ impl Adaptations {
         self.refresh();
     }
 
+    /// Returns a copy for requests that are only explained by `rules`: domains with the same settings begin with the state of
+    /// now. Copies make no steps of their own, and report none.
+    pub(crate) fn copy_for(&self, rules: &Ruleset, now: Timestamp) -> Self {
+        let copy = Self::new(rules);
+        let known = self.domains.load();
+        for (domain, own) in copy.domains.load().iter() {
+            if let Some(known) = known.get(domain).filter(|known| known.adapt == own.adapt) {
+                own.copy_state(known, now);
+            }
+            own.next.store(u64::MAX, Ordering::Relaxed);
+        }
+        copy.refresh();
+        copy
+    }
+
+    /// Makes the step in a copy that a report of these signals makes when it is time for one.
+    pub(crate) fn suppose(&self, domain: &str, signals: &[(&str, f64)]) -> Result<(), SignalError> {
+        if signals.is_empty() {
+            return Ok(());
+        }
+        let domains = self.domains.load();
+        let Some(own) = domains.get(domain) else { return Err(SignalError::NotAdaptive(domain.to_owned())) };
+        let found = signals.iter().map(|(name, value)| own.find(name, *value, |_| true));
+        let found: Vec<(usize, f64)> = found.collect::<Result<_, _>>()?;
+        let mut state = own.state();
+        for (at, value) in found {
+            state.controller.record(at, value);
+        }
+        state.controller.step_now();
+        own.factors.store(Arc::new(state.controller.factors().to_vec()));
+        drop(state);
+        self.refresh();
+        Ok(())
+    }
+
     fn refresh(&self) {
         let is_tightened =
             |domain: &Arc<DomainAdaptation>| domain.factors.load().iter().any(|factor| *factor < WHOLE);
@@ -147,6 +183,16 @@ impl DomainAdaptation {
         }
     }
 
+    /// Takes the state of `known` over, with the step that a request of now makes while limits are tightened.
+    fn copy_state(&self, known: &Self, now: Timestamp) {
+        let mut controller = known.state().controller.clone();
+        if controller.factors().iter().any(|factor| *factor < WHOLE) {
+            controller.step(now);
+        }
+        self.factors.store(Arc::new(controller.factors().to_vec()));
+        self.state().controller = controller;
+    }
+
     pub(crate) fn state(&self) -> MutexGuard<'_, AdaptState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -183,7 +229,17 @@ impl DomainAdaptation {
     }
 }
 
+/// Returns whether an emergency measure gives a request its whole limits.
+pub(crate) fn is_restored(effect: Option<&MeasureEffect>) -> bool {
+    effect.is_some_and(|effect| effect.disabling(Some(ADAPT_RULE)).is_some())
+}
+
 impl<S> Limiter<S> {
+    /// Returns whether limits of a request may be tightened.
+    pub(crate) fn adapts(&self, check: &Check<'_>) -> bool {
+        self.adaptations.any_active() && !is_restored(self.effect_of(check).as_deref())
+    }
+
     /// Tightens all tiers as far as the rules allow, for rehearsals. Nothing loosens them until the next report or request.
     pub fn tighten_to_least(&self) {
         for own in self.adaptations.domains.load().values() {

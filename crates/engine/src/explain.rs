@@ -84,13 +84,32 @@ impl<S: CounterStore> Limiter<S> {
         domain: Option<&str>,
         check: &Check<'_>,
     ) -> Result<CheckExplanation, UsageError> {
+        self.explain_with_signals(draft, domain, check, &[]).await
+    }
+
+    /// Explains a request as [`Limiter::explain`] does, after a report of these signals, whatever their sources: limits that
+    /// follow them are where the next step takes them. Nothing is recorded.
+    ///
+    /// # Errors
+    /// As [`Limiter::explain`], and [`UsageError::Signal`] if the rules of the domain do not use a signal.
+    pub async fn explain_with_signals(
+        &self,
+        draft: Option<&Arc<Ruleset>>,
+        domain: Option<&str>,
+        check: &Check<'_>,
+        signals: &[(&str, f64)],
+    ) -> Result<CheckExplanation, UsageError> {
         let rules = draft.map_or_else(|| self.rules(), Arc::clone);
         let domain = match domain {
             Some(name) => name,
             None => usage::find_domain(&rules, None)?.name(),
         };
         let check = Check { domain, ..*check };
-        let decision = self.dry_decision(&rules, &check).await?;
+        let dry = self.dry(&rules, domain, signals)?;
+        let decision = dry.check(&check).await;
+        if let Some(error) = dry.store.failure() {
+            return Err(UsageError::Store(error));
+        }
         let quota = self.quota_for(&check, &rules);
         let mut plan = Plan::default();
         plan_into(&rules, &quota.quotas, &check, &mut plan);
@@ -105,6 +124,9 @@ impl<S: CounterStore> Limiter<S> {
         let sources: Vec<LimitSource> =
             plan.limits.iter().map(|matched| usage::source(&plan, matched)).collect();
         let in_force = self.apply_measures(&check, &mut plan);
+        if dry.adapts(&check) {
+            dry.scale_adapted(&check, &rules, &mut plan, &mut DecisionDetails::unmatched());
+        }
         let limits = self.explained_limits(&plan, &sources, in_force, &decision).await?;
         Ok(CheckExplanation {
             matching,
@@ -115,18 +137,21 @@ impl<S: CounterStore> Limiter<S> {
         })
     }
 
-    /// Decides without charging.
-    async fn dry_decision(&self, rules: &Arc<Ruleset>, check: &Check<'_>) -> Result<Decision, UsageError> {
+    /// Returns a limiter that decides as this one does and charges nothing, after a report of these signals.
+    fn dry(
+        &self,
+        rules: &Arc<Ruleset>,
+        domain: &str,
+        signals: &[(&str, f64)],
+    ) -> Result<Limiter<DryRun<'_, S>>, UsageError> {
         let mut dry = Limiter::new(Arc::clone(rules), DryRun::new(&self.store), Arc::clone(&self.clock));
         dry.quotas.clone_from(&self.quotas);
         dry.measures = Arc::clone(&self.measures);
+        dry.adaptations = self.adaptations.copy_for(rules, self.clock.now());
+        dry.adaptations.suppose(domain, signals)?;
         let copy = |flag: &AtomicBool| AtomicBool::new(flag.load(Ordering::Relaxed));
         (dry.shadow, dry.denies_unknown) = (copy(&self.shadow), copy(&self.denies_unknown));
-        let decision = dry.check(check).await;
-        match dry.store.failure() {
-            Some(error) => Err(UsageError::Store(error)),
-            None => Ok(decision),
-        }
+        Ok(dry)
     }
 
     /// Gives the plan's limits the values in force. Returns, for each of them, whether it is charged, and the measure

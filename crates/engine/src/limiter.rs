@@ -4,7 +4,7 @@
 //! ready in its first poll; if not, the same future awaits the same charges. Synchronous twins of these functions were
 //! rejected: each had to plan for itself, and planning has side effects (a split counter moves on to its next shard).
 
-use crate::adapt::Adaptations;
+use crate::adapt::{Adaptations, is_restored};
 use crate::check::{Check, CheckInput};
 use crate::check_shedding::CheckShedding;
 use crate::consumption::Meter;
@@ -36,7 +36,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tollgate_core::{
     Algorithm, Clock, CounterStore, LogThrottle, Mode, Outcomes, PermitId, RegionMode, Scope, TimeDelta,
 };
-use tollgate_rules::{ADAPT_RULE, CallerOverrides, Charges, MatchedLimit, Plan, Ruleset};
+use tollgate_rules::{CallerOverrides, Charges, MatchedLimit, Plan, Ruleset};
 
 /// Rate limiter: decides requests with a rule set and a store. Shared by all protocol servers.
 pub struct Limiter<S> {
@@ -270,9 +270,7 @@ impl<S: CounterStore> Limiter<S> {
                     if let Some(effect) = effect {
                         effect.apply_to(&mut plan, details);
                     }
-                    let is_restored =
-                        || effect.as_ref().is_some_and(|effect| effect.disabling(Some(ADAPT_RULE)).is_some());
-                    if self.adaptations.any_active() && !is_restored() {
+                    if self.adaptations.any_active() && !is_restored(effect.as_deref()) {
                         self.apply_adapted(check, rules, &mut plan, details);
                     }
                     if !is_known && self.denies_unknown.load(Ordering::Relaxed) {

@@ -16,6 +16,9 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `results` | what reserving, settling and canceling return |
+//! | `claim` | idempotency keys |
+//! | `counters` | what was charged to each counter, and how it moves in the end |
 //! | `record` | what is stored, as bytes |
 //! | `seal` | IDs, names and encryption of records |
 //! | `local` | records of this process |
@@ -23,27 +26,33 @@
 //! | `budget` | bytes that this node's reservations may take, fair between callers |
 
 mod budget;
+mod claim;
+mod counters;
 mod local;
 mod outage;
 mod record;
+mod results;
 mod seal;
 
-use crate::charge_record::ChargeRecord;
-use crate::check::{Check, CheckInput};
+pub(crate) use counters::{ReservedCharge, reserved_charges};
+pub use results::{ClosedReservation, RemainingUnits, Reservation, ReserveError, SettleError, Settlement};
+
+use crate::check::Check;
 use crate::decision::{Decision, DecisionDetails, DecisionVerdict};
 use crate::decision_body::Contents;
 use crate::decision_id::DecisionId;
 use crate::fold;
 use crate::limiter::{Limiter, plan_into};
 use budget::FairBudget;
+use claim::{Claim, Claimed};
 use outage::Records;
 use record::{Record, Status};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterStore, KeyPart, LateCharge, Limit, Mode, Outcomes,
-    Permit, PermitId, RecordName, RecordStore, StoreError, TimeDelta, Timestamp, Verdict,
+    Admission, Charge, Clock, Cost, CounterStore, KeyPart, Mode, Outcomes, PermitId, RecordStore, TimeDelta,
+    Timestamp,
 };
-use tollgate_rules::{CALLER_KEY, Charges, CostFrom, Plan};
+use tollgate_rules::{CALLER_KEY, Charges, Plan};
 
 /// ID of a reservation: 128 random bits, returned only to its creator.
 pub type ReservationId = DecisionId;
@@ -63,120 +72,6 @@ pub(crate) struct Reservations {
     process: u64,
 }
 
-/// Units that a reservation charged to one counter.
-#[derive(Clone, Debug)]
-pub(crate) struct ReservedCharge {
-    pub(crate) record: ChargeRecord,
-    /// Name of the rule.
-    rule: String,
-    taken_at: Timestamp,
-    /// Time at which a delayed request may proceed. A refund before that is complete, as if the charge had never been
-    /// made: a queue that is not empty has lost nothing to time.
-    turn: Timestamp,
-    /// True if the actual cost replaces the estimate; false if the rule charges a fixed cost.
-    follows: bool,
-}
-
-/// A reservation and its decision.
-#[derive(Clone, Debug)]
-pub struct Reservation {
-    /// ID of the reservation; `None` if nothing is held: the request was denied, or no limit counts it.
-    pub id: Option<ReservationId>,
-    /// The decision on the estimate.
-    pub decision: Decision,
-    /// Time at which the reservation expires.
-    pub deadline: Timestamp,
-}
-
-/// Final state of a reservation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settlement {
-    /// Settled with this actual cost, in units.
-    Settled(u64),
-    /// Canceled; everything was refunded.
-    Canceled,
-    /// Neither by its deadline: it stays as charged.
-    Expired,
-}
-
-impl std::fmt::Display for Settlement {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Settled(cost) => write!(f, "has already been settled, with a cost of {cost}"),
-            Self::Canceled => f.write_str("has already been cancelled"),
-            Self::Expired => f.write_str("has expired, and stands as it was taken"),
-        }
-    }
-}
-
-/// What remains of one limit after a reservation was closed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RemainingUnits {
-    /// Name of the rule.
-    pub rule: String,
-    /// The limit.
-    pub limit: Limit,
-    /// Units that remain.
-    pub remaining: u64,
-    /// Time until the limit is unused if nothing else is charged.
-    pub reset_after: TimeDelta,
-}
-
-/// A reservation that was settled or canceled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClosedReservation {
-    /// How it ended.
-    pub settlement: Settlement,
-    /// What remains of its limits now; empty if the store is unavailable.
-    pub limits: Vec<RemainingUnits>,
-}
-
-/// Reason why nothing was reserved.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReserveError {
-    /// This caller's share of the memory for reservations is used.
-    #[error(
-        "too many reservations of this caller are remembered; settle or cancel some, or ask for shorter deadlines"
-    )]
-    TooMany,
-    /// A reservation with the same idempotency key is in progress.
-    #[error("a reservation with this idempotency key is under way; try again")]
-    InProgress,
-    /// The idempotency key was used with another domain, caller or cost.
-    #[error(
-        "this idempotency key was used with another domain, other attributes or another cost; send a new key"
-    )]
-    OtherContents,
-    /// The reservation with this idempotency key has ended.
-    #[error("the reservation with this idempotency key {0}; send a new key for a new one")]
-    Ended(Settlement),
-    /// The store did not keep the reservation; nothing is held.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
-/// Reason why a reservation could not be settled or canceled.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SettleError {
-    /// There is no reservation with this ID, or it ended long ago.
-    #[error(
-        "there is no such reservation, or it ended long ago; one made while the store was unavailable is known only to \
-         its node until the store answers"
-    )]
-    Unknown,
-    /// The reservation has already ended in another way.
-    #[error("the reservation {0}")]
-    Ended(Settlement),
-    /// The reservation is being settled or canceled at this moment.
-    #[error("the reservation is being settled or cancelled at this moment; try again")]
-    InProgress,
-    /// The store did not apply the difference; the reservation is still open.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
 impl Reservations {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
         Self {
@@ -189,21 +84,6 @@ impl Reservations {
     fn budget(&self) -> MutexGuard<'_, FairBudget> {
         self.budget.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// A claim on an idempotency key.
-struct Claim {
-    name: RecordName,
-    /// What is stored of it.
-    sealed: Vec<u8>,
-}
-
-/// What an idempotency key leads to.
-enum Claimed {
-    /// Nothing yet: the caller decides.
-    New(Option<Claim>),
-    /// An open reservation.
-    Open(ReservationId, Box<Record>, Timestamp),
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -257,48 +137,6 @@ impl<S: CounterStore> Limiter<S> {
             tracing::debug!(%error, "an idempotency key that leads to nothing stays for a while");
         }
         made
-    }
-
-    /// Claims an idempotency key for the reservation `id`, or finds the one that has it.
-    async fn claim(
-        &self,
-        check: &Check<'_>,
-        id: ReservationId,
-        kept_for: TimeDelta,
-        idempotency_key: Option<&str>,
-    ) -> Result<Claimed, ReserveError> {
-        let Some(key) = idempotency_key else { return Ok(Claimed::New(None)) };
-        let records = &self.reservations.records;
-        let (name, seal) = seal::for_key(key, &contents(check));
-        let began = self.clock.now();
-        let claim = seal.close(&[&id.0.to_le_bytes()[..], &began.as_micros().to_le_bytes()].concat())?;
-        let mut found = records.store(name, (&claim, kept_for)).await?;
-        for _ in 0..2 {
-            let Some(kept) = found.record.take() else {
-                return Ok(Claimed::New(Some(Claim { name, sealed: claim })));
-            };
-            // Only the same contents derive the key with which the claim was encrypted.
-            let Some((other, began)) = seal.open(&kept).and_then(|bytes| read_claim(&bytes)) else {
-                return Err(ReserveError::OtherContents);
-            };
-            let (record_name, record_seal) = seal::for_id(other);
-            let read = records.exchange(record_name, None, None).await?;
-            if let Some(record) = read.record.and_then(|bytes| Record::decode(&record_seal.open(&bytes)?)) {
-                return match record.end(read.at) {
-                    Some(end) => Err(ReserveError::Ended(end)),
-                    None => Ok(Claimed::Open(other, Box::new(record), read.at)),
-                };
-            }
-            // It is being made, unless its node has died: the claim says since when.
-            if read.at.since(began) < CLOSING {
-                return Err(ReserveError::InProgress);
-            }
-            found = records.exchange(name, Some(&kept), Some((&claim, kept_for))).await?;
-            if found.is_stored {
-                found.record = None;
-            }
-        }
-        Err(ReserveError::InProgress)
     }
 
     /// Decides, and stores what the reservation holds.
@@ -512,76 +350,6 @@ impl<S: CounterStore> Limiter<S> {
         ClosedReservation { settlement, limits }
     }
 
-    /// Adjusts the counters to the end of a reservation, where `now` is the time by the store's clock.
-    pub(crate) async fn move_counters(
-        &self,
-        records: &[ReservedCharge],
-        permit: PermitId,
-        wanted: Settlement,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
-        let parts: Vec<Vec<KeyPart<'_>>> = records.iter().map(|reserved| reserved.record.parts()).collect();
-        let refunds: Vec<Option<(Limit, Cost)>> =
-            records.iter().zip(&parts).map(|(reserved, parts)| reserved.refund(parts, wanted, now)).collect();
-        let mut charges = Vec::new();
-        let mut permits = Vec::new();
-        for ((reserved, parts), refund) in records.iter().zip(&parts).zip(&refunds) {
-            let record = &reserved.record;
-            if record.limit.algorithm() == Algorithm::Concurrency {
-                permits.push(Permit { key: record.key(parts), limit: &record.limit, id: permit });
-            } else if let Some((limit, cost)) = refund {
-                charges.push(Charge { permit, limit, ..record.charge(parts, *cost) });
-            } else if let Some(more) = reserved.units_in_the_end(wanted).checked_sub(record.units)
-                && more > 0
-            {
-                charges.push(Charge { permit, ..record.charge(parts, Cost::new(more)) });
-            }
-        }
-        if !charges.is_empty() {
-            // What was taken locally is charged first: units that were never taken cannot be refunded.
-            self.reconcile_before(&charges).await?;
-            self.store.debit(&charges).await?;
-            self.full_counters.clear();
-        }
-        if !permits.is_empty() {
-            self.release_local(&permits);
-            self.store.release(&permits).await?;
-        }
-        Ok(())
-    }
-
-    /// Adjusts what this node has admitted and the store has not charged yet to the end of a reservation, because the
-    /// store still fails. What the store may apply after all counts as applied, so that nothing is refunded twice.
-    fn move_local_counters(
-        &self,
-        records: &[ReservedCharge],
-        permit: PermitId,
-        wanted: Settlement,
-        error: &StoreError,
-    ) {
-        let late: Vec<LateCharge> = error.late().into_iter().cloned().collect();
-        for reserved in records {
-            let (record, parts) = (&reserved.record, reserved.record.parts());
-            let wanted = reserved.units_in_the_end(wanted);
-            if record.limit.algorithm() == Algorithm::Concurrency {
-                self.release_local(&[Permit { key: record.key(&parts), limit: &record.limit, id: permit }]);
-            } else if let Some(more) = wanted.checked_sub(record.units).filter(|more| *more > 0) {
-                let charge = record.charge(&parts, Cost::new(more));
-                self.debit_local(&charge);
-                if late.is_empty() {
-                    self.pending.add(&charge);
-                } else {
-                    self.pending.add_in_doubt(std::iter::once(&charge), &late);
-                }
-            } else if late.is_empty() && wanted < record.units {
-                let unused = record.units - wanted;
-                if self.pending.take_back(&record.key(&parts).id(), unused) {
-                    self.debit_local(&record.charge(&parts, Cost::refund(unused)));
-                }
-            }
-        }
-    }
-
     /// Hands reservations that were made during an outage to the shared records. Returns whether that failed.
     pub(crate) async fn hand_over_reservations(&self) -> bool {
         self.reservations.records.hand_over().await.is_err()
@@ -604,102 +372,7 @@ impl<S: CounterStore> Limiter<S> {
     }
 }
 
-impl ReservedCharge {
-    /// Returns the units that this counter is charged for a reservation that ends so.
-    fn units_in_the_end(&self, wanted: Settlement) -> u64 {
-        match wanted {
-            Settlement::Settled(cost) if self.follows => cost,
-            Settlement::Settled(_) | Settlement::Expired => self.record.units,
-            Settlement::Canceled => 0,
-        }
-    }
-
-    /// Returns the refund of what is not used in the end, without what has been refilled over time.
-    fn refund(&self, parts: &[KeyPart<'_>], wanted: Settlement, now: Timestamp) -> Option<(Limit, Cost)> {
-        let limit = &self.record.limit;
-        let unused = self.record.units.checked_sub(self.units_in_the_end(wanted))?;
-        if limit.algorithm() == Algorithm::Concurrency || unused == 0 {
-            return None;
-        }
-        if now < self.turn {
-            return Some((limit.clone(), Cost::refund(unused)));
-        }
-        let phase = limit.phase(self.record.key(parts).stable_hash());
-        limit.refund(self.record.units, unused, self.taken_at + phase, now + phase)
-    }
-}
-
 /// Returns how long a reservation that lives so long is remembered.
 fn kept_for(life: TimeDelta) -> TimeDelta {
     TimeDelta::from_micros(life.as_micros().saturating_add(life.clamp(MEMORY.0, MEMORY.1).as_micros()))
-}
-
-/// Returns the reservation that has claimed an idempotency key, and since when.
-fn read_claim(bytes: &[u8]) -> Option<(ReservationId, Timestamp)> {
-    let (id, began) = bytes.split_at_checked(16)?;
-    let began = Timestamp::from_micros(u64::from_le_bytes(began.try_into().ok()?));
-    Some((DecisionId(u128::from_le_bytes(id.try_into().ok()?)), began))
-}
-
-/// Returns what an idempotency key is bound to: domain, attributes or descriptors, and cost.
-fn contents(check: &Check<'_>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut put = |text: &str| {
-        bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(text.as_bytes());
-    };
-    put(check.domain);
-    put(&format!("{:?}", check.cost));
-    match check.input {
-        CheckInput::Attributes(attributes) => {
-            // Their order has no meaning.
-            let mut sorted: Vec<_> = attributes.to_vec();
-            sorted.sort_unstable();
-            sorted.into_iter().for_each(|(key, value)| {
-                put(key);
-                put(value);
-            });
-        }
-        CheckInput::Descriptors(descriptors) => {
-            for descriptor in descriptors {
-                put(&format!("{:?} {:?} {}", descriptor.hits, descriptor.limit, descriptor.entries.len()));
-                descriptor.entries.iter().for_each(|(key, value)| {
-                    put(key);
-                    put(value);
-                });
-            }
-        }
-    }
-    bytes
-}
-
-/// Returns the charges of an allowed plan: every charge that its limit allowed. `asked` must not be later than the
-/// actual charge, so that units that have been refilled do not count as still charged.
-pub(crate) fn reserved_charges(
-    plan: &Plan<'_>,
-    details: &DecisionDetails,
-    asked: Timestamp,
-) -> Vec<ReservedCharge> {
-    let mut charges = Charges::new();
-    plan.charges(PermitId::ANONYMOUS, &mut charges);
-    let statuses = details.limits.iter();
-    let taken_at = if details.at == Timestamp::ZERO { asked } else { details.at };
-    // Limits covered by a grant were charged to the grant.
-    let granted = |at: usize| details.granted.as_ref()?.iter().find(|paid| paid.limit == at);
-    (charges.iter().zip(&plan.limits).zip(statuses).enumerate())
-        .filter(|(_, (_, status))| matches!(status.outcome.verdict, Verdict::Allowed { .. }))
-        .map(|(at, ((charge, matched), status))| ReservedCharge {
-            record: granted(at).map_or_else(|| ChargeRecord::from_charge(charge), |paid| paid.record.clone()),
-            rule: matched.rule.map_or_else(String::new, |rule| rule.name.clone()),
-            taken_at,
-            turn: match status.outcome.verdict {
-                Verdict::Allowed { delay } => taken_at + delay,
-                _ => taken_at,
-            },
-            follows: !matches!(
-                matched.rule.map(|rule| matched.limit.cost_from(rule)),
-                Some(CostFrom::Fixed(_))
-            ),
-        })
-        .collect()
 }

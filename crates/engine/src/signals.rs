@@ -90,7 +90,7 @@ impl DomainAdaptation {
     }
 
     /// Finds a signal that is reported by name, if `accepts` its source.
-    fn find(
+    pub(crate) fn find(
         &self,
         name: &str,
         value: f64,

@@ -7,6 +7,7 @@
 use crate::check::Check;
 use crate::grant::Grants;
 use crate::limiter::{Limiter, plan_into};
+use crate::signals::SignalError;
 use smallvec::SmallVec;
 use std::net::IpAddr;
 use tollgate_core::{
@@ -134,6 +135,9 @@ pub enum UsageError {
     /// No rule with a per-caller counter has this name.
     #[error("{0}")]
     Rule(String),
+    /// A signal that was supposed is not one of the rules.
+    #[error(transparent)]
+    Signal(#[from] SignalError),
     /// The counters could not be read.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -277,3 +277,67 @@ fn descriptors_are_explained_entry_by_entry() {
     );
     assert_eq!(explanation.limits.len(), 1);
 }
+
+const ADAPTED: &str = "
+domain: d
+descriptors: [{key: user, name: per-user, limit: 10/day, algorithm: fixed_window}]
+overload:
+  adapt:
+    signals: {queue_depth: 100, errors: {above: 5, query: sum(x)}}
+    order: [free, pro]
+    least: 50%
+    step: 1s
+";
+
+/// While signals tighten limits, an explanation by the whole limits would promise what is denied.
+#[test]
+fn limits_that_follow_signals_are_explained_as_they_are_and_as_they_would_be() {
+    let rig = rig(ADAPTED);
+    let attributes = [("user", "a"), ("tier", "free")];
+    let check = Check::attributes("d", &attributes);
+    let capacity = |signals: &[(&str, f64)]| {
+        let explained = pollster::block_on(rig.limiter.explain_with_signals(None, None, &check, signals));
+        let explained = explained.expect("an explanation");
+        let reason = explained.decision.reason.as_deref().map(str::to_owned);
+        (explained.limits[0].limit.capacity(), reason)
+    };
+    let at = |percent: u64| Some(format!("limits of tier free are at {percent}% because of overload"));
+    assert_eq!(capacity(&[]), (10, None));
+    assert_eq!(capacity(&[("queue_depth", 90.0)]), (10, None), "below its bound");
+    assert_eq!(capacity(&[("queue_depth", 150.0)]), (8, at(80)));
+    assert_eq!(capacity(&[("errors", 6.0)]), (8, at(80)), "whatever its source");
+    assert_eq!(capacity(&[]), (10, None), "nothing was recorded");
+    assert!(rig.limiter.adapted_tiers().iter().all(|tier| tier.thousandths == 1_000));
+    // A report makes the same step.
+    rig.limiter.record_signals("d", [("queue_depth", 150.0)]).expect("a signal of the rules");
+    assert_eq!(capacity(&[]), (8, at(80)), "as they are now");
+    assert_eq!(capacity(&[("queue_depth", 150.0)]), (6, at(64)), "one step further");
+    for _ in 0..8 {
+        assert!(rig.decide(&check).is_allowed());
+    }
+    assert!(!rig.explain(&check).decision.is_allowed());
+    assert!(!rig.decide(&check).is_allowed());
+    // Rules with the same settings have the same state, and others begin anew.
+    let explain = |draft: &str| {
+        let draft = rules(draft);
+        pollster::block_on(rig.limiter.explain(Some(&draft), None, &check)).expect("an explanation")
+    };
+    let same = explain(&ADAPTED.replace("10/day", "20/day"));
+    assert_eq!((same.limits[0].limit.capacity(), same.decision.is_allowed()), (16, true));
+    assert_eq!(explain(&ADAPTED.replace("50%", "40%")).limits[0].limit.capacity(), 10);
+}
+
+#[test]
+fn signals_that_the_rules_do_not_use_are_errors() {
+    let check = Check::attributes("d", &[("user", "a")]);
+    let explain = |rules: &str, signals: &[(&str, f64)]| {
+        pollster::block_on(rig(rules).limiter.explain_with_signals(None, None, &check, signals))
+            .map(|explained| explained.decision.is_allowed())
+            .map_err(|error| error.to_string())
+    };
+    let unknown = explain(ADAPTED, &[("queue", 1.0)]);
+    assert_eq!(unknown, Err("unknown signal `queue`; the rules use: queue_depth, errors".to_owned()));
+    let negative = explain(ADAPTED, &[("queue_depth", -1.0)]);
+    assert_eq!(negative, Err("the value of `queue_depth` must be a finite number of at least 0".to_owned()));
+    assert!(explain(RULES, &[("queue_depth", 1.0)]).is_err_and(|why| why.contains("does not adapt limits")));
+}

@@ -41,7 +41,7 @@ pub struct AdaptStep {
 }
 
 /// Controller of adapted limits.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct AdaptController {
     config: AdaptConfig,
     /// Highest value of each signal since the last step, and before it.
@@ -73,6 +73,11 @@ impl AdaptController {
             return None;
         }
         self.next = now + self.config.step;
+        self.step_now()
+    }
+
+    /// Makes a step whose time may not have come, if there is one to make.
+    pub fn step_now(&mut self) -> Option<AdaptStep> {
         let Self { config, peaks, before, factors, calm, .. } = self;
         let over = |(_, (peak, bound)): &(usize, (&f64, &f64))| peak > bound;
         let loudest =

@@ -269,7 +269,63 @@ fn the_command_line_explains_by_a_server_or_by_files() {
     let wrong = explain(&["--rules", path, "--cost", "5"]);
     ended(&wrong, 1);
     assert!(wrong.err.contains("--cost is for a server"), "{}", wrong.err);
+    let wrong = explain(&["--rules", path, "--signal", "queue_depth=1"]);
+    ended(&wrong, 1);
+    assert!(wrong.err.contains("--signal is for a server"), "{}", wrong.err);
     let wrong = explain(&["--profile", "envoy"]);
     ended(&wrong, 1);
     assert!(wrong.err.contains("--profile is for rule files"), "{}", wrong.err);
+}
+
+const ADAPTED: &str = "
+domain: d
+descriptors: [{key: user, name: per-user, limit: 10 per 3650d, algorithm: fixed_window}]
+overload: {adapt: {signals: {queue_depth: 100}, order: [free], least: 50%, step: 1h}}
+";
+
+/// An operator sees what a signal would do before it does.
+#[test]
+fn signals_are_supposed_and_not_recorded() {
+    let place = Place::new();
+    let node = Operator::start(ADAPTED, &place.sqlite("explain"), &[]);
+    let attributes = json!({"user": "u", "tier": "free"});
+    let loud = json!({"attributes": attributes, "signals": {"queue_depth": 150}});
+    let limit = |explanation: &Value| rule(explanation, "per-user")["charged"][0]["remaining"].clone();
+    let explanation = explain(&node, &loud);
+    assert_eq!(
+        (limit(&explanation), &explanation["outcome"]["reason"]),
+        (json!(8), &json!("limits of tier free are at 80% because of overload")),
+        "{explanation:#}"
+    );
+    let explanation = explain(&node, &json!({"attributes": attributes}));
+    assert_eq!((limit(&explanation), explanation["outcome"].get("reason")), (json!(10), None));
+    let wrong = node.ask("POST", "/admin/v1/explain", &json!({"attributes": {}, "signals": {"queue": 1}}));
+    assert_eq!(wrong.status, 400, "{}", wrong.text());
+    assert!(wrong.text().contains("unknown signal `queue`; the rules use: queue_depth"), "{}", wrong.text());
+
+    // A draft with a signal that the active rules do not have.
+    let draft = ADAPTED.replace("queue_depth", "errors");
+    let files = json!([{"name": "rules.yaml", "text": draft}]);
+    let explanation =
+        explain(&node, &json!({"attributes": attributes, "signals": {"errors": 150}, "files": files}));
+    assert_eq!(limit(&explanation), 8, "{explanation:#}");
+    assert_eq!(explanation["active_outcome"].get("reason"), None, "{explanation:#}");
+
+    let run = |more: &[&str]| {
+        node.run(&[&["explain", "--attr", "user=u", "--attr", "tier=free"][..], more].concat())
+    };
+    let output = run(&["--signal", "queue_depth=150"]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    let says = "By signals, limits of tier free are at 80% because of overload.\n";
+    assert!(output.out.contains(says), "{}", output.out);
+    for (signal, code, says) in [
+        ("queue=1", 1, "unknown signal `queue`"),
+        ("queue_depth", 2, "expected NAME=VALUE"),
+        ("queue_depth=many", 2, "`many` is not a number"),
+        ("queue_depth=-1", 2, "at least 0"),
+    ] {
+        let output = run(&["--signal", signal]);
+        assert_eq!(output.code, Some(code), "{signal}: {}", output.err);
+        assert!(output.err.contains(says), "{signal}: {}", output.err);
+    }
 }

@@ -51,6 +51,8 @@ pub struct ExplainQuery {
     pub cost: u64,
     /// The client's full address, if the request was given by its head.
     pub address: Option<IpAddr>,
+    /// Signals that are supposed to be reported before the request.
+    pub signals: Vec<(String, f64)>,
 }
 
 /// The explanation, or the reason why there is none.
@@ -97,7 +99,9 @@ impl ExplainQuery {
             };
             let mut check = check.with_cost(Cost::new(of.cost));
             check.address = of.address;
-            limiter.explain(draft, of.domain.as_deref(), &check).await
+            let signals: Vec<(&str, f64)> =
+                of.signals.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+            limiter.explain_with_signals(draft, of.domain.as_deref(), &check, &signals).await
         })
     }
 }
@@ -125,6 +129,10 @@ struct ExplainRequest {
     /// The cost; 1 if absent.
     #[serde(default)]
     cost: Option<u64>,
+    /// Signals by name that are supposed to be reported before the request, whatever their sources; the limits that follow them
+    /// are explained as after the step that they cause. Nothing is recorded.
+    #[serde(default)]
+    signals: BTreeMap<String, f64>,
     /// The files of a draft, which then explains the request in place of the active rules.
     #[serde(default)]
     files: Option<Vec<RuleFile>>,
@@ -173,6 +181,7 @@ async fn explain(
     let explanation = admin.explainer.explain(&query, draft.as_ref()).await;
     let explanation = explanation.map_err(|error| match error {
         UsageError::Domain(_) => unnamed_domain(draft.as_deref().unwrap_or(&(admin.rules)())),
+        UsageError::Signal(error) => Problem::bad(error.to_string()).in_field("signals"),
         error => usage_unavailable(error),
     })?;
     if draft.is_none() {
@@ -180,7 +189,14 @@ async fn explain(
     }
     // The active rules may have other domains: what they say then is that they have no such domain.
     let same = ExplainQuery { domain: Some(explanation.matching.domain.clone()), ..query.clone() };
-    let active = admin.explainer.explain(&same, None).await.map_err(usage_unavailable)?;
+    let active = match admin.explainer.explain(&same, None).await {
+        // Signals that only the draft uses.
+        Err(UsageError::Signal(_)) => {
+            admin.explainer.explain(&ExplainQuery { signals: Vec::new(), ..same }, None).await
+        }
+        explained => explained,
+    };
+    let active = active.map_err(usage_unavailable)?;
     Ok(json_response(StatusCode::OK, &body(&query, &explanation, "draft", Some(&active))))
 }
 
@@ -243,6 +259,11 @@ async fn query(
     for (_, value) in attributes.iter_mut().filter(|(key, _)| key == CALLER_KEY) {
         *value = api_key(admin, std::mem::take(value)).await?;
     }
+    bounded("signals", sent.signals.len())?;
+    for name in sent.signals.keys() {
+        check_text("signals", name)?;
+    }
+    let signals = sent.signals.into_iter().collect();
     let descriptors = sent.descriptors;
     let all = descriptors.as_deref().unwrap_or_default();
     bounded("descriptors", all.len())?;
@@ -262,7 +283,7 @@ async fn query(
             admin.explainer.identify(draft.unwrap_or(&active), domain.as_deref(), &head)?;
         (attributes, address) = (identified, Some(from));
     }
-    Ok(ExplainQuery { domain, attributes, descriptors, cost: sent.cost.unwrap_or(1), address })
+    Ok(ExplainQuery { domain, attributes, descriptors, cost: sent.cost.unwrap_or(1), address, signals })
 }
 
 /// Returns the API key, also of a caller that was given by its id. What is like an id and of no known caller is taken as

@@ -81,6 +81,10 @@ struct ExplainedOutcome {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String)]
     warned_by: Option<String>,
+    /// How far signals tighten the limits of the request's tier; absent if they do not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
+    reason: Option<String>,
 }
 
 /// Priority of a request and guarantee of its tenant while not all can be served.
@@ -361,6 +365,7 @@ fn outcome(explanation: &CheckExplanation) -> ExplainedOutcome {
         delay_ms: delay.ceil_millis(),
         measure: decision.emergency().map(str::to_owned),
         warned_by: decision.warned_by.map(|by| decision.name(by).to_owned()),
+        reason: decision.reason.as_deref().map(str::to_owned),
     }
 }
 

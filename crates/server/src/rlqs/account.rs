@@ -25,22 +25,10 @@
 
 use super::assignment::{Assignment, Tokens};
 use super::ledger::Ledger;
+use super::sent::{Cover, GUARD, PASS, SHORT_PASS, Sent, Terms, UNTIL_NEXT_PASS, plus};
 use tollgate_core::{TimeDelta, Timestamp};
-use tollgate_engine::{AheadKind, CounterAhead};
+use tollgate_engine::CounterAhead;
 
-/// Time that an assignment may take to its client, and a report to the server.
-pub(super) const GUARD: TimeDelta = TimeDelta::from_millis(100);
-/// Longest time between two passes over the accounts.
-pub(super) const PASS: TimeDelta = TimeDelta::from_millis(500);
-/// The same while any account is covered until the next pass only. Charges of a pass are blocks of slots, and the shorter
-/// they are, the more evenly the slots of several streams are mixed.
-pub(super) const SHORT_PASS: TimeDelta = TimeDelta::from_millis(200);
-/// Longest time to live in seconds: three of Envoy's report intervals. A restart of the server within ten seconds is
-/// bridged; the price is that a share that a stream no longer needs stays in escrow for as long if the stream is lost.
-const MAX_TTL: u64 = 15;
-/// An assignment may last for this part of the time in which a bucket fills, so that three quarters of a burst stay
-/// available to others.
-const PART_OF_BURST: u64 = 4;
 /// Time to live of blanket rules in seconds.
 pub(super) const BLANKET_TTL: u64 = 10;
 /// Number of reports without requests after which a bucket is abandoned.
@@ -53,115 +41,6 @@ const HEADROOM: f64 = 1.25;
 const KEPT: std::ops::RangeInclusive<f64> = 0.96..=1.25;
 /// The same where the cover lasts until the next pass only: little of the burst is then left for growth.
 const SHORT_KEPT: std::ops::RangeInclusive<f64> = 0.96..=1.05;
-
-const fn plus(a: TimeDelta, b: TimeDelta) -> TimeDelta {
-    TimeDelta::from_micros(a.as_micros().saturating_add(b.as_micros()))
-}
-
-/// For how long the escrow must suffice without another charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cover {
-    /// Until the assignment has expired.
-    Expiry,
-    /// Until what the next pass sends has taken effect: the pass may be late by [`GUARD`], and a changed assignment takes
-    /// twice that (see [`Sent::residue_at`]).
-    NextPass,
-}
-
-const UNTIL_NEXT_PASS: TimeDelta = TimeDelta::from_micros(SHORT_PASS.as_micros() + 3 * GUARD.as_micros());
-
-/// What the limits of a bucket allow its assignments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Terms {
-    /// Time to live.
-    ttl: TimeDelta,
-    cover: Cover,
-}
-
-impl Terms {
-    /// Returns the terms for the limits that a bucket matched.
-    pub(super) fn new(counters: &[CounterAhead]) -> Self {
-        let slots = counters.iter().filter(|counter| counter.kind == AheadKind::Slots);
-        // Time in which the bucket fills.
-        let reach = slots
-            .map(|counter| {
-                u128::from(counter.period.as_micros()) * u128::from(counter.capacity)
-                    / u128::from(counter.count.max(1))
-            })
-            .min()
-            .map_or(u64::MAX, |micros| u64::try_from(micros).unwrap_or(u64::MAX));
-        let seconds = (reach / PART_OF_BURST / 1_000_000).clamp(1, MAX_TTL);
-        let ttl = TimeDelta::from_secs(seconds);
-        let is_covered = plus(ttl, GUARD).as_micros().saturating_mul(2) <= reach;
-        Self { ttl, cover: if is_covered { Cover::Expiry } else { Cover::NextPass } }
-    }
-
-    /// Returns whether a limit alone, which fills in this time, leaves room for a cover until the next pass only.
-    pub(super) fn is_short(reach: TimeDelta) -> bool {
-        reach < TimeDelta::from_micros(2 * (1_000_000 + GUARD.as_micros()))
-    }
-
-    /// Returns the end of the cover of an assignment that expires then.
-    fn covered_until(self, expires: Timestamp, now: Timestamp) -> Timestamp {
-        match self.cover {
-            Cover::Expiry => expires,
-            Cover::NextPass => expires.min(now + UNTIL_NEXT_PASS),
-        }
-    }
-}
-
-/// An assignment that was sent.
-#[derive(Clone, Copy, Debug)]
-struct Sent {
-    assignment: Assignment,
-    /// Instant at which it was sent first.
-    started: Timestamp,
-    /// Latest instant at which the client may still use it.
-    expires: Timestamp,
-    /// Earliest instant at which it may expire at the client.
-    lasts: Timestamp,
-    /// Time to live as sent.
-    ttl: TimeDelta,
-    /// Most that the client may still admit by the assignment before this one, until `replaced`.
-    residue: u64,
-    /// Latest instant at which this assignment takes effect.
-    replaced: Timestamp,
-}
-
-impl Sent {
-    fn tokens(&self) -> Option<Tokens> {
-        match self.assignment {
-            Assignment::Tokens(tokens) => Some(tokens),
-            Assignment::AllowAll | Assignment::DenyAll => None,
-        }
-    }
-
-    /// Returns the most that the client may admit by this assignment from `since` until `until`.
-    fn own(&self, since: Timestamp, until: Timestamp) -> u64 {
-        let (since, until) = (since.max(self.started), until.min(self.expires));
-        self.tokens().filter(|_| since < until).map_or(0, |tokens| tokens.exposure(until.since(since)))
-    }
-
-    /// Returns the most that the client may still admit by this assignment and the one before when another is sent at
-    /// `now`.
-    fn residue_at(&self, now: Timestamp) -> u64 {
-        let before = if now < self.replaced { self.residue } else { 0 };
-        before + self.own(now, now + plus(GUARD, GUARD))
-    }
-
-    /// Returns the most that the client may admit from `at` on.
-    fn exposure(&self, at: Timestamp) -> u64 {
-        self.exposure_until(self.expires, at)
-    }
-
-    /// Returns the most that the client may admit from `at` until `until`.
-    fn exposure_until(&self, until: Timestamp, at: Timestamp) -> u64 {
-        let residue = if at < self.replaced { self.residue } else { 0 };
-        let own = self.tokens().filter(|_| at < self.expires);
-        // From `at`, not from `started`: a report may have been written before.
-        residue + own.map_or(0, |tokens| tokens.exposure(self.expires.min(until).since(at)))
-    }
-}
 
 /// What to do with an account in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,6 +110,7 @@ impl Account {
         let read =
             Timestamp::from_micros(now.as_micros().saturating_sub(GUARD.as_micros())).max(self.settled);
         self.settled = read;
+        self.ledger.forget(read);
         self.past = self.sent.as_ref().filter(|sent| read < sent.replaced).map_or(0, |sent| sent.residue);
         self.requests = self.requests.saturating_add(allowed).saturating_add(denied);
         self.idle_reports = if allowed + denied == 0 { self.idle_reports.saturating_add(1) } else { 0 };
@@ -264,7 +144,7 @@ impl Account {
 
     /// Returns what to charge in this pass. `idle` is the number of slots that begin before the end of the cover and
     /// that no stream has taken: units taken now begin with those.
-    pub(super) fn due(&self, idle: u64, now: Timestamp) -> Due {
+    pub(super) fn due(&mut self, idle: u64, now: Timestamp) -> Due {
         let Some(terms) = self.terms else {
             // A bucket without limits, as far as known: requests are charged when they are reported.
             let is_due = self.has_news || now >= self.retry_at;
@@ -273,32 +153,43 @@ impl Account {
         if self.idle_reports >= IDLE_REPORTS {
             return Due::No;
         }
-        let left = self.sent.map_or(TimeDelta::ZERO, |sent| sent.expires.since(now));
-        let is_denied = self.sent.is_some_and(|sent| sent.assignment == Assignment::DenyAll);
-        let is_late =
-            self.sent.is_none_or(|sent| left.as_micros() <= sent.ttl.as_micros() / 3 * 2 + GUARD.as_micros());
-        let is_lapsing = !self.is_covered(now);
-        let is_due = if is_denied { now >= self.retry_at } else { self.has_news || is_late || is_lapsing };
+        let has_news = std::mem::take(&mut self.has_news);
+        let is_due = self.sent.is_none_or(|sent| match sent.assignment {
+            Assignment::DenyAll => now >= self.retry_at,
+            _ => {
+                let changes = || self.uncharged > 0 || sent.tokens() != Some(self.target());
+                let is_reported = has_news && (sent.is_renewable(now) || changes());
+                is_reported || sent.is_late(terms.cover, now) || !self.is_covered(now)
+            }
+        });
         if !is_due {
             return Due::No;
         }
-        let need = self.padded_need(self.target(), terms.ttl, idle, now);
+        let need = self.padded_need(self.target(), self.ttl(terms), idle, now);
         Due::Charge(need.saturating_add(self.uncharged))
     }
 
-    /// Returns the units to charge for an account whose stream is lost, so that its assignment stays covered until it
-    /// expires. Zero unless the limit's burst is shorter than the time to live.
-    pub(super) fn due_after_loss(&self, idle: u64, now: Timestamp) -> u64 {
-        let (Some(sent), at) = (&self.sent, now + PASS + GUARD) else { return 0 };
+    /// Returns what to charge for an account whose stream is lost, so that its assignment stays covered until it expires.
+    /// Nothing unless the limit's burst is shorter than the time to live.
+    pub(super) fn due_after_loss(&self, idle: u64, now: Timestamp) -> Due {
+        let (Some(sent), at) = (&self.sent, now + PASS + GUARD) else { return Due::No };
         let later = self.shortfall(sent, (now, at), sent.expires);
         let at_once = sent.exposure(now).saturating_sub(self.ledger.valid(now));
-        if later == 0 { at_once } else { at_once.max(later + idle) }
+        match if later == 0 { at_once } else { at_once.max(later + idle) } {
+            0 => Due::No,
+            units => Due::Charge(units),
+        }
+    }
+
+    /// Returns the time to live of a new assignment.
+    fn ttl(&self, terms: Terms) -> TimeDelta {
+        if self.demand.is_some() { terms.ttl } else { terms.first_ttl }
     }
 
     /// Returns the time for which the escrow of a new assignment must suffice without another charge.
     pub(super) fn cover(&self) -> TimeDelta {
         self.terms.map_or(TimeDelta::ZERO, |terms| match terms.cover {
-            Cover::Expiry => plus(terms.ttl, GUARD),
+            Cover::Expiry => plus(self.ttl(terms), GUARD),
             Cover::NextPass => UNTIL_NEXT_PASS,
         })
     }
@@ -367,11 +258,15 @@ impl Account {
     /// Returns the units that are missing now, and those that are missing at the end of the cover.
     fn missing(&self, tokens: Tokens, ttl: TimeDelta, now: Timestamp) -> (u64, u64) {
         let (sent, past) = self.proposal(tokens, ttl, now);
+        self.missing_for(&sent, past, now)
+    }
+
+    fn missing_for(&self, sent: &Sent, past: u64, now: Timestamp) -> (u64, u64) {
         let until = self.terms.map_or(sent.expires, |terms| terms.covered_until(sent.expires, now));
         let since_report = past.saturating_add(sent.own(self.settled, until));
         let at_once = sent.exposure_until(until, now).saturating_sub(self.ledger.valid(now));
         let since_report = since_report.saturating_sub(self.ledger.valid(self.settled));
-        (at_once.max(since_report), self.shortfall(&sent, (now, until), until))
+        (at_once.max(since_report), self.shortfall(sent, (now, until), until))
     }
 
     /// Returns the most units that are missing at any instant between these two, for what may be admitted until `until`:
@@ -396,7 +291,13 @@ impl Account {
 
     /// Returns how many units the target still lacks.
     pub(super) fn lack(&self, idle: u64, now: Timestamp) -> u64 {
-        self.terms.map_or(0, |terms| self.padded_need(self.target(), terms.ttl, idle, now))
+        self.terms.map_or(0, |terms| self.padded_need(self.target(), self.ttl(terms), idle, now))
+    }
+
+    /// Returns the number of tranches in escrow.
+    #[cfg(test)]
+    pub(super) fn tranches(&self) -> usize {
+        self.ledger.len()
     }
 
     /// Adds `units` that were charged. Those admitted without an assignment are paid first.
@@ -426,14 +327,29 @@ impl Account {
         (assignment, BLANKET_TTL)
     }
 
+    /// Returns whether the current assignment is the target and needs only the units that were just charged: where the cover
+    /// lasts until the next pass, not every charge has to be sent.
+    fn suffices(&self, terms: Terms, now: Timestamp) -> bool {
+        self.sent.is_some_and(|sent| {
+            terms.cover == Cover::NextPass
+                && sent.tokens() == Some(self.target())
+                && !sent.is_late(terms.cover, now)
+                && self.missing_for(&sent, self.past, now) == (0, 0)
+        })
+    }
+
     /// Assigns the largest part of the target that the escrow covers, and returns it with its time to live in seconds.
     /// `None` if nothing is to be sent: the current assignment lasts.
     pub(super) fn assign(&mut self, now: Timestamp) -> Option<(Assignment, u64)> {
         let terms = self.terms?;
         self.has_news = false;
+        if self.suffices(terms, now) {
+            return None;
+        }
         let target = self.target();
         let mut best: Option<(Tokens, TimeDelta)> = None;
-        for ttl in [terms.ttl, TimeDelta::from_micros(terms.ttl.as_micros() / 3), TimeDelta::from_secs(1)] {
+        let ttl = self.ttl(terms);
+        for ttl in [ttl, TimeDelta::from_micros(ttl.as_micros() / 3), TimeDelta::from_secs(1)] {
             let ttl = TimeDelta::from_secs((ttl.as_micros() / 1_000_000).max(1));
             let found = self.largest(target, ttl, now);
             if found.is_some_and(|found| best.is_none_or(|(best, _)| found.rate() > best.rate() * 1.5)) {

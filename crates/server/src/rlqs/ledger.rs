@@ -3,14 +3,20 @@
 //! Each charge is a tranche. A unit of a bucket may be spent until its slot of time begins, a unit of a window until the
 //! window ends (see the lease proof in `docs/internals`). Units are spent in the order in which they lapse, so a tranche
 //! always holds its last ones, and the number that is still valid at an instant is a minimum.
+//!
+//! An account has few tranches, so that its size is bounded: those that follow each other directly are joined, and beyond
+//! the maximum those that lose least by it. A joined tranche never has more valid units than both had: the later units lapse
+//! as early as if they followed the earlier ones directly. Rejected: forgetting the oldest, because what a stream may have
+//! admitted since its last report must stay covered, and would be charged twice.
 
 use smallvec::SmallVec;
-use std::collections::VecDeque;
 use tollgate_core::{Escrow, TimeDelta, Timestamp};
 use tollgate_engine::{AheadKind, CounterAhead};
 
-/// Maximum number of tranches; beyond it the oldest is forgotten, and its units stay charged.
-const MAX_TRANCHES: usize = 64;
+/// Maximum number of tranches. An account that is renewed once per report has three.
+const MAX_TRANCHES: usize = 8;
+/// Tranches are joined at once if the later one lapses by no more than this earlier. Longer losses would add up.
+const ADJACENT: TimeDelta = TimeDelta::from_millis(1);
 
 /// Until when the units of one limit may be spent.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +33,7 @@ struct Tranche {
     /// Time before the charge was sent, by this node's clock.
     taken: Timestamp,
     units: u64,
-    bounds: SmallVec<[Bound; 2]>,
+    bounds: SmallVec<[Bound; 1]>,
 }
 
 impl Tranche {
@@ -53,11 +59,55 @@ impl Tranche {
             Bound::Until(_) => units,
         })
     }
+
+    /// Returns the end of a bound.
+    fn end(&self, bound: &Bound) -> Timestamp {
+        self.taken
+            + match bound {
+                Bound::Slots(escrow) => escrow.lifetime(),
+                Bound::Until(lifetime) => *lifetime,
+            }
+    }
+
+    /// Joins these units with `later` ones, and returns them with the time by which the later ones lapse earlier. `None` if
+    /// they were charged to other limits.
+    ///
+    /// With several limits by slots the later slots must begin after the earlier ones in all of them: then as soon as any
+    /// later unit has lapsed, all earlier ones have.
+    fn join(&self, later: &Self) -> Option<(Self, TimeDelta)> {
+        if self.bounds.len() != later.bounds.len() || later.taken < self.taken {
+            return None;
+        }
+        let (units, more) = (self.valid(self.taken), later.valid(later.taken));
+        let apart = later.taken.since(self.taken);
+        let slots = self.bounds.iter().filter(|bound| matches!(bound, Bound::Slots(_))).count();
+        let mut lost = TimeDelta::ZERO;
+        let mut bounds = SmallVec::new();
+        for (own, other) in self.bounds.iter().zip(&later.bounds) {
+            let joined = match (own, other) {
+                (Bound::Slots(first), Bound::Slots(second)) => {
+                    let joined = first.join(units, second, more, apart)?;
+                    if slots > 1 && second.taken_at(more, later.taken) < self.end(own) {
+                        return None;
+                    }
+                    Bound::Slots(joined)
+                }
+                (Bound::Until(first), Bound::Until(second)) => {
+                    let end = second.as_micros().saturating_add(apart.as_micros());
+                    Bound::Until((*first).min(TimeDelta::from_micros(end)))
+                }
+                _ => return None,
+            };
+            lost = lost.max(later.end(other).since(self.end(&joined)));
+            bounds.push(joined);
+        }
+        Some((Self { taken: self.taken, units: units.saturating_add(more), bounds }, lost))
+    }
 }
 
 /// All units in escrow, oldest first.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ledger(VecDeque<Tranche>);
+pub(super) struct Ledger(Vec<Tranche>);
 
 impl Ledger {
     /// Adds `units` that were charged to these counters.
@@ -70,10 +120,41 @@ impl Ledger {
             (Some(escrow), _) => Bound::Until(escrow.lifetime()),
             (None, _) => Bound::Until(counter.period),
         });
-        if self.0.len() == MAX_TRANCHES {
-            self.0.pop_front();
+        self.push(Tranche { taken, units, bounds: bounds.collect() });
+    }
+
+    fn push(&mut self, new: Tranche) {
+        let now = new.taken;
+        if let Some(last) = self.0.last_mut()
+            && let Some((joined, lost)) = last.join(&new)
+            && lost <= ADJACENT
+        {
+            *last = joined;
+            return;
         }
-        self.0.push_back(Tranche { taken, units, bounds: bounds.collect() });
+        self.0.push(new);
+        if self.0.len() > MAX_TRANCHES {
+            self.join_one(now);
+        }
+    }
+
+    /// Joins the two neighbors that lose least by it. Of two that have lapsed already only the sum matters, until the next
+    /// report. If none can be joined, the oldest is forgotten, and its units stay charged.
+    fn join_one(&mut self, now: Timestamp) {
+        let pairs = self.0.windows(2).enumerate().filter_map(|(at, pair)| {
+            let (joined, lost) = pair[0].join(&pair[1])?;
+            let has_lapsed = pair[1].valid(now) == 0 && pair[0].valid(now) == 0;
+            Some((if has_lapsed { TimeDelta::ZERO } else { lost }, at, joined))
+        });
+        match pairs.min_by_key(|(lost, at, _)| (*lost, *at)) {
+            Some((_, at, joined)) => {
+                self.0[at] = joined;
+                self.0.remove(at + 1);
+            }
+            None => {
+                self.0.remove(0);
+            }
+        }
     }
 
     /// Returns the units that may be spent at `at`.
@@ -106,6 +187,23 @@ impl Ledger {
             tranche.units -= spent;
             units -= spent;
         }
+        self.forget(since);
+    }
+
+    /// Removes units that had lapsed at this instant, before which nothing is asked anymore.
+    pub(super) fn forget(&mut self, before: Timestamp) {
+        for tranche in &mut self.0 {
+            tranche.units = tranche.valid(before);
+        }
         self.0.retain(|tranche| tranche.units > 0);
     }
+
+    /// Returns the number of tranches.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
 }
+
+#[cfg(test)]
+mod tests;

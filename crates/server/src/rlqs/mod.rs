@@ -9,6 +9,7 @@
 //! | `wire` | messages to reports, actions to messages |
 //! | `allocation` | max–min fair shares by demand |
 //! | `assignment` | token buckets and blanket rules, and the most that they can admit |
+//! | `sent` | assignments that were sent, how long they last, and what a client may still admit by them |
 //! | `ledger` | units in escrow, and until when they may be spent |
 //! | `account` | one bucket on one stream; **the invariant** |
 //! | `table` | all accounts, and the pass: allocate, charge, assign |
@@ -22,6 +23,7 @@ mod account;
 mod allocation;
 mod assignment;
 mod ledger;
+mod sent;
 mod service;
 mod stats;
 mod table;

@@ -7,12 +7,13 @@
 //!
 //! Accounts of a lost stream stay until their assignments expire, because the client may go on using them.
 
-use super::account::{Account, BLANKET_TTL, Due, PASS, SHORT_PASS, Terms};
+use super::account::{Account, BLANKET_TTL, Due};
 use super::allocation::{Claim, allocate};
 use super::assignment::Assignment;
+use super::sent::{PASS, SHORT_PASS, Terms};
 use futures_util::StreamExt;
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use tollgate_core::{Cost, CounterStore, TimeDelta, Timestamp};
 use tollgate_engine::{AheadKind, ChargeAhead, Check, CounterAhead, Limiter, Origin};
@@ -106,10 +107,19 @@ impl Counter {
     }
 }
 
+/// Returns the number of slots of an entry's limits that begin before the end of its cover and that no stream has taken.
+fn idle_slots(counters: &HashMap<u64, Counter>, entry: &Entry, now: Timestamp) -> u64 {
+    let cover = entry.account.cover();
+    let counters = entry.counters.iter().filter_map(|counter| counters.get(counter));
+    counters.map(|counter| counter.idle(cover, now)).max().unwrap_or(0)
+}
+
 struct Entry {
     account: Account,
     counters: SmallVec<[u64; 2]>,
     is_lost: bool,
+    /// Its limits have become known in this pass, and it has no share yet.
+    is_new: bool,
 }
 
 type Key = (StreamId, Arc<Bucket>);
@@ -160,7 +170,7 @@ impl<S: CounterStore> Table<S> {
             }
             std::collections::btree_map::Entry::Vacant(entry) => {
                 let account = Account::new(allowed, now);
-                entry.insert(Entry { account, counters: SmallVec::new(), is_lost: false });
+                entry.insert(Entry { account, counters: SmallVec::new(), is_lost: false, is_new: false });
             }
         }
     }
@@ -188,23 +198,8 @@ impl<S: CounterStore> Table<S> {
         self.forget(now);
         let mut actions = self.abandon(now);
         self.allocate(now);
-        let due: Vec<(Key, u64)> = self
-            .entries
-            .iter()
-            .filter_map(|(key, entry)| {
-                let idle = self.idle(entry, now);
-                if entry.is_lost {
-                    let units = entry.account.due_after_loss(idle, now);
-                    return (units > 0).then(|| (key.clone(), units));
-                }
-                match entry.account.due(idle, now) {
-                    Due::No => None,
-                    Due::Charge(units) => Some((key.clone(), units)),
-                }
-            })
-            .collect();
+        let due = self.due(now);
         let mut blanket = HashMap::new();
-        let mut again = Vec::new();
         // What lost streams may still admit comes first: they cannot be told to admit less.
         let (lost, due): (Vec<_>, Vec<_>) =
             due.into_iter().partition(|(key, _)| self.entries.get(key).is_some_and(|entry| entry.is_lost));
@@ -214,16 +209,9 @@ impl<S: CounterStore> Table<S> {
         for (key, units, charge, taken) in self.charge(due.clone()).await {
             if let Some(rule) = self.apply(&key, units, &charge, taken) {
                 blanket.insert(key, rule);
-                continue;
-            }
-            let now = self.limiter.clock().now();
-            let Some(entry) = self.entries.get(&key).filter(|entry| !entry.is_lost) else { continue };
-            let lack = entry.account.lack(self.idle(entry, now), now);
-            let most = charge.counters.iter().map(|counter| counter.remaining).min().unwrap_or(0);
-            if lack.min(most) > 0 && !(charge.decision.is_allowed() && units > 0 && most == 0) {
-                again.push((key, lack.min(most)));
             }
         }
+        let again = self.lacking(due.iter().filter(|(key, _)| !blanket.contains_key(key)));
         for (key, units, charge, taken) in self.charge(again).await {
             self.apply(&key, units, &charge, taken);
         }
@@ -300,10 +288,55 @@ impl<S: CounterStore> Table<S> {
         }
     }
 
-    fn idle(&self, entry: &Entry, now: Timestamp) -> u64 {
-        let cover = entry.account.cover();
-        let counters = entry.counters.iter().filter_map(|counter| self.counters.get(counter));
-        counters.map(|counter| counter.idle(cover, now)).max().unwrap_or(0)
+    /// Returns the accounts that are due, with the units to charge for each.
+    ///
+    /// One account of a limit takes its idle slots, and those after it in the same pass have later ones. If charges overtake
+    /// each other, what some then lack is charged in the second round.
+    fn due(&mut self, now: Timestamp) -> Vec<(Key, u64)> {
+        let mut padded: HashSet<u64> = HashSet::new();
+        let mut all = Vec::new();
+        for (key, entry) in &mut self.entries {
+            let is_padded = entry.counters.iter().any(|counter| padded.contains(counter));
+            let idle = if is_padded { 0 } else { idle_slots(&self.counters, entry, now) };
+            let due = if entry.is_lost {
+                entry.account.due_after_loss(idle, now)
+            } else {
+                entry.account.due(idle, now)
+            };
+            let Due::Charge(units) = due else { continue };
+            if idle > 0 && units >= idle {
+                padded.extend(&entry.counters);
+            }
+            all.push((key.clone(), units));
+        }
+        all
+    }
+
+    /// Returns those of the accounts that lack units and whose limits have some, with the units to charge for each.
+    fn lacking<'k>(&mut self, due: impl Iterator<Item = &'k (Key, u64)>) -> Vec<(Key, u64)> {
+        let now = self.limiter.clock().now();
+        let mut padded: HashSet<u64> = HashSet::new();
+        let mut all = Vec::new();
+        for (key, _) in due {
+            let Some(entry) = self.entries.get_mut(key).filter(|entry| !entry.is_lost) else { continue };
+            let counters = || entry.counters.iter().filter_map(|counter| self.counters.get(counter));
+            if entry.is_new {
+                let shares =
+                    counters().map(|counter| counter.assignable(now) / f64::from(counter.accounts.max(1)));
+                (entry.account.share, entry.is_new) = (shares.fold(f64::INFINITY, f64::min), false);
+            }
+            let most = counters().map(|counter| counter.remaining).min().unwrap_or(0);
+            let is_padded = entry.counters.iter().any(|counter| padded.contains(counter));
+            let idle = if is_padded { 0 } else { idle_slots(&self.counters, entry, now) };
+            let units = entry.account.lack(idle, now).min(most);
+            if idle > 0 && units >= idle {
+                padded.extend(&entry.counters);
+            }
+            if units > 0 {
+                all.push((key.clone(), units));
+            }
+        }
+        all
     }
 
     async fn charge(&self, all: Vec<(Key, u64)>) -> Vec<(Key, u64, ChargeAhead, Timestamp)> {
@@ -351,18 +384,15 @@ impl<S: CounterStore> Table<S> {
             (entry.account.terms, entry.counters) = (None, SmallVec::new());
             return rule;
         }
-        let is_new = entry.account.terms.is_none();
+        entry.is_new |= entry.account.terms.is_none();
         entry.account.terms = Some(Terms::new(&charge.counters));
         entry.counters = charge.counters.iter().map(|counter| counter.counter).collect();
-        if is_new {
-            let mut share = f64::INFINITY;
-            for counter in &charge.counters {
-                if let Some(counter) = self.counters.get_mut(&counter.counter) {
+        if entry.is_new {
+            for counter in &entry.counters {
+                if let Some(counter) = self.counters.get_mut(counter) {
                     counter.accounts += 1;
-                    share = share.min(counter.assignable(taken) / f64::from(counter.accounts));
                 }
             }
-            entry.account.share = share;
         }
         if is_allowed {
             // A rule whose cost comes from the request's attributes charges it for one request at a time.

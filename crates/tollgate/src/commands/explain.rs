@@ -36,6 +36,9 @@ pub(crate) struct ExplainFlags {
     /// Cost of the request, on a server [default: 1].
     #[arg(long, value_name = "UNITS")]
     cost: Option<u64>,
+    /// Signal that is supposed to be reported before the request, on a server whose rules adapt limits; may be repeated.
+    #[arg(long = "signal", value_name = "NAME=VALUE", value_parser = parse_signal)]
+    signals: Vec<(String, f64)>,
     /// Explain rule files for this profile.
     #[arg(long, value_name = "PROFILE")]
     profile: Option<ProfileName>,
@@ -64,7 +67,21 @@ pub(crate) fn run(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
         return admin_client::run(&flags.admin, async |client| by_server(flags, &client).await);
     }
     ensure!(flags.cost.is_none(), "--cost is for a server, which has counters; add --admin");
+    ensure!(
+        flags.signals.is_empty(),
+        "--signal is for a server, which has counters; add --admin, or report signals in a `tollgate test` file"
+    );
     by_files(flags)
+}
+
+/// Parses `NAME=VALUE`, a signal and its value.
+fn parse_signal(text: &str) -> Result<(String, f64), String> {
+    let (name, value) = parse_attribute(text).map_err(|_| "expected NAME=VALUE".to_owned())?;
+    let value: f64 = value.parse().map_err(|_| format!("`{value}` is not a number"))?;
+    if !value.is_finite() || value < 0.0 {
+        return Err("the value must be a finite number of at least 0".to_owned());
+    }
+    Ok((name, value))
 }
 
 fn by_files(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
@@ -182,6 +199,10 @@ async fn by_server(flags: &ExplainFlags, client: &Client) -> anyhow::Result<Exit
     if let Some(cost) = flags.cost {
         body["cost"] = cost.into();
     }
+    if !flags.signals.is_empty() {
+        let signals = flags.signals.iter().map(|(name, value)| (name.clone(), Value::from(*value)));
+        body["signals"] = signals.collect::<Map<_, _>>().into();
+    }
     if !flags.rules.is_empty() {
         let sources = rule_sources::read(&flags.rules)?;
         let files = sources.into_iter().map(|source| json!({"name": source.name, "text": source.text}));
@@ -202,6 +223,9 @@ fn show(explanation: &Value) -> anyhow::Result<()> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let outcome = &explanation["outcome"];
     writeln!(out, "{}", painted(outcome))?;
+    if let Some(reason) = outcome["reason"].as_str() {
+        writeln!(out, "By signals, {reason}.")?;
+    }
     if let Some(active) = explanation.get("active_outcome") {
         writeln!(out, "By the active rules: {}", painted(active))?;
         let changes = list(&explanation["changes"]);

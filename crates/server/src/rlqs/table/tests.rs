@@ -89,6 +89,8 @@ struct World {
     step: u64,
     /// Units admitted at each step.
     admitted: Vec<u64>,
+    /// Actions sent.
+    sent: u64,
 }
 
 fn rules(limit: &str) -> Arc<Ruleset> {
@@ -120,6 +122,7 @@ impl World {
             is_faulty: false,
             step: 0,
             admitted: Vec::new(),
+            sent: 0,
         }
     }
 
@@ -201,6 +204,7 @@ impl World {
                     continue;
                 }
                 for (stream, _, action) in pollster::block_on(table.pass()) {
+                    self.sent += 1;
                     let client = self.clients.iter_mut().find(|client| client.stream == stream);
                     if let Some(client) = client {
                         client.incoming.push_back((self.step + delay, action));
@@ -223,6 +227,19 @@ impl World {
             most = most.max(level);
         }
         most - burst
+    }
+
+    /// Returns the number of actions per client and report interval that are sent in so many steps.
+    fn sent_per_report(&mut self, steps: u64) -> f64 {
+        let before = self.sent;
+        self.run(steps, 0, 1);
+        (self.sent - before) as f64 * REPORT_STEPS as f64 / (steps * self.clients.len() as u64) as f64
+    }
+
+    /// Returns the most tranches of an account.
+    fn tranches(&self) -> usize {
+        let accounts = self.nodes.iter().flat_map(|node| node.table.entries.values());
+        accounts.map(|entry| entry.account.tranches()).max().unwrap_or(0)
     }
 
     fn rate(&self, last_steps: usize) -> f64 {
@@ -390,4 +407,63 @@ fn an_unlimited_bucket_is_allowed_and_an_idle_one_abandoned() {
     world.clients[0].offered = 0.0;
     world.run(14 * REPORT_STEPS, 0, 0);
     assert!(!world.clients[0].is_subscribed && world.nodes[0].table.entries.is_empty());
+}
+
+/// Demands of all clients together, in parts of the limit, and how they are divided.
+const STEADY: [(f64, &[f64]); 5] = [
+    (0.2, &[1.0]),
+    (0.2, &[0.5, 0.3, 0.2]),
+    (0.8, &[0.5, 0.5]),
+    (0.8, &[0.4, 0.3, 0.2, 0.1]),
+    (3.0, &[0.5, 0.4, 0.1]),
+];
+
+fn steady(rule: &str, rate: f64, (demand, parts): (f64, &[f64])) -> World {
+    let mut world = World::new(rule, parts.len());
+    for (client, part) in world.clients.iter_mut().zip(parts) {
+        client.offered = rate * demand * part * STEP as f64 / 1e6;
+    }
+    world
+}
+
+/// A thousand streams of a hundred buckets are a load for server and network by what is sent to them.
+#[test]
+fn steady_demand_takes_one_assignment_per_report() {
+    for (rule, rate, most) in [
+        ("{count: 600, period: minute}", 10.0, 1.1),
+        ("{count: 40, period: second, burst: 400}", 40.0, 1.1),
+        ("{count: 1000, period: second, burst: 10000}", 1_000.0, 1.1),
+        // Less burst, shorter assignments.
+        ("{count: 20, period: second, burst: 100}", 20.0, 3.5),
+        ("{count: 100, period: second, burst: 100}", 100.0, 8.5),
+    ] {
+        for demand in STEADY {
+            let mut world = steady(rule, rate, demand);
+            world.run(1_500, 0, 1);
+            let sent = world.sent_per_report(4_000);
+            // Streams that want more than there is share what comes back, and are covered for less time.
+            let most = if demand.0 > 1.0 { f64::max(most, 2.0) } else { most };
+            assert!(sent <= most, "{rule}, {demand:?}: {sent}");
+        }
+    }
+}
+
+/// A server that runs for a week needs no more memory than after a minute, whatever the streams do.
+#[test]
+fn accounts_stay_small() {
+    for (rule, rate) in [
+        ("{count: 600, period: minute}", 10.0),
+        ("{count: 40, period: second, burst: 400}", 40.0),
+        ("{count: 100, period: second, burst: 100}", 100.0),
+    ] {
+        for demand in STEADY {
+            let mut world = steady(rule, rate, demand);
+            let mut largest = 0;
+            for _ in 0..500 {
+                world.run(20, 0, 1);
+                largest = largest.max(world.tranches());
+            }
+            assert!(largest <= 8, "{rule}, {demand:?}: {largest}");
+        }
+    }
 }

@@ -1,0 +1,153 @@
+//! Counters of a reservation: what was charged to each, and how they move when it ends.
+
+use super::Settlement;
+use crate::charge_record::ChargeRecord;
+use crate::decision::DecisionDetails;
+use crate::limiter::Limiter;
+use tollgate_core::{
+    Algorithm, Charge, Cost, CounterStore, KeyPart, LateCharge, Limit, Permit, PermitId, StoreError,
+    Timestamp, Verdict,
+};
+use tollgate_rules::{Charges, CostFrom, Plan};
+
+/// Units that a reservation charged to one counter.
+#[derive(Clone, Debug)]
+pub(crate) struct ReservedCharge {
+    pub(crate) record: ChargeRecord,
+    /// Name of the rule.
+    pub(super) rule: String,
+    pub(super) taken_at: Timestamp,
+    /// Time at which a delayed request may proceed. A refund before that is complete, as if the charge had never been
+    /// made: a queue that is not empty has lost nothing to time.
+    pub(super) turn: Timestamp,
+    /// True if the actual cost replaces the estimate; false if the rule charges a fixed cost.
+    pub(super) follows: bool,
+}
+
+impl ReservedCharge {
+    /// Returns the units that this counter is charged for a reservation that ends so.
+    fn units_in_the_end(&self, wanted: Settlement) -> u64 {
+        match wanted {
+            Settlement::Settled(cost) if self.follows => cost,
+            Settlement::Settled(_) | Settlement::Expired => self.record.units,
+            Settlement::Canceled => 0,
+        }
+    }
+
+    /// Returns the refund of what is not used in the end, without what has been refilled over time.
+    fn refund(&self, parts: &[KeyPart<'_>], wanted: Settlement, now: Timestamp) -> Option<(Limit, Cost)> {
+        let limit = &self.record.limit;
+        let unused = self.record.units.checked_sub(self.units_in_the_end(wanted))?;
+        if limit.algorithm() == Algorithm::Concurrency || unused == 0 {
+            return None;
+        }
+        if now < self.turn {
+            return Some((limit.clone(), Cost::refund(unused)));
+        }
+        let phase = limit.phase(self.record.key(parts).stable_hash());
+        limit.refund(self.record.units, unused, self.taken_at + phase, now + phase)
+    }
+}
+
+/// Returns the charges of an allowed plan: every charge that its limit allowed. `asked` must not be later than the
+/// actual charge, so that units that have been refilled do not count as still charged.
+pub(crate) fn reserved_charges(
+    plan: &Plan<'_>,
+    details: &DecisionDetails,
+    asked: Timestamp,
+) -> Vec<ReservedCharge> {
+    let mut charges = Charges::new();
+    plan.charges(PermitId::ANONYMOUS, &mut charges);
+    let statuses = details.limits.iter();
+    let taken_at = if details.at == Timestamp::ZERO { asked } else { details.at };
+    // Limits covered by a grant were charged to the grant.
+    let granted = |at: usize| details.granted.as_ref()?.iter().find(|paid| paid.limit == at);
+    (charges.iter().zip(&plan.limits).zip(statuses).enumerate())
+        .filter(|(_, (_, status))| matches!(status.outcome.verdict, Verdict::Allowed { .. }))
+        .map(|(at, ((charge, matched), status))| ReservedCharge {
+            record: granted(at).map_or_else(|| ChargeRecord::from_charge(charge), |paid| paid.record.clone()),
+            rule: matched.rule.map_or_else(String::new, |rule| rule.name.clone()),
+            taken_at,
+            turn: match status.outcome.verdict {
+                Verdict::Allowed { delay } => taken_at + delay,
+                _ => taken_at,
+            },
+            follows: !matches!(
+                matched.rule.map(|rule| matched.limit.cost_from(rule)),
+                Some(CostFrom::Fixed(_))
+            ),
+        })
+        .collect()
+}
+
+impl<S: CounterStore> Limiter<S> {
+    /// Adjusts the counters to the end of a reservation, where `now` is the time by the store's clock.
+    pub(crate) async fn move_counters(
+        &self,
+        records: &[ReservedCharge],
+        permit: PermitId,
+        wanted: Settlement,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let parts: Vec<Vec<KeyPart<'_>>> = records.iter().map(|reserved| reserved.record.parts()).collect();
+        let refunds: Vec<Option<(Limit, Cost)>> =
+            records.iter().zip(&parts).map(|(reserved, parts)| reserved.refund(parts, wanted, now)).collect();
+        let mut charges = Vec::new();
+        let mut permits = Vec::new();
+        for ((reserved, parts), refund) in records.iter().zip(&parts).zip(&refunds) {
+            let record = &reserved.record;
+            if record.limit.algorithm() == Algorithm::Concurrency {
+                permits.push(Permit { key: record.key(parts), limit: &record.limit, id: permit });
+            } else if let Some((limit, cost)) = refund {
+                charges.push(Charge { permit, limit, ..record.charge(parts, *cost) });
+            } else if let Some(more) = reserved.units_in_the_end(wanted).checked_sub(record.units)
+                && more > 0
+            {
+                charges.push(Charge { permit, ..record.charge(parts, Cost::new(more)) });
+            }
+        }
+        if !charges.is_empty() {
+            // What was taken locally is charged first: units that were never taken cannot be refunded.
+            self.reconcile_before(&charges).await?;
+            self.store.debit(&charges).await?;
+            self.full_counters.clear();
+        }
+        if !permits.is_empty() {
+            self.release_local(&permits);
+            self.store.release(&permits).await?;
+        }
+        Ok(())
+    }
+
+    /// Adjusts what this node has admitted and the store has not charged yet to the end of a reservation, because the
+    /// store still fails. What the store may apply after all counts as applied, so that nothing is refunded twice.
+    pub(super) fn move_local_counters(
+        &self,
+        records: &[ReservedCharge],
+        permit: PermitId,
+        wanted: Settlement,
+        error: &StoreError,
+    ) {
+        let late: Vec<LateCharge> = error.late().into_iter().cloned().collect();
+        for reserved in records {
+            let (record, parts) = (&reserved.record, reserved.record.parts());
+            let wanted = reserved.units_in_the_end(wanted);
+            if record.limit.algorithm() == Algorithm::Concurrency {
+                self.release_local(&[Permit { key: record.key(&parts), limit: &record.limit, id: permit }]);
+            } else if let Some(more) = wanted.checked_sub(record.units).filter(|more| *more > 0) {
+                let charge = record.charge(&parts, Cost::new(more));
+                self.debit_local(&charge);
+                if late.is_empty() {
+                    self.pending.add(&charge);
+                } else {
+                    self.pending.add_in_doubt(std::iter::once(&charge), &late);
+                }
+            } else if late.is_empty() && wanted < record.units {
+                let unused = record.units - wanted;
+                if self.pending.take_back(&record.key(&parts).id(), unused) {
+                    self.debit_local(&record.charge(&parts, Cost::refund(unused)));
+                }
+            }
+        }
+    }
+}
