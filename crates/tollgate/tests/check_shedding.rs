@@ -91,8 +91,7 @@ fn comfort_is_shed_while_the_store_is_slow_and_charged_again_afterwards() {
             eventually("a check over the Redis protocol to be shed", || {
                 (origin_by_resp(&server) == "shed").then_some(())
             });
-            let log = server.log();
-            assert!(log.contains("checks wait too long for the store"), "{log}");
+            server.wait_for_log("checks wait too long for the store");
             link.set(Duration::ZERO);
             eventually("nothing to be shed any more", || {
                 (figure(&server, "ratelimit_checks_shed_part{class=\"comfort\"}") == 0.0).then_some(())
