@@ -1,6 +1,7 @@
 // The real binary on free ports of loopback, ended by its own process; and a page that may connect to no other server.
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test as base, expect, type Locator, type Page } from '@playwright/test';
@@ -27,6 +28,22 @@ descriptors:
     name: per-network
     limit: 30/minute
 `;
+
+/**
+ * An address for a server that ends and comes back. Its port is outside the range that the kernel chooses from: while the server is
+ * away, a connection of the browser could get a chosen one, to itself even. The tests in Rust use lower ports.
+ */
+async function stayingAddress(): Promise<string> {
+  for (;;) {
+    const port = 26_000 + Math.floor(Math.random() * 6_000);
+    const listener = createServer();
+    const isFree = await new Promise<boolean>((done) => {
+      listener.once('error', () => done(false));
+      listener.listen(port, '127.0.0.1', () => listener.close(() => done(true)));
+    });
+    if (isFree) return `127.0.0.1:${port}`;
+  }
+}
 
 export class Server {
   readonly folder = mkdtempSync(join(tmpdir(), 'tollgate-dashboard-'));
@@ -74,7 +91,7 @@ gateway:
   /** Runs a command of the binary until it listens; `http` finds the address that requests go to in its banner. */
   private async spawn(words: string[], http: RegExp): Promise<void> {
     // Where a page that is open looks for it, if there has been one.
-    const admin = this.admin ? new URL(this.admin).host : '127.0.0.1:0';
+    const admin = this.admin ? new URL(this.admin).host : await stayingAddress();
     const child = spawn(BINARY, [...words, ...(this.isStateless ? [] : ['--db', this.db]), '--admin', admin, '--node', this.name, '--region', 'eu-west-1', ...this.flags], {
       cwd: this.folder,
       stdio: ['ignore', 'pipe', 'inherit'],

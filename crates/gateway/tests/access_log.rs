@@ -108,7 +108,7 @@ fn requests_without_a_route_are_logged() {
 /// A failing upstream is found in the log, with its address and the cause; the client sees neither.
 #[test]
 fn failed_upstreams_are_logged_with_their_cause() {
-    let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+    let gone = tollgate_testing::ports::free_address();
     let (gateway, log) = start_before(gone, "");
     let response = gateway.exchange(&with_key("GET", "/a"));
     assert_eq!(response.status, 502);

@@ -215,8 +215,8 @@ fn nothing_ambiguous_is_passed_on() {
 #[test]
 fn slowness_is_bounded() {
     let origin = Origin::start();
-    let section = plain(origin.address, "")
-        + "  clients: {header_timeout: 300ms, body_timeout: 300ms, idle_timeout: 400ms}\n";
+    let section =
+        plain(origin.address, "") + "  clients: {header_timeout: 2s, body_timeout: 2s, idle_timeout: 2s}\n";
     let gateway = Gateway::start(RULES, &section);
     let slow = |bytes: &[u8]| {
         let mut open = gateway.open();

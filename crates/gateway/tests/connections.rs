@@ -55,7 +55,7 @@ fn a_free_connection_goes_to_the_longest_waiting_request() {
 #[test]
 fn a_full_house_is_not_the_upstreams_fault() {
     let origin = Origin::start();
-    let settings = "max_connections: 1, connect_timeout: 100ms, eject: {after: 1, for: 1h}, health: {path: /well, every: 10ms, timeout: 50ms, unhealthy_after: 1}";
+    let settings = "max_connections: 1, connect_timeout: 2s, eject: {after: 1, for: 1h}, health: {path: /well, every: 10ms, timeout: 1500ms, unhealthy_after: 1}";
     let gateway = Gateway::start(RULES, &section(origin.address, settings));
     let mut first = send(&gateway, "POST", "/hold");
     let is_there = || origin.heads().iter().any(|head| head.starts_with("POST /hold "));
@@ -90,7 +90,7 @@ fn a_tunnel_keeps_its_place() {
             });
         }
     });
-    let gateway = Gateway::start(RULES, &section(address, "max_connections: 1, connect_timeout: 100ms"));
+    let gateway = Gateway::start(RULES, &section(address, "max_connections: 1, connect_timeout: 500ms"));
     let mut tunnel = gateway.open();
     tunnel
         .send(b"GET /socket HTTP/1.1\r\nhost: t\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")

@@ -89,14 +89,14 @@ fn answers_that_are_not_read_are_given_up() {
 #[test]
 fn answers_under_way_keep_their_connection() {
     let origin = Origin::start();
-    let section = plain(origin.address, "") + "  clients: {idle_timeout: 200ms}\n";
+    let section = plain(origin.address, "") + "  clients: {idle_timeout: 1s}\n";
     let gateway = Gateway::start(RULES, &section);
     let runtime = runtime();
     runtime.block_on(async {
         let (send, serving) = connect(gateway.address(), 65_535).await;
         let drips = exchange(&send, get("/drip")).await.expect("an answer");
         let watch = Stopwatch::start();
-        while watch.elapsed() < Duration::from_millis(900) {
+        while watch.elapsed() < Duration::from_millis(2_500) {
             let other = exchange(&send, get("/a")).await.expect("the connection takes more");
             assert_eq!(text(other.into_body()).await.expect("a body"), "hello 0");
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -173,14 +173,14 @@ fn uploads_take_their_time() {
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
     let address = listener.local_addr().expect("an address");
     runtime.spawn(upstream(listener));
-    let section = plain(address, ", timeout: 200ms, idle_timeout: 1s")
+    let section = plain(address, ", timeout: 1s, idle_timeout: 3s")
         .replace(&format!("[\"{address}\"]"), &format!("[\"{address}\"], protocol: http2"));
     let gateway = Gateway::start(RULES, &section);
     let mut open = gateway.open();
     open.send(b"POST /slow HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n").expect("sent");
     let watch = Stopwatch::start();
     let mut length = 0;
-    while watch.elapsed() < Duration::from_millis(800) {
+    while watch.elapsed() < Duration::from_millis(2_500) {
         open.send(b"4\r\nslow\r\n").expect("sent");
         length += 4;
         std::thread::sleep(Duration::from_millis(20));

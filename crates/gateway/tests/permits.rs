@@ -12,7 +12,7 @@ fn get(path: &str, key: &str) -> Vec<u8> {
 #[test]
 fn early_requests_wait_and_late_ones_are_denied() {
     let rules =
-        "domain: d\ndescriptors:\n  - {key: path, name: paced, limit: 4/second, burst: 3, action: delay}\n";
+        "domain: d\ndescriptors:\n  - {key: path, name: paced, limit: 30/minute, burst: 3, action: delay}\n";
     let origin = Origin::start();
     let gateway = Gateway::start(rules, &plain(origin.address, ""));
     // Pipelined on one connection they would wait for each other; on several they wait in the delay queue.
@@ -122,7 +122,7 @@ fn degraded_and_warned_requests_are_marked_for_the_upstream() {
 }
 
 const SLOTS: &str =
-    "domain: d\ndescriptors:\n  - {key: api_key, name: slots, concurrency: {limit: 2, ttl: 2s}}\n";
+    "domain: d\ndescriptors:\n  - {key: api_key, name: slots, concurrency: {limit: 2, ttl: 60s}}\n";
 
 /// A permit is held from the decision to the last byte of the response, however that ends.
 #[test]
@@ -172,7 +172,8 @@ fn a_slot_is_free_when_its_request_has_ended() {
 #[test]
 fn long_requests_keep_their_slots() {
     let origin = Origin::start();
-    let gateway = Gateway::start(SLOTS, &plain(origin.address, ", timeout: 1h"));
+    let gateway =
+        Gateway::start(&SLOTS.replace("ttl: 60s", "ttl: 4s"), &plain(origin.address, ", timeout: 1h"));
     let mut lines: Vec<_> = (0..2)
         .map(|_| {
             let mut open = gateway.open();
@@ -182,8 +183,8 @@ fn long_requests_keep_their_slots() {
         .collect();
     eventually("both at the upstream", || (origin.requests() == 2).then_some(()));
     let watch = harness::Stopwatch::start();
-    // Well beyond the TTL of 2 s.
-    while watch.elapsed() < std::time::Duration::from_millis(3_200) {
+    // Well beyond the TTL of 4 s.
+    while watch.elapsed() < std::time::Duration::from_millis(5_500) {
         assert_eq!(gateway.exchange(&get("/a", "k")).status, 429, "after {:?}", watch.elapsed());
         std::thread::sleep(std::time::Duration::from_millis(50));
     }

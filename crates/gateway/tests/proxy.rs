@@ -3,7 +3,7 @@
 mod harness;
 
 use harness::{Gateway, Origin, WebConnection, eventually, plain, request};
-use std::net::TcpListener;
+use tollgate_testing::ports::free_address;
 
 const RULES: &str = "
 domain: d
@@ -191,15 +191,11 @@ fn the_odd_answers_are_framed_rightly() {
     assert_eq!(gateway.get("/a").status, 200);
 }
 
-fn unused_address() -> String {
-    TcpListener::bind("127.0.0.1:0").and_then(|gone| gone.local_addr()).expect("a free port").to_string()
-}
-
 /// Idempotent requests are retried once on another backend; others are never retried.
 #[test]
 fn only_harmless_requests_are_tried_again() {
     let origin = Origin::start();
-    let (dead, live) = (unused_address(), origin.address);
+    let (dead, live) = (free_address(), origin.address);
     let section = format!(
         "  listeners: [{{address: \"127.0.0.1:0\"}}]\n  upstreams: {{api: {{addresses: [\"{dead}\", \"{live}\"], eject: {{after: 0}}}}, cut: {{addresses: [\"{live}\"]}}}}\n  routes:\n    - {{path: \"/{{*rest}}\", upstream: api}}\n    - {{path: /cut, upstream: cut}}\n"
     );
@@ -248,12 +244,15 @@ fn draining_answers_requests_on_open_connections() {
 #[test]
 fn slow_upstreams_are_given_up() {
     let origin = Origin::start();
-    let gateway = Gateway::start(RULES, &plain(origin.address, ", timeout: 200ms, idle_timeout: 300ms"));
+    // Only what the upstream holds back has short timeouts.
+    let section = plain(origin.address, "")
+        + "    - {path: /hold, upstream: api, domain: d, timeout: 500ms}\n    - {path: /drip, upstream: api, domain: d, idle_timeout: 2s}\n";
+    let gateway = Gateway::start(RULES, &section);
     assert_eq!(gateway.get("/hold").status, 504);
     eventually("its connection to be closed", || (origin.lost() == 1).then_some(()));
     let mut drip = gateway.open();
-    drip.send(&with_key("GET", "/drip", "")).expect("sent");
     origin.release(1);
+    drip.send(&with_key("GET", "/drip", "")).expect("sent");
     drip.read_until(b"drip\r\n").expect("the first piece");
     assert!(drip.is_at_end(), "an idle timeout within a response ends it");
     assert_eq!(gateway.get("/a").status, 200);

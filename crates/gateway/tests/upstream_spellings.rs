@@ -5,7 +5,7 @@ mod harness;
 
 use harness::{Gateway, eventually, plain};
 use std::collections::HashMap;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -39,7 +39,7 @@ impl Upstream {
             "wsgi" => "python3",
             other => other,
         })?;
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
+        let free = tollgate_testing::ports::free_address();
         let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/upstreams");
         let folder = std::env::temp_dir().join(format!("tollgate-upstream-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");

@@ -20,7 +20,7 @@ descriptors:
         limit: [2/hour, 5/day]
   - key: tokens
     name: tokens
-    limit: 1000/hour
+    limit: 1000/day
   - key: search
     name: searches
     algorithm: leaky_bucket
@@ -224,7 +224,7 @@ fn an_unknown_domain_is_allowed_as_unmatched() {
 /// A program has tokens as a number. What is equal as a number is one value, and what JSON cannot tell exactly is refused.
 #[test]
 fn numbers_are_attribute_values_in_one_form() {
-    let rules = "{domain: llm, descriptors: [{key: user, limit: [60/hour, {count: 1000, period: hour, cost: tokens}]}]}";
+    let rules = "{domain: llm, descriptors: [{key: user, limit: [60/hour, {count: 1000, period: day, cost: tokens}]}]}";
     let server = Server::with_rules(rules);
     let left = |attributes: &str| {
         let body = format!("{{\"domain\": \"llm\", \"attributes\": {attributes}}}");

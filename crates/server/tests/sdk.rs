@@ -136,9 +136,7 @@ async fn a_service_is_limited_by_a_server() {
 /// An outage of the limiter must not cause an outage of the service, nor delay its requests.
 #[tokio::test]
 async fn the_fail_policy_decides_while_the_server_is_unavailable() {
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let dead = free.local_addr().expect("an address");
-    drop(free);
+    let dead = tollgate_testing::ports::free_address();
     // Accepts connections and never responds.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     for address in [dead, silent.local_addr().expect("an address")] {

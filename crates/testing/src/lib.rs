@@ -7,7 +7,9 @@
 //! | [`zipf`] | keys with a Zipf distribution |
 //! | [`web`] | an HTTP/1.1 client that can send malformed requests |
 //! | [`origin`] | an upstream for proxies |
+//! | [`ports`] | ports that no other test gets |
 //! | [`open_files`] | raising the limit on open files |
+//! | [`signals`] | signals to child processes |
 //! | [`wait`] | waiting for observable conditions |
 //!
 //! Fake stores, and the random number generator of [`zipf`], are in `tollgate_core::conformance`, whose suite needs them
@@ -17,6 +19,8 @@ pub mod allocations;
 pub mod fuzz_seeds;
 pub mod open_files;
 pub mod origin;
+pub mod ports;
+pub mod signals;
 pub mod wait;
 pub mod web;
 pub mod zipf;

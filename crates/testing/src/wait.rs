@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// A timeout that only a hang reaches.
-pub const LONG: Duration = Duration::from_secs(30);
+pub const LONG: Duration = Duration::from_secs(60);
 
 /// A stopwatch.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ mod harness;
 
 use harness::{Cuttable, Folder, Node, Redis, Server, certificate, eventually, run};
 use serde_json::{Value, json};
-use std::net::TcpListener;
+use tollgate_testing::ports;
 
 /// Limits that time does not restore while a test runs.
 const RULES: &str = "
@@ -25,10 +25,8 @@ descriptors:
 
 const REGIONS: [&str; 3] = ["eu", "us", "ap"];
 
-/// Ports that were free a moment ago.
 fn free_ports<const N: usize>() -> [u16; N] {
-    let listeners = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
-    listeners.map(|listener| listener.local_addr().expect("an address").port())
+    [(); N].map(|()| ports::free())
 }
 
 /// Three nodes, and the link from each to each other.
@@ -196,7 +194,8 @@ fn usage_and_explanations_tell_how_cells_share_a_limit() {
     let place = Folder::new();
     let start = |region: &str, cell: &str, peer: &str| {
         let db = format!("sqlite:{}", place.join(format!("{region}.db")).display());
-        Node::start(RULES, &db, &["--region", region, "--cell", cell, "--peer", peer])
+        let flags = ["--region", region, "--cell", cell, "--peer", peer, "--cell-deadline-ms", "5000"];
+        Node::start(RULES, &db, &flags)
     };
     let nodes = [start("eu", &eu, &format!("us=http://{us}")), start("us", &us, &format!("eu=http://{eu}"))];
     for node in &nodes {
@@ -352,7 +351,7 @@ fn links_are_encrypted_and_both_sides_show_certificates() {
         let (cell, url) = (format!("127.0.0.1:{}", ports[own]), format!("https://localhost:{}", ports[own]));
         let peer = format!("{}=https://localhost:{}", REGIONS[1 - own], ports[1 - own]);
         let flags = ["--region", REGIONS[own], "--cell", &cell, "--cell-url", &url, "--peer", &peer];
-        let tls = ["--cell-cert", &crt, "--cell-key", &key, "--cell-ca", &crt];
+        let tls = ["--cell-cert", &crt, "--cell-key", &key, "--cell-ca", &crt, "--cell-deadline-ms", "5000"];
         Server::start_with_rules(
             "{domain: d, descriptors: [{key: owned, limit: 9/day, on_error: closed, region: {mode: owner, owner: eu}}]}",
             &[&flags[..], &tls[..]].concat(),

@@ -178,8 +178,7 @@ fn comfort_is_shed_while_the_store_is_slow_and_charged_again_afterwards() {
         eventually("a check over the Redis protocol to be shed", || {
             (origin_by_resp(&server) == "shed").then_some(())
         });
-        let log = server.log();
-        assert!(log.contains("checks wait too long for the store"), "{log}");
+        server.wait_for_log("checks wait too long for the store");
     });
 }
 
@@ -222,8 +221,7 @@ fn calls_of_the_rate_limit_service_are_shed_and_say_so() {
         });
     };
     run(server.http, &link, ("store", "shed"), call, || {
-        let log = server.log();
-        assert!(log.contains("checks wait too long for the store"), "{log}");
+        server.wait_for_log("checks wait too long for the store");
     });
 }
 

@@ -539,7 +539,6 @@ fn former_names_of_flags_and_keys_are_accepted() {
     folder.write("old.yaml", config);
     let flags = ["--config", &text(&folder, "old.yaml"), "--rules-approval-over", "0.9"];
     let server = Server::start_with(&flags, &[("TOLLGATE_RULES_ROLLBACK_RISE", "5")]);
-    let log = server.log();
     for (old, new) in [
         ("who", "identity"),
         ("answers", "responses"),
@@ -551,9 +550,9 @@ fn former_names_of_flags_and_keys_are_accepted() {
         ("decision_log.hidden_as", "decision_log.mask_style"),
         ("guardrails.confirm_over", "guardrails.confirm_threshold"),
     ] {
-        assert!(log.contains(&format!("`{old}` is deprecated; use `{new}`")), "{old}: {log}");
+        server.wait_for_log(&format!("`{old}` is deprecated; use `{new}`"));
     }
-    assert!(log.contains("TOLLGATE_RULES_ROLLBACK_RISE is deprecated"), "{log}");
+    server.wait_for_log("TOLLGATE_RULES_ROLLBACK_RISE is deprecated");
     drop(server);
     let new = config
         .replace("who", "identity")

@@ -64,7 +64,7 @@ fn an_invalid_variable_is_named() {
 /// A wrong address is found when the server starts, not by the first denied request.
 #[test]
 fn an_unreachable_store_is_reported_at_startup() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+    let free = tollgate_testing::ports::free_address();
     let store = format!("redis://:geheim@{free}");
     let server = Server::start(&["--store", &store]);
     assert!(server.greeting.contains(&format!("store redis://{free}\n")), "{}", server.greeting);

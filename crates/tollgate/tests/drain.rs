@@ -44,7 +44,7 @@ fn requests_under_way_are_answered_and_then_the_process_ends() {
     let status = server.wait();
     assert_eq!(status.code(), Some(0), "{}", server.log());
     note(&format!("drained after {} ms", watch.elapsed().as_millis()));
-    assert!(server.log().contains("drained"), "{}", server.log());
+    server.wait_for_log("drained");
 }
 
 /// With nothing under way an end is quick: orchestrators restart hundreds of these one after another.

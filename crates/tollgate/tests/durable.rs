@@ -180,5 +180,5 @@ fn consumption_waits_for_a_database_that_is_away() {
 #[test]
 fn durable_without_a_database_is_a_warning() {
     let server = Server::with_rules(RULES);
-    assert!(server.log().contains("set --db"), "{}", server.log());
+    server.wait_for_log("set --db");
 }

@@ -14,9 +14,9 @@ domain: d
 descriptors:
   - key: api_key
     name: per-key
-    limit: 40/hour
+    limit: 40 per 3650d
     algorithm: fixed_window
-    tiers: {pro: 60/hour}
+    tiers: {pro: 60 per 3650d}
     descriptors:
       - {key: endpoint, value: POST /login, name: logins, limit: 2 per 3650d, algorithm: fixed_window}
   - {key: endpoint, name: each, limit: 3 per 3650d, shadow: true, algorithm: fixed_window}
@@ -234,7 +234,7 @@ fn the_command_line_explains_by_a_server_or_by_files() {
         &[
             "It would be denied by `logins`; it passes in ",
             "domain d: 3 of 4 rules match\n",
-            "fixed_window 40/1h by the rule: 2 used, 38 left; 1 fits\n",
+            "fixed_window 40/3650d by the rule: 2 used, 38 left; 1 fits\n",
             "by the rule: 2 used, 0 left; denies 1 for ",
             "in shadow mode\n",
             "tenants (",

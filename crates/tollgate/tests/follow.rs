@@ -259,11 +259,9 @@ async fn a_restored_database_is_followed() {
 }
 
 /// Ends a server as an operator would, so that its database is complete.
-fn stop(node: Operator) {
+fn stop(mut node: Operator) {
     node.server.signal("TERM");
-    let admin = node.admin;
-    harness::eventually("the end", || std::net::TcpStream::connect(admin).is_err().then_some(()));
-    drop(node);
+    assert!(node.server.wait().success(), "{}", node.server.log());
 }
 
 /// The state contains the secret that API keys are hashed with: who may only read must not have it.
@@ -384,7 +382,7 @@ async fn damaged_snapshots_are_not_used() {
     }
     // Once the server is back, nothing is missing.
     damage(&quotas, halve);
-    let (follower, limits) = follow(config()).await;
+    let (follower, limits) = follow(FollowConfig { timeout: Duration::from_secs(3), ..config() }).await;
     link.heal();
     let status = until(&follower, "the quotas", |status| status.has_quotas && status.error.is_none()).await;
     assert_eq!((status.quotas, status.full_reads), (50, 1));

@@ -40,14 +40,14 @@ fn standard_output_is_only_json() {
     let output = eventually("a line", || Some(gateway.output()).filter(|output| output.ends_with('\n')));
     let records: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     assert!(records.len() == 1 && records[0]["path"] == "/a", "{output}");
-    assert!(gateway.log().contains("gateway is listening"), "{}", gateway.log());
+    gateway.wait_for_log("gateway is listening");
 }
 
 /// Attempts at smuggling, and broken clients, must be seen: by HTTP/1 and HTTP/2, and those that are merely slow.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs curl: make test")]
 fn malformed_requests_are_logged() {
-    let (gateway, origin) = start("", "  clients: {header_timeout: 300ms}\n");
+    let (gateway, origin) = start("", "  clients: {header_timeout: 2s}\n");
     let twice = b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n";
     assert_eq!(gateway.exchange(twice).status, 400);
     let mut slow = gateway.open();

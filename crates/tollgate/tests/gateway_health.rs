@@ -3,7 +3,7 @@
 mod harness;
 
 use harness::{Gateway, Origin, eventually};
-use std::net::TcpListener;
+use tollgate_testing::ports::free_address;
 
 const RULES: &str = "
 domain: d
@@ -11,20 +11,16 @@ descriptors:
   - {key: api_key, name: per-key, limit: 2 per 3650d, algorithm: fixed_window}
 ";
 
-fn unused_address() -> String {
-    TcpListener::bind("127.0.0.1:0").and_then(|gone| gone.local_addr()).expect("a free port").to_string()
-}
-
 /// An upstream that fails its health check gets no callers until it is well; one that fails callers gets none for a while.
 #[test]
 fn unhealthy_upstreams_are_left_alone() {
     let (well, unwell) = (Origin::start(), Origin::start());
     let section = format!(
-        "  listeners: [{{address: \"127.0.0.1:0\"}}]\n  upstreams:\n    api: {{addresses: [\"{}\", \"{}\"], health: {{path: /hold, every: 100ms, timeout: 200ms}}}}\n    ejected: {{addresses: [\"{}\", \"{}\"], eject: {{after: 2, for: 1h}}}}\n  routes:\n    - {{path: \"/{{*rest}}\", upstream: api}}\n    - {{path: /ejected, upstream: ejected, retries: 2}}\n",
+        "  listeners: [{{address: \"127.0.0.1:0\"}}]\n  upstreams:\n    api: {{addresses: [\"{}\", \"{}\"], health: {{path: /hold, every: 100ms, timeout: 2s}}}}\n    ejected: {{addresses: [\"{}\", \"{}\"], eject: {{after: 2, for: 1h}}}}\n  routes:\n    - {{path: \"/{{*rest}}\", upstream: api}}\n    - {{path: /ejected, upstream: ejected, retries: 2}}\n",
         well.address,
         unwell.address,
         well.address,
-        unused_address()
+        free_address()
     );
     well.release(1_000_000);
     let gateway = Gateway::start(RULES, &section);

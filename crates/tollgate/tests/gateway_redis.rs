@@ -20,7 +20,7 @@ fn get(path: &str, key: Option<&str>) -> Vec<u8> {
 
 fn both(redis: &Redis, origin: &Origin) -> [Gateway; 2] {
     let store = format!(
-        "store: {}\nstore_deadline_ms: 500\nstore_breaker_failures: 1\nstore_breaker_open_ms: 300\nnodes: 2",
+        "store: {}\nstore_deadline_ms: 10000\nstore_breaker_failures: 1\nstore_breaker_open_ms: 300\nnodes: 2",
         redis.url()
     );
     let gateways = [(); 2].map(|()| {

@@ -4,17 +4,14 @@
 mod harness;
 
 use harness::{Gateway, Origin, WebConnection, eventually, foreign, plain, request};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
+use tollgate_testing::ports::free_address;
 
 const RULES: &str = "
 domain: d
 descriptors:
   - {key: api_key, name: per-key, limit: 2 per 3650d, algorithm: fixed_window}
 ";
-
-fn free() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port")
-}
 
 fn ask(open: &mut WebConnection, path: &str, more: &str) -> harness::WebResponse {
     open.send(format!("GET {path} HTTP/1.1\r\nhost: t\r\n{more}\r\n").as_bytes()).expect("sent");
@@ -90,7 +87,7 @@ fn a_reload_keeps_the_health_of_upstreams() {
     well.release(1_000_000);
     let section = |health: &str, more: &str| {
         format!(
-            "  listeners: [{{address: \"127.0.0.1:0\"}}]\n  upstreams:\n    api: {{addresses: [\"{}\", \"{}\"], health: {{path: /hold, timeout: 200ms, {health}}}}}\n  routes:\n    - {{path: \"/{{*rest}}\", upstream: api}}\n{more}",
+            "  listeners: [{{address: \"127.0.0.1:0\"}}]\n  upstreams:\n    api: {{addresses: [\"{}\", \"{}\"], health: {{path: /hold, timeout: 2s, {health}}}}}\n  routes:\n    - {{path: \"/{{*rest}}\", upstream: api}}\n{more}",
             well.address, unwell.address
         )
     };
@@ -122,7 +119,7 @@ fn a_reload_keeps_the_health_of_upstreams() {
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs openssl and curl: make test")]
 fn listeners_and_limits_change() {
-    let (origin, second) = (Origin::start(), free());
+    let (origin, second) = (Origin::start(), free_address());
     let one = plain(origin.address, "");
     let gateway = Gateway::start(RULES, &one);
     let both = one.replace("[{address", &format!("[{{address: \"{second}\"}}, {{address"));

@@ -8,7 +8,7 @@ mod harness;
 use databases::{Place, Postgres};
 use harness::{Node, Redis, Server, eventually, run};
 use serde_json::{Value, json};
-use std::net::TcpListener;
+use tollgate_testing::ports;
 
 /// Limits that time does not restore while a test runs.
 const RULES: &str = "
@@ -20,10 +20,8 @@ descriptors:
 
 const REGIONS: [&str; 3] = ["eu", "us", "ap"];
 
-/// Ports that were free a moment ago.
 fn free_ports<const N: usize>() -> [u16; N] {
-    let listeners = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
-    listeners.map(|listener| listener.local_addr().expect("an address").port())
+    [(); N].map(|()| ports::free())
 }
 
 /// Returns the number of peers, and of those that answer.

@@ -36,7 +36,7 @@ fn the_death_of_one_store_touches_only_its_own_rules() {
     let rules = folder.write("rules.yaml", RULES);
     let rules = rules.to_str().expect("a plain path");
     let config = format!(
-        "store: {}\nstores: {{acme: {}}}\nstore_deadline_ms: 2000\nhttp: 127.0.0.1:0\ngrpc: 127.0.0.1:0\nresp: off\n\
+        "store: {}\nstores: {{acme: {}}}\nstore_deadline_ms: 10000\nhttp: 127.0.0.1:0\ngrpc: 127.0.0.1:0\nresp: off\n\
          admin: off\n",
         main.url(),
         acme.url()

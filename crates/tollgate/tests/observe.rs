@@ -16,7 +16,7 @@ descriptors:
     tiers: {pro: 1000/hour}
     descriptors:
       - {key: endpoint, value: POST /orders, limit: 2/hour, shadow_mode: true, name: orders}
-  - {key: slow, limit: {count: 1, period: 1s, burst: 100}, action: delay, name: slow}
+  - {key: slow, limit: {count: 1, period: 1h, burst: 100}, action: delay, name: slow}
 ";
 const KEY: &str = "sk_live_PLANTED0123456789abcdef";
 
@@ -482,7 +482,7 @@ fn broken_outputs_cost_lines_and_nothing_else() {
         get(&server, "/admin/v1/decisions?limit=1000")["decisions"].as_array().map(Vec::len),
         Some(97)
     );
-    assert!(server.log().contains("cannot write log; lines are dropped"), "{}", server.log());
+    server.wait_for_log("cannot write log; lines are dropped");
     let refused = run(&["serve", "--http", "127.0.0.1:0", "--decision-log", "/nowhere/log"]);
     assert!(
         refused.code == Some(1) && refused.err.contains("--decision-log /nowhere/log"),

@@ -204,7 +204,7 @@ fn no_key_is_written_to_redis() {
     const KEY: &str = "sk_live_PLANTED0123456789abcdef";
     let (redis, folder) = (Redis::start(), Folder::new());
     let secret = folder.write("secret", "a secret of this installation\n");
-    let store = format!("store: {}\nstore_deadline_ms: 500\nleases: {{hot_per_second: 1}}\n", redis.url());
+    let store = format!("store: {}\nstore_deadline_ms: 10000\nleases: {{hot_per_second: 1}}\n", redis.url());
     let keyed = format!("identity: {{api_key: {{secret_file: \"{}\"}}}}\n", secret.display());
     let monitor = redis.monitor();
     let mut names = Vec::new();

@@ -9,19 +9,20 @@ use databases::Place;
 use harness::{Node, WebResponse, run};
 use serde_json::{Value, json};
 
+/// So slow that no unit comes back while a test runs.
 const RULES: &str = "
 domain: d
 descriptors:
   - key: api_key
-    limit: 100/hour
-    tiers: {small: 10/hour, large: 1000/hour}
+    limit: 100/day
+    tiers: {small: 10/day, large: 1000/day}
     descriptors:
       - {key: endpoint, value: POST /orders, limit: 50/minute}
       - {key: plan, name: watched, shadow: true, limit: 5/day}
   - key: api_key
     value: acme
     name: acme
-    limit: 70/hour
+    limit: 70/day
 ";
 
 fn start(place: &Place) -> Node {
@@ -29,7 +30,7 @@ fn start(place: &Place) -> Node {
 }
 
 fn own(descriptor: &str, count: u64) -> Value {
-    json!({"overrides": [{"descriptor": descriptor, "requests_per_unit": count, "unit": "hour"}]})
+    json!({"overrides": [{"descriptor": descriptor, "requests_per_unit": count, "unit": "day"}]})
 }
 
 fn with(mut body: Value, name: &str, value: Value) -> Value {
@@ -115,7 +116,6 @@ fn deleting_a_quota_and_revoking_a_grant_are_confirmed() {
 #[test]
 fn an_upgrade_is_neither_shown_nor_judged_as_more_use() {
     let place = Place::new();
-    // So slow that nothing comes back meanwhile.
     let rules = "{domain: d, descriptors: [{key: api_key, limit: 100/day, tiers: {large: 1000/day}}]}";
     let node = Node::start(rules, &place.sqlite("quotas"), &[]);
     uses(&node, "rising", 50);

@@ -104,7 +104,7 @@ fn it_takes_the_place_of_the_service() {
     let stats = service.get(service.debug, "/stats").text();
     assert!(stats.contains("ratelimit.service.rate_limit.one.k_v.over_limit: 2\n"), "{stats}");
     assert!(service.get(service.debug, "/").text().contains("/rlconfig: "));
-    assert!(service.log().contains("Successfully loaded new configuration"), "{}", service.log());
+    service.wait_for_log("Successfully loaded new configuration");
     service.signal("TERM");
     assert_eq!(service.wait().code(), Some(0), "{}", service.log());
 }
@@ -136,8 +136,8 @@ fn no_variable_is_ignored_in_silence() {
     let mut all = variables(&folder, "127.0.0.1:1");
     all.extend([("REDIS_POOL_SIZE", "20"), ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt")]);
     let service = Ratelimit::start(&all);
-    assert!(service.log().contains("REDIS_POOL_SIZE has no effect"), "{}", service.log());
-    assert!(service.log().contains("GRPC_SERVER_TLS_CA_CERT is not needed"), "{}", service.log());
+    service.wait_for_log("REDIS_POOL_SIZE has no effect");
+    service.wait_for_log("GRPC_SERVER_TLS_CA_CERT is not needed");
     for (name, value, code) in [
         ("PORT", "http", 2),
         ("REDIS_TIMEOUT", "10", 2),
@@ -281,7 +281,7 @@ fn a_broken_first_configuration_does_not_keep_it_from_starting() {
     let url = format!("127.0.0.1:{}", redis.port());
     let service = Ratelimit::start(&variables(&folder, &url)).healthy();
     let text = "Error loading new configuration: config.one.yaml: descriptor has empty key";
-    assert!(service.log().contains(text), "{}", service.log());
+    service.wait_for_log(text);
     let answer = service.calls(&json!([call(&[("k", "v")])])).remove(0);
     assert_eq!(answer["details"], "no rate limit configuration loaded", "{answer}");
     folder.write("ratelimit/config/one.yaml", RULES);
@@ -538,7 +538,7 @@ fn rules_come_over_xds() {
     let calls = json!([call(&[(key, key)]), call(&[(key, key)])]);
     assert_eq!(codes(&service.calls(&calls)), ["OK", "OVER_LIMIT"], "{}", service.log());
     assert!(service.get(service.debug, "/rlconfig").text().contains(&format!("one.{key}_{key}: unit=HOUR")));
-    assert!(service.log().contains("Successfully loaded new configuration"), "{}", service.log());
+    service.wait_for_log("Successfully loaded new configuration");
 }
 
 /// During a rollout both programs count on the same keys.

@@ -34,7 +34,7 @@ fn a_reservation_outlives_the_node_that_made_it() {
     let folder = Folder::new();
     let rules = folder.write("rules.yaml", RULES);
     let (url, rules) = (redis.url(), rules.to_str().expect("a plain path"));
-    let flags = ["--rules", rules, "--store", &url, "--store-deadline-ms", "500"];
+    let flags = ["--rules", rules, "--store", &url, "--store-deadline-ms", "10000"];
     let (first, second) = (Server::start(&flags), Server::start(&flags));
     let warm = |server: &Server| server.check("d", &json!({"user": "warm-up"})).json()["origin"] == "store";
     eventually("both nodes on Redis", || (warm(&first) && warm(&second)).then_some(()));
@@ -88,7 +88,7 @@ descriptors:
 ";
     let rules = folder.write("rules.yaml", rules);
     let (url, rules) = (redis.url(), rules.to_str().expect("a plain path"));
-    let flags = ["--rules", rules, "--store", &url, "--store-deadline-ms", "500", "--nodes", "2"];
+    let flags = ["--rules", rules, "--store", &url, "--store-deadline-ms", "10000", "--nodes", "2"];
     let (first, second) = (Server::start(&flags), Server::start(&flags));
     let warm = |server: &Server| server.check("d", &json!({"user": "warm-up"})).json()["origin"] == "store";
     eventually("both nodes on Redis", || (warm(&first) && warm(&second)).then_some(()));

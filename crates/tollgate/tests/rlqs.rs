@@ -121,7 +121,7 @@ fn two_envoys_share_one_limit_and_survive_a_restart() {
         let environment = [("TOLLGATE_HTTP", "127.0.0.1:0"), ("TOLLGATE_GRPC", grpc)];
         Server::start_with(&["--rules", &example("rules.yaml")], &environment)
     };
-    let server = start("127.0.0.1:0");
+    let server = start(&tollgate_testing::ports::free_address().to_string());
     let (grpc, service, allowed) = (server.grpc, Service::start(), Arc::new(AtomicU64::new(0)));
     let watch = Stopwatch::start();
     let first = Edge::start(grpc, &service, &allowed, BUSY);

@@ -42,7 +42,7 @@ fn a_restart_with_a_broken_file_uses_the_last_good_rules() {
 
     let server = start(&folder, &[]);
     assert_eq!(limit(&server), 11, "the last rules that were valid");
-    assert!(server.log().contains("RULE FILES ARE BROKEN"), "{}", server.log());
+    server.wait_for_log("RULE FILES ARE BROKEN");
     assert!(server.greeting.contains("  rules last good copy of "), "{}", server.greeting);
     let rules_now = || server.get("/readyz?verbose").json()["rules"].clone();
     assert_eq!(rules_now()["last_good"], true);
@@ -67,7 +67,6 @@ fn what_a_file_changes_is_logged() {
     let server = start(&folder, &[]);
     folder.write("rules.yaml", rules(20, "  - {key: user, limit: 1/s}\n"));
     logged(&server, "rules reloaded");
-    let log = server.log();
     for says in [
         "rule changed",
         "gcra 10/1h",
@@ -76,7 +75,7 @@ fn what_a_file_changes_is_logged() {
         "rule removed",
         "protect less: security rule",
     ] {
-        assert!(log.contains(says), "{says}: {log}");
+        server.wait_for_log(says);
     }
 }
 
@@ -135,8 +134,8 @@ fn a_restart_does_not_confirm_files() {
 
     server = restart(&mut server);
     assert_eq!(limit(&server), 10, "the accepted rules");
-    let log = server.log();
-    assert!(log.contains("RULE FILES ARE NOT CONFIRMED") && log.contains("is removed"), "{log}");
+    server.wait_for_log("RULE FILES ARE NOT CONFIRMED");
+    server.wait_for_log("is removed");
     assert!(server.greeting.contains("  rules last accepted copy of "), "{}", server.greeting);
     let rules_now = server.get("/readyz?verbose").json()["rules"].clone();
     assert_eq!(rules_now["last_good"], true);
@@ -153,7 +152,7 @@ fn a_restart_does_not_confirm_files() {
     folder.write("rules.yaml", rules(31, LOGIN));
     server = start(&folder, &["--guard-files"]);
     assert_eq!(limit(&server), 30);
-    assert!(server.log().contains("changed again while changes waited"), "{}", server.log());
+    server.wait_for_log("changed again while changes waited");
 
     // What is confirmed is what was seen.
     let other = confirm(&server, &[&before]);
@@ -191,7 +190,7 @@ fn a_change_while_the_server_is_down_is_judged() {
     folder.write("rules.yaml", rules(13, &LOGIN.replace("5/minute", "90/minute")));
     let server = start(&folder, &["--guard-files"]);
     assert_eq!(limit(&server), 12, "two such steps in a day are not");
-    assert!(server.log().contains("allows 18 times as much as a day ago"), "{}", server.log());
+    server.wait_for_log("allows 18 times as much as a day ago");
 }
 
 /// What `rules show` writes is what was loaded: the same text, and from a directory the same rules hash.
@@ -259,6 +258,7 @@ fn a_directory_of_rules_holds_their_tests_too() {
     logged(&server, "c.yaml.bak is not read");
     folder.write("rules/d.yml.old", "not rules\n");
     logged(&server, "d.yml.old is not read");
+    server.wait_for_log("c.yaml.bak is not read");
     assert_eq!(server.log().matches("c.yaml.bak is not read").count(), 1, "once: {}", server.log());
 
     folder.write("rules/e.json", "{\"some\": \"other tool's\"}\n");

@@ -99,7 +99,7 @@ fn published_rules_apply_and_survive_a_restart() {
     node.server.wait();
     let node = start(&db);
     assert_eq!(revision(&node), acts);
-    assert!(node.server.log().contains("rule files are ignored"), "{}", node.server.log());
+    node.server.wait_for_log("rule files are ignored");
     let files = Node::start(&rules("3/hour"), &db, &["--rules-from", "files"]);
     assert_eq!(files.passes("d", &json!({"api_key": "k"})), 3);
     assert_eq!(publish(&files, &sent("8/hour")).status, 409, "{}", files.server.log());
@@ -344,7 +344,10 @@ fn rules_that_hurt_a_caller_are_rolled_back() {
         (&json!("rules.rollback"), &json!("guard"))
     );
     assert!(audit["entries"][0]["after"].to_string().contains("unl…"), "{audit}");
-    assert!(node.server.log().contains("ERROR") && node.server.log().contains("published rules rolled back"));
+    node.server.wait_for_log("published rules rolled back");
+    let log = node.server.log();
+    let rolled_back = log.lines().find(|line| line.contains("published rules rolled back"));
+    assert!(rolled_back.is_some_and(|line| line.contains("ERROR")), "{log}");
     let metrics = node.ask("GET", "/metrics", &[], &Value::Null).text();
     assert!(metrics.contains("\nratelimit_rules_rollbacks_total 1\n"), "{metrics}");
 }
@@ -429,7 +432,7 @@ fn a_node_starts_without_its_database_and_finds_it_again() {
     eventually("the end of a measure", || {
         (node.passes("d", &json!({"api_key": "forgiven"})) == 5).then_some(())
     });
-    assert!(node.server.log().contains("starting from the snapshot"), "{}", node.server.log());
+    node.server.wait_for_log("starting from the snapshot");
     assert_eq!(node.server.get("/readyz?verbose").json()["control"]["from_snapshot"], true);
     assert_eq!(publish(&node, &sent("6/hour")).status, 503);
 

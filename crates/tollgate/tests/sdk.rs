@@ -118,22 +118,32 @@ async fn a_server_is_asked_over_http() {
 async fn several_servers_are_asked_over_http() {
     let redis = harness::Redis::start();
     let flags = ["--store", &redis.url(), "--store-deadline-ms", "10000"];
-    let [one, two] = [Server::start_with_rules(RULES, &flags), Server::start_with_rules(RULES, &flags)];
-    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
-    let addresses = |first: SocketAddr| HttpRemoteConfig {
-        other_addresses: vec![format!("http://{}", two.http)],
+    let [one, two, three] = [(); 3].map(|()| Server::start_with_rules(RULES, &flags));
+    let addresses = |first: SocketAddr, next: &Server| HttpRemoteConfig {
+        other_addresses: vec![format!("http://{}", next.http)],
         fail_policy: FailPolicy::Closed,
         ..over_http(first)
     };
-    let client = HttpRemote::new(addresses(free)).expect("settings");
+    let dead = tollgate_testing::ports::free_address();
+    let client = HttpRemote::new(addresses(dead, &three)).expect("settings");
     let result = client.check(&user("ann")).await;
     assert_eq!((result.is_allowed, result.source, result.remaining), (true, ResultSource::Server, Some(2)));
-    let hedging = HttpRemoteConfig { hedge_after: Some(Duration::ZERO), ..addresses(one.http) };
+    let hedging = HttpRemoteConfig { hedge_after: Some(Duration::ZERO), ..addresses(one.http, &two) };
     let hedging = HttpRemote::new(hedging).expect("settings");
     assert!(hedging.check(&user("ann")).await.is_allowed);
-    // The slower one's charge is given back in the background.
+    // The slower one's charge is given back in the background, once it has been made.
+    let has_decided = |server: &Server| {
+        server
+            .get("/metrics")
+            .text()
+            .contains("ratelimit_check_duration_seconds_count{protocol=\"http\"} 1\n")
+    };
     let began = harness::Stopwatch::start();
-    while client.check(&user("ann").with_cost(0)).await.remaining != Some(1) {
+    loop {
+        let are_charged = has_decided(&one) && has_decided(&two);
+        if client.check(&user("ann").with_cost(0)).await.remaining == Some(1) && are_charged {
+            break;
+        }
         assert!(began.elapsed() < harness::LONG, "a charge was not given back");
     }
     let reserved = client.reserve(&user("ann"), Duration::from_secs(600)).await;

@@ -108,6 +108,7 @@ fn usage_over_memory() {
     usage_reset_and_grant(&Operator::start(RULES, &place.sqlite("usage"), &[]));
 }
 
+/// Windows that hardly end while a test runs.
 const RULES_FOR_USERS: &str = "
 domain: d
 descriptors:
@@ -117,9 +118,9 @@ descriptors:
     descriptors:
       - {key: user_id, limit: 9/hour, burst: 20, name: members}
   - key: user_id
-    limit: 10/minute
+    limit: 10/day
     algorithm: fixed_window
-    tiers: {pro: 12/minute}
+    tiers: {pro: 12/day}
     name: users
     descriptors:
       - {key: endpoint, value: POST /orders, limit: 1/day, name: orders}
@@ -222,7 +223,7 @@ fn quotas_and_usage_of_users() {
     assert_eq!(node.passes(&json!({"remote_address": "10.7.7.7"})), 5);
     assert_eq!(node.passes(&json!({"remote_address": "11.7.7.7"})), 3);
     assert_eq!(node.passes(&request), 12);
-    let less = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 2, "unit": "minute"}]});
+    let less = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 2, "unit": "day"}]});
     let guarded = node.ask("PUT", user, &less);
     assert_eq!(guarded.status, 409, "{}", guarded.text());
     assert!(guarded.text().contains("the caller has used"), "{}", guarded.text());
@@ -420,7 +421,7 @@ fn the_command_line_is_about_any_attribute() {
     assert!(run(&["quota", "list", "--key", "tenant"]).contains("no quotas"));
     assert_eq!(node.passes(&json!({"user_id": "u-1"})), 12);
     let usage = run(&["usage", "u-1", "--key", "user_id"]);
-    assert!(usage.contains("12 / 1m") && usage.contains("members: add --attr tenant=…"), "{usage}");
+    assert!(usage.contains("12 / 1d") && usage.contains("members: add --attr tenant=…"), "{usage}");
     for _ in 0..3 {
         node.server.check("d", &json!({"user_id": "u-3", "tenant": "acme"}));
     }

@@ -158,7 +158,7 @@ fn limits_come_from_a_management_server() {
     );
     for text in ["Connection to xDS Management Server is successful", "Successfully loaded new configuration"]
     {
-        assert!(server.log().contains(text), "{}", server.log());
+        server.wait_for_log(text);
     }
     assert!(!server.log().contains("t0"), "headers may be secret: {}", server.log());
 }
@@ -183,6 +183,7 @@ fn a_bad_response_is_refused_with_the_reason_and_the_last_good_one_stays() {
     assert_eq!((&readiness["xds"]["version"], &readiness["xds"]["refused"]), (&json!("1"), &json!(reason)));
     assert_eq!(readiness["rules"]["error"], json!(reason));
     assert!(server.get("/metrics").text().contains("ratelimit_xds_refused 1"));
+    server.wait_for_log("Error loading new configuration: xds/broken: ");
     let log = server.log();
     assert_eq!(log.matches("Error loading new configuration: xds/broken: ").count(), 1, "{log}");
 
@@ -228,8 +229,9 @@ fn a_restarted_server_with_the_same_version_is_believed() {
     xds.acknowledged("1");
     assert_eq!(passes(&server, "shop", &[("user", "b")]), 5);
     assert_eq!(details(&server)["xds"]["connected"], true);
-    let log = server.log();
-    assert_eq!(log.matches("Connection to xDS Management Server is successful").count(), 2, "{log}");
+    let text = "Connection to xDS Management Server is successful";
+    eventually("both messages", || (server.log().matches(text).count() >= 2).then_some(()));
+    assert_eq!(server.log().matches(text).count(), 2, "{}", server.log());
 }
 
 /// Envoy Gateway sends it when the last policy goes.
@@ -256,6 +258,7 @@ fn the_order_of_resources_makes_no_new_revision() {
         xds.acknowledged(version);
     }
     assert_eq!(details(&server)["rules"]["revision"], revision);
+    server.wait_for_log("Successfully loaded new configuration");
     assert_eq!(server.log().matches("Successfully loaded new configuration").count(), 1, "{}", server.log());
 }
 
@@ -452,9 +455,7 @@ fn mutual_tls_with_a_name_and_files_that_change() {
 
 #[test]
 fn a_server_that_cannot_be_reached_is_reported_once_and_then_rarely() {
-    let closed =
-        std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
-    let address = closed.to_string();
+    let address = tollgate_testing::ports::free_address().to_string();
     let server = Server::start(&[
         "--rules-from",
         "xds",
@@ -473,9 +474,10 @@ fn a_server_that_cannot_be_reached_is_reported_once_and_then_rarely() {
         line.and_then(|count| count.parse::<u64>().ok()).expect("a count")
     };
     eventually("many attempts", || (failures() > 20).then_some(()));
-    let log = server.log();
     let line =
         format!("Failed to receive configuration from xDS Management Server: cannot connect to {address}: ");
+    server.wait_for_log(&line);
+    let log = server.log();
     assert_eq!(log.matches(&line).count(), 1, "{log}");
     let readiness = details(&server);
     assert!(readiness["xds"]["error"].as_str().is_some_and(|error| error.contains("refused")), "{readiness}");

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test file uses only a part")]
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -53,8 +53,7 @@ pub(crate) struct Postgres {
 impl Postgres {
     pub(crate) fn start() -> Self {
         let place = Place::new();
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let port = free.expect("a free port").port();
+        let port = tollgate_testing::ports::free();
         let data = place.path().join("data");
         if let Some((user, group)) = other_user() {
             std::os::unix::fs::chown(place.path(), Some(user), Some(group))

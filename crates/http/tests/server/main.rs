@@ -159,7 +159,13 @@ async fn the_last_response_arrives_though_the_client_goes_on_sending() {
 /// Slow clients receive a 408; idle connections are closed without a response.
 #[tokio::test]
 async fn slow_and_idle_clients_time_out() {
-    let server = Server::start().await;
+    let settings = Settings {
+        header_timeout: Duration::from_secs(1),
+        idle_timeout: Some(Duration::from_secs(2)),
+        body_timeout: Duration::from_secs(1),
+        ..SETTINGS
+    };
+    let server = Server::with_settings(settings, 64, WhenFull::Wait, NewConnections::Reject).await;
     for (sent, expected) in
         [("GET / HT", "HTTP/1.1 408 "), (&post("/echo", "content-length: 9\r\n", "x")[..], "HTTP/1.1 408 ")]
     {
@@ -255,9 +261,8 @@ async fn a_new_connection_keeps_its_grace_period_however_often_it_is_polled() {
     let guard = drain.enter();
     let serve = async {
         let service = ByPath(Arc::default());
-        let settings = Settings { header_timeout: Duration::from_secs(30), ..SETTINGS };
         let activity = Arc::new(Activity::default());
-        server::serve(Io::Tcp(stream), BytesMut::new(), &settings, &drain, &activity, &service).await;
+        server::serve(Io::Tcp(stream), BytesMut::new(), &SETTINGS, &drain, &activity, &service).await;
         drop(guard);
     };
     let request = async {

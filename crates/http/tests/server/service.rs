@@ -20,14 +20,14 @@ use tollgate_http::server::{
     Streamed, Upgrade, write,
 };
 
-/// Short timeouts, so that tests can wait for them.
+/// Timeouts that a busy machine does not reach, and that a test can wait for.
 pub(crate) const SETTINGS: Settings = Settings {
     head: HeadLimits { bytes: 64 * 1024, target: 8 * 1024, fields: 100 },
-    header_timeout: Duration::from_millis(300),
-    idle_timeout: Some(Duration::from_millis(900)),
-    body_timeout: Duration::from_millis(300),
+    header_timeout: Duration::from_secs(5),
+    idle_timeout: Some(Duration::from_secs(5)),
+    body_timeout: Duration::from_secs(5),
     max_discarded: 100_000,
-    half_closed_timeout: Duration::from_millis(300),
+    half_closed_timeout: Duration::from_secs(5),
 };
 
 /// Signals between a test and the service.

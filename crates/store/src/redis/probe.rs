@@ -170,7 +170,7 @@ mod tests {
     /// An operator must know whether the address, the name or the transport is wrong.
     #[tokio::test]
     async fn the_failing_step_is_named() {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+        let free = tollgate_testing::ports::free_address();
         let refused = reason_of(&format!("redis://:geheim@{free}")).await;
         assert!(refused.starts_with("connection refused") && !refused.contains("geheim"), "{refused}");
         let unknown = reason_of("redis://no-such-host.invalid").await;
@@ -180,7 +180,7 @@ mod tests {
     /// A cluster with one server down works; sentinels without a primary do not.
     #[tokio::test]
     async fn a_store_answers_if_it_can_be_used() {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+        let free = tollgate_testing::ports::free_address();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let up = listener.local_addr().expect("bound");
         tokio::spawn(server(listener, "+OK\r\n"));

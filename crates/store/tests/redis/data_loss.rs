@@ -4,7 +4,7 @@
 use crate::cluster::Cluster;
 use crate::cluster_faults::name_at;
 use crate::differential::{ATTEMPTS, limits};
-use crate::faults::quick;
+use crate::faults::answered;
 use crate::servers::{Server, patient, wait_until};
 use std::sync::Arc;
 use tollgate_core::conformance::Ledger;
@@ -39,7 +39,7 @@ impl Counter {
         let parts = [KeyPart::Text(&self.name)];
         let key = CounterKey { scope: &self.scope, parts: &parts };
         let charge = Charge { loss_policy: self.after_loss, ..Charge::new(key, &self.limit, Cost::ONE) };
-        for _ in 0..2_000 {
+        for _ in 0..6_000 {
             if let Ok(outcomes) = self.store.charge(&[charge]).await {
                 return outcomes.per_charge[0].verdict;
             }
@@ -106,9 +106,7 @@ async fn possibly_lost_counters_count_as_used_up() {
         }
     }
     let single = single.restart(&[]);
-    for replica in 3..6 {
-        let _: () = cluster.servers[replica].command(&["CLUSTER", "FAILOVER"]);
-    }
+    (3..6).for_each(|replica| cluster.fail_over(replica));
     let role = |server: usize| cluster.servers[server].info("role");
     wait_until("the replicas are primaries", || {
         (3..6).all(|one| role(one) == "master" && role(one - 3) == "slave")
@@ -179,9 +177,10 @@ async fn possibly_lost_counters_count_as_used_up() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_missed_writes_hands_out_no_fresh_quota() {
     let mut cluster = Cluster::start();
-    let store = RedisStore::connect(quick(&cluster.url()));
+    // A check that is not waited for may have been taken all the same, and is made again here.
+    let store = RedisStore::connect(answered(&cluster.url()));
     let name = name_at(&cluster, 0);
-    let (day, short) = (log(4, 86_400), log(2, 4));
+    let (day, short) = (log(4, 86_400), log(2, 10));
     let spent = Counter::new(&store, &name, &day, LossPolicy::AssumeExhausted);
     let comfort = Counter::new(&store, &name, &day, LossPolicy::AssumeUnused);
     let named = |scope, limit: &Limit| Counter {
@@ -195,11 +194,11 @@ async fn a_replica_that_missed_writes_hands_out_no_fresh_quota() {
     wait_until("the replica is up to date", || {
         offset(0, "master_repl_offset") == offset(3, "slave_repl_offset")
     });
-    cluster.servers[3].signal("-STOP");
+    cluster.servers[3].signal("STOP");
     let _: i64 = cluster.servers[0].command(&["CLIENT", "KILL", "TYPE", "replica"]);
     assert_eq!((spent.admits().await, comfort.admits().await, brief.admits().await), (4, 4, 2));
     cluster.servers[0].kill();
-    cluster.servers[3].signal("-CONT");
+    cluster.servers[3].signal("CONT");
     wait_until("the replica is primary", || cluster.servers[3].info("role") == "master");
     let Verdict::Denied { retry_after: Some(wait) } = brief.check().await else { panic!("fresh quota") };
     // What was spent stays spent; where nothing hangs on it, callers go on; what is known goes on as well.
@@ -207,7 +206,7 @@ async fn a_replica_that_missed_writes_hands_out_no_fresh_quota() {
     assert_eq!(comfort.admits().await, 4, "the new primary had not heard of them");
     assert_eq!(known.admits().await, 3);
     // For one period, and then it is served.
-    assert!(wait <= TimeDelta::from_secs(4), "{wait:?}");
+    assert!(wait <= TimeDelta::from_secs(10), "{wait:?}");
     while brief.check().await.is_denied() {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }

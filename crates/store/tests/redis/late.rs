@@ -161,7 +161,7 @@ async fn a_pause_does_not_open_the_breaker() {
     let store = RedisStore::connect(config);
     let mut tenant = Caller::new(&store, "alice", 300);
     tenant.heals().await;
-    server.signal("-STOP");
+    server.signal("STOP");
     let checks: Vec<_> = (0..100)
         .map(|_| {
             let mut tenant = Caller::new(&store, "alice", 300);
@@ -172,7 +172,7 @@ async fn a_pause_does_not_open_the_breaker() {
         assert!(check.await.expect("a task").is_err());
     }
     assert_eq!(store.status()[0].breaker, BreakerState::Closed);
-    server.signal("-CONT");
+    server.signal("CONT");
     tenant.heals().await;
     eventually("all late charges to be undone", || {
         let count = kept(&server)?.rsplit(',').next()?.parse::<u64>().ok()?;

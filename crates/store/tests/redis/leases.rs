@@ -90,7 +90,10 @@ async fn nodes_together_never_pass_the_limit_whatever_redis_does() {
     let server = Server::start(&[]);
     let spec = LimitSpec::new(Algorithm::Gcra, Rate::per_second(nonzero!(2_000))).burst(600);
     let traffic = Traffic::new(spec, Mode::Leased);
-    let nodes: Vec<RunningNode> = (0..3).map(|_| start(quick(&server.url()))).collect();
+    // Less than Redis is stopped for below.
+    let mut config = quick(&server.url());
+    config.deadline = Duration::from_millis(50);
+    let nodes: Vec<RunningNode> = (0..3).map(|_| start(config.clone())).collect();
     let began = Instant::now();
     let until = began + Duration::from_secs(3);
     let drivers: Vec<_> = nodes
@@ -101,9 +104,9 @@ async fn nodes_together_never_pass_the_limit_whatever_redis_does() {
     let (calm, calmly): (Vec<_>, _) =
         (nodes.iter().map(|tended| tended.node.stats()).collect(), began.elapsed());
     while Instant::now() < until {
-        server.signal("-STOP");
+        server.signal("STOP");
         tokio::time::sleep(Duration::from_millis(120)).await;
-        server.signal("-CONT");
+        server.signal("CONT");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let mut admitted = Vec::new();

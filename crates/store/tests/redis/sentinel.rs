@@ -15,8 +15,8 @@ async fn a_primary_that_dies_is_replaced_by_the_one_that_sentinels_choose() {
         .map(|_| {
             Server::sentinel(&format!(
                 "sentinel monitor gate 127.0.0.1 {port} 2\n\
-                 sentinel down-after-milliseconds gate 300\n\
-                 sentinel failover-timeout gate 2000\n"
+                 sentinel down-after-milliseconds gate 2000\n\
+                 sentinel failover-timeout gate 5000\n"
             ))
         })
         .collect();

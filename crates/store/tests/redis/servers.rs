@@ -1,7 +1,6 @@
 //! Real servers on free ports: started by name, ended by the handle that started them.
 
 use redis::{Cmd, Connection, FromRedisValue, Value};
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tollgate_store::RedisConfig;
@@ -9,23 +8,13 @@ use tollgate_store::RedisConfig;
 /// One redis-server process.
 pub(crate) struct Server {
     pub(crate) port: u16,
+    /// The port of the bus, of a server in a cluster.
+    pub(crate) bus: u16,
     child: Child,
     folder: std::path::PathBuf,
 }
 
-/// A free port; its partner for a cluster's bus, 10 000 above, is free as well.
-pub(crate) fn free_port() -> u16 {
-    loop {
-        let port =
-            TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
-        let low = 10_000 + port % 20_000;
-        if TcpListener::bind(("127.0.0.1", low)).is_ok()
-            && TcpListener::bind(("127.0.0.1", low + 10_000)).is_ok()
-        {
-            return low;
-        }
-    }
-}
+pub(crate) use tollgate_testing::ports::free as free_port;
 
 impl Server {
     pub(crate) fn start(extra: &[&str]) -> Self {
@@ -49,7 +38,9 @@ impl Server {
     fn spawn(port: u16, extra: &[&str]) -> Self {
         let folder = std::env::temp_dir().join(format!("tollgate-redis-{}-{port}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
+        let bus = if extra.contains(&"--cluster-enabled") { free_port() } else { 0 };
         let child = Command::new("redis-server")
+            .args(if bus == 0 { vec![] } else { vec!["--cluster-port".to_owned(), bus.to_string()] })
             .args(["--port", &port.to_string(), "--save", "", "--appendonly", "no", "--bind", "127.0.0.1"])
             .args(["--dir", &folder.display().to_string(), "--enable-debug-command", "yes"])
             .args(extra)
@@ -57,7 +48,7 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .expect("redis-server on the path (Debian: apt-get install redis-server)");
-        Self { port, child, folder }
+        Self { port, bus, child, folder }
     }
 
     /// A sentinel with this configuration, which it writes its own findings to.
@@ -69,7 +60,8 @@ impl Server {
         std::fs::write(&file, format!("port {port}\nbind 127.0.0.1\n{configuration}")).expect("a file");
         let mut command = Command::new("redis-server");
         command.arg(&file).arg("--sentinel").stdout(Stdio::null()).stderr(Stdio::null());
-        let server = Self { port, child: command.spawn().expect("redis-server on the path"), folder };
+        let child = command.spawn().expect("redis-server on the path");
+        let server = Self { port, bus: 0, child, folder };
         wait_until("the sentinel answers", || server.try_command(&redis::cmd("PING")).is_some());
         server
     }
@@ -123,8 +115,7 @@ impl Server {
 
     /// Stops the process in its tracks, or lets it go on.
     pub(crate) fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args([name, &self.child.id().to_string()]).status();
-        assert!(sent.is_ok_and(|status| status.success()), "kill {name}");
+        tollgate_testing::signals::send(self.child.id(), name);
     }
 
     pub(crate) fn kill(&mut self) {

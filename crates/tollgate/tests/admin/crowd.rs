@@ -16,22 +16,49 @@ fn health(from: &str, url: &str) -> String {
     String::from_utf8_lossy(&asked.stdout).into_owned()
 }
 
+/// How a crowd finds the server.
+enum Server {
+    Runs,
+    /// It does not run while most of the crowd connects and sends what it sends, as on a busy machine: it then closes
+    /// connections whose bytes it has not read.
+    Waits,
+}
+
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs curl: make test")]
 fn idle_connections_do_not_block_new_ones() {
+    for server in [Server::Runs, Server::Waits] {
+        crowd_does_not_block_new_connections(&server);
+    }
+}
+
+fn crowd_does_not_block_new_connections(server: &Server) {
     let place = Place::new();
     let node = node(&place.sqlite("crowd"));
     let mut looks_on = WebConnection::to(node.admin).expect("a connection");
     looks_on.send(b"GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").expect("sent");
     looks_on.read_until(b"event: tick\n").expect("a tick");
-    let mut crowd: Vec<WebConnection> =
-        (0..600).map(|_| WebConnection::to(node.admin).expect("a connection")).collect();
+    let mut crowd = Vec::new();
+    let mut grow = |many: usize| {
+        crowd.extend((0..many).map(|_| WebConnection::to(node.admin).expect("a connection")));
+    };
+    grow(200);
+    // Those before it have been accepted.
+    assert_eq!(node.ask("GET", "/healthz", &[], &Value::Null).status, 200);
+    if let Server::Waits = server {
+        node.server.signal("STOP");
+    }
+    grow(400);
     // Half a head is nothing, too.
     crowd.iter_mut().step_by(2).for_each(|one| drop(one.send(b"GET /healthz HTTP/1.1\r\nhost:")));
+    if let Server::Waits = server {
+        node.server.signal("CONT");
+    }
     let url = format!("http://{}/healthz", node.admin);
     assert_eq!(health("127.0.0.2", &url), "200", "from another address");
     assert_eq!(health("127.0.0.1", &url), "200", "from the same address");
-    assert!(crowd[0].is_at_end(), "the oldest idle connection was closed");
+    // The server may have closed it with the half head unread, which resets it.
+    assert!(crowd[0].is_closed(), "the oldest idle connection was closed");
     looks_on.read_until(b"event: tick\n").expect("who was let in and is being answered stays");
     assert!(crowd[599].is_at_end(), "no connection is waited for indefinitely");
 }

@@ -4,6 +4,7 @@
 """
 
 import sys
+import time
 
 import redis
 
@@ -31,6 +32,16 @@ def refused(what, ask, words):
         print(f"FAILED {what}: {seen!r} instead of an error")
 
 
+def within_a_second(calls):
+    """Replies to calls that count whole seconds, with a key of their own: again, with another key, if they took longer."""
+    for attempt in range(30):
+        began = time.monotonic()
+        replies = calls(f"k{attempt}")
+        if time.monotonic() - began < 0.9:
+            return replies
+    raise TimeoutError("no calls within a second")
+
+
 for protocol in (2, 3):
     client = redis.Redis(host=host, port=int(port), protocol=protocol, client_name="tester", decode_responses=True)
     named = f"resp{protocol}"
@@ -45,17 +56,21 @@ for protocol in (2, 3):
 
     # What redis-cell answers, line by line.
     expect("a first call", throttle("u", 15, 30, 60), [0, 16, 15, -1, 2])
-    expect("the only one", throttle("b", 0, 1, 10), [0, 1, 0, -1, 10])
-    expect("one too many", throttle("b", 0, 1, 10), [1, 1, 0, 10, 10])
-    expect("a look", throttle("b", 0, 1, 10, 0), [0, 1, 0, -1, 10])
+    only, many, look = within_a_second(
+        lambda key: (throttle(f"b{key}", 0, 1, 10), throttle(f"b{key}", 0, 1, 10), throttle(f"b{key}", 0, 1, 10, 0))
+    )
+    expect("the only one", only, [0, 1, 0, -1, 10])
+    expect("one too many", many, [1, 1, 0, 10, 10])
+    expect("a look", look, [0, 1, 0, -1, 10])
     expect("over the limit", throttle("q", 2, 1, 1, 4), [1, 3, 3, -1, 0])
-    throttle("r", 5, 1, 10, 3)
-    expect("a refund", throttle("r", 5, 1, 10, -1), [0, 6, 4, -1, 20])
+    _, refunded = within_a_second(lambda key: (throttle(f"r{key}", 5, 1, 10, 3), throttle(f"r{key}", 5, 1, 10, -1)))
+    expect("a refund", refunded, [0, 6, 4, -1, 20])
+    throttle("w", 15, 30, 3600)
     for wrong in ((15, 0, 60), (15, 30, 0), ("x", 30, 60), (15, "1.5", 60), (15, 30, "", 1), (15, 30), (1, 2, 3, 4, 5)):
-        refused(f"CL.THROTTLE {wrong}", lambda: throttle("u", *wrong), "")
-    expect("errors change nothing", throttle("u", 15, 30, 60, 0)[2], 15)
-    throttle("n", 9, 1, 60, 5)
-    expect("the same key by other numbers", throttle("n", 4, 1, 60, 1), [1, 5, 0, 60, 300])
+        refused(f"CL.THROTTLE {wrong}", lambda: throttle("w", *wrong), "")
+    expect("errors change nothing", throttle("w", 15, 30, 3600, 0)[2], 15)
+    _, other = within_a_second(lambda key: (throttle(f"n{key}", 9, 1, 60, 5), throttle(f"n{key}", 4, 1, 60, 1)))
+    expect("the same key by other numbers", other, [1, 5, 0, 60, 300])
     bytes_key = redis.Redis(host=host, port=int(port), protocol=protocol)
     for remaining in (1, 0):
         told = bytes_key.execute_command("CL.THROTTLE", b"\xff\x00" + named.encode(), 1, 1, 60)
@@ -80,15 +95,18 @@ for protocol in (2, 3):
 
     NAMES = ["limited", "limit", "remaining", "retry_after", "reset_after", "rule", "delay_ms", "origin", "decision_id"]
     decision = dict(zip(NAMES, [0, 10, 9, -1, 360, "per-user", 0, "store", None]))
-    reply = client.execute_command("TG.CHECK", "d", "user", named)
+    checks = [("TG.CHECK",), ("TG.CHECK", "COST", 5), ("TG.PEEK",), ("TG.PEEK",), ("TG.PEEK",), ("TG.CHECK", "COST", 5)]
+    reply, cost, *looks, denied = within_a_second(
+        lambda key: [client.execute_command(verb, "d", "user", f"{named}:{key}", *more) for verb, *more in checks]
+    )
     expect("the reply's form", type(reply), list if protocol == 2 else dict)
     expect("a check", read(reply), decision)
     decision.update(remaining=4, reset_after=2160)
-    expect("a cost", read(client.execute_command("TG.CHECK", "d", "user", named, "COST", 5)), decision)
-    for _ in range(3):
-        expect("a look", read(client.execute_command("TG.PEEK", "d", "user", named)), decision)
+    expect("a cost", read(cost), decision)
+    for look in looks:
+        expect("a look", read(look), decision)
     decision.update(limited=1, retry_after=360)
-    denied = read(client.execute_command("TG.CHECK", "d", "user", named, "COST", 5))
+    denied = read(denied)
     expect("the name of a denial", len(denied["decision_id"]), 32)
     decision.update(decision_id=denied["decision_id"])
     expect("a denial", denied, decision)

@@ -200,7 +200,7 @@ def the_callers_deadline_is_honoured():
             stub.ShouldRateLimit(request, timeout=timeout)
         except grpc.RpcError as error:
             assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED, error
-        assert time.monotonic() - begun < timeout + 2
+        assert time.monotonic() - begun < timeout + 10
 
 
 def health_is_told_for_the_server_and_for_the_service():

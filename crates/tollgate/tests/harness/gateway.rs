@@ -5,6 +5,7 @@ use super::{Folder, eventually};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
+use tollgate_testing::signals;
 use tollgate_testing::web::{self, WebConnection, WebResponse};
 
 pub(crate) struct Gateway {
@@ -102,6 +103,11 @@ impl Gateway {
         self.log.text()
     }
 
+    /// Waits until this is in the log: messages are written after the answer to the request that they are about.
+    pub(crate) fn wait_for_log(&self, text: &str) {
+        self.log.wait_for(text);
+    }
+
     /// What it has printed: its access log too.
     pub(crate) fn output(&self) -> String {
         self.out.text()
@@ -112,12 +118,15 @@ impl Gateway {
     }
 
     pub(crate) fn signal(&self, name: &str) {
-        let order = format!("kill -{name} {}", self.child.0.id());
-        assert!(Command::new("sh").args(["-c", &order]).status().expect("a shell").success(), "{order}");
+        signals::send(self.child.0.id(), name);
     }
 
+    /// Waits for the end, and for the last that it has written.
     pub(crate) fn wait(&mut self) -> ExitStatus {
-        self.child.wait("tollgate gateway")
+        let status = self.child.wait("tollgate gateway");
+        self.log.wait_for_end();
+        self.out.wait_for_end();
+        status
     }
 }
 

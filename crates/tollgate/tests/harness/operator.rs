@@ -12,6 +12,12 @@ impl std::ops::Deref for Operator {
     }
 }
 
+impl std::ops::DerefMut for Operator {
+    fn deref_mut(&mut self) -> &mut Node {
+        &mut self.0
+    }
+}
+
 impl Operator {
     /// Of a node with these rules and this database, and flags beside them.
     pub(crate) fn start(rules: &str, db: &str, flags: &[&str]) -> Self {

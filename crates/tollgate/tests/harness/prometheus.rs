@@ -2,9 +2,10 @@
 
 use super::Folder;
 use serde_json::{Value, json};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use tollgate_testing::ports::free_address;
 use tollgate_testing::web::{exchange, request};
 
 pub(crate) struct Prometheus {
@@ -22,7 +23,7 @@ impl Drop for Prometheus {
 impl Prometheus {
     /// Scrapes these targets every second.
     pub(crate) fn start(folder: &Folder, targets: &[SocketAddr]) -> Self {
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
+        let free = free_address();
         let alerts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/prometheus/alerts.yml");
         let config = json!({
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},

@@ -3,9 +3,10 @@
 use super::foreign::{program, spawn};
 use super::server::{Ended, Said};
 use super::{Folder, LONG, Server, Service, WebResponse, eventually, exchange_from};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use tollgate_testing::ports::free_address;
 
 pub(crate) struct Proxy {
     name: &'static str,
@@ -27,7 +28,7 @@ impl Proxy {
     /// Starts one of them on the files of `examples/<name>`, with the ports of this test.
     pub(crate) fn start(name: &'static str, main: &str, server: &Server, service: &Service) -> Self {
         let folder = Folder::new();
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
+        let free = free_address();
         let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name);
         let ports = [(":10080", free), (":9000", service.address), (":8080", server.http)];
         let mut changed = [false; 3];

@@ -3,10 +3,11 @@
 use super::server::{Ended, Said, command};
 use super::{Folder, eventually, program};
 use serde_json::Value;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use tollgate_testing::web::{self, WebResponse};
+use tollgate_testing::{ports, signals};
 
 /// A running `tollgate ratelimit` on free ports of loopback.
 pub(crate) struct Ratelimit {
@@ -61,10 +62,7 @@ impl Ratelimit {
 
     /// Starts envoyproxy/ratelimit itself, on free ports of loopback.
     pub(crate) fn start_original(program: &Path, variables: &[(&str, &str)]) -> Original {
-        let port = || {
-            let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-            free.expect("a free port").port().to_string()
-        };
+        let port = || ports::free().to_string();
         let (http, grpc, debug) = (port(), port(), port());
         let mut process = Command::new(program);
         process.env_clear().envs(USUAL).envs(variables.iter().copied());
@@ -109,6 +107,11 @@ impl Ratelimit {
         self.log.text()
     }
 
+    /// Waits until this is in the log: messages are written after the answer to the request that they are about.
+    pub(crate) fn wait_for_log(&self, text: &str) {
+        self.log.wait_for(text);
+    }
+
     pub(crate) fn get(&self, address: SocketAddr, path: &str) -> WebResponse {
         self.exchange(address, &web::request("GET", path, b""))
     }
@@ -133,13 +136,14 @@ impl Ratelimit {
     }
 
     pub(crate) fn signal(&self, name: &str) {
-        let order = format!("kill -{name} {}", self.child.0.id());
-        let status = Command::new("sh").args(["-c", &order]).status().expect("a shell");
-        assert!(status.success(), "{order}");
+        signals::send(self.child.0.id(), name);
     }
 
+    /// Waits for the end, and for the last that it has logged.
     pub(crate) fn wait(&mut self) -> ExitStatus {
-        self.child.wait("tollgate ratelimit")
+        let status = self.child.wait("tollgate ratelimit");
+        self.log.wait_for_end();
+        status
     }
 }
 

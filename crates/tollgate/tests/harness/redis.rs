@@ -3,8 +3,9 @@
 use super::server::{Ended, Said};
 use super::{Folder, eventually};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Command, Stdio};
+use tollgate_testing::{ports, signals};
 
 pub(crate) struct Redis {
     child: Ended,
@@ -32,9 +33,7 @@ impl Monitor {
 
 impl Redis {
     pub(crate) fn start() -> Self {
-        let free =
-            TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
-        Dead { port: free.port(), folder: Folder::new() }.start_again()
+        Dead { port: ports::free(), folder: Folder::new() }.start_again()
     }
 
     pub(crate) fn url(&self) -> String {
@@ -47,9 +46,7 @@ impl Redis {
 
     /// Stops this process in its tracks, or lets it go on.
     pub(crate) fn signal(&self, name: &str) {
-        let order = format!("kill -{name} {}", self.child.0.id());
-        let status = Command::new("sh").args(["-c", &order]).status().expect("a shell");
-        assert!(status.success(), "{order}");
+        signals::send(self.child.0.id(), name);
     }
 
     /// Runs a command that answers OK.

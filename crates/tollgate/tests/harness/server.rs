@@ -9,6 +9,8 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
+use tollgate_testing::signals;
 use tollgate_testing::web::{self, WebResponse};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_tollgate");
@@ -78,6 +80,8 @@ pub(crate) fn run_with(args: &[&str], environment: &[(&str, &str)]) -> Run {
 pub(super) struct Said {
     text: Arc<Mutex<String>>,
     reader: JoinHandle<()>,
+    /// Whether it is not read before the test says so.
+    is_gated: bool,
 }
 
 impl Said {
@@ -91,12 +95,28 @@ impl Said {
                 text.push('\n');
             }
         });
-        Self { text, reader }
+        Self { text, reader, is_gated: false }
     }
 
     /// Its log so far.
     pub(super) fn text(&self) -> String {
         self.text.lock().expect("text").clone()
+    }
+
+    /// Waits until this has been said.
+    pub(super) fn wait_for(&self, text: &str) {
+        let watch = Stopwatch::start();
+        while !self.text().contains(text) {
+            assert!(watch.elapsed() < LONG, "`{text}` is not in\n{}", self.text());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits until all is read that a process has written which has ended.
+    pub(super) fn wait_for_end(&self) {
+        if !self.is_gated {
+            eventually("the end of its output", || self.reader.is_finished().then_some(()));
+        }
     }
 
     /// Its complete log, once it has ended.
@@ -178,7 +198,10 @@ impl Server {
     /// One whose messages are not read until the sender has sent or is gone.
     pub(crate) fn start_unread(flags: &[&str]) -> (Self, Sender<()>) {
         let (open, gate) = channel();
-        let server = Self::launch(None, flags, &[], |stream| Said::of(Unread { stream, gate: Some(gate) }));
+        let server = Self::launch(None, flags, &[], |stream| Said {
+            is_gated: true,
+            ..Said::of(Unread { stream, gate: Some(gate) })
+        });
         (server, open)
     }
 
@@ -282,23 +305,29 @@ impl Server {
         self.log.text()
     }
 
+    /// Waits until this is in the log: messages are written after the answer to the request that they are about.
+    pub(crate) fn wait_for_log(&self, text: &str) {
+        self.log.wait_for(text);
+    }
+
     pub(crate) fn id(&self) -> u32 {
         self.child.0.id()
     }
 
-    /// Sends a signal to this process and no other. The shell's own `kill` is there on every machine.
+    /// Sends a signal to this process and no other.
     pub(crate) fn signal(&self, name: &str) {
-        let order = format!("kill -{name} {}", self.child.0.id());
-        let status = Command::new("sh").args(["-c", &order]).status().expect("a shell");
-        assert!(status.success(), "{order}");
+        signals::send(self.child.0.id(), name);
     }
 
     pub(crate) fn has_ended(&mut self) -> bool {
         self.child.0.try_wait().expect("a child").is_some()
     }
 
-    /// Waits for the end.
+    /// Waits for the end, and for the last that it has written.
     pub(crate) fn wait(&mut self) -> ExitStatus {
-        self.child.wait("tollgate serve")
+        let status = self.child.wait("tollgate serve");
+        self.log.wait_for_end();
+        self.out.wait_for_end();
+        status
     }
 }

@@ -4,13 +4,10 @@
 use super::foreign::{program, spawn};
 use super::server::{Ended, Said};
 use super::{Folder, LONG, eventually};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-fn free() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port")
-}
+use tollgate_testing::ports::free_address;
 
 /// nginx: `/spoken` answers with the version that it was asked by, `/large` with 300,000 bytes.
 pub(crate) struct Nginx {
@@ -24,7 +21,7 @@ pub(crate) struct Nginx {
 impl Nginx {
     /// With `upstream.crt` and `upstream.key` of the folder.
     pub(crate) fn start(folder: Folder) -> Self {
-        let (plain, http2, tls) = (free(), free(), free());
+        let (plain, http2, tls) = (free_address(), free_address(), free_address());
         std::fs::create_dir(folder.join("html")).expect("a folder");
         folder.write("html/large", vec![b'x'; 300_000]);
         let places = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
@@ -68,7 +65,7 @@ impl Haproxy {
     }
 
     fn run(bind: &str, towards: SocketAddr, server: &str) -> Self {
-        let (address, folder) = (free(), Folder::new());
+        let (address, folder) = (free_address(), Folder::new());
         let config = folder.write(
             "haproxy.cfg",
             format!(

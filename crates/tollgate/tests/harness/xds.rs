@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
+use tollgate_testing::ports::free_address;
 
 /// The node ID of these tests.
 pub(crate) const NODE: &str = "envoy-ratelimit";
@@ -34,8 +35,9 @@ fn binary() -> &'static Path {
 }
 
 impl XdsServer {
+    /// On an address that another can take when it has ended.
     pub(crate) fn start() -> Self {
-        Self::start_at("127.0.0.1:0", &[])
+        Self::start_at(&free_address().to_string(), &[])
     }
 
     /// On an address, with more flags.
