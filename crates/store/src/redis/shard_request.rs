@@ -97,7 +97,7 @@ impl ShardRequest {
         self.is_partial || self.charges.iter().any(is_permit)
     }
 
-    fn add(&mut self, bundle: String, name: Name, short: Short, want: impl FnOnce(usize) -> ShardCharge) {
+    fn add(&mut self, bundle: String, name: Name, short: &Short, want: impl FnOnce(usize) -> ShardCharge) {
         let place = self.bundles.iter().position(|known| *known == bundle).unwrap_or_else(|| {
             self.bundles.push(bundle);
             self.bundles.len() - 1
@@ -108,7 +108,7 @@ impl ShardRequest {
             self.counters.len() - 1
         });
         // A bucket of two scales has no short form here.
-        if self.counters[counter].short != short {
+        if self.counters[counter].short != *short {
             self.counters[counter].short = Short::new();
         }
         self.charges.push(want(counter));
@@ -163,7 +163,7 @@ pub(super) fn from_charges(
             let (store, layout) = layout(charge.key.scope);
             let part = request_at(&mut parts, Place { store, slot: layout.slot(&bundle) });
             part.envoy_at = plain.as_ref().map(|(_, _, now)| *now);
-            part.add(bundle, name, short, |counter| ShardCharge {
+            part.add(bundle, name, &short, |counter| ShardCharge {
                 limit: charge.limit.clone(),
                 cost: charge.cost,
                 enforcement: charge.enforcement,
