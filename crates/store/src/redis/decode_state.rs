@@ -4,17 +4,21 @@
 //! store. State that cannot be decoded counts as unused, as it does in the scripts.
 
 use super::compact;
-use super::key_encoding::Name;
+use super::shard_request::BundleCounter;
 use std::collections::VecDeque;
 use tollgate_core::{
     AdmissionLog, PermitId, Permits, Scale, SlidingCounts, State, StrictCounts, Tat, Timestamp, WindowCount,
 };
 
-/// Returns the state of the counter with this name in a bundle.
-pub(super) fn state(bundle: Option<&[u8]>, name: &Name) -> State {
+/// Returns the state of a counter in its bundle.
+pub(super) fn state(bundle: Option<&[u8]>, counter: &BundleCounter) -> State {
+    let BundleCounter { name, short, .. } = counter;
     let Some(text) = bundle.and_then(|bytes| std::str::from_utf8(bytes).ok()) else { return State::Unused };
     if text.starts_with('-') {
-        return compact::state(text, name).unwrap_or_default();
+        return compact::bucket(text, name).unwrap_or_default();
+    }
+    if let Some(window) = compact::window(text, short) {
+        return window;
     }
     if !text.starts_with(';') {
         // A whole number as former versions wrote it: sixteen digits of time, three of name, no scale.
@@ -23,9 +27,12 @@ pub(super) fn state(bundle: Option<&[u8]>, name: &Name) -> State {
             _ => State::Unused,
         };
     }
-    text.split(';')
-        .filter_map(|entry| entry.split_once(':'))
-        .find(|(whose, _)| whose.as_bytes() == name.as_slice())
+    let entry = |name: &[u8]| {
+        let mut entries = text.split(';').filter_map(|entry| entry.split_once(':'));
+        entries.find(|(whose, _)| whose.as_bytes() == name)
+    };
+    entry(name)
+        .or_else(|| compact::window_name(short).and_then(entry))
         .and_then(|(_, body)| parse(body))
         .unwrap_or_default()
 }
@@ -82,7 +89,11 @@ mod tests {
 
     #[test]
     fn a_bundle_gives_each_counter_its_own_state() {
-        let name = |text: &str| Name::from_slice(text.as_bytes());
+        let name = |text: &str| BundleCounter {
+            bundle: 0,
+            name: text.bytes().collect(),
+            short: compact::Short::from_slice(if text.len() == 11 { b"15%08d" } else { b"" }),
+        };
         let tat = |micros, fraction| State::Bucket(Tat { micros, fraction, reach: 0, scale: None });
         let alone = Some(b"1700000017123457601".as_slice());
         assert_eq!(state(alone, &name("601")), tat(1_700_000_017_123_457, 0));
@@ -97,6 +108,11 @@ mod tests {
         assert_eq!(state(scaled, &name("602")), with(1_700, 5, 7, 60_000_000));
         let window = WindowCount { start: Timestamp::from_micros(7), count: 3 };
         assert_eq!(state(several, &name("AAAAAAAAAAA")), State::Window(window));
+        let minute = WindowCount { start: Timestamp::from_secs(1_794_719_040), count: 7 };
+        for form in ["152991198400000007", ";601:b1700000017123457,1;15:w1,1794719040000000,7"] {
+            assert_eq!(state(Some(form.as_bytes()), &name("AAAAAAAAAAA")), State::Window(minute), "{form}");
+            assert_eq!(state(Some(form.as_bytes()), &name("602")), State::Unused);
+        }
         let State::Log(log) = state(several, &name("BBBBBBBBBBB")) else { panic!("a log") };
         assert_eq!(log.entries, [(Timestamp::from_micros(1), 2), (Timestamp::from_micros(3), 4)]);
         assert_eq!(state(None, &name("601")), State::Unused);

@@ -25,8 +25,10 @@ pub(super) struct Scripts {
 }
 
 macro_rules! script {
-    ($body:literal) => {
+    ($body:literal $(after $first:literal)?) => {
         Lua::new(concat!(
+            include_str!("lua/begin.lua"),
+            $(include_str!($first),)?
             include_str!("lua/scale.lua"),
             include_str!("lua/read.lua"),
             include_str!("lua/decode.lua"),
@@ -48,7 +50,7 @@ impl Scripts {
                 include_str!("lua/scale.lua"),
                 include_str!("lua/buckets.lua"),
             )),
-            charge: script!("lua/charge.lua"),
+            charge: script!("lua/charge.lua" after "lua/short.lua"),
             debit: script!("lua/debit.lua"),
             undo: script!("lua/undo.lua"),
             return_units: script!("lua/return_units.lua"),

@@ -1,11 +1,9 @@
 //! Script arguments: requests as little-endian numbers, which are cheap for a script to read.
 //!
-//! `lua/read.lua` and `lua/decode.lua` describe the layout. One number per argument was rejected: reading twenty
+//! `lua/begin.lua` and `lua/decode.lua` describe the layout. One number per argument was rejected: reading twenty
 //! arguments costs Redis more than deciding on them.
 
-use super::compact;
-use super::key_encoding::Name;
-use super::shard_request::{ShardCharge, ShardRequest};
+use super::shard_request::{BundleCounter, ShardCharge, ShardRequest};
 use tollgate_core::{Cost, Limit, LimitParams, Period, TimeDelta, Timestamp};
 
 /// Above the capacity of any limit, and small enough that sums stay exact in a script.
@@ -35,13 +33,14 @@ impl ScriptArgs {
         Self { counters: Vec::new(), count: 0, body: Vec::new(), now: fixed_time, near }
     }
 
-    /// Declares a counter of a bundle, both numbered from 1.
-    pub(super) fn counter(&mut self, bundle: usize, name: &Name) -> u16 {
-        self.counters.extend_from_slice(&u16::try_from(bundle).unwrap_or(u16::MAX).to_le_bytes());
-        self.counters.extend_from_slice(name);
-        self.counters.push(0);
+    /// Declares a counter; counters and bundles are numbered from 1.
+    pub(super) fn counter(&mut self, counter: &BundleCounter) {
+        self.counters.extend_from_slice(&u16::try_from(counter.bundle + 1).unwrap_or(u16::MAX).to_le_bytes());
+        for text in [counter.name.as_slice(), counter.short.as_slice()] {
+            self.counters.extend_from_slice(text);
+            self.counters.push(0);
+        }
         self.count += 1;
-        self.count
     }
 
     /// Appends the time at which units were taken that are now returned.
@@ -98,10 +97,12 @@ impl ScriptArgs {
         }
     }
 
-    pub(super) fn finish(self) -> Vec<u8> {
-        let mut ask = Vec::with_capacity(10 + self.counters.len() + self.body.len());
+    /// Returns the argument; `is_short` if `lua/short.lua` may decide it.
+    pub(super) fn finish(self, is_short: bool) -> Vec<u8> {
+        let mut ask = Vec::with_capacity(11 + self.counters.len() + self.body.len());
         let time = self.now.map_or(-1.0, |now| double(now.as_micros()));
         ask.extend_from_slice(&time.to_le_bytes());
+        ask.push(u8::from(is_short));
         ask.extend_from_slice(&self.count.to_le_bytes());
         ask.extend(self.counters);
         ask.extend(self.body);
@@ -123,11 +124,11 @@ impl ScriptArgs {
         self.body.push(if are_usual { count } else { count | FAR });
         for want in &request.charges {
             self.body.push(b';');
-            self.body.extend_from_slice(&request.counters[want.counter].1);
+            let BundleCounter { name, short, .. } = &request.counters[want.counter];
+            self.body.extend_from_slice(name);
             self.body.extend_from_slice(b":\0");
             let LimitParams::Bucket { unit, max_ahead, .. } = want.limit.params() else { continue };
-            let short = compact::prefix(&request.counters[want.counter].1, unit).unwrap_or_default();
-            self.body.extend_from_slice(short.as_bytes());
+            self.body.extend_from_slice(short);
             self.body.push(0);
             let (_, [cost, capacity, ..]) = numbers(&want.limit, want.cost, want.phase);
             for number in [cost, capacity, unit] {

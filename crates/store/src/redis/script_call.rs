@@ -2,13 +2,13 @@
 
 use super::decode_state;
 use super::envoy_keys;
-use super::key_encoding::Name;
 use super::pipeline::{Command, Failure, Job, ShardReply};
 use super::recompute::recompute;
 use super::script::Scripts;
 use super::script_args::{ScriptArgs, ScriptOp};
 use super::server_error::ServerError;
 use super::shard::Shared;
+use super::shard_request::BundleCounter;
 use redis::{Cmd, Pipeline, Value};
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -26,12 +26,35 @@ pub(super) struct ScriptCall {
     jobs: Vec<Job>,
     bundles: Vec<String>,
     bundle_index: HashMap<String, usize, foldhash::fast::RandomState>,
-    counters: Vec<(usize, Name)>,
+    counters: Vec<BundleCounter>,
     /// For each job, the numbers of its counters within the call.
     numbers: Vec<SmallVec<[u16; 4]>>,
-    is_plain: bool,
+    kind: Kind,
+}
+
+/// Which script a call needs, and in which form.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+enum Kind {
+    #[default]
+    General,
+    /// Charges that `lua/short.lua` can decide.
+    Short,
+    /// Buckets of one bundle per request.
+    Buckets,
     /// Its counters are plain numbers under keys of envoyproxy/ratelimit.
-    is_envoy: bool,
+    Envoy,
+}
+
+impl Kind {
+    fn of(job: &Job) -> Self {
+        let is_charge = matches!(job.command, Command::Charge);
+        match &job.request {
+            request if request.envoy_at.is_some() => Self::Envoy,
+            request if is_charge && request.is_plain() => Self::Buckets,
+            request if is_charge && request.is_short() => Self::Short,
+            _ => Self::General,
+        }
+    }
 }
 
 /// Result of a call.
@@ -49,18 +72,17 @@ impl ScriptCall {
     /// Groups jobs into as few calls as their slots allow, in the order of the jobs.
     pub(super) fn group(jobs: impl Iterator<Item = Job>, merges: bool) -> Vec<Self> {
         let mut calls: Vec<Self> = Vec::new();
-        let mut open: HashMap<(u16, bool, bool), usize, foldhash::fast::RandomState> = HashMap::default();
+        let mut open: HashMap<(u16, Kind), usize, foldhash::fast::RandomState> = HashMap::default();
         for job in jobs {
             let alone = !matches!(job.command, Command::Charge) || job.request.is_partial || job.is_asking;
-            let is_plain = matches!(job.command, Command::Charge) && job.request.is_plain();
-            let is_envoy = job.request.envoy_at.is_some();
-            let place = (if merges { 0 } else { job.slot }, is_plain, is_envoy);
+            let kind = Kind::of(&job);
+            let place = (if merges { 0 } else { job.slot }, kind);
             let known = open.get(&place).copied().filter(|at| !alone && calls[*at].has_room(&job));
             if let Some(at) = known {
                 calls[at].add(job);
                 continue;
             }
-            let mut call = Self { is_plain, is_envoy, ..Self::default() };
+            let mut call = Self { kind, ..Self::default() };
             call.add(job);
             calls.push(call);
             // Later jobs must not overtake a call that stands alone.
@@ -94,13 +116,18 @@ impl ScriptCall {
                 })
             })
             .collect();
-        let numbers = request.counters.iter().map(|(bundle, name)| {
-            let bundle = bundles[*bundle];
-            let known = self.counters.iter().position(|(at, whose)| *at == bundle && whose == name);
+        let numbers = request.counters.iter().map(|counter| {
+            let bundle = bundles[counter.bundle];
+            let known =
+                self.counters.iter().position(|known| known.bundle == bundle && known.name == counter.name);
             let at = known.unwrap_or_else(|| {
-                self.counters.push((bundle, name.clone()));
+                self.counters.push(BundleCounter { bundle, ..counter.clone() });
                 self.counters.len() - 1
             });
+            // A bucket of two scales, or two counters of one bundle: not alone in a short form.
+            if self.kind == Kind::Short && (at != bundle || self.counters[at].short != counter.short) {
+                self.kind = Kind::General;
+            }
             u16::try_from(at + 1).unwrap_or(u16::MAX)
         });
         let numbers = numbers.collect();
@@ -121,27 +148,25 @@ impl ScriptCall {
         near: Timestamp,
         by_name: bool,
     ) {
-        if self.is_envoy {
+        if self.kind == Kind::Envoy {
             return self.write_envoy(pipeline, scripts, near, by_name);
         }
         let work = &self.jobs[0].command;
         let script = match work {
-            Command::Charge if self.is_plain => &scripts.buckets,
+            Command::Charge if self.kind == Kind::Buckets => &scripts.buckets,
             Command::Charge => &scripts.charge,
             Command::Debit | Command::Release => &scripts.debit,
             Command::Undo { .. } => &scripts.undo,
             Command::ReturnUnits { .. } => &scripts.return_units,
         };
         let mut ask = ScriptArgs::new(fixed_time, near);
-        if !self.is_plain {
-            for (bundle, name) in &self.counters {
-                ask.counter(bundle + 1, name);
-            }
+        if self.kind != Kind::Buckets {
+            self.counters.iter().for_each(|counter| ask.counter(counter));
         }
         for (job, numbers) in self.jobs.iter().zip(&self.numbers) {
             match &job.command {
-                Command::Charge if self.is_plain => {
-                    let bundle = self.counters[usize::from(numbers[0]) - 1].0;
+                Command::Charge if self.kind == Kind::Buckets => {
+                    let bundle = self.counters[usize::from(numbers[0]) - 1].bundle;
                     ask.buckets(&job.request, bundle + 1);
                 }
                 Command::Charge => ask.request(&job.request, numbers),
@@ -166,10 +191,9 @@ impl ScriptCall {
         } else {
             command.arg("EVAL").arg(script.text);
         }
-        command.arg(self.bundles.len()).arg(&self.bundles).arg(if self.is_plain {
-            ask.finish_buckets()
-        } else {
-            ask.finish()
+        command.arg(self.bundles.len()).arg(&self.bundles).arg(match self.kind {
+            Kind::Buckets => ask.finish_buckets(),
+            kind => ask.finish(kind == Kind::Short),
         });
         if let Command::Undo { priors, .. } = work {
             command.arg(priors);
@@ -191,7 +215,7 @@ impl ScriptCall {
         for (job, numbers) in self.jobs.iter().zip(&self.numbers) {
             let undoes = matches!(job.command, Command::Undo { .. });
             for want in &job.request.charges {
-                let (bundle, _) = &self.counters[usize::from(numbers[want.counter]) - 1];
+                let bundle = self.counters[usize::from(numbers[want.counter]) - 1].bundle;
                 let units = i64::try_from(want.cost.units()).unwrap_or(i64::MAX);
                 let units = if want.cost.is_refund() != undoes { -units } else { units };
                 command.arg(bundle + 1).arg(units).arg(want.expiry);
@@ -232,9 +256,9 @@ impl ScriptCall {
             Value::BulkString(bytes) => Some(bytes.as_slice()),
             _ => None,
         };
-        let state = |(bundle, name): &(usize, Name)| match self.is_envoy {
-            true => envoy_keys::state(&self.bundles[*bundle], held(*bundle)),
-            false => decode_state::state(held(*bundle), name),
+        let state = |counter: &BundleCounter| match self.kind {
+            Kind::Envoy => envoy_keys::state(&self.bundles[counter.bundle], held(counter.bundle)),
+            _ => decode_state::state(held(counter.bundle), counter),
         };
         let mut states: Vec<State> = self.counters.iter().map(state).collect();
         let received_at = shared.clock.now();
@@ -269,11 +293,11 @@ impl ScriptCall {
                 }
             }
             for (want, recomputed) in request.charges.iter().zip(&recomputed) {
-                let (bundle, name) = &self.counters[usize::from(numbers[want.counter]) - 1];
+                let counter = &self.counters[usize::from(numbers[want.counter]) - 1];
                 let outcome = recomputed.resolve(scripted, want.enforcement);
                 shared.last_replies.record(
-                    &self.bundles[*bundle],
-                    name,
+                    &self.bundles[counter.bundle],
+                    &counter.name,
                     want.limit.capacity(),
                     &outcome,
                     received_at,
@@ -329,9 +353,8 @@ impl ScriptCall {
 
     /// Returns a call for each request.
     fn split(self) -> Vec<Self> {
-        let (is_plain, is_envoy) = (self.is_plain, self.is_envoy);
         let alone = |job| {
-            let mut call = Self { is_plain, is_envoy, ..Self::default() };
+            let mut call = Self { kind: Kind::of(&job), ..Self::default() };
             call.add(job);
             call
         };

@@ -1,5 +1,6 @@
 //! Shard request: the charges of a request that live in one shard or slot, owned, in the order that scripts take them.
 
+use super::compact::{self, Short};
 use super::data_loss::DataLoss;
 use super::envoy_keys::{self, EnvoyKeys};
 use super::key_encoding::{self, Hashing, Name};
@@ -27,12 +28,20 @@ pub(super) struct ShardCharge {
     pub(super) expiry: u64,
 }
 
+/// A counter of a bundle.
+#[derive(Clone, Debug)]
+pub(super) struct BundleCounter {
+    /// Index of the bundle.
+    pub(super) bundle: usize,
+    pub(super) name: Name,
+    pub(super) short: Short,
+}
+
 /// Charges that live in one place: one Redis, or one slot of a cluster.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ShardRequest {
     pub(super) bundles: SmallVec<[String; 2]>,
-    /// Bundle index and name of each counter.
-    pub(super) counters: SmallVec<[(usize, Name); 4]>,
+    pub(super) counters: SmallVec<[BundleCounter; 4]>,
     /// The charges, independent ones first: the others see what those take.
     pub(super) charges: SmallVec<[ShardCharge; 4]>,
     /// For each charge of a partial request, the name of the mark that leases of its counter may be outstanding; empty
@@ -67,6 +76,20 @@ impl ShardRequest {
             })
     }
 
+    /// Returns whether the request has only windows and buckets that are alone in their bundles, if they have their short
+    /// form, all required or independent and taken from: `lua/short.lua` decides it.
+    pub(super) fn is_short(&self) -> bool {
+        self.bundles.len() == self.counters.len()
+            && self.envoy_at.is_none()
+            && self.charges.iter().all(|want| {
+                want.enforcement != Enforcement::Alternative
+                    && !want.cost.is_refund()
+                    && !want.cost.is_peek()
+                    && self.loss.applies_to(want).is_none()
+                    && compact::is_stepped_short(&want.limit, &self.counters[want.counter].short, want.phase)
+            })
+    }
+
     /// Returns whether an undo needs to know what the bundles held before: always if another slot may deny the request,
     /// and for permits, because a renewed permit is held without the renewal.
     pub(super) fn needs_priors(&self) -> bool {
@@ -74,16 +97,20 @@ impl ShardRequest {
         self.is_partial || self.charges.iter().any(is_permit)
     }
 
-    fn add(&mut self, bundle: String, name: Name, want: impl FnOnce(usize) -> ShardCharge) {
+    fn add(&mut self, bundle: String, name: Name, short: &Short, want: impl FnOnce(usize) -> ShardCharge) {
         let place = self.bundles.iter().position(|known| *known == bundle).unwrap_or_else(|| {
             self.bundles.push(bundle);
             self.bundles.len() - 1
         });
-        let known = self.counters.iter().position(|(at, whose)| *at == place && *whose == name);
+        let known = self.counters.iter().position(|known| known.bundle == place && known.name == name);
         let counter = known.unwrap_or_else(|| {
-            self.counters.push((place, name));
+            self.counters.push(BundleCounter { bundle: place, name, short: short.clone() });
             self.counters.len() - 1
         });
+        // A bucket of two scales has no short form here.
+        if self.counters[counter].short != *short {
+            self.counters[counter].short = Short::new();
+        }
         self.charges.push(want(counter));
     }
 }
@@ -132,10 +159,11 @@ pub(super) fn from_charges(
                     (key_encoding::bundle(&charge.key, hashing), key_encoding::member(charge.key.scope), 0)
                 }
             };
+            let short = compact::short(charge.key.scope, &name, charge.limit);
             let (store, layout) = layout(charge.key.scope);
             let part = request_at(&mut parts, Place { store, slot: layout.slot(&bundle) });
             part.envoy_at = plain.as_ref().map(|(_, _, now)| *now);
-            part.add(bundle, name, |counter| ShardCharge {
+            part.add(bundle, name, &short, |counter| ShardCharge {
                 limit: charge.limit.clone(),
                 cost: charge.cost,
                 enforcement: charge.enforcement,

@@ -20,5 +20,6 @@ mod return_units;
 mod scales;
 mod sentinel;
 mod servers;
+mod short_forms;
 mod tls;
 mod wrong_clocks;

@@ -39,9 +39,12 @@ while at <= #ask do
   if n == 1 and #value == 20 and sub(value, 1, 5) == of[2] and not find(value, '%D', 6) then
     alone, value = number(sub(value, 6)) + 1600000000000000, ''
   elseif value ~= '' and byte(value) ~= 59 then
-    -- A whole number: one bucket alone, in the short form, or without a scale as former versions wrote it.
+    -- A whole number: one window or bucket alone, in the short form, or without a scale as former versions wrote it.
     local whose, tat, time = expand(value)
-    if whose then
+    local code, window = expand_window(value)
+    if code then
+      value = text(';%s:w%d,%d,%d', code, window[2], window[3], window[4])
+    elseif whose then
       value = text(';%s:b%d,%d', whose, tat, time)
     elseif #value == 19 then
       value = text(';%s:b%d', sub(value, 17), instant_of(sub(value, 1, 16), b))

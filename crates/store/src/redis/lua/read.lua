@@ -1,42 +1,13 @@
--- What every script begins with: the ask, the time, and the bundles as they are kept.
---
--- KEYS      the bundles; ARGV[1] the ask (`script_args.rs` writes it):
---             time        double   microseconds, or -1 for the server's own
---             counters    uint16   then for each: its bundle (uint16, from 1), its name (zero-terminated)
---             then what the script itself reads, from `at` on
+-- The states of the counters that the ask names.
 --
 -- A bundle is the text that docs/internals/redis-format.md describes. A counter's state is false (unused), a number (a bucket's
 -- TAT in whole microseconds, of an unknown scale), or a table: its kind, the instant of its expiry, its fields. Of a bucket these
 -- are the microsecond after its TAT, the fraction, the reach, and the scale (0 and 0 if that is unknown). States are never
 -- changed in place.
-local decode, floor, number, text = struct.unpack, math.floor, tonumber, string.format
-local ask = ARGV[1]
-local now, counters, at = decode('<dH', ask)
-local fresh = 0
-if now < 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
-else
-  -- A time that is told stands still while the server's goes on: such keys must outlive their states.
-  fresh = 600000
-end
 
 -- No script writes anything but bundles: somebody else did, and nothing may rest on it. The number tells which key it is.
 local function damaged(b, why)
   error('key ' .. b .. ' holds no counters: ' .. why)
-end
-
-local kept
-if KEYS[2] then
-  kept = redis.call('MGET', unpack(KEYS))
-  for b = 1, #KEYS do
-    if not kept[b] then
-      -- MGET says nothing of a key of another type, which a write would replace; GET fails on it.
-      redis.call('GET', KEYS[b])
-    end
-  end
-else
-  kept = { redis.call('GET', KEYS[1]) }
 end
 
 -- Name to state, or to its text as long as nobody has asked for it.
@@ -58,6 +29,11 @@ local function split(value, b)
       local tat = number(value:sub(1, 16))
       if tat and tat >= 1e15 and tat < 9e15 then
         found[value:sub(17)], read = tat, 19
+      end
+    elseif #value == 18 then
+      local code, state = expand_window(value)
+      if code then
+        found[code], read = state, 18
       end
     else
       local name, tat, unit = expand(value)
@@ -106,20 +82,33 @@ local function ends(state)
   return state[1] == 'f' and state[3] == 0 and state[2] - 1 or state[2]
 end
 
+-- The code that a window with this name has in its short form.
+local codes = {}
+
+-- The state with this name among those of bundle b. A window that was alone is known by its code until somebody who knows
+-- its name has asked for it.
+local function state_of(found, name, b)
+  local state, code = found[name] or false, codes[name]
+  if not state and code and found[code] then
+    state, found[name], found[code] = found[code], found[code], nil
+  end
+  if state and type(state) == 'string' then
+    state = parse(state, b)
+  end
+  return state
+end
+
 local entries, owner, names, states, changed = {}, {}, {}, {}, {}
 for c = 1, counters do
-  local b, name
-  b, name, at = decode('<Hs', ask, at)
+  local b, name, short
+  b, name, short, at = decode('<Hss', ask, at)
+  codes[name] = short:match('^%d%d')
   local found = entries[b]
   if not found then
     found = split(kept[b], b)
     entries[b] = found
   end
-  local state = found[name] or false
-  if state and type(state) == 'string' then
-    state = parse(state, b)
-  end
-  owner[c], names[c], states[c] = b, name, state
+  owner[c], names[c], states[c] = b, name, state_of(found, name, b)
 end
 
 -- Puts a counter's new state (false: none) where it is written at the end.

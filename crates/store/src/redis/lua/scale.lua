@@ -103,3 +103,43 @@ local function shrink(name, tat, unit)
   end
   return nil
 end
+
+-- One fixed window alone, of a usual length, is a whole number too: two digits for its length, as many for which window it is
+-- since 1970 as all of them until 2096 need, and the count in the rest of 18. A charge adds to it without another expiry.
+local lengths = {
+  1, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 14400, 21600, 28800, 43200, 86400, 604800, 2592000,
+  7776000, 31536000,
+}
+
+-- The seconds of a code, and the digits for which window it is.
+local function window_of(code)
+  local seconds = lengths[tonumber(code) - 9]
+  return seconds, seconds and #string.format('%d', 4000000000 / seconds)
+end
+
+-- The code and the state that such a number holds; nil if it is none.
+local function expand_window(value)
+  if #value ~= 18 or value:find('%D') then
+    return nil
+  end
+  local code = value:sub(1, 2)
+  local seconds, digits = window_of(code)
+  if not seconds then
+    return nil
+  end
+  local start = tonumber(value:sub(3, 2 + digits)) * seconds * 1000000
+  return code, { 'w', start + seconds * 1000000, start, tonumber(value:sub(3 + digits)) }
+end
+
+-- The number for a window; nil if it has none.
+local function shrink_window(code, state)
+  local seconds, digits = window_of(code)
+  local index = seconds and state[3] / (seconds * 1000000)
+  if not index or index % 1 ~= 0 or index >= 10 ^ digits or state[4] >= 10 ^ (16 - digits) then
+    return nil
+  elseif state[2] ~= (index + 1) * seconds * 1000000 then
+    -- A key whose windows are shifted.
+    return nil
+  end
+  return string.format('%s%0' .. digits .. 'd%0' .. 16 - digits .. 'd', code, index, state[4])
+end

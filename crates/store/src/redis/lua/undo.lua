@@ -12,11 +12,7 @@ taken, n, _, at = decode('<dHB', ask, at)
 local before, after, took = {}, {}, {}
 for c = 1, counters do
   local value = ARGV[1 + owner[c]]
-  local state = split(value ~= '' and value, owner[c])[names[c]] or false
-  if state and type(state) == 'string' then
-    state = parse(state, owner[c])
-  end
-  before[c] = state
+  before[c] = state_of(split(value ~= '' and value, owner[c]), names[c], owner[c])
 end
 now = taken
 for i = 1, n do

@@ -52,10 +52,13 @@ for b in pairs(changed) do
   else
     local value
     local state = n == 1 and found[only]
-    if type(state) == 'string' and state:byte() == 98 then
+    local code = n == 1 and (codes[only] or only:match('^%d%d$'))
+    if type(state) == 'string' and (state:byte() == 98 or code and state:byte() == 119) then
       state = parse(state, b)
     end
-    if type(state) == 'table' and state[1] == 'f' and state[3] == 0 and state[4] == 0 and state[5] == 1 then
+    if code and type(state) == 'table' and state[1] == 'w' then
+      value = shrink_window(code, state)
+    elseif type(state) == 'table' and state[1] == 'f' and state[3] == 0 and state[4] == 0 and state[5] == 1 then
       value = shrink(only, state[2] - 1, state[6])
     end
     value = value or table.concat(texts)
