@@ -53,7 +53,7 @@ fn fault(status: &Status) -> Fault {
     let mut causes = std::iter::successors(status.source(), |cause| (*cause).source());
     match status.code() {
         Code::DeadlineExceeded => Fault::Timeout,
-        _ if causes.any(|cause| cause.is::<TimeoutExpired>()) => Fault::Timeout,
+        _ if causes.any(|cause| cause.downcast_ref::<TimeoutExpired>().is_some()) => Fault::Timeout,
         // Only what this side found out has a cause.
         _ if status.source().is_some() => Fault::Unreachable,
         Code::Cancelled => Fault::Timeout,
