@@ -1,8 +1,9 @@
 //! `tollgate ratelimit` compared with envoyproxy/ratelimit: the same environment, rule file, Redis and requests.
 //!
-//! The service has one core; Redis and the client share the other. A request has four descriptors, two of them of one of
-//! 100,000 callers. Measures the maximum rate by number of connections, the latency at a rate that all can sustain, and the
-//! memory of the service and of Redis after a request of each of a million callers.
+//! The service has one core; Redis and the client share the other, for all contestants alike. A request has four descriptors,
+//! two of them of one of 100,000 callers, or one descriptor of such a caller. Measures the maximum rate by number of
+//! connections, the latency at a rate that all can sustain, and the memory of the service and of Redis after a request of each
+//! of a million callers.
 
 use crate::grpc::message_of;
 use crate::grpc_load::{PLACEHOLDER, Requests, Until, closed, paced};
@@ -24,7 +25,6 @@ descriptors:
   - {key: caller, rate_limit: {unit: day, requests_per_unit: 10}}
 ";
 const CALLERS: u64 = 100_000;
-const CONNECTIONS: [u64; 3] = [1, 8, 32];
 /// Connections of the paced requests.
 const PACED: u64 = 8;
 /// Bars: requests per second and p99 beside the peer's.
@@ -37,6 +37,27 @@ pub(crate) enum Length {
     Short,
     Full,
 }
+
+/// Requests to measure, and the numbers of connections that send them.
+struct Case {
+    title: &'static str,
+    descriptors: &'static [(&'static str, &'static str)],
+    connections: &'static [u64],
+}
+
+const CASES: [Case; 2] = [
+    Case {
+        title: "four descriptors",
+        descriptors: &[
+            ("user", PLACEHOLDER),
+            ("api_key", PLACEHOLDER),
+            ("path", "GET /orders"),
+            ("tenant", "acme"),
+        ],
+        connections: &[1, 8, 32],
+    },
+    Case { title: "one descriptor", descriptors: &[("user", PLACEHOLDER)], connections: &[8] },
+];
 
 /// A service to start.
 #[derive(Clone)]
@@ -51,7 +72,7 @@ struct Contestant {
     name: &'static str,
     server: Server,
     /// Requests per second, by number of connections.
-    rates: [Vec<f64>; CONNECTIONS.len()],
+    rates: Vec<Vec<f64>>,
     /// Microseconds per request of the service's CPU time, and of Redis's.
     own: Vec<f64>,
     redis: Vec<f64>,
@@ -80,34 +101,35 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     let written =
         std::fs::create_dir_all(&rules).and_then(|()| std::fs::write(rules.join("bench.yaml"), RULES));
     written.map_err(|error| error.to_string())?;
-    let result = speed(&programs, &folder, Duration::from_secs(seconds), rounds)
+    let span = Duration::from_secs(seconds);
+    let result = CASES
+        .iter()
+        .try_for_each(|case| speed(&programs, &folder, case, span, rounds))
         .and_then(|()| memory(&programs, &folder, keys));
     std::fs::remove_dir_all(&folder).map_err(|error| error.to_string())?;
     result
 }
 
 /// Rates and latencies, in turns over one Redis.
-fn speed(programs: &[Program], folder: &Path, span: Duration, rounds: usize) -> Result<(), String> {
+fn speed(
+    programs: &[Program],
+    folder: &Path,
+    case: &Case,
+    span: Duration,
+    rounds: usize,
+) -> Result<(), String> {
     let redis = Redis::start(CLIENT_CORE)?;
-    let requests = Requests::new(
-        &message_of(&[
-            ("user", PLACEHOLDER),
-            ("api_key", &format!("k-{PLACEHOLDER}")),
-            ("path", "GET /orders"),
-            ("tenant", "acme"),
-        ]),
-        |number| mix(mix(number) % CALLERS),
-    );
+    let requests = Requests::new(&message_of(case.descriptors), |number| mix(mix(number) % CALLERS));
     let start = |program: &Program| {
         let [own, redis_cpu, p50, p99] = std::array::from_fn(|_| Vec::new());
         let server = start(program, folder, &redis)?;
-        let rates = std::array::from_fn(|_| Vec::new());
+        let rates = vec![Vec::new(); case.connections.len()];
         Ok::<_, String>(Contestant { name: program.name, server, rates, own, redis: redis_cpu, p50, p99 })
     };
     let mut contestants = programs.iter().map(start).collect::<Result<Vec<_>, _>>()?;
     // The first round fills caches and counters.
     for round in 0..=rounds {
-        for (at, connections) in CONNECTIONS.into_iter().enumerate() {
+        for (at, connections) in case.connections.iter().copied().enumerate() {
             for one in &mut contestants {
                 let (ticks, cpu) = (one.server.ticks(), redis.cpu_micros()?);
                 let address = &one.server.address;
@@ -132,23 +154,26 @@ fn speed(programs: &[Program], folder: &Path, span: Duration, rounds: usize) -> 
             one.p99.push(part(0.99));
         }
     }
-    report(contestants, rate);
+    report(case, contestants, rate);
     Ok(())
 }
 
-fn report(contestants: Vec<Contestant>, rate: f64) {
-    heading("Compared with envoyproxy/ratelimit: four descriptors over gRPC, the same Redis");
-    let columns = CONNECTIONS.map(|connections| format!("requests/s, {connections} × 16 in flight | "));
+fn report(case: &Case, contestants: Vec<Contestant>, rate: f64) {
+    let Case { title, connections, .. } = case;
+    heading(&format!("Compared with envoyproxy/ratelimit: {title} over gRPC, the same Redis"));
+    let columns =
+        connections.iter().map(|connections| format!("requests/s, {connections} × 16 in flight | "));
+    let columns: Vec<String> = columns.collect();
     println!("| | {}µs of CPU | µs of Redis CPU | p50 µs at {rate:.0}/s | p99 µs |", columns.concat());
-    println!("|---|{}---:|---:|---:|---:|", "---:|".repeat(CONNECTIONS.len()));
+    println!("|---|{}---:|---:|---:|---:|", "---:|".repeat(connections.len()));
     let mut peer = None;
     let mut ratios = Vec::new();
     for one in contestants {
-        let rates = one.rates.map(median);
+        let rates: Vec<f64> = one.rates.into_iter().map(median).collect();
         let [own, redis, p50, p99] = [one.own, one.redis, one.p50, one.p99].map(median);
-        let shown = rates.map(|rate| format!("{rate:.0} | "));
+        let shown: Vec<String> = rates.iter().map(|rate| format!("{rate:.0} | ")).collect();
         println!("| {} | {}{own:.1} | {redis:.1} | {p50:.0} | {p99:.0} |", one.name, shown.concat());
-        match peer {
+        match &peer {
             None => peer = Some((rates, p99)),
             Some((theirs, their_p99)) => {
                 let worst = rates.iter().zip(theirs).map(|(own, theirs)| own / theirs);
@@ -159,11 +184,11 @@ fn report(contestants: Vec<Contestant>, rate: f64) {
     println!();
     for (name, faster, later) in ratios {
         at_least(
-            &format!("{name}: requests/s ÷ envoyproxy/ratelimit's, the worst of the three"),
+            &format!("{title}, {name}: requests/s ÷ envoyproxy/ratelimit's at its worst"),
             faster,
             FASTER,
         );
-        at_most(&format!("{name}: p99 ÷ envoyproxy/ratelimit's"), later, LATER);
+        at_most(&format!("{title}, {name}: p99 ÷ envoyproxy/ratelimit's"), later, LATER);
     }
 }
 

@@ -124,7 +124,7 @@ impl<'a> DecisionBody<'a> {
             warned_by: decision.warned_by.map(|by| decision.name(by)),
             emergency: decision.emergency(),
             reason: decision.reason.as_deref(),
-            shed: decision.shed_class.map(|class| class.name()),
+            shed: decision.shed_class.map(tollgate_engine::ShedOrder::name),
         }
     }
 }
