@@ -108,3 +108,18 @@ fn no_crate_pulls_in_what_it_must_not_know() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// `dist` inherits from `release`, which is quick to build: without an entry of its own, a package is released slow.
+#[test]
+fn the_released_profile_says_itself_how_packages_are_optimized() {
+    let manifest = include_str!("../../../Cargo.toml");
+    let packages = |profile: &str| -> Vec<&str> {
+        let section = manifest.split(&format!("[profile.{profile}.package]\n")).nth(1).expect("a section");
+        let lines = section.lines().take_while(|line| !line.starts_with('['));
+        lines.filter_map(|line| line.split_once(".opt-level = ").map(|(name, _)| name)).collect()
+    };
+    let (quick, released) = (packages("release"), packages("dist"));
+    assert!(!quick.is_empty());
+    let missing: Vec<_> = quick.into_iter().filter(|name| !released.contains(name)).collect();
+    assert_eq!(missing, Vec::<&str>::new());
+}
