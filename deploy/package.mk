@@ -19,7 +19,7 @@ PACK := SOURCE_DATE_EPOCH=$(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=
 # C code (SQLite, ring, mimalloc) is compiled for musl too. Debian has no musl compiler for arm64: its glibc compiler
 # serves, without the 64-bit file functions that only glibc has (they are the ordinary ones on such machines) and the
 # checked functions of -D_FORTIFY_SOURCE, and with its atomics inline.
-STATIC_ENV := CARGO_PROFILE_DIST_STRIP=debuginfo CC_x86_64_unknown_linux_musl=musl-gcc \
+STATIC_ENV := CARGO_PROFILE_DIST_STRIP=symbols CC_x86_64_unknown_linux_musl=musl-gcc \
   CC_aarch64_unknown_linux_musl=aarch64-linux-gnu-gcc AR_aarch64_unknown_linux_musl=aarch64-linux-gnu-ar \
   CFLAGS_aarch64_unknown_linux_musl="-U_FORTIFY_SOURCE -DSQLITE_DISABLE_LFS -mno-outline-atomics" \
   CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=aarch64-linux-gnu-gcc

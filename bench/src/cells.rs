@@ -139,7 +139,7 @@ impl Cluster {
     fn metric(&self, node: usize, name: &str) -> Vec<f64> {
         let Ok(mut connection) = Connection::open(self.address(node)) else { return Vec::new() };
         let page = connection
-            .exchange("GET /metrics HTTP/1.1\r\nhost: b\r\n\r\n")
+            .exchange("GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
             .map_or_else(|_| String::new(), |(_, page)| page);
         let own = page.lines().filter(|line| line.starts_with(name));
         own.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect()
@@ -268,7 +268,7 @@ impl Connection {
     /// Returns whether a request of this key is admitted.
     fn check(&mut self, key: &str) -> Result<bool, String> {
         let body = format!("{{\"domain\":\"d\",\"attributes\":{{\"k\":\"{key}\"}}}}");
-        let head = format!("POST /v1/check HTTP/1.1\r\nhost: b\r\ncontent-length: {}\r\n\r\n", body.len());
+        let head = format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
         let (status, _) = self.exchange(&format!("{head}{body}")).map_err(|error| error.to_string())?;
         Ok(status == 200)
     }
