@@ -268,7 +268,8 @@ impl Connection {
     /// Returns whether a request of this key is admitted.
     fn check(&mut self, key: &str) -> Result<bool, String> {
         let body = format!("{{\"domain\":\"d\",\"attributes\":{{\"k\":\"{key}\"}}}}");
-        let head = format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
+        let head =
+            format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
         let (status, _) = self.exchange(&format!("{head}{body}")).map_err(|error| error.to_string())?;
         Ok(status == 200)
     }

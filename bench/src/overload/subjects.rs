@@ -180,7 +180,7 @@ const ADMISSION_CONTROL: &str = r#"
               sampling_window: 10s
               sr_threshold: {default_value: {value: 95}, runtime_key: admission_control.sr_threshold}
               aggression: {default_value: 1.5, runtime_key: admission_control.aggression}
-              success_criteria: {http_criteria: {http_success_status: [{start: 200, end: 400}]}, grpc_criteria: {}}"#;
+              success_criteria: {http_criteria: {http_success_status: [{start: 200, end: 400}]}, grpc_criteria: {grpc_success_status: [0]}}"#;
 
 /// Starts Envoy with a filter and a limit of requests in flight.
 fn envoy(folder: &Path, upstream: SocketAddr, filter: &str, in_flight: u32) -> Result<Server, String> {
