@@ -107,7 +107,7 @@ func TestBrokenServers(t *testing.T) {
 	})
 }
 
-// The token stays with its server, whoever made the HTTP client.
+// The token is sent to its own server alone, also by an HTTP client that the caller made.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	var asked atomic.Int64
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))

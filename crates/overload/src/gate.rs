@@ -285,7 +285,7 @@ impl<W> Gate<W> {
     }
 
     /// Returns the place in the order of shedding (none if it is within a guarantee), the rank in the waiting room, and
-    /// whether it is beyond its tenant's fair share.
+    /// whether it exceeds its tenant's fair share.
     fn position(
         &self,
         now: Timestamp,

@@ -1,6 +1,6 @@
 //! Digest of a quota table: the sum of its entries' fingerprints, so that the order of changes does not matter and a change
-//! costs an addition. It tells whether two tables of one installation are equal; it is no protection against whoever
-//! chooses the entries. The arithmetic is fixed, because processes of different versions compare their digests.
+//! costs an addition. It shows whether two tables of one installation are equal; it does not protect against entries
+//! chosen by an attacker. The arithmetic is fixed, because processes of different versions compare their digests.
 
 use ring::digest::{SHA256, digest};
 use serde::Serialize;

@@ -318,6 +318,11 @@ fn signals_are_supposed_and_not_recorded() {
     assert_eq!(output.code, Some(0), "{}", output.err);
     let says = "By signals, limits of tier free are at 80% because of overload.\n";
     assert!(output.out.contains(says), "{}", output.out);
+    assert!(
+        output.out.contains("\noverload: priority normal (no entry of `priorities` matches); shed after "),
+        "{}",
+        output.out
+    );
     for (signal, code, says) in [
         ("queue=1", 1, "unknown signal `queue`"),
         ("queue_depth", 2, "expected NAME=VALUE"),

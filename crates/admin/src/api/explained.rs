@@ -110,7 +110,7 @@ pub struct ExplainedOverload {
     /// When its limits are tightened by signals, and how far; null if they are not.
     #[schema(required = true)]
     tightened: Option<String>,
-    /// The same in words.
+    /// The same in words, on one line.
     sentence: String,
 }
 
@@ -125,7 +125,7 @@ impl From<&OverloadExplanation> for ExplainedOverload {
             shed_by: explained.shed_by.clone(),
             shadow: explained.is_shadow,
             tightened: explained.tightened.clone(),
-            sentence: explained.to_string(),
+            sentence: explained.to_string().replace("\n  ", "; "),
         }
     }
 }

@@ -176,7 +176,7 @@ async fn concurrent_starts_on_new_sqlite_files_succeed() {
     }
 }
 
-/// Whoever may report signals must not be able to make all nodes read their state again.
+/// A token that may report signals must not be able to make all nodes read their state again.
 pub(crate) async fn a_step_of_adapted_limits_is_audited_without_a_revision(address: String) {
     let (one, _) = open(&address).await;
     put(&one, "key").await;

@@ -134,7 +134,7 @@ pub(crate) fn run(world: &World<'_>) -> Run {
         let now = stamp(at);
         let mut sent: Vec<(usize, Ticket)> = Vec::new();
         if at == next_leave {
-            // The upstream goes on with what nobody waits for.
+            // The upstream also completes requests whose clients have left.
             let left = patient.pop_front().and_then(|id| Some((id, tickets.remove(&id)?)));
             if let Some((id, ticket)) = left {
                 requests[id].fate = Fate::Left;
