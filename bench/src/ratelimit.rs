@@ -71,6 +71,8 @@ struct Program {
 struct Contestant {
     name: &'static str,
     server: Server,
+    /// Its own: counters of one contestant would change the form in which another's are kept.
+    store: Redis,
     /// Requests per second, by number of connections.
     rates: Vec<Vec<f64>>,
     /// Microseconds per request of the service's CPU time, and of Redis's.
@@ -110,7 +112,7 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
     result
 }
 
-/// Rates and latencies, in turns over one Redis.
+/// Rates and latencies, in turns, each over a Redis of its own.
 fn speed(
     programs: &[Program],
     folder: &Path,
@@ -118,27 +120,28 @@ fn speed(
     span: Duration,
     rounds: usize,
 ) -> Result<(), String> {
-    let redis = Redis::start(CLIENT_CORE)?;
     let requests = Requests::new(&message_of(case.descriptors), |number| mix(mix(number) % CALLERS));
     let start = |program: &Program| {
         let [own, redis_cpu, p50, p99] = std::array::from_fn(|_| Vec::new());
-        let server = start(program, folder, &redis)?;
+        let store = Redis::start(CLIENT_CORE)?;
+        let server = start(program, folder, &store)?;
         let rates = vec![Vec::new(); case.connections.len()];
-        Ok::<_, String>(Contestant { name: program.name, server, rates, own, redis: redis_cpu, p50, p99 })
+        let name = program.name;
+        Ok::<_, String>(Contestant { name, server, store, rates, own, redis: redis_cpu, p50, p99 })
     };
     let mut contestants = programs.iter().map(start).collect::<Result<Vec<_>, _>>()?;
     // The first round fills caches and counters.
     for round in 0..=rounds {
         for (at, connections) in case.connections.iter().copied().enumerate() {
             for one in &mut contestants {
-                let (ticks, cpu) = (one.server.ticks(), redis.cpu_micros()?);
+                let (ticks, cpu) = (one.server.ticks(), one.store.cpu_micros()?);
                 let address = &one.server.address;
                 let (rate, answered) = closed(address, connections, &requests, Until::Passed(span))
                     .map_err(|error| format!("{}: {error}", one.name))?;
                 if round > 0 {
                     one.rates[at].push(rate);
                     one.own.push((one.server.ticks() - ticks) as f64 * 1e4 / answered as f64);
-                    one.redis.push((redis.cpu_micros()? - cpu) / answered as f64);
+                    one.redis.push((one.store.cpu_micros()? - cpu) / answered as f64);
                 }
             }
         }
