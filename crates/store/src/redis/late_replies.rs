@@ -77,21 +77,26 @@ impl LateReplies {
             let all = reply.request.charges.iter().map(|want| entry.counters[want.index].0).collect();
             return entry.responder.answer(LateAnswer::Charged(all), || ());
         }
-        let mut request = *reply.request;
-        let taken: Vec<CounterId> = request
-            .charges
-            .iter()
-            .zip(&reply.outcomes)
-            .filter(|(want, recomputed)| {
-                let takes = !want.cost.is_peek() && !want.cost.is_refund();
-                takes
-                    && want.enforcement != Enforcement::Independent
-                    && recomputed.outcome.verdict.is_allowed()
-            })
-            .map(|(want, _)| entry.counters[want.index].0)
-            .collect();
-        if reply.admission == Admission::Denied || taken.is_empty() {
+        let mut request = reply.request;
+        let is_admitted = reply.admission == Admission::Admitted;
+        let (mut charged, mut is_undoable) = (Vec::new(), false);
+        for (want, recomputed) in request.charges.iter().zip(&reply.outcomes) {
+            let fits = recomputed.outcome.verdict.is_allowed();
+            // Independent charges stand whatever the others do, and are never undone.
+            let is_taken = match want.enforcement {
+                Enforcement::Independent => fits || want.limit.counts_denied(),
+                _ => fits && is_admitted,
+            };
+            if is_taken && !want.cost.is_peek() && !want.cost.is_refund() {
+                charged.push(entry.counters[want.index].0);
+                is_undoable |= want.enforcement != Enforcement::Independent;
+            }
+        }
+        if charged.is_empty() {
             return entry.responder.answer(LateAnswer::NotCharged, || ());
+        }
+        if !is_undoable {
+            return entry.responder.answer(LateAnswer::Charged(charged), || ());
         }
         let LateEntry { counters, responder, store, slot } = entry;
         // Without the prior contents a counter is not restored but refunded: what time has refilled is kept.
@@ -99,7 +104,7 @@ impl LateReplies {
             if reply.priors.is_empty() { vec![Vec::new(); request.bundles.len()] } else { reply.priors };
         request.marks = request.charges.iter().map(|want| counters[want.index].1.clone()).collect();
         let undo = Command::Undo { taken_at: reply.now, priors };
-        responder.answer(LateAnswer::Charged(taken), move || store.undo_late(undo, slot, request));
+        responder.answer(LateAnswer::Charged(charged), move || store.undo_late(undo, slot, request));
     }
 }
 

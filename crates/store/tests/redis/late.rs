@@ -7,8 +7,8 @@ use crate::servers::{Server, patient};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, LateAnswer, Limit, LimitSpec,
-    LossPolicy, PermitId, Rate, Scope, StoreError, TimeDelta,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LateAnswer, Limit,
+    LimitSpec, LossPolicy, PermitId, Rate, Scope, StoreError, TimeDelta,
 };
 use tollgate_store::{BreakerState, RedisConfig, RedisStore};
 
@@ -62,6 +62,41 @@ async fn a_late_charge_is_undone_or_kept() {
     assert_eq!(answers.recv(), Ok(LateAnswer::Charged(vec![charge[0].key.id()])));
     assert_eq!(store.status()[0].breaker, BreakerState::Closed);
     assert_eq!(store.last_known(&charge[0]).map(|known| known.used), Some(3), "late answers are answers");
+}
+
+/// Independent charges stand, also of a request that is denied: who admitted it meanwhile must not charge them again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_answer_tells_of_independent_charges() {
+    let server = Server::start(&[]);
+    let proxy = Proxy::to(server.port);
+    let mut config = quick(&proxy.url());
+    config.breaker.silence = TimeDelta::from_secs(3_600);
+    let store = RedisStore::connect(config);
+    let attempts = LimitSpec::new(Algorithm::FixedWindow, Rate::per(1, TimeDelta::from_secs(86_400)));
+    let attempts = attempts.count_denied().build().expect("a limit");
+    let (wide, scopes) = (limit(Algorithm::FixedWindow, 9), ["attempts", "wide", "full"].map(Scope::new));
+    let parts = [KeyPart::Text("alice")];
+    let charge = |at: usize, limit, enforcement| {
+        let key = CounterKey { scope: &scopes[at], parts: &parts };
+        Charge { enforcement, ..Charge::new(key, limit, Cost::ONE) }
+    };
+    let none = limit(Algorithm::FixedWindow, 1);
+    let charges = [
+        charge(0, &attempts, Enforcement::Independent),
+        charge(1, &wide, Enforcement::Independent),
+        charge(2, &none, Enforcement::Required),
+    ];
+    while store.charge(&charges).await.is_err() {}
+    let used = |at: usize| store.last_known(&charges[at]).map(|known| known.used);
+    let before = used(1);
+    proxy.set(Fault::StallAnswers);
+    let Err(StoreError::Late(late)) = store.charge(&charges).await else { panic!("an answer") };
+    let (sender, answers) = channel();
+    late.keep(move |answer| sender.send(answer).expect("a test"));
+    proxy.set(Fault::None);
+    let counted = vec![charges[0].key.id(), charges[1].key.id()];
+    assert_eq!(answers.recv(), Ok(LateAnswer::Charged(counted)), "the third is used up");
+    assert_eq!(used(1), before.map(|used| used + 1));
 }
 
 /// A check that fails without an answer waits for it a moment longer. Time is tokio's: what is measured is what the
