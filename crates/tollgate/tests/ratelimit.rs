@@ -541,6 +541,25 @@ fn rules_come_over_xds() {
     service.wait_for_log("Successfully loaded new configuration");
 }
 
+/// What an operator keeps in files for the time without a management server decides until that server answers.
+#[test]
+fn rules_of_files_decide_until_xds_answers() {
+    let (redis, folder, manager) = (Redis::start(), rules(RULES), XdsServer::start());
+    let (url, xds) = (format!("127.0.0.1:{}", redis.port()), manager.address.to_string());
+    let mut all = variables(&folder, &url);
+    all.extend([
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", &xds),
+        ("CONFIG_GRPC_XDS_NODE_ID", NODE),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+        // Of the image, for `serve`: that service's variables say where it listens, and it has no Redis protocol.
+        ("TOLLGATE_LISTEN_HOST", "127.0.0.2"),
+    ]);
+    let service = Ratelimit::start(&all).healthy();
+    assert_eq!(codes(&service.calls(&json!([call(&[("k", "v")])]))), ["OK"], "{}", service.log());
+    assert!(!service.log().contains("127.0.0.2"), "{}", service.log());
+}
+
 /// During a rollout both programs count on the same keys.
 #[test]
 fn counters_are_shared_with_the_service() {

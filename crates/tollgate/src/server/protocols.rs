@@ -12,7 +12,7 @@ use crate::server::status::ServerStatus;
 use crate::server::store::Store;
 use anyhow::Context;
 use std::future::Future;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -31,11 +31,28 @@ pub(crate) const HTTP: SocketAddr = local(8080);
 /// Optional by default: if the port is in use, the server starts without the Redis protocol.
 const RESP: SocketAddr = local(6380);
 
+/// The variable that replaces loopback in these; the image sets it. Without effect in the place of envoyproxy/ratelimit:
+/// that service's own variables set all addresses there.
+const LISTEN_HOST: &str = "TOLLGATE_LISTEN_HOST";
+
 /// Maximum duration of draining; after it the process ends with requests still in flight.
 const DRAIN: Duration = Duration::from_secs(15);
 
 const fn local(port: u16) -> SocketAddr {
     SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))
+}
+
+/// Returns the host of the default addresses: loopback, but all of them in a container, where nobody could reach it.
+fn default_host() -> anyhow::Result<IpAddr> {
+    match std::env::var(LISTEN_HOST) {
+        Ok(host) => {
+            let address = host.parse().ok();
+            address.with_context(|| {
+                format!("{LISTEN_HOST}={host} is not an IP address; use one such as 0.0.0.0")
+            })
+        }
+        Err(_) => Ok(HTTP.ip()),
+    }
 }
 
 /// State of the listeners that no setting configures.
@@ -76,8 +93,11 @@ impl ProtocolServers {
         let forward = http::ForwardAuth::new(&config.forward_auth, &config.identity);
         let forward = forward.with_context(|| config.place())?;
         forward.check_domain(rules).with_context(|| config.place())?;
-        let usual =
-            |address| if unsaid == DefaultListeners::Open { Listen::At(address) } else { Listen::Off };
+        let host = default_host()?;
+        let usual = |address: SocketAddr| match unsaid {
+            DefaultListeners::Open => Listen::At(SocketAddr::new(host, address.port())),
+            DefaultListeners::Closed => Listen::Off,
+        };
         let grpc = match &config.grpc_socket {
             Some(path) => Some(
                 rls::GrpcListener::unix(path.clone())
@@ -89,7 +109,8 @@ impl ProtocolServers {
         let resp = match (config.resp, unsaid) {
             (Some(address), _) => listen(address, "--resp")?,
             (None, DefaultListeners::Open) => {
-                listen_if_free(RESP, "the Redis protocol is off", "--resp").await
+                let address = SocketAddr::new(host, RESP.port());
+                listen_if_free(address, "the Redis protocol is off", "--resp").await
             }
             (None, DefaultListeners::Closed) => None,
         };

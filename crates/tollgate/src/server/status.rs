@@ -78,6 +78,8 @@ type MetricsSource = Box<dyn Fn(&mut MetricsWriter) + Send + Sync>;
 impl ServerStatus {
     pub(crate) fn new(limiter: Arc<Limiter<Store>>, observe: Arc<Telemetry>, config: &Config) -> Self {
         let clock = SystemClock::new();
+        // Rules of files decide until those of xDS come.
+        let has_rules = config.xds.is_none() || limiter.rules().domains().next().is_some();
         Self {
             limiter,
             telemetry: observe,
@@ -95,7 +97,7 @@ impl ServerStatus {
             control: std::sync::OnceLock::new(),
             billing: std::sync::OnceLock::new(),
             service: config.service.as_ref().map(|service| ServiceHealth::new(service.health)),
-            has_rules: AtomicBool::new(config.xds.is_none()),
+            has_rules: AtomicBool::new(has_rules),
             xds: config.xds.as_ref().map(XdsStatus::new),
             has_prometheus: config.prometheus.is_some(),
             cell: config.cells.as_ref().map(learn::announcement),
