@@ -13,6 +13,7 @@ mod control;
 #[path = "../../crates/control/tests/databases/mod.rs"]
 mod databases;
 mod floor;
+mod gate;
 mod gateway;
 mod grpc;
 mod grpc_load;
@@ -44,6 +45,7 @@ fn main() -> std::process::ExitCode {
         ["inprocess"] => inprocess::run(inprocess::Length::Full),
         ["inprocess", "--short"] => inprocess::run(inprocess::Length::Short),
         ["inprocess", "--limiter"] => inprocess::limiter(),
+        ["inprocess", "--overload"] => gate::run(),
         ["observe"] => return report::outcome(observe::run(observe::Length::Full)),
         ["observe", "--short"] => return report::outcome(observe::run(observe::Length::Short)),
         ["observe-memory", ref how @ ..] => {
