@@ -5,6 +5,7 @@
 
 use crate::limiter::Limiter;
 use crate::observer::Enforced;
+use std::pin::pin;
 use tollgate_core::{Charge, CounterStore, Outcome, Outcomes, StoreError, Verdict};
 
 impl<S: CounterStore> Limiter<S> {
@@ -32,7 +33,7 @@ impl<S: CounterStore> Limiter<S> {
     /// # Errors
     /// [`StoreError`] if the store did not respond; whether it applied the charge is then unknown.
     pub async fn charge_inline(&self, charge: Charge<'_>) -> Result<Outcome, StoreError> {
-        let charged = self.guarded_future(self.charge_one_inline(charge)).await;
+        let charged = self.guarded_future(pin!(self.charge_one_inline(charge))).await;
         charged.unwrap_or_else(|_| Err(StoreError::Unavailable("panic while deciding".to_owned())))
     }
 

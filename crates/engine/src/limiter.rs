@@ -30,7 +30,7 @@ use crate::workers::WorkerGates;
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tollgate_core::{
@@ -350,7 +350,8 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     /// Finishes a decision whose charges the store must be awaited for or may still admit, or that panicked. Apart and
-    /// boxed because these futures are large: every check would carry them, and reserve stack for them.
+    /// boxed because these futures are large: every check would carry them, and reserve stack for them. What is rarely
+    /// awaited within them is boxed too: a future is moved as a whole, and has room for the largest of what it may await.
     #[cold]
     #[inline(never)]
     fn finish<'f>(
@@ -363,11 +364,14 @@ impl<S: CounterStore> Limiter<S> {
     ) -> Pin<Box<dyn Future<Output = ()> + Send + 'f>> {
         Box::pin(async move {
             let charged = match tried {
-                Ok(tried) => self.guarded_future(self.charge(plan, permit, tried, grants, details)).await,
+                Ok(tried) => {
+                    let charge = pin!(self.charge(plan, permit, tried, grants, details));
+                    self.guarded_future(charge).await
+                }
                 Err(panic) => Err(panic),
             };
             if let Err(panic) = charged {
-                self.decide_after_panic(panic, plan, permit, details).await;
+                Box::pin(self.decide_after_panic(panic, plan, permit, details)).await;
             }
         })
     }
@@ -397,11 +401,11 @@ impl<S: CounterStore> Limiter<S> {
         };
         let mut outcomes = match charged {
             Ok(outcomes) => outcomes,
-            Err(error) => return self.apply_fail_policy(plan, permit, error, details).await,
+            Err(error) => return Box::pin(self.apply_fail_policy(plan, permit, error, details)).await,
         };
         let mut paid = None;
         if (grants.is_some() || plan.is_split) && fold::is_denied(plan, &outcomes) {
-            paid = self.reconsider(plan, permit, grants, &mut outcomes).await;
+            paid = Box::pin(self.reconsider(plan, permit, grants, &mut outcomes)).await;
         }
         fold::fold(plan, &outcomes, details);
         if self.store.is_regional_only() && plan.limits.iter().any(is_shared_by_cells) {

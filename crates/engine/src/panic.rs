@@ -13,6 +13,7 @@ use futures_util::FutureExt;
 use std::any::Any;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::{CounterStore, PermitId, StoreError, TimeDelta};
 use tollgate_rules::{FailPolicy, Plan};
@@ -47,8 +48,11 @@ impl<S> Limiter<S> {
         catch_unwind(AssertUnwindSafe(part)).map_err(|panic| self.record_panic(&*panic))
     }
 
-    /// Awaits a part of a decision.
-    pub(crate) async fn guarded_future<T>(&self, part: impl Future<Output = T>) -> Result<T, Panicked> {
+    /// Awaits a part of a decision, which is pinned by the caller: here it would be copied.
+    pub(crate) async fn guarded_future<T>(
+        &self,
+        part: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, Panicked> {
         AssertUnwindSafe(part).catch_unwind().await.map_err(|panic| self.record_panic(&*panic))
     }
 
@@ -91,8 +95,7 @@ impl<S: CounterStore> Limiter<S> {
             return;
         }
         let error = StoreError::Unavailable("panic while deciding".to_owned());
-        let decided = self.apply_fail_policy(plan, permit, error, details);
-        if self.guarded_future(decided).await.is_ok() {
+        if self.guarded_future(pin!(self.apply_fail_policy(plan, permit, error, details))).await.is_ok() {
             return;
         }
         // Local counters and refunds are part of what fails. The rules still say open or closed.

@@ -349,6 +349,11 @@ impl<S: CounterStore> Limiter<S> {
         if !self.pending.any_pending() {
             return Ok(());
         }
+        // Rare, and large: see `Limiter::finish`.
+        Box::pin(self.reconcile_charges(charges)).await
+    }
+
+    async fn reconcile_charges(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let names: Vec<CounterId> = charges.iter().map(counter_id).collect();
         let mut has_waited = false;
         let (failed, why) = loop {

@@ -247,7 +247,7 @@ impl RedisStore {
                 && let Some(store) = self.store_at(place.store)
             {
                 let work = Command::Undo { taken_at: answer.now, priors: answer.priors.clone() };
-                tasks.push(store.undo(work, place.slot, ShardRequest::clone(&answer.request)));
+                tasks.push(store.undo(work, place.slot, answer.request.clone()));
             }
         }
         for task in tasks {
@@ -256,7 +256,7 @@ impl RedisStore {
     }
 
     /// Undoes a charge in the background.
-    fn undo(&self, work: Command, slot: u16, request: ShardRequest) -> JoinHandle<()> {
+    fn undo(&self, work: Command, slot: u16, request: Box<ShardRequest>) -> JoinHandle<()> {
         let store = self.clone();
         tokio::spawn(async move {
             let patient = Instant::now() + 10 * store.shared.config.deadline;
@@ -269,7 +269,7 @@ impl RedisStore {
     }
 
     /// Undoes a charge whose reply came late, on the runtime of the pipeline that received it.
-    fn undo_late(&self, work: Command, slot: u16, request: ShardRequest) {
+    fn undo_late(&self, work: Command, slot: u16, request: Box<ShardRequest>) {
         if tokio::runtime::Handle::try_current().is_ok() {
             drop(self.undo(work, slot, request));
         }
@@ -306,7 +306,7 @@ impl RedisStore {
         &self,
         work: Command,
         place: Place,
-        request: ShardRequest,
+        request: Box<ShardRequest>,
         until: Instant,
         counters: Option<Counters<'_>>,
     ) -> Result<ShardReply, StoreError> {

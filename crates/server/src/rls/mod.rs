@@ -6,6 +6,7 @@
 
 pub(crate) mod codec;
 mod decode;
+mod dispatch;
 mod encode;
 mod health;
 mod incoming;

@@ -1,6 +1,7 @@
 //! The gRPC server: the rate limit service on tonic, with the quota service and the standard health and reflection
 //! services.
 
+use super::dispatch::Dispatch;
 use super::incoming::incoming;
 use super::listener::GrpcListener;
 use super::proto::DESCRIPTORS;
@@ -22,6 +23,7 @@ use tollgate_http::server::connections::{ConnectionBudget, FIRST_REQUEST, PortLi
 use tollgate_http::tls::ServerTls;
 use tollgate_http::traceparent;
 use tonic::server::NamedService;
+use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
@@ -107,7 +109,8 @@ impl<S: CounterStore + 'static> RateLimitService for Service<S> {
         let trace = traceparent::from_headers(&self.0, request.metadata().as_ref(), || began);
         let (message, metadata) = (request.get_ref(), request.metadata());
         let response = if metadata.contains_key(sdk_extension::METADATA_KEY) {
-            sdk_extension::handle(&self.0, &self.1, message, metadata, trace.as_ref()).await
+            // Boxed, so that the futures of all other checks have no room for it.
+            Box::pin(sdk_extension::handle(&self.0, &self.1, message, metadata, trace.as_ref())).await
         } else {
             super::handle(&self.0, message, trace.as_ref(), &self.2).await.map_err(Status::from)
         };
@@ -163,16 +166,16 @@ pub async fn serve<S: CounterStore + 'static>(
         // With a grace too, tonic never asks and cuts the connection after both.
         server = server.max_connection_age(age);
     }
+    let others = Routes::new(quotas)
+        .add_service(health_service)
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?)
+        .prepare();
     let serving = server
         .max_concurrent_streams(config.streams)
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
-        .add_service(service)
-        .add_service(quotas)
-        .add_service(health_service)
-        .add_service(reflection().build_v1()?)
-        .add_service(reflection().build_v1alpha()?)
-        .serve_with_incoming_shutdown(incoming, drained);
+        .serve_with_incoming_shutdown(Dispatch { first: service, others }, incoming, drained);
     tokio::select! {
         served = serving => Ok(served?),
         () = tollgate_http::tls::watch(tls.as_deref()) => Ok(()),

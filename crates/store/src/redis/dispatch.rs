@@ -34,12 +34,11 @@ pub(super) async fn send_with_retry(
     store: &RedisStore,
     work: Command,
     slot: u16,
-    request: ShardRequest,
+    mut request: Box<ShardRequest>,
     until: Instant,
     counters: Option<Counters<'_>>,
 ) -> Result<ShardReply, StoreError> {
     let RedisStore { shared, topology, .. } = store;
-    let mut request = Box::new(request);
     let (mut redirect, mut asking, mut unsent): (Option<Arc<Shard>>, bool, u32) = (None, false, 0);
     loop {
         let shard = match redirect.take() {

@@ -27,6 +27,8 @@ pub(super) struct ScriptCall {
     bundles: Vec<String>,
     bundle_index: HashMap<String, usize, foldhash::fast::RandomState>,
     counters: Vec<BundleCounter>,
+    /// For each bundle, the indexes of its counters.
+    counters_of: Vec<SmallVec<[usize; 2]>>,
     /// For each job, the numbers of its counters within the call.
     numbers: Vec<SmallVec<[u16; 4]>>,
     kind: Kind,
@@ -110,19 +112,25 @@ impl ScriptCall {
             .bundles
             .iter()
             .map(|bundle| {
-                *self.bundle_index.entry(bundle.clone()).or_insert_with(|| {
-                    self.bundles.push(bundle.clone());
-                    self.bundles.len() - 1
-                })
+                if let Some(at) = self.bundle_index.get(bundle) {
+                    return *at;
+                }
+                let at = self.bundles.len();
+                self.bundles.push(bundle.clone());
+                self.counters_of.push(SmallVec::new());
+                self.bundle_index.insert(bundle.clone(), at);
+                at
             })
             .collect();
         let numbers = request.counters.iter().map(|counter| {
             let bundle = bundles[counter.bundle];
-            let known =
-                self.counters.iter().position(|known| known.bundle == bundle && known.name == counter.name);
+            let mut known = self.counters_of[bundle].iter().copied();
+            let known = known.find(|at| self.counters[*at].name == counter.name);
             let at = known.unwrap_or_else(|| {
+                let at = self.counters.len();
                 self.counters.push(BundleCounter { bundle, ..counter.clone() });
-                self.counters.len() - 1
+                self.counters_of[bundle].push(at);
+                at
             });
             // A bucket of two scales, or two counters of one bundle: not alone in a short form.
             if self.kind == Kind::Short && (at != bundle || self.counters[at].short != counter.short) {

@@ -127,8 +127,8 @@ impl Place {
     pub(super) const UNKNOWN: u16 = u16::MAX;
 }
 
-/// A request by place.
-pub(super) type Parts = SmallVec<[(Place, ShardRequest); 1]>;
+/// A request by place. Boxed, because futures that hold a part are moved as a whole.
+pub(super) type Parts = SmallVec<[(Place, Box<ShardRequest>); 1]>;
 
 /// Splits charges by store and slot; `layout` returns the store of a scope's counters, and how it spreads them.
 pub(super) fn from_charges(
@@ -243,7 +243,7 @@ impl KeyLayout {
 
 fn request_at(parts: &mut Parts, place: Place) -> &mut ShardRequest {
     let known = parts.iter().position(|(known, _)| *known == place).unwrap_or_else(|| {
-        parts.push((place, ShardRequest::default()));
+        parts.push((place, Box::default()));
         parts.len() - 1
     });
     &mut parts[known].1

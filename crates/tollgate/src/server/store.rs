@@ -99,7 +99,8 @@ impl CounterStore for Store {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         match self {
             Self::Own(own) => own.charge(charges).await,
-            Self::Cells(cells) => cells.charge(charges).await,
+            // Asks other cells: its future is large, and charges of nodes without cells would be moved with room for it.
+            Self::Cells(cells) => Box::pin(cells.charge(charges)).await,
         }
     }
 
