@@ -113,9 +113,10 @@ impl ScriptArgs {
     pub(super) fn buckets(&mut self, request: &ShardRequest, bundle: usize) {
         self.body.extend_from_slice(&u16::try_from(bundle).unwrap_or(u16::MAX).to_le_bytes());
         let usual = |want: &ShardCharge| match want.limit.params() {
-            LimitParams::Bucket { max_ahead: furthest, .. } => {
+            LimitParams::Bucket { max_ahead: furthest, reach: 0, .. } => {
                 numbers(&want.limit, want.cost, want.phase).1[1].saturating_mul(2) == furthest
             }
+            LimitParams::Bucket { .. } => false,
             _ => true,
         };
         // True for nearly all: limits whose burst is all that their period allows.
@@ -127,7 +128,7 @@ impl ScriptArgs {
             let BundleCounter { name, short, .. } = &request.counters[want.counter];
             self.body.extend_from_slice(name);
             self.body.extend_from_slice(b":\0");
-            let LimitParams::Bucket { unit, max_ahead, .. } = want.limit.params() else { continue };
+            let LimitParams::Bucket { unit, max_ahead, reach, .. } = want.limit.params() else { continue };
             self.body.extend_from_slice(short);
             self.body.push(0);
             let (_, [cost, capacity, ..]) = numbers(&want.limit, want.cost, want.phase);
@@ -136,6 +137,7 @@ impl ScriptArgs {
             }
             if !are_usual {
                 self.number(max_ahead);
+                self.number(u64::from(reach));
             }
         }
     }
@@ -208,7 +210,7 @@ impl ScriptArgs {
     }
 }
 
-/// Marks buckets that specify how far ahead they may be.
+/// Marks buckets that specify how far ahead they may be, and their reach.
 const FAR: u8 = 128;
 const PERMITS: u8 = 10;
 /// Added to the step of a bucket that is refilled at intervals.

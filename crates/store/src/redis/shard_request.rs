@@ -59,7 +59,7 @@ pub(super) struct ShardRequest {
 
 impl ShardRequest {
     /// Returns whether the request has only buckets in whole microseconds that refill continuously, all required and taken
-    /// from, each once, all in one bundle, none with a reach: the common request, for which there is a faster script.
+    /// from, each once, all in one bundle: the common request, for which there is a faster script.
     pub(super) fn is_plain(&self) -> bool {
         const MAX_BUCKETS: usize = 16;
         self.bundles.len() == 1
@@ -72,7 +72,7 @@ impl ShardRequest {
                     && !want.cost.is_peek()
                     && self.loss.applies_to(want).is_none()
                     && want.limit.refill_interval().is_none()
-                    && matches!(want.limit.params(), LimitParams::Bucket { k: 1, reach: 0, .. })
+                    && matches!(want.limit.params(), LimitParams::Bucket { k: 1, .. })
             })
     }
 

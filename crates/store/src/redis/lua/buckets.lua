@@ -27,9 +27,9 @@ while at <= #ask do
   b, n, at = decode('<HB', ask, at)
   local each, form = 5, n == 4 and '<ssdddssdddssdddssddd' or n == 1 and '<ssddd' or nil
   if n > 128 then
-    n, each = n - 128, 6
+    n, each = n - 128, 7
   end
-  local of = { decode(form or '<' .. rep(each == 5 and 'ssddd' or 'ssdddd', n), ask, at) }
+  local of = { decode(form or '<' .. rep(each == 5 and 'ssddd' or 'ssddddd', n), ask, at) }
   at = of[each * n + 1]
   value = values[b] or kept[b] or ''
   local alone = 0
@@ -59,7 +59,10 @@ while at <= #ask do
   for i = 1, n do
     local j = each * (i - 1)
     name, cost, capacity, unit = of[j + 1], of[j + 3], of[j + 4], of[j + 5]
-    local furthest = each == 6 and of[j + 6] or capacity + capacity
+    local furthest, own = capacity + capacity, 0
+    if each == 7 then
+      furthest, own = of[j + 6], of[j + 7]
+    end
     local tat, bound = alone, furthest
     local first, last = find(value, name, 1, true)
     texts[i] = ''
@@ -85,12 +88,13 @@ while at <= #ask do
       elseif not find(value, '^[klpsw]%d', last + 1) then
         damaged(b, 'an unknown kind')
       end
-      if reach > 0 and 2 ^ reach > bound then
-        bound = 2 ^ reach
-      end
       texts[i] = sub(value, first, stop)
       known = known + stop - first + 1
-      if k > 0 and one > 0 and k <= 1099511627776 and one <= 1125899906842624 and (k ~= 1 or one ~= unit) then
+      local scaled = k > 0 and one > 0 and k <= 1099511627776 and one <= 1125899906842624 and (k ~= 1 or one ~= unit)
+      if reach > 0 and (scaled or reach ~= own) and 2 ^ reach > bound then
+        bound = 2 ^ reach
+      end
+      if scaled then
         -- Of another scale: the units stay, as in `step.lua`.
         f = f < k and f or k - 1
         if tat > now + bound or tat == now + bound and f > 0 then
@@ -103,7 +107,7 @@ while at <= #ask do
     end
     if tat > now + bound then
       tat, mended = now + furthest, true
-      texts[i] = text('%sb%d,%d', name, tat, unit)
+      texts[i] = own > 0 and text('%sf%d,0,%d,1,%d', name, tat + 1, own, unit) or text('%sb%d,%d', name, tat, unit)
     end
     local next = (tat > now and tat or now) + cost
     if next > now + capacity then
@@ -150,9 +154,15 @@ while at <= #ask do
       values[b] = table.concat(texts, '', 1, n) .. others
     elseif n == 1 and others == '' and of[2] ~= '' and after[2] >= 1600000000000000 and after[2] < 2600000000000000 then
       values[b] = text('%s%015d', of[2], after[2] - 1600000000000000)
-    else
+    elseif each == 5 then
       local form = n == 4 and '%sb%d,%d%sb%d,%d%sb%d,%d%sb%d,%d' or rep('%sb%d,%d', n)
       values[b] = text(form, unpack(after, 1, 3 * n)) .. others
+    else
+      for i = 1, n do
+        local own, name, tat, unit = of[each * i], after[3 * i - 2], after[3 * i - 1], after[3 * i]
+        texts[i] = own > 0 and text('%sf%d,0,%d,1,%d', name, tat + 1, own, unit) or text('%sb%d,%d', name, tat, unit)
+      end
+      values[b] = table.concat(texts, '', 1, n) .. others
     end
     ends[b] = latest
   end

@@ -5,7 +5,8 @@
 -- ARGV[1]: time (double; -1 for the server's own), then a request after another: its bundle (uint16), how many buckets
 -- (uint8), and of each its name as it stands in the bundle (";601:", zero-terminated), the first five characters of its
 -- short form (zero-terminated, empty for none), cost, capacity and time of a unit (doubles). A bucket may be ahead by twice
--- its capacity; where 128 is added to how many there are, each says by how much (another double). Answers like `charge.lua`.
+-- its capacity; where 128 is added to how many there are, each says by how much, and its reach: log2 of that where limits of
+-- the same counter differ in it, else 0 (two more doubles). Answers like `charge.lua`.
 local decode, sub, number, text, find = struct.unpack, string.sub, tonumber, string.format, string.find
 local ask = ARGV[1]
 local now, b, n, name, short, cost, capacity, unit, at = decode('<dHBssddd', ask)
@@ -22,7 +23,8 @@ if not KEYS[2] then
   value = redis.call('GET', KEYS[1])
   local furthest = capacity + capacity
   if n == 129 then
-    furthest, at = decode('<d', ask, at)
+    local _
+    furthest, _, at = decode('<dd', ask, at)
   end
   if at > #ask and short ~= '' and (not value or #value == 20 and sub(value, 1, 5) == short and not find(value, '%D', 6)) then
     local tat = value and number(sub(value, 6)) + 1600000000000000 or now
