@@ -6,7 +6,9 @@ use crate::faults::{Caller, quick};
 use crate::servers::Server;
 use std::path::Path;
 use std::process::Command;
-use tollgate_core::Admission;
+use tollgate_core::{
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, LimitSpec, Rate, Scope, TimeDelta,
+};
 use tollgate_store::RedisStore;
 
 /// Says to a child of this test where the server is.
@@ -76,10 +78,12 @@ fn only_trusted_certificates_are_accepted() {
     let _ = std::fs::remove_dir_all(&folder);
 }
 
-/// A user with the rights that docs/redis.md names, and no more, is enough.
+/// A user with the rights that docs/deployment/redis.md names, and no more, is enough.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_needs_only_the_documented_permissions() {
-    let rights = "on >sesame ~tg1:* +info +time +eval +evalsha +get +mget +set +del";
+    let documented = include_str!("../../../../docs/deployment/redis.md");
+    let rights = documented.lines().find_map(|line| line.strip_prefix("ACL SETUSER gate on >password "));
+    let rights = format!("on >sesame {}", rights.expect("the rights"));
     let grant = |server: &Server, more: &str| {
         let words = format!("ACL SETUSER gate {rights} {more}");
         let _: () = server.command(&words.split(' ').collect::<Vec<_>>());
@@ -89,6 +93,15 @@ async fn a_user_needs_only_the_documented_permissions() {
     let by_user = |url: String| url.replacen("://", "://gate:sesame@", 1);
     let store = RedisStore::connect(quick(&format!("{}/3", by_user(server.url()))));
     Caller::new(&store, "alice", 5).heals().await;
+    // A window that goes on is written by another command than one that begins.
+    let (hour, scope) = (Rate::per(5, TimeDelta::from_secs(3_600)), "d|k|fixed_window|1h");
+    let window = LimitSpec::new(Algorithm::FixedWindow, hour).build().expect("a limit");
+    let (scope, parts) = (Scope::in_group(scope, "d|k"), [KeyPart::Text("alice")]);
+    for _ in 0..3 {
+        let key = CounterKey { scope: &scope, parts: &parts };
+        store.charge(&[Charge::new(key, &window, Cost::ONE)]).await.expect("its rights suffice");
+    }
+    assert!(server.info("cmdstat_incrby").starts_with("calls="), "a window in its short form");
     let cluster = Cluster::with_replicas(0);
     for server in &cluster.servers {
         grant(server, "+asking +cluster|slots");
