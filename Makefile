@@ -5,6 +5,7 @@
 #   make clients-test   runs the tests of the clients in other languages (part of `make test`)
 #   make clients-next-test   runs the TypeScript client's route handlers inside a real Next.js
 #   make bench   runs the short benchmarks
+#   make bench-cells   three nodes that keep one limit over long links, beside gubernator, and what the exchange costs
 #   make bench-clients   measures a call of each client beside a bare one
 #   make sim     simulates leases, cells and quota streams in virtual time, SEEDS=100000 runs
 #   make cluster starts three nodes without Redis on loopback, and shows one limit over all of them
@@ -57,9 +58,10 @@ export TOLLGATE_TEST_TRAEFIK := $(VENVS)/traefik/bin/traefik
 export TOLLGATE_TEST_SCHEMATHESIS := $(VENVS)/schemathesis/bin/schemathesis
 FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed $(VENVS)/opentelemetry/installed $(VENVS)/traefik/installed $(VENVS)/schemathesis/installed
 
-# Peers in the benchmarks; the second only if there is a Go toolchain to build it.
+# Peers in the benchmarks; the second and the third only if there is a Go toolchain to build them.
 THROTTLECRAB := .tools/bin/throttlecrab-server
 RATELIMIT := $(if $(shell command -v go),.tools/bin/service_cmd)
+GUBERNATOR := $(if $(shell command -v go),.tools/bin/gubernator-node)
 
 # The dashboard, which the server embeds. Without Node (or with an old one) the server is built without it, and says so.
 NODE := $(VENVS)/node/bin
@@ -257,6 +259,14 @@ bench-overload: toolchain bench-tools $(VENVS)/envoy/installed
 	$(CARGO) build --profile dist --locked -p tollgate -p bench
 	$(DIST)/bench overload
 
+# Three nodes that keep one limit over links of 0, 80 and 200 ms, beside gubernator, which needs Go; then what the modes of
+# `region` cost. About 20 minutes on an otherwise idle machine.
+.PHONY: bench-cells
+bench-cells: toolchain bench-tools $(GUBERNATOR)
+	$(CARGO) build --profile dist --locked -p tollgate -p bench
+	$(DIST)/bench cells
+	$(DIST)/bench cells --cost
+
 # Ten million requests through the gateway, and eighteen minutes of decisions with every output broken: memory must not grow.
 .PHONY: bench-memory
 bench-memory: toolchain bench-tools
@@ -370,6 +380,10 @@ $(THROTTLECRAB): | bench-tools
 .tools/bin/service_cmd:
 	GOBIN=$(CURDIR)/.tools/bin GOFLAGS=-mod=mod \
 	  go install github.com/envoyproxy/ratelimit/src/service_cmd@v1.4.1-0.20260122083618-3fb702589d36
+
+# gubernator with a fixed list of peers: its own daemon, started by a few lines.
+.tools/bin/gubernator-node: bench/gubernator/main.go bench/gubernator/go.mod
+	cd bench/gubernator && go build -o $(CURDIR)/$@ .
 
 .tools/bin/envoy-gateway:
 	GOBIN=$(CURDIR)/.tools/bin GOFLAGS=-mod=mod go install github.com/envoyproxy/gateway/cmd/envoy-gateway@v1.9.1

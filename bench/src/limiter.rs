@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use tollgate_core::{SystemClock, Timestamp};
+use tollgate_core::{CounterStore, SystemClock, Timestamp};
 use tollgate_engine::{Check, Limiter, TraceContext};
 use tollgate_observe::Telemetry;
 use tollgate_rules::{Options, Ruleset, Source};
@@ -25,8 +25,8 @@ descriptors:
   - {key: user, limit: {count: 1, period: 60000000s}}
 ";
 
-pub(crate) struct ThroughRules {
-    limiter: Limiter<MemoryStore<SystemClock>>,
+pub(crate) struct ThroughRules<S = MemoryStore<SystemClock>> {
+    limiter: Limiter<S>,
     name: &'static str,
     /// Whether every request is part of a sampled trace.
     sampled: bool,
@@ -61,18 +61,32 @@ impl ThroughRules {
     }
 
     fn limiter(keys: u64, room: Room) -> Limiter<MemoryStore<SystemClock>> {
+        over(Self::store(keys), room)
+    }
+
+    /// Counters in memory.
+    pub(crate) fn store(keys: u64) -> MemoryStore<SystemClock> {
         let mut config = MemoryConfig::with_bytes((keys as usize * 32).max(1 << 18));
         config.wide_bytes = Some(1 << 14);
-        let clock = SystemClock::new();
-        let text = if room == Room::Wide { RULES } else { TIGHT };
-        let source = Source { name: "bench.yaml".to_owned(), text: text.to_owned() };
-        let rules = Ruleset::load(&[source], &Options::default()).expect("rules");
-        let store = MemoryStore::new(&config, clock).expect("memory");
-        Limiter::new(Arc::new(rules), store, Arc::new(clock))
+        MemoryStore::new(&config, SystemClock::new()).expect("memory")
     }
 }
 
-impl Contestant for ThroughRules {
+fn over<S: CounterStore>(store: S, room: Room) -> Limiter<S> {
+    let text = if room == Room::Wide { RULES } else { TIGHT };
+    let source = Source { name: "bench.yaml".to_owned(), text: text.to_owned() };
+    let rules = Ruleset::load(&[source], &Options::default()).expect("rules");
+    Limiter::new(Arc::new(rules), store, Arc::new(SystemClock::new()))
+}
+
+impl<S: CounterStore> ThroughRules<S> {
+    /// Over another store.
+    pub(crate) fn over(store: S, name: &'static str) -> Self {
+        Self { limiter: over(store, Room::Wide), name, sampled: false }
+    }
+}
+
+impl<S: CounterStore> Contestant for ThroughRules<S> {
     fn name(&self) -> String {
         self.name.into()
     }

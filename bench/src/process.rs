@@ -72,6 +72,17 @@ impl Server {
         Self::spawn_silent(command, program, address)
     }
 
+    /// Does the same without pinning it to a core, with these environment variables.
+    pub(crate) fn start_anywhere_with(
+        program: &Path,
+        environment: &[(&str, &str)],
+        address: &str,
+    ) -> Result<Self, String> {
+        let mut command = Command::new(program);
+        command.envs(environment.iter().copied());
+        Self::spawn_silent(command, program, address)
+    }
+
     /// Does the same on the given core, with these environment variables.
     pub(crate) fn start_with(
         core: &str,

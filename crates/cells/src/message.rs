@@ -8,6 +8,7 @@
 
 use crate::charge_codec::{MAX_CHARGES, SentCharge, SentCounter};
 use crate::wire::{Reader, Writer};
+use std::sync::Arc;
 use tollgate_core::{Outcomes, OwnedKeyPart, PermitId, Timestamp};
 
 /// Version of the messages that this release sends.
@@ -47,7 +48,7 @@ pub struct BatchEntry {
     /// Index among the batch's counters.
     pub counter: u32,
     /// Values of the key.
-    pub parts: Vec<OwnedKeyPart>,
+    pub parts: Arc<[OwnedKeyPart]>,
     /// Units; negative if more was refunded than charged.
     pub units: i64,
 }
@@ -275,7 +276,7 @@ fn batch(from: &mut Reader<'_>) -> Option<Batch> {
     let mut entries = Vec::new();
     for _ in 0..count {
         let place = *places.get(usize::try_from(from.number()?).ok()?)?;
-        let (parts, units) = (from.parts()?, from.signed()?);
+        let (parts, units) = (from.parts()?.into(), from.signed()?);
         if let Some(counter) = place.and_then(|place| u32::try_from(place).ok()) {
             entries.push(BatchEntry { counter, parts, units });
         }

@@ -16,6 +16,7 @@
 //! | `health` | one server's breaker and errors |
 //! | `shard`, `topology` | servers, and which has which slot |
 //! | `dispatch` | one shard request: retries within the deadline |
+//! | `many_debits` | debits of thousands of counters, in pieces |
 //! | `named` | stores by name beside the default one: each has its own servers, breakers and clock |
 //! | `records` | records that nodes share: reservations |
 //! | `late_replies` | replies after the deadline: kept or undone |
@@ -36,6 +37,7 @@ mod health;
 mod key_encoding;
 mod last_replies;
 mod late_replies;
+mod many_debits;
 mod named;
 mod pipeline;
 mod probe;
@@ -349,6 +351,9 @@ impl CounterStore for RedisStore {
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        if charges.len() > many_debits::MAX_TOGETHER {
+            return self.debit_many(charges).await;
+        }
         let parts = self.parts(charges);
         let counters = Some(Counters::Borrowed(charges));
         self.send_each(Command::Debit, parts, self.deadline(Duration::MAX, Duration::ZERO), counters).await

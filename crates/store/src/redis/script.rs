@@ -51,7 +51,7 @@ impl Scripts {
                 include_str!("lua/buckets.lua"),
             )),
             charge: script!("lua/charge.lua" after "lua/short.lua"),
-            debit: script!("lua/debit.lua"),
+            debit: script!("lua/debit.lua" after "lua/short_debit.lua"),
             undo: script!("lua/undo.lua"),
             return_units: script!("lua/return_units.lua"),
             envoy: Lua::new(include_str!("lua/envoy.lua")),

@@ -39,7 +39,7 @@ pub(super) struct ScriptCall {
 enum Kind {
     #[default]
     General,
-    /// Charges that `lua/short.lua` can decide.
+    /// Charges that `lua/short.lua` can decide, or debits for `lua/short_debit.lua`.
     Short,
     /// Buckets of one bundle per request.
     Buckets,
@@ -50,10 +50,11 @@ enum Kind {
 impl Kind {
     fn of(job: &Job) -> Self {
         let is_charge = matches!(job.command, Command::Charge);
+        let is_debit = matches!(job.command, Command::Debit);
         match &job.request {
             request if request.envoy_at.is_some() => Self::Envoy,
             request if is_charge && request.is_plain() => Self::Buckets,
-            request if is_charge && request.is_short() => Self::Short,
+            request if (is_charge || is_debit) && request.is_short() => Self::Short,
             _ => Self::General,
         }
     }

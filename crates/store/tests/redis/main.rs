@@ -11,6 +11,7 @@ mod late;
 mod leases;
 mod line_faults;
 mod local;
+mod many_debits;
 mod memory;
 mod named;
 mod proxy;

@@ -12,13 +12,16 @@ pub(crate) struct FarLink {
     pub(crate) address: SocketAddr,
     /// Microseconds of one way.
     way: Arc<AtomicU64>,
+    /// Bytes carried, in both directions.
+    carried: Arc<AtomicU64>,
 }
 
 impl FarLink {
     /// A link to a port of loopback, so long that an answer takes `round_trip` more. Its threads end with the process.
     pub(crate) fn to(port: u16, round_trip: Duration) -> Self {
         let way = Arc::new(AtomicU64::new(micros(round_trip / 2)));
-        let one_way = Arc::clone(&way);
+        let carried = Arc::new(AtomicU64::new(0));
+        let (one_way, bytes) = (Arc::clone(&way), Arc::clone(&carried));
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         std::thread::spawn(move || {
@@ -26,11 +29,16 @@ impl FarLink {
                 let Ok(far) = TcpStream::connect(("127.0.0.1", port)) else { continue };
                 let copy = |stream: &TcpStream| stream.try_clone().expect("a handle");
                 for (from, to) in [(copy(&near), copy(&far)), (far, near)] {
-                    carry(from, to, Arc::clone(&one_way));
+                    carry(from, to, Arc::clone(&one_way), Arc::clone(&bytes));
                 }
             }
         });
-        Self { address, way }
+        Self { address, way, carried }
+    }
+
+    /// Returns the bytes that the link has carried, in both directions.
+    pub(crate) fn carried(&self) -> u64 {
+        self.carried.load(Ordering::Relaxed)
     }
 
     /// Makes the link longer or shorter, for what is sent from now on.
@@ -44,7 +52,7 @@ fn micros(time: Duration) -> u64 {
 }
 
 /// Reads at once, and writes each piece after its time.
-fn carry(mut from: TcpStream, to: TcpStream, way: Arc<AtomicU64>) {
+fn carry(mut from: TcpStream, to: TcpStream, way: Arc<AtomicU64>, carried: Arc<AtomicU64>) {
     let (sender, pieces) = channel::<(Stopwatch, Duration, Vec<u8>)>();
     std::thread::spawn(move || deliver(to, &pieces));
     std::thread::spawn(move || {
@@ -53,7 +61,9 @@ fn carry(mut from: TcpStream, to: TcpStream, way: Arc<AtomicU64>) {
             && count > 0
             && let delay = Duration::from_micros(way.load(Ordering::Relaxed))
             && sender.send((Stopwatch::start(), delay, buffer[..count].to_vec())).is_ok()
-        {}
+        {
+            carried.fetch_add(count as u64, Ordering::Relaxed);
+        }
         let _ = from.shutdown(Shutdown::Read);
     });
 }

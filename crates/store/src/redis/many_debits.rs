@@ -1,0 +1,96 @@
+//! Debits of many counters at once, as other cells report them in one tick.
+//!
+//! They are sent in pieces, two of them at a time: a script that debits thousands of counters would block its server for
+//! longer than a check may wait, and Lua cannot unpack more than about 8,000 keys. Each piece has the deadline of its own
+//! call. Rejected: all pieces at once, because every check would wait behind them.
+
+use super::RedisStore;
+use super::late_replies::Counters;
+use super::pipeline::Command;
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use std::time::Duration;
+use tollgate_core::{Charge, StoreError};
+
+/// Maximum counters in one piece.
+pub(super) const MAX_TOGETHER: usize = 128;
+/// Pieces in flight.
+const IN_FLIGHT: usize = 2;
+
+/// Charges that were not debited, by position, and why.
+type NotDebited = (Vec<usize>, StoreError);
+
+impl RedisStore {
+    /// Debits many counters. The error says which were not; those whose reply is late count as debited.
+    pub(super) async fn debit_many(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let mut pieces = charges.chunks(MAX_TOGETHER).enumerate();
+        let (mut running, mut errors) = (FuturesUnordered::new(), Vec::new());
+        loop {
+            while running.len() < IN_FLIGHT
+                && let Some((at, piece)) = pieces.next()
+            {
+                running.push(self.debit_piece(at * MAX_TOGETHER, piece));
+            }
+            match running.next().await {
+                Some(failed) => errors.extend(failed),
+                None => return outcome(errors, charges.len()),
+            }
+        }
+    }
+
+    /// Debits one piece, whose first charge has this position: its slots at once.
+    async fn debit_piece(&self, first: usize, piece: &[Charge<'_>]) -> Vec<NotDebited> {
+        let until = self.deadline(Duration::MAX, Duration::ZERO);
+        let each = self.parts(piece).into_iter().map(|(place, request)| async move {
+            let positions = request.charges.iter().map(|want| first + want.index).collect();
+            let counters = Some(Counters::Borrowed(piece));
+            let sent = self.send(Command::Debit, place, request, until, counters).await;
+            sent.err().map(|error| (positions, error))
+        });
+        join_all(each).await.into_iter().flatten().collect()
+    }
+}
+
+/// Combines the errors of all pieces.
+fn outcome(errors: Vec<NotDebited>, all: usize) -> Result<(), StoreError> {
+    let (late, failed): (Vec<NotDebited>, Vec<NotDebited>) =
+        errors.into_iter().partition(|(_, error)| !error.late().is_empty());
+    if failed.is_empty() {
+        let mut late: Vec<StoreError> = late.into_iter().map(|(_, error)| error).collect();
+        return match late.len() {
+            0 => Ok(()),
+            1 => Err(late.remove(0)),
+            _ => Err(StoreError::Several(late)),
+        };
+    }
+    // Sent again, they would be debited twice.
+    late.iter().flat_map(|(_, error)| error.late()).for_each(|late| late.keep(|_| {}));
+    let (positions, causes): (Vec<Vec<usize>>, Vec<StoreError>) = failed.into_iter().unzip();
+    let mut failed: Vec<usize> = positions.into_iter().flatten().collect();
+    failed.sort_unstable();
+    let cause = StoreError::Several(causes);
+    Err(if failed.len() == all { cause } else { StoreError::Partial { failed, cause: Box::new(cause) } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate_core::LateCharge;
+
+    /// A batch is sent again where it failed: what is late would otherwise be debited twice, what failed not at all.
+    #[test]
+    fn what_is_late_counts_as_debited_and_what_failed_does_not() {
+        assert!(outcome(Vec::new(), 4).is_ok());
+        let late = || (vec![0, 1], StoreError::Late(LateCharge::new().0));
+        let failed = |positions: &[usize]| (positions.to_vec(), StoreError::Timeout);
+        assert!(matches!(outcome(vec![late()], 4), Err(error) if error.late().len() == 1));
+        let mixed = outcome(vec![late(), failed(&[3, 2])], 4);
+        assert!(
+            matches!(&mixed, Err(StoreError::Partial { failed, .. }) if *failed == [2, 3]),
+            "only what failed is sent again: {mixed:?}"
+        );
+        let all = outcome(vec![failed(&[0, 1]), failed(&[2, 3])], 4);
+        assert!(matches!(&all, Err(StoreError::Several(causes)) if causes.len() == 2), "{all:?}");
+    }
+}

@@ -1,0 +1,58 @@
+//! Debits of thousands of counters at once, as a cell reports them that is busy.
+
+use crate::servers::{Server, patient};
+use std::sync::Arc;
+use tollgate_core::conformance::{Ledger, SplitMix64};
+use tollgate_core::{
+    Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, LimitSpec,
+    ManualClock, Rate, Scope, TimeDelta, Timestamp,
+};
+use tollgate_store::RedisStore;
+
+/// More than a script can read in one call.
+const COUNTERS: usize = 10_000;
+
+fn counter(algorithm: Algorithm, secs: u64) -> (Scope, Limit) {
+    let length = TimeDelta::from_secs(secs);
+    let group = format!("api|{algorithm}");
+    let limit = LimitSpec::new(algorithm, Rate::per(20, length)).build().expect("in range");
+    (Scope::in_group(format!("{group}|{algorithm}|{length}"), &group), limit)
+}
+
+/// A batch that Redis cannot apply is sent again in every tick, and nothing that the other cell consumes is ever debited.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_thousands_is_debited_once() {
+    let server = Server::start(&[]);
+    let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
+    let store = RedisStore::with_clock(patient(&server.url()), clock.clone());
+    let kinds = [
+        counter(Algorithm::Gcra, 60),
+        counter(Algorithm::FixedWindow, 60),
+        counter(Algorithm::SlidingWindow, 60),
+    ];
+    let names: Vec<String> = (0..COUNTERS).map(|number| format!("caller{number}")).collect();
+    let parts: Vec<[KeyPart<'_>; 1]> = names.iter().map(|name| [KeyPart::Text(name)]).collect();
+    let (mut rng, mut ledger) = (SplitMix64::new(11), Ledger::default());
+    for round in 0..3 {
+        let mut charges: Vec<Charge<'_>> = Vec::new();
+        for parts in &parts {
+            let (scope, limit) = rng.pick(&kinds);
+            let cost = match rng.below(10) {
+                0 => Cost::refund(1 + rng.below(3)),
+                1 => Cost::new(50),
+                _ => Cost::new(1 + rng.below(3)),
+            };
+            let charge = Charge::new(CounterKey { scope, parts }, limit, cost);
+            charges.push(Charge { enforcement: Enforcement::Independent, ..charge });
+        }
+        ledger.debit(clock.now(), &charges);
+        store.debit_reported(&charges).await.expect("a debit");
+        for charge in charges.iter().step_by(37) {
+            let peek = [Charge { cost: Cost::PEEK, ..*charge }];
+            let expected = ledger.charge(clock.now(), &peek);
+            assert_eq!(store.charge(&peek).await.expect("an answer"), expected, "round {round}: {charge:?}");
+        }
+        clock.advance(TimeDelta::from_secs(7));
+    }
+    assert_eq!(store.mismatches(), 0);
+}
