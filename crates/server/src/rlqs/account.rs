@@ -42,13 +42,15 @@ const KEPT: std::ops::RangeInclusive<f64> = 0.96..=1.25;
 /// The same where the cover lasts until the next pass only: little of the burst is then left for growth.
 const SHORT_KEPT: std::ops::RangeInclusive<f64> = 0.96..=1.05;
 
-/// What to do with an account in a pass.
+/// Whether an account is to be charged and assigned in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
-    /// Nothing.
+    /// Nothing is to be done.
     No,
-    /// Charge this many units and then assign; zero is a peek.
-    Charge(u64),
+    /// When it is its turn. Until then the client uses what it has, as long as that lasts.
+    InTurn,
+    /// As soon as possible: its assignment is no longer covered.
+    Now,
 }
 
 /// One bucket on one stream.
@@ -113,7 +115,7 @@ impl Account {
         self.ledger.forget(read);
         self.past = self.sent.as_ref().filter(|sent| read < sent.replaced).map_or(0, |sent| sent.residue);
         self.requests = self.requests.saturating_add(allowed).saturating_add(denied);
-        self.idle_reports = if allowed + denied == 0 { self.idle_reports.saturating_add(1) } else { 0 };
+        self.idle_reports = if allowed == 0 && denied == 0 { self.idle_reports.saturating_add(1) } else { 0 };
         self.has_news = true;
         let passed = now.since(self.measured);
         if passed >= MIN_MEASURED {
@@ -142,43 +144,46 @@ impl Account {
         self.sent.as_ref().map_or(0, |sent| sent.exposure(now))
     }
 
-    /// Returns what to charge in this pass. `idle` is the number of slots that begin before the end of the cover and
-    /// that no stream has taken: units taken now begin with those.
-    pub(super) fn due(&mut self, idle: u64, now: Timestamp) -> Due {
+    /// Returns whether the account is due. News that change nothing are forgotten.
+    pub(super) fn due(&mut self, now: Timestamp) -> Due {
+        let in_turn = |is_due| if is_due { Due::InTurn } else { Due::No };
         let Some(terms) = self.terms else {
             // A bucket without limits, as far as known: requests are charged when they are reported.
-            let is_due = self.has_news || now >= self.retry_at;
-            return if is_due { Due::Charge(self.uncharged) } else { Due::No };
+            return in_turn(self.has_news || now >= self.retry_at);
         };
         if self.idle_reports >= IDLE_REPORTS {
             return Due::No;
         }
-        let has_news = std::mem::take(&mut self.has_news);
-        let is_due = self.sent.is_none_or(|sent| match sent.assignment {
-            Assignment::DenyAll => now >= self.retry_at,
-            _ => {
+        let due = match &self.sent {
+            None => Due::InTurn,
+            Some(sent) if sent.assignment == Assignment::DenyAll => in_turn(now >= self.retry_at),
+            Some(_) if !self.is_covered(now) => Due::Now,
+            Some(sent) => {
                 let changes = || self.uncharged > 0 || sent.tokens() != Some(self.target());
-                let is_reported = has_news && (sent.is_renewable(now) || changes());
-                is_reported || sent.is_late(terms.cover, now) || !self.is_covered(now)
+                let is_reported = self.has_news && (sent.is_renewable(now) || changes());
+                in_turn(is_reported || sent.is_late(terms.cover, now))
             }
-        });
-        if !is_due {
-            return Due::No;
-        }
+        };
+        self.has_news &= due != Due::No;
+        due
+    }
+
+    /// Returns the units to charge for an account that is due; zero is a peek. `idle` is the number of slots that begin
+    /// before the end of the cover and that no stream has taken: units taken now begin with those.
+    pub(super) fn charge(&mut self, idle: u64, now: Timestamp) -> u64 {
+        let Some(terms) = self.terms else { return self.uncharged };
+        self.has_news = false;
         let need = self.padded_need(self.target(), self.ttl(terms), idle, now);
-        Due::Charge(need.saturating_add(self.uncharged))
+        need.saturating_add(self.uncharged)
     }
 
     /// Returns what to charge for an account whose stream is lost, so that its assignment stays covered until it expires.
     /// Nothing unless the limit's burst is shorter than the time to live.
-    pub(super) fn due_after_loss(&self, idle: u64, now: Timestamp) -> Due {
-        let (Some(sent), at) = (&self.sent, now + PASS + GUARD) else { return Due::No };
+    pub(super) fn charge_after_loss(&self, idle: u64, now: Timestamp) -> u64 {
+        let (Some(sent), at) = (&self.sent, now + PASS + GUARD) else { return 0 };
         let later = self.shortfall(sent, (now, at), sent.expires);
         let at_once = sent.exposure(now).saturating_sub(self.ledger.valid(now));
-        match if later == 0 { at_once } else { at_once.max(later + idle) } {
-            0 => Due::No,
-            units => Due::Charge(units),
-        }
+        if later == 0 { at_once } else { at_once.max(later + idle) }
     }
 
     /// Returns the time to live of a new assignment.

@@ -12,6 +12,8 @@
 //! | `sent` | assignments that were sent, how long they last, and what a client may still admit by them |
 //! | `ledger` | units in escrow, and until when they may be spent |
 //! | `account` | one bucket on one stream; **the invariant** |
+//! | `places` | how many buckets streams may have, and how large they are |
+//! | `turns` | which accounts a pass serves |
 //! | `table` | all accounts, and the pass: allocate, charge, assign |
 //! | `service` | streams, their bounds, and the task |
 //! | `stats` | metrics |
@@ -23,10 +25,12 @@ mod account;
 mod allocation;
 mod assignment;
 mod ledger;
+mod places;
 mod sent;
 mod service;
 mod stats;
 mod table;
+mod turns;
 mod wire;
 
 pub use service::RlqsConfig;

@@ -25,10 +25,6 @@ impl RlqsStats {
         self.0.streams.store(streams as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn buckets(&self) -> u64 {
-        self.0.buckets.load(Ordering::Relaxed)
-    }
-
     pub(super) fn reject_bucket(&self) {
         self.0.rejected.fetch_add(1, Ordering::Relaxed);
     }
@@ -60,8 +56,7 @@ impl RlqsStats {
         page.counter("ratelimit_rlqs_charged_units_total", help, read(&stats.charged));
         let help = "Number of charges for quota streams that a limit denied.";
         page.counter("ratelimit_rlqs_denied_charges_total", help, read(&stats.denied));
-        let help =
-            "Number of reports of buckets beyond the maximum per stream or in total; they get no assignment.";
+        let help = "Number of reports of buckets beyond the maximum per stream, in total or in bytes; they get no assignment.";
         page.counter("ratelimit_rlqs_rejected_buckets_total", help, read(&stats.rejected));
     }
 }

@@ -10,7 +10,9 @@
 use super::account::{Account, BLANKET_TTL, Due};
 use super::allocation::{Claim, allocate};
 use super::assignment::Assignment;
+use super::places::Place;
 use super::sent::{PASS, SHORT_PASS, Terms};
+use super::turns::{Waiting, choose};
 use futures_util::StreamExt;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -18,6 +20,8 @@ use std::sync::Arc;
 use tollgate_core::{Cost, CounterStore, TimeDelta, Timestamp};
 use tollgate_engine::{AheadKind, ChargeAhead, Check, CounterAhead, Limiter, Origin};
 
+/// Accounts that a pass serves: so many charges take a fraction of a second, also in Redis.
+const MAX_SERVED: usize = 8_192;
 /// Charges in flight at the same time.
 const CONCURRENCY: usize = 64;
 /// What is left of a limit's burst is assigned over this time.
@@ -44,7 +48,7 @@ pub(super) struct Bucket {
 /// One report of one bucket.
 #[derive(Clone, Debug)]
 pub(super) struct Report {
-    pub(super) bucket: Arc<Bucket>,
+    pub(super) place: Arc<Place>,
     pub(super) allowed: u64,
     pub(super) denied: u64,
 }
@@ -116,10 +120,14 @@ fn idle_slots(counters: &HashMap<u64, Counter>, entry: &Entry, now: Timestamp) -
 
 struct Entry {
     account: Account,
+    /// Free again when the account is gone.
+    _place: Arc<Place>,
     counters: SmallVec<[u64; 2]>,
     is_lost: bool,
     /// Its limits have become known in this pass, and it has no share yet.
     is_new: bool,
+    /// Number of the pass that served it last.
+    served: u64,
 }
 
 type Key = (StreamId, Arc<Bucket>);
@@ -143,6 +151,10 @@ pub(super) struct Table<S> {
     warned: bool,
     /// Whether any account needs a charge in every pass.
     has_short: bool,
+    passes: u64,
+    /// Where the turn of streams ended in the last pass that could not serve all.
+    last_stream: Option<StreamId>,
+    has_more: bool,
 }
 
 impl<S: CounterStore> Table<S> {
@@ -154,7 +166,15 @@ impl<S: CounterStore> Table<S> {
             stats: TableStats::default(),
             warned: false,
             has_short: false,
+            passes: 0,
+            last_stream: None,
+            has_more: false,
         }
+    }
+
+    /// Returns whether accounts wait for the next pass.
+    pub(super) const fn has_more(&self) -> bool {
+        self.has_more
     }
 
     pub(super) const fn stats(&self) -> TableStats {
@@ -163,14 +183,21 @@ impl<S: CounterStore> Table<S> {
 
     /// Records the report of a stream; its first report of a bucket is a subscription.
     pub(super) fn report(&mut self, stream: StreamId, report: Report, now: Timestamp) {
-        let Report { bucket, allowed, denied } = report;
-        match self.entries.entry((stream, bucket)) {
+        let Report { place, allowed, denied } = report;
+        match self.entries.entry((stream, Arc::clone(&place.bucket))) {
             std::collections::btree_map::Entry::Occupied(entry) => {
                 entry.into_mut().account.report(allowed, denied, now);
             }
             std::collections::btree_map::Entry::Vacant(entry) => {
-                let account = Account::new(allowed, now);
-                entry.insert(Entry { account, counters: SmallVec::new(), is_lost: false, is_new: false });
+                let (account, counters) = (Account::new(allowed, now), SmallVec::new());
+                entry.insert(Entry {
+                    account,
+                    _place: place,
+                    counters,
+                    is_lost: false,
+                    is_new: false,
+                    served: 0,
+                });
             }
         }
     }
@@ -195,6 +222,7 @@ impl<S: CounterStore> Table<S> {
     /// Runs one pass, and returns the actions to send.
     pub(super) async fn pass(&mut self) -> Vec<(StreamId, Arc<Bucket>, Action)> {
         let now = self.limiter.clock().now();
+        self.passes += 1;
         self.forget(now);
         let mut actions = self.abandon(now);
         self.allocate(now);
@@ -288,28 +316,48 @@ impl<S: CounterStore> Table<S> {
         }
     }
 
-    /// Returns the accounts that are due, with the units to charge for each.
+    /// Returns the accounts to serve in this pass, with the units to charge for each.
     ///
     /// One account of a limit takes its idle slots, and those after it in the same pass have later ones. If charges overtake
     /// each other, what some then lack is charged in the second round.
     fn due(&mut self, now: Timestamp) -> Vec<(Key, u64)> {
         let mut padded: HashSet<u64> = HashSet::new();
         let mut all = Vec::new();
-        for (key, entry) in &mut self.entries {
+        for key in self.in_turn(now) {
+            let Some(entry) = self.entries.get_mut(&key) else { continue };
+            entry.served = self.passes;
             let is_padded = entry.counters.iter().any(|counter| padded.contains(counter));
             let idle = if is_padded { 0 } else { idle_slots(&self.counters, entry, now) };
-            let due = if entry.is_lost {
-                entry.account.due_after_loss(idle, now)
+            let units = if entry.is_lost {
+                entry.account.charge_after_loss(idle, now)
             } else {
-                entry.account.due(idle, now)
+                entry.account.charge(idle, now)
             };
-            let Due::Charge(units) = due else { continue };
             if idle > 0 && units >= idle {
                 padded.extend(&entry.counters);
             }
-            all.push((key.clone(), units));
+            all.push((key, units));
         }
         all
+    }
+
+    /// Returns those of the accounts that are due whose turn it is.
+    fn in_turn(&mut self, now: Timestamp) -> Vec<Key> {
+        let (mut keys, mut waiting) = (Vec::new(), Vec::new());
+        for (key, entry) in &mut self.entries {
+            let due = match entry.is_lost {
+                true if entry.account.charge_after_loss(0, now) > 0 => Due::Now,
+                true => Due::No,
+                false => entry.account.due(now),
+            };
+            if due != Due::No {
+                keys.push(key.clone());
+                waiting.push(Waiting { stream: key.0, is_urgent: due == Due::Now, served: entry.served });
+            }
+        }
+        let chosen = choose(&waiting, MAX_SERVED, &mut self.last_stream);
+        self.has_more = chosen.len() < waiting.len();
+        chosen.into_iter().map(|at| keys[at].clone()).collect()
     }
 
     /// Returns those of the accounts that lack units and whose limits have some, with the units to charge for each.

@@ -182,7 +182,7 @@ impl World {
                     || (client.is_subscribed && self.step >= client.next_report)
                 {
                     let (allowed, denied) = (client.allowed, client.denied);
-                    let report = Report { bucket: Arc::clone(&self.bucket), allowed, denied };
+                    let report = Report { place: Place::uncounted(&self.bucket), allowed, denied };
                     let count = self.nodes.len() as u64;
                     self.nodes[(client.stream % count) as usize].table.report(client.stream, report, now);
                     (client.is_subscribed, client.allowed, client.denied) = (true, 0, 0);
