@@ -14,6 +14,10 @@
 //! changes nothing: its exposure lasts until the assignment expires, and the units were charged before. Exposure is
 //! linear in x and the number of valid units concave until a charge has lapsed, so 1 is checked at those instants.
 //!
+//! Units of windows beyond what 1 and 2 need cannot be spent, and are returned: when a share shrinks, when a bucket is
+//! abandoned, and when the assignment of a lost stream has expired (what it may have admitted since its last report stays
+//! charged). So are units whose slots passed before a report, while a window beside them lasts.
+//!
 //! Assumptions, beside those of leases: an assignment takes effect within [`GUARD`] after it was sent, and its time to
 //! live counts from then.
 //!
@@ -24,8 +28,9 @@
 //! are charged again in the next pass.
 
 use super::assignment::{Assignment, Tokens};
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Unspent};
 use super::sent::{Cover, GUARD, PASS, SHORT_PASS, Sent, Terms, UNTIL_NEXT_PASS, plus};
+use smallvec::SmallVec;
 use tollgate_core::{TimeDelta, Timestamp};
 use tollgate_engine::CounterAhead;
 
@@ -41,6 +46,9 @@ const HEADROOM: f64 = 1.25;
 const KEPT: std::ops::RangeInclusive<f64> = 0.96..=1.25;
 /// The same where the cover lasts until the next pass only: little of the burst is then left for growth.
 const SHORT_KEPT: std::ops::RangeInclusive<f64> = 0.96..=1.05;
+/// Units of windows are returned if they are more than one in so many of those in escrow. What is left over from one report is
+/// used for the next renewal.
+const RETURNED_PART: u64 = 4;
 
 /// Whether an account is to be charged and assigned in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,9 +82,14 @@ pub(super) struct Account {
     idle_reports: u32,
     has_news: bool,
     retry_at: Timestamp,
+    /// Units whose slots have passed unused, to be returned to their windows.
+    lapsed: SmallVec<[Unspent; 1]>,
     /// A planted bug: units that were reported as spent stay in escrow.
     #[cfg(test)]
     pub(super) spends_twice: bool,
+    /// A planted bug: units are returned that the stream may still spend.
+    #[cfg(test)]
+    pub(super) returns_all: bool,
 }
 
 impl Account {
@@ -96,8 +109,11 @@ impl Account {
             idle_reports: 0,
             has_news: true,
             retry_at: now,
+            lapsed: SmallVec::new(),
             #[cfg(test)]
             spends_twice: false,
+            #[cfg(test)]
+            returns_all: false,
         }
     }
 
@@ -112,7 +128,7 @@ impl Account {
         let read =
             Timestamp::from_micros(now.as_micros().saturating_sub(GUARD.as_micros())).max(self.settled);
         self.settled = read;
-        self.ledger.forget(read);
+        self.lapsed.extend(self.ledger.forget(read));
         self.past = self.sent.as_ref().filter(|sent| read < sent.replaced).map_or(0, |sent| sent.residue);
         self.requests = self.requests.saturating_add(allowed).saturating_add(denied);
         self.idle_reports = if allowed == 0 && denied == 0 { self.idle_reports.saturating_add(1) } else { 0 };
@@ -124,9 +140,9 @@ impl Account {
         }
     }
 
-    /// Returns the rate to claim; infinite if unknown.
-    pub(super) fn want(&self) -> f64 {
-        self.demand.map_or(f64::INFINITY, |demand| demand * HEADROOM)
+    /// Returns the rate to claim; `None` if demand is not known yet.
+    pub(super) fn want(&self) -> Option<f64> {
+        self.demand.map(|demand| demand * HEADROOM)
     }
 
     /// Returns whether the bucket has been idle for so long that it is abandoned.
@@ -137,6 +153,11 @@ impl Account {
     /// Returns whether nothing of its assignments can be admitted anymore.
     pub(super) fn is_spent(&self, now: Timestamp) -> bool {
         self.sent.as_ref().is_none_or(|sent| sent.exposure(now) == 0)
+    }
+
+    /// Returns the units in escrow.
+    pub(super) fn held(&self, now: Timestamp) -> u64 {
+        self.ledger.valid(now)
     }
 
     /// Returns the units that this account has been assigned and may still admit.
@@ -305,11 +326,41 @@ impl Account {
         self.ledger.len()
     }
 
-    /// Adds `units` that were charged. Those admitted without an assignment are paid first.
-    pub(super) fn add(&mut self, units: u64, counters: &[CounterAhead], taken: Timestamp) {
+    /// Adds `units` that were charged. Those admitted without an assignment are paid first. `taken_at` is the time by the
+    /// store's clock if they can be returned.
+    pub(super) fn add(
+        &mut self,
+        units: u64,
+        counters: &[CounterAhead],
+        taken: Timestamp,
+        taken_at: Option<Timestamp>,
+    ) {
         let paid = units.min(self.uncharged);
         self.uncharged -= paid;
-        self.ledger.add(units - paid, counters, taken);
+        self.ledger.add(units - paid, counters, taken, taken_at);
+    }
+
+    /// From now on, other counters are charged: what is in escrow cannot be returned.
+    pub(super) fn change_counters(&mut self) {
+        self.lapsed.clear();
+        self.ledger.keep_all();
+    }
+
+    /// Removes and returns the units of windows that the stream has not spent and cannot spend: those in escrow beyond what
+    /// both parts of the invariant need.
+    pub(super) fn unspent(&mut self, now: Timestamp) -> SmallVec<[Unspent; 1]> {
+        let mut unspent = std::mem::take(&mut self.lapsed);
+        let (valid, since_report) = (self.ledger.valid(now), self.ledger.valid(self.settled));
+        let expires = self.sent.as_ref().map_or(now, |sent| sent.expires);
+        let surplus = valid
+            .saturating_sub(self.outstanding(now))
+            .min(since_report.saturating_sub(self.past_until(expires)));
+        #[cfg(test)]
+        let surplus = if self.returns_all { valid } else { surplus };
+        if surplus.saturating_mul(RETURNED_PART) > valid || self.is_spent(now) {
+            unspent.extend(self.ledger.give_back(surplus, now));
+        }
+        unspent
     }
 
     /// Assigns a blanket rule until `retry_at`.

@@ -240,7 +240,7 @@ impl<S: CounterStore> Keeper<S> {
                 (false, true) => MIN_PASS,
                 (false, false) => Duration::from_micros(self.table.interval().as_micros()),
             };
-            let is_active = has_news || self.table.stats().buckets > 0;
+            let is_active = has_news || !self.table.is_idle();
             let pass = tokio::time::sleep(wait);
             tokio::pin!(pass);
             // Takes all events that come before the next pass is due.

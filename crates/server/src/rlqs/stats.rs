@@ -16,6 +16,7 @@ struct Figures {
     outstanding: AtomicU64,
     assigned: AtomicU64,
     charged: AtomicU64,
+    returned: AtomicU64,
     denied: AtomicU64,
     rejected: AtomicU64,
 }
@@ -36,6 +37,7 @@ impl RlqsStats {
             (&counters.outstanding, stats.outstanding),
             (&counters.assigned, stats.assigned),
             (&counters.charged, stats.charged),
+            (&counters.returned, stats.returned),
             (&counters.denied, stats.denied),
         ];
         all.into_iter().for_each(|(counter, value)| counter.store(value, Ordering::Relaxed));
@@ -54,6 +56,8 @@ impl RlqsStats {
         page.counter("ratelimit_rlqs_assignments_total", help, read(&stats.assigned));
         let help = "Number of units charged for quota streams.";
         page.counter("ratelimit_rlqs_charged_units_total", help, read(&stats.charged));
+        let help = "Number of charged units that quota streams did not use, returned to their windows.";
+        page.counter("ratelimit_rlqs_returned_units_total", help, read(&stats.returned));
         let help = "Number of charges for quota streams that a limit denied.";
         page.counter("ratelimit_rlqs_denied_charges_total", help, read(&stats.denied));
         let help = "Number of reports of buckets beyond the maximum per stream, in total or in bytes; they get no assignment.";
