@@ -4,15 +4,26 @@
 //! quotas and tiers apply to it. Beside the decision it returns which counters were charged and until when the units of
 //! each may be spent ([`tollgate_core::Escrow`]), which only the plan determines: a key's windows have their own phase.
 //!
+//! Units of windows that nobody can spend anymore are returned ([`Limiter::return_ahead`]); those of buckets come back with
+//! time.
+//!
 //! Rejected: a second way to the counters for units that are charged ahead, because every measure, quota and fail policy
 //! would have to be repeated there.
 
+use crate::charge_record::ChargeRecord;
 use crate::check::Check;
-use crate::decision::Decision;
+use crate::decision::{Decision, DecisionDetails};
+use crate::decision_id::DecisionId;
 use crate::fold::decides;
 use crate::limiter::Limiter;
 use smallvec::SmallVec;
-use tollgate_core::{Algorithm, CounterStore, Escrow, PermitId, TimeDelta, Verdict};
+use tollgate_core::{
+    Algorithm, Cost, CounterStore, Escrow, Limit, Mode, PermitId, TimeDelta, Timestamp, UnitReturn, Verdict,
+};
+use tollgate_rules::Plan;
+
+/// Most by which the clocks of a node and of its store may differ, for units that may have come from a lease.
+const CLOCK_OFFSET: TimeDelta = TimeDelta::from_secs(1);
 
 /// One counter of a decision that was made ahead.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +57,17 @@ pub enum AheadKind {
     Counted,
     /// Permits are held by requests in flight, and cannot be charged ahead.
     Permits,
+}
+
+impl AheadKind {
+    fn of(limit: &Limit) -> Self {
+        match limit.algorithm() {
+            Algorithm::Concurrency => Self::Permits,
+            _ if !limit.is_leasable() => Self::Counted,
+            Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::StrictWindow => Self::Window,
+            _ => Self::Slots,
+        }
+    }
 }
 
 /// A decision for later requests, with the enforced counters that it charged.
@@ -84,19 +106,47 @@ impl<S: CounterStore> Limiter<S> {
                             count: limit.rate().count,
                             period: limit.rate().period.length(),
                             escrow: if is_charged { limit.escrow(cost, at, outcome) } else { None },
-                            kind: match limit.algorithm() {
-                                Algorithm::Concurrency => AheadKind::Permits,
-                                _ if !limit.is_leasable() => AheadKind::Counted,
-                                Algorithm::FixedWindow
-                                | Algorithm::SlidingWindow
-                                | Algorithm::StrictWindow => AheadKind::Window,
-                                _ => AheadKind::Slots,
-                            },
+                            kind: AheadKind::of(limit),
                         });
                     }
                 },
             )
             .await;
         ChargeAhead { decision, counters }
+    }
+
+    /// Returns `units` that `check` charged ahead when the store's clock said `taken_at`, and that nobody can spend anymore, to
+    /// those of `counters` (stable hashes) that are windows. Nothing happens once their window has ended, or if the rules
+    /// no longer charge them.
+    pub async fn return_ahead(&self, check: &Check<'_>, counters: &[u64], units: u64, taken_at: Timestamp) {
+        let mut records: SmallVec<[ChargeRecord; 1]> = SmallVec::new();
+        let check = check.with_cost(Cost::PEEK);
+        let keep = |plan: &Plan<'_>, _: &DecisionDetails| {
+            for matched in plan.limits.iter().filter(|matched| decides(matched)) {
+                let charge = plan.charge(matched, PermitId::ANONYMOUS);
+                let is_charged = charge.mode != Mode::Local && counters.contains(&charge.key.stable_hash());
+                if is_charged && AheadKind::of(charge.limit) == AheadKind::Window {
+                    records.push(ChargeRecord::from_charge(&charge));
+                }
+            }
+        };
+        self.decide(&check, |_| PermitId::ANONYMOUS, keep).await;
+        for record in &records {
+            let parts = record.parts();
+            let earlier = if record.mode == Mode::Central { TimeDelta::ZERO } else { CLOCK_OFFSET };
+            let back = UnitReturn {
+                key: record.key(&parts),
+                limit: &record.limit,
+                units,
+                taken_at: Timestamp::from_micros(taken_at.as_micros().saturating_sub(earlier.as_micros())),
+                full_at: Timestamp::ZERO,
+                id: PermitId(DecisionId::generate().0),
+            };
+            // Sent once, because it may have been applied. If it is lost, the units are back when the window ends.
+            let _ = self.store.return_units(&back).await;
+        }
+        if !records.is_empty() {
+            self.full_counters.clear();
+        }
     }
 }

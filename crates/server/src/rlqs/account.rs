@@ -14,6 +14,10 @@
 //! changes nothing: its exposure lasts until the assignment expires, and the units were charged before. Exposure is
 //! linear in x and the number of valid units concave until a charge has lapsed, so 1 is checked at those instants.
 //!
+//! Units of windows beyond what 1 and 2 need cannot be spent, and are returned: when a share shrinks, when a bucket is
+//! abandoned, and when the assignment of a lost stream has expired (what it may have admitted since its last report stays
+//! charged). So are units whose slots passed before a report, while a window beside them lasts.
+//!
 //! Assumptions, beside those of leases: an assignment takes effect within [`GUARD`] after it was sent, and its time to
 //! live counts from then.
 //!
@@ -24,8 +28,9 @@
 //! are charged again in the next pass.
 
 use super::assignment::{Assignment, Tokens};
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Unspent};
 use super::sent::{Cover, GUARD, PASS, SHORT_PASS, Sent, Terms, UNTIL_NEXT_PASS, plus};
+use smallvec::SmallVec;
 use tollgate_core::{TimeDelta, Timestamp};
 use tollgate_engine::CounterAhead;
 
@@ -41,14 +46,19 @@ const HEADROOM: f64 = 1.25;
 const KEPT: std::ops::RangeInclusive<f64> = 0.96..=1.25;
 /// The same where the cover lasts until the next pass only: little of the burst is then left for growth.
 const SHORT_KEPT: std::ops::RangeInclusive<f64> = 0.96..=1.05;
+/// Units of windows are returned if they are more than one in so many of those in escrow. What is left over from one report is
+/// used for the next renewal.
+const RETURNED_PART: u64 = 4;
 
-/// What to do with an account in a pass.
+/// Whether an account is to be charged and assigned in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
-    /// Nothing.
+    /// Nothing is to be done.
     No,
-    /// Charge this many units and then assign; zero is a peek.
-    Charge(u64),
+    /// When it is its turn. Until then the client uses what it has, as long as that lasts.
+    InTurn,
+    /// As soon as possible: its assignment is no longer covered.
+    Now,
 }
 
 /// One bucket on one stream.
@@ -72,9 +82,14 @@ pub(super) struct Account {
     idle_reports: u32,
     has_news: bool,
     retry_at: Timestamp,
+    /// Units whose slots have passed unused, to be returned to their windows.
+    lapsed: SmallVec<[Unspent; 1]>,
     /// A planted bug: units that were reported as spent stay in escrow.
     #[cfg(test)]
     pub(super) spends_twice: bool,
+    /// A planted bug: units are returned that the stream may still spend.
+    #[cfg(test)]
+    pub(super) returns_all: bool,
 }
 
 impl Account {
@@ -94,8 +109,11 @@ impl Account {
             idle_reports: 0,
             has_news: true,
             retry_at: now,
+            lapsed: SmallVec::new(),
             #[cfg(test)]
             spends_twice: false,
+            #[cfg(test)]
+            returns_all: false,
         }
     }
 
@@ -110,10 +128,10 @@ impl Account {
         let read =
             Timestamp::from_micros(now.as_micros().saturating_sub(GUARD.as_micros())).max(self.settled);
         self.settled = read;
-        self.ledger.forget(read);
+        self.lapsed.extend(self.ledger.forget(read));
         self.past = self.sent.as_ref().filter(|sent| read < sent.replaced).map_or(0, |sent| sent.residue);
         self.requests = self.requests.saturating_add(allowed).saturating_add(denied);
-        self.idle_reports = if allowed + denied == 0 { self.idle_reports.saturating_add(1) } else { 0 };
+        self.idle_reports = if allowed == 0 && denied == 0 { self.idle_reports.saturating_add(1) } else { 0 };
         self.has_news = true;
         let passed = now.since(self.measured);
         if passed >= MIN_MEASURED {
@@ -122,9 +140,9 @@ impl Account {
         }
     }
 
-    /// Returns the rate to claim; infinite if unknown.
-    pub(super) fn want(&self) -> f64 {
-        self.demand.map_or(f64::INFINITY, |demand| demand * HEADROOM)
+    /// Returns the rate to claim; `None` if demand is not known yet.
+    pub(super) fn want(&self) -> Option<f64> {
+        self.demand.map(|demand| demand * HEADROOM)
     }
 
     /// Returns whether the bucket has been idle for so long that it is abandoned.
@@ -137,48 +155,56 @@ impl Account {
         self.sent.as_ref().is_none_or(|sent| sent.exposure(now) == 0)
     }
 
+    /// Returns the units in escrow.
+    pub(super) fn held(&self, now: Timestamp) -> u64 {
+        self.ledger.valid(now)
+    }
+
     /// Returns the units that this account has been assigned and may still admit.
     pub(super) fn outstanding(&self, now: Timestamp) -> u64 {
         self.sent.as_ref().map_or(0, |sent| sent.exposure(now))
     }
 
-    /// Returns what to charge in this pass. `idle` is the number of slots that begin before the end of the cover and
-    /// that no stream has taken: units taken now begin with those.
-    pub(super) fn due(&mut self, idle: u64, now: Timestamp) -> Due {
+    /// Returns whether the account is due. News that change nothing are forgotten.
+    pub(super) fn due(&mut self, now: Timestamp) -> Due {
+        let in_turn = |is_due| if is_due { Due::InTurn } else { Due::No };
         let Some(terms) = self.terms else {
             // A bucket without limits, as far as known: requests are charged when they are reported.
-            let is_due = self.has_news || now >= self.retry_at;
-            return if is_due { Due::Charge(self.uncharged) } else { Due::No };
+            return in_turn(self.has_news || now >= self.retry_at);
         };
         if self.idle_reports >= IDLE_REPORTS {
             return Due::No;
         }
-        let has_news = std::mem::take(&mut self.has_news);
-        let is_due = self.sent.is_none_or(|sent| match sent.assignment {
-            Assignment::DenyAll => now >= self.retry_at,
-            _ => {
+        let due = match &self.sent {
+            None => Due::InTurn,
+            Some(sent) if sent.assignment == Assignment::DenyAll => in_turn(now >= self.retry_at),
+            Some(_) if !self.is_covered(now) => Due::Now,
+            Some(sent) => {
                 let changes = || self.uncharged > 0 || sent.tokens() != Some(self.target());
-                let is_reported = has_news && (sent.is_renewable(now) || changes());
-                is_reported || sent.is_late(terms.cover, now) || !self.is_covered(now)
+                let is_reported = self.has_news && (sent.is_renewable(now) || changes());
+                in_turn(is_reported || sent.is_late(terms.cover, now))
             }
-        });
-        if !is_due {
-            return Due::No;
-        }
+        };
+        self.has_news &= due != Due::No;
+        due
+    }
+
+    /// Returns the units to charge for an account that is due; zero is a peek. `idle` is the number of slots that begin
+    /// before the end of the cover and that no stream has taken: units taken now begin with those.
+    pub(super) fn charge(&mut self, idle: u64, now: Timestamp) -> u64 {
+        let Some(terms) = self.terms else { return self.uncharged };
+        self.has_news = false;
         let need = self.padded_need(self.target(), self.ttl(terms), idle, now);
-        Due::Charge(need.saturating_add(self.uncharged))
+        need.saturating_add(self.uncharged)
     }
 
     /// Returns what to charge for an account whose stream is lost, so that its assignment stays covered until it expires.
     /// Nothing unless the limit's burst is shorter than the time to live.
-    pub(super) fn due_after_loss(&self, idle: u64, now: Timestamp) -> Due {
-        let (Some(sent), at) = (&self.sent, now + PASS + GUARD) else { return Due::No };
+    pub(super) fn charge_after_loss(&self, idle: u64, now: Timestamp) -> u64 {
+        let (Some(sent), at) = (&self.sent, now + PASS + GUARD) else { return 0 };
         let later = self.shortfall(sent, (now, at), sent.expires);
         let at_once = sent.exposure(now).saturating_sub(self.ledger.valid(now));
-        match if later == 0 { at_once } else { at_once.max(later + idle) } {
-            0 => Due::No,
-            units => Due::Charge(units),
-        }
+        if later == 0 { at_once } else { at_once.max(later + idle) }
     }
 
     /// Returns the time to live of a new assignment.
@@ -300,11 +326,41 @@ impl Account {
         self.ledger.len()
     }
 
-    /// Adds `units` that were charged. Those admitted without an assignment are paid first.
-    pub(super) fn add(&mut self, units: u64, counters: &[CounterAhead], taken: Timestamp) {
+    /// Adds `units` that were charged. Those admitted without an assignment are paid first. `taken_at` is the time by the
+    /// store's clock if they can be returned.
+    pub(super) fn add(
+        &mut self,
+        units: u64,
+        counters: &[CounterAhead],
+        taken: Timestamp,
+        taken_at: Option<Timestamp>,
+    ) {
         let paid = units.min(self.uncharged);
         self.uncharged -= paid;
-        self.ledger.add(units - paid, counters, taken);
+        self.ledger.add(units - paid, counters, taken, taken_at);
+    }
+
+    /// From now on, other counters are charged: what is in escrow cannot be returned.
+    pub(super) fn change_counters(&mut self) {
+        self.lapsed.clear();
+        self.ledger.keep_all();
+    }
+
+    /// Removes and returns the units of windows that the stream has not spent and cannot spend: those in escrow beyond what
+    /// both parts of the invariant need.
+    pub(super) fn unspent(&mut self, now: Timestamp) -> SmallVec<[Unspent; 1]> {
+        let mut unspent = std::mem::take(&mut self.lapsed);
+        let (valid, since_report) = (self.ledger.valid(now), self.ledger.valid(self.settled));
+        let expires = self.sent.as_ref().map_or(now, |sent| sent.expires);
+        let surplus = valid
+            .saturating_sub(self.outstanding(now))
+            .min(since_report.saturating_sub(self.past_until(expires)));
+        #[cfg(test)]
+        let surplus = if self.returns_all { valid } else { surplus };
+        if surplus.saturating_mul(RETURNED_PART) > valid || self.is_spent(now) {
+            unspent.extend(self.ledger.give_back(surplus, now));
+        }
+        unspent
     }
 
     /// Assigns a blanket rule until `retry_at`.

@@ -5,8 +5,9 @@
 //! gets the least of what its limits give it; what it therefore leaves at another limit is divided again in the next
 //! round. A limit that is still over after the last round is cut back, so the sum is always within each limit.
 //!
-//! Half of the unclaimed units is divided evenly, so that a burst need not wait for the next report. The other half stays
-//! in the counters, for checks by other protocols.
+//! Half of the unclaimed part of the sustained rate is divided evenly, so that a burst need not wait for the next report; and
+//! a small part of what is left of the burst, among those that have demand. The rest stays in the counters, for checks by
+//! other protocols. Rejected: half of all that is left, because an idle stream then takes a window of an hour or a day.
 //!
 //! Rejected: exact progressive filling, which takes one round for each limit; three rounds suffice unless limits overlap
 //! in long chains, and cost the same for any number of limits.
@@ -22,10 +23,24 @@ pub(super) struct Claim {
     pub(super) want: f64,
     /// Indexes of the limits that it draws on.
     pub(super) limits: SmallVec<[u32; 2]>,
+    /// Whether requests were reported.
+    pub(super) is_active: bool,
 }
 
-/// Returns the rate of each claim. `capacity` has the rate that each limit can give.
-pub(super) fn allocate(claims: &[Claim], capacity: &[f64]) -> Vec<f64> {
+/// What a limit can give, per second.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Capacity {
+    /// To those that want it: its rate, and what is left of its burst or window, over some time.
+    pub(super) most: f64,
+    /// Its rate.
+    pub(super) sustained: f64,
+    /// The part of its burst or window that is given to those that have not claimed it.
+    pub(super) unclaimed: f64,
+}
+
+/// Returns the rate of each claim.
+pub(super) fn allocate(claims: &[Claim], limits: &[Capacity]) -> Vec<f64> {
+    let capacity: Vec<f64> = limits.iter().map(|limit| limit.most).collect();
     let mut members: Vec<Vec<u32>> = vec![Vec::new(); capacity.len()];
     for (index, claim) in (0_u32..).zip(claims) {
         for limit in &claim.limits {
@@ -34,7 +49,7 @@ pub(super) fn allocate(claims: &[Claim], capacity: &[f64]) -> Vec<f64> {
     }
     let mut levels = vec![f64::INFINITY; capacity.len()];
     for _ in 0..ROUNDS {
-        let next = (0_u32..).zip(&members).zip(capacity).map(|((limit, own), capacity)| {
+        let next = (0_u32..).zip(&members).zip(&capacity).map(|((limit, own), capacity)| {
             // What a claim can take elsewhere bounds what it takes here.
             let bound = |claim: &u32| {
                 let claim = &claims[*claim as usize];
@@ -49,19 +64,25 @@ pub(super) fn allocate(claims: &[Claim], capacity: &[f64]) -> Vec<f64> {
         |claim: &Claim| claim.limits.iter().map(|limit| levels[*limit as usize]).fold(claim.want, f64::min);
     let mut rates: Vec<f64> = claims.iter().map(least).collect();
     // A level that assumed less of some claims than they got is too high, and its limit is cut back.
-    for (own, capacity) in members.iter().zip(capacity) {
+    for (own, capacity) in members.iter().zip(&capacity) {
         let sum: f64 = own.iter().map(|claim| rates[*claim as usize]).sum();
         if sum > *capacity {
             own.iter().for_each(|claim| rates[*claim as usize] *= capacity / sum);
         }
     }
-    let left = |(own, capacity): (&Vec<u32>, &f64)| {
-        let sum: f64 = own.iter().map(|claim| rates[*claim as usize]).sum();
-        (capacity - sum).max(0.0) / 2.0 / (own.len().max(1) as f64)
+    // What is left for each claim, and for one that has demand.
+    let left = |(own, limit): (&Vec<u32>, &Capacity)| {
+        let (sum, count): (f64, _) =
+            (own.iter().map(|claim| rates[*claim as usize]).sum(), own.len().max(1) as f64);
+        let half = |of: f64| (of - sum).max(0.0) / 2.0 / count;
+        let (most, idle) = (half(limit.most), half(limit.sustained.min(limit.most)));
+        (idle, (idle + limit.unclaimed / count).min(most))
     };
-    let spare: Vec<f64> = members.iter().zip(capacity).map(left).collect();
+    let spare: Vec<(f64, f64)> = members.iter().zip(limits).map(left).collect();
     for (claim, rate) in claims.iter().zip(&mut rates) {
-        let bonus = claim.limits.iter().map(|limit| spare[*limit as usize]).reduce(f64::min);
+        let own =
+            |limit: &u32| if claim.is_active { spare[*limit as usize].1 } else { spare[*limit as usize].0 };
+        let bonus = claim.limits.iter().map(own).reduce(f64::min);
         *rate += bonus.unwrap_or(0.0);
     }
     rates
@@ -89,7 +110,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn claim(want: f64, limits: &[u32]) -> Claim {
-        Claim { want, limits: SmallVec::from_slice(limits) }
+        Claim { want, limits: SmallVec::from_slice(limits), is_active: want > 0.0 }
+    }
+
+    fn allocate(claims: &[Claim], rates: &[f64]) -> Vec<f64> {
+        let limits = rates.iter().map(|rate| Capacity { most: *rate, sustained: *rate, unclaimed: 0.0 });
+        super::allocate(claims, &limits.collect::<Vec<_>>())
     }
 
     #[test]
@@ -107,6 +133,14 @@ mod tests {
     #[test]
     fn half_of_what_is_left_is_divided() {
         assert_eq!(allocate(&[claim(10.0, &[0]), claim(0.0, &[0])], &[100.0]), [32.5, 22.5]);
+    }
+
+    /// An idle stream must not take the window of an hour.
+    #[test]
+    fn an_idle_claim_has_no_part_of_what_is_left_of_a_window() {
+        let limits = [Capacity { most: 361.0, sustained: 1.0, unclaimed: 7.5 }];
+        assert_eq!(super::allocate(&[claim(0.0, &[0])], &limits), [0.5]);
+        assert_eq!(super::allocate(&[claim(100.0, &[0]), claim(0.0, &[0])], &limits), [103.75, 0.0]);
     }
 
     /// What a claim cannot use because of another limit is not lost.

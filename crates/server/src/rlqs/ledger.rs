@@ -27,6 +27,14 @@ enum Bound {
     Until(TimeDelta),
 }
 
+/// Units that nobody can spend anymore and that can be returned to their windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unspent {
+    pub(super) units: u64,
+    /// Time of the charge, by the store's clock.
+    pub(super) taken_at: Timestamp,
+}
+
 /// Units of one charge.
 #[derive(Clone, Debug)]
 struct Tranche {
@@ -34,6 +42,8 @@ struct Tranche {
     taken: Timestamp,
     units: u64,
     bounds: SmallVec<[Bound; 1]>,
+    /// Time of the charge by the store's clock, if its units can be returned.
+    returnable: Option<Timestamp>,
 }
 
 impl Tranche {
@@ -58,6 +68,10 @@ impl Tranche {
             Bound::Slots(escrow) => units.min(escrow.valid_after(passed)),
             Bound::Until(_) => units,
         })
+    }
+
+    fn has_slots(&self) -> bool {
+        self.bounds.iter().any(|bound| matches!(bound, Bound::Slots(_)))
     }
 
     /// Returns the end of a bound.
@@ -101,7 +115,9 @@ impl Tranche {
             lost = lost.max(later.end(other).since(self.end(&joined)));
             bounds.push(joined);
         }
-        Some((Self { taken: self.taken, units: units.saturating_add(more), bounds }, lost))
+        // By the earlier of both: a window that it is still in is that of both.
+        let returnable = self.returnable.zip(later.returnable).map(|(first, second)| first.min(second));
+        Some((Self { taken: self.taken, units: units.saturating_add(more), bounds, returnable }, lost))
     }
 }
 
@@ -110,8 +126,14 @@ impl Tranche {
 pub(super) struct Ledger(Vec<Tranche>);
 
 impl Ledger {
-    /// Adds `units` that were charged to these counters.
-    pub(super) fn add(&mut self, units: u64, counters: &[CounterAhead], taken: Timestamp) {
+    /// Adds `units` that were charged to these counters. `taken_at` is the time by the store's clock if they can be returned.
+    pub(super) fn add(
+        &mut self,
+        units: u64,
+        counters: &[CounterAhead],
+        taken: Timestamp,
+        taken_at: Option<Timestamp>,
+    ) {
         if units == 0 {
             return;
         }
@@ -120,7 +142,9 @@ impl Ledger {
             (Some(escrow), _) => Bound::Until(escrow.lifetime()),
             (None, _) => Bound::Until(counter.period),
         });
-        self.push(Tranche { taken, units, bounds: bounds.collect() });
+        let has_window = counters.iter().any(|counter| counter.kind == AheadKind::Window);
+        let returnable = taken_at.filter(|_| has_window);
+        self.push(Tranche { taken, units, bounds: bounds.collect(), returnable });
     }
 
     fn push(&mut self, new: Tranche) {
@@ -187,15 +211,45 @@ impl Ledger {
             tranche.units -= spent;
             units -= spent;
         }
-        self.forget(since);
+        self.0.retain(|tranche| tranche.units > 0);
     }
 
-    /// Removes units that had lapsed at this instant, before which nothing is asked anymore.
-    pub(super) fn forget(&mut self, before: Timestamp) {
+    /// Removes units that had lapsed at this instant, before which nothing is asked anymore. Returns those whose slots have
+    /// passed while their windows may last: nobody has spent them, and nobody can.
+    pub(super) fn forget(&mut self, before: Timestamp) -> SmallVec<[Unspent; 1]> {
+        let mut lapsed = SmallVec::new();
         for tranche in &mut self.0 {
-            tranche.units = tranche.valid(before);
+            let valid = tranche.valid(before);
+            if let Some(taken_at) =
+                tranche.returnable.filter(|_| valid < tranche.units && tranche.has_slots())
+            {
+                lapsed.push(Unspent { units: tranche.units - valid, taken_at });
+            }
+            tranche.units = valid;
         }
         self.0.retain(|tranche| tranche.units > 0);
+        lapsed
+    }
+
+    /// Removes up to `units` that are valid at `now` from windows, to be returned.
+    pub(super) fn give_back(&mut self, mut units: u64, now: Timestamp) -> SmallVec<[Unspent; 1]> {
+        let mut back = SmallVec::new();
+        for tranche in self.0.iter_mut().filter(|tranche| !tranche.has_slots()) {
+            let Some(taken_at) = tranche.returnable else { continue };
+            let given = tranche.valid(now).min(units);
+            if given > 0 {
+                back.push(Unspent { units: given, taken_at });
+            }
+            tranche.units -= given;
+            units -= given;
+        }
+        self.0.retain(|tranche| tranche.units > 0);
+        back
+    }
+
+    /// From now on, the units in escrow cannot be returned: the bucket is charged to other counters.
+    pub(super) fn keep_all(&mut self) {
+        self.0.iter_mut().for_each(|tranche| tranche.returnable = None);
     }
 
     /// Returns the number of tranches.

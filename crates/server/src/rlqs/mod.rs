@@ -10,8 +10,11 @@
 //! | `allocation` | max–min fair shares by demand |
 //! | `assignment` | token buckets and blanket rules, and the most that they can admit |
 //! | `sent` | assignments that were sent, how long they last, and what a client may still admit by them |
+//! | `counter` | what is known of a limit's counter, and the rate that can be assigned of it |
 //! | `ledger` | units in escrow, and until when they may be spent |
 //! | `account` | one bucket on one stream; **the invariant** |
+//! | `places` | how many buckets streams may have, and how large they are |
+//! | `turns` | which accounts a pass serves |
 //! | `table` | all accounts, and the pass: allocate, charge, assign |
 //! | `service` | streams, their bounds, and the task |
 //! | `stats` | metrics |
@@ -22,11 +25,14 @@
 mod account;
 mod allocation;
 mod assignment;
+mod counter;
 mod ledger;
+mod places;
 mod sent;
 mod service;
 mod stats;
 mod table;
+mod turns;
 mod wire;
 
 pub use service::RlqsConfig;

@@ -55,7 +55,7 @@ pub(super) const UNTIL_NEXT_PASS: TimeDelta =
 pub(super) struct Terms {
     /// Time to live.
     pub(super) ttl: TimeDelta,
-    /// The same until demand is known: what may be wrong by far must not take most of the burst.
+    /// The same until demand is known, with the next report: what may be wrong by far must not take most of the limit.
     pub(super) first_ttl: TimeDelta,
     pub(super) cover: Cover,
 }
@@ -81,7 +81,7 @@ impl Terms {
         let cover =
             if Self::is_short(TimeDelta::from_micros(reach)) { Cover::NextPass } else { Cover::Expiry };
         let ttl = seconds(part.max(longer));
-        Self { ttl, first_ttl: seconds(part), cover }
+        Self { ttl, first_ttl: seconds(part.min(report)), cover }
     }
 
     /// Returns whether a limit alone, which fills in this time, leaves room for a cover until the next pass only.

@@ -1,8 +1,9 @@
 //! Quota streams on tonic, bounded in number and size, and the task that owns all accounts.
 
+use super::places::{Amount, Place, Places, StreamPlaces};
 use super::stats::RlqsStats;
 use super::table::{Report, StreamId, Table};
-use super::wire;
+use super::wire::{self, Usage};
 use crate::rls::BadRequest;
 use crate::rls::proto::envoy::service::rate_limit_quota::v3::rate_limit_quota_service_server::{
     RateLimitQuotaService, RateLimitQuotaServiceServer,
@@ -11,7 +12,8 @@ use crate::rls::proto::envoy::service::rate_limit_quota::v3::{
     RateLimitQuotaResponse, RateLimitQuotaUsageReports,
 };
 use futures_util::Stream;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,8 +39,10 @@ pub struct RlqsConfig {
     pub streams: usize,
     /// Maximum number of buckets per stream; more get no assignment.
     pub buckets_per_stream: usize,
-    /// Maximum number of buckets of all streams; more get no assignment.
+    /// Maximum number of buckets of all streams; more get no assignment. An eighth is kept for the first 16 of each stream.
     pub buckets: u64,
+    /// Maximum size of the entries of all buckets in bytes, in the same way.
+    pub bucket_bytes: u64,
     /// Maximum size of a message in bytes.
     pub message_bytes: usize,
     /// Where the service writes its figures.
@@ -51,6 +55,7 @@ impl Default for RlqsConfig {
             streams: 4_096,
             buckets_per_stream: 4_096,
             buckets: 262_144,
+            bucket_bytes: 128 << 20,
             message_bytes: 4 << 20,
             stats: RlqsStats::default(),
         }
@@ -61,7 +66,8 @@ type Outgoing = mpsc::Sender<Result<RateLimitQuotaResponse, Status>>;
 
 enum Event {
     Opened(StreamId, Outgoing, oneshot::Sender<()>),
-    Reported(StreamId, Vec<Report>),
+    /// Reports of a stream, which reads the next ones when it learns that these were taken.
+    Reported(StreamId, Vec<Report>, oneshot::Sender<()>),
     Closed(StreamId),
 }
 
@@ -72,6 +78,7 @@ pub(crate) type QuotaServer = RateLimitQuotaServiceServer<QuotaService>;
 pub(crate) struct QuotaService {
     events: mpsc::Sender<Event>,
     streams: Arc<Semaphore>,
+    places: Arc<Places>,
     next: AtomicU64,
     config: RlqsConfig,
 }
@@ -92,7 +99,8 @@ impl QuotaService {
         tokio::spawn(keeper.run(limiter, received, stop));
         let streams = Arc::new(Semaphore::new(config.streams));
         let bytes = config.message_bytes;
-        let service = Self { events, streams, next: AtomicU64::new(0), config };
+        let places = Places::new(Amount { buckets: config.buckets, bytes: config.bucket_bytes });
+        let service = Self { events, streams, places, next: AtomicU64::new(0), config };
         RateLimitQuotaServiceServer::new(service).max_decoding_message_size(bytes)
     }
 }
@@ -120,8 +128,8 @@ impl RateLimitQuotaService for QuotaService {
         let reader = Reader {
             id,
             events: self.events.clone(),
-            config: self.config.clone(),
-            seen: HashSet::new(),
+            places: self.places.stream(self.config.buckets_per_stream as u64),
+            stats: self.config.stats.clone(),
             domain: None,
             _permit: permit,
         };
@@ -136,9 +144,8 @@ impl RateLimitQuotaService for QuotaService {
 struct Reader {
     id: StreamId,
     events: mpsc::Sender<Event>,
-    config: RlqsConfig,
-    /// Hashes would suffice, but a collision would drop a bucket.
-    seen: HashSet<Arc<super::table::Bucket>>,
+    places: Arc<StreamPlaces>,
+    stats: RlqsStats,
     domain: Option<Arc<str>>,
     _permit: OwnedSemaphorePermit,
 }
@@ -162,7 +169,10 @@ impl Reader {
             };
             match reports {
                 Ok(reports) => {
-                    if self.events.send(Event::Reported(self.id, reports)).await.is_err() {
+                    // One message of each stream waits at most, so that what waits is as small as the places are few.
+                    let (taken, is_taken) = oneshot::channel();
+                    let event = Event::Reported(self.id, reports, taken);
+                    if self.events.send(event).await.is_err() || is_taken.await.is_err() {
                         break;
                     }
                 }
@@ -179,24 +189,34 @@ impl Reader {
 
     fn reports(&mut self, message: RateLimitQuotaUsageReports) -> Result<Vec<Report>, BadRequest> {
         let domain = wire::domain(&message, self.domain.as_ref())?;
-        let mut reports = wire::reports(message, &domain)?;
+        let usages = wire::usages(message, &domain)?;
         self.domain = Some(domain);
-        reports.retain_mut(|report| {
-            if let Some(known) = self.seen.get(&report.bucket) {
-                report.bucket = Arc::clone(known);
-                return true;
-            }
-            let fits = self.seen.len() < self.config.buckets_per_stream
-                && self.config.stats.buckets() < self.config.buckets;
-            if fits {
-                self.seen.insert(Arc::clone(&report.bucket));
-            } else {
-                self.config.stats.reject_bucket();
-            }
-            fits
-        });
-        Ok(reports)
+        Ok(reports(usages, &self.places, &self.stats))
     }
+}
+
+/// Returns one report for each bucket that has a place.
+fn reports(usages: Vec<Usage>, places: &Arc<StreamPlaces>, stats: &RlqsStats) -> Vec<Report> {
+    let mut known: HashMap<*const Place, usize> = HashMap::new();
+    let mut reports: Vec<Report> = Vec::new();
+    for Usage { bucket, allowed, denied } in usages {
+        let Some(place) = places.take(bucket) else {
+            stats.reject_bucket();
+            continue;
+        };
+        match known.entry(Arc::as_ptr(&place)) {
+            Entry::Occupied(at) => {
+                let report = &mut reports[*at.get()];
+                report.allowed = report.allowed.saturating_add(allowed);
+                report.denied = report.denied.saturating_add(denied);
+            }
+            Entry::Vacant(at) => {
+                at.insert(reports.len());
+                reports.push(Report { place, allowed, denied });
+            }
+        }
+    }
+    reports
 }
 
 /// The task that owns all accounts.
@@ -215,9 +235,12 @@ impl<S: CounterStore> Keeper<S> {
     ) {
         let mut has_news = false;
         loop {
-            let wait =
-                if has_news { MIN_PASS } else { Duration::from_micros(self.table.interval().as_micros()) };
-            let is_active = has_news || self.table.stats().buckets > 0;
+            let wait = match (self.table.has_more(), has_news) {
+                (true, _) => Duration::ZERO,
+                (false, true) => MIN_PASS,
+                (false, false) => Duration::from_micros(self.table.interval().as_micros()),
+            };
+            let is_active = has_news || !self.table.is_idle();
             let pass = tokio::time::sleep(wait);
             tokio::pin!(pass);
             // Takes all events that come before the next pass is due.
@@ -234,6 +257,11 @@ impl<S: CounterStore> Keeper<S> {
                         None => return,
                     },
                     () = &mut pass, if is_active => {
+                        // What has come while the last pass ran.
+                        for _ in 0..EVENTS {
+                            let Ok(event) = events.try_recv() else { break };
+                            self.handle(event, &limiter);
+                        }
                         has_news = false;
                         self.pass().await;
                         break;
@@ -249,11 +277,12 @@ impl<S: CounterStore> Keeper<S> {
             Event::Opened(id, outgoing, ended) => {
                 self.open.insert(id, (outgoing, ended));
             }
-            Event::Reported(id, reports) => {
+            Event::Reported(id, reports, taken) => {
                 let now = limiter.clock().now();
                 if self.open.contains_key(&id) {
                     reports.into_iter().for_each(|report| self.table.report(id, report, now));
                 }
+                let _ = taken.send(());
             }
             Event::Closed(id) => self.close(id),
         }
@@ -287,3 +316,6 @@ impl<S: CounterStore> Keeper<S> {
         self.stats.set(self.table.stats());
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,6 +16,7 @@ struct Figures {
     outstanding: AtomicU64,
     assigned: AtomicU64,
     charged: AtomicU64,
+    returned: AtomicU64,
     denied: AtomicU64,
     rejected: AtomicU64,
 }
@@ -23,10 +24,6 @@ struct Figures {
 impl RlqsStats {
     pub(super) fn set_streams(&self, streams: usize) {
         self.0.streams.store(streams as u64, Ordering::Relaxed);
-    }
-
-    pub(super) fn buckets(&self) -> u64 {
-        self.0.buckets.load(Ordering::Relaxed)
     }
 
     pub(super) fn reject_bucket(&self) {
@@ -40,6 +37,7 @@ impl RlqsStats {
             (&counters.outstanding, stats.outstanding),
             (&counters.assigned, stats.assigned),
             (&counters.charged, stats.charged),
+            (&counters.returned, stats.returned),
             (&counters.denied, stats.denied),
         ];
         all.into_iter().for_each(|(counter, value)| counter.store(value, Ordering::Relaxed));
@@ -58,10 +56,11 @@ impl RlqsStats {
         page.counter("ratelimit_rlqs_assignments_total", help, read(&stats.assigned));
         let help = "Number of units charged for quota streams.";
         page.counter("ratelimit_rlqs_charged_units_total", help, read(&stats.charged));
+        let help = "Number of charged units that quota streams did not use, returned to their windows.";
+        page.counter("ratelimit_rlqs_returned_units_total", help, read(&stats.returned));
         let help = "Number of charges for quota streams that a limit denied.";
         page.counter("ratelimit_rlqs_denied_charges_total", help, read(&stats.denied));
-        let help =
-            "Number of reports of buckets beyond the maximum per stream or in total; they get no assignment.";
+        let help = "Number of reports of buckets beyond the maximum per stream, in total or in bytes; they get no assignment.";
         page.counter("ratelimit_rlqs_rejected_buckets_total", help, read(&stats.rejected));
     }
 }

@@ -8,9 +8,13 @@
 //! Accounts of a lost stream stay until their assignments expire, because the client may go on using them.
 
 use super::account::{Account, BLANKET_TTL, Due};
-use super::allocation::{Claim, allocate};
+use super::allocation::{Capacity, Claim, allocate};
 use super::assignment::Assignment;
+use super::counter::Counter;
+use super::ledger::Unspent;
+use super::places::Place;
 use super::sent::{PASS, SHORT_PASS, Terms};
+use super::turns::{Waiting, choose};
 use futures_util::StreamExt;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -18,16 +22,10 @@ use std::sync::Arc;
 use tollgate_core::{Cost, CounterStore, TimeDelta, Timestamp};
 use tollgate_engine::{AheadKind, ChargeAhead, Check, CounterAhead, Limiter, Origin};
 
+/// Accounts that a pass serves: so many charges take a fraction of a second, also in Redis.
+const MAX_SERVED: usize = 8_192;
 /// Charges in flight at the same time.
 const CONCURRENCY: usize = 64;
-/// What is left of a limit's burst is assigned over this time.
-const SPREAD_SECONDS: f64 = 10.0;
-/// Factor of a limit's capacity after a denial, for what other users of the limit take, and its recovery per pass.
-const AFTER_DENIAL: f64 = 0.95;
-const RECOVERY: f64 = 1.2;
-const MIN_FACTOR: f64 = 0.5;
-/// Share of a short limit that is assigned.
-const SHORT_SHARE: f64 = 0.95;
 /// Time after which a blanket rule is decided again without a report.
 const BLANKET_RETRY: TimeDelta = TimeDelta::from_secs(BLANKET_TTL / 2);
 
@@ -44,7 +42,7 @@ pub(super) struct Bucket {
 /// One report of one bucket.
 #[derive(Clone, Debug)]
 pub(super) struct Report {
-    pub(super) bucket: Arc<Bucket>,
+    pub(super) place: Arc<Place>,
     pub(super) allowed: u64,
     pub(super) denied: u64,
 }
@@ -58,55 +56,6 @@ pub(super) enum Action {
     Abandon,
 }
 
-/// The last known state of a limit's counter.
-#[derive(Clone, Copy, Debug)]
-struct Counter {
-    /// Units per second.
-    rate: f64,
-    capacity: u64,
-    remaining: u64,
-    read: Timestamp,
-    is_slotted: bool,
-    /// Part of the capacity that is assigned.
-    factor: f64,
-    /// Number of accounts in the last pass.
-    accounts: u32,
-    /// Denied in the current pass.
-    is_denied: bool,
-}
-
-impl Counter {
-    fn elapsed_units(&self, now: Timestamp) -> f64 {
-        self.rate * now.since(self.read).as_micros() as f64 / 1e6
-    }
-
-    /// Returns the rate that can be assigned. Of a short limit less than its rate: assignments are renewed in every pass, by
-    /// units that must be there, and are kept while shares change by a few percent.
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "not negative, and saturating"
-    )]
-    fn assignable(&self, now: Timestamp) -> f64 {
-        let reach = TimeDelta::from_micros((self.capacity as f64 * 1e6 / self.rate.max(1e-6)) as u64);
-        if self.is_slotted && Terms::is_short(reach) {
-            return self.factor * self.rate * SHORT_SHARE;
-        }
-        let remaining = (self.remaining as f64 + self.elapsed_units(now)).min(self.capacity as f64);
-        self.factor * (self.rate + remaining / SPREAD_SECONDS)
-    }
-
-    /// Returns the number of slots that begin within `cover` and that no stream has taken.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded up and not negative")]
-    fn idle(&self, cover: TimeDelta, now: Timestamp) -> u64 {
-        if !self.is_slotted {
-            return 0;
-        }
-        let taken = self.capacity.saturating_sub(self.remaining) as f64 - self.elapsed_units(now);
-        (self.rate * cover.as_micros() as f64 / 1e6 - taken.max(0.0)).ceil().max(0.0) as u64
-    }
-}
-
 /// Returns the number of slots of an entry's limits that begin before the end of its cover and that no stream has taken.
 fn idle_slots(counters: &HashMap<u64, Counter>, entry: &Entry, now: Timestamp) -> u64 {
     let cover = entry.account.cover();
@@ -116,10 +65,14 @@ fn idle_slots(counters: &HashMap<u64, Counter>, entry: &Entry, now: Timestamp) -
 
 struct Entry {
     account: Account,
+    /// Free again when the account is gone.
+    _place: Arc<Place>,
     counters: SmallVec<[u64; 2]>,
     is_lost: bool,
     /// Its limits have become known in this pass, and it has no share yet.
     is_new: bool,
+    /// Number of the pass that served it last.
+    served: u64,
 }
 
 type Key = (StreamId, Arc<Bucket>);
@@ -131,6 +84,7 @@ pub(super) struct TableStats {
     pub(super) outstanding: u64,
     pub(super) assigned: u64,
     pub(super) charged: u64,
+    pub(super) returned: u64,
     pub(super) denied: u64,
 }
 
@@ -143,6 +97,12 @@ pub(super) struct Table<S> {
     warned: bool,
     /// Whether any account needs a charge in every pass.
     has_short: bool,
+    passes: u64,
+    /// Where the turn of streams ended in the last pass that could not serve all.
+    last_stream: Option<StreamId>,
+    has_more: bool,
+    /// Units to be returned to their windows in the next pass. Not in this one: what it sends must not wait for it.
+    unspent: Vec<(Key, SmallVec<[u64; 2]>, Unspent)>,
 }
 
 impl<S: CounterStore> Table<S> {
@@ -154,7 +114,21 @@ impl<S: CounterStore> Table<S> {
             stats: TableStats::default(),
             warned: false,
             has_short: false,
+            passes: 0,
+            last_stream: None,
+            has_more: false,
+            unspent: Vec::new(),
         }
+    }
+
+    /// Returns whether there is nothing to do until the next report.
+    pub(super) fn is_idle(&self) -> bool {
+        self.entries.is_empty() && self.unspent.is_empty()
+    }
+
+    /// Returns whether accounts wait for the next pass.
+    pub(super) const fn has_more(&self) -> bool {
+        self.has_more
     }
 
     pub(super) const fn stats(&self) -> TableStats {
@@ -163,14 +137,21 @@ impl<S: CounterStore> Table<S> {
 
     /// Records the report of a stream; its first report of a bucket is a subscription.
     pub(super) fn report(&mut self, stream: StreamId, report: Report, now: Timestamp) {
-        let Report { bucket, allowed, denied } = report;
-        match self.entries.entry((stream, bucket)) {
+        let Report { place, allowed, denied } = report;
+        match self.entries.entry((stream, Arc::clone(&place.bucket))) {
             std::collections::btree_map::Entry::Occupied(entry) => {
                 entry.into_mut().account.report(allowed, denied, now);
             }
             std::collections::btree_map::Entry::Vacant(entry) => {
-                let account = Account::new(allowed, now);
-                entry.insert(Entry { account, counters: SmallVec::new(), is_lost: false, is_new: false });
+                let (account, counters) = (Account::new(allowed, now), SmallVec::new());
+                entry.insert(Entry {
+                    account,
+                    _place: place,
+                    counters,
+                    is_lost: false,
+                    is_new: false,
+                    served: 0,
+                });
             }
         }
     }
@@ -194,7 +175,9 @@ impl<S: CounterStore> Table<S> {
 
     /// Runs one pass, and returns the actions to send.
     pub(super) async fn pass(&mut self) -> Vec<(StreamId, Arc<Bucket>, Action)> {
+        self.give_back().await;
         let now = self.limiter.clock().now();
+        self.passes += 1;
         self.forget(now);
         let mut actions = self.abandon(now);
         self.allocate(now);
@@ -222,6 +205,9 @@ impl<S: CounterStore> Table<S> {
                 Some(rule) => Some(entry.account.assign_blanket(*rule, now + BLANKET_RETRY, now)),
                 None => entry.account.assign(now),
             };
+            let unspent = entry.account.unspent(now);
+            self.unspent
+                .extend(unspent.into_iter().map(|units| (key.clone(), entry.counters.clone(), units)));
             if let Some((assignment, ttl)) = assigned {
                 actions.push((key.0, key.1, Action::Assign(assignment, ttl)));
             }
@@ -235,10 +221,17 @@ impl<S: CounterStore> Table<S> {
 
     /// Removes lost accounts whose assignments have expired, and counters that no account uses.
     fn forget(&mut self, now: Timestamp) {
-        self.entries.retain(|_, entry| !entry.is_lost || !entry.account.is_spent(now));
+        let unspent = &mut self.unspent;
+        self.entries.retain(|key, entry| {
+            let stays = !entry.is_lost || !entry.account.is_spent(now);
+            if !stays {
+                let units = entry.account.unspent(now).into_iter();
+                unspent.extend(units.map(|units| (key.clone(), entry.counters.clone(), units)));
+            }
+            stays
+        });
         for counter in self.counters.values_mut() {
-            let factor = counter.factor * if counter.is_denied { AFTER_DENIAL } else { RECOVERY };
-            (counter.factor, counter.is_denied, counter.accounts) = (factor.clamp(MIN_FACTOR, 1.0), false, 0);
+            counter.begin_pass();
         }
         for entry in self.entries.values() {
             for counter in &entry.counters {
@@ -254,7 +247,9 @@ impl<S: CounterStore> Table<S> {
         let idle = |(_, entry): &(&Key, &Entry)| !entry.is_lost && entry.account.is_abandoned(now);
         let idle: Vec<Key> = self.entries.iter().filter(idle).map(|(key, _)| key.clone()).collect();
         for key in &idle {
-            self.entries.remove(key);
+            let Some(mut entry) = self.entries.remove(key) else { continue };
+            let units = entry.account.unspent(now).into_iter();
+            self.unspent.extend(units.map(|units| (key.clone(), entry.counters.clone(), units)));
         }
         idle.into_iter().map(|(stream, bucket)| (stream, bucket, Action::Abandon)).collect()
     }
@@ -263,22 +258,36 @@ impl<S: CounterStore> Table<S> {
     fn allocate(&mut self, now: Timestamp) {
         let mut index = HashMap::new();
         let mut capacity = Vec::with_capacity(self.counters.len());
+        let mut held: HashMap<u64, u64> = HashMap::new();
+        for entry in self.entries.values().filter(|entry| !entry.is_lost) {
+            for counter in &entry.counters {
+                *held.entry(*counter).or_default() += entry.account.held(now);
+            }
+        }
         for (key, counter) in &self.counters {
             index.insert(*key, u32::try_from(capacity.len()).unwrap_or(u32::MAX));
-            capacity.push(counter.assignable(now));
+            capacity.push(counter.assignable(held.get(key).copied().unwrap_or(0), now));
         }
         // What lost streams may still admit is charged already, or if their limits are short, in every pass.
         for entry in self.entries.values().filter(|entry| entry.is_lost && entry.account.is_short()) {
             for counter in entry.counters.iter().filter_map(|counter| index.get(counter)) {
                 let capacity = &mut capacity[*counter as usize];
-                *capacity = (*capacity - entry.account.rate(now)).max(0.0);
+                capacity.most = (capacity.most - entry.account.rate(now)).max(0.0);
             }
         }
         let live = || self.entries.values().filter(|entry| !entry.is_lost && !entry.counters.is_empty());
         let claims: Vec<Claim> = live()
-            .map(|entry| Claim {
-                want: entry.account.want(),
-                limits: entry.counters.iter().filter_map(|counter| index.get(counter).copied()).collect(),
+            .map(|entry| {
+                let limits: SmallVec<[u32; 2]> =
+                    entry.counters.iter().filter_map(|counter| index.get(counter).copied()).collect();
+                // Until its first report a stream wants no more than the rate, whatever is left of the burst or window.
+                let first = || limits.iter().map(|limit| capacity[*limit as usize].sustained);
+                let want = entry.account.want();
+                Claim {
+                    is_active: want.is_some_and(|want| want > 0.0),
+                    want: want.unwrap_or_else(|| first().fold(f64::INFINITY, f64::min)),
+                    limits,
+                }
             })
             .collect();
         let rates = allocate(&claims, &capacity);
@@ -288,28 +297,48 @@ impl<S: CounterStore> Table<S> {
         }
     }
 
-    /// Returns the accounts that are due, with the units to charge for each.
+    /// Returns the accounts to serve in this pass, with the units to charge for each.
     ///
     /// One account of a limit takes its idle slots, and those after it in the same pass have later ones. If charges overtake
     /// each other, what some then lack is charged in the second round.
     fn due(&mut self, now: Timestamp) -> Vec<(Key, u64)> {
         let mut padded: HashSet<u64> = HashSet::new();
         let mut all = Vec::new();
-        for (key, entry) in &mut self.entries {
+        for key in self.in_turn(now) {
+            let Some(entry) = self.entries.get_mut(&key) else { continue };
+            entry.served = self.passes;
             let is_padded = entry.counters.iter().any(|counter| padded.contains(counter));
             let idle = if is_padded { 0 } else { idle_slots(&self.counters, entry, now) };
-            let due = if entry.is_lost {
-                entry.account.due_after_loss(idle, now)
+            let units = if entry.is_lost {
+                entry.account.charge_after_loss(idle, now)
             } else {
-                entry.account.due(idle, now)
+                entry.account.charge(idle, now)
             };
-            let Due::Charge(units) = due else { continue };
             if idle > 0 && units >= idle {
                 padded.extend(&entry.counters);
             }
-            all.push((key.clone(), units));
+            all.push((key, units));
         }
         all
+    }
+
+    /// Returns those of the accounts that are due whose turn it is.
+    fn in_turn(&mut self, now: Timestamp) -> Vec<Key> {
+        let (mut keys, mut waiting) = (Vec::new(), Vec::new());
+        for (key, entry) in &mut self.entries {
+            let due = match entry.is_lost {
+                true if entry.account.charge_after_loss(0, now) > 0 => Due::Now,
+                true => Due::No,
+                false => entry.account.due(now),
+            };
+            if due != Due::No {
+                keys.push(key.clone());
+                waiting.push(Waiting { stream: key.0, is_urgent: due == Due::Now, served: entry.served });
+            }
+        }
+        let chosen = choose(&waiting, MAX_SERVED, &mut self.last_stream);
+        self.has_more = chosen.len() < waiting.len();
+        chosen.into_iter().map(|at| keys[at].clone()).collect()
     }
 
     /// Returns those of the accounts that lack units and whose limits have some, with the units to charge for each.
@@ -321,8 +350,10 @@ impl<S: CounterStore> Table<S> {
             let Some(entry) = self.entries.get_mut(key).filter(|entry| !entry.is_lost) else { continue };
             let counters = || entry.counters.iter().filter_map(|counter| self.counters.get(counter));
             if entry.is_new {
-                let shares =
-                    counters().map(|counter| counter.assignable(now) / f64::from(counter.accounts.max(1)));
+                let shares = counters().map(|counter| {
+                    let Capacity { most, sustained, .. } = counter.assignable(0, now);
+                    sustained.min(most / f64::from(counter.accounts.max(1)))
+                });
                 (entry.account.share, entry.is_new) = (shares.fold(f64::INFINITY, f64::min), false);
             }
             let most = counters().map(|counter| counter.remaining).min().unwrap_or(0);
@@ -353,6 +384,28 @@ impl<S: CounterStore> Table<S> {
         futures_util::stream::iter(all).map(charge).buffer_unordered(CONCURRENCY).collect().await
     }
 
+    /// Returns to their windows what streams cannot spend anymore.
+    async fn give_back(&mut self) {
+        let limiter = &*self.limiter;
+        let rest = self.unspent.split_off(self.unspent.len().min(MAX_SERVED));
+        let all = std::mem::replace(&mut self.unspent, rest);
+        for (_, counters, Unspent { units, .. }) in &all {
+            self.stats.returned += units;
+            for counter in counters {
+                if let Some(counter) = self.counters.get_mut(counter) {
+                    counter.give_back(*units);
+                }
+            }
+        }
+        let back = |(key, counters, Unspent { units, taken_at }): (Key, SmallVec<[u64; 2]>, Unspent)| async move {
+            let attributes: SmallVec<[(&str, &str); 8]> =
+                key.1.entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+            let check = Check::attributes(&key.1.domain, &attributes).with_protocol("rlqs");
+            limiter.return_ahead(&check, &counters, units, taken_at).await;
+        };
+        futures_util::stream::iter(all).map(back).buffer_unordered(CONCURRENCY).collect::<()>().await;
+    }
+
     /// Records a decision. Returns the blanket rule that it means, if it does.
     fn apply(&mut self, key: &Key, units: u64, charge: &ChargeAhead, taken: Timestamp) -> Option<Assignment> {
         let is_allowed = charge.decision.is_allowed();
@@ -380,13 +433,20 @@ impl<S: CounterStore> Table<S> {
             false if charge.counters.is_empty() || by_policy => Some(Assignment::DenyAll),
             _ => None,
         };
+        let counters: SmallVec<[u64; 2]> = match rule {
+            Some(_) => SmallVec::new(),
+            None => charge.counters.iter().map(|counter| counter.counter).collect(),
+        };
+        if entry.counters != counters {
+            entry.account.change_counters();
+            entry.counters = counters;
+        }
         if rule.is_some() {
-            (entry.account.terms, entry.counters) = (None, SmallVec::new());
+            entry.account.terms = None;
             return rule;
         }
         entry.is_new |= entry.account.terms.is_none();
         entry.account.terms = Some(Terms::new(&charge.counters));
-        entry.counters = charge.counters.iter().map(|counter| counter.counter).collect();
         if entry.is_new {
             for counter in &entry.counters {
                 if let Some(counter) = self.counters.get_mut(counter) {
@@ -398,7 +458,11 @@ impl<S: CounterStore> Table<S> {
             // A rule whose cost comes from the request's attributes charges it for one request at a time.
             let is_per_request = charge.counters.iter().any(|counter| counter.cost != units);
             let requests = if is_per_request { units.min(1) } else { units };
-            entry.account.add(requests, &charge.counters, taken);
+            let is_returnable = !is_per_request
+                && charge.decision.origin == Origin::Store
+                && charge.counters.iter().all(|counter| counter.escrow.is_some());
+            let taken_at = is_returnable.then_some(charge.decision.at);
+            entry.account.add(requests, &charge.counters, taken, taken_at);
             self.stats.charged += requests;
         } else {
             self.stats.denied += 1;
@@ -407,21 +471,8 @@ impl<S: CounterStore> Table<S> {
     }
 
     fn record(&mut self, counter: &CounterAhead, is_denied: bool, now: Timestamp) {
-        let seconds = counter.period.as_micros() as f64 / 1e6;
-        let known = self.counters.entry(counter.counter).or_insert(Counter {
-            rate: 0.0,
-            capacity: 0,
-            remaining: 0,
-            read: now,
-            is_slotted: false,
-            factor: 1.0,
-            accounts: 0,
-            is_denied: false,
-        });
-        known.rate = counter.count as f64 / seconds.max(1e-6);
-        (known.capacity, known.remaining, known.read) = (counter.capacity, counter.remaining, now);
-        known.is_slotted = counter.kind == AheadKind::Slots;
-        known.is_denied |= is_denied;
+        let known = self.counters.entry(counter.counter).or_insert_with(|| Counter::new(now));
+        known.record(counter, is_denied, now);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Decodes usage reports and encodes actions, with limits on everything that a client can send.
 
 use super::assignment::Assignment;
-use super::table::{Action, Bucket, Report};
+use super::table::{Action, Bucket};
 use crate::rls::BadRequest;
 use crate::rls::proto::envoy::service::rate_limit_quota::v3::rate_limit_quota_response::BucketAction;
 use crate::rls::proto::envoy::service::rate_limit_quota::v3::rate_limit_quota_response::bucket_action::{
@@ -35,11 +35,19 @@ pub(super) fn domain(
     }
 }
 
+/// What a message reports of one bucket.
+#[derive(Clone, Debug)]
+pub(super) struct Usage {
+    pub(super) bucket: Bucket,
+    pub(super) allowed: u64,
+    pub(super) denied: u64,
+}
+
 /// Returns the reports of a message. `time_elapsed` is not read: Envoy cuts it to whole seconds, and sends zero at first.
-pub(super) fn reports(
+pub(super) fn usages(
     message: RateLimitQuotaUsageReports,
     domain: &Arc<str>,
-) -> Result<Vec<Report>, BadRequest> {
+) -> Result<Vec<Usage>, BadRequest> {
     let usages = message.bucket_quota_usages.into_iter().enumerate();
     let report = |(at, usage): (usize, crate::rls::proto::envoy::service::rate_limit_quota::v3::rate_limit_quota_usage_reports::BucketQuotaUsage)| {
         let bad = |message: &str| Err(BadRequest(format!("bucket_quota_usages[{at}].{message}")));
@@ -53,11 +61,7 @@ pub(super) fn reports(
         let mut entries: Vec<(String, String)> = bucket.into_iter().collect();
         entries.sort_unstable();
         let bucket = Bucket { domain: Arc::clone(domain), entries: entries.into_boxed_slice() };
-        Ok(Report {
-            bucket: Arc::new(bucket),
-            allowed: usage.num_requests_allowed,
-            denied: usage.num_requests_denied,
-        })
+        Ok(Usage { bucket, allowed: usage.num_requests_allowed, denied: usage.num_requests_denied })
     };
     usages.map(report).collect()
 }

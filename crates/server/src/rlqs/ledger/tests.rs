@@ -54,7 +54,7 @@ struct Unbounded(Ledger);
 impl Unbounded {
     fn add(&mut self, units: u64, counters: &[CounterAhead], taken: Timestamp) {
         let mut one = Ledger::default();
-        one.add(units, counters, taken);
+        one.add(units, counters, taken, None);
         self.0.0.append(&mut one.0);
     }
 }
@@ -77,7 +77,7 @@ proptest! {
         for (is_other, units, millis, spent) in history {
             now = now + TimeDelta::from_millis(millis);
             if let Some(counters) = store.charge(units, now) && !is_other {
-                bounded.add(units, &counters, now);
+                bounded.add(units, &counters, now, None);
                 unbounded.add(units, &counters, now);
             }
             if spent == 5 {
@@ -101,7 +101,7 @@ fn tranches_that_follow_each_other_become_one() {
     let (mut store, mut ledger) = (Store::new(&limits()[..1]), Ledger::default());
     let now = START;
     for units in [5, 20, 1, 30] {
-        ledger.add(units, &store.charge(units, now).expect("charged"), now);
+        ledger.add(units, &store.charge(units, now).expect("charged"), now, None);
     }
     assert_eq!((ledger.len(), ledger.valid(now)), (1, 56));
     assert_eq!(ledger.valid(now + TimeDelta::from_secs(4)), 56 - 40);
@@ -112,7 +112,7 @@ fn tranches_that_follow_each_other_become_one() {
 fn lapsed_tranches_keep_their_sum() {
     let (mut store, mut ledger, mut now) = (Store::new(&limits()[..1]), Ledger::default(), START);
     for _ in 0..200 {
-        ledger.add(1, &store.charge(1, now).expect("charged"), now);
+        ledger.add(1, &store.charge(1, now).expect("charged"), now, None);
         now = now + TimeDelta::from_secs(1);
     }
     assert!(ledger.len() <= MAX_TRANCHES);

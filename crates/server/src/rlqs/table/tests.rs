@@ -86,6 +86,7 @@ struct World {
     bucket: Arc<Bucket>,
     next_stream: StreamId,
     is_faulty: bool,
+    returns_all: bool,
     step: u64,
     /// Units admitted at each step.
     admitted: Vec<u64>,
@@ -120,6 +121,7 @@ impl World {
             bucket: Arc::new(Bucket { domain: Arc::from("edge"), entries }),
             next_stream: clients as u64,
             is_faulty: false,
+            returns_all: false,
             step: 0,
             admitted: Vec::new(),
             sent: 0,
@@ -182,7 +184,7 @@ impl World {
                     || (client.is_subscribed && self.step >= client.next_report)
                 {
                     let (allowed, denied) = (client.allowed, client.denied);
-                    let report = Report { bucket: Arc::clone(&self.bucket), allowed, denied };
+                    let report = Report { place: Place::uncounted(&self.bucket), allowed, denied };
                     let count = self.nodes.len() as u64;
                     self.nodes[(client.stream % count) as usize].table.report(client.stream, report, now);
                     (client.is_subscribed, client.allowed, client.denied) = (true, 0, 0);
@@ -199,6 +201,9 @@ impl World {
             for Node { table, .. } in &mut self.nodes {
                 if self.is_faulty {
                     table.entries.values_mut().for_each(|entry| entry.account.spends_twice = true);
+                }
+                if self.returns_all {
+                    table.entries.values_mut().for_each(|entry| entry.account.returns_all = true);
                 }
                 if !has_news && !self.step.is_multiple_of(table.interval().as_micros() / STEP) {
                     continue;
@@ -240,6 +245,16 @@ impl World {
     fn tranches(&self) -> usize {
         let accounts = self.nodes.iter().flat_map(|node| node.table.entries.values());
         accounts.map(|entry| entry.account.tranches()).max().unwrap_or(0)
+    }
+
+    /// Returns what other protocols see as left of the limit.
+    fn remaining(&self) -> u64 {
+        let check = Check::attributes("edge", &[("tenant", "a")]).with_cost(Cost::PEEK);
+        pollster::block_on(self.nodes[0].limiter.charge_ahead(&check)).counters[0].remaining
+    }
+
+    fn total(&self) -> u64 {
+        self.admitted.iter().sum()
     }
 
     fn rate(&self, last_steps: usize) -> f64 {
@@ -467,3 +482,5 @@ fn accounts_stay_small() {
         }
     }
 }
+
+mod windows;

@@ -1,0 +1,111 @@
+//! What is known of a limit's counter from the last charge, and the rate that can be assigned of it. Pure.
+
+use super::allocation::Capacity;
+use super::sent::Terms;
+use tollgate_core::{TimeDelta, Timestamp};
+use tollgate_engine::{AheadKind, CounterAhead};
+
+/// What is left of a limit's burst is assigned over this time.
+const SPREAD_SECONDS: f64 = 10.0;
+/// The same for windows: longer than any assignment lasts, because what is charged is gone until the window ends.
+const WINDOW_SPREAD_SECONDS: f64 = 20.0;
+/// The same for what nobody has claimed: over the longest time to live, one part in 32 of it.
+const UNCLAIMED_SECONDS: f64 = 15.0 * 32.0;
+/// Share of a short limit that is assigned.
+const SHORT_SHARE: f64 = 0.95;
+/// Factor of a limit's capacity after a denial, for what other users of the limit take, and its recovery per pass.
+const AFTER_DENIAL: f64 = 0.95;
+const RECOVERY: f64 = 1.2;
+const MIN_FACTOR: f64 = 0.5;
+
+/// The last known state of a limit's counter.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counter {
+    /// Units per second.
+    rate: f64,
+    capacity: u64,
+    pub(super) remaining: u64,
+    read: Timestamp,
+    is_slotted: bool,
+    /// Part of the capacity that is assigned.
+    factor: f64,
+    /// Number of accounts in the last pass.
+    pub(super) accounts: u32,
+    /// Denied in the current pass.
+    is_denied: bool,
+}
+
+impl Counter {
+    /// Creates the state of a counter that has not been read.
+    pub(super) const fn new(now: Timestamp) -> Self {
+        Self {
+            rate: 0.0,
+            capacity: 0,
+            remaining: 0,
+            read: now,
+            is_slotted: false,
+            factor: 1.0,
+            accounts: 0,
+            is_denied: false,
+        }
+    }
+
+    /// Begins a pass: what the last one learned of denials applies, and accounts are counted again.
+    pub(super) fn begin_pass(&mut self) {
+        let factor = self.factor * if self.is_denied { AFTER_DENIAL } else { RECOVERY };
+        (self.factor, self.is_denied, self.accounts) = (factor.clamp(MIN_FACTOR, 1.0), false, 0);
+    }
+
+    /// Records what a charge has read.
+    pub(super) fn record(&mut self, counter: &CounterAhead, is_denied: bool, now: Timestamp) {
+        self.rate = counter.count as f64 / (counter.period.as_micros() as f64 / 1e6).max(1e-6);
+        (self.capacity, self.remaining, self.read) = (counter.capacity, counter.remaining, now);
+        self.is_slotted = counter.kind == AheadKind::Slots;
+        self.is_denied |= is_denied;
+    }
+
+    /// Records that units are returned to a window.
+    pub(super) fn give_back(&mut self, units: u64) {
+        if !self.is_slotted {
+            self.remaining = self.remaining.saturating_add(units).min(self.capacity);
+        }
+    }
+
+    fn elapsed_units(&self, now: Timestamp) -> f64 {
+        self.rate * now.since(self.read).as_micros() as f64 / 1e6
+    }
+
+    /// Returns the rate that can be assigned, where streams have `held` units already. Of a short limit less than its rate: assignments are renewed in every pass, by
+    /// units that must be there, and are kept while shares change by a few percent.
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "not negative, and saturating"
+    )]
+    pub(super) fn assignable(&self, held: u64, now: Timestamp) -> Capacity {
+        let reach = TimeDelta::from_micros((self.capacity as f64 * 1e6 / self.rate.max(1e-6)) as u64);
+        if self.is_slotted && Terms::is_short(reach) {
+            let most = self.factor * self.rate * SHORT_SHARE;
+            return Capacity { most, sustained: most, unclaimed: 0.0 };
+        }
+        // Units of a window that streams have are theirs to use; those of a bucket lapse.
+        let (spread, held) =
+            if self.is_slotted { (SPREAD_SECONDS, 0.0) } else { (WINDOW_SPREAD_SECONDS, held as f64) };
+        let remaining = (self.remaining as f64 + self.elapsed_units(now)).min(self.capacity as f64);
+        Capacity {
+            most: self.factor * (self.rate + (remaining + held) / spread),
+            sustained: self.factor * self.rate,
+            unclaimed: self.factor * remaining / UNCLAIMED_SECONDS,
+        }
+    }
+
+    /// Returns the number of slots that begin within `cover` and that no stream has taken.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded up and not negative")]
+    pub(super) fn idle(&self, cover: TimeDelta, now: Timestamp) -> u64 {
+        if !self.is_slotted {
+            return 0;
+        }
+        let taken = self.capacity.saturating_sub(self.remaining) as f64 - self.elapsed_units(now);
+        (self.rate * cover.as_micros() as f64 / 1e6 - taken.max(0.0)).ceil().max(0.0) as u64
+    }
+}
