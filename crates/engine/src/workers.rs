@@ -3,7 +3,7 @@
 //!
 //! The gate comes before the counters, so that a request that is shed costs its caller nothing. A gate belongs to a domain
 //! and an upstream, and is kept while the settings that made it stay the same; new rules with other settings begin with a
-//! new gate, which knows what the old one has learned about the upstream.
+//! new gate, which knows what the old one has learned about the upstream and has its places: requests in flight count on.
 
 use crate::check::Check;
 use crate::decision::{DecidedBy, Decision, DecisionVerdict, DescriptorStatus, Origin};
@@ -112,23 +112,31 @@ impl WorkerGates {
         let config = GateConfig { key: self.hasher.hash_one((domain, upstream)), ..config(overload)? };
         let gates = self.gates.load();
         let known = gates.get(domain).and_then(|own| own.get(upstream));
+        if known.is_none() && is_full(&gates) {
+            return None;
+        }
         // What has been learned about the upstream holds under other settings too.
         let gate = known.map_or_else(|| Gate::new(&config), |known| known.gate.with_config(&config));
         let new = Arc::new(WorkerGate { gate, config, clock: Arc::clone(clock) });
         self.gates.rcu(|gates| {
-            let mut gates = Gates::clone(gates);
-            if gates.values().map(HashMap::len).sum::<usize>() >= MAX_GATES {
-                return gates;
-            }
-            let own = gates.entry(domain.into()).or_default();
+            let mut next = Gates::clone(gates);
+            let own = next.entry(domain.into()).or_default();
             // Another thread may have been faster; requests must share one gate.
-            if own.get(upstream).is_none_or(|known| !matches_config(&known.config, overload)) {
+            let is_wanted = match own.get(upstream) {
+                Some(known) => !matches_config(&known.config, overload),
+                None => !is_full(gates),
+            };
+            if is_wanted {
                 own.insert(upstream.into(), Arc::clone(&new));
             }
-            gates
+            next
         });
         self.gates.load().get(domain).and_then(|own| own.get(upstream)).cloned()
     }
+}
+
+fn is_full(gates: &Gates) -> bool {
+    gates.values().map(HashMap::len).sum::<usize>() >= MAX_GATES
 }
 
 /// Returns whether a gate was made by these settings.

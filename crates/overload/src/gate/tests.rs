@@ -100,3 +100,47 @@ fn the_limit_falls_also_where_all_clients_leave_before_they_are_answered() {
     assert!(after.limit <= before.limit / 2, "{} and then {}", before.limit, after.limit);
     assert!(after.throughput <= before.throughput, "nothing was completed");
 }
+
+fn fixed(limit: u32, target: f64) -> GateConfig {
+    GateConfig { limit: LimitKind::Fixed(limit), target, ..GateConfig::adaptive(1) }
+}
+
+/// Enters once more than there should be places.
+fn fill(gate: &Gate<u32>, now: Timestamp) -> Vec<Ticket> {
+    let enter = |caller| match gate.enter(now, &Arrival::new(Priority::Normal, caller), GateMode::Live) {
+        Entry::Admitted(ticket) => Some(ticket),
+        Entry::Full(_) => None,
+        other => panic!("{other:?}"),
+    };
+    (0..100).map_while(enter).collect()
+}
+
+#[test]
+fn requests_in_flight_count_whatever_settings_follow() {
+    let now = Timestamp::from_secs(1);
+    let old = Gate::<u32>::new(&fixed(8, 2.0));
+    let mut tickets = fill(&old, now);
+    assert_eq!(tickets.len(), 8);
+    let mut new = old.with_config(&fixed(8, 2.1));
+    for target in [2.2, 2.3, 2.4] {
+        assert!(fill(&new, now).is_empty() && new.state().in_flight == 8, "at {target}");
+        new = new.with_config(&fixed(8, target));
+    }
+    // A request that waits in the new gate has the place of one that ends in the old gate.
+    let Entry::Full(waiting) = new.enter(now, &Arrival::new(Priority::Normal, 1), GateMode::Live) else {
+        panic!("no place is free");
+    };
+    assert!(matches!(new.wait(now, waiting, 7), Waited::Until(..)));
+    let ended = tickets.pop().expect("eight");
+    let admitted = old.leave(ended, now, Ended::Completed);
+    assert_eq!(admitted.iter().map(|(waiter, _)| *waiter).collect::<Vec<_>>(), [7]);
+    tickets.extend(admitted.into_iter().map(|(_, ticket)| ticket));
+    // A lower limit holds for all of them, although the old gate had another, also after its next control step.
+    let lower = new.with_config(&fixed(4, 2.0));
+    let later = now + TimeDelta::from_secs(1);
+    tickets.drain(..4).for_each(|ticket| assert!(old.leave(ticket, later, Ended::Completed).is_empty()));
+    assert!(fill(&lower, later).is_empty());
+    assert_eq!((lower.state().in_flight, lower.state().limit), (4, 4));
+    tickets.drain(..).for_each(|ticket| assert!(lower.leave(ticket, later, Ended::Completed).is_empty()));
+    assert_eq!((lower.state().in_flight, fill(&lower, later).len()), (0, 4));
+}
