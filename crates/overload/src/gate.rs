@@ -139,14 +139,20 @@ impl<W> Gate<W> {
             || (mix(arrival.caller ^ self.config.key ^ now.as_micros().rotate_left(24)) >> 48) as u16;
         let is_shed = position.is_some_and(|position| !passes(position, boundary, random()));
         if mode == GateMode::Shadow || self.is_shadow() {
-            let in_flight = self.places.in_flight.0.fetch_add(1, Ordering::Relaxed) + 1;
-            let ticket = Ticket { began: now, in_flight };
-            if !is_shed {
+            let (has_place, in_flight) = self.places.take_beyond(rank);
+            // While requests would be shed by the threshold, there are always more in flight than there would be.
+            let cause = match is_shed {
+                true => Some(ShedCause::Threshold),
+                false => (threshold >= POSITIONS && !has_place).then_some(ShedCause::Waited),
+            };
+            let ticket = Ticket { began: now, in_flight, is_shadowed: cause.is_some() };
+            let Some(cause) = cause else {
                 self.count_admitted(arrival.priority);
                 return Entry::Admitted(ticket);
-            }
+            };
+            self.places.count_shadowed();
             self.places.shadowed[arrival.priority.index()].0.fetch_add(1, Ordering::Relaxed);
-            return Entry::Shadowed(ticket, shed(ShedCause::Threshold));
+            return Entry::Shadowed(ticket, shed(cause));
         }
         if is_shed {
             self.count_shed(arrival.priority);
@@ -156,7 +162,7 @@ impl<W> Gate<W> {
             && let Some(in_flight) = self.places.take(rank)
         {
             self.count_admitted(arrival.priority);
-            return Entry::Admitted(Ticket { began: now, in_flight });
+            return Entry::Admitted(Ticket { began: now, in_flight, is_shadowed: false });
         }
         if self.pressed.load(Ordering::Relaxed) == 0 {
             self.pressed.store(1, Ordering::Relaxed);
@@ -205,7 +211,7 @@ impl<W> Gate<W> {
             }
             Ended::Completed | Ended::Abandoned => {}
         }
-        self.places.in_flight.0.fetch_sub(1, Ordering::AcqRel);
+        self.places.free(&ticket);
         self.step_if_due(now);
         self.admit_waiting(now)
     }
@@ -221,7 +227,7 @@ impl<W> Gate<W> {
             self.places.waiting.store(u32::try_from(room.len()).unwrap_or(u32::MAX), Ordering::Release);
             drop(room);
             match next {
-                Some(waiter) => admitted.push((waiter, Ticket { began: now, in_flight })),
+                Some(waiter) => admitted.push((waiter, Ticket { began: now, in_flight, is_shadowed: false })),
                 None => {
                     self.places.in_flight.0.fetch_sub(1, Ordering::AcqRel);
                 }

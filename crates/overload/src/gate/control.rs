@@ -137,6 +137,8 @@ impl<W> Gate<W> {
             long: micros(base * LONG_WAIT),
             standing: if place < POSITIONS { interval } else { TimeDelta::MAX },
         };
+        let served_in_time = throughput * base * LONG_WAIT;
+        self.places.set_could_wait(served_in_time.min(room.bounds.size as f64) as u32);
         self.places.waiting.store(u32::try_from(room.len()).unwrap_or(u32::MAX), Ordering::Release);
         drop(room);
         let retry_after = (threshold.total_demand() / passing.max(1.0)).ceil().clamp(1.0, 10.0);
@@ -150,7 +152,7 @@ impl<W> Gate<W> {
     }
 }
 
-fn room_size(limit: f64) -> usize {
+pub(super) fn room_size(limit: f64) -> usize {
     (limit * SPACE).clamp(4.0, MAX_WAITING) as usize
 }
 

@@ -41,6 +41,8 @@ pub enum GateMode {
 pub struct Ticket {
     pub(super) began: Timestamp,
     pub(super) in_flight: u32,
+    /// Whether it would have been shed but for the shadow mode.
+    pub(super) is_shadowed: bool,
 }
 
 /// Answer to a request that arrives.

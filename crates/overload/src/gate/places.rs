@@ -1,7 +1,8 @@
 //! The places in flight to an upstream, the room of the requests that wait for one, and what is counted of both. The gates
 //! that an upstream has one after the other, as its settings change, share them: the upstream is the same.
 
-use super::control::{first_bounds, unknown_latency};
+use super::control::{first_bounds, room_size, unknown_latency};
+use super::entry::Ticket;
 use crate::room::{PATIENT, Rank, Room};
 use crate::samples::BUCKETS;
 use crate::striped::{Padded, Striped};
@@ -19,6 +20,10 @@ pub(super) const LATE: usize = DEMAND_BUCKETS + 2;
 #[derive(Debug)]
 pub(super) struct Places<W> {
     pub(super) in_flight: Padded<AtomicU32>,
+    /// Of these, requests that would have been shed but for the shadow mode.
+    shadowed_in_flight: AtomicU32,
+    /// Requests that could wait for a place and get one in time, for the shadow mode.
+    could_wait: AtomicU32,
     pub(super) limit: AtomicU32,
     limit_with_reserve: AtomicU32,
     pub(super) waiting: AtomicU32,
@@ -39,6 +44,8 @@ impl<W> Places<W> {
     pub(super) fn new(limit: u32, steady: f64) -> Self {
         Self {
             in_flight: Padded(AtomicU32::new(0)),
+            shadowed_in_flight: AtomicU32::new(0),
+            could_wait: AtomicU32::new(room_size(steady) as u32),
             limit: AtomicU32::new(limit),
             limit_with_reserve: AtomicU32::new(with_reserve(limit)),
             waiting: AtomicU32::new(0),
@@ -70,6 +77,32 @@ impl<W> Places<W> {
         let limit = self.limit_for(rank);
         let next = |in_flight: u32| (in_flight < limit).then_some(in_flight + 1);
         self.in_flight.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, next).ok().map(|before| before + 1)
+    }
+
+    pub(super) fn set_could_wait(&self, count: u32) {
+        self.could_wait.store(count, Ordering::Relaxed);
+    }
+
+    /// Takes a place in flight whether or not one is free. Returns whether there was one, or one to wait for, not counting
+    /// requests that would have been shed; and how many are in flight then.
+    pub(super) fn take_beyond(&self, rank: Rank) -> (bool, u32) {
+        let in_flight = self.in_flight.0.fetch_add(1, Ordering::AcqRel) + 1;
+        let counted = in_flight.saturating_sub(self.shadowed_in_flight.load(Ordering::Relaxed));
+        let most = self.limit_for(rank).saturating_add(self.could_wait.load(Ordering::Relaxed));
+        (counted <= most, in_flight)
+    }
+
+    /// Counts a request that took a place as one that would have been shed.
+    pub(super) fn count_shadowed(&self) {
+        self.shadowed_in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Frees the place of a request.
+    pub(super) fn free(&self, ticket: &Ticket) {
+        if ticket.is_shadowed {
+            self.shadowed_in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.in_flight.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -144,3 +144,33 @@ fn requests_in_flight_count_whatever_settings_follow() {
     tickets.drain(..).for_each(|ticket| assert!(lower.leave(ticket, later, Ended::Completed).is_empty()));
     assert_eq!((lower.state().in_flight, fill(&lower, later).len()), (0, 4));
 }
+
+#[test]
+fn shadow_counts_requests_that_would_find_no_place() {
+    let enter = |gate: &Gate<u32>, at: u64| {
+        let now = Timestamp::from_micros(1_000_000 + at * 20_000);
+        gate.enter(now, &Arrival::new(Priority::Normal, at), GateMode::Live)
+    };
+    let [live, shadow] = [false, true].map(|shadow| Gate::new(&GateConfig { shadow, ..fixed(8, 2.0) }));
+    let mut tickets: Vec<Ticket> = (0..8)
+        .map(|at| match (enter(&live, at), enter(&shadow, at)) {
+            (Entry::Admitted(_), Entry::Admitted(ticket)) => ticket,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    for at in 8..23 {
+        assert!(matches!(enter(&live, at), Entry::Full(_) | Entry::Shed(_)), "{at}");
+        match enter(&shadow, at) {
+            Entry::Shadowed(ticket, _) => tickets.push(ticket),
+            other => panic!("{at}: {other:?}"),
+        }
+    }
+    let state = shadow.state();
+    assert_eq!((state.shadowed[2], state.admitted[2], state.in_flight), (15, 8, 23));
+    // Those that would have been shed would hold no places.
+    let later = Timestamp::from_secs(10);
+    tickets.drain(..).for_each(|ticket| assert!(shadow.leave(ticket, later, Ended::Completed).is_empty()));
+    for at in 1_000..1_008 {
+        assert!(matches!(enter(&shadow, at), Entry::Admitted(_)), "{at}");
+    }
+}
