@@ -3,7 +3,7 @@
 //!
 //! The gate comes before the counters, so that a request that is shed costs its caller nothing. A gate belongs to a domain
 //! and an upstream, and is kept while the settings that made it stay the same; new rules with other settings begin with a
-//! new gate, which knows what the old one has learned about the upstream.
+//! new gate, which knows what the old one has learned about the upstream and has its places: requests in flight count on.
 
 use crate::check::Check;
 use crate::decision::{DecidedBy, Decision, DecisionVerdict, DescriptorStatus, Origin};
@@ -112,23 +112,31 @@ impl WorkerGates {
         let config = GateConfig { key: self.hasher.hash_one((domain, upstream)), ..config(overload)? };
         let gates = self.gates.load();
         let known = gates.get(domain).and_then(|own| own.get(upstream));
+        if known.is_none() && is_full(&gates) {
+            return None;
+        }
         // What has been learned about the upstream holds under other settings too.
         let gate = known.map_or_else(|| Gate::new(&config), |known| known.gate.with_config(&config));
         let new = Arc::new(WorkerGate { gate, config, clock: Arc::clone(clock) });
         self.gates.rcu(|gates| {
-            let mut gates = Gates::clone(gates);
-            if gates.values().map(HashMap::len).sum::<usize>() >= MAX_GATES {
-                return gates;
-            }
-            let own = gates.entry(domain.into()).or_default();
+            let mut next = Gates::clone(gates);
+            let own = next.entry(domain.into()).or_default();
             // Another thread may have been faster; requests must share one gate.
-            if own.get(upstream).is_none_or(|known| !matches_config(&known.config, overload)) {
+            let is_wanted = match own.get(upstream) {
+                Some(known) => !matches_config(&known.config, overload),
+                None => !is_full(gates),
+            };
+            if is_wanted {
                 own.insert(upstream.into(), Arc::clone(&new));
             }
-            gates
+            next
         });
         self.gates.load().get(domain).and_then(|own| own.get(upstream)).cloned()
     }
+}
+
+fn is_full(gates: &Gates) -> bool {
+    gates.values().map(HashMap::len).sum::<usize>() >= MAX_GATES
 }
 
 /// Returns whether a gate was made by these settings.
@@ -213,7 +221,8 @@ impl WorkerPermit {
     }
 
     /// Sets how the request ended; without it, the request was abandoned. Call it with [`Ended::Completed`] when the head
-    /// of the response arrives: the time until then is the upstream's latency.
+    /// of the response arrives: the time until then is the upstream's latency; with [`Ended::Failed`] if it reports a
+    /// failure.
     pub fn ended(&mut self, ended: Ended) {
         if let Some(Place { gate, ticket }) =
             self.place.as_ref().filter(|_| ended == Ended::Completed && self.ended != ended)
@@ -301,14 +310,13 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     async fn pass_gate(&self, check: &Check<'_>, upstream: &str) -> Result<Option<WorkerPermit>, Decision> {
-        let decision = self.begin(DecisionId::generate());
         let now = self.clock.now();
-        let (gate, arrival, rule) = {
-            let Some(domain) = decision.rules().domain(check.domain) else { return Ok(None) };
+        let (gate, arrival) = {
+            let rules = self.rules.load();
+            let Some(domain) = rules.domain(check.domain) else { return Ok(None) };
             let Some(overload) = domain.overload() else { return Ok(None) };
             let Some(gate) = self.workers.gate(domain, upstream, &self.clock) else { return Ok(None) };
-            let rule = overload.workers.as_ref().map_or(0, |workers| workers.rule);
-            (gate, self.arrival(check, domain, overload, decision.rules()), rule)
+            (gate, self.arrival(check, domain, overload, &rules))
         };
         gate.gate.set_shadow(self.denies_nothing());
         // Measures for single callers and rules; a request that is blocked is not to be shed instead.
@@ -349,7 +357,7 @@ impl<S: CounterStore> Limiter<S> {
                 }
             }
         };
-        Err(self.shed(decision, check, rule, &shed))
+        Err(self.shed(check, &shed))
     }
 
     /// Describes a request to the gate.
@@ -376,13 +384,17 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Makes the decision about a request that is shed.
     #[cold]
-    fn shed(&self, mut decision: Decision, check: &Check<'_>, rule: u32, shed: &Shed) -> Decision {
+    fn shed(&self, check: &Check<'_>, shed: &Shed) -> Decision {
+        let mut decision = self.begin(DecisionId::generate());
+        // The rules may have changed since the request arrived, and limit no workers any more.
+        let overload = decision.rules().domain(check.domain).and_then(|domain| domain.overload());
+        let rule = overload.and_then(|overload| overload.workers.as_ref()).map(|workers| workers.rule);
         let details = &mut decision.body.details;
         details.origin = Origin::Overload;
         details.verdict = DecisionVerdict::Denied { retry_after: Some(shed.retry_after) };
-        details.denied_by = Some(DecidedBy::Rule(rule));
+        details.denied_by = rule.map(DecidedBy::Rule);
         details.reason = Some(shed.to_string().into());
-        details.descriptors.push(DescriptorStatus { matched: MatchKind::Limited, rule: Some(rule) });
+        details.descriptors.push(DescriptorStatus { matched: MatchKind::Limited, rule });
         self.notify_observers(check, &decision);
         decision
     }
@@ -392,7 +404,7 @@ impl<S> Limiter<S> {
     /// Returns the state of all gates, for metrics and reports.
     #[must_use]
     pub fn upstream_states(&self) -> Vec<UpstreamState> {
-        let rules = self.rules.load();
+        let (rules, now) = (self.rules.load(), self.clock.now());
         let gates = self.workers.gates.load();
         let mut states: Vec<UpstreamState> = Vec::new();
         for (domain, own) in gates.iter() {
@@ -403,7 +415,7 @@ impl<S> Limiter<S> {
                 domain: domain.to_string(),
                 upstream: upstream.to_string(),
                 shares: shares.clone(),
-                gate: gate.gate.state(),
+                gate: gate.gate.state(now),
             }));
         }
         states.sort_by(|a, b| (&a.domain, &a.upstream).cmp(&(&b.domain, &b.upstream)));

@@ -7,6 +7,7 @@
 mod config;
 mod control;
 mod entry;
+mod places;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -18,31 +19,25 @@ pub use state::GateState;
 use crate::cohort::{Cohorts, mix};
 use crate::limit::LimitController;
 use crate::priority::{COHORTS, POSITIONS, first_position};
-use crate::room::{PATIENT, Rank, Room, Seated};
-use crate::samples::{BUCKETS, bucket};
+use crate::room::{Rank, Seated};
+use crate::samples::bucket;
 use crate::shares::{Shares, Standing, TenantDemand};
-use crate::striped::{Padded, Striped};
-use crate::threshold::{DEMAND_BUCKETS, PER_BUCKET, ThresholdController, passes};
+use crate::threshold::{PER_BUCKET, ThresholdController, passes};
 use control::Control;
+use places::{DENIED, GUARANTEED, LATE, Places};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tollgate_core::{Priority, TimeDelta, Timestamp};
 
-/// Places beyond the limit for requests within a guarantee and critical ones, as a part of it.
-const RESERVE: f64 = 0.5;
-
-const GUARANTEED: usize = DEMAND_BUCKETS;
-const DENIED: usize = DEMAND_BUCKETS + 1;
-const LATE: usize = DEMAND_BUCKETS + 2;
+/// A failure after more than this many base latencies was not a fast one: the upstream is slow.
+const LATE_FAILURE: u64 = 4;
 
 /// Gate of an upstream. `W` stands for a request that waits.
 #[derive(Debug)]
 pub struct Gate<W> {
     config: GateConfig,
     cohorts: Cohorts,
-    in_flight: Padded<AtomicU32>,
-    limit: AtomicU32,
-    limit_with_reserve: AtomicU32,
+    places: Arc<Places<W>>,
     threshold: AtomicU16,
     /// The threshold as [`passes`] takes it.
     boundary: AtomicU32,
@@ -50,22 +45,11 @@ pub struct Gate<W> {
     pressed: AtomicU32,
     /// Seconds, for `Retry-After`.
     retry_after: AtomicU32,
-    waiting: AtomicU32,
-    completions: Striped<BUCKETS>,
-    /// The last three count requests within a guarantee, those that a limit denied, and those that were abandoned after
-    /// more than the base latency: samples, but no completions.
-    arrivals: Striped<{ DEMAND_BUCKETS + 3 }>,
-    /// Base latency in microseconds.
-    base: AtomicU64,
-    shed: [Padded<AtomicU64>; 4],
-    shadowed: [Padded<AtomicU64>; 4],
     /// Whether all requests pass for now, whatever the configuration says.
     is_suspended: AtomicBool,
-    admitted: [Padded<AtomicU64>; 4],
     shares: Option<Shares>,
     next_step: AtomicU64,
     control: Mutex<Control>,
-    room: Mutex<Room<W>>,
 }
 
 /// The data under these locks is consistent whenever a panic could happen.
@@ -78,41 +62,33 @@ impl<W> Gate<W> {
     #[must_use]
     pub fn new(config: &GateConfig) -> Self {
         let limit = LimitController::new(config.limit.bounds());
-        let bounds = control::first_bounds(limit.steady_limit());
+        let places = Places::new(limit.limit(false), limit.steady_limit());
         let shares = config.is_fair.then(|| Shares::new(config.key, &config.tiers));
         Self {
             cohorts: Cohorts::new(config.key, config.cohorts_per_place()),
             config: config.clone(),
-            in_flight: Padded(AtomicU32::new(0)),
-            limit: AtomicU32::new(limit.limit(false)),
-            limit_with_reserve: AtomicU32::new(with_reserve(limit.limit(false))),
+            places: Arc::new(places),
             threshold: AtomicU16::new(POSITIONS),
             boundary: AtomicU32::new(ThresholdController::new().boundary()),
             pressed: AtomicU32::new(0),
             retry_after: AtomicU32::new(1),
-            waiting: AtomicU32::new(0),
-            completions: Striped::new(),
-            arrivals: Striped::new(),
-            base: AtomicU64::new(control::unknown_latency().as_micros()),
-            shed: Default::default(),
-            shadowed: Default::default(),
             is_suspended: AtomicBool::new(false),
-            admitted: Default::default(),
             next_step: AtomicU64::new(0),
             control: Mutex::new(Control::new(limit, shares.is_some().then(TenantDemand::new))),
             shares,
-            room: Mutex::new(Room::new(bounds)),
         }
     }
 
-    /// Creates a gate with other settings that knows what this one has learned about the upstream. Requests that are in
-    /// flight stay with the old gate.
+    /// Creates a gate with other settings for the same upstream. It knows what this one has learned, and has its places:
+    /// requests that are in flight or wait count in the new gate too, and end in either. This one makes no more control
+    /// steps.
     #[must_use]
     pub fn with_config(&self, config: &GateConfig) -> Self {
-        let mut next = Self::new(config);
+        let mut next = Self { places: Arc::clone(&self.places), ..Self::new(config) };
         // The demand that was learned is that of the cohorts' present places.
         next.cohorts = next.cohorts.moved_as(&self.cohorts);
-        let control = lock(&self.control);
+        let mut control = lock(&self.control);
+        control.is_replaced = true;
         let learned = next.control.get_mut().unwrap_or_else(PoisonError::into_inner);
         learned.limit = control.limit.with_config(config.limit.bounds());
         // Fair shares give callers other places.
@@ -120,23 +96,14 @@ impl<W> Gate<W> {
             true => control.threshold.clone(),
             false => control.threshold.with_even_demand(),
         };
-        learned.denied = control.denied;
-        let limit = learned.limit.limit(false);
-        next.limit = AtomicU32::new(limit);
-        next.limit_with_reserve = AtomicU32::new(with_reserve(limit));
-        let counters =
-            [(&self.shed, &next.shed), (&self.shadowed, &next.shadowed), (&self.admitted, &next.admitted)];
-        for (from, to) in counters {
-            for (from, to) in from.iter().zip(to) {
-                to.0.store(from.0.load(Ordering::Relaxed), Ordering::Relaxed);
-            }
-        }
+        (learned.denied, learned.last) = (control.denied, control.last);
+        next.next_step = AtomicU64::new(self.next_step.load(Ordering::Relaxed));
+        self.places.set_limit(learned.limit.limit(false));
         for (from, to) in [(&self.pressed, &next.pressed), (&self.retry_after, &next.retry_after)] {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         next.threshold = AtomicU16::new(self.threshold.load(Ordering::Relaxed));
         next.boundary = AtomicU32::new(self.boundary.load(Ordering::Relaxed));
-        next.base = AtomicU64::new(self.base.load(Ordering::Relaxed));
         drop(control);
         next
     }
@@ -160,13 +127,13 @@ impl<W> Gate<W> {
         let threshold = self.threshold.load(Ordering::Relaxed);
         let (position, rank, is_excess) = self.position(now, arrival, cohort, threshold);
         let counted = position.map_or(GUARANTEED, |position| usize::from(position / PER_BUCKET));
-        self.arrivals.count(counted);
+        self.places.arrivals.count(counted);
         let shed = |cause| Shed {
             priority: arrival.priority,
             cohort,
             is_excess,
-            in_flight: self.in_flight.0.load(Ordering::Relaxed),
-            limit: self.limit.load(Ordering::Relaxed),
+            in_flight: self.places.in_flight.0.load(Ordering::Relaxed),
+            limit: self.places.limit.load(Ordering::Relaxed),
             cause,
             retry_after: TimeDelta::from_secs(self.retry_after.load(Ordering::Relaxed).into()),
         };
@@ -175,24 +142,30 @@ impl<W> Gate<W> {
             || (mix(arrival.caller ^ self.config.key ^ now.as_micros().rotate_left(24)) >> 48) as u16;
         let is_shed = position.is_some_and(|position| !passes(position, boundary, random()));
         if mode == GateMode::Shadow || self.is_shadow() {
-            let in_flight = self.in_flight.0.fetch_add(1, Ordering::Relaxed) + 1;
-            let ticket = Ticket { began: now, in_flight };
-            if !is_shed {
+            let (has_place, in_flight) = self.places.take_beyond(rank);
+            // While requests would be shed by the threshold, there are always more in flight than there would be.
+            let cause = match is_shed {
+                true => Some(ShedCause::Threshold),
+                false => (threshold >= POSITIONS && !has_place).then_some(ShedCause::Waited),
+            };
+            let ticket = Ticket { began: now, in_flight, is_shadowed: cause.is_some() };
+            let Some(cause) = cause else {
                 self.count_admitted(arrival.priority);
                 return Entry::Admitted(ticket);
-            }
-            self.shadowed[arrival.priority.index()].0.fetch_add(1, Ordering::Relaxed);
-            return Entry::Shadowed(ticket, shed(ShedCause::Threshold));
+            };
+            self.places.count_shadowed();
+            self.places.shadowed[arrival.priority.index()].0.fetch_add(1, Ordering::Relaxed);
+            return Entry::Shadowed(ticket, shed(cause));
         }
         if is_shed {
             self.count_shed(arrival.priority);
             return Entry::Shed(shed(ShedCause::Threshold));
         }
-        if (usize::from(rank.0) <= PATIENT || self.waiting.load(Ordering::Acquire) == 0)
-            && let Some(in_flight) = self.take_place(rank)
+        if (rank.is_patient() || self.places.waiting.load(Ordering::Acquire) == 0)
+            && let Some(in_flight) = self.places.take(rank)
         {
             self.count_admitted(arrival.priority);
-            return Entry::Admitted(Ticket { began: now, in_flight });
+            return Entry::Admitted(Ticket { began: now, in_flight, is_shadowed: false });
         }
         if self.pressed.load(Ordering::Relaxed) == 0 {
             self.pressed.store(1, Ordering::Relaxed);
@@ -202,9 +175,9 @@ impl<W> Gate<W> {
 
     /// Lets a request wait that found no free place. Call [`Gate::admit_waiting`] afterwards: a place may have become free.
     pub fn wait(&self, now: Timestamp, waiting: Waiting, waiter: W) -> Waited<W> {
-        let mut room = lock(&self.room);
+        let mut room = lock(&self.places.room);
         let seated = room.push(now, waiting.rank, waiter);
-        self.waiting.store(u32::try_from(room.len()).unwrap_or(u32::MAX), Ordering::Release);
+        self.places.waiting.store(u32::try_from(room.len()).unwrap_or(u32::MAX), Ordering::Release);
         drop(room);
         match seated {
             Seated::Until(until, replaced) => Waited::Until(until, replaced),
@@ -221,27 +194,32 @@ impl<W> Gate<W> {
     }
 
     /// Counts a response when its head has arrived. That is the latency of the request: how long its body takes may be
-    /// its reader's doing, or be meant, as with a stream of events. Call it once for a request.
+    /// its reader's doing, or be meant, as with a stream of events. Call it once for a request, and not for one that
+    /// [failed](Ended::Failed): how fast an upstream fails is not how fast it works.
     pub fn measure(&self, ticket: &Ticket, now: Timestamp) {
-        self.completions.add(bucket(ticket.in_flight), now.since(ticket.began).as_micros());
+        self.places.completions.add(bucket(ticket.in_flight), now.since(ticket.began).as_micros());
     }
 
     /// Ends a request. Returns the waiting requests that go on in its place.
     #[must_use = "the returned requests proceed only if their waiters are woken"]
     #[allow(clippy::needless_pass_by_value, reason = "a ticket is used once")]
     pub fn leave(&self, ticket: Ticket, now: Timestamp, ended: Ended) -> Admitted<W> {
-        match ended {
-            // What may enter is what leaves: those that only came to be denied have to be among it.
-            Ended::Denied => self.arrivals.count(DENIED),
-            // A request abandoned after more than the base latency would have taken even longer. Without these the
-            // limit could not fall where the upstream is slower than its clients are patient.
-            Ended::Abandoned if now.since(ticket.began).as_micros() > self.base.load(Ordering::Relaxed) => {
-                self.measure(&ticket, now);
-                self.arrivals.count(LATE);
-            }
-            Ended::Completed | Ended::Abandoned => {}
+        let (age, base) = (now.since(ticket.began).as_micros(), self.places.base.load(Ordering::Relaxed));
+        // What may enter is what leaves: those that only came to be denied, or failed, have to be among it.
+        if matches!(ended, Ended::Denied | Ended::Failed) {
+            self.places.arrivals.count(DENIED);
         }
-        self.in_flight.0.fetch_sub(1, Ordering::AcqRel);
+        // A request abandoned after more than the base latency would have taken even longer. Without these the limit
+        // could not fall where the upstream is slower than its clients are patient.
+        let is_late = match ended {
+            Ended::Completed | Ended::Denied => false,
+            Ended::Abandoned => age > base,
+            Ended::Failed => age > base.saturating_mul(LATE_FAILURE),
+        };
+        if is_late {
+            self.places.arrivals.add(LATE, age);
+        }
+        self.places.free(&ticket);
         self.step_if_due(now);
         self.admit_waiting(now)
     }
@@ -250,16 +228,16 @@ impl<W> Gate<W> {
     #[must_use = "the returned requests proceed only if their waiters are woken"]
     pub fn admit_waiting(&self, now: Timestamp) -> Admitted<W> {
         let mut admitted = Admitted::new();
-        while self.waiting.load(Ordering::Acquire) > 0 {
-            let mut room = lock(&self.room);
-            let Some(in_flight) = room.next_rank().and_then(|rank| self.take_place(rank)) else { break };
+        while self.places.waiting.load(Ordering::Acquire) > 0 {
+            let mut room = lock(&self.places.room);
+            let Some(in_flight) = room.next_rank().and_then(|rank| self.places.take(rank)) else { break };
             let next = room.pop(now);
-            self.waiting.store(u32::try_from(room.len()).unwrap_or(u32::MAX), Ordering::Release);
+            self.places.waiting.store(u32::try_from(room.len()).unwrap_or(u32::MAX), Ordering::Release);
             drop(room);
             match next {
-                Some(waiter) => admitted.push((waiter, Ticket { began: now, in_flight })),
+                Some(waiter) => admitted.push((waiter, Ticket { began: now, in_flight, is_shadowed: false })),
                 None => {
-                    self.in_flight.0.fetch_sub(1, Ordering::AcqRel);
+                    self.places.in_flight.0.fetch_sub(1, Ordering::AcqRel);
                 }
             }
         }
@@ -267,21 +245,11 @@ impl<W> Gate<W> {
     }
 
     fn count_shed(&self, priority: Priority) {
-        self.shed[priority.index()].0.fetch_add(1, Ordering::Relaxed);
+        self.places.shed[priority.index()].0.fetch_add(1, Ordering::Relaxed);
     }
 
     fn count_admitted(&self, priority: Priority) {
-        self.admitted[priority.index()].0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Takes a place in flight, if one is free. Returns how many are in flight then.
-    fn take_place(&self, rank: Rank) -> Option<u32> {
-        let limit = match usize::from(rank.0) <= PATIENT {
-            true => self.limit_with_reserve.load(Ordering::Relaxed),
-            false => self.limit.load(Ordering::Relaxed),
-        };
-        let next = |in_flight: u32| (in_flight < limit).then_some(in_flight + 1);
-        self.in_flight.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, next).ok().map(|before| before + 1)
+        self.places.admitted[priority.index()].0.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the place in the order of shedding (none if it is within a guarantee), the rank in the waiting room, and
@@ -294,19 +262,18 @@ impl<W> Gate<W> {
         threshold: u16,
     ) -> (Option<u16>, Rank, bool) {
         let first = first_position(arrival.priority);
-        let rank = Rank(arrival.priority as u8 + 1);
-        let Some(shares) = &self.shares else { return (Some(first + cohort), rank, false) };
-        if self.pressed.load(Ordering::Relaxed) == 0 {
-            return (Some(first + cohort / 2), rank, false);
-        }
-        match shares.take(arrival.tenant, arrival.tier, now, first < threshold) {
-            Standing::Guaranteed => (None, Rank(0), false),
-            Standing::Fair => (Some(first + cohort / 2), rank, false),
-            Standing::Excess => (Some(first + COHORTS / 2 + cohort / 2), rank, true),
-        }
+        let standing = match &self.shares {
+            None => return (Some(first + cohort), Rank::new(arrival.priority, Standing::Fair), false),
+            Some(_) if self.pressed.load(Ordering::Relaxed) == 0 => Standing::Fair,
+            Some(shares) => shares.take(arrival.tenant, arrival.tier, now, first < threshold),
+        };
+        let place = match standing {
+            Standing::Guaranteed => None,
+            // The first of the priority: it is not shed unless the whole priority is.
+            Standing::Ample => Some(first),
+            Standing::Fair => Some(first + cohort / 2),
+            Standing::Excess => Some(first + COHORTS / 2 + cohort / 2),
+        };
+        (place, Rank::new(arrival.priority, standing), standing == Standing::Excess)
     }
-}
-
-fn with_reserve(limit: u32) -> u32 {
-    (f64::from(limit) * (1.0 + RESERVE)).ceil() as u32
 }

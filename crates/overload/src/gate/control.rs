@@ -1,7 +1,8 @@
 //! The control step of a gate: once in an interval it reads what was counted, and sets the limit, the threshold, the shares
 //! and the bounds of the waiting room.
 
-use super::{DENIED, GUARANTEED, Gate, LATE, lock};
+use super::places::{DENIED, GUARANTEED, LATE};
+use super::{Gate, lock};
 use crate::limit::{Interval, LimitController};
 use crate::priority::{COHORTS, POSITIONS};
 use crate::room::RoomBounds;
@@ -34,14 +35,17 @@ pub(super) struct Control {
     pub(super) limit: LimitController,
     pub(super) threshold: ThresholdController,
     pub(super) demand: Option<TenantDemand>,
-    /// Requests per second that limits deny after they have passed the gate.
+    /// Requests per second that limits deny after they have passed the gate, or that fail.
     pub(super) denied: f64,
-    last: Timestamp,
+    /// Whether the places belong to a gate with other settings by now.
+    pub(super) is_replaced: bool,
+    pub(super) last: Timestamp,
 }
 
 impl Control {
     pub(super) fn new(limit: LimitController, demand: Option<TenantDemand>) -> Self {
-        Self { limit, threshold: ThresholdController::new(), demand, denied: 0.0, last: Timestamp::ZERO }
+        let threshold = ThresholdController::new();
+        Self { limit, threshold, demand, denied: 0.0, is_replaced: false, last: Timestamp::ZERO }
     }
 }
 
@@ -72,7 +76,11 @@ impl<W> Gate<W> {
     #[cold]
     fn step(&self, now: Timestamp) {
         let Ok(mut control) = self.control.try_lock() else { return };
-        let Control { limit, threshold, demand, denied, last } = &mut *control;
+        if control.is_replaced {
+            self.next_step.store(u64::MAX, Ordering::Relaxed);
+            return;
+        }
+        let Control { limit, threshold, demand, denied, last, .. } = &mut *control;
         let base = limit.base_latency().unwrap_or(UNKNOWN_LATENCY);
         let interval = micros((base * LATENCIES).clamp(SHORTEST, LONGEST));
         if *last == Timestamp::ZERO {
@@ -88,31 +96,32 @@ impl<W> Gate<W> {
         let length = elapsed.as_micros() as f64 / 1e6;
         let mut completed = 0;
         for at in 0..BUCKETS {
-            let (count, sum) = self.completions.take(at);
+            let (count, sum) = self.places.completions.take(at);
             if count > 0 {
                 completed += count;
                 limit.add_samples(at, count, sum as f64 / 1e6);
             }
         }
-        let mut room = lock(&self.room);
-        let completed = completed.saturating_sub(self.arrivals.take(LATE).0);
+        let mut room = lock(&self.places.room);
+        let (late, sum) = self.places.arrivals.take(LATE);
+        limit.add_late(late, sum as f64 / 1e6);
         let mut waiting = room.take_mean(now, elapsed);
         let is_shadow = self.is_shadow();
         if is_shadow {
-            let over = f64::from(self.in_flight.0.load(Ordering::Relaxed)) - limit.steady_limit();
+            let over = f64::from(self.places.in_flight.0.load(Ordering::Relaxed)) - limit.steady_limit();
             waiting = over.max(0.0);
         }
         let is_saturated = waiting > 0.0;
         let is_flooded = is_shadow && is_saturated;
         limit.update(Interval { length, completed, waiting, is_flooded });
-        let guaranteed = self.arrivals.take(GUARANTEED).0;
-        threshold.add_demand(length, guaranteed, |at| self.arrivals.take(at).0);
+        let guaranteed = self.places.arrivals.take(GUARANTEED).0;
+        threshold.add_demand(length, guaranteed, |at| self.places.arrivals.take(at).0);
         let per_place = self.config.cohorts_per_place();
         threshold.move_demand(self.cohorts.advance(now) / per_place, COHORTS / per_place);
         let steady = limit.steady_limit();
         let wanted = (steady * WANTED).max(1.0);
-        // What is denied needs no capacity and shows none, but passes the gate beside what does.
-        let turned_away = f64::from(self.arrivals.take(DENIED).0) / length;
+        // What is denied or fails shows no capacity, but passes the gate beside what does.
+        let turned_away = f64::from(self.places.arrivals.take(DENIED).0) / length;
         *denied += (1.0 - (-length / DENIED_MEMORY).exp()) * (turned_away - *denied);
         let throughput = limit.throughput();
         let passing = throughput + *denied;
@@ -122,20 +131,21 @@ impl<W> Gate<W> {
             shares.update(length, throughput, demand);
         }
         let base = limit.base_latency().unwrap_or(UNKNOWN_LATENCY);
-        self.base.store(micros(base).as_micros(), Ordering::Relaxed);
+        self.places.base.store(micros(base).as_micros(), Ordering::Relaxed);
         room.bounds = RoomBounds {
             size: room_size(steady),
             short: micros(base * (self.config.target - 1.0).max(0.05)),
             long: micros(base * LONG_WAIT),
             standing: if place < POSITIONS { interval } else { TimeDelta::MAX },
         };
-        self.waiting.store(u32::try_from(room.len()).unwrap_or(u32::MAX), Ordering::Release);
+        let served_in_time = throughput * base * LONG_WAIT;
+        self.places.set_could_wait(served_in_time.min(room.bounds.size as f64) as u32);
+        self.places.waiting.store(u32::try_from(room.len()).unwrap_or(u32::MAX), Ordering::Release);
         drop(room);
         let retry_after = (threshold.total_demand() / passing.max(1.0)).ceil().clamp(1.0, 10.0);
         self.retry_after.store(retry_after as u32, Ordering::Relaxed);
         let next = limit.limit(is_saturated);
-        self.limit.store(next, Ordering::Relaxed);
-        self.limit_with_reserve.store(super::with_reserve(next), Ordering::Relaxed);
+        self.places.set_limit(next);
         self.threshold.store(place, Ordering::Relaxed);
         self.boundary.store(threshold.boundary(), Ordering::Relaxed);
         self.pressed.store(is_pressed.into(), Ordering::Relaxed);
@@ -143,7 +153,7 @@ impl<W> Gate<W> {
     }
 }
 
-fn room_size(limit: f64) -> usize {
+pub(super) fn room_size(limit: f64) -> usize {
     (limit * SPACE).clamp(4.0, MAX_WAITING) as usize
 }
 

@@ -41,6 +41,8 @@ pub enum GateMode {
 pub struct Ticket {
     pub(super) began: Timestamp,
     pub(super) in_flight: u32,
+    /// Whether it would have been shed but for the shadow mode.
+    pub(super) is_shadowed: bool,
 }
 
 /// Answer to a request that arrives.
@@ -123,6 +125,9 @@ impl fmt::Display for Shed {
 pub enum Ended {
     /// With a response, which [`Gate::measure`](crate::Gate::measure) has recorded.
     Completed,
+    /// With a response that reports a failure of the upstream (5xx), or with none within the time-out: nothing to measure
+    /// its latency by.
+    Failed,
     /// Denied by a limit before it was sent: it needed no capacity.
     Denied,
     /// Without a response of the upstream, because its client left or there was none to be had.

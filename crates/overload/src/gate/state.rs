@@ -4,6 +4,7 @@ use super::{Gate, lock};
 use crate::shares::TierState;
 use crate::striped::Padded;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tollgate_core::Timestamp;
 
 /// State of a gate, for metrics and reports.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,36 +40,37 @@ impl<W> Gate<W> {
     #[must_use]
     #[inline]
     pub fn waiting(&self) -> u32 {
-        self.waiting.load(Ordering::Relaxed)
+        self.places.waiting.load(Ordering::Relaxed)
     }
 
     /// Returns the limit of requests in flight.
     #[must_use]
     #[inline]
     pub fn limit(&self) -> u32 {
-        self.limit.load(Ordering::Relaxed)
+        self.places.limit.load(Ordering::Relaxed)
     }
 
-    /// Returns the state.
+    /// Returns the state. Makes the control step if its time has come: without requests nobody else does.
     #[must_use]
-    pub fn state(&self) -> GateState {
+    pub fn state(&self, now: Timestamp) -> GateState {
+        self.step_if_due(now);
         let load = |counters: &[Padded<AtomicU64>; 4]| {
             std::array::from_fn(|at| counters[at].0.load(Ordering::Relaxed))
         };
         let control = lock(&self.control);
         let tiers = self.shares.as_ref().zip(control.demand.as_ref());
         GateState {
-            limit: self.limit.load(Ordering::Relaxed),
-            in_flight: self.in_flight.0.load(Ordering::Relaxed),
-            waiting: self.waiting.load(Ordering::Relaxed),
+            limit: self.places.limit.load(Ordering::Relaxed),
+            in_flight: self.places.in_flight.0.load(Ordering::Relaxed),
+            waiting: self.places.waiting.load(Ordering::Relaxed),
             threshold: self.threshold.load(Ordering::Relaxed),
             throughput: control.limit.throughput(),
             demand: control.threshold.total_demand(),
             base_latency: control.limit.base_latency(),
             is_shadow: self.is_shadow(),
-            shed: load(&self.shed),
-            shadowed: load(&self.shadowed),
-            admitted: load(&self.admitted),
+            shed: load(&self.places.shed),
+            shadowed: load(&self.places.shadowed),
+            admitted: load(&self.places.admitted),
             tiers: tiers
                 .map_or_else(Vec::new, |(shares, demand)| shares.states(demand, control.limit.throughput())),
         }
