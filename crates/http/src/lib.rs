@@ -12,6 +12,7 @@
 //! | [`same_site`] | requests that a browser sends on behalf of another site |
 //! | [`date`] | the `Date` field |
 //! | [`traceparent`] | W3C Trace Context |
+//! | [`value`] | values of untrusted clients as text of bounded length |
 //! | `server` | the HTTP/1 server: accept loop, connections, drain (feature `server`) |
 //! | `tls` | server certificates with reload, trusted authorities (feature `tls`) |
 //! | [`proxy_protocol`] | the PROXY protocol, versions 1 and 2 |
@@ -31,3 +32,4 @@ pub mod server;
 #[cfg(feature = "tls")]
 pub mod tls;
 pub mod traceparent;
+pub mod value;

@@ -53,6 +53,7 @@ pub(crate) fn domain(
     let root = TreeNode {
         element: Element { key: "".into(), test: ValueTest::Any },
         is_secret: false,
+        shows_value: false,
         parent: 0,
         rule: None,
         children: Level::default(),
@@ -301,7 +302,14 @@ impl Compiler<'_, '_> {
             limits: Vec::new(),
         });
         let is_secret = may_be_secret(&element.key);
-        self.tree.push(TreeNode { element, is_secret, parent, rule: None, children: Level::default() });
+        self.tree.push(TreeNode {
+            element,
+            is_secret,
+            shows_value: draft.value_to_metric,
+            parent,
+            rule: None,
+            children: Level::default(),
+        });
         if is_group {
             let group = self.group(draft, inherited);
             self.level(children, id, &scope, &path, &group);

@@ -13,7 +13,7 @@ use crate::draft::{FileDraft, RuleDraft};
 use crate::reader::{Reader, Spanned, scalar};
 use crate::rule::{Class, DescriptorMatch, Profile};
 use crate::tree::GLOBAL;
-use crate::yaml::{Position, YamlNode, parse, shorten};
+use crate::yaml::{Position, Strictness, SyntaxError, YamlNode, parse, shorten};
 use tollgate_core::Algorithm;
 
 const FILE_KEYS: [&str; 14] = [
@@ -37,7 +37,14 @@ const FILE_KEYS: [&str; 14] = [
 pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
     const TOP: Position = Position { line: 1, column: 1, width: 1 };
     let source = reader.source;
-    let root = match parse(&source.text) {
+    let strictness = if reader.is_ratelimit_file { Strictness::AsGo } else { Strictness::Strict };
+    let document = parse(&source.text, strictness).map(|document| {
+        for SyntaxError { at, message, help } in document.tolerated {
+            reader.warning(at, message, help.unwrap_or_default());
+        }
+        document.root
+    });
+    let root = match document {
         Ok(Some(root)) if !root.is_null() => root,
         Ok(_) => {
             reader.error_help(TOP, "the file is empty", "a rule file starts with `domain: name`");

@@ -7,17 +7,34 @@ use crate::tree::{Element, TreeNode, ValueTest};
 
 /// Returns the name of a node of a tree.
 pub(crate) fn path(domain: &str, tree: &[TreeNode], node: u32) -> String {
-    let mut levels = levels(tree, node);
+    let mut levels: Vec<String> = levels(tree, node).into_iter().map(|level| level.name).collect();
     levels.push(domain.to_owned());
     levels.reverse();
     levels.join(".")
 }
 
+/// One level of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EnvoyLevel {
+    /// `key`, or `key_value`.
+    pub name: String,
+    /// Whether metrics have the value of the request here (`value_to_metric`).
+    pub shows_value: bool,
+    /// Whether all values of a wildcard share a counter, and so a metric (`share_threshold`).
+    pub is_shared: bool,
+}
+
 /// Returns the levels of a node, the innermost first.
-fn levels(tree: &[TreeNode], mut node: u32) -> Vec<String> {
+fn levels(tree: &[TreeNode], mut node: u32) -> Vec<EnvoyLevel> {
     let mut levels = Vec::new();
-    while let Some(TreeNode { element, parent, .. }) = tree.get(node as usize).filter(|_| node != 0) {
-        levels.push(level(element));
+    while let Some(TreeNode { element, parent, shows_value, .. }) =
+        tree.get(node as usize).filter(|_| node != 0)
+    {
+        levels.push(EnvoyLevel {
+            name: level(element),
+            shows_value: *shows_value,
+            is_shared: matches!(element.test, ValueTest::Shared(_)),
+        });
         node = *parent;
     }
     levels
@@ -35,16 +52,16 @@ fn level(element: &Element) -> String {
 }
 
 impl Domain {
-    /// Returns every rule with its levels as envoyproxy/ratelimit names them: `key`, or `key_value`.
+    /// Returns every rule with its levels as envoyproxy/ratelimit names them.
     ///
     /// ```
     /// # use tollgate_rules::{Options, Ruleset, Source};
     /// let text = "{domain: d, descriptors: [{key: a, value: b, descriptors: [{key: c, limit: 1/hour}]}]}";
     /// let rules = Ruleset::load(&[Source::new("d.yaml", text)], &Options::default()).unwrap();
-    /// let keys: Vec<_> = rules.domain("d").unwrap().envoy_keys().map(|(_, levels)| levels.join(".")).collect();
-    /// assert_eq!(keys, ["a_b.c"]);
+    /// let (_, levels) = rules.domain("d").unwrap().envoy_keys().next().unwrap();
+    /// assert_eq!((levels[0].name.as_str(), levels[1].name.as_str()), ("a_b", "c"));
     /// ```
-    pub fn envoy_keys(&self) -> impl Iterator<Item = (&Rule, Vec<String>)> {
+    pub fn envoy_keys(&self) -> impl Iterator<Item = (&Rule, Vec<EnvoyLevel>)> {
         (0_u32..).zip(&self.tree).filter_map(|(id, node)| {
             let rule = self.rules.get(node.rule? as usize)?;
             let mut levels = levels(&self.tree, id);

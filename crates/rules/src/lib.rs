@@ -61,6 +61,7 @@ pub use bound::Bound;
 pub use compile::is_store_name;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
+pub use envoy_keys::EnvoyLevel;
 pub use explain::{Clause, ExplainedRequest, Explanation, RuleExplanation, RuleResult};
 pub use loosening::{Loosening, LooseningKind};
 pub use metadata::{Metadata, MetadataValue};

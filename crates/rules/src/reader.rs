@@ -188,7 +188,10 @@ impl Reader<'_> {
         example: &str,
     ) -> Option<Spanned<i64>> {
         let number = match &node.value {
-            YamlValue::Scalar { text, plain: true } => period::parse_multiple(text).ok(),
+            YamlValue::Scalar { text, plain: true } => {
+                let octal = if self.is_ratelimit_file { parse_octal(text) } else { None };
+                octal.or_else(|| period::parse_multiple(text).ok())
+            }
             _ => None,
         };
         match number {
@@ -251,6 +254,12 @@ impl Reader<'_> {
         }
         None
     }
+}
+
+/// Parses `010` as the 8 that it is to Go's reader of YAML; `None` if it is another number.
+fn parse_octal(text: &str) -> Option<i128> {
+    let digits = text.strip_prefix('0').filter(|digits| digits.starts_with(|c: char| c.is_ascii_digit()))?;
+    i128::from_str_radix(&digits.replace('_', ""), 8).ok()
 }
 
 /// Returns the text of a scalar; keys of mappings always are scalars.

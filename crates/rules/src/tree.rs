@@ -48,6 +48,8 @@ pub(crate) struct TreeNode {
     pub(crate) element: Element,
     /// Whether the key's values may be secrets.
     pub(crate) is_secret: bool,
+    /// Whether metrics of envoyproxy/ratelimit have the value of the request here (`value_to_metric`).
+    pub(crate) shows_value: bool,
     /// Index of the parent node; the root is its own parent.
     pub(crate) parent: u32,
     /// Rule of the descriptor, if it limits or exempts anything.

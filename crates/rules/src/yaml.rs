@@ -98,8 +98,29 @@ const MAX_ANCHORED: usize = 1 << 20;
 /// The maximum number of keys in a mapping that others are merged into.
 const MAX_MERGED: usize = 1_000;
 
-/// Parses a file of one document. Returns `None` if it is empty.
-pub(crate) fn parse(text: &str) -> Result<Option<YamlNode<'_>>, SyntaxError> {
+/// The maximum number of mistakes that are tolerated.
+const MAX_TOLERATED: usize = 100;
+
+/// What to do about a file that means something to one reader of YAML and is wrong to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strictness {
+    /// It is an error.
+    Strict,
+    /// It means what it means to Go's reader: the first document counts, and the last of several equal keys.
+    AsGo,
+}
+
+/// A parsed file.
+#[derive(Debug)]
+pub(crate) struct Document<'t> {
+    /// `None` if the file is empty.
+    pub(crate) root: Option<YamlNode<'t>>,
+    /// What would be an error if it were not tolerated.
+    pub(crate) tolerated: Vec<SyntaxError>,
+}
+
+/// Parses a file of one document.
+pub(crate) fn parse(text: &str, strictness: Strictness) -> Result<Document<'_>, SyntaxError> {
     if text.len() > MAX_FILE_BYTES {
         return Err(reject(
             Position { line: 1, column: 1, width: 1 },
@@ -113,21 +134,21 @@ pub(crate) fn parse(text: &str) -> Result<Option<YamlNode<'_>>, SyntaxError> {
         nodes: 0,
         repeated: 0,
         anchored: 0,
+        strictness,
+        tolerated: Vec::new(),
     };
-    let mut document = None;
+    let mut root = None;
     loop {
         let (event, span) = builder.next()?;
         match event {
-            Event::StreamEnd => return Ok(document),
-            Event::DocumentStart(_) if document.is_some() => {
-                return Err(reject(
-                    span,
-                    "a rule file holds one document",
-                    Some("put each domain in a file of its own"),
-                ));
+            Event::StreamEnd => return Ok(Document { root, tolerated: builder.tolerated }),
+            Event::DocumentStart(_) if root.is_some() => {
+                let help = Some("put each domain in a file of its own");
+                builder.tolerate(reject(span, "a rule file holds one document", help))?;
+                return Ok(Document { root, tolerated: builder.tolerated });
             }
             Event::StreamStart | Event::DocumentStart(_) | Event::DocumentEnd | Event::Nothing => {}
-            event => document = Some(builder.node(event, span, 0)?),
+            event => root = Some(builder.node(event, span, 0)?),
         }
     }
 }
@@ -142,9 +163,20 @@ struct Builder<'t> {
     nodes: usize,
     repeated: usize,
     anchored: usize,
+    strictness: Strictness,
+    tolerated: Vec<SyntaxError>,
 }
 
 impl<'t> Builder<'t> {
+    /// Returns the error, unless it is tolerated.
+    fn tolerate(&mut self, error: SyntaxError) -> Result<(), SyntaxError> {
+        if self.strictness == Strictness::Strict || self.tolerated.len() == MAX_TOLERATED {
+            return Err(error);
+        }
+        self.tolerated.push(error);
+        Ok(())
+    }
+
     fn next(&mut self) -> Result<(Event<'t>, Span), SyntaxError> {
         match self.parser.next_event() {
             Some(Ok(event)) => Ok(event),
@@ -221,7 +253,11 @@ impl<'t> Builder<'t> {
             }
             if seen.repeats(&pairs, text) {
                 let message = format!("duplicate key `{}` in one mapping", shorten(text));
-                return Err(reject(key.at, message, Some("keep one of them")));
+                self.tolerate(reject(key.at, message, Some("keep one of them")))?;
+                if let Some(first) = pairs.iter_mut().find(|(seen, _)| text_of(seen) == text) {
+                    *first = (key, value);
+                }
+                continue;
             }
             pairs.push((key, value));
         }

@@ -370,3 +370,28 @@ fn keys_where_they_mean_nothing_are_warnings_in_files_of_that_service() {
         "not its keys"
     );
 }
+
+/// What that service's reader of YAML takes must not be refused there either, and means the same.
+#[test]
+fn files_that_go_reads_are_read_the_same_in_files_of_that_service() {
+    let first = "domain: d\ndescriptors:\n  - key: a\n    value: x\n    value: y\n    rate_limit: {unit: second, \
+                 requests_per_unit: 010}\n  - key: b\n    rate_limit: {unlimited: true, unit: fortnight}\n";
+    let text = format!("{first}---\ndomain: e\n");
+    let load = |options: &Options| Ruleset::load(&[Source::new("t.yaml", text.as_str())], options);
+    let rules = load(&Options { ratelimit_files: true, profile: Some(Profile::Envoy), ..Options::default() });
+    let rules = rules.unwrap_or_else(|errors| panic!("{errors}"));
+    let found: Vec<String> = rules.warnings().iter().map(ToString::to_string).collect();
+    for part in ["one document", "duplicate key `value`", "unknown unit `fortnight`"] {
+        assert!(found.iter().any(|warning| warning.contains(part)), "{part}: {found:#?}");
+    }
+    let [x, y, b]: [Entries<'_>; 3] = [&[("a", "x")], &[("a", "y")], &[("b", "1")]];
+    assert_eq!(matched(&rules, &[x, y, b]), ["None", "a=y 8/1s []", "Unlimited"]);
+    assert!(rules.domain("e").is_none());
+    let errors = load(&Options::default()).expect_err("another file").to_string();
+    assert!(errors.contains("duplicate key `value`"), "{errors}");
+    let with = |unit: &str| {
+        format!("domain: d\ndescriptors: [{{key: b, rate_limit: {{unlimited: true, unit: {unit}}}}}]\n")
+    };
+    let options = Options { ratelimit_files: true, ..Options::default() };
+    Ruleset::load(&[Source::new("t.yaml", with("hour"))], &options).expect_err("that service refuses it too");
+}

@@ -254,9 +254,9 @@ fn numbers_are_attribute_values_in_one_form() {
         ("-9007199254740993", "beyond 2^53"),
         ("1e300", "beyond 2^53"),
         ("1e999", "number out of range"),
-        ("true", "a string of at most 8192 bytes, or a number"),
-        ("null", "a string of at most 8192 bytes, or a number"),
-        ("[1]", "a string of at most 8192 bytes, or a number"),
+        ("true", "a string or a number"),
+        ("null", "a string or a number"),
+        ("[1]", "a string or a number"),
     ] {
         for path in ["/v1/check", "/v1/reserve"] {
             let response = post_text(

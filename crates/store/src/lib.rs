@@ -29,5 +29,6 @@ pub use lease::{CounterNamer, HotCounter, HotKey, LeaseConfig, LeaseStats, Lease
 pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryStats, MemoryStore};
 #[cfg(feature = "redis")]
 pub use redis::{
-    RedisConfig, RedisConfigError, RedisRecords, RedisStore, RedisTls, ServerNameCheck, ShardStatus,
+    RedisConfig, RedisConfigError, RedisRecords, RedisStore, RedisTls, ServerNameCheck, SettingNames,
+    ShardStatus,
 };

@@ -54,6 +54,7 @@ mod topology;
 
 pub use config::{RedisConfig, RedisConfigError};
 pub use records::RedisRecords;
+pub use server_error::SettingNames;
 pub use shard::ShardStatus;
 pub use tls::{RedisTls, ServerNameCheck};
 

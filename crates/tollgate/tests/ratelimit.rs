@@ -195,6 +195,9 @@ descriptors:
         let answers = service.calls(&json!([both, both, both, both, look]));
         assert_eq!(codes(&answers), ["OK", "OK", "OVER_LIMIT", "OVER_LIMIT", "OK"]);
         assert_eq!(answers[4]["statuses"][0]["limitRemaining"], left, "{}", answers[4]);
+        for denied in &answers[2..4] {
+            assert!(denied["statuses"][1]["limitRemaining"].is_u64(), "the other limit is shown: {denied}");
+        }
     }
 }
 

@@ -67,6 +67,10 @@ pub(super) fn rate_limit(reader: &mut Reader<'_>, at: Position, node: &YamlNode<
     }
     draft.unlimited = unlimited;
     match (unlimited, unit) {
+        (true, Some(unit)) if reader.is_ratelimit_file && Unit::from_name(&unit.value).is_none() => {
+            let message = format!("`unlimited` with the unknown unit `{}`", shorten(&unit.value));
+            reader.warning(unit.at, message, "leave `unit` out");
+        }
         (true, Some(unit)) => {
             reader.error_help(
                 unit.at,

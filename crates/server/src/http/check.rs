@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use tollgate_core::{Cost, CounterStore, TimeDelta, Timestamp};
 use tollgate_engine::{Check, CheckInput, Decision, TraceContext};
 use tollgate_http::h1::RawResponse;
+use tollgate_http::value;
 use tollgate_rules::{Descriptor, parse_inline_period};
 
 pub(super) const MAX_ENTRIES: usize = 64;
@@ -103,7 +104,29 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// The value of an attribute: a string, or a number in its one canonical form.
+/// The name of an attribute, [bounded](value).
+struct AttributeName<'a>(Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for AttributeName<'a> {
+    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
+        struct NameVisitor;
+        impl<'de> Visitor<'de> for NameVisitor {
+            type Value = Cow<'de, str>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+            fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
+                Ok(value::bounded(Cow::Borrowed(text)))
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(value::bounded(Cow::Owned(text.to_owned())))
+            }
+        }
+        decoder.deserialize_str(NameVisitor).map(AttributeName)
+    }
+}
+
+/// The value of an attribute: a [bounded](value) string, or a number in its one canonical form.
 ///
 /// What is equal as a number is the same value, so `1`, `1.0` and `1e0` are all `1`: digits alone for a whole number, the
 /// shortest decimal fraction otherwise, never an exponent. Beyond 2^53 parsers disagree on what a number is, and a
@@ -131,13 +154,13 @@ impl<'de: 'a, 'a> Deserialize<'de> for AttributeValue<'a> {
         impl<'de> Visitor<'de> for ValueVisitor {
             type Value = Cow<'de, str>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a string of at most {MAX_TEXT} bytes, or a number")
+                f.write_str("a string or a number")
             }
             fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
-                check_length(text, &self).map(|()| Cow::Borrowed(text))
+                Ok(value::bounded(Cow::Borrowed(text)))
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-                check_length(text, &self).map(|()| Cow::Owned(text.to_owned()))
+                Ok(value::bounded(Cow::Owned(text.to_owned())))
             }
             fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
                 Self::whole("", number)
@@ -170,7 +193,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut pairs = Vec::new();
-                while let Some((Text(key), AttributeValue(value))) = map.next_entry::<Text<'de>, _>()? {
+                while let Some((AttributeName(key), AttributeValue(value))) = map.next_entry()? {
                     if pairs.len() == MAX_ENTRIES {
                         return Err(A::Error::custom(format!("at most {MAX_ENTRIES} attributes")));
                     }
@@ -198,7 +221,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Entry<'a> {
                 f.write_str("an entry: {\"key\": …, \"value\": …} or [key, value]")
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-                let Text(key) = list.next_element()?.ok_or_else(|| A::Error::invalid_length(0, &self))?;
+                let AttributeName(key) =
+                    list.next_element()?.ok_or_else(|| A::Error::invalid_length(0, &self))?;
                 let AttributeValue(value) =
                     list.next_element()?.ok_or_else(|| A::Error::invalid_length(1, &self))?;
                 if list.next_element::<serde::de::IgnoredAny>()?.is_some() {
@@ -211,7 +235,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Entry<'a> {
                 #[serde(deny_unknown_fields)]
                 struct Named<'a> {
                     #[serde(borrow)]
-                    key: Text<'a>,
+                    key: AttributeName<'a>,
                     #[serde(borrow)]
                     value: AttributeValue<'a>,
                 }
@@ -398,4 +422,27 @@ pub(super) fn properties(bytes: &[u8]) {
     };
     let Some(request) = meaning(bytes) else { return };
     assert_eq!(meaning(&[b" ", bytes, b"\n"].concat()), Some(request));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_and_values_are_replaced_and_not_rejected() {
+        let long = "x".repeat(9_000);
+        for body in [
+            format!(r#"{{"domain":"d","attributes":{{"a{long}":"b{long}"}}}}"#),
+            format!(r#"{{"domain":"d","descriptors":[{{"entries":[["a{long}","b{long}"]]}}]}}"#),
+            format!(
+                r#"{{"domain":"d","descriptors":[{{"entries":[{{"key":"a{long}","value":"b{long}"}}]}}]}}"#
+            ),
+        ] {
+            let request = decoded(body.as_bytes()).unwrap_or_else(|problem| panic!("{}", problem.detail));
+            let normalized = request.normalize(None).unwrap_or_else(|problem| panic!("{}", problem.detail));
+            let [(name, value)] = normalized.pairs[..] else { panic!("one attribute") };
+            assert_eq!(name, value::bounded(format!("a{long}").into()));
+            assert_eq!(value, value::bounded(format!("b{long}").into()));
+        }
+    }
 }

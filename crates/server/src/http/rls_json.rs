@@ -1,8 +1,8 @@
 //! `POST /json`: the messages of Envoy's rate limit service as protobuf JSON, like envoyproxy/ratelimit. Responds 200
 //! or 429.
 //!
-//! Protobuf JSON allows names in camel case and snake case, and numbers as text. All are accepted; unknown names are
-//! rejected.
+//! Protobuf JSON allows names in camel case and snake case, numbers as text or with a fraction of zero, and `null` for
+//! the default. All are accepted; unknown names are rejected.
 
 use super::body::Object;
 use super::check::reject_malformed;
@@ -56,58 +56,78 @@ pub(super) async fn decide<S: CounterStore>(
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Request {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     domain: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     descriptors: Vec<Object<Descriptor>>,
-    #[serde(default, alias = "hitsAddend")]
-    hits_addend: Number,
+    #[serde(default, alias = "hitsAddend", deserialize_with = "or_default")]
+    hits_addend: Number<u32>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Descriptor {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     entries: Vec<Object<Entry>>,
     #[serde(default)]
     limit: Option<Object<Limit>>,
     #[serde(default, alias = "hitsAddend")]
-    hits_addend: Option<Number>,
-    #[serde(default, alias = "isNegativeHits")]
+    hits_addend: Option<Number<u64>>,
+    #[serde(default, alias = "isNegativeHits", deserialize_with = "or_default")]
     is_negative_hits: bool,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     key: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     value: String,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Limit {
-    #[serde(default, alias = "requestsPerUnit")]
-    requests_per_unit: Number,
-    #[serde(default)]
+    #[serde(default, alias = "requestsPerUnit", deserialize_with = "or_default")]
+    requests_per_unit: Number<u32>,
+    #[serde(default, deserialize_with = "or_default")]
     unit: UnitNumber,
+}
+
+/// Reads a field whose default may be written as `null`.
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(decoder: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(decoder)?.unwrap_or_default())
 }
 
 /// A number, or a number as text.
 #[derive(Clone, Copy, Default)]
-struct Number(u64);
+struct Number<T>(T);
 
-impl<'de> Deserialize<'de> for Number {
+impl<'de, T: TryFrom<u64>> Deserialize<'de> for Number<T> {
     fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
         let number = match Value::deserialize(decoder)? {
-            Value::Number(number) => number.as_u64(),
-            Value::String(text) => text.parse().ok(),
+            Value::Number(number) => whole(&number),
+            // As a number: without spaces and signs.
+            Value::String(text) if text.starts_with(|first: char| first.is_ascii_digit()) => {
+                text.parse().ok().as_ref().and_then(whole)
+            }
             _ => None,
         };
-        number.map(Self).ok_or_else(|| D::Error::custom("expected a whole number of 0 or more"))
+        let number = number.and_then(|number| T::try_from(number).ok());
+        let most = 8 * std::mem::size_of::<T>();
+        number
+            .map(Self)
+            .ok_or_else(|| D::Error::custom(format!("expected a whole number of 0 or more, below 2^{most}")))
     }
+}
+
+/// Returns a number that is whole, however it is written.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number in range")]
+fn whole(number: &serde_json::Number) -> Option<u64> {
+    const END: f64 = 18_446_744_073_709_551_616.0;
+    let fraction = || number.as_f64().filter(|float| float.fract() == 0.0 && (0.0..END).contains(float));
+    number.as_u64().or_else(|| fraction().map(|float| float as u64))
 }
 
 #[derive(Clone, Copy, Default)]
@@ -135,7 +155,7 @@ impl From<Request> for RateLimitRequest {
                 .into_iter()
                 .map(|Object(descriptor)| descriptor.into())
                 .collect(),
-            hits_addend: u32::try_from(request.hits_addend.0).unwrap_or(u32::MAX),
+            hits_addend: request.hits_addend.0,
         }
     }
 }
@@ -149,7 +169,7 @@ impl From<Descriptor> for RateLimitDescriptor {
         Self {
             entries: descriptor.entries.into_iter().map(entry).collect(),
             limit: descriptor.limit.map(|Object(limit)| rate_limit_descriptor::RateLimitOverride {
-                requests_per_unit: u32::try_from(limit.requests_per_unit.0).unwrap_or(u32::MAX),
+                requests_per_unit: limit.requests_per_unit.0,
                 unit: limit.unit.0,
             }),
             hits_addend: descriptor.hits_addend.map(|number| number.0),
@@ -241,4 +261,36 @@ pub(super) fn properties(bytes: &[u8]) {
     crate::rls::properties(&request);
     let value: serde_json::Value = serde_json::from_slice(bytes).expect("it was decoded");
     assert_eq!(read(value.to_string().as_bytes()), Some(request));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As protobuf's own reader, which the service that this stands in for uses.
+    #[test]
+    fn numbers_and_nulls_are_read_as_protobuf_json() {
+        let read = |hits: &str, own: &str| {
+            let body = format!(
+                r#"{{"domain":"d","descriptors":[{{"entries":[{{"key":"k","value":null}}],"limit":null,
+                "isNegativeHits":null,"hitsAddend":{own}}}],"hitsAddend":{hits}}}"#
+            );
+            let request = RateLimitRequest::from(body::decode::<Request>(body.as_bytes()).ok()?);
+            Some((request.hits_addend, request.descriptors[0].hits_addend))
+        };
+        for (hits, own, expected) in [
+            ("null", "null", (0, None)),
+            ("1.0", "2.0", (1, Some(2))),
+            ("1e2", "\"3\"", (100, Some(3))),
+            ("4294967295", "18446744073709551615", (u32::MAX, Some(u64::MAX))),
+        ] {
+            assert_eq!(read(hits, own), Some(expected), "{hits} {own}");
+        }
+        for wrong in ["4294967296", "1.5", "-1", "true", "\" 1\"", "\"+1\"", "\"\"", "1e300"] {
+            assert_eq!(read(wrong, "1"), None, "{wrong}");
+        }
+        for wrong in ["18446744073709551616", "1e20", "-1.0", "0.5"] {
+            assert_eq!(read("1", wrong), None, "{wrong}");
+        }
+    }
 }

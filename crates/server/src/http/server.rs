@@ -2,7 +2,7 @@
 
 use super::request::Request;
 use super::{App, ForwardAuth, HttpApi};
-use crate::rls::ResponseStyle;
+use crate::rls::{MAX_MESSAGE, ResponseStyle};
 use bytes::BytesMut;
 use http::StatusCode;
 use std::future::Future;
@@ -101,7 +101,8 @@ impl<S: CounterStore + 'static> Service for Session<S> {
     fn body_mode(&self, scan: &ScannedHead, head: &[u8]) -> BodyMode {
         let request = Request::new(self.peer, scan, head, b"");
         if self.app.api.has_body(request.method, request.path) {
-            BodyMode::Whole { max: MAX_BODY }
+            let is_message = request.path == "/json";
+            BodyMode::Whole { max: if is_message { MAX_MESSAGE } else { MAX_BODY } }
         } else {
             BodyMode::Skip
         }

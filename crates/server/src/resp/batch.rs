@@ -193,7 +193,8 @@ impl<'a> PendingCommand<'a> {
 }
 
 async fn checked<S: CounterStore>(app: &App<S>, command: &CheckCommand<'_>) -> Reply {
-    Reply::Checked(app.limiter.check(&command.check()).await)
+    let attributes = command.attributes();
+    Reply::Checked(app.limiter.check(&command.check(&attributes)).await)
 }
 
 impl Reply {

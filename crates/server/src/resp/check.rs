@@ -4,8 +4,10 @@
 use super::encode::{self, Protocol};
 use super::{CommandError, frame};
 use smallvec::SmallVec;
+use std::borrow::Cow;
 use tollgate_core::Cost;
 use tollgate_engine::{Check, Decision};
+use tollgate_http::value;
 
 /// Maximum number of attributes, as in the other protocols.
 const MAX_ATTRIBUTES: usize = 64;
@@ -14,7 +16,7 @@ const MAX_ATTRIBUTES: usize = 64;
 #[derive(Debug)]
 pub(super) struct CheckCommand<'a> {
     domain: &'a str,
-    attributes: SmallVec<[(&'a str, &'a str); 8]>,
+    attributes: SmallVec<[(Cow<'a, str>, Cow<'a, str>); 8]>,
     cost: Cost,
 }
 
@@ -51,13 +53,15 @@ impl<'a> CheckCommand<'a> {
         if rest.len() > 2 * MAX_ATTRIBUTES {
             return Err(CommandError::new(format!("at most {MAX_ATTRIBUTES} attributes")));
         }
-        let domain = text(domain, "the domain")?;
+        let Ok(domain) = std::str::from_utf8(domain) else {
+            return Err(CommandError::new("the domain is not UTF-8"));
+        };
         if domain.is_empty() {
             return Err(CommandError::new("the domain is empty; write the domain of a rule file"));
         }
-        let mut attributes: SmallVec<[(&str, &str); 8]> = SmallVec::new();
+        let mut attributes: SmallVec<[(Cow<'_, str>, Cow<'_, str>); 8]> = SmallVec::new();
         for pair in rest.chunks_exact(2) {
-            let (key, value) = (text(pair[0], "a key")?, text(pair[1], "a value")?);
+            let (key, value) = (value::from_bytes(pair[0]), value::from_bytes(pair[1]));
             if attributes.iter().any(|(known, _)| *known == key) {
                 return Err(CommandError::new(format!("duplicate attribute '{key}'; send it once")));
             }
@@ -66,13 +70,14 @@ impl<'a> CheckCommand<'a> {
         Ok((Self { domain, attributes, cost: Cost::PEEK }, cost))
     }
 
-    pub(super) fn check(&self) -> Check<'_> {
-        Check::attributes(self.domain, &self.attributes).with_cost(self.cost).with_protocol("resp")
+    /// Returns the attributes, from which the check borrows.
+    pub(super) fn attributes(&self) -> SmallVec<[(&str, &str); 8]> {
+        self.attributes.iter().map(|(key, value)| (&**key, &**value)).collect()
     }
-}
 
-fn text<'a>(word: &'a [u8], subject: &str) -> Result<&'a str, CommandError> {
-    std::str::from_utf8(word).map_err(|_| CommandError::new(format!("{subject} is not UTF-8")))
+    pub(super) fn check<'c>(&'c self, attributes: &'c [(&'c str, &'c str)]) -> Check<'c> {
+        Check::attributes(self.domain, attributes).with_cost(self.cost).with_protocol("resp")
+    }
 }
 
 fn read_cost(word: &[u8]) -> Result<Cost, CommandError> {
@@ -170,6 +175,16 @@ mod tests {
     }
 
     #[test]
+    fn long_and_unreadable_values_are_replaced_and_not_rejected() {
+        let long = vec![b'x'; 9_000];
+        let words: [&[u8]; 6] = [b"TG.CHECK", b"d", b"a", &long, b"b", b"caf\xe9"];
+        let command = CheckCommand::parse(&words).expect("a check").expect("valid");
+        let attributes = command.attributes();
+        assert!(attributes[0].1.len() <= value::MAX_VALUE && attributes[0].1.contains("sha256:"));
+        assert!(attributes[1].1.starts_with("caf…sha256:"), "{}", attributes[1].1);
+    }
+
+    #[test]
     fn attributes_and_cost_are_parsed() {
         let list = |pairs: &[&str]| pairs.iter().map(|pair| (*pair).to_owned()).collect::<Vec<_>>();
         assert_eq!(read("TG.CHECK d k v"), Ok((list(&["k=v"]), Cost::ONE)));
@@ -199,7 +214,7 @@ mod tests {
             let error = read(wrong).expect_err(wrong);
             assert!(error.contains(message), "{wrong}: {error}");
         }
-        let words: [&[u8]; 4] = [b"TG.CHECK", b"d", b"k", b"\xff"];
+        let words: [&[u8]; 4] = [b"TG.CHECK", b"\xff", b"k", b"v"];
         assert!(
             CheckCommand::parse(&words).expect("a command").expect_err("no text").message.contains("UTF-8")
         );

@@ -8,8 +8,9 @@ use smallvec::SmallVec;
 
 /// Maximum number of words of a command: `TG.CHECK`, a domain, 64 attributes, a cost, and some more.
 pub(super) const MAX_WORDS: usize = 256;
-/// Maximum length of a word in bytes.
-pub(super) const MAX_WORD: usize = 8 * 1024;
+/// Maximum length of a word in bytes. Longer than a value may be: a check with such a value must not fail
+/// ([`tollgate_http::value`]).
+pub(super) const MAX_WORD: usize = 32 * 1024;
 /// Maximum size of a command in bytes.
 pub(super) const MAX_COMMAND: usize = 64 * 1024;
 /// Maximum number of digits of a length, including leading zeros.

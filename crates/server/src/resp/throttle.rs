@@ -14,6 +14,7 @@ use tollgate_core::{
     Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec, Outcome, Rate, Scope,
     StoreError, TimeDelta, Verdict,
 };
+use tollgate_http::value;
 
 /// Returns whether a command is `CL.THROTTLE`; nearly all clients write it in upper case.
 #[inline]
@@ -103,15 +104,17 @@ impl ThrottleParams {
 }
 
 /// A key as part of a counter key: text unchanged; other bytes as hexadecimal digits, with a second part that
-/// distinguishes them from text of the same digits.
+/// distinguishes them from text of the same digits. A key that is too long is [replaced](value), and marked likewise.
 enum Key<'a> {
     Text(&'a str),
     Bytes(String),
+    Long(String),
 }
 
 impl<'a> Key<'a> {
     fn from_bytes(key: &'a [u8]) -> Self {
         match std::str::from_utf8(key) {
+            _ if key.len() > value::MAX_VALUE => Self::Long(value::from_bytes(key).into_owned()),
             Ok(text) => Self::Text(text),
             Err(_) => Self::Bytes(key.iter().map(|byte| format!("{byte:02x}")).collect()),
         }
@@ -121,6 +124,7 @@ impl<'a> Key<'a> {
         match self {
             Self::Text(text) => SmallVec::from_slice(&[KeyPart::Text(text)]),
             Self::Bytes(digits) => SmallVec::from_slice(&[KeyPart::Text(digits), KeyPart::Text("hex")]),
+            Self::Long(text) => SmallVec::from_slice(&[KeyPart::Text(text), KeyPart::Text("long")]),
         }
     }
 }
@@ -258,7 +262,8 @@ impl<'a> Batch<'a> {
         if self.calls.len() == MAX_BATCH {
             return Ok(Enqueued::Full);
         }
-        let Ok(key) = std::str::from_utf8(call.key) else {
+        let key = std::str::from_utf8(call.key).ok().filter(|key| key.len() <= value::MAX_VALUE);
+        let Some(key) = key else {
             // An invalid limit is rejected here too.
             return call.params.limit().map(|_| Enqueued::Odd);
         };

@@ -3,6 +3,7 @@
 use super::assignment::Assignment;
 use super::table::{Action, Bucket};
 use crate::rls::BadRequest;
+use crate::rls::codec::Readable;
 use crate::rls::proto::envoy::service::rate_limit_quota::v3::rate_limit_quota_response::BucketAction;
 use crate::rls::proto::envoy::service::rate_limit_quota::v3::rate_limit_quota_response::bucket_action::{
     AbandonAction, BucketAction as Kind, QuotaAssignmentAction,
@@ -15,6 +16,8 @@ use std::sync::Arc;
 
 const MAX_ENTRIES: usize = 64;
 const MAX_TEXT: usize = 1024;
+
+impl Readable for RateLimitQuotaUsageReports {}
 const MAX_DOMAIN: usize = 1024;
 
 /// Returns the domain of a message: the first of a stream must have one, and later ones the same or none.

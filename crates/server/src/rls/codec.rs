@@ -3,6 +3,7 @@
 //! Rejected: tonic's own codec, because it reports them as an internal server error, which would page the operator for
 //! a client's bug.
 
+use bytes::{Buf, Bytes};
 use prost::Message;
 use std::marker::PhantomData;
 use tonic::Status;
@@ -21,7 +22,7 @@ impl<T, U> Default for StrictCodec<T, U> {
 impl<T, U> Codec for StrictCodec<T, U>
 where
     T: Message + Send + 'static,
-    U: Message + Default + Send + 'static,
+    U: Readable + Send + 'static,
 {
     type Encode = T;
     type Decode = U;
@@ -49,15 +50,26 @@ impl<T: Message> Encoder for StrictEncoder<T> {
     }
 }
 
+/// A message that clients send.
+pub(crate) trait Readable: Message + Default {
+    /// Reads a message that [`Message::decode`] rejects, if it is known how.
+    fn repair(_: Bytes) -> Option<Self> {
+        None
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct StrictDecoder<U>(PhantomData<U>);
 
-impl<U: Message + Default> Decoder for StrictDecoder<U> {
+impl<U: Readable> Decoder for StrictDecoder<U> {
     type Item = U;
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        U::decode(buffer)
+        // Not a copy: the buffer hands out what it owns.
+        let bytes = buffer.copy_to_bytes(buffer.remaining());
+        U::decode(bytes.clone())
+            .or_else(|error| U::repair(bytes).ok_or(error))
             .map(Some)
             .map_err(|error| Status::invalid_argument(format!("malformed message: {error}")))
     }

@@ -2,13 +2,14 @@
 
 use super::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use smallvec::SmallVec;
+use std::borrow::Cow;
 use std::fmt;
 use tollgate_core::Cost;
+use tollgate_http::value::{self, MAX_VALUE};
 use tollgate_rules::{Descriptor, Unit};
 
-const MAX_DESCRIPTORS: usize = 256;
+const MAX_DESCRIPTORS: usize = 1024;
 const MAX_ENTRIES: usize = 64;
-const MAX_TEXT: usize = 8 * 1024;
 
 /// The reason a request is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,9 +27,25 @@ fn bad<T>(message: impl Into<String>) -> Result<T, BadRequest> {
     Err(BadRequest(message.into()))
 }
 
+/// Returns the request with [bounded](value) keys and values. Only keys without a value and wildcards match such a value.
+pub(crate) fn bounded(request: &RateLimitRequest) -> Cow<'_, RateLimitRequest> {
+    let is_long = |text: &String| text.len() > MAX_VALUE;
+    let mut entries = request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
+    if !entries.any(|entry| is_long(&entry.key) || is_long(&entry.value)) {
+        return Cow::Borrowed(request);
+    }
+    let mut request = request.clone();
+    for entry in request.descriptors.iter_mut().flat_map(|descriptor| &mut descriptor.entries) {
+        for text in [&mut entry.key, &mut entry.value] {
+            *text = value::bounded(std::mem::take(text).into()).into_owned();
+        }
+    }
+    Cow::Owned(request)
+}
+
 type Entries<'a> = SmallVec<[(&'a str, &'a str); 8]>;
 
-/// Returns the entries of all descriptors, one after another.
+/// Returns the entries of all descriptors of a [`bounded`] request, one after another.
 pub(crate) fn entries(request: &RateLimitRequest) -> Result<Entries<'_>, BadRequest> {
     if request.domain.is_empty() {
         return bad("rate limit domain must not be empty");
@@ -44,14 +61,7 @@ pub(crate) fn entries(request: &RateLimitRequest) -> Result<Entries<'_>, BadRequ
         if descriptor.entries.len() > MAX_ENTRIES {
             return bad(format!("descriptors[{d}].entries: at most {MAX_ENTRIES} per descriptor"));
         }
-        for (e, entry) in descriptor.entries.iter().enumerate() {
-            if entry.key.len() > MAX_TEXT || entry.value.len() > MAX_TEXT {
-                return bad(format!(
-                    "descriptors[{d}].entries[{e}]: at most {MAX_TEXT} bytes per key or value"
-                ));
-            }
-            all.push((entry.key.as_str(), entry.value.as_str()));
-        }
+        all.extend(descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str())));
     }
     Ok(all)
 }

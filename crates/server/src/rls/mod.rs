@@ -11,6 +11,7 @@ mod encode;
 mod health;
 mod incoming;
 mod incoming_tls;
+mod lenient;
 mod listener;
 mod sdk_extension;
 mod service;
@@ -20,6 +21,7 @@ mod style;
 pub use decode::BadRequest;
 pub use health::HealthNames;
 pub use listener::{GrpcListener, UnixSocket};
+pub(crate) use service::MAX_MESSAGE;
 pub use service::{ALPN, RlsConfig, serve};
 pub use style::{LimitHeaders, ResponseStyle, RlsError};
 
@@ -35,6 +37,7 @@ use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate_core::CounterStore;
 use tollgate_engine::{Check, CheckInput, Decision, Limiter, TraceContext};
 use tollgate_http::response::{RequestScope, ResponseConfig};
+use tollgate_http::value::MAX_VALUE;
 
 /// Handles one request, which may be part of a trace.
 ///
@@ -60,6 +63,7 @@ pub async fn decide<S: CounterStore>(
     request: &RateLimitRequest,
     trace: Option<&TraceContext>,
 ) -> Result<Decision, BadRequest> {
+    let request = &*decode::bounded(request);
     let entries = decode::entries(request)?;
     let descriptors = decode::descriptors(request, &entries)?;
     let check = Check::descriptors(&request.domain, &descriptors).with_cost(decode::hits(request));
@@ -75,6 +79,7 @@ pub(crate) fn scope(
     decision: &Decision,
 ) -> Option<Box<RequestScope>> {
     // Decoded again, because few responses have it, and the decision must not borrow the request.
+    let request = &*decode::bounded(request);
     let entries = decode::entries(request).ok()?;
     let descriptors = decode::descriptors(request, &entries).ok()?;
     responses.scope(decision, CheckInput::Descriptors(&descriptors))
@@ -82,11 +87,63 @@ pub(crate) fn scope(
 
 /// Part of [`crate::properties::rls_request`].
 pub(crate) fn properties(request: &RateLimitRequest) {
-    let Ok(entries) = decode::entries(request) else { return };
-    assert!(request.descriptors.len() <= 256 && entries.len() <= 256 * 64);
-    assert!(entries.iter().all(|(key, value)| key.len().max(value.len()) <= 8 * 1024));
-    if let Ok(descriptors) = decode::descriptors(request, &entries) {
+    let bounded = &*decode::bounded(request);
+    let Ok(entries) = decode::entries(bounded) else { return };
+    assert!(request.descriptors.len() <= 1024 && entries.len() <= 1024 * 64);
+    assert!(entries.iter().all(|(key, value)| key.len().max(value.len()) <= MAX_VALUE));
+    if let Ok(descriptors) = decode::descriptors(bounded, &entries) {
         let count: usize = descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
         assert_eq!((descriptors.len(), count), (request.descriptors.len(), entries.len()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+    use super::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+    use super::*;
+    use std::sync::Arc;
+    use tollgate_core::{ManualClock, Timestamp};
+    use tollgate_rules::{Options, Ruleset, Source};
+    use tollgate_store::{MemoryConfig, MemoryStore};
+
+    const RULES: &str = "
+domain: d
+profile: envoy
+descriptors:
+  - {key: all, value: one, rate_limit: {unit: hour, requests_per_unit: 3}}
+  - {key: tenant, rate_limit: {unit: hour, requests_per_unit: 2}}
+  - {key: path, value: /api/*, rate_limit: {unit: hour, requests_per_unit: 1}}
+";
+
+    /// Proxies that fail open would let every such request pass.
+    #[test]
+    fn a_long_value_is_counted_and_so_are_the_others() {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
+        let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
+        let rules = Ruleset::load(&[Source::new("d.yaml", RULES)], &Options::default()).expect("rules");
+        let limiter = Limiter::new(Arc::new(rules), store, clock);
+        let denied_by = |entries: &[(&str, &str)]| {
+            let entry = |key: &str, value: &str| Entry { key: key.to_owned(), value: value.to_owned() };
+            let descriptor = |(key, value): &(&str, &str)| RateLimitDescriptor {
+                entries: vec![entry(key, value)],
+                ..RateLimitDescriptor::default()
+            };
+            let descriptors = entries.iter().map(descriptor).collect();
+            let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 };
+            properties(&request);
+            let response = pollster::block_on(handle(&limiter, &request, None, &ResponseStyle::default()))
+                .expect("a response");
+            response.statuses.iter().map(|status| status.code == 2).collect::<Vec<_>>()
+        };
+        let [long, other] = ["a", "b"].map(|last| format!("{}{last}", "v".repeat(50_000)));
+        for expected in [[false, false], [false, false], [false, true], [true, true]] {
+            assert_eq!(denied_by(&[("all", "one"), ("tenant", &long)]), expected);
+        }
+        assert_eq!(denied_by(&[("tenant", &other)]), [false], "another caller");
+        let path = |last: char| format!("/api/{}{last}", "x".repeat(9_000));
+        assert_eq!(denied_by(&[("path", &path('a'))]), [false]);
+        assert_eq!(denied_by(&[("path", &path('a'))]), [true], "wildcards match its beginning");
+        assert_eq!(denied_by(&[(&long, "v"), ("all", "one")]), [false, true], "nor for a long key");
     }
 }

@@ -57,6 +57,7 @@ pub(crate) async fn handle<S: CounterStore>(
             return Err(BadRequest(format!("invalid {METADATA_KEY}; {expected}")).into());
         }
     }
+    let request = &*decode::bounded(request);
     let entries = decode::entries(request)?;
     let descriptors = decode::descriptors(request, &entries)?;
     let total = decode::hits(request);

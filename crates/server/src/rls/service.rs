@@ -64,7 +64,7 @@ impl Default for RlsConfig {
             guaranteed: 0,
             budget: ConnectionBudget::default(),
             first_request: FIRST_REQUEST,
-            message_bytes: 256 * 1024,
+            message_bytes: MAX_MESSAGE,
             streams: 1024,
             responses,
             style: ResponseStyle::default(),
@@ -75,6 +75,10 @@ impl Default for RlsConfig {
         }
     }
 }
+
+/// Maximum size of a request in bytes, as of any server of gRPC's own libraries: less, and a caller whose header becomes
+/// part of a message could have it rejected, which lets a request pass at proxies that fail open.
+pub(crate) const MAX_MESSAGE: usize = 4 << 20;
 
 /// A client that has been quiet for this long is asked whether it is there, and has as long to answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);

@@ -40,8 +40,8 @@ pub enum ResponseStyle {
         metadata: bool,
         /// Whether rules have been loaded; until then every check is an error.
         has_rules: Arc<dyn Fn() -> bool + Send + Sync>,
-        /// Called with each failed check.
-        on_error: Arc<dyn Fn() + Send + Sync>,
+        /// Called with the protocol of each failed check.
+        on_error: Arc<dyn Fn(&'static str) + Send + Sync>,
     },
 }
 
@@ -86,7 +86,7 @@ impl ResponseStyle {
         } else {
             Err(RlsError::NoRules)
         };
-        decided.inspect_err(|_| on_error())
+        decided.inspect_err(|_| on_error(protocol))
     }
 
     /// Returns the response for a decision on this request.

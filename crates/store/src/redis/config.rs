@@ -2,6 +2,7 @@
 
 use super::envoy_keys::EnvoyKeys;
 use super::key_encoding::Hashing;
+use super::server_error::SettingNames;
 use super::tls::RedisTls;
 use crate::breaker::BreakerConfig;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
@@ -68,6 +69,8 @@ pub struct RedisConfig {
     pub(super) hashing: Hashing,
     /// Whether counters are kept as envoyproxy/ratelimit keeps them.
     pub(super) envoy_keys: Option<EnvoyKeys>,
+    /// What messages call the settings.
+    pub(super) names: SettingNames,
 }
 
 /// A file with the password, which may change while the process runs.
@@ -177,6 +180,7 @@ impl RedisConfig {
             database: 0,
             hashing: Hashing::default(),
             envoy_keys: None,
+            names: SettingNames::default(),
         }
     }
 
@@ -185,6 +189,13 @@ impl RedisConfig {
     #[must_use]
     pub fn with_envoy_keys(mut self, jitter: u64) -> Self {
         self.envoy_keys = Some(EnvoyKeys { jitter });
+        self
+    }
+
+    /// Sets what messages call the settings.
+    #[must_use]
+    pub const fn with_setting_names(mut self, names: SettingNames) -> Self {
+        self.names = names;
         self
     }
 

@@ -65,13 +65,14 @@ pub(super) async fn send_with_retry(
         let replied = match wait(waiter, until, shared.config.deadline).await {
             Ok(replied) => replied,
             Err(error) => {
-                shard.health.count(ErrorKind::Timeout);
+                shard.health.record_late();
                 topology.mark_stale();
                 return Err(error);
             }
         };
         let FailedJob { failure: why, request: back } = match replied {
             Ok(answer) => {
+                shard.health.record_in_time();
                 shard.record_clock(answer.now, shared.clock.now());
                 return Ok(answer);
             }

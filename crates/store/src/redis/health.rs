@@ -4,7 +4,7 @@
 //! server denies. So a refusal is ended by a call that the server accepted, or by a probe that charges as checks do; a
 //! mere sign of life does not count, or the breaker would open and close in turn.
 
-use super::server_error::ServerError;
+use super::server_error::{ServerError, SettingNames};
 use crate::breaker::{Breaker, BreakerConfig, BreakerState, ShardFailure, Transition};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -47,6 +47,18 @@ struct LastError {
 const RECENT: TimeDelta = TimeDelta::from_secs(10);
 const LOG_AGAIN: TimeDelta = TimeDelta::from_secs(60);
 
+/// How long checks are counted before it is decided whether most were too late, and how many that takes at least.
+const LATENESS_WINDOW: TimeDelta = TimeDelta::from_secs(5);
+const MIN_LATENESS_CHECKS: u64 = 20;
+
+/// When the counts of checks in time and too late began, and when it was last logged that most are too late.
+#[derive(Default)]
+struct Lateness {
+    since: Timestamp,
+    late: u64,
+    logged_at: Option<Timestamp>,
+}
+
 /// Health of one server, shared by its pipelines.
 pub(super) struct Health {
     address: String,
@@ -62,6 +74,10 @@ pub(super) struct Health {
     /// Whether the server has refused to work, and has not worked since.
     is_refusing: AtomicBool,
     last_error: Mutex<Option<LastError>>,
+    /// Checks that got their reply in time since `lateness` began to count.
+    in_time: AtomicU64,
+    lateness: Mutex<Lateness>,
+    names: SettingNames,
     /// Slot of a recent request: a probe of a cluster's server must charge in a slot that it has.
     slot: AtomicU64,
     is_open: watch::Sender<bool>,
@@ -82,8 +98,10 @@ impl Health {
         config: BreakerConfig,
         deadline: Duration,
         clock: Arc<dyn Clock>,
+        names: SettingNames,
     ) -> Self {
         let deadline = TimeDelta::from_micros(u64::try_from(deadline.as_micros()).unwrap_or(u64::MAX));
+        let clock_now = clock.now();
         Self {
             address,
             clock,
@@ -95,6 +113,9 @@ impl Health {
             refusals: Default::default(),
             is_refusing: AtomicBool::new(false),
             last_error: Mutex::default(),
+            in_time: AtomicU64::new(0),
+            lateness: Mutex::new(Lateness { since: clock_now, ..Lateness::default() }),
+            names,
             slot: AtomicU64::new(0),
             is_open: watch::Sender::new(false),
         }
@@ -154,6 +175,44 @@ impl Health {
     pub(super) fn count_refusal(&self, error: &ServerError) {
         self.count(ErrorKind::Rejected);
         self.refusals[error.kind()].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records that a check got its reply in time.
+    pub(super) fn record_in_time(&self) {
+        self.in_time.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records that a check did not get its reply in time, and logs if that is so for most. A server that is slower than
+    /// the deadline answers all the same, so that its breaker stays closed.
+    pub(super) fn record_late(&self) {
+        self.count(ErrorKind::Timeout);
+        if self.is_mostly_late() {
+            tracing::warn!(
+                shard = self.address,
+                deadline = %format!("{} ms", self.distinct.ceil_millis()),
+                "most checks pass the deadline and are decided without Redis; raise {} if it is this far away, or see why \
+                 it is slow",
+                self.names.deadline
+            );
+        }
+    }
+
+    /// Counts a late check. Returns whether to log that most are late: at most once a minute.
+    fn is_mostly_late(&self) -> bool {
+        let now = self.clock.now();
+        let mut lateness = self.lateness.lock().unwrap_or_else(PoisonError::into_inner);
+        lateness.late += 1;
+        if now.since(lateness.since) < LATENESS_WINDOW {
+            return false;
+        }
+        let (late, in_time) = (lateness.late, self.in_time.swap(0, Ordering::Relaxed));
+        (lateness.since, lateness.late) = (now, 0);
+        let is_due = lateness.logged_at.is_none_or(|logged| now.since(logged) >= LOG_AGAIN);
+        let is_logged = is_due && late > in_time && late + in_time >= MIN_LATENESS_CHECKS;
+        if is_logged {
+            lateness.logged_at = Some(now);
+        }
+        is_logged
     }
 
     pub(super) fn error_counts(&self) -> Vec<(&'static str, u64)> {
@@ -239,7 +298,7 @@ impl Health {
                 code = error.code(),
                 error = %error,
                 "Redis refuses to work; {}",
-                error.advice()
+                error.advice(&self.names)
             );
         }
         let now = self.clock.now();
@@ -289,7 +348,29 @@ mod tests {
     fn health() -> (Health, Arc<ManualClock>) {
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
         let manual: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
-        (Health::new("a:1".to_owned(), BreakerConfig::default(), Duration::from_millis(10), manual), clock)
+        let names = SettingNames::default();
+        let health =
+            Health::new("a:1".to_owned(), BreakerConfig::default(), Duration::from_millis(10), manual, names);
+        (health, clock)
+    }
+
+    /// Who runs at a distance from Redis that exceeds the deadline has only local limits, and must learn it.
+    #[test]
+    fn it_is_logged_once_a_minute_that_most_checks_are_late() {
+        let (health, clock) = health();
+        let count = |late: u64, in_time: u64| {
+            (0..in_time).for_each(|_| health.record_in_time());
+            let logged = (0..late).filter(|_| health.is_mostly_late()).count();
+            clock.advance(LATENESS_WINDOW);
+            logged + usize::from(health.is_mostly_late())
+        };
+        assert_eq!(count(30, 10), 1);
+        assert_eq!((0..11).map(|_| count(30, 10)).sum::<usize>(), 0, "within a minute");
+        assert_eq!(count(30, 10), 1);
+        clock.advance(LOG_AGAIN);
+        assert!(!health.is_mostly_late());
+        assert_eq!(count(10, 30), 0, "a few");
+        assert_eq!(count(3, 0), 0, "too few to tell");
     }
 
     /// A full server returns the time and rejects commands: neither may close the breaker, or it opens and closes in turn.

@@ -11,7 +11,7 @@
 use super::config::{Kind, RedisConfig};
 use super::key_encoding::{self, Hashing};
 use super::script::Scripts;
-use super::server_error::ServerError;
+use super::server_error::{ServerError, SettingNames};
 use super::shard::{connect_to, open, primary};
 use redis::aio::MultiplexedConnection;
 use std::time::Duration;
@@ -84,7 +84,7 @@ impl RedisConfig {
         };
         match tokio::time::timeout(TIMEOUT, ping).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(reason(&error)),
+            Ok(Err(error)) => Err(reason(&error, &self.names)),
             Err(_) => {
                 Err(format!("no response within {} s; check the address and firewalls", TIMEOUT.as_secs()))
             }
@@ -140,11 +140,11 @@ fn shown(host: &str, port: u16) -> String {
 }
 
 /// Returns why a connection failed and what to check.
-fn reason(error: &redis::RedisError) -> String {
+fn reason(error: &redis::RedisError, names: &SettingNames) -> String {
     let text = error.to_string();
     if let Some(refusal) = ServerError::from_client(error) {
         let cause = if refusal.is_auth() { "authentication failed: " } else { "" };
-        return format!("{cause}{refusal}; {}", refusal.advice());
+        return format!("{cause}{refusal}; {}", refusal.advice(names));
     }
     let advice = if error.is_connection_refusal() {
         "connection refused; is Redis running there?"

@@ -11,7 +11,7 @@ use std::fmt;
 const CODES: [(&str, &str); 14] = [
     (
         "READONLY",
-        "this server is a replica; point --store at the primary, or let Sentinel or Cluster name it",
+        "this server is a replica; point {address} at the primary, or let Sentinel or Cluster name it",
     ),
     ("OOM", "its memory is full; raise its maxmemory or let it evict keys"),
     ("NOPERM", "its user lacks rights; docs/deployment/redis.md lists those it needs"),
@@ -19,11 +19,8 @@ const CODES: [(&str, &str); 14] = [
     ("MASTERDOWN", "this replica has lost its primary; see the primary and the replication"),
     ("CLUSTERDOWN", "the cluster does not serve all slots; see CLUSTER INFO"),
     ("LOADING", "it is loading its data; it recovers by itself"),
-    ("NOAUTH", "it requires a password; set --store-password-file or TOLLGATE_STORE_PASSWORD"),
-    (
-        "WRONGPASS",
-        "it refuses the user or password; update the file of --store-password-file, which is read again",
-    ),
+    ("NOAUTH", "it requires a password; set {password}"),
+    ("WRONGPASS", "it refuses the user or password; {correction}"),
     ("NOREPLICAS", "too few replicas follow it, by its min-replicas-to-write; see the replication"),
     ("BUSY", "another client's script occupies it; see SCRIPT KILL"),
     ("TRYAGAIN", "slots are being moved; it recovers by itself"),
@@ -31,6 +28,30 @@ const CODES: [(&str, &str); 14] = [
     (OTHER, "see the server's message"),
 ];
 const OTHER: &str = "other";
+
+/// What the settings are called that messages advise to change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SettingNames {
+    /// The address of the server.
+    pub address: &'static str,
+    /// The password.
+    pub password: &'static str,
+    /// What to do about a wrong password.
+    pub correction: &'static str,
+    /// The longest time that a check waits.
+    pub deadline: &'static str,
+}
+
+impl Default for SettingNames {
+    fn default() -> Self {
+        Self {
+            address: "--store",
+            password: "--store-password-file or TOLLGATE_STORE_PASSWORD",
+            correction: "update the file of --store-password-file, which is read again",
+            deadline: "--store-deadline-ms",
+        }
+    }
+}
 
 /// Refusals that Redis writes without their code.
 const WORDS: [(&str, &str); 3] = [
@@ -90,8 +111,13 @@ impl ServerError {
     }
 
     /// Returns what to do about it.
-    pub(super) fn advice(&self) -> &'static str {
-        CODES[self.kind].1
+    pub(super) fn advice(&self, names: &SettingNames) -> String {
+        let SettingNames { address, password, correction, .. } = names;
+        let advice = CODES[self.kind].1;
+        advice
+            .replace("{address}", address)
+            .replace("{password}", password)
+            .replace("{correction}", correction)
     }
 
     /// Returns whether it may be gone in a moment.
@@ -123,6 +149,25 @@ impl fmt::Display for ServerError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Advice that names a setting which the program lacks cannot be followed.
+    #[test]
+    fn advice_names_the_settings_of_the_program() {
+        let names = SettingNames {
+            address: "REDIS_URL",
+            password: "REDIS_AUTH",
+            correction: "correct REDIS_AUTH",
+            deadline: "TOLLGATE_STORE_DEADLINE_MS",
+        };
+        for (code, named) in
+            [("READONLY", "REDIS_URL"), ("NOAUTH", "REDIS_AUTH"), ("WRONGPASS", "REDIS_AUTH")]
+        {
+            let error = ServerError::new(code, "");
+            let advice = error.advice(&names);
+            assert!(advice.contains(named) && !advice.contains("--") && !advice.contains('{'), "{advice}");
+            assert!(error.advice(&SettingNames::default()).contains("--store"));
+        }
+    }
 
     /// An operator who reads `other`, or takes a refusal for a damaged key, looks in the wrong place.
     #[test]

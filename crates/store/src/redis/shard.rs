@@ -103,7 +103,8 @@ impl Shard {
         let connect = connect(address.clone(), Arc::clone(shared), Arc::clone(&memory));
         let config = &shared.config;
         let clock = Arc::clone(&shared.clock);
-        let health = Arc::new(Health::new(address.clone(), config.breaker, config.deadline, clock));
+        let health =
+            Arc::new(Health::new(address.clone(), config.breaker, config.deadline, clock, config.names));
         let pipelines = (0..config.connections.max(1)).map(|_| {
             let (sender, jobs) = mpsc::channel(MAX_QUEUED);
             let pipeline = Pipeline {

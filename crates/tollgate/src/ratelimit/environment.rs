@@ -32,6 +32,8 @@ impl std::error::Error for InvalidValue {}
 #[derive(Debug, Default)]
 pub(super) struct Environment {
     values: BTreeMap<&'static str, String>,
+    /// What to report about values that are used as others.
+    replaced: Vec<String>,
 }
 
 /// How a variable without effect is reported.
@@ -47,9 +49,13 @@ impl Environment {
     /// # Errors
     /// The first variable whose value has the wrong type.
     pub(super) fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, InvalidValue> {
-        let mut values = BTreeMap::new();
+        let (mut values, mut replaced) = (BTreeMap::new(), Vec::new());
         for variable in VARIABLES {
-            let Some(text) = lookup(variable.name) else { continue };
+            let Some(mut text) = lookup(variable.name) else { continue };
+            if let Some((usable, why)) = usable(variable.name, &text) {
+                replaced.push(format!("{}: `{text}` {why}", variable.name));
+                text = usable;
+            }
             let checked = match variable.kind {
                 Kind::Text | Kind::List => Ok(()),
                 Kind::Integer => go_values::integer(&text).map(drop),
@@ -61,7 +67,7 @@ impl Environment {
             checked.map_err(|reason| InvalidValue::new(variable.name, reason))?;
             values.insert(variable.name, text);
         }
-        Ok(Self { values })
+        Ok(Self { values, replaced })
     }
 
     /// Returns what to report about variables that are set and have no effect.
@@ -83,7 +89,8 @@ impl Environment {
             let is_idle = self.some_text(name).is_some() && !has_needed;
             is_idle.then(|| Notice::Warning(format!("{name} has no effect without {needed}")))
         };
-        self.values.iter().filter_map(notice).chain(NEEDS.iter().filter_map(idle)).collect()
+        let replaced = self.replaced.iter().cloned().map(Notice::Warning);
+        replaced.chain(self.values.iter().filter_map(notice)).chain(NEEDS.iter().filter_map(idle)).collect()
     }
 
     /// Returns whether a variable is set.
@@ -128,6 +135,25 @@ impl Environment {
     }
 }
 
+/// Returns what to use in place of a value with which that service runs although it has no meaning, and why.
+fn usable(name: &str, text: &str) -> Option<(String, String)> {
+    match name {
+        "NEAR_LIMIT_RATIO" => {
+            let ratio = go_values::float(text).ok().filter(|ratio| !(0.0..=1.0).contains(ratio))?;
+            let nearest = ratio.clamp(0.0, 1.0);
+            Some((nearest.to_string(), format!("is not between 0 and 1; it is used as {nearest}")))
+        }
+        "GRPC_MAX_CONNECTION_AGE" | "GRPC_MAX_CONNECTION_AGE_GRACE" => {
+            go_values::duration(text.strip_prefix('-')?).ok()?;
+            Some(("0".to_owned(), "is negative; it is used as 0, which is no end".to_owned()))
+        }
+        "PROMETHEUS_ADDR" if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Some((format!(":{text}"), format!("has no host; it is used as :{text}")))
+        }
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,6 +162,28 @@ mod tests {
         Environment::read(|name| {
             values.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned())
         })
+    }
+
+    /// That service runs with them.
+    #[test]
+    fn values_out_of_range_are_replaced_and_reported() {
+        for (name, value, used) in [
+            ("NEAR_LIMIT_RATIO", "2", "1"),
+            ("NEAR_LIMIT_RATIO", "-1", "0"),
+            ("NEAR_LIMIT_RATIO", "0.5", "0.5"),
+            ("GRPC_MAX_CONNECTION_AGE", "-1s", "0"),
+            ("PROMETHEUS_ADDR", "9091", ":9091"),
+            ("PROMETHEUS_ADDR", "127.0.0.1:9091", "127.0.0.1:9091"),
+        ] {
+            let environment = environment(&[(name, value)]).expect("usable");
+            assert_eq!(environment.text(find(name).expect("known").name), used, "{name}={value}");
+            let is_reported = environment.notices().iter().any(
+                |notice| matches!(notice, Notice::Warning(text) if text.starts_with(&format!("{name}: `{value}`"))),
+            );
+            assert_eq!(is_reported, value != used, "{name}={value}");
+        }
+        environment(&[("GRPC_MAX_CONNECTION_AGE", "-x")]).expect_err("not a duration");
+        environment(&[("STATS_FLUSH_INTERVAL", "-1s")]).expect_err("it ends that service too");
     }
 
     /// Otherwise a default that does not parse would be zero without a word.

@@ -11,15 +11,19 @@ use std::sync::{Arc, PoisonError, RwLock};
 use tollgate_core::{TimeDelta, Verdict};
 use tollgate_engine::{Check, CheckInput, Decision, LimitStatus, Observer, Origin};
 use tollgate_observe::MetricsWriter;
-use tollgate_rules::{Role, Ruleset};
+use tollgate_rules::{EnvoyLevel, Role, Ruleset};
 
 /// Upper bounds of the histogram of response times, in seconds.
 const BOUNDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 const METHOD: &str = "ShouldRateLimit";
+/// Name of the protocol whose calls are counted.
+const RLS: &str = "rls";
 
 /// The metrics of the service.
 pub(crate) struct ServiceMetrics {
     near_limit_ratio: f64,
+    /// Whether denials of that service's local cache are counted.
+    has_local_cache: bool,
     /// Tags on every metric, sorted, and the same as labels.
     tags: Vec<(String, String)>,
     labels: Vec<(String, String)>,
@@ -43,7 +47,7 @@ pub(crate) struct ServiceMetrics {
 struct RuleSeries {
     rules: Option<Arc<Ruleset>>,
     /// Levels and series by rule number.
-    series: Vec<Option<(Vec<String>, Arc<Series>)>>,
+    series: Vec<Option<(Vec<EnvoyLevel>, Arc<Series>)>>,
 }
 
 /// One value for statsd and for `/stats`.
@@ -54,10 +58,11 @@ pub(super) struct Sample {
 }
 
 impl ServiceMetrics {
-    pub(crate) fn new(near_limit_ratio: f64, mut tags: Vec<(String, String)>) -> Self {
+    pub(crate) fn new(near_limit_ratio: f64, has_local_cache: bool, mut tags: Vec<(String, String)>) -> Self {
         tags.sort();
         Self {
             near_limit_ratio,
+            has_local_cache,
             labels: labels(&tags),
             tags,
             series: SeriesTable::default(),
@@ -73,9 +78,9 @@ impl ServiceMetrics {
         }
     }
 
-    /// Counts a call that ended with an error of the service.
-    pub(crate) fn on_error(&self) {
-        self.calls.fetch_add(1, Ordering::Relaxed);
+    /// Counts a check by `protocol` that ended with an error of the service. Calls are those of gRPC.
+    pub(crate) fn on_error(&self, protocol: &'static str) {
+        self.calls.fetch_add(u64::from(protocol == RLS), Ordering::Relaxed);
         self.service_errors.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -85,29 +90,18 @@ impl ServiceMetrics {
             CheckInput::Attributes(entries) => entries,
             CheckInput::Descriptors(all) => all.get(usize::from(limit.descriptor))?.entries,
         };
-        let detailed = || -> Vec<String> {
-            let level = |(key, value): &(&str, &str)| match value.is_empty() {
-                true => (*key).to_owned(),
-                false => format!("{key}_{value}"),
-            };
-            entries.iter().map(level).collect()
+        let Some(id) = limit.rule else {
+            let levels: Vec<String> = entries.iter().map(level).collect();
+            return Some(self.series.series(check.domain, &levels));
         };
-        let Some(id) = limit.rule else { return Some(self.series.series(check.domain, &detailed())) };
         let rule = decision.rules().rule(id)?;
-        if rule.detailed_metric {
-            return Some(self.series.series(check.domain, &detailed()));
-        }
         let known = self.by_rule.read().unwrap_or_else(PoisonError::into_inner);
         if known.rules.as_ref().is_some_and(|rules| decision.uses_rules(rules)) {
             let (levels, series) = known.series.get(id as usize)?.as_ref()?;
-            if !rule.value_to_metric {
+            if !rule.detailed_metric && !levels.iter().any(|level| level.shows_value) {
                 return Some(Arc::clone(series));
             }
-            let mut levels = levels.clone();
-            if let (Some(last), Some((key, value))) = (levels.last_mut(), entries.last()) {
-                *last = format!("{key}_{value}");
-            }
-            return Some(self.series.series(check.domain, &levels));
+            return Some(self.series.series(check.domain, &names(levels, entries, rule.detailed_metric)));
         }
         drop(known);
         self.learn(decision.shared_rules());
@@ -116,16 +110,20 @@ impl ServiceMetrics {
 
     /// Remembers the series of all rules of a rule set.
     fn learn(&self, rules: Arc<Ruleset>) {
-        let (mut ids, mut names) = (Vec::new(), Vec::new());
+        let (mut ids, mut names, mut of_rules) = (Vec::new(), Vec::new(), Vec::new());
         for domain in rules.domains() {
             for (rule, levels) in domain.envoy_keys() {
                 ids.push(rule.id as usize);
-                names.push((domain.name().to_owned(), levels));
+                names.push((
+                    domain.name().to_owned(),
+                    levels.iter().map(|level| level.name.clone()).collect(),
+                ));
+                of_rules.push(levels);
             }
         }
         let kept = self.series.keep_rules(&names);
-        let mut series: Vec<Option<(Vec<String>, Arc<Series>)>> = vec![None; rules.rules().len()];
-        for ((id, (_, levels)), own) in ids.into_iter().zip(names).zip(kept) {
+        let mut series: Vec<Option<(Vec<EnvoyLevel>, Arc<Series>)>> = vec![None; rules.rules().len()];
+        for ((id, levels), own) in ids.into_iter().zip(of_rules).zip(kept) {
             if let Some(place) = series.get_mut(id) {
                 *place = Some((levels, own));
             }
@@ -156,8 +154,11 @@ impl ServiceMetrics {
                 Weights::fitting(hits, after, near)
             }
             Verdict::Denied { .. } => {
+                if self.has_local_cache && self.last_use.was_denied(counter, window) {
+                    series.add(Counted::OverLimitWithLocalCache, hits);
+                }
                 let before = self.last_use.before(counter, window, hits, max);
-                self.last_use.record(counter, window, max);
+                self.last_use.record_denial(counter, window);
                 Weights::denied(hits, before, max, near)
             }
         };
@@ -280,7 +281,10 @@ impl ServiceMetrics {
 
     /// Returns what follows a statsd name: `.__env=test`.
     pub(super) fn tag_suffix(&self) -> String {
-        self.tags.iter().map(|(tag, value)| format!(".__{}={}", sanitized(tag), sanitized(value))).collect()
+        let tag = |(name, value): &(String, String)| {
+            format!(".__{}={}", sanitized(name), sanitized(value).replace('.', "_"))
+        };
+        self.tags.iter().map(tag).collect()
     }
 
     /// Returns what follows a value of DogStatsD: `|#env:test`.
@@ -290,6 +294,26 @@ impl ServiceMetrics {
         let tags = tags.collect::<Vec<_>>().join(",");
         if tags.is_empty() { tags } else { format!("|#{tags}") }
     }
+}
+
+/// Returns the level of an entry: `key`, or `key_value`.
+fn level((key, value): &(&str, &str)) -> String {
+    if value.is_empty() { (*key).to_owned() } else { format!("{key}_{value}") }
+}
+
+/// Returns the levels of a rule's metric in a request: with the request's value where the rule asks for it, and with the
+/// wildcard where all its values share a counter.
+fn names(levels: &[EnvoyLevel], entries: &[(&str, &str)], is_detailed: bool) -> Vec<String> {
+    if levels.len() != entries.len() {
+        // Attributes, which have no order.
+        let own = || levels.iter().map(|level| level.name.clone()).collect();
+        return if is_detailed { entries.iter().map(level).collect() } else { own() };
+    }
+    let name = |(own, entry): (&EnvoyLevel, &(&str, &str))| match own {
+        EnvoyLevel { is_shared: false, shows_value, .. } if *shows_value || is_detailed => level(entry),
+        EnvoyLevel { name, .. } => name.clone(),
+    };
+    levels.iter().zip(entries).map(name).collect()
 }
 
 /// Returns a hash of a limit's counter in this request.
@@ -335,7 +359,7 @@ impl Observer for ServiceMetrics {
     }
 
     fn on_latency(&self, protocol: &'static str, requests: u64, each: TimeDelta) {
-        if protocol != "rls" {
+        if protocol != RLS {
             return;
         }
         self.calls.fetch_add(requests, Ordering::Relaxed);
@@ -343,5 +367,45 @@ impl Observer for ServiceMetrics {
         let bucket = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
         self.times[bucket].fetch_add(requests, Ordering::Relaxed);
         self.micros.fetch_add(each.as_micros().saturating_mul(requests), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate_rules::{Options, Source};
+
+    /// As that service names them.
+    #[test]
+    fn metrics_have_the_values_that_rules_ask_for() {
+        let text = "
+domain: d
+descriptors:
+  - {key: outer, value_to_metric: true, descriptors: [{key: leaf, rate_limit: {unit: hour, requests_per_unit: 5}}]}
+  - {key: shared, value: s*, share_threshold: true, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 2}}
+  - {key: each, value: e*, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 2}}
+";
+        let options = Options { ratelimit_files: true, ..Options::default() };
+        let rules = Ruleset::load(&[Source::new("d.yaml", text)], &options).expect("rules");
+        let all: Vec<_> = rules.domain("d").expect("a domain").envoy_keys().collect();
+        let entries: [&[(&str, &str)]; 3] =
+            [&[("outer", "v1"), ("leaf", "l")], &[("shared", "s1")], &[("each", "e1")]];
+        let expected: [&[&str]; 3] = [&["outer_v1", "leaf"], &["shared_s*"], &["each_e1"]];
+        for ((entries, expected), first) in
+            entries.iter().zip(expected).zip(["outer", "shared_s*", "each_e*"])
+        {
+            let (rule, levels) = all.iter().find(|(_, levels)| levels[0].name == first).expect("its rule");
+            assert_eq!(names(levels, entries, rule.detailed_metric), expected);
+        }
+    }
+
+    #[test]
+    fn calls_are_those_of_grpc_and_tags_have_no_dots() {
+        let metrics = ServiceMetrics::new(0.8, false, vec![("a".to_owned(), "c.d".to_owned())]);
+        metrics.on_error("http");
+        metrics.on_error("rls");
+        assert_eq!(metrics.calls.load(Ordering::Relaxed), 1);
+        assert_eq!(metrics.service_errors.load(Ordering::Relaxed), 2);
+        assert_eq!(metrics.tag_suffix(), ".__a=c_d");
     }
 }

@@ -41,7 +41,11 @@ fn rules_text(rules: &Ruleset) -> String {
     let mut text = String::new();
     for domain in rules.domains() {
         for (rule, levels) in domain.envoy_keys() {
-            let key = format!("{}.{}", domain.name(), levels.join("."));
+            let mut key = domain.name().to_owned();
+            for level in levels {
+                key.push('.');
+                key.push_str(&level.name);
+            }
             let mut line = |unit: &str, count: u64, role: Option<Role>| {
                 let (shadow, quota) = (role == Some(Role::Shadow), role == Some(Role::Quota));
                 let _ = writeln!(

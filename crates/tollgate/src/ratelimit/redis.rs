@@ -2,7 +2,7 @@
 
 use super::environment::{Environment, InvalidValue};
 use std::path::PathBuf;
-use tollgate_store::{RedisConfig, RedisTls, ServerNameCheck};
+use tollgate_store::{RedisConfig, RedisTls, ServerNameCheck, SettingNames};
 
 /// Name of the store for limits per second.
 pub(super) const PER_SECOND_STORE: &str = "per-second";
@@ -16,6 +16,8 @@ pub(super) struct Names {
     sentinel_auth: &'static str,
     tls: &'static str,
     timeout: &'static str,
+    /// What to do about a wrong password.
+    correction: &'static str,
 }
 
 pub(super) const DEFAULT: Names = Names {
@@ -26,6 +28,7 @@ pub(super) const DEFAULT: Names = Names {
     sentinel_auth: "REDIS_SENTINEL_AUTH",
     tls: "REDIS_TLS",
     timeout: "REDIS_TIMEOUT",
+    correction: "correct REDIS_AUTH and start again",
 };
 
 pub(super) const PER_SECOND: Names = Names {
@@ -36,6 +39,7 @@ pub(super) const PER_SECOND: Names = Names {
     sentinel_auth: "REDIS_PERSECOND_SENTINEL_AUTH",
     tls: "REDIS_PERSECOND_TLS",
     timeout: "REDIS_PERSECOND_TIMEOUT",
+    correction: "correct REDIS_PERSECOND_AUTH and start again",
 };
 
 /// Returns the jitter of keys that are shared with that service; `None` if they are not.
@@ -84,7 +88,12 @@ pub(super) fn read(environment: &Environment, names: &Names) -> Result<RedisConf
         let (user, password) = credentials(Some(text));
         config = config.with_sentinel_credentials(user, password);
     }
-    config = config.with_key_prefix(environment.text("CACHE_KEY_PREFIX"));
+    config = config.with_key_prefix(environment.text("CACHE_KEY_PREFIX")).with_setting_names(SettingNames {
+        address: names.url,
+        password: names.auth,
+        correction: names.correction,
+        deadline: "TOLLGATE_STORE_DEADLINE_MS",
+    });
     if environment.is_set(names.timeout) {
         config.connect_timeout = environment.duration(names.timeout);
     }
@@ -150,12 +159,14 @@ impl List {
     }
 }
 
-/// Splits `password` or `user:password`.
+/// Splits `password`, `user:password` or `:password`.
 fn credentials(text: Option<String>) -> (Option<String>, Option<String>) {
     match text {
         None => (None, None),
         Some(text) => match text.split_once(':') {
-            Some((user, password)) => (Some(user.to_owned()), Some(password.to_owned())),
+            Some((user, password)) => {
+                (Some(user.to_owned()).filter(|user| !user.is_empty()), Some(password.to_owned()))
+            }
             None => (None, Some(text)),
         },
     }
@@ -187,6 +198,14 @@ mod tests {
             |name: &str| values.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned());
         let environment = Environment::read(find).expect("types");
         read(&environment, &DEFAULT).map(|config| config.address_for_display())
+    }
+
+    #[test]
+    fn an_empty_user_is_none() {
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(credentials(text(":pw")), (None, text("pw")));
+        assert_eq!(credentials(text("pw")), (None, text("pw")));
+        assert_eq!(credentials(text("u:p:w")), (text("u"), text("p:w")));
     }
 
     #[test]

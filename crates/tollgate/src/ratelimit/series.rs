@@ -1,12 +1,20 @@
 //! Counters by domain and descriptor, in a bounded number: every rule has its own; names from requests beyond the
-//! maximum share one, called `other`. That service keeps a counter for every value of a detailed metric, without a bound.
+//! maximum, in number or in bytes, share one, called `other`. That service keeps a counter for every value of a detailed
+//! metric, without a bound.
 
+use ring::digest;
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Maximum number of names that requests bring.
 pub(super) const MAX_SERIES: usize = 2_000;
+/// Maximum size of those names together, in bytes.
+const MAX_BYTES: usize = 512 << 10;
+/// Maximum length of one level of a name, in bytes; a longer one is cut, and a hash of the whole follows.
+const MAX_LEVEL: usize = 128;
 /// Name of those beyond the maximum.
 const OTHER: &str = "other";
 
@@ -17,12 +25,19 @@ pub(super) enum Counted {
     WithinLimit,
     NearLimit,
     OverLimit,
+    OverLimitWithLocalCache,
     ShadowMode,
 }
 
 impl Counted {
-    pub(super) const ALL: [Self; 5] =
-        [Self::TotalHits, Self::WithinLimit, Self::NearLimit, Self::OverLimit, Self::ShadowMode];
+    pub(super) const ALL: [Self; 6] = [
+        Self::TotalHits,
+        Self::WithinLimit,
+        Self::NearLimit,
+        Self::OverLimit,
+        Self::OverLimitWithLocalCache,
+        Self::ShadowMode,
+    ];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -30,6 +45,7 @@ impl Counted {
             Self::WithinLimit => "within_limit",
             Self::NearLimit => "near_limit",
             Self::OverLimit => "over_limit",
+            Self::OverLimitWithLocalCache => "over_limit_with_local_cache",
             Self::ShadowMode => "shadow_mode",
         }
     }
@@ -71,25 +87,36 @@ pub(super) struct SeriesTable {
 struct AllSeries {
     of_rules: HashMap<String, Arc<Series>>,
     of_requests: HashMap<String, Arc<Series>>,
+    /// Size of the names in `of_requests`.
+    bytes: usize,
 }
 
 impl AllSeries {
     fn find(&self, name: &str) -> Option<&Arc<Series>> {
         self.of_rules.get(name).or_else(|| self.of_requests.get(name))
     }
+
+    /// Removes a series that requests named.
+    fn take(&mut self, name: &str) -> Option<Arc<Series>> {
+        let taken = self.of_requests.remove(name)?;
+        self.bytes = self.bytes.saturating_sub(name.len());
+        Some(taken)
+    }
 }
 
 impl SeriesTable {
     /// Returns the series with these levels; beyond the maximum the domain's `other`, and then one for all domains.
     pub(super) fn series(&self, domain: &str, levels: &[String]) -> Arc<Series> {
-        let name = name(domain, levels);
+        let domain = &*cut(domain);
+        let levels: Vec<String> = levels.iter().map(|level| cut(level).into_owned()).collect();
+        let name = name(domain, &levels);
         if let Some(known) = self.all.read().unwrap_or_else(PoisonError::into_inner).find(&name) {
             return Arc::clone(known);
         }
         let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
         let other = vec![OTHER.to_owned()];
         let (name, domain, levels) = match all.of_requests.len() {
-            count if count < MAX_SERIES => (name, domain, levels.to_vec()),
+            count if count < MAX_SERIES && all.bytes + name.len() <= MAX_BYTES => (name, domain, levels),
             count if count < 2 * MAX_SERIES => (self::name(domain, &other), domain, other),
             _ => (self::name(OTHER, &other), OTHER, other),
         };
@@ -97,6 +124,7 @@ impl SeriesTable {
             return Arc::clone(known);
         }
         let new = Series::new(domain, levels);
+        all.bytes += name.len();
         all.of_requests.insert(name, Arc::clone(&new));
         new
     }
@@ -109,7 +137,7 @@ impl SeriesTable {
         let mut kept = Vec::with_capacity(rules.len());
         for (domain, levels) in rules {
             let name = name(domain, levels);
-            let known = before.remove(&name).or_else(|| all.of_requests.remove(&name));
+            let known = before.remove(&name).or_else(|| all.take(&name));
             let own = all.of_rules.entry(name);
             kept.push(Arc::clone(
                 own.or_insert_with(|| known.unwrap_or_else(|| Series::new(domain, levels.clone()))),
@@ -125,6 +153,20 @@ impl SeriesTable {
         all.sort_by_key(|(name, _)| *name);
         all.into_iter().map(|(_, series)| Arc::clone(series)).collect()
     }
+}
+
+/// Returns a level, or if it is too long, its beginning and a hash of it.
+fn cut(level: &str) -> Cow<'_, str> {
+    if level.len() <= MAX_LEVEL {
+        return Cow::Borrowed(level);
+    }
+    let mut text = level[..level.floor_char_boundary(MAX_LEVEL)].to_owned();
+    text.push('~');
+    let hash = digest::digest(&digest::SHA256, level.as_bytes());
+    for byte in &hash.as_ref()[..8] {
+        let _ = write!(text, "{byte:02x}");
+    }
+    Cow::Owned(text)
 }
 
 fn name(domain: &str, levels: &[String]) -> String {
@@ -210,6 +252,27 @@ mod tests {
             table.series(&format!("d{number}"), &["k".to_owned()]);
         }
         assert!(table.all().len() <= 2 * MAX_SERIES + 1, "domains are bounded too");
+    }
+
+    /// Values of 8 KB would make pages of many megabytes.
+    #[test]
+    fn names_are_bounded_in_size() {
+        let table = SeriesTable::default();
+        let long = |number: usize| format!("k_{}{number}", "v".repeat(8_000));
+        for number in 0..100 {
+            table.series("d", &[long(number)]).add(Counted::TotalHits, 1);
+        }
+        table.series("d", &[long(0)]).add(Counted::TotalHits, 1);
+        let all = table.all();
+        assert_eq!(all.len(), 100, "different values stay apart");
+        assert!(all.iter().all(|series| series.levels[0].len() <= MAX_LEVEL + 17));
+        assert_eq!(all.iter().map(|series| series.count(Counted::TotalHits)).max(), Some(2));
+        for number in 0..MAX_SERIES {
+            table.series("d", &vec![long(number); 8]);
+        }
+        let size = |series: &Arc<Series>| series.levels.iter().map(String::len).sum::<usize>();
+        assert!(table.all().iter().map(size).sum::<usize>() <= MAX_BYTES);
+        assert!(table.all().iter().any(|series| series.levels == ["other"]));
     }
 
     #[test]

@@ -184,15 +184,19 @@ fn service(environment: &Environment) -> anyhow::Result<Service> {
         })
     });
     let prometheus = (has_stats && environment.flag("USE_PROMETHEUS")).then(|| {
-        let address = environment.text("PROMETHEUS_ADDR");
+        let (address, path) = (environment.text("PROMETHEUS_ADDR"), text("PROMETHEUS_PATH"));
+        if !path.starts_with('/') {
+            let reason = format!("`{path}` is not a path; write one such as /metrics");
+            return Err(InvalidValue::new("PROMETHEUS_PATH", reason).into());
+        }
         let (host, port) =
             address.rsplit_once(':').with_context(|| format!("PROMETHEUS_ADDR: `{address}` has no port"))?;
         let port = go_values::integer(port).ok().and_then(|port| u16::try_from(port).ok());
         let port = port.with_context(|| format!("PROMETHEUS_ADDR: `{address}` has no valid port"))?;
-        Ok::<_, anyhow::Error>((resolve("PROMETHEUS_ADDR", host, port)?, text("PROMETHEUS_PATH")))
+        Ok::<_, anyhow::Error>((resolve("PROMETHEUS_ADDR", host, port)?, path))
     });
     let ratio = environment.float("NEAR_LIMIT_RATIO");
-    ensure!((0.0..=1.0).contains(&ratio), "NEAR_LIMIT_RATIO: must be between 0 and 1, got {ratio}");
+    let has_local_cache = environment.number::<i64>("LOCAL_CACHE_SIZE_IN_BYTES")? > 0;
     Ok(Service {
         debug: address(environment, "DEBUG_HOST", "DEBUG_PORT")?,
         prometheus: prometheus.transpose()?,
@@ -204,7 +208,7 @@ fn service(environment: &Environment) -> anyhow::Result<Service> {
             needs_connection: environment.flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION"),
         },
         max_age: max_age(environment.duration("GRPC_MAX_CONNECTION_AGE"), crate::xds::random()),
-        metrics: Arc::new(ServiceMetrics::new(ratio, environment.map("EXTRA_TAGS"))),
+        metrics: Arc::new(ServiceMetrics::new(ratio, has_local_cache, environment.map("EXTRA_TAGS"))),
     })
 }
 

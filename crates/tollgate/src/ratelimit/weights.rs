@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Number of counters whose last use is kept.
 const COUNTERS: usize = 16_384;
 
+/// The use of a counter whose last hits did not fit.
+const DENIED: u64 = u32::MAX as u64;
+
 /// The hits of a charge by where they lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Weights {
@@ -59,7 +62,19 @@ impl LastUse {
     /// Records what is used of a counter in a window.
     pub(super) fn record(&self, counter: u64, window: u64, used: u64) {
         let (place, tag) = self.place(counter, window);
-        place.store(tag << 32 | used.min(u64::from(u32::MAX)), Ordering::Relaxed);
+        place.store(tag << 32 | used.min(DENIED - 1), Ordering::Relaxed);
+    }
+
+    /// Records that hits did not fit into a window.
+    pub(super) fn record_denial(&self, counter: u64, window: u64) {
+        let (place, tag) = self.place(counter, window);
+        place.store(tag << 32 | DENIED, Ordering::Relaxed);
+    }
+
+    /// Returns whether the last hits of a window did not fit, as far as is known.
+    pub(super) fn was_denied(&self, counter: u64, window: u64) -> bool {
+        let (place, tag) = self.place(counter, window);
+        place.load(Ordering::Relaxed) == tag << 32 | DENIED
     }
 
     /// Returns what was used of a counter in this window, before hits that did not fit.
@@ -68,7 +83,8 @@ impl LastUse {
         let known = place.load(Ordering::Relaxed);
         match known >> 32 == tag {
             // Hits that did not fit leave no room for less.
-            true => (known & u64::from(u32::MAX)).max(max.saturating_add(1).saturating_sub(hits)),
+            true if known & DENIED == DENIED => max,
+            true => (known & DENIED).max(max.saturating_add(1).saturating_sub(hits)),
             false if hits > max => 0,
             false => max,
         }
@@ -101,6 +117,10 @@ mod tests {
         assert_eq!(last.before(1, 60, 5, 10), 7);
         assert_eq!(last.before(1, 60, 2, 10), 9, "others have used more since");
         assert_eq!(last.before(1, 120, 5, 10), 10, "another window");
+        assert!(!last.was_denied(1, 60));
+        last.record_denial(1, 60);
+        assert!(last.was_denied(1, 60) && !last.was_denied(1, 120));
+        assert_eq!(last.before(1, 60, 5, 10), 10, "used up");
         last.record((1 << 40) + 1, 60, 3);
         assert_eq!(last.before(1, 60, 5, 10), 10, "another counter has its place");
     }

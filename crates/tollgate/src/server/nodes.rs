@@ -144,7 +144,8 @@ impl Heartbeat {
         } else if !std::mem::replace(has_warned, true) {
             tracing::warn!(
                 "the store does not answer, and the number of nodes is unknown: rules with `on_error: local` admit their \
-                 whole limit on this node, N nodes N times the limit; set --nodes to the number of nodes"
+                 whole limit on this node, N nodes N times the limit; set --nodes (TOLLGATE_NODES) to the number of \
+                 nodes"
             );
         }
     }

@@ -295,7 +295,7 @@ fn service_options(
         headers: service.headers.clone(),
         metadata: service.dynamic_metadata,
         has_rules: Arc::new(move || rules.has_rules()),
-        on_error: Arc::new(move || metrics.on_error()),
+        on_error: Arc::new(move |protocol| metrics.on_error(protocol)),
     };
     let names =
         rls::HealthNames::Named { name: "ratelimit", is_healthy: Arc::new(move || health.is_ready()) };

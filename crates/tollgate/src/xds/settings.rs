@@ -105,7 +105,7 @@ pub(crate) enum ServerAddress {
 impl FromStr for ServerAddress {
     type Err = String;
 
-    /// Reads `host:port` or a gRPC target with the scheme `dns` or `unix`.
+    /// Reads `host:port` or a gRPC target with the scheme `dns`, `passthrough` or `unix`. No host is this one.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
@@ -117,12 +117,14 @@ impl FromStr for ServerAddress {
             return if path.is_empty() { Err(wrong()) } else { Ok(Self::Unix(PathBuf::from(path))) };
         }
         // `dns:host:port` and `dns://authority/host:port`; whom to ask is the system's choice here.
-        let name = match text.strip_prefix("dns:").map(|rest| rest.strip_prefix("//").ok_or(rest)) {
+        let target = text.strip_prefix("dns:").or_else(|| text.strip_prefix("passthrough:"));
+        let name = match target.map(|rest| rest.strip_prefix("//").ok_or(rest)) {
             None => text,
             Some(Err(rest)) => rest,
             Some(Ok(rest)) => rest.split_once('/').ok_or_else(wrong)?.1,
         };
         let (host, port) = name.rsplit_once(':').ok_or_else(wrong)?;
+        let host = if host.is_empty() { "localhost" } else { host };
         let port: u16 = port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let is_name = |host: &str| {
@@ -161,6 +163,8 @@ mod tests {
             ("dns:a:1", tcp("a", 1)),
             ("dns:///a:1", tcp("a", 1)),
             ("dns://8.8.8.8/a:1", tcp("a", 1)),
+            ("passthrough:///127.0.0.1:1", tcp("127.0.0.1", 1)),
+            (":1", tcp("localhost", 1)),
             ("unix:/run/x", Ok(ServerAddress::Unix("/run/x".into()))),
             ("unix:///run/x", Ok(ServerAddress::Unix("/run/x".into()))),
         ] {
@@ -169,7 +173,7 @@ mod tests {
         for wrong in [
             "",
             "a",
-            ":1",
+            ":",
             "a:0",
             "a:65536",
             "::1:18000",
@@ -177,6 +181,7 @@ mod tests {
             "a b:1",
             "unix:",
             "dns://a:1",
+            "passthrough://a:1",
             "a:1/x",
         ] {
             assert!(wrong.parse::<ServerAddress>().is_err(), "{wrong}");
