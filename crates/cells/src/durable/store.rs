@@ -479,6 +479,12 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
         self.inner.release(permits).await
+    async fn restore_lost_units(&self, charges: &[Charge<'_>]) {
+        if let Some(durable) = self.durable.as_ref().filter(|durable| durable.saved.is_active()) {
+            self.restore(durable, charges).await;
+        }
+    }
+
     }
 
     async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
