@@ -2,16 +2,10 @@
 //!
 //! Every batch is a heartbeat. A peer is *silent* if the last request that it answered was sent longer ago than the
 //! configured time, by this cell's clock alone: clocks are never compared between cells.
-//!
-//! An owner that a hash selects may change when a cell dies, so two cells must never act as the owner at once. Three
-//! rules ensure that: a cell decides as such an owner only while a majority of the configured cells has answered it
-//! within the silence time T (counted from when it asked), and only once that has been so for T; another cell counts as
-//! dead only after 2·T without a sign of it, direct or through a third cell. So a cell that is cut off stops deciding
-//! before another begins, and one that returns begins after the others have noticed. A static hash over the configured
-//! cells was rejected: one dead node would leave its keys undecided for as long as it is dead. Consensus was rejected:
-//! it would have to be asked for each change, and the leases and `split` need none.
 
-use crate::message::{Hello, Sighting};
+mod majority;
+
+use crate::message::{Hello, Sighting, Sign};
 use crate::roster::{MAX_LEARNED, PeerChanges, Roster};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use std::collections::{BTreeSet, VecDeque};
@@ -94,8 +88,12 @@ struct Peer {
     hello: ArcSwapOption<Hello>,
     /// When the last request was sent that it answered, in microseconds; 0 for never.
     answered: AtomicU64,
+    /// When it last sent a request.
+    requested: AtomicU64,
     /// Last sign of life, also through other cells.
     seen: AtomicU64,
+    /// For how long it had no majority when it last answered, in milliseconds.
+    without_majority: AtomicU64,
     /// The cells that have answered it, as it last said.
     view: Mutex<Vec<String>>,
 }
@@ -111,9 +109,6 @@ pub enum Decider {
     Nobody(&'static str),
 }
 
-/// Changes of the living cells that are remembered. What is older counts as unknown.
-const MAX_EPOCHS: usize = 32;
-
 /// Living cells: their names, and which peers they are.
 type Living = Vec<(String, Option<usize>)>;
 
@@ -128,6 +123,17 @@ pub struct Members {
     incarnation: u64,
     /// Since when a majority answers, in microseconds; 0 if it does not.
     majority_since: AtomicU64,
+    /// Whether that has been so for long enough to decide as an owner that a hash selects.
+    has_joined: AtomicBool,
+    /// When a majority answered last.
+    majority_at: AtomicU64,
+    /// The last refresh.
+    refreshed_at: AtomicU64,
+    /// The longest silence time of all cells, in microseconds.
+    longest_silence: AtomicU64,
+    /// How often, and when last, this cell may have begun to decide counters that another decided before.
+    moves: AtomicU64,
+    gained_at: AtomicU64,
     /// When owners by hash last changed.
     moved_at: AtomicU64,
     /// Since when which cells were alive, oldest first, while a majority answered without a break.
@@ -150,6 +156,12 @@ impl Members {
             started_at: now,
             incarnation,
             majority_since: AtomicU64::new(0),
+            has_joined: AtomicBool::new(false),
+            majority_at: AtomicU64::new(now.as_micros()),
+            refreshed_at: AtomicU64::new(0),
+            longest_silence: AtomicU64::new(config.silence.as_micros()),
+            moves: AtomicU64::new(0),
+            gained_at: AtomicU64::new(0),
             moved_at: AtomicU64::new(now.as_micros()),
             epochs: Mutex::default(),
             living: Mutex::new(Arc::new(vec![own])),
@@ -190,7 +202,9 @@ impl Members {
             if let Some(peer) = self.peers.get(*at) {
                 peer.hello.store(None);
                 peer.answered.store(0, Ordering::Relaxed);
+                peer.requested.store(0, Ordering::Relaxed);
                 peer.seen.store(0, Ordering::Relaxed);
+                peer.without_majority.store(0, Ordering::Relaxed);
                 peer.view.lock().unwrap_or_else(PoisonError::into_inner).clear();
             }
         }
@@ -255,6 +269,7 @@ impl Members {
     /// Records the first message of a peer.
     pub fn on_hello(&self, peer: usize, hello: Hello) {
         if let Some(peer) = self.peers.get(peer) {
+            self.longest_silence.fetch_max(hello.silence.unwrap_or(0), Ordering::Relaxed);
             peer.hello.store(Some(Arc::new(hello)));
         }
     }
@@ -268,37 +283,52 @@ impl Members {
     /// Records that a peer answered a request that was sent at `sent`, and which cells it has heard of.
     pub fn on_answer(&self, peer: usize, sent: Timestamp, seen: &[Sighting], now: Timestamp) {
         if let Some(peer) = self.peers.get(peer) {
+            let without = seen.iter().find(|seen| seen.sign == Sign::Majority).map_or(0, |seen| seen.age);
+            peer.without_majority.store(without, Ordering::Relaxed);
             peer.answered.fetch_max(sent.as_micros(), Ordering::Relaxed);
             peer.seen.fetch_max(now.as_micros(), Ordering::Relaxed);
-            let view = seen.iter().map(|(cell, _)| cell.clone()).collect();
+            let answered = seen.iter().filter(|seen| seen.sign == Sign::Answered);
+            let view = answered.map(|seen| seen.cell.clone()).collect();
             *peer.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
         }
-        for (cell, age) in seen {
+        for Sighting { cell, age, .. } in seen.iter().filter(|seen| seen.sign != Sign::Majority) {
             let at = now.as_micros().saturating_sub(age.saturating_mul(1_000));
-            self.on_sign(cell, Timestamp::from_micros(at));
+            self.on_sign(cell, |peer| &peer.seen, at);
         }
     }
 
-    /// Records a sign of life of the cell with this name.
-    pub fn on_sign(&self, cell: &str, at: Timestamp) {
+    /// Records a request of the cell with this name.
+    pub fn on_request(&self, cell: &str, now: Timestamp) {
+        self.on_sign(cell, |peer| &peer.requested, now.as_micros());
+        self.on_sign(cell, |peer| &peer.seen, now.as_micros());
+    }
+
+    fn on_sign(&self, cell: &str, sign: impl Fn(&Peer) -> &AtomicU64, at: u64) {
         for peer in self.roster.load().indexes().map(|at| &self.peers[at]) {
             if peer.hello.load().as_ref().is_some_and(|hello| hello.cell == cell) {
-                peer.seen.fetch_max(at.as_micros(), Ordering::Relaxed);
+                sign(peer).fetch_max(at, Ordering::Relaxed);
             }
         }
     }
 
-    /// Returns the cells that have given a sign of life, and how long ago.
+    /// Returns the cells that have given a sign of life, and how long ago; and when this one had a majority.
     #[must_use]
     pub fn sightings(&self, now: Timestamp) -> Vec<Sighting> {
+        let since = |at: &AtomicU64| now.since(Timestamp::from_micros(at.load(Ordering::Relaxed)));
         let seen = |peer: &Peer| {
-            let at = Timestamp::from_micros(peer.answered.load(Ordering::Relaxed));
-            let age = now.since(at);
+            let hello = peer.hello.load_full()?;
             // Only what this cell has seen itself: signs must not go round in circles.
-            let hello = peer.hello.load_full().filter(|_| age < self.config.silence)?;
-            Some((hello.cell.clone(), age.as_micros() / 1_000))
+            let (answered, requested) = (since(&peer.answered), since(&peer.requested));
+            let (age, sign) = match answered < self.config.silence {
+                true => (answered, Sign::Answered),
+                false if requested < self.owner_silence() => (requested, Sign::Requested),
+                false => return None,
+            };
+            Some(Sighting { cell: hello.cell.clone(), age: age.as_micros() / 1_000, sign })
         };
-        self.roster.load().indexes().filter_map(|at| seen(&self.peers[at])).collect()
+        let without = if self.has_majority(now) { 0 } else { since(&self.majority_at).as_micros() / 1_000 };
+        let own = Sighting { cell: self.config.cell.clone(), age: without, sign: Sign::Majority };
+        self.roster.load().indexes().filter_map(|at| seen(&self.peers[at])).chain([own]).collect()
     }
 
     /// Returns whether a peer is silent.
@@ -315,64 +345,6 @@ impl Members {
         let roster = self.roster.load();
         let mut named = roster.indexes().filter(|peer| is_named(&self.peers[*peer]));
         named.all(|peer| self.is_silent(peer, now))
-    }
-
-    /// Updates who owns counters. Called once in a tick.
-    pub fn refresh(&self, now: Timestamp) {
-        let roster = self.roster.load();
-        let all = roster.cells.len() + 1;
-        let answering = roster.cells.iter().filter(|cell| !self.is_cell_silent(cell, now)).count() + 1;
-        let since = self.majority_since.load(Ordering::Relaxed);
-        match (2 * answering > all, since) {
-            (true, 0) => self.majority_since.store(now.as_micros(), Ordering::Relaxed),
-            (false, 1..) => {
-                self.majority_since.store(0, Ordering::Relaxed);
-                self.moved_at.store(now.as_micros(), Ordering::Relaxed);
-            }
-            _ => {}
-        }
-        let dead_after = TimeDelta::from_micros(2 * self.config.silence.as_micros());
-        let mut living = vec![(self.config.cell.clone(), None)];
-        for (at, peer) in roster.indexes().map(|at| (at, &self.peers[at])) {
-            let seen = Timestamp::from_micros(peer.seen.load(Ordering::Relaxed));
-            if let Some(hello) = peer.hello.load_full().filter(|_| now.since(seen) <= dead_after) {
-                living.push((hello.cell.clone(), Some(at)));
-            }
-        }
-        // Of several nodes of a cell, the first that answers.
-        living.sort_by_key(|(name, peer)| (name.clone(), peer.map(|peer| (self.is_silent(peer, now), peer))));
-        living.dedup_by(|one, other| one.0 == other.0);
-        let mut known = self.living.lock().unwrap_or_else(PoisonError::into_inner);
-        if **known != living {
-            *known = Arc::new(living);
-            self.moved_at.store(now.as_micros(), Ordering::Relaxed);
-        }
-        let mut epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.majority_since.load(Ordering::Relaxed) == 0 {
-            epochs.clear();
-        } else if epochs.back().is_none_or(|(_, last)| last != &*known) {
-            epochs.push_back((now, Arc::clone(&known)));
-            if epochs.len() > MAX_EPOCHS {
-                epochs.pop_front();
-            }
-        }
-    }
-
-    /// Returns since when this cell knows what was counted: before, another cell may have owned the counter, or this
-    /// one has lost it. `None` if it knows everything.
-    #[must_use]
-    pub fn known_since(&self, key: &CounterKey<'_>) -> Option<Timestamp> {
-        if self.has_one_owner(key) {
-            return (!self.config.keeps_counters).then_some(self.started_at);
-        }
-        let region = self.owning_region(key);
-        let hash = key_hash(key);
-        let is_own = |living: &Living| self.owner_among(living, hash, region) == Some(None);
-        let epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
-        // A change among the others that left the counter here has lost nothing.
-        let kept = epochs.iter().rev().take_while(|(_, living)| is_own(living)).last();
-        let moved_at = || Timestamp::from_micros(self.moved_at.load(Ordering::Relaxed));
-        Some(kept.map_or_else(moved_at, |(since, _)| *since))
     }
 
     /// Returns the part of a limit by which this cell decides, and the whole: all if every cell answers, else the
@@ -468,7 +440,7 @@ impl Members {
     }
 
     /// Returns whether a counter has the same owner whichever cells are alive.
-    fn has_one_owner(&self, key: &CounterKey<'_>) -> bool {
+    pub(crate) fn has_one_owner(&self, key: &CounterKey<'_>) -> bool {
         let roster = self.roster.load();
         let Some(region) = self.owning_region(key) else { return roster.cells.is_empty() };
         let others = roster.cells.iter().filter(|cell| roster.region_of(cell) == region).count();
@@ -483,46 +455,6 @@ impl Members {
     #[must_use]
     pub fn expects_region(&self, name: &str) -> bool {
         self.config.learns_peers || self.is_region(name)
-    }
-
-    fn by_hash(&self, key: &CounterKey<'_>, region: Option<&str>, now: Timestamp) -> Decider {
-        if self.config.learns_peers {
-            return Decider::Nobody("no hash selects an owner among cells that are learned");
-        }
-        if self.peers.is_empty() {
-            return Decider::Own;
-        }
-        let since = self.majority_since.load(Ordering::Relaxed);
-        if since == 0 {
-            return Decider::Nobody("this cell is not in touch with a majority of the cells");
-        }
-        let living = Arc::clone(&self.living.lock().unwrap_or_else(PoisonError::into_inner));
-        let owner = self.owner_among(&living, key_hash(key), region);
-        match owner {
-            None => Decider::Nobody("no cell of the owning region is alive"),
-            Some(Some(peer)) => Decider::Peer(peer),
-            Some(None) if now.since(Timestamp::from_micros(since)) < self.config.silence => {
-                Decider::Nobody("this cell has just joined the others")
-            }
-            Some(None) => Decider::Own,
-        }
-    }
-
-    /// Returns which of these cells a hash selects: a peer's index, `None` within for this cell.
-    fn owner_among(&self, living: &Living, key: u64, region: Option<&str>) -> Option<Option<usize>> {
-        let roster = self.roster.load();
-        let in_region = |peer: &Option<usize>| {
-            let of = peer.map_or(self.config.region.as_str(), |at| roster.region(at));
-            region.is_none_or(|region| of == region)
-        };
-        let score = |name: &str| {
-            let mut hasher = StableHasher::default();
-            hasher.bytes(name.as_bytes());
-            hasher.number(key);
-            hasher.finish()
-        };
-        let candidates = living.iter().filter(|(_, peer)| in_region(peer));
-        candidates.max_by_key(|(name, _)| score(name)).map(|(_, peer)| *peer)
     }
 
     /// Returns each peer's index, region and address, whether it is silent, and its name if it is known.
@@ -551,88 +483,5 @@ pub struct PeerStatus {
     pub silent: bool,
 }
 
-/// Returns a hash of what owners are chosen by: the group, so that all limits of a caller, and what leases keep beside
-/// them, have one owner.
-fn key_hash(key: &CounterKey<'_>) -> u64 {
-    let mut hasher = StableHasher::default();
-    hasher.number(key.scope.group());
-    for part in key.parts {
-        match part {
-            KeyPart::Text(text) | KeyPart::Secret(text) => hasher.bytes(text.as_bytes()),
-            KeyPart::Network { address, prefix } => {
-                hasher.bytes(&address.to_le_bytes());
-                hasher.number(u64::from(*prefix));
-            }
-        }
-    }
-    hasher.finish()
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use tollgate_core::{RegionMode, Scope, region_prefix};
-
-    /// Without it two cells that are cut off from each other and not from a third admit four thirds of a limit.
-    #[test]
-    fn the_parts_of_cells_sum_to_the_limit_whichever_links_are_cut() {
-        let now = Timestamp::from_secs(1_000);
-        // Each cell that answers, and those that answer it.
-        let share = |own: &str, others: [&str; 2], answers: &[(usize, &[&str])]| {
-            let peers = others.map(|name| PeerConfig::new(name, name)).to_vec();
-            let members = Members::new(CellConfig::new(own, own, peers), 1, now);
-            others.into_iter().enumerate().for_each(|(at, name)| members.on_hello(at, hello(name)));
-            for (peer, seen) in answers {
-                let seen: Vec<Sighting> = seen.iter().map(|name| ((*name).to_owned(), 0)).collect();
-                members.on_answer(*peer, now, &seen, now);
-            }
-            members.share(now)
-        };
-        // The third receives from both, and learns what they take of its whole limit.
-        assert_eq!(share("c", ["a", "b"], &[(0, &["c"]), (1, &["c"])]), (3_000, 3_000));
-        assert_eq!(share("a", ["b", "c"], &[(1, &["a", "b"])]), (1_000, 3_000));
-        assert_eq!(share("b", ["a", "c"], &[(1, &["a", "b"])]), (1_000, 3_000));
-        // One is alone, and the other two know that of each other.
-        assert_eq!(share("b", ["a", "c"], &[]), (1_000, 3_000));
-        assert_eq!(share("a", ["b", "c"], &[(1, &["a"])]), (2_000, 3_000));
-    }
-
-    fn hello(name: &str) -> Hello {
-        let (cell, region) = (name.to_owned(), name.to_owned());
-        Hello { version: 1, cell, region, incarnation: 1, key_check: 0, cells_check: 0, rank: 0 }
-    }
-
-    /// Without it each restart of any cell locks out the callers of exact limits of all cells.
-    #[test]
-    fn a_change_among_others_leaves_what_is_known() {
-        let start = Timestamp::from_secs(1_000);
-        let peers = ["b", "c"].map(|name| PeerConfig::new(name, name)).to_vec();
-        let members = Members::new(CellConfig::new("a", "a", peers), 1, start);
-        for (at, name) in ["b", "c"].into_iter().enumerate() {
-            members.on_hello(at, hello(name));
-        }
-        let scope = Scope::new(format!("{}x", region_prefix(RegionMode::Owner, CounterOwner::Hash)));
-        let answer = |peers: &[usize], now: Timestamp| {
-            peers.iter().for_each(|peer| members.on_answer(*peer, now, &[], now));
-            members.refresh(now);
-        };
-        answer(&[0, 1], start);
-        let later = |seconds| start + TimeDelta::from_secs(seconds);
-        let names: Vec<String> = (0..60).map(|at| format!("k{at}")).collect();
-        let since = |name: &str, now: Timestamp| {
-            let parts = [KeyPart::Text(name)];
-            let key = CounterKey { scope: &scope, parts: &parts };
-            (members.decider(&key, now) == Decider::Own).then(|| members.known_since(&key))
-        };
-        answer(&[0, 1], later(3));
-        let before: Vec<&String> = names.iter().filter(|name| since(name, later(3)).is_some()).collect();
-        // The last cell dies: its keys move, also to this cell.
-        (4..12).for_each(|at| answer(&[0], later(at)));
-        let after: Vec<&String> = names.iter().filter(|name| since(name, later(11)).is_some()).collect();
-        assert!(!before.is_empty() && after.len() > before.len());
-        for name in after {
-            let is_kept = since(name, later(11)) == Some(Some(start));
-            assert_eq!(is_kept, before.contains(&name), "{name}");
-        }
-    }
-}
+mod tests;

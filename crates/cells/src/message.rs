@@ -40,6 +40,9 @@ pub struct Hello {
     pub cells_check: u64,
     /// Index among the cells of its region: two with the same one would have the same part of a limit.
     pub rank: u32,
+    /// Microseconds without an answer after which it counts another cell as silent; `None` from a release that does not
+    /// say.
+    pub silence: Option<u64>,
 }
 
 /// Units that a counter has been charged in another cell since the last batch.
@@ -69,8 +72,27 @@ pub struct Batch {
     pub skipped: usize,
 }
 
-/// A cell that the sender has heard of, directly or not, and how long ago in milliseconds.
-pub type Sighting = (String, u64);
+/// What the sender says of a cell, and how long ago that was in milliseconds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sighting {
+    /// Name of the cell.
+    pub cell: String,
+    /// Milliseconds ago.
+    pub age: u64,
+    /// What was seen.
+    pub sign: Sign,
+}
+
+/// What a cell has seen of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// It answered a request, which was sent then.
+    Answered,
+    /// It sent a request. Older releases do not send this, nor the next.
+    Requested,
+    /// It had a majority of the cells for the last time: the sender says so of itself.
+    Majority,
+}
 
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,6 +169,9 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
             for number in [hello.incarnation, hello.key_check, hello.cells_check, u64::from(hello.rank)] {
                 out.number(number);
             }
+            if hello.silence.is_some() {
+                out.maybe(hello.silence);
+            }
         }
         Message::Charge(charges) | Message::Debit(charges) | Message::Release(charges) => {
             out.number(charges.len() as u64);
@@ -179,10 +204,10 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
         }
         Message::Outcomes(outcomes) => out.outcomes(outcomes),
         Message::Done(seen) => {
-            out.number(seen.len() as u64);
-            for (cell, age) in seen {
-                out.text(cell);
-                out.number(*age);
+            out.sightings(seen, Sign::Answered);
+            if seen.iter().any(|seen| seen.sign != Sign::Answered) {
+                out.sightings(seen, Sign::Requested);
+                out.sightings(seen, Sign::Majority);
             }
         }
         Message::Failed(why) => out.text(&why[..why.floor_char_boundary(MAX_REASON)]),
@@ -238,6 +263,7 @@ fn body(kind: u8, from: &mut Reader<'_>) -> Option<Message> {
             key_check: from.number()?,
             cells_check: from.number()?,
             rank: u32::try_from(from.number()?).ok()?,
+            silence: if from.0.is_empty() { None } else { from.maybe()? },
         }),
         2 => Message::Charge(from.charges()?),
         3 => Message::Debit(from.charges()?),
@@ -251,13 +277,36 @@ fn body(kind: u8, from: &mut Reader<'_>) -> Option<Message> {
         6 => Message::Batch(batch(from)?),
         7 => Message::Outcomes(from.outcomes()?),
         8 => {
-            let count = from.count(MAX_CELLS)?;
-            let seen = |_| Some((from.text(MAX_NAME)?.to_owned(), from.number()?));
-            Message::Done((0..count).map(seen).collect::<Option<_>>()?)
+            let mut seen = from.sightings(Sign::Answered)?;
+            if !from.0.is_empty() {
+                seen.extend(from.sightings(Sign::Requested)?);
+                seen.extend(from.sightings(Sign::Majority)?);
+            }
+            Message::Done(seen)
         }
         9 => Message::Failed(from.text(MAX_REASON)?.to_owned()),
         other => Message::Unknown(other),
     })
+}
+
+impl Writer {
+    /// Appends the cells of which this was seen.
+    fn sightings(&mut self, seen: &[Sighting], sign: Sign) {
+        let seen = || seen.iter().filter(|seen| seen.sign == sign).take(MAX_CELLS);
+        self.number(seen().count() as u64);
+        for Sighting { cell, age, .. } in seen() {
+            self.text(cell);
+            self.number(*age);
+        }
+    }
+}
+
+impl Reader<'_> {
+    fn sightings(&mut self, sign: Sign) -> Option<Vec<Sighting>> {
+        let count = self.count(MAX_CELLS)?;
+        let seen = |_| Some(Sighting { cell: self.text(MAX_NAME)?.to_owned(), age: self.number()?, sign });
+        (0..count).map(seen).collect()
+    }
 }
 
 fn batch(from: &mut Reader<'_>) -> Option<Batch> {

@@ -130,6 +130,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             key_check: self.names.key_check(),
             cells_check: self.members.cells_check(),
             rank: config.rank,
+            silence: Some(config.silence.as_micros()),
         }
     }
 
@@ -154,6 +155,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         RegionStats {
             dropped_overdrafts: self.overdrafts.dropped(),
             late_peers: self.late.count(),
+            has_majority: self.members.has_majority(now),
             ..self.counts.read(peers.collect(), self.ledger.dropped(), self.share.load(Ordering::Relaxed))
         }
     }

@@ -70,6 +70,8 @@ pub struct RegionStats {
     pub late_assumed: u64,
     /// Processes of other cells whose reports are late.
     pub late_peers: usize,
+    /// Whether a majority of the cells answers this one: without it, a cell decides nothing that a hash gives it.
+    pub has_majority: bool,
     /// Units that were not reported, because too many counters were active.
     pub unreported: u64,
     /// Debts beyond a bucket's state that were dropped, because there were too many.
@@ -104,6 +106,7 @@ impl Counts {
             overshoot: of(&self.overshoot),
             late_assumed: of(&self.late_assumed),
             late_peers: 0,
+            has_majority: true,
             unreported,
             dropped_overdrafts: 0,
         }

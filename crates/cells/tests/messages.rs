@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use tollgate_cells::message::{
-    Batch, BatchEntry, Hello, MAX_MESSAGE, Message, MessageError, PREFIX, decode, decode_leniently, encode,
-    length,
+    Batch, BatchEntry, Hello, MAX_MESSAGE, Message, MessageError, PREFIX, Sighting, Sign, decode,
+    decode_leniently, encode, length,
 };
 use tollgate_cells::{SentCharge, SentCounter};
 use tollgate_core::{
@@ -59,6 +59,7 @@ fn messages() -> Vec<Message> {
         at: Timestamp::from_micros(1_790_000_000_000_000),
         per_charge: [outcome, Outcome::UNKNOWN].into_iter().collect(),
     };
+    let seen = |sign| Sighting { cell: "us/10.0.0.2:7400".to_owned(), age: 150, sign };
     let hello = Hello {
         version: 1,
         cell: "eu/10.0.0.1:7400".to_owned(),
@@ -67,6 +68,7 @@ fn messages() -> Vec<Message> {
         key_check: 7,
         cells_check: 8,
         rank: 3,
+        silence: Some(2_000_000),
     };
     let batch = Batch {
         sequence: 300,
@@ -91,7 +93,8 @@ fn messages() -> Vec<Message> {
         },
         Message::Batch(batch),
         Message::Outcomes(outcomes),
-        Message::Done(vec![("us/10.0.0.2:7400".to_owned(), 150)]),
+        Message::Done(vec![seen(Sign::Answered)]),
+        Message::Done(vec![seen(Sign::Answered), seen(Sign::Requested), seen(Sign::Majority)]),
         Message::Failed("no".to_owned()),
         Message::Unknown(77),
     ]
@@ -115,6 +118,17 @@ fn what_a_later_version_adds_is_skipped() {
     let mut bytes = encode(1, &Message::Failed("no".to_owned()));
     bytes.extend([1, 2, 3]);
     assert_eq!(decode(&bytes[PREFIX..]), Ok((1, Message::Failed("no".to_owned()))), "fields that were added");
+}
+
+/// Without it an upgraded cell takes the messages of those that are not for malformed ones.
+#[test]
+fn what_an_earlier_version_leaves_out_is_unknown() {
+    // A hello without the silence time, and a reply that tells of the cells that answered alone.
+    let hello = [1, 5, 1, 1, b'a', 2, b'e', b'u', 7, 8, 9, 3];
+    let Ok((5, Message::Hello(read))) = decode(&hello) else { panic!("not read") };
+    assert_eq!((read.cell.as_str(), read.rank, read.silence), ("a", 3, None));
+    let seen = Sighting { cell: "b".to_owned(), age: 4, sign: Sign::Answered };
+    assert_eq!(decode(&[8, 6, 1, 1, b'b', 4]), Ok((6, Message::Done(vec![seen]))));
 }
 
 /// Without it one message takes a cell's memory.
@@ -159,7 +173,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damage_breaks_the_decoder(at in any::<prop::sample::Index>(), byte in any::<u8>(), which in 0_usize..10) {
+    fn no_damage_breaks_the_decoder(at in any::<prop::sample::Index>(), byte in any::<u8>(), which in 0_usize..11) {
         let mut bytes = encode(3, &messages()[which])[PREFIX..].to_vec();
         let at = at.index(bytes.len());
         bytes[at] = byte;

@@ -31,6 +31,12 @@ pub trait CounterStore: Send + Sync {
     /// Charges units that were already used elsewhere, beyond the limit if necessary. A negative cost is a refund.
     fn debit(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send;
 
+    /// Restores what the store has lost of these counters, if it keeps a record of them, by the limits of the charges.
+    /// Called before a counter is charged by a part of its limit: what was used of the whole would not fit the part.
+    fn restore_lost_units(&self, _charges: &[Charge<'_>]) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
     /// Debits units that other cells have reported. The same as [`CounterStore::debit`], except for a store that keeps
     /// record of what this cell has admitted itself.
     fn debit_reported(&self, charges: &[Charge<'_>]) -> impl Future<Output = Result<(), StoreError>> + Send {
@@ -95,6 +101,10 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
 
     async fn debit_reported(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         (**self).debit_reported(charges).await
+    }
+
+    async fn restore_lost_units(&self, charges: &[Charge<'_>]) {
+        (**self).restore_lost_units(charges).await;
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {

@@ -39,6 +39,8 @@ struct UndecidedRequest<'a, 'p> {
     taken_locally: SmallVec<[usize; 4]>,
     /// Number of nodes that share each charge's counter; 0 if unknown.
     live_nodes: SmallVec<[u32; 4]>,
+    /// Whether the number of nodes that share the store is known, not only that of cells.
+    are_nodes_known: bool,
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -61,7 +63,8 @@ impl<S: CounterStore> Limiter<S> {
             failed: SmallVec::from_elem(true, charges.len()),
             late: error.late().into_iter().cloned().collect(),
             taken_locally: SmallVec::new(),
-            live_nodes: charges.iter().map(|charge| self.nodes_of(charge.key.scope)).collect(),
+            live_nodes: charges.iter().map(|charge| self.nodes_of(charge)).collect(),
+            are_nodes_known: self.live_nodes() > 0,
         };
         if let StoreError::Partial { failed, .. } = &error
             && self.charge_reachable(&mut undecided, failed).await == Admission::Denied
@@ -181,7 +184,7 @@ impl<S: CounterStore> Limiter<S> {
     /// Charges a local counter with what has already happened, or refunds it.
     pub(crate) fn debit_local(&self, charge: &Charge<'_>) {
         let Some(fallback) = &self.fallback else { return };
-        let nodes = self.nodes_of(charge.key.scope);
+        let nodes = self.nodes_of(charge);
         let share = (nodes > 1).then(|| charge.limit.per_node_share(nodes));
         fallback.try_debit(&Charge { limit: share.as_ref().unwrap_or(charge.limit), ..*charge });
     }
@@ -266,9 +269,10 @@ impl UndecidedRequest<'_, '_> {
     /// has the whole limit.
     fn node_share(&self, at: usize) -> Option<Limit> {
         let (limit, nodes) = (&self.plan.limits[at].limit, self.live_nodes[at]);
+        let is_known = self.are_nodes_known || self.charges[at].key.scope.region_mode().has_owner();
         match (&limit.reserve, &limit.node_share) {
             (_, Some(_)) => None,
-            (Some(reserve), None) if nodes > 0 => reserve.fraction(1, u64::from(nodes)),
+            (Some(reserve), None) if nodes > 0 && is_known => reserve.fraction(1, u64::from(nodes)),
             (Some(_), None) => None,
             (None, None) => (nodes > 1).then(|| self.charges[at].limit.per_node_share(nodes)),
         }

@@ -7,6 +7,8 @@
 //! unit, in memory and in Redis alike. Rejected: moving the limit's own state below zero usage, because no algorithm
 //! can represent that, and time would remove it again.
 //!
+//! Between cells, the owner of the rule's counters decides its grants too; those of rules without an owner are shared.
+//!
 //! If a rule has several windows, the grant covers the longest; the shorter ones still prevent bursts.
 
 use crate::charge_record::ChargeRecord;
@@ -15,8 +17,9 @@ use crate::limiter::Limiter;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, LimitError,
-    LimitSpec, Outcome, Outcomes, Rate, Scope, TimeDelta, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterOwner, CounterStore, Enforcement, KeyPart, Limit,
+    LimitError, LimitSpec, Outcome, Outcomes, Rate, RegionMode, Scope, TimeDelta, Timestamp, Verdict,
+    region_prefix,
 };
 use tollgate_rules::{Plan, Role};
 
@@ -33,11 +36,13 @@ pub struct Grant {
     scope: Scope,
 }
 
-/// Returns the scope of the counters of all grants.
+/// Returns the scope of the counters of grants that no cell owns. That of others has the region's prefix before it.
 #[must_use]
 pub fn grant_scope() -> Scope {
-    Scope::new("grant").with_durable(true)
+    Scope::new(LABEL).with_durable(true)
 }
+
+const LABEL: &str = "grant";
 
 /// All grants of one caller, in the order in which they are used.
 pub type Grants = Vec<Arc<Grant>>;
@@ -57,6 +62,14 @@ impl Grant {
         let spec = LimitSpec::new(Algorithm::StrictWindow, Rate::per(units, lasts));
         let limit = LimitSpec { slots: Some(1), ..spec }.build()?;
         Ok(Self { id: id.into(), rules, expires_at: until, limit, scope: grant_scope() })
+    }
+
+    /// Lets one cell decide the grant, where its rule's limits have an owner: each cell would give the units once more.
+    #[must_use]
+    pub fn owned_by(mut self, owner: CounterOwner<'_>) -> Self {
+        let label = format!("{}{LABEL}", region_prefix(RegionMode::Owner, owner));
+        self.scope = Scope::new(label).with_durable(true);
+        self
     }
 
     /// Returns the number of units granted.

@@ -34,7 +34,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tollgate_core::{
-    Algorithm, Clock, CounterStore, LogThrottle, Mode, Outcomes, PermitId, RegionMode, Scope, TimeDelta,
+    Algorithm, Charge, Clock, CounterStore, LogThrottle, Mode, Outcomes, PermitId, RegionMode, TimeDelta,
 };
 use tollgate_rules::{CallerOverrides, Charges, MatchedLimit, Plan, Ruleset};
 
@@ -164,16 +164,22 @@ impl<S: CounterStore> Limiter<S> {
         self.live_nodes.load(Ordering::Relaxed)
     }
 
-    /// Sets the number of cells, each with live nodes of its own: without its owner, a counter that one cell owns for all is
-    /// divided among them first.
+    /// Sets the number of cells, each with live nodes of its own: without the store that decides it, a counter that cells
+    /// share is divided among them first.
     pub fn set_cells(&self, cells: u32) {
         self.cells.store(cells.max(1), Ordering::Relaxed);
     }
 
-    /// Returns the number of nodes that a counter of this scope is divided among while it cannot be asked; 0 if unknown.
-    pub(crate) fn nodes_of(&self, scope: &Scope) -> u32 {
+    /// Returns the number of nodes that a charge's limit is divided among while its counter cannot be asked; 0 if unknown.
+    pub(crate) fn nodes_of(&self, charge: &Charge<'_>) -> u32 {
         let (nodes, cells) = (self.live_nodes(), self.cells.load(Ordering::Relaxed));
-        if cells > 1 && scope.region_mode().has_owner() { nodes.max(1).saturating_mul(cells) } else { nodes }
+        // A split limit is this cell's part already, and so are permits without an owner.
+        let is_part = match charge.key.scope.region_mode() {
+            RegionMode::Split => true,
+            RegionMode::Shared => charge.limit.algorithm() == Algorithm::Concurrency,
+            RegionMode::Owner | RegionMode::Leased => false,
+        };
+        if cells > 1 && !is_part { nodes.max(1).saturating_mul(cells) } else { nodes }
     }
 
     /// Returns the number of decisions made without the store, as (rule, origin, count).

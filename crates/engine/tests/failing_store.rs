@@ -179,6 +179,28 @@ fn a_reserved_part_is_divided_by_the_nodes_alive() {
     assert_eq!(outage.passed(&[("user", "x")], 2_000).0, 940, "what was set aside is not charged");
 }
 
+/// Otherwise the dead Redis of one region adds a whole limit to what the other regions admit, for as long as it is dead.
+#[test]
+fn a_dead_store_of_one_cell_leaves_the_others_their_parts() {
+    let outage = outage(
+        "
+domain: d
+descriptors:
+  - {key: user, name: shared, limit: 60/hour}
+  - {key: part, name: split, limit: 60/hour, region: split}
+  - {key: slow, name: permits, concurrency: 6}
+",
+    );
+    outage.limiter.set_cells(3);
+    outage.set(UNAVAILABLE);
+    assert_eq!(outage.passed(&[("user", "x")], 100), (20, Origin::Local), "a third");
+    outage.limiter.set_live_nodes(2);
+    assert_eq!(outage.passed(&[("user", "y")], 100), (10, Origin::Local), "of which this node has a half");
+    // These are this cell's part already when rules are compiled.
+    assert_eq!(outage.passed(&[("part", "x")], 100), (30, Origin::Local));
+    assert_eq!(outage.passed(&[("slow", "x")], 100), (3, Origin::Local));
+}
+
 /// One dead shard must not cost the others their limits, nor a request turned away its quota there.
 #[test]
 fn a_dead_shard_leaves_the_others_limits_as_they_are() {

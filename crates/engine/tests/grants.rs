@@ -5,7 +5,7 @@ mod rig;
 use proptest::prelude::*;
 use rig::{Memory, rules};
 use std::sync::Arc;
-use tollgate_core::{Clock, Cost, Limit, ManualClock, State, TimeDelta, Timestamp};
+use tollgate_core::{Clock, Cost, CounterOwner, Limit, ManualClock, State, TimeDelta, Timestamp};
 use tollgate_engine::{
     CallerQuota, Check, Grant, Grants, Limiter, Origin, QuotaProvider, Settlement, UsageOf,
 };
@@ -65,6 +65,32 @@ impl Rig {
         let usage = pollster::block_on(self.limiter.usage(&of(&[("api_key", "vip")])));
         usage.expect("usage").grants.iter().map(|grant| grant.remaining).collect()
     }
+}
+
+/// Otherwise each cell gives the units of a grant once more, where one cell should decide.
+#[test]
+fn a_grant_is_decided_by_the_owner_of_its_rules_counters() {
+    let rules = rules(
+        "
+domain: d
+descriptors:
+  - {key: api_key, name: plain, limit: 9/day}
+  - {key: user, name: named, limit: 9/day, region: {mode: owner, owner: eu}}
+  - {key: tenant, name: leased, limit: 9/day, region: leased}
+  - {key: team, name: homes, limit: 9/day, region: {mode: owner, home: home_region}}
+  - {key: part, name: parts, limit: 9/day, region: split}
+",
+    );
+    let owner = |key: &str, rule: &str| {
+        let covered = rules.find_per_caller_rules(key, rule);
+        assert!(!covered.is_empty(), "{rule}");
+        rules.grant_owner(&covered)
+    };
+    assert_eq!(owner("api_key", "plain"), None);
+    assert_eq!(owner("user", "named"), Some(CounterOwner::Region("eu")));
+    assert_eq!(owner("tenant", "leased"), Some(CounterOwner::Hash));
+    assert_eq!(owner("team", "homes"), Some(CounterOwner::Hash));
+    assert_eq!(owner("part", "parts"), None);
 }
 
 const FORMS: [&str; 8] = [

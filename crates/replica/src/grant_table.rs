@@ -122,7 +122,12 @@ impl ReplicatedGrant {
     fn compile(&self, rules: &Ruleset) -> Option<Arc<Grant>> {
         let lasts = TimeDelta::from_millis(u64::try_from(self.lasts).unwrap_or(1));
         let covered = rules.find_per_caller_rules(&self.subject.key, &self.rule);
-        Grant::new(&self.id, self.units, covered, lasts, timestamp(self.until)).ok().map(Arc::new)
+        let owner = rules.grant_owner(&covered);
+        let grant = Grant::new(&self.id, self.units, covered, lasts, timestamp(self.until)).ok()?;
+        Some(Arc::new(match owner {
+            Some(owner) => grant.owned_by(owner),
+            None => grant,
+        }))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::overload::Overload;
 use crate::placement;
 use crate::quota_key::QuotaKeys;
 use crate::reader::Reader;
-use crate::region::CellPlace;
+use crate::region::{CellPlace, RegionSetting};
 use crate::rule::{Coupling, DescriptorMatch, Profile, Rule, RuleLimit};
 use crate::scope::ScopePath;
 use crate::sensitivity::identifies_caller;
@@ -17,7 +17,7 @@ use crate::tree::{TreeNode, ValueTest};
 use crate::yaml::shorten;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_core::{Algorithm, StableHasher};
+use tollgate_core::{Algorithm, CounterOwner, StableHasher};
 
 /// A rule file: its name for diagnostics, and its text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -308,6 +308,18 @@ impl Ruleset {
     #[must_use]
     pub fn rule(&self, id: u32) -> Option<&Rule> {
         self.rules.get(id as usize)
+    }
+
+    /// Returns which cell decides grants of these rules: the owner of their counters, if they have one; `None` if grants
+    /// are shared. A grant has no home, so a hash selects the owner in its place, where all cells are known.
+    #[must_use]
+    pub fn grant_owner(&self, rules: &[u32]) -> Option<CounterOwner<'_>> {
+        let is_learned = self.cells.as_ref().is_some_and(|cells| cells.learned.is_some());
+        let regions = rules.iter().filter_map(|id| self.rule(*id)?.region.as_deref());
+        match regions.filter(|region| region.mode.has_owner()).map(RegionSetting::counter_owner).next()? {
+            CounterOwner::Home => (!is_learned).then_some(CounterOwner::Hash),
+            owner => Some(owner),
+        }
     }
 }
 

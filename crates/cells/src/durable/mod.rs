@@ -24,10 +24,14 @@
 //! | `kept` | what this process has counted, and what of it is not written yet |
 //! | `saved` | what was read back, until each counter has been compared |
 //! | `canary` | whether the store has lost its counters |
+//! | `marker` | which node debits what is missing |
+//! | `moves` | what waits when counters get another owner |
 //! | `store` | the decorator |
 
 mod canary;
 mod kept;
+mod marker;
+mod moves;
 mod saved;
 mod slots;
 mod store;

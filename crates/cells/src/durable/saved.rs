@@ -39,6 +39,8 @@ pub(super) struct Saved {
     counters: Mutex<HashMap<CounterDigest, Slots, foldhash::fast::RandomState>>,
     is_active: AtomicBool,
     is_after_loss: AtomicBool,
+    /// Whether owners have changed since the start.
+    is_after_move: AtomicBool,
     compared: Box<[AtomicU64]>,
 }
 
@@ -48,6 +50,7 @@ impl Saved {
             counters: Mutex::default(),
             is_active: AtomicBool::new(false),
             is_after_loss: AtomicBool::new(false),
+            is_after_move: AtomicBool::new(false),
             compared: (0..COMPARED).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -62,7 +65,8 @@ impl Saved {
         self.is_active.load(Ordering::Relaxed)
     }
 
-    /// Replaces what is saved: every counter is compared again.
+    /// Replaces what is saved: every counter is compared again; after a change of owners, only those that may have moved,
+    /// which have other hashes since.
     pub(super) fn install(&self, slots: Vec<SavedSlot>, after: ReadBack) {
         let mut counters: HashMap<CounterDigest, Slots, _> = HashMap::default();
         for slot in slots {
@@ -71,10 +75,12 @@ impl Saved {
         counters.values_mut().for_each(|slots| slots.sort_by_key(|slot| slot.last_at));
         let mut known = self.lock();
         *known = counters;
-        for compared in &self.compared {
-            compared.store(0, Ordering::Relaxed);
+        if after == ReadBack::Move {
+            self.is_after_move.store(true, Ordering::Relaxed);
+        } else {
+            self.compared.iter().for_each(|compared| compared.store(0, Ordering::Relaxed));
+            self.is_after_loss.store(after == ReadBack::Loss, Ordering::Relaxed);
         }
-        self.is_after_loss.store(after == ReadBack::Loss, Ordering::Relaxed);
         self.is_active.store(!known.is_empty(), Ordering::Relaxed);
     }
 
@@ -89,10 +95,11 @@ impl Saved {
         self.compared[hash as usize % COMPARED].store(hash, Ordering::Relaxed);
     }
 
-    /// Returns what is saved of a counter, and why it was read back.
-    pub(super) fn get(&self, counter: &CounterDigest) -> Option<(Slots, ReadBack)> {
+    /// Returns what is saved of a counter, why it was read back, and whether owners have changed.
+    pub(super) fn get(&self, counter: &CounterDigest) -> Option<(Slots, (ReadBack, bool))> {
         let counters = self.lock();
         let after = if self.is_after_loss.load(Ordering::Relaxed) { ReadBack::Loss } else { ReadBack::Start };
+        let after = (after, self.is_after_move.load(Ordering::Relaxed));
         counters.get(counter).map(|slots| (slots.clone(), after))
     }
 

@@ -7,9 +7,11 @@
 use super::CounterDigest;
 use super::canary::Canaries;
 use super::kept::{DurableRow, Kept};
+use super::marker::{MARKER, Marker};
 use super::saved::{Saved, SavedSlot, Slots};
 use super::slots::{inexact_units, is_kept, slot_of, used_after};
 use crate::ledger::{Consumed, Ledger};
+use crate::members::Members;
 use crate::stats::add;
 use arc_swap::ArcSwap;
 use foldhash::quality::RandomState;
@@ -18,19 +20,16 @@ use smallvec::SmallVec;
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LastKnown,
-    Limit, LimitError, LimitSpec, Mode, Outcome, Outcomes, OwnedKeyPart, Permit, Rate, RegionMode, Scope,
-    StoreError, TimeDelta, Timestamp, UnitReturn,
+    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LastKnown, LimitError,
+    Mode, Outcome, Outcomes, OwnedKeyPart, Permit, RegionMode, Scope, StoreError, Timestamp, UnitReturn,
 };
 
 /// Maximum number of counters between two collections.
 const MAX_ACTIVE: usize = 1 << 17;
 /// Maximum number of rows in memory.
 const MAX_ROWS: usize = 1 << 18;
-/// What the label of a counter's marker ends with.
-const MARKER: &str = "|restored";
 /// A counter that lacks less than this part of what is saved was not lost: processes write at different times.
 const TOLERANCE: u64 = 64;
 
@@ -51,6 +50,9 @@ pub enum ReadBack {
     Start,
     /// The store has lost counters. Nodes that had not noticed yet may have charged some since.
     Loss,
+    /// This cell may decide counters that another decided before: what that one wrote is missing here, whatever this
+    /// one has of earlier.
+    Move,
 }
 
 /// Statistics of durable counters.
@@ -74,7 +76,7 @@ pub struct DurableStats {
 pub struct Durable<C> {
     key: hmac::Key,
     hasher: RandomState,
-    clock: C,
+    pub(super) clock: C,
     peers: Peers,
     canaries: Canaries,
     /// What requests have taken, and what other cells have reported.
@@ -82,9 +84,13 @@ pub struct Durable<C> {
     reported: Ledger,
     kept: Mutex<Kept>,
     saved: Saved,
-    /// Ids of durable scopes, for charges that do not come from this node's rules: those of rules, and that of grants.
+    /// Ids of durable scopes, for charges that do not come from this node's rules: those of rules.
     scopes: ArcSwap<HashSet<u64>>,
-    grants: u64,
+    /// The scope of grants, without a region.
+    grants: Scope,
+    /// The cells, where owners may change, and how many changes have been read back.
+    pub(super) members: OnceLock<Arc<Members>>,
+    pub(super) moves_read: AtomicU64,
     restored_counters: AtomicU64,
     restored_units: AtomicU64,
     restore_failures: AtomicU64,
@@ -116,7 +122,9 @@ impl<C: Clock> Durable<C> {
             kept: Mutex::new(Kept::new(MAX_ROWS)),
             saved: Saved::new(),
             scopes: ArcSwap::default(),
-            grants: grants.id(),
+            grants: grants.clone(),
+            members: OnceLock::new(),
+            moves_read: AtomicU64::new(0),
             restored_counters: AtomicU64::new(0),
             restored_units: AtomicU64::new(0),
             restore_failures: AtomicU64::new(0),
@@ -191,7 +199,7 @@ impl<C: Clock> Durable<C> {
     /// Returns whether consumption of a charge is kept. Scopes that came over the wire do not say; only counters with
     /// an owner are charged for other cells.
     #[inline]
-    fn is_durable(&self, charge: &Charge<'_>) -> bool {
+    pub(super) fn is_durable(&self, charge: &Charge<'_>) -> bool {
         let scope = charge.key.scope;
         (scope.is_durable() || (scope.region_mode().has_owner() && self.is_listed(charge)))
             && charge.mode != Mode::Local
@@ -199,8 +207,8 @@ impl<C: Clock> Durable<C> {
     }
 
     fn is_listed(&self, charge: &Charge<'_>) -> bool {
-        let id = charge.key.scope.id();
-        id == self.grants || self.scopes.load().contains(&id)
+        let scope = charge.key.scope;
+        scope.plain_label() == self.grants.label() || self.scopes.load().contains(&scope.id())
     }
 
     #[inline]
@@ -236,17 +244,21 @@ impl<C: Clock> Durable<C> {
         tag.as_ref()[..16].try_into().unwrap_or_default()
     }
 
-    /// Returns a hash of a counter within this process; never zero.
-    fn hash(&self, key: &CounterKey<'_>) -> u64 {
+    /// Returns a hash of a charge's counter within this process; never zero. Another after each change of owners, if its
+    /// own may have changed.
+    fn hash(&self, charge: &Charge<'_>) -> u64 {
         let mut hasher = self.hasher.build_hasher();
-        hasher.write_u64(key.scope.id());
-        key.parts.hash(&mut hasher);
+        hasher.write_u64(charge.key.scope.id());
+        charge.key.parts.hash(&mut hasher);
+        if self.may_move(charge) {
+            hasher.write_u64(self.moves_read.load(Ordering::Relaxed));
+        }
         hasher.finish() | 1
     }
 
     /// Returns whether a charge's counter must be compared with what is saved first.
     fn must_compare(&self, charge: &Charge<'_>) -> bool {
-        self.is_durable(charge) && !self.saved.is_compared(self.hash(&charge.key))
+        self.is_durable(charge) && !self.saved.is_compared(self.hash(charge))
     }
 
     /// Returns the units of a counter that the database has, of those that still count.
@@ -327,7 +339,7 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
                 }
             }
             durable.saved.remove(&digest);
-            durable.saved.set_compared(durable.hash(&charge.key));
+            durable.saved.set_compared(durable.hash(charge));
         }
     }
 
@@ -336,24 +348,26 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
         durable: &Durable<C>,
         charge: &Charge<'_>,
         slots: &Slots,
-        after: ReadBack,
+        after: (ReadBack, bool),
     ) -> Result<(), StoreError> {
         let now = durable.clock.now();
         let saved = durable.used_saved(charge, slots, now).min(charge.limit.capacity());
         let used = self.used(charge).await?;
         let missing = saved.saturating_sub(used);
-        let tolerated = match (used, after) {
-            (0, ReadBack::Loss) => 0,
+        let has_moved = after.1 && durable.may_move(charge);
+        let tolerated = match (used, if has_moved { ReadBack::Move } else { after.0 }) {
+            (0, ReadBack::Loss | ReadBack::Move) => 0,
             (0, ReadBack::Start) => inexact_units(charge.limit),
             (_, ReadBack::Start) => return Ok(()),
-            (_, ReadBack::Loss) => saved / TOLERANCE + inexact_units(charge.limit),
+            (_, ReadBack::Loss | ReadBack::Move) => saved / TOLERANCE + inexact_units(charge.limit),
         };
         if missing <= tolerated {
             return Ok(());
         }
         // Of all nodes that find units missing, one debits them: the marker and the units are charged together or not
-        // at all.
-        let Ok(marker) = Marker::new(charge) else { return Ok(()) };
+        // at all. A counter may move more than once, with more used each time.
+        let suffix = if has_moved { format!("{MARKER}={saved}") } else { MARKER.to_owned() };
+        let Ok(marker) = Marker::new(charge, &suffix) else { return Ok(()) };
         let missing_units =
             Charge { cost: Cost::new(missing), enforcement: Enforcement::Required, ..at_store(charge) };
         let outcomes = self.inner.charge(&[marker.charge(charge), missing_units]).await?;
@@ -397,30 +411,12 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
         let result = debit.await;
         // Other nodes may have read what was used before the reset, and must not debit it.
         for charge in &resets {
-            if let Ok(marker) = Marker::new(charge) {
+            if let Ok(marker) = Marker::new(charge, MARKER) {
                 let _ = self.inner.charge(&[marker.charge(charge)]).await;
             }
         }
         ledger.record_debited(&counted, &result, |charge| durable.is_debited(charge));
         result
-    }
-}
-
-/// Mark in the store beside a counter: nothing of it is to be debited any more.
-struct Marker {
-    scope: Scope,
-    limit: Limit,
-}
-
-impl Marker {
-    fn new(charge: &Charge<'_>) -> Result<Self, LimitError> {
-        let lifetime = charge.limit.retention().max(TimeDelta::from_secs(60));
-        let limit = LimitSpec::new(Algorithm::Gcra, Rate::per(1, lifetime)).build()?;
-        Ok(Self { scope: charge.key.scope.sibling(MARKER), limit })
-    }
-
-    fn charge<'a>(&'a self, of: &Charge<'a>) -> Charge<'a> {
-        Charge::new(CounterKey { scope: &self.scope, ..of.key }, &self.limit, Cost::ONE)
     }
 }
 
@@ -437,6 +433,9 @@ fn at_store<'a>(charge: &Charge<'a>) -> Charge<'a> {
 impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         let Some(durable) = &self.durable else { return self.inner.charge(charges).await };
+        if let Some(refusal) = durable.refusal(charges) {
+            return Err(refusal);
+        }
         if durable.saved.is_active() {
             self.restore(durable, charges).await;
         }
@@ -449,6 +448,9 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
     fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
         let Some(durable) = &self.durable else { return self.inner.try_charge(charges, outcomes) };
         if durable.saved.is_active() && charges.iter().any(|charge| durable.must_compare(charge)) {
+            return false;
+        }
+        if durable.unread_moves().is_some() && charges.iter().any(|charge| durable.must_wait(charge)) {
             return false;
         }
         let is_charged = self.inner.try_charge(charges, outcomes);
@@ -475,6 +477,12 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
     async fn debit_reported(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let Some(durable) = &self.durable else { return self.inner.debit_reported(charges).await };
         self.record_debit(durable, &durable.reported, charges, self.inner.debit_reported(charges)).await
+    }
+
+    async fn restore_lost_units(&self, charges: &[Charge<'_>]) {
+        if let Some(durable) = self.durable.as_ref().filter(|durable| durable.saved.is_active()) {
+            self.restore(durable, charges).await;
+        }
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {

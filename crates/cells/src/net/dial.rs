@@ -208,6 +208,12 @@ fn check<S: CounterStore, C: Clock + Clone>(
                 "the cell is configured with other regions or weights: parts of limits differ"
             );
         }
+        if hello.silence.is_some_and(|silence| Some(silence) != own.silence) {
+            tracing::warn!(
+                cell = hello.cell,
+                "the cell has another --cell-silence-ms: owners by hash move after the longest of all"
+            );
+        }
         return Ok(());
     };
     Err(io::Error::other(wrong))

@@ -36,6 +36,11 @@ macro_rules! renamed_charges {
 impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for RegionalStore<S, T, C> {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         renamed_charges!(self, charges => renamed);
+        // Before a part of the limit decides: what was used of the whole would not fit the part.
+        if self.is_regional_only() || self.late.count() > 0 {
+            let shared: Charges<'_> = renamed.iter().copied().filter(is_exchanged).collect();
+            self.own.restore_lost_units(&shared).await;
+        }
         self.charge_renamed(&renamed).await
     }
 

@@ -12,7 +12,7 @@ use tollgate_core::{
 impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
     /// Performs a request of another cell, and returns the reply.
     pub async fn handle(&self, from: &Hello, message: Message) -> Message {
-        self.members.on_sign(&from.cell, self.clock.now());
+        self.members.on_request(&from.cell, self.clock.now());
         let done = |result: Result<(), StoreError>| match result {
             Ok(()) => Message::Done(Vec::new()),
             Err(error) => Message::Failed(error.to_string()),

@@ -110,7 +110,10 @@ impl Run {
         let number = self.count;
         let (offset, drift) = {
             let mut world = self.world.lock();
-            (world.rng.below(3_600_000_000), world.rng.between(0, 2 * MAX_DRIFT) as i64 - MAX_DRIFT as i64)
+            (
+                world.rng.below(self.scenario.max_offset()),
+                world.rng.between(0, 2 * MAX_DRIFT) as i64 - MAX_DRIFT as i64,
+            )
         };
         let clock = CellClock { world: self.world.clone(), offset, drift };
         let peers = (0..self.scenario.cells).filter(|other| *other != cell);

@@ -2,6 +2,7 @@
 
 use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{Algorithm, CounterOwner, Limit, LimitSpec, Rate, RegionMode, TimeDelta};
+use tollgate_rules::Bound;
 
 /// Largest drift of a cell's clock, in parts per million.
 pub(crate) const MAX_DRIFT: u64 = 100;
@@ -50,12 +51,30 @@ const LIMITS: [(u64, u64, u64); 9] = [
     (5_000, 60_000, 900),
 ];
 
+/// Algorithms that forget at the end of a window.
+const WINDOWS: [Algorithm; 4] =
+    [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::StrictWindow, Algorithm::SlidingLog];
+
+/// Maximum difference between the clocks of cells where windows are counted by them, in microseconds.
+const MAX_SKEW: u64 = 100_000;
+
+fn limit(algorithm: Algorithm, rate: Rate, burst: u64) -> Limit {
+    let spec = LimitSpec::new(algorithm, rate);
+    let spec = if algorithm.has_burst() { spec.burst(burst) } else { spec };
+    spec.build().unwrap_or_else(|error| panic!("{error}"))
+}
+
 impl Scenario {
     pub(crate) fn from_seed(rng: &mut SplitMix64) -> Self {
         let mode = *rng.pick(&RegionMode::ALL);
         let (count, period, burst) = *rng.pick(&LIMITS);
         let rate = Rate::per(count, TimeDelta::from_millis(period));
-        let algorithm = if rng.chance(200) { Algorithm::TokenBucket } else { Algorithm::Gcra };
+        let algorithm = match rng.chance(400) {
+            true => *rng.pick(&WINDOWS),
+            false if rng.chance(200) => Algorithm::TokenBucket,
+            false => Algorithm::Gcra,
+        };
+        let burst = if algorithm.has_burst() { burst } else { count };
         let cells = usize::try_from(rng.between(2, 4)).unwrap_or(2);
         let calm = rng.chance(250);
         let apart = cells > 2 && mode == RegionMode::Shared && rng.chance(150);
@@ -69,10 +88,7 @@ impl Scenario {
             mode,
             by_hash: mode.has_owner() && cells > 2 && rng.chance(500),
             cells,
-            limit: LimitSpec::new(algorithm, rate)
-                .burst(burst)
-                .build()
-                .unwrap_or_else(|error| panic!("{error}")),
+            limit: limit(algorithm, rate, burst),
             delay: (*rng.pick(&[100, 1_000, 20_000]), *rng.pick(&[21_000, 40_000, 120_000])),
             loss: if calm { 0 } else { *rng.pick(&[0, 10, 200]) },
             doubles: if calm { 0 } else { *rng.pick(&[0, 10, 100]) },
@@ -100,23 +116,26 @@ impl Scenario {
         u64::try_from(units).unwrap_or(u64::MAX / 2) + self.cells as u64
     }
 
-    /// Returns the limit that admissions of all cells together may not exceed: the limit itself or, where it is shared, one
-    /// with a burst that is larger by what the other cells may admit before they know: B + r·Λ each.
+    /// Returns the maximum offset of a cell's clock. Buckets compare no clocks; the windows of two owners, one after the
+    /// other, are the same only if their clocks nearly agree.
+    pub(crate) fn max_offset(&self) -> u64 {
+        if self.has_windows() { MAX_SKEW } else { 3_600_000_000 }
+    }
+
+    fn has_windows(&self) -> bool {
+        WINDOWS.contains(&self.limit.algorithm())
+    }
+
+    /// Returns the limit that admissions of all cells together may not exceed: a bucket with the burst and the rate that
+    /// are stated of the limit ([`Bound`]).
     pub(crate) fn bound(&self) -> Limit {
-        if self.mode != RegionMode::Shared {
-            return self.limit.clone();
-        }
         // A peer counts as silent after its time; a tick notices that, another carries the last batch, which may take a
         // round trip.
         let lag = self.silence.as_micros() + 2 * self.tick.as_micros() + 2 * self.delay.1;
-        let rate = self.limit.rate();
-        let during =
-            u128::from(rate.count) * u128::from(lag) / u128::from(rate.period.length().as_micros()) + 1;
-        let burst = self.limit.capacity();
-        let more = (self.cells as u64 - 1) * (burst + u64::try_from(during).unwrap_or(u64::MAX / 64));
-        LimitSpec::new(Algorithm::Gcra, rate.clone())
-            .burst(burst + more)
-            .build()
-            .unwrap_or_else(|error| panic!("{error}"))
+        let cells = u32::try_from(self.cells).unwrap_or(u32::MAX);
+        let stated = Bound::new(&self.limit, self.mode, cells, TimeDelta::from_micros(lag));
+        let Rate { count, period } = self.limit.rate().clone();
+        let rate = Rate { count: count * stated.rates, period };
+        limit(Algorithm::Gcra, rate, stated.burst + stated.beyond)
     }
 }

@@ -15,9 +15,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tollgate_admin::{ExplainedOverload, ExplainedRule};
-use tollgate_core::{RegionMode, TimeDelta};
+use tollgate_core::TimeDelta;
 use tollgate_observe::humanize;
-use tollgate_rules::{Bound, Explanation, FailPolicy, OnError, Rule, Ruleset};
+use tollgate_rules::{Bound, Explanation, Ruleset};
 
 #[derive(Debug, Args)]
 #[command(override_usage = "tollgate explain --rules <PATH> [--attr <KEY=VALUE>]...\n       \
@@ -137,29 +137,17 @@ fn bounds(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
                 json!({
                     "domain": domain, "rule": rule.name, "limit": limit.limit.to_string(), "region": mode.name(),
                     "cells": flags.cells, "lag_ms": flags.lag_ms, "burst": bound.burst,
-                    "beyond": bound.beyond, "typically_beyond": bound.typical,
-                    "without_owner": without_owner(rule),
+                    "beyond": bound.beyond, "rates": bound.rates, "typically_beyond": bound.typical,
+                    "without_owner": rule.without_owner(),
+                    "bound": rule.describe_bound(&limit.limit, flags.cells, lag),
                 })
             })
             .collect();
         print(&Value::from(rows))?;
         return Ok(ExitCode::SUCCESS);
     }
-    for (domain, rule, limit, mode, Bound { burst, beyond, typical }) in all {
-        let (cells, lag_ms, rate) = (flags.cells, flags.lag_ms, limit.limit.rate());
-        let text = match mode {
-            RegionMode::Shared => format!(
-                "at most {burst} + {rate} over any time, and {beyond} more in the worst case ({typical} in steady use, \
-                 within a lag of {lag_ms} ms)"
-            ),
-            _ => match without_owner(rule) {
-                None => format!("at most {burst} + {rate} over any time, always"),
-                Some(policy) => format!(
-                    "at most {burst} + {rate} over any time while the owner answers; without it `on_error: {policy}` admits \
-                     more"
-                ),
-            },
-        };
+    for (domain, rule, limit, mode, _) in all {
+        let (cells, text) = (flags.cells, rule.describe_bound(&limit.limit, flags.cells, lag));
         print_line(format!(
             "{domain}/{}: {}, {} over {cells} cells: {text}",
             rule.name,
@@ -168,19 +156,6 @@ fn bounds(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
         ))?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns what a rule does while the owner of its counters does not answer, if that may admit requests.
-fn without_owner(rule: &Rule) -> Option<&'static str> {
-    let mut policies: Vec<FailPolicy> = match &rule.on_error {
-        OnError::Always(policy) => vec![*policy],
-        OnError::ByTier { tiers, otherwise } => tiers.values().copied().chain([*otherwise]).collect(),
-    };
-    policies.retain(|policy| *policy != FailPolicy::Closed);
-    if !rule.region_mode().has_owner() || policies.is_empty() {
-        return None;
-    }
-    Some(if policies.contains(&FailPolicy::Open) { "open" } else { "local" })
 }
 
 fn json(explanation: &Explanation) -> Value {

@@ -212,6 +212,8 @@ pub(crate) fn metrics(store: &CellStore, page: &mut MetricsWriter) {
     }
     let help = "Part of shared limits by which this cell decides; less than 1 while other cells are silent.";
     page.gauge("ratelimit_region_share", help, stats.share_millionths as f64 / 1e6);
+    let help = "1 if a majority of the cells answers this one; without it, it decides nothing by hash.";
+    page.gauge("ratelimit_region_majority", help, u64::from(stats.has_majority));
     let help = "Number of nodes of other cells whose reports of consumption are late.";
     page.gauge("ratelimit_region_late_peers", help, stats.late_peers);
     let help = "Number of units that other cells admitted beyond what was left here.";

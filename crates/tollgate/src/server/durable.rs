@@ -35,6 +35,8 @@ const PURGE_BATCH: u32 = 5_000;
 const PURGE_PAUSE: Duration = Duration::from_millis(200);
 /// Interval between looks for another node with the same record: longer than a node that has ended is listed as alive.
 const SAME_RECORD: Duration = Duration::from_secs(30);
+/// Interval between two looks whether counters have got another owner.
+const LOOK_FOR_MOVES: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts to read back.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Maximum time that the start waits for what the database has.
@@ -110,6 +112,9 @@ impl DurableServer {
     ) -> Option<Arc<Self>> {
         let durable = Arc::clone(limiter.store().kept().durable()?);
         durable.set_scopes(limiter.rules().durable_scopes());
+        if let Store::Cells(cells) = limiter.store() {
+            durable.follow(cells.members());
+        }
         Some(Arc::new(Self {
             limiter: Arc::clone(limiter),
             durable,
@@ -141,7 +146,8 @@ impl DurableServer {
         let task = tokio::spawn(async move {
             let running = async {
                 let (collect, write, watch) = (server.collect(), server.write(), server.watch(ready));
-                tokio::join!(collect, write, watch, server.purge(), server.look_for_same_record())
+                let others = (server.follow_moves(), server.purge(), server.look_for_same_record());
+                tokio::join!(collect, write, watch, others.0, others.1, others.2)
             };
             tokio::select! {
                 _ = running => {}
@@ -260,6 +266,35 @@ impl DurableServer {
                 renewed = tokio::time::Instant::now();
             }
             tokio::time::sleep(INTERVAL).await;
+        }
+    }
+
+    /// Reads back what other cells have written when counters may have moved to this one: until then it decides none of
+    /// them, for a bounded time.
+    async fn follow_moves(&self) {
+        let mut has_warned = false;
+        loop {
+            tokio::time::sleep(LOOK_FOR_MOVES).await;
+            let Some(moves) = self.durable.unread_moves() else { continue };
+            let read = match self.durable.is_idle() {
+                true => Ok(()),
+                false => self.read_back(ReadBack::Move).await,
+            };
+            match read {
+                Ok(()) => {
+                    self.durable.record_moves(moves);
+                    has_warned = false;
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut has_warned, true) {
+                        tracing::warn!(
+                            %error,
+                            "cannot read what other cells have counted of durable limits whose owner has changed"
+                        );
+                    }
+                    tokio::time::sleep(INTERVAL).await;
+                }
+            }
         }
     }
 

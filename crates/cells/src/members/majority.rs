@@ -1,0 +1,194 @@
+//! Owners that a hash selects.
+//!
+//! An owner that a hash selects may change when a cell dies, so two cells must never act as the owner at once. Three
+//! rules ensure that: a cell decides as such an owner only while a majority of the configured cells has answered it
+//! within the silence time T (counted from when it asked), and only once that has been so for T; another cell counts as
+//! dead only after 2·T without a sign of it, direct or through a third cell. So a cell that is cut off stops deciding
+//! before another begins, and one that returns begins after the others have noticed. The majority is looked up at the
+//! moment of the decision, and a process that stood still begins anew: it cannot know what others did meanwhile. T is the
+//! longest of all cells'. Two majorities have a cell in common, which tells each of them of the other, whichever of
+//! them it can reach itself. A cell that has had no majority for 2·T says so, and the others leave it out: it answers,
+//! and decides nothing. A static hash over the configured
+//! cells was rejected: one dead node would leave its keys undecided for as long as it is dead. Consensus was rejected:
+//! it would have to be asked for each change, and the leases and `split` need none.
+
+use super::{Decider, Living, Members, Peer};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use tollgate_core::{CounterKey, KeyPart, StableHasher, TimeDelta, Timestamp};
+
+/// Changes of the living cells that are remembered. What is older counts as unknown.
+const MAX_EPOCHS: usize = 32;
+
+impl Members {
+    /// Returns the silence time that owners are chosen by: the longest of all cells, because a cell goes on deciding for
+    /// its own.
+    pub(super) fn owner_silence(&self) -> TimeDelta {
+        TimeDelta::from_micros(self.longest_silence.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether a majority of the cells answers this one.
+    #[must_use]
+    pub fn has_majority(&self, now: Timestamp) -> bool {
+        let roster = self.roster.load();
+        let answering = roster.cells.iter().filter(|cell| !self.is_cell_silent(cell, now)).count() + 1;
+        2 * answering > roster.cells.len() + 1
+    }
+
+    /// Returns whether the last refresh is so long ago that others may have declared this cell dead since: then a
+    /// majority at both ends proves nothing.
+    fn has_stood_still(&self, now: Timestamp) -> bool {
+        let refreshed_at = Timestamp::from_micros(self.refreshed_at.load(Ordering::Relaxed));
+        now.since(refreshed_at).as_micros() > self.config.silence.as_micros() / 4 * 3
+    }
+
+    /// Returns how often this cell may have begun to decide counters that another decided before, and when last.
+    #[must_use]
+    pub fn moves(&self) -> (u64, Timestamp) {
+        let at = Timestamp::from_micros(self.gained_at.load(Ordering::Acquire));
+        (self.moves.load(Ordering::Acquire), at)
+    }
+
+    fn record_move(&self, now: Timestamp) {
+        self.gained_at.store(now.as_micros(), Ordering::Release);
+        self.moves.fetch_add(1, Ordering::Release);
+    }
+
+    /// Updates who owns counters. Called once in a tick.
+    pub fn refresh(&self, now: Timestamp) {
+        let roster = self.roster.load();
+        let silences = roster.indexes().filter_map(|at| self.hello(at)?.silence);
+        let longest = silences.fold(self.config.silence.as_micros(), u64::max);
+        self.longest_silence.store(longest, Ordering::Relaxed);
+        let has_stood_still = self.has_stood_still(now);
+        self.refreshed_at.store(now.as_micros(), Ordering::Relaxed);
+        let has_majority = self.has_majority(now);
+        let since = self.majority_since.load(Ordering::Relaxed);
+        let is_broken = !has_majority || has_stood_still;
+        if is_broken && since != 0 {
+            self.moved_at.store(now.as_micros(), Ordering::Relaxed);
+        }
+        if is_broken || since == 0 {
+            self.has_joined.store(false, Ordering::Relaxed);
+            self.majority_since.store(if has_majority { now.as_micros() } else { 0 }, Ordering::Relaxed);
+        } else if now.since(Timestamp::from_micros(since)) >= self.owner_silence()
+            && !self.has_joined.load(Ordering::Relaxed)
+        {
+            // Others may have decided what this cell decides from now on.
+            self.record_move(now);
+            self.has_joined.store(true, Ordering::Release);
+        }
+        if has_majority {
+            self.majority_at.store(now.as_micros(), Ordering::Relaxed);
+        }
+        let dead_after = TimeDelta::from_micros(2 * longest);
+        // Of late it says that it has no majority. Not what it said longer ago: it begins again T after it has one.
+        let decides_nothing = |peer: &Peer| {
+            let answered = Timestamp::from_micros(peer.answered.load(Ordering::Relaxed));
+            now.since(answered).as_micros() <= self.config.silence.as_micros() / 2
+                && peer.without_majority.load(Ordering::Relaxed) >= dead_after.as_micros() / 1_000
+        };
+        let mut living = vec![(self.config.cell.clone(), None)];
+        for (at, peer) in roster.indexes().map(|at| (at, &self.peers[at])) {
+            let seen = Timestamp::from_micros(peer.seen.load(Ordering::Relaxed));
+            let is_alive = now.since(seen) <= dead_after && !decides_nothing(peer);
+            if let Some(hello) = peer.hello.load_full().filter(|_| is_alive) {
+                living.push((hello.cell.clone(), Some(at)));
+            }
+        }
+        // Of several nodes of a cell, the first that answers.
+        living.sort_by_key(|(name, peer)| (name.clone(), peer.map(|peer| (self.is_silent(peer, now), peer))));
+        living.dedup_by(|one, other| one.0 == other.0);
+        let mut known = self.living.lock().unwrap_or_else(PoisonError::into_inner);
+        if **known != living {
+            // Before the first decision of what has moved.
+            self.record_move(now);
+            *known = Arc::new(living);
+            self.moved_at.store(now.as_micros(), Ordering::Relaxed);
+        }
+        let mut epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_broken {
+            epochs.clear();
+        }
+        if has_majority && epochs.back().is_none_or(|(_, last)| last != &*known) {
+            epochs.push_back((now, Arc::clone(&known)));
+            if epochs.len() > MAX_EPOCHS {
+                epochs.pop_front();
+            }
+        }
+    }
+
+    /// Returns since when this cell knows what was counted: before, another cell may have owned the counter, or this
+    /// one has lost it. `None` if it knows everything.
+    #[must_use]
+    pub fn known_since(&self, key: &CounterKey<'_>) -> Option<Timestamp> {
+        if self.has_one_owner(key) {
+            return (!self.config.keeps_counters).then_some(self.started_at);
+        }
+        let region = self.owning_region(key);
+        let hash = key_hash(key);
+        let is_own = |living: &Living| self.owner_among(living, hash, region) == Some(None);
+        let epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
+        // A change among the others that left the counter here has lost nothing.
+        let kept = epochs.iter().rev().take_while(|(_, living)| is_own(living)).last();
+        let moved_at = || Timestamp::from_micros(self.moved_at.load(Ordering::Relaxed));
+        Some(kept.map_or_else(moved_at, |(since, _)| *since))
+    }
+
+    /// Returns which cell a hash selects among the living ones.
+    pub(super) fn by_hash(&self, key: &CounterKey<'_>, region: Option<&str>, now: Timestamp) -> Decider {
+        if self.config.learns_peers {
+            return Decider::Nobody("no hash selects an owner among cells that are learned");
+        }
+        if self.peers.is_empty() {
+            return Decider::Own;
+        }
+        if self.has_stood_still(now) || !self.has_majority(now) {
+            return Decider::Nobody("this cell is not in touch with a majority of the cells");
+        }
+        let living = Arc::clone(&self.living.lock().unwrap_or_else(PoisonError::into_inner));
+        let owner = self.owner_among(&living, key_hash(key), region);
+        match owner {
+            None => Decider::Nobody("no cell of the owning region is alive"),
+            Some(Some(peer)) => Decider::Peer(peer),
+            Some(None) if !self.has_joined.load(Ordering::Acquire) => {
+                Decider::Nobody("this cell has just joined the others")
+            }
+            Some(None) => Decider::Own,
+        }
+    }
+
+    /// Returns which of these cells a hash selects: a peer's index, `None` within for this cell.
+    fn owner_among(&self, living: &Living, key: u64, region: Option<&str>) -> Option<Option<usize>> {
+        let roster = self.roster.load();
+        let in_region = |peer: &Option<usize>| {
+            let of = peer.map_or(self.config.region.as_str(), |at| roster.region(at));
+            region.is_none_or(|region| of == region)
+        };
+        let score = |name: &str| {
+            let mut hasher = StableHasher::default();
+            hasher.bytes(name.as_bytes());
+            hasher.number(key);
+            hasher.finish()
+        };
+        let candidates = living.iter().filter(|(_, peer)| in_region(peer));
+        candidates.max_by_key(|(name, _)| score(name)).map(|(_, peer)| *peer)
+    }
+}
+
+/// Returns a hash of what owners are chosen by: the group, so that all limits of a caller, and what leases keep beside
+/// them, have one owner.
+fn key_hash(key: &CounterKey<'_>) -> u64 {
+    let mut hasher = StableHasher::default();
+    hasher.number(key.scope.group());
+    for part in key.parts {
+        match part {
+            KeyPart::Text(text) | KeyPart::Secret(text) => hasher.bytes(text.as_bytes()),
+            KeyPart::Network { address, prefix } => {
+                hasher.bytes(&address.to_le_bytes());
+                hasher.number(u64::from(*prefix));
+            }
+        }
+    }
+    hasher.finish()
+}
