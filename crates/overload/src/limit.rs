@@ -70,8 +70,10 @@ pub(crate) struct LimitController {
     has_queued: bool,
     /// Completions of late and the seconds they took, fading.
     recent: (f64, f64),
-    /// Of these, requests that were abandoned late.
-    late: f64,
+    /// The same of requests without a result, as long as they are more than the completions.
+    late: (f64, f64),
+    /// Those of the present interval.
+    new_late: (f64, f64),
     samples: Samples,
     base_latency: Option<f64>,
     ticks: u64,
@@ -100,7 +102,8 @@ impl LimitController {
             was_saturated: false,
             has_queued: false,
             recent: (0.0, 0.0),
-            late: 0.0,
+            late: (0.0, 0.0),
+            new_late: (0.0, 0.0),
             samples: Samples::default(),
             base_latency: None,
             ticks: 0,
@@ -122,9 +125,8 @@ impl LimitController {
 
     /// Adds `count` requests without a result that took `seconds` together, and would have taken longer.
     pub(crate) fn add_late(&mut self, count: u32, seconds: f64) {
-        let count = f64::from(count);
-        self.recent = (self.recent.0 + count, self.recent.1 + seconds);
-        self.late += count;
+        let (sum_count, sum) = self.new_late;
+        self.new_late = (sum_count + f64::from(count), sum + seconds);
     }
 
     /// Ends a control interval.
@@ -152,13 +154,18 @@ impl LimitController {
             _ => self.throughput.max(current),
         };
         self.was_saturated = is_saturated;
+        // Where requests are completed again, those that were not are of the past.
+        let new_late = std::mem::take(&mut self.new_late);
+        let before = if f64::from(completed) > new_late.0 { (0.0, 0.0) } else { self.late };
+        self.late = (before.0 + new_late.0, before.1 + new_late.1);
+        let (count, seconds) = (self.recent.0 + self.late.0, self.recent.1 + self.late.1);
         if let (true, Some(base)) = (is_saturated, self.base_latency)
-            && self.recent.0 >= 1.0
+            && count >= 1.0
         {
-            let latency = self.recent.1 / self.recent.0;
+            let latency = seconds / count;
             let at_limit = self.samples.mean_from(bucket((self.limit * AT_LIMIT) as u32));
-            self.has_queued |=
-                self.late >= SEVERAL || at_limit.is_some_and(|latency| latency > FIRST_QUEUEING * base);
+            let is_slow = |latency: f64| latency > FIRST_QUEUEING * base;
+            self.has_queued |= at_limit.is_some_and(is_slow) || (self.late.0 >= SEVERAL && is_slow(latency));
             let factor = 1.0 + STEP * (HEADROOM * base / latency - 1.0);
             let next = match self.has_queued {
                 true => {
@@ -171,7 +178,7 @@ impl LimitController {
             self.limit = next.clamp(floor, ceiling.max(floor));
         }
         self.recent = (self.recent.0 * (1.0 - weight), self.recent.1 * (1.0 - weight));
-        self.late *= 1.0 - weight;
+        self.late = (self.late.0 * (1.0 - weight), self.late.1 * (1.0 - weight));
     }
 
     /// Returns the limit for the next interval.

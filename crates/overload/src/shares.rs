@@ -260,7 +260,8 @@ impl Shares {
         if together > 0.0 {
             tenants.push((together, self.tier(common.tier.load(Ordering::Relaxed)).share.weight));
         }
-        let active = if tenants.is_empty() { 0 } else { self.active.load(Ordering::Relaxed).saturating_add(1) };
+        let active =
+            if tenants.is_empty() { 0 } else { self.active.load(Ordering::Relaxed).saturating_add(1) };
         self.active.store(active, Ordering::Relaxed);
         let level = water_level(&mut tenants, throughput * DISTRIBUTED);
         for tier in &self.tiers {

@@ -298,7 +298,8 @@ fn a_single_caller_at_ten_times_the_capacity_gets_all_of_it() {
     });
 }
 
-/// Runs an upstream at a part of its capacity behind a gate whose floor is far below it, as is usual where nobody knows it.
+/// Runs an upstream at a part of its capacity, after three seconds of twice of it, behind a gate whose floor is far below
+/// it.
 fn simulate_low_floor(
     seed: u64,
     part: f64,
@@ -309,7 +310,7 @@ fn simulate_low_floor(
         seed,
         workers: 16,
         seconds: 60.0,
-        load: &|_| part * CAPACITY,
+        load: &|t| if t < 3.0 { 2.0 * CAPACITY } else { part * CAPACITY },
         service,
         fails,
         mix: MIX,
