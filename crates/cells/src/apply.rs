@@ -3,17 +3,17 @@
 //! A store may fail for a part of a batch: the entries that it has debited are remembered (`inbox`), and the next
 //! attempt debits the others. An overdraft is kept only once the debit beside it has succeeded.
 
-use crate::charge_codec::{SentCounter, cost};
+use crate::charge_codec::{SentCharge, with_charges};
 use crate::inbox::Receipt;
-use crate::message::{Batch, BatchEntry, Hello, Message};
+use crate::message::{Batch, Hello, Message};
 use crate::overdraft::BucketTime;
 use crate::owner::Transport;
-use crate::regional::RegionalStore;
+use crate::regional::{Charges, RegionalStore, charges_of, parts_of};
 use crate::stats::add;
 use std::collections::{HashMap, HashSet};
 use tollgate_core::{
-    Charge, Clock, Cost, CounterId, CounterKey, CounterStore, Enforcement, KeyPart, Outcome, Outcomes,
-    OwnedKeyPart, RegionMode, StoreError, TimeDelta, Timestamp,
+    Charge, Clock, Cost, CounterId, CounterStore, Enforcement, LossPolicy, Outcomes, PermitId, RegionMode,
+    StoreError, TimeDelta, Timestamp,
 };
 
 /// Charges that could not be applied, by position, and why.
@@ -33,70 +33,62 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             Receipt::Refused => return Message::Failed("too many cells".to_owned()),
         };
         let Batch { counters, entries, skipped, covers, .. } = batch;
-        // Only what cells share is exchanged, whatever a peer's rules say.
-        let wanted: Vec<(usize, &BatchEntry, &SentCounter)> = entries
-            .iter()
+        let (positions, sent): (Vec<usize>, Vec<SentCharge>) = entries
+            .into_iter()
             .enumerate()
             .filter(|(at, _)| !application.applied.contains(at))
-            .filter_map(|(at, entry)| Some((at, entry, counters.get(entry.counter as usize)?)))
-            .filter(|(_, _, counter)| counter.scope.region_mode() == RegionMode::Shared)
-            .collect();
-        let parts: Vec<KeyPart<'_>> =
-            wanted.iter().flat_map(|(_, entry, _)| entry.parts.iter().map(OwnedKeyPart::as_part)).collect();
-        let mut rest = parts.as_slice();
-        let mut charges = Vec::with_capacity(wanted.len());
-        for (_, entry, counter) in &wanted {
-            let (own, others) = rest.split_at(entry.parts.len());
-            rest = others;
-            let key = CounterKey { scope: &counter.scope, parts: own };
-            let charge = Charge::new(key, &counter.limit, cost(entry.units));
-            charges.push(Charge { enforcement: Enforcement::Independent, ..charge });
-        }
-        let overshoot = self.overshoot(&charges);
-        if let Err((failed, error)) = self.debit_shared(&charges).await {
-            let applied = (0..charges.len()).filter(|at| !failed.contains(at)).map(|at| wanted[at].0);
+            .filter_map(|(at, entry)| {
+                let counter = counters.get(entry.counter as usize)?;
+                // Only what cells share is exchanged, whatever a peer's rules say.
+                (counter.scope.region_mode() == RegionMode::Shared).then(|| {
+                    let charge = SentCharge {
+                        counter: counter.clone(),
+                        parts: entry.parts,
+                        cost: crate::charge_codec::cost(entry.units),
+                        enforcement: Enforcement::Independent,
+                        permit: PermitId::ANONYMOUS,
+                        loss_policy: LossPolicy::AssumeUnused,
+                    };
+                    (at, charge)
+                })
+            })
+            .unzip();
+        let overshoot = self.overshoot(&sent);
+        if let Err((failed, error)) = self.debit_shared(&sent).await {
+            let applied = (0..sent.len()).filter(|at| !failed.contains(at)).map(|at| positions[at]);
             application.applied.extend(applied);
             return Message::Failed(error.to_string());
         }
         application.finish();
-        let ids: Vec<CounterId> = charges.iter().map(|charge| charge.key.id()).collect();
-        self.others.add(&charges, &ids, now);
-        self.late.on_report(from, covers.map(TimeDelta::from_micros), &charges, &ids, now);
+        with_charges(&sent, |charges| {
+            self.others.add(charges, now);
+            self.late.on_report(from, covers.map(TimeDelta::from_micros), charges, now);
+        });
         add(&self.counts.batches_received, 1);
         add(&self.counts.unknown_messages, skipped as u64);
-        add(&self.counts.counters_received, charges.len() as u64);
+        add(&self.counts.counters_received, sent.len() as u64);
         add(&self.counts.overshoot, overshoot);
         Message::Done(self.members.sightings(now))
     }
 
     /// Debits what other cells have consumed of shared limits, however much it is.
-    async fn debit_shared(&self, charges: &[Charge<'_>]) -> Result<(), NotApplied> {
-        let (mut planned, mut latest, mut reduced) = (Vec::new(), HashMap::new(), None);
-        for (at, charge) in charges.iter().enumerate() {
-            if !self.may_overdraw(charge, &latest) {
-                continue;
-            }
-            let mut charge = *charge;
-            match self.overdraw(&mut charge, &latest).await {
+    async fn debit_shared(&self, sent: &[SentCharge]) -> Result<(), NotApplied> {
+        let parts = parts_of(sent);
+        let mut charges = charges_of(sent, &parts);
+        let (mut planned, mut latest) = (Vec::new(), HashMap::new());
+        for (at, charge) in charges.iter_mut().enumerate() {
+            match self.overdraw(charge, &latest).await {
                 Ok(None) => {}
                 Ok(Some((id, full_at))) => {
-                    reduced.get_or_insert_with(|| charges.to_vec())[at] = charge;
                     planned.push((at, id, full_at));
                     latest.insert(id, full_at);
                 }
-                Err(error) => return Err(((0..charges.len()).collect(), error)),
+                Err(error) => return Err(((0..sent.len()).collect(), error)),
             }
         }
-        let charges = reduced.as_deref().unwrap_or(charges);
         let debited: Vec<usize> = (0..charges.len()).filter(|at| !charges[*at].cost.is_peek()).collect();
-        let result = if debited.is_empty() {
-            Ok(())
-        } else if debited.len() == charges.len() {
-            self.own.debit_reported(charges).await
-        } else {
-            let some: Vec<Charge<'_>> = debited.iter().map(|at| charges[*at]).collect();
-            self.own.debit_reported(&some).await
-        };
+        let wanted: Charges<'_> = debited.iter().map(|at| charges[*at]).collect();
+        let result = if wanted.is_empty() { Ok(()) } else { self.own.debit_reported(&wanted).await };
         let failed: HashSet<usize> = match &result {
             Ok(()) => HashSet::new(),
             // The store may debit them yet, and undoes that unless the charge is kept: it counts as applied.
@@ -120,14 +112,6 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         }
     }
 
-    /// Returns whether a debit may exceed what a bucket's state can represent: one far below the burst cannot, unless others
-    /// have before.
-    fn may_overdraw(&self, charge: &Charge<'_>, planned: &HashMap<CounterId, Timestamp>) -> bool {
-        charge.cost.units() > charge.limit.capacity() / 8
-            || !planned.is_empty()
-            || !self.overdrafts.is_empty()
-    }
-
     /// Reduces a debit to what the bucket's state can represent, and returns the rest as an overdraft, to be kept once
     /// the debit has succeeded. `planned` are those of the same batch.
     async fn overdraw(
@@ -140,6 +124,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let (id, now) = (charge.key.id(), self.clock.now());
         let known = planned.get(&id).copied().or_else(|| self.overdrafts.get(id));
         let known = known.filter(|full_at| *full_at > now);
+        // A debit far below the burst cannot exceed the debt that the state has room for, unless others have before.
         if known.is_none() && units <= charge.limit.capacity() / 8 {
             return Ok(None);
         }
@@ -174,21 +159,16 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     /// Returns the units that were admitted elsewhere beyond what was left here, where counters can be read without
     /// waiting.
-    fn overshoot(&self, charges: &[Charge<'_>]) -> u64 {
-        let debits = || charges.iter().filter(|charge| !charge.cost.is_refund());
-        let peeks: Vec<Charge<'_>> = debits().map(|charge| Charge { cost: Cost::PEEK, ..*charge }).collect();
-        let mut all = Vec::with_capacity(peeks.len());
-        if self.own.try_charge_each(&peeks, &mut all) {
-            let over =
-                |(charge, left): (&Charge<'_>, &Outcome)| charge.cost.units().saturating_sub(left.remaining);
-            return debits().zip(&all).map(over).sum();
-        }
-        let over = debits().zip(&peeks).map(|(charge, peek)| {
-            let mut outcomes = Outcomes::default();
-            let is_read = self.own.try_charge(std::slice::from_ref(peek), &mut outcomes);
-            let left = outcomes.per_charge.first().filter(|_| is_read).map(|outcome| outcome.remaining);
-            left.map_or(0, |left| charge.cost.units().saturating_sub(left))
-        });
-        over.sum()
+    fn overshoot(&self, sent: &[SentCharge]) -> u64 {
+        with_charges(sent, |charges| {
+            let over = charges.iter().filter(|charge| !charge.cost.is_refund()).map(|charge| {
+                let peek = Charge { cost: Cost::PEEK, ..*charge };
+                let mut outcomes = Outcomes::default();
+                let is_read = self.own.try_charge(&[peek], &mut outcomes);
+                let left = outcomes.per_charge.first().filter(|_| is_read).map(|outcome| outcome.remaining);
+                left.map_or(0, |left| charge.cost.units().saturating_sub(left))
+            });
+            over.sum::<u64>()
+        })
     }
 }

@@ -62,6 +62,15 @@ impl SentCharge {
     }
 }
 
+/// Calls `with` on the charges of a message.
+pub fn with_charges<T>(sent: &[SentCharge], with: impl FnOnce(&[Charge<'_>]) -> T) -> T {
+    let parts: Vec<Vec<KeyPart<'_>>> =
+        sent.iter().map(|sent| sent.parts.iter().map(OwnedKeyPart::as_part).collect()).collect();
+    let charges: Vec<Charge<'_>> =
+        sent.iter().zip(&parts).map(|(sent, parts)| as_charge(sent, parts)).collect();
+    with(&charges)
+}
+
 /// Returns whether a receiver can read the values of a key.
 pub(crate) fn can_be_sent(parts: &[OwnedKeyPart]) -> bool {
     let is_short = |part: &OwnedKeyPart| match part {

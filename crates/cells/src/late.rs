@@ -80,13 +80,12 @@ impl LatePeers {
     }
 
     /// Records a report that has been applied. `covers` is the time in which its units were consumed: zero if it continues
-    /// the report before it, `None` if the sender does not say. `ids` are those of the charges' counters.
+    /// the report before it, `None` if the sender does not say.
     pub(crate) fn on_report(
         &self,
         from: &Hello,
         covers: Option<TimeDelta>,
         charges: &[Charge<'_>],
-        ids: &[CounterId],
         now: Timestamp,
     ) {
         let mut senders = self.write();
@@ -107,15 +106,11 @@ impl LatePeers {
         });
         let mut room = MAX_COUNTERS.saturating_sub(known);
         if covers > TimeDelta::ZERO {
-            // The memory of the report before the last is used again.
-            std::mem::swap(&mut sender.before, &mut sender.last);
-            sender.last.covers = covers;
-            sender.last.units.clear();
+            sender.before = std::mem::replace(&mut sender.last, Report { covers, units: HashMap::default() });
         }
         (sender.reported_at, sender.overdue) = (now, TimeDelta::ZERO);
-        for (charge, id) in
-            charges.iter().zip(ids.iter().copied()).filter(|(charge, _)| !charge.cost.is_refund())
-        {
+        for charge in charges.iter().filter(|charge| !charge.cost.is_refund()) {
+            let id = charge.key.id();
             match sender.last.units.get_mut(&id) {
                 Some(units) => *units = units.saturating_add(charge.cost.units()),
                 None if room > 0 => {

@@ -14,8 +14,6 @@ use tollgate_core::{Admission, Charge, Enforcement, Outcomes, OwnedKeyPart, Stor
 const STRIPES: usize = 64;
 /// Number of counters compared when one must give way.
 const SAMPLE: usize = 8;
-/// Scopes and limits that a stripe remembers, so that its counters share them.
-const MAX_SHARED: usize = 32;
 
 /// Consumption of one counter.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,38 +36,12 @@ impl Consumed {
     }
 }
 
-#[derive(Default)]
-struct Stripe {
-    consumed: HashMap<u64, Consumed, foldhash::fast::FixedState>,
-    /// Scopes and limits of its counters, and of those before the last tick.
-    shared: Vec<Arc<SentCounter>>,
-}
-
-impl Stripe {
-    /// Returns the scope and the limit of a charge.
-    fn counter_of(&mut self, charge: &Charge<'_>) -> Arc<SentCounter> {
-        let scope = charge.key.scope;
-        let is_same = |known: &&Arc<SentCounter>| {
-            known.scope.id() == scope.id()
-                && known.scope.is_durable() == scope.is_durable()
-                && known.limit == *charge.limit
-        };
-        if let Some(known) = self.shared.iter().find(is_same) {
-            return Arc::clone(known);
-        }
-        if self.shared.len() >= MAX_SHARED {
-            self.shared.clear();
-        }
-        let counter = Arc::new(SentCounter { scope: scope.clone(), limit: charge.limit.clone() });
-        self.shared.push(Arc::clone(&counter));
-        counter
-    }
-}
+type Stripe = Mutex<HashMap<u64, Consumed, foldhash::fast::FixedState>>;
 
 /// Consumption by counter.
 pub struct Ledger {
     hasher: RandomState,
-    stripes: Box<[Mutex<Stripe>]>,
+    stripes: Box<[Stripe]>,
     most: usize,
     /// Units of counters that gave way.
     dropped: AtomicU64,
@@ -98,7 +70,7 @@ impl Ledger {
         let stripe = &self.stripes[(name >> 58) as usize % STRIPES];
         let mut stripe = stripe.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            match stripe.consumed.get_mut(&name) {
+            match stripe.get_mut(&name) {
                 Some(known) if known.is_of(charge) => {
                     known.units = known.units.saturating_add(units);
                     return;
@@ -108,12 +80,11 @@ impl Ledger {
                 None => break,
             }
         }
-        if stripe.consumed.len() >= self.most {
-            let some = stripe.consumed.iter().take(SAMPLE);
-            let smallest = some.min_by_key(|(_, known)| known.units.unsigned_abs());
+        if stripe.len() >= self.most {
+            let smallest = stripe.iter().take(SAMPLE).min_by_key(|(_, known)| known.units.unsigned_abs());
             match smallest.map(|(name, known)| (*name, known.units)) {
                 Some((other, less)) if less.unsigned_abs() < units.unsigned_abs() => {
-                    stripe.consumed.remove(&other);
+                    stripe.remove(&other);
                     self.dropped.fetch_add(less.unsigned_abs(), Ordering::Relaxed);
                 }
                 _ => {
@@ -122,9 +93,9 @@ impl Ledger {
                 }
             }
         }
-        let counter = stripe.counter_of(charge);
+        let counter = SentCounter { scope: charge.key.scope.clone(), limit: charge.limit.clone() };
         let parts = charge.key.parts.iter().map(OwnedKeyPart::from).collect();
-        stripe.consumed.insert(name, Consumed { counter, parts, units });
+        stripe.insert(name, Consumed { counter: Arc::new(counter), parts, units });
     }
 
     /// Adds what a decided request has taken, of the charges that `is_wanted`.
@@ -172,9 +143,7 @@ impl Ledger {
         let mut all = Vec::new();
         for stripe in &self.stripes {
             let mut stripe = stripe.lock().unwrap_or_else(PoisonError::into_inner);
-            all.extend(
-                stripe.consumed.drain().map(|(_, consumed)| consumed).filter(|consumed| consumed.units != 0),
-            );
+            all.extend(stripe.drain().map(|(_, consumed)| consumed).filter(|consumed| consumed.units != 0));
         }
         all
     }

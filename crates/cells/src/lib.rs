@@ -39,7 +39,7 @@ mod roster;
 mod stats;
 mod wire;
 
-pub use charge_codec::{SentCharge, SentCounter};
+pub use charge_codec::{SentCharge, SentCounter, with_charges};
 pub use inbox::{Application, Inbox, Receipt};
 pub use ledger::{Consumed, Ledger};
 pub use members::{CellConfig, Decider, Members, PeerConfig, PeerStatus};

@@ -8,7 +8,6 @@
 
 use crate::charge_codec::{MAX_CHARGES, SentCharge, SentCounter};
 use crate::wire::{Reader, Writer};
-use std::sync::Arc;
 use tollgate_core::{Outcomes, OwnedKeyPart, PermitId, Timestamp};
 
 /// Version of the messages that this release sends.
@@ -51,7 +50,7 @@ pub struct BatchEntry {
     /// Index among the batch's counters.
     pub counter: u32,
     /// Values of the key.
-    pub parts: Arc<[OwnedKeyPart]>,
+    pub parts: Vec<OwnedKeyPart>,
     /// Units; negative if more was refunded than charged.
     pub units: i64,
 }
@@ -325,7 +324,7 @@ fn batch(from: &mut Reader<'_>) -> Option<Batch> {
     let mut entries = Vec::new();
     for _ in 0..count {
         let place = *places.get(usize::try_from(from.number()?).ok()?)?;
-        let (parts, units) = (from.parts()?.into(), from.signed()?);
+        let (parts, units) = (from.parts()?, from.signed()?);
         if let Some(counter) = place.and_then(|place| u32::try_from(place).ok()) {
             entries.push(BatchEntry { counter, parts, units });
         }

@@ -13,7 +13,6 @@ use crate::charge_codec::{SentCounter, can_be_sent};
 use crate::ledger::Consumed;
 use crate::message::{Batch, BatchEntry, MAX_BATCH, MAX_MESSAGE};
 use foldhash::fast::RandomState;
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tollgate_core::{Cost, Limit, OwnedKeyPart, PermitId, State, Timestamp};
@@ -107,7 +106,7 @@ impl Outbox {
                 limit: (limit.rate().count, limit.capacity()),
                 parts: Arc::clone(parts),
             };
-            if self.pending.len() >= self.most && !self.pending.contains_key(&name) {
+            if !self.pending.contains_key(&name) && self.pending.len() >= self.most {
                 self.drop_smallest(now);
             }
             let fresh = || (Arc::clone(counter), Pending { units: 0, shared_out: None, last_at: now });
@@ -143,11 +142,14 @@ impl Outbox {
         }
         self.sequence += 1;
         let mut batch = Batch { sequence: self.sequence, ..Batch::default() };
-        let mut counters: HashMap<*const SentCounter, u32, RandomState> = HashMap::default();
+        let mut counters: HashMap<*const SentCounter, u32> = HashMap::new();
         let mut by_limit: HashMap<(u64, (u64, u64)), u32> = HashMap::new();
-        batch.entries.reserve(self.pending.len().min(MAX_BATCH));
-        let (mut bytes, has_room) = (0, Cell::new(true));
-        for (name, (counter, pending)) in self.pending.extract_if(|_, _| has_room.get()) {
+        let (mut bytes, mut taken) = (0, Vec::new());
+        for (name, (counter, pending)) in &self.pending {
+            if batch.entries.len() >= MAX_BATCH || bytes >= MAX_BYTES || batch.counters.len() >= 4_000 {
+                break;
+            }
+            taken.push(name.clone());
             let units = pending.total(&counter.limit, now);
             if units == 0 || now.since(pending.last_at) > counter.limit.retention() {
                 continue;
@@ -157,18 +159,18 @@ impl Outbox {
                 self.dropped = self.dropped.saturating_add(units.unsigned_abs());
                 continue;
             }
-            let at = *counters.entry(Arc::as_ptr(&counter)).or_insert_with(|| {
+            let at = *counters.entry(Arc::as_ptr(counter)).or_insert_with(|| {
                 *by_limit.entry((name.scope, name.limit)).or_insert_with(|| {
                     bytes += counter.scope.label().len() + 64;
-                    batch.counters.push((*counter).clone());
+                    batch.counters.push((**counter).clone());
                     u32::try_from(batch.counters.len() - 1).unwrap_or(u32::MAX)
                 })
             });
             bytes += 12 + name.parts.iter().map(part_bytes).sum::<usize>();
-            batch.entries.push(BatchEntry { counter: at, parts: name.parts, units });
-            let is_full =
-                batch.entries.len() >= MAX_BATCH || bytes >= MAX_BYTES || batch.counters.len() >= 4_000;
-            has_room.set(!is_full);
+            batch.entries.push(BatchEntry { counter: at, parts: name.parts.to_vec(), units });
+        }
+        for name in taken {
+            self.pending.remove(&name);
         }
         let covers =
             if self.is_continued { 0 } else { self.filled_until.since(self.drained_until).as_micros() };
@@ -188,7 +190,7 @@ impl Outbox {
             let counters: Vec<Arc<SentCounter>> = counters.into_iter().map(Arc::new).collect();
             for BatchEntry { counter, parts, units } in entries {
                 if let Some(counter) = counters.get(counter as usize) {
-                    all.push(Consumed { counter: Arc::clone(counter), parts, units });
+                    all.push(Consumed { counter: Arc::clone(counter), parts: parts.into(), units });
                 }
             }
         }

@@ -74,8 +74,8 @@ fn messages() -> Vec<Message> {
         sequence: 300,
         counters: charges.iter().map(|charge| charge.counter.clone()).collect(),
         entries: vec![
-            BatchEntry { counter: 0, parts: charges[0].parts.clone().into(), units: 5 },
-            BatchEntry { counter: 7, parts: [].into(), units: -2 },
+            BatchEntry { counter: 0, parts: charges[0].parts.clone(), units: 5 },
+            BatchEntry { counter: 7, parts: Vec::new(), units: -2 },
         ],
         covers: Some(200_000),
         skipped: 0,
@@ -148,7 +148,7 @@ fn a_counter_of_a_batch_is_short() {
     let counter = charge(limits().remove(0)).counter;
     let entry = |n: usize| BatchEntry {
         counter: 0,
-        parts: [OwnedKeyPart::Secret(format!("{n:032x}").into())].into(),
+        parts: vec![OwnedKeyPart::Secret(format!("{n:032x}").into())],
         units: 1_000,
     };
     let batch = Batch {
@@ -192,7 +192,7 @@ proptest! {
 #[test]
 fn what_cannot_be_read_does_not_stop_the_rest() {
     let counters: Vec<_> = limits().into_iter().take(2).map(|limit| charge(limit).counter).collect();
-    let entry = |counter| BatchEntry { counter, parts: [].into(), units: 5 + i64::from(counter) };
+    let entry = |counter| BatchEntry { counter, parts: Vec::new(), units: 5 + i64::from(counter) };
     let batch = Batch { sequence: 1, counters, entries: vec![entry(0), entry(1)], ..Batch::default() };
     let mut bytes = encode(1, &Message::Batch(batch.clone()));
     let name = batch.counters[0].limit.algorithm().name().as_bytes();

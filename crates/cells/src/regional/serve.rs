@@ -77,11 +77,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 }
 
 /// Returns the values of each charge's key.
-fn parts_of(sent: &[SentCharge]) -> Vec<Vec<KeyPart<'_>>> {
+pub(crate) fn parts_of(sent: &[SentCharge]) -> Vec<Vec<KeyPart<'_>>> {
     sent.iter().map(|sent| sent.parts.iter().map(OwnedKeyPart::as_part).collect()).collect()
 }
 
 /// Returns the charges of a message, whose values are `parts`.
-fn charges_of<'a>(sent: &'a [SentCharge], parts: &'a [Vec<KeyPart<'a>>]) -> Charges<'a> {
+pub(crate) fn charges_of<'a>(sent: &'a [SentCharge], parts: &'a [Vec<KeyPart<'a>>]) -> Charges<'a> {
     sent.iter().zip(parts).map(|(sent, parts)| as_charge(sent, parts)).collect()
 }
