@@ -13,9 +13,10 @@ use crate::charge_codec::{SentCounter, can_be_sent};
 use crate::ledger::Consumed;
 use crate::message::{Batch, BatchEntry, MAX_BATCH, MAX_MESSAGE};
 use foldhash::fast::RandomState;
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_core::{Cost, Limit, OwnedKeyPart, PermitId, State, Timestamp};
+use tollgate_core::{Cost, CounterKey, KeyPart, Limit, OwnedKeyPart, PermitId, State, TimeDelta, Timestamp};
 
 /// Bytes that a batch may take: half of a message, so that an estimate suffices.
 const MAX_BYTES: usize = MAX_MESSAGE / 2;
@@ -28,6 +29,8 @@ struct Pending {
     units: i64,
     /// What was consumed while the peer was silent.
     shared_out: Option<Box<State>>,
+    /// By how much the windows of this key are shifted: `jitter`.
+    phase: TimeDelta,
     /// Time of the last consumption: a counter whose state has run out since is not reported.
     last_at: Timestamp,
 }
@@ -35,14 +38,14 @@ struct Pending {
 impl Pending {
     /// Returns the units that count at `now`.
     fn total(&self, limit: &Limit, now: Timestamp) -> i64 {
-        let silent = self.shared_out.as_deref().map_or(0, |state| used(limit, state, now));
+        let silent = self.shared_out.as_deref().map_or(0, |state| used(limit, state, now + self.phase));
         self.units.saturating_add(i64::try_from(silent).unwrap_or(i64::MAX))
     }
 
     /// Takes back units while the peer is silent: of what was not reported to it, and no more. A refund of what time
     /// has restored since would be new units to a peer that hears of it later.
     fn give_back(&mut self, limit: &Limit, units: u64, now: Timestamp) {
-        let mut rest = units;
+        let (mut rest, now) = (units, now + self.phase);
         if let Some(state) = self.shared_out.as_deref_mut() {
             let taken = used(limit, state, now).min(rest);
             limit.step(state, now, Cost::refund(taken));
@@ -109,13 +112,16 @@ impl Outbox {
             if !self.pending.contains_key(&name) && self.pending.len() >= self.most {
                 self.drop_smallest(now);
             }
-            let fresh = || (Arc::clone(counter), Pending { units: 0, shared_out: None, last_at: now });
+            let fresh = || {
+                let phase = phase(counter, parts);
+                (Arc::clone(counter), Pending { units: 0, shared_out: None, phase, last_at: now })
+            };
             let (_, pending) = self.pending.entry(name).or_insert_with(fresh);
             pending.last_at = now;
             match u64::try_from(*units) {
                 Ok(units) if is_silent => {
                     let state = pending.shared_out.get_or_insert_with(Box::default);
-                    limit.debit(PermitId::ANONYMOUS, state, now, units);
+                    limit.debit(PermitId::ANONYMOUS, state, now + pending.phase, units);
                 }
                 Err(_) if is_silent => pending.give_back(limit, units.unsigned_abs(), now),
                 _ => pending.units = pending.units.saturating_add(*units),
@@ -244,4 +250,10 @@ fn part_bytes(part: &OwnedKeyPart) -> usize {
 pub(crate) fn used(limit: &Limit, state: &State, now: Timestamp) -> u64 {
     let mut state = state.clone();
     limit.capacity().saturating_sub(limit.step(&mut state, now, Cost::PEEK).remaining)
+}
+
+/// Returns by how much the windows of a counter are shifted.
+fn phase(counter: &SentCounter, parts: &[OwnedKeyPart]) -> TimeDelta {
+    let parts: SmallVec<[KeyPart<'_>; 4]> = parts.iter().map(OwnedKeyPart::as_part).collect();
+    counter.limit.phase(CounterKey { scope: &counter.scope, parts: &parts }.stable_hash())
 }

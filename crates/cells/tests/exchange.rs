@@ -151,3 +151,26 @@ fn consumption_is_added_up_by_counter_and_limit() {
     assert_eq!(found, [(10, 7), (20, 3)]);
     assert!(ledger.drain().is_empty());
 }
+
+/// Without it what a caller used while a link was down is forgotten at the end of a minute, though its window goes on.
+#[test]
+fn what_was_consumed_by_the_share_counts_until_the_shifted_window_ends() {
+    let minute = TimeDelta::from_secs(60);
+    let spec = LimitSpec::new(Algorithm::FixedWindow, Rate::per(90, minute));
+    let limit = spec.jitter().build().expect("valid");
+    // Ten seconds before and after the end of a minute by the clock.
+    let (before, after) = (Timestamp::from_secs(1_790), Timestamp::from_secs(1_810));
+    let (mut still_counts, mut ended) = (0, 0);
+    for name in (0..40).map(|at| format!("k{at}")) {
+        let mut outbox = Outbox::new(100, before);
+        outbox.add(&[consumed(&name, 20, &limit)], true, before);
+        outbox.add(&[consumed(&name, -5, &limit)], true, before);
+        let parts = [KeyPart::Text(&name)];
+        let hash = CounterKey { scope: &Scope::new("api|user"), parts: &parts }.stable_hash();
+        let is_same = limit.window(before, hash) == limit.window(after, hash);
+        let sent: Vec<i64> = outbox.next_batch(after).entries.iter().map(|entry| entry.units).collect();
+        assert_eq!(sent, if is_same { vec![15] } else { vec![] }, "{name}");
+        if is_same { still_counts += 1 } else { ended += 1 }
+    }
+    assert!(still_counts > 0 && ended > 0, "{still_counts} {ended}");
+}

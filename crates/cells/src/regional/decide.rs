@@ -99,9 +99,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         if outcomes.per_charge.first().is_none_or(|outcome| outcome.remaining < charge.limit.capacity()) {
             return Ok(());
         }
-        let mut state = State::default();
-        charge.limit.debit(PermitId::ANONYMOUS, &mut state, known_since, charge.limit.capacity());
-        let lost = used(charge.limit, &state, now);
+        let (mut state, phase) = (State::default(), charge.limit.phase(charge.key.stable_hash()));
+        charge.limit.debit(PermitId::ANONYMOUS, &mut state, known_since + phase, charge.limit.capacity());
+        let lost = used(charge.limit, &state, now + phase);
         if lost == 0 {
             return Ok(());
         }
