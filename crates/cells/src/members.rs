@@ -475,7 +475,8 @@ impl Members {
         others + usize::from(self.config.region == region) <= 1
     }
 
-    fn is_region(&self, name: &str) -> bool {
+    /// Returns whether this is the region of a cell that is known.
+    pub(crate) fn is_region(&self, name: &str) -> bool {
         self.config.region == name || self.roster.load().has_region(name)
     }
 

@@ -193,6 +193,36 @@ fn an_api_key_does_not_leave_its_cell() {
     assert!(!carried.is_empty() && !carried.windows(8).any(|bytes| bytes == &secret.as_bytes()[..8]));
 }
 
+/// Without it a caller that invents homes has a fresh limit for each of them.
+#[test]
+fn homes_that_are_no_region_share_the_counter_of_requests_without_one() {
+    let pair = Pair::start();
+    // Until each may own counters by hash.
+    for _ in 0..20 {
+        pair.clock.advance(TimeDelta::from_millis(200));
+        pair.exchange();
+    }
+    let hourly = LimitSpec::new(Algorithm::FixedWindow, Rate::per(5, TimeDelta::from_secs(3_600)));
+    let five = hourly.build().expect("valid");
+    for (cell, _) in &pair.cells {
+        for mode in [RegionMode::Owner, RegionMode::Leased] {
+            let owned = scope(mode, CounterOwner::Home, &format!("login-{}", cell.hello().cell));
+            let admits = |home: &str| {
+                let parts = [KeyPart::Text("u"), KeyPart::Text(home)];
+                let one = Charge::new(CounterKey { scope: &owned, parts: &parts }, &five, Cost::ONE);
+                charge(cell, &[one]).expect("decided").admission == Admission::Admitted
+            };
+            let invented: Vec<String> = (0..100).map(|at| format!("z{at}")).collect();
+            let admitted = invented.iter().filter(|home| admits(home)).count();
+            assert!(admitted <= 5, "{mode:?}: {admitted}");
+            if mode == RegionMode::Owner {
+                assert_eq!((admitted, admits("")), (5, false));
+            }
+            assert!(admits("eu") && admits("us"), "each region has its own");
+        }
+    }
+}
+
 /// Without it a repeated batch locks a caller out, and one that no cell can have sent for ever.
 #[test]
 fn a_replayed_or_absurd_batch_does_little_harm() {
