@@ -8,7 +8,7 @@ use tollgate_core::conformance::{block_on, run};
 use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterId, CounterKey, CounterOwner, CounterStore, Enforcement,
     KeyPart, Limit, LimitSpec, ManualClock, Mode, Outcomes, Permit, PermitId, Rate, RegionMode, Scope,
-    StoreError, TimeDelta, Timestamp, region_prefix,
+    StoreError, TimeDelta, Timestamp, Verdict, region_prefix,
 };
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
 
@@ -87,6 +87,8 @@ impl Pair {
             own.members().on_hello(0, other.hello());
         }
         let pair = Self { clock, cells };
+        // The second tells each that the other has had its answer.
+        pair.exchange();
         pair.exchange();
         pair
     }
@@ -273,6 +275,42 @@ fn a_debit_beyond_the_burst_is_kept() {
     }
     // Five seconds of 1,000/s, and what the bound allows beyond: B, and once more B + r·Λ of the other cell.
     assert!((4_000..=5_000 + 10 + 10 + 2 * 200 + 50).contains(&admitted), "{admitted}");
+}
+
+/// Without it one silent cell denies all limits of one unit, or cells that are cut off admit more than the limit or less.
+#[test]
+fn cells_that_are_cut_off_admit_the_limit_together() {
+    let pair = Pair::start();
+    pair.cells.iter().for_each(|(_, link)| link.is_down.store(true, Ordering::Relaxed));
+    pair.clock.advance(TimeDelta::from_secs(3));
+    pair.exchange();
+    let own = scope(RegionMode::Shared, CounterOwner::Hash, "own");
+    for algorithm in [Algorithm::Gcra, Algorithm::FixedWindow] {
+        for units in [1, 2, 3, 7, 90] {
+            let hourly = LimitSpec::new(algorithm, Rate::per(units, TimeDelta::from_secs(3_600)));
+            let limit = hourly.build().expect("valid");
+            for name in (0..20).map(|at| format!("{algorithm:?}-{units}-{at}")) {
+                let parts = [KeyPart::Text(&name)];
+                let one = Charge::new(CounterKey { scope: &own, parts: &parts }, &limit, Cost::ONE);
+                let admitted = |(cell, _): &(Arc<Cell>, _)| {
+                    let is_admitted = |_: &u64| {
+                        let outcomes = charge(cell, &[one]).expect("decided");
+                        if outcomes.admission == Admission::Denied {
+                            let verdict = outcomes.per_charge[0].verdict;
+                            assert!(
+                                matches!(verdict, Verdict::Denied { retry_after: Some(wait) } if wait > TimeDelta::ZERO),
+                                "{name}: {verdict:?}"
+                            );
+                        }
+                        outcomes.admission == Admission::Admitted
+                    };
+                    (0..100_u64).take_while(is_admitted).count() as u64
+                };
+                let all: u64 = pair.cells.iter().map(admitted).sum();
+                assert_eq!(all, units, "{name}");
+            }
+        }
+    }
 }
 
 /// Without it two cells decide one counter while their views of who is alive differ.

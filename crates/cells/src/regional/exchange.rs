@@ -8,7 +8,7 @@ use crate::owner::Transport;
 use crate::roster::PeerChanges;
 use crate::stats::add;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use tollgate_core::{Clock, CounterStore, Timestamp};
 
 impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
@@ -19,7 +19,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     pub(super) fn refresh(&self) {
         let now = self.clock.now();
         self.members.refresh(now);
-        let (part, all) = self.members.share(now);
+        let division = self.members.division(now);
+        let (part, all) = division.weights();
+        if **self.division.load() != division {
+            self.division.store(Arc::new(division));
+        }
         let share = u128::from(part) * u128::from(WHOLE) / u128::from(all.max(1));
         self.share.store(u64::try_from(share).unwrap_or(WHOLE), Ordering::Relaxed);
     }
