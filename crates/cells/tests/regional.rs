@@ -373,3 +373,41 @@ fn a_local_permit_of_a_secret_is_released() {
         }
     }
 }
+
+/// Without it the lag of a node that only stands by grows for ever, and with it the alert.
+#[test]
+fn a_node_that_stands_by_has_no_lag() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
+    let node = |address: &str| PeerConfig { store: "us".to_owned(), ..PeerConfig::new("us", address) };
+    let (eu, _) = cell("eu", vec![node("us-1"), node("us-2")], &clock);
+    let (us, _) = cell("us", vec![PeerConfig::new("eu", "eu")], &clock);
+    (0..2).for_each(|peer| eu.members().on_hello(peer, us.hello()));
+    let tick = |answering: &[usize]| {
+        clock.advance(TimeDelta::from_millis(200));
+        eu.tick();
+        for peer in answering {
+            let (sequence, sent) = (eu.next_batch(*peer).sequence, eu.now());
+            eu.on_acknowledged(*peer, sequence, sent, &[]);
+        }
+    };
+    (0..50).for_each(|_| tick(&[0, 1]));
+    let lags = || eu.stats().peers.iter().map(|peer| peer.lag).collect::<Vec<_>>();
+    assert_eq!(lags(), [TimeDelta::ZERO; 2]);
+    // One that does not answer is seen.
+    (0..50).for_each(|_| tick(&[0]));
+    assert_eq!(lags(), [TimeDelta::ZERO, TimeDelta::from_secs(10)]);
+}
+
+/// Without it an operator reads of a lag of nothing while all other cells are silent.
+#[test]
+fn the_part_of_a_cell_is_reported_while_others_are_silent() {
+    let pair = Pair::start();
+    let (eu, own) = (&pair.cells[0].0, scope(RegionMode::Shared, CounterOwner::Hash, "own"));
+    let (ten, parts) = (limit(10, 10), [KeyPart::Text("a")]);
+    let one = Charge::new(CounterKey { scope: &own, parts: &parts }, &ten, Cost::ONE);
+    let part = || eu.region_status(&one).map(|status| (status.is_regional_only, status.part));
+    assert_eq!(part(), Some((false, None)));
+    pair.clock.advance(TimeDelta::from_secs(3));
+    eu.tick();
+    assert_eq!(part(), Some((true, Some(5))));
+}

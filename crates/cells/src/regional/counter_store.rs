@@ -162,12 +162,15 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
             Some(Decider::Nobody(_)) => (None, false),
         };
         let is_exchanged = is_exchanged(&Charge { cost: Cost::ONE, ..*charge });
+        let is_regional_only = is_exchanged && self.is_regional_only();
         Some(RegionStatus {
             mode,
             owner,
             is_own,
             lag: self.lag(now),
-            is_regional_only: is_exchanged && self.is_regional_only(),
+            is_regional_only,
+            part: is_regional_only
+                .then(|| self.division.load().part(charge.limit, charge.key.stable_hash()).capacity()),
             others: is_exchanged.then(|| self.others.used(charge, now)),
         })
     }

@@ -48,11 +48,15 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         for (contact, others) in self.members.contacts(now) {
             let is_silent = self.members.is_silent(contact, now);
             // One node of a cell receives consumption, also what another did not receive in time.
-            let moved: Vec<_> = others
-                .into_iter()
-                .filter(|other| is_silent || self.members.is_silent(*other, now))
-                .filter_map(|other| self.outbox(other).map(|mut outbox| outbox.take(now)))
-                .collect();
+            let mut moved = Vec::new();
+            for other in others {
+                let Some(mut outbox) = self.outbox(other) else { continue };
+                if is_silent || self.members.is_silent(other, now) {
+                    moved.push(outbox.take(now));
+                }
+                // Nothing more is added for it, so its next answer means that it knows everything.
+                outbox.add(&[], is_silent, now);
+            }
             if let Some(mut outbox) = self.outbox(contact) {
                 outbox.add(&consumed, is_silent, now);
                 moved.iter().for_each(|moved| outbox.add(moved, false, now));
