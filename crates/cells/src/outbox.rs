@@ -79,6 +79,8 @@ pub struct Outbox {
     /// Until when the peer knows all consumption.
     acked_until: Timestamp,
     dropped: u64,
+    /// Batches that the peer did not apply.
+    refused: u64,
 }
 
 impl Outbox {
@@ -96,6 +98,7 @@ impl Outbox {
             is_continued: false,
             acked_until: now,
             dropped: 0,
+            refused: 0,
         }
     }
 
@@ -212,6 +215,17 @@ impl Outbox {
         if let Some((_, covers)) = self.in_flight.take_if(|(batch, _)| batch.sequence == sequence) {
             self.acked_until = self.acked_until.max(covers);
         }
+    }
+
+    /// Counts that the peer did not apply the batch in flight: it is sent again.
+    pub fn refuse(&mut self) {
+        self.refused += 1;
+    }
+
+    /// Returns the number of batches that the peer did not apply, each time that they were sent.
+    #[must_use]
+    pub const fn refused(&self) -> u64 {
+        self.refused
     }
 
     /// Returns whether there is more to send at once.

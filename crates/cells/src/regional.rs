@@ -152,10 +152,13 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     pub fn stats(&self) -> RegionStats {
         let now = self.clock.now();
         let peers = self.members.peers(now).into_iter().map(|(at, status)| {
-            let (lag, waiting, dropped) = self
-                .outbox(at)
-                .map_or((now, 0, 0), |outbox| (outbox.acked_until(), outbox.waiting(), outbox.dropped()));
-            (status, now.since(lag), waiting, dropped)
+            let (mut peer, outbox) = (crate::stats::PeerStats::new(status), self.outbox(at));
+            if let Some(outbox) = outbox {
+                peer.lag = now.since(outbox.acked_until());
+                (peer.waiting, peer.dropped) = (outbox.waiting(), outbox.dropped());
+                peer.refused = outbox.refused();
+            }
+            peer
         });
         RegionStats {
             dropped_overdrafts: self.overdrafts.dropped(),

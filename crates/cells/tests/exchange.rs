@@ -83,14 +83,25 @@ fn a_full_outbox_drops_the_smallest_and_counts_it() {
     assert_eq!((units, outbox.dropped()), (vec![5, 8], 3));
 }
 
-/// Without it strangers that claim many names fill a cell's memory.
+/// Without it strangers that claim many names fill a cell's memory, or no cell with a new name can join any more.
 #[test]
-fn senders_are_bounded() {
+fn senders_are_bounded_and_the_one_that_is_silent_for_longest_gives_way() {
     let inbox = Inbox::new(2);
-    for name in ["a", "b"] {
-        assert!(matches!(inbox.receive(name, 1, 1), Receipt::New(_)));
+    let finish = |name: &str, sequence: u64| match inbox.receive(name, 1, sequence) {
+        Receipt::New(application) => application.finish(),
+        other => panic!("{name}: {other:?}"),
+    };
+    finish("living", 1);
+    for (at, name) in (0..300).map(|at| (at, format!("stranger-{at}"))) {
+        finish(&name, 1);
+        finish("living", 2 + at);
+        assert!(matches!(inbox.receive("living", 1, 2 + at), Receipt::Repeated), "it is remembered");
     }
-    assert!(matches!(inbox.receive("c", 1, 1), Receipt::Refused));
+    let inbox = Inbox::new(2);
+    let running = ["a", "b"].map(|name| inbox.receive(name, 1, 1));
+    assert!(running.iter().all(|receipt| matches!(receipt, Receipt::New(_))));
+    assert!(matches!(inbox.receive("c", 1, 1), Receipt::Refused), "what is being applied is not forgotten");
+    drop(running);
     for incarnation in 2..100 {
         assert!(matches!(inbox.receive("a", incarnation, 1), Receipt::New(_)));
     }

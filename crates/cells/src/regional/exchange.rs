@@ -74,6 +74,13 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         self.outbox(peer).map(|mut outbox| outbox.next_batch(now)).unwrap_or_default()
     }
 
+    /// Counts a batch that a peer did not apply: it is sent again.
+    pub fn on_refused(&self, peer: usize) {
+        if let Some(mut outbox) = self.outbox(peer) {
+            outbox.refuse();
+        }
+    }
+
     /// Records that a peer has applied a batch that was sent at `sent`. Returns whether there is more to send.
     pub fn on_acknowledged(&self, peer: usize, sequence: u64, sent: Timestamp, seen: &[Sighting]) -> bool {
         self.members.on_answer(peer, sent, seen, self.clock.now());
