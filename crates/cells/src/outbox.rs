@@ -9,8 +9,8 @@
 //! the limit. It is kept as the state of a counter, which forgets what time has restored; the rest is owed in full. So
 //! a healed link debits what still counts, and not an hour of consumption at once.
 
-use crate::charge_codec::{SentCounter, can_be_sent};
-use crate::ledger::Consumed;
+use crate::charge_codec::{SentCounter, can_be_sent, parts_bytes};
+use crate::ledger::{BYTES_EACH, Consumed};
 use crate::message::{Batch, BatchEntry, MAX_BATCH, MAX_MESSAGE};
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
@@ -68,6 +68,8 @@ struct Name {
 pub struct Outbox {
     pending: HashMap<Name, (Arc<SentCounter>, Pending), RandomState>,
     most: usize,
+    /// Bytes of the values that are waiting.
+    bytes: usize,
     sequence: u64,
     in_flight: Option<(Batch, Timestamp)>,
     /// Until when consumption has been added.
@@ -84,13 +86,14 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Creates an outbox of at most this many counters; the peer knows everything until `now`. Batches are numbered from
+    /// Creates an outbox of at most this many counters, of 512 bytes on average; the peer knows everything until `now`. Batches are numbered from
     /// the time on, so that a peer that was forgotten and is there again never takes a new batch for one that it has had.
     #[must_use]
     pub fn new(most: usize, now: Timestamp) -> Self {
         Self {
             pending: HashMap::default(),
             most: most.max(1),
+            bytes: 0,
             sequence: now.as_micros(),
             in_flight: None,
             filled_until: now,
@@ -112,8 +115,8 @@ impl Outbox {
                 limit: (limit.rate().count, limit.capacity()),
                 parts: Arc::clone(parts),
             };
-            if !self.pending.contains_key(&name) && self.pending.len() >= self.most {
-                self.drop_smallest(now);
+            if !self.pending.contains_key(&name) {
+                self.make_room(parts_bytes(parts), now);
             }
             let fresh = || {
                 let phase = phase(counter, parts);
@@ -132,13 +135,28 @@ impl Outbox {
         }
     }
 
+    /// Drops counters until there is room for another, whose values have this many bytes.
+    fn make_room(&mut self, bytes: usize, now: Timestamp) {
+        let max_bytes = self.most.saturating_mul(BYTES_EACH);
+        while self.pending.len() >= self.most || self.bytes + bytes > max_bytes && !self.pending.is_empty() {
+            self.drop_smallest(now);
+        }
+        self.bytes += bytes;
+    }
+
+    fn remove(&mut self, name: &Name) {
+        if self.pending.remove(name).is_some() {
+            self.bytes = self.bytes.saturating_sub(parts_bytes(&name.parts));
+        }
+    }
+
     fn drop_smallest(&mut self, now: Timestamp) {
         let size = |(name, (counter, pending)): (&Name, &(Arc<SentCounter>, Pending))| {
             (pending.total(&counter.limit, now).unsigned_abs(), name.clone())
         };
         let smallest = self.pending.iter().take(SAMPLE).map(size).min_by_key(|(units, _)| *units);
         if let Some((units, name)) = smallest {
-            self.pending.remove(&name);
+            self.remove(&name);
             self.dropped = self.dropped.saturating_add(units);
         }
     }
@@ -175,11 +193,11 @@ impl Outbox {
                     u32::try_from(batch.counters.len() - 1).unwrap_or(u32::MAX)
                 })
             });
-            bytes += 12 + name.parts.iter().map(part_bytes).sum::<usize>();
+            bytes += 12 + parts_bytes(&name.parts);
             batch.entries.push(BatchEntry { counter: at, parts: name.parts.to_vec(), units });
         }
         for name in taken {
-            self.pending.remove(&name);
+            self.remove(&name);
         }
         let covers =
             if self.is_continued { 0 } else { self.filled_until.since(self.drained_until).as_micros() };
@@ -203,6 +221,7 @@ impl Outbox {
                 }
             }
         }
+        self.bytes = 0;
         for (name, (counter, pending)) in self.pending.drain() {
             let units = pending.total(&counter.limit, now);
             all.push(Consumed { counter, parts: name.parts, units });
@@ -253,14 +272,7 @@ impl Outbox {
     }
 }
 
-fn part_bytes(part: &OwnedKeyPart) -> usize {
-    match part {
-        OwnedKeyPart::Text(text) | OwnedKeyPart::Secret(text) => text.len() + 3,
-        OwnedKeyPart::Network { .. } => 18,
-    }
-}
-
-/// Returns the units of a state that still count at `now`.
+/// Returns the units of a state that still count at `now`, which has the key's phase added.
 pub(crate) fn used(limit: &Limit, state: &State, now: Timestamp) -> u64 {
     let mut state = state.clone();
     limit.capacity().saturating_sub(limit.step(&mut state, now, Cost::PEEK).remaining)

@@ -144,6 +144,34 @@ fn memory_is_bounded_and_the_smallest_give_way() {
     assert!(kept <= 64);
 }
 
+/// Without it callers with long values take many times the memory of the counters that are allowed to wait.
+#[test]
+fn memory_is_bounded_in_bytes_as_well() {
+    let long = |n: u64| format!("{n}-{}", "x".repeat(60_000));
+    let mut outbox = Outbox::new(1_000, NOW);
+    for n in 0..100 {
+        outbox.add(&[consumed(&long(n), 1, &limit(1_000))], n % 2 == 0, NOW);
+    }
+    assert!(outbox.waiting() <= 1_000 * 512 / 60_000, "{}", outbox.waiting());
+    assert_eq!(outbox.waiting() as u64 + outbox.dropped(), 100);
+    // One that is there already is only added to, and what was sent has left room.
+    let waiting = outbox.waiting();
+    let sent = outbox.next_batch(NOW);
+    outbox.acknowledge(sent.sequence);
+    assert_eq!((sent.entries.len(), outbox.waiting()), (waiting, 0));
+    outbox.add(&[consumed(&long(7), 1, &limit(1_000)), consumed(&long(7), 2, &limit(1_000))], false, NOW);
+    assert_eq!((outbox.waiting(), outbox.dropped()), (1, 100 - waiting as u64));
+    let (ledger, scope, limit) = (Ledger::new(6_400), Scope::new("s"), limit(10));
+    for n in 0..1_000 {
+        let value = long(n);
+        let parts = [KeyPart::Text(&value)];
+        ledger.record(&Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE));
+    }
+    let left = ledger.drain().len() as u64;
+    assert!((1..=64).contains(&left), "{left}");
+    assert_eq!(left + ledger.dropped(), 1_000);
+}
+
 /// Without it limits of other sizes on one counter are mixed up, or a refund is lost.
 #[test]
 fn consumption_is_added_up_by_counter_and_limit() {
