@@ -101,6 +101,8 @@ pub enum Message {
     Done(Vec<Sighting>),
     /// Reply: the request could not be performed.
     Failed(String),
+    /// Reply to a batch that is being applied, with the cells that the sender has heard of: it is sent again.
+    Busy(Vec<Sighting>),
     /// A message of a later version, or one whose fields cannot be read.
     Unknown(u8),
 }
@@ -134,6 +136,7 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
         Message::Outcomes(_) => 7,
         Message::Done(_) => 8,
         Message::Failed(_) => 9,
+        Message::Busy(_) => 10,
         Message::Unknown(kind) => *kind,
     };
     out.byte(kind);
@@ -177,7 +180,7 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
             }
         }
         Message::Outcomes(outcomes) => out.outcomes(outcomes),
-        Message::Done(seen) => {
+        Message::Done(seen) | Message::Busy(seen) => {
             out.number(seen.len() as u64);
             for (cell, age) in seen {
                 out.text(cell);
@@ -249,14 +252,16 @@ fn body(kind: u8, from: &mut Reader<'_>) -> Option<Message> {
         },
         6 => Message::Batch(batch(from)?),
         7 => Message::Outcomes(from.outcomes()?),
-        8 => {
-            let count = from.count(MAX_CELLS)?;
-            let seen = |_| Some((from.text(MAX_NAME)?.to_owned(), from.number()?));
-            Message::Done((0..count).map(seen).collect::<Option<_>>()?)
-        }
+        8 => Message::Done(sightings(from)?),
         9 => Message::Failed(from.text(MAX_REASON)?.to_owned()),
+        10 => Message::Busy(sightings(from)?),
         other => Message::Unknown(other),
     })
+}
+
+fn sightings(from: &mut Reader<'_>) -> Option<Vec<Sighting>> {
+    let count = from.count(MAX_CELLS)?;
+    (0..count).map(|_| Some((from.text(MAX_NAME)?.to_owned(), from.number()?))).collect()
 }
 
 fn batch(from: &mut Reader<'_>) -> Option<Batch> {

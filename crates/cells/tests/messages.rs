@@ -93,6 +93,7 @@ fn messages() -> Vec<Message> {
         Message::Outcomes(outcomes),
         Message::Done(vec![("us/10.0.0.2:7400".to_owned(), 150)]),
         Message::Failed("no".to_owned()),
+        Message::Busy(vec![("us/10.0.0.2:7400".to_owned(), 150)]),
         Message::Unknown(77),
     ]
 }

@@ -228,6 +228,10 @@ async fn send_batches<S: CounterStore, C: Clock + Clone>(
         let (sequence, sent) = (batch.sequence, store.now());
         let more = match links.call(peer, &Message::Batch(batch), within).await {
             Ok(Message::Done(seen)) => store.on_acknowledged(peer, sequence, sent, &seen),
+            Ok(Message::Busy(seen)) => {
+                store.on_busy(peer, sent, &seen);
+                false
+            }
             // Its store cannot be reached, for example: the batch is sent again.
             Ok(answer) => {
                 store.on_refused(peer);

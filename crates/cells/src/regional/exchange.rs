@@ -90,4 +90,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             outbox.has_more()
         })
     }
+
+    /// Records that a peer is applying a batch that was sent at `sent`: it answers, and the batch is sent again.
+    pub fn on_busy(&self, peer: usize, sent: Timestamp, seen: &[Sighting]) {
+        self.members.on_answer(peer, sent, seen, self.clock.now());
+    }
 }
