@@ -2,6 +2,9 @@
 //!
 //! A store may fail for a part of a batch: the entries that it has debited are remembered (`inbox`), and the next
 //! attempt debits the others. An overdraft is kept only once the debit beside it has succeeded.
+//!
+//! A large batch at a slow store is applied in several attempts: each ends in time for an answer, so that the sender does
+//! not take this cell for silent.
 
 use crate::charge_codec::{SentCharge, with_charges};
 use crate::inbox::Receipt;
@@ -10,11 +13,17 @@ use crate::overdraft::BucketTime;
 use crate::owner::Transport;
 use crate::regional::{Charges, RegionalStore, charges_of, parts_of};
 use crate::stats::add;
+use futures_util::future::join_all;
 use std::collections::{HashMap, HashSet};
 use tollgate_core::{
     Charge, Clock, Cost, CounterId, CounterStore, Enforcement, LossPolicy, Outcomes, PermitId, RegionMode,
     StoreError, TimeDelta, Timestamp,
 };
+
+/// Entries that are debited in one call of the store.
+const CHUNK: usize = 1_024;
+/// Counters that are read at the same time.
+const MAX_PEEKS: usize = 256;
 
 /// Charges that could not be applied, by position, and why.
 type NotApplied = (HashSet<usize>, StoreError);
@@ -29,10 +38,14 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 add(&self.counts.batches_repeated, 1);
                 return Message::Done(self.members.sightings(now));
             }
-            Receipt::Busy => return Message::Failed("a batch is being applied".to_owned()),
-            Receipt::Refused => return Message::Failed("too many cells".to_owned()),
+            Receipt::Busy => return Message::Busy(self.members.sightings(now)),
+            Receipt::Refused => {
+                return Message::Failed("batches of too many cells are being applied".to_owned());
+            }
         };
         let Batch { counters, entries, skipped, covers, .. } = batch;
+        // What follows an earlier attempt continues its report.
+        let covers = covers.map(|covers| if application.applied.is_empty() { covers } else { 0 });
         let (positions, sent): (Vec<usize>, Vec<SentCharge>) = entries
             .into_iter()
             .enumerate()
@@ -53,37 +66,62 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 })
             })
             .unzip();
-        let overshoot = self.overshoot(&sent);
-        if let Err((failed, error)) = self.debit_shared(&sent).await {
-            let applied = (0..sent.len()).filter(|at| !failed.contains(at)).map(|at| positions[at]);
-            application.applied.extend(applied);
+        let (done, failed) = self.debit_in_time(&sent, now).await;
+        if done > 0 || sent.is_empty() {
+            with_charges(&sent[..done], |charges| {
+                self.others.add(charges, now);
+                self.late.on_report(from, covers.map(TimeDelta::from_micros), charges, now);
+            });
+            add(&self.counts.counters_received, done as u64);
+        }
+        if done < sent.len() {
+            application.applied.extend(&positions[..done]);
+            let Some((failed, error)) = failed else {
+                return Message::Busy(self.members.sightings(self.clock.now()));
+            };
+            let rest =
+                positions[done..].iter().enumerate().take(CHUNK).filter(|(at, _)| !failed.contains(at));
+            application.applied.extend(rest.map(|(_, at)| at));
             return Message::Failed(error.to_string());
         }
         application.finish();
-        with_charges(&sent, |charges| {
-            self.others.add(charges, now);
-            self.late.on_report(from, covers.map(TimeDelta::from_micros), charges, now);
-        });
         add(&self.counts.batches_received, 1);
         add(&self.counts.unknown_messages, skipped as u64);
-        add(&self.counts.counters_received, sent.len() as u64);
-        add(&self.counts.overshoot, overshoot);
-        Message::Done(self.members.sightings(now))
+        Message::Done(self.members.sightings(self.clock.now()))
+    }
+
+    /// Debits what other cells have consumed, in parts, for as long as the sender waits for an answer. Returns the number
+    /// of charges in the parts that were applied as a whole, and what failed of the next.
+    async fn debit_in_time(&self, sent: &[SentCharge], since: Timestamp) -> (usize, Option<NotApplied>) {
+        let most = TimeDelta::from_micros(self.members.config().silence.as_micros() / 2);
+        let mut done = 0;
+        for part in sent.chunks(CHUNK) {
+            if done > 0 && self.clock.now().since(since) >= most {
+                break;
+            }
+            let overshoot = self.overshoot(part);
+            if let Err(failed) = self.debit_shared(part).await {
+                return (done, Some(failed));
+            }
+            add(&self.counts.overshoot, overshoot);
+            done += part.len();
+        }
+        (done, None)
     }
 
     /// Debits what other cells have consumed of shared limits, however much it is.
     async fn debit_shared(&self, sent: &[SentCharge]) -> Result<(), NotApplied> {
         let parts = parts_of(sent);
         let mut charges = charges_of(sent, &parts);
+        let rooms = match self.rooms(&charges).await {
+            Ok(rooms) => rooms,
+            Err(error) => return Err(((0..sent.len()).collect(), error)),
+        };
         let (mut planned, mut latest) = (Vec::new(), HashMap::new());
         for (at, charge) in charges.iter_mut().enumerate() {
-            match self.overdraw(charge, &latest).await {
-                Ok(None) => {}
-                Ok(Some((id, full_at))) => {
-                    planned.push((at, id, full_at));
-                    latest.insert(id, full_at);
-                }
-                Err(error) => return Err(((0..sent.len()).collect(), error)),
+            if let Some((id, full_at)) = self.overdraw(charge, rooms.get(&at).copied(), &latest) {
+                planned.push((at, id, full_at));
+                latest.insert(id, full_at);
             }
         }
         let debited: Vec<usize> = (0..charges.len()).filter(|at| !charges[*at].cost.is_peek()).collect();
@@ -112,22 +150,47 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         }
     }
 
+    /// Returns the units that buckets can still be debited, by position, where a debit may be more. All are read at once:
+    /// one after another, a batch of small limits takes a round trip to the store for each.
+    async fn rooms(&self, charges: &[Charge<'_>]) -> Result<HashMap<usize, u64>, StoreError> {
+        // A debit far below the burst cannot exceed the debt that the state has room for, unless others have before.
+        let may_exceed = |charge: &Charge<'_>| {
+            !charge.cost.is_refund() && charge.cost.units() > charge.limit.capacity() / 8
+        };
+        let now = self.clock.now();
+        let is_read = |charge: &Charge<'_>| {
+            may_exceed(charge) && self.overdrafts.get(charge.key.id()).is_none_or(|full_at| full_at <= now)
+        };
+        let wanted: Vec<(usize, BucketTime)> = charges
+            .iter()
+            .enumerate()
+            .filter(|(_, charge)| is_read(charge))
+            .filter_map(|(at, charge)| Some((at, BucketTime::of(charge)?)))
+            .collect();
+        let mut rooms = HashMap::with_capacity(wanted.len());
+        for some in wanted.chunks(MAX_PEEKS) {
+            let read = join_all(some.iter().map(|(at, time)| self.room(&charges[*at], time))).await;
+            for ((at, _), room) in some.iter().zip(read) {
+                rooms.insert(*at, room?);
+            }
+        }
+        Ok(rooms)
+    }
+
     /// Reduces a debit to what the bucket's state can represent, and returns the rest as an overdraft, to be kept once
-    /// the debit has succeeded. `planned` are those of the same batch.
-    async fn overdraw(
+    /// the debit has succeeded. `room` is what the bucket can be debited, if it was read; `planned` are the overdrafts of
+    /// the same batch.
+    fn overdraw(
         &self,
         charge: &mut Charge<'_>,
+        room: Option<u64>,
         planned: &HashMap<CounterId, Timestamp>,
-    ) -> Result<Option<(CounterId, Timestamp)>, StoreError> {
+    ) -> Option<(CounterId, Timestamp)> {
         let units = charge.cost.units();
-        let Some(time) = BucketTime::of(charge).filter(|_| !charge.cost.is_refund()) else { return Ok(None) };
+        let time = BucketTime::of(charge).filter(|_| !charge.cost.is_refund())?;
         let (id, now) = (charge.key.id(), self.clock.now());
         let known = planned.get(&id).copied().or_else(|| self.overdrafts.get(id));
         let known = known.filter(|full_at| *full_at > now);
-        // A debit far below the burst cannot exceed the debt that the state has room for, unless others have before.
-        if known.is_none() && units <= charge.limit.capacity() / 8 {
-            return Ok(None);
-        }
         // No more than the other cells can have admitted before they knew: a wrong number denies callers only for a
         // short time.
         let config = self.members.config();
@@ -135,15 +198,12 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let latest = now + TimeDelta::from_micros(each.saturating_mul(self.members.other_cells() as u64 + 1));
         if let Some(full_at) = known {
             charge.cost = Cost::PEEK;
-            return Ok(Some((id, (full_at + time.time(units)).min(latest))));
+            return Some((id, (full_at + time.time(units)).min(latest)));
         }
-        let room = self.room(charge, &time).await?;
-        if units <= room {
-            return Ok(None);
-        }
+        let room = room.filter(|room| units > *room)?;
         let full_at = now + TimeDelta::from_micros(time.max_ahead) + time.time(units - room);
         charge.cost = Cost::new(room);
-        Ok(Some((id, full_at.min(latest))))
+        Some((id, full_at.min(latest)))
     }
 
     /// Returns the units that a bucket can still be debited.

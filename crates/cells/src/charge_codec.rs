@@ -80,6 +80,15 @@ pub(crate) fn can_be_sent(parts: &[OwnedKeyPart]) -> bool {
     parts.len() <= MAX_PARTS && parts.iter().all(is_short)
 }
 
+/// Returns about the bytes of a counter's values, in memory and in a message.
+pub(crate) fn parts_bytes(parts: &[OwnedKeyPart]) -> usize {
+    let one = |part: &OwnedKeyPart| match part {
+        OwnedKeyPart::Text(text) | OwnedKeyPart::Secret(text) => text.len() + 3,
+        OwnedKeyPart::Network { .. } => 18,
+    };
+    parts.iter().map(one).sum()
+}
+
 /// Borrows a charge of a message, whose values are `parts`.
 pub(crate) fn as_charge<'a>(sent: &'a SentCharge, parts: &'a [KeyPart<'a>]) -> Charge<'a> {
     Charge {

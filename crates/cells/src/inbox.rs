@@ -2,6 +2,10 @@
 //!
 //! A batch counts as applied only once it is: one that arrives again in between is refused, and sent again later. Of
 //! one that failed in part, the inbox knows which entries were applied; the next attempt applies the others alone.
+//!
+//! Cells come back under other names, so the names are bounded: the cell that has been silent for longest gives way. A
+//! batch that it repeats after that is counted twice, on the safe side. Refusing new names was rejected: after enough of
+//! them no cell could join until a restart.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,10 +30,31 @@ struct Attempt {
     applied: HashSet<usize>,
 }
 
+/// The processes of one cell.
+#[derive(Debug, Default)]
+struct Cell {
+    processes: VecDeque<Sender>,
+    /// Number of the last message of the cell among all that came.
+    last_message: u64,
+}
+
+impl Cell {
+    fn is_applying(&self) -> bool {
+        let is_running = |sender: &Sender| sender.next.as_ref().is_some_and(|next| next.is_running);
+        self.processes.iter().any(is_running)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Cells {
+    by_name: HashMap<String, Cell>,
+    messages: u64,
+}
+
 /// Applied batches by sender.
 #[derive(Debug, Default)]
 pub struct Inbox {
-    senders: Mutex<HashMap<String, VecDeque<Sender>>>,
+    cells: Mutex<Cells>,
     most: usize,
 }
 
@@ -42,7 +67,7 @@ pub enum Receipt<'a> {
     Repeated,
     /// A batch of the sender is being applied: it is sent again later.
     Busy,
-    /// There are more senders than can be remembered.
+    /// Batches of as many cells as can be remembered are being applied.
     Refused,
 }
 
@@ -67,8 +92,9 @@ impl Application<'_> {
 
 impl Drop for Application<'_> {
     fn drop(&mut self) {
-        let mut senders = self.inbox.lock();
-        let mut known = senders.get_mut(&self.cell).into_iter().flatten();
+        let mut cells = self.inbox.lock();
+        let Some(cell) = cells.by_name.get_mut(&self.cell) else { return };
+        let mut known = cell.processes.iter_mut();
         let Some(sender) = known.find(|sender| sender.incarnation == self.incarnation) else { return };
         if self.is_whole {
             sender.last = sender.last.max(self.sequence);
@@ -84,23 +110,27 @@ impl Inbox {
     /// Creates an inbox for at most this many cells.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self { senders: Mutex::default(), most }
+        Self { cells: Mutex::default(), most }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, VecDeque<Sender>>> {
-        self.senders.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Cells> {
+        self.cells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records the arrival of a batch.
     pub fn receive(&self, cell: &str, incarnation: u64, sequence: u64) -> Receipt<'_> {
-        let mut senders = self.lock();
-        if !senders.contains_key(cell) {
-            if senders.len() >= self.most {
-                return Receipt::Refused;
-            }
-            senders.insert(cell.to_owned(), VecDeque::new());
+        let mut cells = self.lock();
+        let Cells { by_name, messages } = &mut *cells;
+        if !by_name.contains_key(cell) && by_name.len() >= self.most {
+            let idle = by_name.iter().filter(|(_, cell)| !cell.is_applying());
+            let silent = idle.min_by_key(|(_, cell)| cell.last_message).map(|(name, _)| name.clone());
+            let Some(silent) = silent else { return Receipt::Refused };
+            by_name.remove(&silent);
         }
-        let Some(known) = senders.get_mut(cell) else { return Receipt::Refused };
+        *messages += 1;
+        let known = by_name.entry(cell.to_owned()).or_default();
+        known.last_message = *messages;
+        let known = &mut known.processes;
         if !known.iter().any(|sender| sender.incarnation == incarnation) {
             if known.len() >= MAX_INCARNATIONS {
                 known.pop_front();

@@ -3,7 +3,7 @@
 //! The request path adds to it, so it is striped, and an addition is a hash and a short lock. A tick empties it into
 //! the outboxes. It is bounded: beyond the cap the smallest of a few counters gives way and is counted as dropped.
 
-use crate::charge_codec::{SentCounter, signed};
+use crate::charge_codec::{SentCounter, parts_bytes, signed};
 use foldhash::quality::RandomState;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
@@ -14,6 +14,8 @@ use tollgate_core::{Admission, Charge, Enforcement, Outcomes, OwnedKeyPart, Stor
 const STRIPES: usize = 64;
 /// Number of counters compared when one must give way.
 const SAMPLE: usize = 8;
+/// Bytes that the values of a counter may have, on average: a bound of counters is also one of bytes.
+pub(crate) const BYTES_EACH: usize = 512;
 
 /// Consumption of one counter.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +38,14 @@ impl Consumed {
     }
 }
 
-type Stripe = Mutex<HashMap<u64, Consumed, foldhash::fast::FixedState>>;
+#[derive(Default)]
+struct Active {
+    counters: HashMap<u64, Consumed, foldhash::fast::FixedState>,
+    /// Bytes of their values.
+    bytes: usize,
+}
+
+type Stripe = Mutex<Active>;
 
 /// Consumption by counter.
 pub struct Ledger {
@@ -48,7 +57,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Creates a ledger of at most about this many counters.
+    /// Creates a ledger of at most about this many counters, of 512 bytes on average.
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self {
@@ -69,8 +78,9 @@ impl Ledger {
         let units = signed(charge.cost);
         let stripe = &self.stripes[(name >> 58) as usize % STRIPES];
         let mut stripe = stripe.lock().unwrap_or_else(PoisonError::into_inner);
+        let Active { counters, bytes } = &mut *stripe;
         loop {
-            match stripe.get_mut(&name) {
+            match counters.get_mut(&name) {
                 Some(known) if known.is_of(charge) => {
                     known.units = known.units.saturating_add(units);
                     return;
@@ -80,11 +90,14 @@ impl Ledger {
                 None => break,
             }
         }
-        if stripe.len() >= self.most {
-            let smallest = stripe.iter().take(SAMPLE).min_by_key(|(_, known)| known.units.unsigned_abs());
+        let parts: Arc<[OwnedKeyPart]> = charge.key.parts.iter().map(OwnedKeyPart::from).collect();
+        let (more, max_bytes) = (parts_bytes(&parts), self.most.saturating_mul(BYTES_EACH));
+        while counters.len() >= self.most || *bytes + more > max_bytes && !counters.is_empty() {
+            let smallest = counters.iter().take(SAMPLE).min_by_key(|(_, known)| known.units.unsigned_abs());
             match smallest.map(|(name, known)| (*name, known.units)) {
                 Some((other, less)) if less.unsigned_abs() < units.unsigned_abs() => {
-                    stripe.remove(&other);
+                    let removed = counters.remove(&other);
+                    *bytes -= removed.map_or(0, |removed| parts_bytes(&removed.parts));
                     self.dropped.fetch_add(less.unsigned_abs(), Ordering::Relaxed);
                 }
                 _ => {
@@ -93,9 +106,9 @@ impl Ledger {
                 }
             }
         }
+        *bytes += more;
         let counter = SentCounter { scope: charge.key.scope.clone(), limit: charge.limit.clone() };
-        let parts = charge.key.parts.iter().map(OwnedKeyPart::from).collect();
-        stripe.insert(name, Consumed { counter: Arc::new(counter), parts, units });
+        counters.insert(name, Consumed { counter: Arc::new(counter), parts, units });
     }
 
     /// Adds what a decided request has taken, of the charges that `is_wanted`.
@@ -143,7 +156,10 @@ impl Ledger {
         let mut all = Vec::new();
         for stripe in &self.stripes {
             let mut stripe = stripe.lock().unwrap_or_else(PoisonError::into_inner);
-            all.extend(stripe.drain().map(|(_, consumed)| consumed).filter(|consumed| consumed.units != 0));
+            stripe.bytes = 0;
+            all.extend(
+                stripe.counters.drain().map(|(_, consumed)| consumed).filter(|consumed| consumed.units != 0),
+            );
         }
         all
     }

@@ -8,7 +8,7 @@
 //! | `apply` | debits what other cells have consumed |
 //! | `late` | what a cell is assumed to have consumed whose report is late |
 //! | [`owner`](OwnerStore) | the remote store: charges forwarded to the cell that owns a counter |
-//! | [`members`](Members) | the configured peers, which of them answer, which cell owns a counter |
+//! | [`members`](Members) | the configured peers, which of them answer, which cell owns a counter, how limits are divided while some are silent |
 //! | `roster` | the peers by index, configured or learned |
 //! | [`ledger`](Ledger), [`outbox`](Outbox), [`inbox`](Inbox) | the exchange of consumption, as pure state machines |
 //! | [`message`] | the messages between cells, as a pure codec |

@@ -3,15 +3,18 @@
 //! Every batch is a heartbeat. A peer is *silent* if the last request that it answered was sent longer ago than the
 //! configured time, by this cell's clock alone: clocks are never compared between cells.
 
+mod division;
 mod majority;
 
 use crate::message::{Hello, Sighting, Sign};
 use crate::roster::{MAX_LEARNED, PeerChanges, Roster};
 use arc_swap::{ArcSwap, ArcSwapOption};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tollgate_core::{CounterKey, CounterOwner, KeyPart, StableHasher, TimeDelta, Timestamp};
+
+pub(crate) use division::Division;
 
 /// A configured peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -347,58 +350,6 @@ impl Members {
         named.all(|peer| self.is_silent(peer, now))
     }
 
-    /// Returns the part of a limit by which this cell decides, and the whole: all if every cell answers, else the
-    /// weight of the cells that answer if all of them miss the same ones, else this cell's own.
-    #[must_use]
-    pub fn share(&self, now: Timestamp) -> (u64, u64) {
-        let roster = self.roster.load();
-        let cells_in = |region: &str| {
-            let others = roster.cells.iter().filter(|cell| roster.region_of(cell) == region).count() as u64;
-            others + u64::from(self.config.region == region)
-        };
-        let weight = |region: &str| {
-            let given =
-                self.config.weights.iter().find(|(name, _)| name == region).map(|(_, weight)| *weight);
-            // A region's weight is divided among its cells; a thousandth is fine enough.
-            if self.config.weights.is_empty() {
-                1_000
-            } else {
-                given.unwrap_or(0) * 1_000 / cells_in(region).max(1)
-            }
-        };
-        let own = weight(&self.config.region);
-        let weights = |cells: &mut dyn Iterator<Item = &Vec<usize>>| {
-            cells.fold(own, |sum, cell| sum + weight(roster.region_of(cell)))
-        };
-        let all = weights(&mut roster.cells.iter());
-        let answering = || roster.cells.iter().filter(|cell| !self.is_cell_silent(cell, now));
-        let part = if answering().count() == roster.cells.len() {
-            all
-        } else if self.is_agreed(now) {
-            weights(&mut answering())
-        } else {
-            own
-        };
-        (part, all)
-    }
-
-    /// Returns whether all cells that answer are in touch with the same cells as this one. Then no cell outside counts
-    /// one of them as its own side.
-    fn is_agreed(&self, now: Timestamp) -> bool {
-        let roster = self.roster.load();
-        let answering: Vec<usize> =
-            roster.cells.iter().filter_map(|cell| self.answering_node(cell, now)).collect();
-        let name = |peer: &usize| self.hello(*peer).map(|hello| hello.cell.clone());
-        let Some(mut names) = answering.iter().map(name).collect::<Option<BTreeSet<String>>>() else {
-            return false;
-        };
-        names.insert(self.config.cell.clone());
-        answering.iter().all(|peer| {
-            let view = self.peers[*peer].view.lock().unwrap_or_else(PoisonError::into_inner);
-            view.iter().cloned().chain(name(peer)).collect::<BTreeSet<String>>() == names
-        })
-    }
-
     /// Returns which cell decides a counter.
     #[must_use]
     pub fn decider(&self, key: &CounterKey<'_>, now: Timestamp) -> Decider {
@@ -447,7 +398,8 @@ impl Members {
         others + usize::from(self.config.region == region) <= 1
     }
 
-    fn is_region(&self, name: &str) -> bool {
+    /// Returns whether this is the region of a cell that is known.
+    pub(crate) fn is_region(&self, name: &str) -> bool {
         self.config.region == name || self.roster.load().has_region(name)
     }
 

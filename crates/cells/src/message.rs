@@ -123,6 +123,8 @@ pub enum Message {
     Done(Vec<Sighting>),
     /// Reply: the request could not be performed.
     Failed(String),
+    /// Reply to a batch that is being applied, with the cells that the sender has heard of: it is sent again.
+    Busy(Vec<Sighting>),
     /// A message of a later version, or one whose fields cannot be read.
     Unknown(u8),
 }
@@ -156,6 +158,7 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
         Message::Outcomes(_) => 7,
         Message::Done(_) => 8,
         Message::Failed(_) => 9,
+        Message::Busy(_) => 10,
         Message::Unknown(kind) => *kind,
     };
     out.byte(kind);
@@ -202,7 +205,7 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
             }
         }
         Message::Outcomes(outcomes) => out.outcomes(outcomes),
-        Message::Done(seen) => {
+        Message::Done(seen) | Message::Busy(seen) => {
             out.sightings(seen, Sign::Answered);
             if seen.iter().any(|seen| seen.sign != Sign::Answered) {
                 out.sightings(seen, Sign::Requested);
@@ -275,17 +278,20 @@ fn body(kind: u8, from: &mut Reader<'_>) -> Option<Message> {
         },
         6 => Message::Batch(batch(from)?),
         7 => Message::Outcomes(from.outcomes()?),
-        8 => {
-            let mut seen = from.sightings(Sign::Answered)?;
-            if !from.0.is_empty() {
-                seen.extend(from.sightings(Sign::Requested)?);
-                seen.extend(from.sightings(Sign::Majority)?);
-            }
-            Message::Done(seen)
-        }
+        8 => Message::Done(all_sightings(from)?),
         9 => Message::Failed(from.text(MAX_REASON)?.to_owned()),
+        10 => Message::Busy(all_sightings(from)?),
         other => Message::Unknown(other),
     })
+}
+
+fn all_sightings(from: &mut Reader<'_>) -> Option<Vec<Sighting>> {
+    let mut seen = from.sightings(Sign::Answered)?;
+    if !from.0.is_empty() {
+        seen.extend(from.sightings(Sign::Requested)?);
+        seen.extend(from.sightings(Sign::Majority)?);
+    }
+    Some(seen)
 }
 
 impl Writer {

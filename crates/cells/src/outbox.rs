@@ -9,13 +9,14 @@
 //! the limit. It is kept as the state of a counter, which forgets what time has restored; the rest is owed in full. So
 //! a healed link debits what still counts, and not an hour of consumption at once.
 
-use crate::charge_codec::{SentCounter, can_be_sent};
-use crate::ledger::Consumed;
+use crate::charge_codec::{SentCounter, can_be_sent, parts_bytes};
+use crate::ledger::{BYTES_EACH, Consumed};
 use crate::message::{Batch, BatchEntry, MAX_BATCH, MAX_MESSAGE};
 use foldhash::fast::RandomState;
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_core::{Cost, Limit, OwnedKeyPart, PermitId, State, Timestamp};
+use tollgate_core::{Cost, CounterKey, KeyPart, Limit, OwnedKeyPart, PermitId, State, TimeDelta, Timestamp};
 
 /// Bytes that a batch may take: half of a message, so that an estimate suffices.
 const MAX_BYTES: usize = MAX_MESSAGE / 2;
@@ -28,6 +29,8 @@ struct Pending {
     units: i64,
     /// What was consumed while the peer was silent.
     shared_out: Option<Box<State>>,
+    /// By how much the windows of this key are shifted: `jitter`.
+    phase: TimeDelta,
     /// Time of the last consumption: a counter whose state has run out since is not reported.
     last_at: Timestamp,
 }
@@ -35,14 +38,14 @@ struct Pending {
 impl Pending {
     /// Returns the units that count at `now`.
     fn total(&self, limit: &Limit, now: Timestamp) -> i64 {
-        let silent = self.shared_out.as_deref().map_or(0, |state| used(limit, state, now));
+        let silent = self.shared_out.as_deref().map_or(0, |state| used(limit, state, now + self.phase));
         self.units.saturating_add(i64::try_from(silent).unwrap_or(i64::MAX))
     }
 
     /// Takes back units while the peer is silent: of what was not reported to it, and no more. A refund of what time
     /// has restored since would be new units to a peer that hears of it later.
     fn give_back(&mut self, limit: &Limit, units: u64, now: Timestamp) {
-        let mut rest = units;
+        let (mut rest, now) = (units, now + self.phase);
         if let Some(state) = self.shared_out.as_deref_mut() {
             let taken = used(limit, state, now).min(rest);
             limit.step(state, now, Cost::refund(taken));
@@ -65,6 +68,8 @@ struct Name {
 pub struct Outbox {
     pending: HashMap<Name, (Arc<SentCounter>, Pending), RandomState>,
     most: usize,
+    /// Bytes of the values that are waiting.
+    bytes: usize,
     sequence: u64,
     in_flight: Option<(Batch, Timestamp)>,
     /// Until when consumption has been added.
@@ -76,16 +81,19 @@ pub struct Outbox {
     /// Until when the peer knows all consumption.
     acked_until: Timestamp,
     dropped: u64,
+    /// Batches that the peer did not apply.
+    refused: u64,
 }
 
 impl Outbox {
-    /// Creates an outbox of at most this many counters; the peer knows everything until `now`. Batches are numbered from
+    /// Creates an outbox of at most this many counters, of 512 bytes on average; the peer knows everything until `now`. Batches are numbered from
     /// the time on, so that a peer that was forgotten and is there again never takes a new batch for one that it has had.
     #[must_use]
     pub fn new(most: usize, now: Timestamp) -> Self {
         Self {
             pending: HashMap::default(),
             most: most.max(1),
+            bytes: 0,
             sequence: now.as_micros(),
             in_flight: None,
             filled_until: now,
@@ -93,6 +101,7 @@ impl Outbox {
             is_continued: false,
             acked_until: now,
             dropped: 0,
+            refused: 0,
         }
     }
 
@@ -106,20 +115,38 @@ impl Outbox {
                 limit: (limit.rate().count, limit.capacity()),
                 parts: Arc::clone(parts),
             };
-            if !self.pending.contains_key(&name) && self.pending.len() >= self.most {
-                self.drop_smallest(now);
+            if !self.pending.contains_key(&name) {
+                self.make_room(parts_bytes(parts), now);
             }
-            let fresh = || (Arc::clone(counter), Pending { units: 0, shared_out: None, last_at: now });
+            let fresh = || {
+                let phase = phase(counter, parts);
+                (Arc::clone(counter), Pending { units: 0, shared_out: None, phase, last_at: now })
+            };
             let (_, pending) = self.pending.entry(name).or_insert_with(fresh);
             pending.last_at = now;
             match u64::try_from(*units) {
                 Ok(units) if is_silent => {
                     let state = pending.shared_out.get_or_insert_with(Box::default);
-                    limit.debit(PermitId::ANONYMOUS, state, now, units);
+                    limit.debit(PermitId::ANONYMOUS, state, now + pending.phase, units);
                 }
                 Err(_) if is_silent => pending.give_back(limit, units.unsigned_abs(), now),
                 _ => pending.units = pending.units.saturating_add(*units),
             }
+        }
+    }
+
+    /// Drops counters until there is room for another, whose values have this many bytes.
+    fn make_room(&mut self, bytes: usize, now: Timestamp) {
+        let max_bytes = self.most.saturating_mul(BYTES_EACH);
+        while self.pending.len() >= self.most || self.bytes + bytes > max_bytes && !self.pending.is_empty() {
+            self.drop_smallest(now);
+        }
+        self.bytes += bytes;
+    }
+
+    fn remove(&mut self, name: &Name) {
+        if self.pending.remove(name).is_some() {
+            self.bytes = self.bytes.saturating_sub(parts_bytes(&name.parts));
         }
     }
 
@@ -129,7 +156,7 @@ impl Outbox {
         };
         let smallest = self.pending.iter().take(SAMPLE).map(size).min_by_key(|(units, _)| *units);
         if let Some((units, name)) = smallest {
-            self.pending.remove(&name);
+            self.remove(&name);
             self.dropped = self.dropped.saturating_add(units);
         }
     }
@@ -166,11 +193,11 @@ impl Outbox {
                     u32::try_from(batch.counters.len() - 1).unwrap_or(u32::MAX)
                 })
             });
-            bytes += 12 + name.parts.iter().map(part_bytes).sum::<usize>();
+            bytes += 12 + parts_bytes(&name.parts);
             batch.entries.push(BatchEntry { counter: at, parts: name.parts.to_vec(), units });
         }
         for name in taken {
-            self.pending.remove(&name);
+            self.remove(&name);
         }
         let covers =
             if self.is_continued { 0 } else { self.filled_until.since(self.drained_until).as_micros() };
@@ -194,6 +221,7 @@ impl Outbox {
                 }
             }
         }
+        self.bytes = 0;
         for (name, (counter, pending)) in self.pending.drain() {
             let units = pending.total(&counter.limit, now);
             all.push(Consumed { counter, parts: name.parts, units });
@@ -206,6 +234,17 @@ impl Outbox {
         if let Some((_, covers)) = self.in_flight.take_if(|(batch, _)| batch.sequence == sequence) {
             self.acked_until = self.acked_until.max(covers);
         }
+    }
+
+    /// Counts that the peer did not apply the batch in flight: it is sent again.
+    pub fn refuse(&mut self) {
+        self.refused += 1;
+    }
+
+    /// Returns the number of batches that the peer did not apply, each time that they were sent.
+    #[must_use]
+    pub const fn refused(&self) -> u64 {
+        self.refused
     }
 
     /// Returns whether there is more to send at once.
@@ -233,15 +272,14 @@ impl Outbox {
     }
 }
 
-fn part_bytes(part: &OwnedKeyPart) -> usize {
-    match part {
-        OwnedKeyPart::Text(text) | OwnedKeyPart::Secret(text) => text.len() + 3,
-        OwnedKeyPart::Network { .. } => 18,
-    }
-}
-
-/// Returns the units of a state that still count at `now`.
+/// Returns the units of a state that still count at `now`, which has the key's phase added.
 pub(crate) fn used(limit: &Limit, state: &State, now: Timestamp) -> u64 {
     let mut state = state.clone();
     limit.capacity().saturating_sub(limit.step(&mut state, now, Cost::PEEK).remaining)
+}
+
+/// Returns by how much the windows of a counter are shifted.
+fn phase(counter: &SentCounter, parts: &[OwnedKeyPart]) -> TimeDelta {
+    let parts: SmallVec<[KeyPart<'_>; 4]> = parts.iter().map(OwnedKeyPart::as_part).collect();
+    counter.limit.phase(CounterKey { scope: &counter.scope, parts: &parts }.stable_hash())
 }

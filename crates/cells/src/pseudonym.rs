@@ -1,5 +1,6 @@
 //! Pseudonyms: values that may be secrets are replaced by keyed hashes before they reach a counter that cells share, so
-//! that no API key leaves a cell, and every cell names a caller's counter alike.
+//! that no API key leaves a cell, and every cell names a caller's counter alike. So are long values: what waits for
+//! other cells is bounded in bytes, and a caller that sends long values must not take the room of the others.
 //!
 //! The hash is computed once for a value and remembered: the request path then costs a lookup. Hashing when a message
 //! is sent was rejected: the receiver could not find its own counter of the same caller.
@@ -15,6 +16,11 @@ use tollgate_core::{Charge, CounterKey, KeyPart, Mode, RegionMode};
 const SLOTS: usize = 8_192;
 /// Bytes of the hash that are used: finding two callers that share a counter still takes 2^64 tries.
 const BYTES: usize = 16;
+
+/// Bytes of a value that is kept as it is.
+const MAX_PLAIN: usize = 256;
+/// Begins the name of a long value. Its rest is a keyed hash, so that nobody can send a short value of the same name.
+const LONG: &str = "long value ";
 
 type Slot = Mutex<Option<(Box<str>, Arc<str>)>>;
 
@@ -46,6 +52,10 @@ impl Pseudonyms {
     /// Returns the pseudonym of a value.
     #[must_use]
     pub fn of(&self, secret: &str) -> Arc<str> {
+        // Not remembered, because that would take its memory.
+        if secret.len() > MAX_PLAIN {
+            return named("", &hmac::sign(&self.key, secret.as_bytes()));
+        }
         let slot = &self.slots[self.hasher.hash_one(secret) as usize % SLOTS];
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((known, name)) = &*slot
@@ -53,32 +63,46 @@ impl Pseudonyms {
         {
             return Arc::clone(name);
         }
-        let tag = hmac::sign(&self.key, secret.as_bytes());
-        let mut name = String::with_capacity(2 * BYTES);
-        for byte in &tag.as_ref()[..BYTES] {
-            for digit in [byte >> 4, byte & 15] {
-                name.push(char::from_digit(u32::from(digit), 16).unwrap_or('0'));
-            }
-        }
-        let name: Arc<str> = name.into();
+        let name = named("", &hmac::sign(&self.key, secret.as_bytes()));
         *slot = Some((secret.into(), Arc::clone(&name)));
         name
     }
 
-    /// Returns the pseudonyms of a key's secrets; `None` if it has none.
+    /// Returns the name of a long value. It is not remembered, because that would take its memory.
+    fn of_long(&self, value: &str) -> Arc<str> {
+        let mut context = hmac::Context::with_key(&self.key);
+        context.update(b"tollgate cells: long value");
+        context.update(value.as_bytes());
+        named(LONG, &context.sign())
+    }
+
+    /// Returns the names of a key's values that are replaced; `None` if none is.
     pub(crate) fn names(&self, key: &CounterKey<'_>) -> Option<Names> {
-        if !key.parts.iter().any(is_secret) {
+        if !key.parts.iter().any(is_replaced) {
             return None;
         }
-        let secret = |part: &KeyPart<'_>| match part {
+        let name = |part: &KeyPart<'_>| match part {
             KeyPart::Secret(value) => Some(self.of(value)),
+            KeyPart::Text(value) if is_replaced(part) => Some(self.of_long(value)),
             _ => None,
         };
-        Some(key.parts.iter().map(secret).collect())
+        Some(key.parts.iter().map(name).collect())
     }
 }
 
-/// One entry for each value of a key: the pseudonym of a secret.
+/// Returns a name: the prefix, and the hash in hexadecimal digits.
+fn named(prefix: &str, tag: &hmac::Tag) -> Arc<str> {
+    let mut name = String::with_capacity(prefix.len() + 2 * BYTES);
+    name.push_str(prefix);
+    for byte in &tag.as_ref()[..BYTES] {
+        for digit in [byte >> 4, byte & 15] {
+            name.push(char::from_digit(u32::from(digit), 16).unwrap_or('0'));
+        }
+    }
+    name.into()
+}
+
+/// One entry for each value of a key: the name of one that is replaced.
 pub(crate) type Names = SmallVec<[Option<Arc<str>>; 4]>;
 
 /// Returns whether the counter is named alike in all cells.
@@ -90,18 +114,23 @@ pub(crate) fn is_shared_name(charge: &Charge<'_>) -> bool {
 /// Returns whether a charge has values that must be replaced.
 #[inline]
 pub(crate) fn needs_names(charge: &Charge<'_>) -> bool {
-    charge.key.parts.iter().any(is_secret) && is_shared_name(charge)
+    charge.key.parts.iter().any(is_replaced) && is_shared_name(charge)
 }
 
 #[inline]
-fn is_secret(part: &KeyPart<'_>) -> bool {
-    matches!(part, KeyPart::Secret(_))
+fn is_replaced(part: &KeyPart<'_>) -> bool {
+    match part {
+        KeyPart::Secret(_) => true,
+        KeyPart::Text(value) => value.len() > MAX_PLAIN,
+        KeyPart::Network { .. } => false,
+    }
 }
 
-/// Returns a key's values with secrets replaced.
+/// Returns a key's values with secrets and long values replaced.
 pub(crate) fn renamed<'a>(parts: &[KeyPart<'a>], names: Option<&'a Names>) -> SmallVec<[KeyPart<'a>; 4]> {
     let Some(names) = names else { return parts.iter().copied().collect() };
     let one = |(part, name): (&KeyPart<'a>, &'a Option<Arc<str>>)| match name {
+        Some(name) if matches!(part, KeyPart::Text(_)) => KeyPart::Text(name),
         Some(name) => KeyPart::Secret(name),
         None => *part,
     };
@@ -111,6 +140,7 @@ pub(crate) fn renamed<'a>(parts: &[KeyPart<'a>], names: Option<&'a Names>) -> Sm
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tollgate_core::Scope;
 
     /// A key in a message between cells would be readable by anyone who reads the link or the peer's memory.
     #[test]
@@ -121,5 +151,32 @@ mod tests {
         assert_ne!(name, other.of("sk_live_4242424242424242"));
         assert_ne!(one.key_check(), other.key_check());
         assert!(name.len() == 32 && !name.contains("live"), "{name}");
+    }
+
+    /// Without it a caller with long values takes the memory that all callers' consumption shares while a peer is silent.
+    #[test]
+    fn long_values_have_short_names_that_all_cells_agree_on() {
+        let (one, same, other) =
+            (Pseudonyms::new(b"one"), Pseudonyms::new(b"one"), Pseudonyms::new(b"other"));
+        let (long, longer, short) = ("v".repeat(300), "v".repeat(8_000), "v".repeat(256));
+        let name = |names: &Pseudonyms, part: KeyPart<'_>| {
+            let (scope, parts) = (Scope::new("s"), [part]);
+            let found = names.names(&CounterKey { scope: &scope, parts: &parts });
+            match renamed(&parts, found.as_ref())[0] {
+                KeyPart::Text(text) => format!("text {text}"),
+                KeyPart::Secret(text) => format!("secret {text}"),
+                part @ KeyPart::Network { .. } => panic!("{part:?}"),
+            }
+        };
+        let names = [&long, &longer].map(|value| name(&one, KeyPart::Text(value)));
+        assert!(names[0] != names[1] && names.iter().all(|name| name.len() < 64), "{names:?}");
+        assert_eq!(name(&same, KeyPart::Text(&long)), names[0]);
+        assert_ne!(
+            name(&other, KeyPart::Text(&long)),
+            names[0],
+            "nobody can name another's counter without the key"
+        );
+        assert_eq!(name(&one, KeyPart::Text(&short)), format!("text {short}"), "as it is");
+        assert!(name(&one, KeyPart::Secret(&long)).starts_with("secret "));
     }
 }

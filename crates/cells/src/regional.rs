@@ -10,8 +10,8 @@
 //! **All or none, whatever the modes**: `mixed`.
 //!
 //! **Silent peers.** While a peer is silent, limits of mode `shared` are decided by a part: that of the cells that
-//! answer, if all of them miss the same ones, else this cell's own. A cell that all others answer decides by the whole
-//! limit and knows what the others take of it. So the parts sum to the limit whichever links are cut, and a partition
+//! answer, if all of them miss the same ones, else this cell's own. A cell that all others answer, and that answers all
+//! others, decides by the whole limit and knows what the others take of it. So the parts sum to the limit whichever links are cut, and a partition
 //! adds nothing beyond what was admitted before it was noticed. The part of all that answer, without asking what they
 //! see, was rejected: two cells that are cut off from each other and not from a third would both count its part as
 //! theirs.
@@ -24,7 +24,7 @@ mod serve;
 use crate::inbox::Inbox;
 use crate::late::LatePeers;
 use crate::ledger::Ledger;
-use crate::members::{Decider, Members};
+use crate::members::{Decider, Division, Members};
 use crate::message::{Hello, MAX_CELLS};
 use crate::others::Others;
 use crate::outbox::Outbox;
@@ -32,6 +32,7 @@ use crate::overdraft::Overdrafts;
 use crate::owner::{OwnerStore, Transport};
 use crate::pseudonym::Pseudonyms;
 use crate::stats::{Counts, RegionStats};
+use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -62,6 +63,8 @@ pub struct RegionalStore<S, T, C> {
     pub(crate) clock: C,
     /// The part of shared limits by which this cell decides, in millionths.
     share: AtomicU64,
+    /// How limits are divided while peers are silent.
+    division: ArcSwap<Division>,
     pub(crate) counts: Counts,
 }
 
@@ -94,6 +97,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             late: LatePeers::default(),
             clock,
             share: AtomicU64::new(share),
+            division: ArcSwap::default(),
             counts: Counts::default(),
             members,
         };
@@ -149,10 +153,13 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     pub fn stats(&self) -> RegionStats {
         let now = self.clock.now();
         let peers = self.members.peers(now).into_iter().map(|(at, status)| {
-            let (lag, waiting, dropped) = self
-                .outbox(at)
-                .map_or((now, 0, 0), |outbox| (outbox.acked_until(), outbox.waiting(), outbox.dropped()));
-            (status, now.since(lag), waiting, dropped)
+            let (mut peer, outbox) = (crate::stats::PeerStats::new(status), self.outbox(at));
+            if let Some(outbox) = outbox {
+                peer.lag = now.since(outbox.acked_until());
+                (peer.waiting, peer.dropped) = (outbox.waiting(), outbox.dropped());
+                peer.refused = outbox.refused();
+            }
+            peer
         });
         RegionStats {
             dropped_overdrafts: self.overdrafts.dropped(),

@@ -35,6 +35,14 @@ pub struct PeerStats {
     pub waiting: usize,
     /// Units that were not reported, because too many counters were waiting.
     pub dropped: u64,
+    /// Batches that it did not apply, each time that they were sent.
+    pub refused: u64,
+}
+
+impl PeerStats {
+    pub(crate) const fn new(status: PeerStatus) -> Self {
+        Self { status, lag: TimeDelta::ZERO, waiting: 0, dropped: 0, refused: 0 }
+    }
 }
 
 /// Statistics.
@@ -79,17 +87,8 @@ pub struct RegionStats {
 }
 
 impl Counts {
-    pub(crate) fn read(
-        &self,
-        peers: Vec<(PeerStatus, TimeDelta, usize, u64)>,
-        unreported: u64,
-        share_millionths: u64,
-    ) -> RegionStats {
+    pub(crate) fn read(&self, peers: Vec<PeerStats>, unreported: u64, share_millionths: u64) -> RegionStats {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let peers = peers
-            .into_iter()
-            .map(|(status, lag, waiting, dropped)| PeerStats { status, lag, waiting, dropped })
-            .collect();
         RegionStats {
             peers,
             share_millionths,

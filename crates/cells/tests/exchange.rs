@@ -83,14 +83,25 @@ fn a_full_outbox_drops_the_smallest_and_counts_it() {
     assert_eq!((units, outbox.dropped()), (vec![5, 8], 3));
 }
 
-/// Without it strangers that claim many names fill a cell's memory.
+/// Without it strangers that claim many names fill a cell's memory, or no cell with a new name can join any more.
 #[test]
-fn senders_are_bounded() {
+fn senders_are_bounded_and_the_one_that_is_silent_for_longest_gives_way() {
     let inbox = Inbox::new(2);
-    for name in ["a", "b"] {
-        assert!(matches!(inbox.receive(name, 1, 1), Receipt::New(_)));
+    let finish = |name: &str, sequence: u64| match inbox.receive(name, 1, sequence) {
+        Receipt::New(application) => application.finish(),
+        other => panic!("{name}: {other:?}"),
+    };
+    finish("living", 1);
+    for (at, name) in (0..300).map(|at| (at, format!("stranger-{at}"))) {
+        finish(&name, 1);
+        finish("living", 2 + at);
+        assert!(matches!(inbox.receive("living", 1, 2 + at), Receipt::Repeated), "it is remembered");
     }
-    assert!(matches!(inbox.receive("c", 1, 1), Receipt::Refused));
+    let inbox = Inbox::new(2);
+    let running = ["a", "b"].map(|name| inbox.receive(name, 1, 1));
+    assert!(running.iter().all(|receipt| matches!(receipt, Receipt::New(_))));
+    assert!(matches!(inbox.receive("c", 1, 1), Receipt::Refused), "what is being applied is not forgotten");
+    drop(running);
     for incarnation in 2..100 {
         assert!(matches!(inbox.receive("a", incarnation, 1), Receipt::New(_)));
     }
@@ -133,6 +144,34 @@ fn memory_is_bounded_and_the_smallest_give_way() {
     assert!(kept <= 64);
 }
 
+/// Without it callers with long values take many times the memory of the counters that are allowed to wait.
+#[test]
+fn memory_is_bounded_in_bytes_as_well() {
+    let long = |n: u64| format!("{n}-{}", "x".repeat(60_000));
+    let mut outbox = Outbox::new(1_000, NOW);
+    for n in 0..100 {
+        outbox.add(&[consumed(&long(n), 1, &limit(1_000))], n % 2 == 0, NOW);
+    }
+    assert!(outbox.waiting() <= 1_000 * 512 / 60_000, "{}", outbox.waiting());
+    assert_eq!(outbox.waiting() as u64 + outbox.dropped(), 100);
+    // One that is there already is only added to, and what was sent has left room.
+    let waiting = outbox.waiting();
+    let sent = outbox.next_batch(NOW);
+    outbox.acknowledge(sent.sequence);
+    assert_eq!((sent.entries.len(), outbox.waiting()), (waiting, 0));
+    outbox.add(&[consumed(&long(7), 1, &limit(1_000)), consumed(&long(7), 2, &limit(1_000))], false, NOW);
+    assert_eq!((outbox.waiting(), outbox.dropped()), (1, 100 - waiting as u64));
+    let (ledger, scope, limit) = (Ledger::new(6_400), Scope::new("s"), limit(10));
+    for n in 0..1_000 {
+        let value = long(n);
+        let parts = [KeyPart::Text(&value)];
+        ledger.record(&Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE));
+    }
+    let left = ledger.drain().len() as u64;
+    assert!((1..=64).contains(&left), "{left}");
+    assert_eq!(left + ledger.dropped(), 1_000);
+}
+
 /// Without it limits of other sizes on one counter are mixed up, or a refund is lost.
 #[test]
 fn consumption_is_added_up_by_counter_and_limit() {
@@ -150,4 +189,27 @@ fn consumption_is_added_up_by_counter_and_limit() {
     found.sort_unstable();
     assert_eq!(found, [(10, 7), (20, 3)]);
     assert!(ledger.drain().is_empty());
+}
+
+/// Without it what a caller used while a link was down is forgotten at the end of a minute, though its window goes on.
+#[test]
+fn what_was_consumed_by_the_share_counts_until_the_shifted_window_ends() {
+    let minute = TimeDelta::from_secs(60);
+    let spec = LimitSpec::new(Algorithm::FixedWindow, Rate::per(90, minute));
+    let limit = spec.jitter().build().expect("valid");
+    // Ten seconds before and after the end of a minute by the clock.
+    let (before, after) = (Timestamp::from_secs(1_790), Timestamp::from_secs(1_810));
+    let (mut still_counts, mut ended) = (0, 0);
+    for name in (0..40).map(|at| format!("k{at}")) {
+        let mut outbox = Outbox::new(100, before);
+        outbox.add(&[consumed(&name, 20, &limit)], true, before);
+        outbox.add(&[consumed(&name, -5, &limit)], true, before);
+        let parts = [KeyPart::Text(&name)];
+        let hash = CounterKey { scope: &Scope::new("api|user"), parts: &parts }.stable_hash();
+        let is_same = limit.window(before, hash) == limit.window(after, hash);
+        let sent: Vec<i64> = outbox.next_batch(after).entries.iter().map(|entry| entry.units).collect();
+        assert_eq!(sent, if is_same { vec![15] } else { vec![] }, "{name}");
+        if is_same { still_counts += 1 } else { ended += 1 }
+    }
+    assert!(still_counts > 0 && ended > 0, "{still_counts} {ended}");
 }

@@ -8,7 +8,7 @@ use tollgate_core::conformance::{block_on, run};
 use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterId, CounterKey, CounterOwner, CounterStore, Enforcement,
     KeyPart, Limit, LimitSpec, ManualClock, Mode, Outcomes, Permit, PermitId, Rate, RegionMode, Scope,
-    StoreError, TimeDelta, Timestamp, region_prefix,
+    StoreError, TimeDelta, Timestamp, Verdict, region_prefix,
 };
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
 
@@ -87,6 +87,8 @@ impl Pair {
             own.members().on_hello(0, other.hello());
         }
         let pair = Self { clock, cells };
+        // The second tells each that the other has had its answer.
+        pair.exchange();
         pair.exchange();
         pair
     }
@@ -193,6 +195,36 @@ fn an_api_key_does_not_leave_its_cell() {
     assert!(!carried.is_empty() && !carried.windows(8).any(|bytes| bytes == &secret.as_bytes()[..8]));
 }
 
+/// Without it a caller that invents homes has a fresh limit for each of them.
+#[test]
+fn homes_that_are_no_region_share_the_counter_of_requests_without_one() {
+    let pair = Pair::start();
+    // Until each may own counters by hash.
+    for _ in 0..20 {
+        pair.clock.advance(TimeDelta::from_millis(200));
+        pair.exchange();
+    }
+    let hourly = LimitSpec::new(Algorithm::FixedWindow, Rate::per(5, TimeDelta::from_secs(3_600)));
+    let five = hourly.build().expect("valid");
+    for (cell, _) in &pair.cells {
+        for mode in [RegionMode::Owner, RegionMode::Leased] {
+            let owned = scope(mode, CounterOwner::Home, &format!("login-{}", cell.hello().cell));
+            let admits = |home: &str| {
+                let parts = [KeyPart::Text("u"), KeyPart::Text(home)];
+                let one = Charge::new(CounterKey { scope: &owned, parts: &parts }, &five, Cost::ONE);
+                charge(cell, &[one]).expect("decided").admission == Admission::Admitted
+            };
+            let invented: Vec<String> = (0..100).map(|at| format!("z{at}")).collect();
+            let admitted = invented.iter().filter(|home| admits(home)).count();
+            assert!(admitted <= 5, "{mode:?}: {admitted}");
+            if mode == RegionMode::Owner {
+                assert_eq!((admitted, admits("")), (5, false));
+            }
+            assert!(admits("eu") && admits("us"), "each region has its own");
+        }
+    }
+}
+
 /// Without it a repeated batch locks a caller out, and one that no cell can have sent for ever.
 #[test]
 fn a_replayed_or_absurd_batch_does_little_harm() {
@@ -243,6 +275,42 @@ fn a_debit_beyond_the_burst_is_kept() {
     }
     // Five seconds of 1,000/s, and what the bound allows beyond: B, and once more B + r·Λ of the other cell.
     assert!((4_000..=5_000 + 10 + 10 + 2 * 200 + 50).contains(&admitted), "{admitted}");
+}
+
+/// Without it one silent cell denies all limits of one unit, or cells that are cut off admit more than the limit or less.
+#[test]
+fn cells_that_are_cut_off_admit_the_limit_together() {
+    let pair = Pair::start();
+    pair.cells.iter().for_each(|(_, link)| link.is_down.store(true, Ordering::Relaxed));
+    pair.clock.advance(TimeDelta::from_secs(3));
+    pair.exchange();
+    let own = scope(RegionMode::Shared, CounterOwner::Hash, "own");
+    for algorithm in [Algorithm::Gcra, Algorithm::FixedWindow] {
+        for units in [1, 2, 3, 7, 90] {
+            let hourly = LimitSpec::new(algorithm, Rate::per(units, TimeDelta::from_secs(3_600)));
+            let limit = hourly.build().expect("valid");
+            for name in (0..20).map(|at| format!("{algorithm:?}-{units}-{at}")) {
+                let parts = [KeyPart::Text(&name)];
+                let one = Charge::new(CounterKey { scope: &own, parts: &parts }, &limit, Cost::ONE);
+                let admitted = |(cell, _): &(Arc<Cell>, _)| {
+                    let is_admitted = |_: &u64| {
+                        let outcomes = charge(cell, &[one]).expect("decided");
+                        if outcomes.admission == Admission::Denied {
+                            let verdict = outcomes.per_charge[0].verdict;
+                            assert!(
+                                matches!(verdict, Verdict::Denied { retry_after: Some(wait) } if wait > TimeDelta::ZERO),
+                                "{name}: {verdict:?}"
+                            );
+                        }
+                        outcomes.admission == Admission::Admitted
+                    };
+                    (0..100_u64).take_while(is_admitted).count() as u64
+                };
+                let all: u64 = pair.cells.iter().map(admitted).sum();
+                assert_eq!(all, units, "{name}");
+            }
+        }
+    }
 }
 
 /// Without it two cells decide one counter while their views of who is alive differ.
@@ -304,4 +372,42 @@ fn a_local_permit_of_a_secret_is_released() {
             block_on(us.release(&[Permit { key, limit: &one, id: PermitId(id) }])).expect("released");
         }
     }
+}
+
+/// Without it the lag of a node that only stands by grows for ever, and with it the alert.
+#[test]
+fn a_node_that_stands_by_has_no_lag() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
+    let node = |address: &str| PeerConfig { store: "us".to_owned(), ..PeerConfig::new("us", address) };
+    let (eu, _) = cell("eu", vec![node("us-1"), node("us-2")], &clock);
+    let (us, _) = cell("us", vec![PeerConfig::new("eu", "eu")], &clock);
+    (0..2).for_each(|peer| eu.members().on_hello(peer, us.hello()));
+    let tick = |answering: &[usize]| {
+        clock.advance(TimeDelta::from_millis(200));
+        eu.tick();
+        for peer in answering {
+            let (sequence, sent) = (eu.next_batch(*peer).sequence, eu.now());
+            eu.on_acknowledged(*peer, sequence, sent, &[]);
+        }
+    };
+    (0..50).for_each(|_| tick(&[0, 1]));
+    let lags = || eu.stats().peers.iter().map(|peer| peer.lag).collect::<Vec<_>>();
+    assert_eq!(lags(), [TimeDelta::ZERO; 2]);
+    // One that does not answer is seen.
+    (0..50).for_each(|_| tick(&[0]));
+    assert_eq!(lags(), [TimeDelta::ZERO, TimeDelta::from_secs(10)]);
+}
+
+/// Without it an operator reads of a lag of nothing while all other cells are silent.
+#[test]
+fn the_part_of_a_cell_is_reported_while_others_are_silent() {
+    let pair = Pair::start();
+    let (eu, own) = (&pair.cells[0].0, scope(RegionMode::Shared, CounterOwner::Hash, "own"));
+    let (ten, parts) = (limit(10, 10), [KeyPart::Text("a")]);
+    let one = Charge::new(CounterKey { scope: &own, parts: &parts }, &ten, Cost::ONE);
+    let part = || eu.region_status(&one).map(|status| (status.is_regional_only, status.part));
+    assert_eq!(part(), Some((false, None)));
+    pair.clock.advance(TimeDelta::from_secs(3));
+    eu.tick();
+    assert_eq!(part(), Some((true, Some(5))));
 }

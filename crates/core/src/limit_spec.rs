@@ -284,6 +284,12 @@ impl Limit {
             (sum(at.min(weights.len())), sum((at + 1).min(weights.len())), sum(weights.len()));
         let below = |units: u64, weight: u128| u128::from(units) * weight / all.max(1);
         let part = |units: u64| u64::try_from(below(units, through) - below(units, before)).unwrap_or(0);
+        self.part(part)
+    }
+
+    /// Returns the limit with the units that `part` gives of its count and of its burst.
+    #[must_use]
+    pub fn part(&self, part: impl Fn(u64) -> u64) -> Self {
         // What cannot be built (a burst that would take decades to refill) admits nothing, never the whole limit.
         self.try_resized(part).or_else(|| self.try_resized(|_| 0)).unwrap_or_else(|| self.clone())
     }

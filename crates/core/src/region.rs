@@ -67,6 +67,8 @@ pub struct RegionStatus {
     pub lag: TimeDelta,
     /// Whether this cell decides by its part of the limit, because other cells are silent.
     pub is_regional_only: bool,
+    /// The units of that part at most, in a burst; `None` if this cell decides by the whole limit.
+    pub part: Option<u64>,
     /// Units that other cells have reported and that still count; `None` if they are not exchanged.
     pub others: Option<u64>,
 }

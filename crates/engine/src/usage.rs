@@ -303,6 +303,7 @@ impl<S: CounterStore> Limiter<S> {
     ) -> Option<RegionStatus> {
         counters.filter_map(|counter| self.store.region_status(counter)).reduce(|one, other| RegionStatus {
             others: one.others.zip(other.others).map(|(one, other)| one.saturating_add(other)),
+            part: one.part.zip(other.part).map(|(one, other)| one.saturating_add(other)),
             ..one
         })
     }

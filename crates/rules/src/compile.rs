@@ -366,6 +366,7 @@ impl Compiler<'_, '_> {
             mode: draft.mode.map_or(Mode::Adaptive, |mode| mode.value),
             store,
             region,
+            homes: None,
             shared_by_callers: scope.is_shared()
                 && shard_by.as_ref().is_none_or(|attribute| !identifies_caller(attribute)),
             shard_by,

@@ -26,6 +26,10 @@ pub(crate) fn resolve_modes(rules: &mut [Rule], options: &Options) {
             Mode::Adaptive if rule.shared_by_callers && options.lease_shared => Mode::Leased,
             stated => stated,
         };
+        let cells = options.cells.as_ref().filter(|cells| cells.learned.is_none());
+        if let Some(cells) = cells.filter(|_| rule.home().is_some()) {
+            rule.homes = Some(cells.regions.iter().map(|(region, _)| region.clone()).collect());
+        }
         let keeping = Placement::from_rule(rule);
         let sets = std::iter::once(&mut rule.limits).chain(rule.tiers.iter_mut().map(|(_, set)| set));
         for limit in sets.flat_map(|set| &mut set.limits) {

@@ -395,6 +395,8 @@ pub struct Rule {
     pub store: Option<Arc<str>>,
     /// How cells share its limits; `None` if the file does not say.
     pub region: Option<Arc<RegionSetting>>,
+    /// The regions that a request's home may name; `None` if they are not known when rules are compiled.
+    pub homes: Option<Arc<[String]>>,
     /// Whether all callers share its counters: none of the key's values identifies a caller.
     pub shared_by_callers: bool,
     /// Thousandths of the limits that are reserved for nodes that cannot reach the store.
@@ -436,6 +438,14 @@ impl Rule {
     #[must_use]
     pub fn home(&self) -> Option<&str> {
         self.region.as_deref().and_then(RegionSetting::home)
+    }
+
+    /// Returns the value of the counter's key for the home that a request names. One that is no region counts as missing:
+    /// a caller that invents homes would have a counter for each.
+    pub(crate) fn known_home<'a>(&self, named: Option<&'a str>) -> &'a str {
+        let is_known =
+            |home: &&str| self.homes.as_ref().is_none_or(|homes| homes.iter().any(|one| one == home));
+        named.filter(is_known).unwrap_or_default()
     }
 
     /// Returns how cells share its limits.

@@ -82,6 +82,23 @@ fn the_home_is_the_last_value_of_the_key() {
     }
 }
 
+/// Without it a caller that invents homes has a fresh counter for each of them, also where a node decides without the owner.
+#[test]
+fn a_home_that_is_no_region_counts_as_missing() {
+    let home = |place: CellPlace, home: &str| {
+        let rules = load(&rule("{mode: owner, home: home_region}"), Some(place)).expect("valid");
+        let request = [("user", "u"), ("home_region", home)];
+        let plan = rules.domain("d").expect("a domain").plan(&request, Cost::ONE);
+        let charge = plan.charge(&plan.limits[0], tollgate_core::PermitId::ANONYMOUS);
+        assert!(charge.key.parts.len() == 2, "{:?}", charge.key.parts);
+        charge.key.parts[1] == KeyPart::Text(home)
+    };
+    let known = place("eu", THREE, 0);
+    assert!(home(known.clone(), "us") && !home(known.clone(), "z1") && home(known.clone(), ""));
+    let learned = CellPlace { learned: Some(LearnedCells::Any), ..known };
+    assert!(home(learned, "z1"), "only the store knows the regions");
+}
+
 /// Without it a server starts whose part of a limit is nothing, or the whole.
 #[test]
 fn what_the_configured_cells_cannot_do_is_refused() {

@@ -19,6 +19,10 @@ pub(super) struct RegionOfLimit {
     lag_ms: u64,
     /// Whether this cell decides by its part of the limit, because other cells are silent.
     regional_only: bool,
+    /// The units of that part at most, in a burst; absent if this cell decides by the whole limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = u64)]
+    part: Option<u64>,
     /// Units that other cells have reported and that still count; absent if they are not exchanged.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u64)]
@@ -33,6 +37,7 @@ impl From<&RegionStatus> for RegionOfLimit {
             decided_here: status.is_own,
             lag_ms: status.lag.ceil_millis(),
             regional_only: status.is_regional_only,
+            part: status.part,
             used_by_others: status.others,
         }
     }

@@ -23,6 +23,9 @@ fn the_parts_of_cells_sum_to_the_limit_whichever_links_are_cut() {
     assert_eq!(share("c", ["a", "b"], &[(0, &["c"]), (1, &["c"])]), (3_000, 3_000));
     assert_eq!(share("a", ["b", "c"], &[(1, &["a", "b"])]), (1_000, 3_000));
     assert_eq!(share("b", ["a", "c"], &[(1, &["a", "b"])]), (1_000, 3_000));
+    // The third reaches both, and neither reaches it: it learns nothing of what they take.
+    assert_eq!(share("c", ["a", "b"], &[(0, &["b"]), (1, &["a"])]), (1_000, 3_000));
+    assert_eq!(share("a", ["b", "c"], &[(0, &["a"])]), (2_000, 3_000));
     // One is alone, and the other two know that of each other.
     assert_eq!(share("b", ["a", "c"], &[]), (1_000, 3_000));
     assert_eq!(share("a", ["b", "c"], &[(1, &["a"])]), (2_000, 3_000));

@@ -92,10 +92,11 @@ pub async fn run_links<S: CounterStore, C: Clock + Clone>(
     tls: Option<Arc<CellTls>>,
     ticks: watch::Receiver<u64>,
 ) {
-    let (mut pause, failures) = (Duration::from_millis(50), LogThrottle::default());
+    let mut pause = Duration::from_millis(50);
+    let (failures, refusals) = (LogThrottle::default(), LogThrottle::default());
     loop {
         let started = tokio::time::Instant::now();
-        if let Err(error) = link(&store, &links, peer, &url, tls.as_deref(), ticks.clone()).await
+        if let Err(error) = link(&store, &links, (peer, &url), tls.as_deref(), ticks.clone(), &refusals).await
             && failures.due(store.now()).is_some()
         {
             let PeerUrl { host, port, .. } = &url;
@@ -114,22 +115,22 @@ pub async fn run_links<S: CounterStore, C: Clock + Clone>(
 async fn link<S: CounterStore, C: Clock + Clone>(
     store: &LinkedStore<S, C>,
     links: &Links,
-    peer: usize,
-    url: &PeerUrl,
+    (peer, url): (usize, &PeerUrl),
     tls: Option<&CellTls>,
     ticks: watch::Receiver<u64>,
+    refusals: &LogThrottle,
 ) -> io::Result<()> {
     let connect = TcpStream::connect((url.host.as_str(), url.port));
     let stream = timely(connect).await?;
     stream.set_nodelay(true)?;
     match (url.is_tls, tls) {
-        (false, _) => exchange(store, links, peer, stream, ticks).await,
+        (false, _) => exchange(store, links, peer, stream, (ticks, refusals)).await,
         (true, None) => Err(io::Error::other("no certificates are configured")),
         (true, Some(tls)) => {
             let name = rustls::pki_types::ServerName::try_from(url.host.clone()).map_err(io::Error::other)?;
             let connector = tokio_rustls::TlsConnector::from(tls.configs().1);
             let stream = timely(connector.connect(name, stream)).await?;
-            exchange(store, links, peer, stream, ticks).await
+            exchange(store, links, peer, stream, (ticks, refusals)).await
         }
     }
 }
@@ -143,7 +144,7 @@ async fn exchange<S: CounterStore, C: Clock + Clone>(
     links: &Links,
     peer: usize,
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    ticks: watch::Receiver<u64>,
+    (ticks, refusals): (watch::Receiver<u64>, &LogThrottle),
 ) -> io::Result<()> {
     let own = store.hello();
     stream.write_all(&message::encode(0, &Message::Hello(own.clone()))).await?;
@@ -166,7 +167,7 @@ async fn exchange<S: CounterStore, C: Clock + Clone>(
     tokio::select! {
         ended = read => ended,
         ended = frames::write_all(&mut writing, &mut queue) => ended,
-        ended = send_batches(store, links, peer, ticks) => ended,
+        ended = send_batches(store, links, peer, ticks, refusals) => ended,
     }
 }
 
@@ -225,6 +226,7 @@ async fn send_batches<S: CounterStore, C: Clock + Clone>(
     links: &Links,
     peer: usize,
     mut ticks: watch::Receiver<u64>,
+    refusals: &LogThrottle,
 ) -> io::Result<()> {
     let within = duration(store.members().config().silence);
     loop {
@@ -232,8 +234,24 @@ async fn send_batches<S: CounterStore, C: Clock + Clone>(
         let (sequence, sent) = (batch.sequence, store.now());
         let more = match links.call(peer, &Message::Batch(batch), within).await {
             Ok(Message::Done(seen)) => store.on_acknowledged(peer, sequence, sent, &seen),
-            // Its store cannot be reached: the batch is sent again.
-            Ok(_) => false,
+            Ok(Message::Busy(seen)) => {
+                store.on_busy(peer, sent, &seen);
+                false
+            }
+            // Its store cannot be reached, for example: the batch is sent again.
+            Ok(answer) => {
+                store.on_refused(peer);
+                if let Message::Failed(why) = &answer
+                    && refusals.due(store.now()).is_some()
+                {
+                    let cell = store.members().hello(peer).map(|hello| hello.cell.clone());
+                    tracing::warn!(
+                        cell,
+                        "the cell did not apply a batch of consumption: {why}; sending it again"
+                    );
+                }
+                false
+            }
             Err(error) => return Err(io::Error::other(error)),
         };
         if !more && ticks.changed().await.is_err() {

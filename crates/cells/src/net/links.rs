@@ -45,6 +45,15 @@ fn unavailable(why: &str) -> StoreError {
     StoreError::Unavailable(why.to_owned())
 }
 
+/// Encodes a message, unless it is too long: the peer would end the link, and with it the requests of other callers.
+fn encode(id: u64, message: &Message) -> Result<Vec<u8>, StoreError> {
+    let bytes = message::encode(id, message);
+    match bytes.len() <= message::PREFIX + message::MAX_MESSAGE {
+        true => Ok(bytes),
+        false => Err(unavailable("the request is too long for a message to another cell")),
+    }
+}
+
 impl Links {
     /// Creates links to this many peers, none of them connected.
     #[must_use]
@@ -89,6 +98,7 @@ impl Links {
         charged: Vec<SentCharge>,
     ) -> Result<(u64, oneshot::Receiver<Message>), StoreError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let bytes = encode(id, message)?;
         let (reply, answer) = oneshot::channel();
         {
             let mut waiting = lock(&self.links[peer].waiting);
@@ -97,7 +107,7 @@ impl Links {
             }
             waiting.insert(id, Waiter::Call { reply, charged });
         }
-        let sent = self.enqueue(peer, message::encode(id, message));
+        let sent = self.enqueue(peer, bytes);
         if sent.is_err() {
             lock(&self.links[peer].waiting).remove(&id);
         }
@@ -202,7 +212,8 @@ impl Links {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         responder.answer(LateAnswer::Charged(ids), move || {
             for message in undoing(&charged) {
-                let _ = queue.as_ref().map(|queue| queue.try_send(message::encode(id, &message)));
+                let _ =
+                    queue.as_ref().zip(encode(id, &message).ok()).map(|(queue, bytes)| queue.try_send(bytes));
             }
         });
     }
@@ -244,6 +255,34 @@ impl Transport for Links {
 
     fn post(&self, peer: usize, message: Message) {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let _ = self.enqueue(peer, message::encode(id, &message));
+        let _ = encode(id, &message).and_then(|bytes| self.enqueue(peer, bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate_core::{Algorithm, Charge, Cost, CounterKey, KeyPart, LimitSpec, Rate, Scope, TimeDelta};
+
+    /// Without it one caller with many limits on long values ends the link, and with it the requests of all others.
+    #[tokio::test]
+    async fn a_request_that_is_too_long_fails_alone() {
+        let links = Links::new(1, Duration::from_millis(1));
+        let mut queue = links.open(0);
+        let hourly = LimitSpec::new(Algorithm::Gcra, Rate::per(5, TimeDelta::from_secs(3_600)));
+        let (scope, limit, long) = (Scope::new("s"), hourly.build().expect("valid"), "v".repeat(8_000));
+        let parts = [KeyPart::Text(&long)];
+        let charge = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE);
+        let charges = |count: usize| vec![SentCharge::new(&charge); count];
+        let failed = links.charge(0, charges(160), Vec::new()).await;
+        assert!(
+            matches!(&failed, Err(StoreError::Unavailable(why)) if why.contains("too long")),
+            "{failed:?}"
+        );
+        links.post(0, Message::Debit(charges(160)));
+        assert!(queue.try_recv().is_err(), "nothing was sent");
+        let late = links.charge(0, charges(100), Vec::new()).await;
+        assert!(matches!(late, Err(StoreError::Late(_))), "{late:?}");
+        assert!(queue.try_recv().is_ok(), "one that fits is sent");
     }
 }

@@ -1,5 +1,5 @@
-//! The regional store as a counter store: replaces secrets, and takes the short way where one place decides without
-//! waiting.
+//! The regional store as a counter store: replaces secrets and homes that are no region, and takes the short way where
+//! one place decides without waiting.
 
 use super::decide::{is_exchanged, may_be_lost};
 use super::{Charges, RegionalStore, WHOLE};
@@ -10,20 +10,22 @@ use crate::pseudonym::{Names, needs_names, renamed};
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 use tollgate_core::{
-    Charge, Clock, Cost, CounterKey, CounterStore, KeyPart, LastKnown, Mode, Outcome, Outcomes, Permit,
-    RegionMode, RegionStatus, StoreError, UnitReturn,
+    Charge, Clock, Cost, CounterKey, CounterOwner, CounterStore, KeyPart, LastKnown, Mode, Outcome, Outcomes,
+    Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
 };
 
 type Parts<'a> = SmallVec<[SmallVec<[KeyPart<'a>; 4]>; 4]>;
 
-/// The charges of a request with secrets replaced, and what they borrow.
+/// The charges of a request with secrets and unknown homes replaced, and what they borrow.
 macro_rules! renamed_charges {
     ($store:expr, $charges:expr => $renamed:ident) => {
         let names = $store.names_of($charges);
         let parts: Parts<'_> = $charges
             .iter()
             .zip(&names)
-            .map(|(charge, names)| renamed(charge.key.parts, names.as_ref()))
+            .map(|(charge, names)| {
+                $store.with_known_home(charge.key.scope, renamed(charge.key.parts, names.as_ref()))
+            })
             .collect();
         let $renamed: Charges<'_> = $charges
             .iter()
@@ -165,12 +167,15 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
             Some(Decider::Nobody(_)) => (None, false),
         };
         let is_exchanged = is_exchanged(&Charge { cost: Cost::ONE, ..*charge });
+        let is_regional_only = is_exchanged && self.is_regional_only();
         Some(RegionStatus {
             mode,
             owner,
             is_own,
             lag: self.lag(now),
-            is_regional_only: is_exchanged && self.is_regional_only(),
+            is_regional_only,
+            part: is_regional_only
+                .then(|| self.division.load().part(charge.limit, charge.key.stable_hash()).capacity()),
             others: is_exchanged.then(|| self.others.used(charge, now)),
         })
     }
@@ -187,6 +192,22 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let names =
             |charge: &Charge<'_>| if needs_names(charge) { self.names.names(&charge.key) } else { None };
         charges.iter().map(names).collect()
+    }
+
+    /// Replaces a home that is no region by none: a caller that invents homes would have a counter for each.
+    fn with_known_home<'a>(
+        &self,
+        scope: &Scope,
+        mut parts: SmallVec<[KeyPart<'a>; 4]>,
+    ) -> SmallVec<[KeyPart<'a>; 4]> {
+        if scope.region_mode().has_owner()
+            && scope.owner() == CounterOwner::Home
+            && let Some(home) = parts.last_mut()
+            && !matches!(&*home, KeyPart::Text(region) if self.members.is_region(region))
+        {
+            *home = KeyPart::Text("");
+        }
+        parts
     }
 
     /// Returns whether one of the buckets may be overdrawn. Counters with secrets have other names, so any overdraft

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 use tollgate_core::{
     Admission, Algorithm, Charge, Clock, Cost, CounterStore, Enforcement, Limit, LossPolicy, Outcome,
-    Outcomes, PermitId, RegionMode, State, StoreError,
+    Outcomes, PermitId, RegionMode, State, StoreError, TimeDelta, Timestamp, Verdict,
 };
 
 impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
@@ -30,16 +30,36 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let (here, there): (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>) =
             (0..charges.len()).partition(|at| self.is_own(&charges[*at].key));
         if there.is_empty() {
-            let outcomes = self.charge_own(&decided).await?;
+            let mut outcomes = self.charge_own(&decided).await?;
             self.record(charges, &outcomes);
+            self.set_retries(charges, &decided, &mut outcomes);
             return Ok(outcomes);
         }
-        let outcomes = self.charge_both(&decided, &here, &there).await?;
+        let mut outcomes = self.charge_both(&decided, &here, &there).await?;
+        self.set_retries(charges, &decided, &mut outcomes);
         let own =
             Outcomes { per_charge: here.iter().map(|at| outcomes.per_charge[*at]).collect(), ..outcomes };
         let charged: Charges<'_> = here.iter().map(|at| charges[*at]).collect();
         self.record(&charged, &own);
         Ok(outcomes)
+    }
+
+    /// Gives denials by a part that is smaller than the cost a time: that after which the limit itself would admit it.
+    /// Other cells may answer again before, so nobody is denied for ever.
+    fn set_retries(&self, charges: &[Charge<'_>], decided: &[Charge<'_>], outcomes: &mut Outcomes) {
+        for ((charge, part), outcome) in charges.iter().zip(decided).zip(&mut outcomes.per_charge) {
+            if outcome.verdict == (Verdict::Denied { retry_after: None })
+                && part.limit.capacity() < charge.cost.units()
+                && charge.cost.units() <= charge.limit.capacity()
+            {
+                let wait = restored_after(charge, self.clock.now());
+                *outcome = Outcome {
+                    verdict: Verdict::Denied { retry_after: Some(wait) },
+                    reset_after: outcome.reset_after.max(wait),
+                    ..*outcome
+                };
+            }
+        }
     }
 
     /// Returns the denial of a request of which a bucket is overdrawn. One whose state can represent the debt again is
@@ -99,9 +119,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         if outcomes.per_charge.first().is_none_or(|outcome| outcome.remaining < charge.limit.capacity()) {
             return Ok(());
         }
-        let mut state = State::default();
-        charge.limit.debit(PermitId::ANONYMOUS, &mut state, known_since, charge.limit.capacity());
-        let lost = used(charge.limit, &state, now);
+        let (mut state, phase) = (State::default(), charge.limit.phase(charge.key.stable_hash()));
+        charge.limit.debit(PermitId::ANONYMOUS, &mut state, known_since + phase, charge.limit.capacity());
+        let lost = used(charge.limit, &state, now + phase);
         if lost == 0 {
             return Ok(());
         }
@@ -122,8 +142,8 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     /// rules'.
     fn limits(&self, charges: &[Charge<'_>]) -> SmallVec<[Option<Limit>; 4]> {
         let share = self.share.load(Ordering::Relaxed).min(WHOLE);
-        let weights = [share, WHOLE - share];
-        let part = |charge: &Charge<'_>| charge.limit.weighted_part(&weights, 0);
+        let division = self.division.load();
+        let part = |charge: &Charge<'_>| division.part(charge.limit, charge.key.stable_hash());
         // A share leaves the others theirs: nothing more is kept free for them.
         let (is_part, is_late) = (share < WHOLE, share == WHOLE && self.late.count() > 0);
         let one = |charge: &Charge<'_>| match is_exchanged(charge) {
@@ -155,6 +175,17 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let units = units.min(given).min(capacity.saturating_sub(charge.cost.units()));
         (units > 0).then(|| charge.limit.keeping_free(units))
     }
+}
+
+/// Returns the time in which a limit gives the units of a charge, or that until its window ends.
+fn restored_after(charge: &Charge<'_>, now: Timestamp) -> TimeDelta {
+    if let Some((_, end)) = charge.limit.window(now, charge.key.stable_hash()) {
+        return end.since(now);
+    }
+    let rate = charge.limit.rate();
+    let micros = u128::from(rate.period.length().as_micros()) * u128::from(charge.cost.units());
+    let micros = micros.div_ceil(u128::from(rate.count.max(1)));
+    TimeDelta::from_micros(u64::try_from(micros).unwrap_or(u64::MAX / 4).min(u64::MAX / 4))
 }
 
 /// Returns whether a charge is exchanged with other cells.

@@ -8,7 +8,7 @@ use crate::owner::Transport;
 use crate::roster::PeerChanges;
 use crate::stats::add;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use tollgate_core::{Clock, CounterStore, Timestamp};
 
 impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
@@ -19,7 +19,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     pub(super) fn refresh(&self) {
         let now = self.clock.now();
         self.members.refresh(now);
-        let (part, all) = self.members.share(now);
+        let division = self.members.division(now);
+        let (part, all) = division.weights();
+        if **self.division.load() != division {
+            self.division.store(Arc::new(division));
+        }
         let share = u128::from(part) * u128::from(WHOLE) / u128::from(all.max(1));
         self.share.store(u64::try_from(share).unwrap_or(WHOLE), Ordering::Relaxed);
     }
@@ -44,11 +48,15 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         for (contact, others) in self.members.contacts(now) {
             let is_silent = self.members.is_silent(contact, now);
             // One node of a cell receives consumption, also what another did not receive in time.
-            let moved: Vec<_> = others
-                .into_iter()
-                .filter(|other| is_silent || self.members.is_silent(*other, now))
-                .filter_map(|other| self.outbox(other).map(|mut outbox| outbox.take(now)))
-                .collect();
+            let mut moved = Vec::new();
+            for other in others {
+                let Some(mut outbox) = self.outbox(other) else { continue };
+                if is_silent || self.members.is_silent(other, now) {
+                    moved.push(outbox.take(now));
+                }
+                // Nothing more is added for it, so its next answer means that it knows everything.
+                outbox.add(&[], is_silent, now);
+            }
             if let Some(mut outbox) = self.outbox(contact) {
                 outbox.add(&consumed, is_silent, now);
                 moved.iter().for_each(|moved| outbox.add(moved, false, now));
@@ -66,6 +74,13 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         self.outbox(peer).map(|mut outbox| outbox.next_batch(now)).unwrap_or_default()
     }
 
+    /// Counts a batch that a peer did not apply: it is sent again.
+    pub fn on_refused(&self, peer: usize) {
+        if let Some(mut outbox) = self.outbox(peer) {
+            outbox.refuse();
+        }
+    }
+
     /// Records that a peer has applied a batch that was sent at `sent`. Returns whether there is more to send.
     pub fn on_acknowledged(&self, peer: usize, sequence: u64, sent: Timestamp, seen: &[Sighting]) -> bool {
         self.members.on_answer(peer, sent, seen, self.clock.now());
@@ -74,5 +89,10 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             outbox.acknowledge(sequence);
             outbox.has_more()
         })
+    }
+
+    /// Records that a peer is applying a batch that was sent at `sent`: it answers, and the batch is sent again.
+    pub fn on_busy(&self, peer: usize, sent: Timestamp, seen: &[Sighting]) {
+        self.members.on_answer(peer, sent, seen, self.clock.now());
     }
 }

@@ -39,7 +39,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 add(&self.counts.unknown_messages, 1);
                 Message::Failed("unknown message".to_owned())
             }
-            Message::Hello(_) | Message::Outcomes(_) | Message::Done(_) | Message::Failed(_) => {
+            Message::Hello(_)
+            | Message::Outcomes(_)
+            | Message::Done(_)
+            | Message::Failed(_)
+            | Message::Busy(_) => {
                 add(&self.counts.unknown_messages, 1);
                 Message::Failed("unexpected message".to_owned())
             }

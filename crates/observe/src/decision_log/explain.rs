@@ -172,6 +172,13 @@ impl DecisionRecord {
     fn region_line(&self) -> Option<String> {
         let region = self.region.as_deref()?;
         let (mode, lag) = (region.mode.name(), region.lag.ceil_millis());
+        if let Some(part) = region.part {
+            let others = region.others.unwrap_or(0);
+            return Some(format!(
+                "Cells share the limit (`region: {mode}`): other cells were silent, so this cell decided by its part of it, \
+                 {part} units; other cells had reported {others} used units."
+            ));
+        }
         Some(match (&region.owner, region.others) {
             (_, Some(others)) => format!(
                 "Cells share the limit (`region: {mode}`): other cells had reported {others} used units, and the lag was {lag} ms."

@@ -201,6 +201,9 @@ fn region_json(region: &RegionStatus) -> Value {
     if let Some(owner) = &region.owner {
         json["owner"] = json!(owner);
     }
+    if let Some(part) = region.part {
+        json["part"] = json!(part);
+    }
     if let Some(others) = region.others {
         json["used_by_others"] = json!(others);
     }

@@ -116,6 +116,7 @@ impl Compiler<'_, '_> {
             mode: Mode::Adaptive,
             store: self.store.clone(),
             region: None,
+            homes: None,
             shared_by_callers: true,
             shard_by: None,
             fallback: None,

@@ -134,7 +134,7 @@ fn resolve<'p>(
     repeat_parts(plan, path);
     if let Some(attribute) = home {
         // Present in every key, so that the last value is always the home.
-        plan.parts.push(KeyPart::Text(find(look.attributes, attribute).unwrap_or_default()));
+        plan.parts.push(KeyPart::Text(rule.known_home(find(look.attributes, attribute))));
     }
     matched.parts = start..plan.parts.len();
     Ok(matched)

@@ -16,9 +16,14 @@ pub(crate) fn sentence(region: &Value) -> Option<String> {
     if region["used_by_others"].is_u64() {
         text.push_str(&format!(", {} used by other cells", cell(&region["used_by_others"])));
     }
-    text.push_str(&format!(", lag {} ms", cell(&region["lag_ms"])));
-    if region["regional_only"] == true {
-        text.push_str(", regional only: other cells are silent");
+    // What silent cells know is of no lag: they have not answered.
+    match region["regional_only"] == true {
+        true if region["part"].is_u64() => {
+            let part = cell(&region["part"]);
+            text.push_str(&format!(", regional only: other cells are silent, part {part}"));
+        }
+        true => text.push_str(", regional only: other cells are silent"),
+        false => text.push_str(&format!(", lag {} ms", cell(&region["lag_ms"]))),
     }
     Some(text)
 }
@@ -31,10 +36,10 @@ mod tests {
     #[test]
     fn each_mode_reads_as_a_sentence() {
         assert_eq!(sentence(&Value::Null), None);
-        let shared = json!({"mode": "shared", "decided_here": true, "lag_ms": 210, "regional_only": true, "used_by_others": 40});
+        let shared = json!({"mode": "shared", "decided_here": true, "lag_ms": 210, "regional_only": true, "part": 30, "used_by_others": 40});
         assert_eq!(
             sentence(&shared).as_deref(),
-            Some("region shared, 40 used by other cells, lag 210 ms, regional only: other cells are silent")
+            Some("region shared, 40 used by other cells, regional only: other cells are silent, part 30")
         );
         let owner = json!({"mode": "owner", "owner": "eu", "decided_here": false, "lag_ms": 0, "regional_only": false});
         assert_eq!(sentence(&owner).as_deref(), Some("region owner (decided by eu), lag 0 ms"));

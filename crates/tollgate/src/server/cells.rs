@@ -210,6 +210,13 @@ pub(crate) fn metrics(store: &CellStore, page: &mut MetricsWriter) {
         let (region, address) = labels(peer);
         family.add(&[("peer", &address), ("region", &region)], peer.dropped);
     }
+    let help =
+        "Number of batches of consumption that another cell did not apply, each time that they were sent.";
+    let mut family = page.counters("ratelimit_region_batches_refused_total", help);
+    for peer in &stats.peers {
+        let (region, address) = labels(peer);
+        family.add(&[("peer", &address), ("region", &region)], peer.refused);
+    }
     let help = "Part of shared limits by which this cell decides; less than 1 while other cells are silent.";
     page.gauge("ratelimit_region_share", help, stats.share_millionths as f64 / 1e6);
     let help = "1 if a majority of the cells answers this one; without it, it decides nothing by hash.";
