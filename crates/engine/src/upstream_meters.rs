@@ -101,9 +101,9 @@ impl MeteredRequest {
         Self { began: meter.clock.now(), meter, ended: Ended::Abandoned }
     }
 
-    /// Sets how the request ended. Completed, its latency is the time until now.
+    /// Sets how the request ended. Completed or failed, its latency is the time until now.
     pub(crate) fn ended(&mut self, ended: Ended) {
-        if ended == Ended::Completed && self.ended != ended {
+        if matches!(ended, Ended::Completed | Ended::Failed) && self.ended != ended {
             self.meter.meter.respond(self.meter.clock.now().since(self.began));
         }
         self.ended = ended;

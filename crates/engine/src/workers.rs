@@ -221,7 +221,8 @@ impl WorkerPermit {
     }
 
     /// Sets how the request ended; without it, the request was abandoned. Call it with [`Ended::Completed`] when the head
-    /// of the response arrives: the time until then is the upstream's latency.
+    /// of the response arrives: the time until then is the upstream's latency; with [`Ended::Failed`] if it reports a
+    /// failure.
     pub fn ended(&mut self, ended: Ended) {
         if let Some(Place { gate, ticket }) =
             self.place.as_ref().filter(|_| ended == Ended::Completed && self.ended != ended)

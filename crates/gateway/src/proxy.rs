@@ -148,7 +148,8 @@ impl<S: CounterStore + 'static> Proxy<S> {
         // A backend that could not be reached, or a body that was refused, says nothing about the upstream's latency.
         let is_measured = received.as_ref().map_or_else(Failure::is_timeout, |_| true);
         if let Some(place) = record.place.as_mut().filter(|_| is_measured) {
-            place.ended(Ended::Completed);
+            let is_good = received.as_ref().is_ok_and(|received| !received.status().is_server_error());
+            place.ended(if is_good { Ended::Completed } else { Ended::Failed });
         }
         match received {
             Ok(received) => record.send_response(state, route, received, facts.as_ref(), now, out),

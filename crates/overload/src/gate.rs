@@ -29,6 +29,9 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tollgate_core::{Priority, TimeDelta, Timestamp};
 
+/// A failure after more than this many base latencies was not a fast one: the upstream is slow.
+const LATE_FAILURE: u64 = 4;
+
 /// Gate of an upstream. `W` stands for a request that waits.
 #[derive(Debug)]
 pub struct Gate<W> {
@@ -191,7 +194,8 @@ impl<W> Gate<W> {
     }
 
     /// Counts a response when its head has arrived. That is the latency of the request: how long its body takes may be
-    /// its reader's doing, or be meant, as with a stream of events. Call it once for a request.
+    /// its reader's doing, or be meant, as with a stream of events. Call it once for a request, and not for one that
+    /// [failed](Ended::Failed): how fast an upstream fails is not how fast it works.
     pub fn measure(&self, ticket: &Ticket, now: Timestamp) {
         self.places.completions.add(bucket(ticket.in_flight), now.since(ticket.began).as_micros());
     }
@@ -200,16 +204,20 @@ impl<W> Gate<W> {
     #[must_use = "the returned requests proceed only if their waiters are woken"]
     #[allow(clippy::needless_pass_by_value, reason = "a ticket is used once")]
     pub fn leave(&self, ticket: Ticket, now: Timestamp, ended: Ended) -> Admitted<W> {
-        match ended {
-            // What may enter is what leaves: those that only came to be denied have to be among it.
-            Ended::Denied => self.places.arrivals.count(DENIED),
-            // A request abandoned after more than the base latency would have taken even longer. Without these the
-            // limit could not fall where the upstream is slower than its clients are patient.
-            Ended::Abandoned if now.since(ticket.began).as_micros() > self.places.base.load(Ordering::Relaxed) => {
-                self.measure(&ticket, now);
-                self.places.arrivals.count(LATE);
-            }
-            Ended::Completed | Ended::Abandoned => {}
+        let (age, base) = (now.since(ticket.began).as_micros(), self.places.base.load(Ordering::Relaxed));
+        // What may enter is what leaves: those that only came to be denied, or failed, have to be among it.
+        if matches!(ended, Ended::Denied | Ended::Failed) {
+            self.places.arrivals.count(DENIED);
+        }
+        // A request abandoned after more than the base latency would have taken even longer. Without these the limit
+        // could not fall where the upstream is slower than its clients are patient.
+        let is_late = match ended {
+            Ended::Completed | Ended::Denied => false,
+            Ended::Abandoned => age > base,
+            Ended::Failed => age > base.saturating_mul(LATE_FAILURE),
+        };
+        if is_late {
+            self.places.arrivals.add(LATE, age);
         }
         self.places.free(&ticket);
         self.step_if_due(now);

@@ -13,6 +13,11 @@
 //! the knee too, their latency is proportional to their number, and `HEADROOM × (1 − DITHER)` < 1, so the limit shrinks until
 //! they are below it. It cannot rise unless throughput does.
 //!
+//! A latency that changes for good, or comes back after an outage with fast answers, must become the base line all the same.
+//! While the limit is reached, requests begin with no fewer in flight than the lowered limit: samples from below it are of
+//! another time, and are forgotten within a second. Requests that were abandoned late move the limit, but are not samples:
+//! their latency is their clients' patience. Where nothing completes, nothing is forgotten.
+//!
 //! Rejected: the smallest latency ever seen (one lucky request, and a permanent slowdown looks like overload for ever); a
 //! long-term average (it follows the load upward); probe windows in which the limit falls to a minimum (what arrives then is
 //! shed, and what is measured is an empty upstream).
@@ -41,6 +46,10 @@ const THROUGHPUT_MEMORY: f64 = 0.7;
 /// Waiting requests, as a part of the limit, from which on an interval is one of full load.
 const CONFIDENT: f64 = 0.1;
 const LATENCY_MEMORY: f64 = 4.0;
+/// Part of the samples from below the lowered limit that is kept after an interval of full load.
+const KEPT_BELOW: f64 = 0.8;
+/// Requests abandoned late that show queueing.
+const SEVERAL: f64 = 8.0;
 
 /// Configuration of the adaptive limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,6 +70,10 @@ pub(crate) struct LimitController {
     has_queued: bool,
     /// Completions of late and the seconds they took, fading.
     recent: (f64, f64),
+    /// The same of requests without a result, as long as they are more than the completions.
+    late: (f64, f64),
+    /// Those of the present interval.
+    new_late: (f64, f64),
     samples: Samples,
     base_latency: Option<f64>,
     ticks: u64,
@@ -89,6 +102,8 @@ impl LimitController {
             was_saturated: false,
             has_queued: false,
             recent: (0.0, 0.0),
+            late: (0.0, 0.0),
+            new_late: (0.0, 0.0),
             samples: Samples::default(),
             base_latency: None,
             ticks: 0,
@@ -108,6 +123,12 @@ impl LimitController {
         self.samples.add(bucket, count, seconds);
     }
 
+    /// Adds `count` requests without a result that took `seconds` together, and would have taken longer.
+    pub(crate) fn add_late(&mut self, count: u32, seconds: f64) {
+        let (sum_count, sum) = self.new_late;
+        self.new_late = (sum_count + f64::from(count), sum + seconds);
+    }
+
     /// Ends a control interval.
     pub(crate) fn update(&mut self, interval: Interval) {
         let Interval { length, completed, waiting, is_flooded } = interval;
@@ -116,7 +137,12 @@ impl LimitController {
         if !is_flooded || self.base_latency.is_none() {
             self.base_latency = self.samples.low_mean(LOW_SAMPLES).or(self.base_latency);
         }
-        self.samples.fade(length, LATENCY_MEMORY);
+        if completed > 0 {
+            self.samples.fade(length, LATENCY_MEMORY, is_saturated);
+        }
+        if self.was_saturated && waiting >= self.limit * CONFIDENT {
+            self.samples.fade_below(bucket(self.lowered_limit()), KEPT_BELOW);
+        }
         let current = f64::from(completed) / length;
         let weight = 1.0 - (-length / THROUGHPUT_MEMORY).exp();
         // While no request waits, completions are what arrived: a lower bound of what the upstream is capable of.
@@ -128,12 +154,18 @@ impl LimitController {
             _ => self.throughput.max(current),
         };
         self.was_saturated = is_saturated;
+        // Where requests are completed again, those that were not are of the past.
+        let new_late = std::mem::take(&mut self.new_late);
+        let before = if f64::from(completed) > new_late.0 { (0.0, 0.0) } else { self.late };
+        self.late = (before.0 + new_late.0, before.1 + new_late.1);
+        let (count, seconds) = (self.recent.0 + self.late.0, self.recent.1 + self.late.1);
         if let (true, Some(base)) = (is_saturated, self.base_latency)
-            && self.recent.0 >= 1.0
+            && count >= 1.0
         {
-            let latency = self.recent.1 / self.recent.0;
+            let latency = seconds / count;
             let at_limit = self.samples.mean_from(bucket((self.limit * AT_LIMIT) as u32));
-            self.has_queued |= at_limit.is_some_and(|latency| latency > FIRST_QUEUEING * base);
+            let is_slow = |latency: f64| latency > FIRST_QUEUEING * base;
+            self.has_queued |= at_limit.is_some_and(is_slow) || (self.late.0 >= SEVERAL && is_slow(latency));
             let factor = 1.0 + STEP * (HEADROOM * base / latency - 1.0);
             let next = match self.has_queued {
                 true => {
@@ -146,12 +178,21 @@ impl LimitController {
             self.limit = next.clamp(floor, ceiling.max(floor));
         }
         self.recent = (self.recent.0 * (1.0 - weight), self.recent.1 * (1.0 - weight));
+        self.late = (self.late.0 * (1.0 - weight), self.late.1 * (1.0 - weight));
     }
 
     /// Returns the limit for the next interval.
     pub(crate) fn limit(&self, is_saturated: bool) -> u32 {
         let is_lowered = is_saturated && self.ticks.is_multiple_of(DITHER_EVERY);
-        let limit = if is_lowered { self.limit * (1.0 - DITHER) } else { self.limit };
+        if is_lowered { self.lowered_limit() } else { self.rounded(self.limit) }
+    }
+
+    /// Returns the limit for the intervals in which a part is withheld.
+    fn lowered_limit(&self) -> u32 {
+        self.rounded(self.limit * (1.0 - DITHER))
+    }
+
+    fn rounded(&self, limit: f64) -> u32 {
         (limit.max(f64::from(self.config.floor)).round() as u32).max(1)
     }
 

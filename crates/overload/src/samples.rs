@@ -38,12 +38,23 @@ impl Samples {
         self.seconds[bucket] += seconds;
     }
 
-    /// Forgets with a time constant of `memory` seconds, longer while there are few samples.
-    pub(crate) fn fade(&mut self, elapsed: f64, memory: f64) {
+    /// Forgets with a time constant of `memory` seconds; longer while there are few samples because few requests arrive,
+    /// not because they are held back.
+    pub(crate) fn fade(&mut self, elapsed: f64, memory: f64, is_saturated: bool) {
         let total: f64 = self.weights.iter().sum();
-        let memory = memory * (ENOUGH / total.max(1.0)).clamp(1.0, LONGEST);
+        let longest = if is_saturated { 1.0 } else { LONGEST };
+        let memory = memory * (ENOUGH / total.max(1.0)).clamp(1.0, longest);
         let keep = (-elapsed / memory).exp();
         self.weights.iter_mut().chain(&mut self.seconds).for_each(|value| *value *= keep);
+    }
+
+    /// Keeps this part of the samples below a bucket, if there are others.
+    pub(crate) fn fade_below(&mut self, bucket: usize, keep: f64) {
+        let above: f64 = self.weights[bucket..].iter().sum();
+        if above >= SEVERAL {
+            let below = self.weights[..bucket].iter_mut().chain(&mut self.seconds[..bucket]);
+            below.for_each(|value| *value *= keep);
+        }
     }
 
     /// Returns the mean latency of the samples from this bucket on, if there are several.

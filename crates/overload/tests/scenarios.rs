@@ -52,6 +52,7 @@ fn simulate(
         seconds,
         load,
         service,
+        fails: &never,
         mix: MIX,
         tenants: &tenants(),
         callers: 20,
@@ -61,6 +62,10 @@ fn simulate(
 
 fn usual(_: f64, random: &mut Random) -> f64 {
     random.log_normal(SERVICE, SIGMA)
+}
+
+fn never(_: f64) -> bool {
+    false
 }
 
 /// Runs a scenario with several seeds, on two threads.
@@ -115,6 +120,7 @@ fn no_critical_request_is_shed_while_sheddable_ones_pass() {
             seconds: 30.0,
             load: &load,
             service: &usual,
+            fails: &never,
             mix: MIX,
             tenants: &all,
             callers: 20,
@@ -197,6 +203,7 @@ fn whatever_the_upstream_is_like_it_stays_useful() {
             seconds: 30.0,
             load: &load,
             service: &service,
+            fails: &never,
             mix: MIX,
             tenants: &tenants,
             callers: 20,
@@ -238,6 +245,7 @@ fn thousands_of_short_runs_keep_the_invariants() {
             seconds: 4.0,
             load: &load,
             service: &service,
+            fails: &never,
             mix: MIX,
             tenants: &tenants,
             callers: 20,
@@ -279,6 +287,7 @@ fn a_single_caller_at_ten_times_the_capacity_gets_all_of_it() {
             seconds: 60.0,
             load: &|_| 10.0 * CAPACITY,
             service: &usual,
+            fails: &never,
             mix: [0.0, 0.0, 1.0, 0.0],
             tenants: &tenants,
             callers: 1,
@@ -286,5 +295,58 @@ fn a_single_caller_at_ten_times_the_capacity_gets_all_of_it() {
         });
         let goodput = run.goodput(10.0, 58.0) / CAPACITY;
         assert!(goodput >= 0.95, "seed {seed}: {goodput:.3}");
+    });
+}
+
+/// Runs an upstream at a part of its capacity, after three seconds of twice of it, behind a gate whose floor is far below
+/// it.
+fn simulate_low_floor(
+    seed: u64,
+    part: f64,
+    service: &dyn Fn(f64, &mut Random) -> f64,
+    fails: &dyn Fn(f64) -> bool,
+) -> Run {
+    run(&World {
+        seed,
+        workers: 16,
+        seconds: 60.0,
+        load: &|t| if t < 3.0 { 2.0 * CAPACITY } else { part * CAPACITY },
+        service,
+        fails,
+        mix: MIX,
+        tenants: &tenants(),
+        callers: 20,
+        gate: GateConfig { key: seed, ..GateConfig::adaptive(4) },
+    })
+}
+
+#[test]
+fn an_outage_with_fast_answers_does_not_keep_the_limit_down() {
+    let is_outage = |t: f64| (10.0..20.0).contains(&t);
+    let service = |t, random: &mut Random| if is_outage(t) { 0.0005 } else { usual(t, random) };
+    each_seed(20, |seed| {
+        let failing = simulate_low_floor(seed, 0.75, &service, &is_outage);
+        let shed = failing.shed(20.0, 59.0);
+        assert!(shed <= 0.001, "seed {seed}: {shed:.4} shed after failures, which show no latency");
+        // The same with good answers, as from a cache: latency jumps for all numbers in flight.
+        let cached = simulate_low_floor(seed, 0.75, &service, &never);
+        let (all, late) = (cached.shed(20.0, 59.0), cached.shed(35.0, 59.0));
+        assert!(
+            all <= 0.2 && late <= 0.01,
+            "seed {seed}: {all:.4} shed after latency is back, {late:.4} later"
+        );
+    });
+}
+
+#[test]
+fn a_stall_is_over_within_six_seconds() {
+    let service = |t: f64, random: &mut Random| {
+        let stalled = if (10.0..20.0).contains(&t) { 20.0 - t } else { 0.0 };
+        stalled + usual(t, random)
+    };
+    each_seed(20, |seed| {
+        let run = simulate_low_floor(seed, 0.5, &service, &never);
+        let shed = run.shed(26.0, 59.0);
+        assert!(shed <= 0.001, "seed {seed}: {shed:.4} shed six seconds after the stall");
     });
 }

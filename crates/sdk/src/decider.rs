@@ -44,9 +44,10 @@ pub trait HeldResource: Any + Send + std::fmt::Debug {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Called when the service has answered; its body may still follow, for as long as the reader likes if `is_stream`.
-    fn answered(&mut self, is_stream: bool) {
-        let _ = is_stream;
+    /// Called when the service has answered with this status; its body may still follow, for as long as the reader likes if
+    /// `is_stream`.
+    fn answered(&mut self, status: StatusCode, is_stream: bool) {
+        let _ = (status, is_stream);
     }
 }
 

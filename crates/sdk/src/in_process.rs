@@ -210,9 +210,9 @@ impl<S: CounterStore + 'static> HeldResource for InFlight<S> {
         })
     }
 
-    fn answered(&mut self, is_stream: bool) {
+    fn answered(&mut self, status: StatusCode, is_stream: bool) {
         if let Some(place) = &mut self.place {
-            place.ended(Ended::Completed);
+            place.ended(if status.is_server_error() { Ended::Failed } else { Ended::Completed });
         }
         if is_stream {
             self.place = None;

@@ -152,7 +152,7 @@ where
             if let Some(hold) = &mut decided.hold {
                 let is_stream = response.status() == StatusCode::SWITCHING_PROTOCOLS
                     || response.body().size_hint().exact().is_none();
-                hold.answered(is_stream);
+                hold.answered(response.status(), is_stream);
             }
             response.headers_mut().extend(decided.response.into_parts().0.headers);
             Ok(response.map(|body| LimitedBody::passing(body, decided.hold)))

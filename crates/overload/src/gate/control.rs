@@ -35,7 +35,7 @@ pub(super) struct Control {
     pub(super) limit: LimitController,
     pub(super) threshold: ThresholdController,
     pub(super) demand: Option<TenantDemand>,
-    /// Requests per second that limits deny after they have passed the gate.
+    /// Requests per second that limits deny after they have passed the gate, or that fail.
     pub(super) denied: f64,
     /// Whether the places belong to a gate with other settings by now.
     pub(super) is_replaced: bool,
@@ -103,7 +103,8 @@ impl<W> Gate<W> {
             }
         }
         let mut room = lock(&self.places.room);
-        let completed = completed.saturating_sub(self.places.arrivals.take(LATE).0);
+        let (late, sum) = self.places.arrivals.take(LATE);
+        limit.add_late(late, sum as f64 / 1e6);
         let mut waiting = room.take_mean(now, elapsed);
         let is_shadow = self.is_shadow();
         if is_shadow {
@@ -119,7 +120,7 @@ impl<W> Gate<W> {
         threshold.move_demand(self.cohorts.advance(now) / per_place, COHORTS / per_place);
         let steady = limit.steady_limit();
         let wanted = (steady * WANTED).max(1.0);
-        // What is denied needs no capacity and shows none, but passes the gate beside what does.
+        // What is denied or fails shows no capacity, but passes the gate beside what does.
         let turned_away = f64::from(self.places.arrivals.take(DENIED).0) / length;
         *denied += (1.0 - (-length / DENIED_MEMORY).exp()) * (turned_away - *denied);
         let throughput = limit.throughput();

@@ -125,6 +125,9 @@ impl fmt::Display for Shed {
 pub enum Ended {
     /// With a response, which [`Gate::measure`](crate::Gate::measure) has recorded.
     Completed,
+    /// With a response that reports a failure of the upstream (5xx), or with none within the time-out: nothing to measure
+    /// its latency by.
+    Failed,
     /// Denied by a limit before it was sent: it needed no capacity.
     Denied,
     /// Without a response of the upstream, because its client left or there was none to be had.

@@ -28,8 +28,8 @@ pub(super) struct Places<W> {
     limit_with_reserve: AtomicU32,
     pub(super) waiting: AtomicU32,
     pub(super) completions: Striped<BUCKETS>,
-    /// The last three count requests within a guarantee, those that a limit denied, and those that were abandoned after
-    /// more than the base latency: samples, but no completions.
+    /// The last three count requests within a guarantee, those that a limit denied or that failed, and those that had no
+    /// result after more than the base latency, with the time they took.
     pub(super) arrivals: Striped<{ DEMAND_BUCKETS + 3 }>,
     /// Base latency in microseconds.
     pub(super) base: AtomicU64,

@@ -49,6 +49,8 @@ pub(crate) struct World<'a> {
     pub(crate) load: &'a dyn Fn(f64) -> f64,
     /// Service time of a request that starts at a time.
     pub(crate) service: &'a dyn Fn(f64, &mut Random) -> f64,
+    /// Whether a request that ends at a time fails.
+    pub(crate) fails: &'a dyn Fn(f64) -> bool,
     /// Parts of the priorities.
     pub(crate) mix: [f64; 4],
     pub(crate) tenants: &'a [Tenant],
@@ -63,6 +65,8 @@ pub(crate) enum Fate {
     /// Served after this many seconds.
     Served(f64),
     Shed,
+    /// Answered with a failure.
+    Failed,
     /// Its client left before it was answered.
     Left,
     /// Still under way at the end.
@@ -180,9 +184,13 @@ pub(crate) fn run(world: &World<'_>) -> Run {
             let Some(Reverse((_, id))) = done.pop() else { break };
             upstream.busy -= 1;
             if let Some(ticket) = tickets.remove(&id) {
-                requests[id].fate = Fate::Served(at - requests[id].at);
-                gate.measure(&ticket, now);
-                sent.extend(gate.leave(ticket, now, Ended::Completed));
+                let ended = if (world.fails)(at) { Ended::Failed } else { Ended::Completed };
+                requests[id].fate = Fate::Failed;
+                if ended == Ended::Completed {
+                    requests[id].fate = Fate::Served(at - requests[id].at);
+                    gate.measure(&ticket, now);
+                }
+                sent.extend(gate.leave(ticket, now, ended));
             }
             if let Some(next) = upstream.queue.pop_front() {
                 start(&mut upstream, &mut done, &mut random, at, next);
@@ -230,7 +238,7 @@ impl Run {
     pub(crate) fn latency(&self, from: f64, to: f64, quantile: f64) -> f64 {
         let served = self.between(from, to).filter_map(|request| match request.fate {
             Fate::Served(latency) => Some(latency),
-            Fate::Shed | Fate::Left | Fate::Open => None,
+            Fate::Shed | Fate::Failed | Fate::Left | Fate::Open => None,
         });
         let mut served: Vec<f64> = served.collect();
         served.sort_unstable_by(f64::total_cmp);
