@@ -19,7 +19,7 @@ pub use state::GateState;
 use crate::cohort::{Cohorts, mix};
 use crate::limit::LimitController;
 use crate::priority::{COHORTS, POSITIONS, first_position};
-use crate::room::{PATIENT, Rank, Seated};
+use crate::room::{Rank, Seated};
 use crate::samples::bucket;
 use crate::shares::{Shares, Standing, TenantDemand};
 use crate::threshold::{PER_BUCKET, ThresholdController, passes};
@@ -161,7 +161,7 @@ impl<W> Gate<W> {
             self.count_shed(arrival.priority);
             return Entry::Shed(shed(ShedCause::Threshold));
         }
-        if (usize::from(rank.0) <= PATIENT || self.places.waiting.load(Ordering::Acquire) == 0)
+        if (rank.is_patient() || self.places.waiting.load(Ordering::Acquire) == 0)
             && let Some(in_flight) = self.places.take(rank)
         {
             self.count_admitted(arrival.priority);
@@ -262,15 +262,18 @@ impl<W> Gate<W> {
         threshold: u16,
     ) -> (Option<u16>, Rank, bool) {
         let first = first_position(arrival.priority);
-        let rank = Rank(arrival.priority as u8 + 1);
-        let Some(shares) = &self.shares else { return (Some(first + cohort), rank, false) };
-        if self.pressed.load(Ordering::Relaxed) == 0 {
-            return (Some(first + cohort / 2), rank, false);
-        }
-        match shares.take(arrival.tenant, arrival.tier, now, first < threshold) {
-            Standing::Guaranteed => (None, Rank(0), false),
-            Standing::Fair => (Some(first + cohort / 2), rank, false),
-            Standing::Excess => (Some(first + COHORTS / 2 + cohort / 2), rank, true),
-        }
+        let standing = match &self.shares {
+            None => return (Some(first + cohort), Rank::new(arrival.priority, Standing::Fair), false),
+            Some(_) if self.pressed.load(Ordering::Relaxed) == 0 => Standing::Fair,
+            Some(shares) => shares.take(arrival.tenant, arrival.tier, now, first < threshold),
+        };
+        let place = match standing {
+            Standing::Guaranteed => None,
+            // The first of the priority: it is not shed unless the whole priority is.
+            Standing::Ample => Some(first),
+            Standing::Fair => Some(first + cohort / 2),
+            Standing::Excess => Some(first + COHORTS / 2 + cohort / 2),
+        };
+        (place, Rank::new(arrival.priority, standing), standing == Standing::Excess)
     }
 }

@@ -6,16 +6,35 @@
 //! goes first, so that what is served has waited little and what has waited long is shed. Requests within a guarantee and critical ones keep the longer time and
 //! their order: they are few, and go before the others.
 
+use crate::shares::Standing;
 use std::collections::VecDeque;
-use tollgate_core::{TimeDelta, Timestamp};
+use tollgate_core::{Priority, TimeDelta, Timestamp};
 
-/// Rank of a waiting request: within a guarantee, then by priority.
+/// Rank of a waiting request: within a guarantee, then by priority, and within a priority by its tenant's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Rank(pub(crate) u8);
+pub struct Rank(u8);
 
-const RANKS: usize = 5;
+const RANKS: usize = 13;
 /// The last rank that waits patiently in a standing queue: critical requests.
-pub(crate) const PATIENT: usize = 1;
+const PATIENT: Rank = Rank::new(Priority::Critical, Standing::Excess);
+
+impl Rank {
+    pub(crate) const fn new(priority: Priority, standing: Standing) -> Self {
+        let first = priority as u8 * 3 + 1;
+        match standing {
+            Standing::Guaranteed => Self(0),
+            Standing::Ample => Self(first),
+            Standing::Fair => Self(first + 1),
+            Standing::Excess => Self(first + 2),
+        }
+    }
+
+    /// Returns whether the request waits patiently in a standing queue, and may use the reserve: within a guarantee, or
+    /// critical.
+    pub(crate) fn is_patient(self) -> bool {
+        self <= PATIENT
+    }
+}
 
 /// Bounds of the room.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +113,7 @@ impl<W> Room<W> {
             replaced = self.ranks[last].pop_back().map(|waiting| waiting.waiter);
             self.count -= 1;
         }
-        let is_impatient = self.is_standing(now) && usize::from(rank.0) > PATIENT;
+        let is_impatient = self.is_standing(now) && !rank.is_patient();
         let wait = if is_impatient { self.bounds.short } else { self.bounds.long };
         let until = now + wait;
         self.ranks[usize::from(rank.0)].push_back(Waiting { until, waiter });
@@ -113,10 +132,11 @@ impl<W> Room<W> {
         self.remove_overdue(now);
         let is_standing = self.is_standing(now);
         loop {
-            let rank = usize::from(self.next_rank()?.0);
-            let next = match is_standing && rank > PATIENT {
-                true => self.ranks[rank].pop_back()?,
-                false => self.ranks[rank].pop_front()?,
+            let rank = self.next_rank()?;
+            let waiting = &mut self.ranks[usize::from(rank.0)];
+            let next = match is_standing && !rank.is_patient() {
+                true => waiting.pop_back()?,
+                false => waiting.pop_front()?,
             };
             self.count -= 1;
             if next.until >= now {

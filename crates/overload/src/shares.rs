@@ -4,9 +4,14 @@
 //! guarantee and is not shed. Nothing is set aside. What a tenant does not use, others do, and the owner has it back with
 //! its next request, because its bucket has filled meanwhile.
 //!
-//! What is left goes by the water level: the rate up to which every tenant's demand is served if the sum is to be the
-//! upstream's throughput. A second bucket fills at that level; a request that finds it empty is beyond the fair share and
-//! takes a place in the second half of its priority, behind all requests that are within theirs.
+//! What is left goes by the water level: the rate up to which every tenant's demand is served if the sum is to be nearly
+//! the upstream's throughput. A second bucket fills at that level. A request that finds it empty is beyond the fair share and
+//! takes a place in the second half of its priority, behind all requests that are within theirs. A tenant that asks for less
+//! than its share keeps its bucket at least half full, and goes before those that ask for more: what a queue loses is lost by
+//! tenants that keep theirs empty.
+//!
+//! A stranger who takes a new name for each request must not have a fresh share each time. Tenants that have just been seen for
+//! the first time share the entry of those that find no other; those with which the load began have entries at once.
 //!
 //! Tenants are kept in a table of fixed size by a keyed hash. Those that find it full share one entry, weight and guarantee
 //! included, unless they have a guarantee of their own and others do not; an entry is free again after
@@ -25,6 +30,14 @@ const GUARANTEE_DEPTH: u64 = 4_000_000;
 const POOL_DEPTH: u64 = 500_000;
 const FAIR_DEPTH: u64 = 500_000;
 const LEAST_UNITS: u64 = 4;
+/// Part of the throughput that fair shares distribute: the rest keeps the queue of what is within them short.
+const DISTRIBUTED: f64 = 0.95;
+/// Part of its bucket from which on a tenant is well within its share.
+const AMPLE: f64 = 0.5;
+/// Control intervals for which a new tenant shares an entry's bucket and demand with others.
+const NEW_INTERVALS: u32 = 10;
+/// Control intervals in which tenants are not new because none was known before.
+const FIRST_INTERVALS: u32 = 5;
 /// Time constant of a tenant's demand, in seconds.
 const DEMAND_MEMORY: f64 = 0.4;
 
@@ -71,6 +84,8 @@ struct Tenant {
     hash: AtomicU64,
     arrivals: AtomicU32,
     idle: AtomicU32,
+    /// Control intervals since it was first seen.
+    age: AtomicU32,
     tier: AtomicU16,
     guarantee: AtomicU64,
     fair: AtomicU64,
@@ -90,6 +105,8 @@ struct Tier {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Guaranteed,
+    /// Within the fair share, of which much is left.
+    Ample,
     Fair,
     Excess,
 }
@@ -102,6 +119,8 @@ pub(crate) struct Shares {
     slots: Box<[Tenant]>,
     /// The last tier is that of requests without one.
     tiers: Box<[Tier]>,
+    /// Control intervals for which there have been tenants.
+    active: AtomicU32,
 }
 
 /// Demand of the tenants, which the control step keeps between intervals.
@@ -127,6 +146,7 @@ impl Shares {
             key,
             slots: (0..=SLOTS).map(|_| Tenant::default()).collect(),
             tiers: tiers.iter().chain([&rest]).map(tier).collect(),
+            active: AtomicU32::new(0),
         }
     }
 
@@ -159,6 +179,8 @@ impl Shares {
                 slot.tier.store(tier, Ordering::Relaxed);
                 slot.guarantee.store(0, Ordering::Relaxed);
                 slot.fair.store(0, Ordering::Relaxed);
+                let is_first = self.active.load(Ordering::Relaxed) < FIRST_INTERVALS;
+                slot.age.store(if is_first { NEW_INTERVALS } else { 0 }, Ordering::Relaxed);
                 true
             }
             Err(other) => other == hash,
@@ -182,19 +204,26 @@ impl Shares {
     pub(crate) fn take(&self, tenant: u64, tier: TierIndex, now: Timestamp, may_pass: bool) -> Standing {
         let (slot, own) = (self.tenant(tenant, tier), self.tier(tier));
         slot.arrivals.fetch_add(1, Ordering::Relaxed);
-        if slot.tier.load(Ordering::Relaxed) != tier {
-            slot.tier.store(tier, Ordering::Relaxed);
+        let is_new = slot.age.load(Ordering::Relaxed) < NEW_INTERVALS;
+        let sharing = if is_new { &self.slots[SLOTS] } else { slot };
+        for entry in [slot, sharing] {
+            if entry.tier.load(Ordering::Relaxed) != tier {
+                entry.tier.store(tier, Ordering::Relaxed);
+            }
         }
         let (bucket, depth) = match own.share.scope {
             GuaranteeScope::Each => (&slot.guarantee, GUARANTEE_DEPTH),
             GuaranteeScope::Together => (&own.together, POOL_DEPTH),
         };
-        let is_fair =
-            may_pass && take(&slot.fair, own.fair_interval.load(Ordering::Relaxed), FAIR_DEPTH, now);
-        match take(bucket, own.interval.load(Ordering::Relaxed), depth, now) {
-            true => Standing::Guaranteed,
-            false if is_fair => Standing::Fair,
-            false => Standing::Excess,
+        let left = match may_pass {
+            true => take(&sharing.fair, own.fair_interval.load(Ordering::Relaxed), FAIR_DEPTH, now),
+            false => None,
+        };
+        match (take(bucket, own.interval.load(Ordering::Relaxed), depth, now), left) {
+            (Some(_), _) => Standing::Guaranteed,
+            (None, Some(left)) if left >= AMPLE => Standing::Ample,
+            (None, Some(_)) => Standing::Fair,
+            (None, None) => Standing::Excess,
         }
     }
 
@@ -202,6 +231,7 @@ impl Shares {
     pub(crate) fn update(&self, length: f64, throughput: f64, demand: &mut TenantDemand) {
         let weight = 1.0 - (-length / DEMAND_MEMORY).exp();
         let mut tenants: Vec<(f64, f64)> = Vec::new();
+        let mut together = 0.0;
         for (slot, rate) in self.slots.iter().zip(&mut demand.0) {
             if slot.hash.load(Ordering::Relaxed) == 0
                 && *rate == 0.0
@@ -219,9 +249,21 @@ impl Shares {
                 slot.idle.store(0, Ordering::Relaxed);
                 continue;
             }
-            tenants.push((*rate, self.tier(slot.tier.load(Ordering::Relaxed)).share.weight));
+            let is_common = slot.hash.load(Ordering::Relaxed) == 0;
+            if is_common || slot.age.fetch_add(1, Ordering::Relaxed) < NEW_INTERVALS {
+                together += *rate;
+            } else {
+                tenants.push((*rate, self.tier(slot.tier.load(Ordering::Relaxed)).share.weight));
+            }
         }
-        let level = water_level(&mut tenants, throughput);
+        let common = &self.slots[SLOTS];
+        if together > 0.0 {
+            tenants.push((together, self.tier(common.tier.load(Ordering::Relaxed)).share.weight));
+        }
+        let active =
+            if tenants.is_empty() { 0 } else { self.active.load(Ordering::Relaxed).saturating_add(1) };
+        self.active.store(active, Ordering::Relaxed);
+        let level = water_level(&mut tenants, throughput * DISTRIBUTED);
         for tier in &self.tiers {
             tier.interval.store(interval(tier.share.guarantee * throughput), Ordering::Relaxed);
             tier.fair_interval.store(interval(level * tier.share.weight), Ordering::Relaxed);
@@ -254,10 +296,11 @@ fn interval(rate: f64) -> u64 {
     if rate < 1e-3 { 0 } else { ((1.024e9 / rate) as u64).max(1) }
 }
 
-/// Takes a token of a bucket that holds a theoretical arrival time in microseconds × 1024.
-fn take(bucket: &AtomicU64, interval: u64, depth: u64, now: Timestamp) -> bool {
+/// Takes a token of a bucket that holds a theoretical arrival time in microseconds × 1024. Returns the part of the bucket that
+/// is left.
+fn take(bucket: &AtomicU64, interval: u64, depth: u64, now: Timestamp) -> Option<f64> {
     if interval == 0 {
-        return false;
+        return None;
     }
     let now = now.as_micros() << 10;
     let depth = (depth << 10).max(interval.saturating_mul(LEAST_UNITS));
@@ -265,7 +308,8 @@ fn take(bucket: &AtomicU64, interval: u64, depth: u64, now: Timestamp) -> bool {
         let next = tat.max(now).checked_add(interval)?;
         (next - now <= depth).then_some(next)
     };
-    bucket.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
+    let before = bucket.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
+    next(before).map(|next| 1.0 - (next - now) as f64 / depth as f64)
 }
 
 /// Returns the level per unit of weight up to which the demands (rate, weight) add up to `capacity`; infinite if all do.
@@ -298,7 +342,7 @@ mod tests {
         });
         shares.update(0.1, 1_000.0, &mut demand);
         let standings: Vec<_> = (0..10).map(|tenant| shares.take(tenant, NO_TIER, now, true)).collect();
-        assert_eq!(standings, [Standing::Fair; 10]);
+        assert_eq!(standings, [Standing::Ample; 10]);
     }
 
     #[test]
@@ -312,6 +356,26 @@ mod tests {
         shares.update(0.1, 100.0, &mut demand);
         let standings: Vec<_> = (0..60).map(|own| shares.take(1 << 32 | own, 0, now, true)).collect();
         assert_eq!(standings, [Standing::Guaranteed; 60]);
+    }
+
+    /// Sends one request of each of 20 tenants and 40 requests with new names in every tenth of a second.
+    #[test]
+    fn new_names_take_no_share_of_tenants_that_are_known() {
+        let (shares, mut demand) = (Shares::new(5, &[]), TenantDemand::new());
+        let mut standings = Vec::new();
+        for step in 0..100u64 {
+            let now = Timestamp::from_micros(1_000_000 + step * 100_000);
+            let names = if step < 20 { 0 } else { 40 };
+            let fresh = (0..names).map(|name| shares.take(1 << 32 | step << 16 | name, NO_TIER, now, true));
+            let fair = fresh.filter(|standing| *standing != Standing::Excess).count();
+            let known: Vec<_> = (0..20).map(|tenant| shares.take(tenant, NO_TIER, now, true)).collect();
+            shares.update(0.1, 400.0, &mut demand);
+            standings.push((step, fair, known));
+        }
+        for (step, fair, known) in standings.into_iter().filter(|(step, ..)| *step > 30) {
+            assert_eq!(known, [Standing::Ample; 20], "at {step}");
+            assert!(fair < 30, "{fair} of 40 new names are within a fair share at {step}");
+        }
     }
 
     proptest! {

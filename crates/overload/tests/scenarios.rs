@@ -5,7 +5,7 @@
 mod simulation;
 
 use simulation::{Fate, Random, Run, Tenant, World, run};
-use tollgate_overload::{GateConfig, GuaranteeScope, POSITIONS, Priority, TierShare};
+use tollgate_overload::{GateConfig, GuaranteeScope, NO_TIER, POSITIONS, Priority, TierShare};
 
 const CAPACITY: f64 = 400.0;
 const SERVICE: f64 = 0.04;
@@ -31,10 +31,10 @@ fn settings(seed: u64) -> GateConfig {
 /// Five enterprise tenants and ten pro tenants within their guarantees at three times the capacity; the rest is free.
 fn tenants() -> Vec<Tenant> {
     let tenant = |n: usize| match n {
-        n if n < ENTERPRISE => Tenant { weight: 0.75, tier: 0 },
-        n if n < ENTERPRISE + PRO => Tenant { weight: 0.12, tier: 1 },
-        GREEDY => Tenant { weight: 10.0, tier: 2 },
-        _ => Tenant { weight: 1.0, tier: 2 },
+        n if n < ENTERPRISE => Tenant::new(0.75, 0),
+        n if n < ENTERPRISE + PRO => Tenant::new(0.12, 1),
+        GREEDY => Tenant::new(10.0, 2),
+        _ => Tenant::new(1.0, 2),
     };
     (0..50).map(tenant).collect()
 }
@@ -113,7 +113,7 @@ fn no_critical_request_is_shed_while_sheddable_ones_pass() {
         // Without guarantees, which go before priorities.
         let gate = GateConfig { key: seed, ..GateConfig::adaptive(16) };
         let load = |t| if t < 5.0 { 0.5 * CAPACITY } else { 3.0 * CAPACITY };
-        let all = [Tenant { weight: 1.0, tier: 0 }];
+        let all = [Tenant::new(1.0, 0)];
         let world = World {
             seed,
             workers: 16,
@@ -280,7 +280,7 @@ fn thousands_of_short_runs_keep_the_invariants() {
 #[test]
 fn a_single_caller_at_ten_times_the_capacity_gets_all_of_it() {
     each_seed(4, |seed| {
-        let tenants = [Tenant { weight: 1.0, tier: u16::MAX }];
+        let tenants = [Tenant::new(1.0, NO_TIER)];
         let run = run(&World {
             seed,
             workers: 16,
@@ -348,5 +348,42 @@ fn a_stall_is_over_within_six_seconds() {
         let run = simulate_low_floor(seed, 0.5, &service, &never);
         let shed = run.shed(26.0, 59.0);
         assert!(shed <= 0.001, "seed {seed}: {shed:.4} shed six seconds after the stall");
+    });
+}
+
+/// Runs 20 tenants with five requests a second each, a quarter of the capacity, beside another that asks for more.
+fn simulate_beside(seed: u64, other: Tenant) -> Run {
+    let tenants: Vec<_> = (0..20).map(|_| Tenant::new(5.0, NO_TIER)).chain([other]).collect();
+    run(&World {
+        seed,
+        workers: 16,
+        seconds: 60.0,
+        load: &|_| 100.0 + other.weight,
+        service: &usual,
+        fails: &never,
+        mix: [0.0, 0.0, 1.0, 0.0],
+        tenants: &tenants,
+        callers: 1,
+        gate: GateConfig { is_fair: true, key: seed, ..GateConfig::adaptive(16) },
+    })
+}
+
+#[test]
+fn tenants_far_below_their_fair_share_lose_nothing_to_a_greedy_one() {
+    each_seed(20, |seed| {
+        let run = simulate_beside(seed, Tenant::new(800.0, NO_TIER));
+        let honest = run.served(2.0, 59.0, |request| request.tenant < 20);
+        assert!(honest >= 0.99, "seed {seed}: {honest:.4} of the honest tenants' requests");
+        let goodput = run.goodput(2.0, 59.0) / CAPACITY;
+        assert!(goodput >= 0.97, "seed {seed}: goodput {goodput:.3}");
+    });
+}
+
+#[test]
+fn a_new_name_for_each_request_takes_nothing_from_known_tenants() {
+    each_seed(20, |seed| {
+        let run = simulate_beside(seed, Tenant { has_new_names: true, ..Tenant::new(400.0, NO_TIER) });
+        let honest = run.served(2.0, 59.0, |request| request.tenant < 20);
+        assert!(honest >= 0.99, "seed {seed}: {honest:.4} of the honest tenants' requests");
     });
 }

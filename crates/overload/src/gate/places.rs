@@ -3,7 +3,7 @@
 
 use super::control::{first_bounds, room_size, unknown_latency};
 use super::entry::Ticket;
-use crate::room::{PATIENT, Rank, Room};
+use crate::room::{Rank, Room};
 use crate::samples::BUCKETS;
 use crate::striped::{Padded, Striped};
 use crate::threshold::DEMAND_BUCKETS;
@@ -66,7 +66,7 @@ impl<W> Places<W> {
 
     /// Returns the limit for requests of this rank.
     pub(super) fn limit_for(&self, rank: Rank) -> u32 {
-        match usize::from(rank.0) <= PATIENT {
+        match rank.is_patient() {
             true => self.limit_with_reserve.load(Ordering::Relaxed),
             false => self.limit.load(Ordering::Relaxed),
         }

@@ -39,6 +39,14 @@ impl Random {
 pub(crate) struct Tenant {
     pub(crate) weight: f64,
     pub(crate) tier: TierIndex,
+    /// Whether every request has a new name.
+    pub(crate) has_new_names: bool,
+}
+
+impl Tenant {
+    pub(crate) const fn new(weight: f64, tier: TierIndex) -> Self {
+        Self { weight, tier, has_new_names: false }
+    }
 }
 
 pub(crate) struct World<'a> {
@@ -159,10 +167,14 @@ pub(crate) fn run(world: &World<'_>) -> Run {
             let tenant = pick(&mut random, &mut world.tenants.iter().map(|tenant| tenant.weight), total)
                 .min(world.tenants.len() - 1);
             let priority = Priority::ALL[level];
+            let name = match world.tenants[tenant].has_new_names {
+                true => 1 << 32 | requests.len() as u64,
+                false => tenant as u64,
+            };
             let arrival = Arrival {
                 priority,
-                caller: ((tenant as u64) << 8) | (random.bits() % world.callers),
-                tenant: tenant as u64,
+                caller: (name << 8) | (random.bits() % world.callers),
+                tenant: name,
                 tier: world.tenants[tenant].tier,
             };
             let id = requests.len();
