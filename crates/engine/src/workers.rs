@@ -401,7 +401,7 @@ impl<S> Limiter<S> {
     /// Returns the state of all gates, for metrics and reports.
     #[must_use]
     pub fn upstream_states(&self) -> Vec<UpstreamState> {
-        let rules = self.rules.load();
+        let (rules, now) = (self.rules.load(), self.clock.now());
         let gates = self.workers.gates.load();
         let mut states: Vec<UpstreamState> = Vec::new();
         for (domain, own) in gates.iter() {
@@ -412,7 +412,7 @@ impl<S> Limiter<S> {
                 domain: domain.to_string(),
                 upstream: upstream.to_string(),
                 shares: shares.clone(),
-                gate: gate.gate.state(),
+                gate: gate.gate.state(now),
             }));
         }
         states.sort_by(|a, b| (&a.domain, &a.upstream).cmp(&(&b.domain, &b.upstream)));

@@ -21,12 +21,13 @@
 //! use tollgate_overload::{Arrival, Ended, GateMode, Entry, Gate, GateConfig, Priority};
 //! let gate = Gate::<()>::new(&GateConfig::adaptive(16));
 //! let arrival = Arrival::new(Priority::Normal, 42);
-//! let Entry::Admitted(ticket) = gate.enter(Timestamp::from_secs(1), &arrival, GateMode::Live) else { unreachable!() };
-//! assert_eq!(gate.state().in_flight, 1);
-//! gate.measure(&ticket, Timestamp::from_secs(2));
-//! let waiting = gate.leave(ticket, Timestamp::from_secs(2), Ended::Completed);
+//! let (began, ended) = (Timestamp::from_secs(1), Timestamp::from_secs(2));
+//! let Entry::Admitted(ticket) = gate.enter(began, &arrival, GateMode::Live) else { unreachable!() };
+//! assert_eq!(gate.state(began).in_flight, 1);
+//! gate.measure(&ticket, ended);
+//! let waiting = gate.leave(ticket, ended, Ended::Completed);
 //! assert!(waiting.is_empty());
-//! assert_eq!(gate.state().in_flight, 0);
+//! assert_eq!(gate.state(ended).in_flight, 0);
 //! ```
 
 mod adapt;

@@ -145,11 +145,11 @@ impl<W> Room<W> {
         }
     }
 
-    /// Removes requests whose time is over; they know it themselves.
+    /// Removes requests whose time is over; they know it themselves. They did not wait any longer.
     fn remove_overdue(&mut self, now: Timestamp) {
         for rank in &mut self.ranks {
-            while rank.front().is_some_and(|waiting| waiting.until < now) {
-                rank.pop_front();
+            while let Some(overdue) = rank.pop_front_if(|waiting| waiting.until < now) {
+                self.area = (self.area - now.since(overdue.until).as_micros() as f64).max(0.0);
                 self.count -= 1;
             }
         }

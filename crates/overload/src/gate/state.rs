@@ -4,6 +4,7 @@ use super::{Gate, lock};
 use crate::shares::TierState;
 use crate::striped::Padded;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tollgate_core::Timestamp;
 
 /// State of a gate, for metrics and reports.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -49,9 +50,10 @@ impl<W> Gate<W> {
         self.places.limit.load(Ordering::Relaxed)
     }
 
-    /// Returns the state.
+    /// Returns the state. Makes the control step if its time has come: without requests nobody else does.
     #[must_use]
-    pub fn state(&self) -> GateState {
+    pub fn state(&self, now: Timestamp) -> GateState {
+        self.step_if_due(now);
         let load = |counters: &[Padded<AtomicU64>; 4]| {
             std::array::from_fn(|at| counters[at].0.load(Ordering::Relaxed))
         };

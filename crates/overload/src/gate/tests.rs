@@ -17,7 +17,7 @@ fn denials_are_no_capacity() {
         assert!(gate.leave(ticket, now, ended).is_empty());
     }
     // 100 a second arrive, 10 of them are served.
-    let throughput = gate.state().throughput;
+    let throughput = gate.state(Timestamp::from_secs(11)).throughput;
     assert!((5.0..=20.0).contains(&throughput), "{throughput}");
 }
 
@@ -48,12 +48,13 @@ fn load(gate: &Gate<()>, from: Timestamp, seconds: u64, many: usize, latency: u6
 fn while_shedding_is_suspended_what_would_be_shed_is_counted_and_the_base_line_stays() {
     let gate = Gate::<()>::new(&GateConfig::adaptive(4));
     let now = load(&gate, Timestamp::from_secs(1), 10, 4, 10);
-    assert_eq!((gate.state().is_shadow, gate.state().shadowed), (false, [0; 4]));
-    let base = gate.state().base_latency.expect("measured");
+    let before = gate.state(now);
+    assert_eq!((before.is_shadow, before.shadowed), (false, [0; 4]));
+    let base = before.base_latency.expect("measured");
     gate.set_shadow(true);
     // The upstream completes 400 a second as before; 200 are in flight, and latency is that of a queue.
-    load(&gate, now, 120, 200, 500);
-    let state = gate.state();
+    let now = load(&gate, now, 120, 200, 500);
+    let state = gate.state(now);
     assert!(state.is_shadow && state.shadowed[2] > 0 && state.shed == [0; 4], "{state:?}");
     let after = state.base_latency.expect("measured");
     assert!(after < 2.0 * base, "{base} s, then {after} s");
@@ -62,9 +63,9 @@ fn while_shedding_is_suspended_what_would_be_shed_is_counted_and_the_base_line_s
 #[test]
 fn new_settings_keep_what_was_learned() {
     let gate = Gate::<()>::new(&GateConfig::adaptive(4));
-    load(&gate, Timestamp::from_secs(1), 10, 4, 10);
+    let now = load(&gate, Timestamp::from_secs(1), 10, 4, 10);
     let config = GateConfig { target: 3.0, is_fair: true, ..GateConfig::adaptive(8) };
-    let (old, new) = (gate.state(), gate.with_config(&config).state());
+    let (old, new) = (gate.state(now), gate.with_config(&config).state(now));
     assert!(old.base_latency.is_some() && old.admitted[2] > 0);
     assert_eq!(
         (new.base_latency, new.throughput, new.limit, new.admitted, new.in_flight),
@@ -76,7 +77,7 @@ fn new_settings_keep_what_was_learned() {
 fn the_limit_falls_also_where_all_clients_leave_before_they_are_answered() {
     let gate = Gate::<()>::new(&GateConfig::adaptive(4));
     let start = load(&gate, Timestamp::from_secs(1), 10, 4, 10);
-    let before = gate.state();
+    let before = gate.state(start);
     let mut open = std::collections::VecDeque::new();
     for at in 0..20_000u64 {
         let now = start + TimeDelta::from_millis(at);
@@ -96,7 +97,7 @@ fn the_limit_falls_also_where_all_clients_leave_before_they_are_answered() {
             Entry::Shed(_) => {}
         }
     }
-    let after = gate.state();
+    let after = gate.state(start + TimeDelta::from_secs(20));
     assert!(after.limit <= before.limit / 2, "{} and then {}", before.limit, after.limit);
     assert!(after.throughput <= before.throughput, "nothing was completed");
 }
@@ -123,7 +124,7 @@ fn requests_in_flight_count_whatever_settings_follow() {
     assert_eq!(tickets.len(), 8);
     let mut new = old.with_config(&fixed(8, 2.1));
     for target in [2.2, 2.3, 2.4] {
-        assert!(fill(&new, now).is_empty() && new.state().in_flight == 8, "at {target}");
+        assert!(fill(&new, now).is_empty() && new.state(now).in_flight == 8, "at {target}");
         new = new.with_config(&fixed(8, target));
     }
     // A request that waits in the new gate has the place of one that ends in the old gate.
@@ -140,9 +141,9 @@ fn requests_in_flight_count_whatever_settings_follow() {
     let later = now + TimeDelta::from_secs(1);
     tickets.drain(..4).for_each(|ticket| assert!(old.leave(ticket, later, Ended::Completed).is_empty()));
     assert!(fill(&lower, later).is_empty());
-    assert_eq!((lower.state().in_flight, lower.state().limit), (4, 4));
+    assert_eq!((lower.state(later).in_flight, lower.state(later).limit), (4, 4));
     tickets.drain(..).for_each(|ticket| assert!(lower.leave(ticket, later, Ended::Completed).is_empty()));
-    assert_eq!((lower.state().in_flight, fill(&lower, later).len()), (0, 4));
+    assert_eq!((lower.state(later).in_flight, fill(&lower, later).len()), (0, 4));
 }
 
 #[test]
@@ -165,7 +166,7 @@ fn shadow_counts_requests_that_would_find_no_place() {
             other => panic!("{at}: {other:?}"),
         }
     }
-    let state = shadow.state();
+    let state = shadow.state(Timestamp::from_micros(1_460_000));
     assert_eq!((state.shadowed[2], state.admitted[2], state.in_flight), (15, 8, 23));
     // Those that would have been shed would hold no places.
     let later = Timestamp::from_secs(10);
@@ -173,4 +174,33 @@ fn shadow_counts_requests_that_would_find_no_place() {
     for at in 1_000..1_008 {
         assert!(matches!(enter(&shadow, at), Entry::Admitted(_)), "{at}");
     }
+}
+
+#[test]
+fn the_state_is_that_of_now_also_when_nothing_arrives() {
+    let gate = Gate::<()>::new(&fixed(4, 2.0));
+    let mut open = std::collections::VecDeque::new();
+    let mut now = Timestamp::from_secs(1);
+    // 1,000 a second arrive, each takes 10 ms, and four are served at a time.
+    for at in 0..2_000 {
+        now = Timestamp::from_secs(1) + TimeDelta::from_millis(at);
+        while let Some((_, ticket)) = open.pop_front_if(|(end, _)| *end <= now) {
+            gate.measure(&ticket, now);
+            let next = gate.leave(ticket, now, Ended::Completed);
+            open.extend(next.into_iter().map(|(_, ticket)| (now + TimeDelta::from_millis(10), ticket)));
+        }
+        match gate.enter(now, &Arrival::new(Priority::Normal, at), GateMode::Live) {
+            Entry::Full(waiting) => drop(gate.wait(now, waiting, ())),
+            Entry::Admitted(ticket) => open.push_back((now + TimeDelta::from_millis(10), ticket)),
+            Entry::Shadowed(..) | Entry::Shed(_) => {}
+        }
+    }
+    let state = gate.state(now);
+    assert!(state.demand > 500.0 && state.threshold < POSITIONS, "{state:?}");
+    for (_, ticket) in open {
+        let _ = gate.leave(ticket, now, Ended::Abandoned);
+    }
+    // Those of the last interval are a tenth of a second's in ten seconds.
+    let state = gate.state(now + TimeDelta::from_secs(10));
+    assert!(state.demand < 20.0 && state.waiting == 0 && state.threshold == POSITIONS, "{state:?}");
 }

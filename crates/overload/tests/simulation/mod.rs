@@ -139,7 +139,7 @@ pub(crate) fn run(world: &World<'_>) -> Run {
             break;
         }
         while next_state <= at {
-            let state = gate.state();
+            let state = gate.state(stamp(next_state));
             states.push((next_state, state.limit, state.threshold, state.in_flight));
             next_state += 0.1;
         }
