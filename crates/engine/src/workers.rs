@@ -310,14 +310,13 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     async fn pass_gate(&self, check: &Check<'_>, upstream: &str) -> Result<Option<WorkerPermit>, Decision> {
-        let decision = self.begin(DecisionId::generate());
         let now = self.clock.now();
-        let (gate, arrival, rule) = {
-            let Some(domain) = decision.rules().domain(check.domain) else { return Ok(None) };
+        let (gate, arrival) = {
+            let rules = self.rules.load();
+            let Some(domain) = rules.domain(check.domain) else { return Ok(None) };
             let Some(overload) = domain.overload() else { return Ok(None) };
             let Some(gate) = self.workers.gate(domain, upstream, &self.clock) else { return Ok(None) };
-            let rule = overload.workers.as_ref().map_or(0, |workers| workers.rule);
-            (gate, self.arrival(check, domain, overload, decision.rules()), rule)
+            (gate, self.arrival(check, domain, overload, &rules))
         };
         gate.gate.set_shadow(self.denies_nothing());
         // Measures for single callers and rules; a request that is blocked is not to be shed instead.
@@ -358,7 +357,7 @@ impl<S: CounterStore> Limiter<S> {
                 }
             }
         };
-        Err(self.shed(decision, check, rule, &shed))
+        Err(self.shed(check, &shed))
     }
 
     /// Describes a request to the gate.
@@ -385,13 +384,17 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Makes the decision about a request that is shed.
     #[cold]
-    fn shed(&self, mut decision: Decision, check: &Check<'_>, rule: u32, shed: &Shed) -> Decision {
+    fn shed(&self, check: &Check<'_>, shed: &Shed) -> Decision {
+        let mut decision = self.begin(DecisionId::generate());
+        // The rules may have changed since the request arrived, and limit no workers any more.
+        let overload = decision.rules().domain(check.domain).and_then(|domain| domain.overload());
+        let rule = overload.and_then(|overload| overload.workers.as_ref()).map(|workers| workers.rule);
         let details = &mut decision.body.details;
         details.origin = Origin::Overload;
         details.verdict = DecisionVerdict::Denied { retry_after: Some(shed.retry_after) };
-        details.denied_by = Some(DecidedBy::Rule(rule));
+        details.denied_by = rule.map(DecidedBy::Rule);
         details.reason = Some(shed.to_string().into());
-        details.descriptors.push(DescriptorStatus { matched: MatchKind::Limited, rule: Some(rule) });
+        details.descriptors.push(DescriptorStatus { matched: MatchKind::Limited, rule });
         self.notify_observers(check, &decision);
         decision
     }
