@@ -11,6 +11,7 @@
 //! | `message`, `respond` | heads of either protocol; responses |
 //! | `route` | routing by host, path and method |
 //! | `headers` | headers that are removed and added |
+//! | `place` | places in flight, held while the gateway waits for the upstream |
 //! | `upstream`, `pool`, `health` | attempts and retries, load balancing, health checks |
 //! | `tls`, `body`, `stall` | TLS, bodies, detection of stalled HTTP/2 streams |
 //! | `completion`, `access_log`, `request_span`, `problem` | access log, spans, error responses |
@@ -27,6 +28,7 @@ mod h2;
 mod headers;
 mod health;
 mod message;
+mod place;
 mod pool;
 mod problem;
 mod proxy;

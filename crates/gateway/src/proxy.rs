@@ -7,6 +7,7 @@ use crate::body::ClientBody;
 use crate::config::GatewayConfig;
 use crate::headers::{self, ForwardRules, Peer};
 use crate::message::{Forwarded, HeadForm, Proxied, ResponseSink, UpstreamFields};
+use crate::place::UpstreamPlace;
 use crate::proxy_state::ProxyState;
 use crate::request_span::RequestSpan;
 use crate::respond::Record;
@@ -89,7 +90,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         &self,
         peer: &Peer,
         request: &Forwarded<'_, F>,
-        body: Option<ClientBody>,
+        mut body: Option<ClientBody>,
         out: &mut A,
         timeout: &mut LazyTimeout,
     ) -> Proxied {
@@ -116,7 +117,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         {
             return record.denied(state, facts, now, out);
         }
-        record.place = place;
+        let mut place = place;
         if let (Some(held), Some(decision)) = (held, &decision) {
             let delay = decision.delay();
             let mut guard = self.limiter.guard(held, delay);
@@ -129,7 +130,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
                 // Dropping the guard of a request that is shed now refunds its charges.
                 if let Some(caller) = delayed {
                     match Box::pin(self.enter_after_delay(state, route, &caller)).await {
-                        Ok(place) => record.place = place,
+                        Ok(entered) => place = entered,
                         Err(shed) => {
                             record.add_decision(route, Some(&shed), remote);
                             let facts = DecisionSummary::from_decision(&shed).with_scope(scope.as_deref());
@@ -141,6 +142,14 @@ impl<S: CounterStore + 'static> Proxy<S> {
             }
             record.held = Some(Box::new(guard));
         }
+        record.place = place.map(|permit| match &mut body {
+            None => UpstreamPlace::Own(permit),
+            Some(body) => {
+                let (place, shared) = UpstreamPlace::shared(permit);
+                body.hold(shared);
+                place
+            }
+        });
         let mut passing = state.forward_rules(peer, is_trusted, route, asked.authority);
         passing.traceparent = trace.as_ref().map(traceparent::format);
         let received =

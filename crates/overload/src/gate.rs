@@ -7,6 +7,7 @@
 mod config;
 mod control;
 mod entry;
+mod reentry;
 mod state;
 #[cfg(test)]
 mod tests;
