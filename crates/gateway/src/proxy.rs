@@ -63,19 +63,29 @@ enum CheckFailure {
 
 impl<S: CounterStore + 'static> Proxy<S> {
     pub(crate) fn new(config: &GatewayConfig, limiter: Arc<Limiter<S>>) -> Result<Self, String> {
-        let state = ProxyState::new(config, &limiter.rules(), None)?;
+        let state = ProxyState::new(config, limiter.rules(), None)?;
         let delayed = DelayQueue::new(config.callers.held);
         Ok(Self { limiter, state: ArcSwap::from_pointee(state), delayed, clock: SystemClock::new() })
     }
 
     /// Returns the active state.
     pub(crate) fn state(&self) -> Arc<ProxyState> {
-        self.state.load_full()
+        let state = self.state.load_full();
+        if self.limiter.is_active(&state.rules) { state } else { self.follow_rules(state) }
+    }
+
+    /// Activates a state for the active rules, because rules name endpoints.
+    #[cold]
+    fn follow_rules(&self, former: Arc<ProxyState>) -> Arc<ProxyState> {
+        let next = Arc::new(former.with_rules(self.limiter.rules()));
+        // Another request, or a reload, may have been faster.
+        let found = self.state.compare_and_swap(&former, Arc::clone(&next));
+        if Arc::ptr_eq(&found, &former) { next } else { self.state.load_full() }
     }
 
     /// Builds the state of another configuration without activating it.
     pub(crate) fn read(&self, config: &GatewayConfig) -> Result<ProxyState, String> {
-        ProxyState::new(config, &self.limiter.rules(), Some(&self.state.load()))
+        ProxyState::new(config, self.limiter.rules(), Some(&self.state.load()))
     }
 
     /// Activates a state for new requests.
