@@ -43,7 +43,7 @@ impl UpstreamMeters {
     /// Adjusts to new rules: domains that still measure keep their meters.
     pub(crate) fn on_rules_changed(&self, rules: &Ruleset) {
         let measures = |domain: &&tollgate_rules::Domain| {
-            let adapt = domain.overload().and_then(|overload| overload.active_adapt());
+            let adapt = domain.overload().and_then(|overload| overload.adapt.as_ref());
             adapt.is_some_and(tollgate_rules::Adapt::is_measured)
         };
         self.meters.rcu(|meters| {
@@ -93,25 +93,44 @@ pub(crate) struct MeteredRequest {
     meter: Arc<Meter>,
     began: Timestamp,
     ended: Ended,
+    is_paused: bool,
 }
 
 impl MeteredRequest {
     pub(crate) fn begin(meter: Arc<Meter>) -> Self {
         meter.meter.begin();
-        Self { began: meter.clock.now(), meter, ended: Ended::Abandoned }
+        Self { began: meter.clock.now(), meter, ended: Ended::Abandoned, is_paused: false }
     }
 
     /// Sets how the request ended. Completed or failed, its latency is the time until now.
     pub(crate) fn ended(&mut self, ended: Ended) {
-        if matches!(ended, Ended::Completed | Ended::Failed) && self.ended != ended {
+        if matches!(ended, Ended::Completed | Ended::Failed) && self.ended != ended && !self.is_paused {
             self.meter.meter.respond(self.meter.clock.now().since(self.began));
         }
         self.ended = ended;
+    }
+
+    /// Counts the request as not in flight while it waits for its client.
+    pub(crate) fn pause(&mut self) {
+        if !std::mem::replace(&mut self.is_paused, true) {
+            self.meter.meter.end(None);
+        }
+    }
+
+    /// Counts the request as in flight again; its latency is the time from now on.
+    pub(crate) fn resume(&mut self) {
+        if std::mem::replace(&mut self.is_paused, false) {
+            self.meter.meter.begin();
+            self.began = self.meter.clock.now();
+        }
     }
 }
 
 impl Drop for MeteredRequest {
     fn drop(&mut self) {
+        if self.is_paused {
+            return;
+        }
         let is_abandoned = self.ended == Ended::Abandoned;
         let age = is_abandoned.then(|| self.meter.clock.now().since(self.began));
         self.meter.meter.end(age);

@@ -5,6 +5,8 @@
 //! and an upstream, and is kept while the settings that made it stay the same; new rules with other settings begin with a
 //! new gate, which knows what the old one has learned about the upstream and has its places: requests in flight count on.
 
+mod pause;
+
 use crate::check::Check;
 use crate::decision::{DecidedBy, Decision, DecisionVerdict, DescriptorStatus, Origin};
 use crate::decision_id::DecisionId;
@@ -185,6 +187,8 @@ fn config(overload: &Overload) -> Option<GateConfig> {
 /// to the next request.
 pub struct WorkerPermit {
     place: Option<Place>,
+    /// The gate to which the place was given back for a while.
+    paused: Option<Arc<WorkerGate>>,
     metered: Option<MeteredRequest>,
     ended: Ended,
     would_be_shed: Option<Box<str>>,
@@ -211,7 +215,7 @@ impl WorkerPermit {
 
     /// Creates one where requests in flight are not limited.
     const fn unlimited() -> Self {
-        Self { place: None, metered: None, ended: Ended::Abandoned, would_be_shed: None }
+        Self { place: None, paused: None, metered: None, ended: Ended::Abandoned, would_be_shed: None }
     }
 
     /// Returns why the request would have been shed but for shadow mode, for [`Check::with_reason`].

@@ -4,6 +4,7 @@ use crate::completion::Completion;
 use crate::h1::exchange::UpstreamBody;
 use crate::h2::RequestProgress;
 use crate::headers::ProtectedHeaders;
+use crate::place::SharedPlace;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
@@ -28,6 +29,8 @@ pub(crate) struct ClientBody {
     source: ClientBodySource,
     /// Headers that are removed from its trailers.
     guard: Option<Arc<ProtectedHeaders>>,
+    /// The request's place in flight, given back while the client's bytes are awaited.
+    place: Option<Arc<SharedPlace>>,
 }
 
 enum ClientBodySource {
@@ -92,11 +95,16 @@ fn with_trailers(frame: Frame<Bytes>, change: impl FnOnce(&mut HeaderMap)) -> Fr
 
 impl ClientBody {
     pub(crate) fn h1(body: RequestBody) -> Self {
-        Self { source: ClientBodySource::H1(body), guard: None }
+        Self { source: ClientBodySource::H1(body), guard: None, place: None }
     }
 
     pub(crate) fn h2(body: StreamBody) -> Self {
-        Self { source: ClientBodySource::H2(body), guard: None }
+        Self { source: ClientBodySource::H2(body), guard: None, place: None }
+    }
+
+    /// Gives this place back while the body waits for its client.
+    pub(crate) fn hold(&mut self, place: Arc<SharedPlace>) {
+        self.place = Some(place);
     }
 
     /// Limits the body to `bytes`, and removes protected headers from its trailers.
@@ -117,13 +125,16 @@ impl Body for ClientBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Self { source, guard } = self.get_mut();
+        let Self { source, guard, place } = self.get_mut();
         let polled = match source {
             ClientBodySource::H1(body) => Pin::new(body)
                 .poll_frame(cx)
                 .map(|frame| frame.map(|frame| frame.map_err(BodyError::Message))),
             ClientBodySource::H2(body) => body.poll(cx),
         };
+        if let Some(place) = place {
+            if polled.is_pending() { place.pause() } else { place.resume() }
+        }
         let guarded = |frame| match guard {
             Some(guard) => with_trailers(frame, |trailers| guard.clean(trailers)),
             None => frame,
@@ -185,7 +196,7 @@ impl ResponseBody for ProxiedBody {
             ResponseSource::Local(_) | ResponseSource::H2 { .. } => false,
         };
         if let Some(finish) = self.completion.as_mut().filter(|_| is_taken) {
-            finish.count(out.len() - before);
+            finish.received(out.len() - before);
             finish.completed();
         }
         is_taken
@@ -213,11 +224,16 @@ impl Body for ProxiedBody {
             ResponseSource::H1(body) => body.poll(cx),
             ResponseSource::H2 { body, .. } => body.poll(cx),
         };
-        if let (Poll::Ready(frame), true) = (&polled, this.completion.is_some()) {
-            let ends = frame.is_none() || this.is_end_stream();
-            if let Some(finish) = &mut this.completion {
+        if this.completion.is_none() {
+            return polled;
+        }
+        let ends = matches!(polled, Poll::Ready(None)) || this.is_end_stream();
+        let Some(finish) = &mut this.completion else { return polled };
+        match &polled {
+            Poll::Pending => finish.awaits_upstream(),
+            Poll::Ready(frame) => {
                 match frame {
-                    Some(Ok(frame)) => finish.count(frame.data_ref().map_or(0, Bytes::len)),
+                    Some(Ok(frame)) => finish.received(frame.data_ref().map_or(0, Bytes::len)),
                     Some(Err(error)) => finish.failed(error),
                     None => {}
                 }

@@ -1,7 +1,8 @@
-//! Completion of a response: its access log line, its span, its permits and its place in flight, which end with its body.
+//! Completion of a response: its access log line, its span and its permits end when its body has been sent, its place in
+//! flight when the body has been received.
 
 use crate::access_log::AccessLogGuard;
-use tollgate_engine::WorkerPermit;
+use crate::place::UpstreamPlace;
 
 /// Something that is released on drop.
 pub(crate) trait DropAction: Send {}
@@ -11,13 +12,23 @@ impl<T: Send> DropAction for T {}
 pub(crate) struct Completion {
     pub(crate) line: Option<AccessLogGuard>,
     pub(crate) _permits: Option<Box<dyn DropAction>>,
-    pub(crate) _place: Option<WorkerPermit>,
+    pub(crate) place: Option<UpstreamPlace>,
     pub(crate) _span: Option<Box<dyn DropAction>>,
 }
 
 impl Completion {
-    /// Counts bytes of the response body.
-    pub(crate) fn count(&mut self, bytes: usize) {
+    /// More of the response body is awaited from the upstream.
+    pub(crate) fn awaits_upstream(&mut self) {
+        if let Some(place) = &mut self.place {
+            place.resume();
+        }
+    }
+
+    /// Counts bytes of the response body that the client is to take.
+    pub(crate) fn received(&mut self, bytes: usize) {
+        if let Some(place) = &mut self.place {
+            place.pause();
+        }
         if let Some(line) = &mut self.line {
             line.entry.bytes += bytes as u64;
         }
@@ -30,8 +41,9 @@ impl Completion {
         }
     }
 
-    /// Records that the response is complete.
+    /// Records that the response has been read to its end: the upstream has no more work with it.
     pub(crate) fn completed(&mut self) {
+        self.place = None;
         if let Some(line) = &mut self.line {
             line.is_complete = true;
         }

@@ -11,6 +11,8 @@
 //! | `message`, `respond` | heads of either protocol; responses |
 //! | `route` | routing by host, path and method |
 //! | `headers` | headers that are removed and added |
+//! | `overload_lint` | warnings about overload settings that do nothing with these routes |
+//! | `place` | places in flight, held while the gateway waits for the upstream |
 //! | `upstream`, `pool`, `health` | attempts and retries, load balancing, health checks |
 //! | `tls`, `body`, `stall` | TLS, bodies, detection of stalled HTTP/2 streams |
 //! | `completion`, `access_log`, `request_span`, `problem` | access log, spans, error responses |
@@ -27,6 +29,8 @@ mod h2;
 mod headers;
 mod health;
 mod message;
+mod overload_lint;
+mod place;
 mod pool;
 mod problem;
 mod proxy;

@@ -7,6 +7,7 @@ use crate::body::ClientBody;
 use crate::config::GatewayConfig;
 use crate::headers::{self, ForwardRules, Peer};
 use crate::message::{Forwarded, HeadForm, Proxied, ResponseSink, UpstreamFields};
+use crate::place::UpstreamPlace;
 use crate::proxy_state::ProxyState;
 use crate::request_span::RequestSpan;
 use crate::respond::Record;
@@ -62,19 +63,29 @@ enum CheckFailure {
 
 impl<S: CounterStore + 'static> Proxy<S> {
     pub(crate) fn new(config: &GatewayConfig, limiter: Arc<Limiter<S>>) -> Result<Self, String> {
-        let state = ProxyState::new(config, &limiter.rules(), None)?;
+        let state = ProxyState::new(config, limiter.rules(), None)?;
         let delayed = DelayQueue::new(config.callers.held);
         Ok(Self { limiter, state: ArcSwap::from_pointee(state), delayed, clock: SystemClock::new() })
     }
 
     /// Returns the active state.
     pub(crate) fn state(&self) -> Arc<ProxyState> {
-        self.state.load_full()
+        let state = self.state.load_full();
+        if self.limiter.is_active(&state.rules) { state } else { self.follow_rules(state) }
+    }
+
+    /// Activates a state for the active rules, because rules name endpoints.
+    #[cold]
+    fn follow_rules(&self, former: Arc<ProxyState>) -> Arc<ProxyState> {
+        let next = Arc::new(former.with_rules(self.limiter.rules()));
+        // Another request, or a reload, may have been faster.
+        let found = self.state.compare_and_swap(&former, Arc::clone(&next));
+        if Arc::ptr_eq(&found, &former) { next } else { self.state.load_full() }
     }
 
     /// Builds the state of another configuration without activating it.
     pub(crate) fn read(&self, config: &GatewayConfig) -> Result<ProxyState, String> {
-        ProxyState::new(config, &self.limiter.rules(), Some(&self.state.load()))
+        ProxyState::new(config, self.limiter.rules(), Some(&self.state.load()))
     }
 
     /// Activates a state for new requests.
@@ -89,7 +100,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         &self,
         peer: &Peer,
         request: &Forwarded<'_, F>,
-        body: Option<ClientBody>,
+        mut body: Option<ClientBody>,
         out: &mut A,
         timeout: &mut LazyTimeout,
     ) -> Proxied {
@@ -116,7 +127,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
         {
             return record.denied(state, facts, now, out);
         }
-        record.place = place;
+        let mut place = place;
         if let (Some(held), Some(decision)) = (held, &decision) {
             let delay = decision.delay();
             let mut guard = self.limiter.guard(held, delay);
@@ -129,7 +140,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
                 // Dropping the guard of a request that is shed now refunds its charges.
                 if let Some(caller) = delayed {
                     match Box::pin(self.enter_after_delay(state, route, &caller)).await {
-                        Ok(place) => record.place = place,
+                        Ok(entered) => place = entered,
                         Err(shed) => {
                             record.add_decision(route, Some(&shed), remote);
                             let facts = DecisionSummary::from_decision(&shed).with_scope(scope.as_deref());
@@ -141,6 +152,14 @@ impl<S: CounterStore + 'static> Proxy<S> {
             }
             record.held = Some(Box::new(guard));
         }
+        record.place = place.map(|permit| match &mut body {
+            None => UpstreamPlace::Own(permit),
+            Some(body) => {
+                let (place, shared) = UpstreamPlace::shared(permit);
+                body.hold(shared);
+                place
+            }
+        });
         let mut passing = state.forward_rules(peer, is_trusted, route, asked.authority);
         passing.traceparent = trace.as_ref().map(traceparent::format);
         let received =

@@ -7,6 +7,7 @@
 use crate::access_log::AccessLog;
 use crate::config::{ForwardedHeader, GatewayConfig};
 use crate::headers::{ForwardRules, Peer, ProtectedHeaders};
+use crate::overload_lint;
 use crate::pool::Pool;
 use crate::route::{Route, Routes};
 use std::sync::Arc;
@@ -15,8 +16,12 @@ use tollgate_http::identity::JwtVerifier;
 use tollgate_http::response::ResponseConfig;
 use tollgate_rules::Ruleset;
 
+#[derive(Clone)]
 pub(crate) struct ProxyState {
-    pub(crate) routes: Routes,
+    config: Arc<GatewayConfig>,
+    /// The rules whose endpoints the routes have.
+    pub(crate) rules: Arc<Ruleset>,
+    pub(crate) routes: Arc<Routes>,
     pub(crate) pools: Vec<Arc<Pool>>,
     pub(crate) responses: ResponseConfig,
     pub(crate) forward: ForwardedHeader,
@@ -32,7 +37,7 @@ impl ProxyState {
     /// Compiles a configuration and reads the files that it names; `former` is the state to take unchanged parts from.
     pub(crate) fn new(
         config: &GatewayConfig,
-        rules: &Ruleset,
+        rules: Arc<Ruleset>,
         former: Option<&Self>,
     ) -> Result<Self, String> {
         for route in &config.routes {
@@ -50,8 +55,12 @@ impl ProxyState {
             Some(known) => Some(Arc::clone(known)),
             None => JwtVerifier::new(&config.identity).map_err(|error| format!("identity: {error}"))?,
         };
+        let routes = Routes::new(config, &rules, tokens.as_ref())?;
+        for warning in overload_lint::warnings(config, &rules, &routes) {
+            tracing::warn!("{warning}");
+        }
         Ok(Self {
-            routes: Routes::new(config, tokens.as_ref())?,
+            routes: Arc::new(routes),
             pools: pools(config, former, &fast_path)?,
             responses: config.responses.clone(),
             forward: config.forward,
@@ -59,6 +68,16 @@ impl ProxyState {
             log: log(config, former)?,
             jwt: tokens,
             fast_path,
+            config: Arc::new(config.clone()),
+            rules,
+        })
+    }
+
+    /// Compiles the same configuration for other rules. If that is not possible, the routes stay as they are.
+    pub(crate) fn with_rules(&self, rules: Arc<Ruleset>) -> Self {
+        Self::new(&self.config, Arc::clone(&rules), Some(self)).unwrap_or_else(|error| {
+            tracing::warn!(%error, "routes keep the endpoints of the previous rules");
+            Self { rules, ..self.clone() }
         })
     }
 

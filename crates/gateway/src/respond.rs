@@ -8,6 +8,7 @@ use crate::h1::exchange::UpstreamBody;
 use crate::h1::tunnel::Tunnel;
 use crate::headers::{self, OwnHeaders, Peer};
 use crate::message::{Proxied, ResponseSink};
+use crate::place::UpstreamPlace;
 use crate::problem;
 use crate::proxy_state::ProxyState;
 use crate::request_span::RequestSpan;
@@ -20,7 +21,7 @@ use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock, Timestamp, secret_prefix};
-use tollgate_engine::{Decision, WorkerPermit};
+use tollgate_engine::Decision;
 use tollgate_http::date;
 use tollgate_http::headers::{HeaderLookup, HeaderSink};
 use tollgate_http::identity::RequestView;
@@ -32,7 +33,7 @@ pub(crate) struct Record<S: CounterStore + 'static> {
     pub(crate) line: Option<AccessLogGuard>,
     pub(crate) span: Option<Box<RequestSpan<S>>>,
     pub(crate) held: Option<Box<dyn DropAction>>,
-    pub(crate) place: Option<WorkerPermit>,
+    pub(crate) place: Option<UpstreamPlace>,
 }
 
 impl<S: CounterStore + 'static> Record<S> {
@@ -80,7 +81,7 @@ impl<S: CounterStore + 'static> Record<S> {
         Some(Box::new(Completion {
             line,
             _permits: held,
-            _place: place,
+            place,
             _span: span.map(|span| span as Box<dyn DropAction>),
         }))
     }
@@ -137,11 +138,14 @@ impl<S: CounterStore + 'static> Record<S> {
                 (length, ResponseSource::H2 { body, _in_flight: in_flight })
             }
         };
-        if stated_length.is_none() {
-            // A stream may go on for as long as its reader likes.
-            self.place = None;
-        }
         let mut body = ProxiedBody { source, completion: None };
+        match &mut self.place {
+            // A stream may go on for as long as its reader likes.
+            place if stated_length.is_none() || body.is_end_stream() => *place = None,
+            // The client is to take the head; the place is held again when more is awaited from the upstream.
+            Some(place) => place.pause(),
+            None => {}
+        }
         body.completion = self.finish(status, body.is_end_stream());
         Proxied::Response { status, stated_length, body }
     }

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tollgate_http::identity::{IdentityResolver, JwtVerifier, PathRules, ResolvedCaller, canonical_host};
+use tollgate_rules::Ruleset;
 
 /// A compiled route.
 pub(crate) struct Route {
@@ -19,6 +20,10 @@ pub(crate) struct Route {
 }
 
 impl Route {
+    fn serves(&self, domain: &str) -> bool {
+        self.config.domain.as_deref() == Some(domain)
+    }
+
     /// Returns the target to send to the upstream.
     pub(crate) fn target<'t>(&self, whole: &'t str) -> Cow<'t, str> {
         let stripped =
@@ -70,7 +75,11 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    pub(crate) fn new(config: &GatewayConfig, tokens: Option<&Arc<JwtVerifier>>) -> Result<Self, String> {
+    pub(crate) fn new(
+        config: &GatewayConfig,
+        rules: &Ruleset,
+        tokens: Option<&Arc<JwtVerifier>>,
+    ) -> Result<Self, String> {
         if config.routes.is_empty() {
             return Err(
                 "`routes` is empty; add at least one, such as {path: \"/{*rest}\", upstream: api}".to_owned()
@@ -87,7 +96,7 @@ impl Routes {
             .map_err(|error| format!("identity: {error}"))?;
         let mut routes = Self { exact: HashMap::default(), families: Vec::new(), any: None, fallback_site };
         for host in hosts {
-            let site = VirtualHost::new(config, host.as_deref(), tokens)?;
+            let site = VirtualHost::new(config, rules, host.as_deref(), tokens)?;
             match host {
                 None => routes.any = Some(site),
                 Some(host) => match host.strip_prefix('*') {
@@ -123,6 +132,12 @@ impl Routes {
         self.exact.get(&*host).or_else(family).or(self.any.as_ref())
     }
 
+    /// Returns whether requests of a route of this domain have this `endpoint`, at any host.
+    pub(crate) fn yield_endpoint(&self, domain: &str, endpoint: &str) -> bool {
+        let families = self.families.iter().map(|(_, site)| site);
+        self.exact.values().chain(families).chain(&self.any).any(|site| site.yields(domain, endpoint))
+    }
+
     pub(crate) fn fallback_site(&self) -> &IdentityResolver {
         &self.fallback_site
     }
@@ -131,6 +146,7 @@ impl Routes {
 impl VirtualHost {
     fn new(
         config: &GatewayConfig,
+        rules: &Ruleset,
         host: Option<&str>,
         tokens: Option<&Arc<JwtVerifier>>,
     ) -> Result<Self, String> {
@@ -187,14 +203,48 @@ impl VirtualHost {
                 identity.routes.push(template);
             }
         }
-        let identity = IdentityResolver::sharing(&identity, [], tokens.cloned())
-            .map_err(|error| format!("identity: {error}"))?;
-        Ok(Self { identity, by_endpoint })
+        let build = |named: &[&str]| {
+            IdentityResolver::sharing(&identity, named.iter().copied(), tokens.cloned())
+                .map_err(|error| format!("identity: {error}"))
+        };
+        let mut site = Self { identity: build(&[])?, by_endpoint };
+        // Endpoints that priorities name are those of the routes that their requests take.
+        let mut named: Vec<&str> = Vec::new();
+        for domain in rules.domains() {
+            for endpoint in
+                domain.overload().into_iter().flat_map(|overload| overload.named_values("endpoint"))
+            {
+                let taken = site.route_of(endpoint).filter(|route| route.serves(domain.name())).cloned();
+                if let Some(route) = taken.filter(|_| !site.by_endpoint.contains_key(endpoint)) {
+                    site.by_endpoint.insert(endpoint.to_owned(), route);
+                    named.push(endpoint);
+                }
+            }
+        }
+        if !named.is_empty() {
+            site.identity = build(&named)?;
+        }
+        Ok(site)
+    }
+
+    /// Returns the route that requests to an endpoint take, such as `POST /v1/charges`.
+    fn route_of(&self, endpoint: &str) -> Option<&Arc<Route>> {
+        let (method, path) = endpoint.split_once(' ')?;
+        self.find(self.identity.endpoint(method, path)?)
+    }
+
+    /// Returns whether requests of a route of this domain have this `endpoint`.
+    pub(crate) fn yields(&self, domain: &str, endpoint: &str) -> bool {
+        self.find(endpoint).is_some_and(|route| route.serves(domain))
+            && self.route_of(endpoint).is_some_and(|route| route.serves(domain))
     }
 
     /// Returns the route of a request.
     pub(crate) fn route(&self, caller: &ResolvedCaller<'_>) -> Option<&Arc<Route>> {
-        let endpoint = caller.get("endpoint")?;
+        self.find(caller.get("endpoint")?)
+    }
+
+    fn find(&self, endpoint: &str) -> Option<&Arc<Route>> {
         self.by_endpoint
             .get(endpoint)
             .or_else(|| self.by_endpoint.get(endpoint.split_once(' ').map_or(endpoint, |(_, path)| path)))

@@ -173,3 +173,18 @@ fn tunnels_and_streams_hold_no_place() {
         }
     }
 }
+
+#[test]
+fn an_endpoint_that_priorities_name_is_known_behind_a_route_for_everything() {
+    let naming = |endpoint: &str| ONE.replace("path: '/*critical*'", &format!("endpoint: '{endpoint}'"));
+    let origin = Origin::start();
+    let gateway = Gateway::start(&naming("GET /v1/charges/{id}"), &plain(origin.address, ""));
+    let mut first = held(&gateway, &origin, "/hold/1");
+    assert_eq!(gateway.get("/v1/charges").status, 503);
+    assert_eq!(gateway.get("/v1/charges/7").status, 200, "the reserve is for critical requests");
+    gateway.replace_rules(&naming("GET /v1/charges"));
+    assert_eq!(gateway.get("/v1/charges/7").status, 503);
+    assert_eq!(gateway.get("/v1/charges").status, 200, "published rules name other endpoints");
+    origin.release(1);
+    assert_eq!(first.response().expect("an answer").status, 200);
+}

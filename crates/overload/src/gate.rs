@@ -8,6 +8,7 @@ mod config;
 mod control;
 mod entry;
 mod places;
+mod reentry;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -61,6 +61,12 @@ impl AttributeValue {
         &self.text
     }
 
+    /// Returns the value if it is no wildcard.
+    #[must_use]
+    pub fn literal(&self) -> Option<&str> {
+        self.pattern.is_none().then_some(&*self.text)
+    }
+
     fn matches(&self, value: &str) -> bool {
         self.pattern.as_ref().map_or(self.text == value, |pattern| pattern.matches(value))
     }
@@ -168,6 +174,13 @@ impl Overload {
     #[must_use]
     pub fn active_adapt(&self) -> Option<&Adapt> {
         self.adapt.as_ref().filter(|_| !self.shadow)
+    }
+
+    /// Returns the literal values of an attribute in the priorities.
+    pub fn named_values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
+        let values = self.priorities.iter().flat_map(|rule| &rule.when);
+        let own = values.filter(move |(name, _)| name == key).flat_map(|(_, values)| values);
+        own.filter_map(AttributeValue::literal)
     }
 
     /// Returns the priority of a request.

@@ -361,14 +361,15 @@ impl Domain {
         self.overload.as_ref()
     }
 
-    /// Returns the literal values of a key in its rules, without wildcards.
+    /// Returns the literal values of a key in its rules and in the priorities of its overload section, without wildcards.
     pub fn named_values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
-        self.tree.iter().filter(move |node| *node.element.key == *key).filter_map(|node| {
+        let in_rules = self.tree.iter().filter(move |node| *node.element.key == *key).filter_map(|node| {
             match &node.element.test {
                 ValueTest::Exact(value) => Some(&**value),
                 _ => None,
             }
-        })
+        });
+        in_rules.chain(self.overload.iter().flat_map(move |overload| overload.named_values(key)))
     }
 
     /// Returns everything that a value must equal for some rule to match: literal values in its rules, and their tiers.

@@ -40,6 +40,7 @@ pub(crate) struct Gateway<S: CounterStore + 'static = MemoryStore<SystemClock>> 
     stop: watch::Sender<bool>,
     serving: JoinHandle<()>,
     handle: Handle<S>,
+    limiter: Arc<Limiter<S>>,
     addresses: Vec<SocketAddr>,
 }
 
@@ -67,13 +68,13 @@ impl<S: CounterStore + 'static> Gateway<S> {
             GatewayConfig { gateway: file.gateway, identity: file.identity, responses: file.responses };
         let rules = Ruleset::load(&[Source::new("rules.yaml", rules)], &Options::default()).expect("rules");
         let clock = SystemClock::new();
-        let limiter = Limiter::new(Arc::new(rules), store, Arc::new(clock) as Arc<dyn Clock>);
+        let limiter = Arc::new(Limiter::new(Arc::new(rules), store, Arc::new(clock) as Arc<dyn Clock>));
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let gateway = {
             let _entered = runtime.enter();
-            tollgate_gateway::Gateway::bind(&config, Arc::new(limiter)).expect("a gateway")
+            tollgate_gateway::Gateway::bind(&config, Arc::clone(&limiter)).expect("a gateway")
         };
         let addresses = gateway.addresses().into_iter().map(|(address, _)| address).collect();
         let (stop, mut stopping) = watch::channel(false);
@@ -81,7 +82,13 @@ impl<S: CounterStore + 'static> Gateway<S> {
         let serving = runtime.spawn(gateway.serve(async move {
             let _ = stopping.wait_for(|stop| *stop).await;
         }));
-        Self { runtime: Some(runtime), stop, serving, handle, addresses }
+        Self { runtime: Some(runtime), stop, serving, handle, limiter, addresses }
+    }
+
+    /// Publishes other rules.
+    pub(crate) fn replace_rules(&self, rules: &str) {
+        let rules = Ruleset::load(&[Source::new("rules.yaml", rules)], &Options::default()).expect("rules");
+        self.limiter.replace_rules(Arc::new(rules));
     }
 
     pub(crate) fn address(&self) -> SocketAddr {

@@ -283,6 +283,12 @@ impl IdentityResolver {
         })
     }
 
+    /// Returns the attribute `endpoint` of requests to a path; `None` if it is the path itself.
+    #[must_use]
+    pub fn endpoint(&self, method: &str, path: &str) -> Option<&str> {
+        self.endpoints.endpoint(method, path)
+    }
+
     /// Returns whether the peer is a trusted proxy.
     #[must_use]
     pub fn trusts(&self, peer: IpAddr) -> bool {

@@ -1,0 +1,51 @@
+//! Warnings about overload settings of the rules that do not fit the routes: rules are valid without a gateway, so only the
+//! gateway can find these.
+
+use crate::config::GatewayConfig;
+use crate::route::Routes;
+use std::collections::{BTreeMap, BTreeSet};
+use tollgate_rules::{Ruleset, SignalSource};
+
+/// Returns the warnings, for the log.
+pub(crate) fn warnings(config: &GatewayConfig, rules: &Ruleset, routes: &Routes) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let mut limiting: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    let mut upstreams: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for route in &config.routes {
+        let Some(domain) = route.domain.as_deref().and_then(|name| rules.domain(name)) else { continue };
+        upstreams.entry(domain.name()).or_default().insert(&route.upstream);
+        if domain.overload().is_some_and(|overload| overload.workers.is_some()) {
+            limiting.entry(&route.upstream).or_default().insert(domain.name());
+        }
+    }
+    for (upstream, domains) in limiting.iter().filter(|(_, domains)| domains.len() > 1) {
+        let domains = domains.iter().copied().collect::<Vec<_>>().join(", ");
+        warnings.push(format!(
+            "upstream `{upstream}` has a limit of requests in flight for each of the domains {domains}, so it gets the sum of them; use one domain for its routes"
+        ));
+    }
+    for (name, own) in &upstreams {
+        let Some(overload) = rules.domain(name).and_then(|domain| domain.overload()) else { continue };
+        for endpoint in overload.named_values("endpoint") {
+            if !routes.yield_endpoint(name, endpoint) {
+                warnings.push(format!(
+                    "domain `{name}`: no route of it has the endpoint `{endpoint}`, so its entry of `priorities` never applies; write it as `POST /path` of a route"
+                ));
+            }
+        }
+        for signal in overload.adapt.iter().flat_map(|adapt| &adapt.signals) {
+            if let SignalSource::Measured { upstream: Some(upstream), .. } = &signal.source
+                && !own.contains(upstream.as_str())
+            {
+                warnings.push(format!(
+                    "domain `{name}`: no route of it has the upstream `{upstream}`, so the signal `{}` is never measured",
+                    signal.name
+                ));
+            }
+        }
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests;
