@@ -96,7 +96,7 @@ fn messages() -> Vec<Message> {
         Message::Done(vec![seen(Sign::Answered)]),
         Message::Done(vec![seen(Sign::Answered), seen(Sign::Requested), seen(Sign::Majority)]),
         Message::Failed("no".to_owned()),
-        Message::Busy(vec![("us/10.0.0.2:7400".to_owned(), 150)]),
+        Message::Busy(vec![seen(Sign::Answered)]),
         Message::Unknown(77),
     ]
 }

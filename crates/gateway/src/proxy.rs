@@ -71,16 +71,16 @@ impl<S: CounterStore + 'static> Proxy<S> {
     /// Returns the active state.
     pub(crate) fn state(&self) -> Arc<ProxyState> {
         let state = self.state.load_full();
-        if self.limiter.is_active(&state.rules) { state } else { self.follow_rules(state) }
+        if self.limiter.is_active(&state.rules) { state } else { self.follow_rules(&state) }
     }
 
     /// Activates a state for the active rules, because rules name endpoints.
     #[cold]
-    fn follow_rules(&self, former: Arc<ProxyState>) -> Arc<ProxyState> {
+    fn follow_rules(&self, former: &Arc<ProxyState>) -> Arc<ProxyState> {
         let next = Arc::new(former.with_rules(self.limiter.rules()));
         // Another request, or a reload, may have been faster.
-        let found = self.state.compare_and_swap(&former, Arc::clone(&next));
-        if Arc::ptr_eq(&found, &former) { next } else { self.state.load_full() }
+        let found = self.state.compare_and_swap(former, Arc::clone(&next));
+        if Arc::ptr_eq(&found, former) { next } else { self.state.load_full() }
     }
 
     /// Builds the state of another configuration without activating it.
