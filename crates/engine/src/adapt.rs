@@ -26,8 +26,24 @@ pub struct AdaptedTier {
     pub domain: String,
     /// The tier.
     pub tier: String,
-    /// Thousandths of its limits that apply.
+    /// Thousandths of its limits that apply, or would but for shadow mode.
     pub thousandths: u32,
+    /// Whether its limits stay as in the rules, because the section has `shadow: true`.
+    pub is_shadow: bool,
+}
+
+impl AdaptedTier {
+    /// Returns the percent of its limits that apply.
+    #[must_use]
+    pub fn percent(&self) -> f64 {
+        if self.is_shadow { 100.0 } else { f64::from(self.thousandths) / 10.0 }
+    }
+
+    /// Returns the percent of its limits that would apply but for shadow mode; `None` if they do apply.
+    #[must_use]
+    pub fn shadow_percent(&self) -> Option<f64> {
+        self.is_shadow.then(|| f64::from(self.thousandths) / 10.0)
+    }
 }
 
 /// State of the limits of a domain that follow signals.
@@ -60,6 +76,8 @@ type Listener = Box<dyn Fn(AdaptedStep) + Send + Sync>;
 
 pub(crate) struct DomainAdaptation {
     pub(crate) adapt: Adapt,
+    /// Whether steps are made and reported, but change no limit.
+    is_shadow: bool,
     state: Mutex<AdaptState>,
     /// The controller's factors, for requests.
     factors: ArcSwap<Vec<u32>>,
@@ -92,19 +110,36 @@ impl Adaptations {
         adaptations
     }
 
-    /// Adjusts to new rules: a domain with the same settings keeps its state.
+    /// Adjusts to new rules: a domain with the same settings keeps its state, and with others the levels of its tiers, from
+    /// which its limits are loosened step by step.
     pub(crate) fn on_rules_changed(&self, rules: &Ruleset) {
-        let known = self.domains.load();
+        let known = self.domains.load_full();
         let mut domains = Domains::new();
         for domain in rules.domains() {
-            let adapt = domain.overload().and_then(|overload| overload.active_adapt());
-            let Some(adapt) = adapt else { continue };
-            let same = known.get(domain.name()).filter(|known| known.adapt == *adapt);
-            let own = same.cloned().unwrap_or_else(|| Arc::new(DomainAdaptation::new(adapt)));
+            let Some(overload) = domain.overload() else { continue };
+            let Some(adapt) = &overload.adapt else { continue };
+            let alike = known.get(domain.name()).filter(|known| known.is_shadow == overload.shadow);
+            let own = match alike {
+                Some(known) if known.adapt == *adapt => Arc::clone(known),
+                Some(known) => Arc::new(known.with_settings(adapt)),
+                None => Arc::new(DomainAdaptation::new(adapt, overload.shadow)),
+            };
             domains.insert(domain.name().into(), own);
         }
+        let changed: Vec<AdaptedStep> = known
+            .iter()
+            .flat_map(|(name, before)| before.steps_to(name, domains.get(name).map(|own| &**own)))
+            .collect();
         self.domains.store(Arc::new(domains));
         self.refresh();
+        for step in changed {
+            let AdaptedStep { domain, tier, .. } = &step;
+            let (from, to) = (f64::from(step.from) / 10.0, f64::from(step.to) / 10.0);
+            tracing::warn!(domain, tier, from, to, "limits changed by new rules (percent)");
+            if let Some(listener) = self.listener.get() {
+                listener(step);
+            }
+        }
     }
 
     /// Returns a copy for requests that are only explained by `rules`: domains with the same settings begin with the state of
@@ -113,7 +148,9 @@ impl Adaptations {
         let copy = Self::new(rules);
         let known = self.domains.load();
         for (domain, own) in copy.domains.load().iter() {
-            if let Some(known) = known.get(domain).filter(|known| known.adapt == own.adapt) {
+            let is_same =
+                |known: &&Arc<DomainAdaptation>| known.adapt == own.adapt && known.is_shadow == own.is_shadow;
+            if let Some(known) = known.get(domain).filter(is_same) {
                 own.copy_state(known, now);
             }
             own.next.store(u64::MAX, Ordering::Relaxed);
@@ -152,7 +189,7 @@ impl Adaptations {
     pub(crate) fn step(&self, domain: &str, own: &DomainAdaptation, now: Timestamp) {
         let Some(step) = own.step(domain, now) else { return };
         self.refresh();
-        if let Some(listener) = self.listener.get() {
+        if let Some(listener) = self.listener.get().filter(|_| !own.is_shadow) {
             listener(step);
         }
     }
@@ -164,7 +201,7 @@ impl Adaptations {
 }
 
 impl DomainAdaptation {
-    fn new(adapt: &Adapt) -> Self {
+    fn new(adapt: &Adapt, is_shadow: bool) -> Self {
         let config = AdaptConfig {
             bounds: adapt.signals.iter().map(|signal| signal.above).collect(),
             tiers: adapt.order.len(),
@@ -173,6 +210,7 @@ impl DomainAdaptation {
         };
         Self {
             adapt: adapt.clone(),
+            is_shadow,
             factors: ArcSwap::from_pointee(vec![WHOLE; config.tiers]),
             state: Mutex::new(AdaptState {
                 controller: AdaptController::new(config),
@@ -181,6 +219,46 @@ impl DomainAdaptation {
             next: AtomicU64::new(0),
             next_reading: AtomicU64::new(0),
         }
+    }
+
+    /// Returns the same with other settings: tiers keep their levels by name, as far as the settings allow them.
+    fn with_settings(&self, adapt: &Adapt) -> Self {
+        let next = Self::new(adapt, self.is_shadow);
+        let factors: Vec<u32> = adapt.order.iter().map(|tier| self.factor(tier)).collect();
+        let mut state = next.state();
+        state.controller = state.controller.clone().with_factors(&factors);
+        next.factors.store(Arc::new(state.controller.factors().to_vec()));
+        drop(state);
+        // New settings are no reason for a step before its time.
+        next.next.store(self.next.load(Ordering::Relaxed), Ordering::Relaxed);
+        next
+    }
+
+    /// Returns the thousandths of a tier's limits that apply.
+    fn factor(&self, tier: &str) -> u32 {
+        let at = self.adapt.order.iter().position(|known| known == tier);
+        at.and_then(|at| self.factors.load().get(at).copied()).unwrap_or(WHOLE)
+    }
+
+    /// Returns what changes for its tiers when `next` takes its place.
+    fn steps_to(&self, domain: &str, next: Option<&Self>) -> Vec<AdaptedStep> {
+        if self.is_shadow {
+            return Vec::new();
+        }
+        let next = next.filter(|next| !next.is_shadow);
+        let tiers = self.adapt.order.iter();
+        let levels =
+            tiers.map(|tier| (tier, self.factor(tier), next.map_or(WHOLE, |next| next.factor(tier))));
+        levels
+            .filter(|(_, from, to)| from != to)
+            .map(|(tier, from, to)| AdaptedStep {
+                domain: domain.to_owned(),
+                tier: tier.clone(),
+                from,
+                to,
+                signal: None,
+            })
+            .collect()
     }
 
     /// Takes the state of `known` over, with the step that a request of now makes while limits are tightened.
@@ -214,8 +292,23 @@ impl DomainAdaptation {
             self.adapt.signals.get(at).map(|signal| (signal.name.clone(), value, signal.above))
         });
         match &loud {
+            Some((signal, value, bound)) if self.is_shadow => {
+                tracing::info!(
+                    domain,
+                    tier,
+                    from,
+                    to,
+                    signal,
+                    value,
+                    bound,
+                    "limits would be tightened (percent)"
+                );
+            }
             Some((signal, value, bound)) => {
                 tracing::warn!(domain, tier, from, to, signal, value, bound, "limits tightened (percent)");
+            }
+            None if self.is_shadow => {
+                tracing::info!(domain, tier, from, to, "limits would be loosened (percent)");
             }
             None => tracing::info!(domain, tier, from, to, "limits loosened (percent)"),
         }
@@ -266,6 +359,7 @@ impl<S> Limiter<S> {
                 domain: domain.to_string(),
                 tier: tier.clone(),
                 thousandths: *factor,
+                is_shadow: own.is_shadow,
             }));
         }
         tiers.sort_by(|a, b| a.domain.cmp(&b.domain));
@@ -327,9 +421,8 @@ impl<S> Limiter<S> {
         details: &mut DecisionDetails,
     ) {
         let domains = self.adaptations.domains.load();
-        let (Some(own), Some(domain)) = (domains.get(check.domain), rules.domain(check.domain)) else {
-            return;
-        };
+        let own = domains.get(check.domain).filter(|own| !own.is_shadow);
+        let (Some(own), Some(domain)) = (own, rules.domain(check.domain)) else { return };
         let tier =
             plan.quotas.iter().find_map(|quota| quota.tier()).or_else(|| check.value(domain.tier_key()));
         let Some(at) = own.adapt.order.iter().position(|known| Some(known.as_str()) == tier) else { return };

@@ -12,6 +12,8 @@
 //! | `reconcile` | charging the shared counters afterwards |
 //! | `permits`, `permit_guard` | permits of a request in flight; a guard that renews and releases them |
 //! | `delay_queue` | where `action: delay` parks requests, bounded in number |
+//! | `fleet_shed` | requests that the fleet's capacity sheds: why, and how many |
+//! | `release_retry` | releases of permits that failed, tried again |
 //! | `in_flight`, `by_rule` | permits held, by rule; bounded counters by rule name |
 //! | `charge_ahead` | units charged now for requests that another process admits later |
 //! | `charge_record` | a charge that outlives its request |
@@ -50,6 +52,7 @@ mod fail_policy;
 mod fallback;
 mod fallback_counts;
 mod fallback_start;
+mod fleet_shed;
 mod fold;
 mod grant;
 mod in_flight;
@@ -63,6 +66,7 @@ mod quota_provider;
 mod reconcile;
 mod reconsider;
 mod region_view;
+mod release_retry;
 mod replay;
 mod reservation;
 mod signals;
@@ -83,6 +87,7 @@ pub use decision_id::{DecisionId, InvalidDecisionId};
 pub use delay_queue::{DelayQueue, QueueFull};
 pub use emergency::{ActiveMeasures, Measure, MeasureAction, MeasureTarget, Network};
 pub use explain::{CheckExplanation, ExplainedLimit};
+pub use fleet_shed::FleetShedCount;
 pub use grant::{Grant, Grants, grant_scope};
 pub use limiter::Limiter;
 pub use observer::{Enforced, Observer};
@@ -90,6 +95,7 @@ pub use permit_guard::PermitGuard;
 pub use permits::{HeldPermits, ReleaseFuture, ReleaseReason};
 pub use quota_provider::{CallerQuota, QuotaProvider, Quotas};
 pub use region_view::RegionView;
+pub use release_retry::ReleaseStats;
 pub use replay::{CounterSharing, SampleWeight};
 pub use reservation::{
     ClosedReservation, RemainingUnits, Reservation, ReservationId, ReserveError, SettleError, Settlement,

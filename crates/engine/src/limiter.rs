@@ -15,6 +15,7 @@ use crate::emergency::ActiveMeasures;
 use crate::fallback::TryCharge;
 use crate::fallback_counts::FallbackCounts;
 use crate::fallback_start::FallbackStarts;
+use crate::fleet_shed::FleetSheds;
 use crate::fold;
 use crate::grant::Grants;
 use crate::in_flight::InFlight;
@@ -24,6 +25,7 @@ use crate::permit_guard::Renewals;
 use crate::quota_provider::QuotaProvider;
 use crate::reconcile::PendingCharges;
 use crate::reconsider::FullCounters;
+use crate::release_retry::PendingReleases;
 use crate::reservation::Reservations;
 use crate::upstream_meters::UpstreamMeters;
 use crate::workers::WorkerGates;
@@ -59,7 +61,10 @@ pub struct Limiter<S> {
     pub(crate) pending: Arc<PendingCharges>,
     pub(crate) fallback_counts: FallbackCounts,
     pub(crate) in_flight: InFlight,
+    pub(crate) fleet_sheds: FleetSheds,
     pub(crate) release_failures: LogThrottle,
+    /// Releases that failed and are tried again.
+    pub(crate) pending_releases: PendingReleases,
     pub(crate) panics: Panics,
     /// Permits of requests in flight.
     pub(crate) renewals: Renewals,
@@ -118,7 +123,9 @@ impl<S: CounterStore> Limiter<S> {
             pending: Arc::default(),
             fallback_counts: FallbackCounts::default(),
             in_flight: InFlight::default(),
+            fleet_sheds: FleetSheds::default(),
             release_failures: LogThrottle::default(),
+            pending_releases: PendingReleases::default(),
             panics: Panics::default(),
             renewals: Renewals::default(),
             full_counters: FullCounters::default(),
@@ -305,6 +312,9 @@ impl<S: CounterStore> Limiter<S> {
                 if self.shadow.load(Ordering::Relaxed) && !details.is_allowed() {
                     details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
                     details.denied_by = None;
+                }
+                if details.denied_by.is_some() {
+                    self.record_fleet_shed(check, rules, details);
                 }
                 if let Some(reason) = check.reason.filter(|_| details.is_allowed()) {
                     details.reason = Some(reason.into());

@@ -129,10 +129,10 @@ impl<S: CounterStore + 'static> Drop for PermitGuard<S> {
         {
             let limiter = Arc::clone(&self.limiter);
             runtime.spawn(async move {
-                if let Err(error) = releasing.await
-                    && let Some(count) = limiter.release_failures.due(limiter.clock.now())
-                {
-                    tracing::warn!(%error, count, "permit releases failed; they will expire");
+                let Err(error) = releasing.await else { return };
+                limiter.retry_release(held);
+                if let Some(count) = limiter.release_failures.due(limiter.clock.now()) {
+                    tracing::warn!(%error, count, "permit releases failed; they are tried again");
                 }
             });
         }

@@ -267,3 +267,91 @@ fn a_request_that_only_shadow_mode_lets_pass_says_why() {
         "{reason}"
     );
 }
+
+fn publish(limiter: &Limiter<Memory>, text: &str) {
+    let rules = Ruleset::load(&[Source::new("t.yaml", text)], &Options::default());
+    limiter.replace_rules(Arc::new(rules.unwrap_or_else(|errors| panic!("{errors}"))));
+}
+
+/// A change of `adapt` while a service is overloaded must not hand all limits back at once.
+#[test]
+fn new_settings_keep_the_levels_of_tiers_and_report_what_changes() {
+    let (limiter, clock) = limiter();
+    let steps = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = Arc::clone(&steps);
+    for _ in 0..10 {
+        clock.advance(TimeDelta::from_secs(1));
+        limiter.record_signals("d", [("queue_depth", 150.0)]).expect("a signal of the rules");
+    }
+    limiter.on_adapted(move |step| seen.lock().expect("steps").push((step.tier, step.from, step.to)));
+    let levels = || {
+        let tiers = limiter.adapted_tiers().into_iter();
+        tiers.map(|tier| (tier.tier, tier.thousandths)).collect::<Vec<_>>()
+    };
+    assert_eq!(levels(), [("free".to_owned(), 500), ("pro".to_owned(), 500)]);
+    publish(
+        &limiter,
+        &RULES.replace("queue_depth: 100", "queue_depth: 90").replace("[free, pro]", "[pro, free]"),
+    );
+    assert_eq!(levels(), [("pro".to_owned(), 500), ("free".to_owned(), 500)]);
+    assert!(steps.lock().expect("steps").is_empty(), "nothing has changed");
+    publish(&limiter, &RULES.replace("50%", "60%"));
+    assert_eq!(levels(), [("free".to_owned(), 600), ("pro".to_owned(), 600)], "the least is kept at once");
+    publish(&limiter, &RULES.replace("50%", "60%").replace("[free, pro]", "[free]"));
+    assert_eq!(levels(), [("free".to_owned(), 600)]);
+    publish(&limiter, "{domain: d, descriptors: [{key: user, limit: 10/day}]}");
+    let mut seen = steps.lock().expect("steps").split_off(0);
+    seen.sort();
+    let step = |tier: &str, from, to| (tier.to_owned(), from, to);
+    let expected =
+        [step("free", 500, 600), step("free", 600, 1000), step("pro", 500, 600), step("pro", 600, 1000)];
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn in_shadow_mode_signals_are_accepted_and_limits_stay() {
+    let (limiter, clock) = limiter();
+    publish(&limiter, &format!("{RULES}  shadow: true\n"));
+    limiter.on_adapted(|step| panic!("no limit has changed: {step:?}"));
+    limiter.record_signals("d", [("queue_depth", 150.0)]).expect("a signal of the rules");
+    let free = &limiter.adapted_tiers()[0];
+    assert_eq!((free.thousandths, free.is_shadow), (800, true));
+    assert_eq!(passing(&limiter, "a", "free"), 10);
+    // Without reports, requests make the steps.
+    for n in 0..10 {
+        clock.advance(TimeDelta::from_secs(1));
+        passing(&limiter, &format!("x{n}"), "free");
+    }
+    assert_eq!(thousandths(&limiter), 1000);
+}
+
+#[test]
+fn a_request_that_the_fleet_sheds_says_why_and_is_counted() {
+    let (limiter, _) = limiter();
+    publish(
+        &limiter,
+        "
+domain: d
+overload:
+  priorities: [{when: {path: /pay}, priority: critical}]
+  fleet: {capacity: 2 in flight, reserve: {critical: 50%}}
+",
+    );
+    let decide = |path: &str| {
+        let attributes = [("path", path)];
+        // What is held is not released: the requests stay in flight.
+        let (decision, _held) = pollster::block_on(limiter.admit(&Check::attributes("d", &attributes)));
+        decision.reason.as_deref().map(str::to_owned)
+    };
+    assert_eq!(decide("/x"), None);
+    let reason = decide("/x").expect("a reason");
+    assert!(
+        reason.starts_with("shed at priority normal: of the fleet's capacity of 2 in flight, 1 are"),
+        "{reason}"
+    );
+    assert_eq!(decide("/pay"), None);
+    let reason = decide("/pay").expect("a reason");
+    assert_eq!(reason, "shed at priority critical: the fleet's capacity of 2 in flight is in use");
+    let counts: Vec<u64> = limiter.fleet_sheds().into_iter().map(|shed| shed.count).collect();
+    assert_eq!(counts, [1, 0, 1, 0], "critical, important, normal, sheddable");
+}

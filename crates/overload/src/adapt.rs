@@ -60,6 +60,15 @@ impl AdaptController {
         Self { config, before: peaks.clone(), peaks, factors, calm: 0, next: Timestamp::ZERO }
     }
 
+    /// Begins with these thousandths instead, as far as the configuration allows them.
+    #[must_use]
+    pub fn with_factors(mut self, factors: &[u32]) -> Self {
+        for (own, factor) in self.factors.iter_mut().zip(factors) {
+            *own = (*factor).clamp(self.config.least.min(WHOLE), WHOLE);
+        }
+        self
+    }
+
     /// Records the value of a signal. Of several reporters and several reports, the highest counts.
     pub fn record(&mut self, signal: usize, value: f64) {
         if let Some(peak) = self.peaks.get_mut(signal).filter(|peak| value > **peak) {

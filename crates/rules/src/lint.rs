@@ -4,6 +4,7 @@
 //! from the file, the names in it, and what is known of the server that loads it ([`Options`]).
 
 mod hazards;
+mod overload;
 mod stores;
 
 use crate::compile::NodeLocation;
@@ -51,6 +52,7 @@ pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], options: &Options
     hazards::shard_by(domain, &places[0], reader);
     hazards::several_slots(domain, places, options, reader);
     stores::several(domain, places, reader);
+    overload::section(domain, places, reader);
 }
 
 /// Warns about wildcards after one that matches everything they could, and a key alone after a `*`.

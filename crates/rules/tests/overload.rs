@@ -213,11 +213,32 @@ fn settings_without_effect_are_refused_or_reported() {
     let adapt = "adapt: {signals: {a: 1}, order: [free]}";
     let critical = "priorities: [{when: {a: b}, priority: critical}]";
     let fleet = "fleet: {capacity: 1000/second, reserve: {critical: 20%}}";
+    let fair = "fairness: {by: tenant, guarantees: {free: 5% each}}";
     for (text, expected) in [
         ("shadow: false".to_owned(), Some("nothing is shed")),
         (critical.to_owned(), Some("nothing is shed")),
         (format!("{adapt}, {critical}"), Some("nothing is shed")),
-        (format!("{adapt}, shadow: true"), Some("`adapt` does nothing")),
+        (format!("{adapt}, shadow: true"), None),
+        (adapt.replace("[free]", "[free], least: 100%"), Some("lets signals tighten nothing")),
+        (
+            "workers: {limit: 1}, priorities: [{when: {}, priority: critical}]".to_owned(),
+            Some("`when` is empty"),
+        ),
+        (format!("workers: {{limit: 1}}, {fair}"), None),
+        (
+            format!("workers: {{limit: 1}}, {}", fair.replace("5%", "60%")),
+            Some("more than the whole capacity"),
+        ),
+        (format!("workers: {{limit: 1}}, {}", fair.replace("5% each", "60% together")), None),
+        (format!("workers: {{limit: 1}}, {fair}, {adapt}"), None),
+        (
+            format!("workers: {{limit: 1}}, {fair}, {}", adapt.replace("free", "fre")),
+            Some("`order` has the tier `fre`"),
+        ),
+        (
+            format!("workers: {{limit: 1}}, {fair}, fleet: {{capacity: 10/second}}"),
+            Some("does not follow `fairness`"),
+        ),
         (fleet.to_owned(), Some("no request has priority critical")),
         (fleet.replace("critical", "normal"), Some("no request has a priority below normal")),
         (format!("{critical}, {fleet}"), None),
@@ -263,4 +284,11 @@ fn an_explanation_has_the_priority_the_guarantee_and_what_is_shed_before() {
     let tightened = explain(&[("tier", "pro")]).tightened.expect("a tier of the order");
     assert_eq!(tightened, "after free, down to 20%, while queue_depth is above 100 or p99_ms is above 300");
     assert_eq!(explain(&[("tier", "other")]).tightened, None);
+}
+
+#[test]
+fn endpoints_of_priorities_are_named_values() {
+    let rules = load(ISSUE);
+    let domain = rules.domain("api").expect("the domain");
+    assert_eq!(domain.named_values("endpoint").collect::<Vec<_>>(), ["POST /v1/charges"]);
 }

@@ -223,7 +223,7 @@ impl From<AdaptationState> for AdaptedReport {
         let tiers = state
             .tiers
             .into_iter()
-            .map(|tier| AdaptedTierReport { tier: tier.tier, percent: f64::from(tier.thousandths) / 10.0 });
+            .map(|tier| AdaptedTierReport { percent: tier.percent(), tier: tier.tier });
         Self { domain: state.domain, signals: signals.collect(), tiers: tiers.collect() }
     }
 }

@@ -78,13 +78,6 @@ fn warn_about_idle_settings(reader: &mut Reader<'_>, node: &YamlNode<'_>, draft:
             "add `workers: {limit: adaptive}` or `fleet: {capacity: 5000 in flight}`",
         );
     }
-    if section.adapt.is_some() && section.shadow {
-        reader.warning(
-            node.at,
-            "`adapt` does nothing while the section has `shadow: true`: signals are refused",
-            "leave one of them out",
-        );
-    }
     let Some(Spanned { at, value: fleet }) = fleet else { return };
     // Requests that no entry matches are normal.
     let gives = |wanted: &dyn Fn(Priority) -> bool| {
@@ -137,6 +130,16 @@ fn priorities(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Vec<PriorityRule>
             }
             continue;
         };
+        if when.is_empty() {
+            reader.warning(
+                item.at,
+                format!(
+                    "`when` is empty, so every request that reaches this entry has priority {}",
+                    priority.name()
+                ),
+                "name attributes, as in `when: {mode: test}`, or remove the entry",
+            );
+        }
         let rule = PriorityRule { when, priority };
         if rules.iter().any(|earlier| earlier.covers(&rule)) {
             reader.warning(

@@ -28,8 +28,12 @@ pub(crate) fn record<S: CounterStore>(app: &App<S>, body: &[u8]) -> Result<RawRe
     recorded.map_err(|error| Problem::bad(error.to_string()).in_field("signals"))?;
     let tiers = app.limiter.adapted_tiers();
     let own = tiers.iter().filter(|tier| tier.domain == request.domain);
-    let percent: BTreeMap<&str, f64> =
-        own.map(|tier| (tier.tier.as_str(), f64::from(tier.thousandths) / 10.0)).collect();
-    let body = serde_json::json!({ "limits_percent": percent });
+    let percent: BTreeMap<&str, f64> = own.clone().map(|tier| (tier.tier.as_str(), tier.percent())).collect();
+    let mut body = serde_json::json!({ "limits_percent": percent });
+    let shadow: BTreeMap<&str, f64> =
+        own.filter_map(|tier| Some((tier.tier.as_str(), tier.shadow_percent()?))).collect();
+    if !shadow.is_empty() {
+        body["shadow_percent"] = serde_json::json!(shadow);
+    }
     Ok(RawResponse::json(StatusCode::OK, body.to_string()))
 }

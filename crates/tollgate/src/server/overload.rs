@@ -8,7 +8,8 @@ use tokio::sync::mpsc;
 use tollgate_control::{Actor, AdaptationRecord, ControlPlane};
 use tollgate_core::{Clock, Priority, SystemClock};
 use tollgate_engine::{
-    AdaptationState, AdaptedStep, CheckLoadState, Limiter, POSITIONS, ShedOrder, SignalState, UpstreamState,
+    AdaptationState, AdaptedStep, CheckLoadState, FleetShedCount, Limiter, POSITIONS, ShedOrder, SignalState,
+    UpstreamState,
 };
 use tollgate_observe::MetricsWriter;
 
@@ -136,6 +137,18 @@ pub(crate) fn metrics(states: &[UpstreamState], page: &mut MetricsWriter) {
                 family.add(&labels, counts[priority.index()]);
             }
         }
+    }
+}
+
+/// Writes the number of requests that the fleet's capacity has shed.
+pub(crate) fn fleet_metrics(counts: &[FleetShedCount], page: &mut MetricsWriter) {
+    if counts.is_empty() {
+        return;
+    }
+    let help = "Requests that the fleet's capacity has shed, by priority.";
+    let mut family = page.counters("ratelimit_overload_fleet_shed_total", help);
+    for shed in counts {
+        family.add(&[("domain", &shed.domain), ("priority", shed.priority.name())], shed.count);
     }
 }
 

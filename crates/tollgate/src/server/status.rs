@@ -321,7 +321,15 @@ impl ProcessStatus for ServerStatus {
         for (rule, count) in self.limiter.in_flight() {
             family.add(&[("rule", &rule)], count);
         }
+        let releases = self.limiter.release_stats();
+        let help = "Number of releases of permits that failed and are tried again.";
+        page.gauge("ratelimit_permit_releases_pending", help, releases.pending);
+        let help = "Number of releases of permits that failed at first, by result: released later, or lost because the permit had expired.";
+        let mut family = page.counters("ratelimit_permit_releases_retried_total", help);
+        family.add(&[("result", "released")], releases.retried);
+        family.add(&[("result", "lost")], releases.lost);
         crate::server::overload::metrics(&self.limiter.upstream_states(), page);
+        crate::server::overload::fleet_metrics(&self.limiter.fleet_sheds(), page);
         crate::server::overload::signal_metrics(&self.limiter.adaptations(), page);
         if let Some(load) = self.limiter.check_load() {
             crate::server::overload::check_metrics(&load, page);
@@ -330,9 +338,17 @@ impl ProcessStatus for ServerStatus {
             "ratelimit_overload_adapted_percent",
             "Percent of a tier's limits that apply, where limits follow signals; 100 if they are as in the rules.",
         );
-        for tier in self.limiter.adapted_tiers() {
+        let tiers = self.limiter.adapted_tiers();
+        for tier in &tiers {
             let labels = [("domain", tier.domain.as_str()), ("tier", tier.tier.as_str())];
-            family.add(&labels, f64::from(tier.thousandths) / 10.0);
+            family.add(&labels, tier.percent());
+        }
+        let mut family = page.gauges(
+            "ratelimit_overload_adapted_shadow_percent",
+            "Percent of a tier's limits that would apply but for `shadow: true`.",
+        );
+        for (tier, percent) in tiers.iter().filter_map(|tier| tier.shadow_percent().map(|own| (tier, own))) {
+            family.add(&[("domain", tier.domain.as_str()), ("tier", tier.tier.as_str())], percent);
         }
         let reloads = self.reloads.load(Ordering::Relaxed);
         page.counter("ratelimit_rule_reloads_total", "Number of successful rule reloads.", reloads);

@@ -69,9 +69,15 @@ impl Values {
         is_higher
     }
 
-    pub(super) fn signals(&self) -> Vec<SharedSignal> {
+    /// Returns the values that other nodes have reported: not those that are here as `own` has written them, which this
+    /// node has recorded when they were reported.
+    pub(super) fn signals(&self, own: &Self) -> Vec<SharedSignal> {
         let all = self.0.iter().flat_map(|(domain, signals)| {
-            signals.iter().map(move |(signal, value)| SharedSignal {
+            let known = own.0.get(domain);
+            let is_other = move |(signal, value): &(&String, &Value)| {
+                known.and_then(|known| known.get(*signal)) != Some(*value)
+            };
+            signals.iter().filter(is_other).map(move |(signal, value)| SharedSignal {
                 domain: domain.clone(),
                 signal: signal.clone(),
                 value: value.0,
@@ -112,18 +118,32 @@ mod tests {
         record.expire(at(5));
         assert_eq!(record, Values::default());
         assert!(record.merge(&other), "until the higher one has expired");
-        assert_eq!((record.signals()[0].value, record.last()), (40.0, at(8)));
+        assert_eq!((record.signals(&Values::default())[0].value, record.last()), (40.0, at(8)));
         // The same value again lasts longer.
         other.add(signal("q", 40.0), at(4));
         assert!(record.merge(&other));
         assert_eq!(record.last(), at(9));
     }
 
+    /// Otherwise one report would make two steps on the node that received it.
+    #[test]
+    fn a_node_does_not_read_its_own_value_as_that_of_another() {
+        let (mut record, mut own, mut other) = (Values::default(), Values::default(), Values::default());
+        own.add(signal("q", 100.0), at(0));
+        record.merge(&own);
+        assert_eq!(record.signals(&own), []);
+        assert_eq!(record.signals(&other).len(), 1, "others do");
+        other.add(signal("q", 120.0), at(1));
+        record.merge(&other);
+        assert_eq!(record.signals(&own)[0].value, 120.0);
+        assert_eq!(record.signals(&other), []);
+    }
+
     #[test]
     fn records_are_read_as_they_were_written_and_bounded() {
         let mut values = Values::default();
         (0..2_000).for_each(|n| values.add(signal(&format!("s{n}"), 1e300), at(0)));
-        assert_eq!(values.signals().len(), MAX_VALUES);
+        assert_eq!(values.signals(&Values::default()).len(), MAX_VALUES);
         let bytes = values.write();
         assert!(bytes.len() < MAX_BYTES);
         assert_eq!(Values::read(&bytes), values);

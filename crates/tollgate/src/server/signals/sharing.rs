@@ -55,7 +55,7 @@ impl Sharing {
         self.own.expire(now);
         let mut values = read.record.as_deref().map(Values::read).unwrap_or_default();
         values.expire(now);
-        self.limiter.record_shared_signals(&values.signals());
+        self.limiter.record_shared_signals(&values.signals(&self.own));
         if !values.merge(&self.own) {
             return Ok(());
         }
