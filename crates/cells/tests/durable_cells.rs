@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use tollgate_cells::durable::{Durable, DurableRow, DurableStore, Peers, ReadBack, SavedSlot};
-use tollgate_cells::message::{Hello, Message};
+use tollgate_cells::message::{Hello, Message, Sighting, Sign};
 use tollgate_cells::{CellConfig, Members, PeerConfig, Pseudonyms, RegionalStore, SentCharge, Transport};
 use tollgate_core::{
     Admission, Algorithm, Calendar, CalendarUnit, Charge, Cost, CounterId, CounterKey, CounterOwner,
@@ -67,9 +67,11 @@ impl Started {
     fn answered_for(&self, peers: &[usize], millis: u64) {
         for _ in 0..millis / 200 {
             self.clock.advance(TimeDelta::from_millis(200));
-            peers
-                .iter()
-                .for_each(|peer| self.cell.members().on_answer(*peer, self.cell.now(), &[], self.cell.now()));
+            // Each of them has had an answer of this cell.
+            let seen = [Sighting { cell: "a".to_owned(), age: 0, sign: Sign::Answered }];
+            peers.iter().for_each(|peer| {
+                self.cell.members().on_answer(*peer, self.cell.now(), &seen, self.cell.now());
+            });
             self.cell.tick();
         }
     }

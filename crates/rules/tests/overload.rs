@@ -246,7 +246,8 @@ fn settings_without_effect_are_refused_or_reported() {
         (adapt.to_owned(), None),
     ] {
         let rules = load(&section(&text));
-        let warnings: Vec<String> = rules.warnings().iter().map(ToString::to_string).collect();
+        let warnings: Vec<String> =
+            rules.warnings().iter().chain(rules.notes()).map(ToString::to_string).collect();
         match expected {
             Some(expected) => {
                 assert!(warnings.iter().any(|line| line.contains(expected)), "{text}: {warnings:?}");

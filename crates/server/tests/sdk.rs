@@ -82,6 +82,11 @@ async fn a_remote_decision_has_the_response_of_the_server() {
 }
 
 /// A program that asks by itself gets what the HTTP API says, and asks once for a denial.
+/// More attributes than a check may have.
+fn too_many() -> CheckRequest {
+    CheckRequest::attributes((0..65).map(|number| (format!("key{number}"), "x")))
+}
+
 #[tokio::test]
 async fn a_remote_check_has_the_reason_and_is_repeated() {
     let server = Server::with_rules(RULES);
@@ -110,9 +115,9 @@ async fn a_remote_check_has_the_reason_and_is_repeated() {
         Some("total")
     );
     // No fail policy lets a check through that the server calls invalid.
-    let invalid = remote.check(&CheckRequest::attributes([("user", "x".repeat(9_000))])).await;
+    let invalid = remote.check(&too_many()).await;
     assert_eq!((invalid.is_allowed, invalid.reason.as_str()), (false, "rejected"));
-    let decided = remote.decide(CheckRequest::attributes([("user", "x".repeat(9_000))])).await;
+    let decided = remote.decide(too_many()).await;
     assert_eq!((decided.is_allowed, decided.response.status().as_u16()), (false, 400));
 }
 

@@ -15,9 +15,12 @@ descriptors:
   - {key: login, limit: 1/hour, on_error: closed}
 ";
 
-/// Sheds before an upstream, which does not answer.
-const SHEDDING: &str =
-    "domain: d\noverload: {workers: {limit: 1}}\ndescriptors: [{key: api_key, limit: 9/second}]\n";
+/// Sheds before an upstream, which does not answer, and by all three parts.
+const SHEDDING: &str = "
+domain: d
+overload: {workers: {limit: 1}, fleet: {capacity: 1/hour}, adapt: {signals: {queue: 1}, order: [free]}}
+descriptors: [{key: api_key, limit: 9/second}]
+";
 const UPSTREAM: &str = "  listeners: [{address: \"127.0.0.1:0\"}]
   upstreams: {web: {addresses: [\"127.0.0.1:9\"]}}
   routes: [{path: \"/{*rest}\", upstream: web, domain: d}]

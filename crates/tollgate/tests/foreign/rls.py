@@ -154,9 +154,8 @@ def requests_that_are_none_are_refused_by_name():
         invalid,
         "descriptors[1].limit.unit",
     )
-    refused(lambda: ask(*[descriptor(("key", "x"))] * 257), invalid, "descriptors")
+    refused(lambda: ask(*[descriptor(("key", "x"))] * 1025), invalid, "descriptors")
     refused(lambda: ask(descriptor(*[("key", "x")] * 65)), invalid, "descriptors[0].entries")
-    refused(lambda: ask(descriptor(("key", "x" * 9000))), invalid, "descriptors[0].entries[0]")
     assert ask(descriptor(("key", "lives"))).overall_code == OK
 
 
@@ -171,7 +170,7 @@ def bytes_that_are_no_message_are_the_callers_error():
 def a_message_too_large_is_refused():
     raw = channel.unary_unary(METHOD, request_serializer=bytes, response_deserializer=bytes)
     try:
-        raw(b"\x0a" + b"\xff" * (300 * 1024), timeout=10)
+        raw(b"\x0a" + b"\xff" * (5 * 1024 * 1024), timeout=10)
         raise AssertionError("taken")
     except grpc.RpcError as error:
         accepted = (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.RESOURCE_EXHAUSTED)
