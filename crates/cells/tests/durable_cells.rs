@@ -68,7 +68,8 @@ impl Started {
         for _ in 0..millis / 200 {
             self.clock.advance(TimeDelta::from_millis(200));
             // Each of them has had an answer of this cell.
-            let seen = [Sighting { cell: "a".to_owned(), age: 0, sign: Sign::Answered }];
+            let seen =
+                [Sighting { cell: self.cell.members().config().cell.clone(), age: 0, sign: Sign::Answered }];
             peers.iter().for_each(|peer| {
                 self.cell.members().on_answer(*peer, self.cell.now(), &seen, self.cell.now());
             });
