@@ -207,8 +207,10 @@ impl CheckLoad {
         let mean = sum as f64 / f64::from(count);
         self.wait.store(mean as u64, Ordering::Relaxed);
         let lowest = control.lowest(mean, now);
-        // Little's law: how many waited at once.
-        let waiting = sum as f64 / elapsed.as_micros() as f64;
+        // How many waited at once, by Little's law, or wait now: where a store answers many at once, the first answer ends an
+        // interval and is alone in it.
+        let pending = f64::from(self.pending.0.load(Ordering::Relaxed));
+        let waiting = (sum as f64 / elapsed.as_micros() as f64).max(pending);
         let is_late = mean > self.target.as_micros() as f64 && mean > QUEUED * lowest;
         if !is_late || waiting < MIN_WAITING {
             control.overloaded = 0;
@@ -280,6 +282,27 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A slow store answers a whole batch at once, and somebody asks for the state meanwhile.
+    #[test]
+    fn checks_that_are_answered_all_at_once_are_seen_to_wait() {
+        let (load, mut now) =
+            (CheckLoad::new(TimeDelta::from_millis(500), |_| {}), Timestamp::from_secs(1_000));
+        let mut pass = |load: &CheckLoad| {
+            now = now + INTERVAL;
+            let _ = load.state(now);
+            now
+        };
+        load.begin();
+        let fast = pass(&load);
+        load.end(fast, Some(TimeDelta::from_millis(1)));
+        for _ in 0..5 {
+            (0..96).for_each(|_| load.begin());
+            let asked = (0..20).map(|_| pass(&load)).last().expect("some");
+            (0..96).for_each(|_| load.end(asked + INTERVAL, Some(TimeDelta::from_secs(2))));
+        }
+        assert!(load.state(pass(&load)).shed_part[0] > 0.0);
+    }
 
     /// A store that works on one check after the other, and checks that arrive evenly.
     struct Run {
