@@ -19,7 +19,7 @@ const BYTES: usize = 16;
 
 /// Bytes of a value that is kept as it is.
 const MAX_PLAIN: usize = 256;
-/// Begins the name of a long value. Its rest is a keyed hash, so that nobody can send a short value of the same name.
+/// Begins the name of a long value. Its rest is a keyed hash: without the key, no short value of the same name can be made.
 const LONG: &str = "long value ";
 
 type Slot = Mutex<Option<(Box<str>, Arc<str>)>>;

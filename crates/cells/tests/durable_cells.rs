@@ -174,7 +174,7 @@ fn a_counter_that_moves_is_read_back_before_it_is_decided() {
     assert_eq!(others.charge(second, Cost::new(21)).expect("decided").admission, Admission::Denied);
     assert_eq!(others.charge(second, Cost::new(20)).expect("decided").admission, Admission::Admitted);
 
-    // A database that does not answer stops nobody for long.
+    // A database that does not answer stops no caller for long.
     others.answered_for(&[0, 1], 3_000);
     others.answered_for(&[1], 5_000);
     assert!(others.charge(first, Cost::ONE).is_err());

@@ -4,7 +4,7 @@
 //! quotas and tiers apply to it. Beside the decision it returns which counters were charged and until when the units of
 //! each may be spent ([`tollgate_core::Escrow`]), which only the plan determines: a key's windows have their own phase.
 //!
-//! Units of windows that nobody can spend anymore are returned ([`Limiter::return_ahead`]); those of buckets come back with
+//! Units of windows that can no longer be spent are returned ([`Limiter::return_ahead`]); those of buckets come back with
 //! time.
 //!
 //! Rejected: a second way to the counters for units that are charged ahead, because every measure, quota and fail policy
@@ -115,7 +115,7 @@ impl<S: CounterStore> Limiter<S> {
         ChargeAhead { decision, counters }
     }
 
-    /// Returns `units` that `check` charged ahead when the store's clock said `taken_at`, and that nobody can spend anymore, to
+    /// Returns `units` that `check` charged ahead when the store's clock said `taken_at`, and that can no longer be spent, to
     /// those of `counters` (stable hashes) that are windows. Nothing happens once their window has ended, or if the rules
     /// no longer charge them.
     pub async fn return_ahead(&self, check: &Check<'_>, counters: &[u64], units: u64, taken_at: Timestamp) {

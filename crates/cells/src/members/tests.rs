@@ -143,7 +143,7 @@ fn the_longest_silence_time_of_all_cells_moves_owners() {
     assert_eq!(of_first(later(33)), 0);
 }
 
-/// Without it the keys of a cell that is reached and reaches nobody are decided by none for as long as that lasts.
+/// Otherwise no cell decides the keys of one that others reach and that reaches no other, for as long as that lasts.
 #[test]
 fn a_cell_that_says_it_has_no_majority_is_left_out() {
     let start = Timestamp::from_secs(1_000);

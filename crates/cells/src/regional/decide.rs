@@ -45,7 +45,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     }
 
     /// Gives denials by a part that is smaller than the cost a time: that after which the limit itself would admit it.
-    /// Other cells may answer again before, so nobody is denied for ever.
+    /// Other cells may answer again before, so no caller is denied for ever.
     fn set_retries(&self, charges: &[Charge<'_>], decided: &[Charge<'_>], outcomes: &mut Outcomes) {
         for ((charge, part), outcome) in charges.iter().zip(decided).zip(&mut outcomes.per_charge) {
             if outcome.verdict == (Verdict::Denied { retry_after: None })

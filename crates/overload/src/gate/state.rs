@@ -50,7 +50,7 @@ impl<W> Gate<W> {
         self.places.limit.load(Ordering::Relaxed)
     }
 
-    /// Returns the state. Makes the control step if its time has come: without requests nobody else does.
+    /// Returns the state. Makes the control step if its time has come: without requests nothing else does.
     #[must_use]
     pub fn state(&self, now: Timestamp) -> GateState {
         self.step_if_due(now);

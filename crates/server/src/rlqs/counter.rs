@@ -9,7 +9,7 @@ use tollgate_engine::{AheadKind, CounterAhead};
 const SPREAD_SECONDS: f64 = 10.0;
 /// The same for windows: longer than any assignment lasts, because what is charged is gone until the window ends.
 const WINDOW_SPREAD_SECONDS: f64 = 20.0;
-/// The same for what nobody has claimed: over the longest time to live, one part in 32 of it.
+/// The same for what no stream has claimed: over the longest time to live, one part in 32 of it.
 const UNCLAIMED_SECONDS: f64 = 15.0 * 32.0;
 /// Share of a short limit that is assigned.
 const SHORT_SHARE: f64 = 0.95;

@@ -27,7 +27,7 @@ enum Bound {
     Until(TimeDelta),
 }
 
-/// Units that nobody can spend anymore and that can be returned to their windows.
+/// Units that can no longer be spent, and can be returned to their windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unspent {
     pub(super) units: u64,
@@ -215,7 +215,7 @@ impl Ledger {
     }
 
     /// Removes units that had lapsed at this instant, before which nothing is asked anymore. Returns those whose slots have
-    /// passed while their windows may last: nobody has spent them, and nobody can.
+    /// passed while their windows may last: they were not spent, and can no longer be.
     pub(super) fn forget(&mut self, before: Timestamp) -> SmallVec<[Unspent; 1]> {
         let mut lapsed = SmallVec::new();
         for tranche in &mut self.0 {

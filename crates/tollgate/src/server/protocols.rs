@@ -42,7 +42,7 @@ const fn local(port: u16) -> SocketAddr {
     SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))
 }
 
-/// Returns the host of the default addresses: loopback, but all of them in a container, where nobody could reach it.
+/// Returns the host of the default addresses: loopback, but all of them in a container, where loopback cannot be reached from outside.
 fn default_host() -> anyhow::Result<IpAddr> {
     match std::env::var(LISTEN_HOST) {
         Ok(host) => {
