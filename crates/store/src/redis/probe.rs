@@ -11,6 +11,7 @@
 use super::config::{Kind, RedisConfig};
 use super::key_encoding::{self, Hashing};
 use super::script::Scripts;
+use super::script_args::ScriptArgs;
 use super::server_error::{ServerError, SettingNames};
 use super::shard::{connect_to, open, primary};
 use redis::aio::MultiplexedConnection;
@@ -100,14 +101,7 @@ pub(super) async fn charge_probe(
     slot: Option<u16>,
 ) -> redis::RedisResult<()> {
     let key = probe_key(hashing, slot);
-    // One bucket named 000, without a short form: the server's time, bundle 1, a cost of 1 µs of a second, 1 µs per unit.
-    // It expires within a moment.
-    let mut ask = (-1.0_f64).to_le_bytes().to_vec();
-    ask.extend_from_slice(&1_u16.to_le_bytes());
-    ask.extend_from_slice(b"\x01;000:\0\0");
-    for number in [1.0_f64, 1_000_000.0, 1.0] {
-        ask.extend_from_slice(&number.to_le_bytes());
-    }
+    let ask = ScriptArgs::probe();
     let script = &scripts.buckets;
     for (word, text) in [("EVALSHA", script.sha.as_str()), ("EVAL", script.text)] {
         let mut call = redis::cmd(word);

@@ -4,6 +4,7 @@
 //! arguments costs Redis more than deciding on them.
 
 use super::shard_request::{BundleCounter, ShardCharge, ShardRequest};
+use std::io::Write;
 use tollgate_core::{Cost, Limit, LimitParams, Period, TimeDelta, Timestamp};
 
 /// Above the capacity of any limit, and small enough that sums stay exact in a script.
@@ -124,22 +125,43 @@ impl ScriptArgs {
         let count = u8::try_from(request.charges.len()).unwrap_or(FAR - 1);
         self.body.push(if are_usual { count } else { count | FAR });
         for want in &request.charges {
-            self.body.push(b';');
             let BundleCounter { name, short, .. } = &request.counters[want.counter];
-            self.body.extend_from_slice(name);
-            self.body.extend_from_slice(b":\0");
             let LimitParams::Bucket { unit, max_ahead, reach, .. } = want.limit.params() else { continue };
-            self.body.extend_from_slice(short);
-            self.body.push(0);
             let (_, [cost, capacity, ..]) = numbers(&want.limit, want.cost, want.phase);
-            for number in [cost, capacity, unit] {
-                self.number(number);
-            }
+            self.bucket_charge(name, (unit, reach), cost, capacity);
             if !are_usual {
-                self.number(max_ahead);
-                self.number(u64::from(reach));
+                self.max_ahead(max_ahead, reach);
+            }
+            if count == 1 {
+                self.body.extend_from_slice(short);
+                self.body.push(0);
             }
         }
+    }
+
+    /// Appends what the state of a bucket has before the instant and after it, and what is charged.
+    fn bucket_charge(&mut self, name: &[u8], (unit, reach): (u64, u8), cost: u64, capacity: u64) {
+        self.body.push(b';');
+        self.body.extend_from_slice(name);
+        self.body.extend_from_slice(if reach > 0 { b":f\0" } else { b":b\0" });
+        // Writing to memory cannot fail.
+        let _ = match reach {
+            0 => write!(self.body, ",{unit}\0"),
+            reach => write!(self.body, ",0,{reach},1,{unit}\0"),
+        };
+        self.number(cost);
+        self.number(capacity);
+    }
+
+    /// Returns the argument of `lua/buckets.lua` that charges 1 µs of a second to a bucket named 000, in the first bundle,
+    /// without a short form and by the server's time: it expires within a moment.
+    pub(super) fn probe() -> Vec<u8> {
+        let mut probe = Self::new(None, Timestamp::ZERO);
+        probe.body.extend_from_slice(&1_u16.to_le_bytes());
+        probe.body.push(1);
+        probe.bucket_charge(b"000", (1, 0), 1, 1_000_000);
+        probe.body.push(0);
+        probe.finish_buckets()
     }
 
     /// Returns the argument of `lua/buckets.lua`: the time and the requests.
@@ -199,10 +221,14 @@ impl ScriptArgs {
     /// Appends the longest time that a bucket's state may be ahead, negative if the state says so, and the time of a unit.
     fn bucket(&mut self, limit: &Limit) {
         if let LimitParams::Bucket { max_ahead: furthest, unit, reach, .. } = limit.params() {
-            let furthest = if reach > 0 { -double(furthest) } else { double(furthest) };
-            self.body.extend_from_slice(&furthest.to_le_bytes());
+            self.max_ahead(furthest, reach);
             self.number(unit);
         }
+    }
+
+    fn max_ahead(&mut self, furthest: u64, reach: u8) {
+        let furthest = if reach > 0 { -double(furthest) } else { double(furthest) };
+        self.body.extend_from_slice(&furthest.to_le_bytes());
     }
 
     fn number(&mut self, number: u64) {
@@ -210,7 +236,7 @@ impl ScriptArgs {
     }
 }
 
-/// Marks buckets that specify how far ahead they may be, and their reach.
+/// Marks buckets that specify how far ahead they may be.
 const FAR: u8 = 128;
 const PERMITS: u8 = 10;
 /// Added to the step of a bucket that is refilled at intervals.

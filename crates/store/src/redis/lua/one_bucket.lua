@@ -3,13 +3,14 @@
 -- request of one bucket that is alone in its bundle, in the short form of `scale.lua`. Nothing is simpler or more usual.
 --
 -- ARGV[1]: time (double; -1 for the server's own), then a request after another: its bundle (uint16), how many buckets
--- (uint8), and of each its name as it stands in the bundle (";601:", zero-terminated), the first five characters of its
--- short form (zero-terminated, empty for none), cost, capacity and time of a unit (doubles). A bucket may be ahead by twice
--- its capacity; where 128 is added to how many there are, each says by how much, and its reach: log2 of that where limits of
--- the same counter differ in it, else 0 (two more doubles). Answers like `charge.lua`.
+-- (uint8), and of each what its state has before the instant (";601:b") and after it (both zero-terminated), cost and
+-- capacity (doubles); where there is but one, the first five characters of its short form (zero-terminated, empty for
+-- none). A bucket may be ahead by twice its capacity; where 128 is added to how many there are, each says by how much
+-- (another double, before the short form), negative if its state says so too, as limits of the same counter differ in it:
+-- such a state is the next instant. Answers like `charge.lua`.
 local decode, sub, number, text, find = struct.unpack, string.sub, tonumber, string.format, string.find
 local ask = ARGV[1]
-local now, b, n, name, short, cost, capacity, unit, at = decode('<dHBssddd', ask)
+local now, b, n, head, tail, cost, capacity, short, at = decode('<dHBssdds', ask)
 local fresh = 0
 if now < 0 then
   local time = redis.call('TIME')
@@ -21,21 +22,33 @@ end
 local value
 if not KEYS[2] then
   value = redis.call('GET', KEYS[1])
-  local furthest = capacity + capacity
+  local furthest, shift = capacity + capacity, 0
   if n == 129 then
-    local _
-    furthest, _, at = decode('<dd', ask, at)
+    furthest, short, at = decode('<ds', ask, at - #short - 1)
+    if furthest < 0 then
+      furthest, shift = -furthest, 1
+    end
   end
-  if at > #ask and short ~= '' and (not value or #value == 20 and sub(value, 1, 5) == short and not find(value, '%D', 6)) then
-    local tat = value and number(sub(value, 6)) + 1600000000000000 or now
-    local next = (tat > now and tat or now) + cost
-    if tat <= now + furthest and now >= 1600000000000000 and next < 2600000000000000 then
+  if at > #ask and n % 128 == 1 then
+    local tat, epoch = not value and now or nil, 0
+    if short ~= '' then
+      epoch = 1600000000000000
+      if value and #value == 20 and sub(value, 1, 5) == short and not find(value, '%D', 6) then
+        tat = number(sub(value, 6)) + epoch
+      end
+    elseif value and #value == #head + 16 + #tail and find(value, head, 1, true) == 1 and sub(value, #head + 17) == tail
+      and find(value, '%D', #head + 1) == #head + 17 then
+      tat = number(sub(value, #head + 1, #head + 16)) - shift
+    end
+    local next = tat and (tat > now and tat or now) + cost
+    if tat and tat >= 1e15 and tat <= now + furthest and now >= epoch and next < 2600000000000000 then
       if next > now + capacity then
         return { value, now, '0' }
       end
       local life = (next - now) / 1000
       life = life + (life / 16 + 100) * (now % 1000) / 1000 + fresh
-      redis.call('SET', KEYS[1], text('%s%015d', short, next - 1600000000000000), 'PX', life - life % 1 + 1)
+      local kept = epoch > 0 and text('%s%015d', short, next - epoch) or text('%s%d%s', head, next + shift, tail)
+      redis.call('SET', KEYS[1], kept, 'PX', life - life % 1 + 1)
       return { value, now, '1' }
     end
   end
