@@ -231,13 +231,19 @@ async fn limits_that_change_answer_alike() {
     let spec = |count, burst| {
         LimitSpec::new(Algorithm::Gcra, Rate::per(count, TimeDelta::from_secs(3_600))).burst(burst)
     };
-    let limits: Vec<Limit> =
-        [(10, 10), (100, 10), (100, 100), (7, 3), (2_400, 1), (1_009, 50), (10, 1), (1_000, 10)]
-            .map(|(count, burst)| spec(count, burst).build().expect("in range"))
-            .into();
+    let (usual, above) = (
+        [(10, 10), (100, 10), (100, 100), (7, 3), (2_400, 1), (1_009, 50), (10, 1), (1_000, 10)],
+        [(10, 25), (10, 30), (100, 2_000), (7, 20)],
+    );
+    let limits: Vec<Limit> = [&usual[..], &above[..], &above[..2]]
+        .concat()
+        .into_iter()
+        .map(|(count, burst)| spec(count, burst).build().expect("in range"))
+        .collect();
     let (own, beside) = (Scope::in_group("api|key|1h", "api|key"), Scope::in_group("api|key|1m", "api|key"));
-    let other = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(60))).build().expect("in range");
-    for turn in 0..6_000 {
+    let other = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(60))).burst(90);
+    let other = other.build().expect("in range");
+    for turn in 0..8_000 {
         let parts = [KeyPart::Text(rng.pick::<&str>(&["alice", "bob"]))];
         let limit = rng.pick(&limits);
         let cost = match rng.below(8) {
