@@ -15,7 +15,7 @@ use tollgate_http::identity::{
 const NOW: u64 = 1_001_000;
 
 fn fixture() -> Value {
-    serde_json::from_str(include_str!("jwt/pyjwt.json")).expect("JSON")
+    serde_json::from_str(include_str!("../jwt/pyjwt.json")).expect("JSON")
 }
 
 fn token(algorithm: &str) -> String {

@@ -1,5 +1,5 @@
 //! Spellings of one path: whatever two of them a server routes alike are one canonical path, or refused. Models of
-//! servers stand in for the servers themselves, which `tollgate/tests/upstream_spellings.rs` asks.
+//! servers stand in for the servers themselves, which `gateway/tests/suite/upstream_spellings.rs` asks.
 
 use proptest::prelude::*;
 use std::borrow::Cow;
