@@ -1,9 +1,7 @@
 //! Malformed and hostile input: every case gets a clear error or a closed connection, nothing of it reaches the upstream as
 //! something else, and the next request works.
 
-mod harness;
-
-use harness::{Gateway, Origin, WebConnection, eventually, note, plain};
+use crate::harness::{Gateway, Origin, WebConnection, eventually, note, plain};
 
 const RULES: &str = "domain: d\ndescriptors:\n  - {key: api_key, limit: 1000/second}\n";
 

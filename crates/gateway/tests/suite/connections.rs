@@ -1,8 +1,6 @@
 //! Connections to upstreams: the limit on their number, the order of waiting requests, and failures that are not the backend's.
 
-mod harness;
-
-use harness::{Gateway, Origin, WebConnection, eventually, request};
+use crate::harness::{Gateway, Origin, WebConnection, eventually, request};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 

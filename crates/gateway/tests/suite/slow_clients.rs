@@ -1,8 +1,6 @@
 //! Clients that send or read slowly: they hold no place in flight before the upstream, whatever the protocol.
 
-mod harness;
-
-use harness::{Gateway, Origin, eventually, plain, request};
+use crate::harness::{Gateway, Origin, eventually, plain, request};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 

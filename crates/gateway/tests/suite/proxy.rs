@@ -1,8 +1,6 @@
 //! The gateway as a plain proxy: what reaches the upstream, what comes back, and what a denial costs.
 
-mod harness;
-
-use harness::{Gateway, Origin, WebConnection, eventually, plain, request};
+use crate::harness::{Gateway, Origin, WebConnection, eventually, plain, request};
 use tollgate_testing::ports::free_address;
 
 const RULES: &str = "

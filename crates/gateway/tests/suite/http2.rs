@@ -1,10 +1,8 @@
 //! HTTP/2 on both sides of the gateway, with the `h2` crate as the peer: flow control windows, headers and timeouts.
 
-mod harness;
-
+use crate::harness::{self, Gateway, Origin, Stopwatch, eventually, plain};
 use bytes::Bytes;
 use h2::client::SendRequest;
-use harness::{Gateway, Origin, Stopwatch, eventually, plain};
 use http::{Request, StatusCode};
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,9 +1,7 @@
 //! Shedding before an upstream: by priority, without a charge, with a reason; places in flight are given back however a
 //! request ends.
 
-mod harness;
-
-use harness::{Gateway, Origin, WebConnection, eventually, plain, request};
+use crate::harness::{Gateway, Origin, WebConnection, eventually, plain, request};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 

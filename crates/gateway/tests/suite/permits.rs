@@ -1,8 +1,6 @@
 //! Actions other than deny: delayed requests, degraded requests, and concurrency permits.
 
-mod harness;
-
-use harness::{Gateway, Origin, eventually, plain, request};
+use crate::harness::{self, Gateway, Origin, eventually, plain, request};
 
 fn get(path: &str, key: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nhost: t\r\nx-api-key: {key}\r\n\r\n").into_bytes()

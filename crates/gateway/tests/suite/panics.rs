@@ -1,8 +1,6 @@
 //! A panic while deciding is answered by the rule's fail policy, over HTTP/1 and HTTP/2, and the connection lives on.
 
-mod harness;
-
-use harness::{Gateway, Origin, memory, plain};
+use crate::harness::{Gateway, Origin, memory, plain};
 use tollgate_core::SystemClock;
 use tollgate_core::conformance::PanickingStore;
 use tollgate_store::MemoryStore;

@@ -1,9 +1,7 @@
 //! Real servers behind the gateway: any two spellings of a path that one of them routes alike are charged to one counter, or
 //! refused. Servers that are not installed are left out, but for Python and nginx.
 
-mod harness;
-
-use harness::{Gateway, eventually, plain};
+use crate::harness::{Gateway, eventually, plain};
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};

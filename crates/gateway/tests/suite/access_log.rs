@@ -1,8 +1,6 @@
 //! The gateway's access log: a line for every request, including those without a route, rejected ones and abandoned ones.
 
-mod harness;
-
-use harness::{Gateway, Origin, eventually, plain};
+use crate::harness::{Gateway, Origin, eventually, plain};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -2,9 +2,7 @@
 //! Requests that have to open a connection take the general path. Both are indistinguishable to clients and upstreams, also
 //! in failure; the gateway counts the fast path, so each test asserts which one ran.
 
-mod harness;
-
-use harness::{Gateway, Origin, WebConnection, WebResponse, eventually, plain};
+use crate::harness::{Gateway, Origin, WebConnection, WebResponse, eventually, plain};
 
 const RULES: &str = "
 domain: d
