@@ -1,9 +1,7 @@
 //! `action: delay` at `/check`: the response is delayed, so that a proxy that waits for it paces its callers. A request
 //! whose delay would be too long is denied, and a client that disconnects is refunded.
 
-mod harness;
-
-use harness::{Server, Stopwatch, WebConnection, eventually};
+use crate::harness::{Server, Stopwatch, WebConnection, eventually};
 use serde_json::json;
 
 fn serve(limit: &str, forward: &str) -> Server {

@@ -1,8 +1,6 @@
 //! Invalid RESP input: the client receives an error, and no other client is affected.
 
-mod harness;
-
-use harness::{LONG, Server, Stopwatch, eventually};
+use crate::harness::{LONG, Server, Stopwatch, eventually};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 

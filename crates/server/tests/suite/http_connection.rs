@@ -1,9 +1,7 @@
 //! Many requests on one connection: each gets the response that it would get alone, whatever their order, size and
 //! pace.
 
-mod harness;
-
-use harness::{Server, WebConnection, exchange};
+use crate::harness::{Server, WebConnection, exchange};
 use serde_json::json;
 
 const RULES: &str = "

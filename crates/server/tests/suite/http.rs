@@ -1,8 +1,6 @@
 //! The JSON API from a client's view: decisions, reservations, and the JSON of Envoy's rate limit service.
 
-mod harness;
-
-use harness::{Server, WebResponse, eventually, request};
+use crate::harness::{self, Server, WebResponse, eventually, request};
 use serde_json::{Value, json};
 use tollgate_core::conformance::DeadStore;
 

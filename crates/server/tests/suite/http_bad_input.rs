@@ -1,8 +1,6 @@
 //! Invalid HTTP input: the client receives an error that names the field, and no other client is affected.
 
-mod harness;
-
-use harness::{Server, WebConnection, exchange, request};
+use crate::harness::{Server, WebConnection, exchange, request};
 use serde_json::json;
 
 const RULES: &str = "

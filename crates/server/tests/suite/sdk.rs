@@ -1,9 +1,7 @@
 //! The Rust SDK with a server over gRPC: responses are the server's own, no request waits for an unavailable server,
 //! and the fail policy decides instead.
 
-mod harness;
-
-use harness::{Server, eventually};
+use crate::harness::{self, Server, eventually};
 use http::{Request, Response};
 use serde_json::json;
 use std::io::{Read, Write};

@@ -1,8 +1,6 @@
 //! Forward auth at `/check`: any method, path and body is accepted, and the query has no influence on the decision.
 
-mod harness;
-
-use harness::{Server, WebResponse, exchange_from};
+use crate::harness::{Server, WebResponse, exchange_from};
 
 /// An untrusted client.
 const UNTRUSTED: &str = "127.0.0.2";

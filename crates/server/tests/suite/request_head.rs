@@ -1,8 +1,6 @@
 //! The field `request` of `/v1/check` and `/v1/reserve`: the caller is identified as forward auth and the gateway do.
 
-mod harness;
-
-use harness::{Server, WebResponse};
+use crate::harness::{Server, WebResponse};
 use serde_json::{Value, json};
 
 const RULES: &str = "

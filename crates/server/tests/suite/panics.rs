@@ -1,8 +1,6 @@
 //! A panic while deciding is answered on every protocol by the rule's fail policy, and the connection lives on.
 
-mod harness;
-
-use harness::{Server, WebConnection, memory};
+use crate::harness::{self, Server, WebConnection, memory};
 use redis::Value as Reply;
 use serde_json::json;
 use tollgate_core::SystemClock;

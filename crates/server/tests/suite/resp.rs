@@ -1,8 +1,6 @@
 //! The Redis protocol with an independent client library.
 
-mod harness;
-
-use harness::Server;
+use crate::harness::Server;
 use redis::Value;
 
 const RULES: &str = "

@@ -1,8 +1,6 @@
 //! Overload over the protocols: the fleet's capacity answers 503 where a protocol can, and signals adapt limits.
 
-mod harness;
-
-use harness::Server;
+use crate::harness::Server;
 use serde_json::json;
 use std::sync::Arc;
 use tollgate_core::{Clock, SystemClock};
