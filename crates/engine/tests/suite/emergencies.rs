@@ -1,8 +1,6 @@
 //! An emergency measure applies to its target, to no other caller, and until it expires.
 
-mod rig;
-
-use rig::{Memory, check, rules};
+use crate::rig::{Memory, check, rules};
 use std::sync::Arc;
 use tollgate_core::{
     Charge, Clock, Cost, CounterKey, LimitSpec, ManualClock, Rate, Scope, TimeDelta, Timestamp, nonzero,

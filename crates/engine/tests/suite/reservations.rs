@@ -1,9 +1,7 @@
 //! Estimates that are settled later: what is charged in the end is the truth, once.
 
-mod rig;
-
+use crate::rig::{Rig, rig};
 use proptest::prelude::*;
-use rig::{Rig, rig};
 use tollgate_core::{Cost, TimeDelta};
 use tollgate_engine::{Check, Reservation, ReservationId, ReserveError, SettleError, Settlement};
 

@@ -1,8 +1,6 @@
 //! The decision on a request that matches many limits at once.
 
-mod rig;
-
-use rig::{check, rig, rules};
+use crate::rig::{check, rig, rules};
 use tollgate_core::{Cost, TimeDelta};
 use tollgate_engine::{Check, DecisionVerdict, Origin, UnknownDomain};
 use tollgate_rules::Descriptor;

@@ -1,9 +1,7 @@
 //! Decisions are written into memory that the thread used for earlier ones. If something of those were left, a caller
 //! would get another caller's denial; if their rules stayed, a change would not take effect.
 
-mod rig;
-
-use rig::{Rig, rig, rules};
+use crate::rig::{self, Rig, rig, rules};
 use std::sync::Arc;
 use tollgate_core::{Cost, Timestamp};
 use tollgate_engine::{ActiveMeasures, DecisionDetails, DecisionId, Measure, MeasureAction, MeasureTarget};

@@ -1,8 +1,6 @@
 //! Reservations that several nodes share: made on one, closed on another, also when one of them dies.
 
-mod rig;
-
-use rig::rules;
+use crate::rig::{self, rules};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,8 +1,6 @@
 //! Who watches decisions sees each of them once, whichever way it was asked for.
 
-mod rig;
-
-use rig::rules;
+use crate::rig::rules;
 use std::sync::{Arc, Mutex};
 use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Decision, Limiter, Observer};

@@ -1,9 +1,7 @@
 //! An explanation foretells the decision, to the unit and the microsecond, and changes nothing.
 
-mod rig;
-
+use crate::rig::{Memory, rules};
 use proptest::prelude::*;
-use rig::{Memory, rules};
 use std::sync::Arc;
 use tollgate_core::{Clock, Cost, ManualClock, TimeDelta, Timestamp, Verdict};
 use tollgate_engine::{

@@ -1,8 +1,6 @@
 //! A rule that is enforced for some callers denies those and counts the others, on the same counters.
 
-mod rig;
-
-use rig::rig;
+use crate::rig::{self, rig};
 use tollgate_core::Verdict;
 use tollgate_engine::Check;
 use tollgate_rules::Role;

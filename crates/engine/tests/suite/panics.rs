@@ -1,8 +1,6 @@
 //! A panic while deciding is decided by the fail policy of the matched rules, counted, and concerns no other request.
 
-mod rig;
-
-use rig::{check, rules};
+use crate::rig::{check, rules};
 use std::sync::Arc;
 use tollgate_core::conformance::PanickingStore;
 use tollgate_core::{Charge, Clock, Cost, ManualClock, StoreError, Timestamp};

@@ -1,8 +1,6 @@
 //! Checks that wait too long for the store: comfort goes without it first, security last, and every answer says so.
 
-mod rig;
-
-use rig::{Memory, rules};
+use crate::rig::{Memory, rules};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Semaphore;

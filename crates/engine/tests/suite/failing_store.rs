@@ -1,8 +1,6 @@
 //! A store that does not answer, or only in part: the rules' policy does.
 
-mod rig;
-
-use rig::{Memory, check, rules};
+use crate::rig::{Memory, check, rules};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use tollgate_core::conformance::DeadStore;

@@ -1,9 +1,7 @@
 //! Extra quota: a caller gets what the limit lets through and what was granted, to the unit, whatever the algorithm.
 
-mod rig;
-
+use crate::rig::{Memory, rules};
 use proptest::prelude::*;
-use rig::{Memory, rules};
 use std::sync::Arc;
 use tollgate_core::{Clock, Cost, CounterOwner, Limit, ManualClock, State, TimeDelta, Timestamp};
 use tollgate_engine::{

@@ -1,8 +1,6 @@
 //! What a request holds while it is under way comes back when it ends, and no more than that.
 
-mod rig;
-
-use rig::rig;
+use crate::rig::{self, rig};
 use tollgate_core::{Cost, TimeDelta};
 use tollgate_engine::{Check, HeldPermits};
 use tollgate_rules::Descriptor;

@@ -1,10 +1,8 @@
 //! Limits that change while traffic flows keep what was used: every decision is what a plain list of all admissions and
 //! the limit of that moment say it must be. So no change gives used quota back, and none lets a burst above the new limit.
 
-mod rig;
-
+use crate::rig::rules;
 use proptest::prelude::*;
-use rig::rules;
 use std::sync::{Arc, Mutex};
 use tollgate_core::{Clock, Cost, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{CallerQuota, Check, Limiter, QuotaProvider};

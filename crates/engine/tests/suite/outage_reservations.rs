@@ -1,9 +1,7 @@
 //! Reservations while the store is unavailable: they follow their rules' fail policy as checks do, count once, and are
 //! every node's when the store answers again.
 
-mod rig;
-
-use rig::rules;
+use crate::rig::{self, rules};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,9 +1,7 @@
 //! Every request is planned once and charged once, over a store that answers in the first poll and over one that must be
 //! waited for. A plan has effects (a split counter moves on to its next shard), so planning twice would deny what has room.
 
-mod rig;
-
-use rig::rules;
+use crate::rig::rules;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -212,12 +210,12 @@ fn threads_share_the_whole_of_a_split_limit() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                admitted.fetch_add(crate::admitted(&limiter, &[("user", "u")], 10), Ordering::Relaxed)
+                admitted.fetch_add(self::admitted(&limiter, &[("user", "u")], 10), Ordering::Relaxed)
             });
         }
     });
     assert_eq!(admitted.into_inner(), 40);
-    assert_eq!(crate::admitted(&limiter, &[("user", "u")], 1), 0);
+    assert_eq!(self::admitted(&limiter, &[("user", "u")], 1), 0);
 }
 
 /// A cost that no shard can hold is denied without reading the shards.

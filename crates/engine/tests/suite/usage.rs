@@ -1,8 +1,6 @@
 //! Usage is reported without charging, for every algorithm; a reset restores all of it.
 
-mod rig;
-
-use rig::rig;
+use crate::rig::{self, rig};
 use tollgate_core::{Clock, Cost, TimeDelta};
 use tollgate_engine::{LimitSource, Usage, UsageError, UsageOf};
 

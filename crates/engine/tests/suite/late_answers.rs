@@ -1,9 +1,7 @@
 //! A store whose answers come after the request was decided without it: whatever the answer, what was admitted counts
 //! once, and what was denied counts not at all. And what a decision without the store begins from.
 
-mod rig;
-
-use rig::{check, rules};
+use crate::rig::{check, rules};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use tollgate_core::{

@@ -1,9 +1,7 @@
 //! `shard_by` moves counters, and decides nothing: where every user has one customer, each outcome is what it was.
 
-mod rig;
-
+use crate::rig::{Rig, check, rig};
 use proptest::prelude::*;
-use rig::{Rig, check, rig};
 use tollgate_core::{Cost, TimeDelta};
 
 const RULES: &str = "
