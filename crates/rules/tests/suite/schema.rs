@@ -3,7 +3,7 @@
 
 use tollgate_rules::{Options, Ruleset, Source};
 
-const REFERENCE: &str = include_str!("../../../docs/rules/reference.md");
+const REFERENCE: &str = include_str!("../../../../docs/rules/reference.md");
 
 #[test]
 fn the_examples_of_the_reference_load() {
