@@ -108,8 +108,12 @@ demo:
 	@scripts/setup packages python3=python3
 	@python3 examples/demo.py $(ARGS)
 
+# What needs the server's binary and nothing of each other, the longest first: it runs among the test programs.
+STAGES := model clients-python-test dashboard-test docs-test clients-typescript-test clients-go-test package-layout deploy examples
 .PHONY: test
-test: format deny unit model examples docs-test deploy package-layout dashboard-test clients-test
+test: format deny dashboard-tools
+	@# By another make: now there is a Node to build the page with, which the binary of all stages contains.
+	@$(MAKE) --no-print-directory unit BESIDE="$(STAGES)"
 	@echo "make test: every check has passed"
 
 .PHONY: format
@@ -162,17 +166,16 @@ clients-go-test: $(DEBUG)
 	  done; \
 	else echo "clients-go-test: NOT RUN, there is no Go toolchain; install Go 1.23 or later"; fi
 
-# Unit, property, integration, end-to-end and documentation tests.
+# Unit, property, integration, end-to-end and documentation tests; BESIDE names what else runs once they are compiled.
 .PHONY: unit
 unit: toolchain test-tools $(FOREIGN) $(DASHBOARD) $(RATELIMIT)
 	@scripts/setup packages python3=python3
-	$(LINTED) scripts/run-tests -- --workspace $(EXTERNAL) --locked
+	$(LINTED) scripts/run-tests $(foreach stage,$(BESIDE),--beside "make --no-print-directory $(stage)") -- --workspace $(EXTERNAL) --locked
 
 # The counter table under every interleaving of its threads (loom). Its flags differ from the tests', so it has its own files.
 .PHONY: model
 model: toolchain
-	RUSTFLAGS="--cfg tollgate_loom" CARGO_PROFILE_DIST_LTO=off \
-	  $(CARGO) test -p tollgate-store --profile dist --locked --lib --target-dir $(TARGET)/loom model
+	RUSTFLAGS="--cfg tollgate_loom" $(CARGO) test -p tollgate-store --locked --lib --target-dir $(TARGET)/loom model
 
 # Leases, cells and quota streams in virtual time, with failures injected. `make test` runs 2,000 seeds (256 cases of quota
 # streams); this is for nightly runs.

@@ -76,6 +76,8 @@ impl Postgres {
     pub(crate) fn start_again(&mut self) {
         let child = run_as(&program("postgres"))
             .args(["-p", &self.port.to_string(), "-h", "127.0.0.1", "-c", "unix_socket_directories="])
+            // Tests kill the server, not the machine: what it has written is in the system's memory, synced or not.
+            .args(["-c", "fsync=off", "-c", "full_page_writes=off"])
             .args(["-c", "shared_buffers=16MB", "-D"])
             .arg(&self.data)
             .current_dir(&self.data)

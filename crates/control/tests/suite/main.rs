@@ -10,6 +10,7 @@ mod bulk;
 mod durable;
 mod emergency;
 mod history;
+mod impact_preview;
 mod nodes;
 mod peer_samples;
 mod pending_quotas;

@@ -4,7 +4,7 @@
 //! be torn as the real one can. Accesses are read-modify-writes: the model has one order of all of them, which is what
 //! the real memory's sequential consistency gives, and what loom cannot model with plain loads.
 //!
-//! `RUSTFLAGS="--cfg tollgate_loom" cargo test -p tollgate-store --release --lib model`
+//! `RUSTFLAGS="--cfg tollgate_loom" cargo test -p tollgate-store --lib model`
 
 use super::cache_lines::{LineStorage, SLOTS};
 use super::multi_charge::{PreparedCharge, charge_all, charge_known};

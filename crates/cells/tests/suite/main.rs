@@ -1,0 +1,9 @@
+//! Cells that keep one limit together: their messages, their exchange, and what survives an outage.
+
+mod durable;
+mod durable_cells;
+mod exchange;
+mod late;
+mod messages;
+mod regional;
+mod slow_store;

@@ -1,0 +1,26 @@
+//! The limiter as its callers see it: decisions, reservations, failing stores, observers.
+
+mod adapt;
+mod check_shedding;
+mod decision_reuse;
+mod decisions;
+mod emergencies;
+mod enforce;
+mod explain;
+mod failing_store;
+mod grants;
+mod late_answers;
+mod observers;
+mod one_path;
+mod outage_reservations;
+mod panics;
+mod pause;
+mod permits;
+mod quota_changes;
+mod reservations;
+#[path = "../rig/mod.rs"]
+mod rig;
+mod shard_by;
+mod shared_reservations;
+mod usage;
+mod workers;

@@ -1,0 +1,9 @@
+//! Requests and responses of HTTP: who is asking, what is answered, and what is refused.
+
+mod identity;
+mod jwt;
+mod properties;
+mod proxy_protocol;
+mod responses;
+mod spellings;
+mod traces;

@@ -1,0 +1,15 @@
+//! The servers on real sockets: HTTP, gRPC and the Redis protocol.
+
+mod forward_auth;
+mod forward_delay;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod http;
+mod http_bad_input;
+mod http_connection;
+mod overload;
+mod panics;
+mod request_head;
+mod resp;
+mod resp_bad_input;
+mod sdk;

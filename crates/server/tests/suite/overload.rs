@@ -1,0 +1,126 @@
+//! Overload over the protocols: the fleet's capacity answers 503 where a protocol can, and signals adapt limits.
+
+use crate::harness::Server;
+use serde_json::json;
+use std::sync::Arc;
+use tollgate_core::{Clock, SystemClock};
+use tollgate_engine::Limiter;
+use tollgate_rules::{Options, Ruleset, Source};
+use tollgate_server::rls;
+use tollgate_server::rls::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tollgate_server::rls::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tollgate_server::rls::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tollgate_server::rls::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+const FLEET: &str = "
+domain: d
+overload:
+  priorities: [{when: {path: /critical}, priority: critical}]
+  fleet: {capacity: 4/day, reserve: {critical: 50%}}
+";
+
+#[test]
+fn the_fleet_sheds_with_503_and_keeps_what_is_reserved() {
+    let server = Server::with_rules(FLEET);
+    for _ in 0..2 {
+        assert_eq!(server.check("d", &json!({"path": "/x"})).status, 200);
+    }
+    let shed = server.check("d", &json!({"path": "/x"}));
+    assert_eq!(
+        (shed.status, shed.json()["denied_by"].as_str()),
+        (503, Some("overload/fleet")),
+        "{}",
+        shed.text()
+    );
+    let wait = shed.header("retry-after").and_then(|wait| wait.parse::<u64>().ok());
+    assert!(wait.is_some_and(|wait| (1..=10).contains(&wait)), "{wait:?}: when load ends is not known");
+    // Forward authentication counts the same capacity.
+    assert_eq!(server.get("/check/x").status, 503);
+    for _ in 0..2 {
+        assert_eq!(server.check("d", &json!({"path": "/critical"})).status, 200, "reserved");
+    }
+    assert_eq!(server.check("d", &json!({"path": "/critical"})).status, 503, "the whole capacity is used");
+}
+
+#[test]
+fn over_the_redis_protocol_the_fleet_denies_by_its_name() {
+    let server = Server::with_rules(FLEET);
+    let client = redis::Client::open(format!("redis://{}/", server.resp)).expect("a URL");
+    let mut connection = client.get_connection().expect("a connection");
+    let mut check = |path: &str| {
+        let reply: Vec<redis::Value> =
+            redis::cmd("TG.CHECK").arg(&["d", "path", path]).query(&mut connection).expect("a reply");
+        match (&reply[0], &reply[5]) {
+            (redis::Value::Int(limited), redis::Value::BulkString(rule)) => {
+                (*limited, String::from_utf8_lossy(rule).into_owned())
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let fleet = |limited| (limited, "overload/fleet".to_owned());
+    assert_eq!([check("/x"), check("/x"), check("/x")], [fleet(0), fleet(0), fleet(1)]);
+    let critical = [check("/critical"), check("/critical"), check("/critical")];
+    assert_eq!(critical, [fleet(0), fleet(0), fleet(1)], "reserved, and then the whole capacity is used");
+}
+
+#[test]
+fn over_rls_the_fleet_denies_by_its_name() {
+    let rules = Ruleset::load(&[Source::new("fleet.yaml", FLEET)], &Options::default()).expect("rules");
+    let clock = SystemClock::new();
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("a store");
+    let limiter = Limiter::new(Arc::new(rules), store, Arc::new(clock) as Arc<dyn Clock>);
+    let check = |path: &str| {
+        let entries = vec![Entry { key: "path".to_owned(), value: path.to_owned() }];
+        let descriptor = RateLimitDescriptor { entries, ..RateLimitDescriptor::default() };
+        let request = RateLimitRequest {
+            domain: "d".to_owned(),
+            descriptors: vec![descriptor],
+            ..RateLimitRequest::default()
+        };
+        let decision = pollster::block_on(rls::decide(&limiter, "rls", &request, None)).expect("a decision");
+        let RateLimitResponse { overall_code, response_headers_to_add: headers, .. } =
+            rls::response(&decision);
+        let by = headers.into_iter().find(|header| header.key == "x-ratelimit-denied-by");
+        (Code::try_from(overall_code).expect("a code"), by.map(|header| header.value))
+    };
+    let shed = (Code::OverLimit, Some("overload/fleet".to_owned()));
+    assert_eq!([check("/x").0, check("/x").0], [Code::Ok; 2]);
+    assert_eq!(check("/x"), shed);
+    assert_eq!([check("/critical").0, check("/critical").0], [Code::Ok; 2], "reserved");
+    assert_eq!(check("/critical"), shed, "the whole capacity is used");
+}
+
+#[test]
+fn signals_tighten_the_limits_of_a_tier() {
+    let rules = "
+domain: d
+descriptors: [{key: user, name: per-user, limit: 10/day, algorithm: fixed_window}]
+overload:
+  adapt: {signals: {queue_depth: 100}, order: [free], least: 20%}
+";
+    let server = Server::with_rules(rules);
+    let left = |user: &str| {
+        let answer = server.check("d", &json!({"user": user, "tier": "free"}));
+        answer.json()["limits"][0]["remaining"].as_u64()
+    };
+    assert_eq!(left("a"), Some(9));
+    let answer = server.post("/v1/signals", &json!({"domain": "d", "signals": {"queue_depth": 150}}));
+    assert_eq!(
+        (answer.status, &answer.json()["limits_percent"]["free"]),
+        (200, &json!(80.0)),
+        "{}",
+        answer.text()
+    );
+    assert_eq!((left("b"), left("a")), (Some(7), Some(6)), "80% of ten, and usage stays");
+    for (body, wanted) in [
+        (json!({"domain": "x", "signals": {"queue_depth": 1}}), "does not adapt"),
+        (json!({"domain": "d", "signals": {"queue": 1}}), "queue_depth"),
+        (json!({"domain": "d", "signals": {"queue_depth": -1}}), "at least 0"),
+        (json!({"domain": "d", "signals": {}}), "1 to 64"),
+        (json!({"domain": "d"}), "signals"),
+    ] {
+        let refused = server.post("/v1/signals", &body);
+        assert!(refused.status == 400 && refused.text().contains(wanted), "{body}: {}", refused.text());
+    }
+}

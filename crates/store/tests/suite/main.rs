@@ -1,0 +1,9 @@
+//! Counters in memory.
+
+mod conformance;
+mod denied_refunds;
+mod deny_cache;
+mod hot_list;
+mod lease_refunds;
+mod oracle;
+mod stress;
