@@ -132,12 +132,15 @@ fn two_envoys_share_one_limit_and_survive_a_restart() {
     });
     first.demand(QUIET);
     second.demand(BUSY);
+    // After two intervals, unless this machine is too busy to send as much as the limit.
     std::thread::sleep(2 * INTERVAL);
-    let used = rate_during(INTERVAL, &allowed) / RATE;
+    let used = eventually("the limit in use by the other Envoy", || {
+        let used = rate_during(INTERVAL, &allowed) / RATE;
+        (used >= 0.9).then_some(used)
+    });
     let (total, time) = (allowed.load(Ordering::Relaxed) as f64, watch.elapsed().as_secs_f64());
-    note(&format!("{used:.3} of the limit used after two intervals; {total} requests in {time:.1} s"));
+    note(&format!("{used:.3} of the limit used; {total} requests in {time:.1} s"));
     assert!(total <= BURST + RATE * time, "{total} in {time} s");
-    assert!(used >= 0.9, "{used} of the limit");
     assert!(server.get("/metrics").text().contains("ratelimit_rlqs_outstanding_units"));
 
     // Killed: assignments last for their time, and then nothing passes. Back: streams subscribe again.
