@@ -178,7 +178,7 @@ impl<'p> Plan<'p> {
     }
 
     /// Removes the limit of the guarantee.
-    pub fn drop_guarantee(&mut self) {
+    fn drop_guarantee(&mut self) {
         if self.is_guarantee_charged() {
             self.limits.pop();
         }
