@@ -7,7 +7,7 @@ use crate::decision::{DecidedBy, DecisionDetails};
 use crate::limiter::Limiter;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::{Algorithm, Priority};
-use tollgate_rules::Ruleset;
+use tollgate_rules::{Plan, Ruleset};
 
 /// Numbers of requests that were shed, by domain and priority.
 #[derive(Debug, Default)]
@@ -44,6 +44,7 @@ impl<S> Limiter<S> {
         &self,
         check: &Check<'_>,
         rules: &Ruleset,
+        plan: &Plan<'_>,
         details: &mut DecisionDetails,
     ) {
         let Some(DecidedBy::Rule(id)) = details.denied_by else { return };
@@ -64,15 +65,16 @@ impl<S> Limiter<S> {
         };
         let all = whole.limit.rate().count;
         let left = denying.map_or(all, |(_, limit)| limit.limit.rate().count);
-        details.reason = Some(
-            match left < all {
-                true => format!(
-                    "shed at priority {priority}: of the fleet's capacity of {}, {left} are for it, and the rest is reserved for higher priorities",
-                    rate(all)
-                ),
-                false => format!("shed at priority {priority}: the fleet's capacity of {} is in use", rate(all)),
-            }
-            .into(),
-        );
+        let mut reason = match left < all {
+            true => format!(
+                "shed at priority {priority}: of the fleet's capacity of {}, {left} are for it, and the rest is reserved for higher priorities",
+                rate(all)
+            ),
+            false => format!("shed at priority {priority}: the fleet's capacity of {} is in use", rate(all)),
+        };
+        if plan.fleet.as_ref().is_some_and(|fleet| fleet.is_excess) {
+            reason.push_str(", beyond its tenant's fair share");
+        }
+        details.reason = Some(reason.into());
     }
 }

@@ -12,6 +12,7 @@
 //! | `reconcile` | charging the shared counters afterwards |
 //! | `permits`, `permit_guard` | permits of a request in flight; a guard that renews and releases them |
 //! | `delay_queue` | where `action: delay` parks requests, bounded in number |
+//! | `fleet_fairness` | tenants' shares of the fleet's capacity |
 //! | `fleet_shed` | requests that the fleet's capacity sheds: why, and how many |
 //! | `release_retry` | releases of permits that failed, tried again |
 //! | `in_flight`, `by_rule` | permits held, by rule; bounded counters by rule name |
@@ -52,6 +53,7 @@ mod fail_policy;
 mod fallback;
 mod fallback_counts;
 mod fallback_start;
+mod fleet_fairness;
 mod fleet_shed;
 mod fold;
 mod grant;
@@ -87,6 +89,7 @@ pub use decision_id::{DecisionId, InvalidDecisionId};
 pub use delay_queue::{DelayQueue, QueueFull};
 pub use emergency::{ActiveMeasures, Measure, MeasureAction, MeasureTarget, Network};
 pub use explain::{CheckExplanation, ExplainedLimit};
+pub use fleet_fairness::FleetState;
 pub use fleet_shed::FleetShedCount;
 pub use grant::{Grant, Grants, grant_scope};
 pub use limiter::Limiter;

@@ -15,6 +15,7 @@ use crate::emergency::ActiveMeasures;
 use crate::fallback::TryCharge;
 use crate::fallback_counts::FallbackCounts;
 use crate::fallback_start::FallbackStarts;
+use crate::fleet_fairness::FleetShares;
 use crate::fleet_shed::FleetSheds;
 use crate::fold;
 use crate::grant::Grants;
@@ -38,7 +39,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tollgate_core::{
     Algorithm, Charge, Clock, CounterStore, LogThrottle, Mode, Outcomes, PermitId, RegionMode, TimeDelta,
 };
-use tollgate_rules::{CallerOverrides, Charges, MatchedLimit, Plan, Ruleset};
+use tollgate_rules::{CallerOverrides, Charges, FleetStanding, MatchedLimit, Plan, Ruleset};
 
 /// Rate limiter: decides requests with a rule set and a store. Shared by all protocol servers.
 pub struct Limiter<S> {
@@ -62,6 +63,7 @@ pub struct Limiter<S> {
     pub(crate) fallback_counts: FallbackCounts,
     pub(crate) in_flight: InFlight,
     pub(crate) fleet_sheds: FleetSheds,
+    pub(crate) fleet_shares: FleetShares,
     pub(crate) release_failures: LogThrottle,
     /// Releases that failed and are tried again.
     pub(crate) pending_releases: PendingReleases,
@@ -90,7 +92,7 @@ pub struct Limiter<S> {
 }
 
 /// Result of charging without waiting.
-enum Tried {
+pub(crate) enum Tried {
     /// The decision is complete.
     Decided,
     /// The store must be awaited; nothing has been charged.
@@ -108,6 +110,7 @@ impl<S: CounterStore> Limiter<S> {
             adaptations: Adaptations::new(&rules),
             workers: WorkerGates::new(&rules),
             meters: UpstreamMeters::new(&rules),
+            fleet_shares: FleetShares::new(&rules),
             check_shedding: CheckShedding::default(),
             rules: ArcSwap::new(rules),
             generation: Generation::new(),
@@ -206,6 +209,7 @@ impl<S: CounterStore> Limiter<S> {
         self.observers.iter().for_each(|observer| observer.on_rules_changed(&rules));
         self.workers.on_rules_changed(&rules);
         self.meters.on_rules_changed(&rules);
+        self.fleet_shares.on_rules_changed(&rules);
         self.adaptations.on_rules_changed(&rules);
         self.rules.store(rules);
         self.generation.advance();
@@ -297,6 +301,9 @@ impl<S: CounterStore> Limiter<S> {
                         details.deny_uncharged(DecidedBy::MalformedCost);
                         return Tried::Decided;
                     }
+                    if plan.fleet.is_some() {
+                        return self.try_charge_shared(&mut plan, permit, grants.is_some(), details);
+                    }
                     self.try_charge(&plan, permit, grants.is_some(), details)
                 });
                 if !matches!(tried, Ok(Tried::Decided)) {
@@ -314,7 +321,7 @@ impl<S: CounterStore> Limiter<S> {
                     details.denied_by = None;
                 }
                 if details.denied_by.is_some() {
-                    self.record_fleet_shed(check, rules, details);
+                    self.record_fleet_shed(check, rules, &plan, details);
                 }
                 if let Some(reason) = check.reason.filter(|_| details.is_allowed()) {
                     details.reason = Some(reason.into());
@@ -415,14 +422,24 @@ impl<S: CounterStore> Limiter<S> {
                 }
             }
         };
+        let charged = match charged {
+            Ok(mut outcomes) if plan.fleet.is_some() => {
+                Box::pin(self.retry_fleet(plan, permit, &mut outcomes)).await.map(|()| outcomes)
+            }
+            charged => charged,
+        };
         let mut outcomes = match charged {
             Ok(outcomes) => outcomes,
-            Err(error) => return Box::pin(self.apply_fail_policy(plan, permit, error, details)).await,
+            Err(error) => {
+                plan.charge_fleet_as(FleetStanding::Fair);
+                return Box::pin(self.apply_fail_policy(plan, permit, error, details)).await;
+            }
         };
         let mut paid = None;
         if (grants.is_some() || plan.is_split) && fold::is_denied(plan, &outcomes) {
             paid = Box::pin(self.reconsider(plan, permit, grants, &mut outcomes)).await;
         }
+        plan.settle_fleet(&mut outcomes);
         fold::fold(plan, &outcomes, details);
         if self.store.is_regional_only() && plan.limits.iter().any(is_shared_by_cells) {
             details.origin = Origin::Regional;

@@ -85,7 +85,13 @@ impl<S: CounterStore> Limiter<S> {
         if !details.is_allowed() || (details.delay() == TimeDelta::ZERO && permits.clone().next().is_none()) {
             return None;
         }
-        let rules = permits.filter_map(|(matched, _)| matched.rule.map(|rule| rule.name.as_str()));
+        // A request's permits of the fleet are one place: in its capacity, below each reserve, and in a guarantee.
+        let mut is_in_fleet = false;
+        let rules = permits.filter_map(|(matched, _)| {
+            let rule = matched.rule?;
+            let is_repeated = rule.is_shedding && std::mem::replace(&mut is_in_fleet, true);
+            (!is_repeated).then_some(rule.name.as_str())
+        });
         Some(HeldPermits {
             id: PermitId(details.id.0),
             charges: reserved_charges(plan, details, asked),

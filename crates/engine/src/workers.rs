@@ -160,7 +160,7 @@ const fn limit_kind(workers: &tollgate_rules::Workers) -> LimitKind {
     }
 }
 
-fn tier_share(tier: &tollgate_rules::TierFairness) -> TierShare {
+pub(crate) fn tier_share(tier: &TierFairness) -> TierShare {
     TierShare {
         guarantee: tier.guarantee as f64 / 1000.0,
         scope: if tier.is_each { GuaranteeScope::Each } else { GuaranteeScope::Together },

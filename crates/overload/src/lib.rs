@@ -14,7 +14,8 @@
 //!
 //! [`AdaptController`] is independent of them: it selects the tiers whose limits are tightened while signals are above
 //! their bounds. [`UpstreamMeter`] measures signals of an upstream. [`CheckLoad`] decides which classes of checks go without
-//! the counter store while the process itself is overloaded.
+//! the counter store while the process itself is overloaded. [`FleetFairness`] says which requests are beyond their tenant's fair
+//! share of the fleet's capacity.
 //!
 //! ```
 //! use tollgate_core::Timestamp;
@@ -33,6 +34,7 @@
 mod adapt;
 mod check_load;
 mod cohort;
+mod fleet;
 mod gate;
 mod limit;
 mod meter;
@@ -45,6 +47,7 @@ mod threshold;
 
 pub use adapt::{AdaptConfig, AdaptController, AdaptStep, WHOLE};
 pub use check_load::{CheckLoad, CheckLoadState, ShedChange, ShedOrder};
+pub use fleet::FleetFairness;
 pub use gate::{
     Admitted, Arrival, Ended, Entry, Gate, GateConfig, GateMode, GateState, LimitKind, Shed, ShedCause,
     Ticket, Waited, Waiting,

@@ -161,14 +161,26 @@ impl Shares {
         share.scope == GuaranteeScope::Each && share.guarantee > 0.0
     }
 
+    fn keyed(&self, hash: u64) -> u64 {
+        mix(hash ^ self.key).max(1)
+    }
+
+    fn probed(&self, hash: u64) -> impl Iterator<Item = &Tenant> {
+        (0..PROBES).map(move |probe| &self.slots[(hash as usize).wrapping_add(probe) % SLOTS])
+    }
+
+    fn known(&self, hash: u64) -> Option<&Tenant> {
+        self.probed(hash).find(|slot| slot.hash.load(Ordering::Relaxed) == hash)
+    }
+
     /// Returns a tenant's entry: its own, else a free one, else for a tenant with a guarantee of its own that of one
     /// without, so that new keys cannot displace tenants with a guarantee.
     fn tenant(&self, hash: u64, tier: TierIndex) -> &Tenant {
-        let hash = mix(hash ^ self.key).max(1);
-        let probed = || (0..PROBES).map(|probe| &self.slots[(hash as usize).wrapping_add(probe) % SLOTS]);
-        if let Some(own) = probed().find(|slot| slot.hash.load(Ordering::Relaxed) == hash) {
+        let hash = self.keyed(hash);
+        if let Some(own) = self.known(hash) {
             return own;
         }
+        let probed = || self.probed(hash);
         let claim = |slot: &&Tenant, from: u64| match slot.hash.compare_exchange(
             from,
             hash,
@@ -225,6 +237,27 @@ impl Shares {
             (None, Some(_)) => Standing::Fair,
             (None, None) => Standing::Excess,
         }
+    }
+
+    /// Returns the number that [`Shares::set_mark`] has set; zero if none.
+    pub(crate) fn mark(&self, tenant: u64, tier: TierIndex) -> u64 {
+        let own = self.tier(tier);
+        match own.share.scope {
+            GuaranteeScope::Each => {
+                self.known(self.keyed(tenant)).map_or(0, |slot| slot.guarantee.load(Ordering::Relaxed))
+            }
+            GuaranteeScope::Together => own.together.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Keeps a number with a tenant's guarantee, or its tier's: for shares that guarantee nothing, so that it is no bucket.
+    pub(crate) fn set_mark(&self, tenant: u64, tier: TierIndex, mark: u64) {
+        let own = self.tier(tier);
+        let kept = match own.share.scope {
+            GuaranteeScope::Each => &self.tenant(tenant, tier).guarantee,
+            GuaranteeScope::Together => &own.together,
+        };
+        kept.store(mark, Ordering::Relaxed);
     }
 
     /// Ends a control interval: sets the rates of the buckets for this throughput.

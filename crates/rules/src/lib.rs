@@ -15,6 +15,7 @@
 //! | [`loosening`](Loosening) | what a new rule set no longer protects |
 //! | [`metadata`](Metadata) | values that a rule returns to the proxy |
 //! | [`outline`](OutlineNode) | the descriptors of a domain, nested as in the file |
+//! | [`fleet_match`](FleetMatch) | where a request stands in the fleet's capacity when tenants share it |
 //! | [`overload`](Overload), [`signal`](Signal) | what is shed when not all can be served; signals that limits follow |
 //! | [`sensitivity`](identifies_caller) | attributes that identify a caller or may be secret |
 //! | [`overrides`](CallerOverrides), [`per_caller`](PerCallerRule) | a caller's limits in place of the rules'; rules with a counter per caller |
@@ -29,6 +30,7 @@ mod diff;
 mod draft;
 mod envoy_keys;
 mod explain;
+mod fleet_match;
 mod lint;
 mod loosening;
 mod matcher;
@@ -63,12 +65,13 @@ pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
 pub use envoy_keys::EnvoyLevel;
 pub use explain::{Clause, ExplainedRequest, Explanation, RuleExplanation, RuleResult};
+pub use fleet_match::{FleetMatch, FleetStanding};
 pub use loosening::{Loosening, LooseningKind};
 pub use metadata::{Metadata, MetadataValue};
 pub use outline::OutlineNode;
 pub use overload::{
-    ADAPT_RULE, Adapt, AttributeValue, FLEET_RULE, Fairness, Fleet, Overload, PriorityRule, TierFairness,
-    WORKERS_RULE, Workers,
+    ADAPT_RULE, Adapt, AttributeValue, FLEET_RULE, Fairness, Fleet, FleetShares, Overload, PriorityRule,
+    TierFairness, WORKERS_RULE, Workers,
 };
 pub use overload_explanation::OverloadExplanation;
 pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError};

@@ -10,6 +10,7 @@ mod cost;
 mod inline;
 mod limits;
 
+use crate::fleet_match::FleetMatch;
 use crate::overload::Overload;
 use crate::overrides::general_tier;
 use crate::plan::{Attributes, Descriptor, MatchKind, Plan, PlanParts};
@@ -125,12 +126,12 @@ impl Domain {
 
     /// Adds the limits of the fleet's capacity for the request's priority.
     #[cold]
-    fn push_fleet<'p, 'v>(
+    fn push_fleet<'p>(
         &'p self,
         overload: &'p Overload,
         cost: Cost,
         plan: &mut Plan<'p>,
-        value: impl Fn(&str) -> Option<&'v str>,
+        value: impl Fn(&str) -> Option<&'p str>,
     ) {
         let Some(fleet) = &overload.fleet else { return };
         let rule = &self.rules[fleet.rule as usize];
@@ -138,7 +139,19 @@ impl Domain {
         let before = plan.limits.len();
         let parts = plan.parts.len();
         push_limits(plan, self.coupling, rule, None, parts..parts, look, 0);
-        plan.limits.truncate(before + fleet.charged[overload.priority_of(value).index()]);
+        plan.limits.truncate(before + fleet.charged[overload.priority_of(&value).index()]);
+        if let (Some(shares), Some(fairness)) = (&fleet.shares, &overload.fairness) {
+            // As the gates of upstreams do: requests that name no tenant have no guarantee of the kind `each`.
+            let tenant = value(&fairness.by);
+            let tier = plan.quotas.iter().find_map(|quota| quota.tier()).or_else(|| value(&self.tier_key));
+            let has_share = |at: &usize| tenant.is_some() || !fairness.tiers[*at].is_each;
+            let tier = overload.tier_index(tier).filter(has_share);
+            let rule = &self.rules[shares.rule as usize];
+            plan.fleet = Some(FleetMatch::new(&self.name, overload, rule, (tenant, tier)));
+            if cost.is_refund() {
+                plan.push_guarantee();
+            }
+        }
     }
 
     fn descriptor<'p>(
@@ -214,6 +227,6 @@ fn push_part<'p>(parts: &mut PlanParts<'p>, node: &TreeNode, value: &'p str) -> 
 }
 
 #[inline]
-const fn value_part(is_secret: bool, value: &str) -> KeyPart<'_> {
+pub(crate) const fn value_part(is_secret: bool, value: &str) -> KeyPart<'_> {
     if is_secret { KeyPart::Secret(value) } else { KeyPart::Text(value) }
 }

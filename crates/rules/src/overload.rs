@@ -1,8 +1,8 @@
 //! The `overload` section of a domain: what is shed, and in which order, when not all can be served.
 //!
 //! Rules say who may have how much; this section says who goes first when there is less than that. The fleet's capacity is
-//! a rule like any other, with limits that depend on the request's priority; the rest is for those who see requests begin
-//! and end, the gateway and the layer.
+//! a rule like any other, with limits that depend on the request's priority and its tenant's share (`fleet_match.rs`); the
+//! rest is for those who see requests begin and end, the gateway and the layer.
 
 use crate::pattern::Pattern;
 use crate::plan::Attributes;
@@ -96,6 +96,20 @@ pub struct Fleet {
     /// Number of the rule's limits, from the first, that requests of each priority are charged to: the whole capacity, then
     /// what is left of it without the part that is reserved for critical requests, and so on.
     pub charged: [usize; 4],
+    /// How tenants share it, if the section has `fairness`.
+    pub shares: Option<FleetShares>,
+}
+
+/// Limits by which tenants share the fleet's capacity. They charge the counters of the capacity itself, by other numbers: requests
+/// beyond their tenant's fair share find it in use a little earlier, requests within a guarantee later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetShares {
+    /// ID of the rule that has these limits; it is not listed among the domain's, and denials name the fleet's rule. Its first
+    /// limits are those of the fleet's rule for requests beyond a fair share, then follow as many for requests within a
+    /// guarantee, then the guarantees.
+    pub rule: u32,
+    /// Index of the guarantee's limit of each tier of `fairness`.
+    pub guarantees: Vec<Option<usize>>,
 }
 
 /// Limit of requests in flight in each process.

@@ -3,6 +3,7 @@
 //! A plan borrows the rule set and the request and stores its few entries inline: on the usual path nothing is
 //! allocated.
 
+use crate::fleet_match::FleetMatch;
 use crate::overrides::{CallerOverrides, terms_for};
 use crate::rule::{Action, Coupling, Role, Rule, RuleLimit};
 use smallvec::SmallVec;
@@ -121,6 +122,8 @@ pub struct Plan<'p> {
     pub malformed_cost: Option<&'p str>,
     /// Quotas of the request's callers, one for each attribute that has one; set before planning.
     pub quotas: &'p [Arc<CallerOverrides>],
+    /// Where the request stands in the fleet's capacity, if tenants share it.
+    pub fleet: Option<FleetMatch<'p>>,
 }
 
 impl Default for Plan<'_> {
@@ -136,6 +139,7 @@ impl Default for Plan<'_> {
             shard: None,
             malformed_cost: None,
             quotas: &[],
+            fleet: None,
         }
     }
 }

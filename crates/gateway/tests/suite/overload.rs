@@ -186,3 +186,38 @@ fn an_endpoint_that_priorities_name_is_known_behind_a_route_for_everything() {
     origin.release(1);
     assert_eq!(first.response().expect("an answer").status, 200);
 }
+
+/// The path is a request's tenant here, and the method its tier.
+#[test]
+fn a_tenant_within_its_guarantee_of_the_fleet_is_served_while_another_has_all_of_it() {
+    let rules = "
+domain: d
+tier_key: method
+overload:
+  fleet: {capacity: 4 in flight}
+  fairness: {by: path, guarantees: {GET: 25% each}}
+";
+    let origin = Origin::start();
+    let gateway = Gateway::start(rules, &plain(origin.address, ""));
+    let hold = |method: &str, path: &str| {
+        let before = origin.requests();
+        let mut open = gateway.open();
+        open.send(&request(method, path, b"")).expect("sent");
+        eventually("the upstream has the request", || (origin.requests() > before).then_some(()));
+        open
+    };
+    let mut open: Vec<WebConnection> = (1..=4).map(|n| hold("POST", &format!("/hold/{n}"))).collect();
+    let post = || {
+        let mut open = gateway.open();
+        open.send(&request("POST", "/x", b"")).expect("sent");
+        open.response().expect("an answer")
+    };
+    let shed = post();
+    assert_eq!((shed.status, shed.header("x-ratelimit-denied-by")), (503, Some("overload/fleet")));
+    open.push(hold("GET", "/hold/5"));
+    assert_eq!(post().status, 503, "the capacity is still in use");
+    origin.release(5);
+    open.iter_mut().for_each(|one| assert_eq!(one.response().expect("an answer").status, 200));
+    // The end of a response and the release of its permit are two events.
+    eventually("what is given back is lent again", || (post().status == 200).then_some(()));
+}

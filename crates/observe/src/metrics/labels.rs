@@ -138,6 +138,13 @@ impl LabelSlots {
             for rule in domain.domain_rules() {
                 slots[rule.id as usize] = self.rule(&name, &rule.name);
             }
+            // Shares of the fleet's capacity are counted as what they are shares of.
+            let fleet = domain.overload().and_then(|overload| overload.fleet.as_ref());
+            if let Some((fleet, shares)) =
+                fleet.and_then(|fleet| fleet.shares.as_ref().map(|own| (fleet, own)))
+            {
+                slots[shares.rule as usize] = slots[fleet.rule as usize];
+            }
             for (rule, keys) in domain.per_value_keys() {
                 let next = u32::try_from(key_sets.len()).unwrap_or(0);
                 apart[rule as usize] = *key_sets.entry(keys).or_insert(next);

@@ -3,14 +3,22 @@
 use super::Compiler;
 use crate::decode::overload::{Capacity, FleetDraft, OverloadDraft};
 use crate::metadata::Metadata;
-use crate::overload::{Adapt, FLEET_RULE, Fleet, Overload, WORKERS_RULE};
+use crate::overload::{Adapt, FLEET_RULE, Fairness, Fleet, FleetShares, Overload, WORKERS_RULE};
 use crate::reader::Spanned;
 use crate::rule::{Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Role, Rule, RuleLimit};
 use crate::ruleset::PermitRelease;
 use crate::scope::{Kind, ScopePath};
 use crate::tree::{Element, ValueTest};
 use crate::yaml::Position;
-use tollgate_core::{Algorithm, LimitSpec, Mode, Priority, Rate};
+use tollgate_core::{Algorithm, Limit, LimitSpec, Mode, Priority, Rate};
+
+/// Part of the capacity, as a divisor, that requests beyond their tenant's fair share leave to those within it.
+const FAIR_HEADROOM: u64 = 20;
+/// Part of the capacity, as a divisor, by which requests within a guarantee may exceed it: others have borrowed what they take
+/// back.
+const TAKE_BACK: u64 = 2;
+/// Most requests in flight that a limit counts.
+const MAX_IN_FLIGHT: u64 = 100_000;
 
 impl Compiler<'_, '_> {
     pub(super) fn overload(&mut self, draft: Spanned<OverloadDraft>, scope: &ScopePath) -> Overload {
@@ -24,7 +32,7 @@ impl Compiler<'_, '_> {
                     "serve through the gateway or the Rust layer, or use `fleet`",
                 );
             }
-            workers.rule = self.shedding_rule(WORKERS_RULE, Vec::new(), draft.at);
+            workers.rule = self.shedding_rule(WORKERS_RULE, Vec::new(), Mode::Adaptive, draft.at);
         }
         if self.options.permits == PermitRelease::Expire
             && section.adapt.as_ref().is_some_and(Adapt::is_measured)
@@ -35,16 +43,19 @@ impl Compiler<'_, '_> {
                 "serve through the gateway or the Rust layer, push the signals, or ask a Prometheus (`query`)",
             );
         }
-        section.fleet = fleet.and_then(|fleet| self.fleet(&fleet, section.shadow, scope));
+        section.fleet = fleet.and_then(|fleet| self.fleet(&fleet, &section, scope));
         section
     }
 
-    fn fleet(&mut self, fleet: &Spanned<FleetDraft>, shadow: bool, scope: &ScopePath) -> Option<Fleet> {
+    fn fleet(&mut self, fleet: &Spanned<FleetDraft>, section: &Overload, scope: &ScopePath) -> Option<Fleet> {
         let FleetDraft { capacity, reserve } = &fleet.value;
         let (algorithm, whole) = match capacity {
             Capacity::InFlight(limit, ttl) => (Algorithm::Concurrency, Rate::per(*limit, *ttl)),
             Capacity::Rate(count, period) => {
-                (self.shape.algorithm, Rate { count: *count, period: period.clone() })
+                let rate = Rate { count: *count, period: period.clone() };
+                // What a guarantee takes back, others must have less of afterwards: a window would forget it at its end.
+                let is_bucket = section.fairness.is_none() || self.shape.algorithm.has_burst();
+                (if is_bucket { self.shape.algorithm } else { Algorithm::Gcra }, rate)
             }
         };
         if self.options.permits == PermitRelease::Expire && algorithm == Algorithm::Concurrency {
@@ -54,7 +65,7 @@ impl Compiler<'_, '_> {
                 "write the capacity as a rate, as in `20000/second`, or serve through the gateway",
             );
         }
-        let role = if shadow { Role::Shadow } else { Role::Live };
+        let role = if section.shadow { Role::Shadow } else { Role::Live };
         let scope = scope.in_store(self.store.as_deref());
         let (mut limits, mut charged, mut left) = (Vec::new(), [1; 4], 1000);
         // The whole capacity first, then what is left of it below each priority that has a part reserved.
@@ -93,12 +104,71 @@ impl Compiler<'_, '_> {
             let scope = scope.child(&element).limit(Kind::Role(role), &limit, None, None);
             limits.push(RuleLimit::new(limit, scope, None, role, None));
         }
-        let id = self.shedding_rule(FLEET_RULE, limits, fleet.at);
-        Some(Fleet { rule: id, charged })
+        let fairness = section.fairness.as_ref();
+        let shares = fairness.map(|fairness| self.fleet_shares(fairness, &limits, &scope, fleet.at));
+        let id = self.shedding_rule(FLEET_RULE, limits, Mode::Adaptive, fleet.at);
+        Some(Fleet { rule: id, charged, shares })
+    }
+
+    /// Adds the limits by which tenants share the fleet's capacity, whose own limits are `levels`.
+    fn fleet_shares(
+        &mut self,
+        fairness: &Fairness,
+        levels: &[RuleLimit],
+        scope: &ScopePath,
+        at: Position,
+    ) -> FleetShares {
+        let whole = levels.first().map_or(0, |level| level.limit.rate().count);
+        let beyond = |count: u64| match count - (count / FAIR_HEADROOM).max(1) {
+            0 => count,
+            left => left,
+        };
+        let within = |count: u64| count + (whole / TAKE_BACK).max(1);
+        let variant = |level: &RuleLimit, bound: u64| {
+            let mut other = level.clone();
+            other.limit = bounded(&level.limit, bound);
+            other
+        };
+        let mut limits: Vec<RuleLimit> =
+            levels.iter().map(|level| variant(level, beyond(level.limit.rate().count))).collect();
+        limits.extend(levels.iter().map(|level| variant(level, within(level.limit.rate().count))));
+        let mut guarantees = Vec::with_capacity(fairness.tiers.len());
+        for tier in &fairness.tiers {
+            let guaranteed = levels.first().filter(|_| tier.guarantee > 0).and_then(|first| {
+                let count = u128::from(whole) * u128::from(tier.guarantee) / 1000;
+                let count = u64::try_from(count).ok().filter(|count| *count > 0)?;
+                let rate = Rate { count, period: first.limit.rate().period.clone() };
+                Some((LimitSpec::new(first.limit.algorithm(), rate).build().ok()?, first.role))
+            });
+            if guaranteed.is_none() && tier.guarantee > 0 {
+                self.reader.warning(
+                    at,
+                    format!(
+                        "`{}: {}` of the fleet's capacity is less than one request, so nothing of it is guaranteed",
+                        tier.tier,
+                        tier.guarantee_text()
+                    ),
+                    "guarantee more, write a larger capacity, or one per minute",
+                );
+            }
+            guarantees.push(guaranteed.map(|(limit, role)| {
+                let element = |key: &str, test| Element { key: key.into(), test };
+                let path = scope.child(&element(FLEET_RULE, ValueTest::Exact("guarantee".into())));
+                let path = match tier.is_each {
+                    true => path.child(&element(&fairness.by, ValueTest::Any)),
+                    false => path.child(&element("tier", ValueTest::Exact(tier.tier.as_str().into()))),
+                };
+                let scope = path.limit(Kind::Role(role), &limit, None, None);
+                limits.push(RuleLimit::new(limit, scope, None, role, None));
+                limits.len() - 1
+            }));
+        }
+        // Decided by the store each time: what a node has leased by one number must not be spent by another.
+        FleetShares { rule: self.shedding_rule(FLEET_RULE, limits, Mode::Central, at), guarantees }
     }
 
     /// Adds a rule that sheds.
-    fn shedding_rule(&mut self, name: &str, limits: Vec<RuleLimit>, at: Position) -> u32 {
+    fn shedding_rule(&mut self, name: &str, limits: Vec<RuleLimit>, mode: Mode, at: Position) -> u32 {
         let id = u32::try_from(self.rules.len()).unwrap_or(u32::MAX);
         let rule = Rule {
             id,
@@ -113,7 +183,7 @@ impl Compiler<'_, '_> {
             class: Class::Comfort,
             on_error: OnError::Always(FailPolicy::Local),
             action: Action::Reject,
-            mode: Mode::Adaptive,
+            mode,
             store: self.store.clone(),
             region: None,
             homes: None,
@@ -136,4 +206,17 @@ impl Compiler<'_, '_> {
         self.rules.push(rule.with_plain_flag());
         id
     }
+}
+
+/// Returns the limit that finds its counter in use at another number of units: the same rate with another burst, or other permits.
+fn bounded(limit: &Limit, bound: u64) -> Limit {
+    let (rate, bound) = (limit.rate(), bound.min(Rate::MAX_COUNT));
+    let spec = match limit.algorithm() {
+        Algorithm::Concurrency => {
+            let count = bound.min(MAX_IN_FLIGHT);
+            LimitSpec::new(Algorithm::Concurrency, Rate { count, period: rate.period.clone() })
+        }
+        algorithm => LimitSpec::new(algorithm, rate.clone()).burst(bound),
+    };
+    spec.build().unwrap_or_else(|_| limit.clone())
 }

@@ -53,11 +53,11 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spann
             _ => reader.unknown_key(key, "`overload`", &KEYS),
         }
     }
-    if draft.section.fairness.is_some() && draft.section.workers.is_none() {
+    if draft.section.fairness.is_some() && draft.section.workers.is_none() && draft.fleet.is_none() {
         reader.error_help(
             node.at,
-            "`fairness` shares what `workers` limits, and there is no `workers`",
-            "add `workers: {limit: adaptive}`",
+            "`fairness` shares what `workers` and `fleet` limit, and there is neither",
+            "add `workers: {limit: adaptive}` or `fleet: {capacity: 5000 in flight}`",
         );
     }
     if let (Some(needed), None) = (&needs_workers, &draft.section.workers) {

@@ -1,7 +1,6 @@
 //! Lints for the `overload` section that need the rest of the domain, or compare its parts.
 
 use crate::compile::NodeLocation;
-use crate::diagnostic::Severity;
 use crate::reader::Reader;
 use crate::ruleset::Domain;
 use std::collections::BTreeSet;
@@ -37,14 +36,6 @@ pub(super) fn section(domain: &Domain, places: &[NodeLocation], reader: &mut Rea
             *at,
             "`least: 100%` lets signals tighten nothing, so `adapt` has no effect",
             "lower it, as in `least: 20%`",
-        );
-    }
-    if overload.fleet.is_some() && overload.fairness.is_some() {
-        reader.warn(
-            Severity::Note,
-            *at,
-            "`fleet` does not follow `fairness`: a tenant within its guarantee is shed when others use the fleet's capacity",
-            "let `workers` shed before it by a capacity that all upstreams together rarely reach, or leave `fleet` out",
         );
     }
 }

@@ -1,7 +1,7 @@
 //! The `overload` section: priorities, the fleet's rule and its reserves, and errors that say where and what to write.
 
 use tollgate_core::{Cost, Priority};
-use tollgate_rules::{FLEET_RULE, Options, Ruleset, Source};
+use tollgate_rules::{FLEET_RULE, FleetStanding, Options, Ruleset, Source};
 
 const ISSUE: &str = r#"
 domain: api
@@ -235,9 +235,11 @@ fn settings_without_effect_are_refused_or_reported() {
             format!("workers: {{limit: 1}}, {fair}, {}", adapt.replace("free", "fre")),
             Some("`order` has the tier `fre`"),
         ),
+        (format!("workers: {{limit: 1}}, {fair}, fleet: {{capacity: 100/second}}"), None),
+        (format!("{fair}, fleet: {{capacity: 100/second}}"), None),
         (
-            format!("workers: {{limit: 1}}, {fair}, fleet: {{capacity: 10/second}}"),
-            Some("does not follow `fairness`"),
+            format!("{fair}, fleet: {{capacity: 10/second}}"),
+            Some("`free: 5% each` of the fleet's capacity is less than one request"),
         ),
         (fleet.to_owned(), Some("no request has priority critical")),
         (fleet.replace("critical", "normal"), Some("no request has a priority below normal")),
@@ -292,4 +294,66 @@ fn endpoints_of_priorities_are_named_values() {
     let rules = load(ISSUE);
     let domain = rules.domain("api").expect("the domain");
     assert_eq!(domain.named_values("endpoint").collect::<Vec<_>>(), ["POST /v1/charges"]);
+}
+
+#[test]
+fn tenants_share_the_fleets_counters_by_other_numbers() {
+    let text = "
+domain: d
+algorithm: fixed_window
+overload:
+  priorities: [{when: {path: /pay}, priority: critical}]
+  fleet: {capacity: 1000/second, reserve: {critical: 20%}}
+  fairness: {by: tenant, guarantees: {pro: 5% each, free: 10% together}}
+";
+    let rules = load(text);
+    let domain = rules.domain("d").expect("the domain");
+    assert_eq!(domain.domain_rules().count(), 1, "what tenants share is not listed besides the fleet");
+    let numbers = |plan: &tollgate_rules::Plan<'_>| -> Vec<(u64, u64, String)> {
+        let one = |matched: &tollgate_rules::MatchedLimit<'_>| {
+            let limit = &matched.limit.limit;
+            (limit.rate().count, limit.capacity(), matched.limit.scope.label().to_owned())
+        };
+        plan.limits.iter().map(one).collect()
+    };
+    let request = [("tenant", "acme"), ("tier", "pro")];
+    let mut plan = domain.plan(&request, Cost::ONE);
+    assert!(plan.shares_fleet());
+    let fair = numbers(&plan);
+    assert_eq!(
+        fair.iter().map(|(count, burst, _)| (*count, *burst)).collect::<Vec<_>>(),
+        [(1000, 1000), (800, 800)]
+    );
+    assert!(
+        fair.iter().all(|(.., label)| label.contains("|gcra|")),
+        "a window would forget what is taken back: {fair:?}"
+    );
+    plan.charge_fleet_as(FleetStanding::Excess);
+    let excess = numbers(&plan);
+    assert_eq!(
+        excess.iter().map(|(count, burst, _)| (*count, *burst)).collect::<Vec<_>>(),
+        [(1000, 950), (800, 760)]
+    );
+    plan.charge_fleet_as(FleetStanding::Guaranteed);
+    let guaranteed = numbers(&plan);
+    let burst: Vec<_> = guaranteed.iter().map(|(count, burst, _)| (*count, *burst)).collect();
+    assert_eq!(burst, [(1000, 1500), (800, 1300), (50, 50)]);
+    let labels =
+        |all: &[(u64, u64, String)]| all.iter().take(2).map(|(.., label)| label.clone()).collect::<Vec<_>>();
+    assert_eq!(labels(&fair), labels(&excess));
+    assert_eq!(labels(&fair), labels(&guaranteed));
+    plan.charge_fleet_as(FleetStanding::Fair);
+    assert_eq!(numbers(&plan), fair);
+    // Tenants of a tier with one guarantee have one counter; without a tenant there is none of the kind `each`.
+    let key = |request: &[(&str, &str)]| {
+        let mut plan = domain.plan(request, Cost::ONE);
+        plan.charge_fleet_as(FleetStanding::Guaranteed);
+        plan.is_guarantee_charged().then(|| plan.describe(plan.limits.len() - 1).1)
+    };
+    let free = |tenant| key(&[("tenant", tenant), ("tier", "free")]);
+    assert_eq!(free("a"), free("b"));
+    assert_ne!(key(&request), key(&[("tenant", "other"), ("tier", "pro")]));
+    assert_eq!(key(&[("tier", "pro")]), None);
+    assert_eq!(key(&[("tenant", "acme")]), None);
+    assert!(key(&[("tier", "free")]).is_some());
 }

@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 use tollgate_control::{Actor, AdaptationRecord, ControlPlane};
 use tollgate_core::{Clock, Priority, SystemClock};
 use tollgate_engine::{
-    AdaptationState, AdaptedStep, CheckLoadState, FleetShedCount, Limiter, POSITIONS, ShedOrder, SignalState,
-    UpstreamState,
+    AdaptationState, AdaptedStep, CheckLoadState, FleetShedCount, FleetState, Limiter, POSITIONS, ShedOrder,
+    SignalState, UpstreamState,
 };
 use tollgate_observe::MetricsWriter;
 
@@ -140,8 +140,15 @@ pub(crate) fn metrics(states: &[UpstreamState], page: &mut MetricsWriter) {
     }
 }
 
-/// Writes the number of requests that the fleet's capacity has shed.
-pub(crate) fn fleet_metrics(counts: &[FleetShedCount], page: &mut MetricsWriter) {
+/// Writes the number of requests that the fleet's capacity has shed, and of those that guarantees admitted although it was in use.
+pub(crate) fn fleet_metrics(counts: &[FleetShedCount], states: &[FleetState], page: &mut MetricsWriter) {
+    if !states.is_empty() {
+        let help = "Requests that a guarantee admitted while the fleet's capacity was in use.";
+        let mut family = page.counters("ratelimit_overload_fleet_guaranteed_total", help);
+        for state in states {
+            family.add(&[("domain", &state.domain)], state.taken_back);
+        }
+    }
     if counts.is_empty() {
         return;
     }

@@ -329,7 +329,8 @@ impl ProcessStatus for ServerStatus {
         family.add(&[("result", "released")], releases.retried);
         family.add(&[("result", "lost")], releases.lost);
         crate::server::overload::metrics(&self.limiter.upstream_states(), page);
-        crate::server::overload::fleet_metrics(&self.limiter.fleet_sheds(), page);
+        let fleets = self.limiter.fleet_states();
+        crate::server::overload::fleet_metrics(&self.limiter.fleet_sheds(), &fleets, page);
         crate::server::overload::signal_metrics(&self.limiter.adaptations(), page);
         if let Some(load) = self.limiter.check_load() {
             crate::server::overload::check_metrics(&load, page);

@@ -1,0 +1,290 @@
+//! Tenants' shares of the fleet's capacity: by which standing a request charges it, and the second attempt with another one.
+//!
+//! The standing is chosen before the charge, so that a request is one call to the store. While the capacity is not contended,
+//! requests charge it as without fairness, from leased units where there are any. While it is, a request whose tenant has a
+//! guarantee tries that first. Only a guess that was wrong costs a second call: the first denial of a contention, and a
+//! guarantee that has just been used up, which is then left alone for a moment.
+
+use crate::decision::DecisionDetails;
+use crate::fold;
+use crate::limiter::{Limiter, Tried};
+use arc_swap::ArcSwap;
+use foldhash::fast::RandomState;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tollgate_core::{
+    Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, PermitId, StoreError, Timestamp,
+};
+use tollgate_overload::{FleetFairness, NO_TIER, TierIndex, TierState};
+use tollgate_rules::{Charges, FleetStanding, Plan, Ruleset, TierFairness};
+
+/// Shares of one domain's fleet.
+struct DomainFleet {
+    tiers: Vec<TierFairness>,
+    fairness: FleetFairness,
+    /// Requests that a guarantee admitted while the capacity was in use.
+    taken_back: AtomicU64,
+}
+
+type Domains = HashMap<Box<str>, Arc<DomainFleet>, RandomState>;
+
+/// Shares of the fleets of all domains; none if no rule asks for any.
+#[derive(Default)]
+pub(crate) struct FleetShares {
+    domains: ArcSwap<Domains>,
+    hasher: RandomState,
+}
+
+/// State of a fleet's capacity that tenants share, as this node sees it.
+#[derive(Clone, Debug)]
+pub struct FleetState {
+    /// Domain of the rules.
+    pub domain: String,
+    /// Shares of tiers as the rules have them, in the order of `tiers`.
+    pub shares: Vec<TierFairness>,
+    /// Demand and fair shares of the tiers, the last of requests without one; empty while the capacity is not contended.
+    pub tiers: Vec<TierState>,
+    /// Number of requests that a guarantee admitted while the capacity was in use.
+    pub taken_back: u64,
+}
+
+/// A request among the tenants of its domain.
+struct FleetEntry {
+    fleet: Arc<DomainFleet>,
+    tenant: u64,
+    tier: TierIndex,
+    has_guarantee: bool,
+    now: Timestamp,
+}
+
+impl FleetEntry {
+    fn may_take_guarantee(&self) -> bool {
+        self.has_guarantee && !self.fleet.fairness.is_used_up(self.now, self.tenant, self.tier)
+    }
+}
+
+impl FleetShares {
+    pub(crate) fn new(rules: &Ruleset) -> Self {
+        let shares = Self::default();
+        shares.on_rules_changed(rules);
+        shares
+    }
+
+    /// Adjusts to new rules: a domain with the same shares keeps what was measured.
+    pub(crate) fn on_rules_changed(&self, rules: &Ruleset) {
+        let known = self.domains.load();
+        let mut domains = Domains::default();
+        for domain in rules.domains() {
+            let Some(overload) = domain.overload().filter(|own| own.fleet.is_some()) else { continue };
+            let Some(fairness) = &overload.fairness else { continue };
+            let same = known.get(domain.name()).filter(|known| known.tiers == fairness.tiers);
+            let own = same.cloned().unwrap_or_else(|| {
+                let shares: Vec<_> = fairness.tiers.iter().map(crate::workers::tier_share).collect();
+                let key = self.hasher.hash_one(("fleet", domain.name()));
+                Arc::new(DomainFleet {
+                    tiers: fairness.tiers.clone(),
+                    fairness: FleetFairness::new(key, &shares),
+                    taken_back: AtomicU64::new(0),
+                })
+            });
+            domains.insert(domain.name().into(), own);
+        }
+        self.domains.store(Arc::new(domains));
+    }
+
+    fn entry(&self, plan: &Plan<'_>, now: Timestamp) -> Option<FleetEntry> {
+        let own = plan.fleet.as_ref()?;
+        let fleet = Arc::clone(self.domains.load().get(own.domain)?);
+        let tier = own.tier.and_then(|at| u16::try_from(at).ok()).unwrap_or(NO_TIER);
+        let tenant = self.hasher.hash_one(("tenant", own.tenant));
+        Some(FleetEntry { fleet, tenant, tier, has_guarantee: own.guarantee().is_some(), now })
+    }
+}
+
+impl<S> Limiter<S> {
+    /// Returns the state of all fleets whose capacity tenants share.
+    #[must_use]
+    pub fn fleet_states(&self) -> Vec<FleetState> {
+        let now = self.clock.now();
+        let domains = self.fleet_shares.domains.load();
+        let state = |(domain, own): (&Box<str>, &Arc<DomainFleet>)| FleetState {
+            domain: domain.to_string(),
+            shares: own.tiers.clone(),
+            tiers: own.fairness.states(now),
+            taken_back: own.taken_back.load(Ordering::Relaxed),
+        };
+        let mut states: Vec<FleetState> = domains.iter().map(state).collect();
+        states.sort_by(|a, b| a.domain.cmp(&b.domain));
+        states
+    }
+}
+
+impl<S: CounterStore> Limiter<S> {
+    /// Charges a request without waiting, as [`Limiter::try_charge`], whose tenant shares the fleet's capacity with others.
+    #[inline(never)]
+    pub(crate) fn try_charge_shared(
+        &self,
+        plan: &mut Plan<'_>,
+        permit: PermitId,
+        has_grants: bool,
+        details: &mut DecisionDetails,
+    ) -> Tried {
+        self.choose_fleet_standing(plan);
+        if self.pending.any_pending() {
+            return Tried::Declined;
+        }
+        let mut outcomes = Outcomes::default();
+        {
+            let mut charges = Charges::new();
+            plan.charges(permit, &mut charges);
+            if !self.store.try_charge(&charges, &mut outcomes) {
+                return Tried::Declined;
+            }
+        }
+        let is_denied = fold::is_denied(plan, &outcomes);
+        let is_open = is_denied && (has_grants || plan.is_split);
+        if is_open || self.next_fleet_standing(plan, &outcomes).is_some() {
+            return Tried::Denied(Box::new(outcomes));
+        }
+        plan.settle_fleet(&mut outcomes);
+        fold::fold(plan, &outcomes, details);
+        Tried::Decided
+    }
+
+    /// Chooses the standing by which a request charges the fleet's capacity.
+    fn choose_fleet_standing(&self, plan: &mut Plan<'_>) {
+        if !plan.shares_fleet() {
+            plan.fleet = None;
+            return;
+        }
+        let Some(entry) = self.fleet_shares.entry(plan, self.clock.now()) else {
+            plan.fleet = None;
+            return;
+        };
+        let FleetEntry { fleet, tenant, tier, now, .. } = &entry;
+        let is_pressed = fleet.fairness.is_pressed(*now);
+        let is_excess = is_pressed && {
+            let part = match self.live_nodes() {
+                0 => 0.0,
+                nodes => plan.fleet_rate() / f64::from(nodes),
+            };
+            fleet.fairness.is_excess(*now, *tenant, *tier, part)
+        };
+        // Guarantees of requests in flight are held from the first on: those that began in calm times count as well.
+        let (is_in_flight, is_shadow) = plan.fleet_counts();
+        let standing = match (is_pressed || is_in_flight || is_shadow) && entry.may_take_guarantee() {
+            true => FleetStanding::Guaranteed,
+            false if is_excess => FleetStanding::Excess,
+            false => FleetStanding::Fair,
+        };
+        plan.charge_fleet_as(standing);
+        if let Some(own) = &mut plan.fleet {
+            (own.is_contended, own.is_excess) = (is_pressed, is_excess);
+        }
+    }
+
+    /// Records what the store said of the fleet's capacity. Returns the standing by which the request is to be tried again, if it
+    /// may still be admitted.
+    fn next_fleet_standing(&self, plan: &Plan<'_>, outcomes: &Outcomes) -> Option<FleetStanding> {
+        let own = plan.fleet.as_ref()?;
+        let is_calm = own.standing == FleetStanding::Fair && !own.is_contended;
+        if is_calm && !outcomes.per_charge.iter().any(|outcome| outcome.verdict.is_denied()) {
+            return None;
+        }
+        let entry = self.fleet_shares.entry(plan, self.clock.now())?;
+        let FleetEntry { fleet, tenant, tier, now, .. } = &entry;
+        let is_guaranteed = own.standing == FleetStanding::Guaranteed;
+        let guarantee = plan.limits.len() - usize::from(plan.is_guarantee_charged());
+        let denies = |at: usize| outcomes.per_charge.get(at).is_some_and(|one| one.verdict.is_denied());
+        let capacity = |at: usize| own.is_fleet(&plan.limits[at]) && at < guarantee;
+        let is_full = (0..guarantee).any(|at| capacity(at) && denies(at));
+        let is_used_up = guarantee < plan.limits.len() && denies(guarantee);
+        if is_used_up {
+            fleet.fairness.mark_used_up(*now, *tenant, *tier);
+        }
+        let takes_back = is_guaranteed && !is_full && plan.exceeds_fleet(outcomes);
+        if is_full || takes_back {
+            fleet.fairness.press(*now);
+        }
+        if !fold::is_denied(plan, outcomes) {
+            // In shadow mode those that would be shed are admitted too.
+            let is_shed = is_full || is_used_up && takes_back;
+            if !is_shed && fleet.fairness.is_pressed(*now) {
+                fleet.fairness.count_admitted();
+            }
+            if takes_back && !is_used_up {
+                fleet.taken_back.fetch_add(1, Ordering::Relaxed);
+            }
+            return None;
+        }
+        // Another limit denies it whatever its standing.
+        let others = plan.limits.iter().zip(&outcomes.per_charge).filter(|(one, _)| !own.is_fleet(one));
+        let others = others.map(|(one, outcome)| (one.enforcement, outcome));
+        if Outcomes::admission(others) == Admission::Denied {
+            return None;
+        }
+        match is_guaranteed {
+            true if is_used_up && !own.is_retried => Some(match own.is_excess {
+                true => FleetStanding::Excess,
+                false => FleetStanding::Fair,
+            }),
+            false if is_full && !own.is_retried && entry.may_take_guarantee() => {
+                Some(FleetStanding::Guaranteed)
+            }
+            _ => None,
+        }
+    }
+
+    /// Tries a request again that the fleet's capacity denied, as long as another standing may admit it.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store could not decide it.
+    pub(crate) async fn retry_fleet(
+        &self,
+        plan: &mut Plan<'_>,
+        permit: PermitId,
+        outcomes: &mut Outcomes,
+    ) -> Result<(), StoreError> {
+        while let Some(standing) = self.next_fleet_standing(plan, outcomes) {
+            let first = plan.fleet.map_or(FleetStanding::Fair, |own| own.standing);
+            plan.charge_fleet_as(standing);
+            if let Some(own) = &mut plan.fleet {
+                own.is_retried = true;
+            }
+            let again = self.charge_again(plan, permit, outcomes).await?;
+            if standing == FleetStanding::Guaranteed && again.admission == Admission::Denied {
+                // A guarantee that does not admit it denies nothing either: the capacity does, as it did before.
+                self.next_fleet_standing(plan, &again);
+                plan.charge_fleet_as(first);
+                return Ok(());
+            }
+            *outcomes = again;
+        }
+        Ok(())
+    }
+
+    /// Charges a request once more, except for independent charges, which have been applied already.
+    async fn charge_again(
+        &self,
+        plan: &Plan<'_>,
+        permit: PermitId,
+        before: &Outcomes,
+    ) -> Result<Outcomes, StoreError> {
+        let mut charges = Charges::new();
+        plan.charges(permit, &mut charges);
+        let is_open = |at: &usize| charges[*at].enforcement != Enforcement::Independent;
+        let open: SmallVec<[usize; 8]> = (0..charges.len()).filter(is_open).collect();
+        let wanted: SmallVec<[Charge<'_>; 8]> = open.iter().map(|at| charges[*at]).collect();
+        let charged = self.charge_awaited(&wanted).await?;
+        let Outcomes { admission, at, per_charge } = charged;
+        let mut outcomes = Outcomes { admission, at, per_charge: before.per_charge.clone() };
+        outcomes.per_charge.resize(charges.len(), Outcome::UNKNOWN);
+        for (at, outcome) in open.into_iter().zip(per_charge) {
+            outcomes.per_charge[at] = outcome;
+        }
+        Ok(outcomes)
+    }
+}

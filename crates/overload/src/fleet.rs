@@ -1,0 +1,160 @@
+//! Fairness between the tenants that share the fleet's capacity, as one node sees them.
+//!
+//! The store's counters decide who finds room: requests beyond their tenant's fair share find the capacity in use a little
+//! earlier than others, requests within a guarantee later. This controller only says which request is which. Fair shares are
+//! those of [`Shares`], of what this node's requests get of the capacity, and at least its equal part, so nothing is exchanged
+//! between nodes; an error changes who is served, never how much. Guarantees are counters of the store. What is kept here is that one was found used up a
+//! moment ago, so that the next request does not ask for it in vain.
+//!
+//! While the capacity has not been in use for [`CALM`], nothing is counted or ranked. Rejected: shedding beyond the fair share at the
+//! node, which wastes capacity whenever the share is estimated too low.
+
+use crate::shares::{Shares, Standing, TenantDemand, TierIndex, TierShare, TierState};
+use crate::striped::Padded;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tollgate_core::{TimeDelta, Timestamp};
+
+/// Time since the capacity was last found in use after which it is not contended any more.
+const CALM: TimeDelta = TimeDelta::from_secs(1);
+/// Time between two control steps.
+const STEP: TimeDelta = TimeDelta::from_millis(100);
+/// Time for which a guarantee that was found used up is not asked for again.
+const USED_UP: TimeDelta = TimeDelta::from_millis(10);
+/// Time constant of the measured throughput, in seconds.
+const MEMORY: f64 = 0.4;
+
+/// Controller of one domain's fleet on this node.
+#[derive(Debug)]
+pub struct FleetFairness {
+    shares: Shares,
+    /// Until when the capacity is contended, in microseconds.
+    pressed_until: AtomicU64,
+    /// Whether a throughput has been measured since the capacity is contended.
+    is_measured: AtomicBool,
+    admitted: Padded<AtomicU32>,
+    next_step: AtomicU64,
+    control: Mutex<Control>,
+}
+
+#[derive(Debug)]
+struct Control {
+    demand: TenantDemand,
+    throughput: f64,
+    last: Timestamp,
+}
+
+impl FleetFairness {
+    /// Creates a controller for tiers with these weights; what they guarantee is not its concern. `key` is secret.
+    #[must_use]
+    pub fn new(key: u64, tiers: &[TierShare]) -> Self {
+        let tiers: Vec<TierShare> = tiers.iter().map(|tier| TierShare { guarantee: 0.0, ..*tier }).collect();
+        Self {
+            shares: Shares::new(key, &tiers),
+            pressed_until: AtomicU64::new(0),
+            is_measured: AtomicBool::new(false),
+            admitted: Padded(AtomicU32::new(0)),
+            next_step: AtomicU64::new(0),
+            control: Mutex::new(Control {
+                demand: TenantDemand::new(),
+                throughput: 0.0,
+                last: Timestamp::ZERO,
+            }),
+        }
+    }
+
+    /// Returns whether the capacity has been in use of late.
+    #[inline]
+    #[must_use]
+    pub fn is_pressed(&self, now: Timestamp) -> bool {
+        now.as_micros() < self.pressed_until.load(Ordering::Relaxed)
+    }
+
+    /// Records that a request found the capacity in use.
+    pub fn press(&self, now: Timestamp) {
+        let until = (now + CALM).as_micros();
+        let before = self.pressed_until.load(Ordering::Relaxed);
+        if before < now.as_micros() {
+            self.begin(now);
+        }
+        // A shared line is written a few times in a second, not with every denial.
+        if before + (STEP.as_micros() / 2) < until {
+            self.pressed_until.fetch_max(until, Ordering::Relaxed);
+        }
+    }
+
+    /// Begins to measure after a calm time.
+    #[cold]
+    fn begin(&self, now: Timestamp) {
+        let mut control = self.control();
+        self.is_measured.store(false, Ordering::Relaxed);
+        self.admitted.0.store(0, Ordering::Relaxed);
+        (control.last, control.throughput) = (now, 0.0);
+        self.next_step.store((now + STEP).as_micros(), Ordering::Relaxed);
+    }
+
+    /// Counts a request of a tenant while the capacity is contended. Returns whether it is beyond the tenant's fair share.
+    /// `part` is this node's part of the capacity, in requests per second, if all nodes had the same: at least that is shared out,
+    /// so that a node whose callers ask for less is not outbid by others. Zero if it is unknown.
+    pub fn is_excess(&self, now: Timestamp, tenant: u64, tier: TierIndex, part: f64) -> bool {
+        self.step_if_due(now, part);
+        let standing = self.shares.take(tenant, tier, now, true);
+        standing == Standing::Excess && self.is_measured.load(Ordering::Relaxed)
+    }
+
+    /// Counts a request that found room while the capacity is contended.
+    pub fn count_admitted(&self) {
+        self.admitted.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns whether the tenant's guarantee, or its tier's, was found used up a moment ago.
+    #[must_use]
+    pub fn is_used_up(&self, now: Timestamp, tenant: u64, tier: TierIndex) -> bool {
+        now.as_micros() < self.shares.mark(tenant, tier)
+    }
+
+    /// Records that the tenant's guarantee, or its tier's, is used up.
+    pub fn mark_used_up(&self, now: Timestamp, tenant: u64, tier: TierIndex) {
+        self.shares.set_mark(tenant, tier, (now + USED_UP).as_micros());
+    }
+
+    /// Returns the demand and fair shares of each tier while the capacity is contended; the last is that of requests without one.
+    #[must_use]
+    pub fn states(&self, now: Timestamp) -> Vec<TierState> {
+        if !self.is_pressed(now) {
+            return Vec::new();
+        }
+        let control = self.control();
+        self.shares.states(&control.demand, control.throughput)
+    }
+
+    fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn step_if_due(&self, now: Timestamp, part: f64) {
+        if now.as_micros() < self.next_step.load(Ordering::Relaxed) {
+            return;
+        }
+        // Another thread makes the step.
+        let Ok(mut control) = self.control.try_lock() else { return };
+        if now.as_micros() < self.next_step.load(Ordering::Relaxed) {
+            return;
+        }
+        self.next_step.store((now + STEP).as_micros(), Ordering::Relaxed);
+        let length = now.since(control.last).as_micros() as f64 / 1e6;
+        if length <= 0.0 {
+            return;
+        }
+        let Control { demand, throughput, last } = &mut *control;
+        *last = now;
+        let rate = f64::from(self.admitted.0.swap(0, Ordering::Relaxed)) / length;
+        let weight = if *throughput == 0.0 { 1.0 } else { 1.0 - (-length / MEMORY).exp() };
+        *throughput += weight * (rate - *throughput);
+        self.shares.update(length, throughput.max(part), demand);
+        self.is_measured.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,90 @@
+use super::*;
+use crate::shares::{GuaranteeScope, NO_TIER};
+
+fn at(millis: u64) -> Timestamp {
+    Timestamp::from_micros(1_000_000 + millis * 1_000)
+}
+
+/// Sends requests of tenants with these rates per 10 ms, of which the first `room` are admitted, fair ones first.
+fn contend(fairness: &FleetFairness, rates: &[u64], room: u64, millis: std::ops::Range<u64>) -> Vec<u64> {
+    let mut served = vec![0; rates.len()];
+    for now in millis.step_by(10).map(at) {
+        let mut ranked: Vec<(bool, usize)> = Vec::new();
+        for (tenant, rate) in rates.iter().enumerate() {
+            ranked.extend((0..*rate).map(|_| (fairness.is_excess(now, tenant as u64, NO_TIER, 0.0), tenant)));
+        }
+        ranked.sort_by_key(|(is_excess, _)| *is_excess);
+        for (at, (_, tenant)) in (0..).zip(ranked) {
+            if at < room {
+                fairness.count_admitted();
+                served[tenant] += 1;
+            } else {
+                fairness.press(now);
+            }
+        }
+    }
+    served
+}
+
+#[test]
+fn calm_capacity_is_not_shared_out() {
+    let fairness = FleetFairness::new(7, &[]);
+    assert!(!fairness.is_pressed(at(0)));
+    fairness.press(at(0));
+    assert!(fairness.is_pressed(at(999)));
+    assert!(!fairness.is_pressed(at(1_000)), "a second after the last request that found it in use");
+    assert!(fairness.states(at(1_000)).is_empty());
+}
+
+#[test]
+fn before_a_throughput_is_known_nobody_is_beyond_its_share() {
+    let fairness = FleetFairness::new(7, &[]);
+    fairness.press(at(0));
+    assert!((0..1_000).all(|_| !fairness.is_excess(at(50), 1, NO_TIER, 0.0)));
+}
+
+#[test]
+fn what_is_left_goes_by_max_min() {
+    let fairness = FleetFairness::new(7, &[]);
+    fairness.press(at(0));
+    contend(&fairness, &[30, 2, 2, 1], 10, 0..2_000);
+    let served = contend(&fairness, &[30, 2, 2, 1], 10, 2_000..12_000);
+    // 1,000 steps with room for 10: the small ones have all they ask for, the greedy one the rest.
+    assert!(served[1] >= 1_980 && served[2] >= 1_980 && served[3] >= 990, "{served:?}");
+    assert!(served[0] >= 4_950, "{served:?}");
+}
+
+#[test]
+fn weights_count_between_those_that_want_more() {
+    let tiers = [TierShare { guarantee: 0.5, scope: GuaranteeScope::Each, weight: 3.0 }];
+    let fairness = FleetFairness::new(7, &tiers);
+    fairness.press(at(0));
+    let mut served = [0_u32; 2];
+    for now in (0..20_000).step_by(10).map(at) {
+        let mut ranked: Vec<(bool, usize)> = Vec::new();
+        ranked.extend((0..20).map(|_| (fairness.is_excess(now, 1, 0, 0.0), 0)));
+        ranked.extend((0..20).map(|_| (fairness.is_excess(now, 2, NO_TIER, 0.0), 1)));
+        ranked.sort_by_key(|(is_excess, _)| *is_excess);
+        for (_, tenant) in ranked.into_iter().take(8) {
+            fairness.count_admitted();
+            served[tenant] += 1;
+        }
+        fairness.press(now);
+    }
+    let share = f64::from(served[0]) / f64::from(served[0] + served[1]);
+    assert!((0.7..0.8).contains(&share), "{share} of {served:?}");
+}
+
+#[test]
+fn a_guarantee_that_is_used_up_is_left_alone_for_a_moment() {
+    let tiers = [
+        TierShare { guarantee: 0.1, scope: GuaranteeScope::Each, weight: 1.0 },
+        TierShare { guarantee: 0.1, scope: GuaranteeScope::Together, weight: 1.0 },
+    ];
+    let fairness = FleetFairness::new(7, &tiers);
+    fairness.mark_used_up(at(0), 1, 0);
+    fairness.mark_used_up(at(0), 1, 1);
+    assert!(fairness.is_used_up(at(9), 1, 0) && !fairness.is_used_up(at(9), 2, 0), "each has its own");
+    assert!(fairness.is_used_up(at(9), 2, 1), "all of the tier have it together");
+    assert!(!fairness.is_used_up(at(10), 1, 0));
+}

@@ -1,0 +1,237 @@
+//! Where a request stands in the fleet's capacity when tenants share it, and the limits that are charged then.
+//!
+//! All requests charge the same counters, by different numbers. One beyond its tenant's fair share finds the capacity in use
+//! a little before one within it, so that those find room; one within a guarantee finds room although the capacity is in use,
+//! and charges its guarantee besides. What it takes is counted, so the others have that much less afterwards: a guarantee
+//! that is not used is lent without anything being set aside, and is taken back by its owner's next request. Rejected: a
+//! counter for each share, whose sizes would have to follow the demand on all nodes, and a charge that ignores its limit, which
+//! bounds nothing.
+
+use crate::matcher::value_part;
+use crate::overload::{Fleet, FleetShares, Overload};
+use crate::plan::{LimitOrigin, MatchedLimit, Plan};
+use crate::rule::{Role, Rule, RuleLimit};
+use crate::sensitivity::may_be_secret;
+use smallvec::SmallVec;
+use tollgate_core::{Admission, Algorithm, Outcomes, Verdict};
+
+/// Standing of a request in the fleet's capacity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FleetStanding {
+    /// Within its tenant's fair share, or nothing is contended: the capacity as the rules have it.
+    #[default]
+    Fair,
+    /// Beyond its tenant's fair share.
+    Excess,
+    /// Within its tenant's guarantee, or its tier's.
+    Guaranteed,
+}
+
+/// A request that charges a fleet's capacity which tenants share.
+#[derive(Clone, Copy, Debug)]
+pub struct FleetMatch<'p> {
+    /// Name of the domain.
+    pub domain: &'p str,
+    /// The section.
+    pub overload: &'p Overload,
+    /// Rule of the limits by which tenants share the capacity.
+    rule: &'p Rule,
+    /// The tenant, if the request names one.
+    pub tenant: Option<&'p str>,
+    /// Index of its tier among those with shares.
+    pub tier: Option<usize>,
+    /// How the plan charges it now.
+    pub standing: FleetStanding,
+    /// Whether the capacity has been in use of late.
+    pub is_contended: bool,
+    /// Whether the request is beyond its tenant's fair share, within a guarantee or not.
+    pub is_excess: bool,
+    /// Whether it was charged by another standing before.
+    pub is_retried: bool,
+}
+
+impl<'p> FleetMatch<'p> {
+    pub(crate) const fn new(
+        domain: &'p str,
+        overload: &'p Overload,
+        rule: &'p Rule,
+        (tenant, tier): (Option<&'p str>, Option<usize>),
+    ) -> Self {
+        Self {
+            domain,
+            overload,
+            rule,
+            tenant,
+            tier,
+            standing: FleetStanding::Fair,
+            is_contended: false,
+            is_excess: false,
+            is_retried: false,
+        }
+    }
+
+    fn fleet(&self) -> Option<(&'p Fleet, &'p FleetShares)> {
+        let fleet = self.overload.fleet.as_ref()?;
+        Some((fleet, fleet.shares.as_ref()?))
+    }
+
+    /// Returns the limit of the guarantee that the request may use.
+    #[must_use]
+    pub fn guarantee(&self) -> Option<&'p RuleLimit> {
+        let (_, shares) = self.fleet()?;
+        let at = shares.guarantees.get(self.tier?).copied().flatten()?;
+        self.rule.limits.limits.get(at)
+    }
+
+    /// Returns whether a limit of the request is one of the fleet's.
+    #[must_use]
+    pub fn is_fleet(&self, matched: &MatchedLimit<'_>) -> bool {
+        let rule = self.overload.fleet.as_ref().map(|fleet| fleet.rule);
+        rule.is_some() && matched.rule.map(|rule| rule.id) == rule
+    }
+}
+
+impl<'p> Plan<'p> {
+    /// Returns whether tenants share the fleet's capacity in this request: not if an emergency measure has changed its limits or
+    /// set them aside, nor if it is a refund or a peek.
+    #[must_use]
+    pub fn shares_fleet(&self) -> bool {
+        let Some(fleet) = &self.fleet else { return false };
+        let mut own = self.limits.iter().filter(|matched| fleet.is_fleet(matched)).peekable();
+        let is_plain = |matched: &MatchedLimit<'_>| {
+            matches!(matched.limit, LimitOrigin::Rule(_))
+                && !matched.cost.is_refund()
+                && !matched.cost.is_peek()
+        };
+        own.peek().is_some() && own.all(is_plain)
+    }
+
+    /// Returns whether the fleet's capacity counts requests in flight, and whether it only counts.
+    #[must_use]
+    pub fn fleet_counts(&self) -> (bool, bool) {
+        let own = self.fleet.as_ref().and_then(|fleet| self.limits.iter().find(|one| fleet.is_fleet(one)));
+        own.map_or((false, false), |own| {
+            (own.limit.limit.algorithm() == Algorithm::Concurrency, own.role == Role::Shadow)
+        })
+    }
+
+    /// Returns the requests per second that the fleet's capacity leaves to the lowest priority; zero if it counts requests in flight.
+    #[must_use]
+    pub fn fleet_rate(&self) -> f64 {
+        let fleet = self.fleet.as_ref().and_then(FleetMatch::fleet);
+        let lowest = fleet.and_then(|(fleet, _)| self.fleet_rule_limits(fleet.rule).last());
+        let rate = lowest.filter(|lowest| lowest.limit.algorithm() != Algorithm::Concurrency);
+        rate.map_or(0.0, |lowest| {
+            let rate = lowest.limit.rate();
+            rate.count as f64 * 1e6 / rate.period.length().as_micros().max(1) as f64
+        })
+    }
+
+    /// Charges the fleet's capacity by another standing. The guarantee's limit, if it is charged, is the last of the plan.
+    pub fn charge_fleet_as(&mut self, standing: FleetStanding) {
+        let Some(mut own) = self.fleet else { return };
+        let Some((fleet, shares)) = own.fleet().filter(|_| standing != own.standing) else { return };
+        if own.standing == FleetStanding::Guaranteed {
+            self.drop_guarantee();
+        }
+        let plain = self.fleet_rule_limits(fleet.rule);
+        let levels = plain.len();
+        let variants = match standing {
+            FleetStanding::Fair => plain,
+            FleetStanding::Excess => self.variants(shares, 0, levels),
+            FleetStanding::Guaranteed => self.variants(shares, levels, levels),
+        };
+        let charged = self.limits.iter_mut().filter(|matched| own.is_fleet(matched));
+        for (matched, limit) in charged.zip(variants) {
+            matched.limit = LimitOrigin::Rule(limit);
+        }
+        if standing == FleetStanding::Guaranteed {
+            self.push_guarantee();
+        }
+        own.standing = standing;
+        self.fleet = Some(own);
+    }
+
+    fn fleet_rule_limits(&self, rule: u32) -> &'p [RuleLimit] {
+        let own = self.limits.iter().filter_map(|matched| matched.rule).find(|own| own.id == rule);
+        own.map_or(&[], |rule| &rule.limits.limits)
+    }
+
+    fn variants(&self, shares: &FleetShares, first: usize, levels: usize) -> &'p [RuleLimit] {
+        let rule = self.fleet.as_ref().map(|own| own.rule).filter(|rule| rule.id == shares.rule);
+        rule.and_then(|rule| rule.limits.limits.get(first..first + levels)).unwrap_or_default()
+    }
+
+    /// Adds the limit of the guarantee, like the fleet's own.
+    pub(crate) fn push_guarantee(&mut self) {
+        let Some(own) = self.fleet else { return };
+        let Some(guarantee) = own.guarantee() else { return };
+        let Some(like) = self.limits.iter().find(|matched| own.is_fleet(matched)).cloned() else { return };
+        let start = self.parts.len();
+        let share = own.overload.fairness.as_ref().zip(own.tier);
+        let is_each = share.is_some_and(|(fairness, tier)| fairness.tiers[tier].is_each);
+        if let (true, Some((fairness, _)), Some(tenant)) = (is_each, share, own.tenant) {
+            self.parts.push(value_part(may_be_secret(&fairness.by), tenant));
+        }
+        let (Ok(start), Ok(end)) = (u16::try_from(start), u16::try_from(self.parts.len())) else { return };
+        self.limits.push(MatchedLimit { limit: LimitOrigin::Rule(guarantee), parts: (start, end), ..like });
+    }
+
+    /// Removes the limit of the guarantee.
+    fn drop_guarantee(&mut self) {
+        if self.is_guarantee_charged() {
+            self.limits.pop();
+        }
+    }
+
+    /// Returns whether the last limit is that of the guarantee.
+    #[must_use]
+    pub fn is_guarantee_charged(&self) -> bool {
+        let Some(guarantee) = self.fleet.as_ref().and_then(FleetMatch::guarantee) else { return false };
+        self.limits.last().is_some_and(|last| last.limit.id == guarantee.id)
+    }
+
+    /// Returns whether a request within a guarantee has found the capacity in use by the numbers of the rules.
+    #[must_use]
+    pub fn exceeds_fleet(&self, outcomes: &Outcomes) -> bool {
+        let Some((own, (fleet, _))) =
+            self.fleet.as_ref().and_then(|own| own.fleet().map(|fleet| (own, fleet)))
+        else {
+            return false;
+        };
+        let levels = &self.limits[..self.limits.len() - usize::from(self.is_guarantee_charged())];
+        let charged = levels.iter().zip(&outcomes.per_charge).filter(|(matched, _)| own.is_fleet(matched));
+        charged.zip(self.fleet_rule_limits(fleet.rule)).any(|((matched, outcome), plain)| {
+            let beyond = matched.limit.limit.capacity().saturating_sub(plain.limit.capacity());
+            outcome.verdict.is_allowed() && outcome.remaining < beyond
+        })
+    }
+
+    /// Gives the fleet's limits the numbers of the rules again, and the outcomes what remains of these. The guarantee stays in
+    /// the plan only where it is held: a request in flight releases it.
+    pub fn settle_fleet(&mut self, outcomes: &mut Outcomes) {
+        let Some(own) = self.fleet.filter(|own| own.standing != FleetStanding::Fair) else { return };
+        let charged: SmallVec<[u64; 8]> =
+            self.limits.iter().map(|matched| matched.limit.limit.capacity()).collect();
+        let keeps = self.is_guarantee_charged()
+            && self.fleet_counts() == (true, false)
+            && outcomes.admission == Admission::Admitted;
+        let last = self.limits.last().filter(|_| keeps).cloned();
+        // In shadow mode nothing is tried again: without the guarantee, the capacity as the rules have it decides.
+        let is_beyond = self.is_guarantee_charged()
+            && self.fleet_counts().1
+            && outcomes.per_charge.last().is_some_and(|outcome| outcome.verdict.is_denied());
+        self.charge_fleet_as(FleetStanding::Fair);
+        outcomes.per_charge.truncate(self.limits.len() + usize::from(keeps));
+        for ((matched, before), outcome) in self.limits.iter().zip(charged).zip(&mut outcomes.per_charge) {
+            if own.is_fleet(matched) && outcome.verdict != Verdict::Unknown {
+                let capacity = matched.limit.limit.capacity();
+                if is_beyond && outcome.remaining + capacity < before {
+                    outcome.verdict = Verdict::Denied { retry_after: None };
+                }
+                outcome.remaining = (outcome.remaining + capacity).saturating_sub(before);
+            }
+        }
+        self.limits.extend(last);
+    }
+}
