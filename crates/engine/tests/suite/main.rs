@@ -8,6 +8,7 @@ mod emergencies;
 mod enforce;
 mod explain;
 mod failing_store;
+mod fleet_fairness;
 mod grants;
 mod late_answers;
 mod observers;

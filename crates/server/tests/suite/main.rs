@@ -1,5 +1,6 @@
 //! The servers on real sockets: HTTP, gRPC and the Redis protocol.
 
+mod fleet_fairness;
 mod forward_auth;
 mod forward_delay;
 #[path = "../harness/mod.rs"]

@@ -18,6 +18,7 @@ mod emergency;
 mod envoy;
 mod explain;
 mod fields;
+mod fleet_fairness;
 mod follow;
 #[cfg(feature = "external-tests")]
 mod follow_fleet;

@@ -1,9 +1,7 @@
 //! Fairness in the fleet's capacity by every protocol: a tenant within its guarantee is served although another one has the
 //! whole capacity in use, and is told when it is beyond.
 
-mod harness;
-
-use harness::{Server, memory};
+use crate::harness::{Server, memory};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tollgate_core::{Clock, SystemClock};

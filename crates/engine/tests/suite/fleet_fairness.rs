@@ -1,10 +1,8 @@
 //! Tenants that share the fleet's capacity: who is within its guarantee is served whatever others send, what is left goes by
 //! max–min, and the capacity is exceeded by no more than is said.
 
-mod rig;
-
+use crate::rig::{Rig, rig};
 use proptest::prelude::*;
-use rig::{Rig, rig};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tollgate_core::{Clock, Cost, ManualClock, TimeDelta, Timestamp};

@@ -1,8 +1,6 @@
 //! Fairness in the fleet's capacity, by nodes that share a real Redis.
 
-mod harness;
-
-use harness::{Folder, Redis, Server};
+use crate::harness::{Folder, Redis, Server};
 use serde_json::json;
 
 /// Long, so that on a busy machine too the store decides.
