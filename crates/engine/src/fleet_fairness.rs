@@ -110,13 +110,13 @@ impl<S> Limiter<S> {
     pub fn fleet_states(&self) -> Vec<FleetState> {
         let now = self.clock.now();
         let domains = self.fleet_shares.domains.load();
-        let state = |(domain, own): (&Box<str>, &Arc<DomainFleet>)| FleetState {
+        let states = domains.iter().map(|(domain, own)| FleetState {
             domain: domain.to_string(),
             shares: own.tiers.clone(),
             tiers: own.fairness.states(now),
             taken_back: own.taken_back.load(Ordering::Relaxed),
-        };
-        let mut states: Vec<FleetState> = domains.iter().map(state).collect();
+        });
+        let mut states: Vec<FleetState> = states.collect();
         states.sort_by(|a, b| a.domain.cmp(&b.domain));
         states
     }
