@@ -14,10 +14,20 @@ mod local;
 
 use super::Length;
 
-/// Runs all parts; needs the server's binary and redis-server.
-pub(crate) fn run(length: Length) -> Result<(), String> {
-    local::measure_all(length)?;
-    exchange::run(length)?;
-    debits::run(length)?;
-    leased::run(length)
+type Part = (&'static str, fn(Length) -> Result<(), String>);
+
+const PARTS: [Part; 4] = [
+    ("local", local::measure_all),
+    ("exchange", exchange::run),
+    ("debits", debits::run),
+    ("leased", leased::run),
+];
+
+/// Runs these parts, or all; needs the server's binary and redis-server.
+pub(crate) fn run(length: Length, parts: &[&str]) -> Result<(), String> {
+    if let Some(unknown) = parts.iter().find(|part| PARTS.iter().all(|(name, _)| name != *part)) {
+        return Err(format!("no part `{unknown}`: local, exchange, debits, leased"));
+    }
+    let wanted = PARTS.iter().filter(|(name, _)| parts.is_empty() || parts.contains(name));
+    wanted.map(|(_, measure)| measure(length)).collect()
 }

@@ -6,18 +6,18 @@
 //! A large batch at a slow store is applied in several attempts: each ends in time for an answer, so that the sender does
 //! not take this cell for silent.
 
-use crate::charge_codec::{SentCharge, with_charges};
+use crate::charge_codec::cost;
 use crate::inbox::Receipt;
 use crate::message::{Batch, Hello, Message};
 use crate::overdraft::BucketTime;
 use crate::owner::Transport;
-use crate::regional::{Charges, RegionalStore, charges_of, parts_of};
+use crate::regional::RegionalStore;
 use crate::stats::add;
 use futures_util::future::join_all;
 use std::collections::{HashMap, HashSet};
 use tollgate_core::{
-    Charge, Clock, Cost, CounterId, CounterStore, Enforcement, LossPolicy, Outcomes, PermitId, RegionMode,
-    StoreError, TimeDelta, Timestamp,
+    Charge, Clock, Cost, CounterId, CounterKey, CounterStore, Enforcement, KeyPart, Outcome, Outcomes,
+    RegionMode, StoreError, TimeDelta, Timestamp,
 };
 
 /// Entries that are debited in one call of the store.
@@ -30,7 +30,7 @@ type NotApplied = (HashSet<usize>, StoreError);
 
 impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
     /// Debits the consumption of another cell, once.
-    pub(crate) async fn apply(&self, from: &Hello, batch: Batch) -> Message {
+    pub(crate) async fn apply(&self, from: &Hello, batch: &Batch) -> Message {
         let now = self.clock.now();
         let mut application = match self.inbox.receive(&from.cell, from.incarnation, batch.sequence) {
             Receipt::New(application) => application,
@@ -46,87 +46,86 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let Batch { counters, entries, skipped, covers, .. } = batch;
         // What follows an earlier attempt continues its report.
         let covers = covers.map(|covers| if application.applied.is_empty() { covers } else { 0 });
-        let (positions, sent): (Vec<usize>, Vec<SentCharge>) = entries
-            .into_iter()
-            .enumerate()
-            .filter(|(at, _)| !application.applied.contains(at))
-            .filter_map(|(at, entry)| {
-                let counter = counters.get(entry.counter as usize)?;
-                // Only what cells share is exchanged, whatever a peer's rules say.
-                (counter.scope.region_mode() == RegionMode::Shared).then(|| {
-                    let charge = SentCharge {
-                        counter: counter.clone(),
-                        parts: entry.parts,
-                        cost: crate::charge_codec::cost(entry.units),
-                        enforcement: Enforcement::Independent,
-                        permit: PermitId::ANONYMOUS,
-                        loss_policy: LossPolicy::AssumeUnused,
-                    };
-                    (at, charge)
-                })
-            })
-            .unzip();
-        let (done, failed) = self.debit_in_time(&sent, now).await;
-        if done > 0 || sent.is_empty() {
-            with_charges(&sent[..done], |charges| {
-                self.others.add(charges, now);
-                self.late.on_report(from, covers.map(TimeDelta::from_micros), charges, now);
-            });
-            add(&self.counts.counters_received, done as u64);
+        let mut covers = covers.map(TimeDelta::from_micros);
+        // Only what cells share is exchanged, whatever a peer's rules say.
+        let is_shared: Vec<bool> =
+            counters.iter().map(|counter| counter.scope.region_mode() == RegionMode::Shared).collect();
+        let is_wanted = |at: &usize| {
+            let is_shared = is_shared.get(entries[*at].counter as usize);
+            is_shared == Some(&true) && !application.applied.contains(at)
+        };
+        let wanted: Vec<usize> = (0..entries.len()).filter(is_wanted).collect();
+        // For as long as the sender waits for an answer.
+        let most = TimeDelta::from_micros(self.members.config().silence.as_micros() / 2);
+        if wanted.is_empty() {
+            self.late.on_report(from, covers, &[], &[], now);
         }
-        if done < sent.len() {
-            application.applied.extend(&positions[..done]);
-            let Some((failed, error)) = failed else {
+        for (at, chunk) in wanted.chunks(CHUNK).enumerate() {
+            let done = at * CHUNK;
+            if done > 0 && self.clock.now().since(now) >= most {
+                application.applied.extend(&wanted[..done]);
                 return Message::Busy(self.members.sightings(self.clock.now()));
+            }
+            let mut parts: Vec<KeyPart<'_>> = Vec::with_capacity(chunk.len());
+            let lengths: Vec<usize> =
+                chunk.iter().map(|entry| entries[*entry].values.add_to(&mut parts)).collect();
+            let mut rest = parts.as_slice();
+            let charge = |(entry, length): (&usize, usize)| {
+                let (entry, own) = (&entries[*entry], rest.split_off(..length).unwrap_or_default());
+                let counter = &counters[entry.counter as usize];
+                let key = CounterKey { scope: &counter.scope, parts: own };
+                let charge = Charge::new(key, &counter.limit, cost(entry.units));
+                Charge { enforcement: Enforcement::Independent, ..charge }
             };
-            let rest =
-                positions[done..].iter().enumerate().take(CHUNK).filter(|(at, _)| !failed.contains(at));
-            application.applied.extend(rest.map(|(_, at)| at));
-            return Message::Failed(error.to_string());
+            let charges: Vec<Charge<'_>> = chunk.iter().zip(lengths).map(charge).collect();
+            let overshoot = self.overshoot(&charges);
+            if let Err((failed, error)) = self.debit_shared(&charges).await {
+                application.applied.extend(&wanted[..done]);
+                let rest = chunk.iter().enumerate().filter(|(at, _)| !failed.contains(at));
+                application.applied.extend(rest.map(|(_, entry)| *entry));
+                return Message::Failed(error.to_string());
+            }
+            let ids: Vec<CounterId> = charges.iter().map(|charge| charge.key.id()).collect();
+            self.others.add(&charges, &ids, now);
+            self.late.on_report(from, covers, &charges, &ids, now);
+            // The next part continues the report.
+            covers = covers.map(|_| TimeDelta::ZERO);
+            add(&self.counts.overshoot, overshoot);
+            add(&self.counts.counters_received, chunk.len() as u64);
         }
         application.finish();
         add(&self.counts.batches_received, 1);
-        add(&self.counts.unknown_messages, skipped as u64);
+        add(&self.counts.unknown_messages, *skipped as u64);
         Message::Done(self.members.sightings(self.clock.now()))
     }
 
-    /// Debits what other cells have consumed, in parts, for as long as the sender waits for an answer. Returns the number
-    /// of charges in the parts that were applied as a whole, and what failed of the next.
-    async fn debit_in_time(&self, sent: &[SentCharge], since: Timestamp) -> (usize, Option<NotApplied>) {
-        let most = TimeDelta::from_micros(self.members.config().silence.as_micros() / 2);
-        let mut done = 0;
-        for part in sent.chunks(CHUNK) {
-            if done > 0 && self.clock.now().since(since) >= most {
-                break;
-            }
-            let overshoot = self.overshoot(part);
-            if let Err(failed) = self.debit_shared(part).await {
-                return (done, Some(failed));
-            }
-            add(&self.counts.overshoot, overshoot);
-            done += part.len();
-        }
-        (done, None)
-    }
-
     /// Debits what other cells have consumed of shared limits, however much it is.
-    async fn debit_shared(&self, sent: &[SentCharge]) -> Result<(), NotApplied> {
-        let parts = parts_of(sent);
-        let mut charges = charges_of(sent, &parts);
-        let rooms = match self.rooms(&charges).await {
+    async fn debit_shared(&self, charges: &[Charge<'_>]) -> Result<(), NotApplied> {
+        let rooms = match self.rooms(charges).await {
             Ok(rooms) => rooms,
-            Err(error) => return Err(((0..sent.len()).collect(), error)),
+            Err(error) => return Err(((0..charges.len()).collect(), error)),
         };
-        let (mut planned, mut latest) = (Vec::new(), HashMap::new());
-        for (at, charge) in charges.iter_mut().enumerate() {
-            if let Some((id, full_at)) = self.overdraw(charge, rooms.get(&at).copied(), &latest) {
-                planned.push((at, id, full_at));
-                latest.insert(id, full_at);
+        let (mut planned, mut latest, mut reduced) = (Vec::new(), HashMap::new(), None);
+        if !rooms.is_empty() || !self.overdrafts.is_empty() {
+            for (at, charge) in charges.iter().enumerate() {
+                let mut charge = *charge;
+                if let Some((id, full_at)) = self.overdraw(&mut charge, rooms.get(&at).copied(), &latest) {
+                    reduced.get_or_insert_with(|| charges.to_vec())[at] = charge;
+                    planned.push((at, id, full_at));
+                    latest.insert(id, full_at);
+                }
             }
         }
+        let charges = reduced.as_deref().unwrap_or(charges);
         let debited: Vec<usize> = (0..charges.len()).filter(|at| !charges[*at].cost.is_peek()).collect();
-        let wanted: Charges<'_> = debited.iter().map(|at| charges[*at]).collect();
-        let result = if wanted.is_empty() { Ok(()) } else { self.own.debit_reported(&wanted).await };
+        let result = if debited.is_empty() {
+            Ok(())
+        } else if debited.len() == charges.len() {
+            self.own.debit_reported(charges).await
+        } else {
+            let some: Vec<Charge<'_>> = debited.iter().map(|at| charges[*at]).collect();
+            self.own.debit_reported(&some).await
+        };
         let failed: HashSet<usize> = match &result {
             Ok(()) => HashSet::new(),
             // The store may debit them yet, and undoes that unless the charge is kept: it counts as applied.
@@ -219,16 +218,20 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     /// Returns the units that were admitted elsewhere beyond what was left here, where counters can be read without
     /// waiting.
-    fn overshoot(&self, sent: &[SentCharge]) -> u64 {
-        with_charges(sent, |charges| {
-            let over = charges.iter().filter(|charge| !charge.cost.is_refund()).map(|charge| {
-                let peek = Charge { cost: Cost::PEEK, ..*charge };
+    fn overshoot(&self, charges: &[Charge<'_>]) -> u64 {
+        let debits = || charges.iter().filter(|charge| !charge.cost.is_refund());
+        let peeks: Vec<Charge<'_>> = debits().map(|charge| Charge { cost: Cost::PEEK, ..*charge }).collect();
+        let mut left = Vec::with_capacity(peeks.len());
+        if !self.own.try_charge_each(&peeks, &mut left) {
+            left.extend(peeks.iter().map(|peek| {
                 let mut outcomes = Outcomes::default();
-                let is_read = self.own.try_charge(&[peek], &mut outcomes);
-                let left = outcomes.per_charge.first().filter(|_| is_read).map(|outcome| outcome.remaining);
-                left.map_or(0, |left| charge.cost.units().saturating_sub(left))
-            });
-            over.sum::<u64>()
-        })
+                let is_read = self.own.try_charge(std::slice::from_ref(peek), &mut outcomes);
+                let outcome = outcomes.per_charge.first().filter(|_| is_read);
+                outcome.copied().unwrap_or(Outcome { remaining: u64::MAX, ..Outcome::UNKNOWN })
+            }));
+        }
+        let over =
+            |(charge, left): (&Charge<'_>, &Outcome)| charge.cost.units().saturating_sub(left.remaining);
+        debits().zip(&left).map(over).sum()
     }
 }

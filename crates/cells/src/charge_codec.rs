@@ -1,6 +1,7 @@
 //! Binary codec of charges, limits and outcomes. A charge contains its complete limit, because the cell that decides
 //! may have other rules for a moment: the sender's rules determine the charge.
 
+use crate::key_values::KeyValues;
 use crate::wire::{Reader, Writer};
 use tollgate_core::{
     Admission, Algorithm, Calendar, CalendarUnit, Charge, Cost, CounterKey, Enforcement, KeyPart, Limit,
@@ -62,33 +63,6 @@ impl SentCharge {
     }
 }
 
-/// Calls `with` on the charges of a message.
-pub fn with_charges<T>(sent: &[SentCharge], with: impl FnOnce(&[Charge<'_>]) -> T) -> T {
-    let parts: Vec<Vec<KeyPart<'_>>> =
-        sent.iter().map(|sent| sent.parts.iter().map(OwnedKeyPart::as_part).collect()).collect();
-    let charges: Vec<Charge<'_>> =
-        sent.iter().zip(&parts).map(|(sent, parts)| as_charge(sent, parts)).collect();
-    with(&charges)
-}
-
-/// Returns whether a receiver can read the values of a key.
-pub(crate) fn can_be_sent(parts: &[OwnedKeyPart]) -> bool {
-    let is_short = |part: &OwnedKeyPart| match part {
-        OwnedKeyPart::Text(text) | OwnedKeyPart::Secret(text) => text.len() <= MAX_TEXT,
-        OwnedKeyPart::Network { .. } => true,
-    };
-    parts.len() <= MAX_PARTS && parts.iter().all(is_short)
-}
-
-/// Returns about the bytes of a counter's values, in memory and in a message.
-pub(crate) fn parts_bytes(parts: &[OwnedKeyPart]) -> usize {
-    let one = |part: &OwnedKeyPart| match part {
-        OwnedKeyPart::Text(text) | OwnedKeyPart::Secret(text) => text.len() + 3,
-        OwnedKeyPart::Network { .. } => 18,
-    };
-    parts.iter().map(one).sum()
-}
-
 /// Borrows a charge of a message, whose values are `parts`.
 pub(crate) fn as_charge<'a>(sent: &'a SentCharge, parts: &'a [KeyPart<'a>]) -> Charge<'a> {
     Charge {
@@ -108,23 +82,23 @@ impl Writer {
         self.limit(&counter.limit);
     }
 
-    pub(crate) fn parts(&mut self, parts: &[OwnedKeyPart]) {
+    pub(crate) fn parts<'a>(&mut self, parts: impl ExactSizeIterator<Item = KeyPart<'a>>) {
         self.number(parts.len() as u64);
         for part in parts {
             match part {
-                OwnedKeyPart::Text(text) => {
+                KeyPart::Text(text) => {
                     self.byte(0);
                     self.text(text);
                 }
                 // A keyed hash by now: see `pseudonym`.
-                OwnedKeyPart::Secret(text) => {
+                KeyPart::Secret(text) => {
                     self.byte(1);
                     self.text(text);
                 }
-                OwnedKeyPart::Network { address, prefix } => {
+                KeyPart::Network { address, prefix } => {
                     self.byte(2);
-                    self.wide(*address);
-                    self.byte(*prefix);
+                    self.wide(address);
+                    self.byte(prefix);
                 }
             }
         }
@@ -132,7 +106,7 @@ impl Writer {
 
     pub(crate) fn charge(&mut self, charge: &SentCharge) {
         self.counter(&charge.counter);
-        self.parts(&charge.parts);
+        self.parts(charge.parts.iter().map(OwnedKeyPart::as_part));
         self.signed(signed(charge.cost));
         self.byte(match charge.enforcement {
             Enforcement::Required => 0,
@@ -195,7 +169,7 @@ pub(crate) fn cost(units: i64) -> Cost {
     if units < 0 { Cost::refund(units.unsigned_abs()) } else { Cost::new(units.unsigned_abs()) }
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
     pub(crate) fn counter(&mut self) -> Option<SentCounter> {
         let label = self.text(MAX_TEXT)?;
         let group = u64::from_le_bytes(self.take(8)?.try_into().ok()?);
@@ -208,17 +182,23 @@ impl Reader<'_> {
 
     pub(crate) fn parts(&mut self) -> Option<Vec<OwnedKeyPart>> {
         let count = self.count(MAX_PARTS)?;
-        (0..count).map(|_| self.part()).collect()
+        (0..count).map(|_| Some(OwnedKeyPart::from(&self.part(MAX_TEXT)?))).collect()
     }
 
-    fn part(&mut self) -> Option<OwnedKeyPart> {
+    /// Reads the values of a key, and leaves them encoded.
+    pub(crate) fn values(&mut self) -> Option<KeyValues> {
+        let start = self.0;
+        for _ in 0..self.count(MAX_PARTS)? {
+            self.part(MAX_TEXT)?;
+        }
+        Some(KeyValues::from_encoded(&start[..start.len() - self.0.len()]))
+    }
+
+    pub(crate) fn part(&mut self, max_text: usize) -> Option<KeyPart<'a>> {
         Some(match self.byte()? {
-            0 => OwnedKeyPart::Text(self.text(MAX_TEXT)?.into()),
-            1 => OwnedKeyPart::Secret(self.text(MAX_TEXT)?.into()),
-            2 => OwnedKeyPart::Network {
-                address: self.wide()?,
-                prefix: self.byte().filter(|bits| *bits <= 128)?,
-            },
+            0 => KeyPart::Text(self.text(max_text)?),
+            1 => KeyPart::Secret(self.text(max_text)?),
+            2 => KeyPart::Network { address: self.wide()?, prefix: self.byte().filter(|bits| *bits <= 128)? },
             _ => return None,
         })
     }

@@ -21,6 +21,7 @@
 use crate::message::Hello;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tollgate_core::{Charge, CounterId, Limit, TimeDelta, Timestamp};
@@ -80,12 +81,13 @@ impl LatePeers {
     }
 
     /// Records a report that has been applied. `covers` is the time in which its units were consumed: zero if it continues
-    /// the report before it, `None` if the sender does not say.
+    /// the report before it, `None` if the sender does not say. `ids` are those of the charges' counters.
     pub(crate) fn on_report(
         &self,
         from: &Hello,
         covers: Option<TimeDelta>,
         charges: &[Charge<'_>],
+        ids: &[CounterId],
         now: Timestamp,
     ) {
         let mut senders = self.write();
@@ -106,19 +108,23 @@ impl LatePeers {
         });
         let mut room = MAX_COUNTERS.saturating_sub(known);
         if covers > TimeDelta::ZERO {
-            sender.before = std::mem::replace(&mut sender.last, Report { covers, units: HashMap::default() });
+            // The memory of the report before the last is used again.
+            std::mem::swap(&mut sender.before, &mut sender.last);
+            sender.last.covers = covers;
+            sender.last.units.clear();
         }
         (sender.reported_at, sender.overdue) = (now, TimeDelta::ZERO);
-        for charge in charges.iter().filter(|charge| !charge.cost.is_refund()) {
-            let id = charge.key.id();
-            match sender.last.units.get_mut(&id) {
-                Some(units) => *units = units.saturating_add(charge.cost.units()),
-                None if room > 0 => {
+        for (charge, id) in charges.iter().zip(ids).filter(|(charge, _)| !charge.cost.is_refund()) {
+            match sender.last.units.entry(*id) {
+                Entry::Occupied(mut known) => {
+                    *known.get_mut() = known.get().saturating_add(charge.cost.units());
+                }
+                Entry::Vacant(new) if room > 0 => {
                     room -= 1;
-                    sender.last.units.insert(id, charge.cost.units());
+                    new.insert(charge.cost.units());
                 }
                 // Nothing is assumed of it.
-                None => {}
+                Entry::Vacant(_) => {}
             }
         }
         self.recount(&senders);

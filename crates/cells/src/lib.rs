@@ -11,6 +11,8 @@
 //! | [`members`](Members) | the configured peers, which of them answer, which cell owns a counter, how limits are divided while some are silent |
 //! | `roster` | the peers by index, configured or learned |
 //! | [`ledger`](Ledger), [`outbox`](Outbox), [`inbox`](Inbox) | the exchange of consumption, as pure state machines |
+//! | `hot_counts` | the ledger's part without a lock, for counters that are charged again and again |
+//! | [`key_values`](KeyValues) | the values of a counter key as messages carry them |
 //! | [`message`] | the messages between cells, as a pure codec |
 //! | [`pseudonym`](Pseudonyms) | secrets as keyed hashes, before they reach a counter that cells share |
 //! | [`durable`] | consumption that survives the counter store: rows for a database, and what is read back |
@@ -20,7 +22,9 @@
 mod apply;
 mod charge_codec;
 pub mod durable;
+mod hot_counts;
 mod inbox;
+mod key_values;
 mod last_outcomes;
 mod late;
 mod ledger;
@@ -39,8 +43,9 @@ mod roster;
 mod stats;
 mod wire;
 
-pub use charge_codec::{SentCharge, SentCounter, with_charges};
+pub use charge_codec::{SentCharge, SentCounter};
 pub use inbox::{Application, Inbox, Receipt};
+pub use key_values::KeyValues;
 pub use ledger::{Consumed, Ledger};
 pub use members::{CellConfig, Decider, Members, PeerConfig, PeerStatus};
 pub use outbox::Outbox;

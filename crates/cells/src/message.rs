@@ -7,8 +7,10 @@
 //! a structure are limits, which have their own validation.
 
 use crate::charge_codec::{MAX_CHARGES, SentCharge, SentCounter};
+use crate::key_values::KeyValues;
 use crate::wire::{Reader, Writer};
-use tollgate_core::{Outcomes, OwnedKeyPart, PermitId, Timestamp};
+use std::sync::Arc;
+use tollgate_core::{Outcomes, PermitId, Timestamp};
 
 /// Version of the messages that this release sends.
 pub const VERSION: u16 = 1;
@@ -19,6 +21,8 @@ pub const MAX_BATCH: usize = 16_384;
 /// Maximum number of cells in a list.
 pub(crate) const MAX_CELLS: usize = 256;
 const MAX_NAME: usize = 256;
+/// Minimum bytes of a batch's entry: its counter, the number of its values, and its units.
+const MIN_ENTRY: usize = 3;
 /// Maximum bytes of a reason; what is longer is cut off.
 const MAX_REASON: usize = 1_024;
 
@@ -50,7 +54,7 @@ pub struct BatchEntry {
     /// Index among the batch's counters.
     pub counter: u32,
     /// Values of the key.
-    pub parts: Vec<OwnedKeyPart>,
+    pub values: KeyValues,
     /// Units; negative if more was refunded than charged.
     pub units: i64,
 }
@@ -115,8 +119,8 @@ pub enum Message {
         /// Idempotency key.
         id: PermitId,
     },
-    /// Consumption; also the heartbeat.
-    Batch(Batch),
+    /// Consumption; also the heartbeat. Shared with the outbox, which repeats it until it is acknowledged.
+    Batch(Arc<Batch>),
     /// Reply to a charge.
     Outcomes(Outcomes),
     /// Reply to what returns nothing, with the cells that the sender has heard of.
@@ -195,9 +199,10 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
                 out.0.extend_from_slice(&one.0);
             }
             out.number(batch.entries.len() as u64);
+            out.0.reserve(batch.entries.iter().map(|entry| entry.values.len() + 4).sum());
             for entry in &batch.entries {
                 out.number(u64::from(entry.counter));
-                out.parts(&entry.parts);
+                out.0.extend_from_slice(entry.values.encoded());
                 out.signed(entry.units);
             }
             if batch.covers.is_some() {
@@ -276,7 +281,7 @@ fn body(kind: u8, from: &mut Reader<'_>) -> Option<Message> {
             full_at: Timestamp::from_micros(from.number()?),
             id: PermitId(from.wide()?),
         },
-        6 => Message::Batch(batch(from)?),
+        6 => Message::Batch(Arc::new(batch(from)?)),
         7 => Message::Outcomes(from.outcomes()?),
         8 => Message::Done(all_sightings(from)?),
         9 => Message::Failed(from.text(MAX_REASON)?.to_owned()),
@@ -327,12 +332,12 @@ fn batch(from: &mut Reader<'_>) -> Option<Batch> {
     }
     let skipped = places.iter().filter(|place| place.is_none()).count();
     let count = from.count(MAX_BATCH)?;
-    let mut entries = Vec::new();
+    let mut entries = Vec::with_capacity(count.min(from.0.len() / MIN_ENTRY));
     for _ in 0..count {
         let place = *places.get(usize::try_from(from.number()?).ok()?)?;
-        let (parts, units) = (from.parts()?, from.signed()?);
+        let (values, units) = (from.values()?, from.signed()?);
         if let Some(counter) = place.and_then(|place| u32::try_from(place).ok()) {
-            entries.push(BatchEntry { counter, parts, units });
+            entries.push(BatchEntry { counter, values, units });
         }
     }
     let covers = if from.0.is_empty() { None } else { from.maybe()? };

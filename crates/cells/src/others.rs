@@ -5,36 +5,73 @@
 //! out gives way, else the new one is left out.
 
 use crate::outbox::used;
+use foldhash::quality::RandomState;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tollgate_core::{Charge, Cost, CounterId, Limit, PermitId, State, Timestamp};
 
 const MAX: usize = 65_536;
 /// Number of counters looked at when one must give way.
 const SAMPLE: usize = 8;
+/// Limits that are remembered, so that counters share them.
+const MAX_SHARED: usize = 32;
 
 /// Reported consumption by counter.
 #[derive(Default)]
-pub(crate) struct Others(Mutex<HashMap<CounterId, (Limit, State)>>);
+pub(crate) struct Others(Mutex<Reported>);
+
+#[derive(Default)]
+struct Reported {
+    counters: HashMap<CounterId, (Arc<Limit>, State), RandomState>,
+    limits: Vec<Arc<Limit>>,
+}
+
+impl Reported {
+    /// Returns a limit, shared with other counters.
+    fn shared(&mut self, limit: &Limit) -> Arc<Limit> {
+        if let Some(known) = self.limits.iter().find(|known| ***known == *limit) {
+            return Arc::clone(known);
+        }
+        if self.limits.len() >= MAX_SHARED {
+            self.limits.clear();
+        }
+        let limit = Arc::new(limit.clone());
+        self.limits.push(Arc::clone(&limit));
+        limit
+    }
+
+    /// Makes room for a new counter, if that is possible.
+    fn make_room(&mut self, now: Timestamp) -> bool {
+        let some = self.counters.iter().take(SAMPLE);
+        let over = some.filter(|(_, (limit, state))| limit.expires(state) <= now).map(|(id, _)| *id).next();
+        over.and_then(|over| self.counters.remove(&over)).is_some()
+    }
+}
 
 impl Others {
-    fn lock(&self) -> MutexGuard<'_, HashMap<CounterId, (Limit, State)>> {
+    fn lock(&self) -> MutexGuard<'_, Reported> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds what other cells have consumed or refunded.
-    pub(crate) fn add(&self, charges: &[Charge<'_>], now: Timestamp) {
+    /// Adds what other cells have consumed or refunded; `ids` are those of the charges' counters.
+    pub(crate) fn add(&self, charges: &[Charge<'_>], ids: &[CounterId], now: Timestamp) {
         let mut all = self.lock();
-        for charge in charges {
-            let id = charge.key.id();
-            if all.len() >= MAX && !all.contains_key(&id) {
-                let over = all.iter().take(SAMPLE).find(|(_, (limit, state))| limit.expires(state) <= now);
-                let Some(over) = over.map(|(id, _)| *id) else { continue };
-                all.remove(&over);
+        let mut last: Option<(&Limit, Arc<Limit>)> = None;
+        for (charge, id) in charges.iter().zip(ids) {
+            if all.counters.len() >= MAX && !all.counters.contains_key(id) && !all.make_room(now) {
+                continue;
             }
-            let (limit, state) = all.entry(id).or_insert_with(|| (charge.limit.clone(), State::default()));
-            limit.clone_from(charge.limit);
-            let at = now + charge.limit.phase(charge.key.stable_hash());
+            // Most charges have the limit of the one before them.
+            let (_, shared) = match last.take().filter(|(limit, _)| std::ptr::eq(*limit, charge.limit)) {
+                Some(known) => last.insert(known),
+                None => last.insert((charge.limit, all.shared(charge.limit))),
+            };
+            let (limit, state) =
+                all.counters.entry(*id).or_insert_with(|| (Arc::clone(shared), State::default()));
+            if !Arc::ptr_eq(limit, shared) {
+                limit.clone_from(shared);
+            }
+            let at = moment(charge, now);
             match charge.cost.is_refund() {
                 true => drop(limit.step(state, at, Cost::refund(charge.cost.units()))),
                 false => limit.debit(PermitId::ANONYMOUS, state, at, charge.cost.units()),
@@ -44,7 +81,15 @@ impl Others {
 
     /// Returns the units of a charge's counter that still count.
     pub(crate) fn used(&self, charge: &Charge<'_>, now: Timestamp) -> u64 {
-        let at = now + charge.limit.phase(charge.key.stable_hash());
-        self.lock().get(&charge.key.id()).map_or(0, |(_, state)| used(charge.limit, state, at))
+        let at = moment(charge, now);
+        self.lock().counters.get(&charge.key.id()).map_or(0, |(_, state)| used(charge.limit, state, at))
+    }
+}
+
+/// Returns the time at which a charge's counter is stepped: windows of limits with jitter are shifted by the key.
+fn moment(charge: &Charge<'_>, now: Timestamp) -> Timestamp {
+    match charge.limit.is_jittered() {
+        true => now + charge.limit.phase(charge.key.stable_hash()),
+        false => now,
     }
 }

@@ -9,17 +9,19 @@
 //! the limit. It is kept as the state of a counter, which forgets what time has restored; the rest is owed in full. So
 //! a healed link debits what still counts, and not an hour of consumption at once.
 
-use crate::charge_codec::{SentCounter, can_be_sent, parts_bytes};
-use crate::ledger::{BYTES_EACH, Consumed};
+use crate::charge_codec::SentCounter;
+use crate::key_values::KeyValues;
+use crate::ledger::{BYTES_EACH, Consumed, limit_numbers};
 use crate::message::{Batch, BatchEntry, MAX_BATCH, MAX_MESSAGE};
 use foldhash::fast::RandomState;
-use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_core::{Cost, CounterKey, KeyPart, Limit, OwnedKeyPart, PermitId, State, TimeDelta, Timestamp};
+use tollgate_core::{Cost, CounterKey, Limit, PermitId, State, TimeDelta, Timestamp};
 
 /// Bytes that a batch may take: half of a message, so that an estimate suffices.
 const MAX_BYTES: usize = MAX_MESSAGE / 2;
+/// Scopes and limits in one batch.
+const MAX_LIMITS: usize = 4_000;
 /// Number of counters compared when one must give way.
 const SAMPLE: usize = 8;
 
@@ -60,18 +62,35 @@ impl Pending {
 struct Name {
     scope: u64,
     limit: (u64, u64),
-    parts: Arc<[OwnedKeyPart]>,
+    values: KeyValues,
+}
+
+/// Consumption of one tick, shared by the outboxes of all peers.
+#[derive(Debug)]
+struct Fresh {
+    consumed: Arc<Vec<Consumed>>,
+    /// Number of them that are in batches.
+    sent: usize,
+    added_at: Timestamp,
+}
+
+impl Fresh {
+    fn left(&self) -> &[Consumed] {
+        self.consumed.get(self.sent..).unwrap_or_default()
+    }
 }
 
 /// Consumption that a peer has not acknowledged.
 #[derive(Debug)]
 pub struct Outbox {
+    /// Consumption of the last tick, if nothing was left of the ticks before it: it is sent as it is.
+    fresh: Option<Fresh>,
     pending: HashMap<Name, (Arc<SentCounter>, Pending), RandomState>,
     most: usize,
     /// Bytes of the values that are waiting.
     bytes: usize,
     sequence: u64,
-    in_flight: Option<(Batch, Timestamp)>,
+    in_flight: Option<(Arc<Batch>, Timestamp)>,
     /// Until when consumption has been added.
     filled_until: Timestamp,
     /// Until when consumption was in a batch the last time that none was left behind.
@@ -91,6 +110,7 @@ impl Outbox {
     #[must_use]
     pub fn new(most: usize, now: Timestamp) -> Self {
         Self {
+            fresh: None,
             pending: HashMap::default(),
             most: most.max(1),
             bytes: 0,
@@ -105,21 +125,41 @@ impl Outbox {
         }
     }
 
+    /// Adds the consumption of a tick until `now`, which the ledger has added up. `is_silent` is whether it was decided by this
+    /// cell's share.
+    pub fn add_tick(&mut self, consumed: &Arc<Vec<Consumed>>, is_silent: bool, now: Timestamp) {
+        let bytes = || consumed.iter().map(|one| one.values.len()).sum::<usize>();
+        let is_next = !is_silent && self.fresh.is_none() && self.pending.is_empty();
+        if is_next && consumed.len() <= self.most && bytes() <= self.max_bytes() {
+            let consumed = Arc::clone(consumed);
+            self.fresh =
+                Some(Fresh { consumed, sent: 0, added_at: now }).filter(|fresh| !fresh.left().is_empty());
+            self.filled_until = now;
+        } else {
+            self.add(consumed, is_silent, now);
+        }
+    }
+
     /// Adds the consumption until `now`. `is_silent` is whether it was decided by this cell's share.
     pub fn add(&mut self, consumed: &[Consumed], is_silent: bool, now: Timestamp) {
+        // What the last tick has left is added up with it.
+        if let Some(fresh) = self.fresh.take_if(|_| !consumed.is_empty()) {
+            self.add_pending(fresh.left(), false, fresh.added_at);
+        }
         self.filled_until = now;
-        for Consumed { counter, parts, units } in consumed {
+        self.add_pending(consumed, is_silent, now);
+    }
+
+    fn add_pending(&mut self, consumed: &[Consumed], is_silent: bool, now: Timestamp) {
+        for Consumed { counter, values, units } in consumed {
             let limit = &counter.limit;
-            let name = Name {
-                scope: counter.scope.id(),
-                limit: (limit.rate().count, limit.capacity()),
-                parts: Arc::clone(parts),
-            };
+            let name =
+                Name { scope: counter.scope.id(), limit: limit_numbers(limit), values: values.clone() };
             if !self.pending.contains_key(&name) {
-                self.make_room(parts_bytes(parts), now);
+                self.make_room(values.len(), now);
             }
             let fresh = || {
-                let phase = phase(counter, parts);
+                let phase = phase(counter, values);
                 (Arc::clone(counter), Pending { units: 0, shared_out: None, phase, last_at: now })
             };
             let (_, pending) = self.pending.entry(name).or_insert_with(fresh);
@@ -135,10 +175,15 @@ impl Outbox {
         }
     }
 
+    fn max_bytes(&self) -> usize {
+        self.most.saturating_mul(BYTES_EACH)
+    }
+
     /// Drops counters until there is room for another, whose values have this many bytes.
     fn make_room(&mut self, bytes: usize, now: Timestamp) {
-        let max_bytes = self.most.saturating_mul(BYTES_EACH);
-        while self.pending.len() >= self.most || self.bytes + bytes > max_bytes && !self.pending.is_empty() {
+        while self.pending.len() >= self.most
+            || self.bytes + bytes > self.max_bytes() && !self.pending.is_empty()
+        {
             self.drop_smallest(now);
         }
         self.bytes += bytes;
@@ -146,7 +191,7 @@ impl Outbox {
 
     fn remove(&mut self, name: &Name) {
         if self.pending.remove(name).is_some() {
-            self.bytes = self.bytes.saturating_sub(parts_bytes(&name.parts));
+            self.bytes = self.bytes.saturating_sub(name.values.len());
         }
     }
 
@@ -163,49 +208,47 @@ impl Outbox {
 
     /// Returns the batch to send: the one in flight if its acknowledgement is missing, else the next. It may be empty:
     /// it is the heartbeat as well.
-    pub fn next_batch(&mut self, now: Timestamp) -> Batch {
+    pub fn next_batch(&mut self, now: Timestamp) -> Arc<Batch> {
         if let Some((batch, _)) = &self.in_flight {
-            return batch.clone();
+            return Arc::clone(batch);
         }
         self.sequence += 1;
-        let mut batch = Batch { sequence: self.sequence, ..Batch::default() };
-        let mut counters: HashMap<*const SentCounter, u32> = HashMap::new();
-        let mut by_limit: HashMap<(u64, (u64, u64)), u32> = HashMap::new();
-        let (mut bytes, mut taken) = (0, Vec::new());
-        for (name, (counter, pending)) in &self.pending {
-            if batch.entries.len() >= MAX_BATCH || bytes >= MAX_BYTES || batch.counters.len() >= 4_000 {
-                break;
+        let mut draft = Draft::new(self.sequence, self.fresh.as_ref().map_or(0, |fresh| fresh.left().len()));
+        match self.fresh.take() {
+            Some(mut fresh) => {
+                while let Some(one) = fresh.consumed.get(fresh.sent).filter(|_| !draft.is_full()) {
+                    fresh.sent += 1;
+                    let lost = draft.add(&one.counter, &one.values, one.units, fresh.added_at, now);
+                    self.dropped = self.dropped.saturating_add(lost);
+                }
+                self.fresh = Some(fresh).filter(|fresh| !fresh.left().is_empty());
             }
-            taken.push(name.clone());
-            let units = pending.total(&counter.limit, now);
-            if units == 0 || now.since(pending.last_at) > counter.limit.retention() {
-                continue;
+            None => {
+                let mut taken = Vec::new();
+                for (name, (counter, pending)) in &self.pending {
+                    if draft.is_full() {
+                        break;
+                    }
+                    taken.push(name.clone());
+                    let units = pending.total(&counter.limit, now);
+                    let lost = draft.add(counter, &name.values, units, pending.last_at, now);
+                    self.dropped = self.dropped.saturating_add(lost);
+                }
+                for name in taken {
+                    self.remove(&name);
+                }
             }
-            // One that no peer can read would make the whole batch unreadable.
-            if !can_be_sent(&name.parts) {
-                self.dropped = self.dropped.saturating_add(units.unsigned_abs());
-                continue;
-            }
-            let at = *counters.entry(Arc::as_ptr(counter)).or_insert_with(|| {
-                *by_limit.entry((name.scope, name.limit)).or_insert_with(|| {
-                    bytes += counter.scope.label().len() + 64;
-                    batch.counters.push((**counter).clone());
-                    u32::try_from(batch.counters.len() - 1).unwrap_or(u32::MAX)
-                })
-            });
-            bytes += 12 + parts_bytes(&name.parts);
-            batch.entries.push(BatchEntry { counter: at, parts: name.parts.to_vec(), units });
         }
-        for name in taken {
-            self.remove(&name);
-        }
+        let mut batch = draft.batch;
         let covers =
             if self.is_continued { 0 } else { self.filled_until.since(self.drained_until).as_micros() };
         batch.covers = Some(covers);
-        (self.is_continued, self.drained_until) = (!self.pending.is_empty(), self.filled_until);
+        let is_complete = self.fresh.is_none() && self.pending.is_empty();
+        (self.is_continued, self.drained_until) = (!is_complete, self.filled_until);
         // Only what is complete is known to the peer afterwards.
-        let covers = if self.pending.is_empty() { self.filled_until } else { self.acked_until };
-        self.in_flight = Some((batch.clone(), covers));
+        let covers = if is_complete { self.filled_until } else { self.acked_until };
+        let batch = Arc::new(batch);
+        self.in_flight = Some((Arc::clone(&batch), covers));
         batch
     }
 
@@ -213,18 +256,20 @@ impl Outbox {
     /// acknowledgement was lost is counted twice, on the safe side.
     pub fn take(&mut self, now: Timestamp) -> Vec<Consumed> {
         let mut all = Vec::new();
-        if let Some((Batch { counters, entries, .. }, _)) = self.in_flight.take() {
-            let counters: Vec<Arc<SentCounter>> = counters.into_iter().map(Arc::new).collect();
-            for BatchEntry { counter, parts, units } in entries {
-                if let Some(counter) = counters.get(counter as usize) {
-                    all.push(Consumed { counter: Arc::clone(counter), parts: parts.into(), units });
+        if let Some((batch, _)) = self.in_flight.take() {
+            let counters: Vec<Arc<SentCounter>> = batch.counters.iter().cloned().map(Arc::new).collect();
+            for BatchEntry { counter, values, units } in &batch.entries {
+                if let Some(counter) = counters.get(*counter as usize) {
+                    let (counter, values) = (Arc::clone(counter), values.clone());
+                    all.push(Consumed { counter, values, units: *units });
                 }
             }
         }
+        all.extend(self.fresh.take().iter().flat_map(Fresh::left).cloned());
         self.bytes = 0;
         for (name, (counter, pending)) in self.pending.drain() {
             let units = pending.total(&counter.limit, now);
-            all.push(Consumed { counter, parts: name.parts, units });
+            all.push(Consumed { counter, values: name.values, units });
         }
         all
     }
@@ -250,7 +295,7 @@ impl Outbox {
     /// Returns whether there is more to send at once.
     #[must_use]
     pub fn has_more(&self) -> bool {
-        self.in_flight.is_none() && !self.pending.is_empty()
+        self.in_flight.is_none() && (self.fresh.is_some() || !self.pending.is_empty())
     }
 
     /// Returns the time since which the peer does not know all consumption.
@@ -262,7 +307,9 @@ impl Outbox {
     /// Returns the number of counters that are waiting.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.pending.len() + self.in_flight.as_ref().map_or(0, |(batch, _)| batch.entries.len())
+        let fresh = self.fresh.as_ref().map_or(0, |fresh| fresh.left().len());
+        let in_flight = self.in_flight.as_ref().map_or(0, |(batch, _)| batch.entries.len());
+        fresh + self.pending.len() + in_flight
     }
 
     /// Returns the units that were not reported because the outbox was full.
@@ -279,7 +326,85 @@ pub(crate) fn used(limit: &Limit, state: &State, now: Timestamp) -> u64 {
 }
 
 /// Returns by how much the windows of a counter are shifted.
-fn phase(counter: &SentCounter, parts: &[OwnedKeyPart]) -> TimeDelta {
-    let parts: SmallVec<[KeyPart<'_>; 4]> = parts.iter().map(OwnedKeyPart::as_part).collect();
-    counter.limit.phase(CounterKey { scope: &counter.scope, parts: &parts }.stable_hash())
+fn phase(counter: &SentCounter, values: &KeyValues) -> TimeDelta {
+    match counter.limit.is_jittered() {
+        true => {
+            let parts = values.parts();
+            counter.limit.phase(CounterKey { scope: &counter.scope, parts: &parts }.stable_hash())
+        }
+        false => TimeDelta::ZERO,
+    }
+}
+
+/// A batch that is being filled.
+struct Draft {
+    batch: Batch,
+    /// Indexes of scopes and limits, by identity and by what they say.
+    counters: HashMap<*const SentCounter, u32, RandomState>,
+    by_limit: HashMap<(u64, (u64, u64)), u32, RandomState>,
+    /// The last of them and its index: most counters have the limit of the one before them.
+    last: Option<(*const SentCounter, u32)>,
+    bytes: usize,
+}
+
+impl Draft {
+    fn new(sequence: u64, entries: usize) -> Self {
+        Self {
+            batch: Batch {
+                sequence,
+                entries: Vec::with_capacity(entries.min(MAX_BATCH)),
+                ..Batch::default()
+            },
+            counters: HashMap::default(),
+            by_limit: HashMap::default(),
+            last: None,
+            bytes: 0,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        let Batch { counters, entries, .. } = &self.batch;
+        entries.len() >= MAX_BATCH || self.bytes >= MAX_BYTES || counters.len() >= MAX_LIMITS
+    }
+
+    /// Adds a counter whose consumption was added at `since`, unless it no longer counts. Returns the units that cannot be
+    /// sent.
+    fn add(
+        &mut self,
+        counter: &Arc<SentCounter>,
+        values: &KeyValues,
+        units: i64,
+        since: Timestamp,
+        now: Timestamp,
+    ) -> u64 {
+        if units == 0 || now.since(since) > counter.limit.retention() {
+            return 0;
+        }
+        // One that no peer can read would make the whole batch unreadable.
+        if !values.can_be_sent() {
+            return units.unsigned_abs();
+        }
+        let counter = self.index(counter);
+        self.bytes += 12 + values.len();
+        self.batch.entries.push(BatchEntry { counter, values: values.clone(), units });
+        0
+    }
+
+    /// Returns the index of a scope and limit.
+    fn index(&mut self, counter: &Arc<SentCounter>) -> u32 {
+        let at = Arc::as_ptr(counter);
+        if let Some((_, index)) = self.last.filter(|(last, _)| *last == at) {
+            return index;
+        }
+        let Self { batch, counters, by_limit, bytes, .. } = self;
+        let index = *counters.entry(at).or_insert_with(|| {
+            *by_limit.entry((counter.scope.id(), limit_numbers(&counter.limit))).or_insert_with(|| {
+                *bytes += counter.scope.label().len() + 64;
+                batch.counters.push((**counter).clone());
+                u32::try_from(batch.counters.len() - 1).unwrap_or(u32::MAX)
+            })
+        });
+        self.last = Some((at, index));
+        index
+    }
 }

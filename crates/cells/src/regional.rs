@@ -39,8 +39,6 @@ use std::sync::{Arc, Mutex};
 use tollgate_core::{Charge, Clock, CounterKey, CounterStore, TimeDelta, Timestamp};
 use tollgate_store::{LeaseConfig, LeasedStore};
 
-pub(crate) use serve::{charges_of, parts_of};
-
 /// Parts of a whole limit, in millionths.
 const WHOLE: u64 = 1_000_000;
 

@@ -188,15 +188,20 @@ impl<C: Clock> MemoryStore<C> {
 
     /// Charges a counter of a packed limit, wherever its state is. Under the lock it cannot move.
     fn charge_packed(&self, ask: &PackedCharge<'_>, charge: &Charge<'_>, kind: ChargeKind) -> Outcome {
+        if !self.wide.may_hold_packable() {
+            return self.charge_in_table(ask, kind);
+        }
         let asks = [self.wide_charge(charge, ask.now)];
-        let mut locked = self.wide.may_hold_packable().then(|| self.wide.lock(&asks, &self.counters.counts));
-        if let Some(locked) = &mut locked
-            && locked.holds(&asks[0])
-        {
+        let mut locked = self.wide.lock(&asks, &self.counters.counts);
+        if locked.holds(&asks[0]) {
             let (outcome, _) = locked.charge(&asks[0], kind);
-            self.move_to_table(ask, locked, &asks[0], &outcome);
+            self.move_to_table(ask, &mut locked, &asks[0], &outcome);
             return outcome;
         }
+        self.charge_in_table(ask, kind)
+    }
+
+    fn charge_in_table(&self, ask: &PackedCharge<'_>, kind: ChargeKind) -> Outcome {
         let (outcome, receipt) = self.counters.charge(ask, kind);
         if receipt.before.meta == 0 {
             self.pages.grown(&self.counters);
@@ -364,17 +369,6 @@ impl<C: Clock> MemoryStore<C> {
         admission
     }
 
-    /// Debits charges that have already happened.
-    fn debit_at(&self, now: Timestamp, charges: &[Charge<'_>]) {
-        for charge in charges {
-            if let Some(ask) = self.packed_charge(charge, now) {
-                self.charge_packed(&ask, charge, ChargeKind::Debit);
-            } else {
-                self.charge_wide_as(now, charge, ChargeKind::Debit);
-            }
-        }
-    }
-
     /// Returns statistics of the store. Takes some microseconds, so it must not be called for every request.
     pub fn stats(&self) -> MemoryStats {
         const SAMPLE: usize = 1 << 14;
@@ -398,14 +392,7 @@ impl<C: Clock> MemoryStore<C> {
         }
     }
 
-    /// Converts to a charge of a packed counter. Returns `None` if the counter is wide.
-    #[inline(always)]
-    fn packed_charge<'a>(&self, charge: &Charge<'a>, now: Timestamp) -> Option<PackedCharge<'a>> {
-        let name = self.hasher.name(&charge.key);
-        self.packed_charge_by_name(charge, name, now)
-    }
-
-    /// Converts like [`Self::packed_charge`], with the name known.
+    /// Converts to a charge of a packed counter with this name. Returns `None` if the counter is wide.
     #[inline(always)]
     fn packed_charge_by_name<'a>(
         &self,

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tollgate_core::{
     Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LastKnown, LimitError,
-    Mode, Outcome, Outcomes, OwnedKeyPart, Permit, RegionMode, Scope, StoreError, Timestamp, UnitReturn,
+    Mode, Outcome, Outcomes, Permit, RegionMode, Scope, StoreError, Timestamp, UnitReturn,
 };
 
 /// Maximum number of counters between two collections.
@@ -147,8 +147,8 @@ impl<C: Clock> Durable<C> {
         let mut kept = self.kept();
         let all = taken.iter().map(|consumed| (consumed, (consumed.units, 0)));
         for (consumed, units) in all.chain(reported.iter().map(|consumed| (consumed, (0, consumed.units)))) {
-            let Consumed { counter, parts, .. } = consumed;
-            let parts: SmallVec<[KeyPart<'_>; 4]> = parts.iter().map(OwnedKeyPart::as_part).collect();
+            let Consumed { counter, values, .. } = consumed;
+            let parts = values.parts();
             let key = CounterKey { scope: &counter.scope, parts: &parts };
             let slot = slot_of(&counter.limit, now, key.stable_hash());
             kept.add(self.digest(&key), slot, units, now);

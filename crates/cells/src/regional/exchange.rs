@@ -43,7 +43,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     /// Moves what was consumed since the last tick into the outboxes, and looks who answers. Called once in a tick.
     pub fn tick(&self) {
-        let consumed = self.ledger.drain();
+        let consumed = Arc::new(self.ledger.drain());
         let now = self.clock.now();
         for (contact, others) in self.members.contacts(now) {
             let is_silent = self.members.is_silent(contact, now);
@@ -58,7 +58,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 outbox.add(&[], is_silent, now);
             }
             if let Some(mut outbox) = self.outbox(contact) {
-                outbox.add(&consumed, is_silent, now);
+                outbox.add_tick(&consumed, is_silent, now);
                 moved.iter().for_each(|moved| outbox.add(moved, false, now));
             }
         }
@@ -69,7 +69,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     }
 
     /// Returns the batch to send to a peer.
-    pub fn next_batch(&self, peer: usize) -> Batch {
+    pub fn next_batch(&self, peer: usize) -> Arc<Batch> {
         let now = self.clock.now();
         self.outbox(peer).map(|mut outbox| outbox.next_batch(now)).unwrap_or_default()
     }

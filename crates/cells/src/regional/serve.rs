@@ -34,7 +34,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 let units = units.cost.units();
                 done(self.own.return_units(&UnitReturn { key, limit, units, taken_at, full_at, id }).await)
             }
-            Message::Batch(batch) => self.apply(from, batch).await,
+            Message::Batch(batch) => self.apply(from, &batch).await,
             Message::Unknown(_) => {
                 add(&self.counts.unknown_messages, 1);
                 Message::Failed("unknown message".to_owned())
@@ -81,11 +81,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 }
 
 /// Returns the values of each charge's key.
-pub(crate) fn parts_of(sent: &[SentCharge]) -> Vec<Vec<KeyPart<'_>>> {
+fn parts_of(sent: &[SentCharge]) -> Vec<Vec<KeyPart<'_>>> {
     sent.iter().map(|sent| sent.parts.iter().map(OwnedKeyPart::as_part).collect()).collect()
 }
 
 /// Returns the charges of a message, whose values are `parts`.
-pub(crate) fn charges_of<'a>(sent: &'a [SentCharge], parts: &'a [Vec<KeyPart<'a>>]) -> Charges<'a> {
+fn charges_of<'a>(sent: &'a [SentCharge], parts: &'a [Vec<KeyPart<'a>>]) -> Charges<'a> {
     sent.iter().zip(parts).map(|(sent, parts)| as_charge(sent, parts)).collect()
 }

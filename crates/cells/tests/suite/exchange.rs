@@ -1,10 +1,9 @@
 //! The exchange of consumption: nothing is counted zero times, nothing twice.
 
 use std::sync::Arc;
-use tollgate_cells::{Consumed, Inbox, Ledger, Outbox, Receipt, SentCounter};
+use tollgate_cells::{Consumed, Inbox, KeyValues, Ledger, Outbox, Receipt, SentCounter};
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterKey, KeyPart, Limit, LimitSpec, OwnedKeyPart, Rate, Scope, TimeDelta,
-    Timestamp,
+    Algorithm, Charge, Cost, CounterKey, KeyPart, Limit, LimitSpec, Rate, Scope, TimeDelta, Timestamp,
 };
 
 fn limit(per_second: u64) -> Limit {
@@ -14,7 +13,7 @@ fn limit(per_second: u64) -> Limit {
 fn consumed(key: &str, units: i64, limit: &Limit) -> Consumed {
     Consumed {
         counter: Arc::new(SentCounter { scope: Scope::new("api|user"), limit: limit.clone() }),
-        parts: [OwnedKeyPart::Text(key.into())].into(),
+        values: KeyValues::new(&[KeyPart::Text(key)]),
         units,
     }
 }
@@ -40,6 +39,60 @@ fn a_batch_is_repeated_until_it_is_acknowledged_and_applied_once() {
     // A restarted sender begins at 1 again; a late message of the process before is still known.
     apply(&inbox, 2, 1);
     assert!(matches!(inbox.receive("us", 1, second.sequence), Receipt::Repeated));
+}
+
+/// Without it the consumption of a tick that is sent as it came is lost or counted twice where a peer is slow, gone or new.
+#[test]
+fn a_tick_is_sent_as_it_came_and_added_up_where_it_waits() {
+    let limit = limit(1_000);
+    let tick = |units: &[(&str, i64)]| -> Arc<Vec<Consumed>> {
+        Arc::new(units.iter().map(|(key, units)| consumed(key, *units, &limit)).collect())
+    };
+    let units = |outbox: &mut Outbox, now| {
+        let batch = outbox.next_batch(now);
+        outbox.acknowledge(batch.sequence);
+        let mut units: Vec<i64> = batch.entries.iter().map(|entry| entry.units).collect();
+        units.sort_unstable();
+        (units, batch.covers)
+    };
+    let later = NOW + TimeDelta::from_millis(200);
+    let mut outbox = Outbox::new(3, NOW);
+    outbox.add_tick(&tick(&[("a", 1), ("b", 2)]), false, later);
+    assert_eq!((outbox.waiting(), outbox.has_more()), (2, true));
+    let in_flight = outbox.next_batch(later);
+    assert_eq!((in_flight.entries.len(), in_flight.covers, outbox.has_more()), (2, Some(200_000), false));
+    // The peer is slow: two ticks are added up, and what was sent is not among them.
+    outbox.add_tick(&tick(&[("a", 4), ("c", 8)]), false, later);
+    assert_eq!(outbox.next_batch(later), in_flight);
+    outbox.add_tick(&tick(&[("a", 16)]), false, later);
+    assert_eq!(outbox.waiting(), 4);
+    outbox.acknowledge(in_flight.sequence);
+    assert_eq!(units(&mut outbox, later).0, [8, 20]);
+    assert_eq!(outbox.acked_until(), later);
+    // Another node of its cell gets what is in flight and what waits.
+    outbox.add_tick(&tick(&[("a", 1)]), false, later);
+    let lost = outbox.next_batch(later);
+    outbox.add_tick(&tick(&[("b", 2)]), false, later);
+    let taken: i64 = outbox.take(later).iter().map(|consumed| consumed.units).sum();
+    assert_eq!((taken, outbox.waiting(), lost.entries.len()), (3, 0, 1));
+    // A silent peer, and one that the tick has no room for.
+    outbox.add_tick(&tick(&[("a", 6)]), true, later);
+    assert_eq!(units(&mut outbox, later + TimeDelta::from_millis(4)).0, [2], "four have been restored");
+    outbox.add_tick(&tick(&[("a", 5), ("b", 6), ("c", 7), ("d", 8)]), false, later);
+    let (sent, _) = units(&mut outbox, later);
+    assert_eq!(sent.iter().sum::<i64>() + i64::try_from(outbox.dropped()).expect("small"), 26);
+    assert_eq!(sent.len(), 3);
+    // One that is larger than a message is continued.
+    let mut outbox = Outbox::new(40_000, NOW);
+    let many: Vec<String> = (0..20_000).map(|key| key.to_string()).collect();
+    let many: Vec<(&str, i64)> = many.iter().map(|key| (key.as_str(), 1)).collect();
+    outbox.add_tick(&tick(&many), false, later);
+    let (first, second) = (units(&mut outbox, later), units(&mut outbox, later));
+    assert_eq!((first.0.len() + second.0.len(), first.1, second.1), (20_000, Some(200_000), Some(0)));
+    assert!(first.0.len() <= 16_384 && !outbox.has_more());
+    // What a peer was not told for longer than it counts is not sent.
+    outbox.add_tick(&tick(&[("a", 6)]), false, later);
+    assert!(units(&mut outbox, later + TimeDelta::from_secs(60)).0.is_empty());
 }
 
 fn apply(inbox: &Inbox, incarnation: u64, sequence: u64) {

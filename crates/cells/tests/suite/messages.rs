@@ -1,14 +1,15 @@
 //! Messages between cells: what is sent arrives, and nothing that a peer sends breaks a cell.
 
 use proptest::prelude::*;
+use std::sync::Arc;
 use tollgate_cells::message::{
     Batch, BatchEntry, Hello, MAX_MESSAGE, Message, MessageError, PREFIX, Sighting, Sign, decode,
     decode_leniently, encode, length,
 };
-use tollgate_cells::{SentCharge, SentCounter};
+use tollgate_cells::{KeyValues, SentCharge, SentCounter};
 use tollgate_core::{
-    Admission, Algorithm, Calendar, CalendarUnit, Cost, Enforcement, Limit, LimitSpec, LossPolicy, Outcome,
-    Outcomes, OwnedKeyPart, Period, PermitId, Rate, Scope, TimeDelta, Timestamp, Verdict,
+    Admission, Algorithm, Calendar, CalendarUnit, Cost, Enforcement, KeyPart, Limit, LimitSpec, LossPolicy,
+    Outcome, Outcomes, OwnedKeyPart, Period, PermitId, Rate, Scope, TimeDelta, Timestamp, Verdict,
 };
 
 fn limits() -> Vec<Limit> {
@@ -74,8 +75,8 @@ fn messages() -> Vec<Message> {
         sequence: 300,
         counters: charges.iter().map(|charge| charge.counter.clone()).collect(),
         entries: vec![
-            BatchEntry { counter: 0, parts: charges[0].parts.clone(), units: 5 },
-            BatchEntry { counter: 7, parts: Vec::new(), units: -2 },
+            BatchEntry { counter: 0, values: KeyValues::from_owned(&charges[0].parts), units: 5 },
+            BatchEntry { counter: 7, values: KeyValues::new(&[]), units: -2 },
         ],
         covers: Some(200_000),
         skipped: 0,
@@ -91,7 +92,7 @@ fn messages() -> Vec<Message> {
             full_at: Timestamp::from_micros(2),
             id: PermitId(3),
         },
-        Message::Batch(batch),
+        Message::Batch(Arc::new(batch)),
         Message::Outcomes(outcomes),
         Message::Done(vec![seen(Sign::Answered)]),
         Message::Done(vec![seen(Sign::Answered), seen(Sign::Requested), seen(Sign::Majority)]),
@@ -149,7 +150,7 @@ fn a_counter_of_a_batch_is_short() {
     let counter = charge(limits().remove(0)).counter;
     let entry = |n: usize| BatchEntry {
         counter: 0,
-        parts: vec![OwnedKeyPart::Secret(format!("{n:032x}").into())],
+        values: KeyValues::new(&[KeyPart::Secret(&format!("{n:032x}"))]),
         units: 1_000,
     };
     let batch = Batch {
@@ -158,7 +159,7 @@ fn a_counter_of_a_batch_is_short() {
         entries: (0..1_000).map(entry).collect(),
         ..Batch::default()
     };
-    let bytes = encode(1, &Message::Batch(batch)).len();
+    let bytes = encode(1, &Message::Batch(Arc::new(batch))).len();
     assert!(bytes <= 48 * 1_000, "{} bytes for each counter", bytes / 1_000);
 }
 
@@ -181,7 +182,7 @@ proptest! {
         if let Ok((id, mut message)) = decode(&bytes) {
             if let Message::Batch(batch) = &mut message {
                 // What was skipped is not sent again.
-                batch.skipped = 0;
+                Arc::make_mut(batch).skipped = 0;
             }
             let again = encode(id, &message);
             prop_assert_eq!(decode(&again[PREFIX..]), Ok((id, message)));
@@ -193,9 +194,9 @@ proptest! {
 #[test]
 fn what_cannot_be_read_does_not_stop_the_rest() {
     let counters: Vec<_> = limits().into_iter().take(2).map(|limit| charge(limit).counter).collect();
-    let entry = |counter| BatchEntry { counter, parts: Vec::new(), units: 5 + i64::from(counter) };
+    let entry = |counter| BatchEntry { counter, values: KeyValues::new(&[]), units: 5 + i64::from(counter) };
     let batch = Batch { sequence: 1, counters, entries: vec![entry(0), entry(1)], ..Batch::default() };
-    let mut bytes = encode(1, &Message::Batch(batch.clone()));
+    let mut bytes = encode(1, &Message::Batch(Arc::new(batch.clone())));
     let name = batch.counters[0].limit.algorithm().name().as_bytes();
     // The label ends with the name as well.
     let mut found = bytes.windows(name.len()).enumerate().filter(|(_, part)| *part == name);

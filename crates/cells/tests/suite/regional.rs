@@ -241,10 +241,11 @@ fn a_replayed_or_absurd_batch_does_little_harm() {
     }
     assert_eq!(left(eu, &one), 7, "applied once");
     assert_eq!(eu.stats().batches_repeated, 4);
-    let mut absurd = batch;
+    let mut batch = batch;
+    let absurd = Arc::make_mut(&mut batch);
     absurd.sequence += 1;
     absurd.entries[0].units = i64::MAX;
-    block_on(eu.handle(&us.hello(), Message::Batch(absurd)));
+    block_on(eu.handle(&us.hello(), Message::Batch(batch)));
     assert_eq!(charge(eu, &[one]).expect("decided").admission, Admission::Denied);
     pair.clock.advance(TimeDelta::from_secs(60));
     pair.exchange();

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use tollgate_cells::message::{Batch, BatchEntry, Message};
 use tollgate_cells::{
-    CellConfig, Members, PeerConfig, Pseudonyms, RegionalStore, SentCharge, SentCounter, Transport,
+    CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCharge, SentCounter, Transport,
 };
 use tollgate_core::conformance::block_on;
 use tollgate_core::{
     Algorithm, Charge, Clock, Cost, CounterId, CounterKey, CounterStore, KeyPart, LimitSpec, ManualClock,
-    Outcomes, OwnedKeyPart, Permit, Rate, Scope, StoreError, TimeDelta, Timestamp,
+    Outcomes, Permit, Rate, Scope, StoreError, TimeDelta, Timestamp,
 };
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
 
@@ -102,17 +102,17 @@ fn small() -> SentCounter {
 fn batch(counters: usize) -> Message {
     let entry = |at: usize| BatchEntry {
         counter: 0,
-        parts: vec![OwnedKeyPart::Text(format!("k{at}").into())],
+        values: KeyValues::new(&[KeyPart::Text(&format!("k{at}"))]),
         units: 1,
     };
     let entries = (0..counters).map(entry).collect();
-    Message::Batch(Batch {
+    Message::Batch(Arc::new(Batch {
         sequence: 1,
         counters: vec![small()],
         entries,
         covers: Some(200_000),
         ..Batch::default()
-    })
+    }))
 }
 
 fn left(cell: &Cell, at: usize) -> u64 {

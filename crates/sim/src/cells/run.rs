@@ -225,13 +225,13 @@ impl Run {
         hello.incarnation = process;
         let message = match (self.bug, message) {
             (Some(CellBug::ForgetsBatches), Message::Batch(mut batch)) => {
-                batch.entries.clear();
+                Arc::make_mut(&mut batch).entries.clear();
                 Message::Batch(batch)
             }
             (Some(CellBug::CountsLateReportsTwice), Message::Batch(mut batch))
                 if self.cells[to].store.stats().late_peers > 0 =>
             {
-                batch.entries.iter_mut().for_each(|entry| entry.units *= 2);
+                Arc::make_mut(&mut batch).entries.iter_mut().for_each(|entry| entry.units *= 2);
                 Message::Batch(batch)
             }
             (Some(CellBug::SkipsDeduction), Message::Charge(mut charges)) => {

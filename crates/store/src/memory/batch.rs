@@ -4,6 +4,7 @@
 //! for the first: names are hashed and lines prefetched a group at a time, then charged in order.
 
 use super::MemoryStore;
+use super::packed_counters::ChargeKind;
 use smallvec::smallvec;
 use tollgate_core::{Charge, Clock, Outcome, Outcomes, Timestamp};
 
@@ -29,6 +30,23 @@ impl<C: Clock> MemoryStore<C> {
                         None => out.push(self.charge_slowly(&ask, charge)),
                     },
                     None => out.push(self.charge_at(now, std::slice::from_ref(charge)).per_charge[0]),
+                }
+            }
+        }
+    }
+
+    /// Debits charges that have already happened, in order.
+    pub(super) fn debit_at(&self, now: Timestamp, charges: &[Charge<'_>]) {
+        let mut names = [0_u64; GROUP];
+        for group in charges.chunks(GROUP) {
+            for (charge, name) in group.iter().zip(&mut names) {
+                *name = self.hasher.name(&charge.key);
+                self.counters.keys.prefetch(*name);
+            }
+            for (charge, name) in group.iter().zip(names) {
+                match self.packed_charge_by_name(charge, name, now) {
+                    Some(ask) => drop(self.charge_packed(&ask, charge, ChargeKind::Debit)),
+                    None => drop(self.charge_wide_as(now, charge, ChargeKind::Debit)),
                 }
             }
         }

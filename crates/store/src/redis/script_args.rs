@@ -3,6 +3,7 @@
 //! `lua/begin.lua` and `lua/decode.lua` describe the layout. One number per argument was rejected: reading twenty
 //! arguments costs Redis more than deciding on them.
 
+use super::compact::Short;
 use super::shard_request::{BundleCounter, ShardCharge, ShardRequest};
 use std::io::Write;
 use tollgate_core::{Cost, Limit, LimitParams, Period, TimeDelta, Timestamp};
@@ -98,6 +99,38 @@ impl ScriptArgs {
         }
     }
 
+    /// Appends debits that `lua/short_debit.lua` can step: each counter once, in the order of their bundles. Those of one
+    /// limit that follow each other share its numbers.
+    pub(super) fn debits(&mut self, request: &ShardRequest) {
+        let mut last = None;
+        let mut costs: Vec<u64> = Vec::new();
+        for want in &request.charges {
+            let (op, [cost, capacity, length, _, most]) = numbers(&want.limit, want.cost, want.phase);
+            let most = match want.limit.params() {
+                LimitParams::Bucket { max_ahead, .. } => max_ahead,
+                _ => most,
+            };
+            let group = (op, &request.counters[want.counter].short, [capacity, length, most]);
+            if let Some(before) = last.filter(|last| *last != group) {
+                self.debit_group(before, &mut costs);
+            }
+            last = Some(group);
+            costs.push(cost);
+        }
+        if let Some(last) = last {
+            self.debit_group(last, &mut costs);
+        }
+    }
+
+    /// Appends debits of one limit.
+    fn debit_group(&mut self, (op, short, limit): (u8, &Short, [u64; 3]), costs: &mut Vec<u64>) {
+        self.body.extend_from_slice(&u16::try_from(costs.len()).unwrap_or(u16::MAX).to_le_bytes());
+        self.body.push(op);
+        self.body.extend_from_slice(short);
+        self.body.push(0);
+        limit.into_iter().chain(costs.drain(..)).for_each(|number| self.number(number));
+    }
+
     /// Returns the argument; `is_short` if `lua/short.lua` may decide it.
     pub(super) fn finish(self, is_short: bool) -> Vec<u8> {
         let mut ask = Vec::with_capacity(11 + self.counters.len() + self.body.len());
@@ -161,11 +194,11 @@ impl ScriptArgs {
         probe.body.push(1);
         probe.bucket_charge(b"000", (1, 0), 1, 1_000_000);
         probe.body.push(0);
-        probe.finish_buckets()
+        probe.finish_plain()
     }
 
-    /// Returns the argument of `lua/buckets.lua`: the time and the requests.
-    pub(super) fn finish_buckets(self) -> Vec<u8> {
+    /// Returns the argument of `lua/buckets.lua` and `lua/short_debit.lua`: the time, and the requests.
+    pub(super) fn finish_plain(self) -> Vec<u8> {
         let mut ask = Vec::with_capacity(8 + self.body.len());
         let time = self.now.map_or(-1.0, |now| double(now.as_micros()));
         ask.extend_from_slice(&time.to_le_bytes());

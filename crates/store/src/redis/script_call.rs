@@ -39,7 +39,7 @@ pub(super) struct ScriptCall {
 enum Kind {
     #[default]
     General,
-    /// Charges that `lua/short.lua` can decide, or debits for `lua/short_debit.lua`.
+    /// Charges that `lua/short.lua` can decide, or debits for `lua/short_debit.lua`, each counter once.
     Short,
     /// Buckets of one bundle per request.
     Buckets,
@@ -54,7 +54,10 @@ impl Kind {
         match &job.request {
             request if request.envoy_at.is_some() => Self::Envoy,
             request if is_charge && request.is_plain() => Self::Buckets,
-            request if (is_charge || is_debit) && request.is_short() => Self::Short,
+            request if is_charge && request.is_short() => Self::Short,
+            request if is_debit && request.is_short() && request.charges.len() == request.counters.len() => {
+                Self::Short
+            }
             _ => Self::General,
         }
     }
@@ -164,12 +167,15 @@ impl ScriptCall {
         let script = match work {
             Command::Charge if self.kind == Kind::Buckets => &scripts.buckets,
             Command::Charge => &scripts.charge,
+            Command::Debit if self.kind == Kind::Short => &scripts.short_debit,
             Command::Debit | Command::Release => &scripts.debit,
             Command::Undo { .. } => &scripts.undo,
             Command::ReturnUnits { .. } => &scripts.return_units,
         };
         let mut ask = ScriptArgs::new(fixed_time, near);
-        if self.kind != Kind::Buckets {
+        let is_plain =
+            self.kind == Kind::Buckets || self.kind == Kind::Short && matches!(work, Command::Debit);
+        if !is_plain {
             self.counters.iter().for_each(|counter| ask.counter(counter));
         }
         for (job, numbers) in self.jobs.iter().zip(&self.numbers) {
@@ -179,6 +185,7 @@ impl ScriptCall {
                     ask.buckets(&job.request, bundle + 1);
                 }
                 Command::Charge => ask.request(&job.request, numbers),
+                Command::Debit if is_plain => ask.debits(&job.request),
                 Command::Debit => ask.charges(&job.request, numbers, ScriptOp::Debit),
                 Command::Release => ask.charges(&job.request, numbers, ScriptOp::Release),
                 Command::Undo { taken_at: taken, .. } => {
@@ -200,9 +207,9 @@ impl ScriptCall {
         } else {
             command.arg("EVAL").arg(script.text);
         }
-        command.arg(self.bundles.len()).arg(&self.bundles).arg(match self.kind {
-            Kind::Buckets => ask.finish_buckets(),
-            kind => ask.finish(kind == Kind::Short),
+        command.arg(self.bundles.len()).arg(&self.bundles).arg(match is_plain {
+            true => ask.finish_plain(),
+            false => ask.finish(self.kind == Kind::Short),
         });
         if let Command::Undo { priors, .. } = work {
             command.arg(priors);
@@ -245,6 +252,16 @@ impl ScriptCall {
                 return CallResult::Done;
             }
         };
+        let is_charge = self.jobs.first().is_some_and(|job| matches!(job.command, Command::Charge));
+        if let ([Value::Int(now), Value::BulkString(why)], false) = (values.as_slice(), is_charge) {
+            // A bundle is in another form: nothing was written.
+            if !why.is_empty() {
+                return CallResult::Again(vec![Self { kind: Kind::General, ..self }]);
+            }
+            let now = Timestamp::from_micros(u64::try_from(*now).unwrap_or(0));
+            self.reply(&[], now, &[], shared);
+            return CallResult::Done;
+        }
         let bundles = self.bundles.len();
         match (values.get(bundles), values.get(bundles + 1), values.first()) {
             (Some(Value::Int(now)), Some(Value::BulkString(decided)), _) => {
@@ -261,15 +278,17 @@ impl ScriptCall {
     }
 
     fn reply(self, kept: &[Value], now: Timestamp, decided: &[u8], shared: &Shared) {
-        let held = |bundle: usize| match &kept[bundle] {
-            Value::BulkString(bytes) => Some(bytes.as_slice()),
+        let held = |bundle: usize| match kept.get(bundle) {
+            Some(Value::BulkString(bytes)) => Some(bytes.as_slice()),
             _ => None,
         };
         let state = |counter: &BundleCounter| match self.kind {
             Kind::Envoy => envoy_keys::state(&self.bundles[counter.bundle], held(counter.bundle)),
             _ => decode_state::state(held(counter.bundle), counter),
         };
-        let mut states: Vec<State> = self.counters.iter().map(state).collect();
+        // Nobody waits for the outcomes of other commands.
+        let is_charge = self.jobs.first().is_some_and(|job| matches!(job.command, Command::Charge));
+        let mut states: Vec<State> = self.counters.iter().filter(|_| is_charge).map(state).collect();
         let received_at = shared.clock.now();
         for (at, (mut job, numbers)) in self.jobs.into_iter().zip(self.numbers).enumerate() {
             let request = std::mem::take(&mut job.request);

@@ -1,107 +1,132 @@
--- The usual debits: windows and buckets that are alone in their bundles, in the short forms of `scale.lua`. The same steps as
--- in `step.lua`, without the tables and functions that the others need; `short.lua` does so for charges. If anything is in
--- another form, the general steps below debit; nothing has been written then.
-if is_short == 1 and now < 4000000000000000 then
-  local sub, find, call = string.sub, string.find, redis.call
-  local place, understood = at, true
-  -- A state is a window's count or a bucket's TAT, false while it has not been read; `was` is what it was read as, -1 for a
-  -- window that begins.
-  local shorts, states, was = {}, {}, {}
-  -- Of each length of windows: the text before the count and its length, what the count stays below, and the end.
-  local windows = {}
-  for c = 1, counters do
-    local _
-    _, _, shorts[c], place = decode('<Hss', ask, place)
-    states[c] = false
-  end
-  while place <= #ask do
-    local op, c, a, b, d, f, far, _
-    op, _, _, c, a, b, d, _, f, place = decode('<BBBHddddd', ask, place)
-    local state, short, next = states[c], shorts[c], nil
-    if op == 1 then
-      far, _, place = decode('<dd', ask, place)
-      if not state then
-        local value = kept[c]
-        if not value then
-          state = 0
-        elseif #value == 20 and sub(value, 1, 5) == short and not find(value, '%D', 6) then
-          state = number(sub(value, 6)) + 1600000000000000
-        else
-          understood = false
-          break
-        end
-        was[c] = state
-      end
-      local base, most = state > now and state or now, now + b + b
-      next = base + a
-      if next > most then
-        next = base > most and base or most
-      end
-      if state > now + far or now < 1600000000000000 or next >= 2600000000000000 then
-        understood = false
-        break
-      end
-    else
-      local window = windows[short]
-      if not window then
-        local start = now - now % d
-        local head = text(short, start / d)
-        window = { head, #head, 10 ^ (18 - #head), start + d }
-        windows[short] = window
-      end
-      if not state then
-        local value, digits = kept[c], window[2]
-        if not value then
-          state, was[c] = 0, -1
-        elseif #value ~= 18 or find(value, '%D') then
-          understood = false
-          break
-        elseif sub(value, 1, digits) == window[1] then
-          state = number(sub(value, digits + 1))
-          was[c] = state
-        elseif sub(value, 1, 2) == sub(short, 1, 2) and number(sub(value, 3, digits)) < number(sub(window[1], 3)) then
-          state, was[c] = 0, -1
-        else
-          -- Another counter's, or ahead: a clock went back.
-          understood = false
-          break
-        end
-      end
-      next = state + a
-      if next > f then
-        next = state > f and state or f
-      end
-      if next >= window[3] then
-        understood = false
-        break
-      end
-    end
-    states[c] = next
-  end
-  if understood then
-    local part = now % 1000 / 1000
-    for c = 1, counters do
-      local state, before, window = states[c], was[c], windows[shorts[c]]
-      if window and before and before >= 0 then
-        -- Its window goes on, and so does its expiry.
-        if state > before then
-          call('INCRBY', KEYS[c], state - before == 1 and '1' or text('%d', state - before))
-        end
-      elseif state and state > 0 and state ~= before then
-        local life = ((window and window[4] or state) - now) / 1000
-        life = life + (life / 16 + 100) * part + fresh
-        local value
-        if window then
-          value = window[1] .. text('%0' .. 18 - window[2] .. 'd', state)
-        else
-          value = text('%s%015d', shorts[c], state - 1600000000000000)
-        end
-        call('SET', KEYS[c], value, 'PX', life - life % 1 + 1)
-      end
-    end
-    kept[#KEYS + 1] = now
-    kept[#KEYS + 2] = ''
-    return kept
+-- Debits of many counters: windows and buckets that are alone in their bundles, in the short forms of `scale.lua`, each debited
+-- once. The same steps as in `step.lua`, without the tables and functions that the others need. If anything is in another form,
+-- nothing is written, and `debit.lua` is called instead.
+--
+-- KEYS      the bundles; ARGV[1]: time (double, microseconds, or -1 for the server's own), then counters of one limit together,
+-- in the order of their bundles: how many (uint16), the step (uint8), their short form as far as that never changes
+-- (zero-terminated), capacity, length of the window, and the maximum count or how far ahead a bucket may be (doubles), then the
+-- cost of each (doubles). Nobody reads what the bundles held before: returns the time, and a text, empty if they are debited.
+local decode, number, text, sub, rep = struct.unpack, tonumber, string.format, string.sub, string.rep
+local ask, keys, call = ARGV[1], KEYS, redis.call
+local now, place = decode('<d', ask)
+local fresh = 0
+if now < 0 then
+  local time = call('TIME')
+  now = time[1] * 1000000 + time[2]
+else
+  -- As in `begin.lua`.
+  fresh = 600000
+end
+if now < 1600000000000000 or now >= 4000000000000000 then
+  return { now, 'general' }
+end
+local kept = call('MGET', unpack(keys))
+for b = 1, #keys do
+  if not kept[b] then
+    -- MGET says nothing of a key of another type, which a write would replace; GET fails on it.
+    call('GET', keys[b])
   end
 end
 
+-- Of each limit: how many counters, its window (false: buckets), its short form, and the new state of each counter; that of a
+-- window that goes on is what it grows by, as a negative number, and false if nothing changes.
+local limits, first = {}, 0
+while place <= #ask do
+  local n, op, short, b, d, f
+  n, op, short, b, d, f, place = decode('<HBsddd', ask, place)
+  local states = { decode('<' .. rep('d', n), ask, place) }
+  place = states[n + 1]
+  local window = false
+  if op == 1 then
+    local most, furthest = now + b + b, now + f
+    for i = 1, n do
+      local value, state = kept[first + i], 0
+      if value then
+        state = #value == 20 and sub(value, 1, 5) == short and number(sub(value, 6))
+        if not state or state % 1 ~= 0 then
+          return { now, 'general' }
+        end
+        state = state + 1600000000000000
+      end
+      local base = state > now and state or now
+      local next = base + states[i]
+      if next > most then
+        next = base > most and base or most
+      end
+      if state > furthest or next >= 2600000000000000 then
+        return { now, 'general' }
+      end
+      states[i] = next ~= state and next
+    end
+  else
+    local start = now - now % d
+    local head = text(short, start / d)
+    local digits, below = #head, 10 ^ (18 - #head)
+    window = { head, '%0' .. 18 - digits .. 'd', start + d }
+    for i = 1, n do
+      local value, state, is_new = kept[first + i], 0, true
+      if value then
+        if #value == 18 and sub(value, 1, digits) == head then
+          state, is_new = number(sub(value, digits + 1)), false
+        elseif #value ~= 18 or string.find(value, '%D') or sub(value, 1, 2) ~= sub(short, 1, 2)
+          or number(sub(value, 3, digits)) > number(sub(head, 3)) then
+          -- Another counter's, or ahead: a clock went back.
+          state = nil
+        end
+        if not state or state % 1 ~= 0 then
+          return { now, 'general' }
+        end
+      end
+      local next = state + states[i]
+      if next > f then
+        next = state > f and state or f
+      end
+      if next >= below then
+        return { now, 'general' }
+      end
+      states[i] = next > state and (is_new and next or state - next)
+    end
+  end
+  limits[#limits + 1] = { n, window, short, states }
+  first = first + n
+end
+
+local part, c, lives = now % 1000 / 1000, 0, {}
+for l = 1, #limits do
+  local limit = limits[l]
+  local n, window, short, states = limit[1], limit[2], limit[3], limit[4]
+  local life
+  if window then
+    life = (window[3] - now) / 1000
+    life = life + (life / 16 + 100) * part + fresh
+    life = text('%d', life - life % 1 + 1)
+  end
+  for i = 1, n do
+    local state = states[i]
+    c = c + 1
+    if not state then
+      -- Nothing changes.
+    elseif not window then
+      local life = (state - now) / 1000
+      life = life + (life / 16 + 100) * part + fresh
+      -- Up to an eighth longer, so that many lives are the same text.
+      local step = 128
+      while step * 32 < life do
+        step = step * 4
+      end
+      life = life - life % step + step
+      local shown = lives[life]
+      if not shown then
+        shown = text('%d', life)
+        lives[life] = shown
+      end
+      call('SET', keys[c], short .. text('%015d', state - 1600000000000000), 'PX', shown)
+    elseif state < 0 then
+      -- Its window goes on, and so does its expiry.
+      call('INCRBY', keys[c], state == -1 and '1' or text('%d', -state))
+    else
+      call('SET', keys[c], window[1] .. text(window[2], state), 'PX', life)
+    end
+  end
+end
+return { now, '' }
