@@ -28,6 +28,6 @@ pub(crate) fn run(length: Length, parts: &[&str]) -> Result<(), String> {
     if let Some(unknown) = parts.iter().find(|part| PARTS.iter().all(|(name, _)| name != *part)) {
         return Err(format!("no part `{unknown}`: local, exchange, debits, leased"));
     }
-    let wanted = PARTS.iter().filter(|(name, _)| parts.is_empty() || parts.contains(name));
-    wanted.map(|(_, measure)| measure(length)).collect()
+    let mut wanted = PARTS.iter().filter(|(name, _)| parts.is_empty() || parts.contains(name));
+    wanted.try_for_each(|(_, measure)| measure(length))
 }
