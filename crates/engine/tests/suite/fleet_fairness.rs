@@ -1,7 +1,7 @@
 //! Tenants that share the fleet's capacity: who is within its guarantee is served whatever others send, what is left goes by
 //! max–min, and the capacity is exceeded by no more than is said.
 
-use crate::rig::{Rig, rig};
+use crate::rig::{self, Rig, rig};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
