@@ -176,6 +176,11 @@ pub(super) struct Lease {
     marked: Option<Timestamp>,
     /// Units in the last refill; the lease is low when half of them are gone.
     last_refill: u64,
+    /// Time that a refill takes.
+    round_trip: TimeDelta,
+    /// Units that are used in that time, and a quarter more: the lease is low when no more are left. A long way off,
+    /// half of a refill does not last until the next one comes.
+    ahead: u64,
     /// Since when the rate has been below the threshold for a hot key.
     cool_since: Option<Timestamp>,
 }
@@ -191,11 +196,14 @@ struct Demand {
 impl Demand {
     const MIN_INTERVAL: TimeDelta = TimeDelta::from_millis(100);
 
-    fn record(&mut self, units: u64, now: Timestamp) {
+    /// Returns whether the rate was computed anew.
+    fn record(&mut self, units: u64, now: Timestamp) -> bool {
         self.units = self.units.saturating_add(units);
-        if now.since(self.since) >= Self::MIN_INTERVAL {
+        let is_due = now.since(self.since) >= Self::MIN_INTERVAL;
+        if is_due {
             self.update_rate(now);
         }
+        is_due
     }
 
     fn update_rate(&mut self, now: Timestamp) {
@@ -218,7 +226,8 @@ impl Demand {
 impl Lease {
     /// Longest time that a denial is repeated without consulting the authority.
     const MAX_DENIAL_AGE: TimeDelta = TimeDelta::from_millis(900);
-    /// Minimum pause before the next refill of a key whose budget is used up, whatever its rate.
+    /// Minimum pause before the next refill of a key whose budget is used up, whatever its rate. An authority that takes
+    /// longer to answer is far away.
     const MIN_PAUSE: TimeDelta = TimeDelta::from_millis(5);
     /// Pause while other nodes hold all units that may be outstanding, or while the authority is unavailable.
     const CROWDED_PAUSE: TimeDelta = TimeDelta::from_millis(100);
@@ -242,6 +251,8 @@ impl Lease {
             demand: Demand { since: now, units: 0, rate: 0 },
             marked: None,
             last_refill: 0,
+            round_trip: TimeDelta::ZERO,
+            ahead: 0,
             cool_since: None,
         }
     }
@@ -256,7 +267,9 @@ impl Lease {
     pub(super) fn spend(&mut self, units: u64, now: Timestamp) -> (SpendResult, bool) {
         self.gap = now.since(self.last_used);
         self.last_used = now;
-        self.demand.record(units, now);
+        if self.demand.record(units, now) {
+            self.update_ahead();
+        }
         // Available units are computed once, because each computation is a division.
         let (mut paid, mut good) = (None, 0);
         for leased in &mut self.units {
@@ -285,7 +298,9 @@ impl Lease {
             }
             _ => SpendResult::Empty,
         };
-        (result, false)
+        // The next answer of an authority that is far away is on its way before the denial ends.
+        let asks = matches!(result, SpendResult::Denied(_)) && self.is_far() && self.is_low_with(0, now);
+        (result, asks)
     }
 
     /// Undoes the spend of a request that was then denied.
@@ -325,13 +340,33 @@ impl Lease {
         };
     }
 
+    fn is_far(&self) -> bool {
+        self.round_trip > Self::MIN_PAUSE
+    }
+
+    /// Denies what this node has no units for until the next refill comes, if the authority has fewer units than are used
+    /// here meanwhile: a request to it would be answered no sooner.
+    fn deny_until_next(&mut self, remaining: u64, now: Timestamp) {
+        if !self.is_far() || remaining >= self.ahead {
+            return;
+        }
+        let wait = self.at_most_eighth(TimeDelta::from_micros(self.round_trip.as_micros() / 4 * 5));
+        let until = now + wait.min(Self::MAX_DENIAL_AGE);
+        self.denial = Some(CachedDenial { valid_until: until, denied_until: until, units: 1 });
+    }
+
     /// Returns the minimum pause between refills. A bucket that refills every few microseconds is refilled now and
     /// then, not for each unit, but often enough that the bucket never overflows.
     fn pause(&self) -> TimeDelta {
+        self.at_most_eighth(Self::MIN_PAUSE)
+    }
+
+    /// Returns a time, but no more than an eighth of the time in which the bucket fills.
+    fn at_most_eighth(&self, time: TimeDelta) -> TimeDelta {
         match self.key.limit.params() {
             LimitParams::Bucket { k, interval, .. } => {
                 let full = u128::from(self.key.limit.capacity()) * u128::from(interval) / u128::from(k);
-                Self::MIN_PAUSE.min(TimeDelta::from_micros(u64::try_from(full / 8).unwrap_or(u64::MAX)))
+                time.min(TimeDelta::from_micros(u64::try_from(full / 8).unwrap_or(u64::MAX)))
             }
             _ => TimeDelta::ZERO,
         }
@@ -353,8 +388,9 @@ impl Lease {
 
     #[inline]
     fn is_low_with(&self, good: u64, now: Timestamp) -> bool {
-        // Two batches are enough; the second is requested when half of the first is gone.
-        good <= self.last_refill / 2
+        // Two batches are enough; the second is requested when half of the first is gone, or what is left lasts no longer
+        // than a refill takes.
+        good <= (self.last_refill / 2).max(self.ahead)
             && !self.is_refilling
             && now >= self.not_before
             && self.gap <= self.key.max_gap
@@ -375,10 +411,14 @@ impl Lease {
         let refilled = self.key.refill(now.since(self.authority.asked_at));
         let budget = self.authority.remaining.saturating_add(refilled).min(self.key.limit.capacity());
         let wanted = self.target(config.horizon, now).saturating_sub(good);
-        // Two batches per node fit into the outstanding limit. If other nodes hold all of it, no more is requested than
-        // what is no longer outstanding.
-        let mut units =
-            wanted.min(config.share_of(budget)).min((most / (2 * u64::from(config.nodes.max(1)))).max(2));
+        // Two batches per node fit into the outstanding limit; where refills take long, one is larger, if the other leaves
+        // room for it. If other nodes hold all of it, no more is requested than what is no longer outstanding.
+        let part = most / u64::from(config.nodes.max(1));
+        let batch = (part / 2).max(2 * self.ahead.min(part)).min(part.saturating_sub(good));
+        // From far away a node takes what it needs until it can ask again, also if that is more than its share.
+        let share = config.share_of(budget);
+        let share = if self.is_far() { share.max(self.ahead.min(budget)) } else { share };
+        let mut units = wanted.min(share).min(batch.max(2));
         if self.crowded {
             units = units.min(self.spent);
             self.crowded = false;
@@ -391,6 +431,11 @@ impl Lease {
         let quarter = TimeDelta::from_micros(config.ttl.as_micros() / 4);
         let marks = self.marked.is_none_or(|marked| now.since(marked) >= quarter);
         Some((units, std::mem::take(&mut self.spent), marks))
+    }
+
+    fn update_ahead(&mut self) {
+        let time = TimeDelta::from_micros(self.round_trip.as_micros() / 4 * 5);
+        self.ahead = self.scaled(self.demand.rate, time);
     }
 
     fn scaled(&self, per_second: u64, time: TimeDelta) -> u64 {
@@ -407,6 +452,9 @@ impl Lease {
     ) {
         self.is_refilling = false;
         let RefillRequest { units, spent, sent_at: asked, .. } = *ask;
+        // Rises immediately, falls by at most half per refill.
+        self.round_trip = now.since(asked).max(TimeDelta::from_micros(self.round_trip.as_micros() / 2));
+        self.update_ahead();
         let [outcome, ..] = outcomes.per_charge.as_slice() else { return };
         let admitted = outcomes.admission == Admission::Admitted;
         if ask.marks && outcomes.per_charge.get(2).is_some_and(|mark| mark.verdict.is_allowed()) {
@@ -423,6 +471,9 @@ impl Lease {
             self.spent += spent;
             self.crowded = out && self.spent > 1;
             let waits = out && !self.crowded;
+            if !out {
+                self.deny_until_next(outcome.remaining, now);
+            }
             self.not_before =
                 now + if waits { Self::CROWDED_PAUSE } else { self.pause().max(TimeDelta::from_millis(1)) };
             return;
@@ -432,6 +483,7 @@ impl Lease {
             self.units.push(leased);
             self.last_refill = units;
         }
+        self.deny_until_next(outcome.remaining, now);
     }
 
     /// Records a failed refill. If it was charged anyway, those units recover with time.

@@ -64,10 +64,10 @@ pub(crate) fn assemble(
     let deadline = Duration::from_micros(cells.config.deadline.as_micros());
     let links = Arc::new(Links::new(members.slots(), deadline));
     let names = Pseudonyms::new(secret.unwrap_or(LOOPBACK_KEY));
-    // Each other cell may lease a part of a limit.
+    // Each cell but the owner may lease a part of a limit.
     let nodes = match cells.config.learns_peers {
         true => LEARNED_CELLS,
-        false => u32::try_from(cells.urls.len() + 1).unwrap_or(u32::MAX),
+        false => u32::try_from(cells.urls.len()).unwrap_or(u32::MAX).max(1),
     };
     let leases = LeaseConfig { nodes, ..leases.clone() };
     let store = CellStore::new(own, members, Arc::clone(&links), names, clock, leases);
