@@ -133,6 +133,7 @@ pub(crate) async fn concurrent_writers_lose_nothing(address: String) {
             let node = Arc::clone(node);
             // Reads, adds one to a number, and writes it back only if it has not changed meanwhile.
             writers.push(tokio::spawn(async move {
+                let mut kept_waiting = 0;
                 for _ in 0..10 {
                     loop {
                         let found = node.quota("shared").await.expect("an answer").expect("a quota");
@@ -142,6 +143,8 @@ pub(crate) async fn concurrent_writers_lose_nothing(address: String) {
                         match node.put_quota("shared", sent, &rules(), expected, &operator()).await {
                             Ok(put) => break drop(put.expect("a quota")),
                             Err(ControlError::Conflict) => {}
+                            // A busy machine may keep a writer waiting for longer than it may; it has written nothing.
+                            Err(ControlError::Unavailable(_)) if kept_waiting < 20 => kept_waiting += 1,
                             Err(error) => panic!("{error}"),
                         }
                     }
