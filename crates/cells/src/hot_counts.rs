@@ -6,7 +6,7 @@
 //! never gets units of the one before. What the name stands for lies apart, under a lock that only a new counter and the
 //! tick take. A counter that finds no slot, or whose count is full, is counted elsewhere.
 //!
-//! Counters are told apart by 64 bits here, as in the memory store. Comparing the values as well was rejected: it takes a
+//! The set and the tag identify a counter: 48 bits of the hash and those that choose the set. Comparing the values as well was rejected: it takes a
 //! second cache line, and a lock that both of them are read under.
 
 use crate::ledger::Consumed;

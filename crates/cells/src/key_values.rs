@@ -72,7 +72,7 @@ impl KeyValues {
         }
     }
 
-    /// Returns whether these are the values of a key.
+    /// Returns whether a key with these parts has these values.
     #[inline]
     pub(crate) fn is_of(&self, parts: &[KeyPart<'_>]) -> bool {
         match (parts, self.encoded()) {

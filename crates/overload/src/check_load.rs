@@ -283,7 +283,7 @@ impl Control {
 mod tests {
     use super::*;
 
-    /// A slow store answers a whole batch at once, and somebody asks for the state meanwhile.
+    /// A slow store answers a whole batch at once, and the state is read before they are counted.
     #[test]
     fn checks_that_are_answered_all_at_once_are_seen_to_wait() {
         let (load, mut now) =

@@ -93,7 +93,7 @@ impl FleetFairness {
         self.next_step.store((now + STEP).as_micros(), Ordering::Relaxed);
     }
 
-    /// Counts a request of a tenant while the capacity is contended. Returns whether it is beyond the tenant's fair share.
+    /// Counts a request of a tenant while the capacity is contended. Returns whether it exceeds the tenant's fair share.
     /// `part` is this node's part of the capacity, in requests per second, if all nodes had the same: at least that is shared out,
     /// so that a node whose callers ask for less is not outbid by others. Zero if it is unknown.
     pub fn is_excess(&self, now: Timestamp, tenant: u64, tier: TierIndex, part: f64) -> bool {

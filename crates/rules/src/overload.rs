@@ -2,7 +2,7 @@
 //!
 //! Rules say who may have how much; this section says who goes first when there is less than that. The fleet's capacity is
 //! a rule like any other, with limits that depend on the request's priority and its tenant's share (`fleet_match.rs`); the
-//! rest is for those who see requests begin and end, the gateway and the layer.
+//! rest applies where requests are seen to begin and end: in the gateway and the tower layer.
 
 use crate::pattern::Pattern;
 use crate::plan::Attributes;

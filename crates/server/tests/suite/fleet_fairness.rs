@@ -1,5 +1,5 @@
-//! Fairness in the fleet's capacity by every protocol: a tenant within its guarantee is served although another one has the
-//! whole capacity in use, and is told when it is beyond.
+//! Fairness in the fleet's capacity by every protocol: a tenant within its guarantee is served although another one uses the
+//! whole capacity, and a request beyond the guarantee says so.
 
 use crate::harness::{Server, memory};
 use serde_json::{Value, json};
