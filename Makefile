@@ -40,8 +40,9 @@ CARGO ?= cargo
 # Enables the tests that need other servers and programs; `cargo test` alone needs nothing but Rust.
 EXTERNAL := --features external-tests
 # Makes cargo compile the crates of the workspace by Clippy, with warnings as errors. It is part of what cargo keeps a
-# built crate by, so every build of `make test` has it. Incremental files would cost a tenth of a first build, and gigabytes.
-LINTED := CARGO_INCREMENTAL=0 RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+# built crate by, so every build of `make test` has it. Incremental files and debug information would make a first build longer,
+# and take gigabytes; a panic tells its file and line without.
+LINTED := CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_BUILD_OVERRIDE_DEBUG=0 RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEBUG := $(TARGET)/debug/tollgate
 RELEASE := $(TARGET)/release/tollgate
@@ -109,7 +110,7 @@ demo:
 	@python3 examples/demo.py $(ARGS)
 
 # What needs the server's binary and nothing of each other, the longest first: it runs among the test programs.
-STAGES := model clients-python-test dashboard-test docs-test clients-typescript-test clients-go-test package-layout deploy examples
+STAGES := clients-python-test dashboard-test docs-test clients-typescript-test clients-go-test package-layout deploy examples
 .PHONY: test
 test: format deny dashboard-tools
 	@# By another make: now there is a Node to build the page with, which the binary of all stages contains.
@@ -155,7 +156,9 @@ clients-next-test: $(DEBUG)
 .PHONY: clients-python-test
 clients-python-test: $(DEBUG) $(VENVS)/clients-python/installed
 	cd clients/python && $(VENVS)/clients-python/bin/python -m mypy --strict --cache-dir=/dev/null src
-	cd clients/python && TOLLGATE_BINARY=$(abspath $(DEBUG)) $(VENVS)/clients-python/bin/python -B -W ignore::ResourceWarning -m unittest discover -s tests
+	@# Most of these tests wait for times that servers ask for, so three files run at a time.
+	cd clients/python/tests && TOLLGATE_BINARY=$(abspath $(DEBUG)) PYTHON=$(VENVS)/clients-python/bin/python \
+	  bash -c 'ls -S test_*.py | xargs -P 3 -n 1 $$PYTHON -B -W ignore::ResourceWarning -m unittest'
 
 # Without a Go toolchain this says so; CI has one.
 .PHONY: clients-go-test
@@ -168,14 +171,13 @@ clients-go-test: $(DEBUG)
 
 # Unit, property, integration, end-to-end and documentation tests; BESIDE names what else runs once they are compiled.
 .PHONY: unit
-unit: toolchain test-tools $(FOREIGN) $(DASHBOARD) $(RATELIMIT)
+unit: toolchain $(DASHBOARD)
 	@scripts/setup packages python3=python3
-	$(LINTED) scripts/run-tests $(foreach stage,$(BESIDE),--beside "make --no-print-directory $(stage)") -- --workspace $(EXTERNAL) --locked
+	$(LINTED) scripts/run-tests --setup "make --no-print-directory test-setup" $(foreach stage,$(BESIDE),--beside "make --no-print-directory $(stage)") -- --workspace $(EXTERNAL) --locked
 
-# The counter table under every interleaving of its threads (loom). Its flags differ from the tests', so it has its own files.
-.PHONY: model
-model: toolchain
-	RUSTFLAGS="--cfg tollgate_loom" $(CARGO) test -p tollgate-store --locked --lib --target-dir $(TARGET)/loom model
+# The servers and programs that tests start.
+.PHONY: test-setup
+test-setup: test-tools $(FOREIGN) $(RATELIMIT)
 
 # Leases, cells and quota streams in virtual time, with failures injected. `make test` runs 2,000 seeds (256 cases of quota
 # streams); this is for nightly runs.

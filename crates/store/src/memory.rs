@@ -21,7 +21,7 @@ mod cache_lines;
 mod config;
 mod hash;
 mod huge_pages;
-#[cfg(all(test, tollgate_loom))]
+#[cfg(test)]
 mod loom_model;
 mod multi_charge;
 mod packed_counters;

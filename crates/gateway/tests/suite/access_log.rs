@@ -3,7 +3,7 @@
 use crate::harness::{Gateway, Origin, eventually, plain};
 use serde_json::Value;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const RULES: &str = "
@@ -31,7 +31,7 @@ fn start(route: &str) -> (Gateway, Origin, Log) {
 fn start_before(upstream: SocketAddr, route: &str) -> (Gateway, Log) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("access-{}-{}.log", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let log = Log(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
+    let log = Log(std::env::temp_dir().join(name));
     let section = plain(upstream, route) + &format!("  access_log: {}\n", log.0.display());
     (Gateway::start(RULES, &section), log)
 }

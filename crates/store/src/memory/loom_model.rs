@@ -4,7 +4,7 @@
 //! be torn as the real one can. Accesses are read-modify-writes: the model has one order of all of them, which is what
 //! the real memory's sequential consistency gives, and what loom cannot model with plain loads.
 //!
-//! `RUSTFLAGS="--cfg tollgate_loom" cargo test -p tollgate-store --lib model`
+//! `cargo test -p tollgate-store --lib model`
 
 use super::cache_lines::{LineStorage, SLOTS};
 use super::multi_charge::{PreparedCharge, charge_all, charge_known};
@@ -24,6 +24,9 @@ const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 const HOUR: TimeDelta = TimeDelta::from_secs(3_600);
 /// A little later: what was spent an hour before [`NOW`] is still stored at `NOW`, and has expired here.
 const SOON: Timestamp = Timestamp::from_micros(NOW.as_micros() + 2);
+
+/// What one thread does.
+type Operation<T> = Box<dyn FnOnce(&PackedCounters<Model>) -> T>;
 
 struct Model {
     slots: [AtomicUsize; SLOTS],
@@ -139,7 +142,7 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 /// Runs all `operations` concurrently on the same counters.
 fn race<T: 'static>(
     filled: [SlotValue; SLOTS],
-    operations: Vec<Box<dyn FnOnce(&PackedCounters<Model>) -> T + 'static>>,
+    operations: Vec<Operation<T>>,
 ) -> (Arc<PackedCounters<Model>>, Vec<T>) {
     let counters = Arc::new(counters(filled));
     let threads: Vec<_> = operations
@@ -153,7 +156,7 @@ fn race<T: 'static>(
     (counters, results)
 }
 
-fn charge_at(name: u64, count: u64, now: Timestamp) -> Box<dyn FnOnce(&PackedCounters<Model>) -> bool> {
+fn charge_at(name: u64, count: u64, now: Timestamp) -> Operation<bool> {
     Box::new(move |counters| {
         let limit = limit(count);
         counters.charge(&ask(name, &limit, now), ChargeKind::Charge).0.verdict.is_allowed()
@@ -228,7 +231,7 @@ fn model_an_eviction_and_a_charge() {
     });
 }
 
-fn request(names: [u64; 2], count: u64) -> Box<dyn FnOnce(&PackedCounters<Model>) -> bool> {
+fn request(names: [u64; 2], count: u64) -> Operation<bool> {
     Box::new(move |counters| {
         let limit = limit(count);
         let unknown = Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
