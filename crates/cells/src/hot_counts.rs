@@ -1,19 +1,31 @@
-//! Hot counts: units of counters by their names, added without a lock. The ledger's part for counters that are charged
-//! again and again.
+//! Hot counts: units of counters by their names, in a table that one thread writes to, without a lock and without a locked
+//! instruction. The ledger's part for counters that are charged again and again.
 //!
 //! A name is a seeded hash of 64 bits. Some of them choose a set, which is a cache line of eight slots; the others are the
-//! slot's tag, beside a count of 16 bits: name and count change in one step, so a slot that is given to another counter
-//! never gets units of the one before. What the name stands for lies apart, under a lock that only a new counter and the
-//! tick take. A counter that finds no slot, or whose count is full, is counted elsewhere.
+//! slot's tag, beside a count of 16 bits. A counter that finds no room in its set is in the neighboring one.
 //!
-//! The set and the tag identify a counter: 48 bits of the hash and those that choose the set. Comparing the values as well was rejected: it takes a
-//! second cache line, and a lock that both of them are read under.
+//! **Counts only grow.** The thread adds by a load and a store; the tick, on another thread, reads them and remembers how
+//! much it has reported. If it reset them, the thread would need a locked instruction for each addition. So what is
+//! reported is the difference, whatever the thread does meanwhile, and each unit is in exactly one difference.
+//!
+//! What a slot stands for lies apart, under a lock of its set, which the thread takes for a new counter and the tick to
+//! read the set: no other thread does. A slot changes its owner under this lock, and by the thread alone: one whose
+//! units are all reported, and that had none in the last tick.
+//!
+//! The set and the tag identify a counter. Comparing the values as well was rejected: it takes a second cache line. So was
+//! one table for all threads: a compare-exchange for each addition costs as much as all else that is done here, and the
+//! line of a busy counter moves from core to core.
 
-use crate::ledger::Consumed;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use crate::charge_codec::SentCounter;
+use crate::ledger::{Consumed, SharedCounters};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tollgate_core::Charge;
+use tollgate_store::prefetch;
 
 const SLOTS: usize = 8;
+/// Bits of a name that choose a set, at most. Twice as many sets were not faster: they take more of the nearest caches.
+const SET_BITS: u32 = 13;
 /// Bits of a count.
 const COUNT: u64 = 0xffff;
 
@@ -22,13 +34,75 @@ const COUNT: u64 = 0xffff;
 #[repr(align(64))]
 struct Set([AtomicU64; SLOTS]);
 
-/// The counters of a set's slots; none as long as nothing was in it.
-type Owners = Option<Box<[Option<Consumed>; SLOTS]>>;
+impl Set {
+    /// Returns the slot with this tag. All are compared before the one branch: which one matches cannot be predicted.
+    #[inline(always)]
+    fn find(&self, tag: u64) -> Option<usize> {
+        let mut matches = 0_u32;
+        for (at, slot) in self.0.iter().enumerate() {
+            matches |= u32::from(slot.load(Ordering::Relaxed) & !COUNT == tag) << at;
+        }
+        (matches != 0).then_some(matches.trailing_zeros() as usize)
+    }
 
-/// Units by name.
+    /// Returns the units that were counted in a slot.
+    fn count(&self, slot: usize) -> u16 {
+        (self.0[slot].load(Ordering::Relaxed) & COUNT) as u16
+    }
+
+    fn is_free(&self, slot: usize) -> bool {
+        self.0[slot].load(Ordering::Relaxed) == 0
+    }
+}
+
+/// The counters of a set's slots.
+#[derive(Default)]
+struct Owners {
+    /// Of each slot's count, what has been reported.
+    reported: [u16; SLOTS],
+    /// Slots without units in the last tick, one bit each.
+    idle: u8,
+    all: Vec<Owner>,
+}
+
+struct Owner {
+    slot: usize,
+    name: u64,
+    /// Its units are those for which the count had no room.
+    consumed: Consumed,
+}
+
+impl Owners {
+    /// Returns whether a slot's counter can leave it: all its units are reported, and it had none in the last tick.
+    fn can_leave(&self, slot: usize, count: u16) -> bool {
+        self.idle >> slot & 1 == 1 && self.reported[slot] == count
+    }
+
+    /// Gives a slot, whose count begins anew, to a counter.
+    fn replace(&mut self, owner: Owner) {
+        let slot = owner.slot;
+        (self.reported[slot], self.idle) = (0, self.idle & !(1 << slot));
+        match self.all.iter_mut().find(|other| other.slot == slot) {
+            Some(before) => *before = owner,
+            None => self.all.push(owner),
+        }
+    }
+
+    /// Keeps the units of a slot whose count begins anew.
+    fn carry(&mut self, slot: usize, count: u16) {
+        let units = count - std::mem::take(&mut self.reported[slot]);
+        if let Some(owner) = self.all.iter_mut().find(|owner| owner.slot == slot) {
+            owner.consumed.units = owner.consumed.units.saturating_add(i64::from(units));
+        }
+    }
+}
+
+/// Units by name, of one thread.
 pub(crate) struct HotCounts {
     sets: Box<[Set]>,
     owners: Box<[Mutex<Owners>]>,
+    /// Scopes and limits that its counters share. Only the thread takes this lock.
+    shared: Mutex<SharedCounters>,
 }
 
 /// Returns the tag of a name; none is zero, which is a free slot.
@@ -39,96 +113,138 @@ const fn tag(name: u64) -> u64 {
 }
 
 impl HotCounts {
-    /// Creates room for at most this many counters.
+    /// Creates room for about this many counters.
     pub(crate) fn new(most: usize) -> Self {
-        let sets = match most / SLOTS {
-            0 => 0,
-            // The largest power of two.
-            sets => 1 << sets.ilog2().min(16),
-        };
+        // The largest power of two, and at least a set and its neighbor.
+        let sets = 1_usize << (most / SLOTS).max(2).ilog2().min(SET_BITS);
         Self {
             sets: (0..sets).map(|_| Set::default()).collect(),
             owners: (0..sets).map(|_| Mutex::default()).collect(),
+            shared: Mutex::default(),
         }
     }
 
+    /// Returns the index of the set of a name.
     #[inline]
-    fn place(&self, name: u64) -> usize {
-        name as usize & self.sets.len().wrapping_sub(1)
+    fn home(&self, name: u64) -> usize {
+        name as usize & (self.sets.len() - 1)
     }
 
     fn owners(&self, place: usize) -> MutexGuard<'_, Owners> {
         self.owners[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds units to a counter that is here. Returns whether they were added.
-    #[inline]
-    pub(crate) fn add(&self, name: u64, units: i64) -> bool {
-        let Some(Set(slots)) = self.sets.get(self.place(name)) else { return false };
-        let Ok(units @ 0..=COUNT) = u64::try_from(units) else { return false };
-        let tag = tag(name);
-        for slot in slots {
-            let mut seen = slot.load(Ordering::Relaxed);
-            while seen & !COUNT == tag && (seen & COUNT) + units <= COUNT {
-                match slot.compare_exchange_weak(seen, seen + units, Ordering::Relaxed, Ordering::Relaxed) {
-                    Ok(_) => return true,
-                    Err(now) => seen = now,
-                }
-            }
-        }
-        false
+    /// Returns the scope and limit of a charge, shared with other counters.
+    pub(crate) fn shared(&self, charge: &Charge<'_>) -> Arc<SentCounter> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).of(charge)
     }
 
-    /// Adds units to a counter that is new here. Returns whether there was room for it; a counter that another thread has
-    /// added meanwhile has none.
-    pub(crate) fn insert(&self, name: u64, units: i64, owner: impl FnOnce() -> Consumed) -> bool {
-        let place = self.place(name);
-        let Some(Set(slots)) = self.sets.get(place) else { return false };
-        let Ok(units @ 0..=COUNT) = u64::try_from(units) else { return false };
-        let (mut owners, tag) = (self.owners(place), tag(name));
-        let seen = slots.each_ref().map(|slot| slot.load(Ordering::Relaxed));
-        let Some(free) = seen.iter().position(|seen| *seen == 0) else { return false };
-        if seen.iter().any(|seen| seen & !COUNT == tag) {
+    /// Starts reading what [`Self::add`] will need.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, name: u64) {
+        prefetch(&self.sets[self.home(name)]);
+    }
+
+    /// Adds units to a counter that is here. Returns whether they were added: not if its count has no room for them. Called
+    /// by the table's thread alone, as [`Self::insert`] is.
+    #[inline(always)]
+    pub(crate) fn add(&self, name: u64, units: u64) -> bool {
+        let home = &self.sets[self.home(name)];
+        match home.find(tag(name)) {
+            Some(slot) => add_to(&home.0[slot], units),
+            None => self.add_to_neighbor(name, units),
+        }
+    }
+
+    #[cold]
+    fn add_to_neighbor(&self, name: u64, units: u64) -> bool {
+        let neighbor = &self.sets[self.home(name) ^ 1];
+        neighbor.find(tag(name)).is_some_and(|slot| add_to(&neighbor.0[slot], units))
+    }
+
+    /// Adds units to a counter whose count is full or that is new here, if there is room for it; `room` is the number of
+    /// counters that may still be added to the tables of all threads. Returns whether they were added.
+    pub(crate) fn insert(
+        &self,
+        name: u64,
+        units: u64,
+        room: &AtomicUsize,
+        consumed: impl FnOnce() -> Consumed,
+    ) -> bool {
+        if !(1..=COUNT).contains(&units) {
             return false;
         }
-        owners.get_or_insert_default()[free] = Some(owner());
-        // A slot is given away and taken back under the lock alone.
-        slots[free].store(tag | units, Ordering::Relaxed);
+        let home = self.home(name);
+        // Only this thread takes two of the locks.
+        let mut owners = [home, home ^ 1].map(|place| (&self.sets[place], self.owners(place)));
+        let count = tag(name) | units;
+        for (set, owners) in &mut owners {
+            if let Some(slot) = set.find(tag(name)) {
+                owners.carry(slot, set.count(slot));
+                set.0[slot].store(count, Ordering::Relaxed);
+                return true;
+            }
+        }
+        let has_room =
+            || room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1)).is_ok();
+        let mut taken = None;
+        for (at, (set, _)) in owners.iter().enumerate() {
+            taken = taken.or_else(|| (0..SLOTS).find(|slot| set.is_free(*slot)).map(|slot| (at, slot)));
+        }
+        taken = taken.filter(|_| has_room());
+        for (at, (set, owners)) in owners.iter().enumerate() {
+            let can_leave = |slot: &usize| owners.can_leave(*slot, set.count(*slot));
+            taken = taken.or_else(|| (0..SLOTS).find(can_leave).map(|slot| (at, slot)));
+        }
+        let Some((at, slot)) = taken else { return false };
+        let (set, owners) = &mut owners[at];
+        owners.replace(Owner { slot, name, consumed: consumed() });
+        set.0[slot].store(count, Ordering::Relaxed);
         true
     }
 
-    /// Takes all units. A counter without any since the last call leaves its slot.
-    pub(crate) fn drain_into(&self, all: &mut Vec<Consumed>) {
-        for (place, Set(slots)) in self.sets.iter().enumerate() {
-            if slots.iter().all(|slot| slot.load(Ordering::Relaxed) == 0) {
+    /// Reports the units of each counter since the last call.
+    pub(crate) fn drain(&self, mut report: impl FnMut(u64, &Consumed, i64)) {
+        for (place, set) in self.sets.iter().enumerate() {
+            if (0..SLOTS).all(|slot| set.is_free(slot)) {
                 continue;
             }
             let mut owners = self.owners(place);
-            let Some(owners) = owners.as_mut() else { continue };
-            for (slot, owner) in slots.iter().zip(owners.iter_mut()).filter(|(_, owner)| owner.is_some()) {
-                let units = slot.fetch_and(!COUNT, Ordering::Relaxed) & COUNT;
-                let Some(consumed) = owner else { continue };
-                if units > 0 {
-                    all.push(Consumed { units: units.cast_signed(), ..consumed.clone() });
-                    continue;
-                }
-                let idle = slot.load(Ordering::Relaxed) & !COUNT;
-                if slot.compare_exchange(idle, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-                    *owner = None;
-                }
+            let Owners { reported, idle, all } = &mut *owners;
+            let counts: [u16; SLOTS] = std::array::from_fn(|slot| set.count(slot));
+            *idle = (0..SLOTS).filter(|slot| !set.is_free(*slot)).fold(0, |idle, slot| idle | 1 << slot);
+            if counts == *reported {
+                continue;
             }
+            for Owner { slot, name, consumed } in
+                all.iter_mut().filter(|one| counts[one.slot] > reported[one.slot])
+            {
+                let counted = i64::from(counts[*slot] - reported[*slot]);
+                let units = std::mem::take(&mut consumed.units).saturating_add(counted);
+                *idle &= !(1 << *slot);
+                report(*name, consumed, units);
+            }
+            *reported = counts;
         }
     }
+}
+
+/// Adds to a slot that only this thread writes to. Returns whether its count has room for the units.
+#[inline]
+fn add_to(slot: &AtomicU64, units: u64) -> bool {
+    let seen = slot.load(Ordering::Relaxed);
+    let has_room = units <= COUNT - (seen & COUNT);
+    if has_room {
+        slot.store(seen + units, Ordering::Relaxed);
+    }
+    has_room
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::charge_codec::SentCounter;
     use crate::key_values::KeyValues;
     use std::collections::HashMap;
-    use std::sync::Arc;
-    use std::sync::atomic::AtomicBool;
     use tollgate_core::conformance::SplitMix64;
     use tollgate_core::{Algorithm, KeyPart, LimitSpec, Rate, Scope, TimeDelta};
 
@@ -149,76 +265,120 @@ mod tests {
         }
     }
 
+    fn drained(counts: &HotCounts) -> Vec<(u64, i64)> {
+        let mut all = Vec::new();
+        counts.drain(|name, consumed, units| {
+            assert_eq!(name_of(consumed), name, "of its own counter");
+            all.push((name, units));
+        });
+        all
+    }
+
     /// Without it units are lost, counted twice, or reported for another counter when slots change their owners.
     #[test]
     fn every_unit_is_reported_once_and_for_its_counter() {
         // Few sets for many names, so that slots change hands all the time.
-        let (counts, counter, is_over) = (HotCounts::new(64), counter(), AtomicBool::new(false));
+        let (counter, room, writing) = (counter(), AtomicUsize::new(1_000), AtomicUsize::new(4));
+        let tables: Vec<HotCounts> = (0..4).map(|_| HotCounts::new(64)).collect();
         let names: Vec<u64> = (0..200_u64).map(|at| SplitMix64::new(at).next_u64()).collect();
-        let (mut expected, mut found): (HashMap<u64, i64>, HashMap<u64, i64>) = Default::default();
-        let mut collect = |all: Vec<Consumed>| {
-            for one in all {
-                *found.entry(name_of(&one)).or_default() += one.units;
+        let write = |counts: &HotCounts, seed| {
+            let (mut rng, mut added) = (SplitMix64::new(seed), HashMap::<u64, i64>::new());
+            for _ in 0..20_000 {
+                let (name, units) = (names[rng.below(200) as usize], 1 + rng.below(30) * rng.below(30));
+                if counts.add(name, units) || counts.insert(name, units, &room, || consumed(&counter, name)) {
+                    *added.entry(name).or_default() += units.cast_signed();
+                }
             }
+            writing.fetch_sub(1, Ordering::Relaxed);
+            added
+        };
+        let drain = || {
+            let mut found = HashMap::<u64, i64>::new();
+            let mut is_last = false;
+            while !is_last {
+                is_last = writing.load(Ordering::Relaxed) == 0;
+                for (name, units) in tables.iter().flat_map(drained) {
+                    assert!(units > 0);
+                    *found.entry(name).or_default() += units;
+                }
+            }
+            found
         };
         std::thread::scope(|scope| {
-            let writers: Vec<_> = (0..4)
-                .map(|seed| {
-                    let (counts, counter, names) = (&counts, &counter, &names);
-                    scope.spawn(move || {
-                        let (mut rng, mut added) = (SplitMix64::new(seed), HashMap::<u64, i64>::new());
-                        for _ in 0..10_000 {
-                            let (name, units) =
-                                (names[rng.below(200) as usize], 1 + rng.below(3).cast_signed());
-                            if counts.add(name, units)
-                                || counts.insert(name, units, || consumed(counter, name))
-                            {
-                                *added.entry(name).or_default() += units;
-                            }
-                        }
-                        added
-                    })
-                })
+            let (write, drainer) = (&write, scope.spawn(drain));
+            let writers: Vec<_> = tables
+                .iter()
+                .zip(0..)
+                .map(|(counts, seed)| scope.spawn(move || write(counts, seed)))
                 .collect();
-            let drainer = scope.spawn(|| {
-                let mut all = Vec::new();
-                while !is_over.load(Ordering::Relaxed) {
-                    counts.drain_into(&mut all);
-                }
-                all
-            });
-            for writer in writers {
-                for (name, units) in writer.join().expect("no panic") {
-                    *expected.entry(name).or_default() += units;
-                }
+            let mut expected = HashMap::<u64, i64>::new();
+            for (name, units) in writers.into_iter().flat_map(|writer| writer.join().expect("no panic")) {
+                *expected.entry(name).or_default() += units;
             }
-            is_over.store(true, Ordering::Relaxed);
-            collect(drainer.join().expect("no panic"));
+            let mut found = drainer.join().expect("no panic");
+            // What was written while the drainer passed for the last time.
+            for (name, units) in tables.iter().flat_map(drained) {
+                *found.entry(name).or_default() += units;
+            }
+            assert_eq!(found, expected);
+            assert!(expected.len() > 100, "{} counters had a slot", expected.len());
         });
-        let mut rest = Vec::new();
-        counts.drain_into(&mut rest);
-        collect(rest);
-        assert_eq!(found, expected);
-        assert!(expected.len() > 100, "{} counters had a slot", expected.len());
     }
 
-    /// Without it a busy counter's units spill into the name of another.
+    /// Without it a busy counter's units spill into the tag of another, or end at 65,535.
     #[test]
-    fn what_does_not_fit_is_not_added() {
-        let (counts, counter, mut all) = (HotCounts::new(8), counter(), Vec::new());
-        assert!(!counts.add(7 << 16, 1), "not there yet");
-        assert!(counts.insert(7 << 16, 65_000, || consumed(&counter, 7 << 16)));
-        assert!(counts.add(7 << 16, 535) && !counts.add(7 << 16, 1), "full");
-        assert!(!counts.add(7 << 16, -1) && !counts.insert(8 << 16, 65_536, || consumed(&counter, 8)));
-        counts.drain_into(&mut all);
-        assert_eq!(all.iter().map(|one| (name_of(one), one.units)).collect::<Vec<_>>(), [(7 << 16, 65_535)]);
-        assert!(counts.add(7 << 16, 1), "it keeps its slot");
-        let inserted = (0..10).filter(|at| counts.insert(at << 20, 1, || consumed(&counter, *at))).count();
-        assert_eq!(inserted, 7, "the others are taken");
-        for _ in 0..2 {
-            counts.drain_into(&mut all);
-        }
-        assert!(counts.insert(9 << 30, 1, || consumed(&counter, 9)), "idle ones have left");
-        assert!(!HotCounts::new(7).insert(1, 1, || consumed(&counter, 1)), "without sets nothing is kept");
+    fn a_full_count_begins_anew_and_nothing_is_lost() {
+        let (counts, counter, room) = (HotCounts::new(16), counter(), AtomicUsize::new(100));
+        let name = 7 << 16;
+        let insert = |units| counts.insert(name, units, &room, || consumed(&counter, name));
+        assert!(!counts.add(name, 1), "not there yet");
+        assert!(!insert(65_536) && insert(65_000));
+        assert!(counts.add(name, 535) && !counts.add(name, 1), "full");
+        assert!(insert(7) && counts.add(name, 2));
+        assert_eq!(drained(&counts), [(name, 65_544)]);
+        assert!(counts.add(name, 1) && insert(65_535) && insert(3), "it keeps its slot");
+        assert_eq!(drained(&counts), [(name, 65_539)]);
+        assert_eq!(drained(&counts), []);
+        assert!(!counts.add(name, u64::MAX) && counts.add(name, 1), "no overflow");
+        assert_eq!(drained(&counts), [(name, 1)]);
+    }
+
+    /// Without it counters that were used once keep others out for ever, or those in use give way.
+    #[test]
+    fn idle_counters_give_way_and_others_do_not() {
+        let (counts, counter, room) = (HotCounts::new(16), counter(), AtomicUsize::new(100));
+        let insert = |name: u64| counts.insert(name, 1, &room, || consumed(&counter, name));
+        let inserted = (1..=20).filter(|at| insert(at << 20)).count();
+        assert_eq!(inserted, 16, "a set and its neighbor");
+        assert_eq!(drained(&counts).len(), 16);
+        assert!(!insert(21 << 20), "all had units in the last tick");
+        assert!((1..=8).all(|at| counts.add(at << 20, 1)));
+        assert_eq!(drained(&counts).len(), 8);
+        assert!(
+            (9..=9).all(|at| counts.add(at << 20, 1)),
+            "idle, and used again before another wants its slot"
+        );
+        let inserted = (21..=40).filter(|at| insert(at << 20)).count();
+        assert_eq!(inserted, 7);
+        let mut names: Vec<u64> = drained(&counts).into_iter().map(|(name, _)| name >> 20).collect();
+        names.sort_unstable();
+        assert_eq!(names, [vec![9], (21..=27).collect()].concat());
+        assert!((1..=8).all(|at| counts.add(at << 20, 1)), "they are still there");
+    }
+
+    /// Without it the tables of many threads take memory without a bound.
+    #[test]
+    fn all_tables_together_have_a_bound() {
+        let (counter, room) = (counter(), AtomicUsize::new(3));
+        let tables: Vec<HotCounts> = (0..2).map(|_| HotCounts::new(64)).collect();
+        let insert = |table: usize, at: u64| {
+            tables[table].insert(at << 20 | at, 1, &room, || consumed(&counter, at << 20 | at))
+        };
+        assert!(insert(0, 1) && insert(0, 2) && insert(1, 1) && !insert(1, 2) && !insert(0, 3));
+        assert_eq!(tables.iter().flat_map(drained).count(), 3);
+        drained(&tables[0]);
+        // Another takes the place of an idle one.
+        let replaced = (3..40).filter(|at| insert(0, *at)).count();
+        assert!((1..=2).contains(&replaced), "{replaced}");
     }
 }

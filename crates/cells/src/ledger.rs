@@ -1,28 +1,44 @@
 //! Ledger: what this cell has admitted since the last tick, by counter, for limits that cells share.
 //!
-//! The request path adds to it: an addition is a hash and one atomic step where a counter is there already
-//! (`hot_counts`), and a short lock on one of many stripes elsewhere. A tick empties it into the outboxes. It is bounded:
-//! beyond the cap the smallest of a few counters gives way and is counted as dropped.
+//! The request path adds to it. Each thread has a table of its own (`hot_counts`): an addition is a hash, a load and a store
+//! where a counter is there already. What has no place there is under a short lock on one of many stripes: refunds, long
+//! values, counters whose part of the table is full, threads beyond the first 64. A tick adds up the tables and the stripes
+//! and fills the outboxes. It is bounded: beyond the cap the smallest of a few counters in a stripe gives way and is counted
+//! as dropped. What is in a table is never dropped.
 
 use crate::charge_codec::{SentCounter, signed};
 use crate::hot_counts::HotCounts;
 use crate::key_values::KeyValues;
+use crate::thread_index::{self, MAX_THREADS};
 use foldhash::quality::RandomState;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tollgate_core::{Admission, Charge, Enforcement, KeyPart, Outcomes, StoreError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tollgate_core::{Admission, Charge, Enforcement, KeyPart, Outcome, Outcomes, StoreError};
 
 const STRIPES: usize = 64;
 /// Number of counters compared when one must give way.
 const SAMPLE: usize = 8;
 /// Bytes that the values of a counter may have, on average: a bound of counters is also one of bytes.
 pub(crate) const BYTES_EACH: usize = 512;
-/// Number of counters from which on some are counted without a lock.
+/// Set in the length field of a network, which is not text.
+const NETWORK: u64 = 1 << 63;
+/// Number of counters from which on threads have tables.
 const MIN_HOT: usize = 4_096;
-/// Scopes and limits that a stripe remembers, so that its counters share them.
+/// Counters in the tables of all threads, beside the number of counters of the ledger: a counter is in those of all threads
+/// that charge it.
+const HOT_EACH: usize = 4;
+/// Scopes and limits that are remembered, so that counters share them.
 const MAX_SHARED: usize = 32;
+
+/// Returns whether a charge was applied.
+#[inline(always)]
+pub(crate) fn is_applied(charge: &Charge<'_>, outcome: &Outcome, admission: Admission) -> bool {
+    outcome.verdict.is_allowed()
+        && (admission == Admission::Admitted || charge.enforcement == Enforcement::Independent)
+}
 
 /// Consumption of one counter.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,7 +94,7 @@ struct Stripe(Mutex<Active>);
 struct Active {
     entries: HashMap<u64, Consumed, BuildHasherDefault<NameHasher>>,
     /// Scopes and limits that its counters share.
-    shared: Vec<Arc<SentCounter>>,
+    shared: SharedCounters,
     /// Bytes of the entries' values.
     bytes: usize,
 }
@@ -97,32 +113,54 @@ impl Active {
         }
         Err(name)
     }
+}
 
-    /// Returns the scope and limit of a charge, shared with other counters.
-    fn shared(&mut self, charge: &Charge<'_>) -> Arc<SentCounter> {
+/// Scopes and limits that counters share.
+#[derive(Default)]
+pub(crate) struct SharedCounters(Vec<Arc<SentCounter>>);
+
+impl SharedCounters {
+    /// Returns the scope and limit of a charge.
+    pub(crate) fn of(&mut self, charge: &Charge<'_>) -> Arc<SentCounter> {
         let (scope, limit) = (charge.key.scope, charge.limit);
         let is_same = |known: &&Arc<SentCounter>| {
             known.scope.id() == scope.id()
                 && known.scope.is_durable() == scope.is_durable()
                 && known.limit == *limit
         };
-        if let Some(known) = self.shared.iter().find(is_same) {
+        if let Some(known) = self.0.iter().find(is_same) {
             return Arc::clone(known);
         }
-        if self.shared.len() >= MAX_SHARED {
-            self.shared.clear();
+        if self.0.len() >= MAX_SHARED {
+            self.0.clear();
         }
         let counter = Arc::new(SentCounter { scope: scope.clone(), limit: limit.clone() });
-        self.shared.push(Arc::clone(&counter));
+        self.0.push(Arc::clone(&counter));
         counter
     }
+}
+
+/// Where a charge is recorded.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    name: u64,
+    /// The table of this thread.
+    table: Option<&'a HotCounts>,
+    /// Not for another thread.
+    thread: PhantomData<*const ()>,
 }
 
 /// Consumption by counter.
 pub struct Ledger {
     hasher: RandomState,
-    hot: HotCounts,
+    /// The tables of threads, by their index; none if the ledger is small.
+    hot: Box<[OnceLock<HotCounts>]>,
+    /// Number of counters that a table has room for.
+    most_hot: usize,
+    /// Number of counters that may still be added to all tables.
+    hot_room: AtomicUsize,
     stripes: Box<[Stripe]>,
+    /// Maximum number of counters in a stripe.
     most: usize,
     /// Units of counters that gave way.
     dropped: AtomicU64,
@@ -131,21 +169,23 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Creates a ledger of at most about this many counters, of 512 bytes on average; hot ones are short, and half as many
-    /// others may be beside them.
+    /// Creates a ledger of at most about this many counters, of 512 bytes on average; four times as many may be in the
+    /// tables of threads beside them, of at most 46 bytes each.
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self {
             hasher: RandomState::default(),
-            hot: HotCounts::new(if most < MIN_HOT { 0 } else { most }),
+            hot: (0..if most < MIN_HOT { 0 } else { MAX_THREADS }).map(|_| OnceLock::new()).collect(),
+            most_hot: most,
+            hot_room: AtomicUsize::new(most.saturating_mul(HOT_EACH)),
             stripes: (0..STRIPES).map(|_| Stripe::default()).collect(),
-            most: (if most < MIN_HOT { most } else { most / 2 } / STRIPES).max(1),
+            most: (most / STRIPES).max(1),
             dropped: AtomicU64::new(0),
             last_drained: AtomicUsize::new(0),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn name(&self, charge: &Charge<'_>) -> u64 {
         let mut hasher = self.hasher.build_hasher();
         hasher.write_u64(charge.key.scope.id());
@@ -155,7 +195,10 @@ impl Ledger {
                     hasher.write_u64(text.len() as u64);
                     hasher.write(text.as_bytes());
                 }
-                KeyPart::Network { address, prefix } => hasher.write_u128(*address ^ u128::from(*prefix)),
+                KeyPart::Network { address, prefix } => {
+                    hasher.write_u64(NETWORK | u64::from(*prefix));
+                    hasher.write_u128(*address);
+                }
             }
         }
         let (count, capacity) = limit_numbers(charge.limit);
@@ -170,23 +213,50 @@ impl Ledger {
         stripe.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds what a charge has taken.
-    #[inline]
-    pub fn record(&self, charge: &Charge<'_>) {
-        let (name, units) = (self.name(charge), signed(charge.cost));
-        if !self.hot.add(name, units) {
-            self.record_elsewhere(name, charge, units);
+    /// Returns the place of this thread's table; `None` if it has none.
+    #[inline(always)]
+    fn own_table(&self) -> Option<&OnceLock<HotCounts>> {
+        self.hot.get(thread_index::current()?)
+    }
+
+    /// Returns where a charge of this thread is recorded. Called before the charge is decided: what is read here arrives
+    /// while the store reads its own.
+    #[inline(always)]
+    pub(crate) fn find(&self, charge: &Charge<'_>) -> Place<'_> {
+        let name = self.name(charge);
+        let table = self.own_table().and_then(OnceLock::get).filter(|_| !charge.cost.is_refund());
+        Place { name, table: table.inspect(|hot| hot.prefetch(name)), thread: PhantomData }
+    }
+
+    /// Adds what a charge has taken, at its place.
+    #[inline(always)]
+    pub(crate) fn record_at(&self, place: Place<'_>, charge: &Charge<'_>) {
+        let Place { name, table, .. } = place;
+        if !table.is_some_and(|hot| hot.add(name, charge.cost.units())) {
+            self.record_elsewhere(name, charge);
         }
     }
 
-    /// Adds what a charge has taken whose counter is new, or not among the hot ones.
+    /// Adds what a charge has taken.
+    #[inline]
+    pub fn record(&self, charge: &Charge<'_>) {
+        self.record_at(self.find(charge), charge);
+    }
+
+    /// Adds what a charge has taken whose counter is new to this thread, or is not in its table.
     #[inline(never)]
-    fn record_elsewhere(&self, name: u64, charge: &Charge<'_>, units: i64) {
+    fn record_elsewhere(&self, name: u64, charge: &Charge<'_>) {
+        let (units, values) = (signed(charge.cost), KeyValues::new(charge.key.parts));
+        if let Some(table) = self.own_table().filter(|_| units > 0 && values.is_short()) {
+            let hot = table.get_or_init(|| HotCounts::new(self.most_hot));
+            let new = || Consumed { counter: hot.shared(charge), values: values.clone(), units: 0 };
+            if hot.insert(name, units.unsigned_abs(), &self.hot_room, new) {
+                return;
+            }
+        }
         let mut stripe = self.stripe(name);
-        let Err(free) = stripe.add(name, charge, units) else { return };
-        let (counter, values) = (stripe.shared(charge), KeyValues::new(charge.key.parts));
-        let owner = || Consumed { counter: Arc::clone(&counter), values: values.clone(), units: 0 };
-        if !values.is_short() || !self.hot.insert(name, units, owner) {
+        if let Err(free) = stripe.add(name, charge, units) {
+            let counter = stripe.shared.of(charge);
             self.insert(&mut stripe, free, Consumed { counter, values, units });
         }
     }
@@ -223,10 +293,7 @@ impl Ledger {
         is_wanted: impl Fn(&Charge<'_>) -> bool,
     ) {
         for (charge, outcome) in charges.iter().zip(&outcomes.per_charge) {
-            let is_applied = outcome.verdict.is_allowed()
-                && (outcomes.admission == Admission::Admitted
-                    || charge.enforcement == Enforcement::Independent);
-            if is_applied && is_wanted(charge) {
+            if is_applied(charge, outcome, outcomes.admission) && is_wanted(charge) {
                 self.record(charge);
             }
         }
@@ -253,12 +320,25 @@ impl Ledger {
         }
     }
 
-    /// Takes what was consumed since the last call: each counter once for each limit, or twice if it
-    /// was not hot from the beginning.
+    /// Takes what was consumed since the last call: each counter once for each limit, or twice if some of it was not in the
+    /// tables of threads.
     #[must_use]
     pub fn drain(&self) -> Vec<Consumed> {
-        let mut all = Vec::with_capacity(self.last_drained.load(Ordering::Relaxed) / 8 * 9);
-        self.hot.drain_into(&mut all);
+        let about = self.last_drained.load(Ordering::Relaxed) / 8 * 9;
+        let mut all: Vec<Consumed> = Vec::with_capacity(about);
+        let tables: Vec<&HotCounts> = self.hot.iter().filter_map(OnceLock::get).collect();
+        // Where each name is in the list. The counters of one table are different ones.
+        let mut places: HashMap<u64, usize, BuildHasherDefault<NameHasher>> = HashMap::default();
+        for hot in &tables {
+            hot.drain(|name, consumed, units| {
+                let next = all.len();
+                let place = if tables.len() > 1 { *places.entry(name).or_insert(next) } else { next };
+                match all.get_mut(place) {
+                    Some(known) => known.units = known.units.saturating_add(units),
+                    None => all.push(Consumed { units, ..consumed.clone() }),
+                }
+            });
+        }
         for stripe in &self.stripes {
             let mut stripe = stripe.0.lock().unwrap_or_else(PoisonError::into_inner);
             stripe.bytes = 0;

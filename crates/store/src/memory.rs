@@ -46,6 +46,7 @@ use tollgate_core::{
 };
 use wide::{LockedShards, WideCharge, WideCounters};
 
+pub use cache_lines::prefetch;
 pub use config::{MemoryConfig, MemoryError};
 pub use huge_pages::HugePages;
 pub use stats::MemoryStats;

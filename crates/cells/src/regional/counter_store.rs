@@ -3,6 +3,7 @@
 
 use super::decide::{is_exchanged, may_be_lost};
 use super::{Charges, RegionalStore, WHOLE};
+use crate::ledger::is_applied;
 use crate::members::Decider;
 use crate::mixed::remapped;
 use crate::owner::Transport;
@@ -46,33 +47,21 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
         self.charge_renamed(&renamed).await
     }
 
-    #[inline]
+    /// The usual request is inlined as a whole: what other cells add to it is a few loads.
+    #[inline(always)]
     fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
-        if self.share.load(Ordering::Relaxed) < WHOLE || self.is_overdrawn(charges) || self.is_late(charges) {
-            return false;
+        match charges {
+            [charge] if self.decides_by_whole() && is_plain(charge) => self.try_charge_one(charge, outcomes),
+            _ => self.try_charge_list(charges, outcomes),
         }
-        let is_plain =
-            |charge: &Charge<'_>| !charge.key.scope.region_mode().has_owner() && !needs_names(charge);
-        if charges.iter().all(is_plain) {
-            let is_charged = self.own.try_charge(charges, outcomes);
-            if is_charged {
-                self.record(charges, outcomes);
-            }
-            return is_charged;
-        }
-        self.try_renamed(charges, outcomes)
     }
 
     #[inline]
     fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
-        let is_plain = |charge: &Charge<'_>| {
+        let is_shared = |charge: &Charge<'_>| {
             charge.key.scope.region_mode() == RegionMode::Shared && !needs_names(charge)
         };
-        if self.share.load(Ordering::Relaxed) < WHOLE
-            || !self.overdrafts.is_empty()
-            || self.late.count() > 0
-            || !charges.iter().all(is_plain)
-        {
+        if !self.decides_by_whole() || !charges.iter().all(is_shared) {
             return false;
         }
         let before = outcomes.len();
@@ -187,6 +176,43 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
 }
 
 impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
+    /// Returns whether every limit is decided by the whole of it: no peer is silent or late, and no bucket is overdrawn.
+    #[inline(always)]
+    fn decides_by_whole(&self) -> bool {
+        self.share.load(Ordering::Relaxed) >= WHOLE && self.overdrafts.is_empty() && self.late.count() == 0
+    }
+
+    /// Charges a request of one limit that this cell decides by the whole of it, under its own name.
+    #[inline(always)]
+    fn try_charge_one(&self, charge: &Charge<'_>, outcomes: &mut Outcomes) -> bool {
+        let place = (is_exchanged(charge) && !self.outboxes.is_empty()).then(|| self.ledger.find(charge));
+        let is_charged = self.own.try_charge(std::slice::from_ref(charge), outcomes);
+        if let Some(place) = place
+            && let [outcome] = outcomes.per_charge.as_slice()
+            && is_charged
+            && is_applied(charge, outcome, outcomes.admission)
+        {
+            self.ledger.record_at(place, charge);
+        }
+        is_charged
+    }
+
+    /// Charges any request without waiting, if one place decides it by the whole limits.
+    #[inline(never)]
+    fn try_charge_list(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
+        if self.share.load(Ordering::Relaxed) < WHOLE || self.is_overdrawn(charges) || self.is_late(charges) {
+            return false;
+        }
+        if !charges.iter().all(is_plain) {
+            return self.try_renamed(charges, outcomes);
+        }
+        let is_charged = self.own.try_charge(charges, outcomes);
+        if is_charged {
+            self.record(charges, outcomes);
+        }
+        is_charged
+    }
+
     /// Returns the pseudonyms of each charge's secrets.
     fn names_of(&self, charges: &[Charge<'_>]) -> SmallVec<[Option<Names>; 4]> {
         let names =
@@ -248,6 +274,12 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             renamed.iter().map(|charge| Charge { mode: Mode::Leased, ..*charge }).collect();
         self.leases.try_charge(&leased, outcomes)
     }
+}
+
+/// Returns whether this cell decides a charge, under its own name.
+#[inline(always)]
+fn is_plain(charge: &Charge<'_>) -> bool {
+    !charge.key.scope.region_mode().has_owner() && !needs_names(charge)
 }
 
 /// Combines the errors of both parts of a debit.

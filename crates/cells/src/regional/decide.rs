@@ -189,7 +189,7 @@ fn restored_after(charge: &Charge<'_>, now: Timestamp) -> TimeDelta {
 }
 
 /// Returns whether a charge is exchanged with other cells.
-#[inline]
+#[inline(always)]
 pub(super) fn is_exchanged(charge: &Charge<'_>) -> bool {
     charge.key.scope.region_mode() == RegionMode::Shared
         && is_shared_name(charge)

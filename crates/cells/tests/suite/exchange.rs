@@ -1,6 +1,7 @@
 //! The exchange of consumption: nothing is counted zero times, nothing twice.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Barrier};
 use tollgate_cells::{Consumed, Inbox, KeyValues, Ledger, Outbox, Receipt, SentCounter};
 use tollgate_core::{
     Algorithm, Charge, Cost, CounterKey, KeyPart, Limit, LimitSpec, Rate, Scope, TimeDelta, Timestamp,
@@ -242,6 +243,62 @@ fn consumption_is_added_up_by_counter_and_limit() {
     found.sort_unstable();
     assert_eq!(found, [(10, 7), (20, 3)]);
     assert!(ledger.drain().is_empty());
+}
+
+/// Without it units are lost or counted twice where threads and the tick meet, or each thread's part is sent on its own.
+#[test]
+fn what_threads_consume_is_added_up_by_counter() {
+    let (ledger, scope, limit) = (Ledger::new(8_192), Scope::new("s"), limit(10));
+    let charge = |caller: u64, cost: Cost| {
+        let name = caller.to_string();
+        let parts = [KeyPart::Text(&name)];
+        ledger.record(&Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, cost));
+    };
+    // Each thread charges callers of its own and those of all.
+    let work = |thread: u64| {
+        for at in 0..4_000 {
+            charge(at % 50, Cost::ONE);
+            charge(1_000 * (1 + thread) + at % 500, Cost::new(3));
+            if at % 8 == 0 {
+                charge(at % 50, Cost::refund(2));
+            }
+        }
+    };
+    let add = |found: &mut HashMap<u64, i64>, all: Vec<Consumed>| {
+        for one in all {
+            let parts = one.values.parts();
+            let KeyPart::Text(name) = parts[0] else { panic!("{parts:?}") };
+            *found.entry(name.parse().expect("a number")).or_default() += one.units;
+        }
+    };
+    let mut found = HashMap::new();
+    // The threads of later rounds take over the tables of earlier ones.
+    for _ in 0..3 {
+        std::thread::scope(|threads| {
+            let all: Vec<_> = (0..4).map(|thread| threads.spawn(move || work(thread))).collect();
+            while all.iter().any(|thread| !thread.is_finished()) {
+                add(&mut found, ledger.drain());
+            }
+            all.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        });
+    }
+    add(&mut found, ledger.drain());
+    let refunds = |caller: u64| (0..4_000).step_by(8).filter(|at| at % 50 == caller).count() as i64;
+    let of_all = (0..50).map(|caller| (caller, 3 * 4 * (80 - 2 * refunds(caller))));
+    let own = (0..4).flat_map(|thread| (0..500).map(move |at| (1_000 * (1 + thread) + at, 3 * 8 * 3)));
+    assert_eq!(found, of_all.chain(own).collect());
+    assert_eq!(ledger.dropped(), 0);
+    let both_there = Barrier::new(2);
+    std::thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                charge(7, Cost::ONE);
+                both_there.wait();
+            });
+        }
+    });
+    let units: Vec<i64> = ledger.drain().iter().map(|one| one.units).collect();
+    assert_eq!(units, [2], "of two threads, in one line");
 }
 
 /// Without it what a caller used while a link was down is forgotten at the end of a minute, though its window goes on.

@@ -140,6 +140,20 @@ enum Advice {
     Collapse,
 }
 
+/// Starts reading the first cache line of a value, so that it is near when it is needed; no effect where the processor's
+/// instruction is not known.
+#[inline(always)]
+pub fn prefetch<T>(value: &T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, for memory that a reference shows to be there.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = value;
+}
+
 impl LineStorage for MmapLines {
     #[inline]
     fn metas(&self, line: usize) -> [u64; SLOTS] {
@@ -179,14 +193,7 @@ impl LineStorage for MmapLines {
 
     #[inline]
     fn prefetch(&self, line: usize) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a hint; in bounds as `slot` checks.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self.slot(line * SLOTS)).cast()) };
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = line;
+        prefetch(self.slot(line * SLOTS));
     }
 
     fn relax(&self) {
