@@ -79,7 +79,8 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             };
             let charges: Vec<Charge<'_>> = chunk.iter().zip(lengths).map(charge).collect();
             let overshoot = self.overshoot(&charges);
-            if let Err((failed, error)) = self.debit_shared(&charges).await {
+            let cut = self.cut_refunds(&charges, now);
+            if let Err((failed, error)) = self.debit_shared(cut.as_deref().unwrap_or(&charges)).await {
                 application.applied.extend(&wanted[..done]);
                 let rest = chunk.iter().enumerate().filter(|(at, _)| !failed.contains(at));
                 application.applied.extend(rest.map(|(_, entry)| *entry));
@@ -97,6 +98,26 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         add(&self.counts.batches_received, 1);
         add(&self.counts.unknown_messages, *skipped as u64);
         Message::Done(self.members.sightings(self.clock.now()))
+    }
+
+    /// Returns the charges with the refunds of windows cut to what they take off the window's state, if there are any.
+    ///
+    /// A window counts to twice its limit at most. Reports can be more, because each cell admits up to the limit before it
+    /// hears of the others: if a debit is cut there and its refund is not, the refund takes off what this cell has consumed,
+    /// and callers who reserve units in all cells and cancel them never reach the limit. So what other cells have consumed
+    /// beyond the limit takes refunds first, and a refund takes off no more than what was reported before.
+    fn cut_refunds<'c>(&self, charges: &[Charge<'c>], now: Timestamp) -> Option<Vec<Charge<'c>>> {
+        let is_cut = |charge: &Charge<'_>| charge.cost.is_refund() && BucketTime::of(charge).is_none();
+        let mut charges = charges.iter().any(is_cut).then(|| charges.to_vec())?;
+        for charge in charges.iter_mut().filter(|charge| is_cut(charge)) {
+            let (reported, limit) = (self.others.reported(charge, now), charge.limit.capacity());
+            let left = reported.saturating_sub(charge.cost.units());
+            charge.cost = match reported.min(limit) - left.min(limit) {
+                0 => Cost::PEEK,
+                units => Cost::refund(units),
+            };
+        }
+        Some(charges)
     }
 
     /// Debits what other cells have consumed of shared limits, however much it is.

@@ -16,7 +16,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use tollgate_core::{Admission, Charge, Enforcement, KeyPart, Outcome, Outcomes, StoreError};
+use tollgate_core::{Admission, Charge, Enforcement, KeyPart, Outcome, Outcomes, Period, StoreError};
 
 const STRIPES: usize = 64;
 /// Number of counters compared when one must give way.
@@ -59,12 +59,28 @@ impl Consumed {
             && limit_numbers(limit) == limit_numbers(charge.limit)
             && self.values.is_of(charge.key.parts)
     }
+
+    fn is_same_counter(&self, other: &Self) -> bool {
+        self.counter.scope.id() == other.counter.scope.id()
+            && limit_numbers(&self.counter.limit) == limit_numbers(&other.counter.limit)
+            && self.values == other.values
+    }
 }
+
+/// What distinguishes the limits of one counter: count, capacity, and the length of a period in microseconds. A caller of
+/// the Redis protocol chooses all three with each request.
+pub(crate) type LimitNumbers = (u64, u64, u64);
 
 /// Returns what distinguishes limits of one counter.
 #[inline]
-pub(crate) fn limit_numbers(limit: &tollgate_core::Limit) -> (u64, u64) {
-    (limit.rate().count, limit.capacity())
+pub(crate) fn limit_numbers(limit: &tollgate_core::Limit) -> LimitNumbers {
+    let rate = limit.rate();
+    let length = match &rate.period {
+        Period::Rolling(length) => length.as_micros(),
+        // A rule has one calendar.
+        Period::Calendar(_) => 0,
+    };
+    (rate.count, limit.capacity(), length)
 }
 
 /// Hasher that passes names through: they are already hashes.
@@ -201,8 +217,10 @@ impl Ledger {
                 }
             }
         }
-        let (count, capacity) = limit_numbers(charge.limit);
-        hasher.write_u64(capacity ^ count.rotate_left(32));
+        let (count, capacity, length) = limit_numbers(charge.limit);
+        // Apart: numbers that are combined first could be chosen so that two limits have one name.
+        hasher.write_u128(u128::from(count) << 64 | u128::from(capacity));
+        hasher.write_u64(length);
         hasher.finish()
     }
 
@@ -320,30 +338,42 @@ impl Ledger {
         }
     }
 
-    /// Takes what was consumed since the last call: each counter once for each limit, or twice if some of it was not in the
-    /// tables of threads.
+    /// Takes what was consumed since the last call: each counter once for each limit, with what was refunded taken off.
+    /// Apart, a charge could be cut to the limit by its receiver, and the refund of it not.
     #[must_use]
     pub fn drain(&self) -> Vec<Consumed> {
         let about = self.last_drained.load(Ordering::Relaxed) / 8 * 9;
         let mut all: Vec<Consumed> = Vec::with_capacity(about);
         let tables: Vec<&HotCounts> = self.hot.iter().filter_map(OnceLock::get).collect();
+        let mut elsewhere: Vec<(u64, Consumed)> = Vec::new();
+        for stripe in &self.stripes {
+            let mut stripe = stripe.0.lock().unwrap_or_else(PoisonError::into_inner);
+            stripe.bytes = 0;
+            elsewhere.extend(stripe.entries.drain());
+        }
         // Where each name is in the list. The counters of one table are different ones.
         let mut places: HashMap<u64, usize, BuildHasherDefault<NameHasher>> = HashMap::default();
+        let may_repeat = tables.len() > 1 || !elsewhere.is_empty();
         for hot in &tables {
             hot.drain(|name, consumed, units| {
                 let next = all.len();
-                let place = if tables.len() > 1 { *places.entry(name).or_insert(next) } else { next };
+                let place = if may_repeat { *places.entry(name).or_insert(next) } else { next };
                 match all.get_mut(place) {
                     Some(known) => known.units = known.units.saturating_add(units),
                     None => all.push(Consumed { units, ..consumed.clone() }),
                 }
             });
         }
-        for stripe in &self.stripes {
-            let mut stripe = stripe.0.lock().unwrap_or_else(PoisonError::into_inner);
-            stripe.bytes = 0;
-            let consumed = stripe.entries.drain().map(|(_, consumed)| consumed);
-            all.extend(consumed.filter(|consumed| consumed.units != 0));
+        for (name, consumed) in elsewhere {
+            match places.get(&name).map(|place| &mut all[*place]) {
+                Some(known) if known.is_same_counter(&consumed) => {
+                    known.units = known.units.saturating_add(consumed.units);
+                }
+                _ => all.push(consumed),
+            }
+        }
+        if may_repeat {
+            all.retain(|consumed| consumed.units != 0);
         }
         self.last_drained.store(all.len(), Ordering::Relaxed);
         all

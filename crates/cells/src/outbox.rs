@@ -11,7 +11,7 @@
 
 use crate::charge_codec::SentCounter;
 use crate::key_values::KeyValues;
-use crate::ledger::{BYTES_EACH, Consumed, limit_numbers};
+use crate::ledger::{BYTES_EACH, Consumed, LimitNumbers, limit_numbers};
 use crate::message::{Batch, BatchEntry, MAX_BATCH, MAX_MESSAGE};
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
@@ -61,7 +61,7 @@ impl Pending {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Name {
     scope: u64,
-    limit: (u64, u64),
+    limit: LimitNumbers,
     values: KeyValues,
 }
 
@@ -341,7 +341,7 @@ struct Draft {
     batch: Batch,
     /// Indexes of scopes and limits, by identity and by what they say.
     counters: HashMap<*const SentCounter, u32, RandomState>,
-    by_limit: HashMap<(u64, (u64, u64)), u32, RandomState>,
+    by_limit: HashMap<(u64, LimitNumbers), u32, RandomState>,
     /// The last of them and its index: most counters have the limit of the one before them.
     last: Option<(*const SentCounter, u32)>,
     bytes: usize,

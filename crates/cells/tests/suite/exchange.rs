@@ -245,6 +245,33 @@ fn consumption_is_added_up_by_counter_and_limit() {
     assert!(ledger.drain().is_empty());
 }
 
+/// Without it a charge is sent apart from its refund, or as one of another limit of the same counter.
+#[test]
+fn a_counter_has_one_line_for_each_limit() {
+    let (ledger, scope) = (Ledger::new(8_192), Scope::new("s"));
+    let parts = [KeyPart::Text("a")];
+    let per = |secs| {
+        let spec = LimitSpec::new(Algorithm::Gcra, Rate::per(100, TimeDelta::from_secs(secs))).burst(100);
+        spec.build().expect("valid")
+    };
+    let (second, hour) = (per(1), per(3_600));
+    let drained = |costs: &[(&Limit, Cost)]| {
+        for (limit, cost) in costs {
+            ledger.record(&Charge::new(CounterKey { scope: &scope, parts: &parts }, limit, *cost));
+        }
+        let mut found: Vec<(bool, i64)> =
+            ledger.drain().iter().map(|one| (one.counter.limit == hour, one.units)).collect();
+        found.sort_unstable();
+        found
+    };
+    assert_eq!(drained(&[(&second, Cost::new(5)), (&hour, Cost::new(7))]), [(false, 5), (true, 7)]);
+    let refunded = [(&second, Cost::new(90_000)), (&second, Cost::new(4)), (&second, Cost::refund(90_001))];
+    assert_eq!(drained(&refunded), [(false, 3)]);
+    assert_eq!(drained(&[(&hour, Cost::new(60_000)), (&hour, Cost::new(60_000))]), [(true, 120_000)]);
+    assert_eq!(drained(&[(&hour, Cost::new(60)), (&hour, Cost::refund(60))]), []);
+    assert_eq!(drained(&[(&hour, Cost::refund(60))]), [(true, -60)]);
+}
+
 /// Without it units are lost or counted twice where threads and the tick meet, or each thread's part is sent on its own.
 #[test]
 fn what_threads_consume_is_added_up_by_counter() {

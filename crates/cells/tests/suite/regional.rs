@@ -256,6 +256,44 @@ fn a_replayed_or_absurd_batch_does_little_harm() {
     );
 }
 
+/// Without it callers who reserve units in several cells and cancel them take off what this cell has consumed, and never
+/// reach a limit.
+#[test]
+fn refunds_of_other_cells_take_off_no_more_than_they_have_consumed() {
+    for algorithm in
+        [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::StrictWindow, Algorithm::SlidingLog]
+    {
+        let pair = Pair::start();
+        let ((eu, _), (us, _)) = (&pair.cells[0], &pair.cells[1]);
+        let own = scope(RegionMode::Shared, CounterOwner::Hash, "own");
+        let spec = LimitSpec::new(algorithm, Rate::per(100, TimeDelta::from_secs(86_400)));
+        let limit = spec.build().expect("valid");
+        for (name, consumed, reports, expected) in [
+            ("refunded", 40, &[30, 20, -30][..], 40),
+            ("all refunded", 40, &[30, 20, -30, -20], 60),
+            ("cut", 100, &[100, 100, -100, -100], 0),
+            ("cut twice", 100, &[100, 100, 100, -100, -100, -100], 0),
+            ("never reported", 40, &[-30], 60),
+            ("more than reported", 40, &[30, -50], 60),
+        ] {
+            let parts = [KeyPart::Text(name)];
+            let of = |cost| Charge::new(CounterKey { scope: &own, parts: &parts }, &limit, Cost::new(cost));
+            charge(us, &[of(1)]).expect("decided");
+            us.tick();
+            let mut batch = us.next_batch(0);
+            charge(eu, &[of(consumed)]).expect("decided");
+            for units in reports {
+                let report = Arc::make_mut(&mut batch);
+                report.entries[0].units = *units;
+                block_on(eu.handle(&us.hello(), Message::Batch(Arc::clone(&batch))));
+                Arc::make_mut(&mut batch).sequence += 1;
+            }
+            us.on_acknowledged(0, batch.sequence - reports.len() as u64, us.now(), &[]);
+            assert_eq!(left(eu, &of(1)), expected, "{algorithm:?}, {name}");
+        }
+    }
+}
+
 /// Without it a small burst forgets what others consume: each cell admits the whole rate.
 #[test]
 fn a_debit_beyond_the_burst_is_kept() {
