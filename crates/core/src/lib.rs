@@ -18,6 +18,7 @@
 //! | [`record_store`](RecordStore) | records that nodes share |
 //! | [`priority`](Priority) | importance of a request when not all can be served |
 //! | [`log_throttle`](LogThrottle) | at most one message a second |
+//! | [`name`](is_same_name) | comparison of short names |
 //! | `conformance` (feature) | the suite that every store must pass |
 
 mod algorithm;
@@ -34,6 +35,7 @@ mod limit;
 mod limit_params;
 mod limit_spec;
 mod log_throttle;
+mod name;
 mod outcome;
 mod packed;
 mod priority;
@@ -64,6 +66,7 @@ pub use limit::Limit;
 pub use limit_params::LimitParams;
 pub use limit_spec::{LimitError, LimitSpec};
 pub use log_throttle::LogThrottle;
+pub use name::is_same_name;
 pub use outcome::{Outcome, Verdict};
 pub use packed::{Packed, Tag};
 pub use priority::Priority;

@@ -2,7 +2,7 @@
 
 use crate::trace::TraceContext;
 use std::net::IpAddr;
-use tollgate_core::Cost;
+use tollgate_core::{Cost, is_same_name};
 use tollgate_rules::{Attributes, CALLER_KEY, Descriptor, identifies_caller};
 
 /// One request to decide. Borrows all its data.
@@ -65,7 +65,7 @@ impl<'a> Check<'a> {
     #[inline]
     pub fn value(&self, name: &str) -> Option<&'a str> {
         let find = |entries: &'a [(&'a str, &'a str)]| {
-            entries.iter().find(|(key, _)| *key == name).map(|(_, value)| *value)
+            entries.iter().find(|(key, _)| is_same_name(key, name)).map(|(_, value)| *value)
         };
         match self.input {
             CheckInput::Attributes(attributes) => find(attributes),

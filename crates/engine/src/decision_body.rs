@@ -47,6 +47,12 @@ impl Generation {
         NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Returns the current generation. Rules that are read afterwards may be newer, never older.
+    #[inline]
+    pub(crate) fn current(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
     /// Starts a new generation; called after the rules have been replaced, so that a reader of the generation sees the new rules.
     pub(crate) fn advance(&self) {
         self.0.store(Self::next(), Ordering::Release);
@@ -78,7 +84,7 @@ impl DecisionBody {
     #[inline]
     pub(crate) fn new(generation: &Generation, load: impl FnOnce() -> Arc<Ruleset>) -> Self {
         // Read before the rules: they may then be newer than it says, never older.
-        let current = generation.0.load(Ordering::Acquire);
+        let current = generation.current();
         let kept = KEPT.try_with(|kept| kept.borrow_mut().pop()).ok().flatten();
         match kept {
             Some(contents) if contents.generation == current => Self(Some(contents)),

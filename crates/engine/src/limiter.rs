@@ -44,7 +44,7 @@ use tollgate_rules::{CallerOverrides, Charges, FleetStanding, MatchedLimit, Plan
 /// Rate limiter: decides requests with a rule set and a store. Shared by all protocol servers.
 pub struct Limiter<S> {
     pub(crate) rules: ArcSwap<Ruleset>,
-    generation: Generation,
+    pub(crate) generation: Generation,
     pub(crate) store: S,
     /// Global shadow mode: every denial becomes an allowance, and the outcomes are still reported.
     pub(crate) shadow: AtomicBool,

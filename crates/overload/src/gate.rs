@@ -1,14 +1,16 @@
 //! The gate of an upstream: every request passes it before it is forwarded, and again when it has ended.
 //!
-//! A request that is not held back costs a handful of relaxed atomics: no lock, no allocation. The waiting room has a lock,
-//! taken only by requests that found no free slot, and by those that end while others wait. Once in an interval a caller
-//! also runs the control step; the others do not wait for it.
+//! While nothing is shed and no request waits, a request writes to its thread's cache lines alone: it counts, takes a place and
+//! gives it back, without a lock or an allocation. Tenants, shares and the place in the order of shedding matter only otherwise.
+//! The waiting room has a lock, taken only by requests that found no free place, and by those that end while others wait. Once
+//! in an interval a caller also runs the control step; the others do not wait for it.
 
 mod config;
 mod control;
 mod entry;
 mod places;
 mod reentry;
+mod sampling;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -22,10 +24,11 @@ use crate::limit::LimitController;
 use crate::priority::{COHORTS, POSITIONS, first_position};
 use crate::room::{Rank, Seated};
 use crate::samples::bucket;
-use crate::shares::{Shares, Standing, TenantDemand};
+use crate::shares::{Shares, Standing, TenantDemand, TierIndex};
+use crate::striped::Own;
 use crate::threshold::{PER_BUCKET, ThresholdController, passes};
 use control::Control;
-use places::{DENIED, GUARANTEED, LATE, Places};
+use places::{DENIED, GUARANTEED, LATE, Places, ThreadPlaces};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tollgate_core::{Priority, TimeDelta, Timestamp};
@@ -123,18 +126,68 @@ impl<W> Gate<W> {
 
     /// Decides about a request that arrives. With [`GateMode::Shadow`] this one passes whatever happens to others.
     pub fn enter(&self, now: Timestamp, arrival: &Arrival, mode: GateMode) -> Entry {
+        let tenant = || (arrival.tenant, arrival.tier);
+        self.enter_as(|| now, arrival.priority, || arrival.caller, tenant, mode)
+    }
+
+    /// Decides about a request that arrives, as [`Gate::enter`]. While nothing is shed and no request waits, its tenant and the
+    /// tenant's tier are not looked up, and its caller and the time only if it is one of those that are measured.
+    #[inline]
+    pub fn enter_as(
+        &self,
+        now: impl Fn() -> Timestamp,
+        priority: Priority,
+        caller: impl Fn() -> u64,
+        tenant: impl FnOnce() -> (u64, TierIndex),
+        mode: GateMode,
+    ) -> Entry {
+        let own = self.places.threads.own();
+        if mode == GateMode::Live && self.is_calm() && !self.is_shadow() {
+            let weight = self.places.sample_weight(&own);
+            let began = if weight == 0 { Timestamp::ZERO } else { self.stepped(now()) };
+            if self.places.take(&own, Rank::new(priority, Standing::Fair)) {
+                own.add_long(|own| &own.admitted[priority.index()], 1);
+                if weight > 0 {
+                    let place = self.cohorts.cohort(caller()) / self.config.cohorts_per_place();
+                    let bucket = usize::from((first_position(priority) + place) / PER_BUCKET);
+                    own.add(|own| &own.arrivals.counts[bucket], weight.into());
+                }
+                return Entry::Admitted(self.ticket_of(weight, began));
+            }
+        }
+        let now = self.stepped(now());
+        let (tenant, tier) = tenant();
+        self.enter_pressed(now, &Arrival { priority, caller: caller(), tenant, tier }, mode)
+    }
+
+    /// Runs the control step if its time has come. Returns the time.
+    #[inline]
+    fn stepped(&self, now: Timestamp) -> Timestamp {
         self.step_if_due(now);
+        now
+    }
+
+    /// Returns whether nothing is shed and no request waits.
+    #[inline]
+    fn is_calm(&self) -> bool {
+        self.pressed.load(Ordering::Relaxed) == 0 && self.places.waiting() == 0
+    }
+
+    /// Decides about a request while others are shed or wait, or in shadow mode.
+    #[inline(never)]
+    fn enter_pressed(&self, now: Timestamp, arrival: &Arrival, mode: GateMode) -> Entry {
+        let own = self.places.threads.own();
         let cohort = self.cohorts.cohort(arrival.caller);
         let threshold = self.threshold.load(Ordering::Relaxed);
         let (position, rank, is_excess) = self.position(now, arrival, cohort, threshold);
         let counted = position.map_or(GUARANTEED, |position| usize::from(position / PER_BUCKET));
-        self.places.arrivals.count(counted);
+        own.add(|own| &own.arrivals.counts[counted], 1);
         let shed = |cause| Shed {
             priority: arrival.priority,
             cohort,
             is_excess,
-            in_flight: self.places.in_flight.0.load(Ordering::Relaxed),
-            limit: self.places.limit.load(Ordering::Relaxed),
+            in_flight: self.places.in_flight(),
+            limit: self.limit(),
             cause,
             retry_after: TimeDelta::from_secs(self.retry_after.load(Ordering::Relaxed).into()),
         };
@@ -143,30 +196,26 @@ impl<W> Gate<W> {
             || (mix(arrival.caller ^ self.config.key ^ now.as_micros().rotate_left(24)) >> 48) as u16;
         let is_shed = position.is_some_and(|position| !passes(position, boundary, random()));
         if mode == GateMode::Shadow || self.is_shadow() {
-            let (has_place, in_flight) = self.places.take_beyond(rank);
+            let has_place = self.places.take_beyond(&own, rank);
             // While requests would be shed by the threshold, there are always more in flight than there would be.
             let cause = match is_shed {
                 true => Some(ShedCause::Threshold),
                 false => (threshold >= POSITIONS && !has_place).then_some(ShedCause::Waited),
             };
-            let ticket = Ticket { began: now, in_flight, is_shadowed: cause.is_some() };
             let Some(cause) = cause else {
-                self.count_admitted(arrival.priority);
-                return Entry::Admitted(ticket);
+                return Entry::Admitted(self.admitted(&own, now, arrival.priority));
             };
             self.places.count_shadowed();
             self.places.shadowed[arrival.priority.index()].0.fetch_add(1, Ordering::Relaxed);
+            let ticket = Ticket { is_shadowed: true, ..self.ticket(&own, now) };
             return Entry::Shadowed(ticket, shed(cause));
         }
         if is_shed {
             self.count_shed(arrival.priority);
             return Entry::Shed(shed(ShedCause::Threshold));
         }
-        if (rank.is_patient() || self.places.waiting.load(Ordering::Acquire) == 0)
-            && let Some(in_flight) = self.places.take(rank)
-        {
-            self.count_admitted(arrival.priority);
-            return Entry::Admitted(Ticket { began: now, in_flight, is_shadowed: false });
+        if (rank.is_patient() || self.places.waiting() == 0) && self.places.take(&own, rank) {
+            return Entry::Admitted(self.admitted(&own, now, arrival.priority));
         }
         if self.pressed.load(Ordering::Relaxed) == 0 {
             self.pressed.store(1, Ordering::Relaxed);
@@ -174,11 +223,30 @@ impl<W> Gate<W> {
         Entry::Full(Waiting { rank, shed: shed(ShedCause::Waited) })
     }
 
+    /// Returns the ticket of a request that has just taken a place.
+    #[inline]
+    fn ticket(&self, own: &Own<'_, ThreadPlaces>, now: Timestamp) -> Ticket {
+        self.ticket_of(self.places.sample_weight(own), now)
+    }
+
+    #[inline]
+    fn ticket_of(&self, weight: u16, began: Timestamp) -> Ticket {
+        let in_flight = if weight == 0 { 0 } else { self.places.in_flight() };
+        Ticket { began, in_flight, weight, is_shadowed: false }
+    }
+
+    /// Counts a request that has just taken a place, and returns its ticket.
+    #[inline]
+    fn admitted(&self, own: &Own<'_, ThreadPlaces>, now: Timestamp, priority: Priority) -> Ticket {
+        own.add_long(|own| &own.admitted[priority.index()], 1);
+        self.ticket(own, now)
+    }
+
     /// Lets a request wait that found no free place. Call [`Gate::admit_waiting`] afterwards: a place may have become free.
     pub fn wait(&self, now: Timestamp, waiting: Waiting, waiter: W) -> Waited<W> {
         let mut room = lock(&self.places.room);
         let seated = room.push(now, waiting.rank, waiter);
-        self.places.waiting.store(u32::try_from(room.len()).unwrap_or(u32::MAX), Ordering::Release);
+        self.places.set_waiting(&room);
         drop(room);
         match seated {
             Seated::Until(until, replaced) => Waited::Until(until, replaced),
@@ -191,24 +259,63 @@ impl<W> Gate<W> {
 
     /// Counts a request that waited: as shed if it was given no place.
     pub fn count_waited(&self, priority: Priority, is_admitted: bool) {
-        if is_admitted { self.count_admitted(priority) } else { self.count_shed(priority) }
+        match is_admitted {
+            true => self.places.threads.own().add_long(|own| &own.admitted[priority.index()], 1),
+            false => self.count_shed(priority),
+        }
     }
 
     /// Counts a response when its head has arrived. That is the latency of the request: how long its body takes may be
     /// its reader's doing, or be meant, as with a stream of events. Call it once for a request, and not for one that
     /// [failed](Ended::Failed): how fast an upstream fails is not how fast it works.
     pub fn measure(&self, ticket: &Ticket, now: Timestamp) {
-        self.places.completions.add(bucket(ticket.in_flight), now.since(ticket.began).as_micros());
+        self.measure_at(ticket, || now);
+    }
+
+    /// Counts a response when its head has arrived, as [`Gate::measure`]. `now` is called only if the request is one of those
+    /// whose latency is measured.
+    #[inline]
+    pub fn measure_at(&self, ticket: &Ticket, now: impl FnOnce() -> Timestamp) {
+        let own = self.places.threads.own();
+        own.add(|own| &own.completed, 1);
+        if ticket.weight > 0 {
+            let (at, weight) = (bucket(ticket.in_flight), u32::from(ticket.weight));
+            own.add(|own| &own.completions.counts[at], weight);
+            let took = now().since(ticket.began).as_micros().saturating_mul(weight.into());
+            own.add_long(|own| &own.completions.sums[at], took);
+        }
     }
 
     /// Ends a request. Returns the waiting requests that go on in its place.
     #[must_use = "the returned requests proceed only if their waiters are woken"]
-    #[allow(clippy::needless_pass_by_value, reason = "a ticket is used once")]
     pub fn leave(&self, ticket: Ticket, now: Timestamp, ended: Ended) -> Admitted<W> {
-        let (age, base) = (now.since(ticket.began).as_micros(), self.places.base.load(Ordering::Relaxed));
+        self.leave_at(ticket, || now, ended)
+    }
+
+    /// Ends a request, as [`Gate::leave`]. `now` is called only if it matters when the request has ended.
+    #[must_use = "the returned requests proceed only if their waiters are woken"]
+    #[allow(clippy::needless_pass_by_value, reason = "a ticket is used once")]
+    #[inline]
+    pub fn leave_at(&self, ticket: Ticket, now: impl FnOnce() -> Timestamp, ended: Ended) -> Admitted<W> {
+        if ended == Ended::Completed && ticket.weight == 0 && self.is_calm() {
+            self.places.free(&self.places.threads.own(), &ticket);
+            return match self.places.waiting() {
+                0 => Admitted::new(),
+                _ => self.admit_waiting(now()),
+            };
+        }
+        self.leave_measured(&ticket, now(), ended)
+    }
+
+    /// Ends a request whose latency is measured, or while others are shed or wait, or that was not completed.
+    #[inline(never)]
+    fn leave_measured(&self, ticket: &Ticket, now: Timestamp, ended: Ended) -> Admitted<W> {
+        let own = self.places.threads.own();
+        let age = now.since(ticket.began).as_micros();
+        let base = self.places.bounds.0.base.load(Ordering::Relaxed);
         // What may enter is what leaves: those that only came to be denied, or failed, have to be among it.
         if matches!(ended, Ended::Denied | Ended::Failed) {
-            self.places.arrivals.count(DENIED);
+            own.add(|own| &own.arrivals.counts[DENIED], 1);
         }
         // A request abandoned after more than the base latency would have taken even longer. Without these the limit
         // could not fall where the upstream is slower than its clients are patient.
@@ -217,10 +324,11 @@ impl<W> Gate<W> {
             Ended::Abandoned => age > base,
             Ended::Failed => age > base.saturating_mul(LATE_FAILURE),
         };
-        if is_late {
-            self.places.arrivals.add(LATE, age);
+        if is_late && ticket.weight > 0 {
+            own.add(|own| &own.arrivals.counts[LATE], ticket.weight.into());
+            own.add_long(|own| &own.arrivals.sums[LATE], age.saturating_mul(ticket.weight.into()));
         }
-        self.places.free(&ticket);
+        self.places.free(&own, ticket);
         self.step_if_due(now);
         self.admit_waiting(now)
     }
@@ -229,17 +337,18 @@ impl<W> Gate<W> {
     #[must_use = "the returned requests proceed only if their waiters are woken"]
     pub fn admit_waiting(&self, now: Timestamp) -> Admitted<W> {
         let mut admitted = Admitted::new();
-        while self.places.waiting.load(Ordering::Acquire) > 0 {
+        while self.places.waiting() > 0 {
+            let own = self.places.threads.own();
             let mut room = lock(&self.places.room);
-            let Some(in_flight) = room.next_rank().and_then(|rank| self.places.take(rank)) else { break };
+            if !room.next_rank().is_some_and(|rank| self.places.take(&own, rank)) {
+                break;
+            }
             let next = room.pop(now);
-            self.places.waiting.store(u32::try_from(room.len()).unwrap_or(u32::MAX), Ordering::Release);
+            self.places.set_waiting(&room);
             drop(room);
             match next {
-                Some(waiter) => admitted.push((waiter, Ticket { began: now, in_flight, is_shadowed: false })),
-                None => {
-                    self.places.in_flight.0.fetch_sub(1, Ordering::AcqRel);
-                }
+                Some(waiter) => admitted.push((waiter, self.ticket(&own, now))),
+                None => self.places.free_unused(),
             }
         }
         admitted
@@ -247,10 +356,6 @@ impl<W> Gate<W> {
 
     fn count_shed(&self, priority: Priority) {
         self.places.shed[priority.index()].0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn count_admitted(&self, priority: Priority) {
-        self.places.admitted[priority.index()].0.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the place in the order of shedding (none if it is within a guarantee), the rank in the waiting room, and

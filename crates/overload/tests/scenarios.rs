@@ -107,6 +107,39 @@ fn at_three_times_the_capacity_all_of_it_is_used_for_what_matters_most() {
     });
 }
 
+/// 200 workers of 2 ms: where a hundred thousand complete in a second, the latency of a few of them is measured.
+#[test]
+fn a_fast_upstream_is_measured_by_samples() {
+    each_seed(2, |seed| {
+        const CAPACITY: f64 = 100_000.0;
+        let gate = GateConfig { key: seed, ..GateConfig::adaptive(16) };
+        let load = |t| if (4.0..10.0).contains(&t) { 2.0 * CAPACITY } else { 0.5 * CAPACITY };
+        let service = |_, random: &mut Random| random.log_normal(0.002, SIGMA);
+        let world = World {
+            seed,
+            workers: 200,
+            seconds: 15.0,
+            load: &load,
+            service: &service,
+            fails: &never,
+            mix: MIX,
+            tenants: &[Tenant::new(1.0, 0)],
+            callers: 200,
+            gate,
+        };
+        let run = run(&world);
+        assert!(run.shed(1.0, 4.0) == 0.0, "seed {seed}: nothing is shed before");
+        // The limit is found within four seconds, as it is if all of them are measured.
+        let goodput = run.goodput(8.0, 10.0) / CAPACITY;
+        assert!(goodput >= 0.97, "seed {seed}: goodput {goodput:.3}");
+        let critical = run.served(4.0, 10.0, is(Priority::Critical));
+        assert!(critical >= 0.994, "seed {seed}: critical {critical:.4}");
+        let (unloaded, loaded) = (run.latency(1.0, 4.0, 0.5), run.latency(8.0, 10.0, 0.5));
+        assert!(loaded <= 1.6 * unloaded, "seed {seed}: p50 {loaded:.4} after {unloaded:.4}");
+        assert!(run.shed(12.0, 14.0) == 0.0, "seed {seed}: back to normal within two seconds");
+    });
+}
+
 #[test]
 fn no_critical_request_is_shed_while_sheddable_ones_pass() {
     each_seed(10, |seed| {

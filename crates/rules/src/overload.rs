@@ -7,7 +7,7 @@
 use crate::pattern::Pattern;
 use crate::plan::Attributes;
 use crate::signal::{Signal, SignalSource};
-use tollgate_core::{Priority, TimeDelta};
+use tollgate_core::{Priority, TimeDelta, is_same_name};
 
 /// Name of the rule of the fleet's capacity, and of denials by it.
 pub const FLEET_RULE: &str = "overload/fleet";
@@ -67,8 +67,12 @@ impl AttributeValue {
         self.pattern.is_none().then_some(&*self.text)
     }
 
+    #[inline]
     fn matches(&self, value: &str) -> bool {
-        self.pattern.as_ref().map_or(self.text == value, |pattern| pattern.matches(value))
+        match &self.pattern {
+            None => is_same_name(&self.text, value),
+            Some(pattern) => pattern.matches(value),
+        }
     }
 
     /// Returns whether every value that `other` matches is matched.
@@ -205,11 +209,13 @@ impl Overload {
 
     /// Returns the priority of a request whose attributes `value` returns.
     #[must_use]
+    #[inline]
     pub fn priority_of<'v>(&self, value: impl Fn(&str) -> Option<&'v str>) -> Priority {
         self.priority_entry(value).map_or(Priority::default(), |at| self.priorities[at].priority)
     }
 
     /// Returns the index of the entry of `priorities` that a request matches.
+    #[inline]
     pub(crate) fn priority_entry<'v>(&self, value: impl Fn(&str) -> Option<&'v str>) -> Option<usize> {
         let matches = |rule: &PriorityRule| {
             rule.when.iter().all(|(key, values)| {

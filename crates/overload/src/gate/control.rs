@@ -2,7 +2,7 @@
 //! and the bounds of the waiting room.
 
 use super::places::{DENIED, GUARANTEED, LATE};
-use super::{Gate, lock};
+use super::{Gate, lock, sampling};
 use crate::limit::{Interval, LimitController};
 use crate::priority::{COHORTS, POSITIONS};
 use crate::room::RoomBounds;
@@ -94,34 +94,36 @@ impl<W> Gate<W> {
         }
         *last = now;
         let length = elapsed.as_micros() as f64 / 1e6;
-        let mut completed = 0;
+        let (mut read, threads) = (lock(&self.places.read), &self.places.threads);
+        let completed = read.completed(threads);
         for at in 0..BUCKETS {
-            let (count, sum) = self.places.completions.take(at);
+            let (count, sum) = read.completions(threads, at);
             if count > 0 {
-                completed += count;
                 limit.add_samples(at, count, sum as f64 / 1e6);
             }
         }
+        let of_interval = f64::from(completed) * (interval.as_micros() as f64 / 1e6 / length).min(1.0);
+        self.places.bounds.0.sample_period.store(sampling::period(of_interval), Ordering::Relaxed);
         let mut room = lock(&self.places.room);
-        let (late, sum) = self.places.arrivals.take(LATE);
+        let (late, sum) = read.arrivals(threads, LATE);
         limit.add_late(late, sum as f64 / 1e6);
         let mut waiting = room.take_mean(now, elapsed);
         let is_shadow = self.is_shadow();
         if is_shadow {
-            let over = f64::from(self.places.in_flight.0.load(Ordering::Relaxed)) - limit.steady_limit();
+            let over = f64::from(self.places.in_flight()) - limit.steady_limit();
             waiting = over.max(0.0);
         }
         let is_saturated = waiting > 0.0;
         let is_flooded = is_shadow && is_saturated;
         limit.update(Interval { length, completed, waiting, is_flooded });
-        let guaranteed = self.places.arrivals.take(GUARANTEED).0;
-        threshold.add_demand(length, guaranteed, |at| self.places.arrivals.take(at).0);
+        let guaranteed = read.arrivals(threads, GUARANTEED).0;
+        threshold.add_demand(length, guaranteed, |at| read.arrivals(threads, at).0);
         let per_place = self.config.cohorts_per_place();
         threshold.move_demand(self.cohorts.advance(now) / per_place, COHORTS / per_place);
         let steady = limit.steady_limit();
         let wanted = (steady * WANTED).max(1.0);
         // What is denied or fails shows no capacity, but passes the gate beside what does.
-        let turned_away = f64::from(self.places.arrivals.take(DENIED).0) / length;
+        let turned_away = f64::from(read.arrivals(threads, DENIED).0) / length;
         *denied += (1.0 - (-length / DENIED_MEMORY).exp()) * (turned_away - *denied);
         let throughput = limit.throughput();
         let passing = throughput + *denied;
@@ -131,7 +133,7 @@ impl<W> Gate<W> {
             shares.update(length, throughput, demand);
         }
         let base = limit.base_latency().unwrap_or(UNKNOWN_LATENCY);
-        self.places.base.store(micros(base).as_micros(), Ordering::Relaxed);
+        self.places.bounds.0.base.store(micros(base).as_micros(), Ordering::Relaxed);
         room.bounds = RoomBounds {
             size: room_size(steady),
             short: micros(base * (self.config.target - 1.0).max(0.05)),
@@ -140,8 +142,9 @@ impl<W> Gate<W> {
         };
         let served_in_time = throughput * base * LONG_WAIT;
         self.places.set_could_wait(served_in_time.min(room.bounds.size as f64) as u32);
-        self.places.waiting.store(u32::try_from(room.len()).unwrap_or(u32::MAX), Ordering::Release);
+        self.places.set_waiting(&room);
         drop(room);
+        drop(read);
         let retry_after = (threshold.total_demand() / passing.max(1.0)).ceil().clamp(1.0, 10.0);
         self.retry_after.store(retry_after as u32, Ordering::Relaxed);
         let next = limit.limit(is_saturated);

@@ -39,8 +39,11 @@ pub enum GateMode {
 /// A place in flight. Must be given to [`Gate::leave`](crate::Gate::leave).
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ticket {
+    /// When it began, and how many were in flight then, if its latency is measured.
     pub(super) began: Timestamp,
     pub(super) in_flight: u32,
+    /// How many requests it counts for as a sample; 0 if its latency is not measured.
+    pub(super) weight: u16,
     /// Whether it would have been shed but for the shadow mode.
     pub(super) is_shadowed: bool,
 }

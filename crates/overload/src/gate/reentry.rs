@@ -1,7 +1,6 @@
 //! Taking a place again: for a request that gave its place back while it waited for its client.
 
 use super::{Gate, Ticket};
-use std::sync::atomic::Ordering;
 use tollgate_core::Timestamp;
 
 impl<W> Gate<W> {
@@ -9,7 +8,14 @@ impl<W> Gate<W> {
     /// [`Gate::leave`]. It is neither shed nor counted a second time, so the limit may be exceeded by as many requests as
     /// had given their places back; others wait until it is not. Its latency is counted from now.
     pub fn enter_again(&self, now: Timestamp) -> Ticket {
-        let in_flight = self.places.in_flight.0.fetch_add(1, Ordering::AcqRel) + 1;
-        Ticket { began: now, in_flight, is_shadowed: false }
+        self.enter_again_at(|| now)
+    }
+
+    /// Takes a place again, as [`Gate::enter_again`]. `now` is called only if the request's latency is measured.
+    pub fn enter_again_at(&self, now: impl FnOnce() -> Timestamp) -> Ticket {
+        let own = self.places.threads.own();
+        self.places.take_any(&own);
+        let weight = self.places.sample_weight(&own);
+        self.ticket_of(weight, if weight == 0 { Timestamp::ZERO } else { now() })
     }
 }

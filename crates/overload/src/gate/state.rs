@@ -40,14 +40,14 @@ impl<W> Gate<W> {
     #[must_use]
     #[inline]
     pub fn waiting(&self) -> u32 {
-        self.places.waiting.load(Ordering::Relaxed)
+        self.places.waiting()
     }
 
     /// Returns the limit of requests in flight.
     #[must_use]
     #[inline]
     pub fn limit(&self) -> u32 {
-        self.places.limit.load(Ordering::Relaxed)
+        self.places.bounds.0.limit.load(Ordering::Relaxed)
     }
 
     /// Returns the state. Makes the control step if its time has come: without requests nothing else does.
@@ -57,12 +57,16 @@ impl<W> Gate<W> {
         let load = |counters: &[Padded<AtomicU64>; 4]| {
             std::array::from_fn(|at| counters[at].0.load(Ordering::Relaxed))
         };
+        let admitted = |at: usize| {
+            let counts = self.places.threads.all().map(|own| own.admitted[at].load(Ordering::Relaxed));
+            counts.fold(0, u64::wrapping_add)
+        };
         let control = lock(&self.control);
         let tiers = self.shares.as_ref().zip(control.demand.as_ref());
         GateState {
-            limit: self.places.limit.load(Ordering::Relaxed),
-            in_flight: self.places.in_flight.0.load(Ordering::Relaxed),
-            waiting: self.places.waiting.load(Ordering::Relaxed),
+            limit: self.limit(),
+            in_flight: self.places.in_flight(),
+            waiting: self.places.waiting(),
             threshold: self.threshold.load(Ordering::Relaxed),
             throughput: control.limit.throughput(),
             demand: control.threshold.total_demand(),
@@ -70,7 +74,7 @@ impl<W> Gate<W> {
             is_shadow: self.is_shadow(),
             shed: load(&self.places.shed),
             shadowed: load(&self.places.shadowed),
-            admitted: load(&self.places.admitted),
+            admitted: std::array::from_fn(admitted),
             tiers: tiers
                 .map_or_else(Vec::new, |(shares, demand)| shares.states(demand, control.limit.throughput())),
         }

@@ -1,4 +1,6 @@
 use super::*;
+use std::sync::mpsc;
+use std::time::Duration;
 
 #[test]
 fn denials_are_no_capacity() {
@@ -203,4 +205,107 @@ fn the_state_is_that_of_now_also_when_nothing_arrives() {
     // Those of the last interval are a tenth of a second's in ten seconds.
     let state = gate.state(now + TimeDelta::from_secs(10));
     assert!(state.demand < 20.0 && state.waiting == 0 && state.threshold == POSITIONS, "{state:?}");
+}
+
+/// One request more in flight than the limit, or a place that is never free again, would be an upstream that collapses, or
+/// one that serves nobody.
+#[test]
+fn threads_never_exceed_the_limit_and_lose_no_place() {
+    for limit in [1, 3, 16, 40] {
+        let gate = Gate::<mpsc::Sender<Ticket>>::new(&fixed(limit, 2.0));
+        let (open, clock) = (AtomicU32::new(0), AtomicU64::new(1_000_000));
+        let now = || Timestamp::from_micros(clock.fetch_add(3, Ordering::Relaxed));
+        let leave = |ticket, ended| {
+            for (waiter, ticket) in gate.leave(ticket, now(), ended) {
+                // One that does not wait any more passes it on when the receiver is dropped.
+                waiter.send(ticket).expect("receivers wait until they are answered");
+            }
+        };
+        let request = |caller| {
+            let entry = gate.enter(now(), &Arrival::new(Priority::Normal, caller), GateMode::Live);
+            let ticket = match entry {
+                Entry::Admitted(ticket) => ticket,
+                Entry::Shed(_) | Entry::Shadowed(..) => return,
+                Entry::Full(waiting) => {
+                    let (waiter, place) = mpsc::channel();
+                    let Waited::Until(_, replaced) = gate.wait(now(), waiting, waiter) else { return };
+                    drop(replaced);
+                    for (waiter, ticket) in gate.admit_waiting(now()) {
+                        waiter.send(ticket).expect("receivers wait until they are answered");
+                    }
+                    match place.recv_timeout(Duration::from_secs(60)) {
+                        Ok(ticket) => ticket,
+                        Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                        Err(mpsc::RecvTimeoutError::Timeout) => panic!("a free place was given to nobody"),
+                    }
+                }
+            };
+            let others = open.fetch_add(1, Ordering::SeqCst);
+            assert!(others < limit, "{others} others are in flight");
+            if caller % 8 == 0 {
+                std::thread::yield_now();
+            }
+            open.fetch_sub(1, Ordering::SeqCst);
+            gate.measure(&ticket, now());
+            leave(ticket, if caller % 3 == 0 { Ended::Abandoned } else { Ended::Completed });
+        };
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let request = &request;
+                scope.spawn(move || (0..3_000).for_each(|at| request(thread * 10_000 + at)));
+            }
+        });
+        // The queue is long over, and nothing is shed any more.
+        let mut state = gate.state(now());
+        for second in 1..60 {
+            state = gate.state(now() + TimeDelta::from_secs(second));
+        }
+        assert_eq!((state.in_flight, state.threshold), (0, POSITIONS));
+        let later = now() + TimeDelta::from_secs(60);
+        let enter = |caller| gate.enter(later, &Arrival::new(Priority::Normal, caller), GateMode::Live);
+        let places = (0..100).take_while(|caller| matches!(enter(*caller), Entry::Admitted(_))).count();
+        assert_eq!(places, limit as usize);
+    }
+}
+
+/// A thread keeps places for its next requests, but not from the requests of others.
+#[test]
+fn places_that_a_thread_keeps_are_free_for_all() {
+    let now = Timestamp::from_secs(1);
+    let gate = Gate::<u32>::new(&fixed(2, 2.0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            fill(&gate, now).into_iter().for_each(|ticket| drop(gate.leave(ticket, now, Ended::Completed)));
+        });
+    });
+    assert_eq!((gate.state(now).in_flight, fill(&gate, now).len(), gate.state(now).in_flight), (0, 2, 2));
+}
+
+/// A metric by priority that was sampled would be wrong.
+#[test]
+fn all_requests_are_counted_where_few_are_measured() {
+    let gate = Gate::<()>::new(&fixed(1_000, 2.0));
+    // A million in a second, for two seconds, one millisecond each.
+    let mut open = std::collections::VecDeque::new();
+    for at in 0..2_000_000u64 {
+        let now = Timestamp::from_micros(1_000_000 + at);
+        let Entry::Admitted(ticket) =
+            gate.enter(now, &Arrival::new(Priority::ALL[at as usize % 4], at % 50), GateMode::Live)
+        else {
+            panic!("places are free");
+        };
+        open.push_back(ticket);
+        if at >= 500 {
+            let ticket = open.pop_front().expect("500");
+            gate.measure(&ticket, now);
+            assert!(gate.leave(ticket, now, Ended::Completed).is_empty());
+        }
+    }
+    let measured = open.iter().filter(|ticket| ticket.weight > 0).count();
+    assert!((1..100).contains(&measured), "{measured} of 500");
+    let state = gate.state(Timestamp::from_micros(3_000_000));
+    assert_eq!((state.admitted, state.in_flight), ([500_000; 4], 500));
+    let base = state.base_latency.expect("measured");
+    assert!((0.000_45..0.000_55).contains(&base), "{base} s instead of half a millisecond");
+    assert!((state.throughput - 1e6).abs() < 1e5 && (state.demand - 1e6).abs() < 1e5, "{state:?}");
 }

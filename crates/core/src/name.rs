@@ -1,0 +1,54 @@
+//! Comparison of short names.
+//!
+//! Names of attributes, domains and upstreams are compared several times for a request. A comparison of two strings is a call of
+//! the C library, which takes as long as hashing one of them; up to 16 bytes two comparisons of numbers do.
+
+/// Returns whether two names are the same: as `==`, faster for short ones.
+///
+/// ```
+/// use tollgate_core::is_same_name;
+/// assert!(is_same_name("tenant", "tenant") && !is_same_name("tenant", "method"));
+/// ```
+#[must_use]
+#[inline]
+pub fn is_same_name(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    if one.len() != other.len() {
+        return false;
+    }
+    match one.len() {
+        8..=16 => {
+            one.first_chunk::<8>() == other.first_chunk::<8>()
+                && one.last_chunk::<8>() == other.last_chunk::<8>()
+        }
+        4..=7 => {
+            one.first_chunk::<4>() == other.first_chunk::<4>()
+                && one.last_chunk::<4>() == other.last_chunk::<4>()
+        }
+        2..=3 => {
+            one.first_chunk::<2>() == other.first_chunk::<2>()
+                && one.last_chunk::<2>() == other.last_chunk::<2>()
+        }
+        0..=1 => one.first() == other.first(),
+        _ => one == other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_same_name;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn names_are_the_same_if_they_are_equal(one in "[ab]{0,20}", other in "[ab]{0,20}", at in 0usize..20) {
+            prop_assert_eq!(is_same_name(&one, &other), one == other);
+            prop_assert!(is_same_name(&one, &one.clone()));
+            let mut changed = one.clone().into_bytes();
+            if let Some(byte) = changed.get_mut(at) {
+                *byte = b'c';
+                prop_assert!(!is_same_name(&one, &String::from_utf8(changed).expect("ASCII")));
+            }
+        }
+    }
+}
