@@ -213,7 +213,10 @@ impl<S: CounterStore> Limiter<S> {
             // In shadow mode those that would be shed are admitted too.
             let is_shed = is_full || is_used_up && takes_back;
             if !is_shed && fleet.fairness.is_pressed(*now) {
-                fleet.fairness.count_admitted();
+                match is_guaranteed {
+                    true => fleet.fairness.count_guaranteed(*now, *tenant, *tier, own.is_excess),
+                    false => fleet.fairness.count_admitted(),
+                }
             }
             if takes_back && !is_used_up {
                 fleet.taken_back.fetch_add(1, Ordering::Relaxed);
@@ -238,15 +241,18 @@ impl<S: CounterStore> Limiter<S> {
         }
     }
 
-    /// Tries a request again that the fleet's capacity denied, as long as another standing may admit it.
+    /// Tries a request again that the fleet's capacity denied, as long as another standing may admit it. Charges at `failed` are left
+    /// out: the store cannot decide them.
     ///
     /// # Errors
-    /// [`StoreError`] if the store could not decide it.
+    /// [`StoreError`] if the store could not decide it; `outcomes` are those of the attempt before, which has charged nothing but
+    /// independent charges.
     pub(crate) async fn retry_fleet(
         &self,
         plan: &mut Plan<'_>,
         permit: PermitId,
         outcomes: &mut Outcomes,
+        failed: &[usize],
     ) -> Result<(), StoreError> {
         while let Some(standing) = self.next_fleet_standing(plan, outcomes) {
             let first = plan.fleet.map_or(FleetStanding::Fair, |own| own.standing);
@@ -254,7 +260,10 @@ impl<S: CounterStore> Limiter<S> {
             if let Some(own) = &mut plan.fleet {
                 own.is_retried = true;
             }
-            let again = self.charge_again(plan, permit, outcomes).await?;
+            let is_open = |at: usize, charge: &Charge<'_>| {
+                charge.enforcement != Enforcement::Independent && !failed.contains(&at)
+            };
+            let again = self.charge_some(plan, permit, outcomes, is_open).await?;
             if standing == FleetStanding::Guaranteed && again.admission == Admission::Denied {
                 // A guarantee that does not admit it denies nothing either: the capacity does, as it did before.
                 self.next_fleet_standing(plan, &again);
@@ -266,23 +275,33 @@ impl<S: CounterStore> Limiter<S> {
         Ok(())
     }
 
-    /// Charges a request once more, except for independent charges, which have been applied already.
-    async fn charge_again(
+    /// Charges those of a request's charges that are `wanted`. The others have the outcomes of `before`, if there are any.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store could not decide them, by their indexes in the plan.
+    pub(crate) async fn charge_some(
         &self,
         plan: &Plan<'_>,
         permit: PermitId,
         before: &Outcomes,
+        wanted: impl Fn(usize, &Charge<'_>) -> bool,
     ) -> Result<Outcomes, StoreError> {
         let mut charges = Charges::new();
         plan.charges(permit, &mut charges);
-        let is_open = |at: &usize| charges[*at].enforcement != Enforcement::Independent;
-        let open: SmallVec<[usize; 8]> = (0..charges.len()).filter(is_open).collect();
-        let wanted: SmallVec<[Charge<'_>; 8]> = open.iter().map(|at| charges[*at]).collect();
-        let charged = self.charge_awaited(&wanted).await?;
+        let places: SmallVec<[usize; 8]> =
+            (0..charges.len()).filter(|at| wanted(*at, &charges[*at])).collect();
+        let list: SmallVec<[Charge<'_>; 8]> = places.iter().map(|at| charges[*at]).collect();
+        let charged = self.charge_awaited(&list).await.map_err(|error| match error {
+            StoreError::Partial { failed, cause } => {
+                let failed = failed.into_iter().filter_map(|at| places.get(at).copied()).collect();
+                StoreError::Partial { failed, cause }
+            }
+            error => error,
+        })?;
         let Outcomes { admission, at, per_charge } = charged;
         let mut outcomes = Outcomes { admission, at, per_charge: before.per_charge.clone() };
         outcomes.per_charge.resize(charges.len(), Outcome::UNKNOWN);
-        for (at, outcome) in open.into_iter().zip(per_charge) {
+        for (at, outcome) in places.into_iter().zip(per_charge) {
             outcomes.per_charge[at] = outcome;
         }
         Ok(outcomes)

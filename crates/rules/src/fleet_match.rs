@@ -13,7 +13,7 @@ use crate::plan::{LimitOrigin, MatchedLimit, Plan};
 use crate::rule::{Role, Rule, RuleLimit};
 use crate::sensitivity::may_be_secret;
 use smallvec::SmallVec;
-use tollgate_core::{Admission, Algorithm, Outcomes, Verdict};
+use tollgate_core::{Admission, Algorithm, Outcomes, TimeDelta, Verdict};
 
 /// Standing of a request in the fleet's capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +48,17 @@ pub struct FleetMatch<'p> {
     pub is_excess: bool,
     /// Whether it was charged by another standing before.
     pub is_retried: bool,
+    /// The guarantee that it was admitted by.
+    held: Option<HeldGuarantee<'p>>,
+}
+
+/// A guarantee that a request was charged to. It is not among the limits of its decision: a caller has no limit there, and what
+/// is used of it says nothing about whether the next request passes.
+#[derive(Clone, Copy, Debug)]
+struct HeldGuarantee<'p> {
+    limit: &'p RuleLimit,
+    parts: (u16, u16),
+    delay: TimeDelta,
 }
 
 impl<'p> FleetMatch<'p> {
@@ -67,6 +78,7 @@ impl<'p> FleetMatch<'p> {
             is_contended: false,
             is_excess: false,
             is_retried: false,
+            held: None,
         }
     }
 
@@ -184,6 +196,15 @@ impl<'p> Plan<'p> {
         }
     }
 
+    /// Charges the capacity by a standing without a guarantee, because the store fails. Returns whether a place of a guarantee in flight
+    /// had been asked for: nobody would release it if the store gives it later.
+    pub fn leave_guarantee(&mut self, standing: FleetStanding) -> bool {
+        let asked = self.limits.last().filter(|_| self.is_guarantee_charged());
+        let is_permit = asked.is_some_and(|last| last.limit.limit.algorithm() == Algorithm::Concurrency);
+        self.charge_fleet_as(standing);
+        is_permit
+    }
+
     /// Returns whether the last limit is that of the guarantee.
     #[must_use]
     pub fn is_guarantee_charged(&self) -> bool {
@@ -207,31 +228,51 @@ impl<'p> Plan<'p> {
         })
     }
 
-    /// Gives the fleet's limits the numbers of the rules again, and the outcomes what remains of these. The guarantee stays in
-    /// the plan only where it is held: a request in flight releases it.
+    /// Gives the fleet's limits the numbers of the rules again, and the outcomes what remains of these. The guarantee of a request
+    /// that it admitted is kept beside the limits: [`Plan::held_guarantee`].
     pub fn settle_fleet(&mut self, outcomes: &mut Outcomes) {
         let Some(own) = self.fleet.filter(|own| own.standing != FleetStanding::Fair) else { return };
         let charged: SmallVec<[u64; 8]> =
             self.limits.iter().map(|matched| matched.limit.limit.capacity()).collect();
-        let keeps = self.is_guarantee_charged()
-            && self.fleet_counts() == (true, false)
-            && outcomes.admission == Admission::Admitted;
-        let last = self.limits.last().filter(|_| keeps).cloned();
+        let is_shadow = self.fleet_counts().1;
+        let held = self.charged_guarantee(outcomes).filter(|_| outcomes.admission == Admission::Admitted);
         // In shadow mode nothing is tried again: without the guarantee, the capacity as the rules have it decides.
         let is_beyond = self.is_guarantee_charged()
-            && self.fleet_counts().1
+            && is_shadow
             && outcomes.per_charge.last().is_some_and(|outcome| outcome.verdict.is_denied());
         self.charge_fleet_as(FleetStanding::Fair);
-        outcomes.per_charge.truncate(self.limits.len() + usize::from(keeps));
+        outcomes.per_charge.truncate(self.limits.len());
         for ((matched, before), outcome) in self.limits.iter().zip(charged).zip(&mut outcomes.per_charge) {
             if own.is_fleet(matched) && outcome.verdict != Verdict::Unknown {
                 let capacity = matched.limit.limit.capacity();
                 if is_beyond && outcome.remaining + capacity < before {
                     outcome.verdict = Verdict::Denied { retry_after: None };
                 }
+                // One that finds no room has none, although others would find what is left for those within their shares.
+                let capacity = if outcome.verdict.is_denied() { capacity.min(before) } else { capacity };
                 outcome.remaining = (outcome.remaining + capacity).saturating_sub(before);
             }
         }
-        self.limits.extend(last);
+        if let Some(fleet) = &mut self.fleet {
+            fleet.held = held;
+        }
+    }
+
+    /// Returns the guarantee that the plan charges, if its outcome allows the request.
+    fn charged_guarantee(&self, outcomes: &Outcomes) -> Option<HeldGuarantee<'p>> {
+        let limit = self.fleet.as_ref()?.guarantee().filter(|_| self.is_guarantee_charged())?;
+        let (last, outcome) = (self.limits.last()?, outcomes.per_charge.get(self.limits.len() - 1)?);
+        let Verdict::Allowed { delay } = outcome.verdict else { return None };
+        Some(HeldGuarantee { limit, parts: last.parts, delay })
+    }
+
+    /// Returns the guarantee that the request was charged to, and its delay. A request in flight releases it; one that is withdrawn
+    /// gives it back.
+    #[must_use]
+    pub fn held_guarantee(&self) -> Option<(MatchedLimit<'p>, TimeDelta)> {
+        let own = self.fleet.as_ref()?;
+        let HeldGuarantee { limit, parts, delay } = own.held?;
+        let like = self.limits.iter().find(|matched| own.is_fleet(matched))?.clone();
+        Some((MatchedLimit { limit: LimitOrigin::Rule(limit), parts, ..like }, delay))
     }
 }

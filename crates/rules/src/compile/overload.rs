@@ -12,8 +12,10 @@ use crate::tree::{Element, ValueTest};
 use crate::yaml::Position;
 use tollgate_core::{Algorithm, Limit, LimitSpec, Mode, Priority, Rate};
 
-/// Part of the capacity, as a divisor, that requests beyond their tenant's fair share leave to those within it.
+/// Part of the capacity, as a divisor, that requests beyond their tenant's fair share leave to those within it. Of a rate it is some requests
+/// at least, up to half its burst: requests within their shares come at random, and nothing of the rate itself is lost.
 const FAIR_HEADROOM: u64 = 20;
+const LEAST_HEADROOM: u64 = 16;
 /// Part of the capacity, as a divisor, by which requests within a guarantee may exceed it: others have borrowed what they take
 /// back.
 const TAKE_BACK: u64 = 2;
@@ -119,7 +121,9 @@ impl Compiler<'_, '_> {
         at: Position,
     ) -> FleetShares {
         let whole = levels.first().map_or(0, |level| level.limit.rate().count);
-        let beyond = |count: u64| match count - (count / FAIR_HEADROOM).max(1) {
+        let is_rate = levels.first().is_some_and(|level| level.limit.algorithm() != Algorithm::Concurrency);
+        let least = |count: u64| if is_rate { LEAST_HEADROOM.min(count / 2) } else { 1 };
+        let beyond = |count: u64| match count - (count / FAIR_HEADROOM).max(least(count)).max(1) {
             0 => count,
             left => left,
         };
