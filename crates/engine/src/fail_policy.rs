@@ -157,7 +157,7 @@ impl<S: CounterStore> Limiter<S> {
                 let standing = plan.fleet.map_or(FleetStanding::Fair, |own| own.standing);
                 match self.retry_fleet(plan, permit, first, &failed).await {
                     Ok(()) => {}
-                    Err(error) if standing == FleetStanding::Guaranteed => charged = Err(error),
+                    Err(error) if standing.is_claim() => charged = Err(error),
                     // The capacity has denied it. What the store may charge later is undone, because nobody keeps it.
                     Err(_) => plan.charge_fleet_as(standing),
                 }
@@ -183,17 +183,16 @@ impl<S: CounterStore> Limiter<S> {
     /// a place of the guarantee.
     fn leave_failed_guarantee(&self, plan: &mut Plan<'_>, failed: &[usize]) -> bool {
         let Some(own) = plan.fleet else { return false };
-        let guarantee = plan.limits.len() - usize::from(plan.is_guarantee_charged());
+        let guarantee = plan.limits.len() - usize::from(plan.is_claim_charged());
         let is_unreachable = failed.iter().any(|at| *at < guarantee && own.is_fleet(&plan.limits[*at]));
         if !is_unreachable && !failed.contains(&guarantee) {
             return false;
         }
-        let base = if own.is_excess && !is_unreachable { FleetStanding::Excess } else { FleetStanding::Fair };
-        let leaks = plan.leave_guarantee(base);
         if let Some(own) = &mut plan.fleet {
-            own.is_retried = true;
+            own.set_tried(FleetStanding::Guaranteed);
+            own.set_tried(FleetStanding::Reserved);
         }
-        leaks
+        plan.leave_guarantee(if is_unreachable { FleetStanding::Fair } else { own.base() })
     }
 
     /// Charges the rules with `on_error: local` on this process's counters, and records the charges for reconciliation.

@@ -16,7 +16,7 @@ use crate::shares::{DISTRIBUTED, Shares, Standing, TenantDemand, TierIndex, Tier
 use crate::striped::Padded;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tollgate_core::{TimeDelta, Timestamp};
+use tollgate_core::{Priority, TimeDelta, Timestamp};
 
 /// Time since the capacity was last found in use after which it is not contended any more.
 const CALM: TimeDelta = TimeDelta::from_secs(1);
@@ -39,6 +39,8 @@ pub struct FleetFairness {
     /// Requests that a guarantee admitted, and those of them that no share covers.
     guaranteed: AtomicU32,
     uncovered: AtomicU32,
+    /// Until when what is reserved for each priority is not asked for, in microseconds.
+    reserves: [AtomicU64; 4],
     next_step: AtomicU64,
     control: Mutex<Control>,
 }
@@ -64,6 +66,7 @@ impl FleetFairness {
             admitted: Padded(AtomicU32::new(0)),
             guaranteed: AtomicU32::new(0),
             uncovered: AtomicU32::new(0),
+            reserves: Default::default(),
             next_step: AtomicU64::new(0),
             control: Mutex::new(Control {
                 demand: TenantDemand::new(),
@@ -141,6 +144,17 @@ impl FleetFairness {
     /// Records that the tenant's guarantee, or its tier's, is used up.
     pub fn mark_used_up(&self, now: Timestamp, tenant: u64, tier: TierIndex) {
         self.shares.set_mark(tenant, tier, (now + USED_UP).as_micros());
+    }
+
+    /// Returns whether what is reserved for a priority was found used up a moment ago.
+    #[must_use]
+    pub fn is_reserve_used_up(&self, now: Timestamp, priority: Priority) -> bool {
+        now.as_micros() < self.reserves[priority.index()].load(Ordering::Relaxed)
+    }
+
+    /// Records that what is reserved for a priority is used up.
+    pub fn mark_reserve_used_up(&self, now: Timestamp, priority: Priority) {
+        self.reserves[priority.index()].store((now + USED_UP).as_micros(), Ordering::Relaxed);
     }
 
     /// Returns the demand and fair shares of each tier while the capacity is contended; the last is that of requests without one.

@@ -11,6 +11,7 @@ mod failing_store;
 mod fleet_claims;
 mod fleet_fairness;
 mod fleet_outage;
+mod fleet_reserves;
 mod fleet_shares;
 mod grants;
 mod late_answers;

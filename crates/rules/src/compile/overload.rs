@@ -107,7 +107,7 @@ impl Compiler<'_, '_> {
             limits.push(RuleLimit::new(limit, scope, None, role, None));
         }
         let fairness = section.fairness.as_ref();
-        let shares = fairness.map(|fairness| self.fleet_shares(fairness, &limits, &scope, fleet.at));
+        let shares = fairness.map(|fairness| self.fleet_shares(fairness, reserve, &limits, &scope, fleet.at));
         let id = self.shedding_rule(FLEET_RULE, limits, Mode::Adaptive, fleet.at);
         Some(Fleet { rule: id, charged, shares })
     }
@@ -116,6 +116,7 @@ impl Compiler<'_, '_> {
     fn fleet_shares(
         &mut self,
         fairness: &Fairness,
+        reserve: &[u64; 4],
         levels: &[RuleLimit],
         scope: &ScopePath,
         at: Position,
@@ -137,13 +138,17 @@ impl Compiler<'_, '_> {
             levels.iter().map(|level| variant(level, beyond(level.limit.rate().count))).collect();
         limits.extend(levels.iter().map(|level| variant(level, within(level.limit.rate().count))));
         let mut guarantees = Vec::with_capacity(fairness.tiers.len());
+        // A part of the capacity in thousandths.
+        let part = |thousandths: u64| {
+            let first = levels.first().filter(|_| thousandths > 0)?;
+            let count = u128::from(whole) * u128::from(thousandths) / 1000;
+            let count = u64::try_from(count).ok().filter(|count| *count > 0)?;
+            let rate = Rate { count, period: first.limit.rate().period.clone() };
+            Some((LimitSpec::new(first.limit.algorithm(), rate).build().ok()?, first.role))
+        };
+        let element = |key: &str, test| Element { key: key.into(), test };
         for tier in &fairness.tiers {
-            let guaranteed = levels.first().filter(|_| tier.guarantee > 0).and_then(|first| {
-                let count = u128::from(whole) * u128::from(tier.guarantee) / 1000;
-                let count = u64::try_from(count).ok().filter(|count| *count > 0)?;
-                let rate = Rate { count, period: first.limit.rate().period.clone() };
-                Some((LimitSpec::new(first.limit.algorithm(), rate).build().ok()?, first.role))
-            });
+            let guaranteed = part(tier.guarantee);
             if guaranteed.is_none() && tier.guarantee > 0 {
                 self.reader.warning(
                     at,
@@ -156,7 +161,6 @@ impl Compiler<'_, '_> {
                 );
             }
             guarantees.push(guaranteed.map(|(limit, role)| {
-                let element = |key: &str, test| Element { key: key.into(), test };
                 let path = scope.child(&element(FLEET_RULE, ValueTest::Exact("guarantee".into())));
                 let path = match tier.is_each {
                     true => path.child(&element(&fairness.by, ValueTest::Any)),
@@ -167,8 +171,18 @@ impl Compiler<'_, '_> {
                 limits.len() - 1
             }));
         }
+        let reserves = Priority::ALL.map(|priority| {
+            let (limit, role) = part(reserve[priority.index()])?;
+            let path = scope.child(&element(FLEET_RULE, ValueTest::Exact("reserved".into())));
+            let path = path.child(&element("priority", ValueTest::Exact(priority.name().into())));
+            let scope = path.limit(Kind::Role(role), &limit, None, None);
+            let fair = RuleLimit::new(limit, scope, None, role, None);
+            limits.push(variant(&fair, beyond(fair.limit.rate().count)));
+            limits.push(fair);
+            Some((limits.len() - 1, limits.len() - 2))
+        });
         // Decided by the store each time: what a node has leased by one number must not be spent by another.
-        FleetShares { rule: self.shedding_rule(FLEET_RULE, limits, Mode::Central, at), guarantees }
+        FleetShares { rule: self.shedding_rule(FLEET_RULE, limits, Mode::Central, at), guarantees, reserves }
     }
 
     /// Adds a rule that sheds.
