@@ -20,7 +20,7 @@ use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterStore, Enforcement, LateCharge, Limit, Outcome, Outcomes,
     Permit, PermitId, StoreError, TimeDelta,
 };
-use tollgate_rules::{Charges, FailPolicy, Plan};
+use tollgate_rules::{Charges, FailPolicy, FleetStanding, Plan};
 
 /// Retry delay for a caller denied because the store failed.
 const RETRY_AFTER: TimeDelta = TimeDelta::from_secs(1);
@@ -41,34 +41,51 @@ struct UndecidedRequest<'a, 'p> {
     live_nodes: SmallVec<[u32; 4]>,
     /// Whether the number of nodes that share the store is known, not only that of cells.
     are_nodes_known: bool,
+    /// Whether a late charge would hold a permit that the request does not release.
+    leaks: bool,
+}
+
+/// What the store has decided of a request.
+struct Reached {
+    outcomes: Outcomes,
+    /// True for each charge that it could not decide.
+    failed: SmallVec<[bool; 8]>,
+    late: Vec<LateCharge>,
+    leaks: bool,
 }
 
 impl<S: CounterStore> Limiter<S> {
-    /// Decides the request without the store, or with the part of it that is available.
+    /// Decides the request without the store, or with the part of it that is available. `known` has the outcomes of a first attempt
+    /// that charged nothing but independent charges.
     #[cold]
     pub(crate) async fn apply_fail_policy(
         &self,
-        plan: &Plan<'_>,
+        plan: &mut Plan<'_>,
         permit: PermitId,
         error: StoreError,
+        known: Option<Outcomes>,
         details: &mut DecisionDetails,
     ) {
+        let mut reached = self.charge_reachable(plan, permit, error, known).await;
+        let is_denied = reached.outcomes.admission == Admission::Denied;
+        plan.settle_fleet(&mut reached.outcomes);
+        reached.failed.truncate(plan.limits.len());
+        let plan = &*plan;
         let mut charges = Charges::new();
         plan.charges(permit, &mut charges);
         let charges = &*charges;
         let mut undecided = UndecidedRequest {
             plan,
             charges,
-            per_charge: SmallVec::from_elem(Outcome::UNKNOWN, charges.len()),
-            failed: SmallVec::from_elem(true, charges.len()),
-            late: error.late().into_iter().cloned().collect(),
+            per_charge: reached.outcomes.per_charge,
+            failed: reached.failed,
+            late: reached.late,
             taken_locally: SmallVec::new(),
             live_nodes: charges.iter().map(|charge| self.nodes_of(charge)).collect(),
             are_nodes_known: self.live_nodes() > 0,
+            leaks: reached.leaks,
         };
-        if let StoreError::Partial { failed, .. } = &error
-            && self.charge_reachable(&mut undecided, failed).await == Admission::Denied
-        {
+        if is_denied {
             fold(plan, &undecided.outcomes(Admission::Denied), details);
             details.complete_shed(false);
             return;
@@ -103,30 +120,79 @@ impl<S: CounterStore> Limiter<S> {
         details.complete_shed(deciding.is_some());
     }
 
-    /// Charges what the store can still decide.
+    /// Charges what the store can still decide. A guarantee holds as long as its counter and the capacity's can be charged; without
+    /// them the capacity is as the rules have it.
     async fn charge_reachable(
         &self,
-        undecided: &mut UndecidedRequest<'_, '_>,
-        failed: &[usize],
-    ) -> Admission {
-        let rest: SmallVec<[usize; 8]> =
-            (0..undecided.charges.len()).filter(|at| !failed.contains(at)).collect();
-        if rest.is_empty() {
-            return Admission::Admitted;
-        }
-        let charges: SmallVec<[Charge<'_>; 8]> = rest.iter().map(|at| undecided.charges[*at]).collect();
-        let outcomes = match self.charge_awaited(&charges).await {
-            Ok(outcomes) => outcomes,
-            Err(error) => {
-                undecided.late.extend(error.late().into_iter().cloned());
-                return Admission::Admitted;
-            }
+        plan: &mut Plan<'_>,
+        permit: PermitId,
+        error: StoreError,
+        known: Option<Outcomes>,
+    ) -> Reached {
+        let mut late: Vec<LateCharge> = error.late().into_iter().cloned().collect();
+        let failed = match error {
+            StoreError::Partial { failed, .. } => failed,
+            _ => (0..plan.limits.len()).collect(),
         };
-        for (at, outcome) in rest.into_iter().zip(outcomes.per_charge) {
-            undecided.per_charge[at] = outcome;
-            undecided.failed[at] = false;
+        let mut leaks = self.leave_failed_guarantee(plan, &failed);
+        let before = known.unwrap_or_default();
+        let is_applied = |at: usize, charge: &Charge<'_>| {
+            charge.enforcement == Enforcement::Independent && at < before.per_charge.len()
+        };
+        let is_open = |at: usize, charge: &Charge<'_>| !failed.contains(&at) && !is_applied(at, charge);
+        let mut charges = Charges::new();
+        plan.charges(permit, &mut charges);
+        let mut undecided: SmallVec<[bool; 8]> =
+            (0..).zip(&charges).map(|(at, charge)| !is_applied(at, charge)).collect();
+        let mut outcomes = Outcomes { admission: Admission::Admitted, ..before.clone() };
+        outcomes.per_charge.resize(charges.len(), Outcome::UNKNOWN);
+        (0..charges.len())
+            .filter(|at| undecided[*at])
+            .for_each(|at| outcomes.per_charge[at] = Outcome::UNKNOWN);
+        let has_rest = (0..).zip(&charges).any(|(at, charge)| is_open(at, charge));
+        drop(charges);
+        if has_rest {
+            let mut charged = self.charge_some(plan, permit, &outcomes, is_open).await;
+            if let Ok(first) = &mut charged {
+                let standing = plan.fleet.map_or(FleetStanding::Fair, |own| own.standing);
+                match self.retry_fleet(plan, permit, first, &failed).await {
+                    Ok(()) => {}
+                    Err(error) if standing.is_claim() => charged = Err(error),
+                    // The capacity has denied it. What the store may charge later is undone, because nobody keeps it.
+                    Err(_) => plan.charge_fleet_as(standing),
+                }
+            }
+            match charged {
+                Ok(charged) => {
+                    undecided.clear();
+                    undecided.extend((0..plan.limits.len()).map(|at| failed.contains(&at)));
+                    outcomes = charged;
+                }
+                Err(error) => {
+                    late.extend(error.late().into_iter().cloned());
+                    leaks |= plan.leave_guarantee(FleetStanding::Fair);
+                    outcomes.per_charge.truncate(plan.limits.len());
+                    undecided.truncate(plan.limits.len());
+                }
+            }
         }
-        outcomes.admission
+        Reached { outcomes, failed: undecided, late, leaks }
+    }
+
+    /// Leaves a guarantee that cannot be charged, and the shares of a capacity that cannot. Returns whether a late charge would hold
+    /// a place of the guarantee.
+    fn leave_failed_guarantee(&self, plan: &mut Plan<'_>, failed: &[usize]) -> bool {
+        let Some(own) = plan.fleet else { return false };
+        let guarantee = plan.limits.len() - usize::from(plan.is_claim_charged());
+        let is_unreachable = failed.iter().any(|at| *at < guarantee && own.is_fleet(&plan.limits[*at]));
+        if !is_unreachable && !failed.contains(&guarantee) {
+            return false;
+        }
+        if let Some(own) = &mut plan.fleet {
+            own.set_tried(FleetStanding::Guaranteed);
+            own.set_tried(FleetStanding::Reserved);
+        }
+        plan.leave_guarantee(if is_unreachable { FleetStanding::Fair } else { own.base() })
     }
 
     /// Charges the rules with `on_error: local` on this process's counters, and records the charges for reconciliation.
@@ -201,9 +267,10 @@ impl<S: CounterStore> Limiter<S> {
     fn settle_admitted(&self, undecided: &UndecidedRequest<'_, '_>) {
         let taken = undecided.taken_locally.iter().map(|at| &undecided.charges[*at]);
         // A permit that the request does not know it holds would never be released.
-        let leaks = (0..undecided.charges.len()).any(|at| {
+        let is_unknown = |at: usize| {
             undecided.failed[at] && undecided.charges[at].limit.algorithm() == Algorithm::Concurrency
-        });
+        };
+        let leaks = undecided.leaks || (0..undecided.charges.len()).any(is_unknown);
         if undecided.late.is_empty() || leaks {
             taken.for_each(|charge| self.pending.add(charge));
         } else {
@@ -219,7 +286,11 @@ impl<S: CounterStore> Limiter<S> {
                 !**failed && outcome.verdict.is_allowed() && charge.enforcement != Enforcement::Independent
             },
         );
-        let taken: Vec<Charge<'_>> = taken.map(|((charge, _), _)| *charge).collect();
+        let mut taken: Vec<Charge<'_>> = taken.map(|((charge, _), _)| *charge).collect();
+        let guarantee = undecided.plan.held_guarantee();
+        if let (Some((matched, _)), Some(permit)) = (&guarantee, undecided.charges.first()) {
+            taken.push(undecided.plan.charge(matched, permit.permit));
+        }
         let (held, spent): (Vec<_>, Vec<_>) =
             taken.into_iter().partition(|charge| charge.limit.algorithm() == Algorithm::Concurrency);
         if !spent.is_empty() {

@@ -19,7 +19,7 @@ use tollgate_core::{
     Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, PermitId, StoreError, Timestamp,
 };
 use tollgate_overload::{FleetFairness, NO_TIER, TierIndex, TierState};
-use tollgate_rules::{Charges, FleetStanding, Plan, Ruleset, TierFairness};
+use tollgate_rules::{Charges, FleetMatch, FleetStanding, Plan, Ruleset, TierFairness};
 
 /// Shares of one domain's fleet.
 struct DomainFleet {
@@ -56,13 +56,30 @@ struct FleetEntry {
     fleet: Arc<DomainFleet>,
     tenant: u64,
     tier: TierIndex,
-    has_guarantee: bool,
     now: Timestamp,
 }
 
 impl FleetEntry {
-    fn may_take_guarantee(&self) -> bool {
-        self.has_guarantee && !self.fleet.fairness.is_used_up(self.now, self.tenant, self.tier)
+    /// Returns the counter besides the capacity's that may admit the request: its guarantee, then what is reserved for its priority. Not
+    /// those that it was charged to before, nor those that were found used up a moment ago.
+    fn open_claim(&self, own: &FleetMatch<'_>) -> Option<FleetStanding> {
+        let fairness = &self.fleet.fairness;
+        let is_open = |standing: &FleetStanding| {
+            let is_used_up = match standing {
+                FleetStanding::Guaranteed => fairness.is_used_up(self.now, self.tenant, self.tier),
+                _ => fairness.is_reserve_used_up(self.now, own.priority),
+            };
+            own.claim(*standing).is_some() && own.is_untried(*standing) && !is_used_up
+        };
+        [FleetStanding::Guaranteed, FleetStanding::Reserved].into_iter().find(is_open)
+    }
+
+    fn mark_used_up(&self, own: &FleetMatch<'_>) {
+        let FleetEntry { fleet, tenant, tier, now } = self;
+        match own.standing {
+            FleetStanding::Guaranteed => fleet.fairness.mark_used_up(*now, *tenant, *tier),
+            _ => fleet.fairness.mark_reserve_used_up(*now, own.priority),
+        }
     }
 }
 
@@ -100,7 +117,7 @@ impl FleetShares {
         let fleet = Arc::clone(self.domains.load().get(own.domain)?);
         let tier = own.tier.and_then(|at| u16::try_from(at).ok()).unwrap_or(NO_TIER);
         let tenant = self.hasher.hash_one(("tenant", own.tenant));
-        Some(FleetEntry { fleet, tenant, tier, has_guarantee: own.guarantee().is_some(), now })
+        Some(FleetEntry { fleet, tenant, tier, now })
     }
 }
 
@@ -164,7 +181,7 @@ impl<S: CounterStore> Limiter<S> {
             plan.fleet = None;
             return;
         };
-        let FleetEntry { fleet, tenant, tier, now, .. } = &entry;
+        let FleetEntry { fleet, tenant, tier, now } = &entry;
         let is_pressed = fleet.fairness.is_pressed(*now);
         let is_excess = is_pressed && {
             let part = match self.live_nodes() {
@@ -173,17 +190,15 @@ impl<S: CounterStore> Limiter<S> {
             };
             fleet.fairness.is_excess(*now, *tenant, *tier, part)
         };
-        // Guarantees of requests in flight are held from the first on: those that began in calm times count as well.
-        let (is_in_flight, is_shadow) = plan.fleet_counts();
-        let standing = match (is_pressed || is_in_flight || is_shadow) && entry.may_take_guarantee() {
-            true => FleetStanding::Guaranteed,
-            false if is_excess => FleetStanding::Excess,
-            false => FleetStanding::Fair,
-        };
-        plan.charge_fleet_as(standing);
         if let Some(own) = &mut plan.fleet {
             (own.is_contended, own.is_excess) = (is_pressed, is_excess);
         }
+        let Some(own) = &plan.fleet else { return };
+        // Guarantees of requests in flight are held from the first on: those that began in calm times count as well.
+        let (is_in_flight, is_shadow) = plan.fleet_counts();
+        let claim = entry.open_claim(own).filter(|_| is_pressed || is_in_flight || is_shadow);
+        let standing = claim.unwrap_or_else(|| own.base());
+        plan.charge_fleet_as(standing);
     }
 
     /// Records what the store said of the fleet's capacity. Returns the standing by which the request is to be tried again, if it
@@ -195,17 +210,15 @@ impl<S: CounterStore> Limiter<S> {
             return None;
         }
         let entry = self.fleet_shares.entry(plan, self.clock.now())?;
-        let FleetEntry { fleet, tenant, tier, now, .. } = &entry;
-        let is_guaranteed = own.standing == FleetStanding::Guaranteed;
-        let guarantee = plan.limits.len() - usize::from(plan.is_guarantee_charged());
+        let FleetEntry { fleet, tenant, tier, now } = &entry;
+        let claim = plan.limits.len() - usize::from(plan.is_claim_charged());
         let denies = |at: usize| outcomes.per_charge.get(at).is_some_and(|one| one.verdict.is_denied());
-        let capacity = |at: usize| own.is_fleet(&plan.limits[at]) && at < guarantee;
-        let is_full = (0..guarantee).any(|at| capacity(at) && denies(at));
-        let is_used_up = guarantee < plan.limits.len() && denies(guarantee);
+        let is_full = (0..claim).any(|at| own.is_fleet(&plan.limits[at]) && denies(at));
+        let is_used_up = claim < plan.limits.len() && denies(claim);
         if is_used_up {
-            fleet.fairness.mark_used_up(*now, *tenant, *tier);
+            entry.mark_used_up(own);
         }
-        let takes_back = is_guaranteed && !is_full && plan.exceeds_fleet(outcomes);
+        let takes_back = own.standing.is_claim() && !is_full && plan.exceeds_fleet(outcomes);
         if is_full || takes_back {
             fleet.fairness.press(*now);
         }
@@ -213,9 +226,12 @@ impl<S: CounterStore> Limiter<S> {
             // In shadow mode those that would be shed are admitted too.
             let is_shed = is_full || is_used_up && takes_back;
             if !is_shed && fleet.fairness.is_pressed(*now) {
-                fleet.fairness.count_admitted();
+                match own.standing.is_claim() {
+                    true => fleet.fairness.count_guaranteed(*now, *tenant, *tier, own.is_excess),
+                    false => fleet.fairness.count_admitted(),
+                }
             }
-            if takes_back && !is_used_up {
+            if takes_back && !is_used_up && own.standing == FleetStanding::Guaranteed {
                 fleet.taken_back.fetch_add(1, Ordering::Relaxed);
             }
             return None;
@@ -226,63 +242,77 @@ impl<S: CounterStore> Limiter<S> {
         if Outcomes::admission(others) == Admission::Denied {
             return None;
         }
-        match is_guaranteed {
-            true if is_used_up && !own.is_retried => Some(match own.is_excess {
-                true => FleetStanding::Excess,
-                false => FleetStanding::Fair,
-            }),
-            false if is_full && !own.is_retried && entry.may_take_guarantee() => {
-                Some(FleetStanding::Guaranteed)
-            }
-            _ => None,
+        match own.standing.is_claim() {
+            // Where a claim finds no room in the capacity, none does.
+            true if !is_used_up => None,
+            true => entry.open_claim(own).or_else(|| Some(own.base()).filter(|base| own.is_untried(*base))),
+            false if is_full => entry.open_claim(own),
+            false => None,
         }
     }
 
-    /// Tries a request again that the fleet's capacity denied, as long as another standing may admit it.
+    /// Tries a request again that the fleet's capacity denied, as long as another standing may admit it. Charges at `failed` are left
+    /// out: the store cannot decide them.
     ///
     /// # Errors
-    /// [`StoreError`] if the store could not decide it.
+    /// [`StoreError`] if the store could not decide it; `outcomes` are those of the attempt before, which has charged nothing but
+    /// independent charges.
     pub(crate) async fn retry_fleet(
         &self,
         plan: &mut Plan<'_>,
         permit: PermitId,
         outcomes: &mut Outcomes,
+        failed: &[usize],
     ) -> Result<(), StoreError> {
+        let mut denial = None;
         while let Some(standing) = self.next_fleet_standing(plan, outcomes) {
-            let first = plan.fleet.map_or(FleetStanding::Fair, |own| own.standing);
-            plan.charge_fleet_as(standing);
             if let Some(own) = &mut plan.fleet {
-                own.is_retried = true;
+                own.set_tried(own.standing);
+                if !own.standing.is_claim() {
+                    denial = Some((own.standing, outcomes.clone()));
+                }
             }
-            let again = self.charge_again(plan, permit, outcomes).await?;
-            if standing == FleetStanding::Guaranteed && again.admission == Admission::Denied {
-                // A guarantee that does not admit it denies nothing either: the capacity does, as it did before.
-                self.next_fleet_standing(plan, &again);
-                plan.charge_fleet_as(first);
-                return Ok(());
-            }
-            *outcomes = again;
+            plan.charge_fleet_as(standing);
+            let is_open = |at: usize, charge: &Charge<'_>| {
+                charge.enforcement != Enforcement::Independent && !failed.contains(&at)
+            };
+            *outcomes = self.charge_some(plan, permit, outcomes, is_open).await?;
+        }
+        // A guarantee that does not admit it denies nothing either: the capacity does, as it did before.
+        if let Some((standing, denied)) = denial.filter(|_| outcomes.admission == Admission::Denied) {
+            plan.charge_fleet_as(standing);
+            *outcomes = denied;
         }
         Ok(())
     }
 
-    /// Charges a request once more, except for independent charges, which have been applied already.
-    async fn charge_again(
+    /// Charges those of a request's charges that are `wanted`. The others have the outcomes of `before`, if there are any.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store could not decide them, by their indexes in the plan.
+    pub(crate) async fn charge_some(
         &self,
         plan: &Plan<'_>,
         permit: PermitId,
         before: &Outcomes,
+        wanted: impl Fn(usize, &Charge<'_>) -> bool,
     ) -> Result<Outcomes, StoreError> {
         let mut charges = Charges::new();
         plan.charges(permit, &mut charges);
-        let is_open = |at: &usize| charges[*at].enforcement != Enforcement::Independent;
-        let open: SmallVec<[usize; 8]> = (0..charges.len()).filter(is_open).collect();
-        let wanted: SmallVec<[Charge<'_>; 8]> = open.iter().map(|at| charges[*at]).collect();
-        let charged = self.charge_awaited(&wanted).await?;
+        let places: SmallVec<[usize; 8]> =
+            (0..charges.len()).filter(|at| wanted(*at, &charges[*at])).collect();
+        let list: SmallVec<[Charge<'_>; 8]> = places.iter().map(|at| charges[*at]).collect();
+        let charged = self.charge_awaited(&list).await.map_err(|error| match error {
+            StoreError::Partial { failed, cause } => {
+                let failed = failed.into_iter().filter_map(|at| places.get(at).copied()).collect();
+                StoreError::Partial { failed, cause }
+            }
+            error => error,
+        })?;
         let Outcomes { admission, at, per_charge } = charged;
         let mut outcomes = Outcomes { admission, at, per_charge: before.per_charge.clone() };
         outcomes.per_charge.resize(charges.len(), Outcome::UNKNOWN);
-        for (at, outcome) in open.into_iter().zip(per_charge) {
+        for (at, outcome) in places.into_iter().zip(per_charge) {
             outcomes.per_charge[at] = outcome;
         }
         Ok(outcomes)

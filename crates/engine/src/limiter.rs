@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tollgate_core::{
     Algorithm, Charge, Clock, CounterStore, LogThrottle, Mode, Outcomes, PermitId, RegionMode, TimeDelta,
 };
-use tollgate_rules::{CallerOverrides, Charges, FleetStanding, MatchedLimit, Plan, Ruleset};
+use tollgate_rules::{CallerOverrides, Charges, MatchedLimit, Plan, Ruleset};
 
 /// Rate limiter: decides requests with a rule set and a store. Shared by all protocol servers.
 pub struct Limiter<S> {
@@ -422,17 +422,23 @@ impl<S: CounterStore> Limiter<S> {
                 }
             }
         };
+        let mut known = None;
         let charged = match charged {
             Ok(mut outcomes) if plan.fleet.is_some() => {
-                Box::pin(self.retry_fleet(plan, permit, &mut outcomes)).await.map(|()| outcomes)
+                match Box::pin(self.retry_fleet(plan, permit, &mut outcomes, &[])).await {
+                    Ok(()) => Ok(outcomes),
+                    Err(error) => {
+                        known = Some(outcomes);
+                        Err(error)
+                    }
+                }
             }
             charged => charged,
         };
         let mut outcomes = match charged {
             Ok(outcomes) => outcomes,
             Err(error) => {
-                plan.charge_fleet_as(FleetStanding::Fair);
-                return Box::pin(self.apply_fail_policy(plan, permit, error, details)).await;
+                return Box::pin(self.apply_fail_policy(plan, permit, error, known, details)).await;
             }
         };
         let mut paid = None;

@@ -85,7 +85,7 @@ impl<S: CounterStore> Limiter<S> {
     pub(crate) async fn decide_after_panic(
         &self,
         Panicked(()): Panicked,
-        plan: &Plan<'_>,
+        plan: &mut Plan<'_>,
         permit: PermitId,
         details: &mut DecisionDetails,
     ) {
@@ -95,7 +95,11 @@ impl<S: CounterStore> Limiter<S> {
             return;
         }
         let error = StoreError::Unavailable("panic while deciding".to_owned());
-        if self.guarded_future(pin!(self.apply_fail_policy(plan, permit, error, details))).await.is_ok() {
+        let decided = {
+            let deciding = pin!(self.apply_fail_policy(plan, permit, error, None, details));
+            self.guarded_future(deciding).await
+        };
+        if decided.is_ok() {
             return;
         }
         // Local counters and refunds are part of what fails. The rules still say open or closed.

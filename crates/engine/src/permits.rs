@@ -82,7 +82,8 @@ impl<S: CounterStore> Limiter<S> {
             matched.limit.limit.algorithm() == Algorithm::Concurrency && status.outcome.verdict.is_allowed()
         };
         let permits = plan.limits.iter().zip(&details.limits).filter(is_permit);
-        if !details.is_allowed() || (details.delay() == TimeDelta::ZERO && permits.clone().next().is_none()) {
+        let has_permit = || permits.clone().next().is_some() || holds_guarantee(plan);
+        if !details.is_allowed() || (details.delay() == TimeDelta::ZERO && !has_permit()) {
             return None;
         }
         // A request's permits of the fleet are one place: in its capacity, below each reserve, and in a guarantee.
@@ -177,4 +178,10 @@ impl<S: CounterStore> Limiter<S> {
             .collect();
         if charges.is_empty() { Ok(()) } else { self.store.charge(&charges).await.map(|_| ()) }
     }
+}
+
+/// Returns whether the request holds a place of a guarantee.
+fn holds_guarantee(plan: &Plan<'_>) -> bool {
+    let held = plan.held_guarantee();
+    held.is_some_and(|(matched, _)| matched.limit.limit.algorithm() == Algorithm::Concurrency)
 }

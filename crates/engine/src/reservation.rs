@@ -325,17 +325,12 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Returns how a reservation ended, with what remains of its limits.
     async fn closed(&self, record: &Record, settlement: Settlement) -> ClosedReservation {
-        let parts: Vec<Vec<KeyPart<'_>>> =
-            record.charges.iter().map(|charge| charge.record.parts()).collect();
-        let charges: Vec<Charge<'_>> = record
-            .charges
-            .iter()
-            .zip(&parts)
-            .map(|(charge, parts)| charge.record.charge(parts, Cost::PEEK))
-            .collect();
-        let limits = match self.store.charge(&charges).await {
-            Ok(outcomes) => record
-                .charges
+        let shown: Vec<&ReservedCharge> = record.charges.iter().filter(|charge| charge.is_limit()).collect();
+        let parts: Vec<Vec<KeyPart<'_>>> = shown.iter().map(|charge| charge.record.parts()).collect();
+        let peeks = shown.iter().zip(&parts).map(|(charge, parts)| charge.record.charge(parts, Cost::PEEK));
+        let peeks: Vec<Charge<'_>> = peeks.collect();
+        let limits = match self.store.charge(&peeks).await {
+            Ok(outcomes) => shown
                 .iter()
                 .zip(&outcomes.per_charge)
                 .map(|(charge, outcome)| RemainingUnits {

@@ -6,14 +6,17 @@
 //! between nodes; an error changes who is served, never how much. Guarantees are counters of the store. What is kept here is that one was found used up a
 //! moment ago, so that the next request does not ask for it in vain.
 //!
+//! A tenant has the larger of its guarantee and its fair share, not their sum: a request beyond the fair share that a guarantee admits is
+//! debited from the share. What guarantees take beyond the shares of their tenants, the others share less of.
+//!
 //! While the capacity has not been in use for [`CALM`], nothing is counted or ranked. Rejected: shedding beyond the fair share at the
 //! node, which wastes capacity whenever the share is estimated too low.
 
-use crate::shares::{Shares, Standing, TenantDemand, TierIndex, TierShare, TierState};
+use crate::shares::{DISTRIBUTED, Shares, Standing, TenantDemand, TierIndex, TierShare, TierState};
 use crate::striped::Padded;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tollgate_core::{TimeDelta, Timestamp};
+use tollgate_core::{Priority, TimeDelta, Timestamp};
 
 /// Time since the capacity was last found in use after which it is not contended any more.
 const CALM: TimeDelta = TimeDelta::from_secs(1);
@@ -33,6 +36,11 @@ pub struct FleetFairness {
     /// Whether a throughput has been measured since the capacity is contended.
     is_measured: AtomicBool,
     admitted: Padded<AtomicU32>,
+    /// Requests that a guarantee admitted, and those of them that no share covers.
+    guaranteed: AtomicU32,
+    uncovered: AtomicU32,
+    /// Until when what is reserved for each priority is not asked for, in microseconds.
+    reserves: [AtomicU64; 4],
     next_step: AtomicU64,
     control: Mutex<Control>,
 }
@@ -41,6 +49,8 @@ pub struct FleetFairness {
 struct Control {
     demand: TenantDemand,
     throughput: f64,
+    guaranteed: f64,
+    uncovered: f64,
     last: Timestamp,
 }
 
@@ -54,10 +64,15 @@ impl FleetFairness {
             pressed_until: AtomicU64::new(0),
             is_measured: AtomicBool::new(false),
             admitted: Padded(AtomicU32::new(0)),
+            guaranteed: AtomicU32::new(0),
+            uncovered: AtomicU32::new(0),
+            reserves: Default::default(),
             next_step: AtomicU64::new(0),
             control: Mutex::new(Control {
                 demand: TenantDemand::new(),
                 throughput: 0.0,
+                guaranteed: 0.0,
+                uncovered: 0.0,
                 last: Timestamp::ZERO,
             }),
         }
@@ -89,7 +104,10 @@ impl FleetFairness {
         let mut control = self.control();
         self.is_measured.store(false, Ordering::Relaxed);
         self.admitted.0.store(0, Ordering::Relaxed);
+        self.guaranteed.store(0, Ordering::Relaxed);
+        self.uncovered.store(0, Ordering::Relaxed);
         (control.last, control.throughput) = (now, 0.0);
+        (control.guaranteed, control.uncovered) = (0.0, 0.0);
         self.next_step.store((now + STEP).as_micros(), Ordering::Relaxed);
     }
 
@@ -107,6 +125,16 @@ impl FleetFairness {
         self.admitted.0.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a request that a guarantee admitted while the capacity is contended. One within its tenant's fair share has been taken
+    /// from that already.
+    pub fn count_guaranteed(&self, now: Timestamp, tenant: u64, tier: TierIndex, is_excess: bool) {
+        self.count_admitted();
+        self.guaranteed.fetch_add(1, Ordering::Relaxed);
+        if is_excess && !self.shares.debit(tenant, tier, now) {
+            self.uncovered.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// Returns whether the tenant's guarantee, or its tier's, was found used up a moment ago.
     #[must_use]
     pub fn is_used_up(&self, now: Timestamp, tenant: u64, tier: TierIndex) -> bool {
@@ -116,6 +144,17 @@ impl FleetFairness {
     /// Records that the tenant's guarantee, or its tier's, is used up.
     pub fn mark_used_up(&self, now: Timestamp, tenant: u64, tier: TierIndex) {
         self.shares.set_mark(tenant, tier, (now + USED_UP).as_micros());
+    }
+
+    /// Returns whether what is reserved for a priority was found used up a moment ago.
+    #[must_use]
+    pub fn is_reserve_used_up(&self, now: Timestamp, priority: Priority) -> bool {
+        now.as_micros() < self.reserves[priority.index()].load(Ordering::Relaxed)
+    }
+
+    /// Records that what is reserved for a priority is used up.
+    pub fn mark_reserve_used_up(&self, now: Timestamp, priority: Priority) {
+        self.reserves[priority.index()].store((now + USED_UP).as_micros(), Ordering::Relaxed);
     }
 
     /// Returns the demand and fair shares of each tier while the capacity is contended; the last is that of requests without one.
@@ -146,12 +185,18 @@ impl FleetFairness {
         if length <= 0.0 {
             return;
         }
-        let Control { demand, throughput, last } = &mut *control;
+        let Control { demand, throughput, guaranteed, uncovered, last } = &mut *control;
         *last = now;
-        let rate = f64::from(self.admitted.0.swap(0, Ordering::Relaxed)) / length;
         let weight = if *throughput == 0.0 { 1.0 } else { 1.0 - (-length / MEMORY).exp() };
-        *throughput += weight * (rate - *throughput);
-        self.shares.update(length, throughput.max(part), demand);
+        let follow = |rate: &mut f64, count: &AtomicU32| {
+            *rate += weight * (f64::from(count.swap(0, Ordering::Relaxed)) / length - *rate);
+        };
+        follow(throughput, &self.admitted.0);
+        follow(guaranteed, &self.guaranteed);
+        follow(uncovered, &self.uncovered);
+        // What is not shared out is a part of what is left to share, not of what is guaranteed.
+        let kept = *guaranteed * (1.0 / DISTRIBUTED - 1.0);
+        self.shares.update(length, (throughput.max(part) + kept - *uncovered).max(0.0), demand);
         self.is_measured.store(true, Ordering::Relaxed);
     }
 }

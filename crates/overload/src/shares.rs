@@ -17,6 +17,8 @@
 //! included, unless they have a guarantee of their own and others do not; an entry is free again after
 //! [`IDLE_INTERVALS`] without a request.
 
+mod debt;
+
 use crate::cohort::mix;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use tollgate_core::Timestamp;
@@ -31,7 +33,7 @@ const POOL_DEPTH: u64 = 500_000;
 const FAIR_DEPTH: u64 = 500_000;
 const LEAST_UNITS: u64 = 4;
 /// Part of the throughput that fair shares distribute: the rest keeps the queue of what is within them short.
-const DISTRIBUTED: f64 = 0.95;
+pub(crate) const DISTRIBUTED: f64 = 0.95;
 /// Part of its bucket from which on a tenant is well within its share.
 const AMPLE: f64 = 0.5;
 /// Control intervals for which a new tenant shares an entry's bucket and demand with others.

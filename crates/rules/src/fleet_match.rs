@@ -2,7 +2,8 @@
 //!
 //! All requests charge the same counters, by different numbers. One beyond its tenant's fair share finds the capacity in use
 //! a little before one within it, so that those find room; one within a guarantee finds room although the capacity is in use,
-//! and charges its guarantee besides. What it takes is counted, so the others have that much less afterwards: a guarantee
+//! and charges its guarantee besides. What is reserved for a priority is a guarantee of its requests: what others take back by
+//! theirs must not be at its expense. What it takes is counted, so the others have that much less afterwards: a guarantee
 //! that is not used is lent without anything being set aside, and is taken back by its owner's next request. Rejected: a
 //! counter for each share, whose sizes would have to follow the demand on all nodes, and a charge that ignores its limit, which
 //! bounds nothing.
@@ -13,7 +14,7 @@ use crate::plan::{LimitOrigin, MatchedLimit, Plan};
 use crate::rule::{Role, Rule, RuleLimit};
 use crate::sensitivity::may_be_secret;
 use smallvec::SmallVec;
-use tollgate_core::{Admission, Algorithm, Outcomes, Verdict};
+use tollgate_core::{Admission, Algorithm, Outcomes, Priority, TimeDelta, Verdict};
 
 /// Standing of a request in the fleet's capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +26,16 @@ pub enum FleetStanding {
     Excess,
     /// Within its tenant's guarantee, or its tier's.
     Guaranteed,
+    /// Within what is reserved for its priority.
+    Reserved,
+}
+
+impl FleetStanding {
+    /// Returns whether a counter besides the capacity's admits the request.
+    #[must_use]
+    pub const fn is_claim(self) -> bool {
+        matches!(self, Self::Guaranteed | Self::Reserved)
+    }
 }
 
 /// A request that charges a fleet's capacity which tenants share.
@@ -40,14 +51,27 @@ pub struct FleetMatch<'p> {
     pub tenant: Option<&'p str>,
     /// Index of its tier among those with shares.
     pub tier: Option<usize>,
+    /// Its priority.
+    pub priority: Priority,
     /// How the plan charges it now.
     pub standing: FleetStanding,
     /// Whether the capacity has been in use of late.
     pub is_contended: bool,
     /// Whether the request is beyond its tenant's fair share, within a guarantee or not.
     pub is_excess: bool,
-    /// Whether it was charged by another standing before.
-    pub is_retried: bool,
+    /// The standings by which it was charged before, or cannot be.
+    tried: [bool; 4],
+    /// The guarantee or the reserve that it was admitted by.
+    held: Option<HeldGuarantee<'p>>,
+}
+
+/// A guarantee or a reserve that a request was charged to. It is not among the limits of its decision: a caller has no limit there, and what
+/// is used of it says nothing about whether the next request passes.
+#[derive(Clone, Copy, Debug)]
+struct HeldGuarantee<'p> {
+    limit: &'p RuleLimit,
+    parts: (u16, u16),
+    delay: TimeDelta,
 }
 
 impl<'p> FleetMatch<'p> {
@@ -56,6 +80,7 @@ impl<'p> FleetMatch<'p> {
         overload: &'p Overload,
         rule: &'p Rule,
         (tenant, tier): (Option<&'p str>, Option<usize>),
+        priority: Priority,
     ) -> Self {
         Self {
             domain,
@@ -63,10 +88,12 @@ impl<'p> FleetMatch<'p> {
             rule,
             tenant,
             tier,
+            priority,
             standing: FleetStanding::Fair,
             is_contended: false,
             is_excess: false,
-            is_retried: false,
+            tried: [false; 4],
+            held: None,
         }
     }
 
@@ -75,12 +102,36 @@ impl<'p> FleetMatch<'p> {
         Some((fleet, fleet.shares.as_ref()?))
     }
 
-    /// Returns the limit of the guarantee that the request may use.
+    /// Returns the limit that a request of this standing is charged to besides the capacity's.
     #[must_use]
-    pub fn guarantee(&self) -> Option<&'p RuleLimit> {
+    pub fn claim(&self, standing: FleetStanding) -> Option<&'p RuleLimit> {
         let (_, shares) = self.fleet()?;
-        let at = shares.guarantees.get(self.tier?).copied().flatten()?;
-        self.rule.limits.limits.get(at)
+        let at = match standing {
+            FleetStanding::Guaranteed => shares.guarantees.get(self.tier?).copied().flatten(),
+            FleetStanding::Reserved => {
+                let (fair, beyond) = shares.reserves[self.priority.index()]?;
+                Some(if self.is_excess { beyond } else { fair })
+            }
+            FleetStanding::Fair | FleetStanding::Excess => None,
+        };
+        self.rule.limits.limits.get(at?)
+    }
+
+    /// Returns the standing of a request that no other counter admits.
+    #[must_use]
+    pub const fn base(&self) -> FleetStanding {
+        if self.is_excess { FleetStanding::Excess } else { FleetStanding::Fair }
+    }
+
+    /// Returns whether the request may still be charged by a standing.
+    #[must_use]
+    pub fn is_untried(&self, standing: FleetStanding) -> bool {
+        self.standing != standing && !self.tried[standing as usize]
+    }
+
+    /// Records that the request was charged by a standing in vain, or cannot be.
+    pub const fn set_tried(&mut self, standing: FleetStanding) {
+        self.tried[standing as usize] = true;
     }
 
     /// Returns whether a limit of the request is one of the fleet's.
@@ -127,29 +178,27 @@ impl<'p> Plan<'p> {
         })
     }
 
-    /// Charges the fleet's capacity by another standing. The guarantee's limit, if it is charged, is the last of the plan.
+    /// Charges the fleet's capacity by another standing. The limit of a guarantee or a reserve, if it is charged, is the last of the plan.
     pub fn charge_fleet_as(&mut self, standing: FleetStanding) {
         let Some(mut own) = self.fleet else { return };
         let Some((fleet, shares)) = own.fleet().filter(|_| standing != own.standing) else { return };
-        if own.standing == FleetStanding::Guaranteed {
-            self.drop_guarantee();
+        if self.is_claim_charged() {
+            self.limits.pop();
         }
         let plain = self.fleet_rule_limits(fleet.rule);
         let levels = plain.len();
         let variants = match standing {
             FleetStanding::Fair => plain,
             FleetStanding::Excess => self.variants(shares, 0, levels),
-            FleetStanding::Guaranteed => self.variants(shares, levels, levels),
+            FleetStanding::Guaranteed | FleetStanding::Reserved => self.variants(shares, levels, levels),
         };
         let charged = self.limits.iter_mut().filter(|matched| own.is_fleet(matched));
         for (matched, limit) in charged.zip(variants) {
             matched.limit = LimitOrigin::Rule(limit);
         }
-        if standing == FleetStanding::Guaranteed {
-            self.push_guarantee();
-        }
         own.standing = standing;
         self.fleet = Some(own);
+        self.push_claim(standing);
     }
 
     fn fleet_rule_limits(&self, rule: u32) -> &'p [RuleLimit] {
@@ -162,33 +211,36 @@ impl<'p> Plan<'p> {
         rule.and_then(|rule| rule.limits.limits.get(first..first + levels)).unwrap_or_default()
     }
 
-    /// Adds the limit of the guarantee, like the fleet's own.
-    pub(crate) fn push_guarantee(&mut self) {
+    /// Adds the limit that a request of this standing is charged to besides the capacity's, like that.
+    pub(crate) fn push_claim(&mut self, standing: FleetStanding) {
         let Some(own) = self.fleet else { return };
-        let Some(guarantee) = own.guarantee() else { return };
+        let Some(claim) = own.claim(standing) else { return };
         let Some(like) = self.limits.iter().find(|matched| own.is_fleet(matched)).cloned() else { return };
         let start = self.parts.len();
         let share = own.overload.fairness.as_ref().zip(own.tier);
         let is_each = share.is_some_and(|(fairness, tier)| fairness.tiers[tier].is_each);
-        if let (true, Some((fairness, _)), Some(tenant)) = (is_each, share, own.tenant) {
+        let is_own = is_each && standing == FleetStanding::Guaranteed;
+        if let (true, Some((fairness, _)), Some(tenant)) = (is_own, share, own.tenant) {
             self.parts.push(value_part(may_be_secret(&fairness.by), tenant));
         }
         let (Ok(start), Ok(end)) = (u16::try_from(start), u16::try_from(self.parts.len())) else { return };
-        self.limits.push(MatchedLimit { limit: LimitOrigin::Rule(guarantee), parts: (start, end), ..like });
+        self.limits.push(MatchedLimit { limit: LimitOrigin::Rule(claim), parts: (start, end), ..like });
     }
 
-    /// Removes the limit of the guarantee.
-    fn drop_guarantee(&mut self) {
-        if self.is_guarantee_charged() {
-            self.limits.pop();
-        }
+    /// Charges the capacity by a standing without a guarantee, because the store fails. Returns whether a place of a guarantee in flight
+    /// had been asked for: nobody would release it if the store gives it later.
+    pub fn leave_guarantee(&mut self, standing: FleetStanding) -> bool {
+        let asked = self.limits.last().filter(|_| self.is_claim_charged());
+        let is_permit = asked.is_some_and(|last| last.limit.limit.algorithm() == Algorithm::Concurrency);
+        self.charge_fleet_as(standing);
+        is_permit
     }
 
-    /// Returns whether the last limit is that of the guarantee.
+    /// Returns whether the last limit is that of a guarantee or a reserve.
     #[must_use]
-    pub fn is_guarantee_charged(&self) -> bool {
-        let Some(guarantee) = self.fleet.as_ref().and_then(FleetMatch::guarantee) else { return false };
-        self.limits.last().is_some_and(|last| last.limit.id == guarantee.id)
+    pub fn is_claim_charged(&self) -> bool {
+        let Some(claim) = self.fleet.as_ref().and_then(|own| own.claim(own.standing)) else { return false };
+        self.limits.last().is_some_and(|last| last.limit.id == claim.id)
     }
 
     /// Returns whether a request within a guarantee has found the capacity in use by the numbers of the rules.
@@ -199,7 +251,7 @@ impl<'p> Plan<'p> {
         else {
             return false;
         };
-        let levels = &self.limits[..self.limits.len() - usize::from(self.is_guarantee_charged())];
+        let levels = &self.limits[..self.limits.len() - usize::from(self.is_claim_charged())];
         let charged = levels.iter().zip(&outcomes.per_charge).filter(|(matched, _)| own.is_fleet(matched));
         charged.zip(self.fleet_rule_limits(fleet.rule)).any(|((matched, outcome), plain)| {
             let beyond = matched.limit.limit.capacity().saturating_sub(plain.limit.capacity());
@@ -207,31 +259,52 @@ impl<'p> Plan<'p> {
         })
     }
 
-    /// Gives the fleet's limits the numbers of the rules again, and the outcomes what remains of these. The guarantee stays in
-    /// the plan only where it is held: a request in flight releases it.
+    /// Gives the fleet's limits the numbers of the rules again, and the outcomes what remains of these. The guarantee of a request
+    /// that it admitted is kept beside the limits: [`Plan::held_guarantee`].
     pub fn settle_fleet(&mut self, outcomes: &mut Outcomes) {
         let Some(own) = self.fleet.filter(|own| own.standing != FleetStanding::Fair) else { return };
         let charged: SmallVec<[u64; 8]> =
             self.limits.iter().map(|matched| matched.limit.limit.capacity()).collect();
-        let keeps = self.is_guarantee_charged()
-            && self.fleet_counts() == (true, false)
-            && outcomes.admission == Admission::Admitted;
-        let last = self.limits.last().filter(|_| keeps).cloned();
+        let is_shadow = self.fleet_counts().1;
+        let held = self.charged_guarantee(outcomes).filter(|_| outcomes.admission == Admission::Admitted);
         // In shadow mode nothing is tried again: without the guarantee, the capacity as the rules have it decides.
-        let is_beyond = self.is_guarantee_charged()
-            && self.fleet_counts().1
+        let is_beyond = self.is_claim_charged()
+            && is_shadow
             && outcomes.per_charge.last().is_some_and(|outcome| outcome.verdict.is_denied());
         self.charge_fleet_as(FleetStanding::Fair);
-        outcomes.per_charge.truncate(self.limits.len() + usize::from(keeps));
+        outcomes.per_charge.truncate(self.limits.len());
         for ((matched, before), outcome) in self.limits.iter().zip(charged).zip(&mut outcomes.per_charge) {
             if own.is_fleet(matched) && outcome.verdict != Verdict::Unknown {
                 let capacity = matched.limit.limit.capacity();
                 if is_beyond && outcome.remaining + capacity < before {
                     outcome.verdict = Verdict::Denied { retry_after: None };
                 }
+                // One that finds no room has none, although others would find what is left for those within their shares.
+                let capacity = if outcome.verdict.is_denied() { capacity.min(before) } else { capacity };
                 outcome.remaining = (outcome.remaining + capacity).saturating_sub(before);
             }
         }
-        self.limits.extend(last);
+        if let Some(fleet) = &mut self.fleet {
+            fleet.held = held;
+        }
+    }
+
+    /// Returns the guarantee that the plan charges, if its outcome allows the request.
+    fn charged_guarantee(&self, outcomes: &Outcomes) -> Option<HeldGuarantee<'p>> {
+        let own = self.fleet.as_ref().filter(|_| self.is_claim_charged())?;
+        let limit = own.claim(own.standing)?;
+        let (last, outcome) = (self.limits.last()?, outcomes.per_charge.get(self.limits.len() - 1)?);
+        let Verdict::Allowed { delay } = outcome.verdict else { return None };
+        Some(HeldGuarantee { limit, parts: last.parts, delay })
+    }
+
+    /// Returns the guarantee that the request was charged to, and its delay. A request in flight releases it; one that is withdrawn
+    /// gives it back.
+    #[must_use]
+    pub fn held_guarantee(&self) -> Option<(MatchedLimit<'p>, TimeDelta)> {
+        let own = self.fleet.as_ref()?;
+        let HeldGuarantee { limit, parts, delay } = own.held?;
+        let like = self.limits.iter().find(|matched| own.is_fleet(matched))?.clone();
+        Some((MatchedLimit { limit: LimitOrigin::Rule(limit), parts, ..like }, delay))
     }
 }

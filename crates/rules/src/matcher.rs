@@ -10,7 +10,7 @@ mod cost;
 mod inline;
 mod limits;
 
-use crate::fleet_match::FleetMatch;
+use crate::fleet_match::{FleetMatch, FleetStanding};
 use crate::overload::Overload;
 use crate::overrides::general_tier;
 use crate::plan::{Attributes, Descriptor, MatchKind, Plan, PlanParts};
@@ -99,7 +99,7 @@ impl Domain {
             plan.shard = value.map(|value| value_part(may_be_secret(attribute), value));
         }
         if let Some(overload) = &self.overload {
-            let cost = descriptors.first().map_or(hits, |first| first.cost(hits));
+            let cost = request_cost(descriptors, hits);
             let value = |key: &str| descriptors.iter().find_map(|one| find(one.entries, key));
             self.push_fleet(overload, cost, plan, value);
         }
@@ -139,7 +139,8 @@ impl Domain {
         let before = plan.limits.len();
         let parts = plan.parts.len();
         push_limits(plan, self.coupling, rule, None, parts..parts, look, 0);
-        plan.limits.truncate(before + fleet.charged[overload.priority_of(&value).index()]);
+        let priority = overload.priority_of(&value);
+        plan.limits.truncate(before + fleet.charged[priority.index()]);
         if let (Some(shares), Some(fairness)) = (&fleet.shares, &overload.fairness) {
             // As the gates of upstreams do: requests that name no tenant have no guarantee of the kind `each`.
             let tenant = value(&fairness.by);
@@ -147,9 +148,10 @@ impl Domain {
             let has_share = |at: &usize| tenant.is_some() || !fairness.tiers[*at].is_each;
             let tier = overload.tier_index(tier).filter(has_share);
             let rule = &self.rules[shares.rule as usize];
-            plan.fleet = Some(FleetMatch::new(&self.name, overload, rule, (tenant, tier)));
+            plan.fleet = Some(FleetMatch::new(&self.name, overload, rule, (tenant, tier), priority));
             if cost.is_refund() {
-                plan.push_guarantee();
+                plan.push_claim(FleetStanding::Guaranteed);
+                plan.push_claim(FleetStanding::Reserved);
             }
         }
     }
@@ -208,6 +210,13 @@ impl Domain {
     fn has_tiers(&self, node: &TreeNode) -> bool {
         node.rule.is_some_and(|id| !self.rules[id as usize].tiers.is_empty())
     }
+}
+
+/// Returns the cost of a request as a whole: it is a peek only if all its descriptors are, and a refund if none is charged.
+fn request_cost(descriptors: &[Descriptor<'_>], hits: Cost) -> Cost {
+    let costs = || descriptors.iter().map(|descriptor| descriptor.cost(hits));
+    let charged = costs().find(|cost| !cost.is_peek() && !cost.is_refund());
+    charged.or_else(|| costs().find(|cost| cost.is_refund())).or_else(|| costs().next()).unwrap_or(hits)
 }
 
 /// Adds the part that a value adds to a counter key. Returns `false` if it adds none, because the rule fixes the value,

@@ -10,6 +10,9 @@ use tollgate_core::{
 };
 use tollgate_rules::{Charges, CostFrom, Plan};
 
+/// Name of a guarantee of the fleet's capacity in records. What remains of it is not reported.
+const GUARANTEE: &str = "overload/fleet guarantee";
+
 /// Units that a reservation charged to one counter.
 #[derive(Clone, Debug)]
 pub(crate) struct ReservedCharge {
@@ -25,6 +28,11 @@ pub(crate) struct ReservedCharge {
 }
 
 impl ReservedCharge {
+    /// Returns whether the counter is one of the limits that callers see.
+    pub(super) fn is_limit(&self) -> bool {
+        self.rule != GUARANTEE
+    }
+
     /// Returns the units that this counter is charged for a reservation that ends so.
     fn units_in_the_end(&self, wanted: Settlement) -> u64 {
         match wanted {
@@ -62,7 +70,7 @@ pub(crate) fn reserved_charges(
     let taken_at = if details.at == Timestamp::ZERO { asked } else { details.at };
     // Limits covered by a grant were charged to the grant.
     let granted = |at: usize| details.granted.as_ref()?.iter().find(|paid| paid.limit == at);
-    (charges.iter().zip(&plan.limits).zip(statuses).enumerate())
+    let mut reserved: Vec<ReservedCharge> = (charges.iter().zip(&plan.limits).zip(statuses).enumerate())
         .filter(|(_, (_, status))| matches!(status.outcome.verdict, Verdict::Allowed { .. }))
         .map(|(at, ((charge, matched), status))| ReservedCharge {
             record: granted(at).map_or_else(|| ChargeRecord::from_charge(charge), |paid| paid.record.clone()),
@@ -77,7 +85,15 @@ pub(crate) fn reserved_charges(
                 Some(CostFrom::Fixed(_))
             ),
         })
-        .collect()
+        .collect();
+    reserved.extend(plan.held_guarantee().map(|(matched, delay)| ReservedCharge {
+        record: ChargeRecord::from_charge(&plan.charge(&matched, PermitId::ANONYMOUS)),
+        rule: GUARANTEE.to_owned(),
+        taken_at,
+        turn: taken_at + delay,
+        follows: false,
+    }));
+    reserved
 }
 
 impl<S: CounterStore> Limiter<S> {

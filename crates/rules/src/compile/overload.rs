@@ -12,8 +12,10 @@ use crate::tree::{Element, ValueTest};
 use crate::yaml::Position;
 use tollgate_core::{Algorithm, Limit, LimitSpec, Mode, Priority, Rate};
 
-/// Part of the capacity, as a divisor, that requests beyond their tenant's fair share leave to those within it.
+/// Part of the capacity, as a divisor, that requests beyond their tenant's fair share leave to those within it. Of a rate it is some requests
+/// at least, up to half its burst: requests within their shares come at random, and nothing of the rate itself is lost.
 const FAIR_HEADROOM: u64 = 20;
+const LEAST_HEADROOM: u64 = 16;
 /// Part of the capacity, as a divisor, by which requests within a guarantee may exceed it: others have borrowed what they take
 /// back.
 const TAKE_BACK: u64 = 2;
@@ -105,7 +107,7 @@ impl Compiler<'_, '_> {
             limits.push(RuleLimit::new(limit, scope, None, role, None));
         }
         let fairness = section.fairness.as_ref();
-        let shares = fairness.map(|fairness| self.fleet_shares(fairness, &limits, &scope, fleet.at));
+        let shares = fairness.map(|fairness| self.fleet_shares(fairness, reserve, &limits, &scope, fleet.at));
         let id = self.shedding_rule(FLEET_RULE, limits, Mode::Adaptive, fleet.at);
         Some(Fleet { rule: id, charged, shares })
     }
@@ -114,12 +116,15 @@ impl Compiler<'_, '_> {
     fn fleet_shares(
         &mut self,
         fairness: &Fairness,
+        reserve: &[u64; 4],
         levels: &[RuleLimit],
         scope: &ScopePath,
         at: Position,
     ) -> FleetShares {
         let whole = levels.first().map_or(0, |level| level.limit.rate().count);
-        let beyond = |count: u64| match count - (count / FAIR_HEADROOM).max(1) {
+        let is_rate = levels.first().is_some_and(|level| level.limit.algorithm() != Algorithm::Concurrency);
+        let least = |count: u64| if is_rate { LEAST_HEADROOM.min(count / 2) } else { 1 };
+        let beyond = |count: u64| match count - (count / FAIR_HEADROOM).max(least(count)).max(1) {
             0 => count,
             left => left,
         };
@@ -133,13 +138,17 @@ impl Compiler<'_, '_> {
             levels.iter().map(|level| variant(level, beyond(level.limit.rate().count))).collect();
         limits.extend(levels.iter().map(|level| variant(level, within(level.limit.rate().count))));
         let mut guarantees = Vec::with_capacity(fairness.tiers.len());
+        // A part of the capacity in thousandths.
+        let part = |thousandths: u64| {
+            let first = levels.first().filter(|_| thousandths > 0)?;
+            let count = u128::from(whole) * u128::from(thousandths) / 1000;
+            let count = u64::try_from(count).ok().filter(|count| *count > 0)?;
+            let rate = Rate { count, period: first.limit.rate().period.clone() };
+            Some((LimitSpec::new(first.limit.algorithm(), rate).build().ok()?, first.role))
+        };
+        let element = |key: &str, test| Element { key: key.into(), test };
         for tier in &fairness.tiers {
-            let guaranteed = levels.first().filter(|_| tier.guarantee > 0).and_then(|first| {
-                let count = u128::from(whole) * u128::from(tier.guarantee) / 1000;
-                let count = u64::try_from(count).ok().filter(|count| *count > 0)?;
-                let rate = Rate { count, period: first.limit.rate().period.clone() };
-                Some((LimitSpec::new(first.limit.algorithm(), rate).build().ok()?, first.role))
-            });
+            let guaranteed = part(tier.guarantee);
             if guaranteed.is_none() && tier.guarantee > 0 {
                 self.reader.warning(
                     at,
@@ -152,7 +161,6 @@ impl Compiler<'_, '_> {
                 );
             }
             guarantees.push(guaranteed.map(|(limit, role)| {
-                let element = |key: &str, test| Element { key: key.into(), test };
                 let path = scope.child(&element(FLEET_RULE, ValueTest::Exact("guarantee".into())));
                 let path = match tier.is_each {
                     true => path.child(&element(&fairness.by, ValueTest::Any)),
@@ -163,8 +171,18 @@ impl Compiler<'_, '_> {
                 limits.len() - 1
             }));
         }
+        let reserves = Priority::ALL.map(|priority| {
+            let (limit, role) = part(reserve[priority.index()])?;
+            let path = scope.child(&element(FLEET_RULE, ValueTest::Exact("reserved".into())));
+            let path = path.child(&element("priority", ValueTest::Exact(priority.name().into())));
+            let scope = path.limit(Kind::Role(role), &limit, None, None);
+            let fair = RuleLimit::new(limit, scope, None, role, None);
+            limits.push(variant(&fair, beyond(fair.limit.rate().count)));
+            limits.push(fair);
+            Some((limits.len() - 1, limits.len() - 2))
+        });
         // Decided by the store each time: what a node has leased by one number must not be spent by another.
-        FleetShares { rule: self.shedding_rule(FLEET_RULE, limits, Mode::Central, at), guarantees }
+        FleetShares { rule: self.shedding_rule(FLEET_RULE, limits, Mode::Central, at), guarantees, reserves }
     }
 
     /// Adds a rule that sheds.

@@ -348,7 +348,7 @@ overload:
     let key = |request: &[(&str, &str)]| {
         let mut plan = domain.plan(request, Cost::ONE);
         plan.charge_fleet_as(FleetStanding::Guaranteed);
-        plan.is_guarantee_charged().then(|| plan.describe(plan.limits.len() - 1).1)
+        plan.is_claim_charged().then(|| plan.describe(plan.limits.len() - 1).1)
     };
     let free = |tenant| key(&[("tenant", tenant), ("tier", "free")]);
     assert_eq!(free("a"), free("b"));
@@ -356,4 +356,32 @@ overload:
     assert_eq!(key(&[("tier", "pro")]), None);
     assert_eq!(key(&[("tenant", "acme")]), None);
     assert!(key(&[("tier", "free")]).is_some());
+}
+
+/// A request that is charged anywhere is one of the fleet, whichever of its descriptors comes first.
+#[test]
+fn a_request_is_a_peek_only_if_all_its_descriptors_are() {
+    let rules = load("{domain: d, overload: {fleet: {capacity: 5/second}}}");
+    let domain = rules.domain("d").expect("the domain");
+    let entries = [[("path", "/")], [("tenant", "a")]];
+    let cost = |hits: [Option<Cost>; 2]| {
+        let descriptors = [0, 1].map(|at| tollgate_rules::Descriptor {
+            entries: &entries[at],
+            hits: hits[at],
+            limit: None,
+        });
+        domain.plan_descriptors(&descriptors, Cost::ONE).limits[0].cost
+    };
+    let (peek, refund) = (Some(Cost::PEEK), Some(Cost::refund(1)));
+    for (hits, expected) in [
+        ([None, None], Cost::ONE),
+        ([peek, Some(Cost::new(3))], Cost::ONE),
+        ([Some(Cost::new(3)), peek], Cost::ONE),
+        ([refund, None], Cost::ONE),
+        ([peek, refund], Cost::refund(1)),
+        ([refund, peek], Cost::refund(1)),
+        ([peek, peek], Cost::PEEK),
+    ] {
+        assert_eq!(cost(hits), expected, "{hits:?}");
+    }
 }

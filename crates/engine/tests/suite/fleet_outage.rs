@@ -1,0 +1,224 @@
+//! The fleet's shares while the store is late, or some of its counters cannot be charged: no place of a guarantee stays taken by a request
+//! that has ended, and a guarantee holds as long as its own counters do.
+
+use crate::rig::{Memory, rules};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use tollgate_core::{
+    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LateAnswer, LateCharge,
+    LateResponder, Limit, ManualClock, Outcomes, OwnedKeyPart, Permit, PermitId, Scope, StoreError,
+    Timestamp,
+};
+use tollgate_engine::{Check, Decision, HeldPermits, Limiter};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+/// One charge of a request that has not been answered.
+#[derive(Clone)]
+struct Sent {
+    scope: Scope,
+    parts: Vec<OwnedKeyPart>,
+    limit: Limit,
+    cost: Cost,
+    enforcement: Enforcement,
+    permit: PermitId,
+}
+
+impl Sent {
+    fn from_charge(charge: &Charge<'_>) -> Self {
+        Self {
+            scope: charge.key.scope.clone(),
+            parts: charge.key.parts.iter().map(OwnedKeyPart::from).collect(),
+            limit: charge.limit.clone(),
+            cost: charge.cost,
+            enforcement: charge.enforcement,
+            permit: charge.permit,
+        }
+    }
+
+    fn with<T>(&self, then: impl FnOnce(Charge<'_>) -> T) -> T {
+        let parts: Vec<KeyPart<'_>> = self.parts.iter().map(OwnedKeyPart::as_part).collect();
+        let key = CounterKey { scope: &self.scope, parts: &parts };
+        let charge = Charge::new(key, &self.limit, self.cost);
+        then(Charge { enforcement: self.enforcement, permit: self.permit, ..charge })
+    }
+}
+
+/// Counters of which some cannot be charged, and which answer late on command.
+struct FaultyStore {
+    counters: Arc<Memory>,
+    is_late: AtomicBool,
+    /// Part of the names of counters that cannot be charged.
+    away: Mutex<Option<&'static str>>,
+    unanswered: Mutex<Vec<(Vec<Sent>, LateResponder)>>,
+}
+
+impl FaultyStore {
+    /// Answers everything that was late, as a server that had stopped for a moment.
+    fn answer(&self) {
+        for (sent, responder) in std::mem::take(&mut *self.unanswered.lock().expect("a list")) {
+            // One at a time is enough: nothing is denied in these tests.
+            let ids: Vec<_> = sent
+                .iter()
+                .map(|one| {
+                    one.with(|charge| {
+                        let charged = pollster::block_on(self.counters.charge(&[charge])).expect("memory");
+                        assert_eq!(charged.admission, Admission::Admitted);
+                        charge.key.id()
+                    })
+                })
+                .collect();
+            let counters = Arc::clone(&self.counters);
+            responder.answer(LateAnswer::Charged(ids), move || {
+                for one in &sent {
+                    one.with(|charge| {
+                        let permit = Permit { key: charge.key, limit: charge.limit, id: charge.permit };
+                        pollster::block_on(counters.release(&[permit])).expect("memory");
+                    });
+                }
+            });
+        }
+    }
+
+    fn fault(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        if self.is_late.load(Ordering::Relaxed) {
+            let (late, responder) = LateCharge::new();
+            let sent = charges.iter().map(Sent::from_charge).collect();
+            self.unanswered.lock().expect("a list").push((sent, responder));
+            return Err(StoreError::Late(late));
+        }
+        let Some(away) = *self.away.lock().expect("a name") else { return Ok(()) };
+        let is_away = |charge: &Charge<'_>| charge.key.scope.label().contains(away);
+        let failed: Vec<usize> = (0..charges.len()).filter(|at| is_away(&charges[*at])).collect();
+        match failed.is_empty() {
+            true => Ok(()),
+            false => Err(StoreError::Partial { failed, cause: Box::new(StoreError::Timeout) }),
+        }
+    }
+}
+
+impl CounterStore for FaultyStore {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        self.fault(charges)?;
+        self.counters.charge(charges).await
+    }
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.fault(charges)?;
+        self.counters.debit(charges).await
+    }
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.counters.release(permits).await
+    }
+}
+
+struct Fleet {
+    limiter: Limiter<FaultyStore>,
+}
+
+fn fleet(text: &str) -> Fleet {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let time: Arc<dyn Clock> = Arc::clone(&clock) as _;
+    let memory = MemoryConfig::with_bytes(1 << 20);
+    let counters = Arc::new(MemoryStore::new(&memory, Arc::clone(&clock)).expect("a small store"));
+    let fallback = MemoryStore::new(&memory, Arc::clone(&time)).expect("a small store");
+    let store = FaultyStore {
+        counters,
+        is_late: AtomicBool::new(false),
+        away: Mutex::default(),
+        unanswered: Mutex::default(),
+    };
+    Fleet { limiter: Limiter::new(rules(text), store, time).with_fallback(fallback) }
+}
+
+impl Fleet {
+    fn admit(&self, attributes: &[(&str, &str)]) -> (Decision, Option<HeldPermits>) {
+        pollster::block_on(self.limiter.admit(&Check::attributes("d", attributes)))
+    }
+
+    /// Admits as many as find room.
+    fn fill(&self, attributes: &[(&str, &str)]) -> Vec<HeldPermits> {
+        std::iter::from_fn(|| self.admit(attributes).1).take(1_000).collect()
+    }
+
+    fn release(&self, held: &[HeldPermits]) {
+        held.iter().for_each(|held| pollster::block_on(self.limiter.release(held)).expect("memory"));
+    }
+
+    fn passed(&self, attributes: &[(&str, &str)], tries: usize) -> usize {
+        (0..tries).filter(|_| self.admit(attributes).0.is_allowed()).count()
+    }
+}
+
+const IN_FLIGHT: &str = "
+domain: d
+descriptors: [{key: path, name: by-path, limit: 1000/second}]
+overload:
+  fleet: {capacity: 10 in flight}
+  fairness: {by: tenant, guarantees: {enterprise: 50% each}}
+";
+const ACME: [(&str, &str); 2] = [("tenant", "acme"), ("tier", "enterprise")];
+
+/// A store that stalls for a moment must not take a tenant's guarantee for the rest of the `ttl`: its requests have ended.
+#[test]
+fn a_late_answer_takes_no_place_of_a_guarantee_for_good() {
+    for is_pressed in [false, true] {
+        let fleet = fleet(IN_FLIGHT);
+        let greedy = if is_pressed { fleet.fill(&[("tenant", "greedy")]) } else { Vec::new() };
+        fleet.limiter.store().is_late.store(true, Ordering::Relaxed);
+        let held: Vec<HeldPermits> = (0..4).filter_map(|_| fleet.admit(&ACME).1).collect();
+        assert_eq!(held.len(), 4, "decided by this node");
+        fleet.limiter.store().is_late.store(false, Ordering::Relaxed);
+        fleet.limiter.store().answer();
+        fleet.release(&held);
+        fleet.release(&greedy);
+        let greedy = fleet.fill(&[("tenant", "greedy")]);
+        assert_eq!(greedy.len(), 10, "nothing else is in flight");
+        assert_eq!(fleet.fill(&ACME).len(), 5, "the whole guarantee, pressed: {is_pressed}");
+    }
+}
+
+/// An outage of one rule's counters must not end guarantees whose own counters can be charged.
+#[test]
+fn a_guarantee_holds_while_other_counters_are_away() {
+    for text in [IN_FLIGHT, &IN_FLIGHT.replace("10 in flight", "10/minute")] {
+        let fleet = fleet(text);
+        assert_eq!(fleet.passed(&[("tenant", "greedy")], 30), 10, "the capacity is in use");
+        *fleet.limiter.store().away.lock().expect("a name") = Some("path");
+        let with_path = [("tenant", "acme"), ("tier", "enterprise"), ("path", "/a")];
+        assert_eq!(fleet.passed(&with_path, 5), 5, "{text}");
+        assert_eq!(fleet.passed(&with_path, 5), 0, "no more than the guarantee: {text}");
+        assert_eq!(fleet.passed(&[("tenant", "other"), ("path", "/a")], 5), 0, "{text}");
+    }
+}
+
+/// From calm times on: the first request that finds the capacity in use is tried by its guarantee, without the counters that are away.
+#[test]
+fn the_first_to_find_the_capacity_in_use_has_its_guarantee_while_others_are_away() {
+    let fleet = fleet(&IN_FLIGHT.replace("10 in flight", "10/minute"));
+    assert_eq!(fleet.passed(&[("tenant", "greedy")], 10), 10, "used up, and nobody has been denied");
+    *fleet.limiter.store().away.lock().expect("a name") = Some("path");
+    assert_eq!(fleet.passed(&[("tenant", "acme"), ("tier", "enterprise"), ("path", "/a")], 8), 5);
+}
+
+/// With its own counter away, a guarantee admits nothing, and denies nothing.
+#[test]
+fn without_its_own_counter_a_guarantee_is_none() {
+    let fleet = fleet(&IN_FLIGHT.replace("10 in flight", "10/minute"));
+    *fleet.limiter.store().away.lock().expect("a name") = Some("guarantee");
+    assert_eq!(fleet.passed(&ACME, 8), 8, "there is room");
+    assert_eq!(fleet.passed(&[("tenant", "greedy")], 8), 2);
+    assert_eq!(fleet.passed(&ACME, 3), 0, "the capacity is in use");
+}
+
+/// A request that another rule denies without the store takes nothing of a guarantee.
+#[test]
+fn what_is_denied_without_the_store_gives_its_guarantee_back() {
+    for text in [IN_FLIGHT, &IN_FLIGHT.replace("10 in flight", "10/minute")] {
+        let text = text.replace("limit: 1000/second", "limit: 1000/second, on_error: closed");
+        let fleet = fleet(&text);
+        assert_eq!(fleet.passed(&[("tenant", "greedy")], 30), 10);
+        *fleet.limiter.store().away.lock().expect("a name") = Some("path");
+        let with_path = [("tenant", "acme"), ("tier", "enterprise"), ("path", "/a")];
+        assert_eq!(fleet.passed(&with_path, 20), 0);
+        assert_eq!(fleet.passed(&ACME, 8), 5, "{text}");
+    }
+}

@@ -1,0 +1,97 @@
+//! A tenant has the larger of its guarantee and its fair share, not both: however much it sends, tenants within their fair shares are
+//! served. In virtual time, evenly spaced and at random.
+
+use crate::rig::{Rig, rig};
+use tollgate_core::TimeDelta;
+
+/// Requests of one tenant per second.
+struct Load {
+    tenant: &'static str,
+    tier: &'static str,
+    rate: f64,
+}
+
+/// Sends for some seconds in steps of a millisecond and returns how many of each tenant's requests were sent and served after the first
+/// four seconds. With a seed, arrivals are random.
+fn run(rig: &Rig, loads: &[Load], seconds: u64, mut seed: Option<u64>) -> Vec<(u64, u64)> {
+    let mut counts = vec![(0, 0); loads.len()];
+    let mut due: Vec<f64> = (0..loads.len()).map(|at| at as f64 / loads.len() as f64).collect();
+    for step in 0..seconds * 1_000 {
+        for (at, load) in loads.iter().enumerate() {
+            due[at] += match &mut seed {
+                None => load.rate / 1_000.0,
+                Some(state) => {
+                    *state =
+                        state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    let dice = (*state >> 33) as f64 / f64::from(1_u32 << 31);
+                    if dice < load.rate / 1_000.0 { 1.0 } else { 0.0 }
+                }
+            };
+            while due[at] >= 1.0 {
+                due[at] -= 1.0;
+                let is_served = rig.take(&[("tenant", load.tenant), ("tier", load.tier)]).is_allowed();
+                if step >= 4_000 {
+                    counts[at].0 += 1;
+                    counts[at].1 += u64::from(is_served);
+                }
+            }
+        }
+        rig.clock.advance(TimeDelta::from_millis(1));
+    }
+    counts
+}
+
+fn rules(capacity: u64, guarantee: &str) -> Rig {
+    rig(&format!(
+        "{{domain: d, overload: {{fleet: {{capacity: {capacity}/second}}, fairness: {{by: tenant, guarantees: {{enterprise: {guarantee} each}}}}}}}}"
+    ))
+}
+
+/// One tenant sends four times the capacity, and four others an eighth of it each; at random a tenth, because some of it comes too soon.
+fn flood(capacity: u64, guarantee: &str, tier: &'static str, seed: Option<u64>) -> (f64, f64) {
+    let rig = rules(capacity, guarantee);
+    let mut loads = vec![Load { tenant: "acme", tier, rate: 4.0 * capacity as f64 }];
+    let part = if seed.is_some() { 10.0 } else { 8.0 };
+    let small = |tenant| Load { tenant, tier: "none", rate: capacity as f64 / part };
+    loads.extend(["a", "b", "c", "d"].map(small));
+    let counts = run(&rig, &loads, 14, seed);
+    let (sent, served) = counts[1..].iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    (served as f64 / sent as f64, counts[0].1 as f64 / (10 * capacity) as f64)
+}
+
+#[test]
+fn a_flood_beyond_a_guarantee_takes_no_fair_shares() {
+    const CASES: [(&str, &str); 4] =
+        [("50%", "enterprise"), ("40%", "enterprise"), ("25%", "enterprise"), ("50%", "none")];
+    for (capacity, seed, least) in [
+        (20, None, 0.99),
+        (20, Some(1), 0.93),
+        (20, Some(2), 0.93),
+        (100, None, 0.99),
+        (100, Some(1), 0.96),
+        (100, Some(2), 0.96),
+        (1_000, None, 0.99),
+    ] {
+        for (guarantee, tier) in CASES {
+            let (small, big) = flood(capacity, guarantee, tier, seed);
+            let case = format!("{capacity}/second, {guarantee} for {tier}, {seed:?}");
+            assert!(small >= least, "{case}: {small} of the small ones' requests, {big} of the capacity");
+            // What the others leave is its own, and its guarantee.
+            assert!((0.45..0.7).contains(&big), "{case}: {big} of the capacity, {small}");
+        }
+    }
+}
+
+/// The others share what guarantees leave: a level that forgets them would call everybody within its share, and serve by chance.
+#[test]
+fn what_guarantees_take_is_not_shared_out_again() {
+    let rig = rules(200, "50%");
+    let mut loads = vec![Load { tenant: "acme", tier: "enterprise", rate: 800.0 }];
+    loads.extend(["g1", "g2", "g3"].map(|tenant| Load { tenant, tier: "none", rate: 200.0 }));
+    // Fair is a fourth of the other half, 25 per second each.
+    loads.push(Load { tenant: "small", tier: "none", rate: 20.0 });
+    let counts = run(&rig, &loads, 24, None);
+    let (sent, served) = counts[4];
+    assert!(served * 100 >= sent * 97, "{served} of {sent} requests of the small one: {counts:?}");
+    assert!(counts[0].1 >= 1_960, "its guarantee: {counts:?}");
+}
