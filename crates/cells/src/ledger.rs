@@ -9,14 +9,15 @@
 use crate::charge_codec::{SentCounter, signed};
 use crate::hot_counts::HotCounts;
 use crate::key_values::KeyValues;
-use crate::thread_index::{self, MAX_THREADS};
 use foldhash::quality::RandomState;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use tollgate_core::{Admission, Charge, Enforcement, KeyPart, Outcome, Outcomes, Period, StoreError};
+use tollgate_core::{
+    Admission, Charge, Enforcement, KeyPart, Outcome, Outcomes, Period, StoreError, ThreadIndex,
+};
 
 const STRIPES: usize = 64;
 /// Number of counters compared when one must give way.
@@ -191,7 +192,7 @@ impl Ledger {
     pub fn new(most: usize) -> Self {
         Self {
             hasher: RandomState::default(),
-            hot: (0..if most < MIN_HOT { 0 } else { MAX_THREADS }).map(|_| OnceLock::new()).collect(),
+            hot: (0..if most < MIN_HOT { 0 } else { ThreadIndex::MAX }).map(|_| OnceLock::new()).collect(),
             most_hot: most,
             hot_room: AtomicUsize::new(most.saturating_mul(HOT_EACH)),
             stripes: (0..STRIPES).map(|_| Stripe::default()).collect(),
@@ -234,7 +235,7 @@ impl Ledger {
     /// Returns the place of this thread's table; `None` if it has none.
     #[inline(always)]
     fn own_table(&self) -> Option<&OnceLock<HotCounts>> {
-        self.hot.get(thread_index::current()?)
+        self.hot.get(ThreadIndex::current()?)
     }
 
     /// Returns where a charge of this thread is recorded. Called before the charge is decided: what is read here arrives

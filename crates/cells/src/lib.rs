@@ -11,7 +11,7 @@
 //! | [`members`](Members) | the configured peers, which of them answer, which cell owns a counter, how limits are divided while some are silent |
 //! | `roster` | the peers by index, configured or learned |
 //! | [`ledger`](Ledger), [`outbox`](Outbox), [`inbox`](Inbox) | the exchange of consumption, as pure state machines |
-//! | `hot_counts`, `thread_index` | the ledger's part without a lock, for counters that are charged again and again: a table for each thread |
+//! | `hot_counts` | the ledger's part without a lock, for counters that are charged again and again: a table for each thread |
 //! | [`key_values`](KeyValues) | the values of a counter key as messages carry them |
 //! | [`message`] | the messages between cells, as a pure codec |
 //! | [`pseudonym`](Pseudonyms) | secrets as keyed hashes, before they reach a counter that cells share |
@@ -41,7 +41,6 @@ mod pseudonym;
 mod regional;
 mod roster;
 mod stats;
-mod thread_index;
 mod wire;
 
 pub use charge_codec::{SentCharge, SentCounter};

@@ -18,6 +18,7 @@
 //! | [`record_store`](RecordStore) | records that nodes share |
 //! | [`priority`](Priority) | importance of a request when not all can be served |
 //! | [`log_throttle`](LogThrottle) | at most one message a second |
+//! | [`thread_index`](ThreadIndex) | a small number that one running thread has alone |
 //! | [`name`](is_same_name) | comparison of short names |
 //! | `conformance` (feature) | the suite that every store must pass |
 
@@ -46,6 +47,7 @@ mod region;
 mod scale;
 mod state;
 mod store;
+mod thread_index;
 mod time;
 
 pub use algorithm::Algorithm;
@@ -76,4 +78,5 @@ pub use region::{CounterOwner, RegionMode, RegionStatus, region_prefix};
 pub use scale::Scale;
 pub use state::State;
 pub use store::{CounterStore, LastKnown, StoreError};
+pub use thread_index::ThreadIndex;
 pub use time::{TimeDelta, Timestamp};

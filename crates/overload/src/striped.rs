@@ -5,72 +5,18 @@
 //! ends, and what was counted there, goes to the next new thread. Threads beyond [`OWNED`] count in one stripe together, by
 //! locked instructions.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use tollgate_core::ThreadIndex;
 
 /// Stripes with one writer.
-const OWNED: usize = 64;
+const OWNED: usize = ThreadIndex::MAX;
 /// The stripe of all other threads.
 const SHARED: usize = OWNED;
-const UNKNOWN: usize = usize::MAX;
-
-thread_local! {
-    static OWN: Cell<usize> = const { Cell::new(UNKNOWN) };
-    static OWNER: Owner = Owner::claim();
-}
-
-/// Stripes that threads had before and have no longer.
-static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-/// Stripes that a thread has or had.
-static CLAIMED: AtomicUsize = AtomicUsize::new(0);
-
-/// Ownership of a stripe, until the thread ends.
-struct Owner(usize);
-
-impl Owner {
-    fn claim() -> Self {
-        let mut free = lock(&FREE);
-        let next = || match CLAIMED.load(Ordering::Relaxed) {
-            SHARED => SHARED,
-            claimed => {
-                CLAIMED.store(claimed + 1, Ordering::SeqCst);
-                claimed
-            }
-        };
-        Self(free.pop().unwrap_or_else(next))
-    }
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        // What the ending thread still counts is no longer alone in the stripe.
-        OWN.set(SHARED);
-        if self.0 < OWNED {
-            lock(&FREE).push(self.0);
-        }
-    }
-}
 
 /// The data under these locks is consistent whenever a panic could happen.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns the stripe of the current thread.
-#[inline]
-fn stripe() -> usize {
-    match OWN.get() {
-        UNKNOWN => claim(),
-        own => own,
-    }
-}
-
-#[cold]
-fn claim() -> usize {
-    let own = OWNER.try_with(|owner| owner.0).unwrap_or(SHARED);
-    OWN.set(own);
-    own
 }
 
 /// A value with cache lines of its own.
@@ -104,15 +50,15 @@ impl<T: Default> PerThread<T> {
     /// Returns the current thread's.
     #[inline]
     pub(crate) fn own(&self) -> Own<'_, T> {
-        let at = stripe();
+        let at = ThreadIndex::current().unwrap_or(SHARED);
         let Padded(value) = &**self.0[at].get_or_init(Box::default);
         Own { value, writer: if at < OWNED { Writer::Alone } else { Writer::Shared } }
     }
 
     /// Returns those of all threads.
     pub(crate) fn all(&self) -> impl Iterator<Item = &T> {
-        let claimed = &self.0[..CLAIMED.load(Ordering::SeqCst)];
-        claimed.iter().chain(&self.0[SHARED..]).filter_map(|stripe| stripe.get().map(|own| &own.0))
+        let used = &self.0[..ThreadIndex::used()];
+        used.iter().chain(&self.0[SHARED..]).filter_map(|stripe| stripe.get().map(|own| &own.0))
     }
 }
 
