@@ -100,6 +100,8 @@ impl Owners {
 /// Units by name, of one thread.
 pub(crate) struct HotCounts {
     sets: Box<[Set]>,
+    /// Sets that are not empty, one bit each: a tick reads no others.
+    filled: Box<[AtomicU64]>,
     owners: Box<[Mutex<Owners>]>,
     /// Scopes and limits that its counters share. Only the thread takes this lock.
     shared: Mutex<SharedCounters>,
@@ -119,6 +121,7 @@ impl HotCounts {
         let sets = 1_usize << (most / SLOTS).max(2).ilog2().min(SET_BITS);
         Self {
             sets: (0..sets).map(|_| Set::default()).collect(),
+            filled: (0..sets.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             owners: (0..sets).map(|_| Mutex::default()).collect(),
             shared: Mutex::default(),
         }
@@ -197,19 +200,30 @@ impl HotCounts {
             taken = taken.or_else(|| (0..SLOTS).find(can_leave).map(|slot| (at, slot)));
         }
         let Some((at, slot)) = taken else { return false };
+        let place = home ^ at;
+        self.filled[place / 64].fetch_or(1 << (place % 64), Ordering::Relaxed);
         let (set, owners) = &mut owners[at];
         owners.replace(Owner { slot, name, consumed: consumed() });
         set.0[slot].store(count, Ordering::Relaxed);
         true
     }
 
+    /// Returns the indexes of the sets that are not empty.
+    fn filled(&self) -> impl Iterator<Item = usize> {
+        self.filled.iter().enumerate().flat_map(|(at, word)| {
+            let mut bits = word.load(Ordering::Relaxed);
+            std::iter::from_fn(move || {
+                let lowest = bits.trailing_zeros() as usize;
+                bits &= bits.wrapping_sub(1);
+                (lowest < 64).then_some(64 * at + lowest)
+            })
+        })
+    }
+
     /// Reports the units of each counter since the last call.
     pub(crate) fn drain(&self, mut report: impl FnMut(u64, &Consumed, i64)) {
-        for (place, set) in self.sets.iter().enumerate() {
-            if (0..SLOTS).all(|slot| set.is_free(slot)) {
-                continue;
-            }
-            let mut owners = self.owners(place);
+        for place in self.filled() {
+            let (set, mut owners) = (&self.sets[place], self.owners(place));
             let Owners { reported, idle, all } = &mut *owners;
             let counts: [u16; SLOTS] = std::array::from_fn(|slot| set.count(slot));
             *idle = (0..SLOTS).filter(|slot| !set.is_free(*slot)).fold(0, |idle, slot| idle | 1 << slot);
