@@ -353,8 +353,9 @@ impl Ledger {
             elsewhere.extend(stripe.entries.drain());
         }
         // Where each name is in the list. The counters of one table are different ones.
-        let mut places: HashMap<u64, usize, BuildHasherDefault<NameHasher>> = HashMap::default();
         let may_repeat = tables.len() > 1 || !elsewhere.is_empty();
+        let mut places: HashMap<u64, usize, BuildHasherDefault<NameHasher>> =
+            HashMap::with_capacity_and_hasher(if may_repeat { about } else { 0 }, Default::default());
         for hot in &tables {
             hot.drain(|name, consumed, units| {
                 let next = all.len();
