@@ -16,6 +16,12 @@ overload:
   fairness: {by: tenant, guarantees: {enterprise: 5% each}}
 `;
 
+const FLEET = `domain: sample
+overload:
+  fleet: {capacity: 100/second}
+  fairness: {by: tenant, guarantees: {enterprise: 5% each, free: 10% together}}
+`;
+
 test('without a section it says what to add', async ({ page, server }) => {
   await open(page, server, 'overload');
   await expect(page.getByText('Nothing is shed here')).toBeVisible();
@@ -65,5 +71,18 @@ test('requests in flight and what was shed by priority are shown', async ({ page
     await server.stop();
     upstream.closeAllConnections();
     upstream.close();
+  }
+});
+
+test("shares of tenants in the fleet's capacity are shown", async ({ page }) => {
+  const server = await new Server('fleet').start(FLEET);
+  try {
+    await open(page, server, 'overload');
+    await expect(page.getByRole('heading', { name: /^Fleet's capacity/ })).toBeVisible();
+    await expect(page.getByRole('row', { name: /^enterprise/ })).toContainText('5% each');
+    await expect(page.getByRole('row', { name: /^free/ })).toContainText('10% together');
+    await expect(page.getByRole('row', { name: /^other/ })).toBeVisible();
+  } finally {
+    await server.stop();
   }
 });

@@ -278,6 +278,13 @@ impl Ruleset {
         &self.rules
     }
 
+    /// Returns the number of rules that files have, for reports: without the one by which tenants share the fleet's capacity,
+    /// which nobody has written.
+    #[must_use]
+    pub fn rule_count(&self) -> usize {
+        self.domains.iter().map(|domain| domain.domain_rules().count()).sum()
+    }
+
     /// Returns the ids of scopes whose consumption is also written to the database, sorted.
     #[must_use]
     pub fn durable_scopes(&self) -> &[u64] {

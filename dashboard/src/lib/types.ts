@@ -397,8 +397,16 @@ export interface OverloadUpstream {
   tiers: { tier: string; tenants: number; demand_per_second: number; guaranteed_per_second: number; guaranteed_to: 'each' | 'together'; fair_per_second: number | null }[];
 }
 
+export interface OverloadFleet {
+  domain: string;
+  contended: boolean;
+  guaranteed: number;
+  tiers: { tier: string; guaranteed_percent: number; guaranteed_to: 'each' | 'together'; tenants: number; demand_per_second: number; fair_per_second: number | null }[];
+}
+
 export interface Overload {
   upstreams: OverloadUpstream[];
+  fleets: OverloadFleet[];
   adapted: { domain: string; signals: { signal: string; value: number; bound: number; source: 'pushed' | 'measured' | 'query' }[]; tiers: { tier: string; percent: number }[] }[];
   checks: { pending: number; wait_ms: number; target_ms: number; classes: { class: string; shed_part: number; shed: number }[] } | null;
 }

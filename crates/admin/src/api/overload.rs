@@ -10,17 +10,21 @@ use serde::Serialize;
 use std::sync::Arc;
 use tollgate_core::Priority;
 use tollgate_engine::{
-    AdaptationState, CheckLoadState, Limiter, POSITIONS, ShedOrder, SignalState, UpstreamState,
+    AdaptationState, CheckLoadState, FleetState, Limiter, POSITIONS, ShedOrder, SignalState, TierState,
+    UpstreamState,
 };
+use tollgate_rules::TierFairness;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Overload of a node: its upstreams, and its adapted limits.
+/// Overload of a node: its upstreams, the fleet's capacity, and its adapted limits.
 #[derive(Default, Serialize, ToSchema)]
 pub struct OverloadReport {
     /// Upstreams whose requests in flight are limited.
     upstreams: Vec<UpstreamReport>,
+    /// Domains whose tenants share the fleet's capacity.
+    fleets: Vec<FleetReport>,
     /// Domains whose limits follow signals.
     adapted: Vec<AdaptedReport>,
     /// Checks that wait for the store; null if they are never shed.
@@ -86,6 +90,36 @@ struct TierReport {
     guaranteed_per_second: f64,
     /// `each` if every tenant has the guarantee, `together` if all share it.
     guaranteed_to: &'static str,
+    /// Requests per second of one tenant up to which it is within its fair share; null if all demand fits.
+    #[schema(required = true)]
+    fair_per_second: Option<f64>,
+}
+
+/// The fleet's capacity of a domain that tenants share, as this node sees it.
+#[derive(Serialize, ToSchema)]
+struct FleetReport {
+    domain: String,
+    /// Whether a request of this node found the capacity in use within the last second.
+    contended: bool,
+    /// Requests that a guarantee admitted while the capacity was in use, since the start.
+    guaranteed: u64,
+    /// Shares of tenants by tier, of what this node's requests get of the capacity; demand and fair shares are measured while
+    /// it is contended.
+    tiers: Vec<FleetTierReport>,
+}
+
+/// Shares of the tenants of a tier in the fleet's capacity.
+#[derive(Serialize, ToSchema)]
+struct FleetTierReport {
+    /// The tier; `other` for tenants without a configured one.
+    tier: String,
+    /// Percent of the capacity that is guaranteed.
+    guaranteed_percent: f64,
+    /// `each` if every tenant has the guarantee, `together` if all share it.
+    guaranteed_to: &'static str,
+    /// Tenants that sent requests of late.
+    tenants: u32,
+    demand_per_second: f64,
     /// Requests per second of one tenant up to which it is within its fair share; null if all demand fits.
     #[schema(required = true)]
     fair_per_second: Option<f64>,
@@ -163,8 +197,45 @@ impl OverloadReport {
     pub fn new<S>(limiter: &Limiter<S>) -> Self {
         Self {
             upstreams: limiter.upstream_states().into_iter().map(UpstreamReport::from).collect(),
+            fleets: limiter.fleet_states().into_iter().map(FleetReport::from).collect(),
             adapted: limiter.adaptations().into_iter().map(AdaptedReport::from).collect(),
             checks: limiter.check_load().map(ChecksReport::from),
+        }
+    }
+}
+
+/// Returns the tiers with shares by name, and the one of all other tenants, each with its state.
+fn with_states<'a>(
+    shares: &'a [TierFairness],
+    states: &'a [TierState],
+) -> impl Iterator<Item = (Option<&'a TierFairness>, TierState)> {
+    let states = states.iter().copied().chain(std::iter::repeat(TierState::default()));
+    shares.iter().map(Some).chain([None]).zip(states)
+}
+
+fn tier_name(share: Option<&TierFairness>) -> String {
+    share.map_or("other", |share| &share.tier).to_owned()
+}
+
+fn guaranteed_to(share: Option<&TierFairness>) -> &'static str {
+    if share.is_some_and(|share| share.is_each) { "each" } else { "together" }
+}
+
+impl From<FleetState> for FleetReport {
+    fn from(state: FleetState) -> Self {
+        let tiers = with_states(&state.shares, &state.tiers).map(|(share, own)| FleetTierReport {
+            tier: tier_name(share),
+            guaranteed_percent: share.map_or(0.0, |share| share.guarantee as f64 / 10.0),
+            guaranteed_to: guaranteed_to(share),
+            tenants: own.tenants,
+            demand_per_second: own.demand,
+            fair_per_second: own.fair,
+        });
+        Self {
+            contended: !state.tiers.is_empty(),
+            guaranteed: state.taken_back,
+            tiers: tiers.collect(),
+            domain: state.domain,
         }
     }
 }
@@ -188,16 +259,15 @@ impl From<UpstreamState> for UpstreamReport {
                 would_be_shed: gate.shadowed[at],
             }
         };
-        let named = state.shares.iter().map(|share| (share.tier.as_str(), share.is_each));
-        let tiers =
-            named.chain([("other", false)]).zip(&gate.tiers).map(|((tier, is_each), own)| TierReport {
-                tier: tier.to_owned(),
-                tenants: own.tenants,
-                demand_per_second: own.demand,
-                guaranteed_per_second: own.guarantee,
-                guaranteed_to: if is_each { "each" } else { "together" },
-                fair_per_second: own.fair,
-            });
+        let tiers = with_states(&state.shares, &gate.tiers).take(gate.tiers.len());
+        let tiers = tiers.map(|(share, own)| TierReport {
+            tier: tier_name(share),
+            tenants: own.tenants,
+            demand_per_second: own.demand,
+            guaranteed_per_second: own.guarantee,
+            guaranteed_to: guaranteed_to(share),
+            fair_per_second: own.fair,
+        });
         Self {
             shadow: gate.is_shadow,
             limit: gate.limit,
@@ -264,5 +334,31 @@ mod tests {
         assert_eq!(shared(each * 2 + each / 2), (0.5, Some(1.0), Some(0.0)));
         assert_eq!(shared(each * 2 + each / 4), (0.25, Some(0.5), Some(0.0)));
         assert_eq!(shared(each), (0.0, Some(0.0), Some(0.0)));
+    }
+
+    #[test]
+    fn the_shares_of_the_fleet_are_those_of_the_rules_also_while_nothing_is_contended() {
+        let share = TierFairness { tier: "gold".to_owned(), guarantee: 50, is_each: true, weight: 1_000 };
+        let report = |tiers| {
+            FleetReport::from(FleetState {
+                domain: "d".to_owned(),
+                shares: vec![share.clone()],
+                tiers,
+                taken_back: 7,
+            })
+        };
+        let calm = report(Vec::new());
+        let names: Vec<_> = calm.tiers.iter().map(|tier| (tier.tier.as_str(), tier.guaranteed_to)).collect();
+        assert_eq!(
+            (calm.contended, calm.guaranteed, names),
+            (false, 7, vec![("gold", "each"), ("other", "together")])
+        );
+        assert!((calm.tiers[0].guaranteed_percent - 5.0).abs() < 1e-9);
+        let busy = TierState { tenants: 3, demand: 40.0, fair: Some(10.0), ..TierState::default() };
+        let contended = report(vec![busy, TierState::default()]);
+        assert_eq!(
+            (contended.contended, contended.tiers[0].tenants, contended.tiers[0].fair_per_second),
+            (true, 3, Some(10.0))
+        );
     }
 }

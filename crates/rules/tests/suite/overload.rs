@@ -30,6 +30,18 @@ fn errors(text: &str) -> String {
     }
 }
 
+/// A rule that nobody can find in the file would be one too many.
+#[test]
+fn the_rule_of_tenants_shares_is_not_counted() {
+    let rules = load(ISSUE);
+    assert_eq!((rules.rule_count(), rules.rules().len()), (3, 4), "per tenant, the fleet, the workers");
+    let without = ISSUE.replace(
+        "  fairness: {by: tenant, guarantees: {enterprise: 5% each, pro: 1% each, free: 10% together}}\n",
+        "",
+    );
+    assert_eq!((load(&without).rule_count(), load(&without).rules().len()), (3, 3));
+}
+
 #[test]
 fn the_first_matching_priority_wins() {
     let rules = load(ISSUE);

@@ -16,7 +16,7 @@ pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
     let (mut report, text, verdict) = match &loaded {
         Ok(rules) => {
             let report = json!({
-                "ok": true, "files": sources.len(), "rules": rules.rules().len(), "revision": rules.revision(),
+                "ok": true, "files": sources.len(), "rules": rules.rule_count(), "revision": rules.revision(),
                 "errors": [], "warnings": diagnostics(rules.warnings()), "notes": diagnostics(rules.notes()),
             });
             let warnings: Vec<String> = rules
@@ -28,7 +28,7 @@ pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
             let text = format!(
                 "{}{} in {}: {}, {}",
                 warnings.concat(),
-                counted(rules.rules().len(), "rule"),
+                counted(rules.rule_count(), "rule"),
                 counted(sources.len(), "file"),
                 paint(GOOD, "no errors"),
                 counted(rules.warnings().len(), "warning")

@@ -195,7 +195,7 @@ impl RuleFiles {
             true if !was_refused => tracing::info!("rule files repaired"),
             _ => {}
         }
-        tracing::info!(revision, rules = rules.rules().len(), "rules reloaded");
+        tracing::info!(revision, rules = rules.rule_count(), "rules reloaded");
         self.config.wording.log_loaded();
         self.activate(rules);
     }

@@ -273,7 +273,7 @@ impl ProcessStatus for ServerStatus {
             "rules": {
                 "revision": rules.revision(),
                 "domains": rules.domains().map(tollgate_rules::Domain::name).collect::<Vec<_>>(),
-                "count": rules.rules().len(),
+                "count": rules.rule_count(),
                 "paths": self.paths,
                 "source": active.as_deref().map_or(if self.xds.is_some() { "xds" } else { "files" }, ActiveRules::source),
                 "rev": active.as_deref().and_then(ActiveRules::rev),
@@ -360,7 +360,7 @@ impl ProcessStatus for ServerStatus {
         let rules = self.limiter.rules();
         page.gauges("ratelimit_rules_info", "Rules hash of the active rules.")
             .add(&[("revision", rules.revision())], 1);
-        page.gauge("ratelimit_rules", "Number of active rules.", rules.rules().len());
+        page.gauge("ratelimit_rules", "Number of active rules.", rules.rule_count());
         let help = "Seconds since the active rules took effect.";
         page.gauge("ratelimit_rules_age_seconds", help, self.rules_age_millis() as f64 / 1_000.0);
         let help = "Number of log messages dropped because standard error was not read.";
