@@ -119,6 +119,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         {
             error.late().into_iter().for_each(|late| late.keep(|_| {}));
         }
+        self.shorten_overdrafts(refunds.iter());
         let permits: Vec<Permit<'_>> = held
             .iter()
             .map(|at| Permit { key: charges[*at].key, limit: charges[*at].limit, id: charges[*at].permit })

@@ -24,6 +24,7 @@ mod serve;
 use crate::inbox::Inbox;
 use crate::late::LatePeers;
 use crate::ledger::Ledger;
+use crate::lost_units::LostUnits;
 use crate::members::{Decider, Division, Members};
 use crate::message::{Hello, MAX_CELLS};
 use crate::others::Others;
@@ -56,6 +57,7 @@ pub struct RegionalStore<S, T, C> {
     outboxes: Vec<Mutex<Outbox>>,
     pub(crate) inbox: Inbox,
     pub(crate) overdrafts: Overdrafts,
+    pub(crate) lost_units: LostUnits,
     pub(crate) others: Others,
     pub(crate) late: LatePeers,
     pub(crate) clock: C,
@@ -91,6 +93,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             outboxes: (0..members.slots()).map(|_| Mutex::new(Outbox::new(most, now))).collect(),
             inbox: Inbox::new(MAX_CELLS),
             overdrafts: Overdrafts::default(),
+            lost_units: LostUnits::default(),
             others: Others::default(),
             late: LatePeers::default(),
             clock,

@@ -98,6 +98,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
             let result = self.own.debit(&own).await;
             if !self.outboxes.is_empty() {
                 self.ledger.record_debited(&own, &result, is_exchanged);
+                if result.is_ok() {
+                    self.shorten_overdrafts(own.iter());
+                }
             }
             errors.extend(result.err().map(|error| remapped(error, &here, renamed.len())));
         }

@@ -5,5 +5,6 @@ mod durable_cells;
 mod exchange;
 mod late;
 mod messages;
+mod refunds;
 mod regional;
 mod slow_store;
