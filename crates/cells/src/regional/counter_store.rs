@@ -8,10 +8,11 @@ use crate::mixed::remapped;
 use crate::owner::Transport;
 use crate::pseudonym::{Names, needs_names, renamed};
 use smallvec::SmallVec;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tollgate_core::{
-    Charge, Clock, Cost, CounterKey, CounterOwner, CounterStore, KeyPart, LastKnown, Mode, Outcome, Outcomes,
-    Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
+    Charge, Clock, Cost, CounterId, CounterKey, CounterOwner, CounterStore, KeyPart, LastKnown, LateAnswer,
+    Mode, Outcome, Outcomes, Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
 };
 
 type Parts<'a> = SmallVec<[SmallVec<[KeyPart<'a>; 4]>; 4]>;
@@ -43,7 +44,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
             let shared: Charges<'_> = renamed.iter().copied().filter(is_exchanged).collect();
             self.own.restore_lost_units(&shared).await;
         }
-        self.charge_renamed(&renamed).await
+        self.charge_renamed(&renamed).await.map_err(|error| with_ids_of(charges, &renamed, error))
     }
 
     #[inline]
@@ -108,11 +109,12 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
             let result = self.leases.debit(&part(&there)).await;
             errors.extend(result.err().map(|error| remapped(error, &there, renamed.len())));
         }
-        match errors.len() {
-            0 => Ok(()),
-            1 => Err(errors.remove(0)),
-            _ => Err(both(errors, renamed.len())),
-        }
+        let error = match errors.len() {
+            0 => return Ok(()),
+            1 => errors.remove(0),
+            _ => both(errors, renamed.len()),
+        };
+        Err(with_ids_of(charges, &renamed, error))
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
@@ -251,6 +253,28 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             renamed.iter().map(|charge| Charge { mode: Mode::Leased, ..*charge }).collect();
         self.leases.try_charge(&leased, outcomes)
     }
+}
+
+/// Makes the answers to late charges name counters as the caller does, who else charges them once more.
+fn with_ids_of(charges: &[Charge<'_>], renamed: &[Charge<'_>], error: StoreError) -> StoreError {
+    if error.late().is_empty() {
+        return error;
+    }
+    let ids = renamed.iter().zip(charges).map(|(renamed, charge)| (renamed.key.id(), charge.key.id()));
+    let ids: Arc<[(CounterId, CounterId)]> = ids.filter(|(renamed, id)| renamed != id).collect();
+    for late in error.late().into_iter().filter(|_| !ids.is_empty()) {
+        let ids = Arc::clone(&ids);
+        late.map_answer(move |answer| match answer {
+            LateAnswer::Charged(mut names) => {
+                for name in &mut names {
+                    *name = ids.iter().find(|(renamed, _)| renamed == name).map_or(*name, |(_, id)| *id);
+                }
+                LateAnswer::Charged(names)
+            }
+            other => other,
+        });
+    }
+    error
 }
 
 /// Combines the errors of both parts of a debit.

@@ -1,16 +1,19 @@
 //! Decides requests whose secrets are replaced: overdrafts first, then by the part of shared limits that this cell has.
 
 use super::{Charges, RegionalStore, WHOLE};
+use crate::charge_codec::{SentCharge, as_charge};
 use crate::outbox::used;
 use crate::overdraft::{BucketTime, denial};
 use crate::owner::{Transport, is_applied};
 use crate::pseudonym::is_shared_name;
 use crate::stats::add;
 use smallvec::SmallVec;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterStore, Enforcement, Limit, LossPolicy, Outcome,
-    Outcomes, PermitId, RegionMode, State, StoreError, TimeDelta, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterId, CounterStore, Enforcement, KeyPart, LateAnswer,
+    Limit, LossPolicy, Outcome, Outcomes, OwnedKeyPart, PermitId, RegionMode, State, StoreError, TimeDelta,
+    Timestamp, Verdict,
 };
 
 impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
@@ -38,12 +41,14 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let (here, there): (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>) =
             (0..charges.len()).partition(|at| self.is_own(&charges[*at].key));
         if there.is_empty() {
-            let mut outcomes = self.charge_own(&decided).await?;
+            let charged = self.charge_own(&decided).await;
+            let mut outcomes = charged.map_err(|error| self.record_if_kept(charges, error))?;
             self.record(charges, &outcomes);
             self.set_retries(charges, &decided, &mut outcomes);
             return Ok(outcomes);
         }
-        let mut outcomes = self.charge_both(&decided, &here, &there).await?;
+        let charged = self.charge_both(&decided, &here, &there).await;
+        let mut outcomes = charged.map_err(|error| self.record_if_kept(charges, error))?;
         self.set_retries(charges, &decided, &mut outcomes);
         let own =
             Outcomes { per_charge: here.iter().map(|at| outcomes.per_charge[*at]).collect(), ..outcomes };
@@ -177,6 +182,31 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 .filter(|(charge, outcome)| is_applied(charge.enforcement, outcome, outcomes.admission));
             self.shorten_overdrafts(applied.map(|(charge, _)| charge));
         }
+    }
+
+    /// Writes what the own store charges too late to the ledger, if the caller keeps it: the other cells must know of it as of
+    /// every other charge.
+    #[cold]
+    fn record_if_kept(&self, charges: &[Charge<'_>], error: StoreError) -> StoreError {
+        if error.late().is_empty() || self.outboxes.is_empty() {
+            return error;
+        }
+        let exchanged = charges.iter().filter(|charge| is_exchanged(charge));
+        let exchanged: Arc<[(CounterId, SentCharge)]> =
+            exchanged.map(|charge| (charge.key.id(), SentCharge::new(charge))).collect();
+        for late in error.late() {
+            let (ledger, exchanged) = (Arc::clone(&self.ledger), Arc::clone(&exchanged));
+            late.map_answer(move |answer| {
+                if let LateAnswer::Charged(ids) = &answer {
+                    for (_, sent) in exchanged.iter().filter(|(id, _)| ids.contains(id)) {
+                        let parts: Vec<KeyPart<'_>> = sent.parts.iter().map(OwnedKeyPart::as_part).collect();
+                        ledger.record(&as_charge(sent, &parts));
+                    }
+                }
+                answer
+            });
+        }
+        error
     }
 
     /// Returns the limits by which shared charges are decided while peers are silent or late; `None` if they are the

@@ -4,6 +4,7 @@ mod durable;
 mod durable_cells;
 mod exchange;
 mod late;
+mod late_charges;
 mod messages;
 mod refunds;
 mod regional;
