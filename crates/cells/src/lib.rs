@@ -22,6 +22,7 @@
 mod apply;
 mod charge_codec;
 pub mod durable;
+mod guarded;
 mod hot_counts;
 mod inbox;
 mod key_values;

@@ -115,7 +115,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let refunds: Vec<Charge<'_>> =
             spent.iter().map(|at| Charge { cost: charges[*at].cost.negated(), ..charges[*at] }).collect();
         if !refunds.is_empty()
-            && let Err(error) = self.own.debit(&refunds).await
+            && let Err(error) = self.debit_own(&refunds).await
         {
             error.late().into_iter().for_each(|late| late.keep(|_| {}));
         }

@@ -3,6 +3,7 @@
 
 use super::decide::{is_exchanged, may_be_lost};
 use super::{Charges, RegionalStore, WHOLE};
+use crate::guarded::is_guarded;
 use crate::members::Decider;
 use crate::mixed::remapped;
 use crate::owner::Transport;
@@ -96,7 +97,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
         let mut errors = Vec::new();
         if !here.is_empty() {
             let own = part(&here);
-            let result = self.own.debit(&own).await;
+            let result = self.debit_own(&own).await;
             if !self.outboxes.is_empty() {
                 self.ledger.record_debited(&own, &result, is_exchanged);
                 if result.is_ok() {
@@ -234,7 +235,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     /// Charges a request with secrets or with owners without waiting, if one place decides it.
     fn try_renamed(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
         renamed_charges!(self, charges => renamed);
-        if renamed.iter().any(may_be_lost) {
+        if renamed.iter().any(|charge| may_be_lost(charge) || is_guarded(charge)) {
             return false;
         }
         let own = renamed.iter().filter(|charge| self.is_own(&charge.key)).count();

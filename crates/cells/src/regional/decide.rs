@@ -2,6 +2,7 @@
 
 use super::{Charges, RegionalStore, WHOLE};
 use crate::charge_codec::{SentCharge, as_charge};
+use crate::guarded::is_guarded;
 use crate::outbox::used;
 use crate::overdraft::{BucketTime, denial};
 use crate::owner::{Transport, is_applied};
@@ -139,6 +140,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     pub(crate) async fn charge_own(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         for charge in charges.iter().filter(|charge| may_be_lost(charge)) {
             self.restore_lost(charge).await?;
+        }
+        if charges.iter().any(is_guarded) {
+            return self.charge_and_refund(charges).await;
         }
         let mut outcomes = Outcomes::default();
         if self.own.try_charge(charges, &mut outcomes) {

@@ -412,3 +412,38 @@ fn the_part_of_a_cell_is_reported_while_others_are_silent() {
     eu.tick();
     assert_eq!(part(), Some((true, Some(5))));
 }
+
+/// Without it a request that another owner denies moves a bucket back into a lease that a third cell holds, and its units are
+/// admitted twice.
+#[test]
+fn a_leased_bucket_is_refunded_only_while_no_lease_is_outstanding() {
+    let pair = Pair::start();
+    let ((eu, _), (us, _)) = (&pair.cells[0], &pair.cells[1]);
+    let leased = scope(RegionMode::Leased, CounterOwner::Region("eu"), "leased");
+    let (hundred, parts) = (limit(1, 100), [KeyPart::Text("a")]);
+    let key = CounterKey { scope: &leased, parts: &parts };
+    let of = |cost| Charge::new(key, &hundred, cost);
+    let from = us.hello();
+    let undo = |units| {
+        let debit = Message::Debit(vec![SentCharge::new(&of(Cost::refund(units)))]);
+        assert_eq!(block_on(eu.handle(&from, debit)), Message::Done(Vec::new()));
+    };
+    assert_eq!(charge(eu, &[of(Cost::new(20))]).expect("decided").admission, Admission::Admitted);
+    undo(5);
+    assert_eq!(left(eu, &of(Cost::ONE)), 85, "no lease is outstanding");
+    block_on(eu.debit(&[of(Cost::refund(5))])).expect("refunded");
+    charge(eu, &[of(Cost::refund(2))]).expect("refunded");
+    assert_eq!(left(eu, &of(Cost::ONE)), 92);
+    for id in 1..5 {
+        charge(us, &[of(Cost::ONE)]).expect("decided");
+        for task in us.leases().due_tasks() {
+            block_on(us.leases().run_task(task, PermitId(id)));
+        }
+    }
+    assert!(us.leases().stats().available > 0, "a lease is outstanding");
+    let before = left(eu, &of(Cost::ONE));
+    undo(5);
+    block_on(eu.debit(&[of(Cost::refund(5))])).expect("left to time");
+    let shown = charge(eu, &[of(Cost::refund(2))]).expect("left to time");
+    assert_eq!((shown.per_charge[0].remaining, left(eu, &of(Cost::ONE))), (before, before));
+}
