@@ -5,13 +5,18 @@
 //!
 //! A large batch at a slow store is applied in several attempts: each ends in time for an answer, so that the sender does
 //! not take this cell for silent.
+//!
+//! What a counter's state cannot represent is kept beside it: of buckets as overdrafts, of windows as units that were not
+//! counted (`lost_units`). Refunds shorten these first, because the state never had the units.
 
 use crate::charge_codec::cost;
 use crate::inbox::Receipt;
+use crate::lost_units::{counts_until, has_windows, whole_window};
 use crate::message::{Batch, Hello, Message};
 use crate::overdraft::BucketTime;
 use crate::owner::Transport;
 use crate::regional::RegionalStore;
+use crate::reported::{Reported, add_up};
 use crate::stats::add;
 use futures_util::future::join_all;
 use std::collections::{HashMap, HashSet};
@@ -27,6 +32,25 @@ const MAX_PEEKS: usize = 256;
 
 /// Charges that could not be applied, by position, and why.
 type NotApplied = (HashSet<usize>, StoreError);
+
+/// A change of what is kept beside a counter's state.
+enum Beyond {
+    /// The bucket is full again so much later; at `otherwise` if it was not overdrawn, and never after `latest`.
+    Longer { more: TimeDelta, otherwise: Timestamp, latest: Timestamp },
+    /// The bucket is full again so much earlier.
+    Shorter(TimeDelta),
+    /// The bucket's state represents its debt again.
+    Settled,
+    /// The window did not count so many more, `most` in all.
+    More { units: u64, most: u64, until: Timestamp },
+    /// Of what the window did not count, so many were refunded.
+    Fewer(u64),
+}
+
+/// Returns the time after which an overdrawn bucket is full again without these units.
+fn after(full_at: Timestamp, time: &BucketTime, units: u64, now: Timestamp) -> TimeDelta {
+    (full_at - time.time(units)).since(now)
+}
 
 impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
     /// Debits the consumption of another cell, once.
@@ -54,39 +78,38 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             let is_shared = is_shared.get(entries[*at].counter as usize);
             is_shared == Some(&true) && !application.applied.contains(at)
         };
-        let wanted: Vec<usize> = (0..entries.len()).filter(is_wanted).collect();
+        let reported = add_up(batch, |at| is_wanted(&at));
         // For as long as the sender waits for an answer.
         let most = TimeDelta::from_micros(self.members.config().silence.as_micros() / 2);
-        if wanted.is_empty() {
+        if reported.is_empty() {
             self.late.on_report(from, covers, &[], &[], now);
         }
-        for (at, chunk) in wanted.chunks(CHUNK).enumerate() {
-            let done = at * CHUNK;
-            if done > 0 && self.clock.now().since(now) >= most {
-                application.applied.extend(&wanted[..done]);
+        for (at, chunk) in reported.chunks(CHUNK).enumerate() {
+            let done = &reported[..at * CHUNK];
+            if !done.is_empty() && self.clock.now().since(now) >= most {
+                application.applied.extend(done.iter().flat_map(Reported::entries));
                 return Message::Busy(self.members.sightings(self.clock.now()));
             }
             let mut parts: Vec<KeyPart<'_>> = Vec::with_capacity(chunk.len());
             let lengths: Vec<usize> =
-                chunk.iter().map(|entry| entries[*entry].values.add_to(&mut parts)).collect();
+                chunk.iter().map(|one| entries[one.entry].values.add_to(&mut parts)).collect();
             let mut rest = parts.as_slice();
-            let charge = |(entry, length): (&usize, usize)| {
-                let (entry, own) = (&entries[*entry], rest.split_off(..length).unwrap_or_default());
+            let charge = |(one, length): (&Reported, usize)| {
+                let (entry, own) = (&entries[one.entry], rest.split_off(..length).unwrap_or_default());
                 let counter = &counters[entry.counter as usize];
                 let key = CounterKey { scope: &counter.scope, parts: own };
-                let charge = Charge::new(key, &counter.limit, cost(entry.units));
+                let charge = Charge::new(key, &counter.limit, cost(one.units));
                 Charge { enforcement: Enforcement::Independent, ..charge }
             };
             let charges: Vec<Charge<'_>> = chunk.iter().zip(lengths).map(charge).collect();
+            let ids: Vec<CounterId> = chunk.iter().map(|one| one.id).collect();
             let overshoot = self.overshoot(&charges);
-            let cut = self.cut_refunds(&charges, now);
-            if let Err((failed, error)) = self.debit_shared(cut.as_deref().unwrap_or(&charges)).await {
-                application.applied.extend(&wanted[..done]);
+            if let Err((failed, error)) = self.debit_shared(&charges, &ids).await {
+                application.applied.extend(done.iter().flat_map(Reported::entries));
                 let rest = chunk.iter().enumerate().filter(|(at, _)| !failed.contains(at));
-                application.applied.extend(rest.map(|(_, entry)| *entry));
+                application.applied.extend(rest.flat_map(|(_, one)| one.entries()));
                 return Message::Failed(error.to_string());
             }
-            let ids: Vec<CounterId> = charges.iter().map(|charge| charge.key.id()).collect();
             self.others.add(&charges, &ids, now);
             self.late.on_report(from, covers, &charges, &ids, now);
             // The next part continues the report.
@@ -100,40 +123,23 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         Message::Done(self.members.sightings(self.clock.now()))
     }
 
-    /// Returns the charges with the refunds of windows cut to what they take off the window's state, if there are any.
-    ///
-    /// A window counts to twice its limit at most. Reports can be more, because each cell admits up to the limit before it
-    /// hears of the others: if a debit is cut there and its refund is not, the refund takes off what this cell has consumed,
-    /// and callers who reserve units in all cells and cancel them never reach the limit. So what other cells have consumed
-    /// beyond the limit takes refunds first, and a refund takes off no more than what was reported before.
-    fn cut_refunds<'c>(&self, charges: &[Charge<'c>], now: Timestamp) -> Option<Vec<Charge<'c>>> {
-        let is_cut = |charge: &Charge<'_>| charge.cost.is_refund() && BucketTime::of(charge).is_none();
-        let mut charges = charges.iter().any(is_cut).then(|| charges.to_vec())?;
-        for charge in charges.iter_mut().filter(|charge| is_cut(charge)) {
-            let (reported, limit) = (self.others.reported(charge, now), charge.limit.capacity());
-            let left = reported.saturating_sub(charge.cost.units());
-            charge.cost = match reported.min(limit) - left.min(limit) {
-                0 => Cost::PEEK,
-                units => Cost::refund(units),
-            };
-        }
-        Some(charges)
-    }
-
-    /// Debits what other cells have consumed of shared limits, however much it is.
-    async fn debit_shared(&self, charges: &[Charge<'_>]) -> Result<(), NotApplied> {
-        let rooms = match self.rooms(charges).await {
+    /// Debits what other cells have consumed of shared limits, however much it is. `ids` are those of the charges' counters.
+    async fn debit_shared(&self, charges: &[Charge<'_>], ids: &[CounterId]) -> Result<(), NotApplied> {
+        let rooms = match self.rooms(charges, ids).await {
             Ok(rooms) => rooms,
             Err(error) => return Err(((0..charges.len()).collect(), error)),
         };
-        let (mut planned, mut latest, mut reduced) = (Vec::new(), HashMap::new(), None);
-        if !rooms.is_empty() || !self.overdrafts.is_empty() {
-            for (at, charge) in charges.iter().enumerate() {
-                let mut charge = *charge;
-                if let Some((id, full_at)) = self.overdraw(&mut charge, rooms.get(&at).copied(), &latest) {
-                    reduced.get_or_insert_with(|| charges.to_vec())[at] = charge;
-                    planned.push((at, id, full_at));
-                    latest.insert(id, full_at);
+        let (now, mut changes, mut reduced) = (self.clock.now(), Vec::new(), None);
+        if !rooms.is_empty() || !self.overdrafts.is_empty() || !self.lost_units.is_empty() {
+            for (at, (charge, id)) in charges.iter().zip(ids).enumerate() {
+                let room = rooms.get(&at).copied();
+                let change = match BucketTime::of(charge) {
+                    Some(time) => self.beyond_bucket(charge, *id, &time, room, now),
+                    None => self.beyond_window(charge, *id, room, now),
+                };
+                if let Some((cost, change)) = change {
+                    reduced.get_or_insert_with(|| charges.to_vec())[at].cost = cost;
+                    changes.push((at, change));
                 }
             }
         }
@@ -159,9 +165,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             }
             Err(_) => debited.into_iter().collect(),
         };
-        for (at, id, full_at) in planned {
+        for (at, change) in changes {
             if !failed.contains(&at) {
-                self.overdrafts.set(id, full_at);
+                self.change_beyond(ids[at], &change, now);
             }
         }
         match result {
@@ -170,71 +176,129 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         }
     }
 
-    /// Returns the units that buckets can still be debited, by position, where a debit may be more. All are read at once:
-    /// one after another, a batch of small limits takes a round trip to the store for each.
-    async fn rooms(&self, charges: &[Charge<'_>]) -> Result<HashMap<usize, u64>, StoreError> {
-        // A debit far below the burst cannot exceed the debt that the state has room for, unless others have before.
-        let may_exceed = |charge: &Charge<'_>| {
-            !charge.cost.is_refund() && charge.cost.units() > charge.limit.capacity() / 8
-        };
+    /// Returns the units that counters can still be debited, by position, where a report may be beyond their states. All are
+    /// read at once: one after another, a batch of small limits takes a round trip to the store for each.
+    async fn rooms(
+        &self,
+        charges: &[Charge<'_>],
+        ids: &[CounterId],
+    ) -> Result<HashMap<usize, u64>, StoreError> {
         let now = self.clock.now();
-        let is_read = |charge: &Charge<'_>| {
-            may_exceed(charge) && self.overdrafts.get(charge.key.id()).is_none_or(|full_at| full_at <= now)
+        let is_read = |(charge, id): (&Charge<'_>, &CounterId)| {
+            let units = charge.cost.units();
+            // A debit far below the burst cannot exceed the debt that the state has room for, unless others have before.
+            let is_large = !charge.cost.is_refund() && units > charge.limit.capacity() / 8;
+            let Some(time) = BucketTime::of(charge) else { return is_large && has_windows(charge.limit) };
+            match self.overdrafts.get(*id).filter(|full_at| *full_at > now) {
+                None => is_large,
+                Some(full_at) => charge.cost.is_refund() && time.is_held(after(full_at, &time, units, now)),
+            }
         };
-        let wanted: Vec<(usize, BucketTime)> = charges
-            .iter()
-            .enumerate()
-            .filter(|(_, charge)| is_read(charge))
-            .filter_map(|(at, charge)| Some((at, BucketTime::of(charge)?)))
-            .collect();
+        let wanted: Vec<usize> =
+            charges.iter().zip(ids).enumerate().filter(|(_, one)| is_read(*one)).map(|(at, _)| at).collect();
         let mut rooms = HashMap::with_capacity(wanted.len());
         for some in wanted.chunks(MAX_PEEKS) {
-            let read = join_all(some.iter().map(|(at, time)| self.room(&charges[*at], time))).await;
-            for ((at, _), room) in some.iter().zip(read) {
+            let read = join_all(some.iter().map(|at| self.room(&charges[*at]))).await;
+            for (at, room) in some.iter().zip(read) {
                 rooms.insert(*at, room?);
             }
         }
         Ok(rooms)
     }
 
-    /// Reduces a debit to what the bucket's state can represent, and returns the rest as an overdraft, to be kept once
-    /// the debit has succeeded. `room` is what the bucket can be debited, if it was read; `planned` are the overdrafts of
-    /// the same batch.
-    fn overdraw(
+    /// Returns what a bucket's state is debited or refunded of a report, and the change of its overdraft, to be made once
+    /// that has succeeded; `None` if the report concerns the state alone. `room` is what the bucket can be debited, if it was
+    /// read.
+    fn beyond_bucket(
         &self,
-        charge: &mut Charge<'_>,
+        charge: &Charge<'_>,
+        id: CounterId,
+        time: &BucketTime,
         room: Option<u64>,
-        planned: &HashMap<CounterId, Timestamp>,
-    ) -> Option<(CounterId, Timestamp)> {
+        now: Timestamp,
+    ) -> Option<(Cost, Beyond)> {
         let units = charge.cost.units();
-        let time = BucketTime::of(charge).filter(|_| !charge.cost.is_refund())?;
-        let (id, now) = (charge.key.id(), self.clock.now());
-        let known = planned.get(&id).copied().or_else(|| self.overdrafts.get(id));
-        let known = known.filter(|full_at| *full_at > now);
+        let known = self.overdrafts.get(id).filter(|full_at| *full_at > now);
+        if charge.cost.is_refund() {
+            let full_at = known?;
+            // A reset leaves nothing.
+            if units >= charge.limit.refill_cost() {
+                return Some((charge.cost, Beyond::Settled));
+            }
+            let ahead = after(full_at, time, units, now);
+            return match time.is_held(ahead) {
+                true => Some((time.settling(ahead, room?), Beyond::Settled)),
+                false => Some((Cost::PEEK, Beyond::Shorter(time.time(units)))),
+            };
+        }
         // No more than the other cells can have admitted before they knew: a wrong number denies callers only for a
         // short time.
         let config = self.members.config();
         let each = time.max_ahead + 4 * (config.silence.as_micros() + config.tick.as_micros());
         let latest = now + TimeDelta::from_micros(each.saturating_mul(self.members.other_cells() as u64 + 1));
         if let Some(full_at) = known {
-            charge.cost = Cost::PEEK;
-            return Some((id, (full_at + time.time(units)).min(latest)));
+            let more = time.time(units);
+            return Some((Cost::PEEK, Beyond::Longer { more, otherwise: full_at + more, latest }));
         }
         let room = room.filter(|room| units > *room)?;
-        let full_at = now + TimeDelta::from_micros(time.max_ahead) + time.time(units - room);
-        charge.cost = Cost::new(room);
-        Some((id, full_at.min(latest)))
+        let more = time.time(units - room);
+        let otherwise = now + TimeDelta::from_micros(time.max_ahead) + more;
+        Some((Cost::new(room), Beyond::Longer { more, otherwise, latest }))
     }
 
-    /// Returns the units that a bucket can still be debited.
-    pub(crate) async fn room(&self, charge: &Charge<'_>, time: &BucketTime) -> Result<u64, StoreError> {
-        let peek = Charge { cost: Cost::PEEK, enforcement: Enforcement::Independent, ..*charge };
+    /// The same for a window, whose units beyond its state are remembered until it ends.
+    fn beyond_window(
+        &self,
+        charge: &Charge<'_>,
+        id: CounterId,
+        room: Option<u64>,
+        now: Timestamp,
+    ) -> Option<(Cost, Beyond)> {
+        let (units, lost) = (charge.cost.units(), self.lost_units.get(id, now));
+        if charge.cost.is_refund() {
+            // A reset leaves nothing.
+            let is_reset = units >= charge.limit.refill_cost();
+            let taken = if is_reset { 0 } else { lost.min(units) };
+            return (lost > 0)
+                .then(|| (Cost::refund(units - taken), Beyond::Fewer(if is_reset { lost } else { taken })));
+        }
+        let room = room.or((lost > 0).then_some(0)).filter(|room| units > *room)?;
+        let most = charge.limit.refill_cost().saturating_mul(self.members.other_cells() as u64 + 1);
+        let until = counts_until(charge, id, now);
+        Some((Cost::new(room), Beyond::More { units: units - room, most, until }))
+    }
+
+    fn change_beyond(&self, id: CounterId, change: &Beyond, now: Timestamp) {
+        match *change {
+            Beyond::Longer { more, otherwise, latest } => {
+                self.overdrafts.extend(id, more, (otherwise, latest), now);
+            }
+            Beyond::Shorter(less) => self.overdrafts.shorten(id, less),
+            Beyond::Settled => drop(self.overdrafts.remove(id)),
+            Beyond::More { units, most, until } => self.lost_units.add(id, units, most, until, now),
+            Beyond::Fewer(units) => self.lost_units.take(id, units),
+        }
+    }
+
+    /// Returns the units that a counter can still be debited.
+    pub(crate) async fn room(&self, charge: &Charge<'_>) -> Result<u64, StoreError> {
+        let time = BucketTime::of(charge);
+        let whole = time.is_none().then(|| whole_window(charge.limit));
+        let peek = Charge {
+            cost: Cost::PEEK,
+            enforcement: Enforcement::Independent,
+            limit: whole.as_ref().unwrap_or(charge.limit),
+            ..*charge
+        };
         let mut outcomes = Outcomes::default();
         if !self.own.try_charge(&[peek], &mut outcomes) {
             outcomes = self.own.charge(&[peek]).await?;
         }
-        let ahead = outcomes.per_charge.first().map_or(TimeDelta::ZERO, |outcome| outcome.reset_after);
-        Ok(time.room(ahead))
+        let outcome = outcomes.per_charge.first();
+        Ok(match time {
+            Some(time) => time.room(outcome.map_or(TimeDelta::ZERO, |outcome| outcome.reset_after)),
+            None => outcome.map_or(0, |outcome| outcome.remaining),
+        })
     }
 
     /// Returns the units that were admitted elsewhere beyond what was left here, where counters can be read without

@@ -135,8 +135,12 @@ impl Writer {
         }
     }
 
+    /// Writes a limit. One that counts parts of a unit, as refunds of buckets do, is that of whole units and how many parts
+    /// one has, in the place of a window's slots. A limit of parts alone would be one of another scale: its parts would be
+    /// taken for units.
     fn limit(&mut self, limit: &Limit) {
-        let spec = limit.spec();
+        let parts = limit.parts_of_unit();
+        let spec = if parts > 1 { limit.in_whole_units().spec() } else { limit.spec() };
         self.text(spec.algorithm.name());
         self.number(spec.rate.count);
         match &spec.rate.period {
@@ -153,7 +157,7 @@ impl Writer {
             }
         }
         self.maybe(spec.burst);
-        self.maybe(spec.slots);
+        self.maybe(if parts > 1 { Some(parts) } else { spec.slots });
         self.maybe(spec.refill_interval.map(TimeDelta::as_micros));
         let flags = [spec.delay, spec.jitter, spec.count_denied, spec.any_period];
         self.byte(flags.iter().rev().fold(0, |bits, flag| bits << 1 | u8::from(*flag)));
@@ -263,12 +267,26 @@ impl<'a> Reader<'a> {
             _ => return None,
         };
         let (burst, slots) = (self.maybe()?, self.maybe()?);
+        let (slots, parts) = if algorithm.has_burst() { (None, slots) } else { (slots, None) };
         let refill_interval = self.maybe()?.map(TimeDelta::from_micros);
         let flags = self.byte()?;
         let [delay, jitter, count_denied, any_period] = [0, 1, 2, 3].map(|bit| flags >> bit & 1 == 1);
         let rate = Rate { count, period };
-        LimitSpec { algorithm, rate, burst, delay, slots, jitter, refill_interval, count_denied, any_period }
-            .build()
-            .ok()
+        let spec = LimitSpec {
+            algorithm,
+            rate,
+            burst,
+            delay,
+            slots,
+            jitter,
+            refill_interval,
+            count_denied,
+            any_period,
+        };
+        let limit = spec.build().ok()?;
+        match parts {
+            None => Some(limit),
+            Some(parts) => limit.in_parts(parts),
+        }
     }
 }

@@ -115,10 +115,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let refunds: Vec<Charge<'_>> =
             spent.iter().map(|at| Charge { cost: charges[*at].cost.negated(), ..charges[*at] }).collect();
         if !refunds.is_empty()
-            && let Err(error) = self.own.debit(&refunds).await
+            && let Err(error) = self.debit_own(&refunds).await
         {
             error.late().into_iter().for_each(|late| late.keep(|_| {}));
         }
+        self.shorten_overdrafts(refunds.iter());
         let permits: Vec<Permit<'_>> = held
             .iter()
             .map(|at| Permit { key: charges[*at].key, limit: charges[*at].limit, id: charges[*at].permit })

@@ -1,5 +1,5 @@
-//! What other cells have consumed of shared counters, as they reported it: for usage and explanations, and for how much of
-//! a refund a window's state takes (`apply`).
+//! What other cells have consumed of shared counters, as they reported it: for usage and explanations, not for
+//! decisions.
 //!
 //! Kept as a state of the limit, so that what time has restored no longer counts. Bounded; when full, one that has run
 //! out gives way, else the new one is left out.
@@ -83,23 +83,6 @@ impl Others {
     pub(crate) fn used(&self, charge: &Charge<'_>, now: Timestamp) -> u64 {
         let at = moment(charge, now);
         self.lock().counters.get(&charge.key.id()).map_or(0, |(_, state)| used(charge.limit, state, at))
-    }
-}
-
-impl Others {
-    /// Returns the units of a charge's counter that still count, also those beyond its limit, which a window counts up to
-    /// twice the limit.
-    pub(crate) fn reported(&self, charge: &Charge<'_>, now: Timestamp) -> u64 {
-        let (at, limit) = (moment(charge, now), charge.limit);
-        let all = self.lock();
-        let Some((_, state)) = all.counters.get(&charge.key.id()) else { return 0 };
-        let within = used(limit, state, at);
-        if within < limit.capacity() {
-            return within;
-        }
-        let mut beyond = state.clone();
-        limit.step(&mut beyond, at, Cost::refund(limit.capacity()));
-        within.saturating_add(used(limit, &beyond, at))
     }
 }
 

@@ -4,12 +4,13 @@
 //! cells that is too little where the burst is small beside the rate: with 1,000/s and a burst of 10, two other cells
 //! admit 400 in a tick, and of a debit of 400 all but 20 would be forgotten, in every tick. So what does not fit is
 //! kept here as the instant at which the bucket is full again, and the counter denies until its own state can represent
-//! that; then it is debited the rest. The table is bounded; when it is full, the overdraft that ends first is dropped.
+//! that; then it is debited the rest. A refund moves the instant back first, and reaches the state only where that is
+//! then able to represent the debt. The table is bounded; when it is full, the overdraft that ends first is dropped.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tollgate_core::{Charge, CounterId, LimitParams, Outcome, TimeDelta, Timestamp, Verdict};
+use tollgate_core::{Charge, Cost, CounterId, LimitParams, Outcome, TimeDelta, Timestamp, Verdict};
 
 const MAX: usize = 65_536;
 
@@ -47,6 +48,18 @@ impl BucketTime {
         u64::try_from(u128::from(micros) * u128::from(self.k) / u128::from(self.interval)).unwrap_or(u64::MAX)
     }
 
+    /// Returns whether a state can represent a bucket that is full after `ahead`.
+    pub(crate) fn is_held(&self, ahead: TimeDelta) -> bool {
+        ahead.as_micros() <= self.max_ahead
+    }
+
+    /// Returns what turns a state with this much room into one that is full after `ahead`, if it can be.
+    pub(crate) fn settling(&self, ahead: TimeDelta, room: u64) -> Cost {
+        let held = self.units(self.max_ahead).saturating_sub(room);
+        let owed = if ahead == TimeDelta::ZERO { 0 } else { self.units(ahead.as_micros()).saturating_add(1) };
+        if owed >= held { Cost::new(owed - held) } else { Cost::refund(held - owed) }
+    }
+
     /// Returns the time that units take to be restored, rounded up.
     pub(crate) fn time(&self, units: u64) -> TimeDelta {
         let micros = (u128::from(units) * u128::from(self.interval)).div_ceil(u128::from(self.k));
@@ -69,8 +82,18 @@ impl Overdrafts {
         if self.is_empty() { None } else { self.lock().get(&id).copied() }
     }
 
-    pub(crate) fn set(&self, id: CounterId, full_at: Timestamp) {
+    /// Moves the instant at which a bucket is full again by `more`, or sets it to `otherwise` if it is not overdrawn; never
+    /// beyond `latest`.
+    pub(crate) fn extend(
+        &self,
+        id: CounterId,
+        more: TimeDelta,
+        (otherwise, latest): (Timestamp, Timestamp),
+        now: Timestamp,
+    ) {
         let mut all = self.lock();
+        let known = all.get(&id).filter(|full_at| **full_at > now).copied();
+        let full_at = known.map_or(otherwise, |full_at| full_at + more).min(latest);
         if all.len() >= MAX && !all.contains_key(&id) {
             let soonest = all.iter().take(8).min_by_key(|(_, at)| **at).map(|(id, _)| *id);
             soonest.and_then(|id| all.remove(&id));
@@ -85,10 +108,19 @@ impl Overdrafts {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn remove(&self, id: CounterId) {
+    /// Moves the instant at which a bucket is full again back by `less`.
+    pub(crate) fn shorten(&self, id: CounterId, less: TimeDelta) {
+        if let Some(full_at) = self.lock().get_mut(&id) {
+            *full_at = *full_at - less;
+        }
+    }
+
+    /// Ends an overdraft. Returns whether there was one.
+    pub(crate) fn remove(&self, id: CounterId) -> bool {
         let mut all = self.lock();
-        all.remove(&id);
+        let is_known = all.remove(&id).is_some();
         self.count.store(all.len(), Ordering::Relaxed);
+        is_known
     }
 
     /// Drops what has ended: a bucket that is full again owes nothing.

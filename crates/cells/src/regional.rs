@@ -24,6 +24,7 @@ mod serve;
 use crate::inbox::Inbox;
 use crate::late::LatePeers;
 use crate::ledger::Ledger;
+use crate::lost_units::LostUnits;
 use crate::members::{Decider, Division, Members};
 use crate::message::{Hello, MAX_CELLS};
 use crate::others::Others;
@@ -52,10 +53,11 @@ pub struct RegionalStore<S, T, C> {
     pub(crate) owners: OwnerStore<T, C>,
     pub(crate) members: Arc<Members>,
     names: Pseudonyms,
-    ledger: Ledger,
+    ledger: Arc<Ledger>,
     outboxes: Vec<Mutex<Outbox>>,
     pub(crate) inbox: Inbox,
     pub(crate) overdrafts: Overdrafts,
+    pub(crate) lost_units: LostUnits,
     pub(crate) others: Others,
     pub(crate) late: LatePeers,
     pub(crate) clock: C,
@@ -87,10 +89,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             leases: LeasedStore::new(owners.clone(), owners.clone(), clock.clone(), leases),
             owners,
             names,
-            ledger: Ledger::new(most),
+            ledger: Arc::new(Ledger::new(most)),
             outboxes: (0..members.slots()).map(|_| Mutex::new(Outbox::new(most, now))).collect(),
             inbox: Inbox::new(MAX_CELLS),
             overdrafts: Overdrafts::default(),
+            lost_units: LostUnits::default(),
             others: Others::default(),
             late: LatePeers::default(),
             clock,

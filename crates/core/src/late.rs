@@ -39,6 +39,7 @@ pub enum LateAnswer {
 
 type Keep = Box<dyn FnOnce(LateAnswer) + Send>;
 type Undo = Box<dyn FnOnce() + Send>;
+type Map = Box<dyn FnOnce(LateAnswer) -> LateAnswer + Send>;
 
 enum LateState {
     /// Neither side has acted.
@@ -56,12 +57,16 @@ enum LateState {
 #[derive(Clone)]
 pub struct LateCharge(Arc<LateHandle>);
 
-struct LateHandle(Arc<Mutex<LateState>>);
+struct LateHandle {
+    state: Arc<Mutex<LateState>>,
+    /// What the answer to a kept charge passes first.
+    maps: Mutex<Vec<Map>>,
+}
 
 /// The store's side.
 pub struct LateResponder(Arc<Mutex<LateState>>);
 
-fn lock(state: &Mutex<LateState>) -> MutexGuard<'_, LateState> {
+fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -86,12 +91,32 @@ impl LateCharge {
     #[must_use]
     pub fn new() -> (Self, LateResponder) {
         let state = Arc::new(Mutex::new(LateState::Waiting));
-        (Self(Arc::new(LateHandle(Arc::clone(&state)))), LateResponder(state))
+        let handle = LateHandle { state: Arc::clone(&state), maps: Mutex::default() };
+        (Self(Arc::new(handle)), LateResponder(state))
+    }
+
+    /// Passes the answer through `map` if the charge is kept: for a store in front of another that records what is charged,
+    /// or has other names for counters. It must not block.
+    ///
+    /// ```
+    /// use std::sync::mpsc::channel;
+    /// use tollgate_core::{LateAnswer, LateCharge};
+    /// let (sender, answers) = channel();
+    /// let (late, store) = LateCharge::new();
+    /// late.map_answer(|_| LateAnswer::Charged(vec![(3, 4)]));
+    /// late.keep(move |answer| sender.send(answer).unwrap());
+    /// store.answer(LateAnswer::Charged(vec![(1, 2)]), || unreachable!("the caller keeps it"));
+    /// assert_eq!(answers.recv(), Ok(LateAnswer::Charged(vec![(3, 4)])));
+    /// ```
+    pub fn map_answer(&self, map: impl FnOnce(LateAnswer) -> LateAnswer + Send + 'static) {
+        lock(&self.0.maps).push(Box::new(map));
     }
 
     /// Keeps the charge: `then` receives the answer, at once if it is known. It must not block.
     pub fn keep(&self, then: impl FnOnce(LateAnswer) + Send + 'static) {
-        let mut state = lock(&self.0.0);
+        let maps = std::mem::take(&mut *lock(&self.0.maps));
+        let then = move |answer| then(maps.into_iter().fold(answer, |answer, map| map(answer)));
+        let mut state = lock(&self.0.state);
         match std::mem::replace(&mut *state, LateState::Done) {
             LateState::Waiting => *state = LateState::Kept(Box::new(then)),
             LateState::Answered(answer, _) => {
@@ -106,7 +131,7 @@ impl LateCharge {
 
 impl Drop for LateHandle {
     fn drop(&mut self) {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         match std::mem::replace(&mut *state, LateState::Done) {
             LateState::Waiting => *state = LateState::Abandoned,
             LateState::Answered(LateAnswer::Charged(_), undo) => {

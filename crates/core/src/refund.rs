@@ -89,18 +89,60 @@ impl Limit {
                 parts /= prime;
             }
         }
-        if parts > most {
-            return self.clone();
-        }
+        self.in_parts(parts).unwrap_or_else(|| self.clone())
+    }
+
+    /// Returns the bucket that counts parts of a unit, this many of which are one; `None` if it cannot. It charges the same
+    /// counter, in the same scale.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_hour(nonzero!(5))).build()?;
+    /// let tenths = limit.in_parts(10).ok_or(tollgate_core::LimitError::TooSlow)?;
+    /// assert_eq!((tenths.capacity(), tenths.parts_of_unit(), tenths.in_whole_units()), (50, 10, limit));
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn in_parts(&self, parts: u64) -> Option<Self> {
+        let most = Rate::MAX_COUNT / self.capacity.max(self.rate.count).max(1);
         let mut finer = self.clone();
-        if let Shape::Bucket(bucket) | Shape::Stepped(bucket, _) = &mut finer.shape {
-            // Its scale stays: what it refunds are parts of the same units.
-            bucket.interval /= parts;
-            bucket.burst *= parts;
-            finer.rate.count *= parts;
-            finer.capacity *= parts;
+        let (Shape::Bucket(bucket) | Shape::Stepped(bucket, _)) = &mut finer.shape else { return None };
+        if parts == 0 || parts > most || !bucket.interval.is_multiple_of(parts) {
+            return None;
         }
-        finer
+        // Its scale stays: what it refunds are parts of the same units.
+        bucket.interval /= parts;
+        bucket.burst *= parts;
+        finer.rate.count *= parts;
+        finer.capacity *= parts;
+        Some(finer)
+    }
+
+    /// Returns how many of this limit's units are one of its counter: 1, unless it counts [parts](Self::in_parts).
+    #[must_use]
+    pub const fn parts_of_unit(&self) -> u64 {
+        match self.shape {
+            Shape::Bucket(bucket) | Shape::Stepped(bucket, _) if bucket.interval > 0 => {
+                bucket.unit / bucket.interval
+            }
+            _ => 1,
+        }
+    }
+
+    /// Returns the limit that counts whole units, of which this one counts [parts](Self::in_parts).
+    #[must_use]
+    pub fn in_whole_units(&self) -> Self {
+        let parts = self.parts_of_unit();
+        let mut whole = self.clone();
+        if let Shape::Bucket(bucket) | Shape::Stepped(bucket, _) = &mut whole.shape
+            && parts > 1
+        {
+            bucket.interval *= parts;
+            bucket.burst /= parts;
+            whole.rate.count /= parts;
+            whole.capacity /= parts;
+        }
+        whole
     }
 
     /// Returns how many of the `units` taken at `taken` may be refunded at `now` without admitting more than the limit.

@@ -294,8 +294,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
 
     /// Refunds a bucket, unless leases of it may be outstanding.
     async fn refund(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
-        let Some(limit) = self.config.mark(false) else { return Ok(()) };
-        let scope = charge.key.scope.sibling(crate::MARK_SUFFIX);
+        let Some((scope, limit)) = self.config.refund_guard(charge.key.scope) else { return Ok(()) };
         let key = CounterKey { scope: &scope, ..charge.key };
         let back = Charge { mode: Mode::Central, enforcement: Enforcement::Required, ..*charge };
         let request = [back, Charge::new(key, &limit, Cost::ONE)];

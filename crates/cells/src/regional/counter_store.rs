@@ -3,16 +3,18 @@
 
 use super::decide::{is_exchanged, may_be_lost};
 use super::{Charges, RegionalStore, WHOLE};
+use crate::guarded::is_guarded;
 use crate::ledger::is_applied;
 use crate::members::Decider;
 use crate::mixed::remapped;
 use crate::owner::Transport;
 use crate::pseudonym::{Names, needs_names, renamed};
 use smallvec::SmallVec;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tollgate_core::{
-    Charge, Clock, Cost, CounterKey, CounterOwner, CounterStore, KeyPart, LastKnown, Mode, Outcome, Outcomes,
-    Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
+    Charge, Clock, Cost, CounterId, CounterKey, CounterOwner, CounterStore, KeyPart, LastKnown, LateAnswer,
+    Mode, Outcome, Outcomes, Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
 };
 
 type Parts<'a> = SmallVec<[SmallVec<[KeyPart<'a>; 4]>; 4]>;
@@ -44,7 +46,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
             let shared: Charges<'_> = renamed.iter().copied().filter(is_exchanged).collect();
             self.own.restore_lost_units(&shared).await;
         }
-        self.charge_renamed(&renamed).await
+        self.charge_renamed(&renamed).await.map_err(|error| with_ids_of(charges, &renamed, error))
     }
 
     /// The usual request is inlined as a whole: what other cells add to it is a few loads.
@@ -84,9 +86,12 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
         let mut errors = Vec::new();
         if !here.is_empty() {
             let own = part(&here);
-            let result = self.own.debit(&own).await;
+            let result = self.debit_own(&own).await;
             if !self.outboxes.is_empty() {
                 self.ledger.record_debited(&own, &result, is_exchanged);
+                if result.is_ok() {
+                    self.shorten_overdrafts(own.iter());
+                }
             }
             errors.extend(result.err().map(|error| remapped(error, &here, renamed.len())));
         }
@@ -94,11 +99,12 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
             let result = self.leases.debit(&part(&there)).await;
             errors.extend(result.err().map(|error| remapped(error, &there, renamed.len())));
         }
-        match errors.len() {
-            0 => Ok(()),
-            1 => Err(errors.remove(0)),
-            _ => Err(both(errors, renamed.len())),
-        }
+        let error = match errors.len() {
+            0 => return Ok(()),
+            1 => errors.remove(0),
+            _ => both(errors, renamed.len()),
+        };
+        Err(with_ids_of(charges, &renamed, error))
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
@@ -255,7 +261,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     /// Charges a request with secrets or with owners without waiting, if one place decides it.
     fn try_renamed(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
         renamed_charges!(self, charges => renamed);
-        if renamed.iter().any(may_be_lost) {
+        if renamed.iter().any(|charge| may_be_lost(charge) || is_guarded(charge)) {
             return false;
         }
         let own = renamed.iter().filter(|charge| self.is_own(&charge.key)).count();
@@ -280,6 +286,28 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 #[inline(always)]
 fn is_plain(charge: &Charge<'_>) -> bool {
     !charge.key.scope.region_mode().has_owner() && !needs_names(charge)
+}
+
+/// Makes the answers to late charges name counters as the caller does, who else charges them once more.
+fn with_ids_of(charges: &[Charge<'_>], renamed: &[Charge<'_>], error: StoreError) -> StoreError {
+    if error.late().is_empty() {
+        return error;
+    }
+    let ids = renamed.iter().zip(charges).map(|(renamed, charge)| (renamed.key.id(), charge.key.id()));
+    let ids: Arc<[(CounterId, CounterId)]> = ids.filter(|(renamed, id)| renamed != id).collect();
+    for late in error.late().into_iter().filter(|_| !ids.is_empty()) {
+        let ids = Arc::clone(&ids);
+        late.map_answer(move |answer| match answer {
+            LateAnswer::Charged(mut names) => {
+                for name in &mut names {
+                    *name = ids.iter().find(|(renamed, _)| renamed == name).map_or(*name, |(_, id)| *id);
+                }
+                LateAnswer::Charged(names)
+            }
+            other => other,
+        });
+    }
+    error
 }
 
 /// Combines the errors of both parts of a debit.

@@ -1,26 +1,38 @@
 //! Decides requests whose secrets are replaced: overdrafts first, then by the part of shared limits that this cell has.
 
 use super::{Charges, RegionalStore, WHOLE};
+use crate::charge_codec::{SentCharge, as_charge};
+use crate::guarded::is_guarded;
 use crate::outbox::used;
 use crate::overdraft::{BucketTime, denial};
-use crate::owner::Transport;
+use crate::owner::{Transport, is_applied};
 use crate::pseudonym::is_shared_name;
 use crate::stats::add;
 use smallvec::SmallVec;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterStore, Enforcement, Limit, LossPolicy, Outcome,
-    Outcomes, PermitId, RegionMode, State, StoreError, TimeDelta, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterId, CounterStore, Enforcement, KeyPart, LateAnswer,
+    Limit, LossPolicy, Outcome, Outcomes, OwnedKeyPart, PermitId, RegionMode, State, StoreError, TimeDelta,
+    Timestamp, Verdict,
 };
 
 impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
     /// Charges a request whose secrets are replaced.
     pub(super) async fn charge_renamed(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        if !self.overdrafts.is_empty()
-            && let Some(denied) = self.overdrawn(charges).await?
-        {
+        if self.overdrafts.is_empty() {
+            return self.charge_settled(charges).await;
+        }
+        if let Some(denied) = self.overdrawn(charges).await? {
             return Ok(denied);
         }
+        let mut outcomes = self.charge_settled(charges).await?;
+        self.show_overdrafts(charges, &mut outcomes);
+        Ok(outcomes)
+    }
+
+    /// Charges a request of which no bucket is overdrawn beyond what its state can represent.
+    async fn charge_settled(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         let limits = self.limits(charges);
         let decided: Charges<'_> = charges
             .iter()
@@ -30,12 +42,14 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let (here, there): (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>) =
             (0..charges.len()).partition(|at| self.is_own(&charges[*at].key));
         if there.is_empty() {
-            let mut outcomes = self.charge_own(&decided).await?;
+            let charged = self.charge_own(&decided).await;
+            let mut outcomes = charged.map_err(|error| self.record_if_kept(charges, error))?;
             self.record(charges, &outcomes);
             self.set_retries(charges, &decided, &mut outcomes);
             return Ok(outcomes);
         }
-        let mut outcomes = self.charge_both(&decided, &here, &there).await?;
+        let charged = self.charge_both(&decided, &here, &there).await;
+        let mut outcomes = charged.map_err(|error| self.record_if_kept(charges, error))?;
         self.set_retries(charges, &decided, &mut outcomes);
         let own =
             Outcomes { per_charge: here.iter().map(|at| outcomes.per_charge[*at]).collect(), ..outcomes };
@@ -63,28 +77,26 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     }
 
     /// Returns the denial of a request of which a bucket is overdrawn. One whose state can represent the debt again is
-    /// debited, and decided as any other.
+    /// debited, and decided as any other. Refunds are never denied.
     #[cold]
     async fn overdrawn(&self, charges: &[Charge<'_>]) -> Result<Option<Outcomes>, StoreError> {
         let mut denied = None;
-        for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| is_exchanged(charge)) {
-            let Some((full_at, time)) = self.overdrafts.get(charge.key.id()).zip(BucketTime::of(charge))
-            else {
-                continue;
-            };
+        for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| is_shared_bucket(charge)) {
+            let id = charge.key.id();
+            let Some((full_at, time)) = self.overdrafts.get(id).zip(BucketTime::of(charge)) else { continue };
             let now = self.clock.now();
             let ahead = full_at.since(now);
-            if ahead.as_micros() > time.max_ahead {
-                if charge.enforcement == Enforcement::Required {
-                    denied.get_or_insert((at, denial(charge, &time, full_at, now)));
+            if time.is_held(ahead) {
+                let owed = time.settling(ahead, self.room(charge).await.map_err(unkept)?);
+                if self.overdrafts.remove(id) && !owed.is_peek() {
+                    let debit = [Charge { cost: owed, ..*charge }];
+                    keep_late(self.own.debit_reported(&debit).await)?;
                 }
-                continue;
-            }
-            self.overdrafts.remove(charge.key.id());
-            let held = time.units(time.max_ahead).saturating_sub(self.room(charge, &time).await?);
-            let owed = time.units(ahead.as_micros()).saturating_add(1).saturating_sub(held);
-            if full_at > now && owed > 0 {
-                self.own.debit_reported(&[Charge { cost: Cost::new(owed), ..*charge }]).await?;
+            } else if charge.enforcement == Enforcement::Required
+                && is_exchanged(charge)
+                && !charge.cost.is_refund()
+            {
+                denied.get_or_insert((at, denial(charge, &time, full_at, now)));
             }
         }
         let Some((at, outcome)) = denied else { return Ok(None) };
@@ -95,10 +107,42 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         Ok(Some(outcomes))
     }
 
+    /// Makes peeks and refunds show what overdrawn buckets have left: nothing.
+    #[cold]
+    fn show_overdrafts(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) {
+        let now = self.clock.now();
+        for (charge, outcome) in charges.iter().zip(&mut outcomes.per_charge) {
+            if is_shared_bucket(charge)
+                && let Some(full_at) = self.overdrafts.get(charge.key.id())
+                && full_at > now
+            {
+                (outcome.remaining, outcome.reset_after) = (0, outcome.reset_after.max(full_at.since(now)));
+            }
+        }
+    }
+
+    /// Shortens overdrafts by what this cell has refunded of charges.
+    pub(crate) fn shorten_overdrafts<'c>(&self, refunded: impl Iterator<Item = &'c Charge<'c>>) {
+        if self.overdrafts.is_empty() {
+            return;
+        }
+        for charge in refunded.filter(|charge| charge.cost.is_refund() && is_exchanged(charge)) {
+            let (id, units) = (charge.key.id(), charge.cost.units());
+            if units >= charge.limit.refill_cost() {
+                self.overdrafts.remove(id);
+            } else if let Some(time) = BucketTime::of(charge) {
+                self.overdrafts.shorten(id, time.time(units));
+            }
+        }
+    }
+
     /// Charges the own store with charges that this cell decides.
     pub(crate) async fn charge_own(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         for charge in charges.iter().filter(|charge| may_be_lost(charge)) {
             self.restore_lost(charge).await?;
+        }
+        if charges.iter().any(is_guarded) {
+            return self.charge_and_refund(charges).await;
         }
         let mut outcomes = Outcomes::default();
         if self.own.try_charge(charges, &mut outcomes) {
@@ -115,7 +159,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             return Ok(());
         }
         let peek = Charge { cost: Cost::PEEK, enforcement: Enforcement::Independent, ..*charge };
-        let outcomes = self.own.charge(&[peek]).await?;
+        let outcomes = self.own.charge(&[peek]).await.map_err(unkept)?;
         if outcomes.per_charge.first().is_none_or(|outcome| outcome.remaining < charge.limit.capacity()) {
             return Ok(());
         }
@@ -126,7 +170,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             return Ok(());
         }
         add(&self.counts.assumed_lost, 1);
-        self.own.debit_reported(&[Charge { cost: Cost::new(lost), ..peek }]).await
+        keep_late(self.own.debit_reported(&[Charge { cost: Cost::new(lost), ..peek }]).await)
     }
 
     /// Writes what a decided request has taken from shared limits to the ledger.
@@ -136,6 +180,37 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             return;
         }
         self.ledger.record_applied(charges, outcomes, is_exchanged);
+        if !self.overdrafts.is_empty() {
+            let applied = charges.iter().zip(&outcomes.per_charge);
+            let applied = applied
+                .filter(|(charge, outcome)| is_applied(charge.enforcement, outcome, outcomes.admission));
+            self.shorten_overdrafts(applied.map(|(charge, _)| charge));
+        }
+    }
+
+    /// Writes what the own store charges too late to the ledger, if the caller keeps it: the other cells must know of it as of
+    /// every other charge.
+    #[cold]
+    fn record_if_kept(&self, charges: &[Charge<'_>], error: StoreError) -> StoreError {
+        if error.late().is_empty() || self.outboxes.is_empty() {
+            return error;
+        }
+        let exchanged = charges.iter().filter(|charge| is_exchanged(charge));
+        let exchanged: Arc<[(CounterId, SentCharge)]> =
+            exchanged.map(|charge| (charge.key.id(), SentCharge::new(charge))).collect();
+        for late in error.late() {
+            let (ledger, exchanged) = (Arc::clone(&self.ledger), Arc::clone(&exchanged));
+            late.map_answer(move |answer| {
+                if let LateAnswer::Charged(ids) = &answer {
+                    for (_, sent) in exchanged.iter().filter(|(id, _)| ids.contains(id)) {
+                        let parts: Vec<KeyPart<'_>> = sent.parts.iter().map(OwnedKeyPart::as_part).collect();
+                        ledger.record(&as_charge(sent, &parts));
+                    }
+                }
+                answer
+            });
+        }
+        error
     }
 
     /// Returns the limits by which shared charges are decided while peers are silent or late; `None` if they are the
@@ -195,6 +270,30 @@ pub(super) fn is_exchanged(charge: &Charge<'_>) -> bool {
         && is_shared_name(charge)
         && !charge.cost.is_peek()
         && charge.limit.algorithm() != Algorithm::Concurrency
+}
+
+/// Returns whether a charge's counter is a bucket that may be overdrawn.
+fn is_shared_bucket(charge: &Charge<'_>) -> bool {
+    charge.key.scope.region_mode() == RegionMode::Shared
+        && is_shared_name(charge)
+        && BucketTime::of(charge).is_some()
+}
+
+/// Returns the error of a call beside the request's own: what that charges late is not the request's, which must not take
+/// it for its own.
+fn unkept(error: StoreError) -> StoreError {
+    if error.late().is_empty() { error } else { StoreError::Timeout }
+}
+
+/// Keeps a debit that the store may still apply: it counts as applied.
+fn keep_late(result: Result<(), StoreError>) -> Result<(), StoreError> {
+    match result {
+        Err(error) if !error.late().is_empty() => {
+            error.late().into_iter().for_each(|late| late.keep(|_| {}));
+            Ok(())
+        }
+        other => other,
+    }
 }
 
 /// Returns whether a charge's counter counts as used up if its state was lost.

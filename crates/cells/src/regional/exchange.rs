@@ -63,6 +63,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             }
         }
         self.overdrafts.sweep(now);
+        self.lost_units.sweep(now);
         let config = self.members.config();
         self.late.refresh(config.tick, config.silence, |cell| self.members.is_named_silent(cell, now), now);
         self.refresh();

@@ -62,7 +62,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     async fn debit_received(&self, sent: &[SentCharge]) -> Result<(), StoreError> {
         let parts = parts_of(sent);
-        self.own.debit(&charges_of(sent, &parts)).await
+        self.debit_own(&charges_of(sent, &parts)).await
     }
 
     async fn release_received(&self, sent: &[SentCharge]) -> Result<(), StoreError> {

@@ -4,6 +4,8 @@ mod durable;
 mod durable_cells;
 mod exchange;
 mod late;
+mod late_charges;
 mod messages;
+mod refunds;
 mod regional;
 mod slow_store;

@@ -256,44 +256,6 @@ fn a_replayed_or_absurd_batch_does_little_harm() {
     );
 }
 
-/// Without it callers who reserve units in several cells and cancel them take off what this cell has consumed, and never
-/// reach a limit.
-#[test]
-fn refunds_of_other_cells_take_off_no_more_than_they_have_consumed() {
-    for algorithm in
-        [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::StrictWindow, Algorithm::SlidingLog]
-    {
-        let pair = Pair::start();
-        let ((eu, _), (us, _)) = (&pair.cells[0], &pair.cells[1]);
-        let own = scope(RegionMode::Shared, CounterOwner::Hash, "own");
-        let spec = LimitSpec::new(algorithm, Rate::per(100, TimeDelta::from_secs(86_400)));
-        let limit = spec.build().expect("valid");
-        for (name, consumed, reports, expected) in [
-            ("refunded", 40, &[30, 20, -30][..], 40),
-            ("all refunded", 40, &[30, 20, -30, -20], 60),
-            ("cut", 100, &[100, 100, -100, -100], 0),
-            ("cut twice", 100, &[100, 100, 100, -100, -100, -100], 0),
-            ("never reported", 40, &[-30], 60),
-            ("more than reported", 40, &[30, -50], 60),
-        ] {
-            let parts = [KeyPart::Text(name)];
-            let of = |cost| Charge::new(CounterKey { scope: &own, parts: &parts }, &limit, Cost::new(cost));
-            charge(us, &[of(1)]).expect("decided");
-            us.tick();
-            let mut batch = us.next_batch(0);
-            charge(eu, &[of(consumed)]).expect("decided");
-            for units in reports {
-                let report = Arc::make_mut(&mut batch);
-                report.entries[0].units = *units;
-                block_on(eu.handle(&us.hello(), Message::Batch(Arc::clone(&batch))));
-                Arc::make_mut(&mut batch).sequence += 1;
-            }
-            us.on_acknowledged(0, batch.sequence - reports.len() as u64, us.now(), &[]);
-            assert_eq!(left(eu, &of(1)), expected, "{algorithm:?}, {name}");
-        }
-    }
-}
-
 /// Without it a small burst forgets what others consume: each cell admits the whole rate.
 #[test]
 fn a_debit_beyond_the_burst_is_kept() {
@@ -449,4 +411,39 @@ fn the_part_of_a_cell_is_reported_while_others_are_silent() {
     pair.clock.advance(TimeDelta::from_secs(3));
     eu.tick();
     assert_eq!(part(), Some((true, Some(5))));
+}
+
+/// Without it a request that another owner denies moves a bucket back into a lease that a third cell holds, and its units are
+/// admitted twice.
+#[test]
+fn a_leased_bucket_is_refunded_only_while_no_lease_is_outstanding() {
+    let pair = Pair::start();
+    let ((eu, _), (us, _)) = (&pair.cells[0], &pair.cells[1]);
+    let leased = scope(RegionMode::Leased, CounterOwner::Region("eu"), "leased");
+    let (hundred, parts) = (limit(1, 100), [KeyPart::Text("a")]);
+    let key = CounterKey { scope: &leased, parts: &parts };
+    let of = |cost| Charge::new(key, &hundred, cost);
+    let from = us.hello();
+    let undo = |units| {
+        let debit = Message::Debit(vec![SentCharge::new(&of(Cost::refund(units)))]);
+        assert_eq!(block_on(eu.handle(&from, debit)), Message::Done(Vec::new()));
+    };
+    assert_eq!(charge(eu, &[of(Cost::new(20))]).expect("decided").admission, Admission::Admitted);
+    undo(5);
+    assert_eq!(left(eu, &of(Cost::ONE)), 85, "no lease is outstanding");
+    block_on(eu.debit(&[of(Cost::refund(5))])).expect("refunded");
+    charge(eu, &[of(Cost::refund(2))]).expect("refunded");
+    assert_eq!(left(eu, &of(Cost::ONE)), 92);
+    for id in 1..5 {
+        charge(us, &[of(Cost::ONE)]).expect("decided");
+        for task in us.leases().due_tasks() {
+            block_on(us.leases().run_task(task, PermitId(id)));
+        }
+    }
+    assert!(us.leases().stats().available > 0, "a lease is outstanding");
+    let before = left(eu, &of(Cost::ONE));
+    undo(5);
+    block_on(eu.debit(&[of(Cost::refund(5))])).expect("left to time");
+    let shown = charge(eu, &[of(Cost::refund(2))]).expect("left to time");
+    assert_eq!((shown.per_charge[0].remaining, left(eu, &of(Cost::ONE))), (before, before));
 }

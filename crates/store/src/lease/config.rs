@@ -1,6 +1,6 @@
 //! Lease settings.
 
-use tollgate_core::{Algorithm, Limit, LimitParams, LimitSpec, Rate, TimeDelta};
+use tollgate_core::{Algorithm, Limit, LimitParams, LimitSpec, Rate, Scope, TimeDelta};
 
 /// Units that a lease adds to its mark.
 pub(super) const MARK_UNITS: u64 = 1 << 24;
@@ -74,6 +74,14 @@ impl LeaseConfig {
         let most = if always { Rate::MAX_COUNT } else { MARK_UNITS / 16 };
         let twice = TimeDelta::from_micros(2 * self.ttl.as_micros());
         LimitSpec::new(Algorithm::SlidingWindow, Rate::per(most, twice)).build().ok()
+    }
+
+    /// Returns the counter beside `scope`'s that leases mark while they may be outstanding, and a limit that is full then. A
+    /// refund of a bucket is charged together with one unit of it, all or none, so that it is applied only while no lease
+    /// may be outstanding.
+    #[must_use]
+    pub fn refund_guard(&self, scope: &Scope) -> Option<(Scope, Limit)> {
+        Some((scope.sibling(crate::MARK_SUFFIX), self.mark(false)?))
     }
 
     /// Returns the limit that counts outstanding units at the authority: a strict window as long as a lease's lifetime.
