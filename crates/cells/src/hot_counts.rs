@@ -26,6 +26,8 @@ use tollgate_store::prefetch;
 const SLOTS: usize = 8;
 /// Bits of a name that choose a set, at most. Twice as many sets were not faster: they take more of the nearest caches.
 const SET_BITS: u32 = 13;
+/// Sets whose bits are in one number.
+const SETS_EACH: usize = u64::BITS as usize;
 /// Bits of a count.
 const COUNT: u64 = 0xffff;
 
@@ -103,6 +105,8 @@ pub(crate) struct HotCounts {
     /// Sets that are not empty, one bit each: a tick reads no others.
     filled: Box<[AtomicU64]>,
     owners: Box<[Mutex<Owners>]>,
+    /// Sets that have had a counter, one bit each: the tick reads no others. Only the thread writes them.
+    used: Box<[AtomicU64]>,
     /// Scopes and limits that its counters share. Only the thread takes this lock.
     shared: Mutex<SharedCounters>,
 }
@@ -123,6 +127,7 @@ impl HotCounts {
             sets: (0..sets).map(|_| Set::default()).collect(),
             filled: (0..sets.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             owners: (0..sets).map(|_| Mutex::default()).collect(),
+            used: (0..sets.div_ceil(SETS_EACH)).map(|_| AtomicU64::new(0)).collect(),
             shared: Mutex::default(),
         }
     }
@@ -201,7 +206,8 @@ impl HotCounts {
         }
         let Some((at, slot)) = taken else { return false };
         let place = home ^ at;
-        self.filled[place / 64].fetch_or(1 << (place % 64), Ordering::Relaxed);
+        let used = &self.used[place / SETS_EACH];
+        used.store(used.load(Ordering::Relaxed) | 1 << (place % SETS_EACH), Ordering::Relaxed);
         let (set, owners) = &mut owners[at];
         owners.replace(Owner { slot, name, consumed: consumed() });
         set.0[slot].store(count, Ordering::Relaxed);
@@ -222,24 +228,32 @@ impl HotCounts {
 
     /// Reports the units of each counter since the last call.
     pub(crate) fn drain(&self, mut report: impl FnMut(u64, &Consumed, i64)) {
-        for place in self.filled() {
-            let (set, mut owners) = (&self.sets[place], self.owners(place));
-            let Owners { reported, idle, all } = &mut *owners;
-            let counts: [u16; SLOTS] = std::array::from_fn(|slot| set.count(slot));
-            *idle = (0..SLOTS).filter(|slot| !set.is_free(*slot)).fold(0, |idle, slot| idle | 1 << slot);
-            if counts == *reported {
-                continue;
+        for (at, used) in self.used.iter().enumerate() {
+            let mut left = used.load(Ordering::Relaxed);
+            while left != 0 {
+                self.drain_set(at * SETS_EACH + left.trailing_zeros() as usize, &mut report);
+                left &= left - 1;
             }
-            for Owner { slot, name, consumed } in
-                all.iter_mut().filter(|one| counts[one.slot] > reported[one.slot])
-            {
-                let counted = i64::from(counts[*slot] - reported[*slot]);
-                let units = std::mem::take(&mut consumed.units).saturating_add(counted);
-                *idle &= !(1 << *slot);
-                report(*name, consumed, units);
-            }
-            *reported = counts;
         }
+    }
+
+    fn drain_set(&self, place: usize, report: &mut impl FnMut(u64, &Consumed, i64)) {
+        let (set, mut owners) = (&self.sets[place], self.owners(place));
+        let Owners { reported, idle, all } = &mut *owners;
+        let counts: [u16; SLOTS] = std::array::from_fn(|slot| set.count(slot));
+        *idle = (0..SLOTS).fold(0, |idle, slot| idle | u8::from(!set.is_free(slot)) << slot);
+        if counts == *reported {
+            return;
+        }
+        for Owner { slot, name, consumed } in
+            all.iter_mut().filter(|one| counts[one.slot] > reported[one.slot])
+        {
+            let counted = i64::from(counts[*slot] - reported[*slot]);
+            let units = std::mem::take(&mut consumed.units).saturating_add(counted);
+            *idle &= !(1 << *slot);
+            report(*name, consumed, units);
+        }
+        *reported = counts;
     }
 }
 

@@ -142,6 +142,11 @@ enum Advice {
 
 /// Starts reading the first cache line of a value, so that it is near when it is needed; no effect where the processor's
 /// instruction is not known.
+///
+/// ```
+/// let counters = [0_u64; 8];
+/// tollgate_store::prefetch(&counters[0]);
+/// ```
 #[inline(always)]
 pub fn prefetch<T>(value: &T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
