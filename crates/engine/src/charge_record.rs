@@ -1,7 +1,8 @@
 //! Charge record: a charge that outlives its request, of a reservation, a permit, or a pending reconciliation.
 
+use crate::refill::Refill;
 use tollgate_core::{
-    Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Mode, OwnedKeyPart, Scope,
+    Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Mode, OwnedKeyPart, Scope, Timestamp,
 };
 
 /// Units charged to one counter, with everything that identifies the counter.
@@ -13,6 +14,8 @@ pub(crate) struct ChargeRecord {
     pub(crate) units: u64,
     pub(crate) loss_policy: LossPolicy,
     pub(crate) mode: Mode,
+    /// How time refills the units until they are charged; `None` if all are charged.
+    pub(crate) refill: Option<Refill>,
 }
 
 impl ChargeRecord {
@@ -26,7 +29,13 @@ impl ChargeRecord {
             loss_policy: charge.loss_policy,
             // Alternatives are charged at the store, wherever the rule's other charges are decided.
             mode: if charge.enforcement == Enforcement::Alternative { Mode::Central } else { charge.mode },
+            refill: None,
         }
+    }
+
+    /// Returns the units that have not been refilled yet.
+    pub(crate) fn units_left(&self, now: Timestamp) -> u64 {
+        self.refill.map_or(self.units, |refill| refill.left(now).min(self.units))
     }
 
     /// Returns the bytes of the counter key's values.

@@ -15,6 +15,7 @@ use crate::fallback::TryCharge;
 use crate::fallback_start::remaining_share;
 use crate::fold::{decided_by, decides, fold, push_unknown};
 use crate::limiter::Limiter;
+use crate::refill::Refill;
 use smallvec::SmallVec;
 use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterStore, Enforcement, LateCharge, Limit, Outcome, Outcomes,
@@ -66,6 +67,9 @@ impl<S: CounterStore> Limiter<S> {
         known: Option<Outcomes>,
         details: &mut DecisionDetails,
     ) {
+        if plan.is_fleet_shadow() {
+            plan.charge_fleet_as(FleetStanding::Fair);
+        }
         let mut reached = self.charge_reachable(plan, permit, error, known).await;
         let is_denied = reached.outcomes.admission == Admission::Denied;
         plan.settle_fleet(&mut reached.outcomes);
@@ -238,7 +242,7 @@ impl<S: CounterStore> Limiter<S> {
         let Some(known) = self.store.last_known(charge) else { return };
         let counter = charge.key.id();
         self.fallback_starts.set_once(counter, self.clock.now() - known.age, || {
-            let unconfirmed = self.pending.unconfirmed(&counter);
+            let unconfirmed = self.pending.unconfirmed(&counter, self.clock.now());
             let remaining = remaining_share(charge.limit, share, &known, unconfirmed);
             let set = |cost| fallback.try_debit(&Charge { limit: share, cost, ..*charge });
             // It may have been set for another number of nodes, or under another limit.
@@ -265,14 +269,20 @@ impl<S: CounterStore> Limiter<S> {
     /// Accounts for a request that was admitted without the store: what the store charges late counts instead of what
     /// local counters have taken.
     fn settle_admitted(&self, undecided: &UndecidedRequest<'_, '_>) {
-        let taken = undecided.taken_locally.iter().map(|at| &undecided.charges[*at]);
+        let now = self.clock.now();
+        let refill = |at: usize| {
+            let is_shedding = undecided.plan.limits[at].rule.is_some_and(|rule| rule.is_shedding);
+            let refill = || Refill::new(&undecided.charges[at], undecided.live_nodes[at], now);
+            if is_shedding { refill() } else { None }
+        };
+        let taken = undecided.taken_locally.iter().map(|at| (&undecided.charges[*at], refill(*at)));
         // A permit that the request does not know it holds would never be released.
         let is_unknown = |at: usize| {
             undecided.failed[at] && undecided.charges[at].limit.algorithm() == Algorithm::Concurrency
         };
         let leaks = undecided.leaks || (0..undecided.charges.len()).any(is_unknown);
         if undecided.late.is_empty() || leaks {
-            taken.for_each(|charge| self.pending.add(charge));
+            taken.for_each(|(charge, refill)| self.pending.add(charge, refill));
         } else {
             self.pending.add_in_doubt(taken, &undecided.late);
         }

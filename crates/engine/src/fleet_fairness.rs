@@ -150,7 +150,8 @@ impl<S: CounterStore> Limiter<S> {
         details: &mut DecisionDetails,
     ) -> Tried {
         self.choose_fleet_standing(plan);
-        if self.pending.any_pending() {
+        // A capacity in shadow mode is charged apart from the rest.
+        if self.pending.any_pending() || plan.is_fleet_shadow() {
             return Tried::Declined;
         }
         let mut outcomes = Outcomes::default();
@@ -178,7 +179,9 @@ impl<S: CounterStore> Limiter<S> {
             return;
         }
         let Some(entry) = self.fleet_shares.entry(plan, self.clock.now()) else {
-            plan.fleet = None;
+            if !plan.is_fleet_shadow() {
+                plan.fleet = None;
+            }
             return;
         };
         let FleetEntry { fleet, tenant, tier, now } = &entry;
@@ -195,8 +198,8 @@ impl<S: CounterStore> Limiter<S> {
         }
         let Some(own) = &plan.fleet else { return };
         // Guarantees of requests in flight are held from the first on: those that began in calm times count as well.
-        let (is_in_flight, is_shadow) = plan.fleet_counts();
-        let claim = entry.open_claim(own).filter(|_| is_pressed || is_in_flight || is_shadow);
+        let (is_in_flight, _) = plan.fleet_counts();
+        let claim = entry.open_claim(own).filter(|_| is_pressed || is_in_flight);
         let standing = claim.unwrap_or_else(|| own.base());
         plan.charge_fleet_as(standing);
     }
@@ -223,15 +226,13 @@ impl<S: CounterStore> Limiter<S> {
             fleet.fairness.press(*now);
         }
         if !fold::is_denied(plan, outcomes) {
-            // In shadow mode those that would be shed are admitted too.
-            let is_shed = is_full || is_used_up && takes_back;
-            if !is_shed && fleet.fairness.is_pressed(*now) {
+            if fleet.fairness.is_pressed(*now) {
                 match own.standing.is_claim() {
                     true => fleet.fairness.count_guaranteed(*now, *tenant, *tier, own.is_excess),
                     false => fleet.fairness.count_admitted(),
                 }
             }
-            if takes_back && !is_used_up && own.standing == FleetStanding::Guaranteed {
+            if takes_back && own.standing == FleetStanding::Guaranteed {
                 fleet.taken_back.fetch_add(1, Ordering::Relaxed);
             }
             return None;
@@ -286,6 +287,52 @@ impl<S: CounterStore> Limiter<S> {
         Ok(())
     }
 
+    /// Charges a request without a capacity in shadow mode.
+    pub(crate) async fn charge_all_but_fleet(
+        &self,
+        plan: &Plan<'_>,
+        permit: PermitId,
+    ) -> Result<Outcomes, StoreError> {
+        let others: SmallVec<[usize; 8]> = plan.outside_fleet().collect();
+        Box::pin(self.charge_some(plan, permit, &Outcomes::default(), |at, _| others.contains(&at))).await
+    }
+
+    /// Charges a capacity in shadow mode as if it were enforced: all of its limits or none, and by another standing if one denies it. It is
+    /// charged apart from the other limits, for a request that these admit: the request passes anyway, and takes nothing of the capacity if
+    /// it would be shed, so that what is reported of others is what they would see.
+    pub(crate) async fn charge_shadow_fleet(
+        &self,
+        plan: &mut Plan<'_>,
+        permit: PermitId,
+        outcomes: &mut Outcomes,
+    ) {
+        let others: SmallVec<[usize; 8]> = plan.outside_fleet().collect();
+        plan.enforce_fleet(Enforcement::Required);
+        let mut charged = self.charge_some(plan, permit, outcomes, |at, _| !others.contains(&at)).await;
+        if let Ok(first) = &mut charged
+            && let Err(error) = self.retry_fleet(plan, permit, first, &others).await
+        {
+            charged = Err(error);
+        }
+        match charged {
+            Ok(charged) => {
+                outcomes.per_charge = charged.per_charge;
+                if outcomes.at == Timestamp::ZERO {
+                    outcomes.at = charged.at;
+                }
+                if charged.admission == Admission::Denied {
+                    plan.forget_allowed_fleet(outcomes);
+                }
+            }
+            // Nothing is known then. What the store may charge later it undoes, because nobody keeps it.
+            Err(_) => {
+                plan.charge_fleet_as(FleetStanding::Fair);
+                outcomes.per_charge.resize(plan.limits.len(), Outcome::UNKNOWN);
+            }
+        }
+        plan.enforce_fleet(Enforcement::Independent);
+    }
+
     /// Charges those of a request's charges that are `wanted`. The others have the outcomes of `before`, if there are any.
     ///
     /// # Errors
@@ -302,7 +349,11 @@ impl<S: CounterStore> Limiter<S> {
         let places: SmallVec<[usize; 8]> =
             (0..charges.len()).filter(|at| wanted(*at, &charges[*at])).collect();
         let list: SmallVec<[Charge<'_>; 8]> = places.iter().map(|at| charges[*at]).collect();
-        let charged = self.charge_awaited(&list).await.map_err(|error| match error {
+        let charged = match list.is_empty() {
+            true => Ok(Outcomes::default()),
+            false => self.charge_awaited(&list).await,
+        };
+        let charged = charged.map_err(|error| match error {
             StoreError::Partial { failed, cause } => {
                 let failed = failed.into_iter().filter_map(|at| places.get(at).copied()).collect();
                 StoreError::Partial { failed, cause }

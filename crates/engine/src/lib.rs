@@ -30,6 +30,7 @@
 //! | `explain`, `dry_run` | what would be decided and why, without charging |
 //! | `observer` | the observer interface |
 //! | `consumption` | what requests use of the rules that are billed |
+//! | `refill` | what time refills of pending charges of the fleet's capacity |
 //! | `reconsider` | second attempt after a denial: other shards of a split counter, grants |
 //! | `replay` | deciding a sampled request that represents many |
 //! | `trace` | trace context of a request |
@@ -67,6 +68,7 @@ mod permits;
 mod quota_provider;
 mod reconcile;
 mod reconsider;
+mod refill;
 mod region_view;
 mod release_retry;
 mod replay;

@@ -320,7 +320,7 @@ impl<S: CounterStore> Limiter<S> {
                     details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
                     details.denied_by = None;
                 }
-                if details.denied_by.is_some() {
+                if details.denied_by.is_some() || plan.is_fleet_shadow() {
                     self.record_fleet_shed(check, rules, &plan, details);
                 }
                 if let Some(reason) = check.reason.filter(|_| details.is_allowed()) {
@@ -416,6 +416,7 @@ impl<S: CounterStore> Limiter<S> {
                 match self.shed_charges(plan, details) {
                     Some(shed) => Err(shed),
                     None => match self.reconcile_before(&charges).await {
+                        Ok(()) if plan.is_fleet_shadow() => self.charge_all_but_fleet(plan, permit).await,
                         Ok(()) => self.charge_awaited(&charges).await,
                         Err(error) => Err(error),
                     },
@@ -424,7 +425,7 @@ impl<S: CounterStore> Limiter<S> {
         };
         let mut known = None;
         let charged = match charged {
-            Ok(mut outcomes) if plan.fleet.is_some() => {
+            Ok(mut outcomes) if plan.fleet.is_some() && !plan.is_fleet_shadow() => {
                 match Box::pin(self.retry_fleet(plan, permit, &mut outcomes, &[])).await {
                     Ok(()) => Ok(outcomes),
                     Err(error) => {
@@ -444,6 +445,9 @@ impl<S: CounterStore> Limiter<S> {
         let mut paid = None;
         if (grants.is_some() || plan.is_split) && fold::is_denied(plan, &outcomes) {
             paid = Box::pin(self.reconsider(plan, permit, grants, &mut outcomes)).await;
+        }
+        if plan.is_fleet_shadow() && !fold::is_denied(plan, &outcomes) {
+            Box::pin(self.charge_shadow_fleet(plan, permit, &mut outcomes)).await;
         }
         plan.settle_fleet(&mut outcomes);
         fold::fold(plan, &outcomes, details);

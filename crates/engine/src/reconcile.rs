@@ -3,7 +3,7 @@
 //! Without it, every outage would end with a fresh burst. A check first reconciles the pending charges of its counters;
 //! if that fails, the store counts as unavailable for these counters. The rest is reconciled in the background
 //! ([`Limiter::reconcile`]). The full amount is charged although some of it has been refilled over time, which errs
-//! toward enforcing the limit. The table is bounded: beyond [`MAX_PENDING`] counters or its bytes, charges are counted
+//! toward enforcing the limit; of the fleet's capacity only the rest is (`refill.rs`). The table is bounded: beyond [`MAX_PENDING`] counters or its bytes, charges are counted
 //! only on this node. Counters with long values have a share of the bytes, so that a caller who invents them leaves room
 //! for those with ordinary ones.
 //!
@@ -13,12 +13,13 @@
 
 use crate::charge_record::ChargeRecord;
 use crate::limiter::Limiter;
+use crate::refill::Refill;
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
-use tollgate_core::{Charge, Cost, CounterId, CounterStore, LateAnswer, LateCharge, StoreError};
+use tollgate_core::{Charge, Cost, CounterId, CounterStore, LateAnswer, LateCharge, StoreError, Timestamp};
 
 const MAX_PENDING: usize = 65_536;
 /// Default bytes of a limiter.
@@ -82,6 +83,10 @@ fn counter_id(charge: &Charge<'_>) -> CounterId {
     charge.key.id()
 }
 
+fn record(charge: &Charge<'_>, refill: Option<Refill>) -> ChargeRecord {
+    ChargeRecord { refill, ..ChargeRecord::from_charge(charge) }
+}
+
 impl PendingCharges {
     /// Creates an empty table of at most so many bytes.
     pub(crate) fn with_bytes(max_bytes: usize) -> Self {
@@ -99,19 +104,19 @@ impl PendingCharges {
     }
 
     /// Records a charge on a local counter, to be applied to the shared one.
-    pub(crate) fn add(&self, charge: &Charge<'_>) {
+    pub(crate) fn add(&self, charge: &Charge<'_>, refill: Option<Refill>) {
         let mut table = self.table();
-        table.add(counter_id(charge), ChargeRecord::from_charge(charge), self.max_bytes);
+        table.add(counter_id(charge), record(charge, refill), self.max_bytes);
         self.any.store(true, Ordering::Release);
     }
 
     /// Records charges on local counters that the store may apply as well, when the answers to `late` come.
     pub(crate) fn add_in_doubt<'c>(
         self: &Arc<Self>,
-        charges: impl Iterator<Item = &'c Charge<'c>>,
+        charges: impl Iterator<Item = (&'c Charge<'c>, Option<Refill>)>,
         late: &[LateCharge],
     ) {
-        let charges = charges.map(|charge| (counter_id(charge), ChargeRecord::from_charge(charge)));
+        let charges = charges.map(|(charge, refill)| (counter_id(charge), record(charge, refill)));
         let charges: Vec<_> = charges.collect();
         if self.table().doubt_bytes + doubt_bytes(&charges) <= self.max_bytes {
             return self.hold(charges, late);
@@ -129,6 +134,9 @@ impl PendingCharges {
             return false;
         };
         known.units -= units;
+        if let Some(refill) = &mut known.refill {
+            refill.take_back(units);
+        }
         if known.units == 0 {
             table.remove(name);
         }
@@ -163,22 +171,26 @@ impl PendingCharges {
     }
 
     /// Returns the units of a counter that this node has admitted and the store may not have charged yet.
-    pub(crate) fn unconfirmed(&self, name: &CounterId) -> u64 {
+    pub(crate) fn unconfirmed(&self, name: &CounterId, now: Timestamp) -> u64 {
         let table = self.table();
-        let pending = table.pending.get(name).map_or(0, |record| record.units);
+        let pending = table.pending.get(name).map_or(0, |record| record.units_left(now));
         pending + table.in_doubt.get(name).copied().unwrap_or(0)
     }
 
-    /// Takes the pending charges of these counters for reconciliation. On error, returns the indexes of the counters
-    /// that are already being reconciled elsewhere.
-    fn start(self: &Arc<Self>, names: &[CounterId]) -> Result<ReconcileGuard, Vec<usize>> {
+    /// Takes the pending charges of these counters for reconciliation, as far as they have not been refilled. On error, returns the
+    /// indexes of the counters that are already being reconciled elsewhere.
+    fn start(self: &Arc<Self>, names: &[CounterId], now: Timestamp) -> Result<ReconcileGuard, Vec<usize>> {
         let mut table = self.table();
         let busy = |at: &usize| table.in_progress.contains(&names[*at]);
         let busy: Vec<usize> = (0..names.len()).filter(busy).collect();
         if !busy.is_empty() {
             return Err(busy);
         }
-        let list: Vec<_> = names.iter().filter_map(|name| Some((*name, table.remove(name)?))).collect();
+        let list = names.iter().filter_map(|name| Some((*name, table.remove(name)?)));
+        let list: Vec<_> = list.filter(|(_, record)| record.units_left(now) > 0).collect();
+        if list.is_empty() && table.pending.is_empty() && table.in_progress.is_empty() {
+            self.any.store(false, Ordering::Release);
+        }
         table.in_progress.extend(list.iter().map(|(name, _)| *name));
         Ok(ReconcileGuard { pending: Arc::clone(self), charges: list })
     }
@@ -215,6 +227,10 @@ impl PendingTable {
     fn add(&mut self, name: CounterId, charge_record: ChargeRecord, max_bytes: usize) {
         if let Some(known) = self.pending.get_mut(&name) {
             known.units = known.units.saturating_add(charge_record.units).min(2 * known.limit.capacity());
+            match (&mut known.refill, &charge_record.refill) {
+                (Some(known), Some(refill)) => known.add(refill),
+                (known, _) => *known = None,
+            }
             return;
         }
         let size = charge_record.key_bytes();
@@ -248,7 +264,7 @@ impl PendingTable {
 }
 
 impl ReconcileGuard {
-    async fn debit(mut self, store: &impl CounterStore) -> Result<(), StoreError> {
+    async fn debit(mut self, store: &impl CounterStore, now: Timestamp) -> Result<(), StoreError> {
         let debited = {
             let parts: Vec<_> = self.charges.iter().map(|(_, charge_record)| charge_record.parts()).collect();
             let charges: Vec<_> = self
@@ -256,7 +272,7 @@ impl ReconcileGuard {
                 .iter()
                 .zip(&parts)
                 .map(|((_, charge_record), parts)| {
-                    charge_record.charge(parts, Cost::new(charge_record.units))
+                    charge_record.charge(parts, Cost::new(charge_record.units_left(now)))
                 })
                 .collect();
             store.debit(&charges).await
@@ -335,8 +351,9 @@ impl<S: CounterStore> Limiter<S> {
         }
         let pending: Vec<CounterId> = self.pending.table().pending.keys().copied().collect();
         for batch in pending.chunks(BATCH) {
-            let Ok(guard) = self.pending.start(batch) else { continue };
-            if !guard.charges.is_empty() && guard.debit(&self.store).await.is_err() {
+            let now = self.clock.now();
+            let Ok(guard) = self.pending.start(batch, now) else { continue };
+            if !guard.charges.is_empty() && guard.debit(&self.store, now).await.is_err() {
                 return true;
             }
         }
@@ -355,11 +372,11 @@ impl<S: CounterStore> Limiter<S> {
 
     async fn reconcile_charges(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let names: Vec<CounterId> = charges.iter().map(counter_id).collect();
-        let mut has_waited = false;
+        let (now, mut has_waited) = (self.clock.now(), false);
         let (failed, why) = loop {
             let mut ended = pin!(self.pending.ended.notified());
             ended.as_mut().enable();
-            let guard = match self.pending.start(&names) {
+            let guard = match self.pending.start(&names, now) {
                 Ok(guard) if guard.charges.is_empty() => return Ok(()),
                 Ok(guard) => guard,
                 // Another check is charging them, within the store's deadline.
@@ -376,7 +393,7 @@ impl<S: CounterStore> Limiter<S> {
                 // That has failed; a check does not wait for the store twice.
                 break (pending, still_pending());
             }
-            match guard.debit(&self.store).await {
+            match guard.debit(&self.store, now).await {
                 Ok(()) => return Ok(()),
                 Err(why) => break (pending, why),
             }
@@ -399,7 +416,7 @@ mod tests {
 
     fn add(pending: &PendingCharges, scope: &Scope, limit: &Limit, value: &str) {
         let parts = [KeyPart::Text(value)];
-        pending.add(&Charge::new(CounterKey { scope, parts: &parts }, limit, Cost::ONE));
+        pending.add(&Charge::new(CounterKey { scope, parts: &parts }, limit, Cost::ONE), None);
     }
 
     /// A caller who invents long values while the store is down neither fills the memory nor displaces the others.
@@ -433,7 +450,7 @@ mod tests {
             let parts = [KeyPart::Text(&value)];
             let charge = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE);
             let (late, responder) = LateCharge::new();
-            pending.add_in_doubt(std::iter::once(&charge), &[late]);
+            pending.add_in_doubt(std::iter::once((&charge, None)), &[late]);
             responders.push(responder);
         }
         let held = pending.table().in_doubt.len();

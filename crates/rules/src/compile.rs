@@ -39,6 +39,8 @@ pub(crate) struct NodeLocation {
     pub(crate) concurrency: Option<(Position, bool)>,
     /// Positions of the default limits, in order.
     pub(crate) limits: Vec<Position>,
+    /// Position of the `overload` section, at the root.
+    pub(crate) overload: Option<Position>,
 }
 
 /// Compiles one file into a domain; its rules are appended to those of earlier files. Returns `None` if it has no name.
@@ -81,6 +83,7 @@ pub(crate) fn domain(
             soft: None,
             concurrency: None,
             limits: Vec::new(),
+            overload: file.overload.as_ref().map(|section| section.at),
         }],
     };
     compiler.native_only(&file.shape);
@@ -300,6 +303,7 @@ impl Compiler<'_, '_> {
             soft: draft.soft.map(|soft| soft.at),
             concurrency: draft.concurrency.map(|held| (held.at, held.value.has_ttl)),
             limits: Vec::new(),
+            overload: None,
         });
         let is_secret = may_be_secret(&element.key);
         self.tree.push(TreeNode {

@@ -154,12 +154,22 @@ impl Domain {
             domain: self.name.clone(),
             tier: plan.any_tier().map(ToOwned::to_owned),
             rules: rules.collect(),
-            overload: self.overload().map(|overload| {
+            overload: {
                 let request = entries.iter().find(|(key, _)| *key == self.tier_key()).map(|(_, tier)| *tier);
                 let quota = plan.quotas.iter().find_map(|quota| quota.tier());
-                overload.explain(&entries, quota.or(request))
-            }),
+                self.explain_overload(&entries, quota.or(request))
+            },
         }
+    }
+
+    /// Explains what the `overload` section makes of a request of a caller of this tier; `None` if there is no section.
+    #[must_use]
+    pub fn explain_overload(
+        &self,
+        request: &Attributes<'_>,
+        tier: Option<&str>,
+    ) -> Option<OverloadExplanation> {
+        self.overload().map(|overload| overload.explain(&self.rules, request, tier))
     }
 
     fn replacer(&self, name: &str, request: ExplainedRequest<'_>) -> String {

@@ -14,7 +14,7 @@ use crate::plan::{LimitOrigin, MatchedLimit, Plan};
 use crate::rule::{Role, Rule, RuleLimit};
 use crate::sensitivity::may_be_secret;
 use smallvec::SmallVec;
-use tollgate_core::{Admission, Algorithm, Outcomes, Priority, TimeDelta, Verdict};
+use tollgate_core::{Admission, Algorithm, Enforcement, Outcome, Outcomes, Priority, TimeDelta, Verdict};
 
 /// Standing of a request in the fleet's capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl FleetStanding {
     }
 }
 
-/// A request that charges a fleet's capacity which tenants share.
+/// A request that charges a fleet's capacity which tenants share, or which only counts (shadow mode).
 #[derive(Clone, Copy, Debug)]
 pub struct FleetMatch<'p> {
     /// Name of the domain.
@@ -166,6 +166,36 @@ impl<'p> Plan<'p> {
         })
     }
 
+    /// Returns whether the capacity only counts.
+    #[must_use]
+    pub fn is_fleet_shadow(&self) -> bool {
+        self.fleet_counts().1
+    }
+
+    /// Returns the indexes of the limits that are not the fleet's.
+    pub fn outside_fleet(&self) -> impl Iterator<Item = usize> {
+        let is_fleet = |at: &usize| self.fleet.as_ref().is_some_and(|own| own.is_fleet(&self.limits[*at]));
+        (0..self.limits.len()).filter(move |at| !is_fleet(at))
+    }
+
+    /// Makes the outcomes of the fleet's limits that allow the request unknown, because another one of them denies it: they were not
+    /// charged.
+    pub fn forget_allowed_fleet(&self, outcomes: &mut Outcomes) {
+        let Some(own) = &self.fleet else { return };
+        for (matched, outcome) in self.limits.iter().zip(&mut outcomes.per_charge) {
+            if own.is_fleet(matched) && outcome.verdict.is_allowed() {
+                *outcome = Outcome::UNKNOWN;
+            }
+        }
+    }
+
+    /// Sets how a denial by the fleet's limits affects each other.
+    pub fn enforce_fleet(&mut self, enforcement: Enforcement) {
+        let Some(own) = self.fleet else { return };
+        let charged = self.limits.iter_mut().filter(|matched| own.is_fleet(matched));
+        charged.for_each(|matched| matched.enforcement = enforcement);
+    }
+
     /// Returns the requests per second that the fleet's capacity leaves to the lowest priority; zero if it counts requests in flight.
     #[must_use]
     pub fn fleet_rate(&self) -> f64 {
@@ -265,20 +295,12 @@ impl<'p> Plan<'p> {
         let Some(own) = self.fleet.filter(|own| own.standing != FleetStanding::Fair) else { return };
         let charged: SmallVec<[u64; 8]> =
             self.limits.iter().map(|matched| matched.limit.limit.capacity()).collect();
-        let is_shadow = self.fleet_counts().1;
         let held = self.charged_guarantee(outcomes).filter(|_| outcomes.admission == Admission::Admitted);
-        // In shadow mode nothing is tried again: without the guarantee, the capacity as the rules have it decides.
-        let is_beyond = self.is_claim_charged()
-            && is_shadow
-            && outcomes.per_charge.last().is_some_and(|outcome| outcome.verdict.is_denied());
         self.charge_fleet_as(FleetStanding::Fair);
         outcomes.per_charge.truncate(self.limits.len());
         for ((matched, before), outcome) in self.limits.iter().zip(charged).zip(&mut outcomes.per_charge) {
             if own.is_fleet(matched) && outcome.verdict != Verdict::Unknown {
                 let capacity = matched.limit.limit.capacity();
-                if is_beyond && outcome.remaining + capacity < before {
-                    outcome.verdict = Verdict::Denied { retry_after: None };
-                }
                 // One that finds no room has none, although others would find what is left for those within their shares.
                 let capacity = if outcome.verdict.is_denied() { capacity.min(before) } else { capacity };
                 outcome.remaining = (outcome.remaining + capacity).saturating_sub(before);

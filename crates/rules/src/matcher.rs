@@ -141,18 +141,25 @@ impl Domain {
         push_limits(plan, self.coupling, rule, None, parts..parts, look, 0);
         let priority = overload.priority_of(&value);
         plan.limits.truncate(before + fleet.charged[priority.index()]);
-        if let (Some(shares), Some(fairness)) = (&fleet.shares, &overload.fairness) {
-            // As the gates of upstreams do: requests that name no tenant have no guarantee of the kind `each`.
-            let tenant = value(&fairness.by);
-            let tier = plan.quotas.iter().find_map(|quota| quota.tier()).or_else(|| value(&self.tier_key));
-            let has_share = |at: &usize| tenant.is_some() || !fairness.tiers[*at].is_each;
-            let tier = overload.tier_index(tier).filter(has_share);
-            let rule = &self.rules[shares.rule as usize];
-            plan.fleet = Some(FleetMatch::new(&self.name, overload, rule, (tenant, tier), priority));
-            if cost.is_refund() {
-                plan.push_claim(FleetStanding::Guaranteed);
-                plan.push_claim(FleetStanding::Reserved);
+        let share = match (&fleet.shares, &overload.fairness) {
+            (Some(shares), Some(fairness)) => {
+                // As the gates of upstreams do: requests that name no tenant have no guarantee of the kind `each`.
+                let tenant = value(&fairness.by);
+                let tier =
+                    plan.quotas.iter().find_map(|quota| quota.tier()).or_else(|| value(&self.tier_key));
+                let has_share = |at: &usize| tenant.is_some() || !fairness.tiers[*at].is_each;
+                let tier = overload.tier_index(tier).filter(has_share);
+                (&self.rules[shares.rule as usize], tenant, tier)
             }
+            // A capacity that only counts is charged apart, as it would be if it were enforced.
+            _ if overload.shadow => (rule, None, None),
+            _ => return,
+        };
+        let (rule, tenant, tier) = share;
+        plan.fleet = Some(FleetMatch::new(&self.name, overload, rule, (tenant, tier), priority));
+        if cost.is_refund() {
+            plan.push_claim(FleetStanding::Guaranteed);
+            plan.push_claim(FleetStanding::Reserved);
         }
     }
 

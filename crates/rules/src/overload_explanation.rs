@@ -1,10 +1,11 @@
 //! Explanation of the `overload` section: a request's priority, its tenant's guarantee, and what is shed before and after it.
 
-use crate::overload::{Adapt, Overload, TierFairness};
+use crate::overload::{Adapt, FLEET_RULE, Overload, TierFairness};
 use crate::plan::Attributes;
+use crate::rule::Rule;
 use crate::sensitivity::may_be_secret;
 use std::fmt;
-use tollgate_core::{KeyPart, Priority};
+use tollgate_core::{Algorithm, KeyPart, Priority};
 
 /// What the `overload` section makes of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub struct OverloadExplanation {
     pub tenant: Option<String>,
     /// Guarantee of its tier, as the rules write it: `5% each`. Requests within it are not shed because of others.
     pub guarantee: Option<String>,
+    /// What the guarantee is of the fleet's capacity, such as `250/1s`; `None` if that is not shared.
+    pub fleet_guarantee: Option<String>,
     /// Parts of the section that may shed the request: `fleet`, `workers`.
     pub shed_by: Vec<&'static str>,
     /// Whether nothing is shed, only reported.
@@ -27,9 +30,14 @@ pub struct OverloadExplanation {
 }
 
 impl Overload {
-    /// Explains what the section makes of a request of a caller of this tier.
+    /// Explains what the section makes of a request of a caller of this tier. `rules` are those of the domain.
     #[must_use]
-    pub fn explain(&self, request: &Attributes<'_>, tier: Option<&str>) -> OverloadExplanation {
+    pub(crate) fn explain(
+        &self,
+        rules: &[Rule],
+        request: &Attributes<'_>,
+        tier: Option<&str>,
+    ) -> OverloadExplanation {
         let value = |key: &str| request.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
         let tenant = self.fairness.as_ref().and_then(|fairness| value(&fairness.by));
         let share = self
@@ -37,6 +45,9 @@ impl Overload {
             .zip(self.fairness.as_ref())
             .and_then(|(at, fairness)| fairness.tiers.get(at))
             .filter(|share| share.guarantee > 0 && (tenant.is_some() || !share.is_each));
+        let in_fleet = self.tier_index(tier).and_then(|at| self.fleet_guarantee(rules, at));
+        // A part of the fleet's capacity may be less than one request.
+        let share = share.filter(|_| self.workers.is_some() || in_fleet.is_some());
         let parts = [("fleet", self.fleet.is_some()), ("workers", self.workers.is_some())];
         OverloadExplanation {
             priority: self.priority(request),
@@ -48,10 +59,24 @@ impl Overload {
                 }
             }),
             guarantee: share.map(TierFairness::guarantee_text),
+            fleet_guarantee: in_fleet.filter(|_| share.is_some()),
             shed_by: parts.into_iter().filter(|(_, is_there)| *is_there).map(|(name, _)| name).collect(),
             is_shadow: self.shadow,
             tightened: self.active_adapt().zip(tier).and_then(|(adapt, tier)| adapt.explain(tier)),
         }
+    }
+}
+
+impl Overload {
+    /// Returns what a tier has guaranteed of the fleet's capacity.
+    fn fleet_guarantee(&self, rules: &[Rule], tier: usize) -> Option<String> {
+        let shares = self.fleet.as_ref()?.shares.as_ref()?;
+        let limits = &rules.get(shares.rule as usize)?.limits.limits;
+        let limit = &limits.get((*shares.guarantees.get(tier)?)?)?.limit;
+        Some(match limit.algorithm() {
+            Algorithm::Concurrency => format!("{} in flight", limit.rate().count),
+            _ => limit.rate().to_string(),
+        })
     }
 }
 
@@ -101,6 +126,9 @@ impl fmt::Display for OverloadExplanation {
             (None, Some(guarantee)) => write!(f, "\n  no tenant: {guarantee} guaranteed")?,
             (Some(tenant), None) => write!(f, "\n  tenant {tenant}: nothing guaranteed")?,
             (None, None) => {}
+        }
+        if let Some(part) = &self.fleet_guarantee {
+            write!(f, ": {part} of the fleet's capacity, counted by {FLEET_RULE}")?;
         }
         match &self.tightened {
             Some(when) => write!(f, "\n  limits tightened {when}"),

@@ -154,9 +154,9 @@ impl<S: CounterStore> Limiter<S> {
                 let charge = record.charge(&parts, Cost::new(more));
                 self.debit_local(&charge);
                 if late.is_empty() {
-                    self.pending.add(&charge);
+                    self.pending.add(&charge, None);
                 } else {
-                    self.pending.add_in_doubt(std::iter::once(&charge), &late);
+                    self.pending.add_in_doubt(std::iter::once((&charge, None)), &late);
                 }
             } else if late.is_empty() && wanted < record.units {
                 let unused = record.units - wanted;

@@ -306,7 +306,7 @@ impl<'a> Reader<'a> {
         let parts = (0..count).map(|_| self.part()).collect::<Option<_>>()?;
         let limit = self.limit()?;
         let scope = Scope::from_placement(label, (group, shared));
-        let record = ChargeRecord { scope, parts, limit, units, loss_policy, mode };
+        let record = ChargeRecord { scope, parts, limit, units, loss_policy, mode, refill: None };
         Some(ReservedCharge { record, rule, taken_at, turn, follows })
     }
 
@@ -385,6 +385,7 @@ mod tests {
                 units: 5,
                 loss_policy: LossPolicy::AssumeExhausted,
                 mode: Mode::Local,
+                refill: None,
             },
             rule: format!("rule {number}"),
             taken_at: Timestamp::from_secs(1_000),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use tollgate_core::{
     Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LateAnswer, LateCharge,
     LateResponder, Limit, ManualClock, Outcomes, OwnedKeyPart, Permit, PermitId, Scope, StoreError,
-    Timestamp,
+    TimeDelta, Timestamp,
 };
 use tollgate_engine::{Check, Decision, HeldPermits, Limiter};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -47,6 +47,7 @@ impl Sent {
 struct FaultyStore {
     counters: Arc<Memory>,
     is_late: AtomicBool,
+    is_down: AtomicBool,
     /// Part of the names of counters that cannot be charged.
     away: Mutex<Option<&'static str>>,
     unanswered: Mutex<Vec<(Vec<Sent>, LateResponder)>>,
@@ -86,6 +87,9 @@ impl FaultyStore {
             self.unanswered.lock().expect("a list").push((sent, responder));
             return Err(StoreError::Late(late));
         }
+        if self.is_down.load(Ordering::Relaxed) {
+            return Err(StoreError::Timeout);
+        }
         let Some(away) = *self.away.lock().expect("a name") else { return Ok(()) };
         let is_away = |charge: &Charge<'_>| charge.key.scope.label().contains(away);
         let failed: Vec<usize> = (0..charges.len()).filter(|at| is_away(&charges[*at])).collect();
@@ -111,6 +115,7 @@ impl CounterStore for FaultyStore {
 }
 
 struct Fleet {
+    clock: Arc<ManualClock>,
     limiter: Limiter<FaultyStore>,
 }
 
@@ -123,10 +128,11 @@ fn fleet(text: &str) -> Fleet {
     let store = FaultyStore {
         counters,
         is_late: AtomicBool::new(false),
+        is_down: AtomicBool::new(false),
         away: Mutex::default(),
         unanswered: Mutex::default(),
     };
-    Fleet { limiter: Limiter::new(rules(text), store, time).with_fallback(fallback) }
+    Fleet { limiter: Limiter::new(rules(text), store, time).with_fallback(fallback), clock }
 }
 
 impl Fleet {
@@ -155,6 +161,7 @@ overload:
   fleet: {capacity: 10 in flight}
   fairness: {by: tenant, guarantees: {enterprise: 50% each}}
 ";
+const PLAIN: &str = "{domain: d, algorithm: gcra, overload: {fleet: {capacity: 30/10s}}}";
 const ACME: [(&str, &str); 2] = [("tenant", "acme"), ("tier", "enterprise")];
 
 /// A store that stalls for a moment must not take a tenant's guarantee for the rest of the `ttl`: its requests have ended.
@@ -221,4 +228,43 @@ fn what_is_denied_without_the_store_gives_its_guarantee_back() {
         assert_eq!(fleet.passed(&with_path, 20), 0);
         assert_eq!(fleet.passed(&ACME, 8), 5, "{text}");
     }
+}
+
+/// Sends requests for some seconds, so many per second. Returns how many were served.
+fn send(fleet: &Fleet, seconds: u64, per_second: u64) -> u64 {
+    let mut served = 0;
+    for _ in 0..seconds * per_second {
+        served += u64::from(fleet.admit(&[("tenant", "a")]).0.is_allowed());
+        fleet.clock.advance(TimeDelta::from_micros(1_000_000 / per_second));
+    }
+    served
+}
+
+/// A service that was idle enough during an outage of the store must not be shed after it: its capacity has been refilled.
+#[test]
+fn what_time_has_refilled_is_not_charged_after_an_outage() {
+    for (nodes, per_second) in [(1, 2), (2, 1)] {
+        for text in [IN_FLIGHT.replace("10 in flight", "30/10s"), PLAIN.to_owned()] {
+            let fleet = fleet(&text);
+            fleet.limiter.set_live_nodes(nodes);
+            assert_eq!(send(&fleet, 10, per_second), 10 * per_second);
+            fleet.limiter.store().is_down.store(true, Ordering::Relaxed);
+            assert_eq!(send(&fleet, 45, per_second), 45 * per_second, "within the node's share");
+            fleet.limiter.store().is_down.store(false, Ordering::Relaxed);
+            pollster::block_on(fleet.limiter.reconcile());
+            assert_eq!(send(&fleet, 30, per_second), 30 * per_second, "{nodes} nodes: {text}");
+        }
+    }
+}
+
+/// An outage ends without a fresh burst all the same.
+#[test]
+fn what_time_has_not_refilled_is_charged_after_an_outage() {
+    let fleet = fleet(PLAIN);
+    fleet.limiter.store().is_down.store(true, Ordering::Relaxed);
+    let served = send(&fleet, 20, 9);
+    assert!((85..=91).contains(&served), "the burst, and three per second: {served}");
+    fleet.limiter.store().is_down.store(false, Ordering::Relaxed);
+    let after = send(&fleet, 10, 9);
+    assert!((28..=32).contains(&after), "three per second: {after}");
 }

@@ -12,6 +12,7 @@ mod fleet_claims;
 mod fleet_fairness;
 mod fleet_outage;
 mod fleet_reserves;
+mod fleet_shadow;
 mod fleet_shares;
 mod grants;
 mod late_answers;

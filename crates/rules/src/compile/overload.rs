@@ -134,6 +134,17 @@ impl Compiler<'_, '_> {
             other.limit = bounded(&level.limit, bound);
             other
         };
+        if !is_rate && within(whole) > MAX_IN_FLIGHT {
+            let most = MAX_IN_FLIGHT * TAKE_BACK / (TAKE_BACK + 1);
+            self.reader.warning(
+                at,
+                format!(
+                    "more than {MAX_IN_FLIGHT} requests in flight are not counted, so guarantees take back only {} of {whole} that others have borrowed",
+                    MAX_IN_FLIGHT.saturating_sub(whole)
+                ),
+                format!("write a capacity of at most {most} in flight, or a rate"),
+            );
+        }
         let mut limits: Vec<RuleLimit> =
             levels.iter().map(|level| variant(level, beyond(level.limit.rate().count))).collect();
         limits.extend(levels.iter().map(|level| variant(level, within(level.limit.rate().count))));

@@ -41,8 +41,11 @@ pub(crate) enum Capacity {
 
 pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<OverloadDraft>> {
     let (mut draft, mut needs_workers) = (OverloadDraft::default(), None);
+    warn_about_empty_keys(reader, node);
+    let mut is_limited = false;
     for (key, node) in reader.mapping(node, "overload", EXAMPLE)? {
         let section = &mut draft.section;
+        is_limited |= matches!(scalar(key), "fleet" | "workers");
         match scalar(key) {
             "priorities" => section.priorities = priorities(reader, node),
             "fleet" => draft.fleet = fleet(reader, node),
@@ -53,7 +56,8 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spann
             _ => reader.unknown_key(key, "`overload`", &KEYS),
         }
     }
-    if draft.section.fairness.is_some() && draft.section.workers.is_none() && draft.fleet.is_none() {
+    // With a mistake in one of them, that has been reported already.
+    if draft.section.fairness.is_some() && !is_limited {
         reader.error_help(
             node.at,
             "`fairness` shares what `workers` and `fleet` limit, and there is neither",
@@ -65,6 +69,18 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spann
     }
     warn_about_idle_settings(reader, node, &draft);
     Some(Spanned { at: node.at, value: draft })
+}
+
+/// Warns about keys without a value, which mean the same as none: half of a section may have been forgotten.
+fn warn_about_empty_keys(reader: &mut Reader<'_>, node: &YamlNode<'_>) {
+    let YamlValue::Mapping(pairs) = &node.value else { return };
+    for (key, _) in pairs.iter().filter(|(key, value)| value.is_null() && KEYS.contains(&scalar(key))) {
+        reader.warning(
+            key.at,
+            format!("`{}` has no value, so it has no effect", scalar(key)),
+            "write what belongs to it, or remove it",
+        );
+    }
 }
 
 /// Warns about what is accepted but has no effect.
@@ -370,7 +386,13 @@ fn guarantee(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Option
         _ => None,
     };
     let read = parse_percent(share).zip(is_each);
-    if read.is_none() {
+    if read.is_none() && is_each.is_some() && is_percent(share) {
+        reader.error_help(
+            at,
+            format!("`{name}: {}` is no share in steps of 0.1%", shorten(&value)),
+            "write 0.1% to 100%; for less, guarantee something to all of them `together`",
+        );
+    } else if read.is_none() {
         reader.error_help(
             at,
             format!("`{name}: {}` does not say what is guaranteed to whom", shorten(&value)),
@@ -392,6 +414,11 @@ pub(super) fn percent(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) 
         );
     }
     share
+}
+
+/// Returns whether this is a number of percent, of whatever size.
+fn is_percent(text: &str) -> bool {
+    text.trim().strip_suffix('%').is_some_and(|number| number.trim().parse::<f64>().is_ok())
 }
 
 fn parse_percent(text: &str) -> Option<u64> {

@@ -6,7 +6,8 @@ use crate::ruleset::Domain;
 use std::collections::BTreeSet;
 
 pub(super) fn section(domain: &Domain, places: &[NodeLocation], reader: &mut Reader<'_>) {
-    let (Some(overload), Some(NodeLocation { at, .. })) = (domain.overload(), places.first()) else { return };
+    let at = places.first().and_then(|root| root.overload);
+    let (Some(overload), Some(at)) = (domain.overload(), at) else { return };
     let shares = overload.fairness.iter().flat_map(|fairness| &fairness.tiers);
     // Tiers may be anything that quotas have. Where the file names some, one that it names nowhere else is a mistake.
     let in_rules = domain.domain_rules().flat_map(|rule| rule.tiers.iter().map(|(tier, _)| tier.as_str()));
@@ -15,14 +16,14 @@ pub(super) fn section(domain: &Domain, places: &[NodeLocation], reader: &mut Rea
     for tier in order.filter(|tier| !named.is_empty() && !named.contains(tier.as_str())) {
         let known = named.iter().copied().collect::<Vec<_>>().join(", ");
         reader.warning(
-            *at,
+            at,
             format!("`order` has the tier `{tier}`, which neither the rules nor `fairness` name"),
             format!("write one of {known}, or name it there too"),
         );
     }
     for share in shares.clone().filter(|share| share.is_each && share.guarantee > 500) {
         reader.warning(
-            *at,
+            at,
             format!(
                 "two tenants of tier `{}` with {} have more than the whole capacity guaranteed",
                 share.tier,
@@ -33,7 +34,7 @@ pub(super) fn section(domain: &Domain, places: &[NodeLocation], reader: &mut Rea
     }
     if overload.adapt.as_ref().is_some_and(|adapt| adapt.least >= 1000) {
         reader.warning(
-            *at,
+            at,
             "`least: 100%` lets signals tighten nothing, so `adapt` has no effect",
             "lower it, as in `least: 20%`",
         );

@@ -114,6 +114,10 @@ fn errors_say_where_and_what_to_write() {
             "0% to 100%",
         ),
         ("{domain: d, overload: {fleet: {capacity: 5/second, ttl: 5s}}}", "`ttl`"),
+        (
+            "{domain: d, overload: {workers: {}, fairness: {by: t, guarantees: {free: 0.05% each}}}}",
+            "steps of 0.1%",
+        ),
         ("{domain: d, overload: {workers: {target: 2}}}", "target: 2x"),
         ("{domain: d, overload: {workers: {floor: 0}}}", "from 1 to"),
         ("{domain: d, overload: {fairness: {by: tenant}}}", "add `workers"),
@@ -253,6 +257,13 @@ fn settings_without_effect_are_refused_or_reported() {
             format!("{fair}, fleet: {{capacity: 10/second}}"),
             Some("`free: 5% each` of the fleet's capacity is less than one request"),
         ),
+        (
+            format!("{fair}, fleet: {{capacity: 80000 in flight}}"),
+            Some("guarantees take back only 20000 of 80000"),
+        ),
+        (format!("{fair}, fleet: {{capacity: 66666 in flight}}"), None),
+        ("workers: {limit: 1}, fairness: ".to_owned(), Some("`fairness` has no value")),
+        ("workers: {limit: 1}, fleet: null".to_owned(), Some("`fleet` has no value")),
         (fleet.to_owned(), Some("no request has priority critical")),
         (fleet.replace("critical", "normal"), Some("no request has a priority below normal")),
         (format!("{critical}, {fleet}"), None),
@@ -396,4 +407,36 @@ fn a_request_is_a_peek_only_if_all_its_descriptors_are() {
     ] {
         assert_eq!(cost(hits), expected, "{hits:?}");
     }
+}
+
+/// A mistake in `fleet` is reported once, and not as if there were none.
+#[test]
+fn a_capacity_with_a_mistake_is_still_one() {
+    let found = errors("{domain: d, overload: {fleet: {capacity: 0/second}, fairness: {by: tenant}}}");
+    assert!(found.contains("capacity: 0/second") && !found.contains("there is neither"), "{found}");
+}
+
+/// Warnings that need the whole domain are marked at the section, also where no rule is.
+#[test]
+fn a_warning_about_the_section_points_at_it() {
+    let text = "domain: d\noverload:\n  fleet: {capacity: 100/second}\n  fairness: {by: tenant, guarantees: {pro: 60% each}}\n";
+    let warnings: Vec<String> = load(text).warnings().iter().map(ToString::to_string).collect();
+    let found = warnings.iter().find(|line| line.contains("two tenants of tier `pro`"));
+    assert!(found.is_some_and(|line| line.contains("api.yaml:3:")), "{warnings:?}");
+}
+
+/// What `validate` says is not guaranteed, `explain` does not promise, and otherwise it says how much.
+#[test]
+fn an_explanation_has_what_a_guarantee_is_of_the_fleet() {
+    let explain = |capacity: &str| {
+        let rules = load(&format!(
+            "{{domain: d, overload: {{fleet: {{capacity: {capacity}}}, fairness: {{by: tenant, guarantees: {{pro: 5% each}}}}}}}}"
+        ));
+        let domain = rules.domain("d").expect("the domain");
+        domain.explain(&[("tenant", "acme"), ("tier", "pro")]).to_string()
+    };
+    assert!(explain("10/second").contains("tenant acme: nothing guaranteed"), "{}", explain("10/second"));
+    let part = "tenant acme: 5% each guaranteed: 250/1s of the fleet's capacity, counted by overload/fleet";
+    assert!(explain("5000/second").contains(part), "{}", explain("5000/second"));
+    assert!(explain("200 in flight").contains("10 in flight of the fleet's capacity"));
 }

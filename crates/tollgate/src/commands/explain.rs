@@ -199,7 +199,7 @@ fn show(explanation: &Value) -> anyhow::Result<()> {
     let outcome = &explanation["outcome"];
     writeln!(out, "{}", painted(outcome))?;
     if let Some(reason) = outcome["reason"].as_str() {
-        writeln!(out, "By signals, {reason}.")?;
+        writeln!(out, "Reason: {reason}.")?;
     }
     if let Some(active) = explanation.get("active_outcome") {
         writeln!(out, "By the active rules: {}", painted(active))?;

@@ -157,6 +157,14 @@ pub(crate) fn fleet_metrics(counts: &[FleetShedCount], states: &[FleetState], pa
     for shed in counts {
         family.add(&[("domain", &shed.domain), ("priority", shed.priority.name())], shed.count);
     }
+    if counts.iter().all(|shed| shed.shadow == 0) {
+        return;
+    }
+    let help = "Requests that the fleet's capacity would have shed, but for shadow mode, by priority.";
+    let mut family = page.counters("ratelimit_overload_fleet_would_shed_total", help);
+    for shed in counts {
+        family.add(&[("domain", &shed.domain), ("priority", shed.priority.name())], shed.shadow);
+    }
 }
 
 /// Writes the metrics of limits that follow signals.

@@ -312,7 +312,7 @@ fn signals_are_supposed_and_not_recorded() {
     };
     let output = run(&["--signal", "queue_depth=150"]);
     assert_eq!(output.code, Some(0), "{}", output.err);
-    let says = "By signals, limits of tier free are at 80% because of overload.\n";
+    let says = "Reason: limits of tier free are at 80% because of overload.\n";
     assert!(output.out.contains(says), "{}", output.out);
     assert!(
         output.out.contains("\noverload: priority normal (no entry of `priorities` matches); shed after "),

@@ -193,7 +193,7 @@ impl CaseRun {
         let mut pairs = attributes(step);
         pairs.extend(step.descriptors.iter().flatten().flat_map(entries));
         let tier = pairs.iter().find(|(key, _)| *key == domain.tier_key()).map(|(_, tier)| *tier);
-        let explained = domain.overload()?.explain(&pairs, tier);
+        let explained = domain.explain_overload(&pairs, tier)?;
         Some((explained.priority.to_string(), explained.guarantee.unwrap_or_else(|| "none".to_owned())))
     }
 
