@@ -102,8 +102,6 @@ impl Owners {
 /// Units by name, of one thread.
 pub(crate) struct HotCounts {
     sets: Box<[Set]>,
-    /// Sets that are not empty, one bit each: a tick reads no others.
-    filled: Box<[AtomicU64]>,
     owners: Box<[Mutex<Owners>]>,
     /// Sets that have had a counter, one bit each: the tick reads no others. Only the thread writes them.
     used: Box<[AtomicU64]>,
@@ -125,7 +123,6 @@ impl HotCounts {
         let sets = 1_usize << (most / SLOTS).max(2).ilog2().min(SET_BITS);
         Self {
             sets: (0..sets).map(|_| Set::default()).collect(),
-            filled: (0..sets.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             owners: (0..sets).map(|_| Mutex::default()).collect(),
             used: (0..sets.div_ceil(SETS_EACH)).map(|_| AtomicU64::new(0)).collect(),
             shared: Mutex::default(),
@@ -212,18 +209,6 @@ impl HotCounts {
         owners.replace(Owner { slot, name, consumed: consumed() });
         set.0[slot].store(count, Ordering::Relaxed);
         true
-    }
-
-    /// Returns the indexes of the sets that are not empty.
-    fn filled(&self) -> impl Iterator<Item = usize> {
-        self.filled.iter().enumerate().flat_map(|(at, word)| {
-            let mut bits = word.load(Ordering::Relaxed);
-            std::iter::from_fn(move || {
-                let lowest = bits.trailing_zeros() as usize;
-                bits &= bits.wrapping_sub(1);
-                (lowest < 64).then_some(64 * at + lowest)
-            })
-        })
     }
 
     /// Reports the units of each counter since the last call.
