@@ -1,8 +1,10 @@
 //! Charges that a cell's own store applies after its deadline: the other cells learn of those that count.
 
 use std::sync::{Arc, Mutex};
-use tollgate_cells::message::Message;
-use tollgate_cells::{CellConfig, Members, PeerConfig, Pseudonyms, RegionalStore, SentCharge, Transport};
+use tollgate_cells::message::{Batch, BatchEntry, Message};
+use tollgate_cells::{
+    CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCharge, SentCounter, Transport,
+};
 use tollgate_core::conformance::block_on;
 use tollgate_core::{
     Algorithm, Charge, Clock, Cost, CounterId, CounterKey, CounterStore, KeyPart, LateAnswer, LateCharge,
@@ -24,19 +26,25 @@ impl Transport for NoLink {
     fn post(&self, _: usize, _: Message) {}
 }
 
-/// A store whose every answer is late, and the names of the counters that it was sent.
+/// A store whose every answer to a charge is late.
 #[derive(Default)]
-struct Late(Mutex<Vec<(LateResponder, Vec<CounterId>)>>);
+struct Late {
+    /// The charges, by the names of their counters.
+    asked: Mutex<Vec<(LateResponder, Vec<CounterId>)>>,
+    /// Units of the debits, which are in time.
+    debited: Mutex<Vec<u64>>,
+}
 
 impl CounterStore for Late {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         let (late, responder) = LateCharge::new();
         let ids = charges.iter().map(|charge| charge.key.id()).collect();
-        self.0.lock().expect("answers").push((responder, ids));
+        self.asked.lock().expect("answers").push((responder, ids));
         Err(StoreError::Late(late))
     }
 
-    async fn debit(&self, _: &[Charge<'_>]) -> Result<(), StoreError> {
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.debited.lock().expect("units").extend(charges.iter().map(|charge| charge.cost.units()));
         Ok(())
     }
 
@@ -83,7 +91,7 @@ fn a_late_charge_that_is_kept_is_reported_once() {
                 let answers = Arc::clone(&answers);
                 error.late()[0].keep(move |answer| answers.lock().expect("answers").push(answer));
             }
-            for (responder, ids) in near.own().0.lock().expect("answers").drain(..) {
+            for (responder, ids) in near.own().asked.lock().expect("answers").drain(..) {
                 let charged = LateAnswer::Charged(ids);
                 let answer = if ends == Ends::NotCharged { LateAnswer::NotCharged } else { charged };
                 responder.answer(answer, || {});
@@ -97,6 +105,28 @@ fn a_late_charge_that_is_kept_is_reported_once() {
             };
             let answers = answers.lock().expect("answers").clone();
             assert_eq!((units, answers), expected, "{part:?}, {ends:?}");
+        }
+    }
+}
+
+/// Without it a cell whose Redis is slower than the deadline of a check applies no reports, and counts as silent.
+#[test]
+fn reports_are_applied_by_a_store_whose_reads_are_late() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
+    let (near, far) = (cell("near", "far", &clock), cell("far", "near", &clock));
+    for (algorithm, debited) in [(Algorithm::Gcra, [5, 20]), (Algorithm::FixedWindow, [5, 20])] {
+        let spec = LimitSpec::new(algorithm, Rate::per(10, TimeDelta::from_secs(3_600)));
+        let limit = spec.build().expect("valid");
+        let counters = vec![SentCounter { scope: Scope::new(format!("api|{algorithm:?}")), limit }];
+        for (units, debited) in [5, 25].into_iter().zip(debited) {
+            clock.advance(TimeDelta::from_millis(200));
+            let values = KeyValues::new(&[KeyPart::Text(&units.to_string())]);
+            let entries = vec![BatchEntry { counter: 0, values, units }];
+            let (counters, sequence) = (counters.clone(), near.now().as_micros());
+            let batch = Batch { sequence, counters, entries, ..Batch::default() };
+            let answer = block_on(near.handle(&far.hello(), Message::Batch(Arc::new(batch))));
+            assert!(matches!(answer, Message::Done(_)), "{answer:?}");
+            assert_eq!(near.own().debited.lock().expect("units").pop(), Some(debited), "{algorithm:?}");
         }
     }
 }
