@@ -175,9 +175,11 @@ unit: toolchain $(DASHBOARD)
 	@scripts/setup packages python3=python3
 	$(LINTED) scripts/run-tests --setup "make --no-print-directory test-setup" $(foreach stage,$(BESIDE),--beside "make --no-print-directory $(stage)") -- --workspace $(EXTERNAL) --locked
 
-# The servers and programs that tests start.
+# The servers, programs and packages that tests use: downloads take no time while everything is compiled. Later stages find
+# them installed.
 .PHONY: test-setup
-test-setup: test-tools $(FOREIGN) $(RATELIMIT)
+test-setup: test-tools $(FOREIGN) $(RATELIMIT) $(VENVS)/clients-python/installed
+	@if scripts/setup has-node; then cd clients/typescript && npm install --no-save --no-fund --no-audit --loglevel=error; fi
 
 # Leases, cells and quota streams in virtual time, with failures injected. `make test` runs 2,000 seeds (256 cases of quota
 # streams); this is for nightly runs.

@@ -82,6 +82,9 @@ chart-test: $(DEBUG)
 chart-check: $(HELM) $(DEPLOY_CHECK)
 	@deploy/test/chart --helm $(HELM) --check $(DEPLOY_CHECK) --version $(VERSION) --binary $(DEBUG)
 
+# Built while the tests are compiled.
+test-setup: $(VENVS)/sbom/installed $(if $(shell command -v go),$(HELM) $(DEPLOY_CHECK))
+
 # The layout of image and Debian package around a small program, the SBOM, the compose file: what needs no static build.
 .PHONY: package-layout
 package-layout: chart-test $(DEBUG) $(VENVS)/sbom/installed test-tools

@@ -6,7 +6,7 @@ use crate::conformance_cases::load_cases;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpSocket, TcpStream};
 
 /// Long enough for a busy machine; servers that never answer take all of it.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -15,22 +15,26 @@ const DEADLINE: Duration = Duration::from_secs(3);
 struct FaultyServer {
     address: String,
     asked: Arc<AtomicUsize>,
+    /// Of one that refuses connections: a port that is bound and not listened at, so that no other test gets it.
+    _refusing: Option<TcpSocket>,
 }
 
 impl FaultyServer {
     async fn start(behavior: Value) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = format!("http://{}", listener.local_addr().expect("an address"));
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(([127, 0, 0, 1], 0).into()).expect("a port");
+        let address = format!("http://{}", socket.local_addr().expect("an address"));
         let asked = Arc::new(AtomicUsize::new(0));
-        if behavior != "refused" {
-            let asked = Arc::clone(&asked);
-            tokio::spawn(async move {
-                while let Ok((stream, _)) = listener.accept().await {
-                    tokio::spawn(serve(stream, behavior.clone(), Arc::clone(&asked)));
-                }
-            });
+        if behavior == "refused" {
+            return Self { address, asked, _refusing: Some(socket) };
         }
-        Self { address, asked }
+        let (listener, counted) = (socket.listen(16).expect("a listener"), Arc::clone(&asked));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(stream, behavior.clone(), Arc::clone(&counted)));
+            }
+        });
+        Self { address, asked, _refusing: None }
     }
 
     fn asked(&self) -> usize {

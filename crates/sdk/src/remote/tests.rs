@@ -9,7 +9,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::AsyncReadExt;
-use tokio::net::TcpListener;
+use tokio::net::TcpSocket;
 use tonic::Code;
 use tonic::body::Body;
 use tonic::server::{NamedService, UnaryService};
@@ -92,16 +92,21 @@ fn replied(response: &Value) -> Result<RateLimitResponse, Status> {
 struct ScriptedServer {
     address: String,
     asked: Arc<AtomicUsize>,
+    /// Of one that refuses connections: a port that is bound and not listened at, so that no other test gets it.
+    _refusing: Option<TcpSocket>,
 }
 
 impl ScriptedServer {
     async fn start(behavior: Value) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = format!("http://{}", listener.local_addr().expect("an address"));
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(([127, 0, 0, 1], 0).into()).expect("a port");
+        let address = format!("http://{}", socket.local_addr().expect("an address"));
         let asked = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&asked);
+        if behavior == "refused" {
+            return Self { address, asked, _refusing: Some(socket) };
+        }
+        let (listener, counter) = (socket.listen(16).expect("a listener"), Arc::clone(&asked));
         match behavior.as_str() {
-            Some("refused") => {}
             // Over HTTP/2 there is no difference between a connection that ends before and inside of a body.
             Some(kind) => {
                 let is_cut = kind.starts_with("cut");
@@ -123,7 +128,7 @@ impl ScriptedServer {
                 tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
             }
         }
-        Self { address, asked }
+        Self { address, asked, _refusing: None }
     }
 
     fn asked(&self) -> usize {
