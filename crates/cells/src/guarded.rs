@@ -1,4 +1,4 @@
-//! Refunds of leased buckets that this cell owns, whoever sends them.
+//! Refunds of leased buckets that this cell owns, its own and those of other cells.
 //!
 //! A lease of another cell lies in the time ahead of the bucket. A refund would move the bucket back into it, and its units
 //! could be spent twice. So a refund is applied only while no lease may be outstanding: the owner charges it together with

@@ -4,7 +4,7 @@
 //! thread takes it over, with what was written under it: what the one before has done happened before.
 //!
 //! Memory in each thread's own storage was rejected: a thread works for several cells, gates and meters (in tests and
-//! simulations for thousands), and whoever adds up would have to learn of memory that comes and goes.
+//! simulations for thousands), and the thread that adds up would have to find memory that comes and goes.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};

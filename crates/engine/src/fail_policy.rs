@@ -162,7 +162,7 @@ impl<S: CounterStore> Limiter<S> {
                 match self.retry_fleet(plan, permit, first, &failed).await {
                     Ok(()) => {}
                     Err(error) if standing.is_claim() => charged = Err(error),
-                    // The capacity has denied it. What the store may charge later is undone, because nobody keeps it.
+                    // The capacity has denied it. The store undoes what it may charge later: the late charge is dropped here.
                     Err(_) => plan.charge_fleet_as(standing),
                 }
             }

@@ -324,7 +324,7 @@ impl<S: CounterStore> Limiter<S> {
                     plan.forget_allowed_fleet(outcomes);
                 }
             }
-            // Nothing is known then. What the store may charge later it undoes, because nobody keeps it.
+            // Its outcome is unknown. The store undoes what it may charge later: the late charge is dropped here.
             Err(_) => {
                 plan.charge_fleet_as(FleetStanding::Fair);
                 outcomes.per_charge.resize(plan.limits.len(), Outcome::UNKNOWN);

@@ -1,7 +1,7 @@
 //! Units that time refills while they wait to be charged.
 //!
 //! What this node admitted while the store was unavailable is charged to the shared counters afterwards, all of it, which errs toward enforcing
-//! a caller's limit. The fleet's capacity is nobody's limit: charged with an hour's requests it would shed an idle service for an hour. Of
+//! a caller's limit. The fleet's capacity is not a caller's limit: charged with an hour's requests it would shed an idle service for an hour. Of
 //! such a counter only what its rate has not refilled meanwhile is charged, by this node's part of the rate.
 
 use tollgate_core::{Algorithm, Charge, Timestamp};

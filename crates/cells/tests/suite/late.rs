@@ -1,28 +1,15 @@
 //! A late peer: what it is assumed to use is kept free, and is gone when its report comes.
 
+use crate::no_link::NoLink;
 use std::sync::Arc;
 use tollgate_cells::message::Message;
-use tollgate_cells::{CellConfig, Members, PeerConfig, Pseudonyms, RegionalStore, SentCharge, Transport};
+use tollgate_cells::{CellConfig, Members, PeerConfig, Pseudonyms, RegionalStore};
 use tollgate_core::conformance::block_on;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterId, CounterKey, CounterStore, KeyPart, Limit, LimitSpec,
-    ManualClock, Outcomes, Rate, Scope, StoreError, TimeDelta, Timestamp,
+    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec, ManualClock,
+    Outcomes, Rate, Scope, TimeDelta, Timestamp,
 };
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
-
-/// No counter here has an owner.
-#[derive(Clone)]
-struct NoLink;
-
-impl Transport for NoLink {
-    async fn charge(&self, _: usize, _: Vec<SentCharge>, _: Vec<CounterId>) -> Result<Outcomes, StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn send(&self, _: usize, _: Message, _: Vec<CounterId>) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-    fn post(&self, _: usize, _: Message) {}
-}
 
 type Cell = RegionalStore<MemoryStore<Arc<ManualClock>>, NoLink, Arc<ManualClock>>;
 

@@ -1,30 +1,15 @@
 //! Charges that a cell's own store applies after its deadline: the other cells learn of those that count.
 
+use crate::no_link::NoLink;
 use std::sync::{Arc, Mutex};
 use tollgate_cells::message::{Batch, BatchEntry, Message};
-use tollgate_cells::{
-    CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCharge, SentCounter, Transport,
-};
+use tollgate_cells::{CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCounter};
 use tollgate_core::conformance::block_on;
 use tollgate_core::{
     Algorithm, Charge, Clock, Cost, CounterId, CounterKey, CounterStore, KeyPart, LateAnswer, LateCharge,
     LateResponder, LimitSpec, ManualClock, Outcomes, Permit, Rate, Scope, StoreError, TimeDelta, Timestamp,
 };
 use tollgate_store::LeaseConfig;
-
-/// No counter here has an owner.
-#[derive(Clone)]
-struct NoLink;
-
-impl Transport for NoLink {
-    async fn charge(&self, _: usize, _: Vec<SentCharge>, _: Vec<CounterId>) -> Result<Outcomes, StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn send(&self, _: usize, _: Message, _: Vec<CounterId>) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-    fn post(&self, _: usize, _: Message) {}
-}
 
 /// A store whose every answer to a charge is late.
 #[derive(Default)]

@@ -6,6 +6,7 @@ mod exchange;
 mod late;
 mod late_charges;
 mod messages;
+mod no_link;
 mod refunds;
 mod regional;
 mod slow_store;

@@ -1,30 +1,15 @@
 //! Refunds between cells: what is reserved and canceled in one cell is, in the others, as if it had not been.
 
+use crate::no_link::NoLink;
 use std::sync::Arc;
 use tollgate_cells::message::{Batch, BatchEntry, Message, decode, encode};
-use tollgate_cells::{
-    CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCharge, SentCounter, Transport,
-};
+use tollgate_cells::{CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCounter};
 use tollgate_core::conformance::block_on;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterId, CounterKey, CounterStore, KeyPart, Limit,
-    LimitSpec, ManualClock, Outcome, Outcomes, Rate, Scope, StoreError, TimeDelta, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec,
+    ManualClock, Outcome, Outcomes, Rate, Scope, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
-
-/// No counter here has an owner.
-#[derive(Clone)]
-struct NoLink;
-
-impl Transport for NoLink {
-    async fn charge(&self, _: usize, _: Vec<SentCharge>, _: Vec<CounterId>) -> Result<Outcomes, StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn send(&self, _: usize, _: Message, _: Vec<CounterId>) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-    fn post(&self, _: usize, _: Message) {}
-}
 
 type Cell = RegionalStore<MemoryStore<Arc<ManualClock>>, NoLink, Arc<ManualClock>>;
 

@@ -1,33 +1,18 @@
 //! A cell whose store is slow applies what other cells have consumed in time for an answer.
 
+use crate::no_link::NoLink;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use tollgate_cells::message::{Batch, BatchEntry, Message};
-use tollgate_cells::{
-    CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCharge, SentCounter, Transport,
-};
+use tollgate_cells::{CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCounter};
 use tollgate_core::conformance::block_on;
 use tollgate_core::{
-    Algorithm, Charge, Clock, Cost, CounterId, CounterKey, CounterStore, KeyPart, LimitSpec, ManualClock,
-    Outcomes, Permit, Rate, Scope, StoreError, TimeDelta, Timestamp,
+    Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, KeyPart, LimitSpec, ManualClock, Outcomes,
+    Permit, Rate, Scope, StoreError, TimeDelta, Timestamp,
 };
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
-
-/// No counter here has an owner.
-#[derive(Clone)]
-struct NoLink;
-
-impl Transport for NoLink {
-    async fn charge(&self, _: usize, _: Vec<SentCharge>, _: Vec<CounterId>) -> Result<Outcomes, StoreError> {
-        Err(StoreError::Timeout)
-    }
-    async fn send(&self, _: usize, _: Message, _: Vec<CounterId>) -> Result<(), StoreError> {
-        Err(StoreError::Timeout)
-    }
-    fn post(&self, _: usize, _: Message) {}
-}
 
 /// A store that answers later: every request waits once, and a debit takes time.
 struct Slow {

@@ -20,7 +20,7 @@ overload:
 const ACME: [(&str, &str); 2] = [("tenant", "acme"), ("tier", "enterprise")];
 const GREEDY: [(&str, &str); 1] = [("tenant", "greedy")];
 
-/// Admits a request. Returns whether it is, or would be, shed, and what it holds.
+/// Admits a request. Returns whether a limit denies it, also in shadow mode, and the permits that it holds.
 fn admit(rig: &Rig, attributes: &[(&str, &str)]) -> (bool, Option<HeldPermits>) {
     let (decision, held) = pollster::block_on(rig.limiter.admit(&Check::attributes("d", attributes)));
     (decision.limits.iter().any(|status| status.outcome.verdict.is_denied()), held)
