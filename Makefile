@@ -13,6 +13,7 @@
 #   make fuzz    fuzzes each parser of untrusted input for SECONDS=60
 #   make fuzz-nightly  the same, 20 seconds each
 #   make fmt     formats the code
+#   make protos  writes the code of the protobuf messages, when a file in proto/ has changed
 #   make build-dist   builds the optimized binary, for make install
 #   make install copies the optimized binary, its manual pages and completions to PREFIX=/usr/local
 #   make dist    builds what is released, into dist/: static binary, image, Debian package, archive, chart, SBOM, checksums
@@ -120,6 +121,14 @@ test: format deny dashboard-tools
 .PHONY: format
 format: toolchain
 	$(CARGO) fmt --all --check
+	@$(foreach crate,$(PROTOS),(cd $(crate) && sha256sum --check --quiet --strict SHA256SUMS) || { echo "$(crate) has changed: run \`make protos\`" >&2; exit 1; };)
+
+# The code of the protobuf messages is kept beside them: compiling a compiler for them takes more than a minute.
+PROTOS := crates/server/proto crates/tollgate/proto
+.PHONY: protos
+protos: toolchain
+	$(CARGO) run --quiet --locked --manifest-path scripts/protos/Cargo.toml --target-dir $(TARGET)/tools
+	@$(foreach crate,$(PROTOS),(cd $(crate) && find . -type f ! -name SHA256SUMS | LC_ALL=C sort | xargs sha256sum > SHA256SUMS);)
 
 # Clippy alone, for working on the code. `make test` has Clippy compile the test programs instead: one pass, not two.
 .PHONY: lint

@@ -25,12 +25,12 @@ pub(crate) use service::MAX_MESSAGE;
 pub use service::{ALPN, RlsConfig, serve};
 pub use style::{LimitHeaders, ResponseStyle, RlsError};
 
-/// The protobuf messages.
+/// The protobuf messages, as `make protos` writes them.
 #[allow(missing_docs, unreachable_pub, clippy::all)]
 pub mod proto {
-    include!(concat!(env!("OUT_DIR"), "/envoy.rs"));
+    include!("../../proto/generated/envoy.rs");
     /// The file descriptor set of all messages, for reflection.
-    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rls.fds"));
+    pub const DESCRIPTORS: &[u8] = include_bytes!("../../proto/generated/rls.fds");
 }
 
 use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};

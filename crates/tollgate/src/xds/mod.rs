@@ -24,8 +24,8 @@ pub(crate) use client::{RefusedRules, RuleSink, XdsClient, random};
 pub(crate) use settings::{FirstConfig, ServerAddress, XdsSettings, XdsTls, header};
 pub(crate) use status::XdsStatus;
 
-/// The protobuf messages.
+/// The protobuf messages, as `make protos` writes them.
 #[allow(missing_docs, unreachable_pub, dead_code, clippy::all)]
 mod proto {
-    include!(concat!(env!("OUT_DIR"), "/xds.rs"));
+    include!("../../proto/generated/xds.rs");
 }
