@@ -41,9 +41,10 @@ CARGO ?= cargo
 # Enables the tests that need other servers and programs; `cargo test` alone needs nothing but Rust.
 EXTERNAL := --features external-tests
 # Makes cargo compile the crates of the workspace by Clippy, with warnings as errors. It is part of what cargo keeps a
-# built crate by, so every build of `make test` has it. Incremental files and debug information would make a first build longer,
-# and take gigabytes; a panic tells its file and line without.
-LINTED := CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_BUILD_OVERRIDE_DEBUG=0 RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+# built crate by, so every build of `make test` has it. Incremental files, debug information and many units of code for each
+# crate would make a first build longer, and take gigabytes; a panic tells its file and line without.
+LINTED := CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_BUILD_OVERRIDE_DEBUG=0 \
+  CARGO_PROFILE_DEV_CODEGEN_UNITS=2 CARGO_PROFILE_DEV_BUILD_OVERRIDE_CODEGEN_UNITS=2 RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEBUG := $(TARGET)/debug/tollgate
 RELEASE := $(TARGET)/release/tollgate
@@ -316,7 +317,7 @@ $(DASHBOARD_PAGE): $(DASHBOARD_MODULES) dashboard/index.html dashboard/vite.conf
 # Together with a test, so that it is the binary of `make unit` and not built twice.
 BUILD_TESTED := $(LINTED) $(CARGO) build --workspace $(EXTERNAL) --locked --bin tollgate --test crate_layering
 
-# The dashboard in Debian's Chromium, on the real server; its types first.
+# The dashboard in Debian's headless Chromium, on the real server; its types first.
 .PHONY: dashboard-test
 dashboard-test: toolchain dashboard-tools
 	@$(MAKE) --no-print-directory $(DASHBOARD_PAGE)
@@ -332,7 +333,7 @@ screenshots: toolchain dashboard-tools
 
 .PHONY: dashboard-tools
 dashboard-tools:
-	@scripts/setup packages chromium=chromium python3=python3
+	@scripts/setup packages chromium-headless-shell=chromium-headless-shell python3=python3
 	@scripts/setup node $(VENVS)/node
 
 # Installs a nightly compiler. Findings are written to fuzz/artifacts and fail the run.

@@ -1,4 +1,4 @@
-// The page in a real browser (Debian's chromium) on the real server. Each test file starts servers of its own.
+// The page in a real browser (Debian's chromium-headless-shell) on the real server. Each test file starts servers of its own.
 import { defineConfig } from '@playwright/test';
 
 export default defineConfig({
@@ -15,6 +15,6 @@ export default defineConfig({
   outputDir: 'node_modules/.cache/playwright',
   use: {
     browserName: 'chromium',
-    launchOptions: { executablePath: process.env.TOLLGATE_TEST_CHROMIUM ?? '/usr/bin/chromium', args: ['--no-sandbox', '--disable-background-networking'] },
+    launchOptions: { executablePath: process.env.TOLLGATE_TEST_CHROMIUM ?? '/usr/bin/chromium-headless-shell', args: ['--no-sandbox', '--disable-background-networking'] },
   },
 });
