@@ -12,13 +12,13 @@ use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 use std::collections::HashMap;
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::{
     Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, PermitId, StoreError, Timestamp,
 };
-use tollgate_overload::{FleetFairness, NO_TIER, TierIndex, TierState};
+use tollgate_overload::{FleetFairness, NO_TIER, TierIndex, TierState, UsedUpMarks};
 use tollgate_rules::{Charges, FleetMatch, FleetStanding, Plan, Ruleset, TierFairness};
 
 /// Shares of one domain's fleet.
@@ -36,6 +36,8 @@ type Domains = HashMap<Box<str>, Arc<DomainFleet>, RandomState>;
 pub(crate) struct FleetShares {
     domains: ArcSwap<Domains>,
     hasher: RandomState,
+    /// Guarantees and reserves that were found used up a moment ago.
+    pub(crate) marks: UsedUpMarks,
 }
 
 /// State of a fleet's capacity that tenants share, as this node sees it.
@@ -57,30 +59,6 @@ struct FleetEntry {
     tenant: u64,
     tier: TierIndex,
     now: Timestamp,
-}
-
-impl FleetEntry {
-    /// Returns the counter besides the capacity's that may admit the request: its guarantee, then what is reserved for its priority. Not
-    /// those that it was charged to before, nor those that were found used up a moment ago.
-    fn open_claim(&self, own: &FleetMatch<'_>) -> Option<FleetStanding> {
-        let fairness = &self.fleet.fairness;
-        let is_open = |standing: &FleetStanding| {
-            let is_used_up = match standing {
-                FleetStanding::Guaranteed => fairness.is_used_up(self.now, self.tenant, self.tier),
-                _ => fairness.is_reserve_used_up(self.now, own.priority),
-            };
-            own.claim(*standing).is_some() && own.is_untried(*standing) && !is_used_up
-        };
-        [FleetStanding::Guaranteed, FleetStanding::Reserved].into_iter().find(is_open)
-    }
-
-    fn mark_used_up(&self, own: &FleetMatch<'_>) {
-        let FleetEntry { fleet, tenant, tier, now } = self;
-        match own.standing {
-            FleetStanding::Guaranteed => fleet.fairness.mark_used_up(*now, *tenant, *tier),
-            _ => fleet.fairness.mark_reserve_used_up(*now, own.priority),
-        }
-    }
 }
 
 impl FleetShares {
@@ -118,6 +96,21 @@ impl FleetShares {
         let tier = own.tier.and_then(|at| u16::try_from(at).ok()).unwrap_or(NO_TIER);
         let tenant = self.hasher.hash_one(("tenant", own.tenant));
         Some(FleetEntry { fleet, tenant, tier, now })
+    }
+
+    pub(crate) fn hash(&self, value: &impl Hash) -> u64 {
+        self.hasher.hash_one(value)
+    }
+
+    /// Returns the counter besides the capacity's that may admit the request: its guarantee, then what is reserved for its priority. Not
+    /// those that it was charged to before, nor those that were found used up a moment ago.
+    fn open_claim(&self, own: &FleetMatch<'_>, now: Timestamp) -> Option<FleetStanding> {
+        let is_open = |standing: &FleetStanding| {
+            own.claim(*standing).is_some()
+                && own.is_untried(*standing)
+                && !self.is_used_up(now, own, *standing)
+        };
+        [FleetStanding::Guaranteed, FleetStanding::Reserved].into_iter().find(is_open)
     }
 }
 
@@ -199,7 +192,7 @@ impl<S: CounterStore> Limiter<S> {
         let Some(own) = &plan.fleet else { return };
         // Guarantees of requests in flight are held from the first on: those that began in calm times count as well.
         let (is_in_flight, _) = plan.fleet_counts();
-        let claim = entry.open_claim(own).filter(|_| is_pressed || is_in_flight);
+        let claim = self.fleet_shares.open_claim(own, *now).filter(|_| is_pressed || is_in_flight);
         let standing = claim.unwrap_or_else(|| own.base());
         plan.charge_fleet_as(standing);
     }
@@ -219,7 +212,7 @@ impl<S: CounterStore> Limiter<S> {
         let is_full = (0..claim).any(|at| own.is_fleet(&plan.limits[at]) && denies(at));
         let is_used_up = claim < plan.limits.len() && denies(claim);
         if is_used_up {
-            entry.mark_used_up(own);
+            self.fleet_shares.mark_used_up(*now, own);
         }
         let takes_back = own.standing.is_claim() && !is_full && plan.exceeds_fleet(outcomes);
         if is_full || takes_back {
@@ -243,11 +236,12 @@ impl<S: CounterStore> Limiter<S> {
         if Outcomes::admission(others) == Admission::Denied {
             return None;
         }
+        let open_claim = || self.fleet_shares.open_claim(own, *now);
         match own.standing.is_claim() {
             // Where a claim finds no room in the capacity, none does.
             true if !is_used_up => None,
-            true => entry.open_claim(own).or_else(|| Some(own.base()).filter(|base| own.is_untried(*base))),
-            false if is_full => entry.open_claim(own),
+            true => open_claim().or_else(|| Some(own.base()).filter(|base| own.is_untried(*base))),
+            false if is_full => open_claim(),
             false => None,
         }
     }

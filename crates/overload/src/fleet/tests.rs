@@ -74,17 +74,3 @@ fn weights_count_between_those_that_want_more() {
     let share = f64::from(served[0]) / f64::from(served[0] + served[1]);
     assert!((0.7..0.8).contains(&share), "{share} of {served:?}");
 }
-
-#[test]
-fn a_guarantee_that_is_used_up_is_left_alone_for_a_moment() {
-    let tiers = [
-        TierShare { guarantee: 0.1, scope: GuaranteeScope::Each, weight: 1.0 },
-        TierShare { guarantee: 0.1, scope: GuaranteeScope::Together, weight: 1.0 },
-    ];
-    let fairness = FleetFairness::new(7, &tiers);
-    fairness.mark_used_up(at(0), 1, 0);
-    fairness.mark_used_up(at(0), 1, 1);
-    assert!(fairness.is_used_up(at(9), 1, 0) && !fairness.is_used_up(at(9), 2, 0), "each has its own");
-    assert!(fairness.is_used_up(at(9), 2, 1), "all of the tier have it together");
-    assert!(!fairness.is_used_up(at(10), 1, 0));
-}
