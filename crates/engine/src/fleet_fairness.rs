@@ -98,6 +98,11 @@ impl FleetShares {
         Some(FleetEntry { fleet, tenant, tier, now })
     }
 
+    /// Returns whether tenants share no fleet's capacity.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.domains.load().is_empty()
+    }
+
     pub(crate) fn hash(&self, value: &impl Hash) -> u64 {
         self.hasher.hash_one(value)
     }

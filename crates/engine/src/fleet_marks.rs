@@ -1,10 +1,11 @@
 //! Guarantees and reserves of a fleet's capacity that were found used up a moment ago: the next request does not ask for them.
 //!
 //! A request beyond its tenant's fair share finds a reserve used up before it is: what it finds holds for others beyond theirs, not
-//! for those within.
+//! for those within. A place that is released on this node can be taken at once: its counter's marks are lifted. One that is released on
+//! another node is found after the mark's time.
 
 use crate::fleet_fairness::FleetShares;
-use tollgate_core::{KeyPart, Scope, Timestamp};
+use tollgate_core::{KeyPart, Permit, Scope, Timestamp};
 use tollgate_rules::{FleetMatch, FleetStanding};
 
 impl FleetShares {
@@ -30,6 +31,19 @@ impl FleetShares {
         if let Some(mark) = self.claim_mark(own, own.standing) {
             let is_beyond = is_beyond(own, own.standing);
             self.marks.mark(now, if is_beyond { mark | BEYOND } else { mark });
+        }
+    }
+
+    /// Lifts the marks of counters whose permits were released.
+    pub(crate) fn on_released(&self, permits: &[Permit<'_>]) {
+        if self.is_empty() {
+            return;
+        }
+        // The key of a guarantee or a reserve has at most the tenant.
+        for key in permits.iter().map(|permit| &permit.key).filter(|key| key.parts.len() <= 1) {
+            let mark = self.mark_of(key.scope, key.parts.first());
+            self.marks.lift(mark);
+            self.marks.lift(mark | BEYOND);
         }
     }
 }

@@ -122,7 +122,9 @@ impl<S: CounterStore> Limiter<S> {
         if let Some(fallback) = &self.fallback {
             fallback.try_release(&permits);
         }
-        self.store.release(&permits).await
+        let released = self.store.release(&permits).await;
+        self.fleet_shares.on_released(&permits);
+        released
     }
 
     /// Refunds everything that has not been refilled over time, for a client that disconnected before its delay ended.

@@ -34,6 +34,16 @@ impl UsedUpMarks {
         self.slot(counter).store((counter & !TIME) | until, Ordering::Relaxed);
     }
 
+    /// Records that a counter has room again.
+    pub fn lift(&self, counter: u64) {
+        let slot = self.slot(counter);
+        let mark = slot.load(Ordering::Relaxed);
+        if mark != 0 && mark & !TIME == counter & !TIME {
+            // A mark that was set meanwhile stays.
+            let _ = slot.compare_exchange(mark, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
     /// Returns whether a counter was found used up a moment ago.
     #[must_use]
     pub fn is_marked(&self, now: Timestamp, counter: u64) -> bool {
@@ -63,6 +73,10 @@ mod tests {
         assert!(!marks.is_marked(at(10), one));
         marks.mark(at(10), other);
         assert!(marks.is_marked(at(11), other) && !marks.is_marked(at(11), one));
+        marks.lift(one);
+        assert!(marks.is_marked(at(11), other), "not that of another counter");
+        marks.lift(other);
+        assert!(!marks.is_marked(at(11), other), "it has room again");
     }
 
     proptest! {

@@ -2,7 +2,7 @@
 
 use crate::rig::{Rig, rig};
 use tollgate_core::TimeDelta;
-use tollgate_engine::{Check, HeldPermits};
+use tollgate_engine::{Check, HeldPermits, ReservationId};
 
 fn admit(rig: &Rig, attributes: &[(&str, &str)]) -> (bool, Option<HeldPermits>) {
     let (decision, held) = pollster::block_on(rig.limiter.admit(&Check::attributes("d", attributes)));
@@ -89,4 +89,66 @@ overload:
         rig.clock.advance(TimeDelta::from_millis(1));
     }
     assert!(sent >= 28 && served + 1 >= sent, "{served} of {sent}");
+}
+
+/// Calls of a tenant for a second, of 4 ms each, by so many clients that call again at once. Returns how many were served.
+fn calls(rig: &Rig, clients: usize, by_reservation: bool) -> u32 {
+    let mut held: Vec<(u64, Call)> = Vec::new();
+    let mut served = 0;
+    for ms in 0..1_000 {
+        for (_, ended) in held.extract_if(.., |(until, _)| *until <= ms) {
+            ended.end(rig);
+        }
+        // A client that is shed tries again after a moment.
+        for _ in held.len()..clients {
+            if let Some(call) = Call::begin(rig, by_reservation) {
+                held.push((ms + 4, call));
+                served += 1;
+            }
+        }
+        rig.clock.advance(TimeDelta::from_millis(1));
+    }
+    held.into_iter().for_each(|(_, call)| call.end(rig));
+    served
+}
+
+enum Call {
+    Admitted(HeldPermits),
+    Reserved(ReservationId),
+}
+
+impl Call {
+    fn begin(rig: &Rig, by_reservation: bool) -> Option<Self> {
+        if !by_reservation {
+            return admit(rig, &ACME).1.map(Self::Admitted);
+        }
+        let check = Check::attributes("d", &ACME);
+        let reserved = pollster::block_on(rig.limiter.reserve(&check, TimeDelta::from_secs(60), None));
+        reserved.expect("kept").id.map(Self::Reserved)
+    }
+
+    fn end(self, rig: &Rig) {
+        match self {
+            Self::Admitted(held) => release(rig, &held),
+            Self::Reserved(id) => _ = pollster::block_on(rig.limiter.settle(id, 1)).expect("open"),
+        }
+    }
+}
+
+/// One request too many must not cost a tenant the guarantee that it has.
+#[test]
+fn a_tenant_beyond_its_guarantee_has_all_of_it() {
+    for by_reservation in [false, true] {
+        let rig = rig("
+domain: d
+overload:
+  fleet: {capacity: 20 in flight}
+  fairness: {by: tenant, guarantees: {enterprise: 25% each}}
+");
+        let greedy: Vec<_> = (0..20).filter_map(|_| admit(&rig, &GREEDY).1).collect();
+        assert_eq!(greedy.len(), 20, "the whole capacity");
+        for clients in [5, 6, 8, 40] {
+            assert_eq!(calls(&rig, clients, by_reservation), 1_250, "{clients} clients, five at once");
+        }
+    }
 }
