@@ -180,19 +180,18 @@ impl<S: CounterStore> Limiter<S> {
         }
     }
 
-    /// Extends the permits' deadline while the request is in flight.
+    /// Extends the permits' deadline while the request is in flight. A store that has lost them counts them again, whatever others hold: a
+    /// request within a guarantee is in flight although the capacity is in use.
     ///
     /// # Errors
     /// [`StoreError`] if the store was unavailable.
     pub async fn renew(&self, held: &HeldPermits) -> Result<(), StoreError> {
         let parts: Vec<Vec<KeyPart<'_>>> = held.permits().map(|reserved| reserved.record.parts()).collect();
-        let charges: Vec<Charge<'_>> = held
-            .permits()
-            .zip(&parts)
-            .map(|(reserved, parts)| {
+        let limits: Vec<Limit> = held.permits().map(|reserved| unbounded(&reserved.record.limit)).collect();
+        let charges: Vec<Charge<'_>> = (held.permits().zip(&parts).zip(&limits))
+            .map(|((reserved, parts), limit)| {
                 let record = &reserved.record;
-                let cost = tollgate_core::Cost::new(record.units);
-                Charge { permit: held.id, ..record.charge(parts, cost) }
+                Charge { permit: held.id, limit, ..record.charge(parts, Cost::new(record.units)) }
             })
             .collect();
         if charges.is_empty() {
