@@ -149,7 +149,7 @@ impl<S: CounterStore> Limiter<S> {
     ) -> Tried {
         self.choose_fleet_standing(plan);
         // A capacity in shadow mode is charged apart from the rest.
-        if self.pending.any_pending() || plan.is_fleet_shadow() {
+        if self.pending.any_pending() || plan.is_fleet_shadow() || plan.refunded_claims().is_some() {
             return Tried::Declined;
         }
         let mut outcomes = Outcomes::default();
@@ -173,7 +173,10 @@ impl<S: CounterStore> Limiter<S> {
     /// Chooses the standing by which a request charges the fleet's capacity.
     fn choose_fleet_standing(&self, plan: &mut Plan<'_>) {
         if !plan.shares_fleet() {
-            plan.fleet = None;
+            // One that gives back a guarantee or a reserve: the store says which.
+            if plan.refunded_claims().is_none() {
+                plan.fleet = None;
+            }
             return;
         }
         let Some(entry) = self.fleet_shares.entry(plan, self.clock.now()) else {

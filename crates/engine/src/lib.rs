@@ -56,6 +56,7 @@ mod fallback_counts;
 mod fallback_start;
 mod fleet_fairness;
 mod fleet_marks;
+mod fleet_refund;
 mod fleet_shed;
 mod fold;
 mod grant;

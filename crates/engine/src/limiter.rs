@@ -408,6 +408,9 @@ impl<S: CounterStore> Limiter<S> {
         grants: Option<&Grants>,
         details: &mut DecisionDetails,
     ) {
+        if plan.refunded_claims().is_some() {
+            Box::pin(self.choose_refunded_claim(plan)).await;
+        }
         let charged = match tried {
             Tried::Denied(outcomes) => Ok(*outcomes),
             Tried::Declined | Tried::Decided => {

@@ -173,6 +173,21 @@ impl<'p> Plan<'p> {
         own.peek().is_some() && own.all(is_plain)
     }
 
+    /// Returns the indexes of the limits of the request's guarantee and of its reserve, if it gives both back: it was charged to one of
+    /// them.
+    #[must_use]
+    pub fn refunded_claims(&self) -> Option<(usize, usize)> {
+        let own = self.fleet.as_ref()?;
+        let find = |standing| {
+            let id = own.claim(standing)?.id;
+            let is_claim = |one: &MatchedLimit<'_>| {
+                one.cost.is_refund() && matches!(one.limit, LimitOrigin::Rule(limit) if limit.id == id)
+            };
+            self.limits.iter().position(is_claim)
+        };
+        find(FleetStanding::Guaranteed).zip(find(FleetStanding::Reserved))
+    }
+
     /// Returns whether the fleet's capacity counts requests in flight, and whether it only counts.
     #[must_use]
     pub fn fleet_counts(&self) -> (bool, bool) {
