@@ -1,8 +1,9 @@
 //! Adapted limits: while signals say that a service is overloaded, the limits of one tier after the other are tightened.
 //!
 //! They bear on plans as emergency measures do: a request's limits are scaled before they are charged, and usage stays.
-//! While nothing is tightened, a request pays for reading one flag. Steps are made by reports of signals or, while
-//! limits are tightened, by requests, so that limits recover even if reports stop.
+//! While nothing is tightened, a request pays for reading one flag. Steps are made by reports of signals. Those that no report has made are
+//! made up for by requests while limits are tightened, by [`Limiter::reconcile`] and by whoever reads the state, so that limits recover at
+//! the same time on a busy node, on an idle one, and if reports stop.
 //!
 //! `signals.rs` records what they follow.
 
@@ -16,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tollgate_core::Timestamp;
-use tollgate_overload::{AdaptConfig, AdaptController, WHOLE};
+use tollgate_overload::{AdaptConfig, AdaptController, AdaptStep, WHOLE};
 use tollgate_rules::{ADAPT_RULE, Adapt, LimitOrigin, Plan, Ruleset, Signal};
 
 /// State of a tier whose limits follow signals.
@@ -81,7 +82,8 @@ pub(crate) struct DomainAdaptation {
     state: Mutex<AdaptState>,
     /// The controller's factors, for requests.
     factors: ArcSwap<Vec<u32>>,
-    next: AtomicU64,
+    /// From when on a step has been missed, in microseconds.
+    missed_at: AtomicU64,
     /// When upstreams are measured next.
     pub(crate) next_reading: AtomicU64,
 }
@@ -153,14 +155,19 @@ impl Adaptations {
             if let Some(known) = known.get(domain).filter(is_same) {
                 own.copy_state(known, now);
             }
-            own.next.store(u64::MAX, Ordering::Relaxed);
+            own.missed_at.store(u64::MAX, Ordering::Relaxed);
         }
         copy.refresh();
         copy
     }
 
     /// Makes the step in a copy that a report of these signals makes when it is time for one.
-    pub(crate) fn suppose(&self, domain: &str, signals: &[(&str, f64)]) -> Result<(), SignalError> {
+    pub(crate) fn suppose(
+        &self,
+        domain: &str,
+        signals: &[(&str, f64)],
+        now: Timestamp,
+    ) -> Result<(), SignalError> {
         if signals.is_empty() {
             return Ok(());
         }
@@ -169,10 +176,7 @@ impl Adaptations {
         let found = signals.iter().map(|(name, value)| own.find(name, *value, |_| true));
         let found: Vec<(usize, f64)> = found.collect::<Result<_, _>>()?;
         let mut state = own.state();
-        for (at, value) in found {
-            state.controller.record(at, value);
-        }
-        state.controller.step_now();
+        state.controller.suppose(found, now);
         own.factors.store(Arc::new(state.controller.factors().to_vec()));
         drop(state);
         self.refresh();
@@ -185,12 +189,31 @@ impl Adaptations {
         self.any.store(self.domains.load().values().any(is_tightened), Ordering::Relaxed);
     }
 
-    /// Makes a domain's step if its time has come.
-    pub(crate) fn step(&self, domain: &str, own: &DomainAdaptation, now: Timestamp) {
-        let Some(step) = own.step(domain, now) else { return };
+    /// Makes the steps of a domain that were missed.
+    pub(crate) fn catch_up(&self, domain: &str, own: &DomainAdaptation, now: Timestamp) {
+        if now.as_micros() >= own.missed_at.load(Ordering::Relaxed) {
+            self.make_steps(domain, own, now, AdaptController::catch_up);
+        }
+    }
+
+    /// Makes steps by a change of the controller, logs them and reports them to the listener.
+    pub(crate) fn make_steps(
+        &self,
+        domain: &str,
+        own: &DomainAdaptation,
+        now: Timestamp,
+        change: impl FnOnce(&mut AdaptController, Timestamp) -> Vec<AdaptStep>,
+    ) {
+        let steps = own.change(now, change);
+        if steps.is_empty() {
+            return;
+        }
         self.refresh();
-        if let Some(listener) = self.listener.get().filter(|_| !own.is_shadow) {
-            listener(step);
+        for step in steps {
+            let step = own.log(domain, step);
+            if let Some(listener) = self.listener.get().filter(|_| !own.is_shadow) {
+                listener(step);
+            }
         }
     }
 
@@ -216,7 +239,7 @@ impl DomainAdaptation {
                 controller: AdaptController::new(config),
                 own: vec![None; adapt.signals.len()],
             }),
-            next: AtomicU64::new(0),
+            missed_at: AtomicU64::new(0),
             next_reading: AtomicU64::new(0),
         }
     }
@@ -225,12 +248,12 @@ impl DomainAdaptation {
     fn with_settings(&self, adapt: &Adapt) -> Self {
         let next = Self::new(adapt, self.is_shadow);
         let factors: Vec<u32> = adapt.order.iter().map(|tier| self.factor(tier)).collect();
+        // New settings are no reason for a step before its time.
+        let next_step = self.state().controller.next_step();
         let mut state = next.state();
-        state.controller = state.controller.clone().with_factors(&factors);
+        state.controller = state.controller.clone().with_factors(&factors, next_step);
         next.factors.store(Arc::new(state.controller.factors().to_vec()));
         drop(state);
-        // New settings are no reason for a step before its time.
-        next.next.store(self.next.load(Ordering::Relaxed), Ordering::Relaxed);
         next
     }
 
@@ -261,12 +284,10 @@ impl DomainAdaptation {
             .collect()
     }
 
-    /// Takes the state of `known` over, with the step that a request of now makes while limits are tightened.
+    /// Takes the state of `known` over, with the steps that were missed until now.
     fn copy_state(&self, known: &Self, now: Timestamp) {
         let mut controller = known.state().controller.clone();
-        if controller.factors().iter().any(|factor| *factor < WHOLE) {
-            controller.step(now);
-        }
+        controller.catch_up(now);
         self.factors.store(Arc::new(controller.factors().to_vec()));
         self.state().controller = controller;
     }
@@ -275,17 +296,26 @@ impl DomainAdaptation {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a step if its time has come. Returns the one by which limits changed.
-    fn step(&self, domain: &str, now: Timestamp) -> Option<AdaptedStep> {
-        if now.as_micros() < self.next.load(Ordering::Relaxed) {
-            return None;
-        }
+    /// Changes the controller. Returns the steps by which limits changed.
+    fn change(
+        &self,
+        now: Timestamp,
+        change: impl FnOnce(&mut AdaptController, Timestamp) -> Vec<AdaptStep>,
+    ) -> Vec<AdaptStep> {
         let mut state = self.state();
-        let step = state.controller.step(now);
-        self.next.store((now + self.adapt.step).as_micros(), Ordering::Relaxed);
-        let step = step?;
-        self.factors.store(Arc::new(state.controller.factors().to_vec()));
-        drop(state);
+        let steps = change(&mut state.controller, now);
+        let missed_at = state.controller.next_step() + self.adapt.step;
+        // While limits are whole and nothing is reported there are no steps.
+        let missed_at = if missed_at > now { missed_at } else { now + self.adapt.step };
+        self.missed_at.store(missed_at.as_micros(), Ordering::Relaxed);
+        if !steps.is_empty() {
+            self.factors.store(Arc::new(state.controller.factors().to_vec()));
+        }
+        steps
+    }
+
+    /// Logs a step. Returns it for the listener.
+    fn log(&self, domain: &str, step: AdaptStep) -> AdaptedStep {
         let tier = self.adapt.order.get(step.tier).map_or("", String::as_str);
         let (from, to) = (f64::from(step.from) / 10.0, f64::from(step.to) / 10.0);
         let loud = step.signal.and_then(|(at, value)| {
@@ -312,13 +342,13 @@ impl DomainAdaptation {
             }
             None => tracing::info!(domain, tier, from, to, "limits loosened (percent)"),
         }
-        Some(AdaptedStep {
+        AdaptedStep {
             domain: domain.to_owned(),
             tier: tier.to_owned(),
             from: step.from,
             to: step.to,
             signal: loud,
-        })
+        }
     }
 }
 
@@ -348,9 +378,17 @@ impl<S> Limiter<S> {
         let _ = self.adaptations.listener.set(Box::new(listener));
     }
 
+    /// Makes the steps that were missed: limits recover without reports and requests.
+    pub(crate) fn catch_up_adapted(&self) {
+        for (domain, own) in self.adaptations.domains.load().iter() {
+            self.adaptations.catch_up(domain, own, self.clock.now());
+        }
+    }
+
     /// Returns the state of all tiers whose limits follow signals.
     #[must_use]
     pub fn adapted_tiers(&self) -> Vec<AdaptedTier> {
+        self.catch_up_adapted();
         let domains = self.adaptations.domains.load();
         let mut tiers: Vec<AdaptedTier> = Vec::new();
         for (domain, own) in domains.iter() {
@@ -370,18 +408,14 @@ impl<S> Limiter<S> {
     #[must_use]
     pub fn adaptations(&self) -> Vec<AdaptationState> {
         let (domains, tiers) = (self.adaptations.domains.load(), self.adapted_tiers());
-        let now = self.clock.now();
         let mut states: Vec<AdaptationState> = domains
             .iter()
             .map(|(domain, own)| {
                 let state = own.state();
-                // Without reports and requests nothing makes steps.
-                let next = Timestamp::from_micros(own.next.load(Ordering::Relaxed));
-                let is_silent = now >= next + own.adapt.step;
                 let named = own.adapt.signals.iter().zip(state.controller.signals());
                 let signal = |(signal, value): (&Signal, f64)| SignalState {
                     name: signal.name.clone(),
-                    value: if is_silent { 0.0 } else { value },
+                    value,
                     bound: signal.above,
                     source: signal.source.name(),
                 };
@@ -396,7 +430,7 @@ impl<S> Limiter<S> {
         states
     }
 
-    /// Scales the limits of a request whose tier is tightened, and makes a step if its time has come.
+    /// Scales the limits of a request whose tier is tightened, and makes the steps that were missed.
     #[cold]
     pub(crate) fn apply_adapted(
         &self,
@@ -406,7 +440,7 @@ impl<S> Limiter<S> {
         details: &mut DecisionDetails,
     ) {
         if let Some(own) = self.adaptations.domains.load().get(check.domain) {
-            self.adaptations.step(check.domain, own, self.clock.now());
+            self.adaptations.catch_up(check.domain, own, self.clock.now());
         }
         self.scale_adapted(check, rules, plan, details);
     }

@@ -147,8 +147,9 @@ impl<S: CounterStore> Limiter<S> {
         let mut dry = Limiter::new(Arc::clone(rules), DryRun::new(&self.store), Arc::clone(&self.clock));
         dry.quotas.clone_from(&self.quotas);
         dry.measures = Arc::clone(&self.measures);
-        dry.adaptations = self.adaptations.copy_for(rules, self.clock.now());
-        dry.adaptations.suppose(domain, signals)?;
+        let now = self.clock.now();
+        dry.adaptations = self.adaptations.copy_for(rules, now);
+        dry.adaptations.suppose(domain, signals, now)?;
         let copy = |flag: &AtomicBool| AtomicBool::new(flag.load(Ordering::Relaxed));
         (dry.shadow, dry.denies_unknown) = (copy(&self.shadow), copy(&self.denies_unknown));
         Ok(dry)

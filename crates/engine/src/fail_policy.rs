@@ -234,10 +234,10 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     /// Sets a fallback counter from what the store last said about the counter, if it has said anything since the
-    /// fallback counter was last set.
+    /// fallback counter was last set. One of permits begins with those that this node's requests hold.
     fn start_fallback(&self, fallback: &dyn TryCharge, charge: &Charge<'_>, share: &Limit) {
         if charge.limit.algorithm() == Algorithm::Concurrency {
-            return;
+            return self.renewals.copy_permits(fallback, charge);
         }
         let Some(known) = self.store.last_known(charge) else { return };
         let counter = charge.key.id();

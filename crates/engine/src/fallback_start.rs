@@ -3,7 +3,8 @@
 //! A caller who had used up a limit must not get it anew because the store paused. When the store has answered since the
 //! local counter was last set, the local one is set again: to this node's share of what remained, plus what time has
 //! refilled since, minus what this node has admitted and the store may not have counted yet. While the store says
-//! nothing, the local counter goes on by itself.
+//! nothing, the local counter goes on by itself. A counter of permits begins with those that requests of this node hold
+//! (`permit_guard.rs`), not reservations, which any node may end.
 //!
 //! The table that remembers when each counter was set is bounded. Beyond that it starts over, which only sets counters
 //! again: what was admitted in the meantime is unconfirmed, and is subtracted.

@@ -13,13 +13,13 @@ use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 use std::collections::HashMap;
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::{
     Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, PermitId, StoreError, Timestamp,
 };
-use tollgate_overload::{FleetFairness, NO_TIER, NodePart, NodePlaces, TierIndex, TierState};
+use tollgate_overload::{FleetFairness, NO_TIER, NodePart, NodePlaces, TierIndex, TierState, UsedUpMarks};
 use tollgate_rules::{Charges, FleetCapacity, FleetMatch, FleetStanding, Plan, Ruleset, TierFairness};
 
 /// Shares of one domain's fleet.
@@ -39,6 +39,8 @@ type Domains = HashMap<Box<str>, Arc<DomainFleet>, RandomState>;
 pub(crate) struct FleetShares {
     domains: ArcSwap<Domains>,
     hasher: RandomState,
+    /// Guarantees and reserves that were found used up a moment ago.
+    pub(crate) marks: UsedUpMarks,
 }
 
 /// State of a fleet's capacity that tenants share, as this node sees it.
@@ -60,30 +62,6 @@ struct FleetEntry {
     tenant: u64,
     tier: TierIndex,
     now: Timestamp,
-}
-
-impl FleetEntry {
-    /// Returns the counter besides the capacity's that may admit the request: its guarantee, then what is reserved for its priority. Not
-    /// those that it was charged to before, nor those that were found used up a moment ago.
-    fn open_claim(&self, own: &FleetMatch<'_>) -> Option<FleetStanding> {
-        let fairness = &self.fleet.fairness;
-        let is_open = |standing: &FleetStanding| {
-            let is_used_up = match standing {
-                FleetStanding::Guaranteed => fairness.is_used_up(self.now, self.tenant, self.tier),
-                _ => fairness.is_reserve_used_up(self.now, own.priority),
-            };
-            own.claim(*standing).is_some() && own.is_untried(*standing) && !is_used_up
-        };
-        [FleetStanding::Guaranteed, FleetStanding::Reserved].into_iter().find(is_open)
-    }
-
-    fn mark_used_up(&self, own: &FleetMatch<'_>) {
-        let FleetEntry { fleet, tenant, tier, now } = self;
-        match own.standing {
-            FleetStanding::Guaranteed => fleet.fairness.mark_used_up(*now, *tenant, *tier),
-            _ => fleet.fairness.mark_reserve_used_up(*now, own.priority),
-        }
-    }
 }
 
 impl FleetShares {
@@ -124,6 +102,26 @@ impl FleetShares {
         let tenant = self.hasher.hash_one(("tenant", own.tenant));
         Some(FleetEntry { fleet, tenant, tier, now })
     }
+
+    /// Returns whether tenants share no fleet's capacity.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.domains.load().is_empty()
+    }
+
+    pub(crate) fn hash(&self, value: &impl Hash) -> u64 {
+        self.hasher.hash_one(value)
+    }
+
+    /// Returns the counter besides the capacity's that may admit the request: its guarantee, then what is reserved for its priority. Not
+    /// those that it was charged to before, nor those that were found used up a moment ago.
+    fn open_claim(&self, own: &FleetMatch<'_>, now: Timestamp) -> Option<FleetStanding> {
+        let is_open = |standing: &FleetStanding| {
+            own.claim(*standing).is_some()
+                && own.is_untried(*standing)
+                && !self.is_used_up(now, own, *standing)
+        };
+        [FleetStanding::Guaranteed, FleetStanding::Reserved].into_iter().find(is_open)
+    }
 }
 
 impl<S> Limiter<S> {
@@ -162,7 +160,7 @@ impl<S: CounterStore> Limiter<S> {
     ) -> Tried {
         self.choose_fleet_standing(plan, permit);
         // A capacity in shadow mode is charged apart from the rest.
-        if self.pending.any_pending() || plan.is_fleet_shadow() {
+        if self.pending.any_pending() || plan.is_fleet_shadow() || plan.refunded_claims().is_some() {
             return Tried::Declined;
         }
         let mut outcomes = Outcomes::default();
@@ -186,7 +184,10 @@ impl<S: CounterStore> Limiter<S> {
     /// Chooses the standing by which a request charges the fleet's capacity.
     fn choose_fleet_standing(&self, plan: &mut Plan<'_>, permit: PermitId) {
         if !plan.shares_fleet() {
-            plan.fleet = None;
+            // One that gives back a guarantee or a reserve: the store says which.
+            if plan.refunded_claims().is_none() {
+                plan.fleet = None;
+            }
             return;
         }
         let Some(entry) = self.fleet_shares.entry(plan, self.clock.now()) else {
@@ -205,7 +206,7 @@ impl<S: CounterStore> Limiter<S> {
         let Some(own) = &plan.fleet else { return };
         // Guarantees of requests in flight are held from the first on: those that began in calm times count as well.
         let (is_in_flight, _) = plan.fleet_counts();
-        let claim = entry.open_claim(own).filter(|_| is_pressed || is_in_flight);
+        let claim = self.fleet_shares.open_claim(own, *now).filter(|_| is_pressed || is_in_flight);
         let standing = claim.unwrap_or_else(|| own.base());
         plan.charge_fleet_as(standing);
     }
@@ -246,7 +247,7 @@ impl<S: CounterStore> Limiter<S> {
         let is_full = (0..claim).any(|at| own.is_fleet(&plan.limits[at]) && denies(at));
         let is_used_up = claim < plan.limits.len() && denies(claim);
         if is_used_up {
-            entry.mark_used_up(own);
+            self.fleet_shares.mark_used_up(*now, own);
         }
         let takes_back = own.standing.is_claim() && !is_full && plan.exceeds_fleet(outcomes);
         if is_full || takes_back {
@@ -270,11 +271,12 @@ impl<S: CounterStore> Limiter<S> {
         if Outcomes::admission(others) == Admission::Denied {
             return None;
         }
+        let open_claim = || self.fleet_shares.open_claim(own, *now);
         match own.standing.is_claim() {
             // Where a claim finds no room in the capacity, none does.
             true if !is_used_up => None,
-            true => entry.open_claim(own).or_else(|| Some(own.base()).filter(|base| own.is_untried(*base))),
-            false if is_full => entry.open_claim(own),
+            true => open_claim().or_else(|| Some(own.base()).filter(|base| own.is_untried(*base))),
+            false if is_full => open_claim(),
             false => None,
         }
     }

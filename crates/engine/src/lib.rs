@@ -55,6 +55,8 @@ mod fallback;
 mod fallback_counts;
 mod fallback_start;
 mod fleet_fairness;
+mod fleet_marks;
+mod fleet_refund;
 mod fleet_shadow;
 mod fleet_shed;
 mod fold;

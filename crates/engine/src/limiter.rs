@@ -409,6 +409,9 @@ impl<S: CounterStore> Limiter<S> {
         grants: Option<&Grants>,
         details: &mut DecisionDetails,
     ) {
+        if plan.refunded_claims().is_some() {
+            Box::pin(self.choose_refunded_claim(plan)).await;
+        }
         let mut shadow = ShadowFleet::Open;
         let charged = match tried {
             Tried::Denied(outcomes) => Ok(*outcomes),

@@ -6,6 +6,7 @@
 //! renewal.
 
 use crate::delay_queue::{DelayQueue, QueueFull};
+use crate::fallback::TryCharge;
 use crate::limiter::Limiter;
 use crate::permits::{HeldPermits, ReleaseReason};
 use futures_util::StreamExt;
@@ -14,7 +15,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
-use tollgate_core::{CounterStore, StoreError, TimeDelta};
+use tollgate_core::{Charge, CounterId, CounterStore, StoreError, TimeDelta};
 
 /// Maximum pause between two rounds of renewals.
 const ROUND: Duration = Duration::from_millis(500);
@@ -25,6 +26,9 @@ const MIN_ROUND: Duration = Duration::from_millis(10);
 /// Maximum number of concurrent renewals.
 const MAX_AT_ONCE: usize = 256;
 
+/// Maximum number of fallback counters whose permits are known. Beyond that the table starts over, which adds permits again.
+const MAX_COPIED: usize = 65_536;
+
 /// Permits to renew.
 #[derive(Default)]
 pub(crate) struct Renewals(Mutex<RenewalTable>);
@@ -33,6 +37,8 @@ pub(crate) struct Renewals(Mutex<RenewalTable>);
 struct RenewalTable {
     entries: HashMap<u64, RenewalEntry>,
     next: u64,
+    /// Up to which entry each fallback counter has the permits of this node.
+    copied: HashMap<CounterId, u64>,
     /// True while a task processes the entries.
     is_running: bool,
 }
@@ -69,6 +75,22 @@ impl<S> Drop for RenewalTask<S> {
 impl Renewals {
     fn table(&self) -> MutexGuard<'_, RenewalTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds the permits of a counter that this node's requests hold to the fallback counter, which has not granted them itself. Each is
+    /// added once: renewals keep it there, and its release frees it.
+    pub(crate) fn copy_permits(&self, fallback: &dyn TryCharge, charge: &Charge<'_>) {
+        // Under the lock, so that no permit is added after its release.
+        let mut table = self.table();
+        let RenewalTable { entries, next, copied, .. } = &mut *table;
+        if copied.len() >= MAX_COPIED {
+            copied.clear();
+        }
+        let from = copied.insert(charge.key.id(), *next).unwrap_or(0);
+        if from < *next {
+            let new = entries.iter().filter(|(id, _)| **id >= from);
+            new.for_each(|(_, entry)| entry.held.copy_permits(fallback, &charge.key));
+        }
     }
 }
 

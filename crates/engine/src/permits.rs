@@ -7,6 +7,7 @@
 use crate::check::Check;
 use crate::consumption::ReservedConsumption;
 use crate::decision::{Decision, DecisionDetails, LimitStatus};
+use crate::fallback::TryCharge;
 use crate::in_flight::InFlightGuard;
 use crate::limiter::Limiter;
 use crate::reservation::{ReservedCharge, Settlement, reserved_charges};
@@ -15,9 +16,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tollgate_core::{
-    Algorithm, Charge, CounterStore, KeyPart, Permit, PermitId, StoreError, TimeDelta, Timestamp,
+    Algorithm, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec, Permit, PermitId, Rate,
+    StoreError, TimeDelta, Timestamp,
 };
 use tollgate_rules::{MatchedLimit, Plan};
+
+/// Most permits that a limit may have.
+const MAX_PERMITS: u64 = 100_000;
 
 /// Permits and charges that an allowed request holds.
 #[derive(Clone)]
@@ -58,6 +63,18 @@ impl HeldPermits {
 
     fn permits(&self) -> impl Iterator<Item = &ReservedCharge> {
         self.charges.iter().filter(|reserved| reserved.record.limit.algorithm() == Algorithm::Concurrency)
+    }
+
+    /// Adds its permits of a counter to a fallback counter.
+    pub(crate) fn copy_permits(&self, fallback: &dyn TryCharge, counter: &CounterKey<'_>) {
+        for reserved in self.permits().filter(|reserved| reserved.record.scope.id() == counter.scope.id()) {
+            let parts = reserved.record.parts();
+            if parts == counter.parts {
+                let limit = unbounded(&reserved.record.limit);
+                let charge = reserved.record.charge(&parts, Cost::new(reserved.record.units));
+                fallback.try_debit(&Charge { permit: self.id, limit: &limit, ..charge });
+            }
+        }
     }
 }
 
@@ -124,7 +141,9 @@ impl<S: CounterStore> Limiter<S> {
         if let Some(fallback) = &self.fallback {
             fallback.try_release(&permits);
         }
-        self.store.release(&permits).await
+        let released = self.store.release(&permits).await;
+        self.fleet_shares.on_released(&permits);
+        released
     }
 
     /// Refunds everything that has not been refilled over time, for a client that disconnected before its delay ended.
@@ -163,23 +182,35 @@ impl<S: CounterStore> Limiter<S> {
         }
     }
 
-    /// Extends the permits' deadline while the request is in flight.
+    /// Extends the permits' deadline while the request is in flight. A store that has lost them counts them again, whatever others hold: a
+    /// request within a guarantee is in flight although the capacity is in use.
     ///
     /// # Errors
     /// [`StoreError`] if the store was unavailable.
     pub async fn renew(&self, held: &HeldPermits) -> Result<(), StoreError> {
         let parts: Vec<Vec<KeyPart<'_>>> = held.permits().map(|reserved| reserved.record.parts()).collect();
-        let charges: Vec<Charge<'_>> = held
-            .permits()
-            .zip(&parts)
-            .map(|(reserved, parts)| {
+        let limits: Vec<Limit> = held.permits().map(|reserved| unbounded(&reserved.record.limit)).collect();
+        let charges: Vec<Charge<'_>> = (held.permits().zip(&parts).zip(&limits))
+            .map(|((reserved, parts), limit)| {
                 let record = &reserved.record;
-                let cost = tollgate_core::Cost::new(record.units);
-                Charge { permit: held.id, ..record.charge(parts, cost) }
+                Charge { permit: held.id, limit, ..record.charge(parts, Cost::new(record.units)) }
             })
             .collect();
-        if charges.is_empty() { Ok(()) } else { self.store.charge(&charges).await.map(|_| ()) }
+        if charges.is_empty() {
+            return Ok(());
+        }
+        // The next outage of the store may last longer than the permits.
+        if let Some(fallback) = &self.fallback {
+            charges.iter().for_each(|charge| fallback.try_debit(charge));
+        }
+        self.store.charge(&charges).await.map(|_| ())
     }
+}
+
+/// Returns the limit of permits that are held already: they count, whatever others hold.
+fn unbounded(limit: &Limit) -> Limit {
+    let rate = Rate { count: MAX_PERMITS, period: limit.rate().period.clone() };
+    LimitSpec::new(Algorithm::Concurrency, rate).build().unwrap_or_else(|_| limit.clone())
 }
 
 /// Returns whether the request holds a place of a guarantee.

@@ -327,8 +327,10 @@ impl Drop for ReconcileGuard {
 impl<S: CounterStore> Limiter<S> {
     /// Charges the shared counters with what was allowed without them. Call it periodically; it does nothing, at no
     /// cost, if nothing is pending. Charges that cannot be applied yet stay pending. Returns whether the store failed
-    /// to apply any. Reservations that were made without the store are handed to it afterwards.
+    /// to apply any. Reservations that were made without the store are handed to it afterwards. Limits that follow signals make the steps that
+    /// were missed.
     pub async fn reconcile(&self) -> bool {
+        self.catch_up_adapted();
         self.reconcile_pending().await || self.hand_over_reservations().await
     }
 

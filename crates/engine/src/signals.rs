@@ -77,13 +77,6 @@ pub struct SignalQuery {
     pub step: TimeDelta,
 }
 
-/// Who reported a value.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reporter {
-    ThisNode,
-    OtherNodes,
-}
-
 impl DomainAdaptation {
     fn position(&self, name: &str) -> Option<usize> {
         self.adapt.signals.iter().position(|signal| signal.name == name)
@@ -113,14 +106,12 @@ impl DomainAdaptation {
         }
     }
 
-    fn record(&self, values: impl IntoIterator<Item = (usize, f64)>, by: Reporter) {
+    /// Keeps values that this node has reported, for other nodes.
+    fn keep_own(&self, values: &[(usize, f64)]) {
         let mut state = self.state();
         for (at, value) in values {
-            state.controller.record(at, value);
-            if by == Reporter::ThisNode
-                && let Some(own) = state.own.get_mut(at)
-            {
-                *own = Some(own.map_or(value, |known| known.max(value)));
+            if let Some(own) = state.own.get_mut(*at) {
+                *own = Some(own.map_or(*value, |known| known.max(*value)));
             }
         }
     }
@@ -170,12 +161,17 @@ impl<S> Limiter<S> {
         let Some(own) = domains.get(domain) else { return Err(SignalError::NotAdaptive(domain.to_owned())) };
         let found = signals.into_iter().map(|(name, value)| own.find(name, value, &accepts));
         let found: Vec<(usize, f64)> = found.collect::<Result<_, _>>()?;
-        own.record(found, Reporter::ThisNode);
-        self.adaptations.step(domain, own, self.clock.now());
+        self.report(domain, own, found, self.clock.now());
         Ok(())
     }
 
-    /// Records what other nodes have reported. Signals that no rule here uses are ignored.
+    /// Records what this node has reported, and makes the steps whose time has come.
+    fn report(&self, domain: &str, own: &DomainAdaptation, values: Vec<(usize, f64)>, now: Timestamp) {
+        own.keep_own(&values);
+        self.adaptations.make_steps(domain, own, now, |controller, now| controller.report(values, now));
+    }
+
+    /// Records what other nodes have reported, each report once. Signals that no rule here uses are ignored.
     pub fn record_shared_signals<'s>(&self, signals: impl IntoIterator<Item = &'s SharedSignal>) {
         let domains = self.adaptations.domains.load();
         for SharedSignal { domain, signal, value, .. } in signals {
@@ -183,8 +179,9 @@ impl<S> Limiter<S> {
             let Some(at) = own.position(signal).filter(|_| value.is_finite() && *value >= 0.0) else {
                 continue;
             };
-            own.record([(at, *value)], Reporter::OtherNodes);
-            self.adaptations.step(domain, own, self.clock.now());
+            let now = self.clock.now();
+            self.adaptations
+                .make_steps(domain, own, now, |controller, now| controller.report([(at, *value)], now));
         }
     }
 
@@ -246,7 +243,6 @@ impl<S> Limiter<S> {
             SignalSource::Measured { measure, upstream } => Some((at, value(*measure, upstream.as_deref())?)),
             _ => None,
         });
-        own.record(measured, Reporter::ThisNode);
-        self.adaptations.step(domain, own, now);
+        self.report(domain, own, measured.collect(), now);
     }
 }

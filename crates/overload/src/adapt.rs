@@ -4,6 +4,10 @@
 //! that is not at its least is tightened by a fifth; when all signals have been calm for two steps, the tier that was
 //! tightened last is loosened by a quarter. Between 80% and 100% of a bound nothing changes, so that limits do not swing
 //! around it. A signal that is no longer reported is calm.
+//!
+//! Steps have their times, whoever makes them: a caller that comes late makes up for those that were missed, each by what had been
+//! reported until then. A report counts in one step. While limits are whole and nothing is reported there are no steps, so that the first
+//! report after a calm time makes one at once.
 
 use tollgate_core::{TimeDelta, Timestamp};
 
@@ -45,56 +49,119 @@ pub struct AdaptStep {
 pub struct AdaptController {
     config: AdaptConfig,
     /// Highest value of each signal since the last step, and before it.
-    peaks: Vec<f64>,
+    peaks: Vec<Peak>,
     before: Vec<f64>,
     factors: Vec<u32>,
     calm: u32,
     next: Timestamp,
 }
 
+/// Highest value of a signal that no step has counted yet, and when it was reported.
+#[derive(Clone, Copy, Debug, Default)]
+struct Peak {
+    value: f64,
+    at: Timestamp,
+}
+
 impl AdaptController {
     /// Creates a controller with all limits as the rules have them.
     #[must_use]
     pub fn new(config: AdaptConfig) -> Self {
-        let (peaks, factors) = (vec![0.0; config.bounds.len()], vec![WHOLE; config.tiers]);
-        Self { config, before: peaks.clone(), peaks, factors, calm: 0, next: Timestamp::ZERO }
+        let (signals, factors) = (config.bounds.len(), vec![WHOLE; config.tiers]);
+        Self {
+            config,
+            peaks: vec![Peak::default(); signals],
+            before: vec![0.0; signals],
+            factors,
+            calm: 0,
+            next: Timestamp::ZERO,
+        }
     }
 
-    /// Begins with these thousandths instead, as far as the configuration allows them.
+    /// Begins with these thousandths instead, as far as the configuration allows them, and makes the first step at `next`.
     #[must_use]
-    pub fn with_factors(mut self, factors: &[u32]) -> Self {
+    pub fn with_factors(mut self, factors: &[u32], next: Timestamp) -> Self {
+        self.next = next;
         for (own, factor) in self.factors.iter_mut().zip(factors) {
             *own = (*factor).clamp(self.config.least.min(WHOLE), WHOLE);
         }
         self
     }
 
-    /// Records the value of a signal. Of several reporters and several reports, the highest counts.
-    pub fn record(&mut self, signal: usize, value: f64) {
-        if let Some(peak) = self.peaks.get_mut(signal).filter(|peak| value > **peak) {
-            *peak = value;
+    /// Records values of signals by their indexes, and makes all steps whose time has come. Of several reporters and several reports, the
+    /// highest value counts. Returns the steps that change limits.
+    pub fn report(
+        &mut self,
+        values: impl IntoIterator<Item = (usize, f64)>,
+        now: Timestamp,
+    ) -> Vec<AdaptStep> {
+        let mut steps = self.catch_up(now);
+        self.record(values, now);
+        steps.extend(self.advance(now, now));
+        steps
+    }
+
+    /// Records values of signals by their indexes.
+    fn record(&mut self, values: impl IntoIterator<Item = (usize, f64)>, now: Timestamp) {
+        for (signal, value) in values {
+            if let Some(peak) = self.peaks.get_mut(signal).filter(|peak| value > peak.value) {
+                *peak = Peak { value, at: now };
+            }
         }
     }
 
-    /// Makes a step if its time has come and there is one to make.
-    pub fn step(&mut self, now: Timestamp) -> Option<AdaptStep> {
-        if now < self.next {
-            return None;
-        }
-        self.next = now + self.config.step;
-        self.step_now()
+    /// Makes the steps that were missed: those after which another one is due. The last one is left to the next report. Returns those that
+    /// change limits.
+    pub fn catch_up(&mut self, now: Timestamp) -> Vec<AdaptStep> {
+        self.advance(now, now - self.config.step)
     }
 
-    /// Makes a step whose time may not have come, if there is one to make.
-    pub fn step_now(&mut self) -> Option<AdaptStep> {
+    /// Makes the steps until `last`.
+    fn advance(&mut self, now: Timestamp, last: Timestamp) -> Vec<AdaptStep> {
+        let mut steps = Vec::new();
+        while self.next <= last {
+            let mut at = self.next;
+            if self.factors.iter().all(|factor| *factor == WHOLE) {
+                // Nothing is to be loosened, so that only reports make steps.
+                let reported = self.peaks.iter().filter(|peak| peak.value > 0.0).map(|peak| peak.at).min();
+                let Some(reported) = reported else {
+                    self.before.fill(0.0);
+                    break;
+                };
+                at = at.max(reported);
+                if at > last {
+                    break;
+                }
+            }
+            // What was reported after a step that was missed counts in a later one.
+            let until = if at + self.config.step > now { now } else { at };
+            steps.extend(self.step_by(|peak| peak.at <= until));
+            self.next = until + self.config.step;
+        }
+        steps
+    }
+
+    /// Makes the step of a report whose time may not have come, if there is one to make.
+    pub fn suppose(
+        &mut self,
+        values: impl IntoIterator<Item = (usize, f64)>,
+        now: Timestamp,
+    ) -> Option<AdaptStep> {
+        self.record(values, now);
+        self.step_by(|_| true)
+    }
+
+    /// Makes a step by the peaks that it counts.
+    fn step_by(&mut self, counts: impl Fn(&Peak) -> bool) -> Option<AdaptStep> {
         let Self { config, peaks, before, factors, calm, .. } = self;
-        let over = |(_, (peak, bound)): &(usize, (&f64, &f64))| peak > bound;
-        let loudest =
-            peaks.iter().zip(&config.bounds).enumerate().find(over).map(|(at, (peak, _))| (at, *peak));
-        let is_calm = peaks.iter().zip(&config.bounds).all(|(peak, bound)| *peak < CALM * bound);
-        before.copy_from_slice(peaks);
-        peaks.fill(0.0);
-        *calm = if is_calm { *calm + 1 } else { 0 };
+        for (value, peak) in before.iter_mut().zip(peaks) {
+            *value = if counts(peak) { std::mem::take(peak).value } else { 0.0 };
+        }
+        let values = || before.iter().zip(&config.bounds);
+        let loudest = values().enumerate().find(|(_, (value, bound))| value > bound);
+        let loudest = loudest.map(|(at, (value, _))| (at, *value));
+        let is_calm = values().all(|(value, bound)| *value < CALM * bound);
+        *calm = if is_calm { calm.saturating_add(1) } else { 0 };
         let (tier, to) = if loudest.is_some() {
             let tier = factors.iter().position(|factor| *factor > config.least)?;
             (tier, (factors[tier] * 4 / 5).max(config.least))
@@ -110,7 +177,13 @@ impl AdaptController {
 
     /// Returns the highest value of each signal since the step before the last.
     pub fn signals(&self) -> impl Iterator<Item = f64> {
-        self.peaks.iter().zip(&self.before).map(|(now, before)| now.max(*before))
+        self.peaks.iter().zip(&self.before).map(|(now, before)| now.value.max(*before))
+    }
+
+    /// Returns when the next step may be made.
+    #[must_use]
+    pub const fn next_step(&self) -> Timestamp {
+        self.next
     }
 
     /// Returns the thousandths of each tier's limits that apply.
@@ -121,63 +194,4 @@ impl AdaptController {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn controller() -> AdaptController {
-        AdaptController::new(AdaptConfig {
-            bounds: vec![100.0, 300.0],
-            tiers: 3,
-            least: 200,
-            step: TimeDelta::from_secs(5),
-        })
-    }
-
-    fn run(controller: &mut AdaptController, from: u64, steps: u64, value: f64) -> Vec<AdaptStep> {
-        (from..from + steps)
-            .filter_map(|n| {
-                controller.record(0, value);
-                controller.step(Timestamp::from_secs(5 * n))
-            })
-            .collect()
-    }
-
-    #[test]
-    fn tiers_are_tightened_in_order_down_to_the_least_and_come_back() {
-        let mut controller = controller();
-        let tightened = run(&mut controller, 1, 8, 150.0);
-        assert_eq!(tightened.iter().map(|step| step.tier).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 0, 0, 0]);
-        run(&mut controller, 9, 30, 150.0);
-        assert_eq!(controller.factors(), [200, 200, 200]);
-        assert!(run(&mut controller, 39, 5, 90.0).is_empty(), "near the bound nothing changes");
-        let loosened = run(&mut controller, 44, 60, 10.0);
-        assert_eq!(loosened.first().map(|step| step.tier), Some(2), "last tightened, first loosened");
-        assert_eq!(controller.factors(), [WHOLE; 3]);
-    }
-
-    #[test]
-    fn no_step_comes_early() {
-        let mut controller = controller();
-        controller.record(1, 400.0);
-        assert!(controller.step(Timestamp::from_secs(10)).is_some());
-        controller.record(1, 400.0);
-        assert_eq!(controller.step(Timestamp::from_secs(14)), None);
-        assert!(controller.step(Timestamp::from_secs(15)).is_some());
-    }
-
-    proptest! {
-        #[test]
-        fn factors_stay_between_the_least_and_the_whole(values in prop::collection::vec(0.0f64..400.0, 1..200)) {
-            let mut controller = controller();
-            for (n, value) in (1..).zip(values) {
-                controller.record(n as usize % 3, value);
-                controller.step(Timestamp::from_secs(5 * n));
-                prop_assert!(controller.factors().iter().all(|factor| (200..=WHOLE).contains(factor)));
-                // An earlier tier is at its least before a later one is touched.
-                let touched = controller.factors().iter().rposition(|factor| *factor < WHOLE).unwrap_or(0);
-                prop_assert!(controller.factors()[..touched].iter().all(|factor| *factor == 200));
-            }
-        }
-    }
-}
+mod tests;

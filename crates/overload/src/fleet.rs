@@ -3,8 +3,7 @@
 //! The store's counters decide who finds room: requests beyond their tenant's fair share find the capacity in use a little
 //! earlier than others, requests within a guarantee later. This controller only says which request is which. Fair shares are
 //! those of [`Shares`], of what this node's requests get of the capacity, and at least its equal part, so nothing is exchanged
-//! between nodes; an error changes who is served, never how much. Guarantees are counters of the store. What is kept here is that one was found used up a
-//! moment ago, so that the next request does not ask for it in vain.
+//! between nodes; an error changes who is served, never how much. Guarantees are counters of the store.
 //!
 //! A tenant has the larger of its guarantee and its fair share, not their sum: a request beyond the fair share that a guarantee admits is
 //! debited from the share. What guarantees take beyond the shares of their tenants, the others share less of.
@@ -21,14 +20,12 @@ use crate::striped::Padded;
 use node_part::Durations;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tollgate_core::{Priority, TimeDelta, Timestamp};
+use tollgate_core::{TimeDelta, Timestamp};
 
 /// Time since the capacity was last found in use after which it is not contended any more.
 const CALM: TimeDelta = TimeDelta::from_secs(1);
 /// Time between two control steps.
 const STEP: TimeDelta = TimeDelta::from_millis(100);
-/// Time for which a guarantee that was found used up is not asked for again.
-const USED_UP: TimeDelta = TimeDelta::from_millis(10);
 /// Time constant of the measured throughput, in seconds.
 const MEMORY: f64 = 0.4;
 
@@ -44,8 +41,6 @@ pub struct FleetFairness {
     /// Requests that a guarantee admitted, and those of them that no share covers.
     guaranteed: AtomicU32,
     uncovered: AtomicU32,
-    /// Until when what is reserved for each priority is not asked for, in microseconds.
-    reserves: [AtomicU64; 4],
     next_step: AtomicU64,
     control: Mutex<Control>,
 }
@@ -72,7 +67,6 @@ impl FleetFairness {
             admitted: Padded(AtomicU32::new(0)),
             guaranteed: AtomicU32::new(0),
             uncovered: AtomicU32::new(0),
-            reserves: Default::default(),
             next_step: AtomicU64::new(0),
             control: Mutex::new(Control {
                 demand: TenantDemand::new(),
@@ -147,28 +141,6 @@ impl FleetFairness {
         if is_excess && !self.shares.debit(tenant, tier, now) {
             self.uncovered.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    /// Returns whether the tenant's guarantee, or its tier's, was found used up a moment ago.
-    #[must_use]
-    pub fn is_used_up(&self, now: Timestamp, tenant: u64, tier: TierIndex) -> bool {
-        now.as_micros() < self.shares.mark(tenant, tier)
-    }
-
-    /// Records that the tenant's guarantee, or its tier's, is used up.
-    pub fn mark_used_up(&self, now: Timestamp, tenant: u64, tier: TierIndex) {
-        self.shares.set_mark(tenant, tier, (now + USED_UP).as_micros());
-    }
-
-    /// Returns whether what is reserved for a priority was found used up a moment ago.
-    #[must_use]
-    pub fn is_reserve_used_up(&self, now: Timestamp, priority: Priority) -> bool {
-        now.as_micros() < self.reserves[priority.index()].load(Ordering::Relaxed)
-    }
-
-    /// Records that what is reserved for a priority is used up.
-    pub fn mark_reserve_used_up(&self, now: Timestamp, priority: Priority) {
-        self.reserves[priority.index()].store((now + USED_UP).as_micros(), Ordering::Relaxed);
     }
 
     /// Returns the demand and fair shares of each tier while the capacity is contended; the last is that of requests without one.

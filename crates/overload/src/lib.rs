@@ -15,7 +15,7 @@
 //! [`AdaptController`] is independent of them: it selects the tiers whose limits are tightened while signals are above
 //! their bounds. [`UpstreamMeter`] measures signals of an upstream. [`CheckLoad`] decides which classes of checks go without
 //! the counter store while the process itself is overloaded. [`FleetFairness`] says which requests are beyond their tenant's fair
-//! share of the fleet's capacity.
+//! share of the fleet's capacity; [`UsedUpMarks`] says which guarantees need not be asked for.
 //!
 //! ```
 //! use tollgate_core::Timestamp;
@@ -44,6 +44,7 @@ mod samples;
 mod shares;
 mod striped;
 mod threshold;
+mod used_up;
 
 pub use adapt::{AdaptConfig, AdaptController, AdaptStep, WHOLE};
 pub use check_load::{CheckLoad, CheckLoadState, ShedChange, ShedOrder};
@@ -58,3 +59,4 @@ pub use priority::{COHORTS, POSITIONS};
 pub use room::Rank;
 pub use shares::{GuaranteeScope, NO_TIER, TierIndex, TierShare, TierState};
 pub use tollgate_core::Priority;
+pub use used_up::UsedUpMarks;

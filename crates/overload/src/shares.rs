@@ -241,27 +241,6 @@ impl Shares {
         }
     }
 
-    /// Returns the number that [`Shares::set_mark`] has set; zero if none.
-    pub(crate) fn mark(&self, tenant: u64, tier: TierIndex) -> u64 {
-        let own = self.tier(tier);
-        match own.share.scope {
-            GuaranteeScope::Each => {
-                self.known(self.keyed(tenant)).map_or(0, |slot| slot.guarantee.load(Ordering::Relaxed))
-            }
-            GuaranteeScope::Together => own.together.load(Ordering::Relaxed),
-        }
-    }
-
-    /// Keeps a number with a tenant's guarantee, or its tier's: for shares that guarantee nothing, so that it is no bucket.
-    pub(crate) fn set_mark(&self, tenant: u64, tier: TierIndex, mark: u64) {
-        let own = self.tier(tier);
-        let kept = match own.share.scope {
-            GuaranteeScope::Each => &self.tenant(tenant, tier).guarantee,
-            GuaranteeScope::Together => &own.together,
-        };
-        kept.store(mark, Ordering::Relaxed);
-    }
-
     /// Ends a control interval: sets the rates of the buckets for this throughput.
     pub(crate) fn update(&self, length: f64, throughput: f64, demand: &mut TenantDemand) {
         let weight = 1.0 - (-length / DEMAND_MEMORY).exp();

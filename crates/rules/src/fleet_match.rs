@@ -14,7 +14,9 @@ use crate::plan::{LimitOrigin, MatchedLimit, Plan};
 use crate::rule::{Role, Rule, RuleLimit};
 use crate::sensitivity::may_be_secret;
 use smallvec::SmallVec;
-use tollgate_core::{Admission, Algorithm, Enforcement, Outcome, Outcomes, Priority, TimeDelta, Verdict};
+use tollgate_core::{
+    Admission, Algorithm, Enforcement, KeyPart, Outcome, Outcomes, Priority, Scope, TimeDelta, Verdict,
+};
 
 /// Standing of a request in the fleet's capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -131,6 +133,20 @@ impl<'p> FleetMatch<'p> {
         self.rule.limits.limits.get(at?)
     }
 
+    /// Returns the key of the counter that a request of this standing is charged to besides the capacity's: its scope, and the tenant if
+    /// each has a counter of its own.
+    #[must_use]
+    pub fn claim_key(&self, standing: FleetStanding) -> Option<(&'p Scope, Option<KeyPart<'p>>)> {
+        let claim = self.claim(standing)?;
+        let share = self.overload.fairness.as_ref().zip(self.tier);
+        let each = share.filter(|(fairness, tier)| {
+            standing == FleetStanding::Guaranteed && fairness.tiers[*tier].is_each
+        });
+        let value = each.zip(self.tenant);
+        let value = value.map(|((fairness, _), tenant)| value_part(may_be_secret(&fairness.by), tenant));
+        Some((&claim.scope, value))
+    }
+
     /// Returns the standing of a request that no other counter admits.
     #[must_use]
     pub const fn base(&self) -> FleetStanding {
@@ -169,6 +185,21 @@ impl<'p> Plan<'p> {
                 && !matched.cost.is_peek()
         };
         own.peek().is_some() && own.all(is_plain)
+    }
+
+    /// Returns the indexes of the limits of the request's guarantee and of its reserve, if it gives both back: it was charged to one of
+    /// them.
+    #[must_use]
+    pub fn refunded_claims(&self) -> Option<(usize, usize)> {
+        let own = self.fleet.as_ref()?;
+        let find = |standing| {
+            let id = own.claim(standing)?.id;
+            let is_claim = |one: &MatchedLimit<'_>| {
+                one.cost.is_refund() && matches!(one.limit, LimitOrigin::Rule(limit) if limit.id == id)
+            };
+            self.limits.iter().position(is_claim)
+        };
+        find(FleetStanding::Guaranteed).zip(find(FleetStanding::Reserved))
     }
 
     /// Returns whether the fleet's capacity counts requests in flight, and whether it only counts.
@@ -261,12 +292,7 @@ impl<'p> Plan<'p> {
         let Some(claim) = own.claim(standing) else { return };
         let Some(like) = self.limits.iter().find(|matched| own.is_fleet(matched)).cloned() else { return };
         let start = self.parts.len();
-        let share = own.overload.fairness.as_ref().zip(own.tier);
-        let is_each = share.is_some_and(|(fairness, tier)| fairness.tiers[tier].is_each);
-        let is_own = is_each && standing == FleetStanding::Guaranteed;
-        if let (true, Some((fairness, _)), Some(tenant)) = (is_own, share, own.tenant) {
-            self.parts.push(value_part(may_be_secret(&fairness.by), tenant));
-        }
+        self.parts.extend(own.claim_key(standing).and_then(|(_, value)| value));
         let (Ok(start), Ok(end)) = (u16::try_from(start), u16::try_from(self.parts.len())) else { return };
         self.limits.push(MatchedLimit { limit: LimitOrigin::Rule(claim), parts: (start, end), ..like });
     }

@@ -131,6 +131,7 @@ impl<S: CounterStore> Limiter<S> {
         if !permits.is_empty() {
             self.release_local(&permits);
             self.store.release(&permits).await?;
+            self.fleet_shares.on_released(&permits);
         }
         Ok(())
     }

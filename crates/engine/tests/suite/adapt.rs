@@ -83,6 +83,34 @@ fn a_signal_that_is_no_longer_reported_is_calm() {
     assert_eq!(limiter.adaptations()[0].tiers[0].thousandths, 800);
 }
 
+/// A node without traffic must not show limits as tightened for ever, nor tighten them by its first request.
+#[test]
+fn limits_recover_on_an_idle_node() {
+    for by_request in [false, true] {
+        let (limiter, clock) = limiter();
+        let steps = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let seen = Arc::clone(&steps);
+        limiter.on_adapted(move |step| seen.lock().expect("steps").push(step.to));
+        for _ in 0..6 {
+            limiter.record_signals("d", [("queue_depth", 150.0)]).expect("a signal of the rules");
+            clock.advance(TimeDelta::from_millis(1_000));
+        }
+        // Too early for a step.
+        limiter.record_signals("d", [("queue_depth", 150.0)]).expect("a signal of the rules");
+        assert_eq!(thousandths(&limiter), 500);
+        clock.advance(TimeDelta::from_secs(20));
+        if by_request {
+            assert_eq!((passing(&limiter, "a", "free"), passing(&limiter, "b", "pro")), (10, 10));
+        } else {
+            pollster::block_on(limiter.reconcile());
+        }
+        assert_eq!(steps.lock().expect("steps").last(), Some(&1000), "nothing else has read the state");
+        let state = &limiter.adaptations()[0];
+        assert_eq!((state.tiers[0].thousandths, state.tiers[1].thousandths), (1000, 1000));
+        assert_eq!(state.signals[0].value, 0.0);
+    }
+}
+
 #[test]
 fn a_report_with_a_mistake_records_nothing() {
     let (limiter, _) = limiter();

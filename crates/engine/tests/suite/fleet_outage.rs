@@ -116,7 +116,7 @@ impl CounterStore for FaultyStore {
 
 struct Fleet {
     clock: Arc<ManualClock>,
-    limiter: Limiter<FaultyStore>,
+    limiter: Arc<Limiter<FaultyStore>>,
 }
 
 fn fleet(text: &str) -> Fleet {
@@ -132,7 +132,7 @@ fn fleet(text: &str) -> Fleet {
         away: Mutex::default(),
         unanswered: Mutex::default(),
     };
-    Fleet { limiter: Limiter::new(rules(text), store, time).with_fallback(fallback), clock }
+    Fleet { limiter: Arc::new(Limiter::new(rules(text), store, time).with_fallback(fallback)), clock }
 }
 
 impl Fleet {
@@ -267,4 +267,37 @@ fn what_time_has_not_refilled_is_charged_after_an_outage() {
     fleet.limiter.store().is_down.store(false, Ordering::Relaxed);
     let after = send(&fleet, 10, 9);
     assert!((28..=32).contains(&after), "three per second: {after}");
+}
+
+/// A store that stalls must not double what is in flight: a node without it counts the requests that it has.
+#[test]
+fn requests_in_flight_count_without_the_store() {
+    let plain = "{domain: d, overload: {fleet: {capacity: 10 in flight}}}";
+    let rule = "{domain: d, descriptors: [{key: tenant, concurrency: 10, on_error: local}]}";
+    for text in [IN_FLIGHT, plain, rule] {
+        let fleet = fleet(text);
+        let admit = |tries: usize| -> Vec<_> {
+            let held = (0..tries).filter_map(|_| fleet.admit(&[("tenant", "a")]).1);
+            held.map(|held| fleet.limiter.guard(held, TimeDelta::ZERO)).collect()
+        };
+        let mut held = admit(14);
+        assert_eq!(held.len(), 10, "{text}");
+        let is_down = |is_down| fleet.limiter.store().is_down.store(is_down, Ordering::Relaxed);
+        is_down(true);
+        assert_eq!(admit(5).len(), 0, "all places are taken: {text}");
+        held.truncate(7);
+        let local = admit(5);
+        assert_eq!(local.len(), 3, "those of requests that have ended: {text}");
+        is_down(false);
+        drop((held, local));
+        // Those that begin between two outages count too.
+        let held = admit(6);
+        is_down(true);
+        assert_eq!(admit(14).len(), 4, "{text}");
+        // With other nodes, each has its share.
+        fleet.limiter.set_live_nodes(2);
+        assert_eq!(admit(14).len(), 0, "{text}");
+        drop(held);
+        assert_eq!(admit(14).len(), 5, "{text}");
+    }
 }

@@ -1,8 +1,8 @@
 //! What is reserved for a priority is never taken by requests of lower priorities, within a guarantee or not.
 
-use crate::rig::{Rig, rig};
+use crate::rig::{Rig, check, rig};
 use proptest::prelude::*;
-use tollgate_core::TimeDelta;
+use tollgate_core::{Cost, TimeDelta};
 use tollgate_engine::{Check, HeldPermits};
 
 const RULES: &str = "
@@ -46,6 +46,44 @@ fn a_reserve_is_a_part_of_the_capacity() {
         let beyond = passed(&rig, &PAY, 100);
         // A rate counts what is reserved only while the capacity is contended, as it does guarantees.
         assert!(beyond <= if is_rate { 12 } else { 0 }, "{beyond}: {text}");
+    }
+}
+
+/// A request that ends frees its own place: the reserve only if its guarantee has none to free.
+#[test]
+fn negative_hits_give_back_the_guarantee_or_the_reserve() {
+    const VIP: [(&str, &str); 3] = [("tenant", "acme"), ("tier", "enterprise"), ("path", "/pay")];
+    let text = "
+domain: d
+overload:
+  priorities: [{when: {path: /pay}, priority: critical}]
+  fleet: {capacity: 20 in flight, ttl: 600s, reserve: {critical: 20%}}
+  fairness: {by: tenant, guarantees: {enterprise: 25% each}}
+";
+    for text in [text.to_owned(), text.replace("20 in flight, ttl: 600s", "20/day")] {
+        let rig = rig(&text);
+        let give_back = |attributes: &[(&str, &str)], requests: usize| {
+            (0..requests).for_each(|_| _ = check(&rig.limiter, attributes, Cost::refund(1)));
+        };
+        // What was found used up is asked for again.
+        let wait = || rig.clock.advance(TimeDelta::from_millis(11));
+        assert_eq!(passed(&rig, &GREEDY, 18), 16, "all but the reserve");
+        assert_eq!(passed(&rig, &PAY, 4), 4, "the reserve");
+        wait();
+        for _ in 0..6 {
+            assert_eq!(passed(&rig, &VIP, 1), 1, "its guarantee");
+            give_back(&VIP, 1);
+        }
+        wait();
+        assert_eq!(passed(&rig, &PAY, 4), 0, "the reserve is held: {text}");
+        wait();
+        assert_eq!(passed(&rig, &VIP, 8), 5, "the guarantee: {text}");
+        give_back(&PAY, 4);
+        wait();
+        assert_eq!(passed(&rig, &VIP, 8), 4, "and the reserve: {text}");
+        give_back(&VIP, 7);
+        wait();
+        assert_eq!(passed(&rig, &VIP, 12), 7, "all five of the guarantee, and two of the reserve: {text}");
     }
 }
 

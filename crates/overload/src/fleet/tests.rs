@@ -82,20 +82,6 @@ fn weights_count_between_those_that_want_more() {
 }
 
 #[test]
-fn a_guarantee_that_is_used_up_is_left_alone_for_a_moment() {
-    let tiers = [
-        TierShare { guarantee: 0.1, scope: GuaranteeScope::Each, weight: 1.0 },
-        TierShare { guarantee: 0.1, scope: GuaranteeScope::Together, weight: 1.0 },
-    ];
-    let fairness = FleetFairness::new(7, &tiers);
-    fairness.mark_used_up(at(0), 1, 0);
-    fairness.mark_used_up(at(0), 1, 1);
-    assert!(fairness.is_used_up(at(9), 1, 0) && !fairness.is_used_up(at(9), 2, 0), "each has its own");
-    assert!(fairness.is_used_up(at(9), 2, 1), "all of the tier have it together");
-    assert!(!fairness.is_used_up(at(10), 1, 0));
-}
-
-#[test]
 fn a_part_in_flight_is_a_rate_by_how_long_requests_last() {
     let part = |now, begun| NodePart::InFlight { places: 50.0, held: NodePlaces::Reported { now, begun } };
     let close = |rate: f64, expected: f64| (rate / expected - 1.0).abs() < 0.02;

@@ -69,15 +69,17 @@ impl Values {
         is_higher
     }
 
-    /// Returns the values that other nodes have reported: not those that are here as `own` has written them, which this
-    /// node has recorded when they were reported.
-    pub(super) fn signals(&self, own: &Self) -> Vec<SharedSignal> {
+    /// Returns the values that this node has not recorded yet: not those that are here as `own` has written them, which it has recorded when
+    /// they were reported, nor as it has `seen` them before. A report makes one step on each node.
+    pub(super) fn signals(&self, own: &Self, seen: &Self) -> Vec<SharedSignal> {
         let all = self.0.iter().flat_map(|(domain, signals)| {
-            let known = own.0.get(domain);
-            let is_other = move |(signal, value): &(&String, &Value)| {
-                known.and_then(|known| known.get(*signal)) != Some(*value)
+            let has = move |known: &Self, signal: &str, value: &Value| {
+                known.0.get(domain).and_then(|known| known.get(signal)) == Some(value)
             };
-            signals.iter().filter(is_other).map(move |(signal, value)| SharedSignal {
+            let is_new = move |(signal, value): &(&String, &Value)| {
+                !has(own, signal, value) && !has(seen, signal, value)
+            };
+            signals.iter().filter(is_new).map(move |(signal, value)| SharedSignal {
                 domain: domain.clone(),
                 signal: signal.clone(),
                 value: value.0,
@@ -118,7 +120,10 @@ mod tests {
         record.expire(at(5));
         assert_eq!(record, Values::default());
         assert!(record.merge(&other), "until the higher one has expired");
-        assert_eq!((record.signals(&Values::default())[0].value, record.last()), (40.0, at(8)));
+        assert_eq!(
+            (record.signals(&Values::default(), &Values::default())[0].value, record.last()),
+            (40.0, at(8))
+        );
         // The same value again lasts longer.
         other.add(signal("q", 40.0), at(4));
         assert!(record.merge(&other));
@@ -131,19 +136,27 @@ mod tests {
         let (mut record, mut own, mut other) = (Values::default(), Values::default(), Values::default());
         own.add(signal("q", 100.0), at(0));
         record.merge(&own);
-        assert_eq!(record.signals(&own), []);
-        assert_eq!(record.signals(&other).len(), 1, "others do");
+        let none = Values::default();
+        assert_eq!(record.signals(&own, &none), []);
+        assert_eq!(record.signals(&other, &none).len(), 1, "others do");
+        let seen = record.clone();
+        assert_eq!(record.signals(&other, &seen), [], "once");
         other.add(signal("q", 120.0), at(1));
         record.merge(&other);
-        assert_eq!(record.signals(&own)[0].value, 120.0);
-        assert_eq!(record.signals(&other), []);
+        assert_eq!(record.signals(&own, &seen)[0].value, 120.0);
+        assert_eq!(record.signals(&other, &seen), []);
+        // The same value is reported again.
+        let seen = record.clone();
+        other.add(signal("q", 120.0), at(3));
+        record.merge(&other);
+        assert_eq!(record.signals(&own, &seen).len(), 1);
     }
 
     #[test]
     fn records_are_read_as_they_were_written_and_bounded() {
         let mut values = Values::default();
         (0..2_000).for_each(|n| values.add(signal(&format!("s{n}"), 1e300), at(0)));
-        assert_eq!(values.signals(&Values::default()).len(), MAX_VALUES);
+        assert_eq!(values.signals(&Values::default(), &Values::default()).len(), MAX_VALUES);
         let bytes = values.write();
         assert!(bytes.len() < MAX_BYTES);
         assert_eq!(Values::read(&bytes), values);

@@ -25,12 +25,14 @@ pub(super) struct Sharing {
     records: Arc<dyn RecordStore>,
     /// What this node has reported and still counts.
     own: Values,
+    /// What this node has read before.
+    seen: Values,
     is_unavailable: bool,
 }
 
 impl Sharing {
     pub(super) fn new(limiter: Arc<Limiter<Store>>, records: Arc<dyn RecordStore>) -> Self {
-        Self { limiter, records, own: Values::default(), is_unavailable: false }
+        Self { limiter, records, own: Values::default(), seen: Values::default(), is_unavailable: false }
     }
 
     pub(super) async fn run(mut self) {
@@ -55,7 +57,8 @@ impl Sharing {
         self.own.expire(now);
         let mut values = read.record.as_deref().map(Values::read).unwrap_or_default();
         values.expire(now);
-        self.limiter.record_shared_signals(&values.signals(&self.own));
+        self.limiter.record_shared_signals(&values.signals(&self.own, &self.seen));
+        self.seen = values.clone();
         if !values.merge(&self.own) {
             return Ok(());
         }
