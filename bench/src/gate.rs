@@ -80,11 +80,11 @@ impl Contestant for Gated {
     fn answer(&self, traffic: &Traffic) {
         let mut context = Context::from_waker(Waker::noop());
         for key in &traffic.block {
-            black_box(self.limiter.clock().now());
+            let now = black_box(self.limiter.clock().now());
             let attributes =
                 [("user", key.as_str()), ("method", "GET"), ("tenant", key.as_str()), ("tier", "pro")];
             let check = Check::attributes("bench", &attributes);
-            match pin!(self.limiter.enter_upstream(&check, "upstream")).poll(&mut context) {
+            match pin!(self.limiter.enter_upstream(&check, "upstream", now)).poll(&mut context) {
                 Poll::Ready(Ok(place)) => {
                     if let Some(mut place) = black_box(place) {
                         place.ended(Ended::Completed);
@@ -102,7 +102,8 @@ pub(crate) fn run() {
     let workers = Gated::new("workers", WORKERS);
     let priorities = Gated::new("workers, priorities", PRIORITIES);
     let shares = Gated::new("workers, priorities, fairness", SHARES);
-    let measured = Gated::with_clock("the same, each measured", SHARES, Arc::new(Stopped(SystemClock::new())));
+    let measured =
+        Gated::with_clock("the same, each measured", SHARES, Arc::new(Stopped(SystemClock::new())));
     let all: [&dyn Contestant; 5] = [&nothing, &workers, &priorities, &shares, &measured];
     for threads in [1, 2] {
         heading(&format!("A place at an upstream, {threads} thread(s)"));

@@ -97,9 +97,9 @@ pub(crate) struct MeteredRequest {
 }
 
 impl MeteredRequest {
-    pub(crate) fn begin(meter: Arc<Meter>) -> Self {
+    pub(crate) fn begin(meter: Arc<Meter>, began: Timestamp) -> Self {
         meter.meter.begin();
-        Self { began: meter.clock.now(), meter, ended: Ended::Abandoned, is_paused: false }
+        Self { began, meter, ended: Ended::Abandoned, is_paused: false }
     }
 
     /// Sets how the request ended. Completed or failed, its latency is the time until now.
@@ -140,13 +140,18 @@ impl Drop for MeteredRequest {
 impl<S> Limiter<S> {
     /// Counts a request that arrives for an upstream, and reads the meters if their time has come. Returns the upstream's
     /// meter.
-    pub(crate) fn meter_arrival(&self, check: &Check<'_>, upstream: &str) -> Option<Arc<Meter>> {
+    pub(crate) fn meter_arrival(
+        &self,
+        check: &Check<'_>,
+        upstream: &str,
+        now: Timestamp,
+    ) -> Option<Arc<Meter>> {
         if !self.meters.is_enabled() {
             return None;
         }
         let meter = self.meters.meter(check.domain, upstream, &self.clock)?;
         meter.meter.arrive(self.workers.occupancy(check.domain, upstream).map_or(0, |(waiting, _)| waiting));
-        self.measure_if_due(check.domain, self.clock.now());
+        self.measure_if_due(check.domain, now);
         Some(meter)
     }
 

@@ -105,7 +105,8 @@ impl<S: CounterStore + 'static> Proxy<S> {
         timeout: &mut LazyTimeout,
     ) -> Proxied {
         let state = &*self.state();
-        let (now, asked) = (self.clock.now(), &request.asked);
+        // The place at the upstream is measured from here, by the limiter's clock.
+        let (now, asked) = (self.limiter.clock().now(), &request.asked);
         let mut record = Record::<S>::new(state, asked, peer, self.clock, now);
         let CheckedRequest { route, decision, scope, held, place, delayed, remote, is_trusted, trace } =
             match self.check(state, asked, now).await {
@@ -144,7 +145,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
                         Err(shed) => {
                             record.add_decision(route, Some(&shed), remote);
                             let facts = DecisionSummary::from_decision(&shed).with_scope(scope.as_deref());
-                            return record.denied(state, &facts, self.clock.now(), out);
+                            return record.denied(state, &facts, self.limiter.clock().now(), out);
                         }
                     }
                 }
@@ -209,11 +210,11 @@ impl<S: CounterStore + 'static> Proxy<S> {
                     .with_protocol("gateway")
                     .with_trace(within.as_ref())
                     .with_client_address(remote);
-                let (decision, held, place) = self.decide(&check, &state.pools[route.pool].name).await;
+                let (decision, held, place) = self.decide(&check, &state.pools[route.pool].name, now).await;
                 if let Some(message) = decision.malformed_cost_message() {
                     return Err(CheckFailure::MalformedCost(message));
                 }
-                self.limiter.record_latency("gateway", 1, self.clock.now().since(now));
+                self.limiter.record_latency("gateway", 1, self.limiter.clock().now().since(now));
                 let scope = state.responses.scope(&decision, check.input);
                 if decision.delay() > TimeDelta::ZERO && self.limiter.tracks_upstreams() {
                     drop(attributes);
@@ -246,8 +247,9 @@ impl<S: CounterStore + 'static> Proxy<S> {
         &self,
         check: &Check<'_>,
         upstream: &str,
+        now: Timestamp,
     ) -> (Decision, Option<HeldPermits>, Option<WorkerPermit>) {
-        let mut place = match self.limiter.enter_upstream(check, upstream).await {
+        let mut place = match self.limiter.enter_upstream(check, upstream, now).await {
             Ok(place) => place,
             Err(shed) => return (shed, None, None),
         };

@@ -127,44 +127,36 @@ impl<W> Gate<W> {
     /// Decides about a request that arrives. With [`GateMode::Shadow`] this one passes whatever happens to others.
     pub fn enter(&self, now: Timestamp, arrival: &Arrival, mode: GateMode) -> Entry {
         let tenant = || (arrival.tenant, arrival.tier);
-        self.enter_as(|| now, arrival.priority, || arrival.caller, tenant, mode)
+        self.enter_as(now, arrival.priority, || arrival.caller, tenant, mode)
     }
 
     /// Decides about a request that arrives, as [`Gate::enter`]. While nothing is shed and no request waits, its tenant and the
-    /// tenant's tier are not looked up, and its caller and the time only if it is one of those that are measured.
+    /// tenant's tier are not looked up, and its caller only if it is one of those that are measured.
     #[inline]
     pub fn enter_as(
         &self,
-        now: impl Fn() -> Timestamp,
+        now: Timestamp,
         priority: Priority,
         caller: impl Fn() -> u64,
         tenant: impl FnOnce() -> (u64, TierIndex),
         mode: GateMode,
     ) -> Entry {
+        self.step_if_due(now);
         let own = self.places.threads.own();
         if mode == GateMode::Live && self.is_calm() && !self.is_shadow() {
-            let weight = self.places.sample_weight(&own);
-            let began = if weight == 0 { Timestamp::ZERO } else { self.stepped(now()) };
             if self.places.take(&own, Rank::new(priority, Standing::Fair)) {
                 own.add_long(|own| &own.admitted[priority.index()], 1);
+                let weight = self.places.sample_weight(&own);
                 if weight > 0 {
                     let place = self.cohorts.cohort(caller()) / self.config.cohorts_per_place();
                     let bucket = usize::from((first_position(priority) + place) / PER_BUCKET);
                     own.add(|own| &own.arrivals.counts[bucket], weight.into());
                 }
-                return Entry::Admitted(self.ticket_of(weight, began));
+                return Entry::Admitted(self.ticket_of(weight, now));
             }
         }
-        let now = self.stepped(now());
         let (tenant, tier) = tenant();
         self.enter_pressed(now, &Arrival { priority, caller: caller(), tenant, tier }, mode)
-    }
-
-    /// Runs the control step if its time has come. Returns the time.
-    #[inline]
-    fn stepped(&self, now: Timestamp) -> Timestamp {
-        self.step_if_due(now);
-        now
     }
 
     /// Returns whether nothing is shed and no request waits.
@@ -279,10 +271,11 @@ impl<W> Gate<W> {
         let own = self.places.threads.own();
         own.add(|own| &own.completed, 1);
         if ticket.weight > 0 {
-            let (at, weight) = (bucket(ticket.in_flight), u32::from(ticket.weight));
+            let (at, weight, now) = (bucket(ticket.in_flight), u32::from(ticket.weight), now());
             own.add(|own| &own.completions.counts[at], weight);
-            let took = now().since(ticket.began).as_micros().saturating_mul(weight.into());
+            let took = now.since(ticket.began).as_micros().saturating_mul(weight.into());
             own.add_long(|own| &own.completions.sums[at], took);
+            self.step_if_due(now);
         }
     }
 
@@ -292,24 +285,25 @@ impl<W> Gate<W> {
         self.leave_at(ticket, || now, ended)
     }
 
-    /// Ends a request, as [`Gate::leave`]. `now` is called only if it matters when the request has ended.
+    /// Ends a request, as [`Gate::leave`]. `now` is called only if it matters when the request has ended: not for one that was completed
+    /// while nothing is shed and no request waits.
     #[must_use = "the returned requests proceed only if their waiters are woken"]
     #[allow(clippy::needless_pass_by_value, reason = "a ticket is used once")]
     #[inline]
     pub fn leave_at(&self, ticket: Ticket, now: impl FnOnce() -> Timestamp, ended: Ended) -> Admitted<W> {
-        if ended == Ended::Completed && ticket.weight == 0 && self.is_calm() {
+        if ended == Ended::Completed && self.is_calm() {
             self.places.free(&self.places.threads.own(), &ticket);
             return match self.places.waiting() {
                 0 => Admitted::new(),
                 _ => self.admit_waiting(now()),
             };
         }
-        self.leave_measured(&ticket, now(), ended)
+        self.leave_pressed(&ticket, now(), ended)
     }
 
-    /// Ends a request whose latency is measured, or while others are shed or wait, or that was not completed.
+    /// Ends a request while others are shed or wait, or one that was not completed.
     #[inline(never)]
-    fn leave_measured(&self, ticket: &Ticket, now: Timestamp, ended: Ended) -> Admitted<W> {
+    fn leave_pressed(&self, ticket: &Ticket, now: Timestamp, ended: Ended) -> Admitted<W> {
         let own = self.places.threads.own();
         let age = now.since(ticket.began).as_micros();
         let base = self.places.bounds.0.base.load(Ordering::Relaxed);

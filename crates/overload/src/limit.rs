@@ -86,6 +86,8 @@ pub(crate) struct Interval {
     pub(crate) length: f64,
     /// Requests completed.
     pub(crate) completed: u32,
+    /// Requests that one latency sample stands for.
+    pub(crate) per_sample: u32,
     /// Mean number of requests that waited because the limit was reached.
     pub(crate) waiting: f64,
     /// Whether the limit was passed and not enforced: no sample shows the latency without queueing then.
@@ -131,7 +133,8 @@ impl LimitController {
 
     /// Ends a control interval.
     pub(crate) fn update(&mut self, interval: Interval) {
-        let Interval { length, completed, waiting, is_flooded } = interval;
+        let Interval { length, completed, per_sample, waiting, is_flooded } = interval;
+        self.samples.set_per_sample(per_sample.into());
         let is_saturated = waiting > 0.0;
         self.ticks += 1;
         if !is_flooded || self.base_latency.is_none() {
@@ -165,7 +168,8 @@ impl LimitController {
             let latency = seconds / count;
             let at_limit = self.samples.mean_from(bucket((self.limit * AT_LIMIT) as u32));
             let is_slow = |latency: f64| latency > FIRST_QUEUEING * base;
-            self.has_queued |= at_limit.is_some_and(is_slow) || (self.late.0 >= SEVERAL && is_slow(latency));
+            self.has_queued |= at_limit.is_some_and(is_slow)
+                || (self.late.0 >= self.samples.weight_of(SEVERAL) && is_slow(latency));
             let factor = 1.0 + STEP * (HEADROOM * base / latency - 1.0);
             let next = match self.has_queued {
                 true => {

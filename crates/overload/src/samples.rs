@@ -1,4 +1,5 @@
-//! Latency samples by the number of requests in flight, with exponential forgetting.
+//! Latency samples by the number of requests in flight, with exponential forgetting. A sample may stand for many requests: means are
+//! those of the requests, but whether there is enough to tell is a question of how many were measured.
 
 /// Number of buckets: exact below 16 in flight, then eight to an octave.
 pub(crate) const BUCKETS: usize = 128;
@@ -24,15 +25,28 @@ pub(crate) const fn bucket(in_flight: u32) -> usize {
 pub(crate) struct Samples {
     weights: [f64; BUCKETS],
     seconds: [f64; BUCKETS],
+    /// Requests that one sample stands for at present.
+    per_sample: f64,
 }
 
 impl Default for Samples {
     fn default() -> Self {
-        Self { weights: [0.0; BUCKETS], seconds: [0.0; BUCKETS] }
+        Self { weights: [0.0; BUCKETS], seconds: [0.0; BUCKETS], per_sample: 1.0 }
     }
 }
 
 impl Samples {
+    /// Sets how many requests one sample stands for at present.
+    pub(crate) const fn set_per_sample(&mut self, requests: f64) {
+        self.per_sample = requests;
+    }
+
+    /// Returns the weight of this many samples.
+    pub(crate) const fn weight_of(&self, samples: f64) -> f64 {
+        samples * self.per_sample
+    }
+
+    /// Adds `count` requests that took `seconds` together.
     pub(crate) fn add(&mut self, bucket: usize, count: f64, seconds: f64) {
         self.weights[bucket] += count;
         self.seconds[bucket] += seconds;
@@ -43,7 +57,7 @@ impl Samples {
     pub(crate) fn fade(&mut self, elapsed: f64, memory: f64, is_saturated: bool) {
         let total: f64 = self.weights.iter().sum();
         let longest = if is_saturated { 1.0 } else { LONGEST };
-        let memory = memory * (ENOUGH / total.max(1.0)).clamp(1.0, longest);
+        let memory = memory * (self.weight_of(ENOUGH) / total.max(1.0)).clamp(1.0, longest);
         let keep = (-elapsed / memory).exp();
         self.weights.iter_mut().chain(&mut self.seconds).for_each(|value| *value *= keep);
     }
@@ -51,7 +65,7 @@ impl Samples {
     /// Keeps this part of the samples below a bucket, if there are others.
     pub(crate) fn fade_below(&mut self, bucket: usize, keep: f64) {
         let above: f64 = self.weights[bucket..].iter().sum();
-        if above >= SEVERAL {
+        if above >= self.weight_of(SEVERAL) {
             let below = self.weights[..bucket].iter_mut().chain(&mut self.seconds[..bucket]);
             below.for_each(|value| *value *= keep);
         }
@@ -60,7 +74,7 @@ impl Samples {
     /// Returns the mean latency of the samples from this bucket on, if there are several.
     pub(crate) fn mean_from(&self, bucket: usize) -> Option<f64> {
         let weight: f64 = self.weights[bucket..].iter().sum();
-        (weight >= SEVERAL).then(|| self.seconds[bucket..].iter().sum::<f64>() / weight)
+        (weight >= self.weight_of(SEVERAL)).then(|| self.seconds[bucket..].iter().sum::<f64>() / weight)
     }
 
     /// Returns the mean latency of the part of the samples that had the fewest in flight.
@@ -69,7 +83,7 @@ impl Samples {
         if total < 1.0 {
             return None;
         }
-        let mut rest = (total * part).max(ENOUGH / 10.0).min(total);
+        let mut rest = (total * part).max(self.weight_of(ENOUGH / 10.0)).min(total);
         let (mut weight, mut seconds) = (0.0, 0.0);
         for (own, sum) in self.weights.iter().zip(&self.seconds).filter(|(own, _)| **own > 0.0) {
             let taken = own.min(rest);
@@ -93,6 +107,16 @@ mod tests {
         let all: Vec<_> = (0..100_000).map(bucket).collect();
         assert!(all.is_sorted_by(|a, b| a == b || a + 1 == *b), "no gap and no step back");
         assert_eq!(bucket(u32::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn one_sample_says_nothing_however_many_requests_it_stands_for() {
+        let mut samples = Samples::default();
+        samples.set_per_sample(1_000.0);
+        samples.add(bucket(40), 1_000.0, 400.0);
+        assert_eq!(samples.mean_from(bucket(40)), None);
+        samples.add(bucket(40), 7_000.0, 280.0);
+        assert!((samples.mean_from(bucket(40)).expect("eight samples") - 0.085).abs() < 1e-9);
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl<S: CounterStore + 'static> Decider for InProcess<S> {
             reason: None,
         };
         let mut is_delayed = false;
-        let (decision, held, place) = match limiter.enter_upstream(&check, &self.upstream).await {
+        let (decision, held, place) = match limiter.enter_upstream(&check, &self.upstream, began).await {
             Err(shed) => (shed, None, None),
             Ok(mut place) => {
                 let reason = place.as_ref().and_then(WorkerPermit::would_be_shed);

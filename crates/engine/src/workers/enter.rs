@@ -12,7 +12,7 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
-use tollgate_core::{CounterStore, Priority, TimeDelta};
+use tollgate_core::{CounterStore, Priority, TimeDelta, Timestamp};
 use tollgate_overload::{Entry, GateMode, NO_TIER, Shed, TierIndex, Waited, Waiting};
 use tollgate_rules::{MatchKind, WORKERS_RULE};
 
@@ -34,7 +34,8 @@ struct Full {
 
 impl<S: CounterStore> Limiter<S> {
     /// Takes a place among the requests in flight to an upstream, before the request is decided ([`Limiter::admit`]) and
-    /// forwarded. `None` if its domain neither limits nor measures them. May wait a fraction of the upstream's latency.
+    /// forwarded. `None` if its domain neither limits nor measures them. May wait a fraction of the upstream's latency. `now` is
+    /// the time by the limiter's clock, which the caller has read for this request: the latency is counted from there.
     ///
     /// # Errors
     /// The decision about a request that is shed.
@@ -43,18 +44,22 @@ impl<S: CounterStore> Limiter<S> {
         &self,
         check: &Check<'_>,
         upstream: &str,
+        now: Timestamp,
     ) -> Result<Option<WorkerPermit>, Decision> {
         if !self.tracks_upstreams() {
             return Ok(None);
         }
-        let meter = self.meter_arrival(check, upstream);
-        let mut permit = match self.pass_gate(check, upstream) {
-            Passed::With(permit) => permit,
+        let meter = self.meter_arrival(check, upstream, now);
+        let (mut permit, began) = match self.pass_gate(check, upstream, now) {
+            Passed::With(permit) => (permit, now),
             Passed::Shed(shed) => return Err(self.shed(check, &shed)),
-            Passed::Full(full) => Some(Box::pin(self.wait_for_place(check, *full)).await?),
+            Passed::Full(full) => {
+                let place = Box::pin(self.wait_for_place(check, *full)).await?;
+                (Some(place), self.clock.now())
+            }
         };
         if let Some(meter) = meter {
-            permit.get_or_insert_with(WorkerPermit::unlimited).measure(MeteredRequest::begin(meter));
+            permit.get_or_insert_with(WorkerPermit::unlimited).measure(MeteredRequest::begin(meter, began));
         }
         Ok(permit)
     }
@@ -70,7 +75,7 @@ impl<S: CounterStore> Limiter<S> {
         check: &Check<'_>,
         upstream: &str,
     ) -> Result<Option<WorkerPermit>, Decision> {
-        let place = self.enter_upstream(check, upstream).await?;
+        let place = self.enter_upstream(check, upstream, self.clock.now()).await?;
         if let Some(reason) = place.as_ref().and_then(WorkerPermit::would_be_shed) {
             let mut decision = self.begin(DecisionId::generate());
             let details = &mut decision.body.details;
@@ -90,7 +95,7 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     #[inline]
-    fn pass_gate(&self, check: &Check<'_>, upstream: &str) -> Passed {
+    fn pass_gate(&self, check: &Check<'_>, upstream: &str, now: Timestamp) -> Passed {
         // Read before the rules: they may then be newer than it says, never older.
         let generation = self.generation.current();
         let rules = RulesId { generation, limiter: std::ptr::from_ref(&self.workers).addr() };
@@ -106,7 +111,7 @@ impl<S: CounterStore> Limiter<S> {
         let is_exempt = measures.is_some_and(|effect| effect.disabling(Some(WORKERS_RULE)).is_some());
         let mode = if is_exempt { GateMode::Shadow } else { GateMode::Live };
         let caller = || self.workers.hasher.hash_one(check.caller().map(|(_, value)| value));
-        match gate.enter_as(|| self.clock.now(), priority, caller, || self.tenant(check), mode) {
+        match gate.enter_as(now, priority, caller, || self.tenant(check), mode) {
             Entry::Admitted(ticket) => Passed::With(Some(WorkerPermit::new(body, ticket))),
             Entry::Shadowed(ticket, shed) => {
                 let reason = format!("would be {shed} (not enforced)");

@@ -108,7 +108,8 @@ fn thousandths(limiter: &Limiter<Memory>) -> u32 {
 fn serve(limiter: &Limiter<Memory>, clock: &ManualClock, upstream: &str, steps: u64, latency: u64) {
     let check = Check::attributes("d", &[("user", "u")]);
     for _ in 0..steps * 100 {
-        let permit = pollster::block_on(limiter.enter_upstream(&check, upstream)).expect("not shed");
+        let permit = pollster::block_on(limiter.enter_upstream(&check, upstream, limiter.clock().now()))
+            .expect("not shed");
         clock.advance(TimeDelta::from_millis(latency.min(10)));
         let mut permit = permit.expect("measured");
         // Many are in flight at once.
@@ -155,8 +156,11 @@ fn requests_in_flight_are_measured_without_a_limit() {
         "{domain: d, overload: {adapt: {signals: {busy: {above: 5, measure: upstream_in_flight}}, order: [free], step: 1s}}}",
     );
     let check = Check::attributes("d", &[("user", "u")]);
-    let enter =
-        || pollster::block_on(limiter.enter_upstream(&check, "up")).expect("not shed").expect("measured");
+    let enter = || {
+        pollster::block_on(limiter.enter_upstream(&check, "up", limiter.clock().now()))
+            .expect("not shed")
+            .expect("measured")
+    };
     let held: Vec<_> = (0..20).map(|_| enter()).collect();
     for _ in 0..5 {
         clock.advance(TimeDelta::from_secs(1));
@@ -182,8 +186,11 @@ fn utilization_is_the_part_of_the_limit_that_is_used() {
          order: [free], step: 1s}}}",
     );
     let check = Check::attributes("d", &[("user", "u")]);
-    let enter =
-        || pollster::block_on(limiter.enter_upstream(&check, "up")).expect("not shed").expect("a place");
+    let enter = || {
+        pollster::block_on(limiter.enter_upstream(&check, "up", limiter.clock().now()))
+            .expect("not shed")
+            .expect("a place")
+    };
     let held: Vec<_> = (0..20).map(|_| enter()).collect();
     for _ in 0..3 {
         clock.advance(TimeDelta::from_secs(1));
@@ -252,7 +259,8 @@ fn a_request_that_only_shadow_mode_lets_pass_says_why() {
     let mut held = Vec::new();
     let permit = loop {
         clock.advance(TimeDelta::from_millis(20));
-        let permit = pollster::block_on(limiter.enter_upstream(&check, "up")).expect("nothing is shed");
+        let permit = pollster::block_on(limiter.enter_upstream(&check, "up", limiter.clock().now()))
+            .expect("nothing is shed");
         let permit = permit.expect("workers are limited");
         if permit.would_be_shed().is_some() {
             break permit;

@@ -22,7 +22,7 @@ fn a_paused_request_leaves_its_place_to_others_and_its_wait_is_no_latency() {
     let limiter = Limiter::new(rules, store, Arc::clone(&clock) as Arc<dyn Clock>);
     let check = Check::attributes("d", &[("user", "u")]);
     let enter = || {
-        let entered = pollster::block_on(limiter.enter_upstream(&check, "up"));
+        let entered = pollster::block_on(limiter.enter_upstream(&check, "up", limiter.clock().now()));
         entered.unwrap_or_else(|_| panic!("a place is free")).expect("workers are limited")
     };
     let in_flight = || limiter.upstream_states()[0].gate.in_flight;

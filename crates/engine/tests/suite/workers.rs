@@ -22,7 +22,8 @@ fn limiter() -> Limiter<Memory> {
 
 fn enter(limiter: &Limiter<Memory>, upstream: &str) -> Option<WorkerPermit> {
     let check = Check::attributes("d", &[("user", "u")]);
-    pollster::block_on(limiter.enter_upstream(&check, upstream)).expect("a place is free")
+    pollster::block_on(limiter.enter_upstream(&check, upstream, limiter.clock().now()))
+        .expect("a place is free")
 }
 
 #[test]

@@ -102,8 +102,8 @@ impl<W> Gate<W> {
                 limit.add_samples(at, count, sum as f64 / 1e6);
             }
         }
-        let of_interval = f64::from(completed) * (interval.as_micros() as f64 / 1e6 / length).min(1.0);
-        self.places.bounds.0.sample_period.store(sampling::period(of_interval), Ordering::Relaxed);
+        let period = sampling::period(f64::from(completed) / length);
+        let per_sample = self.places.bounds.0.sample_period.swap(period, Ordering::Relaxed);
         let mut room = lock(&self.places.room);
         let (late, sum) = read.arrivals(threads, LATE);
         limit.add_late(late, sum as f64 / 1e6);
@@ -115,7 +115,7 @@ impl<W> Gate<W> {
         }
         let is_saturated = waiting > 0.0;
         let is_flooded = is_shadow && is_saturated;
-        limit.update(Interval { length, completed, waiting, is_flooded });
+        limit.update(Interval { length, completed, per_sample, waiting, is_flooded });
         let guaranteed = read.arrivals(threads, GUARANTEED).0;
         threshold.add_demand(length, guaranteed, |at| read.arrivals(threads, at).0);
         let per_place = self.config.cohorts_per_place();

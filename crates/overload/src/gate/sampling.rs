@@ -1,24 +1,24 @@
 //! Which requests are measured: their latency, and from where in the order of shedding they come.
 //!
 //! All of them as long as there are few. The controllers need some hundred samples in an interval, not ten thousand, and
-//! measuring takes two readings of the clock, a hash and the counters of all threads, more than everything else. So where many
-//! complete, one in [`sample_period`](super::places::Bounds::sample_period) is measured, and counts for as many; these also run the
-//! control step. The number between two of them is random: a fixed one could follow a pattern of the requests. While requests
-//! are shed or wait, all of them read the clock, and all arrivals are counted by their place in the order.
+//! measuring takes a reading of the clock, a hash and the counters of all threads, more than everything else. So where many
+//! complete, one in [`sample_period`](super::places::Bounds::sample_period) is measured, and counts for as many. Which one is known when
+//! it begins, whatever its latency will be. The number between two of them is random: a fixed one could follow a pattern of the
+//! requests. While requests are shed or wait, all arrivals are counted by their place in the order.
 
 use super::places::{Places, ThreadPlaces};
 use crate::cohort::mix;
 use crate::striped::Own;
 use std::sync::atomic::Ordering;
 
-/// Samples in a control interval that suffice.
+/// Samples in a second that suffice.
 const SUFFICIENT: f64 = 1_000.0;
 /// Most requests of which one is measured.
-const MAX_PERIOD: f64 = 64.0;
+const MAX_PERIOD: f64 = 1_024.0;
 
-/// Returns how many requests are to have one sample where this many complete in an interval.
-pub(super) fn period(completed: f64) -> u32 {
-    (completed / SUFFICIENT).clamp(1.0, MAX_PERIOD) as u32
+/// Returns how many requests are to have one sample where this many complete in a second.
+pub(super) fn period(per_second: f64) -> u32 {
+    (per_second / SUFFICIENT).clamp(1.0, MAX_PERIOD) as u32
 }
 
 impl<W> Places<W> {

@@ -285,8 +285,9 @@ fn places_that_a_thread_keeps_are_free_for_all() {
 #[test]
 fn all_requests_are_counted_where_few_are_measured() {
     let gate = Gate::<()>::new(&fixed(1_000, 2.0));
-    // A million in a second, for two seconds, one millisecond each.
+    // A million in a second, for two seconds, half a millisecond each.
     let mut open = std::collections::VecDeque::new();
+    let mut measured = [0; 20];
     for at in 0..2_000_000u64 {
         let now = Timestamp::from_micros(1_000_000 + at);
         let Entry::Admitted(ticket) =
@@ -294,6 +295,7 @@ fn all_requests_are_counted_where_few_are_measured() {
         else {
             panic!("places are free");
         };
+        measured[at as usize / 100_000] += u32::from(ticket.weight > 0);
         open.push_back(ticket);
         if at >= 500 {
             let ticket = open.pop_front().expect("500");
@@ -301,11 +303,53 @@ fn all_requests_are_counted_where_few_are_measured() {
             assert!(gate.leave(ticket, now, Ended::Completed).is_empty());
         }
     }
-    let measured = open.iter().filter(|ticket| ticket.weight > 0).count();
-    assert!((1..100).contains(&measured), "{measured} of 500");
+    // In the first tenth of a second the gate does not know how many there are.
+    assert!(
+        measured[2..].iter().all(|count| (70..=150).contains(count)),
+        "a thousand in a second: {measured:?}"
+    );
     let state = gate.state(Timestamp::from_micros(3_000_000));
     assert_eq!((state.admitted, state.in_flight), ([500_000; 4], 500));
     let base = state.base_latency.expect("measured");
     assert!((0.000_45..0.000_55).contains(&base), "{base} s instead of half a millisecond");
     assert!((state.throughput - 1e6).abs() < 1e5 && (state.demand - 1e6).abs() < 1e5, "{state:?}");
+}
+
+/// A reading of the clock takes half as long as all the rest of passing a gate.
+#[test]
+fn the_clock_is_read_once_for_a_request_that_is_measured() {
+    let gate = Gate::<()>::new(&GateConfig::adaptive(16));
+    let (now, readings) = (Timestamp::from_secs(1), std::cell::Cell::new(0));
+    let read = || {
+        readings.set(readings.get() + 1);
+        now
+    };
+    let Entry::Admitted(ticket) = gate.enter(now, &Arrival::new(Priority::Normal, 1), GateMode::Live) else {
+        panic!("places are free");
+    };
+    assert!(ticket.weight > 0, "all are measured where there are few");
+    gate.measure_at(&ticket, read);
+    assert!(gate.leave_at(ticket, read, Ended::Completed).is_empty());
+    assert_eq!(readings.get(), 1);
+}
+
+/// The next sample may be far away when the load goes; the control step is not.
+#[test]
+fn the_control_step_does_not_wait_for_a_sample() {
+    let gate = Gate::<()>::new(&fixed(100, 2.0));
+    let request = |micros: u64| {
+        let now = Timestamp::from_micros(1_000_000 + micros);
+        let Entry::Admitted(ticket) = gate.enter(now, &Arrival::new(Priority::Normal, 1), GateMode::Live)
+        else {
+            panic!("places are free");
+        };
+        let is_measured = ticket.weight > 0;
+        gate.measure(&ticket, now);
+        assert!(gate.leave(ticket, now, Ended::Completed).is_empty());
+        is_measured
+    };
+    (0..300_000).for_each(|at| _ = request(at));
+    // Ten in a second now: from the next interval on all of them are measured.
+    let measured: Vec<bool> = (0..10).map(|at| request(400_000 + at * 100_000)).collect();
+    assert!(measured[3..].iter().all(|is_measured| *is_measured), "{measured:?}");
 }
