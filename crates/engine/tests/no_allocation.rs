@@ -1,4 +1,4 @@
-//! An allowed check allocates nothing: a program that embeds the limiter pays no allocator on the path of each request.
+//! An allowed check allocates nothing, nor does a place at an upstream: a program that embeds the limiter pays no allocator on the path of each request.
 
 mod rig;
 
@@ -6,14 +6,14 @@ use rig::rig;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
-use tollgate_engine::{Check, Decision};
+use tollgate_engine::{Check, Ended};
 use tollgate_rules::Descriptor;
 use tollgate_testing::allocations::{CountingAllocator, allocations};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-fn now(check: impl Future<Output = Decision>) -> Decision {
+fn now<T>(check: impl Future<Output = T>) -> T {
     match pin!(check).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(decision) => decision,
         Poll::Pending => panic!("memory answers at once"),
@@ -46,5 +46,29 @@ descriptors:
             }
         });
         assert_eq!(made, 0, "a check of {limits} limits");
+    }
+}
+
+/// Where an upstream is limited, where it is only measured for signals, and where it is both.
+#[test]
+fn requests_to_an_upstream_allocate_nothing() {
+    const WORKERS: &str = "workers: {limit: adaptive}";
+    const ADAPT: &str = "adapt: {signals: {slow: {above: 300, measure: upstream_p99_ms}}, order: [free]}";
+    for section in [WORKERS.to_owned(), ADAPT.to_owned(), format!("{WORKERS}, {ADAPT}")] {
+        let rig = rig(&format!(
+            "{{domain: d, descriptors: [{{key: user, limit: 1000000/second}}], overload: {{{section}}}}}"
+        ));
+        let attributes = [("user", "0123456789abcdef")];
+        let check = Check::attributes("d", &attributes);
+        let request = || {
+            let began = rig.limiter.clock().now();
+            let place = now(rig.limiter.enter_upstream(&check, "upstream", began));
+            let mut place = place.unwrap_or_else(|shed| panic!("{shed:?}")).expect("a place");
+            assert!(now(rig.limiter.check(&check)).is_allowed());
+            place.ended(Ended::Completed);
+        };
+        // The first ones put the thread's own state in place.
+        (0..3).for_each(|_| request());
+        assert_eq!(allocations(|| (0..100).for_each(|_| request())), 0, "{section}");
     }
 }

@@ -19,6 +19,9 @@ const MAX_RETURNED: usize = 64;
 
 thread_local! {
     static KNOWN: RefCell<Vec<KnownGate>> = const { RefCell::new(Vec::new()) };
+    /// Bodies of permits without a gate that were dropped on the thread.
+    #[allow(clippy::vec_box, reason = "what is kept is the boxes")]
+    static UNLIMITED: RefCell<Vec<Box<Body>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A gate, and the section of the rules by which requests pass it.
@@ -103,9 +106,26 @@ fn keep(rules: RulesId, domain: &str, upstream: &str, found: &GateOfRules) {
     drop(replaced);
 }
 
-/// Returns the body of a permit that was dropped.
+/// Returns the body of a permit where requests in flight are measured, not limited.
+#[inline]
+pub(super) fn unlimited_body() -> Box<Body> {
+    let kept = UNLIMITED.try_with(|kept| kept.try_borrow_mut().ok()?.pop());
+    kept.ok().flatten().unwrap_or_else(|| Body::new(None))
+}
+
+/// Keeps the body of a permit that was dropped for the thread's next requests.
 #[inline]
 pub(super) fn give_back(body: Box<Body>) {
+    if body.gate.is_none() {
+        _ = UNLIMITED.try_with(|kept| {
+            if let Ok(mut kept) = kept.try_borrow_mut()
+                && kept.len() < MAX_RETURNED
+            {
+                kept.push(body);
+            }
+        });
+        return;
+    }
     let rest = KNOWN.try_with(|known| {
         let (Some(gate), Ok(mut known)) = (&body.gate, known.try_borrow_mut()) else { return Some(body) };
         match known.iter_mut().find(|own| Arc::ptr_eq(&own.known.gate, gate)) {

@@ -75,7 +75,7 @@ impl WorkerPermit {
 
     /// Creates one where requests in flight are not limited.
     pub(super) fn unlimited() -> Self {
-        Self(Some(Body::new(None)))
+        Self(Some(known::unlimited_body()))
     }
 
     /// Begins to measure the request.
