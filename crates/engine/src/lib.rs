@@ -73,6 +73,7 @@ mod region_view;
 mod release_retry;
 mod replay;
 mod reservation;
+mod shown_limits;
 mod signals;
 mod trace;
 mod upstream_meters;

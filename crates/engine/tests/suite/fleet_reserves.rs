@@ -81,3 +81,34 @@ proptest! {
         }
     }
 }
+
+/// Of the capacity and of what each reserve leaves, callers are shown the one that binds.
+#[test]
+fn one_limit_of_the_capacity_is_shown() {
+    let rig = rig("
+domain: d
+descriptors: [{key: tenant, name: own, limit: 100/minute}]
+overload:
+  priorities: [{when: {path: /pay}, priority: critical}]
+  fleet: {capacity: 10/minute, reserve: {critical: 50%}}
+");
+    let shown = |path: &str| {
+        let decision = rig.take(&[("tenant", "a"), ("path", path)]);
+        let limits = decision.shown_limits().map(|status| {
+            let limit = decision.limit(status).expect("a limit of the rules");
+            (decision.limit_name(status).to_owned(), limit.limit.rate().count, status.outcome.remaining)
+        });
+        let limits: Vec<_> = limits.filter(|(name, ..)| name != "own").collect();
+        assert_eq!(decision.shown_limits().count(), limits.len() + 1, "limits of other rules are shown");
+        limits
+    };
+    let fleet = |count, remaining| vec![("overload/fleet".to_owned(), count, remaining)];
+    assert_eq!(shown("/"), fleet(5, 4), "what is not reserved");
+    let critical: Vec<_> = (0..5).map(|_| shown("/pay")).collect();
+    assert_eq!(critical[4], fleet(10, 4));
+    assert_eq!(shown("/"), fleet(5, 3), "of two with as much left the smaller");
+    assert_eq!(shown("/pay"), fleet(10, 2));
+    assert_eq!(shown("/"), fleet(10, 1), "critical requests have used more than what is reserved");
+    assert_eq!(shown("/"), fleet(10, 0));
+    assert_eq!(shown("/"), fleet(10, 0), "the one that denies");
+}

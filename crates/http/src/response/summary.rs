@@ -212,7 +212,7 @@ impl<'a> DecisionSummary<'a> {
             facts.is_abnormal = decision.denied_by.is_some_and(|by| guards(decision, by));
         }
         let mut seen: SmallVec<[&RuleLimit; 4]> = SmallVec::new();
-        for status in &decision.limits {
+        for status in decision.shown_limits() {
             let Some(limit) = decision.limit(status).filter(|_| status.role.is_live()) else { continue };
             let policy = facts.policy(decision, status, &limit.limit);
             // Two descriptors may match the same limit: the tighter counter is reported.

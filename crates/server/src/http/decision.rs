@@ -68,7 +68,7 @@ struct Limit<'a> {
 impl Serialize for Limits<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(None)?;
-        for limit in &self.0.limits {
+        for limit in self.0.shown_limits() {
             if let Some(facts) = self.0.limit(limit) {
                 list.serialize_element(&Limit::new(self.0, limit, facts))?;
             }

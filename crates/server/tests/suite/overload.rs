@@ -43,6 +43,27 @@ fn the_fleet_sheds_with_503_and_keeps_what_is_reserved() {
     assert_eq!(server.check("d", &json!({"path": "/critical"})).status, 503, "the whole capacity is used");
 }
 
+/// Of the capacity and of what reserves leave of it, a caller is shown the one that says whether its next request passes.
+#[test]
+fn of_the_fleets_capacity_the_limit_that_binds_is_shown() {
+    let server = Server::with_rules(&FLEET.replace("4/day", "10/day"));
+    let shown = |path: &str| {
+        let answer = server.check("d", &json!({"path": path}));
+        let limits = answer.json()["limits"].as_array().cloned().unwrap_or_default();
+        limits.iter().map(|one| (one["limit"].as_u64(), one["remaining"].as_u64())).collect::<Vec<_>>()
+    };
+    let one = |limit: u64, remaining: u64| vec![(Some(limit), Some(remaining))];
+    assert_eq!(shown("/x"), one(5, 4), "what is not reserved");
+    let critical: Vec<_> = (0..5).map(|_| shown("/critical")).collect();
+    assert_eq!(critical.last(), Some(&one(10, 4)));
+    assert_eq!(shown("/x"), one(5, 3), "of two with as much left the smaller");
+    assert_eq!(shown("/critical"), one(10, 2));
+    assert_eq!(shown("/x"), one(10, 1), "critical requests have used more than what is reserved");
+    let answer = server.get("/check/x");
+    let policy = answer.header("ratelimit-policy").unwrap_or_default().to_owned();
+    assert_eq!(policy.matches("overload/fleet").count(), 1, "{policy}");
+}
+
 #[test]
 fn over_the_redis_protocol_the_fleet_denies_by_its_name() {
     let server = Server::with_rules(FLEET);

@@ -1,0 +1,35 @@
+//! The limits of a decision that its caller is shown.
+//!
+//! A request is charged to the fleet's capacity, and to what is left of it without each reserve of a higher priority. These are limits of
+//! one rule over one period: a caller could not tell them apart, and only one of them says whether its next request passes.
+
+use crate::decision::{Decision, LimitStatus};
+use std::cmp::Reverse;
+use tollgate_core::Verdict;
+
+impl Decision {
+    /// Returns the limits that callers are shown: all, but of the fleet's capacity the one that binds for the request's priority.
+    pub fn shown_limits(&self) -> impl Iterator<Item = &LimitStatus> {
+        self.limits.iter().enumerate().filter(|(at, _)| self.is_shown(*at)).map(|(_, status)| status)
+    }
+
+    fn is_shown(&self, at: usize) -> bool {
+        let own = &self.limits[at];
+        let alike = || (0..self.limits.len()).filter(|other| self.limits[*other].rule == own.rule);
+        let Some(rule) = own.rule.filter(|_| alike().nth(1).is_some()) else { return true };
+        if !self.rules().rule(rule).is_some_and(|rule| rule.is_shedding) {
+            return true;
+        }
+        // One that denies, else the one with the least left; of two with the same, that of the lower priority, which is the smaller.
+        let order = |at: &usize| {
+            let outcome = &self.limits[*at].outcome;
+            let kind = match outcome.verdict {
+                Verdict::Denied { .. } => 0,
+                Verdict::Allowed { .. } => 1,
+                Verdict::Unknown => 2,
+            };
+            (kind, outcome.remaining, Reverse(*at))
+        };
+        alike().min_by_key(order) == Some(at)
+    }
+}
