@@ -287,52 +287,6 @@ impl<S: CounterStore> Limiter<S> {
         Ok(())
     }
 
-    /// Charges a request without a capacity in shadow mode.
-    pub(crate) async fn charge_all_but_fleet(
-        &self,
-        plan: &Plan<'_>,
-        permit: PermitId,
-    ) -> Result<Outcomes, StoreError> {
-        let others: SmallVec<[usize; 8]> = plan.outside_fleet().collect();
-        Box::pin(self.charge_some(plan, permit, &Outcomes::default(), |at, _| others.contains(&at))).await
-    }
-
-    /// Charges a capacity in shadow mode as if it were enforced: all of its limits or none, and by another standing if one denies it. It is
-    /// charged apart from the other limits, for a request that these admit: the request passes anyway, and takes nothing of the capacity if
-    /// it would be shed, so that what is reported of others is what they would see.
-    pub(crate) async fn charge_shadow_fleet(
-        &self,
-        plan: &mut Plan<'_>,
-        permit: PermitId,
-        outcomes: &mut Outcomes,
-    ) {
-        let others: SmallVec<[usize; 8]> = plan.outside_fleet().collect();
-        plan.enforce_fleet(Enforcement::Required);
-        let mut charged = self.charge_some(plan, permit, outcomes, |at, _| !others.contains(&at)).await;
-        if let Ok(first) = &mut charged
-            && let Err(error) = self.retry_fleet(plan, permit, first, &others).await
-        {
-            charged = Err(error);
-        }
-        match charged {
-            Ok(charged) => {
-                outcomes.per_charge = charged.per_charge;
-                if outcomes.at == Timestamp::ZERO {
-                    outcomes.at = charged.at;
-                }
-                if charged.admission == Admission::Denied {
-                    plan.forget_allowed_fleet(outcomes);
-                }
-            }
-            // Its outcome is unknown. The store undoes what it may charge later: the late charge is dropped here.
-            Err(_) => {
-                plan.charge_fleet_as(FleetStanding::Fair);
-                outcomes.per_charge.resize(plan.limits.len(), Outcome::UNKNOWN);
-            }
-        }
-        plan.enforce_fleet(Enforcement::Independent);
-    }
-
     /// Charges those of a request's charges that are `wanted`. The others have the outcomes of `before`, if there are any.
     ///
     /// # Errors

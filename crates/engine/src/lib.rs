@@ -55,6 +55,7 @@ mod fallback;
 mod fallback_counts;
 mod fallback_start;
 mod fleet_fairness;
+mod fleet_shadow;
 mod fleet_shed;
 mod fold;
 mod grant;

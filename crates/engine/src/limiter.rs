@@ -16,6 +16,7 @@ use crate::fallback::TryCharge;
 use crate::fallback_counts::FallbackCounts;
 use crate::fallback_start::FallbackStarts;
 use crate::fleet_fairness::FleetShares;
+use crate::fleet_shadow::ShadowFleet;
 use crate::fleet_shed::FleetSheds;
 use crate::fold;
 use crate::grant::Grants;
@@ -408,18 +409,29 @@ impl<S: CounterStore> Limiter<S> {
         grants: Option<&Grants>,
         details: &mut DecisionDetails,
     ) {
+        let mut shadow = ShadowFleet::Open;
         let charged = match tried {
             Tried::Denied(outcomes) => Ok(*outcomes),
             Tried::Declined | Tried::Decided => {
                 let mut charges = Charges::new();
                 plan.charges(permit, &mut charges);
-                match self.shed_charges(plan, details) {
+                let charged = match self.shed_charges(plan, details) {
                     Some(shed) => Err(shed),
                     None => match self.reconcile_before(&charges).await {
-                        Ok(()) if plan.is_fleet_shadow() => self.charge_all_but_fleet(plan, permit).await,
-                        Ok(()) => self.charge_awaited(&charges).await,
+                        Ok(()) if plan.is_fleet_shadow() => Ok(None),
+                        Ok(()) => self.charge_awaited(&charges).await.map(Some),
                         Err(error) => Err(error),
                     },
+                };
+                drop(charges);
+                match charged {
+                    Ok(Some(outcomes)) => Ok(outcomes),
+                    Ok(None) => {
+                        let (charged, fleet) = Box::pin(self.charge_with_shadow_fleet(plan, permit)).await;
+                        shadow = fleet;
+                        charged
+                    }
+                    Err(error) => Err(error),
                 }
             }
         };
@@ -446,7 +458,7 @@ impl<S: CounterStore> Limiter<S> {
         if (grants.is_some() || plan.is_split) && fold::is_denied(plan, &outcomes) {
             paid = Box::pin(self.reconsider(plan, permit, grants, &mut outcomes)).await;
         }
-        if plan.is_fleet_shadow() && !fold::is_denied(plan, &outcomes) {
+        if shadow == ShadowFleet::Open && plan.is_fleet_shadow() && !fold::is_denied(plan, &outcomes) {
             Box::pin(self.charge_shadow_fleet(plan, permit, &mut outcomes)).await;
         }
         plan.settle_fleet(&mut outcomes);

@@ -1,9 +1,14 @@
 //! Shadow mode of the fleet's capacity: it reports of each request what would become of it if the section were enforced.
 
-use crate::rig::{Rig, rig};
+use crate::rig::{Memory, Rig, check, rig, rules};
 use proptest::prelude::*;
-use tollgate_core::TimeDelta;
-use tollgate_engine::{Check, HeldPermits};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tollgate_core::{
+    Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, StoreError, TimeDelta, Timestamp,
+};
+use tollgate_engine::{Check, HeldPermits, Limiter};
+use tollgate_store::{MemoryConfig, MemoryStore};
 
 const RULES: &str = "
 domain: d
@@ -14,8 +19,12 @@ overload:
   fairness: {by: tenant, guarantees: {enterprise: 25% each, free: 10% together}}
 ";
 
+fn shadowed(text: &str) -> String {
+    text.replace("overload:", "overload:\n  shadow: true")
+}
+
 fn shadow(text: &str) -> Rig {
-    rig(&text.replace("overload:", "overload:\n  shadow: true"))
+    rig(&shadowed(text))
 }
 
 fn plain(text: &str) -> String {
@@ -96,4 +105,63 @@ fn the_reason_is_that_of_a_request_that_is_shed() {
     });
     let expected = "would be shed at priority normal: of the fleet's capacity of 20/1s, 16 are for it, and the rest is reserved for higher priorities, beyond its tenant's fair share";
     assert_eq!(reason.as_deref(), Some(expected));
+}
+
+/// A store that must be awaited, and counts its calls.
+struct Counting {
+    counters: Memory,
+    calls: AtomicU64,
+}
+
+impl CounterStore for Counting {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.counters.charge(charges).await
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.counters.debit(charges).await
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.counters.release(permits).await
+    }
+}
+
+/// A request that passes, or that a limit of its caller denies, is one call; one that would be shed is charged to its other limits by a
+/// second.
+#[test]
+fn a_request_that_would_not_be_shed_is_one_call_of_the_store() {
+    let text = shadowed(&RULES.replace("value: limited, ", "").replace("30/second", "18/second"));
+    for text in [text.clone(), plain(&text)] {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+        let counters =
+            MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+        let store = Counting { counters, calls: AtomicU64::new(0) };
+        let limiter = Limiter::new(rules(&text), store, clock as Arc<dyn Clock>);
+        let calls = |tenant: &str| {
+            let before = limiter.store().calls.load(Ordering::Relaxed);
+            let decision = check(&limiter, &[("tenant", tenant)], Cost::ONE);
+            (decision, limiter.store().calls.load(Ordering::Relaxed) - before)
+        };
+        // 16 of 20 are not reserved.
+        for _ in 0..16 {
+            let (decision, calls) = calls("a");
+            assert!(decision.is_allowed() && decision.reason.is_none());
+            assert_eq!(calls, 1);
+        }
+        let left = |decision: &tollgate_engine::Decision| {
+            let own =
+                decision.limits.iter().find(|one| decision.limit_name(one) == "own").expect("its limit");
+            own.outcome.remaining
+        };
+        for remaining in [1, 0] {
+            let (decision, calls) = calls("a");
+            let reason = decision.reason.as_deref().unwrap_or_default();
+            assert!(decision.is_allowed() && reason.starts_with("would be shed"), "{reason}");
+            assert_eq!((calls, left(&decision)), (2, remaining), "its own limit is charged");
+        }
+        let (decision, calls) = calls("a");
+        assert_eq!((decision.denied_by_name(), calls), (Some("own"), 1));
+    }
 }
