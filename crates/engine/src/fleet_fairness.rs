@@ -7,6 +7,7 @@
 
 use crate::decision::DecisionDetails;
 use crate::fold;
+use crate::in_flight::FleetPlaces;
 use crate::limiter::{Limiter, Tried};
 use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
@@ -18,8 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::{
     Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, PermitId, StoreError, Timestamp,
 };
-use tollgate_overload::{FleetFairness, NO_TIER, TierIndex, TierState};
-use tollgate_rules::{Charges, FleetMatch, FleetStanding, Plan, Ruleset, TierFairness};
+use tollgate_overload::{FleetFairness, NO_TIER, NodePart, NodePlaces, TierIndex, TierState};
+use tollgate_rules::{Charges, FleetCapacity, FleetMatch, FleetStanding, Plan, Ruleset, TierFairness};
 
 /// Shares of one domain's fleet.
 struct DomainFleet {
@@ -27,6 +28,8 @@ struct DomainFleet {
     fairness: FleetFairness,
     /// Requests that a guarantee admitted while the capacity was in use.
     taken_back: AtomicU64,
+    /// Places that this node's requests hold, of a capacity in flight.
+    places: Arc<FleetPlaces>,
 }
 
 type Domains = HashMap<Box<str>, Arc<DomainFleet>, RandomState>;
@@ -97,7 +100,8 @@ impl FleetShares {
         for domain in rules.domains() {
             let Some(overload) = domain.overload().filter(|own| own.fleet.is_some()) else { continue };
             let Some(fairness) = &overload.fairness else { continue };
-            let same = known.get(domain.name()).filter(|known| known.tiers == fairness.tiers);
+            let known = known.get(domain.name());
+            let same = known.filter(|known| known.tiers == fairness.tiers);
             let own = same.cloned().unwrap_or_else(|| {
                 let shares: Vec<_> = fairness.tiers.iter().map(crate::workers::tier_share).collect();
                 let key = self.hasher.hash_one(("fleet", domain.name()));
@@ -105,6 +109,7 @@ impl FleetShares {
                     tiers: fairness.tiers.clone(),
                     fairness: FleetFairness::new(key, &shares),
                     taken_back: AtomicU64::new(0),
+                    places: known.map_or_else(Default::default, |known| Arc::clone(&known.places)),
                 })
             });
             domains.insert(domain.name().into(), own);
@@ -122,6 +127,12 @@ impl FleetShares {
 }
 
 impl<S> Limiter<S> {
+    /// Returns the places that this node's requests hold of the capacity that a request is charged to.
+    pub(crate) fn fleet_places(&self, plan: &Plan<'_>) -> Option<Arc<FleetPlaces>> {
+        let own = plan.fleet.as_ref()?;
+        Some(Arc::clone(&self.fleet_shares.domains.load().get(own.domain)?.places))
+    }
+
     /// Returns the state of all fleets whose capacity tenants share.
     #[must_use]
     pub fn fleet_states(&self) -> Vec<FleetState> {
@@ -149,7 +160,7 @@ impl<S: CounterStore> Limiter<S> {
         has_grants: bool,
         details: &mut DecisionDetails,
     ) -> Tried {
-        self.choose_fleet_standing(plan);
+        self.choose_fleet_standing(plan, permit);
         // A capacity in shadow mode is charged apart from the rest.
         if self.pending.any_pending() || plan.is_fleet_shadow() {
             return Tried::Declined;
@@ -173,7 +184,7 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     /// Chooses the standing by which a request charges the fleet's capacity.
-    fn choose_fleet_standing(&self, plan: &mut Plan<'_>) {
+    fn choose_fleet_standing(&self, plan: &mut Plan<'_>, permit: PermitId) {
         if !plan.shares_fleet() {
             plan.fleet = None;
             return;
@@ -186,13 +197,8 @@ impl<S: CounterStore> Limiter<S> {
         };
         let FleetEntry { fleet, tenant, tier, now } = &entry;
         let is_pressed = fleet.fairness.is_pressed(*now);
-        let is_excess = is_pressed && {
-            let part = match self.live_nodes() {
-                0 => 0.0,
-                nodes => plan.fleet_rate() / f64::from(nodes),
-            };
-            fleet.fairness.is_excess(*now, *tenant, *tier, part)
-        };
+        let part = || self.node_part(plan, permit, fleet);
+        let is_excess = is_pressed && fleet.fairness.is_excess(*now, *tenant, *tier, part);
         if let Some(own) = &mut plan.fleet {
             (own.is_contended, own.is_excess) = (is_pressed, is_excess);
         }
@@ -202,6 +208,27 @@ impl<S: CounterStore> Limiter<S> {
         let claim = entry.open_claim(own).filter(|_| is_pressed || is_in_flight);
         let standing = claim.unwrap_or_else(|| own.base());
         plan.charge_fleet_as(standing);
+    }
+
+    /// Returns this node's part of the capacity, if all nodes had the same.
+    fn node_part(&self, plan: &Plan<'_>, permit: PermitId, fleet: &DomainFleet) -> NodePart {
+        let (Some(capacity), nodes @ 1..) = (plan.fleet_capacity(), self.live_nodes()) else {
+            return NodePart::Unknown;
+        };
+        match capacity {
+            FleetCapacity::PerSecond(rate) => NodePart::Rate(rate / f64::from(nodes)),
+            FleetCapacity::InFlight { places, ttl } => {
+                // Permits without a holder are not released.
+                let held = match permit == PermitId::ANONYMOUS {
+                    true => NodePlaces::Lasting(ttl.as_micros() as f64 / 1e6),
+                    false => {
+                        let (now, begun) = fleet.places.read();
+                        NodePlaces::Reported { now, begun }
+                    }
+                };
+                NodePart::InFlight { places: places / f64::from(nodes), held }
+            }
+        }
     }
 
     /// Records what the store said of the fleet's capacity. Returns the standing by which the request is to be tried again, if it

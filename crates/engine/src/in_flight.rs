@@ -1,4 +1,4 @@
-//! In-flight permits: the number held now, by rule, for metrics. Counted where permits are held (a gateway, a layer, a
+//! In-flight permits: the number held now, by rule for metrics, and of each fleet's capacity for its fair shares. Counted where permits are held (a gateway, a layer, a
 //! reservation), so only concurrency rules pay for it.
 
 use crate::by_rule::ByRule;
@@ -10,19 +10,41 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(crate) struct InFlight(ByRule<AtomicU64>);
 
+/// Places of a fleet's capacity that the requests of this node hold.
+#[derive(Debug, Default)]
+pub(crate) struct FleetPlaces {
+    held: AtomicU64,
+    begun: AtomicU64,
+}
+
 /// Counts a request as in flight until it is dropped.
 #[derive(Debug)]
-pub(crate) struct InFlightGuard(SmallVec<[Arc<AtomicU64>; 2]>);
+pub(crate) struct InFlightGuard(SmallVec<[Arc<AtomicU64>; 2]>, Option<Arc<FleetPlaces>>);
+
+impl FleetPlaces {
+    /// Returns the number of places that are held, and of requests that have ever held one.
+    pub(crate) fn read(&self) -> (u64, u64) {
+        (self.held.load(Ordering::Relaxed), self.begun.load(Ordering::Relaxed))
+    }
+}
 
 impl InFlight {
-    /// Counts one request under `rules`. Returns `None` if there are none.
-    pub(crate) fn enter<'r>(&self, rules: impl Iterator<Item = &'r str>) -> Option<Arc<InFlightGuard>> {
+    /// Counts one request under `rules`, and in the fleet's capacity if it has a place there. Returns `None` if there are no rules.
+    pub(crate) fn enter<'r>(
+        &self,
+        rules: impl Iterator<Item = &'r str>,
+        fleet: Option<Arc<FleetPlaces>>,
+    ) -> Option<Arc<InFlightGuard>> {
         let counts: SmallVec<[_; 2]> = rules.map(|rule| self.0.counter(rule)).collect();
         if counts.is_empty() {
             return None;
         }
         counts.iter().for_each(|count| _ = count.fetch_add(1, Ordering::Relaxed));
-        Some(Arc::new(InFlightGuard(counts)))
+        if let Some(fleet) = &fleet {
+            fleet.held.fetch_add(1, Ordering::Relaxed);
+            fleet.begun.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(Arc::new(InFlightGuard(counts, fleet)))
     }
 
     /// Returns all rules that ever held permits, with their current counts.
@@ -34,5 +56,8 @@ impl InFlight {
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.0.iter().for_each(|count| _ = count.fetch_sub(1, Ordering::Relaxed));
+        if let Some(fleet) = &self.1 {
+            fleet.held.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }

@@ -86,6 +86,8 @@ impl<S: CounterStore> Limiter<S> {
         if !details.is_allowed() || (details.delay() == TimeDelta::ZERO && !has_permit()) {
             return None;
         }
+        let is_shedding = |matched: &MatchedLimit<'_>| matched.rule.is_some_and(|rule| rule.is_shedding);
+        let fleet = permits.clone().any(|(matched, _)| is_shedding(matched)).then(|| self.fleet_places(plan));
         // A request's permits of the fleet are one place: in its capacity, below each reserve, and in a guarantee.
         let mut is_in_fleet = false;
         let rules = permits.filter_map(|(matched, _)| {
@@ -97,7 +99,7 @@ impl<S: CounterStore> Limiter<S> {
             id: PermitId(details.id.0),
             charges: reserved_charges(plan, details, asked),
             consumed: Vec::new(),
-            _in_flight: self.in_flight.enter(rules),
+            _in_flight: self.in_flight.enter(rules, fleet.flatten()),
         })
     }
 

@@ -12,8 +12,13 @@
 //! While the capacity has not been in use for [`CALM`], nothing is counted or ranked. Rejected: shedding beyond the fair share at the
 //! node, which wastes capacity whenever the share is estimated too low.
 
+mod node_part;
+
+pub use node_part::{NodePart, NodePlaces};
+
 use crate::shares::{DISTRIBUTED, Shares, Standing, TenantDemand, TierIndex, TierShare, TierState};
 use crate::striped::Padded;
+use node_part::Durations;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tollgate_core::{Priority, TimeDelta, Timestamp};
@@ -51,6 +56,7 @@ struct Control {
     throughput: f64,
     guaranteed: f64,
     uncovered: f64,
+    durations: Durations,
     last: Timestamp,
 }
 
@@ -73,6 +79,7 @@ impl FleetFairness {
                 throughput: 0.0,
                 guaranteed: 0.0,
                 uncovered: 0.0,
+                durations: Durations::default(),
                 last: Timestamp::ZERO,
             }),
         }
@@ -108,13 +115,20 @@ impl FleetFairness {
         self.uncovered.store(0, Ordering::Relaxed);
         (control.last, control.throughput) = (now, 0.0);
         (control.guaranteed, control.uncovered) = (0.0, 0.0);
+        control.durations = Durations::default();
         self.next_step.store((now + STEP).as_micros(), Ordering::Relaxed);
     }
 
     /// Counts a request of a tenant while the capacity is contended. Returns whether it exceeds the tenant's fair share.
-    /// `part` is this node's part of the capacity, in requests per second, if all nodes had the same: at least that is shared out,
-    /// so that a node whose callers ask for less is not outbid by others. Zero if it is unknown.
-    pub fn is_excess(&self, now: Timestamp, tenant: u64, tier: TierIndex, part: f64) -> bool {
+    /// `part` returns this node's part of the capacity, if all nodes had the same: at least that is shared out, so that a node whose
+    /// callers ask for less is not outbid by others.
+    pub fn is_excess(
+        &self,
+        now: Timestamp,
+        tenant: u64,
+        tier: TierIndex,
+        part: impl FnOnce() -> NodePart,
+    ) -> bool {
         self.step_if_due(now, part);
         let standing = self.shares.take(tenant, tier, now, true);
         standing == Standing::Excess && self.is_measured.load(Ordering::Relaxed)
@@ -171,7 +185,7 @@ impl FleetFairness {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn step_if_due(&self, now: Timestamp, part: f64) {
+    fn step_if_due(&self, now: Timestamp, part: impl FnOnce() -> NodePart) {
         if now.as_micros() < self.next_step.load(Ordering::Relaxed) {
             return;
         }
@@ -185,7 +199,7 @@ impl FleetFairness {
         if length <= 0.0 {
             return;
         }
-        let Control { demand, throughput, guaranteed, uncovered, last } = &mut *control;
+        let Control { demand, throughput, guaranteed, uncovered, durations, last } = &mut *control;
         *last = now;
         let weight = if *throughput == 0.0 { 1.0 } else { 1.0 - (-length / MEMORY).exp() };
         let follow = |rate: &mut f64, count: &AtomicU32| {
@@ -194,9 +208,10 @@ impl FleetFairness {
         follow(throughput, &self.admitted.0);
         follow(guaranteed, &self.guaranteed);
         follow(uncovered, &self.uncovered);
+        let shared = durations.shared_out(part(), length, *throughput);
         // What is not shared out is a part of what is left to share, not of what is guaranteed.
         let kept = *guaranteed * (1.0 / DISTRIBUTED - 1.0);
-        self.shares.update(length, (throughput.max(part) + kept - *uncovered).max(0.0), demand);
+        self.shares.update(length, (shared + kept - *uncovered).max(0.0), demand);
         self.is_measured.store(true, Ordering::Relaxed);
     }
 }

@@ -47,7 +47,7 @@ mod threshold;
 
 pub use adapt::{AdaptConfig, AdaptController, AdaptStep, WHOLE};
 pub use check_load::{CheckLoad, CheckLoadState, ShedChange, ShedOrder};
-pub use fleet::FleetFairness;
+pub use fleet::{FleetFairness, NodePart, NodePlaces};
 pub use gate::{
     Admitted, Arrival, Ended, Entry, Gate, GateConfig, GateMode, GateState, LimitKind, Shed, ShedCause,
     Ticket, Waited, Waiting,

@@ -38,6 +38,20 @@ impl FleetStanding {
     }
 }
 
+/// What a fleet's capacity counts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FleetCapacity {
+    /// Requests per second.
+    PerSecond(f64),
+    /// Requests in flight.
+    InFlight {
+        /// Number of places.
+        places: f64,
+        /// How long a request whose end is not reported counts as in flight.
+        ttl: TimeDelta,
+    },
+}
+
 /// A request that charges a fleet's capacity which tenants share, or which only counts (shadow mode).
 #[derive(Clone, Copy, Debug)]
 pub struct FleetMatch<'p> {
@@ -196,15 +210,15 @@ impl<'p> Plan<'p> {
         charged.for_each(|matched| matched.enforcement = enforcement);
     }
 
-    /// Returns the requests per second that the fleet's capacity leaves to the lowest priority; zero if it counts requests in flight.
+    /// Returns what the fleet's capacity leaves to the lowest priority.
     #[must_use]
-    pub fn fleet_rate(&self) -> f64 {
-        let fleet = self.fleet.as_ref().and_then(FleetMatch::fleet);
-        let lowest = fleet.and_then(|(fleet, _)| self.fleet_rule_limits(fleet.rule).last());
-        let rate = lowest.filter(|lowest| lowest.limit.algorithm() != Algorithm::Concurrency);
-        rate.map_or(0.0, |lowest| {
-            let rate = lowest.limit.rate();
-            rate.count as f64 * 1e6 / rate.period.length().as_micros().max(1) as f64
+    pub fn fleet_capacity(&self) -> Option<FleetCapacity> {
+        let (fleet, _) = self.fleet.as_ref().and_then(FleetMatch::fleet)?;
+        let lowest = &self.fleet_rule_limits(fleet.rule).last()?.limit;
+        let (count, period) = (lowest.rate().count as f64, lowest.rate().period.length());
+        Some(match lowest.algorithm() {
+            Algorithm::Concurrency => FleetCapacity::InFlight { places: count, ttl: period },
+            _ => FleetCapacity::PerSecond(count * 1e6 / period.as_micros().max(1) as f64),
         })
     }
 

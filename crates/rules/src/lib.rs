@@ -65,7 +65,7 @@ pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
 pub use envoy_keys::EnvoyLevel;
 pub use explain::{Clause, ExplainedRequest, Explanation, RuleExplanation, RuleResult};
-pub use fleet_match::{FleetMatch, FleetStanding};
+pub use fleet_match::{FleetCapacity, FleetMatch, FleetStanding};
 pub use loosening::{Loosening, LooseningKind};
 pub use metadata::{Metadata, MetadataValue};
 pub use outline::OutlineNode;

@@ -10,6 +10,7 @@ mod explain;
 mod failing_store;
 mod fleet_claims;
 mod fleet_fairness;
+mod fleet_nodes;
 mod fleet_outage;
 mod fleet_reserves;
 mod fleet_shadow;

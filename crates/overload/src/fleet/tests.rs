@@ -5,13 +5,19 @@ fn at(millis: u64) -> Timestamp {
     Timestamp::from_micros(1_000_000 + millis * 1_000)
 }
 
+fn unknown() -> NodePart {
+    NodePart::Unknown
+}
+
 /// Sends requests of tenants with these rates per 10 ms, of which the first `room` are admitted, fair ones first.
 fn contend(fairness: &FleetFairness, rates: &[u64], room: u64, millis: std::ops::Range<u64>) -> Vec<u64> {
     let mut served = vec![0; rates.len()];
     for now in millis.step_by(10).map(at) {
         let mut ranked: Vec<(bool, usize)> = Vec::new();
         for (tenant, rate) in rates.iter().enumerate() {
-            ranked.extend((0..*rate).map(|_| (fairness.is_excess(now, tenant as u64, NO_TIER, 0.0), tenant)));
+            ranked.extend(
+                (0..*rate).map(|_| (fairness.is_excess(now, tenant as u64, NO_TIER, unknown), tenant)),
+            );
         }
         ranked.sort_by_key(|(is_excess, _)| *is_excess);
         for (at, (_, tenant)) in (0..).zip(ranked) {
@@ -40,7 +46,7 @@ fn calm_capacity_is_not_shared_out() {
 fn before_a_throughput_is_known_nobody_is_beyond_its_share() {
     let fairness = FleetFairness::new(7, &[]);
     fairness.press(at(0));
-    assert!((0..1_000).all(|_| !fairness.is_excess(at(50), 1, NO_TIER, 0.0)));
+    assert!((0..1_000).all(|_| !fairness.is_excess(at(50), 1, NO_TIER, unknown)));
 }
 
 #[test]
@@ -62,8 +68,8 @@ fn weights_count_between_those_that_want_more() {
     let mut served = [0_u32; 2];
     for now in (0..20_000).step_by(10).map(at) {
         let mut ranked: Vec<(bool, usize)> = Vec::new();
-        ranked.extend((0..20).map(|_| (fairness.is_excess(now, 1, 0, 0.0), 0)));
-        ranked.extend((0..20).map(|_| (fairness.is_excess(now, 2, NO_TIER, 0.0), 1)));
+        ranked.extend((0..20).map(|_| (fairness.is_excess(now, 1, 0, unknown), 0)));
+        ranked.extend((0..20).map(|_| (fairness.is_excess(now, 2, NO_TIER, unknown), 1)));
         ranked.sort_by_key(|(is_excess, _)| *is_excess);
         for (_, tenant) in ranked.into_iter().take(8) {
             fairness.count_admitted();
@@ -87,4 +93,27 @@ fn a_guarantee_that_is_used_up_is_left_alone_for_a_moment() {
     assert!(fairness.is_used_up(at(9), 1, 0) && !fairness.is_used_up(at(9), 2, 0), "each has its own");
     assert!(fairness.is_used_up(at(9), 2, 1), "all of the tier have it together");
     assert!(!fairness.is_used_up(at(10), 1, 0));
+}
+
+#[test]
+fn a_part_in_flight_is_a_rate_by_how_long_requests_last() {
+    let part = |now, begun| NodePart::InFlight { places: 50.0, held: NodePlaces::Reported { now, begun } };
+    let close = |rate: f64, expected: f64| (rate / expected - 1.0).abs() < 0.02;
+    let mut durations = Durations::default();
+    // 40 places, each for two seconds: 20 requests begin and end in a second.
+    let steps = (0..100).map(|step| durations.shared_out(part(40, 40 + 2 * step), 0.1, 20.0));
+    let rates: Vec<f64> = steps.collect();
+    assert!(rates[10..].iter().all(|rate| close(*rate, 25.0)), "50 places for two seconds: {rates:?}");
+    // Nothing begins or ends any more: requests last longer, but the node is owed what it does not hold.
+    let owed: Vec<f64> = (0..400).map(|_| durations.shared_out(part(40, 238), 0.1, 0.0)).collect();
+    assert!(owed[100] < 10.0 && owed[399] > 1e6, "{} and {}", owed[100], owed[399]);
+    assert!(durations.shared_out(part(20, 238), 0.1, 0.0) > 1e6, "less than half its part");
+    assert!(close(durations.shared_out(part(60, 278), 0.1, 400.0), 360.0), "more than its part");
+    assert!(Durations::default().shared_out(part(0, 0), 0.1, 0.0) > 1e6, "nothing was admitted here");
+    assert!(close(Durations::default().shared_out(part(0, 0), 0.1, 5.0), 5.0), "reservations");
+    let lasting = NodePart::InFlight { places: 50.0, held: NodePlaces::Lasting(10.0) };
+    assert!(close(Durations::default().shared_out(lasting, 0.1, 0.1), 5.0));
+    assert!(close(Durations::default().shared_out(lasting, 0.1, 10.0), 9.0), "more than its part");
+    assert!(close(Durations::default().shared_out(NodePart::Rate(7.0), 0.1, 10.0), 10.0));
+    assert!(close(Durations::default().shared_out(NodePart::Rate(7.0), 0.1, 5.0), 7.0));
 }
