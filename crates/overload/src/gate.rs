@@ -143,17 +143,16 @@ impl<W> Gate<W> {
     ) -> Entry {
         self.step_if_due(now);
         let own = self.places.threads.own();
-        if mode == GateMode::Live && self.is_calm() && !self.is_shadow() {
-            if self.places.take(&own, Rank::new(priority, Standing::Fair)) {
-                own.add_long(|own| &own.admitted[priority.index()], 1);
-                let weight = self.places.sample_weight(&own);
-                if weight > 0 {
-                    let place = self.cohorts.cohort(caller()) / self.config.cohorts_per_place();
-                    let bucket = usize::from((first_position(priority) + place) / PER_BUCKET);
-                    own.add(|own| &own.arrivals.counts[bucket], weight.into());
-                }
-                return Entry::Admitted(self.ticket_of(weight, now));
+        let may_pass = mode == GateMode::Live && self.is_calm() && !self.is_shadow();
+        if may_pass && self.places.take(&own, Rank::new(priority, Standing::Fair)) {
+            own.add_long(|own| &own.admitted[priority.index()], 1);
+            let weight = self.places.sample_weight(&own);
+            if weight > 0 {
+                let place = self.cohorts.cohort(caller()) / self.config.cohorts_per_place();
+                let bucket = usize::from((first_position(priority) + place) / PER_BUCKET);
+                own.add(|own| &own.arrivals.counts[bucket], weight.into());
             }
+            return Entry::Admitted(self.ticket_of(weight, now));
         }
         let (tenant, tier) = tenant();
         self.enter_pressed(now, &Arrival { priority, caller: caller(), tenant, tier }, mode)

@@ -55,6 +55,16 @@ impl<T: Default> PerThread<T> {
         Own { value, writer: if at < OWNED { Writer::Alone } else { Writer::Shared } }
     }
 
+    /// Returns the sum of a number of all threads.
+    #[inline]
+    pub(crate) fn sum(&self, number: impl Fn(&T) -> u32) -> u32 {
+        let mut sum = 0_u32;
+        for stripe in &self.0[..ThreadIndex::used()] {
+            sum = sum.wrapping_add(stripe.get().map_or(0, |own| number(&own.0)));
+        }
+        sum.wrapping_add(self.0[SHARED].get().map_or(0, |own| number(&own.0)))
+    }
+
     /// Returns those of all threads.
     pub(crate) fn all(&self) -> impl Iterator<Item = &T> {
         let used = &self.0[..ThreadIndex::used()];

@@ -43,7 +43,7 @@ impl Body {
 
     /// Frees the place and gives it to the next request. Returns whether it had one.
     fn leave(&mut self, ended: Ended) -> bool {
-        let Some((gate, ticket)) = self.gate.as_ref().zip(self.ticket.take()) else { return false };
+        let (Some(gate), Some(ticket)) = (&self.gate, self.ticket.take()) else { return false };
         let admitted = gate.gate.leave_at(ticket, || gate.clock.now(), ended);
         if !admitted.is_empty() {
             hand_over(gate, admitted);

@@ -137,8 +137,9 @@ impl<W> Places<W> {
     }
 
     /// Returns the number of requests in flight.
+    #[inline]
     pub(super) fn in_flight(&self) -> u32 {
-        let kept: u32 = self.threads.all().map(|own| own.kept.load(Ordering::Relaxed)).sum();
+        let kept = self.threads.sum(|own| own.kept.load(Ordering::Relaxed));
         self.taken.0.load(Ordering::Relaxed).saturating_sub(kept)
     }
 
