@@ -5,8 +5,8 @@ use crate::charge_record::ChargeRecord;
 use crate::decision::DecisionDetails;
 use crate::limiter::Limiter;
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterStore, KeyPart, LateCharge, Limit, Permit, PermitId, StoreError,
-    Timestamp, Verdict,
+    Admission, Algorithm, Charge, Cost, CounterStore, Enforcement, KeyPart, LateCharge, Limit, Outcomes,
+    Permit, PermitId, StoreError, Timestamp, Verdict,
 };
 use tollgate_rules::{Charges, CostFrom, Plan};
 
@@ -57,8 +57,9 @@ impl ReservedCharge {
     }
 }
 
-/// Returns the charges of an allowed plan: every charge that its limit allowed. `asked` must not be later than the
-/// actual charge, so that units that have been refilled do not count as still charged.
+/// Returns the charges of a request that passes: every charge that its limit allowed. If the request passes although a limit
+/// denies it (global shadow mode), only independent charges were made. `asked` must not be later than the actual charge, so
+/// that units that have been refilled do not count as still charged.
 pub(crate) fn reserved_charges(
     plan: &Plan<'_>,
     details: &DecisionDetails,
@@ -67,11 +68,17 @@ pub(crate) fn reserved_charges(
     let mut charges = Charges::new();
     plan.charges(PermitId::ANONYMOUS, &mut charges);
     let statuses = details.limits.iter();
+    let per_charge = charges.iter().zip(statuses.clone());
+    let admission =
+        Outcomes::admission(per_charge.map(|(charge, status)| (charge.enforcement, &status.outcome)));
+    let is_charged = |charge: &Charge<'_>| {
+        admission == Admission::Admitted || charge.enforcement == Enforcement::Independent
+    };
     let taken_at = if details.at == Timestamp::ZERO { asked } else { details.at };
     // Limits covered by a grant were charged to the grant.
     let granted = |at: usize| details.granted.as_ref()?.iter().find(|paid| paid.limit == at);
     let mut reserved: Vec<ReservedCharge> = (charges.iter().zip(&plan.limits).zip(statuses).enumerate())
-        .filter(|(_, (_, status))| matches!(status.outcome.verdict, Verdict::Allowed { .. }))
+        .filter(|(_, ((charge, _), status))| status.outcome.verdict.is_allowed() && is_charged(charge))
         .map(|(at, ((charge, matched), status))| ReservedCharge {
             record: granted(at).map_or_else(|| ChargeRecord::from_charge(charge), |paid| paid.record.clone()),
             rule: matched.rule.map_or_else(String::new, |rule| rule.name.clone()),
