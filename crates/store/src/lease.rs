@@ -277,22 +277,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         Ok(Outcomes { at: outcomes.at, ..local })
     }
 
-    /// Debits the inner store. A bucket with possibly outstanding leases is not refunded: that would move its time back
-    /// into slots that other nodes hold, and they could be spent twice. Units not refunded recover with time.
-    async fn debit_inner(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let (refunds, others): (Vec<&Charge<'_>>, Vec<&Charge<'_>>) =
-            charges.iter().partition(|charge| is_guarded(charge));
-        for charge in refunds {
-            self.refund(charge).await?;
-        }
-        for charge in others.iter().filter(|charge| charge.cost.is_refund()) {
-            self.table.refunded(self.hasher.name(&charge.key));
-        }
-        let others: Vec<Charge<'_>> = others.into_iter().copied().collect();
-        if others.is_empty() { Ok(()) } else { self.inner.debit(&others).await }
-    }
-
-    /// Refunds a bucket, unless leases of it may be outstanding.
+    /// Refunds a bucket, unless leases of it may be outstanding: that would move its time back into slots that other nodes
+    /// hold, and they could be spent twice. Units not refunded recover with time.
     async fn refund(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
         let Some((scope, limit)) = self.config.refund_guard(charge.key.scope) else { return Ok(()) };
         let key = CounterKey { scope: &scope, ..charge.key };
@@ -374,6 +360,30 @@ fn remap_error(error: StoreError, rest: &[usize], all: usize) -> StoreError {
     }
 }
 
+/// Combines errors about parts of a request.
+fn combine_errors(mut errors: Vec<StoreError>, all: usize) -> Result<(), StoreError> {
+    if errors.len() < 2 {
+        return errors.pop().map_or(Ok(()), Err);
+    }
+    let (mut failed, mut causes) = (Vec::new(), Vec::new());
+    for error in errors {
+        match error {
+            StoreError::Partial { failed: own, cause } => {
+                failed.extend(own);
+                causes.push(*cause);
+            }
+            error => {
+                failed.extend(0..all);
+                causes.push(error);
+            }
+        }
+    }
+    failed.sort_unstable();
+    failed.dedup();
+    let cause = StoreError::Several(causes);
+    Err(if failed.len() == all { cause } else { StoreError::Partial { failed, cause: Box::new(cause) } })
+}
+
 impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for LeasedStore<S, A, C> {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         if charges.iter().any(is_guarded) {
@@ -418,12 +428,36 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let Some(local) = &self.local else { return self.debit_inner(charges).await };
-        let (here, there): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| is_local(charge));
-        if !here.is_empty() {
-            local.debit(&here).await?;
+        let (mut here, mut refunds, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, charge) in charges.iter().enumerate() {
+            match self.local.is_some() && is_local(charge) {
+                true => here.push(at),
+                false if is_guarded(charge) => refunds.push(at),
+                false => others.push(at),
+            }
         }
-        self.debit_inner(&there).await
+        let some = |places: &[usize]| -> Vec<Charge<'_>> { places.iter().map(|at| charges[*at]).collect() };
+        // A part that fails keeps none of the others from being debited, and the error names it.
+        let mut errors = Vec::new();
+        if let Some(local) = self.local.as_ref().filter(|_| !here.is_empty())
+            && let Err(error) = local.debit(&some(&here)).await
+        {
+            errors.push(remap_error(error, &here, charges.len()));
+        }
+        if !others.is_empty() {
+            if let Err(error) = self.inner.debit(&some(&others)).await {
+                errors.push(remap_error(error, &others, charges.len()));
+            }
+            for at in others.into_iter().filter(|at| charges[*at].cost.is_refund()) {
+                self.table.refunded(self.hasher.name(&charges[at].key));
+            }
+        }
+        for at in refunds {
+            if let Err(error) = self.refund(&charges[at]).await {
+                errors.push(remap_error(error, &[at], charges.len()));
+            }
+        }
+        combine_errors(errors, charges.len())
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
