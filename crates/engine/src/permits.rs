@@ -153,7 +153,8 @@ impl<S: CounterStore> Limiter<S> {
     /// [`StoreError`] if the store did not apply the refund.
     pub async fn cancel_held(&self, held: &HeldPermits) -> Result<(), StoreError> {
         self.correct_consumption(&held.consumed, Settlement::Canceled);
-        self.move_counters(&held.charges, held.id, Settlement::Canceled, self.clock.now()).await
+        let mut charges = held.charges.clone();
+        self.move_counters(&mut charges, held.id, Settlement::Canceled, self.clock.now()).await
     }
 
     /// Releases what a request held, for guards that are dropped. In memory this completes immediately, and the next

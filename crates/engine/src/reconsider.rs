@@ -1,5 +1,6 @@
 //! Second attempt for a request that the store denied, if the denial is not final: one shard of a split counter denied
-//! while others have room, or the caller has grants.
+//! while others have room, or the caller has grants. A used-up guarantee of the fleet's capacity that denied it together with
+//! them is left: the capacity may admit it.
 //!
 //! A rare, cold path: requests that pass and denials by ordinary limits never reach it. A flood beyond a split limit
 //! must not read all shards for each denial either, so the limiter caches which counters had no room in any shard, for
@@ -97,8 +98,13 @@ impl<S: CounterStore> Limiter<S> {
         grants: Option<&Grants>,
         outcomes: &mut Outcomes,
     ) -> Option<Box<[GrantCharge]>> {
-        if plan.is_split {
-            self.try_other_shards(plan, permit, outcomes).await;
+        let is_charged = plan.is_split && self.try_other_shards(plan, permit, outcomes).await;
+        if is_charged && plan.fleet.is_some() && !plan.is_fleet_shadow() {
+            // If the store fails now, the denial before stands.
+            let _ = self.retry_fleet(plan, permit, outcomes, &[]).await;
+        }
+        if grants.is_some() {
+            plan.leave_used_up_claim(outcomes);
         }
         let paid = {
             let mut charges = Charges::new();
@@ -112,22 +118,25 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     /// Moves charges that one shard denied to shards with room, and charges the request again. If a counter has no room
-    /// in any shard, the denial stands and reports the units remaining in all of them.
-    async fn try_other_shards(&self, plan: &mut Plan<'_>, permit: PermitId, outcomes: &mut Outcomes) {
+    /// in any shard, the denial stands and reports the units remaining in all of them. Denials by the fleet's capacity are left
+    /// to another standing. Returns whether the request was charged again.
+    async fn try_other_shards(&self, plan: &mut Plan<'_>, permit: PermitId, outcomes: &mut Outcomes) -> bool {
+        let mut is_charged = false;
         for _ in 0..MAX_ROUNDS {
             if !is_denied(plan, outcomes) {
-                return;
+                return is_charged;
             }
             // Only one of several alternatives must fit, so a single denied alternative does not determine which one
             // moves.
             let is_denied = |at: &usize| {
                 let matched = &plan.limits[*at];
                 let moves = matched.enforcement != Enforcement::Alternative && decides(matched);
-                outcomes.per_charge[*at].verdict.is_denied() && moves
+                let is_fleet = plan.fleet.as_ref().is_some_and(|own| own.is_fleet(matched));
+                outcomes.per_charge[*at].verdict.is_denied() && moves && !is_fleet
             };
             let denied: SmallVec<[usize; 4]> = (0..plan.limits.len()).filter(is_denied).collect();
             if denied.is_empty() || denied.iter().any(|at| plan.limits[*at].limit.shards.is_none()) {
-                return;
+                return is_charged;
             }
             for at in &denied {
                 match self.find_room(plan, *at, &outcomes.per_charge[*at]).await {
@@ -138,7 +147,7 @@ impl<S: CounterStore> Limiter<S> {
                     }
                     Room::Nowhere(remaining) => {
                         plan.limits[*at].remaining = remaining;
-                        return;
+                        return is_charged;
                     }
                 }
             }
@@ -149,12 +158,14 @@ impl<S: CounterStore> Limiter<S> {
                 |at: &usize| charges[*at].enforcement != Enforcement::Independent || denied.contains(at);
             let again: SmallVec<[usize; 4]> = (0..charges.len()).filter(is_open).collect();
             let wanted: SmallVec<[Charge<'_>; 4]> = again.iter().map(|at| charges[*at]).collect();
-            let Ok(charged) = self.store.charge(&wanted).await else { return };
+            let Ok(charged) = self.store.charge(&wanted).await else { return is_charged };
+            is_charged = true;
             outcomes.admission = charged.admission;
             for (at, outcome) in again.into_iter().zip(charged.per_charge) {
                 outcomes.per_charge[at] = outcome;
             }
         }
+        is_charged
     }
 
     /// Returns the shard of a split counter that has the most room, if that is enough.

@@ -8,7 +8,9 @@
 //! A reservation is a record in a [`RecordStore`]: in this process, or where all nodes find it, so that any of them can
 //! settle what another has reserved and not lived to settle. Every change is one compare and exchange, so of two nodes
 //! one wins. A node that dies while it moves the counters leaves the record closing; after [`CLOSING`] it counts as
-//! closed, because moving the counters twice could hand out units, and not at all only withholds some.
+//! closed, because moving the counters twice could hand out units, and not at all only withholds some. If a part of the
+//! store fails meanwhile, the record is open again and has what the other counters were moved to: a client may repeat its
+//! request as often as it likes.
 //!
 //! All operations are idempotent: reserving again with the same idempotency key and the same contents returns the same
 //! reservation, or tells how it ended; settling again to the same cost has no further effect. The holder of the ID may
@@ -164,7 +166,7 @@ impl<S: CounterStore> Limiter<S> {
         let caller = self.caller_of(check, &charges);
         // The store's clock counts, which every node can read.
         let began = charges.iter().map(|charge| charge.taken_at).min().unwrap_or(asked);
-        let record = Record {
+        let mut record = Record {
             decision: decision.id,
             process: self.reservations.process,
             deadline: began + within,
@@ -178,7 +180,7 @@ impl<S: CounterStore> Limiter<S> {
         if let Err(error) = kept {
             let permit = PermitId(decision.id.0);
             let canceled = Settlement::Canceled;
-            if let Err(error) = self.move_counters(&record.charges, permit, canceled, began).await {
+            if let Err(error) = self.move_counters(&mut record.charges, permit, canceled, began).await {
                 tracing::warn!(%error, "a reservation that was not kept stays charged");
             }
             self.correct_consumption(&record.consumed, canceled);
@@ -296,13 +298,10 @@ impl<S: CounterStore> Limiter<S> {
         }
         let permit = PermitId(record.decision.0);
         let mine = record.process == self.reservations.process;
-        let movable: Vec<ReservedCharge> = record
-            .charges
-            .iter()
-            .filter(|charge| mine || charge.record.mode != Mode::Local)
-            .cloned()
-            .collect();
-        let mut moved = self.move_counters(&movable, permit, wanted, begun.at).await;
+        let is_movable = |charge: &ReservedCharge| mine || charge.record.mode != Mode::Local;
+        let mut movable: Vec<ReservedCharge> =
+            record.charges.iter().filter(|charge| is_movable(charge)).cloned().collect();
+        let mut moved = self.move_counters(&mut movable, permit, wanted, begun.at).await;
         if let Err(error) = &moved
             && is_of_outage
         {
@@ -314,6 +313,11 @@ impl<S: CounterStore> Limiter<S> {
             self.correct_consumption(&record.consumed, wanted);
         }
         record.status = if moved.is_ok() { Status::Closed(wanted) } else { Status::Open };
+        if moved.is_err() {
+            // What has been moved must not be moved again by the next attempt.
+            let open = record.charges.iter_mut().filter(|charge| is_movable(charge));
+            open.zip(movable).for_each(|(charge, moved)| *charge = moved);
+        }
         let closed = seal.close(&record.encode())?;
         let recorded = records.exchange(name, Some(&closing), Some((&closed, kept_for))).await;
         moved?;

@@ -333,10 +333,27 @@ impl<'p> Plan<'p> {
     /// that it admitted is kept beside the limits: [`Plan::held_guarantee`].
     pub fn settle_fleet(&mut self, outcomes: &mut Outcomes) {
         let Some(own) = self.fleet.filter(|own| own.standing != FleetStanding::Fair) else { return };
+        let held = self.charged_guarantee(outcomes).filter(|_| outcomes.admission == Admission::Admitted);
+        self.charge_fleet_with(own, FleetStanding::Fair, outcomes);
+        if let Some(fleet) = &mut self.fleet {
+            fleet.held = held;
+        }
+    }
+
+    /// Leaves a guarantee or a reserve that denies the request: it is charged by its standing without one, if others admit it.
+    pub fn leave_used_up_claim(&mut self, outcomes: &mut Outcomes) {
+        let Some(own) = self.fleet.filter(|_| self.is_claim_charged()) else { return };
+        let claim = outcomes.per_charge.get(self.limits.len() - 1);
+        if claim.is_some_and(|claim| claim.verdict.is_denied()) {
+            self.charge_fleet_with(own, own.base(), outcomes);
+        }
+    }
+
+    /// Charges the fleet's capacity by another standing, and gives the outcomes what remains by that.
+    fn charge_fleet_with(&mut self, own: FleetMatch<'_>, standing: FleetStanding, outcomes: &mut Outcomes) {
         let charged: SmallVec<[u64; 8]> =
             self.limits.iter().map(|matched| matched.limit.limit.capacity()).collect();
-        let held = self.charged_guarantee(outcomes).filter(|_| outcomes.admission == Admission::Admitted);
-        self.charge_fleet_as(FleetStanding::Fair);
+        self.charge_fleet_as(standing);
         outcomes.per_charge.truncate(self.limits.len());
         for ((matched, before), outcome) in self.limits.iter().zip(charged).zip(&mut outcomes.per_charge) {
             if own.is_fleet(matched) && outcome.verdict != Verdict::Unknown {
@@ -345,9 +362,6 @@ impl<'p> Plan<'p> {
                 let capacity = if outcome.verdict.is_denied() { capacity.min(before) } else { capacity };
                 outcome.remaining = (outcome.remaining + capacity).saturating_sub(before);
             }
-        }
-        if let Some(fleet) = &mut self.fleet {
-            fleet.held = held;
         }
     }
 

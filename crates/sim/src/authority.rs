@@ -26,6 +26,18 @@ pub(crate) enum Request {
     ReturnUnits { what: Box<SentCharge>, taken: Timestamp, full_at: Timestamp, id: PermitId },
 }
 
+impl Request {
+    /// Returns whether the message refunds units, which a node sends at most once.
+    pub(crate) fn is_refund(&self) -> bool {
+        match self {
+            Self::Charge(sent) | Self::Debit(sent) => {
+                sent.iter().any(|sent| sent.cost.is_refund() && !sent.is_derived())
+            }
+            Self::ReturnUnits { .. } => false,
+        }
+    }
+}
+
 impl SentCharge {
     pub(crate) fn charge(charge: &Charge<'_>) -> Self {
         Self {

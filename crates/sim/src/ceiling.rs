@@ -12,8 +12,15 @@ pub(crate) struct CeilingCheck {
 }
 
 impl CeilingCheck {
-    pub(crate) fn admit(&mut self, when: u64, units: u64) {
+    /// Records admitted units. Returns their place, for [`CeilingCheck::settle`].
+    pub(crate) fn admit(&mut self, when: u64, units: u64) -> usize {
         self.admitted.push((when, units));
+        self.admitted.len() - 1
+    }
+
+    /// Records that only this many of the units at a place were used.
+    pub(crate) fn settle(&mut self, place: usize, used: u64) {
+        self.admitted[place].1 = used;
     }
 
     pub(crate) fn excuse(&mut self, when: u64, units: u64) {

@@ -2,13 +2,16 @@
 
 use crate::Bug;
 use crate::authority::{Request, SentCharge};
+use crate::records::Records;
 use crate::world::Shared;
 use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use tollgate_core::{Charge, Clock, Cost, CounterStore, Outcomes, Permit, StoreError, Timestamp, UnitReturn};
+use tollgate_core::{
+    Charge, Clock, Cost, CounterStore, Outcomes, Permit, RecordStore, StoreError, Timestamp, UnitReturn,
+};
 use tollgate_engine::Limiter;
 use tollgate_rules::Ruleset;
 use tollgate_store::{LeaseConfig, LeasedStore, MemoryConfig, MemoryStore};
@@ -107,6 +110,7 @@ pub(crate) fn process(
     node: usize,
     rules: &Arc<Ruleset>,
     config: &LeaseConfig,
+    records: &Arc<Records>,
     bug: Option<Bug>,
 ) -> Arc<Limiter<Store>> {
     let (offset, drift) = {
@@ -120,7 +124,8 @@ pub(crate) fn process(
     let store = LeasedStore::new(link.clone(), link, clock.clone(), config.clone());
     let time: Arc<dyn Clock> = Arc::new(clock);
     let fallback = MemoryStore::new(&MemoryConfig::with_bytes(MemoryConfig::MIN_BYTES), Arc::clone(&time));
-    let limiter = Limiter::new(Arc::clone(rules), store, time);
+    let limiter = Limiter::new(Arc::clone(rules), store, time)
+        .with_shared_reservations(Arc::clone(records) as Arc<dyn RecordStore>);
     Arc::new(match fallback {
         Ok(fallback) => limiter.with_fallback(fallback),
         Err(_) => limiter,

@@ -4,6 +4,7 @@ use crate::authority::Authority;
 use crate::ceiling::CeilingCheck;
 use crate::fairness::Fairness;
 use crate::node::{self, Store};
+use crate::records::Records;
 use crate::scenario::Scenario;
 use crate::world::{Event, Shared, World};
 use crate::{Bug, Report};
@@ -13,25 +14,47 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Wake, Waker};
 use tollgate_core::conformance::SplitMix64;
-use tollgate_core::{Cost, CounterKey, KeyPart, Limit, PermitId};
-use tollgate_engine::{Check, Limiter, Origin};
+use tollgate_core::{Cost, CounterKey, KeyPart, Limit, PermitId, TimeDelta};
+use tollgate_engine::{Check, Limiter, Origin, ReservationId};
 use tollgate_rules::{Options, Ruleset, Source};
 
 /// Start time of all runs, in microseconds.
 const START: u64 = 1_790_000_000_000_000;
 /// Interval at which nodes run lease tasks and the replica catches up, in microseconds.
 const TASK_INTERVAL: u64 = 20_000;
+/// Longest time that a message is in flight, in microseconds.
+const MAX_DELAY: u64 = 60_000;
 
 type Task = Pin<Box<dyn Future<Output = Option<Done>>>>;
 
+/// A completed task.
+enum Done {
+    Checked(Checked),
+    /// A reservation was settled or canceled.
+    Closed {
+        began: u64,
+        is_failed: bool,
+    },
+}
+
 /// A completed check.
-struct Done {
+struct Checked {
     node: usize,
     allowed: bool,
     origin: Origin,
     units: u64,
     /// When the store decided; `None` if the node did.
     decided: Option<u64>,
+    /// The reservation, if the check was one.
+    reservation: Option<ReservationId>,
+}
+
+/// A reservation that is open.
+struct OpenReservation {
+    id: ReservationId,
+    units: u64,
+    /// Its place among the admitted units.
+    place: usize,
 }
 
 /// Puts a task back into the ready queue.
@@ -50,6 +73,10 @@ pub(crate) struct Run {
     world: Shared,
     rules: Arc<Ruleset>,
     nodes: Vec<Arc<Limiter<Store>>>,
+    records: Arc<Records>,
+    open: Vec<OpenReservation>,
+    /// How long refunds may have been in flight, in microseconds.
+    in_flight: u64,
     tasks: HashMap<u64, (usize, Task)>,
     ready: Arc<Mutex<VecDeque<u64>>>,
     /// Tasks that became ready while their node was paused.
@@ -89,8 +116,9 @@ impl Run {
             world.at(START + 200_000, Event::Break);
         }
         let world = Shared::new(world);
+        let records = Arc::new(Records::new(&world));
         let nodes = (0..scenario.nodes)
-            .map(|node| node::process(&world, node, &rules, &scenario.leases, bug))
+            .map(|node| node::process(&world, node, &rules, &scenario.leases, &records, bug))
             .collect();
         Self {
             seed,
@@ -101,6 +129,9 @@ impl Run {
             world,
             rules,
             nodes,
+            records,
+            open: Vec::new(),
+            in_flight: 0,
             tasks: HashMap::new(),
             ready: Arc::default(),
             parked: Vec::new(),
@@ -135,6 +166,12 @@ impl Run {
         self.rush();
         self.until(self.traffic_ends + 100_000);
         let phase = self.key(|key, whole, _| whole.phase(key.stable_hash()).as_micros());
+        if self.in_flight > 0 {
+            // A refund restores what time has restored while it was in flight.
+            let rate = self.whole.rate();
+            let units = rate.count.saturating_mul(self.in_flight) / rate.period.length().as_micros() + 1;
+            self.ceiling.excuse(START, units);
+        }
         self.ceiling.violation(&self.whole, phase).or_else(|| self.unfair(phase))
     }
 
@@ -251,9 +288,14 @@ impl Run {
                     world.at(now + wait, Event::Check(node));
                     let units = world.rng.between(1, self.scenario.cost);
                     let paused = world.paused.contains_key(&node);
+                    let reserves = self.scenario.reserves && world.rng.chance(300);
+                    let closes = self.scenario.reserves && world.rng.chance(250);
                     drop(world);
                     if !paused {
-                        self.check(node, units);
+                        self.ask(node, units, reserves);
+                        if closes {
+                            self.close_reservation(node);
+                        }
                     }
                 }
             }
@@ -316,8 +358,8 @@ impl Run {
                     // The new process does not know what the old one admitted from its share.
                     self.ceiling.excuse(now, share);
                 }
-                self.nodes[node] =
-                    node::process(&self.world, node, &self.rules, &self.scenario.leases, self.bug);
+                let Self { world, rules, scenario, records, bug, .. } = &*self;
+                self.nodes[node] = node::process(world, node, rules, &scenario.leases, records, *bug);
             }
             8 => {
                 let lost = world.authority.fail_over(now);
@@ -346,6 +388,11 @@ impl Run {
     }
 
     fn check(&mut self, node: usize, units: u64) {
+        self.ask(node, units, false);
+    }
+
+    /// Sends a check to a node, or a reservation.
+    fn ask(&mut self, node: usize, units: u64, reserves: bool) {
         self.checks += 1;
         let now = self.world.lock().now;
         // The rush at the end is no demand of equals: it asks node after node for all that is left.
@@ -358,13 +405,45 @@ impl Run {
             Box::pin(async move {
                 let attributes = [("user", "alice")];
                 let check = Check::attributes("sim", &attributes).with_cost(Cost::new(units));
-                let decision = limiter.check(&check).await;
+                let (decision, reservation) = if reserves {
+                    let made = limiter.reserve(&check, TimeDelta::from_secs(60), None).await.ok()?;
+                    (made.decision, made.id)
+                } else {
+                    (limiter.check(&check).await, None)
+                };
                 let decided = node::decided();
                 let (allowed, origin) = (decision.is_allowed(), decision.origin);
-                Some(Done { node, allowed, origin, units, decided })
+                Some(Done::Checked(Checked { node, allowed, origin, units, decided, reservation }))
             }),
         );
         self.run_lease_tasks(node);
+    }
+
+    /// Settles or cancels an open reservation on a node. It is sent once: what is not refunded recovers with time.
+    fn close_reservation(&mut self, node: usize) {
+        if self.open.is_empty() {
+            return;
+        }
+        let (began, place, used) = {
+            let mut world = self.world.lock();
+            let place = usize::try_from(world.rng.below(self.open.len() as u64)).unwrap_or(0);
+            let used = world.rng.below(self.open[place].units + 1);
+            (world.now, place, used)
+        };
+        let OpenReservation { id, place, .. } = self.open.swap_remove(place);
+        self.ceiling.settle(place, used);
+        let limiter = Arc::clone(&self.nodes[node]);
+        self.spawn(
+            node,
+            Box::pin(async move {
+                let closed = match used {
+                    0 => limiter.cancel(id).await,
+                    used => limiter.settle(id, used).await,
+                };
+                node::decided();
+                Some(Done::Closed { began, is_failed: closed.is_err() })
+            }),
+        );
     }
 
     /// Runs the due lease tasks of a node.
@@ -415,11 +494,20 @@ impl Run {
     }
 
     fn note(&mut self, done: &Done) {
+        let now = self.world.lock().now;
+        let done = match done {
+            Done::Checked(done) => done,
+            Done::Closed { began, is_failed } => {
+                // What the node no longer waits for may arrive later.
+                self.in_flight += now - began + if *is_failed { MAX_DELAY } else { 0 };
+                return;
+            }
+        };
         self.local += u64::from(done.decided.is_none());
         if done.allowed {
-            let now = self.world.lock().now;
             debug_assert!(done.origin != Origin::FailOpen, "no rule here fails open");
-            self.ceiling.admit(done.decided.unwrap_or(now), done.units);
+            let place = self.ceiling.admit(done.decided.unwrap_or(now), done.units);
+            self.open.extend(done.reservation.map(|id| OpenReservation { id, units: done.units, place }));
             self.served[done.node] += done.units;
             if now < self.traffic_ends {
                 self.fairness.serve(done.node, now, done.units);

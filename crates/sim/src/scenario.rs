@@ -24,6 +24,8 @@ pub(crate) struct Scenario {
     pub(crate) calm: bool,
     /// Whether the store's clock jumps.
     pub(crate) jumps: bool,
+    /// Whether some requests are reservations that are settled or canceled later.
+    pub(crate) reserves: bool,
 }
 
 const LIMITS: [(&str, u64); 12] = [
@@ -68,6 +70,10 @@ impl Scenario {
                 (1_000_000 * share / checks).max(200)
             })
             .collect();
+        let jumps = !calm && rng.chance(150);
+        // A window counts a refund that arrives after its end in the next one; a jump changes what time has restored.
+        let is_bucket = limit.contains("gcra") || limit.contains("token_bucket");
+        let reserves = is_bucket && !jumps && !fallback && rng.chance(500);
         Self {
             rules: format!("domain: sim\ndescriptors:\n- {{key: user, limit: {limit}, {mode}{policy}}}\n"),
             fallback,
@@ -87,7 +93,8 @@ impl Scenario {
             cost: if rng.chance(300) { cost * 3 } else { cost },
             length,
             calm,
-            jumps: !calm && rng.chance(150),
+            jumps,
+            reserves,
         }
     }
 }

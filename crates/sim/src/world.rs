@@ -138,7 +138,11 @@ impl World {
             .cut
             .get(&node)
             .is_some_and(|(out, back, until)| now < *until && if towards_store { *out } else { *back });
-        let copies = 1 + u64::from(self.rng.chance(self.network.doubles));
+        let is_refund = match event {
+            Event::Arrive(id) => self.calls.get(&id).is_some_and(|call| call.request.is_refund()),
+            _ => false,
+        };
+        let copies = 1 + u64::from(self.rng.chance(self.network.doubles) && !is_refund);
         for _ in 0..copies {
             let (least, most) = self.network.delay;
             let mut delay = self.rng.between(least, most);

@@ -6,7 +6,9 @@
 //! | `config` | the settings |
 //! | `units` | units of one refill, and until when each is valid |
 //! | `key_lease` | one key's lease: available units, the authority's last known state, the next refill |
+//! | `spare` | slots of refunded units |
 //! | `table` | leases by key |
+//! | `refund` | where refunds go while leases are outstanding |
 //! | `hot_list` | counters that other processes have found hot |
 //! | `tasks` | refilling and returning units in the background |
 //! | `stats` | statistics |
@@ -18,6 +20,8 @@
 mod config;
 mod hot_list;
 mod key_lease;
+mod refund;
+mod spare;
 mod stats;
 mod table;
 mod tasks;
@@ -33,12 +37,13 @@ use crate::hot_key::HotKeys;
 use crate::memory::{KeyHasher, MemoryStore};
 use hot_list::HotList;
 use key_lease::{LeaseKey, SpendReceipt, SpendResult};
+use refund::RefundLocks;
 use smallvec::SmallVec;
 use stats::{Counts, add};
 use table::Table;
 use tollgate_core::{
-    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, LastKnown, LimitParams, Mode,
-    Outcome, Outcomes, Permit, StoreError, TimeDelta, Timestamp, UnitReturn,
+    Admission, Charge, Clock, Cost, CounterStore, Enforcement, LastKnown, LimitParams, Mode, Outcome,
+    Outcomes, Permit, StoreError, TimeDelta, Timestamp, UnitReturn,
 };
 
 /// Maximum bytes of the values of a key that is leased; a longer one is decided by the store each time.
@@ -59,6 +64,8 @@ pub struct LeasedStore<S, A, C> {
     hot_list: HotList,
     /// Counters of this node only, for rules with local counters.
     local: Option<MemoryStore<C>>,
+    /// Refunds under way, one for each key.
+    refunding: RefundLocks,
     counts: Counts,
 }
 
@@ -75,6 +82,14 @@ struct LocalOutcomes {
     local: SmallVec<[usize; 4]>,
 }
 
+impl LocalOutcomes {
+    /// Returns when leased units were spent, by the authority's clock or a little earlier; `None` if none were.
+    #[inline]
+    fn taken_at(&self) -> Option<Timestamp> {
+        self.spent.iter().map(|(_, receipt)| receipt.taken_at).min()
+    }
+}
+
 impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
     /// Puts leases granted by `authority` in front of `inner`, timed by this node's monotonic clock.
     pub fn new(inner: S, authority: A, clock: C, config: LeaseConfig) -> Self {
@@ -88,6 +103,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             table: Table::new(config.max_keys),
             config,
             local: None,
+            refunding: RefundLocks::default(),
             counts: Counts::default(),
         }
     }
@@ -210,8 +226,9 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
     /// Undoes what a denied request took locally, and updates the outcomes to what remains without it.
     #[cold]
     fn undo(&self, charges: &[Charge<'_>], near: &mut LocalOutcomes) {
-        for (name, receipt) in &near.spent {
-            self.table.unspend(*name, *receipt);
+        if !near.spent.is_empty() {
+            let now = self.clock.now();
+            near.spent.iter().for_each(|(name, receipt)| self.table.unspend(*name, *receipt, now));
         }
         let Some(local) = &self.local else { return };
         let alone = |at: usize, cost| Charge { enforcement: Enforcement::Independent, cost, ..charges[at] };
@@ -234,7 +251,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
         }
         let admission = if near.is_denied { Admission::Denied } else { Admission::Admitted };
         let each = near.per_charge.iter().map(|outcome| outcome.unwrap_or(Outcome::UNKNOWN)).collect();
-        Outcomes { admission, at: now, per_charge: each }
+        Outcomes { admission, at: near.taken_at().unwrap_or(now), per_charge: each }
     }
 
     /// Charges the store for the remaining charges, and merges the outcomes.
@@ -273,57 +290,9 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             whole.per_charge[at] = Some(outcome);
         }
         whole.is_denied |= outcomes.admission == Admission::Denied;
+        let at = whole.taken_at().map_or(outcomes.at, |taken_at| taken_at.min(outcomes.at));
         let local = self.finish_locally(charges, whole, now);
-        Ok(Outcomes { at: outcomes.at, ..local })
-    }
-
-    /// Debits the inner store. A bucket with possibly outstanding leases is not refunded: that would move its time back
-    /// into slots that other nodes hold, and they could be spent twice. Units not refunded recover with time.
-    async fn debit_inner(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let (refunds, others): (Vec<&Charge<'_>>, Vec<&Charge<'_>>) =
-            charges.iter().partition(|charge| is_guarded(charge));
-        for charge in refunds {
-            self.refund(charge).await?;
-        }
-        for charge in others.iter().filter(|charge| charge.cost.is_refund()) {
-            self.table.refunded(self.hasher.name(&charge.key));
-        }
-        let others: Vec<Charge<'_>> = others.into_iter().copied().collect();
-        if others.is_empty() { Ok(()) } else { self.inner.debit(&others).await }
-    }
-
-    /// Refunds a bucket, unless leases of it may be outstanding.
-    async fn refund(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
-        let Some((scope, limit)) = self.config.refund_guard(charge.key.scope) else { return Ok(()) };
-        let key = CounterKey { scope: &scope, ..charge.key };
-        let back = Charge { mode: Mode::Central, enforcement: Enforcement::Required, ..*charge };
-        let request = [back, Charge::new(key, &limit, Cost::ONE)];
-        let outcomes = self.inner.charge(&request).await?;
-        if outcomes.admission == Admission::Denied {
-            add(&self.counts.unrefunded, charge.cost.units());
-        }
-        self.table.refunded(self.hasher.name(&charge.key));
-        Ok(())
-    }
-
-    /// Charges a request that also refunds: the refunds follow once the rest is admitted, and the outcomes include
-    /// them.
-    #[cold]
-    async fn charge_and_refund(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        let mut looks: SmallVec<[Charge<'_>; 4]> = charges.iter().copied().collect();
-        looks.iter_mut().filter(|charge| is_guarded(charge)).for_each(|charge| charge.cost = Cost::PEEK);
-        let now = self.clock.now();
-        let Some(near) = self.decide_locally(&looks, false, now) else {
-            return self.inner.charge(&looks).await;
-        };
-        let mut outcomes = self.charge_rest(&looks, near, now).await?;
-        if outcomes.admission == Admission::Admitted {
-            for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| is_guarded(charge)) {
-                self.refund(charge).await?;
-                outcomes.per_charge[at] = self.inner.charge(&[looks[at]]).await?.per_charge[0];
-            }
-        }
-        Ok(outcomes)
+        Ok(Outcomes { at, ..local })
     }
 
     /// Records an outcome of the store, and requests a lease if one is due.
@@ -374,6 +343,30 @@ fn remap_error(error: StoreError, rest: &[usize], all: usize) -> StoreError {
     }
 }
 
+/// Combines errors about parts of a request.
+fn combine_errors(mut errors: Vec<StoreError>, all: usize) -> Result<(), StoreError> {
+    if errors.len() < 2 {
+        return errors.pop().map_or(Ok(()), Err);
+    }
+    let (mut failed, mut causes) = (Vec::new(), Vec::new());
+    for error in errors {
+        match error {
+            StoreError::Partial { failed: own, cause } => {
+                failed.extend(own);
+                causes.push(*cause);
+            }
+            error => {
+                failed.extend(0..all);
+                causes.push(error);
+            }
+        }
+    }
+    failed.sort_unstable();
+    failed.dedup();
+    let cause = StoreError::Several(causes);
+    Err(if failed.len() == all { cause } else { StoreError::Partial { failed, cause: Box::new(cause) } })
+}
+
 impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for LeasedStore<S, A, C> {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         if charges.iter().any(is_guarded) {
@@ -393,13 +386,13 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
             && Self::is_leasable(charge)
         {
             let now = self.clock.now();
-            let (outcome, denied) = match self.table.spend(self.hasher.name(&charge.key), charge, now) {
-                SpendResult::Spent(outcome, _) => (outcome, false),
-                SpendResult::Denied(outcome) => (outcome, charge.enforcement == Enforcement::Required),
+            let (outcome, denied, at) = match self.table.spend(self.hasher.name(&charge.key), charge, now) {
+                SpendResult::Spent(outcome, receipt) => (outcome, false, receipt.taken_at),
+                SpendResult::Denied(outcome) => (outcome, charge.enforcement == Enforcement::Required, now),
                 SpendResult::Empty => return false,
             };
             outcomes.admission = if denied { Admission::Denied } else { Admission::Admitted };
-            outcomes.at = now;
+            outcomes.at = at;
             outcomes.per_charge.push(outcome);
             return true;
         }
@@ -418,12 +411,37 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
     }
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let Some(local) = &self.local else { return self.debit_inner(charges).await };
-        let (here, there): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| is_local(charge));
-        if !here.is_empty() {
-            local.debit(&here).await?;
+        let asked = self.clock.now();
+        let (mut here, mut refunds, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, charge) in charges.iter().enumerate() {
+            match self.local.is_some() && is_local(charge) {
+                true => here.push(at),
+                false if is_guarded(charge) => refunds.push(at),
+                false => others.push(at),
+            }
         }
-        self.debit_inner(&there).await
+        let some = |places: &[usize]| -> Vec<Charge<'_>> { places.iter().map(|at| charges[*at]).collect() };
+        // A part that fails keeps none of the others from being debited, and the error names it.
+        let mut errors = Vec::new();
+        if let Some(local) = self.local.as_ref().filter(|_| !here.is_empty())
+            && let Err(error) = local.debit(&some(&here)).await
+        {
+            errors.push(remap_error(error, &here, charges.len()));
+        }
+        if !others.is_empty() {
+            if let Err(error) = self.inner.debit(&some(&others)).await {
+                errors.push(remap_error(error, &others, charges.len()));
+            }
+            for at in others.into_iter().filter(|at| charges[*at].cost.is_refund()) {
+                self.table.refunded(self.hasher.name(&charges[at].key));
+            }
+        }
+        for at in refunds {
+            if let Err(error) = self.refund(&charges[at], asked).await {
+                errors.push(remap_error(error, &[at], charges.len()));
+            }
+        }
+        combine_errors(errors, charges.len())
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {

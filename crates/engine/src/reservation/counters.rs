@@ -5,8 +5,8 @@ use crate::charge_record::ChargeRecord;
 use crate::decision::DecisionDetails;
 use crate::limiter::Limiter;
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterStore, KeyPart, LateCharge, Limit, Permit, PermitId, StoreError,
-    Timestamp, Verdict,
+    Admission, Algorithm, Charge, Cost, CounterStore, Enforcement, KeyPart, LateCharge, Limit, Outcomes,
+    Permit, PermitId, StoreError, Timestamp, Verdict,
 };
 use tollgate_rules::{Charges, CostFrom, Plan};
 
@@ -57,8 +57,9 @@ impl ReservedCharge {
     }
 }
 
-/// Returns the charges of an allowed plan: every charge that its limit allowed. `asked` must not be later than the
-/// actual charge, so that units that have been refilled do not count as still charged.
+/// Returns the charges of a request that passes: every charge that its limit allowed. If the request passes although a limit
+/// denies it (global shadow mode), only independent charges were made. `asked` must not be later than the actual charge, so
+/// that units that have been refilled do not count as still charged.
 pub(crate) fn reserved_charges(
     plan: &Plan<'_>,
     details: &DecisionDetails,
@@ -67,11 +68,17 @@ pub(crate) fn reserved_charges(
     let mut charges = Charges::new();
     plan.charges(PermitId::ANONYMOUS, &mut charges);
     let statuses = details.limits.iter();
+    let per_charge = charges.iter().zip(statuses.clone());
+    let admission =
+        Outcomes::admission(per_charge.map(|(charge, status)| (charge.enforcement, &status.outcome)));
+    let is_charged = |charge: &Charge<'_>| {
+        admission == Admission::Admitted || charge.enforcement == Enforcement::Independent
+    };
     let taken_at = if details.at == Timestamp::ZERO { asked } else { details.at };
     // Limits covered by a grant were charged to the grant.
     let granted = |at: usize| details.granted.as_ref()?.iter().find(|paid| paid.limit == at);
     let mut reserved: Vec<ReservedCharge> = (charges.iter().zip(&plan.limits).zip(statuses).enumerate())
-        .filter(|(_, (_, status))| matches!(status.outcome.verdict, Verdict::Allowed { .. }))
+        .filter(|(_, ((charge, _), status))| status.outcome.verdict.is_allowed() && is_charged(charge))
         .map(|(at, ((charge, matched), status))| ReservedCharge {
             record: granted(at).map_or_else(|| ChargeRecord::from_charge(charge), |paid| paid.record.clone()),
             rule: matched.rule.map_or_else(String::new, |rule| rule.name.clone()),
@@ -97,43 +104,96 @@ pub(crate) fn reserved_charges(
 }
 
 impl<S: CounterStore> Limiter<S> {
-    /// Adjusts the counters to the end of a reservation, where `now` is the time by the store's clock.
+    /// Adjusts the counters to the end of a reservation, where `now` is the time by the store's clock. The records have what
+    /// is charged afterwards: if a part of the store fails, another attempt moves only what has not been moved.
+    ///
+    /// # Errors
+    /// [`StoreError`] if a counter was not moved or a permit not released.
     pub(crate) async fn move_counters(
+        &self,
+        records: &mut [ReservedCharge],
+        permit: PermitId,
+        wanted: Settlement,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let (released, moved) = {
+            let records = &*records;
+            (
+                self.release_permits(records, permit).await,
+                self.debit_moved(records, permit, wanted, now).await,
+            )
+        };
+        let is_moved = |at: usize| match &moved {
+            Ok(()) => true,
+            Err((StoreError::Partial { failed, .. }, charged)) => {
+                !charged.iter().enumerate().any(|(place, own)| *own == at && failed.contains(&place))
+            }
+            Err((_, charged)) => !charged.contains(&at),
+        };
+        for (_, reserved) in records.iter_mut().enumerate().filter(|(at, _)| is_moved(*at)) {
+            if reserved.record.limit.algorithm() != Algorithm::Concurrency {
+                reserved.record.units = reserved.units_in_the_end(wanted);
+            }
+        }
+        moved.map_err(|(error, _)| error).and(released)
+    }
+
+    /// Releases the permits among the counters of a reservation. Idempotent.
+    async fn release_permits(&self, records: &[ReservedCharge], permit: PermitId) -> Result<(), StoreError> {
+        let is_permit = |one: &&ReservedCharge| one.record.limit.algorithm() == Algorithm::Concurrency;
+        let held: Vec<&ReservedCharge> = records.iter().filter(is_permit).collect();
+        if held.is_empty() {
+            return Ok(());
+        }
+        let parts: Vec<Vec<KeyPart<'_>>> = held.iter().map(|reserved| reserved.record.parts()).collect();
+        let permits = held.iter().zip(&parts).map(|(reserved, parts)| {
+            let record = &reserved.record;
+            Permit { key: record.key(parts), limit: &record.limit, id: permit }
+        });
+        let permits: Vec<Permit<'_>> = permits.collect();
+        self.release_local(&permits);
+        let released = self.store.release(&permits).await;
+        self.fleet_shares.on_released(&permits);
+        released
+    }
+
+    /// Charges the differences between what was reserved and what is charged in the end. The error has the indexes of the
+    /// records that they belong to, in the order of the charges.
+    async fn debit_moved(
         &self,
         records: &[ReservedCharge],
         permit: PermitId,
         wanted: Settlement,
         now: Timestamp,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), (StoreError, Vec<usize>)> {
         let parts: Vec<Vec<KeyPart<'_>>> = records.iter().map(|reserved| reserved.record.parts()).collect();
         let refunds: Vec<Option<(Limit, Cost)>> =
             records.iter().zip(&parts).map(|(reserved, parts)| reserved.refund(parts, wanted, now)).collect();
-        let mut charges = Vec::new();
-        let mut permits = Vec::new();
-        for ((reserved, parts), refund) in records.iter().zip(&parts).zip(&refunds) {
+        let (mut charges, mut charged) = (Vec::new(), Vec::new());
+        for (at, ((reserved, parts), refund)) in records.iter().zip(&parts).zip(&refunds).enumerate() {
             let record = &reserved.record;
-            if record.limit.algorithm() == Algorithm::Concurrency {
-                permits.push(Permit { key: record.key(parts), limit: &record.limit, id: permit });
-            } else if let Some((limit, cost)) = refund {
-                charges.push(Charge { permit, limit, ..record.charge(parts, *cost) });
-            } else if let Some(more) = reserved.units_in_the_end(wanted).checked_sub(record.units)
-                && more > 0
-            {
-                charges.push(Charge { permit, ..record.charge(parts, Cost::new(more)) });
-            }
+            let (limit, cost) = match refund {
+                Some((limit, cost)) => (limit, *cost),
+                None if record.limit.algorithm() == Algorithm::Concurrency => continue,
+                None => match reserved.units_in_the_end(wanted).checked_sub(record.units) {
+                    None | Some(0) => continue,
+                    Some(more) => (&record.limit, Cost::new(more)),
+                },
+            };
+            charges.push(Charge { permit, limit, ..record.charge(parts, cost) });
+            charged.push(at);
         }
-        if !charges.is_empty() {
-            // What was taken locally is charged first: units that were never taken cannot be refunded.
-            self.reconcile_before(&charges).await?;
-            self.store.debit(&charges).await?;
-            self.full_counters.clear();
+        if charges.is_empty() {
+            return Ok(());
         }
-        if !permits.is_empty() {
-            self.release_local(&permits);
-            self.store.release(&permits).await?;
-            self.fleet_shares.on_released(&permits);
+        // What was taken locally is charged first: units that were never taken cannot be refunded.
+        if let Err(error) = self.reconcile_before(&charges).await {
+            // Nothing has been moved, whichever charges it names.
+            return Err((StoreError::Unavailable(error.to_string()), charged));
         }
-        Ok(())
+        let debited = self.store.debit(&charges).await;
+        self.full_counters.clear();
+        debited.map_err(|error| (error, charged))
     }
 
     /// Adjusts what this node has admitted and the store has not charged yet to the end of a reservation, because the

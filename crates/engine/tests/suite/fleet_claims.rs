@@ -167,3 +167,38 @@ fn renewals_count_all_places_again_that_a_store_has_lost() {
     }
     assert!((0..5).all(|_| admit(&ACME).is_some()), "its guarantee is free");
 }
+
+/// A tenant that has used up its guarantee must still get all shards of a split limit, while the capacity has room; and while it has
+/// none, its guarantee admits it by whichever shard has room.
+#[test]
+fn a_split_limit_has_all_of_its_shards_whatever_the_guarantee() {
+    let text = |capacity: u64| {
+        format!(
+            "
+domain: d
+descriptors:
+  - {{key: user, name: split, limit: 80/hour, split: 4}}
+overload:
+  fleet: {{capacity: {capacity} in flight, ttl: 600s}}
+  fairness: {{by: tenant, guarantees: {{enterprise: 50% each}}}}
+"
+        )
+    };
+    let admitted = |rig: &Rig| -> u64 {
+        let own = [("user", "u"), ACME[0], ACME[1]];
+        let costs = (0..40).map(|at| if at % 4 == 3 { 5 } else { 1 });
+        let admitted = costs.filter(|cost| {
+            rig.clock.advance(TimeDelta::from_millis(15));
+            rig::check(&rig.limiter, &own, Cost::new(*cost)).is_allowed()
+        });
+        admitted.sum()
+    };
+    assert_eq!(admitted(&rig(&text(1_000))), 80, "the guarantee is 500");
+    let used_up = rig(&text(1_000));
+    used_up.clock.advance(TimeDelta::from_secs(1));
+    (0..500).for_each(|_| assert!(used_up.take(&ACME).is_allowed()));
+    assert_eq!(admitted(&used_up), 80, "the capacity has room for 500 more");
+    let full = rig(&text(100));
+    while full.take(&GREEDY).is_allowed() {}
+    assert_eq!(admitted(&full), 80, "40 requests of a guarantee of 50");
+}

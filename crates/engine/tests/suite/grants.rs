@@ -150,6 +150,27 @@ fn an_uncovered_limit_still_denies_and_nothing_is_charged() {
     assert!(!rig.take(&[("api_key", "vip")], 1).is_allowed());
 }
 
+/// A tenant that has used up its guarantee of a capacity with room must get what it was granted, as others do.
+#[test]
+fn a_guarantee_that_is_used_up_keeps_nobody_from_a_grant() {
+    let text = "
+domain: d
+descriptors: [{key: api_key, limit: 8/day}]
+overload:
+  fleet: {capacity: 1000 in flight, ttl: 600s}
+  fairness: {by: tenant, guarantees: {enterprise: 0.5% each}}
+";
+    for tier in ["none", "enterprise"] {
+        let rig = rig(text, &[("default", 12)]);
+        let caller = [("api_key", "vip"), ("tenant", "acme"), ("tier", tier)];
+        let passed = (0..30).filter(|_| {
+            rig.clock.advance(TimeDelta::from_millis(15));
+            rig.take(&caller, 1).is_allowed()
+        });
+        assert_eq!((passed.count(), rig.left()), (20, vec![Some(0)]), "{tier}");
+    }
+}
+
 #[test]
 fn grants_are_used_one_after_another_until_they_end() {
     let rig =

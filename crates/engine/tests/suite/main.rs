@@ -25,6 +25,7 @@ mod panics;
 mod pause;
 mod permits;
 mod quota_changes;
+mod repeated_cancel;
 mod reservations;
 #[path = "../rig/mod.rs"]
 mod rig;

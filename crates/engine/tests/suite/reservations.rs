@@ -90,6 +90,34 @@ fn canceling_refunds_everything() {
     assert!(reserve(&rig, &ALL, 1, Some("denied")).unwrap().id.is_some(), "a denial does not use up its key");
 }
 
+/// A request that passes only because nothing is enforced has charged nothing: canceling it must not refund what others used.
+#[test]
+fn global_shadow_mode_refunds_only_what_was_charged() {
+    let Rig { clock, limiter } = rig("
+domain: d
+descriptors:
+  - {key: user, name: tokens, limit: 5/hour}
+  - {key: path, name: path, limit: 40/hour}
+  - {key: trial, name: trial, limit: 40/hour, shadow: true}
+overload:
+  fleet: {capacity: 40/hour}
+");
+    let rig = Rig { clock, limiter: limiter.with_global_shadow(true) };
+    let full = [("user", "full"), ("path", "/"), ("trial", "t")];
+    let remaining = || ["path", "overload/fleet", "trial"].map(|rule| rig.left(&full, rule));
+    (0..5).for_each(|_| assert!(rig.take(&full).is_allowed()));
+    (0..20).for_each(|_| assert!(rig.take(&full[1..]).is_allowed()));
+    assert_eq!(remaining(), [15, 15, 15]);
+    for _ in 0..10 {
+        let made = reserve(&rig, &full, 1, None).unwrap();
+        assert!(made.decision.is_allowed(), "it would be denied by the user's limit");
+        assert_eq!(remaining(), [15, 15, 14]);
+        let id = made.id.expect("the shadow rule has counted it");
+        assert_eq!(cancel(&rig, id), Ok(Settlement::Canceled));
+        assert_eq!(remaining(), [15, 15, 15]);
+    }
+}
+
 /// A caller that never comes back: the estimate stands, the slot is freed by its own deadline.
 #[test]
 fn past_its_deadline_a_reservation_stands() {

@@ -1,5 +1,6 @@
 //! Lease settings.
 
+use super::spare::{at_most, scale};
 use tollgate_core::{Algorithm, Limit, LimitParams, LimitSpec, Rate, Scope, TimeDelta};
 
 /// Units that a lease adds to its mark.
@@ -84,8 +85,41 @@ impl LeaseConfig {
         Some((scope.sibling(crate::MARK_SUFFIX), self.mark(false)?))
     }
 
+    /// Returns how much of a bucket must be used for a refund beside outstanding leases: units whose slots begin only after the
+    /// leases of now have expired, and any that are returned meanwhile, at least as many as may be outstanding. These are half
+    /// as many again as `share` allows, because late reports of spent units may hide some; and other nodes may refund a part
+    /// each at the same time.
+    pub(super) fn refund_depth(&self, limit: &Limit) -> Option<RefundDepth> {
+        let (k, interval) = scale(limit)?;
+        let parts = limit.parts_of_unit().max(1);
+        let (held, nodes) = (self.share_of(limit.capacity() / parts).max(1), u64::from(self.nodes.max(1)));
+        let units = held + held / 2 + (held / 4).max(nodes);
+        let ttl = 2 * u128::from(at_most(self.ttl)) * u128::from(k);
+        let least = ttl + u128::from(units) * u128::from(parts) * u128::from(interval);
+        Some(RefundDepth { part: (held / 4 / nodes).max(1) * parts, least, k, interval })
+    }
+
     /// Returns the limit that counts outstanding units at the authority: a strict window as long as a lease's lifetime.
     pub(super) fn escrow(&self, most: u64) -> Option<Limit> {
         LimitSpec::new(Algorithm::StrictWindow, Rate::per(most, self.ttl)).slots(4).build().ok()
+    }
+}
+
+/// How much of a bucket must be used for a refund beside outstanding leases.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RefundDepth {
+    /// Maximum units of one refund.
+    pub(super) part: u64,
+    /// What must remain used, in units of the bucket's time.
+    least: u128,
+    k: u64,
+    interval: u64,
+}
+
+impl RefundDepth {
+    /// Returns whether units can be refunded to a bucket that is unused after `reset_after`.
+    pub(super) fn allows(&self, reset_after: TimeDelta, units: u64) -> bool {
+        let used = u128::from(reset_after.as_micros()) * u128::from(self.k);
+        used >= self.least + u128::from(units) * u128::from(self.interval)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::config::LeaseConfig;
 use super::hot_list::HotNames;
+use super::spare::{SpareTime, at_most, scale};
 use super::units::LeasedUnits;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -126,9 +127,14 @@ pub(super) enum SpendResult {
 /// Units spent, for undoing the spend.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpendReceipt {
-    grant: PermitId,
+    /// The refill that they are from; `None` if spare slots paid.
+    grant: Option<PermitId>,
     voids: u32,
     pub(super) units: u64,
+    /// When they were spent, by this node's clock.
+    spent_at: Timestamp,
+    /// The same by the authority's clock, or a little earlier.
+    pub(super) taken_at: Timestamp,
 }
 
 /// A refill request that was sent.
@@ -157,7 +163,11 @@ pub(super) struct Lease {
     /// The key is leased because it is hot, not because its rule requires it.
     pub(super) promoted: bool,
     /// At most two batches: the one that is nearly spent, and the next.
-    units: SmallVec<[LeasedUnits; 2]>,
+    pub(super) units: SmallVec<[LeasedUnits; 2]>,
+    /// Slots of refunded units.
+    pub(super) spare: SpareTime,
+    /// The authority's clock at the last refill, and this node's when its reply had come.
+    clocks: Option<(Timestamp, Timestamp)>,
     authority: AuthorityState,
     denial: Option<CachedDenial>,
     /// A refill is in flight or queued.
@@ -240,6 +250,8 @@ impl Lease {
             key: named,
             promoted,
             units: SmallVec::new(),
+            spare: SpareTime::default(),
+            clocks: None,
             authority: AuthorityState { asked_at: now, remaining, reset: now },
             denial: None,
             is_refilling: false,
@@ -278,10 +290,16 @@ impl Lease {
                 continue;
             }
             let (voids, left) = leased.spend(units, now);
-            paid = voids.map(|voids| SpendReceipt { grant: leased.id, voids, units });
+            paid = voids.map(|voids| (Some(leased.id), voids));
             good += left;
         }
-        if let Some(receipt) = paid {
+        if paid.is_none() && !self.spare.is_empty() {
+            paid = self.spend_spare(units, now);
+            good = self.available(now);
+        }
+        if let Some((grant, voids)) = paid {
+            let taken_at = self.authority_time(now);
+            let receipt = SpendReceipt { grant, voids, units, spent_at: now, taken_at };
             let remaining = good.saturating_add(self.authority.remaining).min(self.key.limit.capacity());
             let reset_after = self.authority.reset.since(now);
             let outcome = Outcome { verdict: Verdict::ALLOWED, remaining, reset_after };
@@ -304,10 +322,27 @@ impl Lease {
     }
 
     /// Undoes the spend of a request that was then denied.
-    pub(super) fn unspend(&mut self, receipt: SpendReceipt) {
-        if let Some(leased) = self.units.iter_mut().find(|leased| leased.id == receipt.grant) {
+    pub(super) fn unspend(&mut self, receipt: SpendReceipt, now: Timestamp) {
+        let Some(grant) = receipt.grant else {
+            if let Some((k, interval)) = scale(&self.key.limit) {
+                let time = u128::from(receipt.units) * u128::from(interval);
+                self.spare.add(time, k, receipt.spent_at, now);
+            }
+            return;
+        };
+        if let Some(leased) = self.units.iter_mut().find(|leased| leased.id == grant) {
             leased.unspend(receipt.units, receipt.voids);
         }
+    }
+
+    /// Returns the time by the authority's clock, or a little earlier; by this node's clock if that is not known.
+    #[inline]
+    fn authority_time(&self, now: Timestamp) -> Timestamp {
+        self.clocks.map_or(now, |(at, received_at)| {
+            let passed = now.since(received_at);
+            let margin = at_most(passed) - passed.as_micros();
+            at + TimeDelta::from_micros(passed.as_micros().saturating_sub(margin))
+        })
     }
 
     /// Returns whether the lease is for a limit with these numbers; otherwise its rule has changed.
@@ -317,7 +352,7 @@ impl Lease {
 
     /// Returns the available units.
     pub(super) fn available(&self, now: Timestamp) -> u64 {
-        self.units.iter().map(|leased| leased.available(now)).sum()
+        self.units.iter().map(|leased| leased.available(now)).sum::<u64>() + self.spare_units(now)
     }
 
     /// Records the authority's outcome for a charge that was not decided locally.
@@ -456,6 +491,7 @@ impl Lease {
         self.round_trip = now.since(asked).max(TimeDelta::from_micros(self.round_trip.as_micros() / 2));
         self.update_ahead();
         let [outcome, ..] = outcomes.per_charge.as_slice() else { return };
+        self.clocks = (outcomes.at > Timestamp::ZERO).then_some((outcomes.at, now)).or(self.clocks);
         let admitted = outcomes.admission == Admission::Admitted;
         if ask.marks && outcomes.per_charge.get(2).is_some_and(|mark| mark.verdict.is_allowed()) {
             self.marked = Some(asked);

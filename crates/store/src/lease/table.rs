@@ -11,7 +11,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
-use tollgate_core::{Charge, Outcome, Outcomes, OwnedKeyPart, TimeDelta, Timestamp};
+use tollgate_core::{Charge, Limit, Outcome, Outcomes, OwnedKeyPart, TimeDelta, Timestamp};
 
 const SHARDS: usize = 64;
 /// Recently seen keys remembered per shard.
@@ -130,10 +130,22 @@ impl Table {
         stats
     }
 
-    pub(super) fn unspend(&self, name: u64, receipt: SpendReceipt) {
+    pub(super) fn unspend(&self, name: u64, receipt: SpendReceipt, now: Timestamp) {
         if let Some(lease) = self.shard(name).leases.get_mut(&name) {
-            lease.unspend(receipt);
+            lease.unspend(receipt, now);
         }
+    }
+
+    /// Refunds units whose slots had not begun at `freed_at` to the lease of their counter. Returns whether there is one.
+    pub(super) fn refund(
+        &self,
+        name: u64,
+        (limit, units): (&Limit, u64),
+        freed_at: Timestamp,
+        now: Timestamp,
+    ) -> bool {
+        let mut part = self.shard(name);
+        part.leases.get_mut(&name).is_some_and(|lease| lease.refund(limit, units, freed_at, now))
     }
 
     /// Discards the cached denial of a key, because a refund may change the authority's verdict.

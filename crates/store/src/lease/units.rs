@@ -14,7 +14,7 @@ pub(super) struct LeasedUnits {
     pub(super) full_at: Timestamp,
     /// Number of units spent or void. The first to become void is the first to be spent.
     used: u64,
-    /// How many times units became void before they could be spent.
+    /// How many times units became void before they could be spent, or were restored.
     voids: u32,
     /// Number of units reported to the authority as no longer outstanding.
     reported: u64,
@@ -63,6 +63,18 @@ impl LeasedUnits {
         if voids == self.voids {
             self.used = self.used.saturating_sub(units);
         }
+    }
+
+    /// Makes up to this many spent units available again, whose holders have got other slots that have not begun. Returns how
+    /// many: those whose own slots have not begun.
+    pub(super) fn restore(&mut self, units: u64, now: Timestamp) -> u64 {
+        let restored = units.min(self.used.saturating_sub(self.void(now)));
+        if restored > 0 {
+            self.used -= restored;
+            // Requests in flight may have got the other slots, which may begin before these are undone.
+            self.voids = self.voids.wrapping_add(1);
+        }
+        restored
     }
 
     /// Returns how many units were spent or became void since the last call.
