@@ -7,7 +7,7 @@
 //! | `envoy_keys` | counters as envoyproxy/ratelimit keeps them, if both share them |
 //! | `shard_request` | a request's charges, by the shard or slot where they live |
 //! | `lua/`, `script` | the scripts that decide and write |
-//! | `script_args`, `script_call` | requests as the argument of one script call, and its reply |
+//! | `script_args`, `bucket_args`, `script_call` | requests as the argument of one script call, and its reply |
 //! | `decode_state`, `compact`, `recompute` | the states in the bundles, also in their short form, and the outcomes recomputed by `Limit::step` |
 //! | `data_loss` | the state assumed for counters that a server may have lost |
 //! | `pipeline` | one connection: batches that overlap where the link is long |
@@ -26,6 +26,7 @@
 //! `docs/redis.md` has every byte, the behavior on each failure, and measurements. A library's own cluster client was
 //! rejected: it retries calls that may have been applied, and waits where a check must not.
 
+mod bucket_args;
 mod compact;
 mod config;
 mod damaged_keys;

@@ -21,7 +21,7 @@ const NAMES: [&[u8; 3]; 14] = [
 const COUNTS: u64 = 549;
 const FIRST: u64 = 1_000;
 /// The instant from which a short form counts, in microseconds.
-const EPOCH: u64 = 1_600_000_000_000_000;
+pub(super) const EPOCH: u64 = 1_600_000_000_000_000;
 
 /// Lengths of windows that have a short form, in seconds. Their order is part of the format: the first has the code 10.
 const LENGTHS: [u64; 23] = [

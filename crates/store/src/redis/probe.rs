@@ -8,10 +8,10 @@
 //! when the server starts, not with the first denied request. The startup probe uses connections of its own and never
 //! the breaker's: it must not count as traffic.
 
+use super::bucket_args::BucketArgs;
 use super::config::{Kind, RedisConfig};
 use super::key_encoding::{self, Hashing};
 use super::script::Scripts;
-use super::script_args::ScriptArgs;
 use super::server_error::{ServerError, SettingNames};
 use super::shard::{connect_to, open, primary};
 use redis::aio::MultiplexedConnection;
@@ -101,7 +101,7 @@ pub(super) async fn charge_probe(
     slot: Option<u16>,
 ) -> redis::RedisResult<()> {
     let key = probe_key(hashing, slot);
-    let ask = ScriptArgs::probe();
+    let ask = BucketArgs::probe();
     let script = &scripts.buckets;
     for (word, text) in [("EVALSHA", script.sha.as_str()), ("EVAL", script.text)] {
         let mut call = redis::cmd(word);

@@ -5,7 +5,6 @@
 
 use super::compact::Short;
 use super::shard_request::{BundleCounter, ShardCharge, ShardRequest};
-use std::io::Write;
 use tollgate_core::{Cost, Limit, LimitParams, Period, TimeDelta, Timestamp};
 
 /// Above the capacity of any limit, and small enough that sums stay exact in a script.
@@ -143,62 +142,8 @@ impl ScriptArgs {
         ask
     }
 
-    /// Appends a request that has only buckets in whole microseconds, in the layout of `lua/buckets.lua`.
-    pub(super) fn buckets(&mut self, request: &ShardRequest, bundle: usize) {
-        self.body.extend_from_slice(&u16::try_from(bundle).unwrap_or(u16::MAX).to_le_bytes());
-        let usual = |want: &ShardCharge| match want.limit.params() {
-            LimitParams::Bucket { max_ahead: furthest, reach: 0, .. } => {
-                numbers(&want.limit, want.cost, want.phase).1[1].saturating_mul(2) == furthest
-            }
-            LimitParams::Bucket { .. } => false,
-            _ => true,
-        };
-        // True for nearly all: limits whose burst is all that their period allows.
-        let are_usual = request.charges.iter().all(usual);
-        let count = u8::try_from(request.charges.len()).unwrap_or(FAR - 1);
-        self.body.push(if are_usual { count } else { count | FAR });
-        for want in &request.charges {
-            let BundleCounter { name, short, .. } = &request.counters[want.counter];
-            let LimitParams::Bucket { unit, max_ahead, reach, .. } = want.limit.params() else { continue };
-            let (_, [cost, capacity, ..]) = numbers(&want.limit, want.cost, want.phase);
-            self.bucket_charge(name, (unit, reach), cost, capacity);
-            if !are_usual {
-                self.max_ahead(max_ahead, reach);
-            }
-            if count == 1 {
-                self.body.extend_from_slice(short);
-                self.body.push(0);
-            }
-        }
-    }
-
-    /// Appends what the state of a bucket has before the instant and after it, and what is charged.
-    fn bucket_charge(&mut self, name: &[u8], (unit, reach): (u64, u8), cost: u64, capacity: u64) {
-        self.body.push(b';');
-        self.body.extend_from_slice(name);
-        self.body.extend_from_slice(if reach > 0 { b":f\0" } else { b":b\0" });
-        // Writing to memory cannot fail.
-        let _ = match reach {
-            0 => write!(self.body, ",{unit}\0"),
-            reach => write!(self.body, ",0,{reach},1,{unit}\0"),
-        };
-        self.number(cost);
-        self.number(capacity);
-    }
-
-    /// Returns the argument of `lua/buckets.lua` that charges 1 µs of a second to a bucket named 000, in the first bundle,
-    /// without a short form and by the server's time: it expires within a moment.
-    pub(super) fn probe() -> Vec<u8> {
-        let mut probe = Self::new(None, Timestamp::ZERO);
-        probe.body.extend_from_slice(&1_u16.to_le_bytes());
-        probe.body.push(1);
-        probe.bucket_charge(b"000", (1, 0), 1, 1_000_000);
-        probe.body.push(0);
-        probe.finish_plain()
-    }
-
-    /// Returns the argument of `lua/buckets.lua` and `lua/short_debit.lua`: the time, and the requests.
-    pub(super) fn finish_plain(self) -> Vec<u8> {
+    /// Returns the argument of `lua/short_debit.lua`: the time, and the debits.
+    pub(super) fn finish_debits(self) -> Vec<u8> {
         let mut ask = Vec::with_capacity(8 + self.body.len());
         let time = self.now.map_or(-1.0, |now| double(now.as_micros()));
         ask.extend_from_slice(&time.to_le_bytes());
@@ -269,8 +214,6 @@ impl ScriptArgs {
     }
 }
 
-/// Marks buckets that specify how far ahead they may be.
-const FAR: u8 = 128;
 const PERMITS: u8 = 10;
 /// Added to the step of a bucket that is refilled at intervals.
 const STEPPED: u8 = 10;
@@ -278,7 +221,7 @@ const STEPPED: u8 = 10;
 const LOST: u8 = 4;
 
 /// Returns the number of the step in `lua/step.lua`, and its five parameters.
-fn numbers(limit: &Limit, cost: Cost, phase: TimeDelta) -> (u8, [u64; 5]) {
+pub(super) fn numbers(limit: &Limit, cost: Cost, phase: TimeDelta) -> (u8, [u64; 5]) {
     let (units, capacity) = (cost.units().min(MAX_REFUND), limit.capacity());
     let (period, phase) = (limit.rate().period.length().as_micros(), phase.as_micros());
     let by_calendar = u8::from(matches!(limit.rate().period, Period::Calendar(_))) * 2;
@@ -311,6 +254,6 @@ fn numbers(limit: &Limit, cost: Cost, phase: TimeDelta) -> (u8, [u64; 5]) {
 }
 
 /// Converts exactly: every number here is below 2^53.
-fn double(number: u64) -> f64 {
+pub(super) fn double(number: u64) -> f64 {
     number as f64
 }

@@ -1,10 +1,11 @@
 //! Script call: the requests that one call decides, encoded as its argument and decoded from its reply.
 
+use super::bucket_args::BucketArgs;
 use super::decode_state;
 use super::envoy_keys;
 use super::pipeline::{Command, Failure, Job, ShardReply};
 use super::recompute::recompute;
-use super::script::Scripts;
+use super::script::{Lua, Scripts};
 use super::script_args::{ScriptArgs, ScriptOp};
 use super::server_error::ServerError;
 use super::shard::Shared;
@@ -163,9 +164,11 @@ impl ScriptCall {
         if self.kind == Kind::Envoy {
             return self.write_envoy(pipeline, scripts, near, by_name);
         }
+        if self.kind == Kind::Buckets {
+            return self.write_buckets(pipeline, scripts, fixed_time, by_name);
+        }
         let work = &self.jobs[0].command;
         let script = match work {
-            Command::Charge if self.kind == Kind::Buckets => &scripts.buckets,
             Command::Charge => &scripts.charge,
             Command::Debit if self.kind == Kind::Short => &scripts.short_debit,
             Command::Debit | Command::Release => &scripts.debit,
@@ -173,19 +176,14 @@ impl ScriptCall {
             Command::ReturnUnits { .. } => &scripts.return_units,
         };
         let mut ask = ScriptArgs::new(fixed_time, near);
-        let is_plain =
-            self.kind == Kind::Buckets || self.kind == Kind::Short && matches!(work, Command::Debit);
-        if !is_plain {
+        let are_debits = self.kind == Kind::Short && matches!(work, Command::Debit);
+        if !are_debits {
             self.counters.iter().for_each(|counter| ask.counter(counter));
         }
         for (job, numbers) in self.jobs.iter().zip(&self.numbers) {
             match &job.command {
-                Command::Charge if self.kind == Kind::Buckets => {
-                    let bundle = self.counters[usize::from(numbers[0]) - 1].bundle;
-                    ask.buckets(&job.request, bundle + 1);
-                }
                 Command::Charge => ask.request(&job.request, numbers),
-                Command::Debit if is_plain => ask.debits(&job.request),
+                Command::Debit if are_debits => ask.debits(&job.request),
                 Command::Debit => ask.charges(&job.request, numbers, ScriptOp::Debit),
                 Command::Release => ask.charges(&job.request, numbers, ScriptOp::Release),
                 Command::Undo { taken_at: taken, .. } => {
@@ -198,35 +196,51 @@ impl ScriptCall {
                 }
             }
         }
-        if self.is_asking() {
-            pipeline.add_command(redis::cmd("ASKING"));
-        }
-        let mut command = Cmd::new();
-        if by_name {
-            command.arg("EVALSHA").arg(&script.sha);
-        } else {
-            command.arg("EVAL").arg(script.text);
-        }
-        command.arg(self.bundles.len()).arg(&self.bundles).arg(match is_plain {
-            true => ask.finish_plain(),
+        let ask = match are_debits {
+            true => ask.finish_debits(),
             false => ask.finish(self.kind == Kind::Short),
-        });
+        };
+        let mut command = self.command(pipeline, script, by_name);
+        command.arg(self.bundles.len()).arg(&self.bundles).arg(ask);
         if let Command::Undo { priors, .. } = work {
             command.arg(priors);
         }
         pipeline.add_command(command);
     }
 
-    /// Adds a call on plain numbers to a pipeline.
-    fn write_envoy(&self, pipeline: &mut Pipeline, scripts: &Scripts, now: Timestamp, by_name: bool) {
+    /// Adds a call on nothing but buckets to a pipeline.
+    fn write_buckets(
+        &self,
+        pipeline: &mut Pipeline,
+        scripts: &Scripts,
+        fixed_time: Option<Timestamp>,
+        by_name: bool,
+    ) {
+        let mut ask = BucketArgs::default();
+        for (job, numbers) in self.jobs.iter().zip(&self.numbers) {
+            ask.request(&job.request, self.counters[usize::from(numbers[0]) - 1].bundle + 1);
+        }
+        let mut command = self.command(pipeline, &scripts.buckets, by_name);
+        command.arg(self.bundles.len()).arg(&self.bundles).arg(ask.finish(fixed_time));
+        pipeline.add_command(command);
+    }
+
+    /// Returns the beginning of a call of this script, by its digest or by its text.
+    fn command(&self, pipeline: &mut Pipeline, script: &Lua, by_name: bool) -> Cmd {
         if self.is_asking() {
             pipeline.add_command(redis::cmd("ASKING"));
         }
         let mut command = Cmd::new();
         match by_name {
-            true => command.arg("EVALSHA").arg(&scripts.envoy.sha),
-            false => command.arg("EVAL").arg(scripts.envoy.text),
+            true => command.arg("EVALSHA").arg(&script.sha),
+            false => command.arg("EVAL").arg(script.text),
         };
+        command
+    }
+
+    /// Adds a call on plain numbers to a pipeline.
+    fn write_envoy(&self, pipeline: &mut Pipeline, scripts: &Scripts, now: Timestamp, by_name: bool) {
+        let mut command = self.command(pipeline, &scripts.envoy, by_name);
         command.arg(self.bundles.len()).arg(&self.bundles).arg(now.as_micros()).arg(self.jobs.len());
         for (job, numbers) in self.jobs.iter().zip(&self.numbers) {
             let undoes = matches!(job.command, Command::Undo { .. });
