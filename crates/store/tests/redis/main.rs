@@ -14,6 +14,7 @@ mod local;
 mod many_debits;
 mod memory;
 mod named;
+mod permit_sets;
 mod proxy;
 mod records;
 mod refusals;
