@@ -21,6 +21,7 @@ mod changed_limits;
 mod dead_store;
 mod fixtures;
 mod ledger;
+mod many_permits;
 mod panicking_store;
 mod remote_store;
 mod reset_and_grant;

@@ -40,6 +40,7 @@ mod last_replies;
 mod late_replies;
 mod many_debits;
 mod named;
+mod permit_sets;
 mod pipeline;
 mod probe;
 mod recompute;

@@ -2,7 +2,7 @@
 
 use super::fixtures::{attempts, build, every_limit, per_minute, some_cost, some_time};
 use super::rng::SplitMix64;
-use super::{Harness, Violation, changed_limits, reset_and_grant};
+use super::{Harness, Violation, changed_limits, many_permits, reset_and_grant};
 use crate::algorithm::Algorithm;
 use crate::algorithm::concurrency::PermitId;
 use crate::charge::{Admission, Charge, Enforcement, Permit, UnitReturn};
@@ -14,7 +14,7 @@ use crate::rate::Rate;
 use crate::store::CounterStore;
 use crate::time::TimeDelta;
 
-pub(super) const NAMES: [&str; 20] = [
+pub(super) const NAMES: [&str; 21] = [
     "every algorithm answers as its step does",
     "a request's charges are all taken or none",
     "at least one alternative must fit, and those that fit are taken",
@@ -35,6 +35,7 @@ pub(super) const NAMES: [&str; 20] = [
     super::changed_limits::DENIED,
     super::changed_limits::CHANGED,
     reset_and_grant::LATE_REFUNDS,
+    many_permits::NAME,
 ];
 
 pub(super) async fn run<S: CounterStore>(harness: &mut Harness<S>) -> Result<(), Violation> {
@@ -58,7 +59,8 @@ pub(super) async fn run<S: CounterStore>(harness: &mut Harness<S>) -> Result<(),
         Some(16) => zero_and_excessive_costs(harness).await,
         Some(17) => changed_limits::denied_by_another(harness).await,
         Some(18) => changed_limits::changed(harness).await,
-        _ => reset_and_grant::late_refunds(harness).await,
+        Some(19) => reset_and_grant::late_refunds(harness).await,
+        _ => many_permits::run(harness).await,
     }
 }
 

@@ -28,10 +28,12 @@ pub(super) struct Scripts {
 macro_rules! script {
     ($body:literal $(after $first:literal)?) => {
         Lua::new(concat!(
+            include_str!("lua/keys.lua"),
             include_str!("lua/begin.lua"),
             $(include_str!($first),)?
             include_str!("lua/scale.lua"),
             include_str!("lua/read.lua"),
+            include_str!("lua/permit_sets.lua"),
             include_str!("lua/decode.lua"),
             include_str!("lua/wide.lua"),
             include_str!("lua/step.lua"),

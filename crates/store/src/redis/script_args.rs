@@ -4,6 +4,7 @@
 //! arguments costs Redis more than deciding on them.
 
 use super::compact::Short;
+use super::permit_sets::PermitSet;
 use super::shard_request::{BundleCounter, ShardCharge, ShardRequest};
 use tollgate_core::{Cost, Limit, LimitParams, Period, TimeDelta, Timestamp};
 
@@ -34,13 +35,16 @@ impl ScriptArgs {
         Self { counters: Vec::new(), count: 0, body: Vec::new(), now: fixed_time, near }
     }
 
-    /// Declares a counter; counters and bundles are numbered from 1.
-    pub(super) fn counter(&mut self, counter: &BundleCounter) {
+    /// Declares a counter, and the set of its permits with the number of its key; all are numbered from 1.
+    pub(super) fn counter(&mut self, counter: &BundleCounter, permits: Option<(&PermitSet, usize)>) {
         self.counters.extend_from_slice(&u16::try_from(counter.bundle + 1).unwrap_or(u16::MAX).to_le_bytes());
-        for text in [counter.name.as_slice(), counter.short.as_slice()] {
-            self.counters.extend_from_slice(text);
-            self.counters.push(0);
+        self.counters.extend_from_slice(&counter.name);
+        self.counters.push(0);
+        match permits {
+            Some((set, key)) => set.declare(key, &mut self.counters),
+            None => self.counters.extend_from_slice(&counter.short),
         }
+        self.counters.push(0);
         self.count += 1;
     }
 

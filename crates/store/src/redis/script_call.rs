@@ -3,6 +3,7 @@
 use super::bucket_args::BucketArgs;
 use super::decode_state;
 use super::envoy_keys;
+use super::permit_sets::{self, Declare, PermitSet};
 use super::pipeline::{Command, Failure, Job, ShardReply};
 use super::recompute::recompute;
 use super::script::{Lua, Scripts};
@@ -33,6 +34,8 @@ pub(super) struct ScriptCall {
     /// For each job, the numbers of its counters within the call.
     numbers: Vec<SmallVec<[u16; 4]>>,
     kind: Kind,
+    /// Which sets of permits are among the keys.
+    declare: Declare,
 }
 
 /// Which script a call needs, and in which form.
@@ -177,8 +180,12 @@ impl ScriptCall {
         };
         let mut ask = ScriptArgs::new(fixed_time, near);
         let are_debits = self.kind == Kind::Short && matches!(work, Command::Debit);
+        let sets = if are_debits { Vec::new() } else { self.permit_sets() };
         if !are_debits {
-            self.counters.iter().for_each(|counter| ask.counter(counter));
+            for (index, counter) in self.counters.iter().enumerate() {
+                let set = sets.iter().position(|set| usize::from(set.counter) == index + 1);
+                ask.counter(counter, set.map(|at| (&sets[at], self.bundles.len() + at + 1)));
+            }
         }
         for (job, numbers) in self.jobs.iter().zip(&self.numbers) {
             match &job.command {
@@ -201,11 +208,23 @@ impl ScriptCall {
             false => ask.finish(self.kind == Kind::Short),
         };
         let mut command = self.command(pipeline, script, by_name);
-        command.arg(self.bundles.len()).arg(&self.bundles).arg(ask);
+        command.arg(self.bundles.len() + sets.len()).arg(&self.bundles);
+        sets.iter().for_each(|set| {
+            command.arg(&set.key);
+        });
+        command.arg(ask);
+        if !sets.is_empty() || matches!(work, Command::Undo { .. }) {
+            command.arg(self.bundles.len());
+        }
         if let Command::Undo { priors, .. } = work {
             command.arg(priors);
         }
         pipeline.add_command(command);
+    }
+
+    /// Returns the sets of permits that the call may use.
+    fn permit_sets(&self) -> Vec<PermitSet> {
+        permit_sets::from_jobs(self.declare, &self.jobs, &self.numbers, &self.counters, &self.bundles)
     }
 
     /// Adds a call on nothing but buckets to a pipeline.
@@ -378,12 +397,17 @@ impl ScriptCall {
             // The server responds, but not as a primary: a reconnect looks up the primary again. The script wrote nothing:
             // Redis rejects the first write, and every script writes last.
             "READONLY" | "MASTERDOWN" => (Failure::Rejected(error.clone()), CallResult::WrongServer(error)),
+            _ if permit_sets::is_undeclared(details) => {
+                return CallResult::Again(vec![Self { declare: Declare::All, ..self }]);
+            }
             // The script failed on the contents of a key, before it wrote anything: that concerns this key alone.
             _ if is_damaged(&error, code, details) && self.jobs.len() > 1 => {
                 return CallResult::Again(self.split());
             }
             _ if is_damaged(&error, code, details) => {
-                let keys = damaged_bundle(details, &self.bundles);
+                let sets = self.permit_sets().into_iter().map(|set| set.key);
+                let keys: Vec<String> = self.bundles.iter().cloned().chain(sets).collect();
+                let keys = damaged_key(details, &keys).unwrap_or(&self.bundles);
                 shared.damaged_keys.report(keys, code, details, shared.now());
                 (Failure::Damaged(format!("{code} {details}")), CallResult::Done)
             }
@@ -408,11 +432,11 @@ impl ScriptCall {
     }
 }
 
-/// Returns the bundle that a script says it cannot read; all of them if it does not say which.
-fn damaged_bundle<'a>(details: &str, bundles: &'a [String]) -> &'a [String] {
-    let number = details.split_once(" holds no counters").and_then(|(before, _)| before.rsplit(' ').next());
-    let index = number.and_then(|number| number.parse::<usize>().ok()?.checked_sub(1));
-    index.and_then(|index| bundles.get(index..=index)).unwrap_or(bundles)
+/// Returns the key that a script says it cannot read; `None` if it does not say which.
+fn damaged_key<'a>(details: &str, keys: &'a [String]) -> Option<&'a [String]> {
+    let (before, _) = details.split_once(" holds no counters")?;
+    let index = before.rsplit(' ').next()?.parse::<usize>().ok()?.checked_sub(1)?;
+    keys.get(index..=index)
 }
 
 /// Returns whether an error is about the contents of a key: a wrong type, or a text that the script cannot read.

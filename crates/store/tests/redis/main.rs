@@ -15,6 +15,7 @@ mod local;
 mod many_debits;
 mod memory;
 mod named;
+mod permit_sets;
 mod proxy;
 mod records;
 mod refusals;

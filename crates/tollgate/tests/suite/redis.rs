@@ -492,7 +492,7 @@ fn a_password_opens_the_store_and_is_in_no_log() {
     let rules = folder.write("rules.yaml", RULES);
     let redis = Redis::start();
     // No more than docs/deployment/redis.md says.
-    let may = "+info +time +eval +evalsha +get +mget +set +incrby +del";
+    let may = "+info +time +eval +evalsha +get +mget +set +incrby +del +pexpire +@sortedset";
     redis.command(&format!("ACL SETUSER gate on >sesame ~tg1:* {may}"));
     redis.command("CONFIG SET requirepass sesame");
     let secret = folder.write("secret", "sesame\n");

@@ -65,3 +65,8 @@ while at <= #ask do
     end
   end
 end
+for c, set in pairs(sets) do
+  if set.exists then
+    with_sets().describe(c, set)
+  end
+end

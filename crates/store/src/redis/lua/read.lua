@@ -98,7 +98,7 @@ local function state_of(found, name, b)
   return state
 end
 
-local entries, owner, names, states, changed = {}, {}, {}, {}, {}
+local entries, owner, names, states, changed, asked_sets = {}, {}, {}, {}, {}, {}
 for c = 1, counters do
   local b, name, short
   b, name, short, at = decode('<Hss', ask, at)
@@ -109,6 +109,10 @@ for c = 1, counters do
     entries[b] = found
   end
   owner[c], names[c], states[c] = b, name, state_of(found, name, b)
+  if short:byte() == 112 then
+    -- Permits have no short form; `permit_sets.lua` reads this.
+    asked_sets[c] = short
+  end
 end
 
 -- Puts a counter's new state (false: none) where it is written at the end.

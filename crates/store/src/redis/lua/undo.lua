@@ -1,6 +1,6 @@
 -- Undoes what a request took here, because another slot refused it. After the counters the ask has the time of the
 -- taking (double), then the request as `charge.lua` had it, then for each charge the name of its mark (zero-terminated,
--- empty for none) that leases of its bucket may be out; ARGV[1 + b] is what bundle b held before ('' for nothing).
+-- empty for none) that leases of its bucket may be out; ARGV[2 + b] is what bundle b held before ('' for nothing).
 --
 -- A counter that nobody has touched since is put back as it was. Else no more is given back than time has not given
 -- back by itself: a refund never lets more through than the limit. Where leases may be out a bucket gives nothing back:
@@ -11,7 +11,7 @@ taken, n, _, at = decode('<dHB', ask, at)
 
 local before, after, took = {}, {}, {}
 for c = 1, counters do
-  local value = ARGV[1 + owner[c]]
+  local value = ARGV[2 + owner[c]]
   before[c] = state_of(split(value ~= '' and value, owner[c]), names[c], owner[c])
 end
 now = taken
@@ -69,9 +69,40 @@ local function same(one, other)
   return true
 end
 
+-- The place of a holder's permit in a list; nil if it has none.
+local function place_of(list, holder)
+  for i = 3, #(list or {}), 3 do
+    if list[i] == holder then
+      return i
+    end
+  end
+end
+
+-- Puts the permit of a holder back as it was, if nobody has renewed or released it since.
+local function restore_permit(c, holder)
+  local state, was = states[c], before[c]
+  local at, made, had = place_of(state, holder), place_of(after[c], holder), place_of(was, holder)
+  if not at or not made or state[at + 1] ~= after[c][made + 1] or state[at + 2] ~= after[c][made + 2] then
+    return false
+  end
+  local list = { 'p', 0 }
+  for i = 3, #state, 3 do
+    local from, place = state, i
+    if i == at then
+      from, place = was, had
+    end
+    if place and from[place + 2] > now then
+      append(list, from[place], from[place + 1], from[place + 2])
+    end
+  end
+  put(c, with_expiry(list))
+  return true
+end
+
 local restored = {}
 for c, state in pairs(after) do
-  if same(states[c], state) then
+  -- Others hold permits of the same counter all the time: each is restored by itself.
+  if state[1] ~= 'p' and same(states[c], state) then
     put(c, before[c])
     restored[c] = true
   end
@@ -100,8 +131,11 @@ for i = #took, 1, -1 do
       put(c, next)
       back = 0
     elseif op == 10 then
-      for j = 3, #(before[c] or {}), 3 do
-        back = before[c][j] == extra and 0 or back
+      local id = c .. ' ' .. extra
+      if extra ~= '0' and (restored[id] or restore_permit(c, extra)) then
+        restored[id], back = true, 0
+      elseif extra ~= '0' and place_of(before[c], extra) then
+        back = 0
       end
     elseif type(state) ~= 'table' or state[1] ~= was[1] or state[3] ~= was[3] then
       -- Another window: what was taken has left by itself, or leaves when it does.

@@ -107,6 +107,7 @@ local function step_wide(op, verb, state, a, b, c, d, e, extra)
   -- Permits: a the cost, b the limit, c the longest that one is held, `extra` the holder ("0" is anonymous).
   local next, used, ahead, own = { 'p', 0 }, 0, false, nil
   if fields and fields[1] == 'p' then
+    next.set = fields.set
     for i = 3, #fields, 3 do
       local holder, n, deadline = fields[i], fields[i + 1], fields[i + 2]
       if deadline > now then
@@ -128,7 +129,7 @@ local function step_wide(op, verb, state, a, b, c, d, e, extra)
     verb, a = 2, extra == '0' and 0 or 1e15
   end
   if verb == 2 then
-    local left, rest = a, { 'p', 0 }
+    local left, rest = a, { 'p', 0, set = next.set }
     for i = #next - 2, 3, -3 do
       if next[i] == extra then
         local back = left < next[i + 1] and left or next[i + 1]
@@ -151,6 +152,10 @@ local function step_wide(op, verb, state, a, b, c, d, e, extra)
       own = own or #next + 1
       next[own], next[own + 1], next[own + 2] = extra, a, now + c
       moved = true
+    elseif next.set and verb == 1 and a <= b then
+      -- Which of the others ends first, as many units from the first on as are too many; those in this list may end before it.
+      local set, excess = next.set, used - mine + a - b
+      set.denied[#set.denied + 1] = { excess - (used - set.units), excess }
     end
     fits = fits or verb == 3
   end

@@ -26,6 +26,15 @@ local function join(name, state)
   return ';' .. name .. ':' .. kind .. table.concat(fields, ',')
 end
 
+for c, set in pairs(sets) do
+  local list = entries[owner[c]][names[c]]
+  if type(list) == 'table' and list[1] == 'p' and (set.exists or #list > 2 + 3 * max_in_text) then
+    with_sets().place(c, set)
+  end
+end
+for _, command in ipairs(queue) do
+  redis.call(unpack(command))
+end
 for b in pairs(changed) do
   local found = entries[b]
   local texts, n, latest, chance, only = {}, 0, now, 100, nil
