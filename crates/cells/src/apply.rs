@@ -339,8 +339,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 outcome.copied().unwrap_or(Outcome { remaining: u64::MAX, ..Outcome::UNKNOWN })
             }));
         }
-        let over =
-            |(charge, left): (&Charge<'_>, &Outcome)| charge.cost.units().saturating_sub(left.remaining);
+        let over = |(charge, left): (&Charge<'_>, &Outcome)| {
+            charge.cost.units().saturating_sub(left.remaining) / charge.limit.parts_of_unit().max(1)
+        };
         debits().zip(&left).map(over).sum()
     }
 }

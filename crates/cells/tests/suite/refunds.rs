@@ -221,3 +221,18 @@ fn a_refund_in_parts_of_a_unit_refunds_no_more_than_that() {
     // A tenth of a unit had been restored before the others were refunded.
     assert_eq!((0..CELLS).map(|cell| three.left(cell)).collect::<Vec<_>>(), [400, 400, 400]);
 }
+
+/// Without it every reservation that is canceled a moment later, in the same tick, costs the other cells a whole unit.
+#[test]
+fn a_charge_and_its_refund_in_one_tick_are_added_up_in_parts_of_a_unit() {
+    let three = Three::start(limit(Algorithm::Gcra, 1_000, 3_600));
+    for _ in 0..20 {
+        let taken = three.cells[1].now();
+        assert!(three.admits(1, 1));
+        three.clock.advance(TimeDelta::from_millis(360));
+        three.cancel(1, 1, taken);
+        three.exchange();
+    }
+    // A tenth of a unit is owed each time, and restored before the next.
+    assert!((0..CELLS).all(|cell| three.left(cell) >= 999), "{:?}", [0, 1, 2].map(|cell| three.left(cell)));
+}
