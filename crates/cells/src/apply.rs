@@ -10,6 +10,7 @@
 //! counted (`lost_units`). Refunds shorten these first, because the state never had the units.
 
 use crate::charge_codec::cost;
+use crate::counter_locks::Locked;
 use crate::inbox::Receipt;
 use crate::lost_units::{counts_until, has_windows, whole_window};
 use crate::message::{Batch, Hello, Message};
@@ -45,6 +46,12 @@ enum Beyond {
     More { units: u64, most: u64, until: Timestamp },
     /// Of what the window did not count, so many were refunded.
     Fewer(u64),
+}
+
+/// Returns whether a report may be beyond a counter's state: a debit far below the burst cannot exceed the debt that the state
+/// has room for, unless others have before.
+fn is_large(charge: &Charge<'_>) -> bool {
+    !charge.cost.is_refund() && charge.cost.units() > charge.limit.capacity() / 8
 }
 
 /// Returns the time after which an overdrawn bucket is full again without these units.
@@ -104,6 +111,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             let charges: Vec<Charge<'_>> = chunk.iter().zip(lengths).map(charge).collect();
             let ids: Vec<CounterId> = chunk.iter().map(|one| one.id).collect();
             let overshoot = self.overshoot(&charges);
+            let _locked = self.lock(&charges, &ids).await;
+            // The reports of others have taken the time.
+            if done.is_empty() && self.clock.now().since(now) >= most {
+                return Message::Busy(self.members.sightings(self.clock.now()));
+            }
             if let Err((failed, error)) = self.debit_shared(&charges, &ids).await {
                 application.applied.extend(done.iter().flat_map(Reported::entries));
                 let rest = chunk.iter().enumerate().filter(|(at, _)| !failed.contains(at));
@@ -121,6 +133,14 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         add(&self.counts.batches_received, 1);
         add(&self.counts.unknown_messages, *skipped as u64);
         Message::Done(self.members.sightings(self.clock.now()))
+    }
+
+    /// Waits until no other cell's report of these counters is applied, where something may be kept beside their states.
+    async fn lock(&self, charges: &[Charge<'_>], ids: &[CounterId]) -> Locked<'_> {
+        let is_empty = self.overdrafts.is_empty() && self.lost_units.is_empty();
+        let is_locked = |charge: &Charge<'_>| !is_empty || charge.cost.is_refund() || is_large(charge);
+        let locked = charges.iter().zip(ids).filter(|(charge, _)| is_locked(charge)).map(|(_, id)| *id);
+        self.locks.lock(locked).await
     }
 
     /// Debits what other cells have consumed of shared limits, however much it is. `ids` are those of the charges' counters.
@@ -186,8 +206,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let now = self.clock.now();
         let is_read = |(charge, id): (&Charge<'_>, &CounterId)| {
             let units = charge.cost.units();
-            // A debit far below the burst cannot exceed the debt that the state has room for, unless others have before.
-            let is_large = !charge.cost.is_refund() && units > charge.limit.capacity() / 8;
+            let is_large = is_large(charge);
             let Some(time) = BucketTime::of(charge) else { return is_large && has_windows(charge.limit) };
             match self.overdrafts.get(*id).filter(|full_at| *full_at > now) {
                 None => is_large,

@@ -86,6 +86,8 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
         let mut errors = Vec::new();
         if !here.is_empty() {
             let own = part(&here);
+            let refunds = own.iter().filter(|charge| charge.cost.is_refund() && is_exchanged(charge));
+            let _locked = self.locks.lock(refunds.map(|charge| charge.key.id())).await;
             let result = self.debit_own(&own).await;
             if !self.outboxes.is_empty() {
                 self.ledger.record_debited(&own, &result, is_exchanged);

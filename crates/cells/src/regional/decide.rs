@@ -83,6 +83,10 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let mut denied = None;
         for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| is_shared_bucket(charge)) {
             let id = charge.key.id();
+            if self.overdrafts.get(id).is_none() {
+                continue;
+            }
+            let _locked = self.locks.lock(std::iter::once(id)).await;
             let Some((full_at, time)) = self.overdrafts.get(id).zip(BucketTime::of(charge)) else { continue };
             let now = self.clock.now();
             let ahead = full_at.since(now);

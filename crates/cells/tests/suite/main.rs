@@ -7,6 +7,7 @@ mod late;
 mod late_charges;
 mod messages;
 mod no_link;
+mod overdrafts;
 mod refunds;
 mod regional;
 mod slow_store;

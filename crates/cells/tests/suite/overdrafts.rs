@@ -1,0 +1,90 @@
+//! What cells have consumed beyond a counter's state: it is neither lost nor taken for more, whatever comes between.
+
+use crate::no_link::NoLink;
+use crate::refunds::limit;
+use futures_util::future::join;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use tollgate_cells::message::{Batch, BatchEntry, Message};
+use tollgate_cells::{CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCounter};
+use tollgate_core::conformance::block_on;
+use tollgate_core::{
+    Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, KeyPart, ManualClock, Outcomes, Permit, Scope,
+    StoreError, Timestamp,
+};
+use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
+
+/// A store that answers later: every request waits once.
+struct Later(MemoryStore<Arc<ManualClock>>);
+
+/// Waits until it is polled again.
+async fn wait() {
+    let mut is_later = false;
+    poll_fn(|context| match std::mem::replace(&mut is_later, true) {
+        true => Poll::Ready(()),
+        false => {
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await;
+}
+
+impl CounterStore for Later {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        wait().await;
+        self.0.charge(charges).await
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        wait().await;
+        self.0.debit(charges).await
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.0.release(permits).await
+    }
+}
+
+type Cell = RegionalStore<Later, NoLink, Arc<ManualClock>>;
+
+fn cell(own: &str, clock: &Arc<ManualClock>) -> Cell {
+    let peers = ["a", "b", "c"].into_iter().filter(|name| *name != own);
+    let peers = peers.map(|name| PeerConfig::new(name, name)).collect();
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(64 << 20), Arc::clone(clock)).expect("a store");
+    let members = Arc::new(Members::new(CellConfig::new(own, own, peers), 1, Clock::now(&**clock)));
+    let names = Pseudonyms::new(b"a secret of all cells");
+    Cell::new(Later(store), members, NoLink, names, Arc::clone(clock), LeaseConfig::default())
+}
+
+/// Without it reports of two cells that arrive together are cut to what the counter had room for before both, and what the
+/// cells refund later is taken off what this cell and others have consumed.
+#[test]
+fn reports_that_arrive_together_are_counted_in_full() {
+    for algorithm in [Algorithm::Gcra, Algorithm::FixedWindow, Algorithm::SlidingLog] {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
+        let [a, b, c] = ["a", "b", "c"].map(|name| cell(name, &clock));
+        let counter = SentCounter { scope: Scope::new("api|caller"), limit: limit(algorithm, 1_000, 86_400) };
+        let parts = [KeyPart::Text("a")];
+        let key = CounterKey { scope: &counter.scope, parts: &parts };
+        block_on(c.debit(&[Charge::new(key, &counter.limit, Cost::new(1_000))])).expect("debited");
+        let batch = |sequence: u64, units: i64| {
+            let entries = vec![BatchEntry { counter: 0, values: KeyValues::new(&parts), units }];
+            let counters = vec![counter.clone()];
+            Message::Batch(Arc::new(Batch { sequence, counters, entries, ..Batch::default() }))
+        };
+        let (from_a, from_b) = (a.hello(), b.hello());
+        for (sequence, units) in [(1, 1_000), (2, -1_000)] {
+            let both =
+                join(c.handle(&from_a, batch(sequence, units)), c.handle(&from_b, batch(sequence, units)));
+            let (one, other) = block_on(both);
+            assert!(matches!((&one, &other), (Message::Done(_), Message::Done(_))), "{one:?} {other:?}");
+        }
+        // What this cell has consumed is left.
+        let peek = [Charge::new(key, &counter.limit, Cost::PEEK)];
+        let _ = block_on(c.charge(&peek)).expect("decided");
+        let left = block_on(c.own().charge(&peek)).expect("decided").per_charge[0].remaining;
+        assert_eq!(left, 0, "{algorithm:?}");
+    }
+}
