@@ -89,6 +89,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             let _locked = self.locks.lock(std::iter::once(id)).await;
             let Some((full_at, time)) = self.overdrafts.get(id).zip(BucketTime::of(charge)) else { continue };
             let now = self.clock.now();
+            // It has ended: what the state owes came after it.
+            if full_at <= now {
+                self.overdrafts.remove(id);
+                continue;
+            }
             let ahead = full_at.since(now);
             if time.is_held(ahead) {
                 let owed = time.settling(ahead, self.room(charge).await.map_err(unkept)?);

@@ -1,7 +1,7 @@
 //! What cells have consumed beyond a counter's state: it is neither lost nor taken for more, whatever comes between.
 
 use crate::no_link::NoLink;
-use crate::refunds::limit;
+use crate::refunds::{CELLS, Three, limit};
 use futures_util::future::join;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tollgate_cells::{CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, Reg
 use tollgate_core::conformance::block_on;
 use tollgate_core::{
     Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, KeyPart, ManualClock, Outcomes, Permit, Scope,
-    StoreError, Timestamp,
+    StoreError, TimeDelta, Timestamp,
 };
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
 
@@ -87,4 +87,29 @@ fn reports_that_arrive_together_are_counted_in_full() {
         let left = block_on(c.own().charge(&peek)).expect("decided").per_charge[0].remaining;
         assert_eq!(left, 0, "{algorithm:?}");
     }
+}
+
+/// Three cells whose bucket of this many a second all have used at once.
+fn overdrawn(count: u64, secs: u64) -> Three {
+    let three = Three::start(limit(Algorithm::Gcra, count, secs));
+    assert!((0..CELLS).all(|cell| three.admits(cell, count)));
+    three.exchange();
+    assert!((0..CELLS).all(|cell| !three.admits(cell, 1)));
+    three
+}
+
+/// Without it what a cell reports in the moment after an overdraft has ended is refunded with it.
+#[test]
+fn an_overdraft_that_has_ended_takes_nothing_with_it() {
+    let three = overdrawn(1_000, 1);
+    three.clock.advance(TimeDelta::from_millis(3_000));
+    let report = three.batch(&[(0, 900)], vec![three.counter.clone()]);
+    let answer = block_on(three.cells[0].handle(&three.cells[1].hello(), report));
+    assert!(matches!(answer, Message::Done(_)), "{answer:?}");
+    let parts = [KeyPart::Text("a")];
+    let key = CounterKey { scope: &three.counter.scope, parts: &parts };
+    let peek = [Charge::new(key, &three.counter.limit, Cost::PEEK)];
+    let _ = three.left(0);
+    let left = block_on(three.cells[0].own().charge(&peek)).expect("decided").per_charge[0].remaining;
+    assert_eq!(left, 100);
 }
