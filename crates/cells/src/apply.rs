@@ -14,7 +14,7 @@ use crate::counter_locks::Locked;
 use crate::inbox::Receipt;
 use crate::lost_units::{counts_until, has_windows, whole_window};
 use crate::message::{Batch, Hello, Message};
-use crate::overdraft::BucketTime;
+use crate::overdraft::{BucketTime, Overdraft, whole_bucket};
 use crate::owner::Transport;
 use crate::regional::RegionalStore;
 use crate::reported::{Reported, add_up};
@@ -37,9 +37,9 @@ type NotApplied = (HashSet<usize>, StoreError);
 /// A change of what is kept beside a counter's state.
 enum Beyond {
     /// The bucket is full again so much later; at `otherwise` if it was not overdrawn, and never after `latest`.
-    Longer { more: TimeDelta, otherwise: Timestamp, latest: Timestamp },
+    Longer { time: BucketTime, more: TimeDelta, otherwise: Timestamp, latest: Timestamp },
     /// The bucket is full again so much earlier.
-    Shorter(TimeDelta),
+    Shorter(BucketTime, TimeDelta),
     /// The bucket's state represents its debt again.
     Settled,
     /// The window did not count so many more, `most` in all.
@@ -55,8 +55,8 @@ fn is_large(charge: &Charge<'_>) -> bool {
 }
 
 /// Returns the time after which an overdrawn bucket is full again without these units.
-fn after(full_at: Timestamp, time: &BucketTime, units: u64, now: Timestamp) -> TimeDelta {
-    (full_at - time.time(units)).since(now)
+fn after(known: &Overdraft, time: &BucketTime, units: u64, now: Timestamp) -> TimeDelta {
+    (now + known.ahead(time, now) - time.time(units)).since(now)
 }
 
 impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
@@ -208,9 +208,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             let units = charge.cost.units();
             let is_large = is_large(charge);
             let Some(time) = BucketTime::of(charge) else { return is_large && has_windows(charge.limit) };
-            match self.overdrafts.get(*id).filter(|full_at| *full_at > now) {
+            match self.overdrafts.get(*id).filter(|known| known.full_at > now) {
                 None => is_large,
-                Some(full_at) => charge.cost.is_refund() && time.is_held(after(full_at, &time, units, now)),
+                Some(known) => charge.cost.is_refund() && time.is_held(after(&known, &time, units, now)),
             }
         };
         let wanted: Vec<usize> =
@@ -245,17 +245,17 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         now: Timestamp,
     ) -> Option<(Cost, Beyond)> {
         let units = charge.cost.units();
-        let known = self.overdrafts.get(id).filter(|full_at| *full_at > now);
+        let known = self.overdrafts.get(id).filter(|known| known.full_at > now);
         if charge.cost.is_refund() {
-            let full_at = known?;
+            let known = known?;
             // A reset leaves nothing.
             if units >= charge.limit.refill_cost() {
                 return Some((charge.cost, Beyond::Settled));
             }
-            let ahead = after(full_at, time, units, now);
+            let ahead = after(&known, time, units, now);
             return match room.filter(|_| time.is_held(ahead)) {
-                Some(room) => Some((time.settling(ahead, room), Beyond::Settled)),
-                None => Some((Cost::PEEK, Beyond::Shorter(time.time(units)))),
+                Some(room) => Some((time.settling(ahead, room, units), Beyond::Settled)),
+                None => Some((Cost::PEEK, Beyond::Shorter(*time, time.time(units)))),
             };
         }
         // No more than the other cells can have admitted before they knew: a wrong number denies callers only for a
@@ -263,14 +263,14 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let config = self.members.config();
         let each = time.max_ahead + 4 * (config.silence.as_micros() + config.tick.as_micros());
         let latest = now + TimeDelta::from_micros(each.saturating_mul(self.members.other_cells() as u64 + 1));
-        if let Some(full_at) = known {
+        if known.is_some() {
             let more = time.time(units);
-            return Some((Cost::PEEK, Beyond::Longer { more, otherwise: full_at + more, latest }));
+            return Some((Cost::PEEK, Beyond::Longer { time: *time, more, otherwise: now + more, latest }));
         }
         let room = room.filter(|room| units > *room)?;
         let more = time.time(units - room);
         let otherwise = now + TimeDelta::from_micros(time.max_ahead) + more;
-        Some((Cost::new(room), Beyond::Longer { more, otherwise, latest }))
+        Some((Cost::new(room), Beyond::Longer { time: *time, more, otherwise, latest }))
     }
 
     /// The same for a window, whose units beyond its state are remembered until it ends.
@@ -297,10 +297,10 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     fn change_beyond(&self, id: CounterId, change: &Beyond, now: Timestamp) {
         match *change {
-            Beyond::Longer { more, otherwise, latest } => {
-                self.overdrafts.extend(id, more, (otherwise, latest), now);
+            Beyond::Longer { time, more, otherwise, latest } => {
+                self.overdrafts.extend(id, &time, more, (otherwise, latest), now);
             }
-            Beyond::Shorter(less) => self.overdrafts.shorten(id, less),
+            Beyond::Shorter(time, less) => self.overdrafts.shorten(id, &time, less),
             Beyond::Settled => drop(self.overdrafts.remove(id)),
             Beyond::More { units, most, until } => self.lost_units.add(id, units, most, until, now),
             Beyond::Fewer(units) => self.lost_units.take(id, units),
@@ -310,7 +310,10 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     /// Returns the units that a counter can still be debited.
     pub(crate) async fn room(&self, charge: &Charge<'_>) -> Result<u64, StoreError> {
         let time = BucketTime::of(charge);
-        let whole = time.is_none().then(|| whole_window(charge.limit));
+        let whole = match time {
+            Some(_) => whole_bucket(charge.limit),
+            None => Some(whole_window(charge.limit)),
+        };
         let peek = Charge {
             cost: Cost::PEEK,
             enforcement: Enforcement::Independent,
@@ -322,7 +325,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             outcomes = self.own.charge(&[peek]).await?;
         }
         let outcome = outcomes.per_charge.first();
-        Ok(match time {
+        Ok(match time.filter(|_| whole.is_none()) {
             Some(time) => time.room(outcome.map_or(TimeDelta::ZERO, |outcome| outcome.reset_after)),
             None => outcome.map_or(0, |outcome| outcome.remaining),
         })

@@ -87,16 +87,16 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 continue;
             }
             let _locked = self.locks.lock(std::iter::once(id)).await;
-            let Some((full_at, time)) = self.overdrafts.get(id).zip(BucketTime::of(charge)) else { continue };
+            let Some((known, time)) = self.overdrafts.get(id).zip(BucketTime::of(charge)) else { continue };
             let now = self.clock.now();
             // It has ended: what the state owes came after it.
-            if full_at <= now {
+            if known.full_at <= now {
                 self.overdrafts.remove(id);
                 continue;
             }
-            let ahead = full_at.since(now);
+            let ahead = known.ahead(&time, now);
             if time.is_held(ahead) {
-                let owed = time.settling(ahead, self.room(charge).await.map_err(unkept)?);
+                let owed = time.settling(ahead, self.room(charge).await.map_err(unkept)?, 0);
                 if self.overdrafts.remove(id) && !owed.is_peek() {
                     let debit = [Charge { cost: owed, ..*charge }];
                     keep_late(self.own.debit_reported(&debit).await)?;
@@ -105,7 +105,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 && is_exchanged(charge)
                 && !charge.cost.is_refund()
             {
-                denied.get_or_insert((at, denial(charge, &time, full_at, now)));
+                denied.get_or_insert((at, denial(charge, &time, &known, now)));
             }
         }
         let Some((at, outcome)) = denied else { return Ok(None) };
@@ -122,10 +122,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let now = self.clock.now();
         for (charge, outcome) in charges.iter().zip(&mut outcomes.per_charge) {
             if is_shared_bucket(charge)
-                && let Some(full_at) = self.overdrafts.get(charge.key.id())
-                && full_at > now
+                && let Some(known) = self.overdrafts.get(charge.key.id())
+                && known.full_at > now
             {
-                (outcome.remaining, outcome.reset_after) = (0, outcome.reset_after.max(full_at.since(now)));
+                let ahead = known.full_at.since(now);
+                (outcome.remaining, outcome.reset_after) = (0, outcome.reset_after.max(ahead));
             }
         }
     }
@@ -140,7 +141,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             if units >= charge.limit.refill_cost() {
                 self.overdrafts.remove(id);
             } else if let Some(time) = BucketTime::of(charge) {
-                self.overdrafts.shorten(id, time.time(units));
+                self.overdrafts.shorten(id, &time, time.time(units));
             }
         }
     }

@@ -113,3 +113,28 @@ fn an_overdraft_that_has_ended_takes_nothing_with_it() {
     let left = block_on(three.cells[0].own().charge(&peek)).expect("decided").per_charge[0].remaining;
     assert_eq!(left, 100);
 }
+
+/// Without it callers that have used up a small limit stay locked out for days after it is raised.
+#[test]
+fn an_overdraft_is_a_number_of_units_to_a_larger_limit() {
+    let mut three = overdrawn(10, 86_400);
+    three.counter.limit = limit(Algorithm::Gcra, 1_000, 86_400);
+    for cell in 0..CELLS {
+        let left = three.left(cell);
+        assert!((968..=970).contains(&left), "{left}");
+        assert!(three.admits(cell, 900));
+    }
+}
+
+/// Without it an overdraft of a limit that recovers within seconds erases what is used of a day's.
+#[test]
+fn an_overdraft_is_a_number_of_units_to_a_slower_limit() {
+    let mut three = overdrawn(100, 1);
+    three.counter.limit = limit(Algorithm::Gcra, 100, 86_400);
+    // Two hundred are owed, which is what a state can represent.
+    three.clock.advance(TimeDelta::from_millis(1_000));
+    assert!(!three.admits(0, 1));
+    three.clock.advance(TimeDelta::from_secs(60));
+    assert_eq!(three.left(0), 0);
+    assert!(!three.admits(0, 1));
+}
