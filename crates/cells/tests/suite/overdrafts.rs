@@ -138,3 +138,20 @@ fn an_overdraft_is_a_number_of_units_to_a_slower_limit() {
     assert_eq!(three.left(0), 0);
     assert!(!three.admits(0, 1));
 }
+
+/// Without it a settlement far beyond a limit denies callers for days at the other cells, and for one at its own.
+#[test]
+fn a_settlement_far_beyond_the_limit_is_reported_as_far_as_it_counts_here() {
+    for algorithm in [Algorithm::Gcra, Algorithm::FixedWindow] {
+        let three = Three::start(limit(algorithm, 1_000, 86_400));
+        assert!(three.admits(0, 600));
+        three.exchange();
+        let parts = [KeyPart::Text("a")];
+        let key = CounterKey { scope: &three.counter.scope, parts: &parts };
+        let settled = Charge::new(key, &three.counter.limit, Cost::new(1_000_000_000_000_000));
+        block_on(three.cells[0].debit(&[settled])).expect("debited");
+        three.exchange();
+        let reset = |cell: usize| three.charged(cell, Cost::PEEK).reset_after;
+        assert!(three.left(1) == 0 && reset(1) <= reset(0) && reset(2) <= reset(0), "{algorithm:?}");
+    }
+}
