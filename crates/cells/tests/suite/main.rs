@@ -10,4 +10,5 @@ mod no_link;
 mod overdrafts;
 mod refunds;
 mod regional;
+mod same_name;
 mod slow_store;
