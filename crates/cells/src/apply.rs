@@ -10,10 +10,11 @@
 //! counted (`lost_units`). Refunds shorten these first, because the state never had the units.
 
 use crate::charge_codec::cost;
+use crate::counter_locks::Locked;
 use crate::inbox::Receipt;
 use crate::lost_units::{counts_until, has_windows, whole_window};
 use crate::message::{Batch, Hello, Message};
-use crate::overdraft::BucketTime;
+use crate::overdraft::{BucketTime, Overdraft, whole_bucket};
 use crate::owner::Transport;
 use crate::regional::RegionalStore;
 use crate::reported::{Reported, add_up};
@@ -36,9 +37,9 @@ type NotApplied = (HashSet<usize>, StoreError);
 /// A change of what is kept beside a counter's state.
 enum Beyond {
     /// The bucket is full again so much later; at `otherwise` if it was not overdrawn, and never after `latest`.
-    Longer { more: TimeDelta, otherwise: Timestamp, latest: Timestamp },
+    Longer { time: BucketTime, more: TimeDelta, otherwise: Timestamp, latest: Timestamp },
     /// The bucket is full again so much earlier.
-    Shorter(TimeDelta),
+    Shorter(BucketTime, TimeDelta),
     /// The bucket's state represents its debt again.
     Settled,
     /// The window did not count so many more, `most` in all.
@@ -47,9 +48,15 @@ enum Beyond {
     Fewer(u64),
 }
 
+/// Returns whether a report may be beyond a counter's state: a debit far below the burst cannot exceed the debt that the state
+/// has room for, unless others have before.
+fn is_large(charge: &Charge<'_>) -> bool {
+    !charge.cost.is_refund() && charge.cost.units() > charge.limit.capacity() / 8
+}
+
 /// Returns the time after which an overdrawn bucket is full again without these units.
-fn after(full_at: Timestamp, time: &BucketTime, units: u64, now: Timestamp) -> TimeDelta {
-    (full_at - time.time(units)).since(now)
+fn after(known: &Overdraft, time: &BucketTime, units: u64, now: Timestamp) -> TimeDelta {
+    (now + known.ahead(time, now) - time.time(units)).since(now)
 }
 
 impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
@@ -107,6 +114,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             let ids: Vec<CounterId> = chunk.iter().map(|one| one.id).collect();
             charges.iter_mut().for_each(|charge| self.cut_old_refund(charge, oldest, now));
             let overshoot = self.overshoot(&charges);
+            let _locked = self.lock(&charges, &ids).await;
+            // The reports of others have taken the time.
+            if done.is_empty() && self.clock.now().since(now) >= most {
+                return Message::Busy(self.members.sightings(self.clock.now()));
+            }
             if let Err((failed, error)) = self.debit_shared(&charges, &ids).await {
                 application.applied.extend(done.iter().flat_map(Reported::entries));
                 let rest = chunk.iter().enumerate().filter(|(at, _)| !failed.contains(at));
@@ -138,6 +150,14 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             let reported = self.others.used_in_window(charge, now);
             charge.cost = Cost::refund(charge.cost.units().min(reported));
         }
+    }
+
+    /// Waits until no other cell's report of these counters is applied, where something may be kept beside their states.
+    async fn lock(&self, charges: &[Charge<'_>], ids: &[CounterId]) -> Locked<'_> {
+        let is_empty = self.overdrafts.is_empty() && self.lost_units.is_empty();
+        let is_locked = |charge: &Charge<'_>| !is_empty || charge.cost.is_refund() || is_large(charge);
+        let locked = charges.iter().zip(ids).filter(|(charge, _)| is_locked(charge)).map(|(_, id)| *id);
+        self.locks.lock(locked).await
     }
 
     /// Debits what other cells have consumed of shared limits, however much it is. `ids` are those of the charges' counters.
@@ -203,12 +223,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let now = self.clock.now();
         let is_read = |(charge, id): (&Charge<'_>, &CounterId)| {
             let units = charge.cost.units();
-            // A debit far below the burst cannot exceed the debt that the state has room for, unless others have before.
-            let is_large = !charge.cost.is_refund() && units > charge.limit.capacity() / 8;
+            let is_large = is_large(charge);
             let Some(time) = BucketTime::of(charge) else { return is_large && has_windows(charge.limit) };
-            match self.overdrafts.get(*id).filter(|full_at| *full_at > now) {
+            match self.overdrafts.get(*id).filter(|known| known.full_at > now) {
                 None => is_large,
-                Some(full_at) => charge.cost.is_refund() && time.is_held(after(full_at, &time, units, now)),
+                Some(known) => charge.cost.is_refund() && time.is_held(after(&known, &time, units, now)),
             }
         };
         let wanted: Vec<usize> =
@@ -243,17 +262,17 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         now: Timestamp,
     ) -> Option<(Cost, Beyond)> {
         let units = charge.cost.units();
-        let known = self.overdrafts.get(id).filter(|full_at| *full_at > now);
+        let known = self.overdrafts.get(id).filter(|known| known.full_at > now);
         if charge.cost.is_refund() {
-            let full_at = known?;
+            let known = known?;
             // A reset leaves nothing.
             if units >= charge.limit.refill_cost() {
                 return Some((charge.cost, Beyond::Settled));
             }
-            let ahead = after(full_at, time, units, now);
+            let ahead = after(&known, time, units, now);
             return match room.filter(|_| time.is_held(ahead)) {
-                Some(room) => Some((time.settling(ahead, room), Beyond::Settled)),
-                None => Some((Cost::PEEK, Beyond::Shorter(time.time(units)))),
+                Some(room) => Some((time.settling(ahead, room, units), Beyond::Settled)),
+                None => Some((Cost::PEEK, Beyond::Shorter(*time, time.time(units)))),
             };
         }
         // No more than the other cells can have admitted before they knew: a wrong number denies callers only for a
@@ -261,14 +280,14 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let config = self.members.config();
         let each = time.max_ahead + 4 * (config.silence.as_micros() + config.tick.as_micros());
         let latest = now + TimeDelta::from_micros(each.saturating_mul(self.members.other_cells() as u64 + 1));
-        if let Some(full_at) = known {
+        if known.is_some() {
             let more = time.time(units);
-            return Some((Cost::PEEK, Beyond::Longer { more, otherwise: full_at + more, latest }));
+            return Some((Cost::PEEK, Beyond::Longer { time: *time, more, otherwise: now + more, latest }));
         }
         let room = room.filter(|room| units > *room)?;
         let more = time.time(units - room);
         let otherwise = now + TimeDelta::from_micros(time.max_ahead) + more;
-        Some((Cost::new(room), Beyond::Longer { more, otherwise, latest }))
+        Some((Cost::new(room), Beyond::Longer { time: *time, more, otherwise, latest }))
     }
 
     /// The same for a window, whose units beyond its state are remembered until it ends.
@@ -295,10 +314,10 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     fn change_beyond(&self, id: CounterId, change: &Beyond, now: Timestamp) {
         match *change {
-            Beyond::Longer { more, otherwise, latest } => {
-                self.overdrafts.extend(id, more, (otherwise, latest), now);
+            Beyond::Longer { time, more, otherwise, latest } => {
+                self.overdrafts.extend(id, &time, more, (otherwise, latest), now);
             }
-            Beyond::Shorter(less) => self.overdrafts.shorten(id, less),
+            Beyond::Shorter(time, less) => self.overdrafts.shorten(id, &time, less),
             Beyond::Settled => drop(self.overdrafts.remove(id)),
             Beyond::More { units, most, until } => self.lost_units.add(id, units, most, until, now),
             Beyond::Fewer(units) => self.lost_units.take(id, units),
@@ -308,7 +327,10 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     /// Returns the units that a counter can still be debited.
     pub(crate) async fn room(&self, charge: &Charge<'_>) -> Result<u64, StoreError> {
         let time = BucketTime::of(charge);
-        let whole = time.is_none().then(|| whole_window(charge.limit));
+        let whole = match time {
+            Some(_) => whole_bucket(charge.limit),
+            None => Some(whole_window(charge.limit)),
+        };
         let peek = Charge {
             cost: Cost::PEEK,
             enforcement: Enforcement::Independent,
@@ -320,7 +342,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             outcomes = self.own.charge(&[peek]).await?;
         }
         let outcome = outcomes.per_charge.first();
-        Ok(match time {
+        Ok(match time.filter(|_| whole.is_none()) {
             Some(time) => time.room(outcome.map_or(TimeDelta::ZERO, |outcome| outcome.reset_after)),
             None => outcome.map_or(0, |outcome| outcome.remaining),
         })

@@ -6,6 +6,7 @@
 //! | [`regional`](RegionalStore) | the decorator around a cell's own store: selects what decides a charge, all or none |
 //! | `mixed` | requests that several stores decide |
 //! | `apply` | debits what other cells have consumed |
+//! | `counter_locks` | one change of a counter at a time, while reports are applied |
 //! | `late` | what a cell is assumed to have consumed whose report is late |
 //! | `late_record` | records what a store charges after its deadline |
 //! | [`owner`](OwnerStore) | the remote store: charges forwarded to the cell that owns a counter |
@@ -22,6 +23,7 @@
 
 mod apply;
 mod charge_codec;
+mod counter_locks;
 pub mod durable;
 mod guarded;
 mod hot_counts;

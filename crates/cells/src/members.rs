@@ -89,6 +89,8 @@ impl CellConfig {
 struct Peer {
     /// Its first message, once it has been reached.
     hello: ArcSwapOption<Hello>,
+    /// Whether the link on which that came is open.
+    is_linked: AtomicBool,
     /// When the last request was sent that it answered, in microseconds; 0 for never.
     answered: AtomicU64,
     /// When it last sent a request.
@@ -274,7 +276,28 @@ impl Members {
         if let Some(peer) = self.peers.get(peer) {
             self.longest_silence.fetch_max(hello.silence.unwrap_or(0), Ordering::Relaxed);
             peer.hello.store(Some(Arc::new(hello)));
+            peer.is_linked.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Records that the link to a peer has ended.
+    pub fn on_unlinked(&self, peer: usize) {
+        if let Some(peer) = self.peers.get(peer) {
+            peer.is_linked.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether another process than the one that sends this is reached under its name: a copy of a cell, or one that
+    /// its replacement runs beside, would admit a cell's part once more. Nodes that share a store have one name.
+    #[must_use]
+    pub fn has_other_process(&self, from: &Hello, now: Timestamp) -> bool {
+        let is_other = |at: usize| {
+            let (peer, hello) = (&self.peers[at], self.peers[at].hello.load());
+            let hello = hello.as_ref().filter(|_| peer.is_linked.load(Ordering::Relaxed));
+            hello.is_some_and(|known| known.cell == from.cell && known.incarnation != from.incarnation)
+                && !self.is_silent(at, now)
+        };
+        !self.config.keeps_counters && self.roster.load().indexes().any(is_other)
     }
 
     /// Returns the first message of a peer.

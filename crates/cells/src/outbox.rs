@@ -45,7 +45,7 @@ impl Pending {
     }
 
     /// Takes back units while the peer is silent: of what was not reported to it, and no more. A refund of what time
-    /// has restored since would be new units to a peer that hears of it later.
+    /// has restored since would be new units to a peer that hears of it later. `limit` may count parts of a unit.
     fn give_back(&mut self, limit: &Limit, units: u64, now: Timestamp) {
         let (mut rest, now) = (units, now + self.phase);
         if let Some(state) = self.shared_out.as_deref_mut() {
@@ -53,7 +53,7 @@ impl Pending {
             limit.step(state, now, Cost::refund(taken));
             rest -= taken;
         }
-        let owed = u64::try_from(self.units).unwrap_or(0).min(rest);
+        let owed = u64::try_from(self.units).unwrap_or(0).min(rest / limit.parts_of_unit().max(1));
         self.units -= i64::try_from(owed).unwrap_or(0);
     }
 }
@@ -151,7 +151,8 @@ impl Outbox {
     }
 
     fn add_pending(&mut self, consumed: &[Consumed], is_silent: bool, now: Timestamp) {
-        for Consumed { counter, values, units } in consumed {
+        let is_given_back = |one: &&Consumed| is_silent && one.units < 0;
+        for Consumed { counter, values, units } in consumed.iter().filter(|one| !is_given_back(one)) {
             let limit = &counter.limit;
             let name =
                 Name { scope: counter.scope.id(), limit: limit_numbers(limit), values: values.clone() };
@@ -169,8 +170,15 @@ impl Outbox {
                     let state = pending.shared_out.get_or_insert_with(Box::default);
                     limit.debit(PermitId::ANONYMOUS, state, now + pending.phase, units);
                 }
-                Err(_) if is_silent => pending.give_back(limit, units.unsigned_abs(), now),
                 _ => pending.units = pending.units.saturating_add(*units),
+            }
+        }
+        // After what was consumed, of which they may be.
+        for Consumed { counter, values, units } in consumed.iter().filter(is_given_back) {
+            let (scope, limit) = (counter.scope.id(), whole_numbers(&counter.limit));
+            if let Some((_, pending)) = self.pending.get_mut(&Name { scope, limit, values: values.clone() }) {
+                pending.last_at = now;
+                pending.give_back(&counter.limit, units.unsigned_abs(), now);
             }
         }
     }
@@ -323,6 +331,11 @@ impl Outbox {
 pub(crate) fn used(limit: &Limit, state: &State, now: Timestamp) -> u64 {
     let mut state = state.clone();
     limit.capacity().saturating_sub(limit.step(&mut state, now, Cost::PEEK).remaining)
+}
+
+/// Returns what distinguishes the limit of whole units: what is refunded in parts of one was consumed under that.
+fn whole_numbers(limit: &Limit) -> LimitNumbers {
+    if limit.parts_of_unit() > 1 { limit_numbers(&limit.in_whole_units()) } else { limit_numbers(limit) }
 }
 
 /// Returns by how much the windows of a counter are shifted.

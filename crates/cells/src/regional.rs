@@ -21,6 +21,7 @@ mod decide;
 mod exchange;
 mod serve;
 
+use crate::counter_locks::CounterLocks;
 use crate::inbox::Inbox;
 use crate::late::LatePeers;
 use crate::ledger::Ledger;
@@ -56,6 +57,7 @@ pub struct RegionalStore<S, T, C> {
     ledger: Arc<Ledger>,
     outboxes: Vec<Mutex<Outbox>>,
     pub(crate) inbox: Inbox,
+    pub(crate) locks: CounterLocks,
     pub(crate) overdrafts: Overdrafts,
     pub(crate) lost_units: LostUnits,
     pub(crate) others: Others,
@@ -92,6 +94,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             ledger: Arc::new(Ledger::new(most)),
             outboxes: (0..members.slots()).map(|_| Mutex::new(Outbox::new(most, now))).collect(),
             inbox: Inbox::new(MAX_CELLS),
+            locks: CounterLocks::default(),
             overdrafts: Overdrafts::default(),
             lost_units: LostUnits::default(),
             others: Others::default(),

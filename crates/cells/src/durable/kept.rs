@@ -50,6 +50,20 @@ impl DurableRow {
 struct Entry {
     row: DurableRow,
     written: i64,
+    /// By how much the units and those that others have reported are rounded up. Without it each reservation that is
+    /// canceled a moment later would count as a unit.
+    rounded_up: (u32, u32),
+}
+
+/// Adds parts of a unit, of which this many are one, to units that are rounded up by a fraction of one, in 2^32ths.
+fn add(units: &mut i64, rounded_up: &mut u32, more: i64, parts: u64) {
+    let fractions = (i128::from(more) << u32::BITS) / i128::from(parts.max(1));
+    let exact = (i128::from(*units) << u32::BITS) - i128::from(*rounded_up) + fractions;
+    let most = i128::from(MAX_UNITS) << u32::BITS;
+    let exact = exact.clamp(-most, most);
+    let whole = -(-exact >> u32::BITS);
+    *units = whole as i64;
+    *rounded_up = ((whole << u32::BITS) - exact) as u32;
 }
 
 /// Rows of this process.
@@ -71,11 +85,22 @@ impl Kept {
     }
 
     /// Adds what was consumed of a counter at `now`: units of this process, and those that other cells have reported.
-    pub fn add(&mut self, counter: CounterDigest, slot: Slot, (units, reported): (i64, i64), now: Timestamp) {
+    pub fn add(&mut self, counter: CounterDigest, slot: Slot, units: (i64, i64), now: Timestamp) {
+        self.add_parts(counter, slot, units, 1, now);
+    }
+
+    /// The same in parts of a unit, of which this many are one: refunds of buckets are. A row has whole units, rounded up.
+    pub fn add_parts(
+        &mut self,
+        counter: CounterDigest,
+        slot: Slot,
+        (units, reported): (i64, i64),
+        parts: u64,
+        now: Timestamp,
+    ) {
         let key = (counter, slot.start);
-        if !self.entries.contains_key(&key)
-            && !self.make_room(units.unsigned_abs().saturating_add(reported.unsigned_abs()))
-        {
+        let size = units.unsigned_abs().saturating_add(reported.unsigned_abs()) / parts.max(1);
+        if !self.entries.contains_key(&key) && !self.make_room(size) {
             return;
         }
         self.seq += 1;
@@ -92,14 +117,15 @@ impl Kept {
                 seq: 0,
             },
             written: 0,
+            rounded_up: (0, 0),
         });
         if entry.row.seq == entry.written {
             self.unwritten.push(key);
         }
-        let row = &mut entry.row;
+        let Entry { row, rounded_up, .. } = entry;
         row.seq = seq;
-        row.units = row.units.saturating_add(units).clamp(-MAX_UNITS, MAX_UNITS);
-        row.reported = row.reported.saturating_add(reported).clamp(-MAX_UNITS, MAX_UNITS);
+        add(&mut row.units, &mut rounded_up.0, units, parts);
+        add(&mut row.reported, &mut rounded_up.1, reported, parts);
         row.last_at = row.last_at.max(now);
         row.expires = row.expires.max(slot.expires);
     }

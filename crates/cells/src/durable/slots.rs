@@ -11,6 +11,8 @@ const SLOTS: u64 = 16;
 const MIN_SLOT: TimeDelta = TimeDelta::from_secs(1);
 /// Limits that recover sooner are not kept: they have recovered before anything is read back.
 const MIN_RECOVERY: TimeDelta = TimeDelta::from_secs(10);
+/// Resets of a counter in one slot that are believed.
+const MAX_RESETS: u64 = 8;
 
 /// A slot of time of one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,12 @@ pub fn used_after(limit: &Limit, slots: &[(Timestamp, i64)], now: Timestamp, sta
     }
     let left = limit.step(&mut state, now + phase, Cost::PEEK).remaining;
     limit.capacity().saturating_sub(left)
+}
+
+/// Returns whether a slot may have these units: a reset refunds what a counter holds, and few are made in one slot. Earlier
+/// releases wrote refunds in parts of a unit as if they were units; what else such a slot had is unknown.
+pub(super) fn is_plausible(limit: &Limit, units: i64) -> bool {
+    units >= 0 || units.unsigned_abs() / MAX_RESETS <= limit.refill_cost()
 }
 
 /// Returns by how many units [`used_after`] may exceed the truth.

@@ -4,14 +4,16 @@
 //! No request waits for the database: rows are collected and written beside the traffic, and what was read back lies in
 //! memory. After a loss, the first charge of a counter costs a look at the store, and a debit if units are missing.
 
+mod collect;
+
 use super::CounterDigest;
 use super::canary::Canaries;
 use super::kept::{DurableRow, Kept};
 use super::marker::{MARKER, Marker};
 use super::saved::{Saved, SavedSlot, Slots};
-use super::slots::{inexact_units, is_kept, slot_of, used_after};
+use super::slots::{inexact_units, is_kept, is_plausible, used_after};
 use crate::late_record::record_if_kept;
-use crate::ledger::{Consumed, Ledger};
+use crate::ledger::Ledger;
 use crate::members::Members;
 use crate::stats::add;
 use arc_swap::ArcSwap;
@@ -141,22 +143,6 @@ impl<C: Clock> Durable<C> {
         self.scopes.store(Arc::new(ids.iter().copied().collect()));
     }
 
-    /// Moves what was consumed since the last call into the rows of this process.
-    pub fn collect(&self) {
-        let now = self.clock.now();
-        let (taken, reported) = (self.taken.drain(), self.reported.drain());
-        let mut kept = self.kept();
-        let all = taken.iter().map(|consumed| (consumed, (consumed.units, 0)));
-        for (consumed, units) in all.chain(reported.iter().map(|consumed| (consumed, (0, consumed.units)))) {
-            let Consumed { counter, values, .. } = consumed;
-            let parts = values.parts();
-            let key = CounterKey { scope: &counter.scope, parts: &parts };
-            let slot = slot_of(&counter.limit, now, key.stable_hash());
-            kept.add(self.digest(&key), slot, units, now);
-        }
-        kept.forget(now);
-    }
-
     /// Returns up to `limit` rows to write.
     #[must_use]
     pub fn pending(&self, limit: usize) -> Vec<DurableRow> {
@@ -266,8 +252,11 @@ impl<C: Clock> Durable<C> {
     fn used_saved(&self, charge: &Charge<'_>, slots: &Slots, now: Timestamp) -> u64 {
         let hash = charge.key.stable_hash();
         let used = |units: fn(&SavedSlot) -> i64| {
-            let slots: SmallVec<[(Timestamp, i64); 4]> =
-                slots.iter().map(|slot| (slot.last_at, units(slot))).collect();
+            let slots: SmallVec<[(Timestamp, i64); 4]> = slots
+                .iter()
+                .map(|slot| (slot.last_at, units(slot)))
+                .filter(|(_, units)| is_plausible(charge.limit, *units))
+                .collect();
             used_after(charge.limit, &slots, now, hash)
         };
         match (charge.key.scope.region_mode(), self.peers) {

@@ -103,6 +103,7 @@ pub async fn run_links<S: CounterStore, C: Clock + Clone>(
             tracing::warn!(%error, "link to the cell at {host}:{port} failed; trying again");
         }
         links.close(peer);
+        store.members().on_unlinked(peer);
         pause = if started.elapsed() > MAX_PAUSE {
             Duration::from_millis(50)
         } else {

@@ -143,6 +143,11 @@ async fn requests<S: CounterStore + 'static, C: Clock + Clone + 'static>(
             let Some((id, message)) = next.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))? else {
                 return Ok(());
             };
+            // Its replacement has been reached since.
+            if matches!(message, Message::Batch(_)) && store.members().has_other_process(&from, store.now()) {
+                tracing::warn!(cell = from.cell, "the link of a cell was closed: {OTHER_PROCESS}");
+                return Err(io::Error::other(OTHER_PROCESS));
+            }
             let Ok(slot) = Arc::clone(&running).acquire_owned().await else { return Ok(()) };
             let (store, from, replies) = (Arc::clone(&store), Arc::clone(&from), replies.clone());
             tokio::spawn(async move {
@@ -158,6 +163,10 @@ async fn requests<S: CounterStore + 'static, C: Clock + Clone + 'static>(
     }
 }
 
+/// Why one of two processes with one name is refused.
+const OTHER_PROCESS: &str = "another process has the same --region and --cell-url, and answers; end one of the two, or give \
+                             each its own --cell-url";
+
 /// Returns why a cell is refused.
 fn refusal<S: CounterStore, C: Clock + Clone>(
     store: &LinkedStore<S, C>,
@@ -172,6 +181,9 @@ fn refusal<S: CounterStore, C: Clock + Clone>(
     }
     if from.cell == own.cell {
         return Some(format!("two cells have the name `{}`", own.cell));
+    }
+    if store.members().has_other_process(from, store.now()) {
+        return Some(OTHER_PROCESS.to_owned());
     }
     if is_same_part(own, from) {
         return Some(SAME_PART.to_owned());

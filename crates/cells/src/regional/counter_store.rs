@@ -86,9 +86,12 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
         let mut errors = Vec::new();
         if !here.is_empty() {
             let own = part(&here);
+            let refunds = own.iter().filter(|charge| charge.cost.is_refund() && is_exchanged(charge));
+            let _locked = self.locks.lock(refunds.map(|charge| charge.key.id())).await;
+            let reported = self.as_far_as_held(&own).await;
             let result = self.debit_own(&own).await;
             if !self.outboxes.is_empty() {
-                self.ledger.record_debited(&own, &result, is_exchanged);
+                self.ledger.record_debited(&reported, &result, is_exchanged);
                 if result.is_ok() {
                     self.shorten_overdrafts(own.iter());
                 }
@@ -217,6 +220,22 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             self.record(charges, outcomes);
         }
         is_charged
+    }
+
+    /// Returns debits as other cells are to apply them: no more than this cell's own states can be debited. A settlement may be
+    /// far beyond a limit, and would deny callers for longer elsewhere than here.
+    async fn as_far_as_held<'c>(&self, charges: &[Charge<'c>]) -> Charges<'c> {
+        let mut charges: Charges<'c> = charges.iter().copied().collect();
+        for charge in &mut charges {
+            if charge.cost.units() > charge.limit.capacity()
+                && !charge.cost.is_refund()
+                && is_exchanged(charge)
+                && let Ok(room) = self.room(charge).await
+            {
+                charge.cost = Cost::new(charge.cost.units().min(room));
+            }
+        }
+        charges
     }
 
     /// Returns the pseudonyms of each charge's secrets.

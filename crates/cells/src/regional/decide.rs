@@ -81,11 +81,20 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let mut denied = None;
         for (at, charge) in charges.iter().enumerate().filter(|(_, charge)| is_shared_bucket(charge)) {
             let id = charge.key.id();
-            let Some((full_at, time)) = self.overdrafts.get(id).zip(BucketTime::of(charge)) else { continue };
+            if self.overdrafts.get(id).is_none() {
+                continue;
+            }
+            let _locked = self.locks.lock(std::iter::once(id)).await;
+            let Some((known, time)) = self.overdrafts.get(id).zip(BucketTime::of(charge)) else { continue };
             let now = self.clock.now();
-            let ahead = full_at.since(now);
+            // It has ended: what the state owes came after it.
+            if known.full_at <= now {
+                self.overdrafts.remove(id);
+                continue;
+            }
+            let ahead = known.ahead(&time, now);
             if time.is_held(ahead) {
-                let owed = time.settling(ahead, self.room(charge).await.map_err(unkept)?);
+                let owed = time.settling(ahead, self.room(charge).await.map_err(unkept)?, 0);
                 if self.overdrafts.remove(id) && !owed.is_peek() {
                     let debit = [Charge { cost: owed, ..*charge }];
                     keep_late(self.own.debit_reported(&debit).await)?;
@@ -94,7 +103,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 && is_exchanged(charge)
                 && !charge.cost.is_refund()
             {
-                denied.get_or_insert((at, denial(charge, &time, full_at, now)));
+                denied.get_or_insert((at, denial(charge, &time, &known, now)));
             }
         }
         let Some((at, outcome)) = denied else { return Ok(None) };
@@ -111,10 +120,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let now = self.clock.now();
         for (charge, outcome) in charges.iter().zip(&mut outcomes.per_charge) {
             if is_shared_bucket(charge)
-                && let Some(full_at) = self.overdrafts.get(charge.key.id())
-                && full_at > now
+                && let Some(known) = self.overdrafts.get(charge.key.id())
+                && known.full_at > now
             {
-                (outcome.remaining, outcome.reset_after) = (0, outcome.reset_after.max(full_at.since(now)));
+                let ahead = known.full_at.since(now);
+                (outcome.remaining, outcome.reset_after) = (0, outcome.reset_after.max(ahead));
             }
         }
     }
@@ -129,7 +139,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             if units >= charge.limit.refill_cost() {
                 self.overdrafts.remove(id);
             } else if let Some(time) = BucketTime::of(charge) {
-                self.overdrafts.shorten(id, time.time(units));
+                self.overdrafts.shorten(id, &time, time.time(units));
             }
         }
     }

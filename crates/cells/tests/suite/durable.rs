@@ -317,3 +317,53 @@ fn a_reset_of_an_overdrawn_counter_stays() {
     next.durable().expect("a record").install(table.saved(), ReadBack::Loss);
     assert_eq!(charge(&next, &limit, "a", Cost::PEEK), 1_000);
 }
+
+/// Without it one canceled reservation erases a bucket's record: the next restart gives the whole limit again.
+#[test]
+fn a_refund_in_parts_of_a_unit_is_kept_in_units() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
+    let rate = Rate::per(1_000, TimeDelta::from_secs(86_400));
+    let limit = LimitSpec::new(Algorithm::Gcra, rate).build().expect("a limit");
+    let (one, mut table) = (node(&counters(&clock), "one", &clock), Table::default());
+    let scope = Scope::new("d|api_key|fixed_window|1mo").with_durable(true);
+    let parts = [KeyPart::Secret("a")];
+    assert_eq!(charge(&one, &limit, "a", Cost::new(900)), 100);
+    for _ in 0..50 {
+        let taken = tollgate_core::Clock::now(&*clock);
+        assert_eq!(charge(&one, &limit, "a", Cost::new(50)), 50);
+        clock.advance(TimeDelta::from_millis(3));
+        let (finer, cost) =
+            limit.refund(50, 50, taken, tollgate_core::Clock::now(&*clock)).expect("a refund");
+        assert!(finer.parts_of_unit() > 1, "time has restored a part of a unit");
+        let refund = Charge::new(CounterKey { scope: &scope, parts: &parts }, &finer, cost);
+        pollster::block_on(one.debit(&[refund])).expect("refunded");
+        write(&mut table, 0, &one);
+    }
+    assert_eq!(table.saved().iter().map(|slot| slot.own).sum::<i64>(), 901);
+    assert_eq!(charge(&one, &limit, "a", Cost::PEEK), 100);
+    let next = node(&counters(&clock), "two", &clock);
+    next.durable().expect("a record").install(table.saved(), ReadBack::Loss);
+    assert_eq!(charge(&next, &limit, "a", Cost::PEEK), 99, "rounded up");
+}
+
+/// Without it what an earlier release has written of a canceled reservation erases what was consumed before it.
+#[test]
+fn a_slot_with_more_refunds_than_a_counter_holds_is_not_believed() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
+    let rate = Rate::per(1_000, TimeDelta::from_secs(86_400));
+    let limit = LimitSpec::new(Algorithm::Gcra, rate).build().expect("a limit");
+    let (one, mut table) = (node(&counters(&clock), "one", &clock), Table::default());
+    assert_eq!(charge(&one, &limit, "a", Cost::new(900)), 100);
+    write(&mut table, 0, &one);
+    let mut saved = table.saved();
+    let wrong = SavedSlot {
+        slot: saved[0].slot + TimeDelta::from_secs(1),
+        own: -4_319_979_324,
+        all: -4_319_979_324,
+        ..saved[0]
+    };
+    saved.push(wrong);
+    let next = node(&counters(&clock), "two", &clock);
+    next.durable().expect("a record").install(saved, ReadBack::Loss);
+    assert_eq!(charge(&next, &limit, "a", Cost::PEEK), 100);
+}

@@ -350,3 +350,25 @@ fn what_was_consumed_by_the_share_counts_until_the_shifted_window_ends() {
     }
     assert!(still_counts > 0 && ended > 0, "{still_counts} {ended}");
 }
+
+/// Without it what is reserved and canceled while a peer is silent is debited there once it answers.
+#[test]
+fn a_refund_in_parts_of_a_unit_undoes_what_a_silent_peer_was_not_told() {
+    let limit = LimitSpec::new(Algorithm::Gcra, Rate::per(900, TimeDelta::from_secs(3_600)));
+    let counter =
+        Arc::new(SentCounter { scope: Scope::new("api|caller"), limit: limit.build().expect("valid") });
+    let (mut now, values) = (Timestamp::from_secs(1_700_000_000), KeyValues::new(&[KeyPart::Text("a")]));
+    let mut outbox = Outbox::new(100, now);
+    for _ in 0..8 {
+        let taken = now;
+        now = now + TimeDelta::from_millis(300);
+        let (finer, cost) = counter.limit.refund(300, 300, taken, now).expect("a refund");
+        let finer = Arc::new(SentCounter { scope: counter.scope.clone(), limit: finer });
+        let units = -i64::try_from(cost.units()).expect("units");
+        let refunded = Consumed { counter: finer, values: values.clone(), units };
+        let reserved = Consumed { counter: Arc::clone(&counter), values: values.clone(), units: 300 };
+        outbox.add(&[refunded, reserved], true, now);
+    }
+    let units: i64 = outbox.next_batch(now).entries.iter().map(|entry| entry.units).sum();
+    assert!((0..=1).contains(&units), "{units}");
+}

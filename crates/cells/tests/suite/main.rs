@@ -7,6 +7,8 @@ mod late;
 mod late_charges;
 mod messages;
 mod no_link;
+mod overdrafts;
 mod refunds;
 mod regional;
+mod same_name;
 mod slow_store;

@@ -11,16 +11,16 @@ use tollgate_core::{
 };
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
 
-type Cell = RegionalStore<MemoryStore<Arc<ManualClock>>, NoLink, Arc<ManualClock>>;
+pub(crate) type Cell = RegionalStore<MemoryStore<Arc<ManualClock>>, NoLink, Arc<ManualClock>>;
 
 /// Three cells that share one counter.
-struct Three {
-    clock: Arc<ManualClock>,
-    cells: Vec<Cell>,
-    counter: SentCounter,
+pub(crate) struct Three {
+    pub(crate) clock: Arc<ManualClock>,
+    pub(crate) cells: Vec<Cell>,
+    pub(crate) counter: SentCounter,
 }
 
-const CELLS: usize = 3;
+pub(crate) const CELLS: usize = 3;
 
 /// Returns the cell that is this peer of another.
 fn cell_of(own: usize, peer: usize) -> usize {
@@ -28,7 +28,7 @@ fn cell_of(own: usize, peer: usize) -> usize {
 }
 
 impl Three {
-    fn start(limit: Limit) -> Self {
+    pub(crate) fn start(limit: Limit) -> Self {
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
         let cell = |own: usize| {
             let store = MemoryStore::new(&MemoryConfig::with_bytes(64 << 20), Arc::clone(&clock));
@@ -51,7 +51,7 @@ impl Three {
     }
 
     /// Ends a tick: sends each cell's consumption to the others, as bytes.
-    fn exchange(&self) {
+    pub(crate) fn exchange(&self) {
         self.cells.iter().for_each(Cell::tick);
         for (own, cell) in self.cells.iter().enumerate() {
             for peer in 0..CELLS - 1 {
@@ -67,7 +67,7 @@ impl Three {
         self.cells.iter().for_each(Cell::tick);
     }
 
-    fn charged(&self, cell: usize, cost: Cost) -> Outcome {
+    pub(crate) fn charged(&self, cell: usize, cost: Cost) -> Outcome {
         let parts = [KeyPart::Text("a")];
         let key = CounterKey { scope: &self.counter.scope, parts: &parts };
         let charges = [Charge::new(key, &self.counter.limit, cost)];
@@ -80,16 +80,16 @@ impl Three {
         outcome
     }
 
-    fn admits(&self, cell: usize, units: u64) -> bool {
+    pub(crate) fn admits(&self, cell: usize, units: u64) -> bool {
         self.charged(cell, Cost::new(units)).verdict.is_allowed()
     }
 
-    fn left(&self, cell: usize) -> u64 {
+    pub(crate) fn left(&self, cell: usize) -> u64 {
         self.charged(cell, Cost::PEEK).remaining
     }
 
     /// Cancels a reservation of units that were taken at `taken`.
-    fn cancel(&self, cell: usize, units: u64, taken: Timestamp) {
+    pub(crate) fn cancel(&self, cell: usize, units: u64, taken: Timestamp) {
         let parts = [KeyPart::Text("a")];
         let key = CounterKey { scope: &self.counter.scope, parts: &parts };
         let refund = self.counter.limit.refund(units, units, taken, self.cells[cell].now());
@@ -97,7 +97,7 @@ impl Three {
         block_on(self.cells[cell].debit(&[Charge::new(key, &limit, cost)])).expect("refunded");
     }
 
-    fn batch(&self, entries: &[(u32, i64)], counters: Vec<SentCounter>) -> Message {
+    pub(crate) fn batch(&self, entries: &[(u32, i64)], counters: Vec<SentCounter>) -> Message {
         let values = KeyValues::new(&[KeyPart::Text("a")]);
         let entry = |(counter, units): &(u32, i64)| BatchEntry {
             counter: *counter,
@@ -110,7 +110,7 @@ impl Three {
     }
 }
 
-fn limit(algorithm: Algorithm, count: u64, secs: u64) -> Limit {
+pub(crate) fn limit(algorithm: Algorithm, count: u64, secs: u64) -> Limit {
     LimitSpec::new(algorithm, Rate::per(count, TimeDelta::from_secs(secs))).build().expect("valid")
 }
 

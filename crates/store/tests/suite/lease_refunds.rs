@@ -91,7 +91,7 @@ impl Fleet {
         let refund = self.limit.refund(request.units, unused, request.taken_at, self.clock.now());
         if let Some((limit, cost)) = refund {
             self.with_charge(&limit, cost, |charges| {
-                block_on(self.nodes[node].debit(charges)).expect("it answers")
+                block_on(self.nodes[node].debit(charges)).expect("it answers");
             });
         }
     }

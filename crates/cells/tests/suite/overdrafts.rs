@@ -1,0 +1,157 @@
+//! What cells have consumed beyond a counter's state: it is neither lost nor taken for more, whatever comes between.
+
+use crate::no_link::NoLink;
+use crate::refunds::{CELLS, Three, limit};
+use futures_util::future::join;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use tollgate_cells::message::{Batch, BatchEntry, Message};
+use tollgate_cells::{CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCounter};
+use tollgate_core::conformance::block_on;
+use tollgate_core::{
+    Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, KeyPart, ManualClock, Outcomes, Permit, Scope,
+    StoreError, TimeDelta, Timestamp,
+};
+use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
+
+/// A store that answers later: every request waits once.
+struct Later(MemoryStore<Arc<ManualClock>>);
+
+/// Waits until it is polled again.
+async fn wait() {
+    let mut is_later = false;
+    poll_fn(|context| match std::mem::replace(&mut is_later, true) {
+        true => Poll::Ready(()),
+        false => {
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await;
+}
+
+impl CounterStore for Later {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        wait().await;
+        self.0.charge(charges).await
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        wait().await;
+        self.0.debit(charges).await
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.0.release(permits).await
+    }
+}
+
+type Cell = RegionalStore<Later, NoLink, Arc<ManualClock>>;
+
+fn cell(own: &str, clock: &Arc<ManualClock>) -> Cell {
+    let peers = ["a", "b", "c"].into_iter().filter(|name| *name != own);
+    let peers = peers.map(|name| PeerConfig::new(name, name)).collect();
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(64 << 20), Arc::clone(clock)).expect("a store");
+    let members = Arc::new(Members::new(CellConfig::new(own, own, peers), 1, Clock::now(&**clock)));
+    let names = Pseudonyms::new(b"a secret of all cells");
+    Cell::new(Later(store), members, NoLink, names, Arc::clone(clock), LeaseConfig::default())
+}
+
+/// Without it reports of two cells that arrive together are cut to what the counter had room for before both, and what the
+/// cells refund later is taken off what this cell and others have consumed.
+#[test]
+fn reports_that_arrive_together_are_counted_in_full() {
+    for algorithm in [Algorithm::Gcra, Algorithm::FixedWindow, Algorithm::SlidingLog] {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
+        let [a, b, c] = ["a", "b", "c"].map(|name| cell(name, &clock));
+        let counter = SentCounter { scope: Scope::new("api|caller"), limit: limit(algorithm, 1_000, 86_400) };
+        let parts = [KeyPart::Text("a")];
+        let key = CounterKey { scope: &counter.scope, parts: &parts };
+        block_on(c.debit(&[Charge::new(key, &counter.limit, Cost::new(1_000))])).expect("debited");
+        let batch = |sequence: u64, units: i64| {
+            let entries = vec![BatchEntry { counter: 0, values: KeyValues::new(&parts), units }];
+            let counters = vec![counter.clone()];
+            Message::Batch(Arc::new(Batch { sequence, counters, entries, ..Batch::default() }))
+        };
+        let (from_a, from_b) = (a.hello(), b.hello());
+        for (sequence, units) in [(1, 1_000), (2, -1_000)] {
+            let both =
+                join(c.handle(&from_a, batch(sequence, units)), c.handle(&from_b, batch(sequence, units)));
+            let (one, other) = block_on(both);
+            assert!(matches!((&one, &other), (Message::Done(_), Message::Done(_))), "{one:?} {other:?}");
+        }
+        // What this cell has consumed is left.
+        let peek = [Charge::new(key, &counter.limit, Cost::PEEK)];
+        let _ = block_on(c.charge(&peek)).expect("decided");
+        let left = block_on(c.own().charge(&peek)).expect("decided").per_charge[0].remaining;
+        assert_eq!(left, 0, "{algorithm:?}");
+    }
+}
+
+/// Three cells whose bucket of this many a second all have used at once.
+fn overdrawn(count: u64, secs: u64) -> Three {
+    let three = Three::start(limit(Algorithm::Gcra, count, secs));
+    assert!((0..CELLS).all(|cell| three.admits(cell, count)));
+    three.exchange();
+    assert!((0..CELLS).all(|cell| !three.admits(cell, 1)));
+    three
+}
+
+/// Without it what a cell reports in the moment after an overdraft has ended is refunded with it.
+#[test]
+fn an_overdraft_that_has_ended_takes_nothing_with_it() {
+    let three = overdrawn(1_000, 1);
+    three.clock.advance(TimeDelta::from_millis(3_000));
+    let report = three.batch(&[(0, 900)], vec![three.counter.clone()]);
+    let answer = block_on(three.cells[0].handle(&three.cells[1].hello(), report));
+    assert!(matches!(answer, Message::Done(_)), "{answer:?}");
+    let parts = [KeyPart::Text("a")];
+    let key = CounterKey { scope: &three.counter.scope, parts: &parts };
+    let peek = [Charge::new(key, &three.counter.limit, Cost::PEEK)];
+    let _ = three.left(0);
+    let left = block_on(three.cells[0].own().charge(&peek)).expect("decided").per_charge[0].remaining;
+    assert_eq!(left, 100);
+}
+
+/// Without it callers that have used up a small limit stay locked out for days after it is raised.
+#[test]
+fn an_overdraft_is_a_number_of_units_to_a_larger_limit() {
+    let mut three = overdrawn(10, 86_400);
+    three.counter.limit = limit(Algorithm::Gcra, 1_000, 86_400);
+    for cell in 0..CELLS {
+        let left = three.left(cell);
+        assert!((968..=970).contains(&left), "{left}");
+        assert!(three.admits(cell, 900));
+    }
+}
+
+/// Without it an overdraft of a limit that recovers within seconds erases what is used of a day's.
+#[test]
+fn an_overdraft_is_a_number_of_units_to_a_slower_limit() {
+    let mut three = overdrawn(100, 1);
+    three.counter.limit = limit(Algorithm::Gcra, 100, 86_400);
+    // Two hundred are owed, which is what a state can represent.
+    three.clock.advance(TimeDelta::from_millis(1_000));
+    assert!(!three.admits(0, 1));
+    three.clock.advance(TimeDelta::from_secs(60));
+    assert_eq!(three.left(0), 0);
+    assert!(!three.admits(0, 1));
+}
+
+/// Without it a settlement far beyond a limit denies callers for days at the other cells, and for one at its own.
+#[test]
+fn a_settlement_far_beyond_the_limit_is_reported_as_far_as_it_counts_here() {
+    for algorithm in [Algorithm::Gcra, Algorithm::FixedWindow] {
+        let three = Three::start(limit(algorithm, 1_000, 86_400));
+        assert!(three.admits(0, 600));
+        three.exchange();
+        let parts = [KeyPart::Text("a")];
+        let key = CounterKey { scope: &three.counter.scope, parts: &parts };
+        let settled = Charge::new(key, &three.counter.limit, Cost::new(1_000_000_000_000_000));
+        block_on(three.cells[0].debit(&[settled])).expect("debited");
+        three.exchange();
+        let reset = |cell: usize| three.charged(cell, Cost::PEEK).reset_after;
+        assert!(three.left(1) == 0 && reset(1) <= reset(0) && reset(2) <= reset(0), "{algorithm:?}");
+    }
+}
