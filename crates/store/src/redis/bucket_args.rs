@@ -42,7 +42,7 @@ impl BucketArgs {
     }
 
     /// Returns the argument that charges 1 µs of a second to a bucket named 000, in the first bundle, without a short form and
-    /// by the server's time: it expires within a moment.
+    /// by the server's time: it expires within seconds.
     pub(super) fn probe() -> Vec<u8> {
         let mut probe = Self::default();
         let (capacity, max_ahead) = (1_000_000, 2_000_000);

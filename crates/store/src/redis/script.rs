@@ -48,7 +48,7 @@ impl Scripts {
         Self {
             buckets: Lua::new(concat!(
                 include_str!("lua/one_bucket.lua"),
-                include_str!("lua/four_buckets.lua"),
+                include_str!("lua/few_buckets.lua"),
                 // A function, because every definition costs each call: only the general steps call it.
                 "local function scale()\n",
                 include_str!("lua/scale.lua"),

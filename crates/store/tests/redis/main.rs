@@ -5,6 +5,7 @@ mod conformance;
 mod damaged;
 mod data_loss;
 mod differential;
+mod expiry;
 mod faults;
 mod flood;
 mod late;

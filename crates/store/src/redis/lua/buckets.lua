@@ -1,6 +1,7 @@
 -- Every other request of nothing but buckets: see `one_bucket.lua`.
 local byte, rep = string.byte, string.rep
-local kept = { value }
+-- Tables are made at their usual size: one that grows costs more than what it holds.
+local kept = { value, 0, '' }
 if keys[2] then
   kept = call('MGET', unpack(keys))
   for b = 1, #keys do
@@ -12,7 +13,7 @@ if keys[2] then
 end
 
 -- The lists as they are decoded: how many buckets, the pattern, the form, then four numbers for each.
-local limits = {}
+local limits = { false, false }
 at = 10
 for l = 1, lists do
   n = byte(ask, at)
@@ -22,7 +23,9 @@ for l = 1, lists do
 end
 local requests = { byte(ask, at, #ask) }
 
-local answers, values, ends, which, list, size = '', {}, {}, 0, nil, 0
+-- Of each bundle: its new value, the latest of its TATs, and the latest before, 0 if its expiry is to be set.
+local values, ends, begins = { false, false }, { false, false }, { false, false }
+local answers, which, list, size = '', 0, nil, 0
 local convert, expand, expand_window
 for r = 1, #requests, 2 do
   local b = requests[r]
@@ -33,7 +36,7 @@ for r = 1, #requests, 2 do
     size = shift < 0 and 20 or #form + 14 * n
   end
   value = values[b] or kept[b]
-  local decided, refused, latest, after = false, false, now, nil
+  local decided, refused, before, latest, after = false, false, 0, now, nil
   if value and #value ~= size then
     -- Another state than these limits write.
   elseif n == 1 then
@@ -48,7 +51,7 @@ for r = 1, #requests, 2 do
       refused = latest > most
       decided = refused or latest < 2600000000000000
       if not refused and decided then
-        after = text(form, latest + shift)
+        before, after = value and tat or 0, text(form, latest + shift)
       end
     end
   else
@@ -68,6 +71,7 @@ for r = 1, #requests, 2 do
           decided, refused = false, false
           break
         end
+        before = value and tat > before and tat or before
         tat = (tat > now and tat or now) + list[j]
         refused = refused or tat > most
         latest = tat > latest and tat or latest
@@ -108,7 +112,7 @@ for r = 1, #requests, 2 do
         heads[#heads + 1], tails[#tails + 1] = head, tail
       end
     end
-    value, latest = value or '', now
+    value, before, latest = value or '', 0, now
     local alone = 0
     if kept[b] == '' then
       damaged('an empty text')
@@ -238,13 +242,20 @@ for r = 1, #requests, 2 do
 
   answers = answers .. (refused and '0' or '1')
   if after then
-    values[b], ends[b] = after, latest
+    values[b], ends[b], begins[b] = after, latest, begins[b] or before
   end
 end
 
 for b = 1, #keys do
-  if ends[b] then
-    call('SET', keys[b], values[b], 'PX', text('%d', (ends[b] - now) * grow + spare))
+  local latest = ends[b]
+  if latest then
+    local into = latest % 8388608
+    if into >= latest - begins[b] then
+      -- In the same span as before.
+      call('SET', keys[b], values[b], 'KEEPTTL')
+    else
+      call('SET', keys[b], values[b], 'PX', text('%d', (latest - into + 8388608 - now) * grow + spare))
+    end
   end
 end
 kept[#keys + 1] = now

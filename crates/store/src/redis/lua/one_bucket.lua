@@ -12,6 +12,10 @@
 --                         ahead it may be, as limits of the same counter differ in it: such a state is the next instant; -1.6e15
 --                         in the short form of `scale.lua`; else 0), and how far ahead it may be, at least its capacity
 -- Answers like `charge.lua`.
+--
+-- A key with buckets lives until the end of the span of 2^23 microseconds (8.4 s) in which the latest of their TATs lies, and
+-- longer by chance, so that the keys of a span do not all expire at once. A charge within that span leaves the expiry as it is:
+-- to set it costs as much as the rest of a write. All scripts that write buckets keep to it.
 local decode, match, text, call = struct.unpack, string.match, string.format, redis.call
 local ask, keys = ARGV[1], KEYS
 local now, lists, n, pattern, form, cost, capacity, shift, at = decode('<dBBssddd', ask)
@@ -22,9 +26,9 @@ if now < 0 then
 else
   fresh = 600000
 end
--- Milliseconds that a key lives for each microsecond of its states, and in addition.
+-- Milliseconds that a key lives for each microsecond until the end of its span, and in addition.
 local part = now % 1000 / 1000
-local grow, spare = (1 + part / 16) / 1000, 100 * part + fresh + 1
+local grow, spare = (1 + part / 16) / 1000, 8389 * part + fresh + 1
 
 -- `is_alone`: the call has but one request.
 local value, is_alone
@@ -44,7 +48,18 @@ if not keys[2] then
           return { value, now, '0' }
         end
       elseif next < 2600000000000000 then
-        call('SET', keys[1], text(form, next + shift), 'PX', text('%d', (next - now) * grow + spare))
+        local into = next % 8388608
+        if value and into >= next - tat then
+          -- In the same span as before.
+          if shift < 0 then
+            call('INCRBY', keys[1], text('%d', tat - next))
+          else
+            call('SET', keys[1], text(form, next + shift), 'KEEPTTL')
+          end
+        else
+          local life = text('%d', (next - into + 8388608 - now) * grow + spare)
+          call('SET', keys[1], text(form, next + shift), 'PX', life)
+        end
         return { value, now, '1' }
       end
     end

@@ -111,16 +111,22 @@ if is_short == 1 and now < 4000000000000000 then
         if state > before then
           call('INCRBY', KEYS[c], state - before == 1 and '1' or text('%d', state - before))
         end
-      elseif state > 0 and state ~= before then
-        local life = ((window and window[4] or state) - now) / 1000
-        life = life + (life / 16 + 100) * part + fresh
-        local value
-        if window then
-          value = window[1] .. text('%0' .. 18 - window[2] .. 'd', state)
-        else
-          value = text('%s%015d', shorts[c], state - 1600000000000000)
+      elseif window then
+        if state > 0 then
+          local value = window[1] .. text('%0' .. 18 - window[2] .. 'd', state)
+          local life = (window[4] - now) / 1000
+          call('SET', KEYS[c], value, 'PX', text('%d', life + (life / 16 + 100) * part + fresh + 1))
         end
-        call('SET', KEYS[c], value, 'PX', life - life % 1 + 1)
+      elseif state ~= before then
+        local into = state % 8388608
+        if into >= state - before then
+          -- In the same span as before: see `one_bucket.lua`.
+          call('INCRBY', KEYS[c], text('%d', before - state))
+        else
+          local value = text('%s%015d', shorts[c], state - 1600000000000000)
+          local life = (state - into + 8388608 - now) / 1000
+          call('SET', KEYS[c], value, 'PX', text('%d', life + (life / 16 + 8389) * part + fresh + 1))
+        end
       end
     end
     kept[#KEYS + 1] = now

@@ -21,16 +21,12 @@ if now < 1600000000000000 or now >= 4000000000000000 then
   return { now, 'general' }
 end
 local kept = call('MGET', unpack(keys))
-for b = 1, #keys do
-  if not kept[b] then
-    -- MGET says nothing of a key of another type, which a write would replace; GET fails on it.
-    call('GET', keys[b])
-  end
-end
 
--- Of each limit: how many counters, its window (false: buckets), its short form, and the new state of each counter; that of a
--- window that goes on is what it grows by, as a negative number, and false if nothing changes.
+-- Of each limit: how many counters, its window (false: buckets), its short form, and the new state of each counter. Of a counter
+-- whose expiry stays it is what its number changes by, as text; false if nothing changes.
 local limits, first = {}, 0
+-- The same texts by number: most counters change alike.
+local changes = {}
 while place <= #ask do
   local n, op, short, b, d, f
   n, op, short, b, d, f, place = decode('<HBsddd', ask, place)
@@ -47,6 +43,9 @@ while place <= #ask do
           return { now, 'general' }
         end
         state = state + 1600000000000000
+      else
+        -- MGET says nothing of a key of another type, which a write would replace; GET fails on it.
+        call('GET', keys[first + i])
       end
       local base = state > now and state or now
       local next = base + states[i]
@@ -56,7 +55,20 @@ while place <= #ask do
       if state > furthest or next >= 2600000000000000 then
         return { now, 'general' }
       end
-      states[i] = next ~= state and next
+      local change = state - next
+      if change == 0 then
+        states[i] = false
+      elseif next % 8388608 < -change then
+        states[i] = next
+      else
+        -- In the same span as before: see `one_bucket.lua`.
+        local shown = changes[change]
+        if not shown then
+          shown = text('%d', change)
+          changes[change] = shown
+        end
+        states[i] = shown
+      end
     end
   else
     local start = now - now % d
@@ -65,17 +77,17 @@ while place <= #ask do
     window = { head, '%0' .. 18 - digits .. 'd', start + d }
     for i = 1, n do
       local value, state, is_new = kept[first + i], 0, true
-      if value then
-        if #value == 18 and sub(value, 1, digits) == head then
-          state, is_new = number(sub(value, digits + 1)), false
-        elseif #value ~= 18 or string.find(value, '%D') or sub(value, 1, 2) ~= sub(short, 1, 2)
-          or number(sub(value, 3, digits)) > number(sub(head, 3)) then
-          -- Another counter's, or ahead: a clock went back.
-          state = nil
-        end
+      if not value then
+        call('GET', keys[first + i])
+      elseif #value == 18 and sub(value, 1, digits) == head then
+        state, is_new = number(sub(value, digits + 1)), false
         if not state or state % 1 ~= 0 then
           return { now, 'general' }
         end
+      elseif #value ~= 18 or string.find(value, '%D') or sub(value, 1, 2) ~= sub(short, 1, 2)
+        or number(sub(value, 3, digits)) > number(sub(head, 3)) then
+        -- Another counter's, or ahead: a clock went back.
+        return { now, 'general' }
       end
       local next = state + states[i]
       if next > f then
@@ -84,7 +96,20 @@ while place <= #ask do
       if next >= below then
         return { now, 'general' }
       end
-      states[i] = next > state and (is_new and next or state - next)
+      local change = next - state
+      if change <= 0 then
+        states[i] = false
+      elseif is_new then
+        states[i] = next
+      else
+        -- Its window goes on, and so does its expiry.
+        local shown = changes[change]
+        if not shown then
+          shown = text('%d', change)
+          changes[change] = shown
+        end
+        states[i] = shown
+      end
     end
   end
   limits[#limits + 1] = { n, window, short, states }
@@ -98,34 +123,26 @@ for l = 1, #limits do
   local life
   if window then
     life = (window[3] - now) / 1000
-    life = life + (life / 16 + 100) * part + fresh
-    life = text('%d', life - life % 1 + 1)
+    life = text('%d', life + (life / 16 + 100) * part + fresh + 1)
   end
   for i = 1, n do
     local state = states[i]
     c = c + 1
     if not state then
       -- Nothing changes.
-    elseif not window then
-      local life = (state - now) / 1000
-      life = life + (life / 16 + 100) * part + fresh
-      -- Up to an eighth longer, so that many lives are the same text.
-      local step = 128
-      while step * 32 < life do
-        step = step * 4
-      end
-      life = life - life % step + step
-      local shown = lives[life]
+    elseif type(state) == 'string' then
+      call('INCRBY', keys[c], state)
+    elseif window then
+      call('SET', keys[c], window[1] .. text(window[2], state), 'PX', life)
+    else
+      local last = state - state % 8388608 + 8388608
+      local shown = lives[last]
       if not shown then
-        shown = text('%d', life)
-        lives[life] = shown
+        shown = (last - now) / 1000
+        shown = text('%d', shown + (shown / 16 + 8389) * part + fresh + 1)
+        lives[last] = shown
       end
       call('SET', keys[c], short .. text('%015d', state - 1600000000000000), 'PX', shown)
-    elseif state < 0 then
-      -- Its window goes on, and so does its expiry.
-      call('INCRBY', keys[c], state == -1 and '1' or text('%d', -state))
-    else
-      call('SET', keys[c], window[1] .. text(window[2], state), 'PX', life)
     end
   end
 end

@@ -1,5 +1,6 @@
 -- What every script ends with: each bundle that changed is written once, without what has expired, and lives as long
--- as the latest of its states does, and a little longer, by chance, so that a window's keys do not all expire at once.
+-- as the latest of its states does, and a little longer, by chance, so that a window's keys do not all expire at once. Buckets
+-- live to the end of their span, as `one_bucket.lua` has it.
 local function join(name, state)
   local kind = state[1]
   if kind == 'f' then
@@ -27,12 +28,16 @@ end
 
 for b in pairs(changed) do
   local found = entries[b]
-  local texts, n, latest, only = {}, 0, now, nil
+  local texts, n, latest, chance, only = {}, 0, now, 100, nil
   for name, state in pairs(found) do
     local kind = type(state)
     local expires = kind == 'string' and number(state:match('%d+')) or ends(state)
     if expires > now then
       n, only = n + 1, name
+      local letter = kind == 'string' and state:sub(1, 1) or kind == 'table' and state[1] or 'b'
+      if letter == 'b' or letter == 'f' then
+        expires, chance = expires - expires % 8388608 + 8388608, 8389
+      end
       if expires > latest then
         latest = expires
       end
@@ -63,6 +68,6 @@ for b in pairs(changed) do
     end
     value = value or table.concat(texts)
     local life = floor((latest - now) / 1000) + 1
-    redis.call('SET', KEYS[b], value, 'PX', life + fresh + floor((life / 16 + 100) * (now % 1000) / 1000))
+    redis.call('SET', KEYS[b], value, 'PX', life + fresh + floor((life / 16 + chance) * (now % 1000) / 1000))
   end
 end
