@@ -56,3 +56,30 @@ async fn a_batch_of_thousands_is_debited_once() {
     }
     assert_eq!(store.mismatches(), 0);
 }
+
+/// A damaged counter must fail before anything is written: the batch is sent again, and the others would be debited twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_counter_in_a_batch_changes_nothing() {
+    let server = Server::start(&[]);
+    let store = RedisStore::connect(patient(&server.url()));
+    for (scope, limit) in [counter(Algorithm::Gcra, 60), counter(Algorithm::FixedWindow, 3_600)] {
+        let _: () = server.command(&["FLUSHALL"]);
+        let parts: Vec<[KeyPart<'_>; 1]> = ["a", "b", "c"].iter().map(|name| [KeyPart::Text(name)]).collect();
+        let charge = |parts| Charge {
+            enforcement: Enforcement::Independent,
+            ..Charge::new(CounterKey { scope: &scope, parts }, &limit, Cost::ONE)
+        };
+        let charges: Vec<Charge<'_>> = parts.iter().map(|parts| charge(parts)).collect();
+        store.debit_reported(&charges).await.expect("a debit");
+        let mut keys: Vec<String> = server.command(&["KEYS", "tg1:*"]);
+        keys.sort();
+        let values = || keys.iter().map(|key| server.command(&["GET", key])).collect::<Vec<String>>();
+        // Still a number for Lua, but not for Redis.
+        let value = values().pop().expect("the last");
+        assert!(matches!(value.len(), 18 | 20), "{value} is in short form");
+        let _: () = server.command(&["SET", &keys[2], &format!("{}1e1", &value[..value.len() - 3])]);
+        let before = values();
+        assert!(store.debit_reported(&charges).await.is_err(), "{before:?}");
+        assert_eq!(values(), before);
+    }
+}

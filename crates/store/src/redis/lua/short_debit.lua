@@ -6,7 +6,7 @@
 -- in the order of their bundles: how many (uint16), the step (uint8), their short form as far as that never changes
 -- (zero-terminated), capacity, length of the window, and the maximum count or how far ahead a bucket may be (doubles), then the
 -- cost of each (doubles). Nobody reads what the bundles held before: returns the time, and a text, empty if they are debited.
-local decode, number, text, sub, rep = struct.unpack, tonumber, string.format, string.sub, string.rep
+local decode, match, text, sub, rep = struct.unpack, string.match, string.format, string.sub, string.rep
 local ask, keys, call = ARGV[1], KEYS, redis.call
 local now, place = decode('<d', ask)
 local fresh = 0
@@ -23,10 +23,8 @@ end
 local kept = call('MGET', unpack(keys))
 
 -- Of each limit: how many counters, its window (false: buckets), its short form, and the new state of each counter. Of a counter
--- whose expiry stays it is what its number changes by, as text; false if nothing changes.
+-- whose expiry stays it is what it grows by, as a negative number; false if nothing changes.
 local limits, first = {}, 0
--- The same texts by number: most counters change alike.
-local changes = {}
 while place <= #ask do
   local n, op, short, b, d, f
   n, op, short, b, d, f, place = decode('<HBsddd', ask, place)
@@ -34,12 +32,12 @@ while place <= #ask do
   place = states[n + 1]
   local window = false
   if op == 1 then
-    local most, furthest = now + b + b, now + f
+    local most, furthest, pattern = now + b + b, now + f, '^%' .. short .. '(%d+)$'
     for i = 1, n do
       local value, state = kept[first + i], 0
       if value then
-        state = #value == 20 and sub(value, 1, 5) == short and number(sub(value, 6))
-        if not state or state % 1 ~= 0 then
+        state = #value == 20 and match(value, pattern)
+        if not state then
           return { now, 'general' }
         end
         state = state + 1600000000000000
@@ -55,39 +53,30 @@ while place <= #ask do
       if state > furthest or next >= 2600000000000000 then
         return { now, 'general' }
       end
-      local change = state - next
-      if change == 0 then
-        states[i] = false
-      elseif next % 8388608 < -change then
-        states[i] = next
-      else
-        -- In the same span as before: see `one_bucket.lua`.
-        local shown = changes[change]
-        if not shown then
-          shown = text('%d', change)
-          changes[change] = shown
-        end
-        states[i] = shown
-      end
+      -- In the same span as before the expiry stays: see `one_bucket.lua`.
+      states[i] = next ~= state and (next % 8388608 < next - state and next or state - next)
     end
   else
     local start = now - now % d
     local head = text(short, start / d)
-    local digits, below = #head, 10 ^ (18 - #head)
+    local digits, below, pattern = #head, 10 ^ (18 - #head), '^' .. head .. '(%d+)$'
     window = { head, '%0' .. 18 - digits .. 'd', start + d }
     for i = 1, n do
-      local value, state, is_new = kept[first + i], 0, true
+      local value, state, is_new = kept[first + i], 0, false
       if not value then
+        is_new = true
         call('GET', keys[first + i])
-      elseif #value == 18 and sub(value, 1, digits) == head then
-        state, is_new = number(sub(value, digits + 1)), false
-        if not state or state % 1 ~= 0 then
+      else
+        state = #value == 18 and match(value, pattern)
+        if state then
+          state = state + 0
+        elseif #value ~= 18 or string.find(value, '%D') or sub(value, 1, 2) ~= sub(short, 1, 2)
+          or sub(value, 3, digits) - sub(head, 3) > 0 then
+          -- Another counter's, or ahead: a clock went back.
           return { now, 'general' }
+        else
+          state, is_new = 0, true
         end
-      elseif #value ~= 18 or string.find(value, '%D') or sub(value, 1, 2) ~= sub(short, 1, 2)
-        or number(sub(value, 3, digits)) > number(sub(head, 3)) then
-        -- Another counter's, or ahead: a clock went back.
-        return { now, 'general' }
       end
       local next = state + states[i]
       if next > f then
@@ -96,20 +85,8 @@ while place <= #ask do
       if next >= below then
         return { now, 'general' }
       end
-      local change = next - state
-      if change <= 0 then
-        states[i] = false
-      elseif is_new then
-        states[i] = next
-      else
-        -- Its window goes on, and so does its expiry.
-        local shown = changes[change]
-        if not shown then
-          shown = text('%d', change)
-          changes[change] = shown
-        end
-        states[i] = shown
-      end
+      -- Its window goes on, and so does its expiry.
+      states[i] = next > state and (is_new and next or state - next)
     end
   end
   limits[#limits + 1] = { n, window, short, states }
@@ -120,7 +97,8 @@ local part, c, lives = now % 1000 / 1000, 0, {}
 for l = 1, #limits do
   local limit = limits[l]
   local n, window, short, states = limit[1], limit[2], limit[3], limit[4]
-  local life
+  -- Most counters grow alike.
+  local life, grown, shown
   if window then
     life = (window[3] - now) / 1000
     life = text('%d', life + (life / 16 + 100) * part + fresh + 1)
@@ -130,19 +108,23 @@ for l = 1, #limits do
     c = c + 1
     if not state then
       -- Nothing changes.
-    elseif type(state) == 'string' then
-      call('INCRBY', keys[c], state)
+    elseif state < 0 then
+      if state ~= grown then
+        -- The number of a bucket is a negative one.
+        grown, shown = state, text('%d', window and -state or state)
+      end
+      call('INCRBY', keys[c], shown)
     elseif window then
       call('SET', keys[c], window[1] .. text(window[2], state), 'PX', life)
     else
       local last = state - state % 8388608 + 8388608
-      local shown = lives[last]
-      if not shown then
-        shown = (last - now) / 1000
-        shown = text('%d', shown + (shown / 16 + 8389) * part + fresh + 1)
-        lives[last] = shown
+      life = lives[last]
+      if not life then
+        life = (last - now) / 1000
+        life = text('%d', life + (life / 16 + 8389) * part + fresh + 1)
+        lives[last] = life
       end
-      call('SET', keys[c], short .. text('%015d', state - 1600000000000000), 'PX', shown)
+      call('SET', keys[c], short .. text('%015d', state - 1600000000000000), 'PX', life)
     end
   end
 end
