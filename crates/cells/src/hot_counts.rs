@@ -28,6 +28,8 @@ const SLOTS: usize = 8;
 const SET_BITS: u32 = 13;
 /// Sets whose bits are in one number.
 const SETS_EACH: usize = u64::BITS as usize;
+/// The first set of each pair of neighbors.
+const PAIRS: u64 = 0x5555_5555_5555_5555;
 /// Bits of a count.
 const COUNT: u64 = 0xffff;
 
@@ -64,11 +66,12 @@ struct Owners {
     reported: [u16; SLOTS],
     /// Slots without units in the last tick, one bit each.
     idle: u8,
+    /// Where each slot's counter is in the list. One that is free has none yet.
+    places: [u8; SLOTS],
     all: Vec<Owner>,
 }
 
 struct Owner {
-    slot: usize,
     name: u64,
     /// Its units are those for which the count had no room.
     consumed: Consumed,
@@ -80,22 +83,22 @@ impl Owners {
         self.idle >> slot & 1 == 1 && self.reported[slot] == count
     }
 
-    /// Gives a slot, whose count begins anew, to a counter.
-    fn replace(&mut self, owner: Owner) {
-        let slot = owner.slot;
+    /// Gives a slot, whose count begins anew, to a counter. `is_free` is whether it had none before.
+    fn replace(&mut self, slot: usize, is_free: bool, owner: Owner) {
         (self.reported[slot], self.idle) = (0, self.idle & !(1 << slot));
-        match self.all.iter_mut().find(|other| other.slot == slot) {
-            Some(before) => *before = owner,
-            None => self.all.push(owner),
+        if is_free {
+            self.places[slot] = self.all.len() as u8;
+            self.all.push(owner);
+        } else {
+            self.all[usize::from(self.places[slot])] = owner;
         }
     }
 
     /// Keeps the units of a slot whose count begins anew.
     fn carry(&mut self, slot: usize, count: u16) {
         let units = count - std::mem::take(&mut self.reported[slot]);
-        if let Some(owner) = self.all.iter_mut().find(|owner| owner.slot == slot) {
-            owner.consumed.units = owner.consumed.units.saturating_add(i64::from(units));
-        }
+        let consumed = &mut self.all[usize::from(self.places[slot])].consumed;
+        consumed.units = consumed.units.saturating_add(i64::from(units));
     }
 }
 
@@ -206,17 +209,28 @@ impl HotCounts {
         let used = &self.used[place / SETS_EACH];
         used.store(used.load(Ordering::Relaxed) | 1 << (place % SETS_EACH), Ordering::Relaxed);
         let (set, owners) = &mut owners[at];
-        owners.replace(Owner { slot, name, consumed: consumed() });
+        owners.replace(slot, set.is_free(slot), Owner { name, consumed: consumed() });
         set.0[slot].store(count, Ordering::Relaxed);
         true
     }
 
-    /// Reports the units of each counter since the last call.
-    pub(crate) fn drain(&self, mut report: impl FnMut(u64, &Consumed, i64)) {
-        for (at, used) in self.used.iter().enumerate() {
-            let mut left = used.load(Ordering::Relaxed);
+    /// Reports the units of each counter of several tables since the last call. All tables of a ledger have the same number of
+    /// sets, so that a counter is in the same pair of them everywhere: `report` receives the pair first, one pair after the
+    /// other.
+    pub(crate) fn drain(tables: &[&Self], mut report: impl FnMut(usize, u64, &Consumed, i64)) {
+        let words = tables.iter().map(|table| table.used.len()).max().unwrap_or(0);
+        for at in 0..words {
+            let used = |table: &&Self| table.used.get(at).map_or(0, |used| used.load(Ordering::Relaxed));
+            let mut left = tables.iter().map(used).fold(0, |all, used| all | used);
+            // Both sets of a pair.
+            left = (left | left >> 1) & PAIRS;
             while left != 0 {
-                self.drain_set(at * SETS_EACH + left.trailing_zeros() as usize, &mut report);
+                let place = at * SETS_EACH + left.trailing_zeros() as usize;
+                for (table, place) in tables.iter().flat_map(|table| [(table, place), (table, place ^ 1)]) {
+                    table.drain_set(place, &mut |name, consumed, units| {
+                        report(place & !1, name, consumed, units)
+                    });
+                }
                 left &= left - 1;
             }
         }
@@ -224,18 +238,17 @@ impl HotCounts {
 
     fn drain_set(&self, place: usize, report: &mut impl FnMut(u64, &Consumed, i64)) {
         let (set, mut owners) = (&self.sets[place], self.owners(place));
-        let Owners { reported, idle, all } = &mut *owners;
+        let Owners { reported, idle, places, all } = &mut *owners;
         let counts: [u16; SLOTS] = std::array::from_fn(|slot| set.count(slot));
         *idle = (0..SLOTS).fold(0, |idle, slot| idle | u8::from(!set.is_free(slot)) << slot);
         if counts == *reported {
             return;
         }
-        for Owner { slot, name, consumed } in
-            all.iter_mut().filter(|one| counts[one.slot] > reported[one.slot])
-        {
-            let counted = i64::from(counts[*slot] - reported[*slot]);
+        for slot in (0..SLOTS).filter(|slot| counts[*slot] > reported[*slot]) {
+            let Owner { name, consumed } = &mut all[usize::from(places[slot])];
+            let counted = i64::from(counts[slot] - reported[slot]);
             let units = std::mem::take(&mut consumed.units).saturating_add(counted);
-            *idle &= !(1 << *slot);
+            *idle &= !(1 << slot);
             report(*name, consumed, units);
         }
         *reported = counts;
@@ -280,7 +293,7 @@ mod tests {
 
     fn drained(counts: &HotCounts) -> Vec<(u64, i64)> {
         let mut all = Vec::new();
-        counts.drain(|name, consumed, units| {
+        HotCounts::drain(&[counts], |_, name, consumed, units| {
             assert_eq!(name_of(consumed), name, "of its own counter");
             all.push((name, units));
         });

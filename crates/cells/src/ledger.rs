@@ -343,8 +343,19 @@ impl Ledger {
     /// Apart, a charge could be cut to the limit by its receiver, and the refund of it not.
     #[must_use]
     pub fn drain(&self) -> Vec<Consumed> {
+        let mut all = Vec::new();
+        self.drain_into(&mut all);
+        all
+    }
+
+    /// The same, into the list of an earlier call: its memory is used again.
+    pub(crate) fn drain_into(&self, all: &mut Vec<Consumed>) {
         let about = self.last_drained.load(Ordering::Relaxed) / 8 * 9;
-        let mut all: Vec<Consumed> = Vec::with_capacity(about);
+        all.clear();
+        if all.capacity() > 8 * about.max(MIN_HOT) {
+            *all = Vec::new();
+        }
+        all.reserve(about);
         let tables: Vec<&HotCounts> = self.hot.iter().filter_map(OnceLock::get).collect();
         let mut elsewhere: Vec<(u64, Consumed)> = Vec::new();
         for stripe in &self.stripes {
@@ -352,33 +363,41 @@ impl Ledger {
             stripe.bytes = 0;
             elsewhere.extend(stripe.entries.drain());
         }
-        // Where each name is in the list. The counters of one table are different ones.
-        let may_repeat = tables.len() > 1 || !elsewhere.is_empty();
-        let mut places: HashMap<u64, usize, BuildHasherDefault<NameHasher>> =
-            HashMap::with_capacity_and_hasher(if may_repeat { about } else { 0 }, Default::default());
-        for hot in &tables {
-            hot.drain(|name, consumed, units| {
-                let next = all.len();
-                let place = if may_repeat { *places.entry(name).or_insert(next) } else { next };
-                match all.get_mut(place) {
-                    Some(known) => known.units = known.units.saturating_add(units),
-                    None => all.push(Consumed { units, ..consumed.clone() }),
-                }
-            });
-        }
+        // Where in the list those counters of the tables are that are elsewhere too.
+        let mut places: HashMap<u64, Option<usize>, BuildHasherDefault<NameHasher>> =
+            elsewhere.iter().map(|(name, _)| (*name, None)).collect();
+        // The counters of the last pair, which are the last in the list.
+        let (mut last_pair, mut names) = (usize::MAX, Vec::new());
+        HotCounts::drain(&tables, |pair, name, consumed, units| {
+            if pair != last_pair {
+                last_pair = pair;
+                names.clear();
+            }
+            let first = all.len() - names.len();
+            if let Some(known) = names.iter().position(|known| *known == name) {
+                let known = &mut all[first + known].units;
+                *known = known.saturating_add(units);
+                return;
+            }
+            if let Some(place) = (!places.is_empty()).then(|| places.get_mut(&name)).flatten() {
+                *place = Some(all.len());
+            }
+            names.push(name);
+            all.push(Consumed { units, ..consumed.clone() });
+        });
+        let may_be_none = !elsewhere.is_empty();
         for (name, consumed) in elsewhere {
-            match places.get(&name).map(|place| &mut all[*place]) {
+            match places.get(&name).copied().flatten().map(|place| &mut all[place]) {
                 Some(known) if known.is_same_counter(&consumed) => {
                     known.units = known.units.saturating_add(consumed.units);
                 }
                 _ => all.push(consumed),
             }
         }
-        if may_repeat {
+        if may_be_none {
             all.retain(|consumed| consumed.units != 0);
         }
         self.last_drained.store(all.len(), Ordering::Relaxed);
-        all
     }
 
     /// Returns the units that were not reported because the ledger was full.

@@ -91,6 +91,8 @@ pub struct Outbox {
     bytes: usize,
     sequence: u64,
     in_flight: Option<(Arc<Batch>, Timestamp)>,
+    /// Memory of the last batch, which the next uses again.
+    spare: Vec<BatchEntry>,
     /// Until when consumption has been added.
     filled_until: Timestamp,
     /// Until when consumption was in a batch the last time that none was left behind.
@@ -116,6 +118,7 @@ impl Outbox {
             bytes: 0,
             sequence: now.as_micros(),
             in_flight: None,
+            spare: Vec::new(),
             filled_until: now,
             drained_until: now,
             is_continued: false,
@@ -221,7 +224,9 @@ impl Outbox {
             return Arc::clone(batch);
         }
         self.sequence += 1;
-        let mut draft = Draft::new(self.sequence, self.fresh.as_ref().map_or(0, |fresh| fresh.left().len()));
+        let mut draft = Draft::new(self.sequence, std::mem::take(&mut self.spare));
+        let fresh = self.fresh.as_ref().map_or(0, |fresh| fresh.left().len());
+        draft.batch.entries.reserve(fresh.min(MAX_BATCH));
         match self.fresh.take() {
             Some(mut fresh) => {
                 while let Some(one) = fresh.consumed.get(fresh.sent).filter(|_| !draft.is_full()) {
@@ -284,8 +289,10 @@ impl Outbox {
 
     /// Removes the batch in flight, because the peer has applied it.
     pub fn acknowledge(&mut self, sequence: u64) {
-        if let Some((_, covers)) = self.in_flight.take_if(|(batch, _)| batch.sequence == sequence) {
+        if let Some((batch, covers)) = self.in_flight.take_if(|(batch, _)| batch.sequence == sequence) {
             self.acked_until = self.acked_until.max(covers);
+            self.spare = Arc::try_unwrap(batch).map(|batch| batch.entries).unwrap_or_default();
+            self.spare.clear();
         }
     }
 
@@ -361,13 +368,10 @@ struct Draft {
 }
 
 impl Draft {
-    fn new(sequence: u64, entries: usize) -> Self {
+    /// Creates an empty batch; `entries` is an empty list whose memory it uses.
+    fn new(sequence: u64, entries: Vec<BatchEntry>) -> Self {
         Self {
-            batch: Batch {
-                sequence,
-                entries: Vec::with_capacity(entries.min(MAX_BATCH)),
-                ..Batch::default()
-            },
+            batch: Batch { sequence, entries, ..Batch::default() },
             counters: HashMap::default(),
             by_limit: HashMap::default(),
             last: None,

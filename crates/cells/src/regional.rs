@@ -24,7 +24,7 @@ mod serve;
 use crate::counter_locks::CounterLocks;
 use crate::inbox::Inbox;
 use crate::late::LatePeers;
-use crate::ledger::Ledger;
+use crate::ledger::{Consumed, Ledger};
 use crate::lost_units::LostUnits;
 use crate::members::{Decider, Division, Members};
 use crate::message::{Hello, MAX_CELLS};
@@ -55,6 +55,8 @@ pub struct RegionalStore<S, T, C> {
     pub(crate) members: Arc<Members>,
     names: Pseudonyms,
     ledger: Arc<Ledger>,
+    /// Consumption of the last tick, whose memory the next uses again.
+    last_tick: Mutex<Arc<Vec<Consumed>>>,
     outboxes: Vec<Mutex<Outbox>>,
     pub(crate) inbox: Inbox,
     pub(crate) locks: CounterLocks,
@@ -92,6 +94,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             owners,
             names,
             ledger: Arc::new(Ledger::new(most)),
+            last_tick: Mutex::default(),
             outboxes: (0..members.slots()).map(|_| Mutex::new(Outbox::new(most, now))).collect(),
             inbox: Inbox::new(MAX_CELLS),
             locks: CounterLocks::default(),

@@ -233,7 +233,11 @@ async fn send_batches<S: CounterStore, C: Clock + Clone>(
     loop {
         let batch = store.next_batch(peer);
         let (sequence, sent) = (batch.sequence, store.now());
-        let more = match links.call(peer, &Message::Batch(batch), within).await {
+        let message = Message::Batch(batch);
+        let answer = links.call(peer, &message, within).await;
+        // The outbox uses its memory again.
+        drop(message);
+        let more = match answer {
             Ok(Message::Done(seen)) => store.on_acknowledged(peer, sequence, sent, &seen),
             Ok(Message::Busy(seen)) => {
                 store.on_busy(peer, sent, &seen);

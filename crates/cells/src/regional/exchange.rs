@@ -1,6 +1,7 @@
 //! The exchange of consumption in each tick: from the ledger into the outboxes, and out of them as batches.
 
 use super::{RegionalStore, WHOLE};
+use crate::ledger::Consumed;
 use crate::members::PeerConfig;
 use crate::message::{Batch, Sighting};
 use crate::outbox::Outbox;
@@ -41,9 +42,20 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         changes
     }
 
+    /// Takes what was consumed since the last tick.
+    fn drain(&self) -> Arc<Vec<Consumed>> {
+        let mut last = self.last_tick.lock().unwrap_or_else(PoisonError::into_inner);
+        match Arc::get_mut(&mut last) {
+            Some(list) => self.ledger.drain_into(list),
+            // An outbox has not sent all of it yet.
+            None => *last = Arc::new(self.ledger.drain()),
+        }
+        Arc::clone(&last)
+    }
+
     /// Moves what was consumed since the last tick into the outboxes, and looks who answers. Called once in a tick.
     pub fn tick(&self) {
-        let consumed = Arc::new(self.ledger.drain());
+        let consumed = self.drain();
         let now = self.clock.now();
         for (contact, others) in self.members.contacts(now) {
             let is_silent = self.members.is_silent(contact, now);
