@@ -205,13 +205,12 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     ) -> Result<HashMap<usize, u64>, StoreError> {
         let now = self.clock.now();
         let is_read = |(charge, id): (&Charge<'_>, &CounterId)| {
-            let units = charge.cost.units();
-            let is_large = is_large(charge);
-            let Some(time) = BucketTime::of(charge) else { return is_large && has_windows(charge.limit) };
-            match self.overdrafts.get(*id).filter(|known| known.full_at > now) {
-                None => is_large,
-                Some(known) => charge.cost.is_refund() && time.is_held(after(&known, &time, units, now)),
-            }
+            let has_room = match BucketTime::of(charge) {
+                // What comes after an overdraft is added to it.
+                Some(_) => self.overdrafts.get(*id).is_none_or(|known| known.full_at <= now),
+                None => has_windows(charge.limit),
+            };
+            is_large(charge) && has_room
         };
         let wanted: Vec<usize> =
             charges.iter().zip(ids).enumerate().filter(|(_, one)| is_read(*one)).map(|(at, _)| at).collect();
@@ -252,11 +251,15 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             if units >= charge.limit.refill_cost() {
                 return Some((charge.cost, Beyond::Settled));
             }
-            let ahead = after(&known, time, units, now);
-            return match room.filter(|_| time.is_held(ahead)) {
-                Some(room) => Some((time.settling(ahead, room, units), Beyond::Settled)),
-                None => Some((Cost::PEEK, Beyond::Shorter(*time, time.time(units)))),
-            };
+            // Of what the state does not have first, and the rest of what it has.
+            let beyond = known.units(time, now);
+            return Some(match beyond.checked_sub(units) {
+                None | Some(0) => (Cost::refund(units - beyond), Beyond::Settled),
+                Some(left) if time.is_held(after(&known, time, units, now)) => {
+                    (Cost::new(left), Beyond::Settled)
+                }
+                Some(_) => (Cost::PEEK, Beyond::Shorter(*time, time.time(units))),
+            });
         }
         // No more than the other cells can have admitted before they knew: a wrong number denies callers only for a
         // short time.
@@ -300,7 +303,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             Beyond::Longer { time, more, otherwise, latest } => {
                 self.overdrafts.extend(id, &time, more, (otherwise, latest), now);
             }
-            Beyond::Shorter(time, less) => self.overdrafts.shorten(id, &time, less),
+            Beyond::Shorter(time, less) => self.overdrafts.reduce(id, &time, less),
             Beyond::Settled => drop(self.overdrafts.remove(id)),
             Beyond::More { units, most, until } => self.lost_units.add(id, units, most, until, now),
             Beyond::Fewer(units) => self.lost_units.take(id, units),
