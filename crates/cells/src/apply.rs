@@ -91,6 +91,8 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         if reported.is_empty() {
             self.late.on_report(from, covers, &[], &[], now);
         }
+        // When what is reported may have been consumed at the earliest: a sender is silent after that time.
+        let oldest = now - covers.unwrap_or_default() - self.members.config().silence;
         for (at, chunk) in reported.chunks(CHUNK).enumerate() {
             let done = &reported[..at * CHUNK];
             if !done.is_empty() && self.clock.now().since(now) >= most {
@@ -108,8 +110,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 let charge = Charge::new(key, &counter.limit, cost(one.units));
                 Charge { enforcement: Enforcement::Independent, ..charge }
             };
-            let charges: Vec<Charge<'_>> = chunk.iter().zip(lengths).map(charge).collect();
+            let mut charges: Vec<Charge<'_>> = chunk.iter().zip(lengths).map(charge).collect();
             let ids: Vec<CounterId> = chunk.iter().map(|one| one.id).collect();
+            charges.iter_mut().for_each(|charge| self.cut_old_refund(charge, oldest, now));
             let overshoot = self.overshoot(&charges);
             let _locked = self.lock(&charges, &ids).await;
             // The reports of others have taken the time.
@@ -141,6 +144,20 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let is_locked = |charge: &Charge<'_>| !is_empty || charge.cost.is_refund() || is_large(charge);
         let locked = charges.iter().zip(ids).filter(|(charge, _)| is_locked(charge)).map(|(_, id)| *id);
         self.locks.lock(locked).await
+    }
+
+    /// Cuts a refund of a window that may have turned since it was made: it would take off what was consumed in the new one.
+    /// Of that, no more is refunded than other cells have reported.
+    fn cut_old_refund(&self, charge: &mut Charge<'_>, oldest: Timestamp, now: Timestamp) {
+        if !charge.cost.is_refund() || charge.cost.units() >= charge.limit.refill_cost() {
+            return;
+        }
+        if let Some((start, _)) = charge.limit.window(now, charge.key.stable_hash())
+            && start > oldest
+        {
+            let reported = self.others.used_in_window(charge, now);
+            charge.cost = Cost::refund(charge.cost.units().min(reported));
+        }
     }
 
     /// Debits what other cells have consumed of shared limits, however much it is. `ids` are those of the charges' counters.
@@ -364,8 +381,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 outcome.copied().unwrap_or(Outcome { remaining: u64::MAX, ..Outcome::UNKNOWN })
             }));
         }
-        let over =
-            |(charge, left): (&Charge<'_>, &Outcome)| charge.cost.units().saturating_sub(left.remaining);
+        let over = |(charge, left): (&Charge<'_>, &Outcome)| {
+            charge.cost.units().saturating_sub(left.remaining) / charge.limit.parts_of_unit().max(1)
+        };
         debits().zip(&left).map(over).sum()
     }
 }

@@ -43,6 +43,7 @@ impl LastOutcomes {
     /// Returns the owner's last outcome of a counter.
     pub(crate) fn get(&self, charge: &Charge<'_>, now: Timestamp) -> Option<LastKnown> {
         let StoredOutcome { used, reset_after, at } = *self.lock().get(&charge.key.id())?;
-        Some(LastKnown { used, reset_after, age: now.since(at) })
+        let age = now.since(at);
+        Some(LastKnown { used, reset_after, age, in_time: Some(age) })
     }
 }

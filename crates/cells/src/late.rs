@@ -115,13 +115,14 @@ impl LatePeers {
         }
         (sender.reported_at, sender.overdue) = (now, TimeDelta::ZERO);
         for (charge, id) in charges.iter().zip(ids).filter(|(charge, _)| !charge.cost.is_refund()) {
+            let units = charge.cost.units().div_ceil(charge.limit.parts_of_unit().max(1));
             match sender.last.units.entry(*id) {
                 Entry::Occupied(mut known) => {
-                    *known.get_mut() = known.get().saturating_add(charge.cost.units());
+                    *known.get_mut() = known.get().saturating_add(units);
                 }
                 Entry::Vacant(new) if room > 0 => {
                     room -= 1;
-                    new.insert(charge.cost.units());
+                    new.insert(units);
                 }
                 // Nothing is assumed of it.
                 Entry::Vacant(_) => {}

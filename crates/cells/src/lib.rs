@@ -8,6 +8,7 @@
 //! | `apply` | debits what other cells have consumed |
 //! | `counter_locks` | one change of a counter at a time, while reports are applied |
 //! | `late` | what a cell is assumed to have consumed whose report is late |
+//! | `late_record` | records what a store charges after its deadline |
 //! | [`owner`](OwnerStore) | the remote store: charges forwarded to the cell that owns a counter |
 //! | [`members`](Members) | the configured peers, which of them answer, which cell owns a counter, how limits are divided while some are silent |
 //! | `roster` | the peers by index, configured or learned |
@@ -30,6 +31,7 @@ mod inbox;
 mod key_values;
 mod last_outcomes;
 mod late;
+mod late_record;
 mod ledger;
 mod lost_units;
 mod members;

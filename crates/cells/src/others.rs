@@ -84,6 +84,20 @@ impl Others {
         let at = moment(charge, now);
         self.lock().counters.get(&charge.key.id()).map_or(0, |(_, state)| used(charge.limit, state, at))
     }
+
+    /// Returns the units of a charge's counter in the window that contains `now`, without those that slide out of the one
+    /// before.
+    pub(crate) fn used_in_window(&self, charge: &Charge<'_>, now: Timestamp) -> u64 {
+        let at = moment(charge, now);
+        match self.lock().counters.get(&charge.key.id()) {
+            Some((limit, State::Sliding(counts))) => {
+                let is_over = counts.start + limit.rate().period.length() <= at;
+                if is_over { 0 } else { counts.current }
+            }
+            Some((_, state)) => used(charge.limit, state, at),
+            None => 0,
+        }
+    }
 }
 
 /// Returns the time at which a charge's counter is stepped: windows of limits with jitter are shifted by the key.

@@ -6,8 +6,8 @@
 
 use crate::message::Batch;
 use foldhash::fast::RandomState;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::cmp::Reverse;
+use std::hash::BuildHasher;
 use tollgate_core::{CounterId, CounterKey, Limit, LimitParams};
 
 /// What a batch reports of one counter.
@@ -45,8 +45,7 @@ pub(crate) fn add_up(batch: &Batch, is_wanted: impl Fn(usize) -> bool) -> Vec<Re
     let Batch { counters, entries, .. } = batch;
     let units: Vec<Unit> = counters.iter().map(|counter| unit(&counter.limit)).collect();
     let mut all: Vec<Reported> = Vec::with_capacity(entries.len());
-    let mut found: HashMap<(CounterId, Unit), usize, RandomState> =
-        HashMap::with_capacity_and_hasher(entries.len(), RandomState::default());
+    let mut places = Places::new(entries.len());
     let mut parts = Vec::new();
     for (at, entry) in entries.iter().enumerate().filter(|(at, _)| is_wanted(*at)) {
         let place = entry.counter as usize;
@@ -54,43 +53,78 @@ pub(crate) fn add_up(batch: &Batch, is_wanted: impl Fn(usize) -> bool) -> Vec<Re
         parts.clear();
         entry.values.add_to(&mut parts);
         let id = CounterKey { scope: &counter.scope, parts: &parts }.id();
-        match found.entry((id, units[place])) {
-            Entry::Occupied(known) => all[*known.get()].others.push(at),
-            Entry::Vacant(new) => {
-                new.insert(all.len());
-                all.push(Reported { id, units: entry.units, entry: at, others: Vec::new() });
-            }
+        let is_same =
+            |known: &Reported| known.id == id && units[entries[known.entry].counter as usize] == units[place];
+        match places.find_or_insert(id, all.len(), |known| is_same(&all[known])) {
+            Some(known) => all[known].others.push(at),
+            None => all.push(Reported { id, units: entry.units, entry: at, others: Vec::new() }),
         }
     }
     let limit = |at: usize| &counters[entries[at].counter as usize].limit;
     for one in all.iter_mut().filter(|one| !one.others.is_empty()) {
-        sum(one, |at| (entries[at].units, limit(at).parts_of_unit()));
+        sum(one, |at| (entries[at].units, worth(limit(at))));
     }
     all
 }
 
-/// Adds up the entries of a counter. `entry` returns the units of one, and how many of these are one of the counter: a
-/// refund may be in parts of a unit.
+/// Where counters are in a list, by their ids. The list has the ids, so that this takes four bytes for each: a map with a copy
+/// of each id does not stay in the nearest caches.
+struct Places {
+    /// One more than the place; zero if there is none. At least half of them are.
+    slots: Vec<u32>,
+    /// An odd number, so that no choice of keys crowds some of the slots.
+    factor: u64,
+}
+
+impl Places {
+    /// Creates room for this many counters.
+    fn new(most: usize) -> Self {
+        let slots = (2 * most).next_power_of_two().max(2);
+        Self { slots: vec![0; slots], factor: RandomState::default().hash_one(1_u8) | 1 }
+    }
+
+    /// Returns where a counter is. If it is nowhere, its place is `next`.
+    fn find_or_insert(&mut self, id: CounterId, next: usize, is_it: impl Fn(usize) -> bool) -> Option<usize> {
+        let bits = self.slots.len().trailing_zeros();
+        let mut at = ((id.0 ^ id.1).wrapping_mul(self.factor) >> (u64::BITS - bits)) as usize;
+        loop {
+            match self.slots[at] {
+                0 => {
+                    self.slots[at] = next as u32 + 1;
+                    return None;
+                }
+                known if is_it(known as usize - 1) => return Some(known as usize - 1),
+                _ => at = (at + 1) & (self.slots.len() - 1),
+            }
+        }
+    }
+}
+
+/// Returns what one unit of a limit is worth, in the measure that all limits of a scale have: a refund may be in parts of a
+/// unit.
+fn worth(limit: &Limit) -> u64 {
+    match limit.params() {
+        LimitParams::Bucket { interval, .. } => interval.max(1),
+        _ => 1,
+    }
+}
+
+/// Adds up the entries of a counter in the finest parts of a unit that one of them has: in whole ones, a charge that was
+/// canceled a moment later would be rounded up to a unit. `entry` returns the units of one, and what each is worth.
 fn sum(one: &mut Reported, entry: impl Fn(usize) -> (i64, u64)) {
-    let finest = one.entries().map(|at| entry(at).1).max().unwrap_or(1);
-    let in_finest = |at: usize| {
-        let (units, parts) = entry(at);
-        i128::from(units) * i128::from(finest / parts.max(1))
-    };
-    let total: i128 = one.entries().map(in_finest).sum();
-    // The limit of most of the units: what was consumed is in whole ones, rounded up, and refunds in the finest.
-    let size = |at: &usize| match total < 0 {
-        true => (entry(*at).1, -in_finest(*at)),
-        false => (0, in_finest(*at)),
-    };
+    let total = |at: usize| i128::from(entry(at).0) * i128::from(entry(at).1);
+    let all = one.entries().map(total).fold(0, i128::saturating_add);
+    // The limit that counts in the finest parts, and of these that of most of the units.
+    let size = |at: &usize| (Reverse(entry(*at).1), total(*at).saturating_mul(all.signum()));
     if let Some(at) = (0..one.others.len()).max_by_key(|at| size(&one.others[*at]))
         && size(&one.others[at]) > size(&one.entry)
     {
         std::mem::swap(&mut one.others[at], &mut one.entry);
     }
-    let each = i128::from(finest / entry(one.entry).1.max(1));
-    let units = if total < 0 { total / each } else { (total + each - 1) / each };
-    one.units = i64::try_from(units).unwrap_or(if total < 0 { i64::MIN } else { i64::MAX });
+    // What is consumed is rounded up, and what is refunded down, where parts do not divide each other.
+    let finest = i128::from(entry(one.entry).1);
+    let units = all / finest + i128::from(all > 0 && all % finest > 0);
+    one.units = i64::try_from(units).unwrap_or(if all < 0 { i64::MIN } else { i64::MAX });
 }
 
 #[cfg(test)]
@@ -143,9 +177,20 @@ mod tests {
             entries: vec![entry(1, "a", refund), entry(0, "a", units)],
             ..Batch::default()
         };
-        for (units, refund, expected) in [(5, -38, (2, 1)), (5, -50, (0, 1)), (3, -38, (-8, 0))] {
+        for (units, refund, expected) in [(5, -38, (12, 0)), (5, -50, (0, 0)), (3, -38, (-8, 0))] {
             let all = add_up(&batch(units, refund), |_| true);
             assert_eq!((all.len(), (all[0].units, all[0].entry)), (1, expected), "{units} {refund}");
+        }
+        // Parts that do not divide each other: 1 + 7/8 - 5/12 units are 17.5 twelfths.
+        let [eighths, twelfths] = [8, 12]
+            .map(|of| SentCounter { limit: whole.limit.in_parts(of).expect("parts"), ..whole.clone() });
+        let batch = |sign: i64| Batch {
+            counters: vec![whole.clone(), eighths.clone(), twelfths.clone()],
+            entries: vec![entry(0, "a", sign), entry(1, "a", 7 * sign), entry(2, "a", -5 * sign)],
+            ..Batch::default()
+        };
+        for (sign, expected) in [(1, 18), (-1, -17)] {
+            assert_eq!(add_up(&batch(sign), |_| true)[0].units, expected, "{sign}");
         }
     }
 }

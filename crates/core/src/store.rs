@@ -79,6 +79,9 @@ pub struct LastKnown {
     pub reset_after: TimeDelta,
     /// How long ago that was.
     pub age: TimeDelta,
+    /// How long ago an outcome last came in time; `None` if none did. Requests whose outcome comes later were decided without
+    /// it.
+    pub in_time: Option<TimeDelta>,
 }
 
 impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {

@@ -233,7 +233,7 @@ impl<S: CounterStore> Limiter<S> {
         outcomes.admission
     }
 
-    /// Sets a fallback counter from what the store last said about the counter, if it has said anything since the
+    /// Sets a fallback counter from what the store last said about the counter, if it has said anything in time since the
     /// fallback counter was last set.
     fn start_fallback(&self, fallback: &dyn TryCharge, charge: &Charge<'_>, share: &Limit) {
         if charge.limit.algorithm() == Algorithm::Concurrency {
@@ -241,7 +241,8 @@ impl<S: CounterStore> Limiter<S> {
         }
         let Some(known) = self.store.last_known(charge) else { return };
         let counter = charge.key.id();
-        self.fallback_starts.set_once(counter, self.clock.now() - known.age, || {
+        let in_time_at = known.in_time.map(|age| self.clock.now() - age);
+        self.fallback_starts.set_once(counter, in_time_at, || {
             let unconfirmed = self.pending.unconfirmed(&counter, self.clock.now());
             let remaining = remaining_share(charge.limit, share, &known, unconfirmed);
             let set = |cost| fallback.try_debit(&Charge { limit: share, cost, ..*charge });

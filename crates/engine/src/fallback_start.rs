@@ -1,9 +1,13 @@
 //! Start of a fallback counter: a counter of this process begins from the store's last outcome, not from zero.
 //!
-//! A caller who had used up a limit must not get it anew because the store paused. When the store has answered since the
-//! local counter was last set, the local one is set again: to this node's share of what remained, plus what time has
+//! A caller who had used up a limit must not get it anew because the store paused. When the store has answered in time since
+//! the local counter was last set, the local one is set again: to this node's share of what remained, plus what time has
 //! refilled since, minus what this node has admitted and the store may not have counted yet. While the store says
-//! nothing, the local counter goes on by itself.
+//! nothing, or answers too late, the local counter goes on by itself.
+//!
+//! Setting it by late answers as well was rejected. A late answer counts the request it is about, which may have been denied
+//! here and is undone only later: at twice the limit, all of it is taken by requests that are denied. And where nodes or cells
+//! share a limit, every answer would give each of them its share of the same units anew.
 //!
 //! The table that remembers when each counter was set is bounded. Beyond that it starts over, which only sets counters
 //! again: what was admitted in the meantime is unconfirmed, and is subtracted.
@@ -14,21 +18,22 @@ use tollgate_core::{CounterId, LastKnown, Limit, LimitParams, TimeDelta, Timesta
 
 const MAX_STARTED: usize = 65_536;
 
-/// When each fallback counter was last set, by the time of the answer that it was set from.
+/// When each fallback counter was last set, by the time of the last answer that had come in time.
 #[derive(Default)]
 pub(crate) struct FallbackStarts(Mutex<HashMap<CounterId, Timestamp>>);
 
 impl FallbackStarts {
-    /// Runs `set` if the store has answered about this counter since it was last set.
-    pub(crate) fn set_once(&self, counter: CounterId, heard_at: Timestamp, set: impl FnOnce()) {
+    /// Runs `set` if the store has answered in time about this counter since it was last set, or if it was never set.
+    pub(crate) fn set_once(&self, counter: CounterId, in_time_at: Option<Timestamp>, set: impl FnOnce()) {
         let mut starts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if starts.get(&counter).is_some_and(|known| heard_at <= *known + JITTER) {
+        let in_time_at = in_time_at.unwrap_or(Timestamp::ZERO);
+        if starts.get(&counter).is_some_and(|known| in_time_at <= *known + JITTER) {
             return;
         }
         if starts.len() >= MAX_STARTED && !starts.contains_key(&counter) {
             starts.clear();
         }
-        starts.insert(counter, heard_at);
+        starts.insert(counter, in_time_at);
         // Under the lock: another thread must not spend from a counter that is being set.
         set();
     }
@@ -76,7 +81,7 @@ mod tests {
 
     fn known(used: u64, reset_secs: u64, age_secs: u64) -> LastKnown {
         let secs = TimeDelta::from_secs;
-        LastKnown { used, reset_after: secs(reset_secs), age: secs(age_secs) }
+        LastKnown { used, reset_after: secs(reset_secs), age: secs(age_secs), in_time: None }
     }
 
     /// Nodes together must not admit more than what the store had left, and time refills it as in the store.
@@ -117,12 +122,13 @@ mod tests {
         assert_eq!(remaining_share(&small, &small, &known(4_000, 30, 0), 0), 0);
     }
 
-    /// A counter is set once for each answer, or every local decision would begin anew.
+    /// A counter is set once for each answer in time, or every local decision would begin anew.
     #[test]
-    fn a_counter_is_set_once_for_each_answer() {
+    fn a_counter_is_set_once_for_each_answer_in_time() {
         let (starts, set, now) = (FallbackStarts::default(), Cell::new(0), Timestamp::from_secs(1_000));
-        for (secs, sets) in [(0, 1), (0, 1), (1, 2), (1, 2)] {
-            starts.set_once((1, 2), now + TimeDelta::from_secs(secs), || set.set(set.get() + 1));
+        for (secs, sets) in [(None, 1), (None, 1), (Some(0), 2), (Some(0), 2), (Some(1), 3), (Some(1), 3)] {
+            let in_time_at = secs.map(|secs| now + TimeDelta::from_secs(secs));
+            starts.set_once((1, 2), in_time_at, || set.set(set.get() + 1));
             assert_eq!(set.get(), sets);
         }
     }

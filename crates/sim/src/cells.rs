@@ -27,6 +27,10 @@ pub enum CellBug {
     SkipsDeduction,
     /// A report that comes late is debited beside what was assumed of it.
     CountsLateReportsTwice,
+    /// Reports of refunds are acknowledged and not applied.
+    ForgetsRefunds,
+    /// Reports of refunds are applied twice.
+    CountsRefundsTwice,
 }
 
 /// Result of a run.

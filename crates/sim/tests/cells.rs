@@ -45,6 +45,8 @@ fn planted_bugs_between_cells_are_found() {
         CellBug::KeepsWholeLimit,
         CellBug::SkipsDeduction,
         CellBug::CountsLateReportsTwice,
+        CellBug::ForgetsRefunds,
+        CellBug::CountsRefundsTwice,
     ] {
         let found = (0..2_000).find(|seed| run_cells(*seed, Some(bug)).violation.is_some());
         assert!(found.is_some(), "{bug:?} was not found in 2,000 seeds");

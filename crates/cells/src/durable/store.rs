@@ -12,6 +12,7 @@ use super::kept::{DurableRow, Kept};
 use super::marker::{MARKER, Marker};
 use super::saved::{Saved, SavedSlot, Slots};
 use super::slots::{inexact_units, is_kept, is_plausible, used_after};
+use crate::late_record::record_if_kept;
 use crate::ledger::Ledger;
 use crate::members::Members;
 use crate::stats::add;
@@ -82,7 +83,7 @@ pub struct Durable<C> {
     peers: Peers,
     canaries: Canaries,
     /// What requests have taken, and what other cells have reported.
-    taken: Ledger,
+    taken: Arc<Ledger>,
     reported: Ledger,
     kept: Mutex<Kept>,
     saved: Saved,
@@ -119,7 +120,7 @@ impl<C: Clock> Durable<C> {
             clock,
             peers,
             canaries: Canaries::new(process, stores, canaries)?,
-            taken: Ledger::new(MAX_ACTIVE),
+            taken: Arc::new(Ledger::new(MAX_ACTIVE)),
             reported: Ledger::new(MAX_ACTIVE),
             kept: Mutex::new(Kept::new(MAX_ROWS)),
             saved: Saved::new(),
@@ -428,8 +429,10 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
         if durable.saved.is_active() {
             self.restore(durable, charges).await;
         }
-        let outcomes = self.inner.charge(charges).await?;
-        durable.taken.record_applied(charges, &outcomes, |charge| durable.is_taken(charge));
+        let is_taken = |charge: &Charge<'_>| durable.is_taken(charge);
+        let charged = self.inner.charge(charges).await;
+        let outcomes = charged.map_err(|error| record_if_kept(&durable.taken, charges, error, is_taken))?;
+        durable.taken.record_applied(charges, &outcomes, is_taken);
         Ok(outcomes)
     }
 

@@ -3,6 +3,7 @@
 use super::LinkedStore;
 use super::dial::{SAME_PART, is_same_part};
 use super::frames;
+use super::handshakes::{Handshake, Handshakes};
 use super::links::QUEUE;
 use super::tls::CellTls;
 use crate::message::{self, Hello, Message};
@@ -12,16 +13,25 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
-use tollgate_core::{Clock, CounterStore};
+use tollgate_core::{Clock, CounterStore, LogThrottle};
 
-/// Connections at once: some for each cell there may be.
-const MAX_CONNECTIONS: usize = 512;
 /// Requests of one connection that are performed at once; further ones are not read.
 const MAX_REQUESTS: usize = 256;
-/// Time that the first messages may take.
-const HANDSHAKE: Duration = Duration::from_secs(3);
 /// Time without a message after which a connection ends: a living peer sends one in each tick.
 const IDLE: Duration = Duration::from_secs(60);
+
+/// How many connections there may be.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    /// Links at once: some for each cell there may be.
+    links: usize,
+    /// Connections whose first message has not come.
+    handshakes: usize,
+    /// Time that each of the first messages may take.
+    patience: Duration,
+}
+
+const BOUNDS: Bounds = Bounds { links: 512, handshakes: 256, patience: Duration::from_secs(3) };
 
 /// Accepts connections of other cells, for as long as the process runs. Without certificates the listener must be on
 /// loopback.
@@ -30,9 +40,18 @@ pub async fn serve<S: CounterStore + 'static, C: Clock + Clone + 'static>(
     listener: TcpListener,
     tls: Option<Arc<CellTls>>,
 ) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    serve_within(BOUNDS, store, listener, tls).await;
+}
+
+async fn serve_within<S: CounterStore + 'static, C: Clock + Clone + 'static>(
+    bounds: Bounds,
+    store: Arc<LinkedStore<S, C>>,
+    listener: TcpListener,
+    tls: Option<Arc<CellTls>>,
+) {
+    let (links, handshakes) = (Arc::new(Semaphore::new(bounds.links)), Handshakes::new(bounds.handshakes));
+    let ended = LogThrottle::default();
     loop {
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -41,10 +60,18 @@ pub async fn serve<S: CounterStore + 'static, C: Clock + Clone + 'static>(
                 continue;
             }
         };
-        let (store, tls) = (Arc::clone(&store), tls.clone());
+        let (handshake, is_full) = handshakes.begin();
+        if is_full && let Some(count) = ended.due(store.now()) {
+            let most = bounds.handshakes;
+            tracing::warn!(
+                count,
+                "more than {most} connections to --cell have sent no first message: the oldest ones were closed"
+            );
+        }
+        let (store, tls, links) = (Arc::clone(&store), tls.clone(), Arc::clone(&links));
         tokio::spawn(async move {
-            let _slot = slot;
-            if let Err(error) = connection(store, stream, tls).await {
+            let connection = connection(store, stream, tls, (handshake, bounds.patience), links);
+            if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection of another cell ended");
             }
         });
@@ -55,29 +82,51 @@ async fn connection<S: CounterStore + 'static, C: Clock + Clone + 'static>(
     store: Arc<LinkedStore<S, C>>,
     stream: TcpStream,
     tls: Option<Arc<CellTls>>,
+    (handshake, patience): (Handshake, Duration),
+    links: Arc<Semaphore>,
 ) -> io::Result<()> {
     stream.set_nodelay(true)?;
     match tls {
-        None => requests(store, stream).await,
+        None => {
+            let (stream, first) = handshake.run(first_message(stream, patience)).await?;
+            requests(store, stream, first, links).await
+        }
         Some(tls) => {
             let acceptor = tokio_rustls::TlsAcceptor::from(tls.configs().0);
-            let accepted = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await;
-            requests(store, accepted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?).await
+            let steps = async {
+                let stream = timely(patience, acceptor.accept(stream)).await?;
+                first_message(stream, patience).await
+            };
+            let (stream, first) = handshake.run(steps).await?;
+            requests(store, stream, first, links).await
         }
+    }
+}
+
+async fn timely<T>(within: Duration, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(within, step).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Reads who has opened a connection.
+async fn first_message<T: AsyncRead + Unpin>(
+    mut stream: T,
+    within: Duration,
+) -> io::Result<(T, (u64, Hello))> {
+    match timely(within, frames::read_first(&mut stream)).await? {
+        Some((id, Message::Hello(from))) => Ok((stream, (id, from))),
+        _ => Err(io::Error::other("not the first message of a cell")),
     }
 }
 
 async fn requests<S: CounterStore + 'static, C: Clock + Clone + 'static>(
     store: Arc<LinkedStore<S, C>>,
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    (id, from): (u64, Hello),
+    links: Arc<Semaphore>,
 ) -> io::Result<()> {
-    let first = tokio::time::timeout(HANDSHAKE, frames::read_first(&mut stream)).await;
-    let Some((id, Message::Hello(from))) = first.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?
-    else {
-        return Err(io::Error::other("not the first message of a cell"));
-    };
-    let own = store.hello();
+    let (own, slot) = (store.hello(), links.try_acquire_owned().ok());
     let refusal = refusal(&store, &own, &from);
+    let refusal = refusal.or_else(|| slot.is_none().then(|| "too many cells are connected".to_owned()));
     let answer = refusal.clone().map_or(Message::Hello(own), Message::Failed);
     stream.write_all(&message::encode(id, &answer)).await?;
     stream.flush().await?;
@@ -142,3 +191,6 @@ fn refusal<S: CounterStore, C: Clock + Clone>(
     (!store.members().expects_region(&from.region))
         .then(|| format!("no peer of region `{}` is configured here", from.region))
 }
+
+#[cfg(test)]
+mod tests;

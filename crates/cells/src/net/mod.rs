@@ -9,11 +9,13 @@
 //! | `frames` | messages on a stream of bytes |
 //! | `links` | requests in flight on each link, late answers |
 //! | `dial` | connecting to peers, and the exchange of consumption |
+//! | `handshakes` | connections whose first message has not come, a bounded number |
 //! | `listen` | requests of other cells |
 //! | `tls` | certificates, read again when they change |
 
 mod dial;
 mod frames;
+mod handshakes;
 mod links;
 mod listen;
 mod tls;

@@ -1,20 +1,18 @@
 //! Decides requests whose secrets are replaced: overdrafts first, then by the part of shared limits that this cell has.
 
 use super::{Charges, RegionalStore, WHOLE};
-use crate::charge_codec::{SentCharge, as_charge};
 use crate::guarded::is_guarded;
+use crate::late_record::record_if_kept;
 use crate::outbox::used;
 use crate::overdraft::{BucketTime, denial};
 use crate::owner::{Transport, is_applied};
 use crate::pseudonym::is_shared_name;
 use crate::stats::add;
 use smallvec::SmallVec;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterId, CounterStore, Enforcement, KeyPart, LateAnswer,
-    Limit, LossPolicy, Outcome, Outcomes, OwnedKeyPart, PermitId, RegionMode, State, StoreError, TimeDelta,
-    Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterStore, Enforcement, Limit, LossPolicy, Outcome,
+    Outcomes, PermitId, RegionMode, State, StoreError, TimeDelta, Timestamp, Verdict,
 };
 
 impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T, C> {
@@ -202,25 +200,10 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     /// every other charge.
     #[cold]
     fn record_if_kept(&self, charges: &[Charge<'_>], error: StoreError) -> StoreError {
-        if error.late().is_empty() || self.outboxes.is_empty() {
-            return error;
+        match self.outboxes.is_empty() {
+            true => error,
+            false => record_if_kept(&self.ledger, charges, error, is_exchanged),
         }
-        let exchanged = charges.iter().filter(|charge| is_exchanged(charge));
-        let exchanged: Arc<[(CounterId, SentCharge)]> =
-            exchanged.map(|charge| (charge.key.id(), SentCharge::new(charge))).collect();
-        for late in error.late() {
-            let (ledger, exchanged) = (Arc::clone(&self.ledger), Arc::clone(&exchanged));
-            late.map_answer(move |answer| {
-                if let LateAnswer::Charged(ids) = &answer {
-                    for (_, sent) in exchanged.iter().filter(|(id, _)| ids.contains(id)) {
-                        let parts: Vec<KeyPart<'_>> = sent.parts.iter().map(OwnedKeyPart::as_part).collect();
-                        ledger.record(&as_charge(sent, &parts));
-                    }
-                }
-                answer
-            });
-        }
-        error
     }
 
     /// Returns the limits by which shared charges are decided while peers are silent or late; `None` if they are the

@@ -2,6 +2,7 @@
 
 use crate::no_link::NoLink;
 use std::sync::{Arc, Mutex};
+use tollgate_cells::durable::{Durable, DurableStore, Peers};
 use tollgate_cells::message::{Batch, BatchEntry, Message};
 use tollgate_cells::{CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCounter};
 use tollgate_core::conformance::block_on;
@@ -91,6 +92,36 @@ fn a_late_charge_that_is_kept_is_reported_once() {
             let answers = answers.lock().expect("answers").clone();
             assert_eq!((units, answers), expected, "{part:?}, {ends:?}");
         }
+    }
+}
+
+/// Without it, all that a durable limit admits while Redis is slower than the deadline is missing after a loss.
+#[test]
+fn a_late_charge_that_is_kept_is_durable() {
+    let spec = LimitSpec::new(Algorithm::FixedWindow, Rate::per(10, TimeDelta::from_secs(86_400)));
+    let (limit, scope) = (spec.build().expect("valid"), Scope::new("api|caller").with_durable(true));
+    for ends in [Ends::Kept, Ends::Dropped, Ends::NotCharged] {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
+        let grants = Scope::new("grants");
+        let durable = Durable::new(b"key", "process", &[], 1, Peers::None, &grants, Arc::clone(&clock));
+        let durable = Arc::new(durable.expect("a record"));
+        let store = DurableStore::new(Late::default(), Some(Arc::clone(&durable)));
+        let parts = [KeyPart::Text("a")];
+        let key = CounterKey { scope: &scope, parts: &parts };
+        let error = block_on(store.charge(&[Charge::new(key, &limit, Cost::new(3))])).expect_err("late");
+        if ends == Ends::Dropped {
+            drop(error);
+        } else {
+            error.late()[0].keep(|_| {});
+        }
+        for (responder, ids) in store.inner().asked.lock().expect("answers").drain(..) {
+            let charged = LateAnswer::Charged(ids);
+            let answer = if ends == Ends::NotCharged { LateAnswer::NotCharged } else { charged };
+            responder.answer(answer, || {});
+        }
+        durable.collect();
+        let units: Vec<i64> = durable.pending(8).iter().map(|row| row.units).collect();
+        assert_eq!(units, if ends == Ends::Kept { vec![3] } else { Vec::new() }, "{ends:?}");
     }
 }
 

@@ -221,3 +221,52 @@ fn a_refund_in_parts_of_a_unit_refunds_no_more_than_that() {
     // A tenth of a unit had been restored before the others were refunded.
     assert_eq!((0..CELLS).map(|cell| three.left(cell)).collect::<Vec<_>>(), [400, 400, 400]);
 }
+
+/// Without it every reservation that is canceled a moment later, in the same tick, costs the other cells a whole unit.
+#[test]
+fn a_charge_and_its_refund_in_one_tick_are_added_up_in_parts_of_a_unit() {
+    let three = Three::start(limit(Algorithm::Gcra, 1_000, 3_600));
+    for _ in 0..20 {
+        let taken = three.cells[1].now();
+        assert!(three.admits(1, 1));
+        three.clock.advance(TimeDelta::from_millis(360));
+        three.cancel(1, 1, taken);
+        three.exchange();
+    }
+    // A tenth of a unit is owed each time, and restored before the next.
+    assert!((0..CELLS).all(|cell| three.left(cell) >= 999), "{:?}", [0, 1, 2].map(|cell| three.left(cell)));
+}
+
+/// Without it a reservation that is canceled at the end of a window gives the other cells units of the next one.
+#[test]
+fn a_refund_that_arrives_after_its_window_leaves_the_next_one_as_it_is() {
+    for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow] {
+        // It begins in the middle of the window.
+        let three = Three::start(limit(algorithm, 1_000, 400));
+        let taken = three.cells[1].now();
+        assert!(three.admits(1, 600));
+        three.exchange();
+        assert_eq!(three.left(0), 400);
+        let key = CounterKey { scope: &three.counter.scope, parts: &[KeyPart::Text("a")] };
+        let (_, end) = three.counter.limit.window(taken, key.stable_hash()).expect("a window");
+        let before_end = end.since(taken).as_micros() - 100_000;
+        for _ in 0..before_end / 200_000 {
+            three.clock.advance(TimeDelta::from_millis(200));
+            three.exchange();
+        }
+        three.cancel(1, 600, taken);
+        three.clock.advance(TimeDelta::from_millis(200));
+        assert!(three.admits(0, 300), "{algorithm:?}");
+        let left = three.left(0);
+        three.exchange();
+        assert_eq!(three.left(0), left, "{algorithm:?}");
+        // What was reserved in this window is refunded in it.
+        let taken = three.cells[1].now();
+        assert!(three.admits(1, 50), "{algorithm:?}");
+        three.exchange();
+        assert_eq!(three.left(0), left - 50, "{algorithm:?}");
+        three.cancel(1, 50, taken);
+        three.exchange();
+        assert_eq!(three.left(0), left, "{algorithm:?}");
+    }
+}

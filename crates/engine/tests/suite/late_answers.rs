@@ -111,10 +111,16 @@ impl Slow {
         self.0.store().is_late.store(is_late, Ordering::Relaxed);
     }
 
-    /// Sets what the store last said of a limit of 30.
+    /// Sets what the store last said of a limit of 30, in time.
     fn set_known(&self, remaining: u64, age_secs: u64) {
-        let secs = TimeDelta::from_secs;
-        let known = LastKnown { used: 30 - remaining, reset_after: secs(3_000), age: secs(age_secs) };
+        self.set_known_late(remaining, age_secs, Some(age_secs));
+    }
+
+    /// Sets what the store last said of a limit of 30, and when it last did in time.
+    fn set_known_late(&self, remaining: u64, age_secs: u64, in_time_secs: Option<u64>) {
+        let (secs, in_time) = (TimeDelta::from_secs, in_time_secs.map(TimeDelta::from_secs));
+        let (used, reset_after, age) = (30 - remaining, secs(3_000), secs(age_secs));
+        let known = LastKnown { used, reset_after, age, in_time };
         *self.0.store().known.lock().expect("a value") = Some(known);
     }
 
@@ -207,4 +213,26 @@ fn a_decision_without_the_store_begins_from_its_last_reply() {
     slow.set_known(0, 1);
     slow.set_known(0, 0);
     assert_eq!(slow.passed(30).0, 0);
+}
+
+/// Without it a limit that is asked for more than it gives admits nothing while the store is late: what its late answers
+/// count is taken by requests that are denied, and a node's share is given anew with every answer.
+#[test]
+fn a_counter_without_the_store_goes_on_by_itself_while_answers_are_late() {
+    let slow = slow("limit: 30/hour, algorithm: fixed_window");
+    slow.set_late(true);
+    slow.0.set_live_nodes(3);
+    slow.set_known_late(24, 10, None);
+    assert_eq!(slow.passed(3).0, 3, "the first answer, although it was late");
+    for (remaining, age) in [(0, 5), (30, 4), (0, 3)] {
+        slow.set_known_late(remaining, age, None);
+        assert_eq!(slow.passed(1).0, 1, "{remaining}");
+    }
+    slow.set_known_late(30, 2, None);
+    assert_eq!(slow.passed(30).0, 2, "a third of 24 in all");
+    // It has answered in time since, and says less now: what it says now counts.
+    slow.set_known_late(27, 0, Some(1));
+    assert_eq!(slow.passed(30).0, 1, "a third of 27, less the eight in doubt");
+    slow.set_known_late(30, 0, Some(1));
+    assert_eq!(slow.passed(30).0, 0, "once");
 }

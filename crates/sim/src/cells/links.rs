@@ -34,6 +34,8 @@ pub(crate) enum Event {
     /// A request times out.
     GiveUp(u64),
     Check(usize),
+    /// A reservation is canceled: its cell, and its number.
+    Cancel(usize, u64),
     Tick(usize),
     /// Something breaks.
     Break,

@@ -31,6 +31,8 @@ pub(crate) struct Scenario {
     /// Mean microseconds between two checks of a cell, and their maximum cost.
     pub(crate) pace: u64,
     pub(crate) cost: u64,
+    /// Checks that are reservations, and are canceled up to a second later, per thousand.
+    pub(crate) cancels: u64,
     /// Duration of the traffic in microseconds.
     pub(crate) length: u64,
     pub(crate) tick: TimeDelta,
@@ -98,6 +100,11 @@ impl Scenario {
             crashes: !calm && mode.has_owner() && rng.chance(300),
             pace: (1_000_000 * cells as u64 * cost / demand).max(300),
             cost: if rng.chance(300) { (cost * 3).min(burst) } else { cost.min(burst) },
+            cancels: if mode == RegionMode::Shared && rng.chance(400) {
+                *rng.pick(&[100, 500, 900])
+            } else {
+                0
+            },
             length,
             tick: TimeDelta::from_millis(*rng.pick(&[50, 200, 500])),
             silence: TimeDelta::from_millis(*rng.pick(&[1_000, 2_000])),
@@ -124,6 +131,18 @@ impl Scenario {
 
     fn has_windows(&self) -> bool {
         WINDOWS.contains(&self.limit.algorithm())
+    }
+
+    /// Returns the units of canceled reservations that other cells may count nevertheless, on the safe side. What a cell has
+    /// taken by its part while another was silent is not refunded there: time may have restored it already. And what time had
+    /// restored of a unit when a reservation was canceled is owed for a lag longer elsewhere.
+    pub(crate) fn max_owed_longer(&self) -> u64 {
+        let may_be_silent = self.cuts || self.apart || self.stalls || self.loss > 0;
+        match self.cancels > 0 {
+            true if may_be_silent => u64::MAX,
+            true => 1,
+            false => 0,
+        }
     }
 
     /// Returns the limit that admissions of all cells together may not exceed: a bucket with the burst and the rate that

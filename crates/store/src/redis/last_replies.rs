@@ -25,6 +25,15 @@ struct Entry {
     used: u64,
     reset_after: TimeDelta,
     heard_at: Timestamp,
+    /// When a reply last came in time; zero if none did.
+    in_time_at: Timestamp,
+}
+
+/// Whether somebody still waits for a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    InTime,
+    Late,
 }
 
 impl LastReplies {
@@ -45,7 +54,14 @@ impl LastReplies {
     }
 
     /// Records the outcome of a limit with this capacity.
-    pub(super) fn record(&self, bundle: &str, name: &Name, capacity: u64, outcome: &Outcome, now: Timestamp) {
+    pub(super) fn record(
+        &self,
+        (bundle, name): (&str, &Name),
+        capacity: u64,
+        outcome: &Outcome,
+        arrival: Arrival,
+        now: Timestamp,
+    ) {
         if outcome.verdict == Verdict::Unknown {
             return;
         }
@@ -54,14 +70,20 @@ impl LastReplies {
         let known = set.iter().position(|entry| entry.id == id);
         let place = known.or_else(|| (0..WAYS).min_by_key(|at| set[*at].heard_at)).unwrap_or(0);
         let (used, reset_after) = (capacity.saturating_sub(outcome.remaining), outcome.reset_after);
-        set[place] = Entry { id, used, reset_after, heard_at: now };
+        let in_time_at = match (arrival, known) {
+            (Arrival::InTime, _) => now,
+            (Arrival::Late, Some(at)) => set[at].in_time_at,
+            (Arrival::Late, None) => Timestamp::ZERO,
+        };
+        set[place] = Entry { id, used, reset_after, heard_at: now, in_time_at };
     }
 
     pub(super) fn get(&self, bundle: &str, name: &Name, now: Timestamp) -> Option<LastKnown> {
         let id = self.id(bundle, name);
         let entry = self.set(id).iter().find(|entry| entry.id == id).copied()?;
-        let Entry { used, reset_after, heard_at, .. } = entry;
-        Some(LastKnown { used, reset_after, age: now.since(heard_at) })
+        let Entry { used, reset_after, heard_at, in_time_at, .. } = entry;
+        let in_time = (in_time_at > Timestamp::ZERO).then(|| now.since(in_time_at));
+        Some(LastKnown { used, reset_after, age: now.since(heard_at), in_time })
     }
 }
 
@@ -78,15 +100,20 @@ mod tests {
         let name = |n: u64| Name::from_slice(n.to_string().as_bytes());
         let most = 1_000_000;
         for n in 0..most {
-            table.record("b", &name(n), most, &allowed(most - n), now);
+            table.record(("b", &name(n)), most, &allowed(most - n), Arrival::Late, now);
         }
         let known = (0..most).filter_map(|n| Some((n, table.get("b", &name(n), now)?.used)));
         let known: Vec<_> = known.collect();
         assert!(known.len() > SETS && known.iter().all(|(n, used)| n == used));
-        table.record("b", &name(7), 5, &allowed(3), now);
-        table.record("b", &name(7), 5, &allowed(2), now + TimeDelta::from_secs(1));
-        table.record("b", &name(7), 5, &outcome(9), now + TimeDelta::from_secs(1));
-        let last = table.get("b", &name(7), now + TimeDelta::from_secs(3)).expect("known");
-        assert_eq!((last.used, last.age), (3, TimeDelta::from_secs(2)));
+        let (key, secs) = (name(7), TimeDelta::from_secs);
+        let record =
+            |outcome: &Outcome, arrival, at| table.record(("b", &key), 5, outcome, arrival, now + secs(at));
+        let last = || table.get("b", &key, now + secs(3)).expect("known");
+        record(&allowed(4), Arrival::Late, 0);
+        assert_eq!((last().used, last().in_time), (1, None));
+        record(&allowed(3), Arrival::InTime, 0);
+        record(&allowed(2), Arrival::Late, 1);
+        record(&outcome(9), Arrival::InTime, 1);
+        assert_eq!((last().used, last().age, last().in_time), (3, secs(2), Some(secs(3))));
     }
 }

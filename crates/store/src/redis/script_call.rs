@@ -2,6 +2,7 @@
 
 use super::decode_state;
 use super::envoy_keys;
+use super::last_replies::Arrival;
 use super::pipeline::{Command, Failure, Job, ShardReply};
 use super::recompute::recompute;
 use super::script::Scripts;
@@ -320,14 +321,15 @@ impl ScriptCall {
                     continue;
                 }
             }
+            let arrival = if job.reply.is_closed() { Arrival::Late } else { Arrival::InTime };
             for (want, recomputed) in request.charges.iter().zip(&recomputed) {
                 let counter = &self.counters[usize::from(numbers[want.counter]) - 1];
                 let outcome = recomputed.resolve(scripted, want.enforcement);
                 shared.last_replies.record(
-                    &self.bundles[counter.bundle],
-                    &counter.name,
+                    (&self.bundles[counter.bundle], &counter.name),
                     want.limit.capacity(),
                     &outcome,
+                    arrival,
                     received_at,
                 );
             }
