@@ -138,6 +138,14 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         Message::Done(self.members.sightings(self.clock.now()))
     }
 
+    /// Waits until no other cell's report of these counters is applied, where something may be kept beside their states.
+    async fn lock(&self, charges: &[Charge<'_>], ids: &[CounterId]) -> Locked<'_> {
+        let is_empty = self.overdrafts.is_empty() && self.lost_units.is_empty();
+        let is_locked = |charge: &Charge<'_>| !is_empty || charge.cost.is_refund() || is_large(charge);
+        let locked = charges.iter().zip(ids).filter(|(charge, _)| is_locked(charge)).map(|(_, id)| *id);
+        self.locks.lock(locked).await
+    }
+
     /// Cuts a refund of a window that may have turned since it was made: it would take off what was consumed in the new one.
     /// Of that, no more is refunded than other cells have reported.
     fn cut_old_refund(&self, charge: &mut Charge<'_>, oldest: Timestamp, now: Timestamp) {
@@ -150,14 +158,6 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             let reported = self.others.used_in_window(charge, now);
             charge.cost = Cost::refund(charge.cost.units().min(reported));
         }
-    }
-
-    /// Waits until no other cell's report of these counters is applied, where something may be kept beside their states.
-    async fn lock(&self, charges: &[Charge<'_>], ids: &[CounterId]) -> Locked<'_> {
-        let is_empty = self.overdrafts.is_empty() && self.lost_units.is_empty();
-        let is_locked = |charge: &Charge<'_>| !is_empty || charge.cost.is_refund() || is_large(charge);
-        let locked = charges.iter().zip(ids).filter(|(charge, _)| is_locked(charge)).map(|(_, id)| *id);
-        self.locks.lock(locked).await
     }
 
     /// Debits what other cells have consumed of shared limits, however much it is. `ids` are those of the charges' counters.
@@ -222,13 +222,12 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     ) -> Result<HashMap<usize, u64>, StoreError> {
         let now = self.clock.now();
         let is_read = |(charge, id): (&Charge<'_>, &CounterId)| {
-            let units = charge.cost.units();
-            let is_large = is_large(charge);
-            let Some(time) = BucketTime::of(charge) else { return is_large && has_windows(charge.limit) };
-            match self.overdrafts.get(*id).filter(|known| known.full_at > now) {
-                None => is_large,
-                Some(known) => charge.cost.is_refund() && time.is_held(after(&known, &time, units, now)),
-            }
+            let has_room = match BucketTime::of(charge) {
+                // What comes after an overdraft is added to it.
+                Some(_) => self.overdrafts.get(*id).is_none_or(|known| known.full_at <= now),
+                None => has_windows(charge.limit),
+            };
+            is_large(charge) && has_room
         };
         let wanted: Vec<usize> =
             charges.iter().zip(ids).enumerate().filter(|(_, one)| is_read(*one)).map(|(at, _)| at).collect();
@@ -269,11 +268,15 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             if units >= charge.limit.refill_cost() {
                 return Some((charge.cost, Beyond::Settled));
             }
-            let ahead = after(&known, time, units, now);
-            return match room.filter(|_| time.is_held(ahead)) {
-                Some(room) => Some((time.settling(ahead, room, units), Beyond::Settled)),
-                None => Some((Cost::PEEK, Beyond::Shorter(*time, time.time(units)))),
-            };
+            // Of what the state does not have first, and the rest of what it has.
+            let beyond = known.units(time, now);
+            return Some(match beyond.checked_sub(units) {
+                None | Some(0) => (Cost::refund(units - beyond), Beyond::Settled),
+                Some(left) if time.is_held(after(&known, time, units, now)) => {
+                    (Cost::new(left), Beyond::Settled)
+                }
+                Some(_) => (Cost::PEEK, Beyond::Shorter(*time, time.time(units))),
+            });
         }
         // No more than the other cells can have admitted before they knew: a wrong number denies callers only for a
         // short time.
@@ -317,7 +320,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             Beyond::Longer { time, more, otherwise, latest } => {
                 self.overdrafts.extend(id, &time, more, (otherwise, latest), now);
             }
-            Beyond::Shorter(time, less) => self.overdrafts.shorten(id, &time, less),
+            Beyond::Shorter(time, less) => self.overdrafts.reduce(id, &time, less),
             Beyond::Settled => drop(self.overdrafts.remove(id)),
             Beyond::More { units, most, until } => self.lost_units.add(id, units, most, until, now),
             Beyond::Fewer(units) => self.lost_units.take(id, units),

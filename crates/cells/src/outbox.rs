@@ -90,7 +90,8 @@ pub struct Outbox {
     /// Bytes of the values that are waiting.
     bytes: usize,
     sequence: u64,
-    in_flight: Option<(Arc<Batch>, Timestamp)>,
+    /// The batch in flight, until when consumption is in it, and when it was made.
+    in_flight: Option<(Arc<Batch>, Timestamp, Timestamp)>,
     /// Memory of the last batch, which the next uses again.
     spare: Vec<BatchEntry>,
     /// Until when consumption has been added.
@@ -220,7 +221,8 @@ impl Outbox {
     /// Returns the batch to send: the one in flight if its acknowledgement is missing, else the next. It may be empty:
     /// it is the heartbeat as well.
     pub fn next_batch(&mut self, now: Timestamp) -> Arc<Batch> {
-        if let Some((batch, _)) = &self.in_flight {
+        if let Some((batch, _, made_at)) = &mut self.in_flight {
+            clear_old(batch, *made_at, now);
             return Arc::clone(batch);
         }
         self.sequence += 1;
@@ -261,7 +263,7 @@ impl Outbox {
         // Only what is complete is known to the peer afterwards.
         let covers = if is_complete { self.filled_until } else { self.acked_until };
         let batch = Arc::new(batch);
-        self.in_flight = Some((Arc::clone(&batch), covers));
+        self.in_flight = Some((Arc::clone(&batch), covers, now));
         batch
     }
 
@@ -269,7 +271,7 @@ impl Outbox {
     /// acknowledgement was lost is counted twice, on the safe side.
     pub fn take(&mut self, now: Timestamp) -> Vec<Consumed> {
         let mut all = Vec::new();
-        if let Some((batch, _)) = self.in_flight.take() {
+        if let Some((batch, ..)) = self.in_flight.take() {
             let counters: Vec<Arc<SentCounter>> = batch.counters.iter().cloned().map(Arc::new).collect();
             for BatchEntry { counter, values, units } in &batch.entries {
                 if let Some(counter) = counters.get(*counter as usize) {
@@ -289,7 +291,7 @@ impl Outbox {
 
     /// Removes the batch in flight, because the peer has applied it.
     pub fn acknowledge(&mut self, sequence: u64) {
-        if let Some((batch, covers)) = self.in_flight.take_if(|(batch, _)| batch.sequence == sequence) {
+        if let Some((batch, covers, _)) = self.in_flight.take_if(|(batch, ..)| batch.sequence == sequence) {
             self.acked_until = self.acked_until.max(covers);
             self.spare = Arc::try_unwrap(batch).map(|batch| batch.entries).unwrap_or_default();
             self.spare.clear();
@@ -323,7 +325,7 @@ impl Outbox {
     #[must_use]
     pub fn waiting(&self) -> usize {
         let fresh = self.fresh.as_ref().map_or(0, |fresh| fresh.left().len());
-        let in_flight = self.in_flight.as_ref().map_or(0, |(batch, _)| batch.entries.len());
+        let in_flight = self.in_flight.as_ref().map_or(0, |(batch, ..)| batch.entries.len());
         fresh + self.pending.len() + in_flight
     }
 
@@ -343,6 +345,33 @@ pub(crate) fn used(limit: &Limit, state: &State, now: Timestamp) -> u64 {
 /// Returns what distinguishes the limit of whole units: what is refunded in parts of one was consumed under that.
 fn whole_numbers(limit: &Limit) -> LimitNumbers {
     if limit.parts_of_unit() > 1 { limit_numbers(&limit.in_whole_units()) } else { limit_numbers(limit) }
+}
+
+/// Returns whether units that were added at `since` no longer count: their state has run out; or they are a refund, and its
+/// window has ended, so that it would take off what was consumed in the next one.
+fn is_over(counter: &SentCounter, values: &KeyValues, units: i64, since: Timestamp, now: Timestamp) -> bool {
+    let has_turned = || {
+        let phase = phase(counter, values);
+        let windows = counter.limit.window(since + phase, 0).zip(counter.limit.window(now + phase, 0));
+        windows.is_some_and(|((was, _), (is, _))| was != is)
+    };
+    now.since(since) > counter.limit.retention() || units < 0 && has_turned()
+}
+
+/// Empties the entries of a batch that no longer count since it was made: a peer may be cut off for long. Their places stay, by
+/// which a receiver remembers what it has applied.
+fn clear_old(batch: &mut Arc<Batch>, made_at: Timestamp, now: Timestamp) {
+    let is_old = |entry: &BatchEntry| {
+        let counter = batch.counters.get(entry.counter as usize);
+        entry.units != 0
+            && counter.is_some_and(|counter| is_over(counter, &entry.values, entry.units, made_at, now))
+    };
+    let old: Vec<usize> =
+        batch.entries.iter().enumerate().filter(|(_, entry)| is_old(entry)).map(|(at, _)| at).collect();
+    if !old.is_empty() {
+        let emptied = Arc::make_mut(batch);
+        old.into_iter().for_each(|at| emptied.entries[at].units = 0);
+    }
 }
 
 /// Returns by how much the windows of a counter are shifted.
@@ -394,7 +423,7 @@ impl Draft {
         since: Timestamp,
         now: Timestamp,
     ) -> u64 {
-        if units == 0 || now.since(since) > counter.limit.retention() {
+        if units == 0 || is_over(counter, values, units, since, now) {
             return 0;
         }
         // One that no peer can read would make the whole batch unreadable.

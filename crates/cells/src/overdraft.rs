@@ -3,9 +3,12 @@
 //! A bucket's state is at most its burst in debt, so that a wrong debit denies callers only for a short time. Between
 //! cells that is too little where the burst is small beside the rate: with 1,000/s and a burst of 10, two other cells
 //! admit 400 in a tick, and of a debit of 400 all but 20 would be forgotten, in every tick. So what does not fit is
-//! kept here as the instant at which the bucket is full again, and the counter denies until its own state can represent
-//! that; then it is debited the rest. A refund moves the instant back first, and reaches the state only where that is
-//! then able to represent the debt. The table is bounded; when it is full, the overdraft that ends first is dropped.
+//! kept here: how much it is, and the instant at which the bucket is full again. The counter denies until its own state can
+//! represent that; then it is debited what is kept here. A refund of another cell is taken off that first, and the rest off
+//! the state. The table is bounded; when it is full, the overdraft that ends first is dropped.
+//!
+//! The instant alone was rejected: a state would be debited what it lacks to it, also what another node of the cell has
+//! refunded in the store meanwhile.
 //!
 //! An instant alone is not a number of units: an overdraft has the scale of the limit that reported it, as a bucket's state
 //! has, and a limit with another one (a tier, another revision of the rules) converts what is owed to units and back.
@@ -13,19 +16,19 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tollgate_core::{
-    Charge, Cost, CounterId, Limit, LimitParams, Outcome, Scale, TimeDelta, Timestamp, Verdict,
-};
+use tollgate_core::{Charge, CounterId, Limit, LimitParams, Outcome, Scale, TimeDelta, Timestamp, Verdict};
 
 const MAX: usize = 65_536;
 /// More units than any bucket owes.
 const MAX_UNITS: u128 = 1 << 42;
 
-/// Debt of a bucket, with what its state has of it.
+/// Debt of a bucket beyond its state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Overdraft {
-    /// When the bucket is full again.
+    /// When the bucket is full again, after all of its debt.
     pub(crate) full_at: Timestamp,
+    /// The time in which the part of the debt is restored that the state does not have.
+    beyond: TimeDelta,
     scale: Scale,
 }
 
@@ -33,6 +36,17 @@ impl Overdraft {
     /// Returns the time in which a bucket of this arithmetic restores what is owed.
     pub(crate) fn ahead(&self, time: &BucketTime, now: Timestamp) -> TimeDelta {
         converted(self.full_at.since(now), self.scale, time.scale, u128::div_ceil)
+    }
+
+    /// Returns the time in which it restores what the state does not have. Nothing has been restored of that before the state
+    /// is full.
+    fn beyond(&self, time: &BucketTime, now: Timestamp) -> TimeDelta {
+        converted(self.beyond.min(self.full_at.since(now)), self.scale, time.scale, u128::div_ceil)
+    }
+
+    /// Returns the units that the state does not have.
+    pub(crate) fn units(&self, time: &BucketTime, now: Timestamp) -> u64 {
+        time.units_up(self.beyond(time, now))
     }
 }
 
@@ -95,18 +109,10 @@ impl BucketTime {
         ahead.as_micros() <= self.max_ahead
     }
 
-    /// Returns what turns a state with this much room into one that is full after `ahead`, if it can be. It refunds at most
-    /// `refunded` units: what a state owes more was not part of the overdraft.
-    pub(crate) fn settling(&self, ahead: TimeDelta, room: u64, refunded: u64) -> Cost {
-        let held = self.units(self.max_ahead).saturating_sub(room);
-        let owed = if ahead == TimeDelta::ZERO { 0 } else { self.units(ahead.as_micros()).saturating_add(1) };
-        match owed.checked_sub(held) {
-            Some(missing) => Cost::new(missing),
-            None => match (held - owed).min(refunded) {
-                0 => Cost::PEEK,
-                units => Cost::refund(units),
-            },
-        }
+    /// Returns the units of a time that was rounded up to microseconds; a part of one counts as one.
+    fn units_up(&self, time: TimeDelta) -> u64 {
+        let parts = u128::from(time.as_micros().saturating_sub(1)) * u128::from(self.k);
+        u64::try_from(parts.div_ceil(u128::from(self.interval))).unwrap_or(u64::MAX)
     }
 
     /// Returns the time that units take to be restored, rounded up.
@@ -141,18 +147,24 @@ impl Overdrafts {
         now: Timestamp,
     ) {
         let mut all = self.lock();
-        let known =
-            all.get(&id).filter(|known| known.full_at > now).map(|known| now + known.ahead(time, now));
-        let full_at = known.map_or(otherwise, |full_at| full_at + more).min(latest);
-        if known.is_some_and(|known| known >= full_at) {
-            return;
-        }
+        let known = all.get(&id).filter(|known| known.full_at > now);
+        let known = known.map(|known| (now + known.ahead(time, now), known.beyond(time, now)));
+        let (full_at, beyond) = match known {
+            None => (otherwise.min(latest), more),
+            Some((before, beyond)) => {
+                let full_at = (before + more).min(latest);
+                if full_at <= before {
+                    return;
+                }
+                (full_at, TimeDelta::from_micros(beyond.as_micros() + full_at.since(before).as_micros()))
+            }
+        };
         if all.len() >= MAX && !all.contains_key(&id) {
             let soonest = all.iter().take(8).min_by_key(|(_, one)| one.full_at).map(|(id, _)| *id);
             soonest.and_then(|id| all.remove(&id));
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
-        all.insert(id, Overdraft { full_at, scale: time.scale });
+        all.insert(id, Overdraft { full_at, beyond, scale: time.scale });
         self.count.store(all.len(), Ordering::Relaxed);
     }
 
@@ -161,10 +173,19 @@ impl Overdrafts {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Moves the instant at which a bucket is full again back by `less`, a time of `time`.
+    /// Moves the instant at which a bucket is full again back by `less`, a time of `time`, which was refunded to its state.
     pub(crate) fn shorten(&self, id: CounterId, time: &BucketTime, less: TimeDelta) {
         if let Some(known) = self.lock().get_mut(&id) {
             known.full_at = known.full_at - converted(less, time.scale, known.scale, |units, by| units / by);
+        }
+    }
+
+    /// The same for what was refunded of the part that the state does not have.
+    pub(crate) fn reduce(&self, id: CounterId, time: &BucketTime, less: TimeDelta) {
+        if let Some(known) = self.lock().get_mut(&id) {
+            let less = converted(less, time.scale, known.scale, |units, by| units / by);
+            known.full_at = known.full_at - less;
+            known.beyond = TimeDelta::from_micros(known.beyond.as_micros().saturating_sub(less.as_micros()));
         }
     }
 

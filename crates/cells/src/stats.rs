@@ -80,6 +80,8 @@ pub struct RegionStats {
     pub late_peers: usize,
     /// Whether a majority of the cells answers this one: without it, a cell decides nothing that a hash gives it.
     pub has_majority: bool,
+    /// Whether it has done so for the silence time, after which this cell decides what a hash gives it.
+    pub has_joined: bool,
     /// Units that were not reported, because too many counters were active.
     pub unreported: u64,
     /// Debts beyond a bucket's state that were dropped, because there were too many.
@@ -106,6 +108,7 @@ impl Counts {
             late_assumed: of(&self.late_assumed),
             late_peers: 0,
             has_majority: true,
+            has_joined: true,
             unreported,
             dropped_overdrafts: 0,
         }

@@ -35,6 +35,12 @@ impl Members {
         2 * answering > roster.cells.len() + 1
     }
 
+    /// Returns whether this cell decides what a hash gives it: a majority has answered it for the silence time.
+    #[must_use]
+    pub fn has_joined(&self, now: Timestamp) -> bool {
+        self.has_joined.load(Ordering::Acquire) && !self.has_stood_still(now) && self.has_majority(now)
+    }
+
     /// Returns whether the last refresh is so long ago that others may have declared this cell dead since: then a
     /// majority at both ends proves nothing.
     fn has_stood_still(&self, now: Timestamp) -> bool {

@@ -112,12 +112,14 @@ fn a_process_that_stood_still_decides_nothing_until_the_others_know() {
     let members = started(["a", "b", "c"], [None; 3], start);
     answer_until(&members, &[0, 1], &[], start, later(3_000));
     let key = own_key(&members, later(3_000));
+    assert!(members.has_joined(later(3_000)) && !members.has_joined(later(19_000)));
     // No tick and no answer for 16 seconds; then requests come first, then an answer, then a tick.
     assert!(matches!(decides(&members, &key, later(19_000)), Decider::Nobody(_)));
     members.on_answer(0, later(19_000), &[], later(19_000));
     assert!(matches!(decides(&members, &key, later(19_001)), Decider::Nobody(_)));
     members.refresh(later(19_002));
     assert!(matches!(decides(&members, &key, later(19_003)), Decider::Nobody(_)), "it has just joined");
+    assert!(members.has_majority(later(19_003)) && !members.has_joined(later(19_003)), "and shows it");
     answer_until(&members, &[0, 1], &[], later(19_002), later(22_000));
     assert_eq!(decides(&members, &key, later(22_000)), Decider::Own);
     let scope = Scope::new(format!("{}x", region_prefix(RegionMode::Owner, CounterOwner::Hash)));

@@ -94,7 +94,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             }
             let ahead = known.ahead(&time, now);
             if time.is_held(ahead) {
-                let owed = time.settling(ahead, self.room(charge).await.map_err(unkept)?, 0);
+                let owed = Cost::new(known.units(&time, now));
                 if self.overdrafts.remove(id) && !owed.is_peek() {
                     let debit = [Charge { cost: owed, ..*charge }];
                     keep_late(self.own.debit_reported(&debit).await)?;

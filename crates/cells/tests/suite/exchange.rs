@@ -372,3 +372,28 @@ fn a_refund_in_parts_of_a_unit_undoes_what_a_silent_peer_was_not_told() {
     let units: i64 = outbox.next_batch(now).entries.iter().map(|entry| entry.units).sum();
     assert!((0..=1).contains(&units), "{units}");
 }
+
+/// Without it a refund that waits for a peer takes off what is consumed in the next window.
+#[test]
+fn a_refund_is_not_sent_after_its_window() {
+    let limit = LimitSpec::new(Algorithm::FixedWindow, Rate::per(1_000, TimeDelta::from_secs(10)));
+    let counter =
+        Arc::new(SentCounter { scope: Scope::new("api|caller"), limit: limit.build().expect("valid") });
+    let (now, values) = (Timestamp::from_secs(1_700_000_005), KeyValues::new(&[KeyPart::Text("a")]));
+    let consumed = |units| [Consumed { counter: Arc::clone(&counter), values: values.clone(), units }];
+    let sent = |outbox: &mut Outbox, now| {
+        outbox.next_batch(now).entries.iter().map(|entry| entry.units).collect::<Vec<_>>()
+    };
+    let later = now + TimeDelta::from_secs(5);
+    for (units, after) in [(-40, 0), (40, 40)] {
+        let mut outbox = Outbox::new(100, now);
+        outbox.add(&consumed(units), false, now);
+        assert_eq!(sent(&mut outbox, now), [units]);
+        // It is sent again, at the same place.
+        assert_eq!(sent(&mut outbox, now + TimeDelta::from_secs(1)), [units]);
+        assert_eq!(sent(&mut outbox, later), [after]);
+        let mut outbox = Outbox::new(100, now);
+        outbox.add(&consumed(units), false, now);
+        assert_eq!(sent(&mut outbox, later).iter().sum::<i64>(), after);
+    }
+}

@@ -139,6 +139,20 @@ fn an_overdraft_is_a_number_of_units_to_a_slower_limit() {
     assert!(!three.admits(0, 1));
 }
 
+/// Without it a refund by a limit of another scale moves an overdraft by that limit's time.
+#[test]
+fn a_refund_takes_the_same_units_off_an_overdraft_of_another_scale() {
+    let mut three = overdrawn(10, 86_400);
+    let taken = three.cells[1].now();
+    three.counter.limit = limit(Algorithm::Gcra, 11, 3_600);
+    // Thirty are owed; ten of them are refunded by a limit that restores them in an hour.
+    three.cancel(1, 10, taken);
+    three.exchange();
+    three.counter.limit = limit(Algorithm::Gcra, 10, 86_400);
+    let reset = three.charged(0, Cost::PEEK).reset_after.as_micros() / 1_000_000;
+    assert!((2 * 86_400 - 60..=2 * 86_400 + 60).contains(&reset), "{reset}");
+}
+
 /// Without it a settlement far beyond a limit denies callers for days at the other cells, and for one at its own.
 #[test]
 fn a_settlement_far_beyond_the_limit_is_reported_as_far_as_it_counts_here() {
@@ -154,4 +168,21 @@ fn a_settlement_far_beyond_the_limit_is_reported_as_far_as_it_counts_here() {
         let reset = |cell: usize| three.charged(cell, Cost::PEEK).reset_after;
         assert!(three.left(1) == 0 && reset(1) <= reset(0) && reset(2) <= reset(0), "{algorithm:?}");
     }
+}
+
+/// Without it a reservation that another node of the cell has canceled, in the store that they share, is debited again.
+#[test]
+fn what_another_node_has_refunded_in_the_store_stays_refunded() {
+    let three = overdrawn(1_000, 3_600);
+    let taken = three.cells[0].now();
+    let parts = [KeyPart::Text("a")];
+    let key = CounterKey { scope: &three.counter.scope, parts: &parts };
+    let refund = [Charge::new(key, &three.counter.limit, Cost::refund(1_000))];
+    block_on(three.cells[0].own().debit(&refund)).expect("refunded");
+    three.cancel(1, 1_000, taken);
+    three.exchange();
+    assert_eq!(three.left(0), 0, "the third cell's are used");
+    three.cancel(2, 1_000, taken);
+    three.exchange();
+    assert_eq!(three.left(0), 1_000);
 }
