@@ -228,7 +228,7 @@ impl HotCounts {
                 let place = at * SETS_EACH + left.trailing_zeros() as usize;
                 for (table, place) in tables.iter().flat_map(|table| [(table, place), (table, place ^ 1)]) {
                     table.drain_set(place, &mut |name, consumed, units| {
-                        report(place & !1, name, consumed, units)
+                        report(place & !1, name, consumed, units);
                     });
                 }
                 left &= left - 1;

@@ -20,9 +20,11 @@ descriptors:
 ";
 const ALL: [(&str, &str); 3] = [("user", "u"), ("slot", "u"), ("team", "u")];
 
+type Memory = MemoryStore<Arc<ManualClock>>;
+
 /// A store of two shards: the counters of these rules are on one that may be down.
 #[derive(Clone)]
-struct Shards(Arc<(MemoryStore<Arc<ManualClock>>, Mutex<HashSet<&'static str>>)>);
+struct Shards(Arc<(Memory, Mutex<HashSet<&'static str>>)>);
 
 impl Shards {
     fn fail(&self, rules: &[&'static str]) {
