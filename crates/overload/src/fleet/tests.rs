@@ -103,26 +103,3 @@ fn a_part_in_flight_is_a_rate_by_how_long_requests_last() {
     assert!(close(Durations::default().shared_out(NodePart::Rate(7.0), 0.1, 10.0), 10.0));
     assert!(close(Durations::default().shared_out(NodePart::Rate(7.0), 0.1, 5.0), 7.0));
 }
-
-#[test]
-fn a_part_in_flight_is_a_rate_by_how_long_requests_last() {
-    let part = |now, begun| NodePart::InFlight { places: 50.0, held: NodePlaces::Reported { now, begun } };
-    let close = |rate: f64, expected: f64| (rate / expected - 1.0).abs() < 0.02;
-    let mut durations = Durations::default();
-    // 40 places, each for two seconds: 20 requests begin and end in a second.
-    let steps = (0..100).map(|step| durations.shared_out(part(40, 40 + 2 * step), 0.1, 20.0));
-    let rates: Vec<f64> = steps.collect();
-    assert!(rates[10..].iter().all(|rate| close(*rate, 25.0)), "50 places for two seconds: {rates:?}");
-    // Nothing begins or ends any more: requests last longer, but the node is owed what it does not hold.
-    let owed: Vec<f64> = (0..400).map(|_| durations.shared_out(part(40, 238), 0.1, 0.0)).collect();
-    assert!(owed[100] < 10.0 && owed[399] > 1e6, "{} and {}", owed[100], owed[399]);
-    assert!(durations.shared_out(part(20, 238), 0.1, 0.0) > 1e6, "less than half its part");
-    assert!(close(durations.shared_out(part(60, 278), 0.1, 400.0), 360.0), "more than its part");
-    assert!(Durations::default().shared_out(part(0, 0), 0.1, 0.0) > 1e6, "nothing was admitted here");
-    assert!(close(Durations::default().shared_out(part(0, 0), 0.1, 5.0), 5.0), "reservations");
-    let lasting = NodePart::InFlight { places: 50.0, held: NodePlaces::Lasting(10.0) };
-    assert!(close(Durations::default().shared_out(lasting, 0.1, 0.1), 5.0));
-    assert!(close(Durations::default().shared_out(lasting, 0.1, 10.0), 9.0), "more than its part");
-    assert!(close(Durations::default().shared_out(NodePart::Rate(7.0), 0.1, 10.0), 10.0));
-    assert!(close(Durations::default().shared_out(NodePart::Rate(7.0), 0.1, 5.0), 7.0));
-}
