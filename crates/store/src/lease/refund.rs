@@ -17,14 +17,15 @@ use smallvec::SmallVec;
 use tokio::sync::Mutex;
 use tollgate_core::{
     Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Mode, Outcome, Outcomes,
-    RegionMode, StoreError, Timestamp,
+    RegionMode, StoreError, Timestamp, Verdict,
 };
 
 const LOCKS: usize = 64;
 /// Maximum number of parts that a refund is divided into.
 const MAX_PARTS: usize = 32;
 
-/// Locks of refunds by key: of the second kind, one is under way on a node for each counter.
+/// Locks of refunds by key: of the second kind, one is under way on a node for each counter. None waits for another: the
+/// node's lease takes what comes meanwhile.
 pub(super) struct RefundLocks([Mutex<()>; LOCKS]);
 
 impl Default for RefundLocks {
@@ -54,10 +55,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
     /// [`StoreError`] if nothing was refunded.
     pub(super) async fn refund(&self, charge: &Charge<'_>, freed_at: Timestamp) -> Result<(), StoreError> {
         let name = self.hasher.name(&charge.key);
-        let _turn = self.refunding.0[name as usize % LOCKS].lock().await;
+        let turn = self.refunding.0[name as usize % LOCKS].try_lock();
         if let Some(known) = self.refund_unleased(charge).await? {
             let mut refund = Refund { charge: central(charge), left: charge.cost.units(), freed_at };
-            self.refund_beside_leases(&mut refund, &known).await?;
+            if turn.is_ok() {
+                self.refund_beside_leases(&mut refund, &known).await?;
+            }
             self.refund_to_lease(name, &refund);
         }
         Ok(())
@@ -84,22 +87,30 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             return Ok(());
         }
         let Some(depth) = self.config.refund_depth(charge.limit) else { return Ok(()) };
-        let (mut used, whole) = (known.reset_after, refund.left);
+        // A repeated denial says nothing of the bucket.
+        let known = Some(known.reset_after).filter(|_| known.verdict != Verdict::Unknown);
+        let (mut used, whole) = (known, refund.left);
         for _ in 0..MAX_PARTS {
             let part = refund.left.min(depth.part);
-            if part == 0 || !depth.allows(used, part) {
-                return Ok(());
+            if part == 0 {
+                break;
+            }
+            let reset_after = match used.take() {
+                Some(known) => known,
+                None => {
+                    let look = [Charge { cost: Cost::PEEK, ..charge }];
+                    let Ok(outcomes) = self.inner.charge(&look).await else { break };
+                    outcomes.per_charge[0].reset_after
+                }
+            };
+            if !depth.allows(reset_after, part) {
+                break;
             }
             let debited = self.inner.debit(&[Charge { cost: Cost::refund(part), ..charge }]).await;
             match debited {
                 Ok(()) => refund.left -= part,
                 Err(error) if refund.left == whole => return Err(error),
-                Err(_) => return Ok(()),
-            }
-            if refund.left > 0 {
-                let look = [Charge { cost: Cost::PEEK, ..charge }];
-                let Ok(outcomes) = self.inner.charge(&look).await else { return Ok(()) };
-                used = outcomes.per_charge[0].reset_after;
+                Err(_) => break,
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use tollgate_core::{
     Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit,
     LimitSpec, ManualClock, Mode, PermitId, Rate, Scope, State, TimeDelta, Timestamp, nonzero,
 };
-use tollgate_store::{LeaseConfig, LeasedStore};
+use tollgate_store::{DenyCache, LeaseConfig, LeasedStore};
 
 type Store = Arc<ReferenceStore<Arc<ManualClock>>>;
 
@@ -21,7 +21,7 @@ impl Clock for NodeClock {
     }
 }
 
-type Node = LeasedStore<Store, Store, NodeClock>;
+type Node = LeasedStore<DenyCache<Store, NodeClock>, Store, NodeClock>;
 
 /// A store and nodes with leases in front of it, and the clock of all.
 struct Fleet {
@@ -49,7 +49,8 @@ impl Fleet {
         let config = LeaseConfig { nodes: count, ..config.clone() };
         let node = |number: u32| {
             let clock = NodeClock(Arc::clone(&clock), TimeDelta::from_secs(u64::from(number) * 1_000));
-            LeasedStore::new(Arc::clone(&store), Arc::clone(&store), clock, config.clone())
+            let cached = DenyCache::new(Arc::clone(&store), clock.clone(), 64);
+            LeasedStore::new(cached, Arc::clone(&store), clock, config.clone())
         };
         let nodes = (0..count).map(node).collect();
         let limit = limit.build().expect("a limit");
