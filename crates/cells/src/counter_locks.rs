@@ -22,7 +22,7 @@ impl Default for CounterLocks {
 }
 
 impl CounterLocks {
-    /// Waits until nobody else changes these counters.
+    /// Waits until these counters are not being changed.
     pub(crate) async fn lock(&self, ids: impl Iterator<Item = CounterId>) -> Locked<'_> {
         let mut wanted = ids.fold(0_u64, |wanted, id| wanted | 1 << (id.0 % LOCKS as u64));
         let mut locked = SmallVec::new();

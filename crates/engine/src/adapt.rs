@@ -2,7 +2,7 @@
 //!
 //! They bear on plans as emergency measures do: a request's limits are scaled before they are charged, and usage stays.
 //! While nothing is tightened, a request pays for reading one flag. Steps are made by reports of signals. Those that no report has made are
-//! made up for by requests while limits are tightened, by [`Limiter::reconcile`] and by whoever reads the state, so that limits recover at
+//! made up for by requests while limits are tightened, by [`Limiter::reconcile`] and when the state is read, so that limits recover at
 //! the same time on a busy node, on an idle one, and if reports stop.
 //!
 //! `signals.rs` records what they follow.

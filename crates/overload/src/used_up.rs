@@ -1,6 +1,6 @@
 //! Counters that were found used up a moment ago, so that the next request does not ask for them in vain.
 //!
-//! A mark lasts [`USED_UP`], or until the counter has room again and whoever sees that lifts it. Marks are kept in a table of fixed
+//! A mark lasts [`USED_UP`], or until the counter is seen to have room again. Marks are kept in a table of fixed
 //! size by a keyed hash of the counter: where two meet, the later one stays, and the other counter is asked once more than needed.
 
 use std::sync::atomic::{AtomicU64, Ordering};

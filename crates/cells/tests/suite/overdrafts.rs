@@ -2,10 +2,9 @@
 
 use crate::no_link::NoLink;
 use crate::refunds::{CELLS, Three, limit};
+use crate::slow_store::wait;
 use futures_util::future::join;
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use tollgate_cells::message::{Batch, BatchEntry, Message};
 use tollgate_cells::{CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCounter};
 use tollgate_core::conformance::block_on;
@@ -17,19 +16,6 @@ use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
 
 /// A store that answers later: every request waits once.
 struct Later(MemoryStore<Arc<ManualClock>>);
-
-/// Waits until it is polled again.
-async fn wait() {
-    let mut is_later = false;
-    poll_fn(|context| match std::mem::replace(&mut is_later, true) {
-        true => Poll::Ready(()),
-        false => {
-            context.waker().wake_by_ref();
-            Poll::Pending
-        }
-    })
-    .await;
-}
 
 impl CounterStore for Later {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {

@@ -25,7 +25,7 @@ struct Slow {
 }
 
 /// Waits until it is polled again.
-async fn wait() {
+pub(crate) async fn wait() {
     let mut is_later = false;
     poll_fn(|context| match std::mem::replace(&mut is_later, true) {
         true => Poll::Ready(()),

@@ -60,7 +60,7 @@ overload:
     assert_eq!(served, sent, "a place is free for those within their shares");
 }
 
-/// The same of a rate: those who ask for little of what is reserved have all of it.
+/// The same of a rate: tenants that ask for little of what is reserved have all of it.
 #[test]
 fn a_loud_tenant_does_not_close_a_reserved_rate() {
     let rig = rig("

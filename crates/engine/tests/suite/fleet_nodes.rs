@@ -1,4 +1,4 @@
-//! Tenants of different nodes that share a capacity in flight: what is left goes by the parts of their nodes, not to whoever asks first.
+//! Tenants of different nodes that share a capacity in flight: what is left goes by the parts of their nodes, not to the first that asks.
 //! Two nodes and one store, in virtual time.
 
 use crate::rig;

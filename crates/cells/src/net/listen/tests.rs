@@ -49,7 +49,7 @@ async fn idle_connections_do_not_keep_a_cell_out() {
     }
     let (mut linked, answer) = link(address).await;
     assert!(matches!(answer, Message::Hello(_)), "{answer:?}");
-    // The oldest ones were closed, and nobody else.
+    // The oldest ones were closed, and no others.
     for stream in idle.iter_mut().take(16) {
         assert_eq!(stream.read(&mut [0]).await.expect("closed"), 0);
     }
