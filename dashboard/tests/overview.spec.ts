@@ -145,6 +145,47 @@ test('a caller is blocked from the menu of its row', async ({ page }) => {
   }
 });
 
+test('an open menu follows its row', async ({ page }) => {
+  const server = await new Server('follow').start();
+  try {
+    const [loud, soft] = ['loud-0123456789', 'soft-0123456789'];
+    for (const key of [loud, soft]) await server.exhaust({ api_key: key });
+    await server.check({ api_key: loud });
+    await page.setViewportSize({ width: 1280, height: 500 });
+    await open(page, server, 'overview');
+    const rows = page.getByRole('region', { name: 'Top denied callers' }).locator('tbody tr');
+    const openers = rows.getByRole('button', { name: /^Actions for/ });
+    const item = page.getByRole('menuitem', { name: 'Usage' });
+    await expect(rows).toHaveText([/^lou…/, /^sof…/]);
+    // The menu of the row that rises, then of the one that falls.
+    for (const [at, key, order] of [[1, soft, [/^sof…/, /^lou…/]], [0, loud, [/^lou…/, /^sof…/]]] as const) {
+      await openers.nth(at).click();
+      await expect(item).toBeVisible();
+      for (let i = 0; i < 10; i++) await server.check({ api_key: key });
+      await expect(rows).toHaveText([...order]);
+      await expect(item).toBeVisible();
+      await page.keyboard.press('Escape');
+      await expect(item).toBeHidden();
+    }
+    const opener = openers.first();
+    await opener.click();
+    const beside = async () => {
+      const [button, menu] = [await opener.boundingBox(), await page.getByRole('menu').boundingBox()];
+      return button && menu ? Math.min(Math.abs(menu.y - button.y - button.height), Math.abs(menu.y + menu.height - button.y)) : 1_000;
+    };
+    await expect.poll(beside).toBeLessThan(10);
+    await page.mouse.wheel(0, 40);
+    await expect.poll(beside).toBeLessThan(10);
+    await expect(item).toBeVisible();
+    await page.evaluate(() => scrollTo(0, 0));
+    await page.evaluate(() => scrollTo(0, document.documentElement.scrollHeight));
+    await expect(item, 'its row is out of sight').toBeHidden();
+    await expect(opener).toHaveAttribute('aria-expanded', 'false');
+  } finally {
+    await server.stop();
+  }
+});
+
 test('an explained decision says each thing once', async ({ page, server }) => {
   await server.exhaust({ api_key: 'only-once-0123456789' });
   await open(page, server, 'decisions?verdict=deny&rule=per-key');
