@@ -1,7 +1,7 @@
 //! Benchmarks of Tollgate and its peers in one run, reported as ratios: machines differ, ratios less so.
 //!
 //! `cargo run --profile dist -p bench -- inprocess [--short]`, `… -- observe [--short]`, `… -- observe-memory [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
-//! `… -- redis [--short]`, `… -- ratelimit [--short]`, `… -- rlqs [--short]`, `… -- cells [--cost [PART…]] [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--memory] [--short]`,
+//! `… -- redis [--short]`, `… -- ratelimit [--memory] [--short]`, `… -- rlqs [--short]`, `… -- cells [--cost [PART…]] [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--memory] [--short]`,
 //! `… -- control [--short] [--postgres]`, `… -- overload [--short] [--subject NAME]`
 
 #![allow(clippy::print_stdout, reason = "the tables are the program's output")]
@@ -108,6 +108,7 @@ fn main() -> std::process::ExitCode {
             return report::outcome(cells::run_cost(cells::Length::Full, parts));
         }
         ["ratelimit"] => return report::outcome(ratelimit::run(ratelimit::Length::Full)),
+        ["ratelimit", "--memory"] => return report::outcome(ratelimit::run(ratelimit::Length::Memory)),
         ["ratelimit", "--short"] => return report::outcome(ratelimit::run(ratelimit::Length::Short)),
         ["rlqs"] => return report::outcome(rlqs::run(rlqs::Length::Full)),
         ["rlqs", "--short"] => return report::outcome(rlqs::run(rlqs::Length::Short)),

@@ -31,11 +31,13 @@ const PACED: u64 = 8;
 const FASTER: f64 = 4.0;
 const LATER: f64 = 0.5;
 
-/// How long to measure.
+/// What to measure, and how long.
 #[derive(Clone, Copy)]
 pub(crate) enum Length {
     Short,
     Full,
+    /// The memory after a million callers alone.
+    Memory,
 }
 
 /// Requests to measure, and the numbers of connections that send them.
@@ -86,8 +88,9 @@ struct Contestant {
 pub(crate) fn run(length: Length) -> Result<(), String> {
     let (seconds, rounds, keys) = match length {
         Length::Short => (2, 2, 100_000),
-        Length::Full => (8, 5, 1_000_000),
+        Length::Full | Length::Memory => (8, 5, 1_000_000),
     };
+    let cases = if matches!(length, Length::Memory) { &[] } else { &CASES[..] };
     let peer = tool("service_cmd")
         .ok_or("envoyproxy/ratelimit not found; run make .tools/bin/service_cmd (needs Go)")?;
     let ours = tollgate_binary(&std::env::current_exe().map_err(|error| error.to_string())?)?;
@@ -104,7 +107,7 @@ pub(crate) fn run(length: Length) -> Result<(), String> {
         std::fs::create_dir_all(&rules).and_then(|()| std::fs::write(rules.join("bench.yaml"), RULES));
     written.map_err(|error| error.to_string())?;
     let span = Duration::from_secs(seconds);
-    let result = CASES
+    let result = cases
         .iter()
         .try_for_each(|case| speed(&programs, &folder, case, span, rounds))
         .and_then(|()| memory(&programs, &folder, keys));
