@@ -7,7 +7,7 @@
 
 use crate::decision::DecisionDetails;
 use crate::fold;
-use crate::in_flight::FleetPlaces;
+use crate::in_flight::{FleetPlace, FleetPlaces};
 use crate::limiter::{Limiter, Tried};
 use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
@@ -17,7 +17,8 @@ use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tollgate_core::{
-    Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, PermitId, StoreError, Timestamp,
+    Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, PermitId, Priority, StoreError,
+    Timestamp,
 };
 use tollgate_overload::{FleetFairness, NO_TIER, NodePart, NodePlaces, TierIndex, TierState, UsedUpMarks};
 use tollgate_rules::{Charges, FleetCapacity, FleetMatch, FleetStanding, Plan, Ruleset, TierFairness};
@@ -26,6 +27,8 @@ use tollgate_rules::{Charges, FleetCapacity, FleetMatch, FleetStanding, Plan, Ru
 struct DomainFleet {
     tiers: Vec<TierFairness>,
     fairness: FleetFairness,
+    /// Shares of what is reserved for each priority.
+    reserves: [FleetFairness; 4],
     /// Requests that a guarantee admitted while the capacity was in use.
     taken_back: AtomicU64,
     /// Places that this node's requests hold, of a capacity in flight.
@@ -82,10 +85,11 @@ impl FleetShares {
             let same = known.filter(|known| known.tiers == fairness.tiers);
             let own = same.cloned().unwrap_or_else(|| {
                 let shares: Vec<_> = fairness.tiers.iter().map(crate::workers::tier_share).collect();
-                let key = self.hasher.hash_one(("fleet", domain.name()));
+                let key = |part: &str| self.hasher.hash_one((part, domain.name()));
                 Arc::new(DomainFleet {
                     tiers: fairness.tiers.clone(),
-                    fairness: FleetFairness::new(key, &shares),
+                    fairness: FleetFairness::new(key("fleet"), &shares),
+                    reserves: Priority::ALL.map(|above| FleetFairness::new(key(above.name()), &shares)),
                     taken_back: AtomicU64::new(0),
                     places: known.map_or_else(Default::default, |known| Arc::clone(&known.places)),
                 })
@@ -112,23 +116,19 @@ impl FleetShares {
         self.hasher.hash_one(value)
     }
 
-    /// Returns the counter besides the capacity's that may admit the request: its guarantee, then what is reserved for its priority. Not
-    /// those that it was charged to before, nor those that were found used up a moment ago.
-    fn open_claim(&self, own: &FleetMatch<'_>, now: Timestamp) -> Option<FleetStanding> {
-        let is_open = |standing: &FleetStanding| {
-            own.claim(*standing).is_some()
-                && own.is_untried(*standing)
-                && !self.is_used_up(now, own, *standing)
-        };
-        [FleetStanding::Guaranteed, FleetStanding::Reserved].into_iter().find(is_open)
+    /// Returns whether the counter of a guarantee or a reserve may admit the request: not if it was charged to it before, nor if that was
+    /// found used up a moment ago.
+    fn is_open(&self, own: &FleetMatch<'_>, standing: FleetStanding, now: Timestamp) -> bool {
+        own.claim(standing).is_some() && own.is_untried(standing) && !self.is_used_up(now, own, standing)
     }
 }
 
 impl<S> Limiter<S> {
-    /// Returns the places that this node's requests hold of the capacity that a request is charged to.
-    pub(crate) fn fleet_places(&self, plan: &Plan<'_>) -> Option<Arc<FleetPlaces>> {
+    /// Returns the place of a request that was admitted, among those that this node's requests hold of the capacity.
+    pub(crate) fn fleet_place(&self, plan: &Plan<'_>) -> Option<FleetPlace> {
         let own = plan.fleet.as_ref()?;
-        Some(Arc::clone(&self.fleet_shares.domains.load().get(own.domain)?.places))
+        let fleet = Arc::clone(&self.fleet_shares.domains.load().get(own.domain)?.places);
+        Some(FleetPlace { fleet, reserve: own.holds_reserve().then_some(own.priority) })
     }
 
     /// Returns the state of all fleets whose capacity tenants share.
@@ -173,7 +173,7 @@ impl<S: CounterStore> Limiter<S> {
         }
         let is_denied = fold::is_denied(plan, &outcomes);
         let is_open = is_denied && (has_grants || plan.is_split);
-        if is_open || self.next_fleet_standing(plan, &outcomes).is_some() {
+        if is_open || self.next_fleet_standing(plan, permit, &outcomes).is_some() {
             return Tried::Denied(Box::new(outcomes));
         }
         plan.settle_fleet(&mut outcomes);
@@ -198,43 +198,55 @@ impl<S: CounterStore> Limiter<S> {
         };
         let FleetEntry { fleet, tenant, tier, now } = &entry;
         let is_pressed = fleet.fairness.is_pressed(*now);
-        let part = || self.node_part(plan, permit, fleet);
+        let part = || match (plan.fleet_capacity(), self.live_nodes()) {
+            (Some(capacity), nodes @ 1..) => node_part(capacity, nodes, permit, || fleet.places.read()),
+            _ => NodePart::Unknown,
+        };
         let is_excess = is_pressed && fleet.fairness.is_excess(*now, *tenant, *tier, part);
         if let Some(own) = &mut plan.fleet {
             (own.is_contended, own.is_excess) = (is_pressed, is_excess);
         }
-        let Some(own) = &plan.fleet else { return };
         // Guarantees of requests in flight are held from the first on: those that began in calm times count as well.
         let (is_in_flight, _) = plan.fleet_counts();
-        let claim = self.fleet_shares.open_claim(own, *now).filter(|_| is_pressed || is_in_flight);
-        let standing = claim.unwrap_or_else(|| own.base());
+        let claim = if is_pressed || is_in_flight { self.open_claim(plan, permit, &entry) } else { None };
+        let Some(standing) = claim.or_else(|| plan.fleet.as_ref().map(FleetMatch::base)) else { return };
         plan.charge_fleet_as(standing);
     }
 
-    /// Returns this node's part of the capacity, if all nodes had the same.
-    fn node_part(&self, plan: &Plan<'_>, permit: PermitId, fleet: &DomainFleet) -> NodePart {
-        let (Some(capacity), nodes @ 1..) = (plan.fleet_capacity(), self.live_nodes()) else {
-            return NodePart::Unknown;
+    /// Returns the counter besides the capacity's that may admit the request: its guarantee, then what is reserved for its priority.
+    fn open_claim(&self, plan: &mut Plan<'_>, permit: PermitId, entry: &FleetEntry) -> Option<FleetStanding> {
+        let is_open = |own: Option<&FleetMatch<'_>>, standing| {
+            own.is_some_and(|own| self.fleet_shares.is_open(own, standing, entry.now))
         };
-        match capacity {
-            FleetCapacity::PerSecond(rate) => NodePart::Rate(rate / f64::from(nodes)),
-            FleetCapacity::InFlight { places, ttl } => {
-                // Permits without a holder are not released.
-                let held = match permit == PermitId::ANONYMOUS {
-                    true => NodePlaces::Lasting(ttl.as_micros() as f64 / 1e6),
-                    false => {
-                        let (now, begun) = fleet.places.read();
-                        NodePlaces::Reported { now, begun }
-                    }
-                };
-                NodePart::InFlight { places: places / f64::from(nodes), held }
-            }
+        if is_open(plan.fleet.as_ref(), FleetStanding::Guaranteed) {
+            return Some(FleetStanding::Guaranteed);
         }
+        self.rank_in_reserve(plan, permit, entry);
+        is_open(plan.fleet.as_ref(), FleetStanding::Reserved).then_some(FleetStanding::Reserved)
+    }
+
+    /// Counts a request among those that ask for what is reserved for its priority, if more is asked for than there is.
+    fn rank_in_reserve(&self, plan: &mut Plan<'_>, permit: PermitId, entry: &FleetEntry) {
+        let Some(own) = plan.fleet.as_mut().filter(|own| own.is_contended) else { return };
+        let (at, now) = (own.priority.index(), entry.now);
+        let reserve = &entry.fleet.reserves[at];
+        if !reserve.is_pressed(now) || own.is_ranked_in_reserve() {
+            return;
+        }
+        let Some(capacity) = own.reserved_capacity() else { return };
+        let nodes = self.live_nodes().max(1);
+        let part = || node_part(capacity, nodes, permit, || entry.fleet.places.read_reserve(at));
+        own.rank_in_reserve(reserve.is_excess(now, entry.tenant, entry.tier, part));
     }
 
     /// Records what the store said of the fleet's capacity. Returns the standing by which the request is to be tried again, if it
     /// may still be admitted.
-    fn next_fleet_standing(&self, plan: &Plan<'_>, outcomes: &Outcomes) -> Option<FleetStanding> {
+    fn next_fleet_standing(
+        &self,
+        plan: &mut Plan<'_>,
+        permit: PermitId,
+        outcomes: &Outcomes,
+    ) -> Option<FleetStanding> {
         let own = plan.fleet.as_ref()?;
         let is_calm = own.standing == FleetStanding::Fair && !own.is_contended;
         if is_calm && !outcomes.per_charge.iter().any(|outcome| outcome.verdict.is_denied()) {
@@ -249,6 +261,11 @@ impl<S: CounterStore> Limiter<S> {
         if is_used_up {
             self.fleet_shares.mark_used_up(*now, own);
         }
+        let reserve = &fleet.reserves[own.priority.index()];
+        let is_reserved = own.standing == FleetStanding::Reserved;
+        if is_reserved && (is_used_up || is_full) {
+            reserve.press(*now);
+        }
         let takes_back = own.standing.is_claim() && !is_full && plan.exceeds_fleet(outcomes);
         if is_full || takes_back {
             fleet.fairness.press(*now);
@@ -258,6 +275,12 @@ impl<S: CounterStore> Limiter<S> {
                 match own.standing.is_claim() {
                     true => fleet.fairness.count_guaranteed(*now, *tenant, *tier, own.is_excess),
                     false => fleet.fairness.count_admitted(),
+                }
+            }
+            if is_reserved && reserve.is_pressed(*now) {
+                match own.is_beyond_reserve() {
+                    true => reserve.count_excess(*now, *tenant, *tier),
+                    false => reserve.count_admitted(),
                 }
             }
             if takes_back && own.standing == FleetStanding::Guaranteed {
@@ -271,13 +294,12 @@ impl<S: CounterStore> Limiter<S> {
         if Outcomes::admission(others) == Admission::Denied {
             return None;
         }
-        let open_claim = || self.fleet_shares.open_claim(own, *now);
-        match own.standing.is_claim() {
-            // Where a claim finds no room in the capacity, none does.
-            true if !is_used_up => None,
-            true => open_claim().or_else(|| Some(own.base()).filter(|base| own.is_untried(*base))),
-            false if is_full => open_claim(),
-            false => None,
+        let base = Some(own.base()).filter(|base| is_used_up && own.is_untried(*base));
+        match own.standing {
+            FleetStanding::Fair | FleetStanding::Excess if !is_full => None,
+            // Where it finds no room in the capacity, no other standing does.
+            FleetStanding::Reserved if !is_used_up => None,
+            _ => self.open_claim(plan, permit, &entry).or(base),
         }
     }
 
@@ -295,7 +317,7 @@ impl<S: CounterStore> Limiter<S> {
         failed: &[usize],
     ) -> Result<(), StoreError> {
         let mut denial = None;
-        while let Some(standing) = self.next_fleet_standing(plan, outcomes) {
+        while let Some(standing) = self.next_fleet_standing(plan, permit, outcomes) {
             if let Some(own) = &mut plan.fleet {
                 own.set_tried(own.standing);
                 if !own.standing.is_claim() {
@@ -350,5 +372,29 @@ impl<S: CounterStore> Limiter<S> {
             outcomes.per_charge[at] = outcome;
         }
         Ok(outcomes)
+    }
+}
+
+/// Returns a node's part of a capacity, if all nodes had the same. `held` returns the places of it that the node's requests hold, and
+/// how many ever have.
+fn node_part(
+    capacity: FleetCapacity,
+    nodes: u32,
+    permit: PermitId,
+    held: impl FnOnce() -> (u64, u64),
+) -> NodePart {
+    match capacity {
+        FleetCapacity::PerSecond(rate) => NodePart::Rate(rate / f64::from(nodes)),
+        FleetCapacity::InFlight { places, ttl } => {
+            // Permits without a holder are not released.
+            let held = match permit == PermitId::ANONYMOUS {
+                true => NodePlaces::Lasting(ttl.as_micros() as f64 / 1e6),
+                false => {
+                    let (now, begun) = held();
+                    NodePlaces::Reported { now, begun }
+                }
+            };
+            NodePart::InFlight { places: places / f64::from(nodes), held }
+        }
     }
 }

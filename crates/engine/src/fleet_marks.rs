@@ -1,6 +1,6 @@
 //! Guarantees and reserves of a fleet's capacity that were found used up a moment ago: the next request does not ask for them.
 //!
-//! A request beyond its tenant's fair share finds a reserve used up before it is: what it finds holds for others beyond theirs, not
+//! A request beyond its tenant's fair share of a reserve finds that used up before it is: what it finds holds for others beyond theirs, not
 //! for those within. A place that is released on this node can be taken at once: its counter's marks are lifted. One that is released on
 //! another node is found after the mark's time.
 
@@ -48,10 +48,10 @@ impl FleetShares {
     }
 }
 
-/// Bit of a mark that was set by a request beyond its tenant's fair share.
+/// Bit of a mark that was set by a request beyond its tenant's fair share of a reserve.
 const BEYOND: u64 = 1;
 
 /// Returns whether a request finds the counter used up before others do.
 fn is_beyond(own: &FleetMatch<'_>, standing: FleetStanding) -> bool {
-    standing == FleetStanding::Reserved && own.is_excess
+    standing == FleetStanding::Reserved && own.is_beyond_reserve()
 }

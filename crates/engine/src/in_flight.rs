@@ -5,6 +5,7 @@ use crate::by_rule::ByRule;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tollgate_core::Priority;
 
 /// Permit counts by rule.
 #[derive(Debug, Default)]
@@ -13,18 +14,50 @@ pub(crate) struct InFlight(ByRule<AtomicU64>);
 /// Places of a fleet's capacity that the requests of this node hold.
 #[derive(Debug, Default)]
 pub(crate) struct FleetPlaces {
+    all: Places,
+    /// Those of what is reserved for each priority.
+    reserves: [Places; 4],
+}
+
+#[derive(Debug, Default)]
+struct Places {
     held: AtomicU64,
     begun: AtomicU64,
 }
 
+/// A request's place in a fleet's capacity, and in what is reserved for its priority if that admitted it.
+#[derive(Debug)]
+pub(crate) struct FleetPlace {
+    pub(crate) fleet: Arc<FleetPlaces>,
+    pub(crate) reserve: Option<Priority>,
+}
+
 /// Counts a request as in flight until it is dropped.
 #[derive(Debug)]
-pub(crate) struct InFlightGuard(SmallVec<[Arc<AtomicU64>; 2]>, Option<Arc<FleetPlaces>>);
+pub(crate) struct InFlightGuard(SmallVec<[Arc<AtomicU64>; 2]>, Option<FleetPlace>);
+
+impl Places {
+    fn read(&self) -> (u64, u64) {
+        (self.held.load(Ordering::Relaxed), self.begun.load(Ordering::Relaxed))
+    }
+}
 
 impl FleetPlaces {
     /// Returns the number of places that are held, and of requests that have ever held one.
     pub(crate) fn read(&self) -> (u64, u64) {
-        (self.held.load(Ordering::Relaxed), self.begun.load(Ordering::Relaxed))
+        self.all.read()
+    }
+
+    /// Returns the same of what is reserved for a priority.
+    pub(crate) fn read_reserve(&self, priority: usize) -> (u64, u64) {
+        self.reserves[priority].read()
+    }
+}
+
+impl FleetPlace {
+    fn places(&self) -> impl Iterator<Item = &Places> {
+        let reserve = self.reserve.map(|priority| &self.fleet.reserves[priority.index()]);
+        std::iter::once(&self.fleet.all).chain(reserve)
     }
 }
 
@@ -33,16 +66,16 @@ impl InFlight {
     pub(crate) fn enter<'r>(
         &self,
         rules: impl Iterator<Item = &'r str>,
-        fleet: Option<Arc<FleetPlaces>>,
+        fleet: Option<FleetPlace>,
     ) -> Option<Arc<InFlightGuard>> {
         let counts: SmallVec<[_; 2]> = rules.map(|rule| self.0.counter(rule)).collect();
         if counts.is_empty() {
             return None;
         }
         counts.iter().for_each(|count| _ = count.fetch_add(1, Ordering::Relaxed));
-        if let Some(fleet) = &fleet {
-            fleet.held.fetch_add(1, Ordering::Relaxed);
-            fleet.begun.fetch_add(1, Ordering::Relaxed);
+        for places in fleet.iter().flat_map(FleetPlace::places) {
+            places.held.fetch_add(1, Ordering::Relaxed);
+            places.begun.fetch_add(1, Ordering::Relaxed);
         }
         Some(Arc::new(InFlightGuard(counts, fleet)))
     }
@@ -56,8 +89,8 @@ impl InFlight {
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.0.iter().for_each(|count| _ = count.fetch_sub(1, Ordering::Relaxed));
-        if let Some(fleet) = &self.1 {
-            fleet.held.fetch_sub(1, Ordering::Relaxed);
+        for places in self.1.iter().flat_map(FleetPlace::places) {
+            places.held.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -104,7 +104,7 @@ impl<S: CounterStore> Limiter<S> {
             return None;
         }
         let is_shedding = |matched: &MatchedLimit<'_>| matched.rule.is_some_and(|rule| rule.is_shedding);
-        let fleet = permits.clone().any(|(matched, _)| is_shedding(matched)).then(|| self.fleet_places(plan));
+        let fleet = permits.clone().any(|(matched, _)| is_shedding(matched)).then(|| self.fleet_place(plan));
         // A request's permits of the fleet are one place: in its capacity, below each reserve, and in a guarantee.
         let mut is_in_fleet = false;
         let rules = permits.filter_map(|(matched, _)| {

@@ -1,14 +1,15 @@
 //! An allowed check allocates nothing, nor does a place at an upstream: a program that embeds the limiter pays no allocator on the path of each request.
+//! Domains without load take little memory.
 
 mod rig;
 
-use rig::rig;
+use rig::{Rig, rig};
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use tollgate_engine::{Check, Ended};
 use tollgate_rules::Descriptor;
-use tollgate_testing::allocations::{CountingAllocator, allocations};
+use tollgate_testing::allocations::{CountingAllocator, allocations, bytes_kept};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -70,5 +71,36 @@ fn requests_to_an_upstream_allocate_nothing() {
         // The first ones put the thread's own state in place.
         (0..3).for_each(|_| request());
         assert_eq!(allocations(|| (0..100).for_each(|_| request())), 0, "{section}");
+    }
+}
+
+/// Operators may have hundreds of domains, most of them idle: `--memory` bounds counters, not what a domain takes besides.
+#[test]
+fn a_domain_whose_capacity_is_not_contended_takes_little_memory() {
+    const DOMAINS: usize = 100;
+    let with_domains = |section: &str| {
+        let files: Vec<String> = (0..DOMAINS)
+            .map(|at| format!("{{domain: d{at}, descriptors: [{{key: user, limit: 9/second}}]{section}}}"))
+            .collect();
+        let limiter = || {
+            let Rig { limiter, .. } = rig::rig_of(&files.iter().map(String::as_str).collect::<Vec<_>>());
+            for at in 0..DOMAINS {
+                let domain = format!("d{at}");
+                let attributes = [("user", "a"), ("tenant", "acme"), ("tier", "pro"), ("path", "/pay")];
+                assert!(now(limiter.check(&Check::attributes(&domain, &attributes))).is_allowed());
+            }
+            limiter
+        };
+        bytes_kept(limiter)
+    };
+    // The first time names are interned.
+    let plain = [with_domains(""), with_domains("")][1];
+    for capacity in ["1000/second", "1000 in flight"] {
+        let section = format!(
+            ", overload: {{priorities: [{{when: {{path: /pay}}, priority: critical}}], fleet: {{capacity: {capacity}, reserve: \
+             {{critical: 20%}}}}, fairness: {{by: tenant, guarantees: {{pro: 1% each}}}}}}"
+        );
+        let own = (with_domains(&section) - plain) / DOMAINS as i64;
+        assert!((1_024..16_384).contains(&own), "{own} bytes for each domain with {capacity}");
     }
 }

@@ -8,7 +8,10 @@
 //! A tenant has the larger of its guarantee and its fair share, not their sum: a request beyond the fair share that a guarantee admits is
 //! debited from the share. What guarantees take beyond the shares of their tenants, the others share less of.
 //!
-//! While the capacity has not been in use for [`CALM`], nothing is counted or ranked. Rejected: shedding beyond the fair share at the
+//! What is reserved for a priority has a controller of its own: its tenants share it, whatever their shares of the whole capacity are.
+//!
+//! While the capacity has not been in use for [`CALM`], nothing is counted or ranked, and before it has been for the first time there
+//! are no tables of tenants: a domain without load takes next to no memory. Rejected: shedding beyond the fair share at the
 //! node, which wastes capacity whenever the share is estimated too low.
 
 mod node_part;
@@ -19,7 +22,7 @@ use crate::shares::{DISTRIBUTED, Shares, Standing, TenantDemand, TierIndex, Tier
 use crate::striped::Padded;
 use node_part::Durations;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use tollgate_core::{TimeDelta, Timestamp};
 
 /// Time since the capacity was last found in use after which it is not contended any more.
@@ -32,7 +35,10 @@ const MEMORY: f64 = 0.4;
 /// Controller of one domain's fleet on this node.
 #[derive(Debug)]
 pub struct FleetFairness {
-    shares: Shares,
+    key: u64,
+    tiers: Box<[TierShare]>,
+    /// From the first contention on.
+    ranking: OnceLock<Box<Ranking>>,
     /// Until when the capacity is contended, in microseconds.
     pressed_until: AtomicU64,
     /// Whether a throughput has been measured since the capacity is contended.
@@ -42,6 +48,12 @@ pub struct FleetFairness {
     guaranteed: AtomicU32,
     uncovered: AtomicU32,
     next_step: AtomicU64,
+}
+
+/// Tables of the tenants.
+#[derive(Debug)]
+struct Ranking {
+    shares: Shares,
     control: Mutex<Control>,
 }
 
@@ -56,27 +68,35 @@ struct Control {
 }
 
 impl FleetFairness {
-    /// Creates a controller for tiers with these weights; what they guarantee is not its concern. `key` is secret.
+    /// Creates a controller for tiers with these weights; what they guarantee is not its concern. `key` is secret. Tenants take memory
+    /// from the first contention on.
     #[must_use]
     pub fn new(key: u64, tiers: &[TierShare]) -> Self {
-        let tiers: Vec<TierShare> = tiers.iter().map(|tier| TierShare { guarantee: 0.0, ..*tier }).collect();
         Self {
-            shares: Shares::new(key, &tiers),
+            key,
+            tiers: tiers.iter().map(|tier| TierShare { guarantee: 0.0, ..*tier }).collect(),
+            ranking: OnceLock::new(),
             pressed_until: AtomicU64::new(0),
             is_measured: AtomicBool::new(false),
             admitted: Padded(AtomicU32::new(0)),
             guaranteed: AtomicU32::new(0),
             uncovered: AtomicU32::new(0),
             next_step: AtomicU64::new(0),
-            control: Mutex::new(Control {
+        }
+    }
+
+    fn ranking(&self) -> &Ranking {
+        self.ranking.get_or_init(|| {
+            let control = Control {
                 demand: TenantDemand::new(),
                 throughput: 0.0,
                 guaranteed: 0.0,
                 uncovered: 0.0,
                 durations: Durations::default(),
                 last: Timestamp::ZERO,
-            }),
-        }
+            };
+            Box::new(Ranking { shares: Shares::new(self.key, &self.tiers), control: Mutex::new(control) })
+        })
     }
 
     /// Returns whether the capacity has been in use of late.
@@ -102,7 +122,7 @@ impl FleetFairness {
     /// Begins to measure after a calm time.
     #[cold]
     fn begin(&self, now: Timestamp) {
-        let mut control = self.control();
+        let mut control = self.ranking().control();
         self.is_measured.store(false, Ordering::Relaxed);
         self.admitted.0.store(0, Ordering::Relaxed);
         self.guaranteed.store(0, Ordering::Relaxed);
@@ -123,8 +143,9 @@ impl FleetFairness {
         tier: TierIndex,
         part: impl FnOnce() -> NodePart,
     ) -> bool {
-        self.step_if_due(now, part);
-        let standing = self.shares.take(tenant, tier, now, true);
+        let ranking = self.ranking();
+        self.step_if_due(ranking, now, part);
+        let standing = ranking.shares.take(tenant, tier, now, true);
         standing == Standing::Excess && self.is_measured.load(Ordering::Relaxed)
     }
 
@@ -133,12 +154,19 @@ impl FleetFairness {
         self.admitted.0.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a request beyond its tenant's fair share that found room while the capacity is contended. The tenant has that much less of its
+    /// share: one that takes all that others leave would else take from what is left for those within their shares as well.
+    pub fn count_excess(&self, now: Timestamp, tenant: u64, tier: TierIndex) {
+        self.count_admitted();
+        self.ranking().shares.debit(tenant, tier, now);
+    }
+
     /// Counts a request that a guarantee admitted while the capacity is contended. One within its tenant's fair share has been taken
     /// from that already.
     pub fn count_guaranteed(&self, now: Timestamp, tenant: u64, tier: TierIndex, is_excess: bool) {
         self.count_admitted();
         self.guaranteed.fetch_add(1, Ordering::Relaxed);
-        if is_excess && !self.shares.debit(tenant, tier, now) {
+        if is_excess && !self.ranking().shares.debit(tenant, tier, now) {
             self.uncovered.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -146,23 +174,17 @@ impl FleetFairness {
     /// Returns the demand and fair shares of each tier while the capacity is contended; the last is that of requests without one.
     #[must_use]
     pub fn states(&self, now: Timestamp) -> Vec<TierState> {
-        if !self.is_pressed(now) {
-            return Vec::new();
-        }
-        let control = self.control();
-        self.shares.states(&control.demand, control.throughput)
+        let Some(ranking) = self.ranking.get().filter(|_| self.is_pressed(now)) else { return Vec::new() };
+        let control = ranking.control();
+        ranking.shares.states(&control.demand, control.throughput)
     }
 
-    fn control(&self) -> MutexGuard<'_, Control> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn step_if_due(&self, now: Timestamp, part: impl FnOnce() -> NodePart) {
+    fn step_if_due(&self, ranking: &Ranking, now: Timestamp, part: impl FnOnce() -> NodePart) {
         if now.as_micros() < self.next_step.load(Ordering::Relaxed) {
             return;
         }
         // Another thread makes the step.
-        let Ok(mut control) = self.control.try_lock() else { return };
+        let Ok(mut control) = ranking.control.try_lock() else { return };
         if now.as_micros() < self.next_step.load(Ordering::Relaxed) {
             return;
         }
@@ -183,8 +205,14 @@ impl FleetFairness {
         let shared = durations.shared_out(part(), length, *throughput);
         // What is not shared out is a part of what is left to share, not of what is guaranteed.
         let kept = *guaranteed * (1.0 / DISTRIBUTED - 1.0);
-        self.shares.update(length, (shared + kept - *uncovered).max(0.0), demand);
+        ranking.shares.update(length, (shared + kept - *uncovered).max(0.0), demand);
         self.is_measured.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Ranking {
+    fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

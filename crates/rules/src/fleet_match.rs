@@ -3,7 +3,8 @@
 //! All requests charge the same counters, by different numbers. One beyond its tenant's fair share finds the capacity in use
 //! a little before one within it, so that those find room; one within a guarantee finds room although the capacity is in use,
 //! and charges its guarantee besides. What is reserved for a priority is a guarantee of its requests: what others take back by
-//! theirs must not be at its expense. What it takes is counted, so the others have that much less afterwards: a guarantee
+//! theirs must not be at its expense, so it finds room in the capacity even where they have taken back all that they may. Its tenants
+//! share it: a request beyond its tenant's share of the reserve finds it used up a little before others do. What it takes is counted, so the others have that much less afterwards: a guarantee
 //! that is not used is lent without anything being set aside, and is taken back by its owner's next request. Rejected: a
 //! counter for each share, whose sizes would have to follow the demand on all nodes, and a charge that ignores its limit, which
 //! bounds nothing.
@@ -15,7 +16,7 @@ use crate::rule::{Role, Rule, RuleLimit};
 use crate::sensitivity::may_be_secret;
 use smallvec::SmallVec;
 use tollgate_core::{
-    Admission, Algorithm, Enforcement, KeyPart, Outcome, Outcomes, Priority, Scope, TimeDelta, Verdict,
+    Admission, Algorithm, Enforcement, KeyPart, Limit, Outcome, Outcomes, Priority, Scope, TimeDelta, Verdict,
 };
 
 /// Standing of a request in the fleet's capacity.
@@ -54,6 +55,16 @@ pub enum FleetCapacity {
     },
 }
 
+impl FleetCapacity {
+    fn of(limit: &Limit) -> Self {
+        let (count, period) = (limit.rate().count as f64, limit.rate().period.length());
+        match limit.algorithm() {
+            Algorithm::Concurrency => Self::InFlight { places: count, ttl: period },
+            _ => Self::PerSecond(count * 1e6 / period.as_micros().max(1) as f64),
+        }
+    }
+}
+
 /// A request that charges a fleet's capacity which tenants share, or which only counts (shadow mode).
 #[derive(Clone, Copy, Debug)]
 pub struct FleetMatch<'p> {
@@ -75,6 +86,8 @@ pub struct FleetMatch<'p> {
     pub is_contended: bool,
     /// Whether the request is beyond its tenant's fair share, within a guarantee or not.
     pub is_excess: bool,
+    /// Whether it is beyond its tenant's fair share of what is reserved for its priority, once that has been asked.
+    is_reserve_excess: Option<bool>,
     /// The standings by which it was charged before, or cannot be.
     tried: [bool; 4],
     /// The guarantee or the reserve that it was admitted by.
@@ -108,6 +121,7 @@ impl<'p> FleetMatch<'p> {
             standing: FleetStanding::Fair,
             is_contended: false,
             is_excess: false,
+            is_reserve_excess: None,
             tried: [false; 4],
             held: None,
         }
@@ -126,7 +140,7 @@ impl<'p> FleetMatch<'p> {
             FleetStanding::Guaranteed => shares.guarantees.get(self.tier?).copied().flatten(),
             FleetStanding::Reserved => {
                 let (fair, beyond) = shares.reserves[self.priority.index()]?;
-                Some(if self.is_excess { beyond } else { fair })
+                Some(if self.is_beyond_reserve() { beyond } else { fair })
             }
             FleetStanding::Fair | FleetStanding::Excess => None,
         };
@@ -145,6 +159,38 @@ impl<'p> FleetMatch<'p> {
         let value = each.zip(self.tenant);
         let value = value.map(|((fairness, _), tenant)| value_part(may_be_secret(&fairness.by), tenant));
         Some((&claim.scope, value))
+    }
+
+    /// Returns what is reserved for the request's priority, for all nodes together.
+    #[must_use]
+    pub fn reserved_capacity(&self) -> Option<FleetCapacity> {
+        let (_, shares) = self.fleet()?;
+        let (fair, _) = shares.reserves[self.priority.index()]?;
+        Some(FleetCapacity::of(&self.rule.limits.limits.get(fair)?.limit))
+    }
+
+    /// Returns whether the request is beyond its tenant's fair share of what is reserved for its priority.
+    #[must_use]
+    pub fn is_beyond_reserve(&self) -> bool {
+        self.is_reserve_excess == Some(true)
+    }
+
+    /// Returns whether the request has been counted among those that ask for the reserve.
+    #[must_use]
+    pub const fn is_ranked_in_reserve(&self) -> bool {
+        self.is_reserve_excess.is_some()
+    }
+
+    /// Records whether the request is beyond its tenant's fair share of the reserve. Must not be called once it is charged to that.
+    pub const fn rank_in_reserve(&mut self, is_excess: bool) {
+        self.is_reserve_excess = Some(is_excess);
+    }
+
+    /// Returns whether what is reserved for its priority has admitted the request.
+    #[must_use]
+    pub fn holds_reserve(&self) -> bool {
+        let reserve = self.claim(FleetStanding::Reserved);
+        self.held.zip(reserve).is_some_and(|(held, reserve)| held.limit.id == reserve.id)
     }
 
     /// Returns the standing of a request that no other counter admits.
@@ -245,12 +291,7 @@ impl<'p> Plan<'p> {
     #[must_use]
     pub fn fleet_capacity(&self) -> Option<FleetCapacity> {
         let (fleet, _) = self.fleet.as_ref().and_then(FleetMatch::fleet)?;
-        let lowest = &self.fleet_rule_limits(fleet.rule).last()?.limit;
-        let (count, period) = (lowest.rate().count as f64, lowest.rate().period.length());
-        Some(match lowest.algorithm() {
-            Algorithm::Concurrency => FleetCapacity::InFlight { places: count, ttl: period },
-            _ => FleetCapacity::PerSecond(count * 1e6 / period.as_micros().max(1) as f64),
-        })
+        Some(FleetCapacity::of(&self.fleet_rule_limits(fleet.rule).last()?.limit))
     }
 
     /// Charges the fleet's capacity by another standing. The limit of a guarantee or a reserve, if it is charged, is the last of the plan.
@@ -265,7 +306,8 @@ impl<'p> Plan<'p> {
         let variants = match standing {
             FleetStanding::Fair => plain,
             FleetStanding::Excess => self.variants(shares, 0, levels),
-            FleetStanding::Guaranteed | FleetStanding::Reserved => self.variants(shares, levels, levels),
+            FleetStanding::Guaranteed => self.variants(shares, levels, levels),
+            FleetStanding::Reserved => self.variants(shares, 2 * levels, levels),
         };
         let charged = self.limits.iter_mut().filter(|matched| own.is_fleet(matched));
         for (matched, limit) in charged.zip(variants) {

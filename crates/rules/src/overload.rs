@@ -110,11 +110,11 @@ pub struct Fleet {
 pub struct FleetShares {
     /// ID of the rule that has these limits; it is not listed among the domain's, and denials name the fleet's rule. Its first
     /// limits are those of the fleet's rule for requests beyond a fair share, then follow as many for requests within a
-    /// guarantee, then the guarantees, and what is reserved for priorities.
+    /// guarantee, and for requests within a reserve, then the guarantees, and what is reserved for priorities.
     pub rule: u32,
     /// Index of the guarantee's limit of each tier of `fairness`.
     pub guarantees: Vec<Option<usize>>,
-    /// Indexes of the limits of what is reserved for each priority: for requests within their tenant's fair share, and beyond it.
+    /// Indexes of the limits of what is reserved for each priority: for requests within their tenant's fair share of it, and beyond.
     pub reserves: [Option<(usize, usize)>; 4],
 }
 

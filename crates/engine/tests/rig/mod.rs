@@ -15,16 +15,30 @@ pub(crate) struct Rig {
 }
 
 pub(crate) fn rules(text: &str) -> Arc<Ruleset> {
-    let source = Source { name: "test.yaml".to_owned(), text: text.to_owned() };
-    Arc::new(Ruleset::load(&[source], &Options::default()).unwrap_or_else(|errors| panic!("{errors}")))
+    rules_of(&[text])
+}
+
+/// Rules of several files.
+fn rules_of(texts: &[&str]) -> Arc<Ruleset> {
+    let source = |(at, text): (usize, &&str)| Source {
+        name: if at == 0 { "test.yaml".to_owned() } else { format!("test{at}.yaml") },
+        text: (*text).to_owned(),
+    };
+    let sources: Vec<Source> = texts.iter().enumerate().map(source).collect();
+    Arc::new(Ruleset::load(&sources, &Options::default()).unwrap_or_else(|errors| panic!("{errors}")))
 }
 
 pub(crate) fn rig(text: &str) -> Rig {
+    rig_of(&[text])
+}
+
+/// A limiter with the rules of several files.
+pub(crate) fn rig_of(texts: &[&str]) -> Rig {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
     let store =
         MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a small store");
     let time: Arc<dyn Clock> = Arc::clone(&clock) as _;
-    Rig { limiter: Limiter::new(rules(text), store, time), clock }
+    Rig { limiter: Limiter::new(rules_of(texts), store, time), clock }
 }
 
 pub(crate) fn check<S: CounterStore>(

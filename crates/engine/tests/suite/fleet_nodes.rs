@@ -146,3 +146,40 @@ fn a_node_is_not_outbid_where_the_end_of_requests_is_not_reported() {
     }
     assert!(served * 100 >= sent * 90, "{served} of {sent}, {greedy} of the other");
 }
+
+/// A reserve is for all nodes: a tenant that asks for all of it on one node leaves others their shares on another.
+#[test]
+fn a_reserve_is_not_taken_by_one_node() {
+    let (nodes, clock) = nodes(
+        "
+domain: d
+overload:
+  priorities: [{when: {path: /pay}, priority: critical}]
+  fleet: {capacity: 500/second, reserve: {critical: 20%}}
+  fairness: {by: tenant, guarantees: {enterprise: 80% each}}
+",
+    );
+    let senders = [
+        ("other", "enterprise", "/", 0, 0.6),
+        ("loud", "none", "/pay", 0, 0.3),
+        ("own", "none", "/pay", 1, 0.03),
+    ];
+    let mut random = Random(7);
+    let mut counts = [(0, 0); 3];
+    for ms in 0..20_000 {
+        for (at, (tenant, tier, path, node, rate)) in senders.into_iter().enumerate() {
+            if random.next() < rate {
+                let attributes = [("tenant", tenant), ("tier", tier), ("path", path)];
+                let is_served = rig::check(&nodes[node], &attributes, Cost::ONE).is_allowed();
+                if ms >= 10_000 {
+                    counts[at].0 += 1;
+                    counts[at].1 += u64::from(is_served);
+                }
+            }
+        }
+        clock.advance(TimeDelta::from_millis(1));
+    }
+    let (sent, served) = counts[2];
+    assert!(served * 100 >= sent * 97, "{counts:?}");
+    assert!(counts[1].1 >= 600, "what is left of the reserve is the loud one's: {counts:?}");
+}

@@ -13,6 +13,7 @@ mod fleet_fairness;
 mod fleet_marks;
 mod fleet_nodes;
 mod fleet_outage;
+mod fleet_reserve_shares;
 mod fleet_reserves;
 mod fleet_shadow;
 mod fleet_shares;

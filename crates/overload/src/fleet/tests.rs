@@ -43,6 +43,42 @@ fn calm_capacity_is_not_shared_out() {
 }
 
 #[test]
+fn tables_of_tenants_are_made_when_the_capacity_is_contended() {
+    let fairness = FleetFairness::new(7, &[]);
+    assert!(!fairness.is_pressed(at(0)) && fairness.states(at(0)).is_empty());
+    assert!(fairness.ranking.get().is_none(), "nothing before");
+    fairness.press(at(0));
+    assert!(!fairness.is_excess(at(50), 1, NO_TIER, unknown));
+    assert!(fairness.ranking.get().is_some());
+    assert_eq!(fairness.states(at(60)).len(), 1, "those without a tier");
+}
+
+/// One that takes all that others leave has no share besides that.
+#[test]
+fn what_is_taken_beyond_a_share_is_debited_from_it() {
+    let served_as_fair = |debits: bool| {
+        let fairness = FleetFairness::new(7, &[]);
+        fairness.press(at(0));
+        let mut fair = 0;
+        for now in (0..10_000).step_by(10).map(at) {
+            for tenant in [1, 1, 1, 1, 2] {
+                let is_excess = fairness.is_excess(now, tenant, NO_TIER, || NodePart::Rate(200.0));
+                match is_excess && debits {
+                    true => fairness.count_excess(now, tenant, NO_TIER),
+                    false => fairness.count_admitted(),
+                }
+                fair += u32::from(tenant == 1 && !is_excess);
+            }
+            fairness.press(now);
+        }
+        fair
+    };
+    // 500 of 500 per second are admitted, of which the first asks for 400: all but what is not shared out are within its share.
+    assert!(served_as_fair(false) > 3_600, "{}", served_as_fair(false));
+    assert!(served_as_fair(true) < 3_600, "{}", served_as_fair(true));
+}
+
+#[test]
 fn before_a_throughput_is_known_nobody_is_beyond_its_share() {
     let fairness = FleetFairness::new(7, &[]);
     fairness.press(at(0));

@@ -148,12 +148,15 @@ impl Compiler<'_, '_> {
         let mut limits: Vec<RuleLimit> =
             levels.iter().map(|level| variant(level, beyond(level.limit.rate().count))).collect();
         limits.extend(levels.iter().map(|level| variant(level, within(level.limit.rate().count))));
+        // Where guarantees have taken back all that they may, what is reserved is still there: its own counters bound it.
+        let reserved: u64 = reserve.iter().map(|thousandths| part_of(whole, *thousandths)).sum();
+        let above = |count: u64| within(count) + reserved;
+        limits.extend(levels.iter().map(|level| variant(level, above(level.limit.rate().count))));
         let mut guarantees = Vec::with_capacity(fairness.tiers.len());
         // A part of the capacity in thousandths.
         let part = |thousandths: u64| {
             let first = levels.first().filter(|_| thousandths > 0)?;
-            let count = u128::from(whole) * u128::from(thousandths) / 1000;
-            let count = u64::try_from(count).ok().filter(|count| *count > 0)?;
+            let count = Some(part_of(whole, thousandths)).filter(|count| *count > 0)?;
             let rate = Rate { count, period: first.limit.rate().period.clone() };
             Some((LimitSpec::new(first.limit.algorithm(), rate).build().ok()?, first.role))
         };
@@ -238,6 +241,11 @@ impl Compiler<'_, '_> {
 }
 
 /// Returns the limit that finds its counter in use at another number of units: the same rate with another burst, or other permits.
+/// Returns so many thousandths of a count.
+fn part_of(whole: u64, thousandths: u64) -> u64 {
+    u64::try_from(u128::from(whole) * u128::from(thousandths) / 1000).unwrap_or(u64::MAX)
+}
+
 fn bounded(limit: &Limit, bound: u64) -> Limit {
     let (rate, bound) = (limit.rate(), bound.min(Rate::MAX_COUNT));
     let spec = match limit.algorithm() {

@@ -25,7 +25,12 @@ pub(super) async fn handle<S: CounterStore>(
                 return error(StatusCode::FORBIDDEN, "Forbidden\n");
             }
             match rls_json::decide(app, request.body, trace).await {
-                Ok((_, _, response)) => response,
+                Ok((_, decision, message)) => {
+                    // That service has no third status; its rules have no `overload` either.
+                    let is_allowed = decision.is_allowed();
+                    let status = if is_allowed { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+                    RawResponse::json(status, message)
+                }
                 Err(problem) => {
                     tracing::debug!("error: {}", problem.detail);
                     error(StatusCode::BAD_REQUEST, "Bad Request\n")

@@ -1,5 +1,5 @@
 //! `POST /json`: the messages of Envoy's rate limit service as protobuf JSON, like envoyproxy/ratelimit. Responds 200
-//! or 429.
+//! or 429, and 503 where that service has no such case: load is shed, or a rule fails closed.
 //!
 //! Protobuf JSON allows names in camel case and snake case, numbers as text or with a fraction of zero, and `null` for
 //! the default. All are accepted; unknown names are rejected.
@@ -14,7 +14,6 @@ use crate::rls::proto::envoy::extensions::common::ratelimit::v3::{
 };
 use crate::rls::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, RateLimit, rate_limit};
 use crate::rls::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use http::StatusCode;
 use prost_types::Struct;
 use prost_types::value::Kind;
 use serde::Deserialize;
@@ -30,27 +29,26 @@ pub(crate) async fn handle<S: CounterStore>(
     body: &[u8],
     trace: Option<&TraceContext>,
 ) -> Result<RawResponse, Problem> {
-    let (request, decision, mut response) = decide(app, body, trace).await?;
+    let (request, decision, message) = decide(app, body, trace).await?;
     let scope = app.responses.bucket.then(|| rls::scope(&app.responses, &request, &decision)).flatten();
     let facts = DecisionSummary::from_decision(&decision).with_scope(scope.as_deref());
+    let mut response = RawResponse::json(facts.disposition.status(), message);
     app.responses.write(&facts, app.limiter.clock().now(), &mut response);
     Ok(response)
 }
 
-/// Decides a request, and returns it with the decision and the response, to which nothing has been added yet.
+/// Decides a request, and returns it with the decision and the body of the response.
 pub(super) async fn decide<S: CounterStore>(
     app: &App<S>,
     body: &[u8],
     trace: Option<&TraceContext>,
-) -> Result<(RateLimitRequest, Decision, RawResponse), Problem> {
+) -> Result<(RateLimitRequest, Decision, Vec<u8>), Problem> {
     let request = RateLimitRequest::from(body::decode::<Request>(body)?);
     let decision = app.style.decide(&app.limiter, "http", &request, trace).await;
     let decision = decision.map_err(|error| Problem::bad(error.to_string()))?;
     reject_malformed(&decision)?;
-    let status = if decision.is_allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
-    let message = app.style.response(&request, &decision);
-    let response = RawResponse::json(status, encode(&message).to_string().into_bytes());
-    Ok((request, decision, response))
+    let message = encode(&app.style.response(&request, &decision)).to_string().into_bytes();
+    Ok((request, decision, message))
 }
 
 #[derive(Deserialize)]

@@ -43,6 +43,39 @@ fn the_fleet_sheds_with_503_and_keeps_what_is_reserved() {
     assert_eq!(server.check("d", &json!({"path": "/critical"})).status, 503, "the whole capacity is used");
 }
 
+/// 429 would blame the caller, whichever way it asks: nobody is over a limit of its own.
+#[test]
+fn every_http_endpoint_sheds_with_503_and_says_when_to_come_back() {
+    for capacity in ["1/day", "1 in flight, ttl: 600s"] {
+        let server = Server::with_rules(&format!(
+            "
+domain: d
+descriptors: [{{key: tenant, name: own, limit: 1/day}}]
+overload: {{fleet: {{capacity: {capacity}}}}}
+"
+        ));
+        assert_eq!(server.check("d", &json!({"tenant": "a"})).status, 200);
+        let attributes = json!({"domain": "d", "attributes": {"tenant": "b"}});
+        let entries = |tenant: &str| json!({"domain": "d", "descriptors": [{"entries": [{"key": "tenant", "value": tenant}]}]});
+        let sheds = [
+            ("/v1/check", server.post("/v1/check", &attributes)),
+            ("/v1/reserve", server.post("/v1/reserve", &attributes)),
+            ("/check", server.get("/check/x")),
+            ("/json", server.post("/json", &entries("b"))),
+        ];
+        for (path, shed) in sheds {
+            let case = format!("{path}, {capacity}: {}", shed.text());
+            assert_eq!(shed.status, 503, "{case}");
+            assert_eq!(shed.header("x-ratelimit-denied-by"), Some("overload/fleet"), "{case}");
+            let wait = shed.header("retry-after").and_then(|wait| wait.parse::<u64>().ok());
+            assert!(wait.is_some_and(|wait| (1..=10).contains(&wait)), "{wait:?}: {case}");
+        }
+        let over = server.post("/json", &entries("a"));
+        assert_eq!(over.json()["overallCode"], "OVER_LIMIT");
+        assert_eq!((over.status, over.header("x-ratelimit-denied-by")), (429, Some("own")), "its own limit");
+    }
+}
+
 /// Of the capacity and of what reserves leave of it, a caller is shown the one that says whether its next request passes.
 #[test]
 fn of_the_fleets_capacity_the_limit_that_binds_is_shown() {
