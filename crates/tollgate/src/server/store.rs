@@ -288,6 +288,14 @@ impl CounterStore for OwnStore {
     }
 
     #[inline]
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
+        match self {
+            Self::Memory(memory) => memory.try_charge_named(charge, name, outcomes),
+            Self::Redis(redis) => redis.try_charge(std::slice::from_ref(charge), outcomes),
+        }
+    }
+
+    #[inline]
     fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
         match self {
             Self::Memory(memory) => memory.try_charge_each(charges, outcomes),
