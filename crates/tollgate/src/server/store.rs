@@ -84,6 +84,14 @@ impl Store {
         self.own().is_any_store_down()
     }
 
+    /// Returns whether another process has this cell's name, so that this one decides nothing that cells share.
+    pub(crate) fn is_displaced(&self) -> bool {
+        match self {
+            Self::Own(_) => false,
+            Self::Cells(linked) => linked.members().is_displaced(linked.now()),
+        }
+    }
+
     /// Returns the number of open connections to all shards.
     pub(crate) fn connections(&self) -> u64 {
         self.own().connections()
