@@ -7,25 +7,23 @@
 //! as dropped. What is in a table is never dropped.
 
 use crate::charge_codec::{SentCounter, signed};
-use crate::hot_counts::HotCounts;
+use crate::hot_counts::{Home, HotCounts};
 use crate::key_values::KeyValues;
-use foldhash::quality::RandomState;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tollgate_core::{
-    Admission, Charge, Enforcement, KeyPart, Outcome, Outcomes, Period, StoreError, ThreadIndex,
+    Admission, Charge, CounterKey, Enforcement, Outcome, Outcomes, Period, StoreError, ThreadIndex,
 };
+use tollgate_store::KeyHasher;
 
 const STRIPES: usize = 64;
 /// Number of counters compared when one must give way.
 const SAMPLE: usize = 8;
 /// Bytes that the values of a counter may have, on average: a bound of counters is also one of bytes.
 pub(crate) const BYTES_EACH: usize = 512;
-/// Set in the length field of a network, which is not text.
-const NETWORK: u64 = 1 << 63;
 /// Number of counters from which on threads have tables.
 const MIN_HOT: usize = 4_096;
 /// Counters in the tables of all threads, beside the number of counters of the ledger: a counter is in those of all threads
@@ -82,6 +80,32 @@ pub(crate) fn limit_numbers(limit: &tollgate_core::Limit) -> LimitNumbers {
         Period::Calendar(_) => 0,
     };
     (rate.count, limit.capacity(), length)
+}
+
+/// Hash of what distinguishes the limits of one counter: it makes the key's name that of a line.
+///
+/// Two multiplications of secret numbers, which do not wait for the key's hash. Numbers that were combined first could be
+/// chosen so that two limits have one name.
+struct LimitHasher([u64; 4]);
+
+impl LimitHasher {
+    fn random() -> Self {
+        let system = RandomState::new();
+        Self([1_u8, 2, 3, 4].map(|at| system.hash_one(at)))
+    }
+
+    #[inline(always)]
+    fn hash(&self, (count, capacity, length): LimitNumbers) -> u64 {
+        let [one, two, three, four] = self.0;
+        folded(count ^ one, capacity ^ two) ^ folded(length ^ three, four)
+    }
+}
+
+/// Returns the product of two numbers with both halves combined.
+#[inline(always)]
+const fn folded(one: u64, other: u64) -> u64 {
+    let product = one as u128 * other as u128;
+    product as u64 ^ (product >> 64) as u64
 }
 
 /// Hasher that passes names through: they are already hashes.
@@ -161,15 +185,16 @@ impl SharedCounters {
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     name: u64,
-    /// The table of this thread.
-    table: Option<&'a HotCounts>,
+    /// Where the table of this thread has it unless that was full.
+    home: Option<Home<'a>>,
     /// Not for another thread.
     thread: PhantomData<*const ()>,
 }
 
 /// Consumption by counter.
 pub struct Ledger {
-    hasher: RandomState,
+    hasher: KeyHasher,
+    limits: LimitHasher,
     /// The tables of threads, by their index; none if the ledger is small.
     hot: Box<[OnceLock<HotCounts>]>,
     /// Number of counters that a table has room for.
@@ -191,7 +216,8 @@ impl Ledger {
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self {
-            hasher: RandomState::default(),
+            hasher: KeyHasher::of_process(),
+            limits: LimitHasher::random(),
             hot: (0..if most < MIN_HOT { 0 } else { ThreadIndex::MAX }).map(|_| OnceLock::new()).collect(),
             most_hot: most,
             hot_room: AtomicUsize::new(most.saturating_mul(HOT_EACH)),
@@ -202,27 +228,10 @@ impl Ledger {
         }
     }
 
+    /// Returns the hash of a counter's key, which a store in memory needs too.
     #[inline(always)]
-    fn name(&self, charge: &Charge<'_>) -> u64 {
-        let mut hasher = self.hasher.build_hasher();
-        hasher.write_u64(charge.key.scope.id());
-        for part in charge.key.parts {
-            match part {
-                KeyPart::Text(text) | KeyPart::Secret(text) => {
-                    hasher.write_u64(text.len() as u64);
-                    hasher.write(text.as_bytes());
-                }
-                KeyPart::Network { address, prefix } => {
-                    hasher.write_u64(NETWORK | u64::from(*prefix));
-                    hasher.write_u128(*address);
-                }
-            }
-        }
-        let (count, capacity, length) = limit_numbers(charge.limit);
-        // Apart: numbers that are combined first could be chosen so that two limits have one name.
-        hasher.write_u128(u128::from(count) << 64 | u128::from(capacity));
-        hasher.write_u64(length);
-        hasher.finish()
+    pub(crate) fn key_name(&self, key: &CounterKey<'_>) -> u64 {
+        self.hasher.name(key)
     }
 
     #[inline]
@@ -241,32 +250,42 @@ impl Ledger {
     /// Returns where a charge of this thread is recorded. Called before the charge is decided: what is read here arrives
     /// while the store reads its own.
     #[inline(always)]
-    pub(crate) fn find(&self, charge: &Charge<'_>) -> Place<'_> {
-        let name = self.name(charge);
-        let table = self.own_table().and_then(OnceLock::get).filter(|_| !charge.cost.is_refund());
-        Place { name, table: table.inspect(|hot| hot.prefetch(name)), thread: PhantomData }
+    pub(crate) fn find(&self, charge: &Charge<'_>, key_name: u64) -> Place<'_> {
+        let name = key_name ^ self.limits.hash(limit_numbers(charge.limit));
+        let table = self.own_table().and_then(OnceLock::get);
+        let home = match table {
+            Some(hot) if !charge.cost.is_refund() => Some(hot.home(name)),
+            _ => None,
+        };
+        Place { name, home, thread: PhantomData }
     }
 
     /// Adds what a charge has taken, at its place.
     #[inline(always)]
     pub(crate) fn record_at(&self, place: Place<'_>, charge: &Charge<'_>) {
-        let Place { name, table, .. } = place;
-        if !table.is_some_and(|hot| hot.add(name, charge.cost.units())) {
-            self.record_elsewhere(name, charge);
+        let Place { name, home, .. } = place;
+        match home {
+            Some(home) if home.add(name, charge.cost.units()) => {}
+            _ => self.record_elsewhere(name, charge),
         }
     }
 
     /// Adds what a charge has taken.
     #[inline]
     pub fn record(&self, charge: &Charge<'_>) {
-        self.record_at(self.find(charge), charge);
+        self.record_at(self.find(charge, self.key_name(&charge.key)), charge);
     }
 
-    /// Adds what a charge has taken whose counter is new to this thread, or is not in its table.
+    /// Adds what a charge has taken whose counter is not in its home set, is new to this thread, or not for its table.
     #[inline(never)]
     fn record_elsewhere(&self, name: u64, charge: &Charge<'_>) {
-        let (units, values) = (signed(charge.cost), KeyValues::new(charge.key.parts));
-        if let Some(table) = self.own_table().filter(|_| units > 0 && values.is_short()) {
+        let units = signed(charge.cost);
+        let table = self.own_table().filter(|_| units > 0);
+        if table.and_then(OnceLock::get).is_some_and(|hot| hot.add(name, units.unsigned_abs())) {
+            return;
+        }
+        let values = KeyValues::new(charge.key.parts);
+        if let Some(table) = table.filter(|_| values.is_short()) {
             let hot = table.get_or_init(|| HotCounts::new(self.most_hot));
             let new = || Consumed { counter: hot.shared(charge), values: values.clone(), units: 0 };
             if hot.insert(name, units.unsigned_abs(), &self.hot_room, new) {

@@ -3,6 +3,7 @@
 //! Every batch is a heartbeat. A peer is *silent* if the last request that it answered was sent longer ago than the
 //! configured time, by this cell's clock alone: clocks are never compared between cells.
 
+mod displaced;
 mod division;
 mod majority;
 
@@ -97,6 +98,8 @@ struct Peer {
     requested: AtomicU64,
     /// Last sign of life, also through other cells.
     seen: AtomicU64,
+    /// When it last refused this process because it reaches another one under this cell's name; 0 for never.
+    displaced: AtomicU64,
     /// For how long it had no majority when it last answered, in milliseconds.
     without_majority: AtomicU64,
     /// The cells that have answered it, as it last said.
@@ -209,6 +212,7 @@ impl Members {
                 peer.answered.store(0, Ordering::Relaxed);
                 peer.requested.store(0, Ordering::Relaxed);
                 peer.seen.store(0, Ordering::Relaxed);
+                peer.displaced.store(0, Ordering::Relaxed);
                 peer.without_majority.store(0, Ordering::Relaxed);
                 peer.view.lock().unwrap_or_else(PoisonError::into_inner).clear();
             }
@@ -277,6 +281,7 @@ impl Members {
             self.longest_silence.fetch_max(hello.silence.unwrap_or(0), Ordering::Relaxed);
             peer.hello.store(Some(Arc::new(hello)));
             peer.is_linked.store(true, Ordering::Relaxed);
+            peer.displaced.store(0, Ordering::Relaxed);
         }
     }
 
@@ -376,6 +381,9 @@ impl Members {
     /// Returns which cell decides a counter.
     #[must_use]
     pub fn decider(&self, key: &CounterKey<'_>, now: Timestamp) -> Decider {
+        if self.is_displaced(now) {
+            return Decider::Nobody("another process has this cell's name");
+        }
         let region = self.owning_region(key);
         if let Some(region) = region {
             let roster = self.roster.load();

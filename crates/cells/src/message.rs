@@ -25,6 +25,8 @@ const MAX_NAME: usize = 256;
 const MIN_ENTRY: usize = 3;
 /// Maximum bytes of a reason; what is longer is cut off.
 const MAX_REASON: usize = 1_024;
+/// After the reason of a failure: the sender has reached another process of the receiver's name.
+const OTHER_PROCESS: u8 = b'p';
 
 /// The first message in each direction of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,6 +129,8 @@ pub enum Message {
     Done(Vec<Sighting>),
     /// Reply: the request could not be performed.
     Failed(String),
+    /// Reply to a first message: another process has its sender's name, and answers. Older releases read [`Self::Failed`].
+    OtherProcess(String),
     /// Reply to a batch that is being applied, with the cells that the sender has heard of: it is sent again.
     Busy(Vec<Sighting>),
     /// A message of a later version, or one whose fields cannot be read.
@@ -161,7 +165,7 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
         Message::Batch(_) => 6,
         Message::Outcomes(_) => 7,
         Message::Done(_) => 8,
-        Message::Failed(_) => 9,
+        Message::Failed(_) | Message::OtherProcess(_) => 9,
         Message::Busy(_) => 10,
         Message::Unknown(kind) => *kind,
     };
@@ -218,6 +222,10 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
             }
         }
         Message::Failed(why) => out.text(&why[..why.floor_char_boundary(MAX_REASON)]),
+        Message::OtherProcess(why) => {
+            out.text(&why[..why.floor_char_boundary(MAX_REASON)]);
+            out.byte(OTHER_PROCESS);
+        }
         Message::Unknown(_) => {}
     }
     let length = u32::try_from(out.0.len() - PREFIX).unwrap_or(u32::MAX);
@@ -284,7 +292,13 @@ fn body(kind: u8, from: &mut Reader<'_>) -> Option<Message> {
         6 => Message::Batch(Arc::new(batch(from)?)),
         7 => Message::Outcomes(from.outcomes()?),
         8 => Message::Done(all_sightings(from)?),
-        9 => Message::Failed(from.text(MAX_REASON)?.to_owned()),
+        9 => {
+            let why = from.text(MAX_REASON)?.to_owned();
+            match from.byte() {
+                Some(OTHER_PROCESS) => Message::OtherProcess(why),
+                _ => Message::Failed(why),
+            }
+        }
         10 => Message::Busy(all_sightings(from)?),
         other => Message::Unknown(other),
     })

@@ -171,6 +171,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         RegionStats {
             dropped_overdrafts: self.overdrafts.dropped(),
             late_peers: self.late.count(),
+            is_displaced: self.members.is_displaced(now),
             has_majority: self.members.has_majority(now),
             has_joined: self.members.has_joined(now),
             ..self.counts.read(peers.collect(), self.ledger.dropped(), self.share.load(Ordering::Relaxed))

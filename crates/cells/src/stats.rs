@@ -78,6 +78,8 @@ pub struct RegionStats {
     pub late_assumed: u64,
     /// Processes of other cells whose reports are late.
     pub late_peers: usize,
+    /// Whether another process has this cell's name: then this one decides nothing that cells share.
+    pub is_displaced: bool,
     /// Whether a majority of the cells answers this one: without it, a cell decides nothing that a hash gives it.
     pub has_majority: bool,
     /// Whether it has done so for the silence time, after which this cell decides what a hash gives it.
@@ -107,6 +109,7 @@ impl Counts {
             overshoot: of(&self.overshoot),
             late_assumed: of(&self.late_assumed),
             late_peers: 0,
+            is_displaced: false,
             has_majority: true,
             has_joined: true,
             unreported,

@@ -20,6 +20,13 @@ pub trait CounterStore: Send + Sync {
         false
     }
 
+    /// Charges a request of one charge as [`CounterStore::try_charge`] does. `name` is the hash of its counter's key by the
+    /// key hasher of this process, by which stores in memory find counters: who needs it too computes it once for both.
+    #[inline]
+    fn try_charge_named(&self, charge: &Charge<'_>, _name: u64, outcomes: &mut Outcomes) -> bool {
+        self.try_charge(std::slice::from_ref(charge), outcomes)
+    }
+
     /// Charges many requests of one charge each without waiting, in order, and appends an outcome for each. Returns
     /// `false` to decline, with nothing charged. A store in memory starts all its cache misses before it waits for the
     /// first.
@@ -89,9 +96,14 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
         (**self).charge(charges).await
     }
 
-    #[inline]
+    #[inline(always)]
     fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
         (**self).try_charge(charges, outcomes)
+    }
+
+    #[inline(always)]
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
+        (**self).try_charge_named(charge, name, outcomes)
     }
 
     fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {

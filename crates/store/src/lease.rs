@@ -97,7 +97,7 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             inner,
             authority,
             clock,
-            hasher: KeyHasher::random(),
+            hasher: KeyHasher::of_process(),
             hot: config.hot.map(HotKeys::new),
             hot_list: HotList::default(),
             table: Table::new(config.max_keys),

@@ -26,7 +26,7 @@ pub use breaker::{Breaker, BreakerConfig, BreakerState, ShardFailure, Transition
 pub use deny_cache::DenyCache;
 pub use hot_key::HotKeys;
 pub use lease::{CounterNamer, HotCounter, HotKey, LeaseConfig, LeaseStats, LeaseTask, LeasedStore};
-pub use memory::{HugePages, MemoryConfig, MemoryError, MemoryStats, MemoryStore, prefetch};
+pub use memory::{HugePages, KeyHasher, MemoryConfig, MemoryError, MemoryStats, MemoryStore, prefetch};
 #[cfg(feature = "redis")]
 pub use redis::{
     RedisConfig, RedisConfigError, RedisRecords, RedisStore, RedisTls, ServerNameCheck, SettingNames,

@@ -31,7 +31,6 @@ mod table;
 mod wide;
 
 use cache_lines::{LINE, MmapLines};
-pub(crate) use hash::KeyHasher;
 use huge_pages::Pages;
 use multi_charge::PreparedCharge;
 use packed_counters::{ChargeKind, PackedCharge, PackedCounters};
@@ -48,6 +47,7 @@ use wide::{LockedShards, WideCharge, WideCounters};
 
 pub use cache_lines::prefetch;
 pub use config::{MemoryConfig, MemoryError};
+pub use hash::KeyHasher;
 pub use huge_pages::HugePages;
 pub use stats::MemoryStats;
 
@@ -105,7 +105,7 @@ impl<C: Clock> MemoryStore<C> {
         let pages = Pages::new(config.huge_pages, keys.lines());
         Ok(Self {
             clock,
-            hasher: KeyHasher::random(),
+            hasher: KeyHasher::of_process(),
             counters: PackedCounters {
                 keys,
                 shared: table(shared, packed_counters::NO_PROTECTION)?,
@@ -133,30 +133,33 @@ impl<C: Clock> MemoryStore<C> {
     #[inline(always)]
     fn charge_when(&self, now: impl FnOnce() -> Timestamp, charges: &[Charge<'_>]) -> Outcomes {
         let [charge] = charges else { return self.charge_list(now, charges) };
-        self.charge_one(now, charge, |at, outcome| {
-            let admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
-            Outcomes { admission, at, per_charge: smallvec![outcome] }
-        })
-    }
-
-    /// Charges a request of one limit. The clock is read after the counter's line has been prefetched, which arrives
-    /// meanwhile. Each path calls `finish` by itself: an outcome that they share would go through memory.
-    #[inline(always)]
-    fn charge_one<R>(
-        &self,
-        now: impl FnOnce() -> Timestamp,
-        charge: &Charge<'_>,
-        mut finish: impl FnMut(Timestamp, Outcome) -> R,
-    ) -> R {
         let name = self.hasher.name(&charge.key);
         self.counters.keys.prefetch(name);
-        let now = now();
-        let Some(ask) = self.packed_charge_by_name(charge, name, now) else {
-            return finish(now, self.charge_wide(now, charge));
+        let at = now();
+        let outcomes = |outcome| {
+            let admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
+            Outcomes { admission, at, per_charge: smallvec![outcome] }
         };
-        match self.counters.charge_known(&ask) {
-            Some(outcome) => finish(now, outcome),
-            None => finish(now, self.charge_slowly(&ask, charge)),
+        let ask = self.packed_charge_by_name(charge, name, at);
+        // Both paths have their own list: an outcome that they share would go through memory.
+        match ask.as_ref().and_then(|ask| self.counters.charge_known(ask)) {
+            Some(outcome) => outcomes(outcome),
+            None => outcomes(self.charge_elsewhere(ask.as_ref(), charge, at)),
+        }
+    }
+
+    /// Charges a counter that is not packed, or not on the fast path.
+    #[cold]
+    #[inline(never)]
+    fn charge_elsewhere(
+        &self,
+        ask: Option<&PackedCharge<'_>>,
+        charge: &Charge<'_>,
+        now: Timestamp,
+    ) -> Outcome {
+        match ask {
+            Some(ask) => self.charge_slowly(ask, charge),
+            None => self.charge_wide(now, charge),
         }
     }
 
@@ -437,6 +440,14 @@ static ONCE: LazyLock<Limit> = LazyLock::new(|| {
 const PENDING_OUTCOME: Outcome =
     Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
 
+/// Makes an outcome the result of a request of one charge.
+#[inline(always)]
+fn write_outcome(outcomes: &mut Outcomes, charge: &Charge<'_>, at: Timestamp, outcome: Outcome) {
+    outcomes.admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
+    outcomes.at = at;
+    outcomes.per_charge.push(outcome);
+}
+
 #[inline]
 fn phase(charge: &Charge<'_>) -> TimeDelta {
     if charge.limit.is_jittered() { charge.limit.phase(charge.key.stable_hash()) } else { TimeDelta::ZERO }
@@ -449,17 +460,26 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
 
     #[inline(always)]
     fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
-        let now = || self.clock.now();
-        let [charge] = charges else {
-            *outcomes = self.charge_list(now, charges);
-            return true;
-        };
-        // One limit: the outcome is written directly into the caller's buffer, without a list that is then copied.
-        self.charge_one(now, charge, |at, outcome| {
-            outcomes.admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
-            outcomes.at = at;
-            outcomes.per_charge.push(outcome);
-        });
+        match charges {
+            [charge] => self.try_charge_named(charge, self.hasher.name(&charge.key), outcomes),
+            _ => {
+                *outcomes = self.charge_list(|| self.clock.now(), charges);
+                true
+            }
+        }
+    }
+
+    /// The clock is read after the counter's line has been prefetched, which arrives meanwhile. The outcome is written directly
+    /// into the caller's buffer, without a list that is then copied.
+    #[inline(always)]
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
+        self.counters.keys.prefetch(name);
+        let now = self.clock.now();
+        let ask = self.packed_charge_by_name(charge, name, now);
+        match ask.as_ref().and_then(|ask| self.counters.charge_known(ask)) {
+            Some(outcome) => write_outcome(outcomes, charge, now, outcome),
+            None => write_outcome(outcomes, charge, now, self.charge_elsewhere(ask.as_ref(), charge, now)),
+        }
         true
     }
 

@@ -118,6 +118,8 @@ export interface Cells {
   peers: { region: string; address: string; cell: string | null; silent: boolean; lag_ms: number; waiting: number }[];
   share: number;
   regional_only: boolean;
+  /** Whether another process has this cell's name. */
+  displaced: boolean;
   overshoot_units: number;
 }
 

@@ -388,6 +388,8 @@ struct CellStats {
     share: f64,
     /// Whether this cell decides shared limits by its part, because other cells are silent.
     regional_only: bool,
+    /// Whether another process has this cell's name: then this one decides nothing that cells share.
+    displaced: bool,
     /// Units that other cells admitted beyond what was left here.
     overshoot_units: u64,
 }

@@ -453,6 +453,16 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
     }
 
     #[inline]
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
+        match &self.durable {
+            Some(durable) if durable.is_durable(charge) => {
+                self.try_charge(std::slice::from_ref(charge), outcomes)
+            }
+            _ => self.inner.try_charge_named(charge, name, outcomes),
+        }
+    }
+
+    #[inline]
     fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
         let Some(durable) = &self.durable else { return self.inner.try_charge_each(charges, outcomes) };
         if charges.iter().any(|charge| durable.is_durable(charge)) {

@@ -121,10 +121,13 @@ impl Members {
                 cells[at].1.1 = Side::Own;
             }
         };
-        take(&self.config.region, Some(self.config.rank));
-        for (region, node) in answering.into_iter().filter(|_| is_agreed) {
-            if let Some(node) = node {
-                take(region, self.hello(node).map(|hello| hello.rank));
+        // The part of a displaced process is that of the other one.
+        if !self.is_displaced(now) {
+            take(&self.config.region, Some(self.config.rank));
+            for (region, node) in answering.into_iter().filter(|_| is_agreed) {
+                if let Some(node) = node {
+                    take(region, self.hello(node).map(|hello| hello.rank));
+                }
             }
         }
         Division { cells: cells.into_iter().map(|(_, cell)| cell).collect(), is_ordered }

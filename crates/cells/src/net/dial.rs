@@ -72,9 +72,15 @@ pub async fn run_ticks<S: CounterStore, C: Clock + Clone>(
 ) {
     let mut interval = tokio::time::interval(duration(store.members().config().tick));
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut was_displaced = false;
     loop {
         interval.tick().await;
         store.tick();
+        let is_displaced = store.members().is_displaced(store.now());
+        if was_displaced && !is_displaced {
+            tracing::info!("no other process has this cell's name any more: this process is the cell");
+        }
+        was_displaced = is_displaced;
         ticks.send_modify(|tick| *tick += 1);
     }
 }
@@ -152,6 +158,14 @@ async fn exchange<S: CounterStore, C: Clock + Clone>(
     stream.flush().await?;
     let hello = match timely(frames::read(&mut stream)).await? {
         Some((_, Message::Hello(hello))) => hello,
+        Some((_, Message::OtherProcess(why))) => {
+            if store.on_displaced(peer) {
+                tracing::error!(
+                    "{why}: this process is not the cell, and denies what cells share until it is reached alone"
+                );
+            }
+            return Err(io::Error::other(why));
+        }
         Some((_, Message::Failed(why))) => return Err(io::Error::other(why)),
         _ => return Err(io::Error::other("the peer is no cell")),
     };

@@ -126,11 +126,12 @@ async fn requests<S: CounterStore + 'static, C: Clock + Clone + 'static>(
 ) -> io::Result<()> {
     let (own, slot) = (store.hello(), links.try_acquire_owned().ok());
     let refusal = refusal(&store, &own, &from);
-    let refusal = refusal.or_else(|| slot.is_none().then(|| "too many cells are connected".to_owned()));
-    let answer = refusal.clone().map_or(Message::Hello(own), Message::Failed);
+    let refusal = refusal
+        .or_else(|| slot.is_none().then(|| Message::Failed("too many cells are connected".to_owned())));
+    let answer = refusal.unwrap_or(Message::Hello(own));
     stream.write_all(&message::encode(id, &answer)).await?;
     stream.flush().await?;
-    if let Some(why) = refusal {
+    if let Message::Failed(why) | Message::OtherProcess(why) = answer {
         tracing::warn!(cell = from.cell, "a cell was refused: {why}");
         return Ok(());
     }
@@ -167,29 +168,27 @@ async fn requests<S: CounterStore + 'static, C: Clock + Clone + 'static>(
 const OTHER_PROCESS: &str = "another process has the same --region and --cell-url, and answers; end one of the two, or give \
                              each its own --cell-url";
 
-/// Returns why a cell is refused.
+/// Returns the refusal of a cell.
 fn refusal<S: CounterStore, C: Clock + Clone>(
     store: &LinkedStore<S, C>,
     own: &Hello,
     from: &Hello,
-) -> Option<String> {
-    if from.key_check != own.key_check {
-        return Some(
-            "the cells hash API keys with different secrets; give all the same identity.api_key.secret_file"
-                .to_owned(),
-        );
-    }
-    if from.cell == own.cell {
-        return Some(format!("two cells have the name `{}`", own.cell));
-    }
-    if store.members().has_other_process(from, store.now()) {
-        return Some(OTHER_PROCESS.to_owned());
-    }
-    if is_same_part(own, from) {
-        return Some(SAME_PART.to_owned());
-    }
-    (!store.members().expects_region(&from.region))
-        .then(|| format!("no peer of region `{}` is configured here", from.region))
+) -> Option<Message> {
+    let why = if from.key_check != own.key_check {
+        "the cells hash API keys with different secrets; give all the same identity.api_key.secret_file"
+            .to_owned()
+    } else if from.cell == own.cell {
+        format!("two cells have the name `{}`", own.cell)
+    } else if store.members().has_other_process(from, store.now()) {
+        return Some(Message::OtherProcess(OTHER_PROCESS.to_owned()));
+    } else if is_same_part(own, from) {
+        SAME_PART.to_owned()
+    } else if store.members().expects_region(&from.region) {
+        return None;
+    } else {
+        format!("no peer of region `{}` is configured here", from.region)
+    };
+    Some(Message::Failed(why))
 }
 
 #[cfg(test)]

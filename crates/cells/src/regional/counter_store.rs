@@ -194,8 +194,10 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     /// Charges a request of one limit that this cell decides by the whole of it, under its own name.
     #[inline(always)]
     fn try_charge_one(&self, charge: &Charge<'_>, outcomes: &mut Outcomes) -> bool {
-        let place = (is_exchanged(charge) && !self.outboxes.is_empty()).then(|| self.ledger.find(charge));
-        let is_charged = self.own.try_charge(std::slice::from_ref(charge), outcomes);
+        let name = self.ledger.key_name(&charge.key);
+        let is_recorded = is_exchanged(charge) && !self.outboxes.is_empty();
+        let place = is_recorded.then(|| self.ledger.find(charge, name));
+        let is_charged = self.own.try_charge_named(charge, name, outcomes);
         if let Some(place) = place
             && let [outcome] = outcomes.per_charge.as_slice()
             && is_charged

@@ -11,7 +11,7 @@ use crate::stats::add;
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterStore, Enforcement, Limit, LossPolicy, Outcome,
+    Admission, Algorithm, Charge, Clock, Cost, CounterStore, Enforcement, Limit, LossPolicy, Mode, Outcome,
     Outcomes, PermitId, RegionMode, State, StoreError, TimeDelta, Timestamp, Verdict,
 };
 
@@ -214,7 +214,10 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let part = |charge: &Charge<'_>| division.part(charge.limit, charge.key.stable_hash());
         // A share leaves the others theirs: nothing more is kept free for them.
         let (is_part, is_late) = (share < WHOLE, share == WHOLE && self.late.count() > 0);
+        let is_displaced = is_part && self.members.is_displaced(self.clock.now());
         let one = |charge: &Charge<'_>| match is_exchanged(charge) {
+            // Nothing of any limit that cells share is this process's; what it has admitted may be refunded.
+            _ if is_displaced => (is_between_cells(charge) && !charge.cost.is_refund()).then(|| part(charge)),
             true if is_part => Some(part(charge)),
             true if is_late => self.kept_free(charge),
             _ => None,
@@ -263,6 +266,11 @@ pub(super) fn is_exchanged(charge: &Charge<'_>) -> bool {
         && is_shared_name(charge)
         && !charge.cost.is_peek()
         && charge.limit.algorithm() != Algorithm::Concurrency
+}
+
+/// Returns whether a charge takes units of a limit that cells share and each decides by itself.
+fn is_between_cells(charge: &Charge<'_>) -> bool {
+    !charge.key.scope.region_mode().has_owner() && charge.mode != Mode::Local && !charge.cost.is_peek()
 }
 
 /// Returns whether a charge's counter is a bucket that may be overdrawn.

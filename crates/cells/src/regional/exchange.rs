@@ -81,6 +81,14 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         self.refresh();
     }
 
+    /// Records that a peer refuses this process, because it reaches another one under this cell's name. Returns whether it
+    /// is the first to say so.
+    pub fn on_displaced(&self, peer: usize) -> bool {
+        let is_first = self.members.on_displaced(peer, self.clock.now());
+        self.refresh();
+        is_first
+    }
+
     /// Returns the batch to send to a peer.
     pub fn next_batch(&self, peer: usize) -> Arc<Batch> {
         let now = self.clock.now();

@@ -43,6 +43,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             | Message::Outcomes(_)
             | Message::Done(_)
             | Message::Failed(_)
+            | Message::OtherProcess(_)
             | Message::Busy(_) => {
                 add(&self.counts.unknown_messages, 1);
                 Message::Failed("unexpected message".to_owned())

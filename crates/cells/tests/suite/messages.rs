@@ -97,6 +97,7 @@ fn messages() -> Vec<Message> {
         Message::Done(vec![seen(Sign::Answered)]),
         Message::Done(vec![seen(Sign::Answered), seen(Sign::Requested), seen(Sign::Majority)]),
         Message::Failed("no".to_owned()),
+        Message::OtherProcess("two".to_owned()),
         Message::Busy(vec![seen(Sign::Answered)]),
         Message::Unknown(77),
     ]

@@ -1,13 +1,15 @@
 //! Seeded hash of a counter key, unpredictable from outside.
 //!
 //! 64 bits choose the counter: the upper ones its home line, the lower 48 its fingerprint. The seed is drawn from the
-//! operating system for every store, so that an attacker cannot prepare keys that crowd one line or share one counter.
+//! operating system by every process, so that an attacker cannot prepare keys that crowd one line or share one counter.
+//! All tables of a process have the same seed, so that a name is computed once for all that a charge meets.
 //! Fields carry their lengths: parts never join. A cryptographic hash was rejected: it costs as much as the rest of a
 //! decision.
 
 use foldhash::SharedSeed;
 use foldhash::quality::FoldHasher;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::LazyLock;
 use tollgate_core::{CounterKey, KeyPart};
 
 /// Set in the length field of a network, which is not text.
@@ -16,7 +18,11 @@ const NETWORK: u64 = 1 << 63;
 /// Bits that choose one of the shared counters of a scope.
 const SHARES: u32 = 8;
 
-pub(crate) struct KeyHasher {
+static OF_PROCESS: LazyLock<KeyHasher> = LazyLock::new(KeyHasher::random);
+
+/// Names of counters in memory.
+#[derive(Clone)]
+pub struct KeyHasher {
     seed: u64,
     /// Seed for the second half of a 128-bit name.
     other: u64,
@@ -24,7 +30,13 @@ pub(crate) struct KeyHasher {
 }
 
 impl KeyHasher {
-    pub(crate) fn random() -> Self {
+    /// Returns the hasher of this process.
+    #[must_use]
+    pub fn of_process() -> Self {
+        OF_PROCESS.clone()
+    }
+
+    fn random() -> Self {
         let system = RandomState::new();
         Self {
             seed: system.hash_one(1_u8),
@@ -33,8 +45,10 @@ impl KeyHasher {
         }
     }
 
-    #[inline]
-    pub(crate) fn name(&self, key: &CounterKey<'_>) -> u64 {
+    /// Returns the name of a counter.
+    #[must_use]
+    #[inline(always)]
+    pub fn name(&self, key: &CounterKey<'_>) -> u64 {
         self.seeded(self.seed, key)
     }
 
@@ -98,10 +112,12 @@ mod tests {
         assert_eq!(distinct.len(), names.len());
     }
 
+    /// Otherwise an attacker finds keys that crowd one line by trying them elsewhere.
     #[test]
-    fn two_stores_do_not_agree_on_names() {
+    fn two_processes_do_not_agree_on_names() {
         let scope = Scope::new("s");
         let key = CounterKey { scope: &scope, parts: &[KeyPart::Text("k")] };
         assert_ne!(KeyHasher::random().name(&key), KeyHasher::random().name(&key));
+        assert_eq!(KeyHasher::of_process().name(&key), KeyHasher::of_process().name(&key));
     }
 }

@@ -164,9 +164,10 @@ impl TopState {
             return Vec::new();
         }
         let share = cells["share"].as_f64().unwrap_or(1.0) * 100.0;
-        let state = match cells["regional_only"] == true {
-            true => format!("regional only, {share:.0}% of shared limits"),
-            false => "shared limits whole".to_owned(),
+        let state = match (cells["displaced"] == true, cells["regional_only"] == true) {
+            (true, _) => "another process has its name; denies what cells share".to_owned(),
+            (false, true) => format!("regional only, {share:.0}% of shared limits"),
+            (false, false) => "shared limits whole".to_owned(),
         };
         let own = format!("cell {}: {state}", plain(&cells["cell"]));
         let peer = |peer: &Value| {

@@ -179,6 +179,7 @@ pub(crate) fn details(store: &CellStore) -> Value {
     json!({
         "cell": config.cell, "region": config.region, "peers": peers,
         "share": stats.share_millionths as f64 / 1e6, "regional_only": stats.share_millionths < 1_000_000,
+        "displaced": stats.is_displaced,
         "overshoot_units": stats.overshoot,
     })
 }
@@ -219,6 +220,8 @@ pub(crate) fn metrics(store: &CellStore, page: &mut MetricsWriter) {
     }
     let help = "Part of shared limits by which this cell decides; less than 1 while other cells are silent.";
     page.gauge("ratelimit_region_share", help, stats.share_millionths as f64 / 1e6);
+    let help = "1 if another process has this cell's name: this one decides nothing that cells share, and is not ready.";
+    page.gauge("ratelimit_region_displaced", help, u64::from(stats.is_displaced));
     let help = "1 if a majority of the cells answers this one; without it, it decides nothing by hash.";
     page.gauge("ratelimit_region_majority", help, u64::from(stats.has_majority));
     let help =

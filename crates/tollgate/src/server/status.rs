@@ -261,7 +261,8 @@ impl ProcessStatus for ServerStatus {
             let has_domain = self.limiter.rules().domains().next().is_some();
             health.is_healthy(has_domain, self.limiter.store().is_any_store_down())
         });
-        known && is_healthy && !self.draining.load(Ordering::Relaxed)
+        let is_cell = !self.limiter.store().is_displaced();
+        known && is_healthy && is_cell && !self.draining.load(Ordering::Relaxed)
     }
 
     fn details(&self) -> Value {

@@ -84,6 +84,14 @@ impl Store {
         self.own().is_any_store_down()
     }
 
+    /// Returns whether another process has this cell's name, so that this one decides nothing that cells share.
+    pub(crate) fn is_displaced(&self) -> bool {
+        match self {
+            Self::Own(_) => false,
+            Self::Cells(linked) => linked.members().is_displaced(linked.now()),
+        }
+    }
+
     /// Returns the number of open connections to all shards.
     pub(crate) fn connections(&self) -> u64 {
         self.own().connections()
@@ -284,6 +292,14 @@ impl CounterStore for OwnStore {
         match self {
             Self::Memory(memory) => memory.try_charge(charges, outcomes),
             Self::Redis(redis) => redis.try_charge(charges, outcomes),
+        }
+    }
+
+    #[inline]
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
+        match self {
+            Self::Memory(memory) => memory.try_charge_named(charge, name, outcomes),
+            Self::Redis(redis) => redis.try_charge(std::slice::from_ref(charge), outcomes),
         }
     }
 
