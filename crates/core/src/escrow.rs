@@ -125,6 +125,8 @@ impl Limit {
         let all_until =
             |end: Timestamp| Some(Escrow { units, lifetime: end.since(at).as_micros(), interval: 0, k: 1 });
         match self.shape {
+            // Also where denied requests count, though nodes lease no such units: they would have to count denials too.
+            Shape::Fixed(_) => all_until(self.window_at(at).1),
             _ if !self.is_leasable() => None,
             // The bucket's `reset_after` is rounded up to a microsecond.
             Shape::Bucket(bucket) => Some(Escrow {
@@ -133,7 +135,6 @@ impl Limit {
                 interval: bucket.interval,
                 k: bucket.k,
             }),
-            Shape::Fixed(_) => all_until(self.window_at(at).1),
             Shape::Sliding => {
                 let period = self.rate().period.length();
                 all_until(window_start(at, period) + period)

@@ -5,25 +5,30 @@
 //! each may be spent ([`tollgate_core::Escrow`]), which only the plan determines: a key's windows have their own phase.
 //!
 //! Units of windows that can no longer be spent are returned ([`Limiter::return_ahead`]); those of buckets come back with
-//! time.
+//! time. A denied decision may have charged windows: those that count denied requests, and with the profile `envoy` those that have
+//! units left. Nobody sent that many requests, so the units are returned at once.
 //!
 //! Rejected: a second way to the counters for units that are charged ahead, because every measure, quota and fail policy
 //! would have to be repeated there.
 
 use crate::charge_record::ChargeRecord;
 use crate::check::Check;
-use crate::decision::{Decision, DecisionDetails};
+use crate::decision::{Decision, DecisionDetails, Origin};
 use crate::decision_id::DecisionId;
 use crate::fold::decides;
 use crate::limiter::Limiter;
 use smallvec::SmallVec;
 use tollgate_core::{
-    Algorithm, Cost, CounterStore, Escrow, Limit, Mode, PermitId, TimeDelta, Timestamp, UnitReturn, Verdict,
+    Algorithm, Cost, CounterStore, Enforcement, Escrow, Limit, Mode, PermitId, TimeDelta, Timestamp,
+    UnitReturn, Verdict,
 };
 use tollgate_rules::Plan;
 
 /// Most by which the clocks of a node and of its store may differ, for units that may have come from a lease.
 const CLOCK_OFFSET: TimeDelta = TimeDelta::from_secs(1);
+
+/// Most units of a denied decision that are returned: of more, a window that counts denied requests may have counted only a part.
+const MAX_RETURNED: u64 = 1 << 29;
 
 /// One counter of a decision that was made ahead.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +68,7 @@ impl AheadKind {
     fn of(limit: &Limit) -> Self {
         match limit.algorithm() {
             Algorithm::Concurrency => Self::Permits,
-            _ if !limit.is_leasable() => Self::Counted,
+            _ if !limit.is_leasable() && !limit.counts_denied() => Self::Counted,
             Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::StrictWindow => Self::Window,
             _ => Self::Slots,
         }
@@ -82,7 +87,28 @@ pub struct ChargeAhead {
 impl<S: CounterStore> Limiter<S> {
     /// Decides `check` as [`Limiter::check`] does, for requests that are admitted later.
     pub async fn charge_ahead(&self, check: &Check<'_>) -> ChargeAhead {
-        let mut counters = SmallVec::new();
+        let (mut ahead, in_vain) = self.decide_ahead(check).await;
+        if in_vain.is_empty() {
+            return ahead;
+        }
+        let taken_at = ahead.decision.body.details.at;
+        for (record, units) in &in_vain {
+            self.return_to(record, *units, taken_at).await;
+        }
+        self.full_counters.clear();
+        // What is left, without what was charged.
+        let (look, _) = self.decide_ahead(&check.with_cost(Cost::PEEK)).await;
+        for own in &mut ahead.counters {
+            if let Some(seen) = look.counters.iter().find(|seen| seen.counter == own.counter) {
+                own.remaining = seen.remaining;
+            }
+        }
+        ahead
+    }
+
+    /// Decides `check`. Returns also what a denied decision has charged.
+    async fn decide_ahead(&self, check: &Check<'_>) -> (ChargeAhead, SmallVec<[(ChargeRecord, u64); 1]>) {
+        let (mut counters, mut in_vain) = (SmallVec::new(), SmallVec::new());
         let decision = self
             .decide(
                 check,
@@ -98,6 +124,20 @@ impl<S: CounterStore> Limiter<S> {
                         let is_charged =
                             details.is_allowed() && matches!(outcome.verdict, Verdict::Allowed { .. });
                         let at = details.at + limit.phase(counter);
+                        let kind = AheadKind::of(limit);
+                        let is_in_vain = !details.is_allowed()
+                            && matches!(details.origin, Origin::Store | Origin::Regional)
+                            && match outcome.verdict {
+                                Verdict::Allowed { .. } => charge.enforcement == Enforcement::Independent,
+                                _ => limit.counts_denied() && outcome.verdict.is_denied(),
+                            };
+                        if is_in_vain
+                            && kind == AheadKind::Window
+                            && charge.mode != Mode::Local
+                            && (1..=MAX_RETURNED).contains(&cost)
+                        {
+                            in_vain.push((ChargeRecord::from_charge(&charge), cost));
+                        }
                         counters.push(CounterAhead {
                             counter,
                             cost,
@@ -106,13 +146,13 @@ impl<S: CounterStore> Limiter<S> {
                             count: limit.rate().count,
                             period: limit.rate().period.length(),
                             escrow: if is_charged { limit.escrow(cost, at, outcome) } else { None },
-                            kind: AheadKind::of(limit),
+                            kind,
                         });
                     }
                 },
             )
             .await;
-        ChargeAhead { decision, counters }
+        (ChargeAhead { decision, counters }, in_vain)
     }
 
     /// Returns `units` that `check` charged ahead when the store's clock said `taken_at`, and that can no longer be spent, to
@@ -132,21 +172,26 @@ impl<S: CounterStore> Limiter<S> {
         };
         self.decide(&check, |_| PermitId::ANONYMOUS, keep).await;
         for record in &records {
-            let parts = record.parts();
-            let earlier = if record.mode == Mode::Central { TimeDelta::ZERO } else { CLOCK_OFFSET };
-            let back = UnitReturn {
-                key: record.key(&parts),
-                limit: &record.limit,
-                units,
-                taken_at: Timestamp::from_micros(taken_at.as_micros().saturating_sub(earlier.as_micros())),
-                full_at: Timestamp::ZERO,
-                id: PermitId(DecisionId::generate().0),
-            };
-            // Sent once, because it may have been applied. If it is lost, the units are back when the window ends.
-            let _ = self.store.return_units(&back).await;
+            self.return_to(record, units, taken_at).await;
         }
         if !records.is_empty() {
             self.full_counters.clear();
         }
+    }
+
+    /// Returns units to a window.
+    async fn return_to(&self, record: &ChargeRecord, units: u64, taken_at: Timestamp) {
+        let parts = record.parts();
+        let earlier = if record.mode == Mode::Central { TimeDelta::ZERO } else { CLOCK_OFFSET };
+        let back = UnitReturn {
+            key: record.key(&parts),
+            limit: &record.limit,
+            units,
+            taken_at: Timestamp::from_micros(taken_at.as_micros().saturating_sub(earlier.as_micros())),
+            full_at: Timestamp::ZERO,
+            id: PermitId(DecisionId::generate().0),
+        };
+        // Sent once, because it may have been applied. If it is lost, the units are back when the window ends.
+        let _ = self.store.return_units(&back).await;
     }
 }

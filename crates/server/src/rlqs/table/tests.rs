@@ -94,8 +94,11 @@ struct World {
     sent: u64,
 }
 
+/// Rules of one limit; those of envoyproxy/ratelimit, with a `unit`, have its profile.
 fn rules(limit: &str) -> Arc<Ruleset> {
-    let text = format!("domain: edge\ndescriptors:\n  - key: tenant\n    limit: {limit}\n");
+    let (profile, key) =
+        if limit.contains("unit:") { ("profile: envoy\n", "rate_limit") } else { ("", "limit") };
+    let text = format!("domain: edge\n{profile}descriptors:\n  - key: tenant\n    {key}: {limit}\n");
     Arc::new(Ruleset::load(&[Source::new("rules.yaml", &text)], &Options::default()).expect("rules"))
 }
 
@@ -483,4 +486,5 @@ fn accounts_stay_small() {
     }
 }
 
+mod envoy_profile;
 mod windows;
