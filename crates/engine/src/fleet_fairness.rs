@@ -234,8 +234,11 @@ impl<S: CounterStore> Limiter<S> {
             return;
         }
         let Some(capacity) = own.reserved_capacity() else { return };
-        let nodes = self.live_nodes().max(1);
-        let part = || node_part(capacity, nodes, permit, || entry.fleet.places.read_reserve(at));
+        let part = || match (capacity, self.live_nodes()) {
+            // All of it is this node's, and what it gets of that is what it gives.
+            (FleetCapacity::InFlight { .. }, 0 | 1) => NodePart::Unknown,
+            (_, nodes) => node_part(capacity, nodes.max(1), permit, || entry.fleet.places.read_reserve(at)),
+        };
         own.rank_in_reserve(reserve.is_excess(now, entry.tenant, entry.tier, part));
     }
 
