@@ -20,7 +20,9 @@ use tollgate_core::{
     Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, PermitId, Priority, StoreError,
     Timestamp,
 };
-use tollgate_overload::{FleetFairness, NO_TIER, NodePart, NodePlaces, TierIndex, TierState, UsedUpMarks};
+use tollgate_overload::{
+    FleetFairness, NO_TIER, NodePart, NodePlaces, TenantRequest, TierState, UsedUpMarks,
+};
 use tollgate_rules::{Charges, FleetCapacity, FleetMatch, FleetStanding, Plan, Ruleset, TierFairness};
 
 /// Shares of one domain's fleet.
@@ -62,8 +64,7 @@ pub struct FleetState {
 /// A request among the tenants of its domain.
 struct FleetEntry {
     fleet: Arc<DomainFleet>,
-    tenant: u64,
-    tier: TierIndex,
+    request: TenantRequest,
     now: Timestamp,
 }
 
@@ -104,7 +105,7 @@ impl FleetShares {
         let fleet = Arc::clone(self.domains.load().get(own.domain)?);
         let tier = own.tier.and_then(|at| u16::try_from(at).ok()).unwrap_or(NO_TIER);
         let tenant = self.hasher.hash_one(("tenant", own.tenant));
-        Some(FleetEntry { fleet, tenant, tier, now })
+        Some(FleetEntry { fleet, request: TenantRequest { tenant, tier, units: plan.fleet_units() }, now })
     }
 
     /// Returns whether tenants share no fleet's capacity.
@@ -124,11 +125,12 @@ impl FleetShares {
 }
 
 impl<S> Limiter<S> {
-    /// Returns the place of a request that was admitted, among those that this node's requests hold of the capacity.
+    /// Returns the places of a request that was admitted, among those that this node's requests hold of the capacity.
     pub(crate) fn fleet_place(&self, plan: &Plan<'_>) -> Option<FleetPlace> {
         let own = plan.fleet.as_ref()?;
         let fleet = Arc::clone(&self.fleet_shares.domains.load().get(own.domain)?.places);
-        Some(FleetPlace { fleet, reserve: own.holds_reserve().then_some(own.priority) })
+        let reserve = own.holds_reserve().then_some(own.priority);
+        Some(FleetPlace { fleet, reserve, units: plan.fleet_units() })
     }
 
     /// Returns the state of all fleets whose capacity tenants share.
@@ -196,13 +198,13 @@ impl<S: CounterStore> Limiter<S> {
             }
             return;
         };
-        let FleetEntry { fleet, tenant, tier, now } = &entry;
+        let FleetEntry { fleet, request, now } = &entry;
         let is_pressed = fleet.fairness.is_pressed(*now);
         let part = || match (plan.fleet_capacity(), self.live_nodes()) {
             (Some(capacity), nodes @ 1..) => node_part(capacity, nodes, permit, || fleet.places.read()),
             _ => NodePart::Unknown,
         };
-        let is_excess = is_pressed && fleet.fairness.is_excess(*now, *tenant, *tier, part);
+        let is_excess = is_pressed && fleet.fairness.is_excess(*now, *request, part);
         if let Some(own) = &mut plan.fleet {
             (own.is_contended, own.is_excess) = (is_pressed, is_excess);
         }
@@ -234,9 +236,12 @@ impl<S: CounterStore> Limiter<S> {
             return;
         }
         let Some(capacity) = own.reserved_capacity() else { return };
-        let nodes = self.live_nodes().max(1);
-        let part = || node_part(capacity, nodes, permit, || entry.fleet.places.read_reserve(at));
-        own.rank_in_reserve(reserve.is_excess(now, entry.tenant, entry.tier, part));
+        let part = || match (capacity, self.live_nodes()) {
+            // All of it is this node's, and what it gets of that is what it gives.
+            (FleetCapacity::InFlight { .. }, 0 | 1) => NodePart::Unknown,
+            (_, nodes) => node_part(capacity, nodes.max(1), permit, || entry.fleet.places.read_reserve(at)),
+        };
+        own.rank_in_reserve(reserve.is_excess(now, entry.request, part));
     }
 
     /// Records what the store said of the fleet's capacity. Returns the standing by which the request is to be tried again, if it
@@ -253,7 +258,7 @@ impl<S: CounterStore> Limiter<S> {
             return None;
         }
         let entry = self.fleet_shares.entry(plan, self.clock.now())?;
-        let FleetEntry { fleet, tenant, tier, now } = &entry;
+        let FleetEntry { fleet, request, now } = &entry;
         let claim = plan.limits.len() - usize::from(plan.is_claim_charged());
         let denies = |at: usize| outcomes.per_charge.get(at).is_some_and(|one| one.verdict.is_denied());
         let is_full = (0..claim).any(|at| own.is_fleet(&plan.limits[at]) && denies(at));
@@ -273,14 +278,14 @@ impl<S: CounterStore> Limiter<S> {
         if !fold::is_denied(plan, outcomes) {
             if fleet.fairness.is_pressed(*now) {
                 match own.standing.is_claim() {
-                    true => fleet.fairness.count_guaranteed(*now, *tenant, *tier, own.is_excess),
-                    false => fleet.fairness.count_admitted(),
+                    true => fleet.fairness.count_guaranteed(*now, *request, own.is_excess),
+                    false => fleet.fairness.count_admitted(request.units),
                 }
             }
             if is_reserved && reserve.is_pressed(*now) {
                 match own.is_beyond_reserve() {
-                    true => reserve.count_excess(*now, *tenant, *tier),
-                    false => reserve.count_admitted(),
+                    true => reserve.count_excess(*now, *request),
+                    false => reserve.count_admitted(request.units),
                 }
             }
             if takes_back && own.standing == FleetStanding::Guaranteed {

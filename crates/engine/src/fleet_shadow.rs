@@ -12,6 +12,18 @@ use tollgate_core::{
 };
 use tollgate_rules::{FleetStanding, Plan};
 
+/// The store could not decide a request. `known` has the outcomes of an attempt that charged nothing but independent charges.
+pub(crate) struct Undecided {
+    pub(crate) error: StoreError,
+    pub(crate) known: Option<Outcomes>,
+}
+
+impl From<StoreError> for Undecided {
+    fn from(error: StoreError) -> Self {
+        Self { error, known: None }
+    }
+}
+
 /// Whether a capacity in shadow mode has been decided together with the other limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ShadowFleet {
@@ -23,61 +35,82 @@ impl<S: CounterStore> Limiter<S> {
     /// Charges a request whose fleet's capacity is in shadow mode, in one call where that has the same result as two.
     ///
     /// # Errors
-    /// [`StoreError`] if the store could not decide the other limits.
+    /// [`Undecided`] if the store could not decide the other limits.
     pub(crate) async fn charge_with_shadow_fleet(
         &self,
         plan: &mut Plan<'_>,
         permit: PermitId,
-    ) -> (Result<Outcomes, StoreError>, ShadowFleet) {
+    ) -> (Result<Outcomes, Undecided>, ShadowFleet) {
         let others: SmallVec<[usize; 8]> = plan.outside_fleet().collect();
         // Independent limits that deny (the Envoy profile) do not keep the store from charging the rest.
         let is_free = |at: &usize| {
             plan.limits[*at].enforcement == Enforcement::Independent && fold::decides(&plan.limits[*at])
         };
         if others.is_empty() || others.iter().any(is_free) {
-            return (self.charge_all_but_fleet(plan, permit).await, ShadowFleet::Open);
+            let charged = self.charge_all_but_fleet(plan, permit).await;
+            return (charged.map_err(Undecided::from), ShadowFleet::Open);
         }
         plan.enforce_fleet(Enforcement::Required);
-        let mut charged = self.charge_some(plan, permit, &Outcomes::default(), |_, _| true).await;
+        let charged = self.charge_some(plan, permit, &Outcomes::default(), |_, _| true).await;
         let is_denied = |plan: &Plan<'_>, outcomes: &Outcomes| {
             let outcomes = others.iter().map(|at| (plan.limits[*at].enforcement, &outcomes.per_charge[*at]));
             Outcomes::admission(outcomes) == Admission::Denied
         };
-        if let Ok(outcomes) = &mut charged
-            && !is_denied(plan, outcomes)
-            && let Err(error) = self.retry_fleet(plan, permit, outcomes, &[]).await
-        {
-            charged = Err(error);
-        }
-        plan.enforce_fleet(Enforcement::Independent);
         let mut outcomes = match charged {
             Ok(outcomes) => outcomes,
-            // The store undoes what it may charge later: the late charge is dropped here. Of a part of the store, the rest can be charged.
-            Err(StoreError::Partial { .. } | StoreError::Several(_)) => {
-                return (self.charge_all_but_fleet(plan, permit).await, ShadowFleet::Open);
+            Err(error) => {
+                plan.enforce_fleet(Enforcement::Independent);
+                // The store undoes what it may charge later: the late charge is dropped here.
+                let charged = match error {
+                    StoreError::Partial { .. } | StoreError::Several(_) => {
+                        self.charge_all_but_fleet(plan, permit).await
+                    }
+                    StoreError::Late(_) => Err(StoreError::Timeout),
+                    error => Err(error),
+                };
+                return (charged.map_err(Undecided::from), ShadowFleet::Open);
             }
-            Err(StoreError::Late(_)) => return (Err(StoreError::Timeout), ShadowFleet::Open),
-            Err(error) => return (Err(error), ShadowFleet::Open),
         };
-        if outcomes.admission == Admission::Admitted {
+        let retried = match is_denied(plan, &outcomes) {
+            true => Ok(()),
+            false => self.retry_fleet(plan, permit, &mut outcomes, &[]).await,
+        };
+        plan.enforce_fleet(Enforcement::Independent);
+        let forget_fleet = |outcomes: &mut Outcomes| {
+            let fleet = (0..outcomes.per_charge.len()).filter(|at| !others.contains(at));
+            fleet.for_each(|at| outcomes.per_charge[at] = Outcome::UNKNOWN);
+        };
+        if let Err(error) = retried {
+            // Whether it would be shed is unknown. Independent charges have been made by the first attempt, and are not made again.
+            plan.charge_fleet_as(FleetStanding::Fair);
+            outcomes.per_charge.resize(plan.limits.len(), Outcome::UNKNOWN);
+            forget_fleet(&mut outcomes);
+            if !matches!(error, StoreError::Partial { .. } | StoreError::Several(_)) {
+                // A late charge is dropped here too.
+                let undecided = Undecided { error: StoreError::Timeout, known: Some(outcomes) };
+                return (Err(undecided), ShadowFleet::Decided);
+            }
+        } else if outcomes.admission == Admission::Admitted {
             return (Ok(outcomes), ShadowFleet::Decided);
-        }
-        if is_denied(plan, &outcomes) {
+        } else if is_denied(plan, &outcomes) {
             // Grants may still admit it, and then it is charged to the capacity.
-            let is_fleet = |at: &usize| !others.contains(at);
-            (0..outcomes.per_charge.len())
-                .filter(is_fleet)
-                .for_each(|at| outcomes.per_charge[at] = Outcome::UNKNOWN);
+            forget_fleet(&mut outcomes);
             return (Ok(outcomes), ShadowFleet::Open);
+        } else {
+            plan.forget_allowed_fleet(&mut outcomes);
         }
-        plan.forget_allowed_fleet(&mut outcomes);
         // Independent ones, of rules in shadow mode, are charged already.
         let is_open = |at: &&usize| plan.limits[**at].enforcement != Enforcement::Independent;
         let (at, open) =
             (outcomes.at, others.iter().filter(is_open).copied().collect::<SmallVec<[usize; 8]>>());
         let rest = self.charge_some(plan, permit, &outcomes, |at, _| open.contains(&at)).await;
-        let rest =
-            rest.map(|rest| Outcomes { at: if rest.at == Timestamp::ZERO { at } else { rest.at }, ..rest });
+        let rest = match rest {
+            Ok(rest) => Ok(Outcomes { at: if rest.at == Timestamp::ZERO { at } else { rest.at }, ..rest }),
+            Err(error) => {
+                plan.settle_fleet(&mut outcomes);
+                Err(Undecided { error, known: Some(outcomes) })
+            }
+        };
         (rest, ShadowFleet::Decided)
     }
 

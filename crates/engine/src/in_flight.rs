@@ -25,11 +25,13 @@ struct Places {
     begun: AtomicU64,
 }
 
-/// A request's place in a fleet's capacity, and in what is reserved for its priority if that admitted it.
+/// A request's places in a fleet's capacity, and in what is reserved for its priority if that admitted it.
 #[derive(Debug)]
 pub(crate) struct FleetPlace {
     pub(crate) fleet: Arc<FleetPlaces>,
     pub(crate) reserve: Option<Priority>,
+    /// Number of places.
+    pub(crate) units: u64,
 }
 
 /// Counts a request as in flight until it is dropped.
@@ -43,7 +45,7 @@ impl Places {
 }
 
 impl FleetPlaces {
-    /// Returns the number of places that are held, and of requests that have ever held one.
+    /// Returns the number of places that are held, and of those that have ever been taken.
     pub(crate) fn read(&self) -> (u64, u64) {
         self.all.read()
     }
@@ -55,9 +57,9 @@ impl FleetPlaces {
 }
 
 impl FleetPlace {
-    fn places(&self) -> impl Iterator<Item = &Places> {
+    fn places(&self) -> impl Iterator<Item = (&Places, u64)> {
         let reserve = self.reserve.map(|priority| &self.fleet.reserves[priority.index()]);
-        std::iter::once(&self.fleet.all).chain(reserve)
+        std::iter::once(&self.fleet.all).chain(reserve).map(|places| (places, self.units))
     }
 }
 
@@ -73,9 +75,9 @@ impl InFlight {
             return None;
         }
         counts.iter().for_each(|count| _ = count.fetch_add(1, Ordering::Relaxed));
-        for places in fleet.iter().flat_map(FleetPlace::places) {
-            places.held.fetch_add(1, Ordering::Relaxed);
-            places.begun.fetch_add(1, Ordering::Relaxed);
+        for (places, units) in fleet.iter().flat_map(FleetPlace::places) {
+            places.held.fetch_add(units, Ordering::Relaxed);
+            places.begun.fetch_add(units, Ordering::Relaxed);
         }
         Some(Arc::new(InFlightGuard(counts, fleet)))
     }
@@ -89,8 +91,8 @@ impl InFlight {
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.0.iter().for_each(|count| _ = count.fetch_sub(1, Ordering::Relaxed));
-        for places in self.1.iter().flat_map(FleetPlace::places) {
-            places.held.fetch_sub(1, Ordering::Relaxed);
+        for (places, units) in self.1.iter().flat_map(FleetPlace::places) {
+            places.held.fetch_sub(units, Ordering::Relaxed);
         }
     }
 }

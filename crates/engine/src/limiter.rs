@@ -413,6 +413,7 @@ impl<S: CounterStore> Limiter<S> {
             Box::pin(self.choose_refunded_claim(plan)).await;
         }
         let mut shadow = ShadowFleet::Open;
+        let mut known = None;
         let charged = match tried {
             Tried::Denied(outcomes) => Ok(*outcomes),
             Tried::Declined | Tried::Decided => {
@@ -432,13 +433,15 @@ impl<S: CounterStore> Limiter<S> {
                     Ok(None) => {
                         let (charged, fleet) = Box::pin(self.charge_with_shadow_fleet(plan, permit)).await;
                         shadow = fleet;
-                        charged
+                        charged.map_err(|undecided| {
+                            known = undecided.known;
+                            undecided.error
+                        })
                     }
                     Err(error) => Err(error),
                 }
             }
         };
-        let mut known = None;
         let charged = match charged {
             Ok(mut outcomes) if plan.fleet.is_some() && !plan.is_fleet_shadow() => {
                 match Box::pin(self.retry_fleet(plan, permit, &mut outcomes, &[])).await {

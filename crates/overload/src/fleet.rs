@@ -5,6 +5,8 @@
 //! those of [`Shares`], of what this node's requests get of the capacity, and at least its equal part, so nothing is exchanged
 //! between nodes; an error changes who is served, never how much. Guarantees are counters of the store.
 //!
+//! All is counted in units of the capacity: a request that costs five of them, or five places, is five.
+//!
 //! A tenant has the larger of its guarantee and its fair share, not their sum: a request beyond the fair share that a guarantee admits is
 //! debited from the share. What guarantees take beyond the shares of their tenants, the others share less of.
 //!
@@ -18,10 +20,10 @@ mod node_part;
 
 pub use node_part::{NodePart, NodePlaces};
 
-use crate::shares::{DISTRIBUTED, Shares, Standing, TenantDemand, TierIndex, TierShare, TierState};
+use crate::shares::{DISTRIBUTED, Shares, Standing, TenantDemand, TenantRequest, TierShare, TierState};
 use crate::striped::Padded;
 use node_part::Durations;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use tollgate_core::{TimeDelta, Timestamp};
 
@@ -43,10 +45,11 @@ pub struct FleetFairness {
     pressed_until: AtomicU64,
     /// Whether a throughput has been measured since the capacity is contended.
     is_measured: AtomicBool,
-    admitted: Padded<AtomicU32>,
-    /// Requests that a guarantee admitted, and those of them that no share covers.
-    guaranteed: AtomicU32,
-    uncovered: AtomicU32,
+    /// Units of requests that were admitted.
+    admitted: Padded<AtomicU64>,
+    /// Those that a guarantee admitted, and those of them that no share covers.
+    guaranteed: AtomicU64,
+    uncovered: AtomicU64,
     next_step: AtomicU64,
 }
 
@@ -78,9 +81,9 @@ impl FleetFairness {
             ranking: OnceLock::new(),
             pressed_until: AtomicU64::new(0),
             is_measured: AtomicBool::new(false),
-            admitted: Padded(AtomicU32::new(0)),
-            guaranteed: AtomicU32::new(0),
-            uncovered: AtomicU32::new(0),
+            admitted: Padded(AtomicU64::new(0)),
+            guaranteed: AtomicU64::new(0),
+            uncovered: AtomicU64::new(0),
             next_step: AtomicU64::new(0),
         }
     }
@@ -136,38 +139,33 @@ impl FleetFairness {
     /// Counts a request of a tenant while the capacity is contended. Returns whether it exceeds the tenant's fair share.
     /// `part` returns this node's part of the capacity, if all nodes had the same: at least that is shared out, so that a node whose
     /// callers ask for less is not outbid by others.
-    pub fn is_excess(
-        &self,
-        now: Timestamp,
-        tenant: u64,
-        tier: TierIndex,
-        part: impl FnOnce() -> NodePart,
-    ) -> bool {
+    pub fn is_excess(&self, now: Timestamp, request: TenantRequest, part: impl FnOnce() -> NodePart) -> bool {
         let ranking = self.ranking();
         self.step_if_due(ranking, now, part);
-        let standing = ranking.shares.take(tenant, tier, now, true);
+        let standing = ranking.shares.take(request, now, true);
         standing == Standing::Excess && self.is_measured.load(Ordering::Relaxed)
     }
 
-    /// Counts a request that found room while the capacity is contended.
-    pub fn count_admitted(&self) {
-        self.admitted.0.fetch_add(1, Ordering::Relaxed);
+    /// Counts a request of so many units that found room while the capacity is contended.
+    pub fn count_admitted(&self, units: u64) {
+        self.admitted.0.fetch_add(units, Ordering::Relaxed);
     }
 
     /// Counts a request beyond its tenant's fair share that found room while the capacity is contended. The tenant has that much less of its
     /// share: one that takes all that others leave would else take from what is left for those within their shares as well.
-    pub fn count_excess(&self, now: Timestamp, tenant: u64, tier: TierIndex) {
-        self.count_admitted();
-        self.ranking().shares.debit(tenant, tier, now);
+    pub fn count_excess(&self, now: Timestamp, request: TenantRequest) {
+        self.count_admitted(request.units);
+        self.ranking().shares.debit(request, now);
     }
 
     /// Counts a request that a guarantee admitted while the capacity is contended. One within its tenant's fair share has been taken
     /// from that already.
-    pub fn count_guaranteed(&self, now: Timestamp, tenant: u64, tier: TierIndex, is_excess: bool) {
-        self.count_admitted();
-        self.guaranteed.fetch_add(1, Ordering::Relaxed);
-        if is_excess && !self.ranking().shares.debit(tenant, tier, now) {
-            self.uncovered.fetch_add(1, Ordering::Relaxed);
+    pub fn count_guaranteed(&self, now: Timestamp, request: TenantRequest, is_excess: bool) {
+        self.count_admitted(request.units);
+        self.guaranteed.fetch_add(request.units, Ordering::Relaxed);
+        if is_excess {
+            let uncovered = self.ranking().shares.debit(request, now);
+            self.uncovered.fetch_add(uncovered, Ordering::Relaxed);
         }
     }
 
@@ -196,8 +194,8 @@ impl FleetFairness {
         let Control { demand, throughput, guaranteed, uncovered, durations, last } = &mut *control;
         *last = now;
         let weight = if *throughput == 0.0 { 1.0 } else { 1.0 - (-length / MEMORY).exp() };
-        let follow = |rate: &mut f64, count: &AtomicU32| {
-            *rate += weight * (f64::from(count.swap(0, Ordering::Relaxed)) / length - *rate);
+        let follow = |rate: &mut f64, count: &AtomicU64| {
+            *rate += weight * (count.swap(0, Ordering::Relaxed) as f64 / length - *rate);
         };
         follow(throughput, &self.admitted.0);
         follow(guaranteed, &self.guaranteed);

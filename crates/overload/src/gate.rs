@@ -24,7 +24,7 @@ use crate::limit::LimitController;
 use crate::priority::{COHORTS, POSITIONS, first_position};
 use crate::room::{Rank, Seated};
 use crate::samples::bucket;
-use crate::shares::{Shares, Standing, TenantDemand, TierIndex};
+use crate::shares::{Shares, Standing, TenantDemand, TenantRequest, TierIndex};
 use crate::striped::Own;
 use crate::threshold::{PER_BUCKET, ThresholdController, passes};
 use control::Control;
@@ -364,7 +364,10 @@ impl<W> Gate<W> {
         let standing = match &self.shares {
             None => return (Some(first + cohort), Rank::new(arrival.priority, Standing::Fair), false),
             Some(_) if self.pressed.load(Ordering::Relaxed) == 0 => Standing::Fair,
-            Some(shares) => shares.take(arrival.tenant, arrival.tier, now, first < threshold),
+            Some(shares) => {
+                let request = TenantRequest { tenant: arrival.tenant, tier: arrival.tier, units: 1 };
+                shares.take(request, now, first < threshold)
+            }
         };
         let place = match standing {
             Standing::Guaranteed => None,

@@ -57,6 +57,6 @@ pub use limit::LimitConfig;
 pub use meter::{Measured, UpstreamMeter};
 pub use priority::{COHORTS, POSITIONS};
 pub use room::Rank;
-pub use shares::{GuaranteeScope, NO_TIER, TierIndex, TierShare, TierState};
+pub use shares::{GuaranteeScope, NO_TIER, TenantRequest, TierIndex, TierShare, TierState};
 pub use tollgate_core::Priority;
 pub use used_up::UsedUpMarks;

@@ -27,6 +27,8 @@ const SLOTS: usize = 2048;
 const PROBES: usize = 8;
 /// Control intervals after which an entry without requests is free.
 const IDLE_INTERVALS: u32 = 100;
+/// Most that a request of many units takes ahead of a share beyond its bucket, in microseconds of its rate: what it asks for may not be granted.
+const MOST_AHEAD: u64 = 10_000_000;
 /// Depth of a tenant's bucket, of a tier's common one and of the fair share's, in microseconds of their rates, and in units at least.
 const GUARANTEE_DEPTH: u64 = 4_000_000;
 const POOL_DEPTH: u64 = 500_000;
@@ -63,16 +65,27 @@ pub struct TierShare {
     pub weight: f64,
 }
 
-/// What a tier's tenants ask for and have.
+/// A request of a tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TenantRequest {
+    /// Hash of the tenant.
+    pub tenant: u64,
+    /// Its tier.
+    pub tier: TierIndex,
+    /// What it costs; shares are counted in these.
+    pub units: u64,
+}
+
+/// What a tier's tenants ask for and have, in units: an upstream counts requests, a fleet's capacity what they cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TierState {
     /// Tenants that sent requests of late.
     pub tenants: u32,
-    /// Their requests per second.
+    /// Their units per second.
     pub demand: f64,
-    /// Requests per second that are guaranteed: to each tenant, or to all together, as the share says.
+    /// Units per second that are guaranteed: to each tenant, or to all together, as the share says.
     pub guarantee: f64,
-    /// Requests per second of one tenant up to which it is within its fair share; `None` if all demand fits.
+    /// Units per second of one tenant up to which it is within its fair share; `None` if all demand fits.
     pub fair: Option<f64>,
 }
 
@@ -84,7 +97,8 @@ pub const NO_TIER: TierIndex = TierIndex::MAX;
 #[derive(Debug, Default)]
 struct Tenant {
     hash: AtomicU64,
-    arrivals: AtomicU32,
+    /// Units that were asked for in this interval.
+    arrivals: AtomicU64,
     idle: AtomicU32,
     /// Control intervals since it was first seen.
     age: AtomicU32,
@@ -215,9 +229,10 @@ impl Shares {
 
     /// Counts a request of a tenant, and takes from its buckets: from the fair share's only if the request's priority is
     /// not shed as a whole.
-    pub(crate) fn take(&self, tenant: u64, tier: TierIndex, now: Timestamp, may_pass: bool) -> Standing {
+    pub(crate) fn take(&self, request: TenantRequest, now: Timestamp, may_pass: bool) -> Standing {
+        let TenantRequest { tenant, tier, units } = request;
         let (slot, own) = (self.tenant(tenant, tier), self.tier(tier));
-        slot.arrivals.fetch_add(1, Ordering::Relaxed);
+        slot.arrivals.fetch_add(units, Ordering::Relaxed);
         let is_new = slot.age.load(Ordering::Relaxed) < NEW_INTERVALS;
         let sharing = if is_new { &self.slots[SLOTS] } else { slot };
         for entry in [slot, sharing] {
@@ -230,10 +245,10 @@ impl Shares {
             GuaranteeScope::Together => (&own.together, POOL_DEPTH),
         };
         let left = match may_pass {
-            true => take(&sharing.fair, own.fair_interval.load(Ordering::Relaxed), FAIR_DEPTH, now),
+            true => take(&sharing.fair, own.fair_interval.load(Ordering::Relaxed), FAIR_DEPTH, units, now),
             false => None,
         };
-        match (take(bucket, own.interval.load(Ordering::Relaxed), depth, now), left) {
+        match (take(bucket, own.interval.load(Ordering::Relaxed), depth, units, now), left) {
             (Some(_), _) => Standing::Guaranteed,
             (None, Some(left)) if left >= AMPLE => Standing::Ample,
             (None, Some(_)) => Standing::Fair,
@@ -254,7 +269,7 @@ impl Shares {
                 continue;
             }
             let arrived = slot.arrivals.swap(0, Ordering::Relaxed);
-            *rate += weight * (f64::from(arrived) / length - *rate);
+            *rate += weight * (arrived as f64 / length - *rate);
             if arrived > 0 {
                 slot.idle.store(0, Ordering::Relaxed);
             } else if slot.idle.fetch_add(1, Ordering::Relaxed) >= IDLE_INTERVALS {
@@ -305,22 +320,25 @@ impl Shares {
     }
 }
 
-/// Returns microseconds × 1024 between requests at this rate; 0 for none, so at least 1 for any rate.
+/// Returns microseconds × 1024 between units at this rate; 0 for none, so at least 1 for any rate.
 fn interval(rate: f64) -> u64 {
     if rate < 1e-3 { 0 } else { ((1.024e9 / rate) as u64).max(1) }
 }
 
-/// Takes a token of a bucket that holds a theoretical arrival time in microseconds × 1024. Returns the part of the bucket that
-/// is left.
-fn take(bucket: &AtomicU64, interval: u64, depth: u64, now: Timestamp) -> Option<f64> {
+/// Takes tokens of a bucket that holds a theoretical arrival time in microseconds × 1024, for a request of so many units. Returns the part of
+/// the bucket that is left. A request of several units needs one of them there, and takes the others ahead, so that a share below what one
+/// request costs still lets some pass.
+fn take(bucket: &AtomicU64, interval: u64, depth: u64, units: u64, now: Timestamp) -> Option<f64> {
     if interval == 0 {
         return None;
     }
     let now = now.as_micros() << 10;
     let depth = (depth << 10).max(interval.saturating_mul(LEAST_UNITS));
+    let most = now.checked_add(depth)?.checked_add(MOST_AHEAD << 10)?;
     let next = |tat: u64| {
-        let next = tat.max(now).checked_add(interval)?;
-        (next - now <= depth).then_some(next)
+        let first = tat.max(now).checked_add(interval)?;
+        let next = first.saturating_add(interval.saturating_mul(units.saturating_sub(1))).min(most);
+        (first - now <= depth).then_some(next)
     };
     let before = bucket.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
     next(before).map(|next| 1.0 - (next - now) as f64 / depth as f64)
@@ -347,15 +365,19 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn one(tenant: u64, tier: TierIndex) -> TenantRequest {
+        TenantRequest { tenant, tier, units: 1 }
+    }
+
     #[test]
     fn while_all_demand_fits_no_caller_is_beyond_its_share() {
         let (shares, mut demand) = (Shares::new(1, &[]), TenantDemand::new());
         let now = Timestamp::from_secs(1);
         (0..10).for_each(|tenant| {
-            shares.take(tenant, NO_TIER, now, true);
+            shares.take(one(tenant, NO_TIER), now, true);
         });
         shares.update(0.1, 1_000.0, &mut demand);
-        let standings: Vec<_> = (0..10).map(|tenant| shares.take(tenant, NO_TIER, now, true)).collect();
+        let standings: Vec<_> = (0..10).map(|tenant| shares.take(one(tenant, NO_TIER), now, true)).collect();
         assert_eq!(standings, [Standing::Ample; 10]);
     }
 
@@ -365,10 +387,10 @@ mod tests {
         let (shares, mut demand) = (Shares::new(3, &tiers), TenantDemand::new());
         let now = Timestamp::from_secs(1);
         (0..50_000).for_each(|new_key| {
-            shares.take(new_key, NO_TIER, now, true);
+            shares.take(one(new_key, NO_TIER), now, true);
         });
         shares.update(0.1, 100.0, &mut demand);
-        let standings: Vec<_> = (0..60).map(|own| shares.take(1 << 32 | own, 0, now, true)).collect();
+        let standings: Vec<_> = (0..60).map(|own| shares.take(one(1 << 32 | own, 0), now, true)).collect();
         assert_eq!(standings, [Standing::Guaranteed; 60]);
     }
 
@@ -380,9 +402,10 @@ mod tests {
         for step in 0..100u64 {
             let now = Timestamp::from_micros(1_000_000 + step * 100_000);
             let names = if step < 20 { 0 } else { 40 };
-            let fresh = (0..names).map(|name| shares.take(1 << 32 | step << 16 | name, NO_TIER, now, true));
+            let fresh =
+                (0..names).map(|name| shares.take(one(1 << 32 | step << 16 | name, NO_TIER), now, true));
             let fair = fresh.filter(|standing| *standing != Standing::Excess).count();
-            let known: Vec<_> = (0..20).map(|tenant| shares.take(tenant, NO_TIER, now, true)).collect();
+            let known: Vec<_> = (0..20).map(|tenant| shares.take(one(tenant, NO_TIER), now, true)).collect();
             shares.update(0.1, 400.0, &mut demand);
             standings.push((step, fair, known));
         }
@@ -413,9 +436,9 @@ mod tests {
             for step in 0..200u64 {
                 shares.update(0.1, 100.0, &mut demand);
                 let now = Timestamp::from_micros(1 + step * 100_000);
-                (0..others).for_each(|other| { shares.take(seed ^ (other + 2), NO_TIER, now, true); });
+                (0..others).for_each(|other| { shares.take(one(seed ^ (other + 2), NO_TIER), now, true); });
                 // Half of its five a second.
-                if step % 4 == 0 && shares.take(seed ^ 1, 0, now, true) == Standing::Guaranteed {
+                if step % 4 == 0 && shares.take(one(seed ^ 1, 0), now, true) == Standing::Guaranteed {
                     guaranteed += 1;
                 }
             }

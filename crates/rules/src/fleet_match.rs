@@ -257,6 +257,13 @@ impl<'p> Plan<'p> {
         })
     }
 
+    /// Returns how many units of the fleet's capacity the request asks for; not more than there are at all.
+    #[must_use]
+    pub fn fleet_units(&self) -> u64 {
+        let own = self.fleet.as_ref().and_then(|fleet| self.limits.iter().find(|one| fleet.is_fleet(one)));
+        own.map_or(1, |own| own.cost.units().clamp(1, own.limit.limit.rate().count.max(1)))
+    }
+
     /// Returns whether the capacity only counts.
     #[must_use]
     pub fn is_fleet_shadow(&self) -> bool {

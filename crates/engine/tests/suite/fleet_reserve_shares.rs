@@ -4,6 +4,7 @@
 use crate::rig::{Rig, rig};
 use proptest::prelude::*;
 use tollgate_core::TimeDelta;
+use tollgate_engine::{Check, HeldPermits};
 
 /// Requests of one tenant per second.
 #[derive(Clone, Copy)]
@@ -107,6 +108,49 @@ fn max_min(capacity: f64, demands: &[(f64, f64)]) -> Vec<f64> {
         weights -= weight;
     }
     shares
+}
+
+/// Of places in flight: a loud tenant's twelve clients want all of the reserve, a polite one a tenth of a place.
+#[test]
+fn a_loud_critical_tenant_leaves_others_their_places() {
+    for nodes in [0, 1] {
+        let rig = rig(&RULES.replace("CAPACITY", "40 in flight").replace("40%", "25%"));
+        rig.limiter.set_live_nodes(nodes);
+        let admit = |load: Load| {
+            let attributes = [("tenant", load.tenant), ("tier", load.tier), ("path", load.path)];
+            pollster::block_on(rig.limiter.admit(&Check::attributes("d", &attributes))).1
+        };
+        let held: Vec<_> = (0..32).filter_map(|_| admit(normal("greedy", 0.0))).collect();
+        let own: Vec<_> = (0..10).filter_map(|_| admit(enterprise("acme", 0.0))).collect();
+        assert_eq!((held.len(), own.len()), (32, 10), "all but what is reserved, and the guarantee");
+        let mut open: Vec<(u64, HeldPermits)> = Vec::new();
+        let mut clients = [0_u64; 12];
+        let (mut sent, mut served, mut others) = (0, 0, 0);
+        for now in 0..20_000_u64 {
+            for (_, ended) in open.extract_if(.., |(until, _)| *until <= now) {
+                pollster::block_on(rig.limiter.release(&ended)).expect("memory");
+            }
+            let due = clients.iter_mut().enumerate().filter(|(_, at)| **at <= now);
+            for (client, next) in due {
+                // Not all at once.
+                let lasts = 45 + (client as u64 * 7 + now) % 11;
+                let permits = admit(critical("loud", 0.0));
+                *next = now + 4 + if permits.is_some() { lasts } else { 1 };
+                others += u64::from(permits.is_some() && now >= 4_000);
+                open.extend(permits.map(|permits| (now + lasts, permits)));
+            }
+            if now % 110 == 55 {
+                let permits = admit(critical("polite", 0.0));
+                sent += u64::from(now >= 4_000);
+                served += u64::from(permits.is_some() && now >= 4_000);
+                open.extend(permits.map(|permits| (now + 10, permits)));
+            }
+            rig.clock.advance(TimeDelta::from_millis(1));
+        }
+        assert!(served * 100 >= sent * 95, "{nodes} nodes: {served} of {sent}, {others} of the loud one");
+        // Seven of eight places for 16 seconds.
+        assert!(others >= 7 * 16_000 / 60, "{nodes} nodes: {others} of the loud one");
+    }
 }
 
 /// What guarantees take back is not taken from a reserve, whatever was lent before.

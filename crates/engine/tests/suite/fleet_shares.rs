@@ -1,8 +1,9 @@
 //! A tenant has the larger of its guarantee and its fair share, not both: however much it sends, tenants within their fair shares are
 //! served. In virtual time, evenly spaced and at random.
 
-use crate::rig::{Rig, rig};
-use tollgate_core::TimeDelta;
+use crate::rig::{Rig, check, rig};
+use tollgate_core::{Cost, TimeDelta};
+use tollgate_engine::{Check, HeldPermits};
 
 /// Requests of one tenant per second.
 struct Load {
@@ -94,4 +95,64 @@ fn what_guarantees_take_is_not_shared_out_again() {
     let (sent, served) = counts[4];
     assert!(served * 100 >= sent * 97, "{served} of {sent} requests of the small one: {counts:?}");
     assert!(counts[0].1 >= 1_960, "its guarantee: {counts:?}");
+}
+
+/// Shares are counted by what requests cost: few requests that cost much are no small demand.
+#[test]
+fn a_tenant_with_costly_requests_takes_no_fair_shares() {
+    let rig = rules(100, "10%");
+    let (mut sent, mut served, mut units) = (0, 0, 0);
+    for ms in 0..16_000_u64 {
+        let is_settled = u64::from(ms >= 6_000);
+        // 500 units per second in 50 requests, and 40 in 40.
+        if ms % 20 == 0 && check(&rig.limiter, &[("tenant", "costly")], Cost::new(10)).is_allowed() {
+            units += 10 * is_settled;
+        }
+        if ms % 25 == 7 {
+            sent += is_settled;
+            served += is_settled * u64::from(rig.take(&[("tenant", "small")]).is_allowed());
+        }
+        rig.clock.advance(TimeDelta::from_millis(1));
+    }
+    assert!(served * 100 >= sent * 98, "{served} of {sent}, {units} units of the other");
+    assert!(units >= 500, "{units} of the 600 that are left");
+}
+
+/// The same of places in flight, of which a request may hold several.
+#[test]
+fn a_tenant_with_requests_of_many_places_takes_no_fair_shares() {
+    for nodes in [0, 1] {
+        let rig = rig(
+            "{domain: d, overload: {fleet: {capacity: 40 in flight}, fairness: {by: tenant, guarantees: {enterprise: 10% each}}}}",
+        );
+        rig.limiter.set_live_nodes(nodes);
+        let mut open: Vec<(u64, HeldPermits)> = Vec::new();
+        let (mut sent, mut served, mut held) = (0, 0, 0);
+        for ms in 0..20_000_u64 {
+            for (_, ended) in open.extract_if(.., |(until, _)| *until <= ms) {
+                pollster::block_on(rig.limiter.release(&ended)).expect("memory");
+            }
+            let mut admit = |tenant: &str, units: u64| {
+                let attributes = [("tenant", tenant)];
+                let check = Check::attributes("d", &attributes).with_cost(Cost::new(units));
+                let (decision, permits) = pollster::block_on(rig.limiter.admit(&check));
+                // Not all for the same time.
+                open.extend(permits.map(|permits| (ms + 80 + ms % 41, permits)));
+                u64::from(decision.is_allowed())
+            };
+            let is_settled = u64::from(ms >= 8_000);
+            // 100 places are asked for in requests of four, and 15 in requests of one.
+            if ms % 4 == 0 {
+                held += 4 * is_settled * admit("costly", 4);
+            }
+            if ms % 7 == 3 {
+                sent += is_settled;
+                served += is_settled * admit("small", 1);
+            }
+            rig.clock.advance(TimeDelta::from_millis(1));
+        }
+        assert!(served * 100 >= sent * 97, "{nodes} nodes: {served} of {sent}, {held} of the other");
+        // 25 places are left, each for a tenth of a second.
+        assert!(held >= 12 * 10 * 20, "{nodes} nodes: {held} places of the other");
+    }
 }

@@ -16,6 +16,7 @@ mod fleet_outage;
 mod fleet_reserve_shares;
 mod fleet_reserves;
 mod fleet_shadow;
+mod fleet_shadow_faults;
 mod fleet_shares;
 mod grants;
 mod late_answers;

@@ -1,8 +1,8 @@
 //! A node's equal part of the fleet's capacity: at least that much is shared out among the tenants of a node, so that a node whose callers
 //! ask for less is not outbid by others.
 //!
-//! Shares are counted in requests per second. A part in flight becomes a rate by how long requests last (Little's law): the places that
-//! were held, integrated over time, divided by the requests that have ended. The rate at which requests begin says nothing about
+//! Shares are counted in units per second; a request of several units has as many places. A part in flight becomes a rate by how long requests last (Little's law): the places that
+//! were held, integrated over time, divided by those that have been left. The rate at which requests begin says nothing about
 //! that: a node that finds no room begins none. A node that has less than [`SCANT`] of its part shares out without bound, because what it is
 //! owed is more than any of its tenants can have taken from the others. One that has more than its part shares out a little less than it
 //! gets ([`CEDED`]): places become free one by one, and where both sides ask for them at once, those that are owed them are to find them.
@@ -12,9 +12,9 @@
 pub enum NodePart {
     /// How many nodes there are is unknown: the node shares out what it gets.
     Unknown,
-    /// Requests per second.
+    /// Units per second.
     Rate(f64),
-    /// Requests in flight.
+    /// Places in flight.
     InFlight {
         /// Number of places.
         places: f64,
@@ -30,7 +30,7 @@ pub enum NodePlaces {
     Reported {
         /// Number of places that are held.
         now: u64,
-        /// Number of requests that have ever held one.
+        /// Number of places that have ever been taken.
         begun: u64,
     },
     /// It is not: requests count as in flight for so many seconds.
@@ -49,14 +49,14 @@ const UNBOUNDED: f64 = 1e9;
 /// How long the requests of a node last.
 #[derive(Debug, Default)]
 pub(super) struct Durations {
-    /// Places held times seconds, and requests that have ended, fading.
+    /// Places held times seconds, and places that were left, fading.
     held: f64,
     ended: f64,
     last: Option<(u64, u64)>,
 }
 
 impl Durations {
-    /// Ends a control interval of this length in seconds, in which so many requests per second were admitted. Returns the requests per
+    /// Ends a control interval of this length in seconds, in which so many units per second were admitted. Returns the units per
     /// second that are shared out.
     pub(super) fn shared_out(&mut self, part: NodePart, length: f64, admitted: f64) -> f64 {
         let (rate, has_more) = match part {

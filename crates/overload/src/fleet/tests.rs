@@ -1,8 +1,12 @@
 use super::*;
-use crate::shares::{GuaranteeScope, NO_TIER};
+use crate::shares::{GuaranteeScope, NO_TIER, TierIndex};
 
 fn at(millis: u64) -> Timestamp {
     Timestamp::from_micros(1_000_000 + millis * 1_000)
+}
+
+fn one(tenant: u64, tier: TierIndex) -> TenantRequest {
+    TenantRequest { tenant, tier, units: 1 }
 }
 
 fn unknown() -> NodePart {
@@ -16,13 +20,13 @@ fn contend(fairness: &FleetFairness, rates: &[u64], room: u64, millis: std::ops:
         let mut ranked: Vec<(bool, usize)> = Vec::new();
         for (tenant, rate) in rates.iter().enumerate() {
             ranked.extend(
-                (0..*rate).map(|_| (fairness.is_excess(now, tenant as u64, NO_TIER, unknown), tenant)),
+                (0..*rate).map(|_| (fairness.is_excess(now, one(tenant as u64, NO_TIER), unknown), tenant)),
             );
         }
         ranked.sort_by_key(|(is_excess, _)| *is_excess);
         for (at, (_, tenant)) in (0..).zip(ranked) {
             if at < room {
-                fairness.count_admitted();
+                fairness.count_admitted(1);
                 served[tenant] += 1;
             } else {
                 fairness.press(now);
@@ -48,7 +52,7 @@ fn tables_of_tenants_are_made_when_the_capacity_is_contended() {
     assert!(!fairness.is_pressed(at(0)) && fairness.states(at(0)).is_empty());
     assert!(fairness.ranking.get().is_none(), "nothing before");
     fairness.press(at(0));
-    assert!(!fairness.is_excess(at(50), 1, NO_TIER, unknown));
+    assert!(!fairness.is_excess(at(50), one(1, NO_TIER), unknown));
     assert!(fairness.ranking.get().is_some());
     assert_eq!(fairness.states(at(60)).len(), 1, "those without a tier");
 }
@@ -62,10 +66,10 @@ fn what_is_taken_beyond_a_share_is_debited_from_it() {
         let mut fair = 0;
         for now in (0..10_000).step_by(10).map(at) {
             for tenant in [1, 1, 1, 1, 2] {
-                let is_excess = fairness.is_excess(now, tenant, NO_TIER, || NodePart::Rate(200.0));
+                let is_excess = fairness.is_excess(now, one(tenant, NO_TIER), || NodePart::Rate(200.0));
                 match is_excess && debits {
-                    true => fairness.count_excess(now, tenant, NO_TIER),
-                    false => fairness.count_admitted(),
+                    true => fairness.count_excess(now, one(tenant, NO_TIER)),
+                    false => fairness.count_admitted(1),
                 }
                 fair += u32::from(tenant == 1 && !is_excess);
             }
@@ -82,7 +86,7 @@ fn what_is_taken_beyond_a_share_is_debited_from_it() {
 fn before_a_throughput_is_known_nobody_is_beyond_its_share() {
     let fairness = FleetFairness::new(7, &[]);
     fairness.press(at(0));
-    assert!((0..1_000).all(|_| !fairness.is_excess(at(50), 1, NO_TIER, unknown)));
+    assert!((0..1_000).all(|_| !fairness.is_excess(at(50), one(1, NO_TIER), unknown)));
 }
 
 #[test]
@@ -96,6 +100,38 @@ fn what_is_left_goes_by_max_min() {
     assert!(served[0] >= 4_950, "{served:?}");
 }
 
+/// A request of ten units is ten: a tenant that asks for little must not be beyond its share because it asks more often.
+#[test]
+fn shares_are_counted_by_what_requests_cost() {
+    let fairness = FleetFairness::new(7, &[]);
+    fairness.press(at(0));
+    let mut room = 0;
+    let mut is_fair = |now: Timestamp, request: TenantRequest| {
+        let is_fair = !fairness.is_excess(now, request, || NodePart::Rate(100.0));
+        // 100 units are admitted in a second.
+        if room < now.since(at(2_000)).as_micros() / 10_000 {
+            room += request.units;
+            fairness.count_admitted(request.units);
+        }
+        u32::from(is_fair)
+    };
+    let (mut light, mut heavy) = (0, 0);
+    for step in 0..1_000 {
+        let now = at(2_000 + step * 10);
+        // Of 100 units per second the one asks for 500, in 50 requests, and the other for 30.
+        if step % 2 == 0 {
+            heavy += is_fair(now, TenantRequest { units: 10, ..one(1, NO_TIER) });
+        }
+        if step % 10 < 3 {
+            light += is_fair(now, one(2, NO_TIER));
+        }
+        fairness.press(now);
+    }
+    assert!(light >= 290, "{light} of 300");
+    // 65 units per second for ten seconds; before anything is measured, all requests are within their shares.
+    assert!((60..=85).contains(&heavy), "{heavy} of 500");
+}
+
 #[test]
 fn weights_count_between_those_that_want_more() {
     let tiers = [TierShare { guarantee: 0.5, scope: GuaranteeScope::Each, weight: 3.0 }];
@@ -104,11 +140,11 @@ fn weights_count_between_those_that_want_more() {
     let mut served = [0_u32; 2];
     for now in (0..20_000).step_by(10).map(at) {
         let mut ranked: Vec<(bool, usize)> = Vec::new();
-        ranked.extend((0..20).map(|_| (fairness.is_excess(now, 1, 0, unknown), 0)));
-        ranked.extend((0..20).map(|_| (fairness.is_excess(now, 2, NO_TIER, unknown), 1)));
+        ranked.extend((0..20).map(|_| (fairness.is_excess(now, one(1, 0), unknown), 0)));
+        ranked.extend((0..20).map(|_| (fairness.is_excess(now, one(2, NO_TIER), unknown), 1)));
         ranked.sort_by_key(|(is_excess, _)| *is_excess);
         for (_, tenant) in ranked.into_iter().take(8) {
-            fairness.count_admitted();
+            fairness.count_admitted(1);
             served[tenant] += 1;
         }
         fairness.press(now);

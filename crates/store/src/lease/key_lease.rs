@@ -3,7 +3,7 @@
 use super::config::LeaseConfig;
 use super::hot_list::HotNames;
 use super::spare::{SpareTime, at_most, scale};
-use super::units::LeasedUnits;
+use super::units::{LeasedUnits, SpendMark};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{
@@ -129,7 +129,7 @@ pub(super) enum SpendResult {
 pub(super) struct SpendReceipt {
     /// The refill that they are from; `None` if spare slots paid.
     grant: Option<PermitId>,
-    voids: u32,
+    mark: SpendMark,
     pub(super) units: u64,
     /// When they were spent, by this node's clock.
     spent_at: Timestamp,
@@ -289,17 +289,17 @@ impl Lease {
                 good += leased.available(now);
                 continue;
             }
-            let (voids, left) = leased.spend(units, now);
-            paid = voids.map(|voids| (Some(leased.id), voids));
+            let (mark, left) = leased.spend(units, now);
+            paid = mark.map(|mark| (Some(leased.id), mark));
             good += left;
         }
         if paid.is_none() && !self.spare.is_empty() {
             paid = self.spend_spare(units, now);
             good = self.available(now);
         }
-        if let Some((grant, voids)) = paid {
+        if let Some((grant, mark)) = paid {
             let taken_at = self.authority_time(now);
-            let receipt = SpendReceipt { grant, voids, units, spent_at: now, taken_at };
+            let receipt = SpendReceipt { grant, mark, units, spent_at: now, taken_at };
             let remaining = good.saturating_add(self.authority.remaining).min(self.key.limit.capacity());
             let reset_after = self.authority.reset.since(now);
             let outcome = Outcome { verdict: Verdict::ALLOWED, remaining, reset_after };
@@ -331,7 +331,7 @@ impl Lease {
             return;
         };
         if let Some(leased) = self.units.iter_mut().find(|leased| leased.id == grant) {
-            leased.unspend(receipt.units, receipt.voids);
+            leased.unspend(receipt.units, receipt.mark);
         }
     }
 

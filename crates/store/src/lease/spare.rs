@@ -6,6 +6,7 @@
 //! the proof.
 
 use super::key_lease::Lease;
+use super::units::SpendMark;
 use tollgate_core::{Limit, LimitParams, PermitId, TimeDelta, Timestamp};
 
 /// Time of a bucket that nobody uses, in units of 1/k of a microsecond.
@@ -61,16 +62,20 @@ impl Lease {
     /// Spends units where no batch has enough available: of a batch to which spare slots restore some, or spare slots alone.
     /// Returns the batch, if it is one, and its void count.
     #[cold]
-    pub(super) fn spend_spare(&mut self, units: u64, now: Timestamp) -> Option<(Option<PermitId>, u32)> {
+    pub(super) fn spend_spare(
+        &mut self,
+        units: u64,
+        now: Timestamp,
+    ) -> Option<(Option<PermitId>, SpendMark)> {
         self.restore_units(now);
         for leased in &mut self.units {
-            if let (Some(voids), _) = leased.spend(units, now) {
-                return Some((Some(leased.id), voids));
+            if let (Some(mark), _) = leased.spend(units, now) {
+                return Some((Some(leased.id), mark));
             }
         }
         let (k, interval) = scale(&self.key.limit)?;
         let time = u128::from(units) * u128::from(interval);
-        self.spare.take(time, k, now).then_some((None, 0))
+        self.spare.take(time, k, now).then_some((None, SpendMark::NONE))
     }
 
     /// Refunds `units` of a limit that charges the same counter, whose slots had not begun at `freed_at`. Returns whether the
