@@ -22,7 +22,7 @@ use crate::stats::add;
 use futures_util::future::join_all;
 use std::collections::{HashMap, HashSet};
 use tollgate_core::{
-    Charge, Clock, Cost, CounterId, CounterKey, CounterStore, Enforcement, KeyPart, Outcome, Outcomes,
+    Charge, Clock, Cost, CounterId, CounterKey, CounterStore, Enforcement, KeyPart, Limit, Outcome, Outcomes,
     RegionMode, StoreError, TimeDelta, Timestamp,
 };
 
@@ -74,7 +74,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 return Message::Failed("batches of too many cells are being applied".to_owned());
             }
         };
-        let Batch { counters, entries, skipped, covers, .. } = batch;
+        let Batch { counters, entries, skipped, covers, made_at, .. } = batch;
         // What follows an earlier attempt continues its report.
         let covers = covers.map(|covers| if application.applied.is_empty() { covers } else { 0 });
         let mut covers = covers.map(TimeDelta::from_micros);
@@ -86,6 +86,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             is_shared == Some(&true) && !application.applied.contains(at)
         };
         let reported = add_up(batch, |at| is_wanted(&at));
+        let is_any_dated = counters.iter().any(|counter| counter.limit.refunds_of().is_some());
         // For as long as the sender waits for an answer.
         let most = TimeDelta::from_micros(self.members.config().silence.as_micros() / 2);
         if reported.is_empty() {
@@ -102,15 +103,20 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             let mut parts: Vec<KeyPart<'_>> = Vec::with_capacity(chunk.len());
             let lengths: Vec<usize> =
                 chunk.iter().map(|one| entries[one.entry].values.add_to(&mut parts)).collect();
+            let dated = |one: &Reported| {
+                let limit = &counters[entries[one.entry].counter as usize].limit;
+                limit.refunds_of().map(|taken| self.refunding_here(limit, taken, *made_at, one.id, now))
+            };
+            let dated: Vec<Option<Limit>> = chunk.iter().filter(|_| is_any_dated).map(dated).collect();
             let mut rest = parts.as_slice();
-            let charge = |(one, length): (&Reported, usize)| {
+            let all = chunk.iter().zip(lengths).enumerate().map(|(at, (one, length))| {
                 let (entry, own) = (&entries[one.entry], rest.split_off(..length).unwrap_or_default());
                 let counter = &counters[entry.counter as usize];
                 let key = CounterKey { scope: &counter.scope, parts: own };
-                let charge = Charge::new(key, &counter.limit, cost(one.units));
-                Charge { enforcement: Enforcement::Independent, ..charge }
-            };
-            let mut charges: Vec<Charge<'_>> = chunk.iter().zip(lengths).map(charge).collect();
+                let limit = dated.get(at).and_then(Option::as_ref).unwrap_or(&counter.limit);
+                Charge { enforcement: Enforcement::Independent, ..Charge::new(key, limit, cost(one.units)) }
+            });
+            let mut charges: Vec<Charge<'_>> = all.collect();
             let ids: Vec<CounterId> = chunk.iter().map(|one| one.id).collect();
             charges.iter_mut().for_each(|charge| self.cut_old_refund(charge, oldest, now));
             let overshoot = self.overshoot(&charges);
@@ -144,6 +150,26 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let is_locked = |charge: &Charge<'_>| !is_empty || charge.cost.is_refund() || is_large(charge);
         let locked = charges.iter().zip(ids).filter(|(charge, _)| is_locked(charge)).map(|(_, id)| *id);
         self.locks.lock(locked).await
+    }
+
+    /// Returns the limit by which units of a log that another cell took at `taken`, by its clock, are refunded here: those that were
+    /// logged here by then, and in the time that a report takes at most while the cell is not silent. What was reported later
+    /// stays, on the safe side: the newest units instead would be what this cell and others have consumed since.
+    fn refunding_here(
+        &self,
+        limit: &Limit,
+        taken: Timestamp,
+        made_at: Option<u64>,
+        id: CounterId,
+        now: Timestamp,
+    ) -> Limit {
+        // Times of a log are shifted by the key's phase.
+        let phase = limit.phase(id.1);
+        let age = made_at.map(|made_at| (Timestamp::from_micros(made_at) + phase).since(taken));
+        let config = self.members.config();
+        let known = |age| (now - age + config.silence + config.tick + config.tick).min(now) + phase;
+        let logged = age.map(known);
+        limit.refunding(logged)
     }
 
     /// Cuts a refund of a window that may have turned since it was made: it would take off what was consumed in the new one.

@@ -24,6 +24,9 @@ const STRIPES: usize = 64;
 const SAMPLE: usize = 8;
 /// Bytes that the values of a counter may have, on average: a bound of counters is also one of bytes.
 pub(crate) const BYTES_EACH: usize = 512;
+/// Set in the length of a limit by which units of a log are refunded, and how many bits of their time are not there.
+const REFUND: u64 = 1 << 63;
+const REFUND_BITS: u32 = 17;
 /// Number of counters from which on threads have tables.
 const MIN_HOT: usize = 4_096;
 /// Counters in the tables of all threads, beside the number of counters of the ledger: a counter is in those of all threads
@@ -67,17 +70,19 @@ impl Consumed {
 }
 
 /// What distinguishes the limits of one counter: count, capacity, and the length of a period in microseconds. A caller of
-/// the Redis protocol chooses all three with each request.
+/// the Redis protocol chooses all three with each request. The refund of a log has when its units were taken instead of the
+/// length, to an eighth of a second: it takes those off the logs of others too.
 pub(crate) type LimitNumbers = (u64, u64, u64);
 
 /// Returns what distinguishes limits of one counter.
 #[inline]
 pub(crate) fn limit_numbers(limit: &tollgate_core::Limit) -> LimitNumbers {
     let rate = limit.rate();
-    let length = match &rate.period {
-        Period::Rolling(length) => length.as_micros(),
+    let length = match (limit.refunds_of(), &rate.period) {
+        (Some(taken), _) => REFUND | taken.as_micros() >> REFUND_BITS,
+        (None, Period::Rolling(length)) => length.as_micros(),
         // A rule has one calendar.
-        Period::Calendar(_) => 0,
+        (None, Period::Calendar(_)) => 0,
     };
     (rate.count, limit.capacity(), length)
 }

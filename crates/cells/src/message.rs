@@ -73,6 +73,9 @@ pub struct Batch {
     /// Microseconds in which the units were consumed, by the sender's clock: zero if the batch continues the one before
     /// it. `None` from a release that does not say.
     pub covers: Option<u64>,
+    /// When the batch was made, in microseconds by the sender's clock: for how long ago the units of refunds were taken. `None`
+    /// from a release that does not say.
+    pub made_at: Option<u64>,
     /// Number of counters that could not be read, with their entries. Not sent.
     pub skipped: usize,
 }
@@ -199,6 +202,9 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
             for counter in &batch.counters {
                 let mut one = Writer(Vec::new());
                 one.counter(counter);
+                if let Some(taken) = counter.limit.refunds_of() {
+                    one.number(taken.as_micros());
+                }
                 out.number(one.0.len() as u64);
                 out.0.extend_from_slice(&one.0);
             }
@@ -211,6 +217,9 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
             }
             if batch.covers.is_some() {
                 out.maybe(batch.covers);
+                if batch.made_at.is_some() {
+                    out.maybe(batch.made_at);
+                }
             }
         }
         Message::Outcomes(outcomes) => out.outcomes(outcomes),
@@ -340,7 +349,7 @@ fn batch(from: &mut Reader<'_>) -> Option<Batch> {
     for _ in 0..count {
         let length = from.count(MAX_MESSAGE)?;
         // A limit of a kind that this release does not know: its entries are skipped, and the others are not.
-        let counter = Reader(from.take(length)?).counter();
+        let counter = sent_counter(Reader(from.take(length)?));
         places.push(counter.is_some().then_some(counters.len()));
         counters.extend(counter);
     }
@@ -355,5 +364,13 @@ fn batch(from: &mut Reader<'_>) -> Option<Batch> {
         }
     }
     let covers = if from.0.is_empty() { None } else { from.maybe()? };
-    Some(Batch { sequence, counters, entries, covers, skipped })
+    let made_at = if from.0.is_empty() { None } else { from.maybe()? };
+    Some(Batch { sequence, counters, entries, covers, made_at, skipped })
+}
+
+/// Reads a counter of a batch, and of refunds when their units were taken.
+fn sent_counter(mut from: Reader<'_>) -> Option<SentCounter> {
+    let counter = from.counter()?;
+    let taken = if from.0.is_empty() { None } else { Some(Timestamp::from_micros(from.number()?)) };
+    Some(SentCounter { limit: counter.limit.refunding(taken), ..counter })
 }

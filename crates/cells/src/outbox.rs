@@ -257,7 +257,7 @@ impl Outbox {
         let mut batch = draft.batch;
         let covers =
             if self.is_continued { 0 } else { self.filled_until.since(self.drained_until).as_micros() };
-        batch.covers = Some(covers);
+        (batch.covers, batch.made_at) = (Some(covers), Some(now.as_micros()));
         let is_complete = self.fresh.is_none() && self.pending.is_empty();
         (self.is_continued, self.drained_until) = (!is_complete, self.filled_until);
         // Only what is complete is known to the peer afterwards.
@@ -342,9 +342,14 @@ pub(crate) fn used(limit: &Limit, state: &State, now: Timestamp) -> u64 {
     limit.capacity().saturating_sub(limit.step(&mut state, now, Cost::PEEK).remaining)
 }
 
-/// Returns what distinguishes the limit of whole units: what is refunded in parts of one was consumed under that.
+/// Returns what distinguishes the limit of whole units, now: what is refunded in parts of one, or to a log, was consumed under
+/// that.
 fn whole_numbers(limit: &Limit) -> LimitNumbers {
-    if limit.parts_of_unit() > 1 { limit_numbers(&limit.in_whole_units()) } else { limit_numbers(limit) }
+    match limit.refunds_of() {
+        Some(_) => limit_numbers(&limit.refunding(None)),
+        None if limit.parts_of_unit() > 1 => limit_numbers(&limit.in_whole_units()),
+        None => limit_numbers(limit),
+    }
 }
 
 /// Returns whether units that were added at `since` no longer count: their state has run out; or they are a refund, and its

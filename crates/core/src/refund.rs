@@ -53,11 +53,7 @@ impl Limit {
     pub fn refund(&self, units: u64, unused: u64, taken: Timestamp, now: Timestamp) -> Option<(Self, Cost)> {
         let (Shape::Bucket(bucket) | Shape::Stepped(bucket, _)) = self.shape else {
             let units = self.refundable(units, taken, now).min(unused);
-            let mut limit = self.clone();
-            if let Shape::Log(of) = &mut limit.shape {
-                *of = Some(taken);
-            }
-            return (units > 0).then(|| (limit, Cost::refund(units)));
+            return (units > 0).then(|| (self.refunding(Some(taken)), Cost::refund(units)));
         };
         let time = |units: u64| u128::from(units) * u128::from(bucket.interval);
         let passed = self.bucket_time(now).since(self.bucket_time(taken));
@@ -77,6 +73,27 @@ impl Limit {
         };
         let units = u64::try_from(left / u128::from(interval)).unwrap_or(u64::MAX);
         (units > 0).then(|| (finer, Cost::refund(units)))
+    }
+
+    /// Returns the limit whose refunds take units that were logged at `taken` or before; the newest if it is `None`. Only a log
+    /// knows when each unit was taken: others are returned as they are.
+    #[must_use]
+    pub fn refunding(&self, taken: Option<Timestamp>) -> Self {
+        let mut limit = self.clone();
+        if let Shape::Log(of) = &mut limit.shape {
+            *of = taken;
+        }
+        limit
+    }
+
+    /// Returns when the units were taken that refunds by this limit take back; `None` if it does not say.
+    #[must_use]
+    #[inline]
+    pub const fn refunds_of(&self) -> Option<Timestamp> {
+        match self.shape {
+            Shape::Log(of) => of,
+            _ => None,
+        }
     }
 
     /// Returns the bucket that counts in the finest fractions of a unit that divide its interval evenly, so that its

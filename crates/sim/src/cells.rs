@@ -31,6 +31,8 @@ pub enum CellBug {
     ForgetsRefunds,
     /// Reports of refunds are applied twice.
     CountsRefundsTwice,
+    /// Units of refunds are taken for older than they are, so that a log does not find them.
+    DatesRefundsTooEarly,
 }
 
 /// Result of a run.

@@ -170,7 +170,7 @@ async fn exchange<S: CounterStore, C: Clock + Clone>(
         _ => return Err(io::Error::other("the peer is no cell")),
     };
     check(store, peer, &own, &hello)?;
-    store.members().on_hello(peer, hello);
+    store.on_hello(peer, hello);
     let mut queue = links.open(peer);
     let (mut reading, mut writing) = tokio::io::split(stream);
     let read = async {

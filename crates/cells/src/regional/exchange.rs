@@ -3,7 +3,7 @@
 use super::{RegionalStore, WHOLE};
 use crate::ledger::Consumed;
 use crate::members::PeerConfig;
-use crate::message::{Batch, Sighting};
+use crate::message::{Batch, Hello, Sighting};
 use crate::outbox::Outbox;
 use crate::owner::Transport;
 use crate::roster::PeerChanges;
@@ -78,6 +78,12 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         self.lost_units.sweep(now);
         let config = self.members.config();
         self.late.refresh(config.tick, config.silence, |cell| self.members.is_named_silent(cell, now), now);
+        self.refresh();
+    }
+
+    /// Records the first message of a peer. One that refused this process before accepts it now.
+    pub fn on_hello(&self, peer: usize, hello: Hello) {
+        self.members.on_hello(peer, hello);
         self.refresh();
     }
 

@@ -79,6 +79,7 @@ fn messages() -> Vec<Message> {
             BatchEntry { counter: 7, values: KeyValues::new(&[]), units: -2 },
         ],
         covers: Some(200_000),
+        made_at: Some(1_700_000_000_000_000),
         skipped: 0,
     };
     vec![

@@ -143,6 +143,42 @@ fn a_batch_that_takes_and_refunds_counts_the_difference() {
     }
 }
 
+/// Without it a reservation that is canceled late takes the newest units off the logs of other cells, which then forget what was
+/// consumed since, and admit it once more.
+#[test]
+fn a_late_refund_takes_off_a_log_what_was_taken_then() {
+    let three = Three::start(limit(Algorithm::SlidingLog, 100, 60));
+    let later = |seconds: u64| {
+        three.clock.advance(TimeDelta::from_secs(seconds));
+        (0..2).for_each(|_| three.exchange());
+    };
+    let taken = three.cells[0].now();
+    assert!(three.admits(0, 50));
+    three.exchange();
+    later(30);
+    assert!(three.admits(1, 50));
+    three.exchange();
+    later(10);
+    assert_eq!([0, 1, 2].map(|cell| three.left(cell)), [0, 0, 0]);
+    three.cancel(0, 50, taken);
+    three.exchange();
+    assert_eq!([0, 1, 2].map(|cell| three.left(cell)), [50, 50, 50]);
+    // The first ones would not count any more; the second ones do.
+    later(22);
+    assert_eq!([0, 1, 2].map(|cell| three.left(cell)), [50, 50, 50]);
+    later(30);
+    assert_eq!([0, 1, 2].map(|cell| three.left(cell)), [100, 100, 100]);
+    // A refund that follows at once, before and after others have heard of what it refunds.
+    let taken = three.cells[0].now();
+    assert!(three.admits(0, 70));
+    three.exchange();
+    three.cancel(0, 30, taken);
+    assert!(three.admits(0, 10));
+    three.cancel(0, 10, three.cells[0].now());
+    three.exchange();
+    assert_eq!([0, 1, 2].map(|cell| three.left(cell)), [60, 60, 60]);
+}
+
 /// Without it the same is possible across ticks: what a window could not count is refunded from what it did.
 #[test]
 fn a_refund_of_units_that_a_window_could_not_count_erases_nothing() {

@@ -259,6 +259,11 @@ impl Run {
                 refunds.for_each(|entry| entry.units *= 2);
                 Message::Batch(batch)
             }
+            (Some(CellBug::DatesRefundsTooEarly), Message::Batch(mut batch)) => {
+                let made_at = &mut Arc::make_mut(&mut batch).made_at;
+                *made_at = made_at.map(|at| at + 3_600_000_000);
+                Message::Batch(batch)
+            }
             (Some(CellBug::SkipsDeduction), Message::Charge(mut charges)) => {
                 charges
                     .iter_mut()

@@ -416,3 +416,55 @@ fn settings_that_cannot_work_are_refused() {
     let ended = run(&["serve", "--rules", rules.to_str().expect("a plain path")]);
     assert!(ended.err.contains("this server has no region"), "{}", ended.err);
 }
+
+/// Without it a copy of a node, or an old process beside its replacement, admits its cell's part of every limit once more, and
+/// nobody notices.
+#[test]
+fn a_second_process_of_a_cell_denies_and_is_not_ready_until_the_first_has_ended() {
+    let rules = "
+domain: d
+descriptors:
+  - {key: shared, limit: 90/day}
+  - {key: split, limit: 90/day, region: split}
+  - {key: owned, limit: 90/day, on_error: closed, region: {mode: owner, owner: eu}}
+  - {key: leased, limit: 90/day, on_error: closed, region: {mode: leased, owner: eu}}
+";
+    let [eu, us, copy] = free_ports::<3>();
+    let start = |region: &str, port: u16, peer: String, more: &[&str]| {
+        let cell = format!("127.0.0.1:{port}");
+        let mut flags = vec!["--region", region, "--cell", &cell, "--peer", &peer];
+        flags.extend(more);
+        Server::start_with_rules(rules, &flags)
+    };
+    let shows = |node: &Server, line: &str| {
+        eventually(line, || node.get("/metrics").text().lines().any(|one| one == line).then_some(()));
+    };
+    let first = start("eu", eu, format!("us=http://127.0.0.1:{us}"), &[]);
+    let other = start("us", us, format!("eu=http://127.0.0.1:{eu}"), &[]);
+    [&first, &other].into_iter().for_each(|node| shows(node, "ratelimit_region_share 1"));
+
+    // It learns that it is the second one when it reaches another cell.
+    let (link, url) = (Cuttable::to(us), format!("http://127.0.0.1:{eu}"));
+    link.cut();
+    let second = start("eu", copy, format!("us=http://{}", link.address), &["--cell-url", &url]);
+    link.heal();
+    shows(&second, "ratelimit_region_displaced 1");
+    assert_eq!([&first, &other, &second].map(|node| node.get("/readyz").status), [200, 200, 503]);
+    for key in ["shared", "split", "owned", "leased"] {
+        assert_ne!(second.check("d", &json!({key: "a"})).status, 200, "{key}");
+        assert_eq!(first.check("d", &json!({key: "a"})).status, 200, "{key}");
+    }
+    assert!(
+        second.log().contains("another process has the same --region and --cell-url"),
+        "{}",
+        second.log()
+    );
+
+    drop(first);
+    shows(&second, "ratelimit_region_displaced 0");
+    eventually("the second to be ready", || (second.get("/readyz").status == 200).then_some(()));
+    for key in ["shared", "split", "owned"] {
+        let admits = || (second.check("d", &json!({key: "b"})).status == 200).then_some(());
+        eventually(&format!("the second to decide {key}"), admits);
+    }
+}
