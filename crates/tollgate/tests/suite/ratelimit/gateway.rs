@@ -1,6 +1,6 @@
 //! What Envoy Gateway has of its own: rules of three levels, and certificates for its Envoys.
 
-use super::{authority, call, codes, rules, signed, variables, RULES};
+use super::{RULES, authority, call, codes, rules, signed, variables};
 use crate::harness::{Ratelimit, Redis, calls_at};
 use serde_json::json;
 use std::path::Path;
