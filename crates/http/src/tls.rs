@@ -1,6 +1,7 @@
 //! TLS certificates: a server's certificate and key, reloaded when their files change without dropping a connection,
 //! and the trusted authorities. The workspace's only crypto provider is chosen here.
 
+mod names;
 mod server_tls;
 
 pub use server_tls::{ClientAuth, ServerTls, ServerTlsConfig, watch};

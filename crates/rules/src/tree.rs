@@ -169,7 +169,7 @@ impl KeyIndex {
         }
     }
 
-    /// Returns the node of the exact value, else of the first wildcard.
+    /// Returns the node of the exact value, which may be written with a `*`, else of the first wildcard.
     #[inline]
     pub(crate) fn specific(&self, value: &str) -> Option<u32> {
         if !self.exact.is_empty()

@@ -4,17 +4,21 @@
 //! Clients may be required to prove who they are. Their certificate is verified in the handshake; whether it bears a
 //! wanted name is checked after it, before anything is read from the connection.
 
+use super::names::Names;
 use super::{FileWatch, ServerCertificate, authorities, provider};
 use arc_swap::ArcSwap;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::CertificateDer;
 use rustls::server::WebPkiClientVerifier;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio_rustls::TlsAcceptor;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of checks after which a refused client is reported again.
+const QUIET_CHECKS: u32 = 60;
 
 /// What a listener asks of its clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,7 +32,7 @@ pub enum ClientAuth {
     Required {
         /// Certificates of the authorities (PEM).
         authority: PathBuf,
-        /// DNS name that the certificate must be valid for.
+        /// Name that the certificate must be valid for: as a host name, or written the same, such as `*.example.com`.
         name: Option<String>,
     },
 }
@@ -61,6 +65,8 @@ pub struct ServerTls {
     watch: Mutex<FileWatch<1>>,
     protocols: &'static [&'static [u8]],
     acceptor: ArcSwap<TlsAcceptor>,
+    /// Whether a refused client was reported a short time ago.
+    has_warned: AtomicBool,
 }
 
 impl ServerTls {
@@ -71,12 +77,16 @@ impl ServerTls {
     pub fn new(config: &ServerTlsConfig, protocols: &'static [&'static [u8]]) -> Result<Arc<Self>, String> {
         let certificate = ServerCertificate::load(&config.certificate, &config.key)?;
         let clients = config.clients.clone();
-        if let ClientAuth::Required { name: Some(name), .. } = &clients {
-            dns_name(name)?;
-        }
         let watch = Mutex::new(FileWatch::new([clients.authority().unwrap_or(Path::new(""))]));
         let acceptor = ArcSwap::from_pointee(acceptor(&certificate, &clients, protocols)?);
-        Ok(Arc::new(Self { certificate, clients, watch, protocols, acceptor }))
+        Ok(Arc::new(Self {
+            certificate,
+            clients,
+            watch,
+            protocols,
+            acceptor,
+            has_warned: AtomicBool::new(false),
+        }))
     }
 
     /// Returns the acceptor for the next connection.
@@ -85,30 +95,33 @@ impl ServerTls {
         self.acceptor.load_full()
     }
 
-    /// Checks the client's certificates after a handshake in which they were verified.
+    /// Checks the client's certificates after a handshake in which they were verified. A client that is refused is
+    /// reported, but not more than once a minute: callers who fail open would else not notice.
     ///
     /// # Errors
-    /// No certificate is valid for the wanted name.
+    /// The certificate is not valid for the wanted name.
     pub fn check_client(&self, certificates: Option<&[CertificateDer<'_>]>) -> io::Result<()> {
         let ClientAuth::Required { name: Some(name), .. } = &self.clients else { return Ok(()) };
-        let own = certificates.and_then(<[_]>::first);
-        let own = own.and_then(|certificate| webpki::EndEntityCert::try_from(certificate).ok());
-        let is_valid = |certificate: webpki::EndEntityCert<'_>| {
-            dns_name(name).is_ok_and(|name| certificate.verify_is_valid_for_subject_name(&name).is_ok())
-        };
-        if own.is_some_and(is_valid) {
+        let own = certificates.and_then(<[_]>::first).map(Names::of).unwrap_or_default();
+        if own.include(name) {
             return Ok(());
         }
-        let wrong = format!("the client's certificate is not valid for {name}");
+        let wrong = format!("the client's certificate is valid for {own}, not for {name}");
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!("connection refused: {wrong}");
+        }
         Err(io::Error::new(io::ErrorKind::PermissionDenied, wrong))
     }
 
     /// Checks every second for a new certificate and changed authorities of clients.
     pub async fn watch(&self) {
         loop {
-            tokio::time::sleep(CHECK_INTERVAL).await;
-            self.certificate.refresh();
-            self.refresh_clients();
+            for _ in 0..QUIET_CHECKS {
+                tokio::time::sleep(CHECK_INTERVAL).await;
+                self.certificate.refresh();
+                self.refresh_clients();
+            }
+            self.has_warned.store(false, Ordering::Relaxed);
         }
     }
 
@@ -133,10 +146,6 @@ pub async fn watch(tls: Option<&ServerTls>) {
         Some(tls) => tls.watch().await,
         None => std::future::pending().await,
     }
-}
-
-fn dns_name(name: &str) -> Result<ServerName<'static>, String> {
-    ServerName::try_from(name.to_owned()).map_err(|_| format!("`{name}` is not a DNS name"))
 }
 
 fn acceptor(

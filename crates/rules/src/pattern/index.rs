@@ -15,6 +15,8 @@ use std::hash::BuildHasher;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PatternIndex {
     patterns: Vec<(Pattern, u32)>,
+    /// Indexes of the patterns, by how they are written.
+    by_text: HashMap<Box<str>, u32, RandomState>,
     /// Hash index, used only beyond [`Self::MAX_LINEAR`] patterns.
     groups: Vec<Group>,
     hasher: RandomState,
@@ -46,8 +48,10 @@ impl PatternIndex {
     const MAX_LINEAR: usize = 8;
 
     pub(crate) fn push(&mut self, pattern: Pattern, target: u32) {
+        let last = self.patterns.len();
+        let own = self.by_text.entry(pattern.text().into());
+        own.or_insert(u32::try_from(last).unwrap_or(u32::MAX));
         self.patterns.push((pattern, target));
-        let last = self.patterns.len() - 1;
         match self.patterns.len() {
             n if n <= Self::MAX_LINEAR => {}
             n if n == Self::MAX_LINEAR + 1 => (0..n).for_each(|i| self.index(i)),
@@ -57,7 +61,7 @@ impl PatternIndex {
 
     /// Returns whether it has a pattern that is written so.
     pub(crate) fn contains(&self, text: &str) -> bool {
-        self.patterns.iter().any(|(pattern, _)| pattern.text() == text)
+        self.by_text.contains_key(text)
     }
 
     #[inline]
@@ -82,9 +86,14 @@ impl PatternIndex {
         self.groups[at].by_ends.entry(hash).or_default().push(id, &self.patterns, &self.hasher);
     }
 
-    /// Returns the value associated with the first pattern that matches.
+    /// Returns the value associated with the pattern that is written as `value` is, else with the first that matches.
     #[inline]
     pub(crate) fn find(&self, value: &str) -> Option<u32> {
+        if value.as_bytes().contains(&b'*')
+            && let Some(own) = self.by_text.get(value)
+        {
+            return self.patterns.get(*own as usize).map(|(_, target)| *target);
+        }
         if self.groups.is_empty() {
             return self
                 .patterns

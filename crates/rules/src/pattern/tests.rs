@@ -44,6 +44,22 @@ fn pattern_text() -> impl Strategy<Value = String> {
     )
 }
 
+/// As envoyproxy/ratelimit finds it, however many there are.
+#[test]
+fn a_value_written_as_a_pattern_finds_that_pattern() {
+    for others in [0, 20] {
+        let mut index = PatternIndex::default();
+        let texts = ["*".to_owned(), "a*".to_owned(), "a*b".to_owned()];
+        for (i, text) in (0_u32..).zip(texts.into_iter().chain((0..others).map(|n| format!("{n}*")))) {
+            index.push(Pattern::new(&text).expect("a pattern"), i);
+        }
+        for (value, expected) in [("a*", 1), ("a*b", 2), ("*", 0), ("a*c", 0), ("ab", 0)] {
+            assert_eq!(index.find(value), Some(expected), "{value} among {others}");
+        }
+        assert!(index.contains("a*") && !index.contains("a"));
+    }
+}
+
 proptest! {
     #[test]
     fn a_pattern_agrees_with_the_oracle(pattern in pattern_text(), value in "[abé]{0,8}") {

@@ -35,7 +35,8 @@ fn exact_then_wildcards_in_file_order_then_the_key_alone() {
 - {key: k, value: \"ab*\", rate_limit: {unit: second, requests_per_unit: 2}}
 - {key: k, value: \"a*\", rate_limit: {unit: second, requests_per_unit: 3}}
 - {key: k, value: abc, rate_limit: {unit: second, requests_per_unit: 4}}
-- {key: k, value: \"*z*z\", rate_limit: {unit: second, requests_per_unit: 5}}",
+- {key: k, value: \"*z*z\", rate_limit: {unit: second, requests_per_unit: 5}}
+- {key: k, value: \"abz*\", rate_limit: {unit: second, requests_per_unit: 6}}",
     );
     for (value, expected) in [
         ("abc", "k=abc 4/1s []"),
@@ -43,7 +44,9 @@ fn exact_then_wildcards_in_file_order_then_the_key_alone() {
         ("ac", "k=a* 3/1s [ac]"),
         ("a", "k=a* 3/1s [a]"),
         ("zz", "k=*z*z 5/1s [zz]"),
-        ("z", "k 1/1s [z]"), // the fixed parts may not overlap
+        ("abz", "k=ab* 2/1s [abz]"),
+        ("abz*", "k=abz* 6/1s [abz*]"), // exactly as it is written
+        ("z", "k 1/1s [z]"),            // the fixed parts may not overlap
         ("", "k 1/1s []"),
         ("ABC", "k 1/1s [ABC]"), // values and keys are case-sensitive
     ] {

@@ -46,8 +46,9 @@ impl Spec {
         match &self.value {
             _ if self.key != key => None,
             None => Some(2),
+            Some(own) if own == value => Some(0),
             Some(pattern) if pattern.contains('*') => star(pattern.as_bytes(), value.as_bytes()).then_some(1),
-            Some(exact) => (exact == value).then_some(0),
+            Some(_) => None,
         }
     }
 }

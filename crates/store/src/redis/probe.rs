@@ -85,6 +85,7 @@ impl RedisConfig {
         };
         match tokio::time::timeout(TIMEOUT, ping).await {
             Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) if self.kind == Kind::Sentinel => Err(reason(&error, &self.names.of_sentinels())),
             Ok(Err(error)) => Err(reason(&error, &self.names)),
             Err(_) => {
                 Err(format!("no response within {} s; check the address and firewalls", TIMEOUT.as_secs()))

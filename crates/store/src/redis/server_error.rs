@@ -38,6 +38,10 @@ pub struct SettingNames {
     pub password: &'static str,
     /// What to do about a wrong password.
     pub correction: &'static str,
+    /// The password of the sentinels.
+    pub sentinel_password: &'static str,
+    /// What to do about a wrong password of the sentinels.
+    pub sentinel_correction: &'static str,
     /// The longest time that a check waits.
     pub deadline: &'static str,
 }
@@ -48,8 +52,17 @@ impl Default for SettingNames {
             address: "--store",
             password: "--store-password-file or TOLLGATE_STORE_PASSWORD",
             correction: "update the file of --store-password-file, which is read again",
+            sentinel_password: "none at the sentinels, for which there is no setting here",
+            sentinel_correction: "let the sentinels require none, for there is no setting of theirs here",
             deadline: "--store-deadline-ms",
         }
+    }
+}
+
+impl SettingNames {
+    /// Returns the names of the settings for connections to sentinels.
+    pub(super) const fn of_sentinels(self) -> Self {
+        Self { password: self.sentinel_password, correction: self.sentinel_correction, ..self }
     }
 }
 
@@ -157,6 +170,8 @@ mod tests {
             address: "REDIS_URL",
             password: "REDIS_AUTH",
             correction: "correct REDIS_AUTH",
+            sentinel_password: "REDIS_SENTINEL_AUTH",
+            sentinel_correction: "correct REDIS_SENTINEL_AUTH",
             deadline: "TOLLGATE_STORE_DEADLINE_MS",
         };
         for (code, named) in
@@ -166,6 +181,12 @@ mod tests {
             let advice = error.advice(&names);
             assert!(advice.contains(named) && !advice.contains("--") && !advice.contains('{'), "{advice}");
             assert!(error.advice(&SettingNames::default()).contains("--store"));
+        }
+        for code in ["NOAUTH", "WRONGPASS"] {
+            let error = ServerError::new(code, "");
+            assert!(error.advice(&names.of_sentinels()).contains("REDIS_SENTINEL_AUTH"));
+            let advice = error.advice(&SettingNames::default().of_sentinels());
+            assert!(advice.contains("sentinels") && !advice.contains("--"), "{advice}");
         }
     }
 

@@ -2,7 +2,7 @@
 //! an effect, and what has none is named.
 
 use super::go_values;
-use super::variables::{Effect, Kind, NEEDS, VARIABLES, find};
+use super::variables::{Effect, JITTER, Kind, NEEDS, VARIABLES, find};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -34,7 +34,12 @@ pub(super) struct Environment {
     values: BTreeMap<&'static str, String>,
     /// What to report about values that are used as others.
     replaced: Vec<String>,
+    /// Tollgate's own variable that says whose keys are used in Redis.
+    shared_keys: Option<String>,
 }
+
+/// Name of the variable that says whose keys are used in Redis.
+pub(super) const SHARED_KEYS: &str = "TOLLGATE_SHARED_KEYS";
 
 /// How a variable without effect is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +72,8 @@ impl Environment {
             checked.map_err(|reason| InvalidValue::new(variable.name, reason))?;
             values.insert(variable.name, text);
         }
-        Ok(Self { values, replaced })
+        let shared_keys = lookup(SHARED_KEYS).filter(|text| !text.is_empty());
+        Ok(Self { values, replaced, shared_keys })
     }
 
     /// Returns what to report about variables that are set and have no effect.
@@ -78,6 +84,7 @@ impl Environment {
                 Effect::Honored => None,
                 Effect::NotNeeded(why) => Some(Notice::Info(format!("{name} is not needed: {why}"))),
                 Effect::Unsupported(_) if value == variable.default => None,
+                Effect::Unsupported(_) if *name == JITTER && self.shared_keys.is_some() => None,
                 Effect::Unsupported(why) => Some(Notice::Warning(format!("{name} has no effect: {why}"))),
             }
         };
@@ -91,6 +98,11 @@ impl Environment {
         };
         let replaced = self.replaced.iter().cloned().map(Notice::Warning);
         replaced.chain(self.values.iter().filter_map(notice)).chain(NEEDS.iter().filter_map(idle)).collect()
+    }
+
+    /// Returns whose keys are used in Redis, if not Tollgate's.
+    pub(super) fn shared_keys(&self) -> Option<&str> {
+        self.shared_keys.as_deref()
     }
 
     /// Returns whether a variable is set.
@@ -223,6 +235,17 @@ mod tests {
         ]);
         let notices = set.expect("valid").notices();
         assert_eq!(notices.len(), 2, "{notices:?}");
+        let jitter = ("EXPIRATION_JITTER_MAX_SECONDS", "10");
+        assert_eq!(environment(&[jitter]).expect("valid").notices().len(), 1);
+        let shared = environment(&[jitter, (SHARED_KEYS, "envoy")]).expect("valid");
+        assert_eq!((shared.notices(), shared.shared_keys()), (vec![], Some("envoy")), "it counts");
+        for name in ["LOCAL_CACHE_SIZE_IN_BYTES", "GRPC_MAX_CONNECTION_AGE_GRACE"] {
+            let default = find(name).expect("known").default;
+            assert_eq!(environment(&[(name, default)]).expect("valid").notices(), []);
+            let other = if default == "0" { "1000" } else { "5s" };
+            let notices = environment(&[(name, other)]).expect("valid").notices();
+            assert!(matches!(&notices[..], [Notice::Warning(text)] if text.starts_with(name)), "{notices:?}");
+        }
         assert!(
             matches!(&notices[0], Notice::Warning(text) if text.starts_with("REDIS_POOL_SIZE has no effect"))
         );

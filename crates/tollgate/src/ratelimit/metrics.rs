@@ -2,9 +2,10 @@
 //!
 //! How the hits of a request count is in `weights`.
 
-use super::series::{Counted, Series, SeriesTable, labels, sanitized};
+use super::series::{Counted, Series, SeriesTable, by_labels, labels, sanitized};
 use super::weights::{LastUse, Weights};
 use crate::server::status::ServerStatus;
+use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -186,19 +187,14 @@ impl ServiceMetrics {
             let name = format!("ratelimit_service_rate_limit_{}", what.name());
             let help = format!("Number of hits by domain and descriptor: {}.", what.name().replace('_', " "));
             let mut family = page.counters(&name, &help);
-            for series in all.iter().filter(|series| series.count(what) > 0) {
-                let levels: Vec<String> = series.levels.iter().map(|level| sanitized(level)).collect();
-                let domain = sanitized(&series.domain);
-                let mut labels = vec![("domain", domain.as_str())];
-                labels.extend(["key1", "key2"].into_iter().zip(levels.iter().map(String::as_str)));
-                add(&mut family, &with(&labels), series.count(what));
+            for (labels, count) in by_labels(&all, what) {
+                add(&mut family, &with(&labels), count);
             }
         }
         let help = "Number of checks in domains without rules.";
         let mut family = page.counters("ratelimit_service_rate_limit_domain_not_found", help);
         for series in self.unknown_domains.all() {
-            let domain = sanitized(&series.domain);
-            add(&mut family, &with(&[("domain", &domain)]), series.count(Counted::TotalHits));
+            add(&mut family, &with(&[("domain", &series.domain)]), series.count(Counted::TotalHits));
         }
         let mut family =
             page.counters("ratelimit_service_should_rate_limit_error", "Number of failed checks, by kind.");
@@ -233,18 +229,22 @@ impl ServiceMetrics {
 
     /// Returns all values under their statsd names, without tags.
     pub(super) fn samples(&self, status: &ServerStatus) -> Vec<Sample> {
-        let mut samples = Vec::new();
-        let mut add = |name: String, value| samples.push(Sample { name, value, is_gauge: false });
+        // Names that are written the same are one counter.
+        let mut by_name = BTreeMap::<String, u64>::new();
         for series in self.series.all() {
-            let path = sanitized(&format!("{}.{}", series.domain, series.levels.join(".")));
+            let path = series.path();
             for what in Counted::ALL.into_iter().filter(|what| series.count(*what) > 0) {
-                add(format!("ratelimit.service.rate_limit.{path}.{}", what.name()), series.count(what));
+                let name = format!("ratelimit.service.rate_limit.{path}.{}", what.name());
+                *by_name.entry(name).or_default() += series.count(what);
             }
         }
         for series in self.unknown_domains.all() {
-            let name = format!("ratelimit.service.rate_limit.{}.domain_not_found", sanitized(&series.domain));
-            add(name, series.count(Counted::TotalHits));
+            let name = format!("ratelimit.service.rate_limit.{}.domain_not_found", series.domain);
+            *by_name.entry(name).or_default() += series.count(Counted::TotalHits);
         }
+        let mut samples = Vec::new();
+        let mut add = |name: String, value| samples.push(Sample { name, value, is_gauge: false });
+        by_name.into_iter().for_each(|(name, value)| add(name, value));
         let (loaded, failed) = status.rule_loads();
         for (name, value) in [
             (

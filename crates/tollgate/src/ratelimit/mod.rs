@@ -8,6 +8,7 @@
 //! | `settings`, `redis`, `xds` | typed settings from them: a [`Config`] as `serve` has it, and a [`Service`] |
 //! | `service` | what `serve` has no setting for: pages, health, metric sinks |
 //! | `health` | when that service counts as healthy |
+//! | `mapper` | the file that renames metrics there, and has no effect here |
 //! | `pages` | its debug pages and its Prometheus port |
 //! | `metrics`, `series`, `weights` | its metrics by its names, bounded in number |
 //! | `statsd` | the statsd sink, over TCP as it has it |
@@ -18,6 +19,7 @@
 mod environment;
 mod go_values;
 mod health;
+mod mapper;
 mod metrics;
 mod pages;
 mod redis;
@@ -63,6 +65,9 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
             Notice::Info(text) => tracing::info!("{text}"),
             Notice::Warning(text) => tracing::warn!("{text}"),
         }
+    }
+    if let Some(text) = mapper::warning(&environment) {
+        tracing::warn!("{text}");
     }
     let config: Config = match settings::config(&environment, flags) {
         Ok(config) => config,

@@ -1,6 +1,7 @@
 //! Redis settings from the environment: one server, sentinels or a cluster, for all limits or for those per second.
 
-use super::environment::{Environment, InvalidValue};
+use super::environment::{Environment, InvalidValue, SHARED_KEYS};
+use super::variables::JITTER;
 use std::path::PathBuf;
 use tollgate_store::{RedisConfig, RedisTls, ServerNameCheck, SettingNames};
 
@@ -18,6 +19,8 @@ pub(super) struct Names {
     timeout: &'static str,
     /// What to do about a wrong password.
     correction: &'static str,
+    /// What to do about a wrong password of the sentinels.
+    sentinel_correction: &'static str,
 }
 
 pub(super) const DEFAULT: Names = Names {
@@ -29,6 +32,7 @@ pub(super) const DEFAULT: Names = Names {
     tls: "REDIS_TLS",
     timeout: "REDIS_TIMEOUT",
     correction: "correct REDIS_AUTH and start again",
+    sentinel_correction: "correct REDIS_SENTINEL_AUTH and start again",
 };
 
 pub(super) const PER_SECOND: Names = Names {
@@ -40,16 +44,16 @@ pub(super) const PER_SECOND: Names = Names {
     tls: "REDIS_PERSECOND_TLS",
     timeout: "REDIS_PERSECOND_TIMEOUT",
     correction: "correct REDIS_PERSECOND_AUTH and start again",
+    sentinel_correction: "correct REDIS_PERSECOND_SENTINEL_AUTH and start again",
 };
 
 /// Returns the jitter of keys that are shared with that service; `None` if they are not.
 pub(super) fn shared_keys(environment: &Environment) -> Result<Option<u64>, InvalidValue> {
-    const VARIABLE: &str = "TOLLGATE_SHARED_KEYS";
-    match std::env::var(VARIABLE).as_deref() {
-        Err(_) | Ok("") => Ok(None),
-        Ok("envoy") => environment.number("EXPIRATION_JITTER_MAX_SECONDS").map(Some),
-        Ok(other) => {
-            Err(InvalidValue::new(VARIABLE, format!("`{other}` is not a form of keys; write envoy")))
+    match environment.shared_keys() {
+        None => Ok(None),
+        Some("envoy") => environment.number(JITTER).map(Some),
+        Some(other) => {
+            Err(InvalidValue::new(SHARED_KEYS, format!("`{other}` is not a form of keys; write envoy")))
         }
     }
 }
@@ -92,6 +96,8 @@ pub(super) fn read(environment: &Environment, names: &Names) -> Result<RedisConf
         address: names.url,
         password: names.auth,
         correction: names.correction,
+        sentinel_password: names.sentinel_auth,
+        sentinel_correction: names.sentinel_correction,
         deadline: "TOLLGATE_STORE_DEADLINE_MS",
     });
     if environment.is_set(names.timeout) {

@@ -1,15 +1,19 @@
 //! Counters by domain and descriptor, in a bounded number: every rule has its own; names from requests beyond the
 //! maximum, in number or in bytes, share one, called `other`. That service keeps a counter for every value of a detailed
 //! metric, without a bound.
+//!
+//! Names are compared as they are written, and Prometheus has two levels of them: what is one series there counts once
+//! against the maximum. Deeper levels, which statsd and `/stats` have, are bounded by themselves, and cannot use up the
+//! names of other rules.
 
 use ring::digest;
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Maximum number of names that requests bring.
+/// Maximum number of names that requests bring, of two levels and of more.
 pub(super) const MAX_SERIES: usize = 2_000;
 /// Maximum size of those names together, in bytes.
 const MAX_BYTES: usize = 512 << 10;
@@ -17,6 +21,8 @@ const MAX_BYTES: usize = 512 << 10;
 const MAX_LEVEL: usize = 128;
 /// Name of those beyond the maximum.
 const OTHER: &str = "other";
+/// Labels of levels in Prometheus. Deeper levels have none: their counts are added up.
+const LABELS: [&str; 2] = ["key1", "key2"];
 
 /// What is counted of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,8 +60,9 @@ impl Counted {
 /// The counters of one descriptor.
 #[derive(Debug)]
 pub(super) struct Series {
+    /// As it is written: sanitized.
     pub(super) domain: String,
-    /// Levels of the descriptor: `key` or `key_value`.
+    /// Levels of the descriptor, sanitized: `key` or `key_value`.
     pub(super) levels: Vec<String>,
     counts: [AtomicU64; Counted::ALL.len()],
 }
@@ -63,6 +70,18 @@ pub(super) struct Series {
 impl Series {
     fn new(domain: &str, levels: Vec<String>) -> Arc<Self> {
         Arc::new(Self { domain: domain.to_owned(), levels, counts: Default::default() })
+    }
+
+    /// Returns the labels in Prometheus.
+    pub(super) fn labels(&self) -> Vec<(&'static str, &str)> {
+        let keys = LABELS.into_iter().zip(self.levels.iter().map(String::as_str));
+        std::iter::once(("domain", self.domain.as_str())).chain(keys).collect()
+    }
+
+    /// Returns the part of a statsd name.
+    pub(super) fn path(&self) -> String {
+        // Once more: an address may be in several levels.
+        sanitized(&name(&self.domain, &self.levels))
     }
 
     pub(super) fn add(&self, what: Counted, units: u64) {
@@ -87,8 +106,13 @@ pub(super) struct SeriesTable {
 struct AllSeries {
     of_rules: HashMap<String, Arc<Series>>,
     of_requests: HashMap<String, Arc<Series>>,
-    /// Size of the names in `of_requests`.
-    bytes: usize,
+    /// What Prometheus has of the names in `of_requests`.
+    heads: HashSet<String>,
+    /// Size of `heads`.
+    head_bytes: usize,
+    /// Number and size of the names in `of_requests` with more levels.
+    deep: usize,
+    deep_bytes: usize,
 }
 
 impl AllSeries {
@@ -96,36 +120,72 @@ impl AllSeries {
         self.of_rules.get(name).or_else(|| self.of_requests.get(name))
     }
 
-    /// Removes a series that requests named.
-    fn take(&mut self, name: &str) -> Option<Arc<Series>> {
-        let taken = self.of_requests.remove(name)?;
-        self.bytes = self.bytes.saturating_sub(name.len());
-        Some(taken)
+    /// Adds a series that requests name.
+    fn insert(&mut self, name: String, new: Arc<Series>) {
+        self.count(&name, &new);
+        self.of_requests.insert(name, new);
+    }
+
+    fn count(&mut self, name: &str, series: &Series) {
+        let head = self::name(&series.domain, head(&series.levels));
+        if series.levels.len() > LABELS.len() {
+            self.deep += 1;
+            self.deep_bytes += name.len();
+        }
+        let bytes = head.len();
+        if self.heads.insert(head) {
+            self.head_bytes += bytes;
+        }
+    }
+
+    /// Counts the names of requests anew.
+    fn recount(&mut self) {
+        let of_requests = std::mem::take(&mut self.of_requests);
+        (self.heads, self.head_bytes, self.deep, self.deep_bytes) = Default::default();
+        of_requests.iter().for_each(|(name, series)| self.count(name, series));
+        self.of_requests = of_requests;
+    }
+
+    /// Returns the domain and levels that a new name of a request may have.
+    fn bounded(&self, domain: String, mut levels: Vec<String>) -> (String, Vec<String>) {
+        let name = self::name(&domain, &levels);
+        let own = self::name(&domain, head(&levels));
+        let fits = self.heads.len() < MAX_SERIES && self.head_bytes + own.len() <= MAX_BYTES;
+        if fits || self.heads.contains(&own) {
+            let is_deep = levels.len() > LABELS.len();
+            if is_deep && (self.deep >= MAX_SERIES || self.deep_bytes + name.len() > MAX_BYTES) {
+                levels.truncate(LABELS.len());
+                levels.push(OTHER.to_owned());
+            }
+            return (domain, levels);
+        }
+        let domain = if self.heads.len() < 2 * MAX_SERIES { domain } else { OTHER.to_owned() };
+        (domain, vec![OTHER.to_owned()])
     }
 }
 
 impl SeriesTable {
-    /// Returns the series with these levels; beyond the maximum the domain's `other`, and then one for all domains.
+    /// Returns the series with these levels. Beyond the maximum deeper levels are `other`; then the whole name is the
+    /// domain's `other`, and then one for all domains.
     pub(super) fn series(&self, domain: &str, levels: &[String]) -> Arc<Series> {
-        let domain = &*cut(domain);
-        let levels: Vec<String> = levels.iter().map(|level| cut(level).into_owned()).collect();
-        let name = name(domain, &levels);
-        if let Some(known) = self.all.read().unwrap_or_else(PoisonError::into_inner).find(&name) {
+        let written = |text: &str| sanitized(&cut(text));
+        let domain = written(domain);
+        let levels: Vec<String> = levels.iter().map(|level| written(level)).collect();
+        let known = name(&domain, &levels);
+        if let Some(known) = self.all.read().unwrap_or_else(PoisonError::into_inner).find(&known) {
             return Arc::clone(known);
         }
         let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
-        let other = vec![OTHER.to_owned()];
-        let (name, domain, levels) = match all.of_requests.len() {
-            count if count < MAX_SERIES && all.bytes + name.len() <= MAX_BYTES => (name, domain, levels),
-            count if count < 2 * MAX_SERIES => (self::name(domain, &other), domain, other),
-            _ => (self::name(OTHER, &other), OTHER, other),
-        };
+        if let Some(known) = all.find(&known) {
+            return Arc::clone(known);
+        }
+        let (domain, levels) = all.bounded(domain, levels);
+        let name = name(&domain, &levels);
         if let Some(known) = all.find(&name) {
             return Arc::clone(known);
         }
-        let new = Series::new(domain, levels);
-        all.bytes += name.len();
-        all.of_requests.insert(name, Arc::clone(&new));
+        let new = Series::new(&domain, levels);
+        all.insert(name, Arc::clone(&new));
         new
     }
 
@@ -136,13 +196,16 @@ impl SeriesTable {
         let mut before = std::mem::take(&mut all.of_rules);
         let mut kept = Vec::with_capacity(rules.len());
         for (domain, levels) in rules {
-            let name = name(domain, levels);
-            let known = before.remove(&name).or_else(|| all.take(&name));
+            let domain = sanitized(domain);
+            let levels: Vec<String> = levels.iter().map(|level| sanitized(level)).collect();
+            let name = name(&domain, &levels);
+            let known = before.remove(&name).or_else(|| all.of_requests.remove(&name));
             let own = all.of_rules.entry(name);
             kept.push(Arc::clone(
-                own.or_insert_with(|| known.unwrap_or_else(|| Series::new(domain, levels.clone()))),
+                own.or_insert_with(|| known.unwrap_or_else(|| Series::new(&domain, levels))),
             ));
         }
+        all.recount();
         kept
     }
 
@@ -153,6 +216,20 @@ impl SeriesTable {
         all.sort_by_key(|(name, _)| *name);
         all.into_iter().map(|(_, series)| Arc::clone(series)).collect()
     }
+}
+
+/// Adds up the counts of series that have the same labels in Prometheus: a page with a series twice cannot be read.
+pub(super) fn by_labels(all: &[Arc<Series>], what: Counted) -> BTreeMap<Vec<(&'static str, &str)>, u64> {
+    let mut sums = BTreeMap::new();
+    for series in all.iter().filter(|series| series.count(what) > 0) {
+        *sums.entry(series.labels()).or_default() += series.count(what);
+    }
+    sums
+}
+
+/// Returns the levels that Prometheus has.
+fn head(levels: &[String]) -> &[String] {
+    &levels[..levels.len().min(LABELS.len())]
 }
 
 /// Returns a level, or if it is too long, its beginning and a hash of it.
@@ -271,8 +348,54 @@ mod tests {
             table.series("d", &vec![long(number); 8]);
         }
         let size = |series: &Arc<Series>| series.levels.iter().map(String::len).sum::<usize>();
-        assert!(table.all().iter().map(size).sum::<usize>() <= MAX_BYTES);
+        assert!(table.all().iter().map(size).sum::<usize>() <= 2 * MAX_BYTES);
         assert!(table.all().iter().any(|series| series.levels == ["other"]));
+    }
+
+    /// Envoy Gateway has three levels for every rule with two selectors. Prometheus takes the first of equal series and
+    /// drops the others.
+    #[test]
+    fn series_with_the_same_labels_are_one() {
+        let table = SeriesTable::default();
+        let levels = |levels: &[&str]| levels.iter().map(|level| (*level).to_owned()).collect::<Vec<_>>();
+        let rules = [("d", ["r", "m0", "m1"]), ("d", ["r", "m0", "m2"]), ("d:e", ["a|b", "c", "x"])];
+        let rules = rules.map(|(domain, own)| (domain.to_owned(), levels(&own)));
+        for series in table.keep_rules(&rules) {
+            series.add(Counted::TotalHits, 5);
+        }
+        for (domain, own) in [("d_e", "a_b"), ("d|e", "a:b"), ("d_e", "1.2.3.4"), ("d_e", "1_2_3_4")] {
+            table.series(domain, &levels(&[own, "c"])).add(Counted::TotalHits, 1);
+        }
+        let all = table.all();
+        let sums: Vec<_> = by_labels(&all, Counted::TotalHits).into_iter().collect();
+        let expected = [
+            (vec![("domain", "d"), ("key1", "r"), ("key2", "m0")], 10),
+            (vec![("domain", "d_e"), ("key1", "1_2_3_4"), ("key2", "c")], 2),
+            (vec![("domain", "d_e"), ("key1", "a_b"), ("key2", "c")], 7),
+        ];
+        assert_eq!(sums, expected);
+        assert!(by_labels(&all, Counted::OverLimit).is_empty());
+    }
+
+    /// Otherwise the third level of one rule would use up the names of all.
+    #[test]
+    fn what_is_one_series_counts_once() {
+        let table = SeriesTable::default();
+        for number in 0..3 * MAX_SERIES {
+            let deep = ["a".to_owned(), "b".to_owned(), format!("c_{number}")];
+            table.series("d", &deep).add(Counted::TotalHits, 1);
+            table.series("d", &[format!("e{}", [":", "|", "_"][number % 3])]).add(Counted::TotalHits, 1);
+        }
+        let all = table.all();
+        assert_eq!(all.len(), MAX_SERIES + 2, "deeper levels are bounded");
+        let sums: Vec<_> = by_labels(&all, Counted::TotalHits).into_iter().collect();
+        let every = 3 * MAX_SERIES as u64;
+        let expected = [
+            (vec![("domain", "d"), ("key1", "a"), ("key2", "b")], every),
+            (vec![("domain", "d"), ("key1", "e_")], every),
+        ];
+        assert_eq!(sums, expected);
+        assert_eq!(table.series("d", &["new".to_owned()]).levels, ["new"]);
     }
 
     #[test]

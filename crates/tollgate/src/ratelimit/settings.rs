@@ -91,8 +91,15 @@ pub(super) fn config(environment: &Environment, mut flags: ServeFlags) -> anyhow
         stop_when_over: environment.flag("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"),
         ..Options::default()
     };
+    let shared = redis::shared_keys(environment)?;
+    if shared.is_some()
+        && let Some(why) = no_shared_keys(&flags)
+    {
+        tracing::warn!(
+            "TOLLGATE_SHARED_KEYS has no effect with {why}: nothing is shared with envoyproxy/ratelimit"
+        );
+    }
     if flags.store.is_none() {
-        let shared = redis::shared_keys(environment)?;
         config.more_rule_options.readable_scopes = shared.is_some();
         if shared.is_some() && std::mem::take(&mut config.more_rule_options.stop_when_over) {
             tracing::warn!(
@@ -116,6 +123,15 @@ pub(super) fn config(environment: &Environment, mut flags: ServeFlags) -> anyhow
     }
     config.service = Some(Arc::new(service(environment)?));
     Ok(config)
+}
+
+/// Returns the setting with which no counter has the keys of that service. Only its own arithmetic has windows like them.
+fn no_shared_keys(flags: &ServeFlags) -> Option<&'static str> {
+    match (flags.profile, &flags.store) {
+        (_, Some(_)) => Some("TOLLGATE_STORE"),
+        (Some(ProfileName::Native), None) => Some("TOLLGATE_PROFILE=native"),
+        (Some(ProfileName::Envoy) | None, None) => None,
+    }
 }
 
 /// Checks the variables that choose among words.
@@ -260,6 +276,20 @@ mod tests {
         ] {
             assert_eq!(resolve("HOST", host, 1).expect("an address").to_string(), expected, "{host}");
         }
+    }
+
+    /// An operator who sets both during a rollout has twice the limit.
+    #[test]
+    fn shared_keys_without_effect_are_named() {
+        let usual = crate::cli::serve_flags();
+        let flags = |profile, store: Option<&str>| ServeFlags {
+            profile: Some(profile),
+            store: store.map(str::to_owned),
+            ..usual.clone()
+        };
+        assert_eq!(no_shared_keys(&flags(ProfileName::Envoy, None)), None);
+        assert_eq!(no_shared_keys(&flags(ProfileName::Native, None)), Some("TOLLGATE_PROFILE=native"));
+        assert_eq!(no_shared_keys(&flags(ProfileName::Envoy, Some("memory"))), Some("TOLLGATE_STORE"));
     }
 
     #[test]

@@ -53,6 +53,9 @@ const STARTUP: &str =
     "the ports open at once, whether or not Redis answers; on_error of a rule says what happens meanwhile";
 const TRACE_NAME: &str = "set OTEL_RESOURCE_ATTRIBUTES, such as service.namespace=NAME";
 
+/// Honored where keys are shared.
+pub(super) const JITTER: &str = "EXPIRATION_JITTER_MAX_SECONDS";
+
 use Kind::{Boolean, Duration, Float, Integer, List, Map, Text};
 
 /// All variables, in the order of the guide.
@@ -66,7 +69,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     honored("DEBUG_HOST", Text, "0.0.0.0"),
     honored("DEBUG_PORT", Integer, "6070"),
     honored("GRPC_MAX_CONNECTION_AGE", Duration, "24h"),
-    not_needed(
+    no_effect(
         "GRPC_MAX_CONNECTION_AGE_GRACE",
         Duration,
         "1h",
@@ -150,16 +153,16 @@ pub(super) const VARIABLES: &[Variable] = &[
     no_effect("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", Text, "WAIT", POOL),
     honored("CACHE_KEY_PREFIX", Text, ""),
     no_effect(
-        "EXPIRATION_JITTER_MAX_SECONDS",
+        JITTER,
         Integer,
         "300",
         "counters expire with their windows; it counts with TOLLGATE_SHARED_KEYS=envoy",
     ),
-    not_needed(
+    no_effect(
         "LOCAL_CACHE_SIZE_IN_BYTES",
         Integer,
         "0",
-        "denials are always cached, in memory of a fixed size",
+        "denials are always cached, in memory of a fixed size; above 0, over_limit_with_local_cache is counted",
     ),
     honored("NEAR_LIMIT_RATIO", Float, "0.8"),
     honored("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Boolean, "false"),

@@ -38,6 +38,10 @@ const CONFIRMED: TimeDelta = TimeDelta::from_secs(2);
 const AFTER_OUTAGE: TimeDelta = TimeDelta::from_secs(10);
 const AFTER_LONG_OUTAGE: TimeDelta = TimeDelta::from_secs(40);
 const LONG_OUTAGE: TimeDelta = TimeDelta::from_secs(600);
+/// Heartbeats that fail at the start before that is reported, and the pause between them: the first one has to open its
+/// connection, and may miss the deadline of checks.
+const FIRST_TRIES: u32 = 5;
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// More nodes than ever share a store.
 const MAX_NODES: u64 = 100_000;
 
@@ -112,7 +116,7 @@ impl Heartbeat {
     /// Beats as long as the process runs.
     async fn run(&self) {
         let mut count = NodeCount::default();
-        let mut has_warned = false;
+        let mut assumption = Assumption::default();
         loop {
             let seen = self.beat().await;
             let before = count.nodes;
@@ -124,24 +128,32 @@ impl Heartbeat {
                 }
                 self.last_count.save(count.nodes);
             }
-            if count.nodes == 0 && self.is_counted && self.limiter.live_nodes() == 0 {
-                self.assume(&mut has_warned).await;
+            let mut pause = INTERVAL;
+            if count.nodes == 0 {
+                pause = assumption.pause();
+                self.assume(&mut assumption).await;
             }
-            tokio::time::sleep(INTERVAL).await;
+            tokio::time::sleep(pause).await;
         }
     }
 
     /// Sets the number of nodes while the store has not reported it.
-    async fn assume(&self, has_warned: &mut bool) {
-        let kept = self.last_count.load();
-        let (nodes, source) = match kept {
-            Some(nodes) => (Some(nodes), "last counted before a restart"),
-            None => (self.listed().await, "listed in the control-plane database"),
-        };
-        if let Some(nodes) = nodes {
+    async fn assume(&self, assumption: &mut Assumption) {
+        if assumption.nodes.is_none() && self.is_counted {
+            assumption.nodes = match self.last_count.load() {
+                Some(nodes) => Some((nodes, "last counted before a restart")),
+                None => self.listed().await.map(|nodes| (nodes, "listed in the control-plane database")),
+            };
+            if let Some((nodes, _)) = assumption.nodes {
+                self.limiter.set_live_nodes(nodes);
+            }
+        }
+        if !assumption.is_news() || !self.is_counted {
+            return;
+        }
+        if let Some((nodes, source)) = assumption.nodes {
             tracing::warn!(nodes, "the store does not answer; number of nodes assumed: {source}");
-            self.limiter.set_live_nodes(nodes);
-        } else if !std::mem::replace(has_warned, true) {
+        } else {
             tracing::warn!(
                 "the store does not answer, and the number of nodes is unknown: rules with `on_error: local` admit their \
                  whole limit on this node, N nodes N times the limit; set --nodes (TOLLGATE_NODES) to the number of \
@@ -177,6 +189,30 @@ impl Heartbeat {
 
     fn key(&self) -> CounterKey<'_> {
         CounterKey { scope: &self.scope, parts: &[] }
+    }
+}
+
+/// What is assumed while the store has not reported the number of nodes.
+#[derive(Debug, Default)]
+struct Assumption {
+    /// Number of heartbeats that failed.
+    misses: u32,
+    /// The number, and where it is from.
+    nodes: Option<(u32, &'static str)>,
+    /// What was last reported.
+    reported: Option<Option<(u32, &'static str)>>,
+}
+
+impl Assumption {
+    /// Counts a failed heartbeat. Returns the pause before the next one.
+    fn pause(&mut self) -> Duration {
+        self.misses = self.misses.saturating_add(1);
+        if self.misses < FIRST_TRIES { FIRST_PAUSE } else { INTERVAL }
+    }
+
+    /// Returns whether there is something to report: once, and again when the number becomes known.
+    fn is_news(&mut self) -> bool {
+        self.misses >= FIRST_TRIES && self.reported.replace(self.nodes) != Some(self.nodes)
     }
 }
 
@@ -252,6 +288,20 @@ mod tests {
             count.nodes
         });
         counts.collect()
+    }
+
+    /// One missed deadline of a healthy store must not tell an operator that it does not answer.
+    #[test]
+    fn failed_heartbeats_are_reported_after_a_few() {
+        let mut assumption = Assumption::default();
+        for _ in 1..FIRST_TRIES {
+            assert_eq!((assumption.pause(), assumption.is_news()), (FIRST_PAUSE, false));
+        }
+        assert_eq!((assumption.pause(), assumption.is_news()), (INTERVAL, true));
+        assert_eq!((assumption.pause(), assumption.is_news()), (INTERVAL, false), "once");
+        assumption.nodes = Some((3, "listed"));
+        assert_eq!((assumption.pause(), assumption.is_news()), (INTERVAL, true));
+        assert_eq!((assumption.pause(), assumption.is_news()), (INTERVAL, false));
     }
 
     /// A node that joins counts at once; one that left, when it is certain.

@@ -7,6 +7,8 @@ use crate::harness::{
 use serde_json::{Value, json};
 use std::path::Path;
 
+mod gateway;
+
 const RULES: &str = "
 domain: one
 descriptors:
@@ -398,6 +400,20 @@ fn statsd_receives_the_counters() {
     assert!(found, "{}", service.log());
 }
 
+/// Makes a CA, and returns the file of its certificate.
+fn authority(folder: &Folder) -> String {
+    let path = |name: &str| folder.join(name).to_str().expect("a path").to_owned();
+    let (ca, key) = (path("ca.crt"), path("ca.key"));
+    harness::foreign(
+        "openssl",
+        &[
+            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", &key, "-out", &ca, "-days", "2",
+            "-subj", "/CN=ca",
+        ],
+    );
+    ca
+}
+
 fn signed(folder: &Folder, name: &str, subject: &str, dns: &str) {
     let openssl = |words: &[&str]| harness::foreign("openssl", words);
     let path = |end: &str| folder.join(format!("{name}.{end}")).to_str().expect("a path").to_owned();
@@ -440,14 +456,7 @@ fn the_grpc_port_has_tls_with_rotated_certificates_and_client_names() {
     let (redis, folder) = (Redis::start(), rules(RULES));
     let url = format!("127.0.0.1:{}", redis.port());
     let path = |name: &str| folder.join(name).to_str().expect("a path").to_owned();
-    let (ca, key) = (path("ca.crt"), path("ca.key"));
-    harness::foreign(
-        "openssl",
-        &[
-            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", &key, "-out", &ca, "-days", "2",
-            "-subj", "/CN=ca",
-        ],
-    );
+    let ca = authority(&folder);
     signed(&folder, "server", "/CN=server", "localhost");
     signed(&folder, "client", "/CN=client", "*.envoy.test");
     signed(&folder, "stranger", "/CN=stranger", "other.test");
@@ -481,6 +490,7 @@ fn the_grpc_port_has_tls_with_rotated_certificates_and_client_names() {
     };
     assert_eq!(by("client")["overallCode"], "OK", "{}", service.log());
     assert_eq!(by("stranger")["error"], "UNAVAILABLE", "another name");
+    service.wait_for_log("the client's certificate is valid for other.test, not for a.envoy.test");
     assert_eq!(
         calls_at(&service.grpc, &check, &[Path::new(&ca)])[0]["error"],
         "UNAVAILABLE",

@@ -16,8 +16,8 @@
 {{- end }}
 
 {{- define "tollgate.selector" -}}
-app.kubernetes.io/name: {{ include "tollgate.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "tollgate.name" . | toYaml }}
+app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end }}
 
 {{- define "tollgate.labels" -}}
@@ -77,6 +77,46 @@ httpGet: {path: {{ .path }}, port: http}
 
 {{/* Combinations of values that would start and not do what they say. */}}
 {{- define "tollgate.validate" -}}
+{{- range $path := list "image" "config" "rules" "listeners" "tls" "tls.http" "tls.grpc" "store" "store.passwordSecret" "database" "database.urlSecret" "persistence" "secret" "region" "region.apiKeySecret" "service" "serviceAccount" "probes" "probes.startup" "probes.liveness" "probes.readiness" "disruptionBudget" "autoscaling" "serviceMonitor" "networkPolicy" }}
+{{- $value := $.Values }}
+{{- range $key := splitList "." $path }}
+{{- $value = index $value $key }}
+{{- if not (kindIs "map" $value) }}
+{{- fail (printf "%s is null; leave it out for its defaults, or write {}." $path) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $own := concat (keys (include "tollgate.labels" . | fromYaml)) (list "checksum/config" "checksum/secret") }}
+{{- range $name, $given := dict "podLabels" .Values.podLabels "podAnnotations" .Values.podAnnotations "serviceMonitor.labels" .Values.serviceMonitor.labels }}
+{{- range $key, $_ := $given }}
+{{- if has $key $own }}
+{{- fail (printf "%s: the chart itself sets %s, and selects pods by its labels; choose another name." $name $key) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $ports := dict }}
+{{- range $name := list "http" "grpc" "resp" "admin" }}
+{{- with index $.Values.listeners $name }}
+{{- $port := toString . }}
+{{- with get $ports $port }}
+{{- fail (printf "listeners.%s and %s are both port %s; give each its own." $name . $port) }}
+{{- end }}
+{{- $_ := set $ports $port (printf "listeners.%s" $name) }}
+{{- end }}
+{{- end }}
+{{- with .Values.region.cellPort }}
+{{- with get $ports (toString .) }}
+{{- fail (printf "region.cellPort and %s are the same port; give each its own." .) }}
+{{- end }}
+{{- end }}
+{{- with .Values.autoscaling }}
+{{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) }}
+{{- fail (printf "autoscaling.minReplicas (%v) is more than autoscaling.maxReplicas (%v)." .minReplicas .maxReplicas) }}
+{{- end }}
+{{- end }}
+{{- if le (int .Values.terminationGracePeriodSeconds) (int .Values.preStopSeconds) }}
+{{- fail (printf "terminationGracePeriodSeconds (%v) contains preStopSeconds (%v) and the time for draining; make it longer." .Values.terminationGracePeriodSeconds .Values.preStopSeconds) }}
+{{- end }}
 {{- if and .Values.database.sqlite (include "tollgate.several" .) }}
 {{- fail "database.sqlite is for one replica: a file cannot be shared by pods. Use PostgreSQL (database.urlSecret), or replicas: 1 without autoscaling." }}
 {{- end }}

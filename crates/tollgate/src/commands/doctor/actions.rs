@@ -10,6 +10,8 @@ pub(super) struct Template {
     pub(super) place: String,
     /// Stage of the filter that it is for.
     pub(super) stage: u64,
+    /// Place of the filter that has it, if it is not of a route or virtual host.
+    pub(super) owner: Option<String>,
     pub(super) entries: Vec<(String, Option<String>)>,
     /// An action that cannot be judged.
     pub(super) unknown: Option<String>,
@@ -27,12 +29,23 @@ impl std::fmt::Display for Template {
     }
 }
 
+impl Template {
+    /// Returns whether it is of the settings that a route has for a filter: these take the place of the filter's own.
+    pub(super) fn is_per_route(&self) -> bool {
+        ["typed_per_filter_config", "typedPerFilterConfig"].iter().any(|name| self.place.contains(name))
+    }
+}
+
 /// Reads one entry of `rate_limits`. Returns what is wrong with it.
 pub(super) fn template(entry: &Value, place: &str) -> Result<Template, String> {
     let actions = field(entry, "actions").and_then(Value::as_array).ok_or("it has no `actions`")?;
+    if actions.is_empty() {
+        return Err("its `actions` are empty".to_owned());
+    }
     let mut template = Template {
         place: place.to_owned(),
         stage: field(entry, "stage").and_then(Value::as_u64).unwrap_or(0),
+        owner: None,
         entries: Vec::with_capacity(actions.len()),
         unknown: None,
         has_limit: field(entry, "limit").is_some(),

@@ -86,7 +86,8 @@ pub(super) fn parse(name: &str, text: &str) -> anyhow::Result<Vec<Document>> {
     Ok(documents)
 }
 
-fn kind(value: &Value) -> Kind {
+/// Returns what a document is.
+pub(super) fn kind(value: &Value) -> Kind {
     let group = value["apiVersion"].as_str().unwrap_or_default().split('/').next().unwrap_or_default();
     match (group, value["kind"].as_str()) {
         ("networking.istio.io", Some("EnvoyFilter"))

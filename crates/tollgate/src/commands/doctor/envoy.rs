@@ -31,6 +31,22 @@ pub(super) struct Filter {
     config: Value,
 }
 
+impl Filter {
+    /// Returns whether the filter has `rate_limits` of its own: Envoy then ignores those of routes and virtual hosts.
+    fn has_own(&self) -> bool {
+        field(&self.config, "rate_limits").and_then(Value::as_array).is_some_and(|own| !own.is_empty())
+    }
+
+    /// Returns the descriptors that it sends.
+    pub(super) fn sent<'t>(&self, templates: &'t [Template]) -> Vec<&'t Template> {
+        let is_sent = |template: &&Template| match &template.owner {
+            Some(owner) => *owner == self.place,
+            None => template.is_per_route() || (!self.has_own() && template.stage == self.stage),
+        };
+        templates.iter().filter(is_sent).collect()
+    }
+}
+
 #[derive(Debug)]
 struct Cluster {
     place: String,
@@ -153,8 +169,10 @@ impl EnvoyParts {
     fn rate_limits(&mut self, entries: &[Value], place: &str, report: &mut Report) {
         for (number, entry) in entries.iter().enumerate() {
             let place = format!("{place}[{number}]");
+            let owner = self.filters.iter().find(|filter| place.starts_with(&format!("{}.", filter.place)));
+            let owner = owner.map(|filter| filter.place.clone());
             match template(entry, &place) {
-                Ok(template) => self.templates.push(template),
+                Ok(template) => self.templates.push(Template { owner, ..template }),
                 Err(error) => report.problem(
                     &place,
                     format!("Envoy refuses this entry: {error}"),
@@ -183,6 +201,22 @@ impl EnvoyParts {
         }
         for filter in &self.filters {
             self.check_filter(filter, report);
+        }
+        self.check_ignored(report);
+    }
+
+    /// Reports actions of routes and virtual hosts that no filter takes, because those have their own.
+    fn check_ignored(&self, report: &mut Report) {
+        let Some(filter) = self.filters.iter().find(|filter| filter.has_own()) else { return };
+        let is_sent = |template: &Template| {
+            self.filters.iter().any(|filter| filter.sent(std::slice::from_ref(template)).len() == 1)
+        };
+        for template in self.templates.iter().filter(|template| !is_sent(template)) {
+            report.problem(
+                &template.place,
+                format!("Envoy ignores the descriptor {template}: the filter has `rate_limits` of its own ({})", filter.place),
+                "move it into the `rate_limits` of the filter, or remove those: then the ones of routes count",
+            );
         }
     }
 
@@ -241,11 +275,14 @@ impl EnvoyParts {
         if field(config, "enable_x_ratelimit_headers").and_then(Value::as_str).unwrap_or("OFF") == "OFF" {
             report.note(place, "clients get no x-ratelimit headers; `enable_x_ratelimit_headers: DRAFT_VERSION_03` adds them");
         }
-        let own: Vec<&Template> = self.templates.iter().filter(|template| template.stage == *stage).collect();
-        if !own.is_empty() || field(config, "descriptors").is_some() {
+        // What is wrong with its own is reported at that.
+        if filter.has_own()
+            || !filter.sent(&self.templates).is_empty()
+            || field(config, "descriptors").is_some()
+        {
             return;
         }
-        if let Some(other) = self.templates.first() {
+        if let Some(other) = self.templates.iter().find(|other| other.owner.is_none()) {
             report.problem(
                 place,
                 format!(

@@ -22,8 +22,7 @@ pub(super) fn check(filters: &[Filter], templates: &[Template], rules: &Ruleset,
             unknown_domain(filter, rules, report);
             continue;
         };
-        let own: Vec<&Template> =
-            templates.iter().filter(|template| template.stage == filter.stage).collect();
+        let own = filter.sent(templates);
         let mut reached = BTreeSet::new();
         for template in &own {
             let together = match domain.matching() {

@@ -148,10 +148,21 @@ fn rule_texts(document: &Document) -> Vec<Source> {
     }
 }
 
+/// Returns the configurations of Envoy Gateway in a ConfigMap, as it has them in a cluster, with their places.
+fn gateways(map: &Value, place: &str) -> Vec<(String, Value)> {
+    let files = map["data"].as_object().into_iter().flatten();
+    let parsed = files.filter_map(|(name, text)| {
+        let value = serde_saphyr::from_str::<Value>(text.as_str()?).ok()?;
+        Some((format!("{place}, {name}"), value))
+    });
+    parsed.filter(|(_, value)| document::kind(value) == Kind::EnvoyGateway).collect()
+}
+
 fn check(documents: &[Document], rules: Option<&Ruleset>, report: &mut Report) {
     let mut parts = EnvoyParts::default();
     let (mut has_envoy, mut has_policy, mut has_gateway) = (None, None, false);
-    for Document { place, kind, value } in documents {
+    for document in documents {
+        let Document { place, kind, value } = document;
         match kind {
             Kind::Envoy => {
                 has_envoy.get_or_insert(place);
@@ -171,13 +182,18 @@ fn check(documents: &[Document], rules: Option<&Ruleset>, report: &mut Report) {
                 has_gateway = true;
                 policy::check_gateway(value, place, report);
             }
-            Kind::ConfigMap | Kind::Rules => {
-                if rule_texts(&Document { place: place.clone(), kind: kind.clone(), value: value.clone() })
-                    .is_empty()
-                {
-                    report.note(place, "no rule file in this ConfigMap");
+            Kind::ConfigMap => {
+                let found = gateways(value, place);
+                has_gateway |= !found.is_empty();
+                for (place, gateway) in &found {
+                    policy::check_gateway(gateway, place, report);
+                }
+                if found.is_empty() && rule_texts(document).is_empty() {
+                    let none = "neither rule files nor a configuration of Envoy Gateway in this ConfigMap";
+                    report.note(place, none);
                 }
             }
+            Kind::Rules => {}
             Kind::Other(kind) => report.note(place, format!("{kind}: nothing to check")),
         }
     }

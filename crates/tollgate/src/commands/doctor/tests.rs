@@ -298,3 +298,45 @@ fn printed_configurations_have_no_problems() {
         report.findings
     );
 }
+
+/// As it is in every cluster, and in the example.
+#[test]
+fn the_configuration_of_envoy_gateway_is_found_in_its_config_map() {
+    let path =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples/envoy-gateway.yaml");
+    let text = std::fs::read_to_string(path).expect("the example");
+    let (problems, _, notes) = findings(&text, None);
+    assert_eq!(problems, Vec::<String>::new());
+    assert!(notes.iter().any(|note| note.contains("the rate limit service is the image")), "{notes:#?}");
+    assert!(
+        notes.iter().all(|note| !note.contains("ConfigMap") && !note.contains("add that document")),
+        "{notes:#?}"
+    );
+    let missing = text.replace("    rateLimit:\n      backend:", "    other:\n      backend:");
+    assert!(
+        missing != text
+            && findings(&missing, None).0.iter().any(|one| one.contains("`rateLimit` is not configured"))
+    );
+    let empty = "{apiVersion: v1, kind: ConfigMap, data: {a: 'b: 1', c: '['}}";
+    assert!(findings(empty, None).2[0].contains("neither rule files nor"));
+}
+
+/// Limits that Envoy ignores must not pass as good.
+#[test]
+fn a_filter_with_its_own_rate_limits_takes_none_of_routes() {
+    let good = example();
+    let own = "domain: edge\n                    rate_limits: [{actions: [{request_headers: {header_name: x, descriptor_key: api_key}}]}]";
+    let indented = good.lines().find(|line| line.trim() == "domain: edge").expect("the filter's domain");
+    let indent = &indented[..indented.len() - "domain: edge".len()];
+    let own = own.replace("                    ", indent);
+    let (problems, _, notes) = findings(&good.replace("domain: edge", &own), Some(RULES));
+    assert!(!problems.is_empty(), "{notes:#?}");
+    assert!(problems.iter().all(|one| one.contains("Envoy ignores the descriptor")), "{problems:#?}");
+    let rules: Vec<_> = notes.iter().filter(|note| note.contains(": rule `")).collect();
+    assert!(rules.len() == 1 && rules[0].starts_with("api_key: rule `per-key`"), "{rules:#?}");
+    // Without routes that have any, it is complete.
+    let filter = "{'@type': type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit, domain: edge, timeout: 0.02s, \
+        rate_limits: [{actions: [{remote_address: {}}]}], rate_limit_service: {transport_api_version: V3, grpc_service: {google_grpc: {target_uri: t}}}}";
+    assert_eq!(self::problems(filter, Some(RULES)), Vec::<String>::new());
+    only(&self::problems(&filter.replace("[{remote_address: {}}]", "[]"), None), "its `actions` are empty");
+}
