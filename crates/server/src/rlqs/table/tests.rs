@@ -483,4 +483,5 @@ fn accounts_stay_small() {
     }
 }
 
+mod debts;
 mod windows;

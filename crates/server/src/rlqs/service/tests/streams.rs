@@ -6,6 +6,8 @@ use crate::rls::proto::envoy::service::rate_limit_quota::v3::rate_limit_quota_us
 use bytes::{BufMut, Bytes};
 use prost::Message;
 use std::collections::HashSet;
+use tollgate_core::Cost;
+use tollgate_engine::Check;
 use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
@@ -62,6 +64,7 @@ struct Client {
     messages: mpsc::Sender<Bytes>,
     responses: Streaming<RateLimitQuotaResponse>,
     stats: RlqsStats,
+    limiter: Arc<Limiter<Memory>>,
     /// The service ends without them.
     _server: (Grpc<QuotaServer>, watch::Sender<bool>),
 }
@@ -76,14 +79,14 @@ impl Client {
         let limiter = Arc::new(Limiter::new(Arc::new(rules), Arc::new(store), clock as Arc<dyn Clock>));
         let (config, (stop, stopping)) = (RlqsConfig::default(), watch::channel(false));
         let stats = config.stats.clone();
-        let mut server = Grpc::new(QuotaService::start(limiter, config, stopping));
+        let mut server = Grpc::new(QuotaService::start(Arc::clone(&limiter), config, stopping));
         let (messages, mut waiting) = mpsc::channel(8);
         let sent = futures_util::stream::poll_fn(move |context| waiting.poll_recv(context));
         let path = http::uri::PathAndQuery::from_static(
             "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas",
         );
         let responses = server.streaming(Request::new(sent), path, Raw).await.expect("a stream").into_inner();
-        Self { messages, responses, stats, _server: (server, stop) }
+        Self { messages, responses, stats, limiter, _server: (server, stop) }
     }
 
     async fn send(&self, message: Vec<u8>) {
@@ -156,6 +159,19 @@ async fn a_message_of_any_size_is_read() {
     assert_eq!(client.answered(4_096).await, expected);
     // The last ones are read after that.
     while client.stats.rejected() != (4_300 - 4_096, 0) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// An Envoy that fails open reports what it has let pass, and its stream may end at once.
+#[tokio::test]
+async fn what_passed_without_an_assignment_is_charged_after_the_stream_has_ended() {
+    let Client { messages, responses, limiter, _server, .. } = Client::open().await;
+    let reported = BucketQuotaUsage { num_requests_allowed: 1_000, ..usage([("tenant", "a")]) };
+    messages.send(Bytes::from(message(vec![reported]))).await.expect("an open stream");
+    drop((messages, responses));
+    let check = Check::attributes("edge", &[("tenant", "a")]).with_cost(Cost::PEEK);
+    while limiter.charge_ahead(&check).await.counters[0].remaining > 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
