@@ -36,6 +36,10 @@ use tollgate_engine::CounterAhead;
 
 /// Time to live of blanket rules in seconds.
 pub(super) const BLANKET_TTL: u64 = 10;
+/// A blanket rule is sent again when it lasts no longer than this.
+const BLANKET_RENEWED: TimeDelta = TimeDelta::from_secs(4);
+/// Passes in which what was admitted without an assignment is tried to be charged, while others take what the limits have.
+const MAX_TRIES: u32 = 8;
 /// Number of reports without requests after which a bucket is abandoned.
 const IDLE_REPORTS: u32 = 12;
 /// Demand is measured over at least this long.
@@ -79,6 +83,8 @@ pub(super) struct Account {
     pub(super) terms: Option<Terms>,
     /// Requests that were admitted without an assignment by tokens, and have not been charged.
     uncharged: u64,
+    /// Passes in which these could not be charged, though the limits had units.
+    tries: u32,
     idle_reports: u32,
     has_news: bool,
     retry_at: Timestamp,
@@ -106,6 +112,7 @@ impl Account {
             share: 0.0,
             terms: None,
             uncharged: allowed,
+            tries: 0,
             idle_reports: 0,
             has_news: true,
             retry_at: now,
@@ -182,7 +189,7 @@ impl Account {
             Some(sent) => {
                 let changes = || self.uncharged > 0 || sent.tokens() != Some(self.target());
                 let is_reported = self.has_news && (sent.is_renewable(now) || changes());
-                in_turn(is_reported || sent.is_late(terms.cover, now))
+                in_turn(is_reported || self.tries > 0 || sent.is_late(terms.cover, now))
             }
         };
         self.has_news &= due != Due::No;
@@ -198,9 +205,33 @@ impl Account {
         need.saturating_add(self.uncharged)
     }
 
+    /// Returns whether requests were admitted without an assignment that have not been charged.
+    pub(super) const fn has_debt(&self) -> bool {
+        self.uncharged > 0
+    }
+
+    /// Records that the limits have been charged all they had, or cannot be charged: what was admitted beyond that exceeds the
+    /// limit, and later requests do not pay for it. A report of any number would otherwise deny everyone for as long.
+    pub(super) const fn forgive(&mut self) {
+        (self.uncharged, self.tries) = (0, 0);
+    }
+
+    /// Records that the limits had units and yet denied them: others were faster, so it is tried again in the next pass.
+    pub(super) const fn try_again(&mut self) {
+        self.tries += 1;
+        if self.tries >= MAX_TRIES {
+            self.forgive();
+        }
+    }
+
+    /// Returns what to charge for an account whose stream is lost: what keeps its assignment covered, and what it has reported.
+    pub(super) fn charge_after_loss(&self, idle: u64, now: Timestamp) -> u64 {
+        self.uncovered(idle, now).saturating_add(self.uncharged)
+    }
+
     /// Returns what to charge for an account whose stream is lost, so that its assignment stays covered until it expires.
     /// Nothing unless the limit's burst is shorter than the time to live.
-    pub(super) fn charge_after_loss(&self, idle: u64, now: Timestamp) -> u64 {
+    pub(super) fn uncovered(&self, idle: u64, now: Timestamp) -> u64 {
         let (Some(sent), at) = (&self.sent, now + PASS + GUARD) else { return 0 };
         let later = self.shortfall(sent, (now, at), sent.expires);
         let at_once = sent.exposure(now).saturating_sub(self.ledger.valid(now));
@@ -315,9 +346,10 @@ impl Account {
         }
     }
 
-    /// Returns how many units the target still lacks.
+    /// Returns how many units the target still lacks, with those that were admitted without an assignment.
     pub(super) fn lack(&self, idle: u64, now: Timestamp) -> u64 {
-        self.terms.map_or(0, |terms| self.padded_need(self.target(), self.ttl(terms), idle, now))
+        let need = self.terms.map_or(0, |terms| self.padded_need(self.target(), self.ttl(terms), idle, now));
+        need.saturating_add(self.uncharged)
     }
 
     /// Returns the number of tranches in escrow.
@@ -337,6 +369,7 @@ impl Account {
     ) {
         let paid = units.min(self.uncharged);
         self.uncharged -= paid;
+        self.tries = 0;
         self.ledger.add(units - paid, counters, taken, taken_at);
     }
 
@@ -377,7 +410,7 @@ impl Account {
         self.sent =
             Some(Sent { assignment, started: now, expires, lasts: now + ttl, ttl, residue, replaced });
         if assignment == Assignment::AllowAll {
-            self.uncharged = 0;
+            self.forgive();
         }
         (self.has_news, self.retry_at) = (false, retry_at);
         (assignment, BLANKET_TTL)
@@ -413,15 +446,17 @@ impl Account {
             }
         }
         let Some((tokens, ttl)) = best else {
-            let lasts =
-                self.sent.is_some_and(|sent| now + PASS + GUARD < sent.expires && sent.tokens().is_some());
+            let lasts = self.sent.is_some_and(|sent| match sent.assignment {
+                Assignment::Tokens(_) => now + PASS + GUARD < sent.expires && self.is_covered(now),
+                Assignment::DenyAll => now + BLANKET_RENEWED < sent.lasts,
+                Assignment::AllowAll => false,
+            });
             let pause = match terms.cover {
                 Cover::Expiry => TimeDelta::from_secs(1),
                 Cover::NextPass => SHORT_PASS,
             };
             let retry_at = now + pause;
             self.retry_at = retry_at;
-            let lasts = lasts && self.is_covered(now);
             return (!lasts).then(|| self.assign_blanket(Assignment::DenyAll, retry_at, now));
         };
         let (sent, past) = self.proposal(tokens, ttl, now);

@@ -6,6 +6,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `parts` | messages of any size, cut into small ones |
 //! | `wire` | messages to reports, actions to messages |
 //! | `allocation` | max–min fair shares by demand |
 //! | `assignment` | token buckets and blanket rules, and the most that they can admit |
@@ -27,6 +28,7 @@ mod allocation;
 mod assignment;
 mod counter;
 mod ledger;
+mod parts;
 mod places;
 mod sent;
 mod service;

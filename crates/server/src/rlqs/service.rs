@@ -1,5 +1,6 @@
 //! Quota streams on tonic, bounded in number and size, and the task that owns all accounts.
 
+use super::parts::{MAX_PART, PartedBody};
 use super::places::{Amount, Place, Places, StreamPlaces};
 use super::stats::RlqsStats;
 use super::table::{Report, StreamId, Table};
@@ -14,13 +15,18 @@ use crate::rls::proto::envoy::service::rate_limit_quota::v3::{
 use futures_util::Stream;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
-use tollgate_core::CounterStore;
+use tollgate_core::{CounterStore, TimeDelta, Timestamp};
 use tollgate_engine::Limiter;
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service};
+use tonic::server::NamedService;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Shortest time between two passes when reports arrive.
@@ -29,6 +35,8 @@ const MIN_PASS: Duration = Duration::from_millis(100);
 const WAITING: usize = 32;
 /// Events that wait for the task.
 const EVENTS: usize = 1024;
+/// Time between two messages in the log about rejected buckets.
+const REJECTED_LOGGED: TimeDelta = TimeDelta::from_secs(60);
 /// Actions per message.
 const MAX_ACTIONS: usize = 1000;
 
@@ -43,8 +51,6 @@ pub struct RlqsConfig {
     pub buckets: u64,
     /// Maximum size of the entries of all buckets in bytes, in the same way.
     pub bucket_bytes: u64,
-    /// Maximum size of a message in bytes.
-    pub message_bytes: usize,
     /// Where the service writes its figures.
     pub stats: RlqsStats,
 }
@@ -56,7 +62,6 @@ impl Default for RlqsConfig {
             buckets_per_stream: 4_096,
             buckets: 262_144,
             bucket_bytes: 128 << 20,
-            message_bytes: 4 << 20,
             stats: RlqsStats::default(),
         }
     }
@@ -71,8 +76,30 @@ enum Event {
     Closed(StreamId),
 }
 
-/// The tonic server of the service.
-pub(crate) type QuotaServer = RateLimitQuotaServiceServer<QuotaService>;
+/// The tonic server of the service, which reads messages in parts.
+#[derive(Clone)]
+pub(crate) struct QuotaServer {
+    server: RateLimitQuotaServiceServer<QuotaService>,
+    stats: RlqsStats,
+}
+
+impl NamedService for QuotaServer {
+    const NAME: &'static str = RateLimitQuotaServiceServer::<QuotaService>::NAME;
+}
+
+impl Service<http::Request<Body>> for QuotaServer {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        self.server.call(request.map(|body| PartedBody::new(body, self.stats.clone())))
+    }
+}
 
 /// The service: a handle of the task that owns all accounts.
 pub(crate) struct QuotaService {
@@ -95,13 +122,18 @@ impl QuotaService {
             table: Table::new(Arc::clone(&limiter)),
             open: HashMap::new(),
             stats: config.stats.clone(),
+            logged: (0, 0),
+            quiet_until: Timestamp::from_micros(0),
         };
         tokio::spawn(keeper.run(limiter, received, stop));
         let streams = Arc::new(Semaphore::new(config.streams));
-        let bytes = config.message_bytes;
+        let stats = config.stats.clone();
         let places = Places::new(Amount { buckets: config.buckets, bytes: config.bucket_bytes });
         let service = Self { events, streams, places, next: AtomicU64::new(0), config };
-        RateLimitQuotaServiceServer::new(service).max_decoding_message_size(bytes)
+        QuotaServer {
+            server: RateLimitQuotaServiceServer::new(service).max_decoding_message_size(MAX_PART),
+            stats,
+        }
     }
 }
 
@@ -189,7 +221,8 @@ impl Reader {
 
     fn reports(&mut self, message: RateLimitQuotaUsageReports) -> Result<Vec<Report>, BadRequest> {
         let domain = wire::domain(&message, self.domain.as_ref())?;
-        let usages = wire::usages(message, &domain)?;
+        let (usages, invalid) = wire::usages(message, &domain);
+        self.stats.reject_invalid(invalid);
         self.domain = Some(domain);
         Ok(reports(usages, &self.places, &self.stats))
     }
@@ -224,6 +257,10 @@ struct Keeper<S> {
     table: Table<S>,
     open: HashMap<StreamId, (Outgoing, oneshot::Sender<()>)>,
     stats: RlqsStats,
+    /// Rejected buckets that have been logged.
+    logged: (u64, u64),
+    /// Instant until which none are logged.
+    quiet_until: Timestamp,
 }
 
 impl<S: CounterStore> Keeper<S> {
@@ -264,6 +301,7 @@ impl<S: CounterStore> Keeper<S> {
                         }
                         has_news = false;
                         self.pass().await;
+                        self.log_rejected(limiter.clock().now());
                         break;
                     }
                     _ = stop.changed() => return,
@@ -294,6 +332,22 @@ impl<S: CounterStore> Keeper<S> {
             self.table.lose(id);
         }
         self.stats.set_streams(self.open.len());
+    }
+
+    /// Logs rejected buckets, once a minute while there are any. Not their entries: callers choose them.
+    fn log_rejected(&mut self, now: Timestamp) {
+        let rejected = self.stats.rejected();
+        if rejected == self.logged || now < self.quiet_until {
+            return;
+        }
+        let (full, invalid) = (rejected.0 - self.logged.0, rejected.1 - self.logged.1);
+        (self.logged, self.quiet_until) = (rejected, now + REJECTED_LOGGED);
+        tracing::warn!(
+            beyond_maximum = full,
+            invalid,
+            "quota streams reported buckets that get no assignment, so their requests have the filter's no_assignment_behavior; \
+             invalid are ids that are empty, not UTF-8, of more than 64 entries, or with a key or value above 1,024 bytes"
+        );
     }
 
     async fn pass(&mut self) {

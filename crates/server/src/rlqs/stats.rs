@@ -19,6 +19,7 @@ struct Figures {
     returned: AtomicU64,
     denied: AtomicU64,
     rejected: AtomicU64,
+    invalid: AtomicU64,
 }
 
 impl RlqsStats {
@@ -28,6 +29,15 @@ impl RlqsStats {
 
     pub(super) fn reject_bucket(&self) {
         self.0.rejected.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn reject_invalid(&self, count: u64) {
+        self.0.invalid.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Returns the number of reports of buckets without a place, and of those that are invalid.
+    pub(super) fn rejected(&self) -> (u64, u64) {
+        (self.0.rejected.load(Ordering::Relaxed), self.0.invalid.load(Ordering::Relaxed))
     }
 
     pub(super) fn set(&self, stats: TableStats) {
@@ -60,7 +70,8 @@ impl RlqsStats {
         page.counter("ratelimit_rlqs_returned_units_total", help, read(&stats.returned));
         let help = "Number of charges for quota streams that a limit denied.";
         page.counter("ratelimit_rlqs_denied_charges_total", help, read(&stats.denied));
-        let help = "Number of reports of buckets beyond the maximum per stream, in total or in bytes; they get no assignment.";
-        page.counter("ratelimit_rlqs_rejected_buckets_total", help, read(&stats.rejected));
+        let help = "Number of reports of buckets that get no assignment: beyond the maximum per stream, in total or in bytes, or invalid.";
+        let (without_place, invalid) = self.rejected();
+        page.counter("ratelimit_rlqs_rejected_buckets_total", help, without_place + invalid);
     }
 }

@@ -186,18 +186,22 @@ impl<S: CounterStore> Table<S> {
         // What lost streams may still admit comes first: they cannot be told to admit less.
         let (lost, due): (Vec<_>, Vec<_>) =
             due.into_iter().partition(|(key, _)| self.entries.get(key).is_some_and(|entry| entry.is_lost));
-        for (key, units, charge, taken) in self.charge(lost).await {
-            self.apply(&key, units, &charge, taken);
+        for (key, units, charge, taken) in self.charge(lost.clone()).await {
+            if self.apply(&key, units, &charge, taken).is_some()
+                && let Some(entry) = self.entries.get_mut(&key)
+            {
+                entry.account.forgive();
+            }
         }
+        let again = self.lacking(lost.iter());
+        self.charge_again(again).await;
         for (key, units, charge, taken) in self.charge(due.clone()).await {
             if let Some(rule) = self.apply(&key, units, &charge, taken) {
                 blanket.insert(key, rule);
             }
         }
         let again = self.lacking(due.iter().filter(|(key, _)| !blanket.contains_key(key)));
-        for (key, units, charge, taken) in self.charge(again).await {
-            self.apply(&key, units, &charge, taken);
-        }
+        self.charge_again(again).await;
         let now = self.limiter.clock().now();
         for (key, _) in due {
             let Some(entry) = self.entries.get_mut(&key).filter(|entry| !entry.is_lost) else { continue };
@@ -219,11 +223,11 @@ impl<S: CounterStore> Table<S> {
         actions
     }
 
-    /// Removes lost accounts whose assignments have expired, and counters that no account uses.
+    /// Removes lost accounts whose assignments have expired and whose reports have been charged, and counters that no account uses.
     fn forget(&mut self, now: Timestamp) {
         let unspent = &mut self.unspent;
         self.entries.retain(|key, entry| {
-            let stays = !entry.is_lost || !entry.account.is_spent(now);
+            let stays = !entry.is_lost || !entry.account.is_spent(now) || entry.account.has_debt();
             if !stays {
                 let units = entry.account.unspent(now).into_iter();
                 unspent.extend(units.map(|units| (key.clone(), entry.counters.clone(), units)));
@@ -327,7 +331,8 @@ impl<S: CounterStore> Table<S> {
         let (mut keys, mut waiting) = (Vec::new(), Vec::new());
         for (key, entry) in &mut self.entries {
             let due = match entry.is_lost {
-                true if entry.account.charge_after_loss(0, now) > 0 => Due::Now,
+                true if entry.account.uncovered(0, now) > 0 => Due::Now,
+                true if entry.account.has_debt() => Due::InTurn,
                 true => Due::No,
                 false => entry.account.due(now),
             };
@@ -341,13 +346,15 @@ impl<S: CounterStore> Table<S> {
         chosen.into_iter().map(|at| keys[at].clone()).collect()
     }
 
-    /// Returns those of the accounts that lack units and whose limits have some, with the units to charge for each.
+    /// Returns those of the accounts that lack units and whose limits have some, with the units to charge for each. Of those
+    /// whose streams are lost, only what was admitted without an assignment counts as lack.
     fn lacking<'k>(&mut self, due: impl Iterator<Item = &'k (Key, u64)>) -> Vec<(Key, u64)> {
         let now = self.limiter.clock().now();
         let mut padded: HashSet<u64> = HashSet::new();
         let mut all = Vec::new();
         for (key, _) in due {
-            let Some(entry) = self.entries.get_mut(key).filter(|entry| !entry.is_lost) else { continue };
+            let is_asked = |entry: &&mut Entry| !entry.is_lost || entry.account.has_debt();
+            let Some(entry) = self.entries.get_mut(key).filter(is_asked) else { continue };
             let counters = || entry.counters.iter().filter_map(|counter| self.counters.get(counter));
             if entry.is_new {
                 let shares = counters().map(|counter| {
@@ -359,7 +366,14 @@ impl<S: CounterStore> Table<S> {
             let most = counters().map(|counter| counter.remaining).min().unwrap_or(0);
             let is_padded = entry.counters.iter().any(|counter| padded.contains(counter));
             let idle = if is_padded { 0 } else { idle_slots(&self.counters, entry, now) };
-            let units = entry.account.lack(idle, now).min(most);
+            if most == 0 {
+                entry.account.forgive();
+            }
+            let lack = match entry.is_lost {
+                true => entry.account.charge_after_loss(idle, now),
+                false => entry.account.lack(idle, now),
+            };
+            let units = lack.min(most);
             if idle > 0 && units >= idle {
                 padded.extend(&entry.counters);
             }
@@ -368,6 +382,22 @@ impl<S: CounterStore> Table<S> {
             }
         }
         all
+    }
+
+    /// Charges what accounts lack, and records what becomes of that which was admitted without an assignment.
+    async fn charge_again(&mut self, all: Vec<(Key, u64)>) {
+        for (key, units, charge, taken) in self.charge(all).await {
+            let is_blanket = self.apply(&key, units, &charge, taken).is_some();
+            let is_per_request = charge.counters.iter().any(|counter| counter.cost != units);
+            let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.account.has_debt()) else {
+                continue;
+            };
+            match charge.decision.is_allowed() {
+                true if is_blanket || !is_per_request || entry.is_lost => entry.account.forgive(),
+                true => {}
+                false => entry.account.try_again(),
+            }
+        }
     }
 
     async fn charge(&self, all: Vec<(Key, u64)>) -> Vec<(Key, u64, ChargeAhead, Timestamp)> {

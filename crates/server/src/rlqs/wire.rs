@@ -8,17 +8,38 @@ use crate::rls::proto::envoy::service::rate_limit_quota::v3::rate_limit_quota_re
 use crate::rls::proto::envoy::service::rate_limit_quota::v3::rate_limit_quota_response::bucket_action::{
     AbandonAction, BucketAction as Kind, QuotaAssignmentAction,
 };
+use crate::rls::proto::envoy::service::rate_limit_quota::v3::rate_limit_quota_usage_reports::BucketQuotaUsage;
 use crate::rls::proto::envoy::service::rate_limit_quota::v3::{BucketId, RateLimitQuotaUsageReports};
 use crate::rls::proto::envoy::r#type::v3::rate_limit_strategy::{BlanketRule, Strategy};
 use crate::rls::proto::envoy::r#type::v3::{RateLimitStrategy, TokenBucket};
+use bytes::Bytes;
+use prost::Message;
 use prost_types::Duration;
 use std::sync::Arc;
 
 const MAX_ENTRIES: usize = 64;
 const MAX_TEXT: usize = 1024;
 
-impl Readable for RateLimitQuotaUsageReports {}
 const MAX_DOMAIN: usize = 1024;
+
+/// A [`RateLimitQuotaUsageReports`] whose buckets are not read yet.
+#[derive(Clone, PartialEq, Message)]
+struct RawReports {
+    #[prost(string, tag = "1")]
+    domain: String,
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    usages: Vec<Bytes>,
+}
+
+impl Readable for RateLimitQuotaUsageReports {
+    /// Reads each bucket for itself. Envoy copies header fields into buckets as they are, so a caller can make one that is not
+    /// UTF-8: that one alone becomes a bucket without an identifier.
+    fn repair(message: Bytes) -> Option<Self> {
+        let RawReports { domain, usages } = RawReports::decode(message).ok()?;
+        let usages = usages.into_iter().map(|usage| BucketQuotaUsage::decode(usage).unwrap_or_default());
+        Some(Self { domain, bucket_quota_usages: usages.collect() })
+    }
+}
 
 /// Returns the domain of a message: the first of a stream must have one, and later ones the same or none.
 pub(super) fn domain(
@@ -46,27 +67,25 @@ pub(super) struct Usage {
     pub(super) denied: u64,
 }
 
-/// Returns the reports of a message. `time_elapsed` is not read: Envoy cuts it to whole seconds, and sends zero at first.
-pub(super) fn usages(
-    message: RateLimitQuotaUsageReports,
-    domain: &Arc<str>,
-) -> Result<Vec<Usage>, BadRequest> {
-    let usages = message.bucket_quota_usages.into_iter().enumerate();
-    let report = |(at, usage): (usize, crate::rls::proto::envoy::service::rate_limit_quota::v3::rate_limit_quota_usage_reports::BucketQuotaUsage)| {
-        let bad = |message: &str| Err(BadRequest(format!("bucket_quota_usages[{at}].{message}")));
-        let Some(BucketId { bucket }) = usage.bucket_id else { return bad("bucket_id: is missing") };
-        if bucket.is_empty() || bucket.len() > MAX_ENTRIES {
-            return bad(&format!("bucket_id: send 1 to {MAX_ENTRIES} entries"));
-        }
-        if bucket.iter().any(|(key, value)| key.is_empty() || key.len().max(value.len()) > MAX_TEXT) {
-            return bad(&format!("bucket_id: keys of 1 to {MAX_TEXT} bytes, values of at most {MAX_TEXT}"));
-        }
-        let mut entries: Vec<(String, String)> = bucket.into_iter().collect();
-        entries.sort_unstable();
-        let bucket = Bucket { domain: Arc::clone(domain), entries: entries.into_boxed_slice() };
-        Ok(Usage { bucket, allowed: usage.num_requests_allowed, denied: usage.num_requests_denied })
-    };
-    usages.map(report).collect()
+/// Returns the reports of a message, and the number of buckets that cannot be used: they are left out, because callers choose
+/// their values, and all other buckets must not depend on one. `time_elapsed` is not read: Envoy cuts it to whole seconds, and
+/// sends zero at first.
+pub(super) fn usages(message: RateLimitQuotaUsageReports, domain: &Arc<str>) -> (Vec<Usage>, u64) {
+    let all = message.bucket_quota_usages.len();
+    let valid = message.bucket_quota_usages.into_iter().filter_map(|usage| {
+        let BucketId { bucket } = usage.bucket_id?;
+        let is_valid = (1..=MAX_ENTRIES).contains(&bucket.len())
+            && bucket.iter().all(|(key, value)| !key.is_empty() && key.len().max(value.len()) <= MAX_TEXT);
+        is_valid.then(|| {
+            let mut entries: Vec<(String, String)> = bucket.into_iter().collect();
+            entries.sort_unstable();
+            let bucket = Bucket { domain: Arc::clone(domain), entries: entries.into_boxed_slice() };
+            Usage { bucket, allowed: usage.num_requests_allowed, denied: usage.num_requests_denied }
+        })
+    });
+    let valid: Vec<Usage> = valid.collect();
+    let invalid = (all - valid.len()) as u64;
+    (valid, invalid)
 }
 
 /// Returns the wire form of an action.

@@ -119,3 +119,5 @@ fn repeated_buckets_of_a_message_are_one_report() {
     let own = server.places.stream(4_096);
     assert_eq!(server.report(1, &own, (0..1_000).map(|_| "a".to_owned())), 1);
 }
+
+mod streams;

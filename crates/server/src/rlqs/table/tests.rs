@@ -486,5 +486,6 @@ fn accounts_stay_small() {
     }
 }
 
+mod debts;
 mod envoy_profile;
 mod windows;
