@@ -6,7 +6,6 @@ use super::{Charges, RegionalStore, WHOLE};
 use crate::guarded::is_guarded;
 use crate::ledger::is_applied;
 use crate::members::Decider;
-use crate::mixed::remapped;
 use crate::owner::Transport;
 use crate::pseudonym::{Names, needs_names, renamed};
 use smallvec::SmallVec;
@@ -96,18 +95,13 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
                     self.shorten_overdrafts(own.iter());
                 }
             }
-            errors.extend(result.err().map(|error| remapped(error, &here, renamed.len())));
+            errors.extend(result.err().map(|error| (here, error)));
         }
         if !there.is_empty() {
             let result = self.leases.debit(&part(&there)).await;
-            errors.extend(result.err().map(|error| remapped(error, &there, renamed.len())));
+            errors.extend(result.err().map(|error| (there, error)));
         }
-        let error = match errors.len() {
-            0 => return Ok(()),
-            1 => errors.remove(0),
-            _ => both(errors, renamed.len()),
-        };
-        Err(with_ids_of(charges, &renamed, error))
+        StoreError::of_debits(errors, renamed.len()).map_err(|error| with_ids_of(charges, &renamed, error))
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
@@ -329,21 +323,4 @@ fn with_ids_of(charges: &[Charge<'_>], renamed: &[Charge<'_>], error: StoreError
         });
     }
     error
-}
-
-/// Combines the errors of both parts of a debit.
-fn both(errors: Vec<StoreError>, all: usize) -> StoreError {
-    let (mut failed, mut causes) = (Vec::new(), Vec::new());
-    for error in errors {
-        match error {
-            StoreError::Partial { failed: more, cause } => {
-                failed.extend(more);
-                causes.push(*cause);
-            }
-            error => causes.push(error),
-        }
-    }
-    failed.sort_unstable();
-    let cause = StoreError::Several(causes);
-    if failed.len() == all { cause } else { StoreError::Partial { failed, cause: Box::new(cause) } }
 }
