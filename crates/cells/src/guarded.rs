@@ -5,7 +5,6 @@
 //! the mark that leases leave beside the counter. Otherwise the units recover with time. The owner does this, not the
 //! sender: cells of earlier releases, late refills and requests that another owner has denied send plain refunds.
 
-use crate::mixed::remapped;
 use crate::owner::Transport;
 use crate::regional::{Charges, RegionalStore};
 use tollgate_core::{
@@ -30,17 +29,16 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         }
         let (refunds, others): (Vec<usize>, Vec<usize>) =
             (0..charges.len()).partition(|at| is_guarded(&charges[*at]));
+        let mut errors = Vec::new();
         // First, because a lease that is undone takes its mark with it.
         if !others.is_empty() {
             let some: Vec<Charge<'_>> = others.iter().map(|at| charges[*at]).collect();
-            let debited = self.own.debit(&some).await;
-            debited.map_err(|error| remapped(error, &others, charges.len()))?;
+            errors.extend(self.own.debit(&some).await.err().map(|error| (others, error)));
         }
         for at in refunds {
-            let refunded = self.refund_guarded(&charges[at]).await;
-            refunded.map_err(|error| remapped(error, &[at], charges.len()))?;
+            errors.extend(self.refund_guarded(&charges[at]).await.err().map(|error| (vec![at], error)));
         }
-        Ok(())
+        StoreError::of_debits(errors, charges.len())
     }
 
     async fn refund_guarded(&self, charge: &Charge<'_>) -> Result<(), StoreError> {

@@ -349,15 +349,16 @@ impl Ledger {
         result: &Result<(), StoreError>,
         is_wanted: impl Fn(&Charge<'_>) -> bool,
     ) {
-        let is_done = |at: usize| match result {
+        let is_done = |at: usize, charge: &Charge<'_>| match result {
             Ok(()) => true,
+            Err(StoreError::Partial { failed, .. }) if !failed.contains(&at) => true,
             // The store may apply it yet, and a caller that keeps it relies on that.
             Err(error) if !error.late().is_empty() => true,
-            Err(StoreError::Partial { failed, .. }) => !failed.contains(&at),
-            Err(_) => false,
+            // What will never be known counts on the safe side.
+            Err(error) => error.is_in_doubt() && !charge.cost.is_refund(),
         };
         for (at, charge) in charges.iter().enumerate() {
-            if is_wanted(charge) && is_done(at) {
+            if is_wanted(charge) && is_done(at, charge) {
                 self.record(charge);
             }
         }

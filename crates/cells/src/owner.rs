@@ -127,10 +127,10 @@ impl<T: Transport, C: Clock> OwnerStore<T, C> {
         charges: &[Charge<'_>],
         message: impl Fn(Vec<SentCharge>) -> Message,
     ) -> Result<(), StoreError> {
-        let (parts, mut failed, why) = self.parts(charges.iter().map(|charge| &charge.key));
-        let mut causes = Vec::new();
+        let (parts, failed, why) = self.parts(charges.iter().map(|charge| &charge.key));
+        let mut errors = Vec::new();
         if !failed.is_empty() {
-            causes.push(StoreError::Unavailable(why.to_owned()));
+            errors.push((failed, StoreError::Unavailable(why.to_owned())));
         }
         let sends = parts.iter().map(|(peer, part)| {
             let sent = part.iter().map(|at| SentCharge::new(&charges[*at])).collect();
@@ -138,17 +138,10 @@ impl<T: Transport, C: Clock> OwnerStore<T, C> {
             self.transport.send(*peer, message(sent), ids)
         });
         for ((_, part), sent) in parts.iter().zip(join_all(sends).await) {
-            if let Err(error) = sent {
-                failed.extend(part);
-                causes.push(error);
-            }
-        }
-        if failed.is_empty() {
-            return Ok(());
+            errors.extend(sent.err().map(|error| (part.to_vec(), error)));
         }
         // What other owners have applied is not sent again.
-        failed.sort_unstable();
-        Err(partial(failed, causes, charges.len()))
+        StoreError::of_debits(errors, charges.len())
     }
 }
 

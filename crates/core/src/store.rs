@@ -150,13 +150,16 @@ pub enum StoreError {
     /// The store cannot be reached or refuses to work.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    /// The store did not respond in time.
+    /// The store did not respond in time. A charge or debit that it may still apply is [`StoreError::Late`].
     #[error("the store did not answer in time")]
     Timeout,
     /// The store did not respond in time, and may charge the request later. Unless the caller keeps the charge, the
     /// store undoes it.
     #[error("the store did not answer in time")]
     Late(LateCharge),
+    /// The connection was lost after a debit was sent: it will never be known whether the store applied it.
+    #[error("the store is unavailable: {0}")]
+    Lost(String),
     /// Some of a request's charges could not be decided, because the part of the store that keeps them was unavailable.
     /// None of the others is applied: the request can be charged again without the undecided ones.
     #[error("a part of the store failed: {cause}")]
@@ -178,7 +181,68 @@ impl StoreError {
             Self::Late(late) => vec![late],
             Self::Partial { cause, .. } => cause.late(),
             Self::Several(all) => all.iter().flat_map(Self::late).collect(),
-            Self::Unavailable(_) | Self::Timeout => Vec::new(),
+            Self::Unavailable(_) | Self::Timeout | Self::Lost(_) => Vec::new(),
         }
+    }
+
+    /// Returns whether the store may have applied what failed, or may still do so. Of a debit that is so for all that failed
+    /// or for none ([`StoreError::of_debits`]). Such a debit must not be repeated: it could count twice.
+    #[must_use]
+    pub fn is_in_doubt(&self) -> bool {
+        match self {
+            Self::Late(_) | Self::Lost(_) => true,
+            Self::Partial { cause, .. } => cause.is_in_doubt(),
+            Self::Several(all) => all.iter().any(Self::is_in_doubt),
+            Self::Unavailable(_) | Self::Timeout => false,
+        }
+    }
+
+    /// Combines the errors of parts of a debit of `all` charges, each with the positions of its part. A caller repeats what an
+    /// error names: if something was certainly not applied, the error names only that, and what is in doubt counts as applied.
+    ///
+    /// # Errors
+    /// [`StoreError`] if a part failed.
+    ///
+    /// ```
+    /// use tollgate_core::StoreError;
+    /// let down = || StoreError::Unavailable("a shard".to_owned());
+    /// let lost = || StoreError::Lost("a connection".to_owned());
+    /// let only_lost = StoreError::of_debits(vec![(vec![1], lost())], 2);
+    /// assert!(only_lost.is_err_and(|error| error.is_in_doubt()));
+    /// let mixed = StoreError::of_debits(vec![(vec![0], lost()), (vec![2], down())], 3);
+    /// assert_eq!(mixed, Err(StoreError::Partial { failed: vec![2], cause: Box::new(down()) }));
+    /// assert_eq!(StoreError::of_debits(Vec::new(), 3), Ok(()));
+    /// ```
+    pub fn of_debits(parts: Vec<(Vec<usize>, Self)>, all: usize) -> Result<(), Self> {
+        let (doubtful, certain): (Vec<_>, Vec<_>) =
+            parts.into_iter().partition(|(_, error)| error.is_in_doubt());
+        let named = if certain.is_empty() {
+            doubtful
+        } else {
+            // Undone, they would not count at all.
+            doubtful.iter().flat_map(|(_, error)| error.late()).for_each(|late| late.keep(|_| {}));
+            certain
+        };
+        let (mut failed, mut causes) = (Vec::new(), Vec::new());
+        for (part, error) in named {
+            match error {
+                Self::Partial { failed: some, cause } => {
+                    failed.extend(some.into_iter().filter_map(|at| part.get(at).copied()));
+                    causes.push(*cause);
+                }
+                error => {
+                    failed.extend(part);
+                    causes.push(error);
+                }
+            }
+        }
+        failed.sort_unstable();
+        failed.dedup();
+        let cause = match causes.len() {
+            0 => return Ok(()),
+            1 => causes.remove(0),
+            _ => Self::Several(causes),
+        };
+        Err(if failed.len() == all { cause } else { Self::Partial { failed, cause: Box::new(cause) } })
     }
 }

@@ -75,6 +75,13 @@ struct Doubt {
     bytes: usize,
 }
 
+/// What an answer that never comes means for a charge in doubt.
+#[derive(Clone, Copy)]
+enum LostAnswer {
+    Charged,
+    NotCharged,
+}
+
 fn doubt_bytes(charges: &[(CounterId, ChargeRecord)]) -> usize {
     charges.iter().map(|(_, record)| DOUBT_BYTES + record.key_bytes()).sum()
 }
@@ -119,12 +126,26 @@ impl PendingCharges {
         let charges = charges.map(|(charge, refill)| (counter_id(charge), record(charge, refill)));
         let charges: Vec<_> = charges.collect();
         if self.table().doubt_bytes + doubt_bytes(&charges) <= self.max_bytes {
-            return self.hold(charges, late);
+            return self.hold(charges, late, LostAnswer::NotCharged);
         }
         // The late charge is not kept then, so the store undoes it.
         let mut table = self.table();
         charges.into_iter().for_each(|(name, record)| table.add(name, record, self.max_bytes));
         self.any.store(true, Ordering::Release);
+    }
+
+    /// Records charges that the store may apply when the answers to `late` come: those of which it says that it did not become
+    /// pending. If an answer is lost, they count as charged.
+    pub(crate) fn add_unless_charged<'c>(
+        self: &Arc<Self>,
+        charges: impl Iterator<Item = &'c Charge<'c>>,
+        late: &[LateCharge],
+    ) {
+        let charges: Vec<_> = charges.map(|charge| (counter_id(charge), record(charge, None))).collect();
+        if charges.is_empty() || self.table().doubt_bytes + doubt_bytes(&charges) > self.max_bytes {
+            return late.iter().for_each(|late| late.keep(|_| {}));
+        }
+        self.hold(charges, late, LostAnswer::Charged);
     }
 
     /// Takes back pending units of a counter. Returns whether they were pending: else they have been charged.
@@ -151,7 +172,12 @@ impl PendingCharges {
         (table.pending.len() + table.in_doubt.len() + table.in_progress.len(), units)
     }
 
-    fn hold(self: &Arc<Self>, charges: Vec<(CounterId, ChargeRecord)>, late: &[LateCharge]) {
+    fn hold(
+        self: &Arc<Self>,
+        charges: Vec<(CounterId, ChargeRecord)>,
+        late: &[LateCharge],
+        lost: LostAnswer,
+    ) {
         let mut table = self.table();
         for (name, record) in &charges {
             *table.in_doubt.entry(*name).or_default() += record.units;
@@ -162,10 +188,10 @@ impl PendingCharges {
         let doubt = Arc::new(Doubt { pending: Arc::clone(self), charges: Mutex::new(charges), bytes });
         for late in late {
             let doubt = Arc::clone(&doubt);
-            late.keep(move |answer| {
-                if let LateAnswer::Charged(names) = answer {
-                    doubt.settle(&names);
-                }
+            late.keep(move |answer| match (answer, lost) {
+                (LateAnswer::Charged(names), _) => doubt.settle(|name| names.contains(name)),
+                (LateAnswer::Unknown, LostAnswer::Charged) => doubt.settle(|_| true),
+                _ => {}
             });
         }
     }
@@ -198,10 +224,10 @@ impl PendingCharges {
 
 impl Doubt {
     /// Removes the charges that the store has applied.
-    fn settle(&self, names: &[CounterId]) {
+    fn settle(&self, is_applied: impl Fn(&CounterId) -> bool) {
         let mut charges = self.charges.lock().unwrap_or_else(PoisonError::into_inner);
         let mut table = self.pending.table();
-        for (name, record) in charges.extract_if(.., |(name, _)| names.contains(name)) {
+        for (name, record) in charges.extract_if(.., |(name, _)| is_applied(name)) {
             table.confirm(name, record.units);
         }
     }
@@ -288,7 +314,7 @@ impl ReconcileGuard {
         if !late.is_empty() {
             // The store may apply them yet; until that is known they are not sent again.
             let charges = std::mem::take(&mut self.charges);
-            self.pending.hold(charges.clone(), &late);
+            self.pending.hold(charges.clone(), &late, LostAnswer::NotCharged);
             self.charges = charges;
             self.end(|_| true);
         }

@@ -8,9 +8,9 @@
 //! A reservation is a record in a [`RecordStore`]: in this process, or where all nodes find it, so that any of them can
 //! settle what another has reserved and not lived to settle. Every change is one compare and exchange, so of two nodes
 //! one wins. A node that dies while it moves the counters leaves the record closing; after [`CLOSING`] it counts as
-//! closed, because moving the counters twice could hand out units, and not at all only withholds some. If a part of the
-//! store fails meanwhile, the record is open again and has what the other counters were moved to: a client may repeat its
-//! request as often as it likes.
+//! closed, because moving the counters twice could hand out units, and not at all only withholds some. For the same reason
+//! a counter whose answer is late or lost counts as moved. If a part of the store fails meanwhile, the record is open again
+//! and has what the other counters were moved to: a client may repeat its request as often as it likes.
 //!
 //! All operations are idempotent: reserving again with the same idempotency key and the same contents returns the same
 //! reservation, or tells how it ended; settling again to the same cost has no further effect. The holder of the ID may
@@ -302,10 +302,8 @@ impl<S: CounterStore> Limiter<S> {
         let mut movable: Vec<ReservedCharge> =
             record.charges.iter().filter(|charge| is_movable(charge)).cloned().collect();
         let mut moved = self.move_counters(&mut movable, permit, wanted, begun.at).await;
-        if let Err(error) = &moved
-            && is_of_outage
-        {
-            self.move_local_counters(&movable, permit, wanted, error);
+        if moved.is_err() && is_of_outage {
+            self.move_local_counters(&movable, permit, wanted);
             moved = Ok(());
         }
         // Before anything else is awaited: the caller may disconnect.

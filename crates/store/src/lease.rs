@@ -343,30 +343,6 @@ fn remap_error(error: StoreError, rest: &[usize], all: usize) -> StoreError {
     }
 }
 
-/// Combines errors about parts of a request.
-fn combine_errors(mut errors: Vec<StoreError>, all: usize) -> Result<(), StoreError> {
-    if errors.len() < 2 {
-        return errors.pop().map_or(Ok(()), Err);
-    }
-    let (mut failed, mut causes) = (Vec::new(), Vec::new());
-    for error in errors {
-        match error {
-            StoreError::Partial { failed: own, cause } => {
-                failed.extend(own);
-                causes.push(*cause);
-            }
-            error => {
-                failed.extend(0..all);
-                causes.push(error);
-            }
-        }
-    }
-    failed.sort_unstable();
-    failed.dedup();
-    let cause = StoreError::Several(causes);
-    Err(if failed.len() == all { cause } else { StoreError::Partial { failed, cause: Box::new(cause) } })
-}
-
 impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for LeasedStore<S, A, C> {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         if charges.iter().any(is_guarded) {
@@ -426,11 +402,11 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
         if let Some(local) = self.local.as_ref().filter(|_| !here.is_empty())
             && let Err(error) = local.debit(&some(&here)).await
         {
-            errors.push(remap_error(error, &here, charges.len()));
+            errors.push((here, error));
         }
         if !others.is_empty() {
             if let Err(error) = self.inner.debit(&some(&others)).await {
-                errors.push(remap_error(error, &others, charges.len()));
+                errors.push((others.clone(), error));
             }
             for at in others.into_iter().filter(|at| charges[*at].cost.is_refund()) {
                 self.table.refunded(self.hasher.name(&charges[at].key));
@@ -438,10 +414,10 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
         }
         for at in refunds {
             if let Err(error) = self.refund(&charges[at], asked).await {
-                errors.push(remap_error(error, &[at], charges.len()));
+                errors.push((vec![at], error));
             }
         }
-        combine_errors(errors, charges.len())
+        StoreError::of_debits(errors, charges.len())
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {

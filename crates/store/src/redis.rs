@@ -288,23 +288,15 @@ impl RedisStore {
         until: Instant,
         counters: Option<Counters<'_>>,
     ) -> Result<(), StoreError> {
-        let all = parts.len();
-        let (mut failed, mut causes) = (Vec::new(), Vec::new());
+        let all = parts.iter().map(|(_, request)| request.charges.len()).sum();
+        let mut errors = Vec::new();
         for (place, request) in parts {
             let indexes: Vec<usize> = request.charges.iter().map(|want| want.index).collect();
-            if let Err(cause) = self.send(work.clone(), place, request, until, counters.clone()).await {
-                failed.extend(indexes);
-                causes.push(cause);
+            if let Err(error) = self.send(work.clone(), place, request, until, counters.clone()).await {
+                errors.push((indexes, error));
             }
         }
-        let count = causes.len();
-        let cause = match count {
-            0 => return Ok(()),
-            1 => causes.remove(0),
-            _ => StoreError::Several(causes),
-        };
-        failed.sort_unstable();
-        Err(if count == all { cause } else { StoreError::Partial { failed, cause: Box::new(cause) } })
+        StoreError::of_debits(errors, all)
     }
 
     async fn send(

@@ -5,6 +5,9 @@
 //! memory. After a loss, the first charge of a counter costs a look at the store, and a debit if units are missing.
 
 mod collect;
+mod record;
+
+pub(crate) use record::given_back;
 
 use super::CounterDigest;
 use super::canary::Canaries;
@@ -367,52 +370,6 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
         }
         Ok(())
     }
-
-    /// Returns the units that the store says are used.
-    async fn used(&self, charge: &Charge<'_>) -> Result<u64, StoreError> {
-        let looked = self.inner.charge(&[Charge { cost: Cost::PEEK, ..at_store(charge) }]).await?;
-        let left = looked.per_charge.first().map_or(charge.limit.capacity(), |outcome| outcome.remaining);
-        Ok(charge.limit.capacity().saturating_sub(left))
-    }
-
-    async fn record_debit(
-        &self,
-        durable: &Durable<C>,
-        ledger: &Ledger,
-        charges: &[Charge<'_>],
-        debit: impl Future<Output = Result<(), StoreError>>,
-    ) -> Result<(), StoreError> {
-        if durable.saved.is_active() {
-            self.restore(durable, charges).await;
-        }
-        let mut counted: SmallVec<[Charge<'_>; 4]> = charges.iter().copied().collect();
-        let mut resets: SmallVec<[Charge<'_>; 1]> = SmallVec::new();
-        for charge in &mut counted {
-            // A reset refunds more than was used: what counts is what the store had. A counter that is used up may be
-            // overdrawn, by as much again at most.
-            if is_reset(charge) && durable.is_debited(charge) {
-                let capacity = charge.limit.capacity();
-                let used = self.used(charge).await?;
-                let used = if used < capacity { used } else { capacity.saturating_mul(2) };
-                charge.cost = Cost::refund(charge.cost.units().min(used));
-                resets.push(*charge);
-            }
-        }
-        let result = debit.await;
-        // Other nodes may have read what was used before the reset, and must not debit it.
-        for charge in &resets {
-            if let Ok(marker) = Marker::new(charge, MARKER) {
-                let _ = self.inner.charge(&[marker.charge(charge)]).await;
-            }
-        }
-        ledger.record_debited(&counted, &result, |charge| durable.is_debited(charge));
-        result
-    }
-}
-
-/// Returns whether a charge empties its counter.
-fn is_reset(charge: &Charge<'_>) -> bool {
-    charge.cost.is_refund() && charge.cost.units() >= charge.limit.capacity()
 }
 
 /// Returns a charge that the store itself decides, alone.
@@ -430,9 +387,14 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
             self.restore(durable, charges).await;
         }
         let is_taken = |charge: &Charge<'_>| durable.is_taken(charge);
+        let given_back = match charges.iter().any(|charge| charge.cost.is_refund()) {
+            true => self.as_given_back(durable, charges, |_| true).await,
+            false => SmallVec::new(),
+        };
+        let recorded = if given_back.is_empty() { charges } else { &given_back };
         let charged = self.inner.charge(charges).await;
-        let outcomes = charged.map_err(|error| record_if_kept(&durable.taken, charges, error, is_taken))?;
-        durable.taken.record_applied(charges, &outcomes, is_taken);
+        let outcomes = charged.map_err(|error| record_if_kept(&durable.taken, recorded, error, is_taken))?;
+        durable.taken.record_applied(recorded, &outcomes, is_taken);
         Ok(outcomes)
     }
 
@@ -443,6 +405,10 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
             return false;
         }
         if durable.unread_moves().is_some() && charges.iter().any(|charge| durable.must_wait(charge)) {
+            return false;
+        }
+        // What the counter can give back is read first.
+        if charges.iter().any(|charge| charge.cost.is_refund() && durable.is_durable(charge)) {
             return false;
         }
         let is_charged = self.inner.try_charge(charges, outcomes);
@@ -473,12 +439,20 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let Some(durable) = &self.durable else { return self.inner.debit(charges).await };
-        self.record_debit(durable, &durable.taken, charges, self.inner.debit(charges)).await
+        if durable.saved.is_active() {
+            self.restore(durable, charges).await;
+        }
+        let counted = self.as_given_back(durable, charges, |charge| !record::is_reset(charge)).await;
+        self.record_debit(durable, &durable.taken, counted, self.inner.debit(charges)).await
     }
 
     async fn debit_reported(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let Some(durable) = &self.durable else { return self.inner.debit_reported(charges).await };
-        self.record_debit(durable, &durable.reported, charges, self.inner.debit_reported(charges)).await
+        if durable.saved.is_active() {
+            self.restore(durable, charges).await;
+        }
+        let counted = charges.iter().copied().collect();
+        self.record_debit(durable, &durable.reported, counted, self.inner.debit_reported(charges)).await
     }
 
     async fn restore_lost_units(&self, charges: &[Charge<'_>]) {

@@ -249,7 +249,7 @@ impl Transport for Links {
         match self.wait(peer, id, &mut answer, ids).await? {
             Some(Message::Failed(why)) => Err(StoreError::Unavailable(why)),
             Some(_) => Ok(()),
-            None => Err(unavailable("the link to the cell broke")),
+            None => Err(StoreError::Lost("the link to the cell broke".to_owned())),
         }
     }
 

@@ -3,18 +3,18 @@
 
 use super::decide::{is_exchanged, may_be_lost};
 use super::{Charges, RegionalStore, WHOLE};
+use crate::durable::given_back;
 use crate::guarded::is_guarded;
 use crate::ledger::is_applied;
 use crate::members::Decider;
-use crate::mixed::remapped;
 use crate::owner::Transport;
 use crate::pseudonym::{Names, needs_names, renamed};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tollgate_core::{
-    Charge, Clock, Cost, CounterId, CounterKey, CounterOwner, CounterStore, KeyPart, LastKnown, LateAnswer,
-    Mode, Outcome, Outcomes, Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
+    Charge, Clock, Cost, CounterId, CounterKey, CounterOwner, CounterStore, Enforcement, KeyPart, LastKnown,
+    LateAnswer, Mode, Outcome, Outcomes, Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
 };
 
 type Parts<'a> = SmallVec<[SmallVec<[KeyPart<'a>; 4]>; 4]>;
@@ -66,6 +66,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
         if !self.decides_by_whole() || !charges.iter().all(is_shared) {
             return false;
         }
+        if charges.iter().any(|charge| self.is_reported_refund(charge)) {
+            return false;
+        }
         let before = outcomes.len();
         let is_charged = self.own.try_charge_each(charges, outcomes);
         if is_charged && !self.outboxes.is_empty() {
@@ -88,7 +91,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
             let own = part(&here);
             let refunds = own.iter().filter(|charge| charge.cost.is_refund() && is_exchanged(charge));
             let _locked = self.locks.lock(refunds.map(|charge| charge.key.id())).await;
-            let reported = self.as_far_as_held(&own).await;
+            let mut reported = self.as_far_as_held(&own).await;
+            // A reset is one in other cells too.
+            self.cut_refunds(&mut reported, |refund| refund.cost.units() < refund.limit.refill_cost()).await;
             let result = self.debit_own(&own).await;
             if !self.outboxes.is_empty() {
                 self.ledger.record_debited(&reported, &result, is_exchanged);
@@ -96,18 +101,13 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
                     self.shorten_overdrafts(own.iter());
                 }
             }
-            errors.extend(result.err().map(|error| remapped(error, &here, renamed.len())));
+            errors.extend(result.err().map(|error| (here, error)));
         }
         if !there.is_empty() {
             let result = self.leases.debit(&part(&there)).await;
-            errors.extend(result.err().map(|error| remapped(error, &there, renamed.len())));
+            errors.extend(result.err().map(|error| (there, error)));
         }
-        let error = match errors.len() {
-            0 => return Ok(()),
-            1 => errors.remove(0),
-            _ => both(errors, renamed.len()),
-        };
-        Err(with_ids_of(charges, &renamed, error))
+        StoreError::of_debits(errors, renamed.len()).map_err(|error| with_ids_of(charges, &renamed, error))
     }
 
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
@@ -194,6 +194,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     /// Charges a request of one limit that this cell decides by the whole of it, under its own name.
     #[inline(always)]
     fn try_charge_one(&self, charge: &Charge<'_>, outcomes: &mut Outcomes) -> bool {
+        if charge.cost.is_refund() {
+            return self.try_charge_list(std::slice::from_ref(charge), outcomes);
+        }
         let name = self.ledger.key_name(&charge.key);
         let is_recorded = is_exchanged(charge) && !self.outboxes.is_empty();
         let place = is_recorded.then(|| self.ledger.find(charge, name));
@@ -212,6 +215,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     #[inline(never)]
     fn try_charge_list(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
         if self.share.load(Ordering::Relaxed) < WHOLE || self.is_overdrawn(charges) || self.is_late(charges) {
+            return false;
+        }
+        if charges.iter().any(|charge| self.is_reported_refund(charge)) {
             return false;
         }
         if !charges.iter().all(is_plain) {
@@ -238,6 +244,39 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             }
         }
         charges
+    }
+
+    /// Returns whether other cells are told of a refund. What the counter can give back is read first, which may take a while.
+    #[inline]
+    fn is_reported_refund(&self, charge: &Charge<'_>) -> bool {
+        charge.cost.is_refund() && is_exchanged(charge) && !self.outboxes.is_empty()
+    }
+
+    /// Cuts those refunds that `is_cut` to what this cell's counters can give back: other cells would give back units that
+    /// were consumed there. If the store does not answer, they count as they are.
+    pub(super) async fn cut_refunds(&self, charges: &mut [Charge<'_>], is_cut: impl Fn(&Charge<'_>) -> bool) {
+        for charge in charges.iter_mut() {
+            // An overdrawn bucket has used more than its state says.
+            let is_overdrawn = || self.overdrafts.get(charge.key.id()).is_some();
+            if !self.is_reported_refund(charge) || !is_cut(charge) || is_overdrawn() {
+                continue;
+            }
+            let peek = Charge {
+                cost: Cost::PEEK,
+                enforcement: Enforcement::Independent,
+                mode: Mode::Central,
+                ..*charge
+            };
+            let mut outcomes = Outcomes::default();
+            if !self.own.try_charge(&[peek], &mut outcomes) {
+                let Ok(looked) = self.own.charge(&[peek]).await else { continue };
+                outcomes = looked;
+            }
+            if let Some(outcome) = outcomes.per_charge.first() {
+                let used = charge.limit.capacity().saturating_sub(outcome.remaining);
+                charge.cost = given_back(charge, used);
+            }
+        }
     }
 
     /// Returns the pseudonyms of each charge's secrets.
@@ -329,21 +368,4 @@ fn with_ids_of(charges: &[Charge<'_>], renamed: &[Charge<'_>], error: StoreError
         });
     }
     error
-}
-
-/// Combines the errors of both parts of a debit.
-fn both(errors: Vec<StoreError>, all: usize) -> StoreError {
-    let (mut failed, mut causes) = (Vec::new(), Vec::new());
-    for error in errors {
-        match error {
-            StoreError::Partial { failed: more, cause } => {
-                failed.extend(more);
-                causes.push(*cause);
-            }
-            error => causes.push(error),
-        }
-    }
-    failed.sort_unstable();
-    let cause = StoreError::Several(causes);
-    if failed.len() == all { cause } else { StoreError::Partial { failed, cause: Box::new(cause) } }
 }

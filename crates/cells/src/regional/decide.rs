@@ -31,6 +31,10 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     /// Charges a request of which no bucket is overdrawn beyond what its state can represent.
     async fn charge_settled(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        let refunds = charges.iter().filter(|charge| charge.cost.is_refund() && is_exchanged(charge));
+        let _locked = self.locks.lock(refunds.map(|charge| charge.key.id())).await;
+        let mut recorded: Charges<'_> = charges.iter().copied().collect();
+        self.cut_refunds(&mut recorded, |_| true).await;
         let limits = self.limits(charges);
         let decided: Charges<'_> = charges
             .iter()
@@ -41,17 +45,17 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             (0..charges.len()).partition(|at| self.is_own(&charges[*at].key));
         if there.is_empty() {
             let charged = self.charge_own(&decided).await;
-            let mut outcomes = charged.map_err(|error| self.record_if_kept(charges, error))?;
-            self.record(charges, &outcomes);
+            let mut outcomes = charged.map_err(|error| self.record_if_kept(&recorded, error))?;
+            self.record(&recorded, &outcomes);
             self.set_retries(charges, &decided, &mut outcomes);
             return Ok(outcomes);
         }
         let charged = self.charge_both(&decided, &here, &there).await;
-        let mut outcomes = charged.map_err(|error| self.record_if_kept(charges, error))?;
+        let mut outcomes = charged.map_err(|error| self.record_if_kept(&recorded, error))?;
         self.set_retries(charges, &decided, &mut outcomes);
         let own =
             Outcomes { per_charge: here.iter().map(|at| outcomes.per_charge[*at]).collect(), ..outcomes };
-        let charged: Charges<'_> = here.iter().map(|at| charges[*at]).collect();
+        let charged: Charges<'_> = here.iter().map(|at| recorded[*at]).collect();
         self.record(&charged, &own);
         Ok(outcomes)
     }

@@ -63,7 +63,15 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     async fn debit_received(&self, sent: &[SentCharge]) -> Result<(), StoreError> {
         let parts = parts_of(sent);
-        self.debit_own(&charges_of(sent, &parts)).await
+        let debited = self.debit_own(&charges_of(sent, &parts)).await;
+        match debited {
+            // It may be applied, and the sender would repeat what failed.
+            Err(error) if error.is_in_doubt() => {
+                error.late().into_iter().for_each(|late| late.keep(|_| {}));
+                Ok(())
+            }
+            debited => debited,
+        }
     }
 
     async fn release_received(&self, sent: &[SentCharge]) -> Result<(), StoreError> {

@@ -267,12 +267,41 @@ fn a_store_that_comes_back_empty_is_debited_once_by_all_nodes_together() {
     assert_eq!(charge(&next, &limit, "a", Cost::ONE), 999);
 }
 
-fn reset(node: &Node, limit: &Limit, key: &str) {
+fn debit(node: &Node, limit: &Limit, key: &str, cost: Cost) {
     let scope = Scope::new("d|api_key|fixed_window|1mo").with_durable(true);
     let parts = [KeyPart::Secret(key)];
     let key = CounterKey { scope: &scope, parts: &parts };
-    let reset = Charge { mode: Mode::Central, ..Charge::new(key, limit, Cost::refund(u64::MAX)) };
-    pollster::block_on(node.debit(&[reset])).expect("reset");
+    let debit = Charge { mode: Mode::Central, ..Charge::new(key, limit, cost) };
+    pollster::block_on(node.debit(&[debit])).expect("debited");
+}
+
+fn reset(node: &Node, limit: &Limit, key: &str) {
+    debit(node, limit, key, Cost::refund(u64::MAX));
+}
+
+/// A counter gives back no more than was used; a record that did would let callers consume a limit twice after a loss.
+#[test]
+fn a_refund_of_more_than_is_used_is_recorded_as_far_as_it_is_used() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
+    let day = Rate::per(1_000, TimeDelta::from_secs(86_400));
+    let gcra = LimitSpec::new(Algorithm::Gcra, day).build().expect("a limit");
+    for limit in [month(), gcra] {
+        let mut table = Table::default();
+        let node = node(&counters(&clock), "one", &clock);
+        // A negative cost, once below the limit and once above it.
+        for refund in [500, 1_500] {
+            charge(&node, &limit, "a", Cost::new(10));
+            assert_eq!(charge(&node, &limit, "a", Cost::refund(refund)), 1_000);
+        }
+        // A reservation that is canceled after a reset.
+        charge(&node, &limit, "a", Cost::new(500));
+        reset(&node, &limit, "a");
+        debit(&node, &limit, "a", Cost::refund(500));
+        assert_eq!(charge(&node, &limit, "a", Cost::new(900)), 100);
+        assert_eq!(charge(&node, &limit, "a", Cost::refund(50)), 150);
+        write(&mut table, 0, &node);
+        assert_eq!(table.saved().iter().map(|slot| slot.own).sum::<i64>(), 850);
+    }
 }
 
 /// A node that restarts over a healthy store has read sums that age until a caller comes: they must not undo what other

@@ -4,7 +4,9 @@ use crate::no_link::NoLink;
 use std::sync::{Arc, Mutex};
 use tollgate_cells::durable::{Durable, DurableStore, Peers};
 use tollgate_cells::message::{Batch, BatchEntry, Message};
-use tollgate_cells::{CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCounter};
+use tollgate_cells::{
+    CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCharge, SentCounter,
+};
 use tollgate_core::conformance::block_on;
 use tollgate_core::{
     Algorithm, Charge, Clock, Cost, CounterId, CounterKey, CounterStore, KeyPart, LateAnswer, LateCharge,
@@ -17,8 +19,10 @@ use tollgate_store::LeaseConfig;
 struct Late {
     /// The charges, by the names of their counters.
     asked: Mutex<Vec<(LateResponder, Vec<CounterId>)>>,
-    /// Units of the debits, which are in time.
+    /// Units of the debits, which are in time unless they fail.
     debited: Mutex<Vec<u64>>,
+    /// How debits fail, if they do.
+    failure: Mutex<Option<StoreError>>,
 }
 
 impl CounterStore for Late {
@@ -31,7 +35,7 @@ impl CounterStore for Late {
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         self.debited.lock().expect("units").extend(charges.iter().map(|charge| charge.cost.units()));
-        Ok(())
+        self.failure.lock().expect("an error").clone().map_or(Ok(()), Err)
     }
 
     async fn release(&self, _: &[Permit<'_>]) -> Result<(), StoreError> {
@@ -92,6 +96,42 @@ fn a_late_charge_that_is_kept_is_reported_once() {
             let answers = answers.lock().expect("answers").clone();
             assert_eq!((units, answers), expected, "{part:?}, {ends:?}");
         }
+    }
+}
+
+/// What a store may have debited is not sent again, so it is reported: once, and a refund only if its answer may still come.
+#[test]
+fn a_debit_in_doubt_is_reported_and_counts_as_made() {
+    let spec = LimitSpec::new(Algorithm::FixedWindow, Rate::per(10, TimeDelta::from_secs(3_600)));
+    let (limit, scope) = (spec.build().expect("valid"), Scope::new("api|caller"));
+    let late = || StoreError::Late(LateCharge::new().0);
+    let lost = || StoreError::Lost("a connection".to_owned());
+    let down = || StoreError::Unavailable("a server".to_owned());
+    let (charge, refund) = (Cost::new(3), Cost::refund(3));
+    let cases = [
+        (late(), charge, 8),
+        (late(), refund, 2),
+        (lost(), charge, 8),
+        (lost(), refund, 5),
+        (down(), charge, 5),
+        (down(), refund, 5),
+    ];
+    for (failure, cost, reported) in cases {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
+        let (near, far) = (cell("near", "far", &clock), cell("far", "near", &clock));
+        near.members().on_hello(0, far.hello());
+        let parts = [KeyPart::Text("a")];
+        let debit = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, cost);
+        block_on(near.debit(&[Charge { cost: Cost::new(5), ..debit }])).expect("debited");
+        *near.own().failure.lock().expect("an error") = Some(failure.clone());
+        let error = block_on(near.debit(&[debit])).expect_err("a failure");
+        assert_eq!(error.is_in_doubt(), failure != down());
+        near.tick();
+        let units: Vec<i64> = near.next_batch(0).entries.iter().map(|entry| entry.units).collect();
+        assert_eq!(units, [reported], "{failure:?}, {cost:?}");
+        // Another cell would repeat what is answered as failed.
+        let answer = block_on(near.handle(&far.hello(), Message::Debit(vec![SentCharge::new(&debit)])));
+        assert_eq!(matches!(answer, Message::Done(_)), failure != down(), "{answer:?}");
     }
 }
 

@@ -199,6 +199,25 @@ fn a_refund_of_units_that_a_window_could_not_count_erases_nothing() {
     }
 }
 
+/// Without it a refund of units that nobody has used here gives back what is consumed elsewhere in the same tick.
+#[test]
+fn a_refund_of_more_than_is_used_gives_back_nothing_elsewhere() {
+    for algorithm in WINDOWS.into_iter().chain([Algorithm::Gcra, Algorithm::TokenBucket]) {
+        for (used, refunds) in [(0, [1_000; 2]), (0, [5_000; 2]), (10, [600; 2])] {
+            let three = Three::start(limit(algorithm, 1_000, 86_400));
+            let taken = three.cells[0].now();
+            assert!(three.admits(0, used) && three.admits(1, 1_000 - used));
+            // A negative cost, and a reservation that is canceled after a reset.
+            three.charged(0, Cost::refund(refunds[0]));
+            three.cancel(0, refunds[1].min(1_000), taken);
+            assert_eq!(three.left(0), 1_000, "{algorithm:?}");
+            three.exchange();
+            let left: Vec<u64> = (0..CELLS).map(|cell| three.left(cell)).collect();
+            assert_eq!(left, [used; CELLS], "{algorithm:?}, {used} used, {refunds:?} refunded");
+        }
+    }
+}
+
 /// Without it callers are locked out for hours by reservations that were canceled.
 #[test]
 fn canceled_reservations_leave_no_overdraft() {

@@ -103,9 +103,20 @@ pub(crate) fn reserved_charges(
     reserved
 }
 
+/// Returns whether it will never be known of a part of a debit whether it was applied.
+fn is_lost(error: &StoreError) -> bool {
+    match error {
+        StoreError::Lost(_) => true,
+        StoreError::Partial { cause, .. } => is_lost(cause),
+        StoreError::Several(all) => all.iter().any(is_lost),
+        _ => false,
+    }
+}
+
 impl<S: CounterStore> Limiter<S> {
     /// Adjusts the counters to the end of a reservation, where `now` is the time by the store's clock. The records have what
-    /// is charged afterwards: if a part of the store fails, another attempt moves only what has not been moved.
+    /// is charged afterwards: if a part of the store fails, another attempt moves only what has not been moved. A counter that
+    /// the store may have moved, or may still move, counts as moved: moved again, it could hand out units.
     ///
     /// # Errors
     /// [`StoreError`] if a counter was not moved or a permit not released.
@@ -123,13 +134,7 @@ impl<S: CounterStore> Limiter<S> {
                 self.debit_moved(records, permit, wanted, now).await,
             )
         };
-        let is_moved = |at: usize| match &moved {
-            Ok(()) => true,
-            Err((StoreError::Partial { failed, .. }, charged)) => {
-                !charged.iter().enumerate().any(|(place, own)| *own == at && failed.contains(&place))
-            }
-            Err((_, charged)) => !charged.contains(&at),
-        };
+        let is_moved = |at: usize| moved.as_ref().err().is_none_or(|(_, unmoved)| !unmoved.contains(&at));
         for (_, reserved) in records.iter_mut().enumerate().filter(|(at, _)| is_moved(*at)) {
             if reserved.record.limit.algorithm() != Algorithm::Concurrency {
                 reserved.record.units = reserved.units_in_the_end(wanted);
@@ -158,7 +163,7 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     /// Charges the differences between what was reserved and what is charged in the end. The error has the indexes of the
-    /// records that they belong to, in the order of the charges.
+    /// records whose counters have not been moved.
     async fn debit_moved(
         &self,
         records: &[ReservedCharge],
@@ -193,19 +198,40 @@ impl<S: CounterStore> Limiter<S> {
         }
         let debited = self.store.debit(&charges).await;
         self.full_counters.clear();
-        debited.map_err(|error| (error, charged))
+        let Err(error) = debited else { return Ok(()) };
+        let failed: Vec<usize> = match &error {
+            StoreError::Partial { failed, .. } => failed.clone(),
+            _ => (0..charges.len()).collect(),
+        };
+        if error.is_in_doubt() {
+            self.keep_doubtful(failed.iter().map(|at| &charges[*at]), &error);
+            return Ok(());
+        }
+        Err((error, failed.into_iter().map(|at| charged[at]).collect()))
+    }
+
+    /// Keeps debits that the store may still apply, whose answers are late. If it answers that it has not applied them, what
+    /// is charged becomes pending, unless the answer for a part of them is lost; a refund is not repeated, because time may have
+    /// refilled its units by then.
+    fn keep_doubtful<'c>(&self, charges: impl Iterator<Item = &'c Charge<'c>>, error: &StoreError) {
+        let late: Vec<LateCharge> = error.late().into_iter().cloned().collect();
+        let mut more: Vec<&Charge<'_>> = charges.filter(|charge| !charge.cost.is_refund()).collect();
+        // Meanwhile this node may decide by its own counters.
+        more.iter().for_each(|charge| self.debit_local(charge));
+        if is_lost(error) {
+            more.clear();
+        }
+        self.pending.add_unless_charged(more.into_iter(), &late);
     }
 
     /// Adjusts what this node has admitted and the store has not charged yet to the end of a reservation, because the
-    /// store still fails. What the store may apply after all counts as applied, so that nothing is refunded twice.
+    /// store still fails.
     pub(super) fn move_local_counters(
         &self,
         records: &[ReservedCharge],
         permit: PermitId,
         wanted: Settlement,
-        error: &StoreError,
     ) {
-        let late: Vec<LateCharge> = error.late().into_iter().cloned().collect();
         for reserved in records {
             let (record, parts) = (&reserved.record, reserved.record.parts());
             let wanted = reserved.units_in_the_end(wanted);
@@ -214,12 +240,8 @@ impl<S: CounterStore> Limiter<S> {
             } else if let Some(more) = wanted.checked_sub(record.units).filter(|more| *more > 0) {
                 let charge = record.charge(&parts, Cost::new(more));
                 self.debit_local(&charge);
-                if late.is_empty() {
-                    self.pending.add(&charge, None);
-                } else {
-                    self.pending.add_in_doubt(std::iter::once((&charge, None)), &late);
-                }
-            } else if late.is_empty() && wanted < record.units {
+                self.pending.add(&charge, None);
+            } else if wanted < record.units {
                 let unused = record.units - wanted;
                 if self.pending.take_back(&record.key(&parts).id(), unused) {
                     self.debit_local(&record.charge(&parts, Cost::refund(unused)));

@@ -2,11 +2,10 @@
 //! is moved once.
 
 use crate::rig::rules;
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use tollgate_core::{
-    Charge, Clock, Cost, CounterKey, CounterStore, ManualClock, Outcomes, Permit, StoreError, TimeDelta,
-    Timestamp,
+    Charge, Clock, Cost, CounterId, CounterKey, CounterStore, LateAnswer, LateCharge, LateResponder,
+    ManualClock, Outcomes, Permit, StoreError, TimeDelta, Timestamp,
 };
 use tollgate_engine::{Check, Limiter, ReservationId, SettleError, Settlement};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -20,20 +19,73 @@ descriptors:
 ";
 const ALL: [(&str, &str); 3] = [("user", "u"), ("slot", "u"), ("team", "u")];
 
-type Memory = MemoryStore<Arc<ManualClock>>;
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    /// Nothing is sent.
+    Down,
+    /// It is applied, and the answer is late.
+    Late,
+    /// It is not applied, and the answer that says so is late.
+    LateRefusal,
+    /// It is applied, and the connection is lost before the answer.
+    Lost,
+}
 
-/// A store of two shards: the counters of these rules are on one that may be down.
+#[derive(Default)]
+struct Faults {
+    of_rules: Vec<(&'static str, Fault)>,
+    late: Vec<(CounterId, Fault, LateResponder)>,
+}
+
+/// A store of a shard for each rule, some of which have a fault.
 #[derive(Clone)]
-struct Shards(Arc<(Memory, Mutex<HashSet<&'static str>>)>);
+struct Shards(Arc<(MemoryStore<Arc<ManualClock>>, Mutex<Faults>)>);
 
 impl Shards {
-    fn fail(&self, rules: &[&'static str]) {
-        *self.0.1.lock().expect("one thread") = rules.iter().copied().collect();
+    fn faults(&self) -> MutexGuard<'_, Faults> {
+        self.0.1.lock().expect("one thread")
     }
 
-    fn is_down(&self, key: &CounterKey<'_>) -> bool {
-        let failing = self.0.1.lock().expect("one thread");
-        failing.iter().any(|rule| key.scope.label().contains(rule))
+    fn set(&self, of_rules: &[(&'static str, Fault)]) {
+        self.faults().of_rules = of_rules.to_vec();
+    }
+
+    fn fail(&self, rules: &[&'static str]) {
+        self.set(&rules.iter().map(|rule| (*rule, Fault::Down)).collect::<Vec<_>>());
+    }
+
+    fn fault(&self, key: &CounterKey<'_>) -> Option<Fault> {
+        let faults = self.faults();
+        faults.of_rules.iter().find(|(rule, _)| key.scope.label().contains(rule)).map(|(_, fault)| *fault)
+    }
+
+    /// Sends the late answers; returns how many there were.
+    fn answer(&self) -> usize {
+        let late = std::mem::take(&mut self.faults().late);
+        let count = late.len();
+        for (id, fault, responder) in late {
+            let is_applied = fault == Fault::Late;
+            let answer = if is_applied { LateAnswer::Charged(vec![id]) } else { LateAnswer::NotCharged };
+            responder.answer(answer, || panic!("a reservation keeps its debits"));
+        }
+        count
+    }
+
+    async fn debit_one(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
+        let fault = self.fault(&charge.key);
+        if !matches!(fault, Some(Fault::Down | Fault::LateRefusal)) {
+            self.0.0.debit(&[*charge]).await?;
+        }
+        match fault {
+            None => Ok(()),
+            Some(Fault::Down) => Err(down()),
+            Some(Fault::Lost) => Err(StoreError::Lost("a shard".to_owned())),
+            Some(fault) => {
+                let (late, responder) = LateCharge::new();
+                self.faults().late.push((charge.key.id(), fault, responder));
+                Err(StoreError::Late(late))
+            }
+        }
     }
 }
 
@@ -46,18 +98,14 @@ impl CounterStore for Shards {
         self.0.0.charge(charges).await
     }
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let failed: Vec<usize> = (0..charges.len()).filter(|at| self.is_down(&charges[*at].key)).collect();
-        let up: Vec<Charge<'_>> =
-            charges.iter().filter(|charge| !self.is_down(&charge.key)).copied().collect();
-        self.0.0.debit(&up).await?;
-        match failed.len() {
-            0 => Ok(()),
-            all if all == charges.len() => Err(down()),
-            _ => Err(StoreError::Partial { failed, cause: Box::new(down()) }),
+        let mut errors = Vec::new();
+        for (at, charge) in charges.iter().enumerate() {
+            errors.extend(self.debit_one(charge).await.err().map(|error| (vec![at], error)));
         }
+        StoreError::of_debits(errors, charges.len())
     }
     async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        if permits.iter().any(|permit| self.is_down(&permit.key)) {
+        if permits.iter().any(|permit| self.fault(&permit.key).is_some()) {
             return Err(down());
         }
         self.0.0.release(permits).await
@@ -120,4 +168,61 @@ fn repeated_settlements_charge_once() {
     shards.fail(&[]);
     assert!(pollster::block_on(node.settle(id, 40)).is_ok());
     assert_eq!(left(&node), [960, 2, 960]);
+}
+
+/// What a store may have applied is not sent again, whatever the client repeats: an answer may be late each time.
+#[test]
+fn a_cancel_whose_answer_is_late_or_lost_refunds_once() {
+    for fault in [Fault::Late, Fault::Lost] {
+        for failing in [vec![("team", fault)], vec![("user", fault), ("team", fault)]] {
+            let (shards, node) = node();
+            let (id, _other) = (reserve(&node, 100), reserve(&node, 500));
+            shards.set(&failing);
+            for _ in 0..5 {
+                let closed = pollster::block_on(node.cancel(id)).map(|closed| closed.settlement);
+                assert_eq!(closed, Ok(Settlement::Canceled), "{failing:?}");
+                assert_eq!(left(&node), [500, 1, 500], "{failing:?}");
+            }
+            assert_eq!(shards.answer(), if fault == Fault::Late { failing.len() } else { 0 });
+            shards.fail(&[]);
+            assert!(!pollster::block_on(node.reconcile()));
+            assert_eq!(left(&node), [500, 1, 500], "{failing:?}");
+        }
+    }
+}
+
+/// A settlement to more is charged once: by the store, or afterwards if the late answer is that it was not.
+#[test]
+fn a_settlement_whose_answer_is_late_or_lost_charges_once() {
+    for fault in [Fault::Late, Fault::LateRefusal, Fault::Lost] {
+        let (shards, node) = node();
+        let id = reserve(&node, 100);
+        shards.set(&[("user", fault), ("team", fault)]);
+        for _ in 0..5 {
+            let closed = pollster::block_on(node.settle(id, 300)).map(|closed| closed.settlement);
+            assert_eq!(closed, Ok(Settlement::Settled(300)), "{fault:?}");
+        }
+        shards.fail(&[]);
+        assert_eq!(shards.answer(), if fault == Fault::Lost { 0 } else { 2 });
+        assert!(!pollster::block_on(node.reconcile()));
+        assert_eq!(left(&node), [700, 2, 700], "{fault:?}");
+    }
+}
+
+/// Beside a shard that is late, the one that is down has not been moved: the client repeats its call for that.
+#[test]
+fn what_is_down_is_moved_later_and_what_is_late_is_not_moved_again() {
+    for fault in [Fault::Late, Fault::Lost] {
+        let (shards, node) = node();
+        let (id, _other) = (reserve(&node, 100), reserve(&node, 500));
+        shards.set(&[("user", fault), ("team", Fault::Down)]);
+        for _ in 0..3 {
+            let closed = pollster::block_on(node.cancel(id));
+            assert!(matches!(closed, Err(SettleError::Store(_))), "{closed:?}");
+            assert_eq!(left(&node), [500, 1, 400], "{fault:?}");
+        }
+        shards.fail(&[]);
+        assert!(pollster::block_on(node.cancel(id)).is_ok());
+        assert_eq!(left(&node), [500, 1, 500], "{fault:?}");
+    }
 }

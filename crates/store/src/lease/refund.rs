@@ -109,6 +109,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             let debited = self.inner.debit(&[Charge { cost: Cost::refund(part), ..charge }]).await;
             match debited {
                 Ok(()) => refund.left -= part,
+                // The store may have it, so this node's lease must not.
+                Err(error) if error.is_in_doubt() => {
+                    error.late().into_iter().for_each(|late| late.keep(|_| {}));
+                    refund.left -= part;
+                    break;
+                }
                 Err(error) if refund.left == whole => return Err(error),
                 Err(_) => break,
             }

@@ -108,7 +108,10 @@ pub(super) async fn send_with_retry(
             Failure::Lost(why) => {
                 shard.health.count(ErrorKind::Connection);
                 topology.mark_stale();
-                return Err(unavailable(&shard, &why));
+                return Err(match work {
+                    Command::Debit => StoreError::Lost(format!("{}: {why}", shard.address)),
+                    _ => unavailable(&shard, &why),
+                });
             }
             Failure::Damaged(why) => {
                 shard.health.count(ErrorKind::Damaged);

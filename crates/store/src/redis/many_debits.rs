@@ -38,7 +38,7 @@ impl RedisStore {
             }
             match running.next().await {
                 Some(failed) => errors.extend(failed),
-                None => return outcome(errors, charges.len()),
+                None => return StoreError::of_debits(errors, charges.len()),
             }
         }
     }
@@ -81,27 +81,6 @@ fn bundle_hash(key: &CounterKey<'_>) -> u64 {
     foldhash::fast::FixedState::default().hash_one(key.parts)
 }
 
-/// Combines the errors of all pieces.
-fn outcome(errors: Vec<NotDebited>, all: usize) -> Result<(), StoreError> {
-    let (late, failed): (Vec<NotDebited>, Vec<NotDebited>) =
-        errors.into_iter().partition(|(_, error)| !error.late().is_empty());
-    if failed.is_empty() {
-        let mut late: Vec<StoreError> = late.into_iter().map(|(_, error)| error).collect();
-        return match late.len() {
-            0 => Ok(()),
-            1 => Err(late.remove(0)),
-            _ => Err(StoreError::Several(late)),
-        };
-    }
-    // Sent again, they would be debited twice.
-    late.iter().flat_map(|(_, error)| error.late()).for_each(|late| late.keep(|_| {}));
-    let (positions, causes): (Vec<Vec<usize>>, Vec<StoreError>) = failed.into_iter().unzip();
-    let mut failed: Vec<usize> = positions.into_iter().flatten().collect();
-    failed.sort_unstable();
-    let cause = StoreError::Several(causes);
-    Err(if failed.len() == all { cause } else { StoreError::Partial { failed, cause: Box::new(cause) } })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,16 +89,16 @@ mod tests {
     /// A batch is sent again where it failed: what is late would otherwise be debited twice, what failed not at all.
     #[test]
     fn what_is_late_counts_as_debited_and_what_failed_does_not() {
-        assert!(outcome(Vec::new(), 4).is_ok());
+        assert!(StoreError::of_debits(Vec::new(), 4).is_ok());
         let late = || (vec![0, 1], StoreError::Late(LateCharge::new().0));
         let failed = |positions: &[usize]| (positions.to_vec(), StoreError::Timeout);
-        assert!(matches!(outcome(vec![late()], 4), Err(error) if error.late().len() == 1));
-        let mixed = outcome(vec![late(), failed(&[3, 2])], 4);
+        assert!(matches!(StoreError::of_debits(vec![late()], 4), Err(error) if error.late().len() == 1));
+        let mixed = StoreError::of_debits(vec![late(), failed(&[3, 2])], 4);
         assert!(
             matches!(&mixed, Err(StoreError::Partial { failed, .. }) if *failed == [2, 3]),
             "only what failed is sent again: {mixed:?}"
         );
-        let all = outcome(vec![failed(&[0, 1]), failed(&[2, 3])], 4);
+        let all = StoreError::of_debits(vec![failed(&[0, 1]), failed(&[2, 3])], 4);
         assert!(matches!(&all, Err(StoreError::Several(causes)) if causes.len() == 2), "{all:?}");
     }
 }

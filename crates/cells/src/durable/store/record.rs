@@ -1,0 +1,85 @@
+//! What the durable store records of debits and refunds.
+//!
+//! A counter gives back no more than it has used, so a refund of more is recorded only as far: otherwise the record would
+//! fall below what was consumed, and after a loss the limit would be too generous. Rejected: an outcome that says what was given
+//! back, because every store and its scripts would have to count it for this alone.
+
+use super::{Durable, DurableStore, at_store};
+use crate::durable::marker::{MARKER, Marker};
+use crate::ledger::Ledger;
+use smallvec::SmallVec;
+use tollgate_core::{Charge, Clock, Cost, CounterStore, StoreError};
+
+/// Charges as they are recorded.
+type Recorded<'a> = SmallVec<[Charge<'a>; 4]>;
+
+impl<S: CounterStore, C: Clock> DurableStore<S, C> {
+    /// Returns the units that the store says are used.
+    pub(super) async fn used(&self, charge: &Charge<'_>) -> Result<u64, StoreError> {
+        let looked = self.inner.charge(&[Charge { cost: Cost::PEEK, ..at_store(charge) }]).await?;
+        let left = looked.per_charge.first().map_or(charge.limit.capacity(), |outcome| outcome.remaining);
+        Ok(charge.limit.capacity().saturating_sub(left))
+    }
+
+    /// Returns charges as they are recorded: those refunds that `is_read` only as far as units are used. If the store does
+    /// not answer, they count as they are.
+    pub(super) async fn as_given_back<'c>(
+        &self,
+        durable: &Durable<C>,
+        charges: &[Charge<'c>],
+        is_read: impl Fn(&Charge<'_>) -> bool,
+    ) -> Recorded<'c> {
+        let mut recorded: Recorded<'c> = charges.iter().copied().collect();
+        for charge in &mut recorded {
+            if charge.cost.is_refund()
+                && durable.is_debited(charge)
+                && is_read(charge)
+                && let Ok(used) = self.used(charge).await
+            {
+                charge.cost = given_back(charge, used);
+            }
+        }
+        recorded
+    }
+
+    /// Debits the store, and records it.
+    pub(super) async fn record_debit(
+        &self,
+        durable: &Durable<C>,
+        ledger: &Ledger,
+        mut counted: Recorded<'_>,
+        debit: impl Future<Output = Result<(), StoreError>>,
+    ) -> Result<(), StoreError> {
+        let mut resets: SmallVec<[Charge<'_>; 1]> = SmallVec::new();
+        for charge in &mut counted {
+            // A reset refunds more than was used: what counts is what the store had.
+            if is_reset(charge) && durable.is_debited(charge) {
+                let used = self.used(charge).await.map_err(|_| StoreError::Timeout)?;
+                charge.cost = given_back(charge, used);
+                resets.push(*charge);
+            }
+        }
+        let result = debit.await;
+        // Other nodes may have read what was used before the reset, and must not debit it.
+        for charge in &resets {
+            if let Ok(marker) = Marker::new(charge, MARKER) {
+                let _ = self.inner.charge(&[marker.charge(charge)]).await;
+            }
+        }
+        ledger.record_debited(&counted, &result, |charge| durable.is_debited(charge));
+        result
+    }
+}
+
+/// Returns what a counter with so many used units gives back of a refund. One that is used up may be overdrawn, by as much
+/// again at most.
+pub(crate) fn given_back(refund: &Charge<'_>, used: u64) -> Cost {
+    let capacity = refund.limit.capacity();
+    let used = if used < capacity { used } else { capacity.saturating_mul(2) };
+    Cost::refund(refund.cost.units().min(used))
+}
+
+/// Returns whether a charge empties its counter.
+pub(super) fn is_reset(charge: &Charge<'_>) -> bool {
+    charge.cost.is_refund() && charge.cost.units() >= charge.limit.capacity()
+}
