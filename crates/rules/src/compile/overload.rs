@@ -240,12 +240,12 @@ impl Compiler<'_, '_> {
     }
 }
 
-/// Returns the limit that finds its counter in use at another number of units: the same rate with another burst, or other permits.
 /// Returns so many thousandths of a count.
 fn part_of(whole: u64, thousandths: u64) -> u64 {
     u64::try_from(u128::from(whole) * u128::from(thousandths) / 1000).unwrap_or(u64::MAX)
 }
 
+/// Returns the limit that finds its counter in use at another number of units: the same rate with another burst, or other permits.
 fn bounded(limit: &Limit, bound: u64) -> Limit {
     let (rate, bound) = (limit.rate(), bound.min(Rate::MAX_COUNT));
     let spec = match limit.algorithm() {
