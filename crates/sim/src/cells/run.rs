@@ -128,7 +128,8 @@ impl Run {
         let links = SimLinks { world: self.world.clone(), own: cell, process: number };
         let now = tollgate_core::Clock::now(&clock);
         let members = Arc::new(Members::new(config, number, now));
-        let memory = MemoryConfig::with_bytes(MemoryConfig::MIN_BYTES);
+        // The longest log of a scenario fits.
+        let memory = MemoryConfig::with_bytes(1 << 21);
         let own = MemoryStore::new(&memory, clock.clone()).unwrap_or_else(|error| panic!("{error}"));
         let leases = LeaseConfig {
             ttl: TimeDelta::from_secs(1),
