@@ -129,7 +129,7 @@ impl Run {
         let now = tollgate_core::Clock::now(&clock);
         let members = Arc::new(Members::new(config, number, now));
         // The longest log of a scenario fits.
-        let memory = MemoryConfig::with_bytes(1 << 21);
+        let memory = MemoryConfig::with_bytes(1 << 19);
         let own = MemoryStore::new(&memory, clock.clone()).unwrap_or_else(|error| panic!("{error}"));
         let leases = LeaseConfig {
             ttl: TimeDelta::from_secs(1),
