@@ -50,7 +50,7 @@ impl Set {
         (matches != 0).then_some(matches.trailing_zeros() as usize)
     }
 
-    /// Adds units to a counter that is in one of the slots. Returns whether it is, and its count had room for them.
+    /// Adds units to a counter of this set. Returns false if it is in none of the slots, or its count has no room for them.
     #[inline(never)]
     fn add(&self, name: u64, units: u64) -> bool {
         let Some(slot) = self.find(tag(name)).map(|slot| &self.0[slot]) else { return false };
@@ -137,7 +137,7 @@ const fn tag(name: u64) -> u64 {
 pub(crate) struct Home<'a>(&'a Set);
 
 impl Home<'_> {
-    /// Adds units to a counter that is in this set. Returns whether it is, and its count had room for them.
+    /// Adds units to a counter of this set. Returns false if it is not there, or its count has no room for them.
     #[inline(always)]
     pub(crate) fn add(self, name: u64, units: u64) -> bool {
         let slot = &self.0.0[preferred(name)];

@@ -1,8 +1,8 @@
 //! Displaced: another process has this cell's name, and the other cells reach that one.
 //!
 //! A copy of a node, or the process that its replacement runs beside, does not hear what the others consume, and what it
-//! admits is reported to nobody. The part of limits that the name has is the other one's. So a process that is told so by one
-//! of its peers has no part: it decides nothing that cells share, until all that said so accept it again, or are away for
+//! admits is not reported to them. The part of limits that the name has is the other one's. So a process that one of its peers
+//! says this to has no part: it decides nothing that cells share, until all that said so accept it again, or are away for
 //! longer than the next attempt to reach them takes.
 //!
 //! Rejected: deciding by the cell's own part as when all others are silent. Then two processes have it, for as long as both

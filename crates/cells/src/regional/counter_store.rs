@@ -246,7 +246,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         charges
     }
 
-    /// Returns whether other cells are told of a refund. What the counter can give back is read first, which may take a while.
+    /// Returns whether a refund is reported to other cells. What the counter can give back is read first, which may take a while.
     #[inline]
     fn is_reported_refund(&self, charge: &Charge<'_>) -> bool {
         charge.cost.is_refund() && is_exchanged(charge) && !self.outboxes.is_empty()

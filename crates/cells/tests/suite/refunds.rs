@@ -199,7 +199,7 @@ fn a_refund_of_units_that_a_window_could_not_count_erases_nothing() {
     }
 }
 
-/// Without it a refund of units that nobody has used here gives back what is consumed elsewhere in the same tick.
+/// Without it a refund of units that were not used here gives back what is consumed elsewhere in the same tick.
 #[test]
 fn a_refund_of_more_than_is_used_gives_back_nothing_elsewhere() {
     for algorithm in WINDOWS.into_iter().chain([Algorithm::Gcra, Algorithm::TokenBucket]) {

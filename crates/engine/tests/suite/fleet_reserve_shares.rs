@@ -1,6 +1,7 @@
 //! What is reserved for a priority is shared by its tenants: one that asks for all of it leaves the others their shares. In virtual time,
 //! with arrivals at random.
 
+use crate::arrivals::send;
 use crate::rig::{Rig, rig};
 use proptest::prelude::*;
 use tollgate_core::TimeDelta;
@@ -37,33 +38,9 @@ overload:
 
 /// Sends for so many seconds. Returns how many of each tenant's requests were sent and served in the second half. With a seed, requests
 /// come at random.
-fn run(rig: &Rig, loads: &[Load], seconds: u64, mut seed: Option<u64>) -> Vec<(u64, u64)> {
-    let mut counts = vec![(0, 0); loads.len()];
-    let mut due: Vec<f64> = (0..loads.len()).map(|at| at as f64 / loads.len() as f64).collect();
-    for step in 0..seconds * 1_000 {
-        for (at, load) in loads.iter().enumerate() {
-            due[at] += match &mut seed {
-                None => load.rate / 1_000.0,
-                Some(state) => {
-                    *state =
-                        state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    let dice = (*state >> 33) as f64 / f64::from(1_u32 << 31);
-                    if dice < load.rate / 1_000.0 { 1.0 } else { 0.0 }
-                }
-            };
-            while due[at] >= 1.0 {
-                due[at] -= 1.0;
-                let attributes = [("tenant", load.tenant), ("tier", load.tier), ("path", load.path)];
-                let is_served = rig.take(&attributes).is_allowed();
-                if step >= seconds * 500 {
-                    counts[at].0 += 1;
-                    counts[at].1 += u64::from(is_served);
-                }
-            }
-        }
-        rig.clock.advance(TimeDelta::from_millis(1));
-    }
-    counts
+fn run(rig: &Rig, loads: &[Load], seconds: u64, seed: Option<u64>) -> Vec<(u64, u64)> {
+    let load = |load: &Load| (load.rate, [("tenant", load.tenant), ("tier", load.tier), ("path", load.path)]);
+    send(rig, loads, load, seconds * 1_000, seconds * 500, seed)
 }
 
 fn part(counts: &[(u64, u64)]) -> f64 {
@@ -92,7 +69,7 @@ fn a_loud_critical_tenant_leaves_others_their_shares_of_the_reserve() {
     }
 }
 
-/// Returns what each has of a capacity by weighted max–min: whoever asks for least per weight is served first, the others share the rest.
+/// Returns what each has of a capacity by weighted max–min: the one that asks for least per weight is served first, the others share the rest.
 fn max_min(capacity: f64, demands: &[(f64, f64)]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..demands.len()).collect();
     order.sort_by(|a, b| {

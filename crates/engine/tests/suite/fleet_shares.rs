@@ -1,6 +1,7 @@
 //! A tenant has the larger of its guarantee and its fair share, not both: however much it sends, tenants within their fair shares are
 //! served. In virtual time, evenly spaced and at random.
 
+use crate::arrivals::send;
 use crate::rig::{Rig, check, rig};
 use tollgate_core::{Cost, TimeDelta};
 use tollgate_engine::{Check, HeldPermits};
@@ -14,32 +15,9 @@ struct Load {
 
 /// Sends for some seconds in steps of a millisecond and returns how many of each tenant's requests were sent and served after the first
 /// four seconds. With a seed, arrivals are random.
-fn run(rig: &Rig, loads: &[Load], seconds: u64, mut seed: Option<u64>) -> Vec<(u64, u64)> {
-    let mut counts = vec![(0, 0); loads.len()];
-    let mut due: Vec<f64> = (0..loads.len()).map(|at| at as f64 / loads.len() as f64).collect();
-    for step in 0..seconds * 1_000 {
-        for (at, load) in loads.iter().enumerate() {
-            due[at] += match &mut seed {
-                None => load.rate / 1_000.0,
-                Some(state) => {
-                    *state =
-                        state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    let dice = (*state >> 33) as f64 / f64::from(1_u32 << 31);
-                    if dice < load.rate / 1_000.0 { 1.0 } else { 0.0 }
-                }
-            };
-            while due[at] >= 1.0 {
-                due[at] -= 1.0;
-                let is_served = rig.take(&[("tenant", load.tenant), ("tier", load.tier)]).is_allowed();
-                if step >= 4_000 {
-                    counts[at].0 += 1;
-                    counts[at].1 += u64::from(is_served);
-                }
-            }
-        }
-        rig.clock.advance(TimeDelta::from_millis(1));
-    }
-    counts
+fn run(rig: &Rig, loads: &[Load], seconds: u64, seed: Option<u64>) -> Vec<(u64, u64)> {
+    let load = |load: &Load| (load.rate, [("tenant", load.tenant), ("tier", load.tier)]);
+    send(rig, loads, load, seconds * 1_000, 4_000, seed)
 }
 
 fn rules(capacity: u64, guarantee: &str) -> Rig {

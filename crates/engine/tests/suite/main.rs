@@ -1,6 +1,7 @@
 //! The limiter as its callers see it: decisions, reservations, failing stores, observers.
 
 mod adapt;
+mod arrivals;
 mod check_shedding;
 mod decision_reuse;
 mod decisions;
