@@ -2,13 +2,15 @@
 //!
 //! A counter's state is at most its limit in debt. If a debit beyond that were applied first and the refund beside it
 //! after, the refund would take off units that the debit never added: what this cell and others have consumed. A sender
-//! may report a counter twice in one batch, and under several limits while one is changed.
+//! may report a counter twice in one batch, and under several limits while one is changed. Refunds of a log say when their
+//! units were taken. Only what was taken a moment ago is added up with what was consumed: of another one, the log would keep
+//! the units of then instead of those of now, and forget them too early.
 
 use crate::message::Batch;
 use foldhash::fast::RandomState;
 use std::cmp::Reverse;
 use std::hash::BuildHasher;
-use tollgate_core::{CounterId, CounterKey, Limit, LimitParams};
+use tollgate_core::{CounterId, CounterKey, Limit, LimitParams, TimeDelta, Timestamp};
 
 /// What a batch reports of one counter.
 #[derive(Debug, PartialEq)]
@@ -28,6 +30,9 @@ impl Reported {
         std::iter::once(self.entry).chain(self.others.iter().copied())
     }
 }
+
+/// Microseconds. What is reported may be so old anyway.
+const A_MOMENT: u64 = 1_000_000;
 
 /// What makes units comparable: a bucket's scale. Units of other limits are units.
 type Unit = (u64, u64);
@@ -61,9 +66,19 @@ pub(crate) fn add_up(batch: &Batch, is_wanted: impl Fn(usize) -> bool) -> Vec<Re
         }
     }
     let limit = |at: usize| &counters[entries[at].counter as usize].limit;
+    let mut refunds = Vec::new();
     for one in all.iter_mut().filter(|one| !one.others.is_empty()) {
-        sum(one, |at| (entries[at].units, worth(limit(at))));
+        if one.entries().any(|at| limit(at).refunds_of().is_some()) {
+            // Times of a log are shifted by the key's phase.
+            let (made_at, hash) = (Timestamp::from_micros(batch.made_at.unwrap_or(0)), one.id.1);
+            let made_at = |at| made_at + limit(at).phase(hash);
+            let age = |at| limit(at).refunds_of().map(|taken| made_at(at).since(taken)).unwrap_or_default();
+            refunds.extend(split_refunds(one, |at| (entries[at].units, age(at))));
+        } else {
+            sum(one, |at| (entries[at].units, worth(limit(at))));
+        }
     }
+    all.extend(refunds);
     all
 }
 
@@ -127,6 +142,30 @@ fn sum(one: &mut Reported, entry: impl Fn(usize) -> (i64, u64)) {
     one.units = i64::try_from(units).unwrap_or(if all < 0 { i64::MIN } else { i64::MAX });
 }
 
+/// Takes what was consumed of a log off its refunds of units that were taken a moment ago, the newest first. Returns the
+/// other refunds; the last of those that were reduced stays with what reduced it, because a report is applied as a whole or
+/// not at all. `entry` returns the units of one, and how long ago they were taken.
+fn split_refunds(one: &mut Reported, entry: impl Fn(usize) -> (i64, TimeDelta)) -> Vec<Reported> {
+    let units = |at: &usize| i128::from(entry(*at).0);
+    let (mut refunds, mut reduced): (Vec<usize>, Vec<usize>) = one.entries().partition(|at| units(at) < 0);
+    reduced.sort_by_key(|at| Reverse(units(at)));
+    refunds.sort_by_key(|at| entry(*at).1);
+    let mut total: i128 = reduced.iter().map(units).sum();
+    let mut refunds = refunds.into_iter().peekable();
+    while let Some(next) = refunds
+        .next_if(|at| reduced.is_empty() || (total > 0 && entry(*at).1 <= TimeDelta::from_micros(A_MOMENT)))
+    {
+        total += units(&next);
+        reduced.push(next);
+    }
+    // What is left was consumed under the first, or refunded by the last.
+    let at = if total > 0 { 0 } else { reduced.len() - 1 };
+    one.entry = reduced.swap_remove(at);
+    one.others = reduced;
+    one.units = i64::try_from(total).unwrap_or(if total < 0 { i64::MIN } else { i64::MAX });
+    refunds.map(|at| Reported { id: one.id, units: entry(at).0, entry: at, others: Vec::new() }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,6 +203,34 @@ mod tests {
             all.iter().map(|one| (one.units, one.entry, one.entries().collect::<Vec<_>>())).collect();
         let expected = [(1_000, 0, vec![0, 2]), (11, 4, vec![4, 3]), (-4, 6, vec![6, 5])];
         assert_eq!(found, expected);
+    }
+
+    /// Without it units that were taken a minute ago are looked for among those of an hour ago, where few are logged, and stay
+    /// counted for a period.
+    #[test]
+    fn refunds_of_a_log_keep_their_times() {
+        let spec = LimitSpec::new(Algorithm::SlidingLog, Rate::per(100, TimeDelta::from_secs(86_400)));
+        let taken = SentCounter { scope: Scope::new("api|key"), limit: spec.build().expect("valid") };
+        let refunded = |at| SentCounter {
+            limit: taken.limit.refunding(Some(Timestamp::from_secs(at))),
+            ..taken.clone()
+        };
+        let counters = vec![taken.clone(), refunded(10), refunded(30), refunded(20)];
+        let added_up = |units: [i64; 4]| {
+            let entries = (0..).zip(units).map(|(counter, units)| entry(counter, "a", units)).collect();
+            let made_at = Some(31_000_000);
+            let batch = Batch { counters: counters.clone(), entries, made_at, ..Batch::default() };
+            let all = add_up(&batch, |at| units[at] != 0);
+            let mut found: Vec<usize> = all.iter().flat_map(Reported::entries).collect();
+            found.sort_unstable();
+            assert!(found.into_iter().eq((0..4).filter(|at| units[*at] != 0)), "each entry once");
+            all.iter().map(|one| (one.units, one.entry)).collect::<Vec<_>>()
+        };
+        // Of the times 10, 30 and 20 only the second is a moment ago.
+        assert_eq!(added_up([0, -5, -2, -3]), [(-2, 2), (-3, 3), (-5, 1)]);
+        assert_eq!(added_up([1, -5, -2, -3]), [(-1, 2), (-3, 3), (-5, 1)]);
+        assert_eq!(added_up([2, -5, -2, -3]), [(0, 2), (-3, 3), (-5, 1)]);
+        assert_eq!(added_up([12, -5, -2, -3]), [(10, 0), (-3, 3), (-5, 1)]);
     }
 
     /// Without it a reservation that is canceled some time later erases all that other cells have consumed.

@@ -179,6 +179,24 @@ fn a_late_refund_takes_off_a_log_what_was_taken_then() {
     assert_eq!([0, 1, 2].map(|cell| three.left(cell)), [60, 60, 60]);
 }
 
+/// Without it other cells keep the units of then for those of now, and forget them when a minute has passed since then.
+#[test]
+fn what_is_taken_as_others_are_canceled_is_logged_then() {
+    let three = Three::start(limit(Algorithm::SlidingLog, 100, 60));
+    let taken = three.cells[0].now();
+    assert!(three.admits(0, 50));
+    three.exchange();
+    three.clock.advance(TimeDelta::from_secs(50));
+    (0..2).for_each(|_| three.exchange());
+    three.cancel(0, 50, taken);
+    assert!(three.admits(0, 40));
+    three.exchange();
+    assert_eq!([0, 1, 2].map(|cell| three.left(cell)), [60, 60, 60]);
+    three.clock.advance(TimeDelta::from_secs(30));
+    (0..2).for_each(|_| three.exchange());
+    assert_eq!([0, 1, 2].map(|cell| three.left(cell)), [60, 60, 60]);
+}
+
 /// Without it the same is possible across ticks: what a window could not count is refunded from what it did.
 #[test]
 fn a_refund_of_units_that_a_window_could_not_count_erases_nothing() {

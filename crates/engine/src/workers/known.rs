@@ -67,7 +67,10 @@ pub(super) fn body<D>(
     let kept = KNOWN.try_with(|known| {
         let mut known = known.try_borrow_mut().ok()?;
         let at = known.iter().position(is_wanted)?;
-        known.swap(0, at);
+        // Swapping an entry with itself would copy it twice, for a request to wait for.
+        if at > 0 {
+            known.swap(0, at);
+        }
         let own = &mut known[0];
         let body = own.returned.pop().unwrap_or_else(|| Body::new(Some(Arc::clone(&own.known.gate))));
         Some((body, describe(&own.known.overload)))

@@ -23,8 +23,8 @@ const START: u64 = 1_790_000_000_000_000;
 
 type Store = RegionalStore<MemoryStore<CellClock>, SimLinks, CellClock>;
 type Task = Pin<Box<dyn Future<Output = Option<(u64, Option<u64>)>>>>;
-/// The store that made a reservation, its units, and when by its clock.
-type Reserved = (Arc<Store>, u64, Timestamp);
+/// The store that made a reservation, its units, when by its clock, and whether it held another cell for silent.
+type Reserved = (Arc<Store>, u64, Timestamp, bool);
 
 struct Ready(Arc<Mutex<VecDeque<u64>>>, u64);
 
@@ -54,6 +54,8 @@ pub(crate) struct Run {
     ceiling: CeilingCheck,
     /// Reservations to be canceled, by their numbers.
     reserved: Arc<Mutex<HashMap<u64, Reserved>>>,
+    /// Units of reservations that a cell made or canceled while it held another for silent, as at its start.
+    owed_longer: u64,
     checks: u64,
     failed: Arc<Mutex<u64>>,
 }
@@ -87,6 +89,7 @@ impl Run {
             count: 0,
             ceiling: CeilingCheck::default(),
             reserved: Arc::default(),
+            owed_longer: 0,
             checks: 0,
             failed: Arc::default(),
             scenario,
@@ -189,7 +192,7 @@ impl Run {
         self.world.lock().stalled.clear();
         self.run_until(from + 20_000_000);
         let used = self.ceiling.total().min(self.scenario.limit.capacity());
-        let less = self.scenario.max_owed_longer();
+        let less = self.scenario.max_owed_longer().saturating_add(self.owed_longer);
         for (cell, process) in self.cells.iter().enumerate() {
             let parts = [KeyPart::Text("caller")];
             let key = CounterKey { scope: &self.scope, parts: &parts };
@@ -309,6 +312,7 @@ impl Run {
                 ..Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::new(units))
             };
             let (taken, mut outcomes) = (store.now(), tollgate_core::Outcomes::default());
+            let is_silent = has_silent_peer(&store);
             let charged = match store.try_charge(&[charge], &mut outcomes) {
                 true => Ok(outcomes),
                 false => store.charge(&[charge]).await,
@@ -321,7 +325,7 @@ impl Run {
                 // What is canceled has not been used, whenever that is.
                 (Ok(outcomes), Some(after)) => {
                     if outcomes.admission == Admission::Admitted {
-                        let one = (Arc::clone(&store), units, taken);
+                        let one = (Arc::clone(&store), units, taken, is_silent);
                         reserved.lock().unwrap_or_else(PoisonError::into_inner).insert(id, one);
                         let mut world = world.lock();
                         let now = world.now;
@@ -342,7 +346,10 @@ impl Run {
 
     fn cancel(&mut self, cell: usize, id: u64) {
         let reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
-        let Some((store, units, taken)) = reserved else { return };
+        let Some((store, units, taken, was_silent)) = reserved else { return };
+        if was_silent || has_silent_peer(&store) {
+            self.owed_longer += units;
+        }
         let (scope, limit) = (self.scope.clone(), self.limits[cell].clone());
         self.spawn(Box::pin(async move {
             let parts = [KeyPart::Text("caller")];
@@ -455,6 +462,12 @@ fn received(message: &Message) -> Message {
 /// Returns whether a charge is on a limit's own counter, not on one that leases keep beside it.
 fn charges_own(charge: &tollgate_cells::SentCharge) -> bool {
     !["|escrow", "|leased"].iter().any(|suffix| charge.counter.scope.label().ends_with(suffix))
+}
+
+/// Returns whether a cell decides by its part, because another is silent.
+fn has_silent_peer(store: &Store) -> bool {
+    let (members, now) = (store.members(), store.now());
+    members.config().peers.iter().enumerate().any(|(peer, _)| members.is_silent(peer, now))
 }
 
 /// Polls a future once.
