@@ -126,17 +126,15 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let (sender, driver) = shaken.map_err(|error| error.to_string())?;
     // Ends with the sender; the call itself reports what goes wrong.
     tokio::spawn(async move { drop(driver.await) });
-    match has_begun.await {
-        Ok(true) => Ok(Connection(sender)),
-        Ok(false) => Err("the server does not speak HTTP/2".to_owned()),
-        Err(_) => Err("the server closed the connection".to_owned()),
-    }
+    let begun = has_begun.await.unwrap_or_else(|_| Err(CLOSED.to_owned()));
+    begun.map(|()| Connection(sender))
 }
 
 /// Length of a frame's header: the length of its payload in three bytes, its type, flags and stream.
 const FRAME_HEADER: usize = 9;
 /// Type of the first frame of every server.
 const SETTINGS_FRAME: u8 = 4;
+const CLOSED: &str = "the server closed the connection";
 
 /// A stream that tells when the server has begun to speak HTTP/2, which hyper does not.
 struct Beginning<S> {
@@ -144,8 +142,30 @@ struct Beginning<S> {
     /// Header of the first frame, of which this much has been read.
     header: [u8; FRAME_HEADER],
     read: usize,
-    /// Receives whether the first frame has the server's settings.
-    begun: Option<oneshot::Sender<bool>>,
+    /// Receives that the first frame has the server's settings, or why there is none: with TLS 1.3 a server refuses a
+    /// certificate after the handshake.
+    begun: Option<oneshot::Sender<Result<(), String>>>,
+}
+
+impl<S> Beginning<S> {
+    /// Reads more of the first frame.
+    fn feed(&mut self, bytes: &[u8]) {
+        let copied = bytes.len().min(FRAME_HEADER - self.read);
+        self.header[self.read..self.read + copied].copy_from_slice(&bytes[..copied]);
+        self.read += copied;
+        match self.header {
+            _ if bytes.is_empty() => self.end(Err(CLOSED.to_owned())),
+            _ if self.read < FRAME_HEADER => {}
+            [_, _, _, SETTINGS_FRAME, ..] => self.end(Ok(())),
+            _ => self.end(Err("the server does not speak HTTP/2".to_owned())),
+        }
+    }
+
+    fn end(&mut self, result: Result<(), String>) {
+        if let Some(begun) = self.begun.take() {
+            let _ = begun.send(result);
+        }
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Beginning<S> {
@@ -155,19 +175,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Beginning<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buffer));
         if self.begun.is_some() {
-            let bytes = &buffer.filled()[before..];
-            let (from, copied) = (self.read, bytes.len().min(FRAME_HEADER - self.read));
-            self.header[from..from + copied].copy_from_slice(&bytes[..copied]);
-            self.read += copied;
-            if self.read == FRAME_HEADER
-                && let Some(begun) = self.begun.take()
-            {
-                let _ = begun.send(self.header[3] == SETTINGS_FRAME);
+            match &read {
+                Ok(()) => self.feed(&buffer.filled()[before..]),
+                Err(error) => self.end(Err(error.to_string())),
             }
         }
-        Poll::Ready(Ok(()))
+        Poll::Ready(read)
     }
 }
 
@@ -263,6 +278,6 @@ mod tests {
         let (connecting, server) = begin().await;
         drop(server);
         let error = connecting.await.map(drop).expect_err("closed");
-        assert_eq!(error, "the server closed the connection");
+        assert_eq!(error, CLOSED);
     }
 }
