@@ -262,7 +262,8 @@ impl Domain {
             Some(like) => like.scope.clone(),
             None => {
                 let path = self.scope_path(node, rule);
-                path.limit(Kind::Role(role), &limit, None, cost.as_deref().map(|own| (own, &rule.cost)))
+                let kind = Kind::of(role, self.profile);
+                path.limit(kind, &limit, None, cost.as_deref().map(|own| (own, &rule.cost)))
             }
         };
         let unit = match &quota.period {

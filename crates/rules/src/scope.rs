@@ -7,7 +7,7 @@
 //! as the key alone, because each value matches only one of them.
 
 use crate::region::RegionSetting;
-use crate::rule::{CostFrom, Role};
+use crate::rule::{CostFrom, Profile, Role};
 use crate::sensitivity::may_be_secret;
 use crate::tree::{Element, GLOBAL, ValueTest};
 use std::fmt::Write;
@@ -190,4 +190,17 @@ pub(crate) enum Kind {
     Role(Role),
     /// An inline limit that arrived with the request.
     Inline,
+}
+
+impl Kind {
+    /// Returns the kind of a rule's limit in this role. Under `profile: envoy` every limit counts on its own, and its counter
+    /// is the descriptor's, as in envoyproxy/ratelimit: a rule that leaves shadow mode goes on with what it has counted.
+    /// Natively a rule in shadow mode also counts requests that other limits deny, and one that is enforced does not: the
+    /// two are not comparable.
+    pub(crate) const fn of(role: Role, profile: Profile) -> Self {
+        match (role, profile) {
+            (Role::Shadow, Profile::Envoy) => Self::Role(Role::Live),
+            _ => Self::Role(role),
+        }
+    }
 }

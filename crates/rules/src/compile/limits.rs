@@ -164,7 +164,8 @@ impl Compiler<'_, '_> {
         self.lint_refills(&built, limit.shape.refill_interval.or(draft.shape.refill_interval));
         let cost = own_cost(draft, limit);
         let of_rule = draft.cost.clone().map_or(CostFrom::Request, Into::into);
-        let scope = scope.limit(Kind::Role(role), &built, slots, cost.as_deref().map(|own| (own, &of_rule)));
+        let kind = Kind::of(role, self.profile);
+        let scope = scope.limit(kind, &built, slots, cost.as_deref().map(|own| (own, &of_rule)));
         let soft = if role == Role::Candidate { None } else { soft_mark(draft, &built) };
         Some(RuleLimit { cost, ..RuleLimit::new(built, scope, unit, role, soft) })
     }
@@ -247,7 +248,7 @@ impl Compiler<'_, '_> {
         let quota = Rate::per(concurrency.value.limit, concurrency.value.ttl);
         match LimitSpec::new(Algorithm::Concurrency, quota).build() {
             Ok(limit) => {
-                let scope = scope.limit(Kind::Role(role), &limit, None, None);
+                let scope = scope.limit(Kind::of(role, self.profile), &limit, None, None);
                 let soft = soft_mark(draft, &limit);
                 Some(RuleLimit::new(limit, scope, None, role, soft))
             }

@@ -286,6 +286,23 @@ fn an_override_of_the_same_unit_shares_the_rules_counter() {
     );
 }
 
+/// The usual rollout is shadow mode first: what was counted there must count when the rule is enforced, as in that service.
+#[test]
+fn a_rule_that_leaves_shadow_mode_keeps_its_counter() {
+    let scopes = |profile: &str, mode: &str| {
+        let text = format!(
+            "domain: d\nprofile: {profile}\ndescriptors:\n- {{key: k, {mode}rate_limit: {{unit: hour, requests_per_unit: 1}}}}\n"
+        );
+        let rules = Ruleset::load(&[Source::new("t.yaml", text)], &Options::default()).unwrap();
+        rules.rules()[0].limits.limits.iter().map(|limit| limit.scope.label().to_owned()).collect::<Vec<_>>()
+    };
+    let enforced = scopes("envoy", "");
+    assert_eq!(scopes("envoy", "shadow_mode: true, "), enforced);
+    assert_eq!(scopes("envoy", "quota_mode: true, "), enforced);
+    assert_ne!(scopes("envoy", "candidate: 5/hour, ")[1], enforced[0], "counted beside it");
+    assert_ne!(scopes("native", "shadow: true, "), scopes("native", ""), "it counts what others deny");
+}
+
 #[test]
 fn keys_and_values_never_run_into_each_other() {
     let rules = load(

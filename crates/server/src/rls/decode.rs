@@ -102,7 +102,8 @@ pub(crate) fn hits(request: &RateLimitRequest) -> Cost {
     Cost::new(hits_of(request))
 }
 
-/// Returns the unit of an inline limit; Envoy's enumeration has no week.
+/// Returns the unit of an inline limit. Envoy's enumeration ends with the year; a week has its number in responses, as
+/// envoyproxy/ratelimit reads it.
 fn unit(number: i32) -> Option<Unit> {
     Some(match number {
         1 => Unit::Second,
@@ -111,6 +112,7 @@ fn unit(number: i32) -> Option<Unit> {
         4 => Unit::Day,
         5 => Unit::Month,
         6 => Unit::Year,
+        7 => Unit::Week,
         _ => return None,
     })
 }

@@ -2,16 +2,20 @@
 //!
 //! tonic owns the connection, so what the accept loop must know of it is read from its bytes: it is silent until the
 //! header of the first HTTP/2 frame that opens a request, busy from the end of a request until something is written, and
-//! otherwise waits for its client. A connection that must end reads the end of its stream.
+//! otherwise waits for its client. A connection that must end reads the end of its stream, and so does one that has
+//! reached its greatest age.
 
 use super::incoming_tls::Stream as Connection;
 use super::listener::GrpcListener;
 use futures_util::Stream;
+use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
 use tollgate_http::server::accept::accept;
 use tollgate_http::server::connections::{Activity, ConnectionSlot, ConnectionSlots};
 use tollgate_http::tls::ServerTls;
@@ -31,6 +35,8 @@ pub(super) struct Admitted {
     stream: Connection,
     activity: Arc<Activity>,
     requests: Requests,
+    /// Resolves when the connection must not last longer.
+    end: Option<Pin<Box<Sleep>>>,
     _slot: ConnectionSlot,
 }
 
@@ -72,19 +78,25 @@ impl Requests {
     }
 }
 
-/// Returns a stream that accepts connections.
+/// Returns a stream that accepts connections, which last no longer than `lifetime`.
 pub(super) fn incoming(
     listener: GrpcListener,
     slots: ConnectionSlots,
     tls: Option<Arc<ServerTls>>,
+    lifetime: Option<Duration>,
 ) -> impl Stream<Item = io::Result<Admitted>> {
     listener.prepare();
-    futures_util::stream::unfold((listener, slots, tls), async |(listener, slots, tls)| {
-        let (stream, _, slot) = accept(&listener, &slots).await;
-        let (activity, requests) = (slot.activity(), Requests::new());
-        let stream = Connection::new(stream, tls.as_ref());
-        Some((Ok(Admitted { stream, activity, requests, _slot: slot }), (listener, slots, tls)))
-    })
+    futures_util::stream::unfold(
+        (listener, slots, tls, lifetime),
+        async |(listener, slots, tls, lifetime)| {
+            let (stream, _, slot) = accept(&listener, &slots).await;
+            let (activity, requests) = (slot.activity(), Requests::new());
+            let stream = Connection::new(stream, tls.as_ref());
+            let end = lifetime.map(|lifetime| Box::pin(tokio::time::sleep(lifetime)));
+            let admitted = Admitted { stream, activity, requests, end, _slot: slot };
+            Some((Ok(admitted), (listener, slots, tls, lifetime)))
+        },
+    )
 }
 
 impl Connected for Admitted {
@@ -95,6 +107,12 @@ impl Connected for Admitted {
 }
 
 impl Admitted {
+    /// Waits for the end of the connection, whatever its client does.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        let is_old = self.end.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready());
+        if is_old { Poll::Ready(io::ErrorKind::TimedOut.into()) } else { Poll::Pending }
+    }
+
     /// Something is written: from now on the client is to read it, and to send the next request.
     fn answering(&self) {
         if self.requests.is_opened {
@@ -109,12 +127,15 @@ impl AsyncRead for Admitted {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.activity.has_ended() {
+        if self.activity.has_ended() || self.end.as_ref().is_some_and(|end| end.is_elapsed()) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         let before = buffer.filled().len();
         match Pin::new(&mut self.stream).poll_read(cx, buffer) {
-            Poll::Pending => self.activity.poll_ended(cx).map(|()| Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => match self.poll_end(cx) {
+                Poll::Ready(error) => Poll::Ready(Err(error)),
+                Poll::Pending => self.activity.poll_ended(cx).map(|()| Err(io::ErrorKind::TimedOut.into())),
+            },
             Poll::Ready(Ok(())) => {
                 if self.requests.feed(&buffer.filled()[before..]) {
                     self.activity.busy();

@@ -100,7 +100,9 @@ pub(crate) fn properties(request: &RateLimitRequest) {
 #[cfg(test)]
 mod tests {
     use super::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-    use super::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+    use super::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
+        Entry, RateLimitOverride,
+    };
     use super::*;
     use std::sync::Arc;
     use tollgate_core::{ManualClock, Timestamp};
@@ -145,5 +147,30 @@ descriptors:
         assert_eq!(denied_by(&[("path", &path('a'))]), [false]);
         assert_eq!(denied_by(&[("path", &path('a'))]), [true], "wildcards match its beginning");
         assert_eq!(denied_by(&[(&long, "v"), ("all", "one")]), [false, true], "nor for a long key");
+    }
+
+    /// An error would let the request pass at proxies that fail open.
+    #[test]
+    fn an_inline_limit_may_be_per_week() {
+        const WEEK: i32 = 7;
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(7 * 86_400 + 100)));
+        let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
+        let rules = Ruleset::load(&[Source::new("d.yaml", RULES)], &Options::default()).expect("rules");
+        let limiter = Limiter::new(Arc::new(rules), store, clock);
+        let request = |unit| {
+            let entries = vec![Entry { key: "tenant".to_owned(), value: "a".to_owned() }];
+            let limit = Some(RateLimitOverride { requests_per_unit: 1, unit });
+            let descriptors = vec![RateLimitDescriptor { entries, limit, ..RateLimitDescriptor::default() }];
+            let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 };
+            pollster::block_on(handle(&limiter, &request, None, &ResponseStyle::default()))
+        };
+        for code in [1, 2] {
+            let status = request(WEEK).expect("a response").statuses.remove(0);
+            let unit = status.current_limit.map(|limit| limit.unit);
+            let reset = status.duration_until_reset.map(|reset| reset.seconds);
+            assert_eq!((status.code, unit, reset), (code, Some(WEEK), Some(7 * 86_400 - 100)));
+        }
+        request(8).expect_err("no unit");
+        request(0).expect_err("no unit");
     }
 }

@@ -52,6 +52,8 @@ pub struct RlsConfig {
     pub tls: Option<Arc<ServerTls>>,
     /// Age at which a connection is asked to end: it takes no new requests, and ends with its last one.
     pub max_age: Option<Duration>,
+    /// Time after that in which it ends whatever goes on: streams need not end by themselves.
+    pub max_age_grace: Option<Duration>,
     /// Settings of the quota service.
     pub rlqs: RlqsConfig,
 }
@@ -71,6 +73,7 @@ impl Default for RlsConfig {
             health: HealthNames::default(),
             tls: None,
             max_age: None,
+            max_age_grace: None,
             rlqs: RlqsConfig::default(),
         }
     }
@@ -164,10 +167,11 @@ pub async fn serve<S: CounterStore + 'static>(
         ..PortLimits::new(config.connections, WhenFull::Wait)
     });
     let tls = config.tls;
-    let incoming = pin!(incoming(listener.into(), slots, tls.clone()));
+    let lifetime = config.max_age.zip(config.max_age_grace).and_then(|(age, grace)| age.checked_add(grace));
+    let incoming = pin!(incoming(listener.into(), slots, tls.clone(), lifetime));
     let mut server = Server::builder();
     if let Some(age) = config.max_age {
-        // With a grace too, tonic never asks and cuts the connection after both.
+        // With a grace too, tonic never asks and cuts the connection after both: the stream beneath it does that.
         server = server.max_connection_age(age);
     }
     let others = Routes::new(quotas)
@@ -230,30 +234,69 @@ mod tests {
         assert_eq!(timed.0.load(Ordering::Relaxed), 1);
     }
 
-    /// A client that is not asked loses the requests in flight.
-    #[tokio::test]
-    async fn an_old_connection_is_asked_to_end() {
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        const GOAWAY: u8 = 7;
+    const GOAWAY: u8 = 7;
+
+    /// Opens an HTTP/2 connection to a server whose connections end.
+    async fn connect(config: RlsConfig) -> tokio::net::TcpStream {
+        use tokio::io::AsyncWriteExt;
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
         let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
         let rules = Ruleset::load(&[], &Options::default()).expect("no rules");
         let limiter = Arc::new(Limiter::new(Arc::new(rules), store, clock));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("bound");
-        let config = RlsConfig { max_age: Some(Duration::from_millis(50)), ..RlsConfig::default() };
-        let server = tokio::spawn(serve(listener, limiter, config, std::future::pending()));
+        // Ends with the test's runtime.
+        tokio::spawn(serve(listener, limiter, config, std::future::pending()));
         let mut client = tokio::net::TcpStream::connect(address).await.expect("a connection");
         client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("sent");
+        client
+    }
+
+    /// Reads a frame. Returns its type and its stream; `None` at the end of the connection.
+    async fn frame(client: &mut tokio::net::TcpStream) -> Option<(u8, u8)> {
+        use tokio::io::AsyncReadExt;
         let mut header = [0; 9];
-        loop {
-            client.read_exact(&mut header).await.expect("a frame, and not the end");
-            if header[3] == GOAWAY {
-                break;
+        client.read_exact(&mut header).await.ok()?;
+        let length = u32::from_be_bytes([0, header[0], header[1], header[2]]);
+        client.read_exact(&mut vec![0; length as usize]).await.ok()?;
+        Some((header[3], header[8]))
+    }
+
+    /// A client that is not asked loses the requests in flight.
+    #[tokio::test]
+    async fn an_old_connection_is_asked_to_end() {
+        let age = Some(Duration::from_millis(50));
+        let mut client = connect(RlsConfig { max_age: age, ..RlsConfig::default() }).await;
+        while frame(&mut client).await.expect("a frame, and not the end").0 != GOAWAY {}
+    }
+
+    /// A stream that never ends by itself would keep its connection, and what is behind it, for ever.
+    #[tokio::test]
+    async fn an_old_connection_with_an_open_stream_ends_after_the_grace() {
+        use tokio::io::AsyncWriteExt;
+        const PATH: &[u8] = b"/grpc.health.v1.Health/Watch";
+        // `:method: POST`, `:scheme: http`, `:path`, `:authority: x`, `content-type: application/grpc`.
+        let path_length = u8::try_from(PATH.len()).expect("short");
+        let fields =
+            [b"\x83\x86\x04", &[path_length][..], PATH, b"\x01\x01x\x0f\x10\x10application/grpc"].concat();
+        let length = u8::try_from(fields.len()).expect("short");
+        let message = [0, 0, 5, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0];
+        let call = [&[0, 0, length, 1, 4, 0, 0, 0, 1], &fields[..], &message].concat();
+        // A busy machine may need longer until the stream is open.
+        for wait in [50, 500, 5_000] {
+            let wait = Some(Duration::from_millis(wait));
+            let mut client =
+                connect(RlsConfig { max_age: wait, max_age_grace: wait, ..RlsConfig::default() }).await;
+            let _ = client.write_all(&call).await;
+            let mut frames = Vec::new();
+            while let Some(frame) = frame(&mut client).await {
+                frames.push(frame);
             }
-            let length = u32::from_be_bytes([0, header[0], header[1], header[2]]);
-            client.read_exact(&mut vec![0; length as usize]).await.expect("its payload");
+            if frames.contains(&(0, 1)) {
+                assert!(frames.iter().any(|(kind, _)| *kind == GOAWAY), "it was asked: {frames:?}");
+                return;
+            }
         }
-        server.abort();
+        panic!("the stream was never open");
     }
 }

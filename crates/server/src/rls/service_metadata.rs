@@ -3,6 +3,7 @@
 
 use super::encode::struct_value;
 use super::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use super::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use prost_types::value::Kind;
@@ -67,16 +68,24 @@ fn descriptor(descriptor: &RateLimitDescriptor) -> Value {
     let entries = descriptor.entries.iter().map(|entry| text(format!("{}={}", entry.key, entry.value)));
     fields.fields.insert("entries".to_owned(), list(entries));
     if let Some(limit) = &descriptor.limit {
-        // As Go prints the message.
-        const UNITS: [&str; 7] = ["UNKNOWN", "SECOND", "MINUTE", "HOUR", "DAY", "MONTH", "YEAR"];
-        let unit = usize::try_from(limit.unit).ok().and_then(|unit| UNITS.get(unit)).unwrap_or(&"UNKNOWN");
-        let shown = format!("requests_per_unit:{} unit:{unit}", limit.requests_per_unit);
-        fields.fields.insert("limit".to_owned(), text(shown));
+        fields.fields.insert("limit".to_owned(), text(shown(limit)));
     }
     if let Some(hits) = descriptor.hits_addend {
         fields.fields.insert("hitsAddend".to_owned(), number(hits as f64));
     }
     Value { kind: Some(Kind::StructValue(fields)) }
+}
+
+/// Returns an inline limit as Go prints the message: without fields that are 0, and with the number of a unit that Envoy's
+/// enumeration does not have.
+fn shown(limit: &RateLimitOverride) -> String {
+    const UNITS: [&str; 7] = ["UNKNOWN", "SECOND", "MINUTE", "HOUR", "DAY", "MONTH", "YEAR"];
+    let count =
+        (limit.requests_per_unit != 0).then(|| format!("requests_per_unit:{}", limit.requests_per_unit));
+    let unit = usize::try_from(limit.unit).ok().and_then(|unit| UNITS.get(unit));
+    let unit = unit.map_or_else(|| limit.unit.to_string(), |name| (*name).to_owned());
+    let unit = (limit.unit != 0).then(|| format!("unit:{unit}"));
+    count.into_iter().chain(unit).collect::<Vec<_>>().join(" ")
 }
 
 fn text(text: String) -> Value {
@@ -89,4 +98,23 @@ fn number(number: f64) -> Value {
 
 fn list(values: impl Iterator<Item = Value>) -> Value {
     Value { kind: Some(Kind::ListValue(ListValue { values: values.collect() })) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever reads the metadata compares this text.
+    #[test]
+    fn inline_limits_are_printed_as_that_service_prints_them() {
+        for (requests_per_unit, unit, expected) in [
+            (2, 3, "requests_per_unit:2 unit:HOUR"),
+            (0, 3, "unit:HOUR"),
+            (5, 7, "requests_per_unit:5 unit:7"),
+            (0, 7, "unit:7"),
+            (1, 0, "requests_per_unit:1"),
+        ] {
+            assert_eq!(shown(&RateLimitOverride { requests_per_unit, unit }), expected);
+        }
+    }
 }

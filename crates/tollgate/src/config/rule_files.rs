@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::config::file_guard::FileGuard;
 use crate::config::last_good::{Acceptance, InsteadOfFiles, LastGood, RefusedFiles};
 use crate::config::reload::ReloadCause;
-use crate::config::rule_sources::{self, LoadedFiles};
+use crate::config::rule_sources::{self, FileStamps, LoadedFiles};
 use crate::config::service_files::ServiceFiles;
 use crate::server::status::{ReloadTarget, ServerStatus};
 use crate::server::store::Store;
@@ -39,6 +39,8 @@ pub(crate) struct RuleFiles {
 struct FileState {
     /// Content of the files when they were last read.
     seen: LoadedFiles,
+    /// Their sizes and times then: files that cannot be read have no content to compare.
+    stamps: FileStamps,
     /// The files in effect.
     files: Vec<Source>,
     /// Rules from xDS in effect.
@@ -78,8 +80,9 @@ impl RuleFiles {
             Some(InsteadOfFiles::Broken(_) | InsteadOfFiles::NoRules(_)) | None => None,
         };
         let files = limiter.rules().sources().to_vec();
+        let stamps = rule_sources::file_stamps(&config.rules, config.service_files.as_ref());
         let mut state =
-            FileState { seen, files, xds: Vec::new(), last_good, refused, ignored: BTreeSet::new() };
+            FileState { seen, stamps, files, xds: Vec::new(), last_good, refused, ignored: BTreeSet::new() };
         state.log_ignored(config);
         Arc::new(Self {
             config: config.clone(),
@@ -107,9 +110,12 @@ impl RuleFiles {
     /// Reloads the files if their content differs from what was last read, or a signal asks for it.
     pub(crate) fn reload_if_changed(&self, why: ReloadCause) {
         let mut state = self.state();
+        // Before the files are read: what changes meanwhile is found the next time.
+        let stamps = rule_sources::file_stamps(&self.config.rules, self.config.service_files.as_ref());
         let seen = rule_sources::load_again(&self.config, &state.files);
         state.log_ignored(&self.config);
-        if why == ReloadCause::Signal || state.seen != seen {
+        let is_touched = std::mem::replace(&mut state.stamps, stamps.clone()) != stamps;
+        if why == ReloadCause::Signal || state.seen != seen || (seen.is_err() && is_touched) {
             state.seen.clone_from(&seen);
             let confirmed = match why {
                 ReloadCause::Signal => state.refused.as_ref().map(|refused| refused.revision.clone()),

@@ -2,7 +2,7 @@
 //! an effect, and what has none is named.
 
 use super::go_values;
-use super::variables::{Effect, JITTER, Kind, NEEDS, VARIABLES, find};
+use super::variables::{Effect, JITTER, Kind, NEEDS, VARIABLES, Variable, find};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -57,8 +57,9 @@ impl Environment {
         let (mut values, mut replaced) = (BTreeMap::new(), Vec::new());
         for variable in VARIABLES {
             let Some(mut text) = lookup(variable.name) else { continue };
-            if let Some((usable, why)) = usable(variable.name, &text) {
+            if let Some((usable, why)) = usable(variable, &text) {
                 replaced.push(format!("{}: `{text}` {why}", variable.name));
+                let Some(usable) = usable else { continue };
                 text = usable;
             }
             let checked = match variable.kind {
@@ -147,20 +148,30 @@ impl Environment {
     }
 }
 
-/// Returns what to use in place of a value with which that service runs although it has no meaning, and why.
-fn usable(name: &str, text: &str) -> Option<(String, String)> {
-    match name {
+/// Returns what to use in place of a value with which that service runs although it has no meaning, and why; nothing is
+/// what a variable has that is not set.
+fn usable(variable: &Variable, text: &str) -> Option<(Option<String>, String)> {
+    match variable.name {
         "NEAR_LIMIT_RATIO" => {
             let ratio = go_values::float(text).ok().filter(|ratio| !(0.0..=1.0).contains(ratio))?;
-            let nearest = ratio.clamp(0.0, 1.0);
-            Some((nearest.to_string(), format!("is not between 0 and 1; it is used as {nearest}")))
-        }
-        "GRPC_MAX_CONNECTION_AGE" | "GRPC_MAX_CONNECTION_AGE_GRACE" => {
-            go_values::duration(text.strip_prefix('-')?).ok()?;
-            Some(("0".to_owned(), "is negative; it is used as 0, which is no end".to_owned()))
+            // There nothing is near a limit that is not a number, as with 1.
+            let nearest = if ratio.is_nan() { 1.0 } else { ratio.clamp(0.0, 1.0) };
+            Some((Some(nearest.to_string()), format!("is not between 0 and 1; it is used as {nearest}")))
         }
         "PROMETHEUS_ADDR" if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
-            Some((format!(":{text}"), format!("has no host; it is used as :{text}")))
+            Some((Some(format!(":{text}")), format!("has no host; it is used as :{text}")))
+        }
+        // It ends that service too.
+        "STATS_FLUSH_INTERVAL" => None,
+        name if variable.kind == Kind::Duration => {
+            let length = go_values::duration(text.strip_prefix('-')?).ok()?;
+            let (used, what) = match name {
+                _ if length.is_zero() => (Some("0"), "0"),
+                "GRPC_MAX_CONNECTION_AGE" => (Some("0"), "0, which is no end"),
+                "GRPC_MAX_CONNECTION_AGE_GRACE" => (Some("1ns"), "no grace"),
+                _ => (None, "if it were not set"),
+            };
+            Some((used.map(str::to_owned), format!("is negative; it is used as {what}")))
         }
         _ => None,
     }
@@ -183,7 +194,17 @@ mod tests {
             ("NEAR_LIMIT_RATIO", "2", "1"),
             ("NEAR_LIMIT_RATIO", "-1", "0"),
             ("NEAR_LIMIT_RATIO", "0.5", "0.5"),
+            ("NEAR_LIMIT_RATIO", "Inf", "1"),
+            ("NEAR_LIMIT_RATIO", "-infinity", "0"),
+            ("NEAR_LIMIT_RATIO", "NaN", "1"),
+            ("NEAR_LIMIT_RATIO", "0x1p-2", "0x1p-2"),
             ("GRPC_MAX_CONNECTION_AGE", "-1s", "0"),
+            ("GRPC_MAX_CONNECTION_AGE_GRACE", "-1s", "1ns"),
+            ("REDIS_TIMEOUT", "-1s", "10s"),
+            ("REDIS_TIMEOUT", "-0", "0"),
+            ("REDIS_PIPELINE_WINDOW", "-1s", "0"),
+            ("MEMCACHE_SRV_REFRESH", "-1m30s", "0"),
+            ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "-1s", "3s"),
             ("PROMETHEUS_ADDR", "9091", ":9091"),
             ("PROMETHEUS_ADDR", "127.0.0.1:9091", "127.0.0.1:9091"),
         ] {
@@ -239,10 +260,9 @@ mod tests {
         assert_eq!(environment(&[jitter]).expect("valid").notices().len(), 1);
         let shared = environment(&[jitter, (SHARED_KEYS, "envoy")]).expect("valid");
         assert_eq!((shared.notices(), shared.shared_keys()), (vec![], Some("envoy")), "it counts");
-        for name in ["LOCAL_CACHE_SIZE_IN_BYTES", "GRPC_MAX_CONNECTION_AGE_GRACE"] {
+        for (name, other) in [("LOCAL_CACHE_SIZE_IN_BYTES", "1000"), ("REDIS_STARTUP_MAX_INTERVAL", "5s")] {
             let default = find(name).expect("known").default;
             assert_eq!(environment(&[(name, default)]).expect("valid").notices(), []);
-            let other = if default == "0" { "1000" } else { "5s" };
             let notices = environment(&[(name, other)]).expect("valid").notices();
             assert!(matches!(&notices[..], [Notice::Warning(text)] if text.starts_with(name)), "{notices:?}");
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 const MAX_SECONDS: f64 = 9_223_372_036.0;
 
 /// Parses a duration: numbers with a unit each, such as `10s`, `1.5h` or `1m30s`; `0` needs no unit. Negative ones are
-/// rejected: no setting has a meaning for them.
+/// rejected: what is used in their place depends on the setting.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is not a duration; write one such as 10s, 500ms or 1m30s");
     let mut rest = text.strip_prefix('+').unwrap_or(text);
@@ -77,10 +77,49 @@ pub(super) fn integer(text: &str) -> Result<i64, String> {
     i64::from_str_radix(&format!("{sign}{bare}"), radix).map_err(|_| wrong())
 }
 
-/// Parses a number.
+/// Parses a number: decimal, hexadecimal as in `0x1p-2`, or `Inf`, `Infinity` or `NaN` in any case. Digits may be separated
+/// by single underscores.
 pub(super) fn float(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
-    number.ok_or_else(|| format!("`{text}` is not a number"))
+    let wrong = || format!("`{text}` is not a number");
+    let bare = without_underscores(text).ok_or_else(wrong)?;
+    let (sign, digits) = match bare.strip_prefix(['+', '-']) {
+        Some(digits) => (if bare.starts_with('-') { -1.0 } else { 1.0 }, digits),
+        None => (1.0, bare.as_str()),
+    };
+    let hexadecimal = digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X"));
+    let number = match hexadecimal {
+        Some(digits) => hexadecimal_float(digits).map(|number| sign * number),
+        None => bare.parse::<f64>().ok(),
+    };
+    // A number that is too large is an error, and no infinity.
+    let is_word = digits.starts_with(|first: char| first.is_ascii_alphabetic());
+    number.filter(|number| number.is_finite() || is_word).ok_or_else(wrong)
+}
+
+/// Parses what follows `0x`: digits, perhaps with a point, and the power of two.
+fn hexadecimal_float(text: &str) -> Option<f64> {
+    let (mantissa, exponent) = text.split_once(['p', 'P'])?;
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    if whole.is_empty() && fraction.is_empty() {
+        return None;
+    }
+    let mut number = 0.0_f64;
+    for digit in whole.chars().chain(fraction.chars()) {
+        number = number * 16.0 + f64::from(digit.to_digit(16)?);
+    }
+    let exponent = exponent.parse::<i32>().ok()?;
+    let places = i32::try_from(fraction.len()).ok()?.checked_mul(4)?;
+    Some(number * f64::from(exponent.checked_sub(places)?).exp2())
+}
+
+/// Removes underscores between digits; `None` if there is one elsewhere.
+fn without_underscores(text: &str) -> Option<String> {
+    let bytes = text.as_bytes();
+    let is_digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_hexdigit);
+    // One may follow the prefix of a base.
+    let follows = |at: usize| is_digit(at - 1) || matches!(bytes[at - 1], b'x' | b'X');
+    let mut marks = (0..bytes.len()).filter(|at| bytes[*at] == b'_');
+    marks.all(|at| at > 0 && follows(at) && is_digit(at + 1)).then(|| text.replace('_', ""))
 }
 
 /// Parses a map: `k:v,k2:v2`, with one colon in each pair. Errors repeat no value, which may be secret.
@@ -139,6 +178,41 @@ mod tests {
         }
         for wrong in ["", "-", "1_000", "08", "0x", "0x__1", "1.0", "ten", "--1", "0x-1", " 1"] {
             assert!(integer(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_read_as_go_reads_them() {
+        for (text, number) in [
+            ("0.8", 0.8),
+            ("-1", -1.0),
+            ("+2.5e-1", 0.25),
+            ("1_0.5", 10.5),
+            ("0x1p-2", 0.25),
+            ("-0X1.8P+1", -3.0),
+            ("0x_1F.8p0", 31.5),
+            ("Inf", f64::INFINITY),
+            ("-infinity", f64::NEG_INFINITY),
+        ] {
+            assert_eq!(float(text), Ok(number), "{text}");
+        }
+        assert!(float("NaN").is_ok_and(f64::is_nan));
+        for wrong in [
+            "",
+            "x",
+            "1e400",
+            "0x1",
+            "0xp1",
+            "0x1p",
+            "0x1p+-1",
+            "0x1p99999",
+            "_1",
+            "1_",
+            "1__0",
+            "1 ",
+            "half",
+        ] {
+            assert!(float(wrong).is_err(), "{wrong}");
         }
     }
 

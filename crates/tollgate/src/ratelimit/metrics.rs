@@ -301,16 +301,22 @@ fn level((key, value): &(&str, &str)) -> String {
     if value.is_empty() { (*key).to_owned() } else { format!("{key}_{value}") }
 }
 
+/// Returns the level of an entry in a detailed metric, which has the value even if it is empty: `key_`.
+fn detailed_level((key, value): &(&str, &str)) -> String {
+    format!("{key}_{value}")
+}
+
 /// Returns the levels of a rule's metric in a request: with the request's value where the rule asks for it, and with the
 /// wildcard where all its values share a counter.
 fn names(levels: &[EnvoyLevel], entries: &[(&str, &str)], is_detailed: bool) -> Vec<String> {
     if levels.len() != entries.len() {
         // Attributes, which have no order.
         let own = || levels.iter().map(|level| level.name.clone()).collect();
-        return if is_detailed { entries.iter().map(level).collect() } else { own() };
+        return if is_detailed { entries.iter().map(detailed_level).collect() } else { own() };
     }
     let name = |(own, entry): (&EnvoyLevel, &(&str, &str))| match own {
-        EnvoyLevel { is_shared: false, shows_value, .. } if *shows_value || is_detailed => level(entry),
+        EnvoyLevel { is_shared: false, .. } if is_detailed => detailed_level(entry),
+        EnvoyLevel { is_shared: false, shows_value: true, .. } => level(entry),
         EnvoyLevel { name, .. } => name.clone(),
     };
     levels.iter().zip(entries).map(name).collect()
@@ -396,6 +402,13 @@ descriptors:
         {
             let (rule, levels) = all.iter().find(|(_, levels)| levels[0].name == first).expect("its rule");
             assert_eq!(names(levels, entries, rule.detailed_metric), expected);
+            let empty: Vec<(&str, &str)> = entries.iter().map(|(key, _)| (*key, "")).collect();
+            let expected: &[&str] = match first {
+                "outer" => &["outer", "leaf"],
+                "each_e*" => &["each_"],
+                shared => &[shared],
+            };
+            assert_eq!(names(levels, &empty, rule.detailed_metric), expected);
         }
     }
 

@@ -10,8 +10,8 @@ use tollgate_server::rls::LimitHeaders;
 
 /// Settings of the service.
 pub(crate) struct Service {
-    /// Address of the debug pages.
-    pub(crate) debug: SocketAddr,
+    /// Address of the debug pages, or why there are none.
+    pub(crate) debug: Result<SocketAddr, String>,
     /// Address and path of its metrics for Prometheus.
     pub(crate) prometheus: Option<(SocketAddr, String)>,
     pub(crate) statsd: Option<Statsd>,
@@ -22,6 +22,8 @@ pub(crate) struct Service {
     pub(crate) health: HealthPolicy,
     /// Age at which a gRPC connection is asked to end.
     pub(crate) max_age: Option<Duration>,
+    /// Time after that in which it ends whatever goes on.
+    pub(crate) max_age_grace: Option<Duration>,
     pub(crate) metrics: Arc<ServiceMetrics>,
 }
 

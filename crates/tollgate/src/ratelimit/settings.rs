@@ -214,7 +214,7 @@ fn service(environment: &Environment) -> anyhow::Result<Service> {
     let ratio = environment.float("NEAR_LIMIT_RATIO");
     let has_local_cache = environment.number::<i64>("LOCAL_CACHE_SIZE_IN_BYTES")? > 0;
     Ok(Service {
-        debug: address(environment, "DEBUG_HOST", "DEBUG_PORT")?,
+        debug: address(environment, "DEBUG_HOST", "DEBUG_PORT").map_err(|error| error.to_string()),
         prometheus: prometheus.transpose()?,
         statsd: statsd.transpose()?,
         headers,
@@ -224,6 +224,8 @@ fn service(environment: &Environment) -> anyhow::Result<Service> {
             needs_connection: environment.flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION"),
         },
         max_age: max_age(environment.duration("GRPC_MAX_CONNECTION_AGE"), crate::xds::random()),
+        max_age_grace: Some(environment.duration("GRPC_MAX_CONNECTION_AGE_GRACE"))
+            .filter(|grace| !grace.is_zero()),
         metrics: Arc::new(ServiceMetrics::new(ratio, has_local_cache, environment.map("EXTRA_TAGS"))),
     })
 }
@@ -290,6 +292,17 @@ mod tests {
         assert_eq!(no_shared_keys(&flags(ProfileName::Envoy, None)), None);
         assert_eq!(no_shared_keys(&flags(ProfileName::Native, None)), Some("TOLLGATE_PROFILE=native"));
         assert_eq!(no_shared_keys(&flags(ProfileName::Envoy, Some("memory"))), Some("TOLLGATE_STORE"));
+    }
+
+    /// That service logs it and runs on.
+    #[test]
+    fn debug_pages_without_an_address_are_no_reason_to_end() {
+        for (name, value) in [("DEBUG_HOST", ".."), ("DEBUG_PORT", "70000"), ("DEBUG_PORT", "-1")] {
+            let find = |own: &str| (own == name).then(|| value.to_owned());
+            let service = service(&Environment::read(find).expect("valid")).expect("settings");
+            let error = service.debug.expect_err("no address");
+            assert!(error.starts_with(name), "{error}");
+        }
     }
 
     #[test]

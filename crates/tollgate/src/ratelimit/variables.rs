@@ -69,12 +69,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     honored("DEBUG_HOST", Text, "0.0.0.0"),
     honored("DEBUG_PORT", Integer, "6070"),
     honored("GRPC_MAX_CONNECTION_AGE", Duration, "24h"),
-    no_effect(
-        "GRPC_MAX_CONNECTION_AGE_GRACE",
-        Duration,
-        "1h",
-        "a connection that is asked to end takes no new requests, and ends with its last one",
-    ),
+    honored("GRPC_MAX_CONNECTION_AGE_GRACE", Duration, "1h"),
     honored("GRPC_SERVER_USE_TLS", Boolean, "false"),
     honored("GRPC_SERVER_TLS_CERT", Text, ""),
     honored("GRPC_SERVER_TLS_KEY", Text, ""),

@@ -66,7 +66,8 @@ fn backoff(environment: &Environment) -> BackoffSettings {
     backoff.initial = initial.or(max.map(|max| max.min(backoff.initial))).unwrap_or(backoff.initial);
     backoff.max = max.unwrap_or(backoff.max).max(backoff.initial);
     if environment.is_set(RANDOM) {
-        backoff.jitter = environment.float(RANDOM).clamp(0.0, 1.0);
+        let factor = environment.float(RANDOM);
+        backoff.jitter = if factor.is_nan() { 0.0 } else { factor.clamp(0.0, 1.0) };
     }
     if !environment.flag("XDS_CLIENT_BACKOFF_JITTER") {
         backoff.jitter = 0.0;

@@ -123,7 +123,9 @@ impl ProtocolServers {
         let (mut debug, mut metrics) = (None, None);
         if let Some(service) = &config.service {
             // As there: the debug pages are no reason to end.
-            debug = bind(service.debug)
+            let bound = service.debug.as_ref().map_err(ToString::to_string);
+            debug = bound
+                .and_then(|address| bind(*address).map_err(|error| error.to_string()))
                 .inspect_err(|error| tracing::error!("Failed to open debug HTTP listener: '{error}'"))
                 .ok();
             if let Some((address, _)) = &service.prometheus {
@@ -195,7 +197,7 @@ impl ProtocolServers {
         drain: impl Fn() -> D,
     ) -> RunningServers {
         let Self { grpc, http, resp, forward, grpc_tls, http_tls, debug, metrics, quota_stats } = self;
-        let (style, health, max_age) = service_options(config, status);
+        let (style, health, (max_age, max_age_grace)) = service_options(config, status);
         let api =
             if config.service.is_some() { http::HttpApi::RatelimitService } else { http::HttpApi::Full };
         let responses = config.responses.clone();
@@ -213,6 +215,7 @@ impl ProtocolServers {
                 health,
                 tls: grpc_tls,
                 max_age,
+                max_age_grace,
                 rlqs: rlqs::RlqsConfig { stats: quota_stats, ..rlqs::RlqsConfig::default() },
                 ..rls::RlsConfig::default()
             };
@@ -288,7 +291,7 @@ impl ProtocolServers {
 fn service_options(
     config: &Config,
     status: &Arc<ServerStatus>,
-) -> (rls::ResponseStyle, rls::HealthNames, Option<Duration>) {
+) -> (rls::ResponseStyle, rls::HealthNames, (Option<Duration>, Option<Duration>)) {
     let Some(service) = &config.service else { return Default::default() };
     let (rules, health, metrics) = (Arc::clone(status), Arc::clone(status), Arc::clone(&service.metrics));
     let style = rls::ResponseStyle::Service {
@@ -299,7 +302,7 @@ fn service_options(
     };
     let names =
         rls::HealthNames::Named { name: "ratelimit", is_healthy: Arc::new(move || health.is_ready()) };
-    (style, names, service.max_age)
+    (style, names, (service.max_age, service.max_age_grace))
 }
 
 impl RunningServers {

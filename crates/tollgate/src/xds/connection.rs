@@ -1,30 +1,39 @@
 //! Connection to the management server: TCP or a Unix socket, TLS, HTTP/2. Each stream has its own connection, so that
 //! names are resolved and certificates read again every time.
 //!
-//! A dead peer is found by TCP's keep-alive. HTTP/2 pings were rejected: gRPC servers end connections that ping more often
-//! than every five minutes, unless they are configured otherwise.
+//! A connection is one when the server has sent its HTTP/2 settings, which it does without being asked. A server that
+//! accepts connections and sends nothing is given up after the time for connecting.
+//!
+//! A dead peer is found by TCP's keep-alive, and a process that hangs by HTTP/2 pings, at long intervals: gRPC servers end
+//! connections that ping more often than every five minutes, unless they are configured otherwise. A stream without
+//! responses is healthy: a server that has nothing for a node sends nothing.
 
 use super::settings::{ServerAddress, XdsSettings, XdsTls};
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::pki_types::ServerName;
 use std::future::Future;
+use std::io::{self, IoSlice};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::oneshot;
 use tokio_rustls::TlsConnector;
 use tollgate_http::tls;
 use tonic::body::Body;
 use tower_service::Service;
 
-/// Maximum time for a connection, TLS included.
+/// Maximum time for a connection, TLS and the server's settings included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A server that has sent nothing for this long is asked whether it is there, and has this long to answer.
+const PING_INTERVAL: Duration = Duration::from_secs(6 * 60);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An HTTP/2 connection for one call.
 #[derive(Clone)]
@@ -102,14 +111,105 @@ async fn secure<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     handshake(stream).await
 }
 
+/// Begins HTTP/2, and waits for the server's settings.
 async fn handshake<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
 ) -> Result<Connection, String> {
-    let shaken = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await;
+    let (begun, has_begun) = oneshot::channel();
+    let stream = Beginning { stream, header: [0; FRAME_HEADER], read: 0, begun: Some(begun) };
+    let shaken = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .handshake(TokioIo::new(stream))
+        .await;
     let (sender, driver) = shaken.map_err(|error| error.to_string())?;
     // Ends with the sender; the call itself reports what goes wrong.
     tokio::spawn(async move { drop(driver.await) });
-    Ok(Connection(sender))
+    let begun = has_begun.await.unwrap_or_else(|_| Err(CLOSED.to_owned()));
+    begun.map(|()| Connection(sender))
+}
+
+/// Length of a frame's header: the length of its payload in three bytes, its type, flags and stream.
+const FRAME_HEADER: usize = 9;
+/// Type of the first frame of every server.
+const SETTINGS_FRAME: u8 = 4;
+const CLOSED: &str = "the server closed the connection";
+
+/// A stream that tells when the server has begun to speak HTTP/2, which hyper does not.
+struct Beginning<S> {
+    stream: S,
+    /// Header of the first frame, of which this much has been read.
+    header: [u8; FRAME_HEADER],
+    read: usize,
+    /// Receives that the first frame has the server's settings, or why there is none: with TLS 1.3 a server refuses a
+    /// certificate after the handshake.
+    begun: Option<oneshot::Sender<Result<(), String>>>,
+}
+
+impl<S> Beginning<S> {
+    /// Reads more of the first frame.
+    fn feed(&mut self, bytes: &[u8]) {
+        let copied = bytes.len().min(FRAME_HEADER - self.read);
+        self.header[self.read..self.read + copied].copy_from_slice(&bytes[..copied]);
+        self.read += copied;
+        match self.header {
+            _ if bytes.is_empty() => self.end(Err(CLOSED.to_owned())),
+            _ if self.read < FRAME_HEADER => {}
+            [_, _, _, SETTINGS_FRAME, ..] => self.end(Ok(())),
+            _ => self.end(Err("the server does not speak HTTP/2".to_owned())),
+        }
+    }
+
+    fn end(&mut self, result: Result<(), String>) {
+        if let Some(begun) = self.begun.take() {
+            let _ = begun.send(result);
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Beginning<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buffer));
+        if self.begun.is_some() {
+            match &read {
+                Ok(()) => self.feed(&buffer.filled()[before..]),
+                Err(error) => self.end(Err(error.to_string())),
+            }
+        }
+        Poll::Ready(read)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Beginning<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }
 
 fn client_config(settings: &XdsTls) -> Result<rustls::ClientConfig, String> {
@@ -136,4 +236,48 @@ fn client_config(settings: &XdsTls) -> Result<rustls::ClientConfig, String> {
 
 fn mismatch(certificate: &Path, key: &Path, error: &rustls::Error) -> String {
     format!("certificate {} and key {} do not match: {error}", certificate.display(), key.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+    const PREFACE: usize = 24;
+
+    /// Begins a connection to a server that accepts it and has read what the client sends, but sends nothing itself.
+    async fn begin() -> (Pin<Box<dyn Future<Output = Result<Connection, String>>>>, DuplexStream) {
+        let (own, mut server) = duplex(1 << 16);
+        let mut connecting: Pin<Box<dyn Future<Output = _>>> = Box::pin(handshake(own));
+        let mut preface = [0; PREFACE];
+        tokio::select! {
+            biased;
+            _ = &mut connecting => panic!("connected to a server that has sent nothing"),
+            read = server.read_exact(&mut preface) => read.map(drop).expect("a preface"),
+        }
+        (connecting, server)
+    }
+
+    /// Otherwise the log names a connection that there is not, and nothing is tried again.
+    #[tokio::test]
+    async fn there_is_a_connection_when_the_server_has_sent_its_settings() {
+        let (connecting, mut server) = begin().await;
+        let settings = [0, 0, 0, SETTINGS_FRAME, 0, 0, 0, 0, 0];
+        let (first, rest) = settings.split_at(4);
+        server.write_all(first).await.expect("sent");
+        server.write_all(rest).await.expect("sent");
+        connecting.await.map(drop).expect("a connection");
+    }
+
+    #[tokio::test]
+    async fn other_servers_are_not_connected() {
+        let (connecting, mut server) = begin().await;
+        server.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.expect("sent");
+        let error = connecting.await.map(drop).expect_err("HTTP/1.1");
+        assert_eq!(error, "the server does not speak HTTP/2");
+        let (connecting, server) = begin().await;
+        drop(server);
+        let error = connecting.await.map(drop).expect_err("closed");
+        assert_eq!(error, CLOSED);
+    }
 }

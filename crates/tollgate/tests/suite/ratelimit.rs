@@ -272,10 +272,26 @@ fn rules_follow_the_files() {
     });
     std::fs::write(config.join("more/two"), file("two", 9)).expect("a file");
     shown("two.a_b: unit=HOUR requests_per_unit=9,");
+    // Each set that cannot be read is an error of its own, though the message is the same.
+    let errors = || {
+        let stats = service.get(service.debug, "/stats").text();
+        let line = stats.lines().find_map(|line| line.strip_prefix("ratelimit.service.config_load_error: "));
+        line.and_then(|count| count.parse::<u64>().ok()).expect("a count")
+    };
+    for bytes in [&b"\xff"[..], b"\xfe\n"] {
+        let (refusals, before) =
+            (|| service.log().matches("more.two: error loading config file").count(), errors());
+        let logged = refusals();
+        std::fs::write(folder.join("next"), bytes).expect("a file");
+        std::fs::rename(folder.join("next"), config.join("more/two")).expect("moved");
+        eventually("the refusal", || (refusals() > logged && errors() > before).then_some(()));
+    }
+    std::fs::write(config.join("more/two"), file("two", 10)).expect("a file");
+    shown("two.a_b: unit=HOUR requests_per_unit=10,");
     // Moving the directory away does not mean to remove every limit.
     std::fs::rename(&config, config.with_extension("away")).expect("moved");
     eventually("the refusal", || service.log().contains("config does not exist").then_some(()));
-    shown("two.a_b: unit=HOUR requests_per_unit=9,");
+    shown("two.a_b: unit=HOUR requests_per_unit=10,");
     assert_eq!(service.get(service.http, "/healthcheck").status, 200);
 }
 
