@@ -6,9 +6,8 @@
 //! consulting the store. The end is counted from the moment of the call, so it is never later than the store's own.
 //!
 //! A cached denial belongs to a counter, not to a request: every request that charges the counter is denied, whatever
-//! else it charges. The outcomes of its other limits are then unknown, unless [`DenyCache::with_all_outcomes`] asks for
-//! them. Independent charges (shadow rules, candidates)
-//! still count. Memory is fixed: sets of four, in which the denial that ends soonest is replaced. Caching allowed
+//! else it charges. The outcomes of its other limits are then unknown. Independent charges (shadow rules, candidates)
+//! still count, and denials of limits that count attempts are not cached. Memory is fixed: sets of four, in which the denial that ends soonest is replaced. Caching allowed
 //! outcomes was rejected: that would overshoot.
 
 use std::hash::{BuildHasher, Hasher};
@@ -25,7 +24,6 @@ const WAYS: usize = 4;
 pub struct DenyCache<S, C> {
     inner: S,
     clock: C,
-    all_outcomes: bool,
     seed: [foldhash::fast::RandomState; 2],
     sets: Box<[Mutex<[CachedDenialSlot; WAYS]>]>,
     /// Requests denied from the cache, in several counters, so that threads rarely contend.
@@ -62,19 +60,10 @@ impl<S, C: Clock> DenyCache<S, C> {
         Self {
             inner,
             clock,
-            all_outcomes: false,
             seed: [foldhash::fast::RandomState::default(), foldhash::fast::RandomState::default()],
             sets: (0..sets).map(|_| Mutex::default()).collect(),
             hits: Default::default(),
         }
-    }
-
-    /// Consults the store for a request of which a denial is cached if it charges other limits besides, so that their
-    /// outcomes are known.
-    #[must_use]
-    pub const fn with_all_outcomes(mut self, all_outcomes: bool) -> Self {
-        self.all_outcomes = all_outcomes;
-        self
     }
 
     /// Returns the number of requests denied from the cache, without calling the store.
@@ -133,10 +122,12 @@ impl<S, C: Clock> DenyCache<S, C> {
         Some(Outcome { verdict, remaining: entry.remaining, reset_after: entry.reset.since(now) })
     }
 
-    /// Caches a denial. Permits may be released at any time, so denials of concurrency limits are not cached.
+    /// Caches a denial. Permits may be released at any time, and attempts are to be counted, so denials of such
+    /// limits are not cached.
     fn insert(&self, charge: &Charge<'_>, outcome: &Outcome, asked: Timestamp) {
         let Verdict::Denied { retry_after: Some(wait) } = outcome.verdict else { return };
-        if charge.limit.algorithm() == Algorithm::Concurrency || charge.enforcement != Enforcement::Required {
+        let is_open = charge.limit.algorithm() == Algorithm::Concurrency || charge.limit.counts_denied();
+        if is_open || charge.enforcement != Enforcement::Required {
             return;
         }
         let name = self.name(&charge.key, charge.limit);
@@ -168,8 +159,7 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
         let asked = self.clock.now();
         let recalled: smallvec::SmallVec<[Option<Outcome>; 4]> =
             charges.iter().map(|charge| self.get(charge, asked)).collect();
-        let is_incomplete = || self.all_outcomes && recalled.iter().any(Option::is_none);
-        if recalled.iter().all(Option::is_none) || is_incomplete() {
+        if recalled.iter().all(Option::is_none) {
             let outcomes = self.inner.charge(charges).await?;
             for (charge, outcome) in charges.iter().zip(&outcomes.per_charge) {
                 self.insert(charge, outcome, asked);

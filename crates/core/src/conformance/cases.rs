@@ -69,6 +69,7 @@ async fn every_algorithm<S: CounterStore>(harness: &mut Harness<S>) -> Result<()
         .into_iter()
         .map(|limit| (limit, Enforcement::Required))
         .chain(attempts().into_iter().map(|limit| (limit, Enforcement::Independent)))
+        .chain(attempts().into_iter().map(|limit| (limit, Enforcement::Required)))
         .collect();
     for (number, (limit, enforcement)) in forms.iter().enumerate() {
         let mut rng = SplitMix64::new(number as u64);

@@ -69,6 +69,12 @@ impl Ledger {
                         *outcome = Outcome { verdict: outcome.verdict, ..seen };
                     }
                 }
+                let counts = |(outcome, charge): &(&Outcome, &Charge<'_>)| {
+                    outcome.verdict.is_denied() && !is_independent(charge) && charge.limit.counts_denied()
+                };
+                for (_, charge) in each.iter().zip(charges).filter(counts) {
+                    self.count_attempt(now, charge);
+                }
             }
         }
         Outcomes { admission, at: now, per_charge: each }
@@ -115,6 +121,14 @@ impl Ledger {
             *kept = state;
         }
         outcome
+    }
+
+    /// Counts a charge of a denied request, if its limit denies it.
+    fn count_attempt(&mut self, now: Timestamp, charge: &Charge<'_>) {
+        let before = self.states.clone();
+        if self.step(now, charge, charge.cost).verdict.is_allowed() {
+            self.states = before;
+        }
     }
 
     /// Corrects a state that a clock error left in the future, which is done also when a request is denied, or it

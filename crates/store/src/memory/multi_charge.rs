@@ -184,13 +184,14 @@ fn roll_back<L: LineStorage>(counters: &PackedCounters<L>, items: &mut [Prepared
             counters.undo(ask, &item.receipt);
         }
     }
-    for (i, item) in items.iter_mut().enumerate() {
+    for item in items.iter_mut().filter(|item| item.outcome.verdict.is_allowed()) {
         let Some(ask) = item.in_set() else { continue };
-        if item.outcome.verdict.is_allowed() {
-            // The outcome without this charge.
-            let (seen, _) = counters.prepare(&PackedCharge { cost: Cost::PEEK, ..*ask });
-            item.outcome = Outcome { verdict: item.outcome.verdict, ..seen };
-        } else if i >= taken {
+        // The outcome without this charge.
+        let (seen, _) = counters.prepare(&PackedCharge { cost: Cost::PEEK, ..*ask });
+        item.outcome = Outcome { verdict: item.outcome.verdict, ..seen };
+    }
+    for item in items[taken..].iter().filter(|item| item.outcome.verdict.is_denied()) {
+        if let Some(ask) = item.in_set() {
             counters.charge(ask, ChargeKind::Attempt);
         }
     }

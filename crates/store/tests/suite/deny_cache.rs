@@ -185,29 +185,3 @@ fn a_denial_is_cached_with_its_numbers() {
     let _ = three(&second);
     assert_eq!(rig.store_calls(), 3, "another period is another limit");
 }
-
-/// Clients that show what is left of every limit need all outcomes, and the denied one still charges nothing.
-#[test]
-fn all_outcomes_are_known_if_asked_for() {
-    let Rig { clock, cache, scope } = rig();
-    let rig = Rig { clock, cache: cache.with_all_outcomes(true), scope };
-    let (small, large) = (
-        limit(Algorithm::FixedWindow, Rate::per_hour(nonzero!(2))),
-        limit(Algorithm::FixedWindow, Rate::per_hour(nonzero!(10))),
-    );
-    let (a, b) = ([KeyPart::Text("a")], [KeyPart::Text("b")]);
-    let both = [rig.charge(&a, &small, Cost::ONE), rig.charge(&b, &large, Cost::ONE)];
-    for _ in 0..2 {
-        assert_eq!(rig.check(&both).admission, Admission::Admitted);
-    }
-    for _ in 0..3 {
-        let outcomes = rig.check(&both);
-        assert_eq!(outcomes.admission, Admission::Denied);
-        let [denied, other] = &outcomes.per_charge[..] else { panic!("two outcomes") };
-        assert!(denied.verdict.is_denied() && other.verdict.is_allowed(), "{outcomes:?}");
-        assert_eq!(other.remaining, 8, "{outcomes:?}");
-    }
-    let before = rig.store_calls();
-    assert_eq!(rig.check(&both[..1]).admission, Admission::Denied);
-    assert_eq!(rig.store_calls(), before, "one limit is denied from the cache");
-}

@@ -112,9 +112,7 @@ fn limiter(config: &Config, operators: &mut AdminServer, observe: Arc<Telemetry>
             let named = config.stores.iter().map(|(name, redis)| (name.clone(), connect(redis, Some(name))));
             let redis = connect(redis, None).with_named(named.collect());
             let records = Arc::new(RedisRecords::new(redis.clone()));
-            // Envoy shows what is left of each limit of a denied request.
-            let all_outcomes = config.more_rule_options.stop_when_over;
-            let store = OwnStore::redis(&redis, local, leases, clock, all_outcomes);
+            let store = OwnStore::redis(&redis, local, leases, clock);
             // Pending charges, and those in doubt.
             let limiter = Limiter::new(rules, with_cells(store)?, time).with_pending_bytes(outages / 4);
             if let Some(cells) = &config.cells {

@@ -191,9 +191,8 @@ impl OwnStore {
         local: MemoryStore<SystemClock>,
         leases: LeaseConfig,
         clock: SystemClock,
-        all_outcomes: bool,
     ) -> Self {
-        let remembered = DenyCache::new(redis.clone(), clock, DENIALS).with_all_outcomes(all_outcomes);
+        let remembered = DenyCache::new(redis.clone(), clock, DENIALS);
         Self::Redis(LeasedStore::new(remembered, redis.clone(), clock, leases).with_local(local))
     }
 

@@ -194,6 +194,10 @@ descriptors:
         let mut all = variables(&folder, &url);
         all.extend([("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", stop), ("CACHE_KEY_PREFIX", stop)]);
         let service = Ratelimit::start(&all).healthy();
+        let tokens =
+            |hits: u32| json!({"domain": "one", "descriptors": [{"entries": [["m", "w"]], "hits": hits}]});
+        let answers = service.calls(&json!([tokens(4), tokens(3), tokens(1), tokens(0)]));
+        assert_eq!(codes(&answers), ["OK", "OVER_LIMIT", "OVER_LIMIT", "OVER_LIMIT"], "attempts count");
         let answers = service.calls(&json!([both, both, both, both, look]));
         assert_eq!(codes(&answers), ["OK", "OK", "OVER_LIMIT", "OVER_LIMIT", "OK"]);
         assert_eq!(answers[4]["statuses"][0]["limitRemaining"], left, "{}", answers[4]);

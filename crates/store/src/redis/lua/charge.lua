@@ -1,12 +1,16 @@
 -- Requests, one after another. Of each: how many charges (uint16), whether its alternatives bind here (uint8; not where
 -- others of them live in another slot), then the charges, independent ones first.
+-- Of a refused request, windows that count attempts count what they refuse.
 -- Answers what was kept in each bundle, the time, and a digit a request: 1 admitted, 0 refused.
+local function counts_attempts(op)
+  return op == 4 or op == 6
+end
 local answers = ''
 while at <= #ask do
   local n, binds
   n, binds, at = decode('<HB', ask, at)
   local first = at
-  local refused, mend, alternatives, fitting, tried = false, false, 0, 0, nil
+  local refused, mend, attempted, alternatives, fitting, tried = false, false, false, 0, 0, nil
   for _ = 1, n do
     local op, verb, how, c, a, b, d, e, f, extra, ago = charge()
     if op < 0 then
@@ -30,6 +34,7 @@ while at <= #ask do
       end
     else
       mend = mend or ahead
+      attempted = attempted or not fits and counts_attempts(op)
       if how == 1 then
         alternatives = alternatives + 1
         fitting = fitting + (fits and 1 or 0)
@@ -44,12 +49,18 @@ while at <= #ask do
   end
   if refused or binds == 1 and alternatives > 0 and fitting == 0 then
     answers = answers .. '0'
-    if mend then
+    if mend or attempted then
       at = first
       for _ = 1, n do
-        local op, _, how, c, _, b, d, e, f, extra = charge()
+        local op, verb, how, c, a, b, d, e, f, extra = charge()
         if how ~= 2 then
-          local _, next = step(op, 0, states[c], 0, b, d, e, f, extra)
+          local fits, next = true, nil
+          if verb == 1 and counts_attempts(op) then
+            fits, next = step(op, verb, states[c], a, b, d, e, f, extra)
+          end
+          if fits then
+            _, next = step(op, 0, states[c], 0, b, d, e, f, extra)
+          end
           if next then
             put(c, next)
           end

@@ -78,6 +78,11 @@ if is_short == 1 and now < 4000000000000000 then
           refused = refused or how == 0
           if op == 4 then
             next = next < f and next or f
+            if how == 0 and n > 1 then
+              -- What a refused request counts of its charges is for the general steps.
+              understood = false
+              break
+            end
           end
           next = op == 4 and next > state and next or nil
         end
@@ -87,7 +92,7 @@ if is_short == 1 and now < 4000000000000000 then
         end
       end
       if next then
-        if how == 0 and (n > 1 or refused) then
+        if how == 0 and n > 1 then
           taken = taken or {}
           taken[#taken + 1] = c
           taken[#taken + 1] = state
