@@ -40,11 +40,13 @@ SHELL := bash
 CARGO ?= cargo
 # Enables the tests that need other servers and programs; `cargo test` alone needs nothing but Rust.
 EXTERNAL := --features external-tests
-# Makes cargo compile the crates of the workspace by Clippy, with warnings as errors. It is part of what cargo keeps a
-# built crate by, so every build of `make test` has it. Incremental files, debug information and many units of code for each
-# crate would make a first build longer, and take gigabytes; a panic tells its file and line without.
+# Makes cargo compile the crates of the workspace by Clippy, with warnings as errors, and programs of tests without optimizing
+# them. It is part of what cargo keeps a built crate by, so every build of `make test` has it. Incremental files, debug
+# information and many units of code for each crate would make a first build longer, and take gigabytes; a panic tells its
+# file and line without.
 LINTED := CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_BUILD_OVERRIDE_DEBUG=0 \
-  CARGO_PROFILE_DEV_CODEGEN_UNITS=2 CARGO_PROFILE_DEV_BUILD_OVERRIDE_CODEGEN_UNITS=2 RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+  CARGO_PROFILE_DEV_CODEGEN_UNITS=2 CARGO_PROFILE_DEV_BUILD_OVERRIDE_CODEGEN_UNITS=2 \
+  RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/scripts/compile-linted CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEBUG := $(TARGET)/debug/tollgate
 RELEASE := $(TARGET)/release/tollgate

@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 /// A timeout that only a hang reaches.
 pub const LONG: Duration = Duration::from_secs(60);
 
+/// Shortest and longest pause between two polls.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(25));
+
 /// A stopwatch.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);
@@ -21,6 +24,13 @@ impl Stopwatch {
     pub fn elapsed(self) -> Duration {
         self.0.elapsed()
     }
+
+    /// Returns how long to pause before the next poll: an eighth of the time waited so far, within bounds. A short wait is
+    /// polled often, and a long one does not take the processor from the servers that it waits for.
+    #[must_use]
+    pub fn pause(self) -> Duration {
+        (self.elapsed() / 8).clamp(PAUSES.0, PAUSES.1)
+    }
 }
 
 /// Polls until `poll` returns a value; panics with `what` on timeout.
@@ -31,7 +41,7 @@ pub fn eventually<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
             return value;
         }
         assert!(watch.elapsed() < LONG, "timed out after {} s waiting for {what}", LONG.as_secs());
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(watch.pause());
     }
 }
 

@@ -108,7 +108,7 @@ impl Said {
         let watch = Stopwatch::start();
         while !self.text().contains(text) {
             assert!(watch.elapsed() < LONG, "`{text}` is not in\n{}", self.text());
-            std::thread::sleep(Duration::from_millis(2));
+            std::thread::sleep(watch.pause());
         }
     }
 
