@@ -12,13 +12,14 @@
 use crate::charge_codec::cost;
 use crate::counter_locks::Locked;
 use crate::inbox::Receipt;
-use crate::lost_units::{counts_until, has_windows, whole_window};
+use crate::lost_units::{counts_until, has_windows};
 use crate::message::{Batch, Hello, Message};
-use crate::overdraft::{BucketTime, Overdraft, whole_bucket};
+use crate::overdraft::{BucketTime, Overdraft};
 use crate::owner::Transport;
 use crate::regional::RegionalStore;
 use crate::reported::{Reported, add_up};
 use crate::stats::add;
+use crate::used_units;
 use futures_util::future::join_all;
 use std::collections::{HashMap, HashSet};
 use tollgate_core::{
@@ -355,26 +356,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     /// Returns the units that a counter can still be debited.
     pub(crate) async fn room(&self, charge: &Charge<'_>) -> Result<u64, StoreError> {
-        let time = BucketTime::of(charge);
-        let whole = match time {
-            Some(_) => whole_bucket(charge.limit),
-            None => Some(whole_window(charge.limit)),
-        };
-        let peek = Charge {
-            cost: Cost::PEEK,
-            enforcement: Enforcement::Independent,
-            limit: whole.as_ref().unwrap_or(charge.limit),
-            ..*charge
-        };
-        let mut outcomes = Outcomes::default();
-        if !self.own.try_charge(&[peek], &mut outcomes) {
-            outcomes = self.own.charge(&[peek]).await?;
-        }
-        let outcome = outcomes.per_charge.first();
-        Ok(match time.filter(|_| whole.is_none()) {
-            Some(time) => time.room(outcome.map_or(TimeDelta::ZERO, |outcome| outcome.reset_after)),
-            None => outcome.map_or(0, |outcome| outcome.remaining),
-        })
+        Ok(used_units::read(&self.own, charge).await?.room)
     }
 
     /// Returns the units that a counter could still be debited by the store's last answer about it. That is no basis for a

@@ -18,6 +18,7 @@
 //! | [`message`] | the messages between cells, as a pure codec |
 //! | [`pseudonym`](Pseudonyms) | secrets as keyed hashes, before they reach a counter that cells share |
 //! | [`durable`] | consumption that survives the counter store: rows for a database, and what is read back |
+//! | `used_units` | how much of a counter is used, also beyond its limit |
 //! | [`stats`](RegionStats) | statistics |
 //! | `net` (feature) | links over TCP and TLS |
 
@@ -48,6 +49,7 @@ mod regional;
 mod reported;
 mod roster;
 mod stats;
+mod used_units;
 mod wire;
 
 pub use charge_codec::{SentCharge, SentCounter};

@@ -7,8 +7,6 @@
 mod collect;
 mod record;
 
-pub(crate) use record::given_back;
-
 use super::CounterDigest;
 use super::canary::Canaries;
 use super::kept::{DurableRow, Kept};

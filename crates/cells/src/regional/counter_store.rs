@@ -3,18 +3,18 @@
 
 use super::decide::{is_exchanged, may_be_lost};
 use super::{Charges, RegionalStore, WHOLE};
-use crate::durable::given_back;
 use crate::guarded::is_guarded;
 use crate::ledger::is_applied;
 use crate::members::Decider;
 use crate::owner::Transport;
 use crate::pseudonym::{Names, needs_names, renamed};
+use crate::used_units::{self, given_back};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tollgate_core::{
-    Charge, Clock, Cost, CounterId, CounterKey, CounterOwner, CounterStore, Enforcement, KeyPart, LastKnown,
-    LateAnswer, Mode, Outcome, Outcomes, Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
+    Charge, Clock, Cost, CounterId, CounterKey, CounterOwner, CounterStore, KeyPart, LastKnown, LateAnswer,
+    Mode, Outcome, Outcomes, Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
 };
 
 type Parts<'a> = SmallVec<[SmallVec<[KeyPart<'a>; 4]>; 4]>;
@@ -261,20 +261,8 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             if !self.is_reported_refund(charge) || !is_cut(charge) || is_overdrawn() {
                 continue;
             }
-            let peek = Charge {
-                cost: Cost::PEEK,
-                enforcement: Enforcement::Independent,
-                mode: Mode::Central,
-                ..*charge
-            };
-            let mut outcomes = Outcomes::default();
-            if !self.own.try_charge(&[peek], &mut outcomes) {
-                let Ok(looked) = self.own.charge(&[peek]).await else { continue };
-                outcomes = looked;
-            }
-            if let Some(outcome) = outcomes.per_charge.first() {
-                let used = charge.limit.capacity().saturating_sub(outcome.remaining);
-                charge.cost = given_back(charge, used);
+            if let Ok(known) = used_units::read(&self.own, charge).await {
+                charge.cost = given_back(charge, known.used);
             }
         }
     }

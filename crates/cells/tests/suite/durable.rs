@@ -304,6 +304,43 @@ fn a_refund_of_more_than_is_used_is_recorded_as_far_as_it_is_used() {
     }
 }
 
+/// Without it a counter that is exactly used up counts as overdrawn by as much again: after a reset, a caller could consume the
+/// limit once more than the record says.
+#[test]
+fn what_a_used_up_counter_gives_back_is_recorded_exactly() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
+    let day = Rate::per(1_000, TimeDelta::from_secs(86_400));
+    let algorithms = [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::FixedWindow,
+        Algorithm::SlidingWindow,
+        Algorithm::SlidingLog,
+    ];
+    let of_a_day = algorithms.map(|one| LimitSpec::new(one, day.clone()).build().expect("a limit"));
+    for limit in of_a_day.into_iter().chain([month()]) {
+        for used in [1_000, 1_300] {
+            let give_back: [fn(&Node, &Limit); 3] = [
+                |node, limit| reset(node, limit, "a"),
+                |node, limit| debit(node, limit, "a", Cost::refund(1_900)),
+                |node, limit| {
+                    charge(node, limit, "a", Cost::refund(2_000));
+                },
+            ];
+            for (way, give_back) in give_back.into_iter().enumerate() {
+                let mut table = Table::default();
+                let node = node(&counters(&clock), "one", &clock);
+                debit(&node, &limit, "a", Cost::new(used));
+                give_back(&node, &limit);
+                assert_eq!(charge(&node, &limit, "a", Cost::new(900)), 100);
+                write(&mut table, 0, &node);
+                let recorded: i64 = table.saved().iter().map(|slot| slot.own).sum();
+                assert_eq!(recorded, 900, "{:?}, {used} used, {way}", limit.algorithm());
+            }
+        }
+    }
+}
+
 /// A node that restarts over a healthy store has read sums that age until a caller comes: they must not undo what other
 /// nodes have refunded and reset since.
 #[test]

@@ -7,6 +7,7 @@
 use super::{Durable, DurableStore, at_store};
 use crate::durable::marker::{MARKER, Marker};
 use crate::ledger::Ledger;
+use crate::used_units::{self, given_back};
 use smallvec::SmallVec;
 use tollgate_core::{Charge, Clock, Cost, CounterStore, StoreError};
 
@@ -14,7 +15,7 @@ use tollgate_core::{Charge, Clock, Cost, CounterStore, StoreError};
 type Recorded<'a> = SmallVec<[Charge<'a>; 4]>;
 
 impl<S: CounterStore, C: Clock> DurableStore<S, C> {
-    /// Returns the units that the store says are used.
+    /// Returns the units that the store says are used, of the limit.
     pub(super) async fn used(&self, charge: &Charge<'_>) -> Result<u64, StoreError> {
         let looked = self.inner.charge(&[Charge { cost: Cost::PEEK, ..at_store(charge) }]).await?;
         let left = looked.per_charge.first().map_or(charge.limit.capacity(), |outcome| outcome.remaining);
@@ -34,9 +35,9 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
             if charge.cost.is_refund()
                 && durable.is_debited(charge)
                 && is_read(charge)
-                && let Ok(used) = self.used(charge).await
+                && let Ok(known) = used_units::read(&self.inner, charge).await
             {
-                charge.cost = given_back(charge, used);
+                charge.cost = given_back(charge, known.used);
             }
         }
         recorded
@@ -54,8 +55,8 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
         for charge in &mut counted {
             // A reset refunds more than was used: what counts is what the store had.
             if is_reset(charge) && durable.is_debited(charge) {
-                let used = self.used(charge).await.map_err(|_| StoreError::Timeout)?;
-                charge.cost = given_back(charge, used);
+                let known = used_units::read(&self.inner, charge).await.map_err(|_| StoreError::Timeout)?;
+                charge.cost = given_back(charge, known.used);
                 resets.push(*charge);
             }
         }
@@ -69,14 +70,6 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
         ledger.record_debited(&counted, &result, |charge| durable.is_debited(charge));
         result
     }
-}
-
-/// Returns what a counter with so many used units gives back of a refund. One that is used up may be overdrawn, by as much
-/// again at most.
-pub(crate) fn given_back(refund: &Charge<'_>, used: u64) -> Cost {
-    let capacity = refund.limit.capacity();
-    let used = if used < capacity { used } else { capacity.saturating_mul(2) };
-    Cost::refund(refund.cost.units().min(used))
 }
 
 /// Returns whether a charge empties its counter.
