@@ -12,6 +12,7 @@
 use crate::charge_codec::cost;
 use crate::counter_locks::Locked;
 use crate::inbox::Receipt;
+use crate::late_debits::TakenBy;
 use crate::lost_units::{counts_until, has_windows};
 use crate::message::{Batch, Hello, Message};
 use crate::overdraft::{BucketTime, Overdraft};
@@ -33,7 +34,7 @@ const CHUNK: usize = 1_024;
 const MAX_PEEKS: usize = 256;
 
 /// Charges that could not be applied, by position, and why.
-type NotApplied = (HashSet<usize>, StoreError);
+pub(crate) type NotApplied = (HashSet<usize>, StoreError);
 
 /// A change of what is kept beside a counter's state.
 enum Beyond {
@@ -146,7 +147,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     }
 
     /// Waits until no other cell's report of these counters is applied, where something may be kept beside their states.
-    async fn lock(&self, charges: &[Charge<'_>], ids: &[CounterId]) -> Locked<'_> {
+    pub(crate) async fn lock(&self, charges: &[Charge<'_>], ids: &[CounterId]) -> Locked<'_> {
         let is_empty = self.overdrafts.is_empty() && self.lost_units.is_empty();
         let is_locked = |charge: &Charge<'_>| !is_empty || charge.cost.is_refund() || is_large(charge);
         let locked = charges.iter().zip(ids).filter(|(charge, _)| is_locked(charge)).map(|(_, id)| *id);
@@ -188,7 +189,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     }
 
     /// Debits what other cells have consumed of shared limits, however much it is. `ids` are those of the charges' counters.
-    async fn debit_shared(&self, charges: &[Charge<'_>], ids: &[CounterId]) -> Result<(), NotApplied> {
+    pub(crate) async fn debit_shared(
+        &self,
+        charges: &[Charge<'_>],
+        ids: &[CounterId],
+    ) -> Result<(), NotApplied> {
         let rooms = match self.rooms(charges, ids).await {
             Ok(rooms) => rooms,
             Err(error) => return Err(((0..charges.len()).collect(), error)),
@@ -209,21 +214,21 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         }
         let charges = reduced.as_deref().unwrap_or(charges);
         let debited: Vec<usize> = (0..charges.len()).filter(|at| !charges[*at].cost.is_peek()).collect();
-        let result = if debited.is_empty() {
-            Ok(())
-        } else if debited.len() == charges.len() {
-            self.own.debit_reported(charges).await
+        let some: Vec<Charge<'_>>;
+        let sent = if debited.len() == charges.len() {
+            charges
         } else {
-            let some: Vec<Charge<'_>> = debited.iter().map(|at| charges[*at]).collect();
-            self.own.debit_reported(&some).await
+            some = debited.iter().map(|at| charges[*at]).collect();
+            &some
         };
+        let result = if sent.is_empty() { Ok(()) } else { self.own.debit_reported(sent).await };
+        if let Err(error) = &result {
+            self.keep_late(sent, error, TakenBy::OtherCell);
+        }
         let failed: HashSet<usize> = match &result {
             Ok(()) => HashSet::new(),
-            // The store may debit them yet, and undoes that unless the charge is kept: it counts as applied.
-            Err(error) if !error.late().is_empty() => {
-                error.late().into_iter().for_each(|late| late.keep(|_| {}));
-                HashSet::new()
-            }
+            // The store may debit them yet, and is debited again if it does not: it counts as applied.
+            Err(error) if !error.late().is_empty() => HashSet::new(),
             Err(StoreError::Partial { failed, .. }) => {
                 failed.iter().filter_map(|at| debited.get(*at).copied()).collect()
             }

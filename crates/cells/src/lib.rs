@@ -9,6 +9,7 @@
 //! | `counter_locks` | one change of a counter at a time, while reports are applied |
 //! | `late` | what a cell is assumed to have consumed whose report is late |
 //! | `late_record` | records what a store charges after its deadline |
+//! | `unanswered`, `late_debits` | debits whose answers are late, made again if the store refuses them |
 //! | [`owner`](OwnerStore) | the remote store: charges forwarded to the cell that owns a counter |
 //! | [`members`](Members) | the configured peers, which of them answer, which cell owns a counter, how limits are divided while some are silent |
 //! | `roster` | the peers by index, configured or learned |
@@ -32,6 +33,7 @@ mod inbox;
 mod key_values;
 mod last_outcomes;
 mod late;
+mod late_debits;
 mod late_record;
 mod ledger;
 mod lost_units;
@@ -49,6 +51,7 @@ mod regional;
 mod reported;
 mod roster;
 mod stats;
+mod unanswered;
 mod used_units;
 mod wire;
 

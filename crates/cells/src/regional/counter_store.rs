@@ -4,6 +4,7 @@
 use super::decide::{is_exchanged, may_be_lost};
 use super::{Charges, RegionalStore, WHOLE};
 use crate::guarded::is_guarded;
+use crate::late_record::record_debited;
 use crate::ledger::is_applied;
 use crate::members::Decider;
 use crate::owner::Transport;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tollgate_core::{
     Charge, Clock, Cost, CounterId, CounterKey, CounterOwner, CounterStore, KeyPart, LastKnown, LateAnswer,
-    Mode, Outcome, Outcomes, Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
+    LateCharge, Mode, Outcome, Outcomes, Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
 };
 
 type Parts<'a> = SmallVec<[SmallVec<[KeyPart<'a>; 4]>; 4]>;
@@ -96,7 +97,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
             self.cut_refunds(&mut reported, |refund| refund.cost.units() < refund.limit.refill_cost()).await;
             let result = self.debit_own(&own).await;
             if !self.outboxes.is_empty() {
-                self.ledger.record_debited(&reported, &result, is_exchanged);
+                record_debited(&self.ledger, &reported, &result, is_exchanged);
                 if result.is_ok() {
                     self.shorten_overdrafts(own.iter());
                 }
@@ -338,12 +339,14 @@ fn is_plain(charge: &Charge<'_>) -> bool {
 
 /// Makes the answers to late charges name counters as the caller does, who else charges them once more.
 fn with_ids_of(charges: &[Charge<'_>], renamed: &[Charge<'_>], error: StoreError) -> StoreError {
-    if error.late().is_empty() {
+    let beside = error.late_beside().iter().flat_map(|(_, late)| late);
+    let late: Vec<LateCharge> = error.late().into_iter().chain(beside).cloned().collect();
+    if late.is_empty() {
         return error;
     }
     let ids = renamed.iter().zip(charges).map(|(renamed, charge)| (renamed.key.id(), charge.key.id()));
     let ids: Arc<[(CounterId, CounterId)]> = ids.filter(|(renamed, id)| renamed != id).collect();
-    for late in error.late().into_iter().filter(|_| !ids.is_empty()) {
+    for late in late.iter().filter(|_| !ids.is_empty()) {
         let ids = Arc::clone(&ids);
         late.map_answer(move |answer| match answer {
             LateAnswer::Charged(mut names) => {

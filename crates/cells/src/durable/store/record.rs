@@ -6,9 +6,11 @@
 
 use super::{Durable, DurableStore, at_store};
 use crate::durable::marker::{MARKER, Marker};
+use crate::late_record::record_debited;
 use crate::ledger::Ledger;
 use crate::used_units::{self, given_back};
 use smallvec::SmallVec;
+use std::sync::Arc;
 use tollgate_core::{Charge, Clock, Cost, CounterStore, StoreError};
 
 /// Charges as they are recorded.
@@ -47,7 +49,7 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
     pub(super) async fn record_debit(
         &self,
         durable: &Durable<C>,
-        ledger: &Ledger,
+        ledger: &Arc<Ledger>,
         mut counted: Recorded<'_>,
         debit: impl Future<Output = Result<(), StoreError>>,
     ) -> Result<(), StoreError> {
@@ -67,7 +69,7 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
                 let _ = self.inner.charge(&[marker.charge(charge)]).await;
             }
         }
-        ledger.record_debited(&counted, &result, |charge| durable.is_debited(charge));
+        record_debited(ledger, &counted, &result, |charge| durable.is_debited(charge));
         result
     }
 }
