@@ -65,6 +65,11 @@ pub trait CounterStore: Send + Sync {
         None
     }
 
+    /// Returns the units of a charge's counter that this process has taken from the store in advance and not given to anybody.
+    fn leased_units(&self, _charge: &Charge<'_>) -> u64 {
+        0
+    }
+
     /// Returns how cells share a charge's counter; `None` if there are no others.
     fn region_status(&self, _charge: &Charge<'_>) -> Option<RegionStatus> {
         None
@@ -132,6 +137,10 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
 
     fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown> {
         (**self).last_known(charge)
+    }
+
+    fn leased_units(&self, charge: &Charge<'_>) -> u64 {
+        (**self).leased_units(charge)
     }
 
     fn region_status(&self, charge: &Charge<'_>) -> Option<RegionStatus> {

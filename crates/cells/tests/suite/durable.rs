@@ -9,7 +9,7 @@ use tollgate_cells::durable::{
 };
 use tollgate_core::{
     Algorithm, Calendar, CalendarUnit, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec,
-    ManualClock, Mode, Period, Rate, Scope, TimeDelta, Timestamp,
+    ManualClock, Mode, Outcomes, Period, Permit, Rate, Scope, StoreError, TimeDelta, Timestamp,
 };
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -339,6 +339,47 @@ fn what_a_used_up_counter_gives_back_is_recorded_exactly() {
             }
         }
     }
+}
+
+/// A store of which this process has leased units that no request has taken.
+struct Leased(MemoryStore<Clock>, u64);
+
+impl CounterStore for Leased {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        self.0.charge(charges).await
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.0.debit(charges).await
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.0.release(permits).await
+    }
+
+    fn leased_units(&self, _: &Charge<'_>) -> u64 {
+        self.1
+    }
+}
+
+/// Without it a reset takes more off the record than requests have put there, and what is restored later is too little.
+#[test]
+fn a_reset_gives_back_no_units_that_are_leased() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
+    let (limit, grants) = (month(), Scope::new("grant"));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+    let durable = Durable::new(b"key", "one", &[], 4, Peers::None, &grants, Arc::clone(&clock));
+    let node = DurableStore::new(Leased(store, 8), Some(Arc::new(durable.expect("valid"))));
+    let scope = Scope::new("d|api_key|fixed_window|1mo").with_durable(true);
+    let parts = [KeyPart::Secret("a")];
+    let one = |cost| Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, cost);
+    pollster::block_on(node.inner().debit(&[one(Cost::new(8))])).expect("leased");
+    pollster::block_on(node.charge(&[one(Cost::new(500))])).expect("charged");
+    pollster::block_on(node.debit(&[one(Cost::refund(u64::MAX))])).expect("reset");
+    pollster::block_on(node.charge(&[one(Cost::new(900))])).expect("charged");
+    let durable = node.durable().expect("a record");
+    durable.collect();
+    assert_eq!(durable.pending(8).iter().map(|row| row.units).sum::<i64>(), 900);
 }
 
 /// A node that restarts over a healthy store has read sums that age until a caller comes: they must not undo what other

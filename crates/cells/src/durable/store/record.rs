@@ -24,6 +24,13 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
         Ok(charge.limit.capacity().saturating_sub(left))
     }
 
+    /// Returns the units that requests have taken, also beyond the limit. What this process has leased in advance is not
+    /// recorded before a request takes it.
+    async fn taken(&self, charge: &Charge<'_>) -> Result<u64, StoreError> {
+        let known = used_units::read(&self.inner, charge).await?;
+        Ok(known.used.saturating_sub(self.inner.leased_units(charge)))
+    }
+
     /// Returns charges as they are recorded: those refunds that `is_read` only as far as units are used. If the store does
     /// not answer, they count as they are.
     pub(super) async fn as_given_back<'c>(
@@ -37,9 +44,9 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
             if charge.cost.is_refund()
                 && durable.is_debited(charge)
                 && is_read(charge)
-                && let Ok(known) = used_units::read(&self.inner, charge).await
+                && let Ok(taken) = self.taken(charge).await
             {
-                charge.cost = given_back(charge, known.used);
+                charge.cost = given_back(charge, taken);
             }
         }
         recorded
@@ -57,8 +64,8 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
         for charge in &mut counted {
             // A reset refunds more than was used: what counts is what the store had.
             if is_reset(charge) && durable.is_debited(charge) {
-                let known = used_units::read(&self.inner, charge).await.map_err(|_| StoreError::Timeout)?;
-                charge.cost = given_back(charge, known.used);
+                let taken = self.taken(charge).await.map_err(|_| StoreError::Timeout)?;
+                charge.cost = given_back(charge, taken);
                 resets.push(*charge);
             }
         }
