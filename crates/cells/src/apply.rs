@@ -12,13 +12,15 @@
 use crate::charge_codec::cost;
 use crate::counter_locks::Locked;
 use crate::inbox::Receipt;
-use crate::lost_units::{counts_until, has_windows, whole_window};
+use crate::late_debits::TakenBy;
+use crate::lost_units::{counts_until, has_windows};
 use crate::message::{Batch, Hello, Message};
-use crate::overdraft::{BucketTime, Overdraft, whole_bucket};
+use crate::overdraft::{BucketTime, Overdraft};
 use crate::owner::Transport;
 use crate::regional::RegionalStore;
 use crate::reported::{Reported, add_up};
 use crate::stats::add;
+use crate::used_units;
 use futures_util::future::join_all;
 use std::collections::{HashMap, HashSet};
 use tollgate_core::{
@@ -32,7 +34,7 @@ const CHUNK: usize = 1_024;
 const MAX_PEEKS: usize = 256;
 
 /// Charges that could not be applied, by position, and why.
-type NotApplied = (HashSet<usize>, StoreError);
+pub(crate) type NotApplied = (HashSet<usize>, StoreError);
 
 /// A change of what is kept beside a counter's state.
 enum Beyond {
@@ -145,7 +147,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     }
 
     /// Waits until no other cell's report of these counters is applied, where something may be kept beside their states.
-    async fn lock(&self, charges: &[Charge<'_>], ids: &[CounterId]) -> Locked<'_> {
+    pub(crate) async fn lock(&self, charges: &[Charge<'_>], ids: &[CounterId]) -> Locked<'_> {
         let is_empty = self.overdrafts.is_empty() && self.lost_units.is_empty();
         let is_locked = |charge: &Charge<'_>| !is_empty || charge.cost.is_refund() || is_large(charge);
         let locked = charges.iter().zip(ids).filter(|(charge, _)| is_locked(charge)).map(|(_, id)| *id);
@@ -187,7 +189,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     }
 
     /// Debits what other cells have consumed of shared limits, however much it is. `ids` are those of the charges' counters.
-    async fn debit_shared(&self, charges: &[Charge<'_>], ids: &[CounterId]) -> Result<(), NotApplied> {
+    pub(crate) async fn debit_shared(
+        &self,
+        charges: &[Charge<'_>],
+        ids: &[CounterId],
+    ) -> Result<(), NotApplied> {
         let rooms = match self.rooms(charges, ids).await {
             Ok(rooms) => rooms,
             Err(error) => return Err(((0..charges.len()).collect(), error)),
@@ -208,21 +214,21 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         }
         let charges = reduced.as_deref().unwrap_or(charges);
         let debited: Vec<usize> = (0..charges.len()).filter(|at| !charges[*at].cost.is_peek()).collect();
-        let result = if debited.is_empty() {
-            Ok(())
-        } else if debited.len() == charges.len() {
-            self.own.debit_reported(charges).await
+        let some: Vec<Charge<'_>>;
+        let sent = if debited.len() == charges.len() {
+            charges
         } else {
-            let some: Vec<Charge<'_>> = debited.iter().map(|at| charges[*at]).collect();
-            self.own.debit_reported(&some).await
+            some = debited.iter().map(|at| charges[*at]).collect();
+            &some
         };
+        let result = if sent.is_empty() { Ok(()) } else { self.own.debit_reported(sent).await };
+        if let Err(error) = &result {
+            self.keep_late(sent, error, TakenBy::OtherCell);
+        }
         let failed: HashSet<usize> = match &result {
             Ok(()) => HashSet::new(),
-            // The store may debit them yet, and undoes that unless the charge is kept: it counts as applied.
-            Err(error) if !error.late().is_empty() => {
-                error.late().into_iter().for_each(|late| late.keep(|_| {}));
-                HashSet::new()
-            }
+            // The store may debit them yet, and is debited again if it does not: it counts as applied.
+            Err(error) if !error.late().is_empty() => HashSet::new(),
             Err(StoreError::Partial { failed, .. }) => {
                 failed.iter().filter_map(|at| debited.get(*at).copied()).collect()
             }
@@ -355,26 +361,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     /// Returns the units that a counter can still be debited.
     pub(crate) async fn room(&self, charge: &Charge<'_>) -> Result<u64, StoreError> {
-        let time = BucketTime::of(charge);
-        let whole = match time {
-            Some(_) => whole_bucket(charge.limit),
-            None => Some(whole_window(charge.limit)),
-        };
-        let peek = Charge {
-            cost: Cost::PEEK,
-            enforcement: Enforcement::Independent,
-            limit: whole.as_ref().unwrap_or(charge.limit),
-            ..*charge
-        };
-        let mut outcomes = Outcomes::default();
-        if !self.own.try_charge(&[peek], &mut outcomes) {
-            outcomes = self.own.charge(&[peek]).await?;
-        }
-        let outcome = outcomes.per_charge.first();
-        Ok(match time.filter(|_| whole.is_none()) {
-            Some(time) => time.room(outcome.map_or(TimeDelta::ZERO, |outcome| outcome.reset_after)),
-            None => outcome.map_or(0, |outcome| outcome.remaining),
-        })
+        Ok(used_units::read(&self.own, charge).await?.room)
     }
 
     /// Returns the units that a counter could still be debited by the store's last answer about it. That is no basis for a

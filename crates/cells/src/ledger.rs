@@ -14,9 +14,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use tollgate_core::{
-    Admission, Charge, CounterKey, Enforcement, Outcome, Outcomes, Period, StoreError, ThreadIndex,
-};
+use tollgate_core::{Admission, Charge, CounterKey, Enforcement, Outcome, Outcomes, Period, ThreadIndex};
 use tollgate_store::KeyHasher;
 
 const STRIPES: usize = 64;
@@ -213,6 +211,8 @@ pub struct Ledger {
     dropped: AtomicU64,
     /// Number of counters in the last tick.
     last_drained: AtomicUsize,
+    /// Number of debits that are recorded once they are answered.
+    pub(crate) unanswered: AtomicUsize,
 }
 
 impl Ledger {
@@ -230,6 +230,7 @@ impl Ledger {
             most: (most / STRIPES).max(1),
             dropped: AtomicU64::new(0),
             last_drained: AtomicUsize::new(0),
+            unanswered: AtomicUsize::new(0),
         }
     }
 
@@ -337,28 +338,6 @@ impl Ledger {
     ) {
         for (charge, outcome) in charges.iter().zip(&outcomes.per_charge) {
             if is_applied(charge, outcome, outcomes.admission) && is_wanted(charge) {
-                self.record(charge);
-            }
-        }
-    }
-
-    /// Adds what a debit has taken, of the charges that `is_wanted`.
-    pub fn record_debited(
-        &self,
-        charges: &[Charge<'_>],
-        result: &Result<(), StoreError>,
-        is_wanted: impl Fn(&Charge<'_>) -> bool,
-    ) {
-        let is_done = |at: usize, charge: &Charge<'_>| match result {
-            Ok(()) => true,
-            Err(StoreError::Partial { failed, .. }) if !failed.contains(&at) => true,
-            // The store may apply it yet, and a caller that keeps it relies on that.
-            Err(error) if !error.late().is_empty() => true,
-            // What will never be known counts on the safe side.
-            Err(error) => error.is_in_doubt() && !charge.cost.is_refund(),
-        };
-        for (at, charge) in charges.iter().enumerate() {
-            if is_wanted(charge) && is_done(at, charge) {
                 self.record(charge);
             }
         }

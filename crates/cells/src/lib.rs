@@ -9,6 +9,7 @@
 //! | `counter_locks` | one change of a counter at a time, while reports are applied |
 //! | `late` | what a cell is assumed to have consumed whose report is late |
 //! | `late_record` | records what a store charges after its deadline |
+//! | `unanswered`, `late_debits` | debits whose answers are late, made again if the store refuses them |
 //! | [`owner`](OwnerStore) | the remote store: charges forwarded to the cell that owns a counter |
 //! | [`members`](Members) | the configured peers, which of them answer, which cell owns a counter, how limits are divided while some are silent |
 //! | `roster` | the peers by index, configured or learned |
@@ -18,6 +19,7 @@
 //! | [`message`] | the messages between cells, as a pure codec |
 //! | [`pseudonym`](Pseudonyms) | secrets as keyed hashes, before they reach a counter that cells share |
 //! | [`durable`] | consumption that survives the counter store: rows for a database, and what is read back |
+//! | `used_units` | how much of a counter is used, also beyond its limit |
 //! | [`stats`](RegionStats) | statistics |
 //! | `net` (feature) | links over TCP and TLS |
 
@@ -31,6 +33,7 @@ mod inbox;
 mod key_values;
 mod last_outcomes;
 mod late;
+mod late_debits;
 mod late_record;
 mod ledger;
 mod lost_units;
@@ -48,6 +51,8 @@ mod regional;
 mod reported;
 mod roster;
 mod stats;
+mod unanswered;
+mod used_units;
 mod wire;
 
 pub use charge_codec::{SentCharge, SentCounter};

@@ -117,7 +117,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         if !refunds.is_empty()
             && let Err(error) = self.debit_own(&refunds).await
         {
-            error.late().into_iter().for_each(|late| late.keep(|_| {}));
+            error.keep_late();
         }
         self.shorten_overdrafts(refunds.iter());
         let permits: Vec<Permit<'_>> = held

@@ -24,6 +24,7 @@ mod serve;
 use crate::counter_locks::CounterLocks;
 use crate::inbox::Inbox;
 use crate::late::LatePeers;
+use crate::late_debits::LateDebits;
 use crate::ledger::{Consumed, Ledger};
 use crate::lost_units::LostUnits;
 use crate::members::{Decider, Division, Members};
@@ -64,6 +65,7 @@ pub struct RegionalStore<S, T, C> {
     pub(crate) lost_units: LostUnits,
     pub(crate) others: Others,
     pub(crate) late: LatePeers,
+    pub(crate) late_debits: LateDebits,
     pub(crate) clock: C,
     /// The part of shared limits by which this cell decides, in millionths.
     share: AtomicU64,
@@ -102,6 +104,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             lost_units: LostUnits::default(),
             others: Others::default(),
             late: LatePeers::default(),
+            late_debits: LateDebits::default(),
             clock,
             share: AtomicU64::new(share),
             division: ArcSwap::default(),
@@ -170,6 +173,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         });
         RegionStats {
             dropped_overdrafts: self.overdrafts.dropped(),
+            dropped_debits: self.late_debits.dropped(),
             late_peers: self.late.count(),
             is_displaced: self.members.is_displaced(now),
             has_majority: self.members.has_majority(now),

@@ -88,6 +88,8 @@ pub struct RegionStats {
     pub unreported: u64,
     /// Debts beyond a bucket's state that were dropped, because there were too many.
     pub dropped_overdrafts: u64,
+    /// Units of debits that the store refused after its deadline and that were dropped, because there were too many.
+    pub dropped_debits: u64,
 }
 
 impl Counts {
@@ -114,6 +116,7 @@ impl Counts {
             has_joined: true,
             unreported,
             dropped_overdrafts: 0,
+            dropped_debits: 0,
         }
     }
 }

@@ -65,6 +65,11 @@ pub trait CounterStore: Send + Sync {
         None
     }
 
+    /// Returns the units of a charge's counter that this process has taken from the store in advance and not given to anybody.
+    fn leased_units(&self, _charge: &Charge<'_>) -> u64 {
+        0
+    }
+
     /// Returns how cells share a charge's counter; `None` if there are no others.
     fn region_status(&self, _charge: &Charge<'_>) -> Option<RegionStatus> {
         None
@@ -134,6 +139,10 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
         (**self).last_known(charge)
     }
 
+    fn leased_units(&self, charge: &Charge<'_>) -> u64 {
+        (**self).leased_units(charge)
+    }
+
     fn region_status(&self, charge: &Charge<'_>) -> Option<RegionStatus> {
         (**self).region_status(charge)
     }
@@ -169,6 +178,14 @@ pub enum StoreError {
         /// Cause of the failure.
         cause: Box<StoreError>,
     },
+    /// A part of a debit failed, and another is late. Only what failed is named, and may be repeated.
+    #[error("{cause}")]
+    BesideLate {
+        /// Cause of the failure.
+        cause: Box<StoreError>,
+        /// Positions of debits that the store may apply later, with the handles of their answers.
+        late: Vec<(Vec<usize>, Vec<LateCharge>)>,
+    },
     /// Several parts of a request failed, each on its own.
     #[error("{}", .0.first().map_or_else(String::new, ToString::to_string))]
     Several(Vec<StoreError>),
@@ -181,7 +198,59 @@ impl StoreError {
             Self::Late(late) => vec![late],
             Self::Partial { cause, .. } => cause.late(),
             Self::Several(all) => all.iter().flat_map(Self::late).collect(),
-            Self::Unavailable(_) | Self::Timeout | Self::Lost(_) => Vec::new(),
+            Self::Unavailable(_) | Self::Timeout | Self::Lost(_) | Self::BesideLate { .. } => Vec::new(),
+        }
+    }
+
+    /// Returns debits that the store may apply later beside those that failed: their positions, and the handles of their answers.
+    #[must_use]
+    pub fn late_beside(&self) -> &[(Vec<usize>, Vec<LateCharge>)] {
+        match self {
+            Self::Partial { cause, .. } => cause.late_beside(),
+            Self::BesideLate { late, .. } => late,
+            _ => &[],
+        }
+    }
+
+    /// Keeps all debits that the store may apply later, whatever its answers are.
+    pub fn keep_late(&self) {
+        let beside = self.late_beside().iter().flat_map(|(_, late)| late);
+        self.late().into_iter().chain(beside).for_each(|late| late.keep(|_| {}));
+    }
+
+    /// Returns the positions of those of `all` charges that an error concerns.
+    #[must_use]
+    pub fn failed_of(&self, all: usize) -> Vec<usize> {
+        match self {
+            Self::Partial { failed, .. } => failed.clone(),
+            _ => (0..all).collect(),
+        }
+    }
+
+    /// Returns whether it will never be known of a part of a debit whether it was applied.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Lost(_) => true,
+            Self::Partial { cause, .. } | Self::BesideLate { cause, .. } => cause.is_lost(),
+            Self::Several(all) => all.iter().any(Self::is_lost),
+            Self::Unavailable(_) | Self::Timeout | Self::Late(_) => false,
+        }
+    }
+
+    /// Takes out what is late beside the failure, for a request of which the charges at `part` have failed so.
+    fn without_late(self, part: &[usize], beside: &mut Vec<(Vec<usize>, Vec<LateCharge>)>) -> Self {
+        match self {
+            Self::Partial { failed, cause } => {
+                Self::Partial { failed, cause: Box::new(cause.without_late(part, beside)) }
+            }
+            Self::BesideLate { cause, late } => {
+                let place = |at: &usize| part.get(*at).copied();
+                beside
+                    .extend(late.into_iter().map(|(of, late)| (of.iter().filter_map(place).collect(), late)));
+                *cause
+            }
+            error => error,
         }
     }
 
@@ -191,14 +260,15 @@ impl StoreError {
     pub fn is_in_doubt(&self) -> bool {
         match self {
             Self::Late(_) | Self::Lost(_) => true,
-            Self::Partial { cause, .. } => cause.is_in_doubt(),
+            Self::Partial { cause, .. } | Self::BesideLate { cause, .. } => cause.is_in_doubt(),
             Self::Several(all) => all.iter().any(Self::is_in_doubt),
             Self::Unavailable(_) | Self::Timeout => false,
         }
     }
 
     /// Combines the errors of parts of a debit of `all` charges, each with the positions of its part. A caller repeats what an
-    /// error names: if something was certainly not applied, the error names only that, and what is in doubt counts as applied.
+    /// error names: if something was certainly not applied, the error names only that, and what is in doubt counts as applied. What
+    /// is late of it has its answers in the error ([`StoreError::late_beside`]).
     ///
     /// # Errors
     /// [`StoreError`] if a part failed.
@@ -212,15 +282,31 @@ impl StoreError {
     /// let mixed = StoreError::of_debits(vec![(vec![0], lost()), (vec![2], down())], 3);
     /// assert_eq!(mixed, Err(StoreError::Partial { failed: vec![2], cause: Box::new(down()) }));
     /// assert_eq!(StoreError::of_debits(Vec::new(), 3), Ok(()));
+    /// let late = StoreError::Late(tollgate_core::LateCharge::new().0);
+    /// let mixed = StoreError::of_debits(vec![(vec![0, 1], late), (vec![2], down())], 3).unwrap_err();
+    /// assert!(!mixed.is_in_doubt() && mixed.late().is_empty() && mixed.failed_of(3) == [2]);
+    /// assert_eq!(mixed.late_beside()[0].0, [0, 1]);
     /// ```
     pub fn of_debits(parts: Vec<(Vec<usize>, Self)>, all: usize) -> Result<(), Self> {
-        let (doubtful, certain): (Vec<_>, Vec<_>) =
-            parts.into_iter().partition(|(_, error)| error.is_in_doubt());
+        let mut beside = Vec::new();
+        let parts = parts.into_iter().map(|(part, error)| {
+            let error = error.without_late(&part, &mut beside);
+            (part, error)
+        });
+        let (doubtful, certain): (Vec<_>, Vec<_>) = parts.partition(|(_, error)| error.is_in_doubt());
         let named = if certain.is_empty() {
             doubtful
         } else {
-            // Undone, they would not count at all.
-            doubtful.iter().flat_map(|(_, error)| error.late()).for_each(|late| late.keep(|_| {}));
+            for (part, error) in &doubtful {
+                let late: Vec<LateCharge> = error.late().into_iter().cloned().collect();
+                if error.is_lost() {
+                    // Not all of it will be known. Undone, it would not count at all.
+                    error.keep_late();
+                } else if !late.is_empty() {
+                    let failed = error.failed_of(part.len());
+                    beside.push((failed.into_iter().filter_map(|at| part.get(at).copied()).collect(), late));
+                }
+            }
             certain
         };
         let (mut failed, mut causes) = (Vec::new(), Vec::new());
@@ -242,6 +328,10 @@ impl StoreError {
             0 => return Ok(()),
             1 => causes.remove(0),
             _ => Self::Several(causes),
+        };
+        let cause = match beside.is_empty() {
+            true => cause,
+            false => Self::BesideLate { cause: Box::new(cause), late: beside },
         };
         Err(if failed.len() == all { cause } else { Self::Partial { failed, cause: Box::new(cause) } })
     }

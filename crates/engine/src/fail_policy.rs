@@ -307,7 +307,9 @@ impl<S: CounterStore> Limiter<S> {
         if !spent.is_empty() {
             let refunds: Vec<_> =
                 spent.into_iter().map(|charge| Charge { cost: charge.cost.negated(), ..charge }).collect();
-            let _ = self.store.debit(&refunds).await;
+            if let Err(error) = self.store.debit(&refunds).await {
+                error.keep_late();
+            }
         }
         if !held.is_empty() {
             let permits: Vec<_> = held

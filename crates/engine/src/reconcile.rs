@@ -307,6 +307,11 @@ impl ReconcileGuard {
             self.end(|_| true);
             return Ok(());
         };
+        for (at, late) in error.late_beside() {
+            // The store may apply them yet, though others failed.
+            let charges = at.iter().filter_map(|at| self.charges.get(*at)).cloned().collect();
+            self.pending.hold(charges, late, LostAnswer::NotCharged);
+        }
         if let StoreError::Partial { failed, .. } = &error {
             self.end(|at| !failed.contains(&at));
         }

@@ -277,7 +277,8 @@ impl<S: CounterStore> Limiter<S> {
                 .filter(spends)
                 .collect();
             if !all.is_empty() {
-                self.store.debit(&all).await?;
+                // What is late is recorded as a reset once the store has made it, and only if it is kept.
+                self.store.debit(&all).await.inspect_err(StoreError::keep_late)?;
                 self.full_counters.clear();
             }
         }

@@ -6,7 +6,7 @@
 //! rejected: a window whose callers are denied from its first request is not what its rule says.
 
 use crate::rule::{FailPolicy, OnError, Rule};
-use tollgate_core::{Algorithm, Limit, LossPolicy, RegionMode, TimeDelta};
+use tollgate_core::{Algorithm, Limit, LossPolicy, Mode, RegionMode, TimeDelta};
 
 /// A bound on admissions over any span of time t: `burst` + `beyond` + `rates` × rate × t.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,15 +68,40 @@ impl Bound {
         let beyond = burst.saturating_mul(others).saturating_add(lagging);
         Self { burst, beyond, rates, typical: lagging, has_windows }
     }
+
+    /// Returns the bound of a limit that each of so many nodes counts for itself.
+    #[must_use]
+    pub fn of_nodes(limit: &Limit, nodes: u32) -> Self {
+        let alone = Self::new(limit, RegionMode::Split, 1, TimeDelta::ZERO);
+        let nodes = u64::from(nodes.max(1));
+        let beyond = alone.burst.saturating_mul(nodes - 1);
+        Self { beyond, rates: alone.rates * nodes, typical: beyond, ..alone }
+    }
 }
 
 impl Rule {
+    /// Returns the bound of one of the rule's limits over this many cells, which know each other's consumption after `lag`. With
+    /// `mode: local`, each cell counts as one node.
+    #[must_use]
+    pub fn bound(&self, limit: &Limit, cells: u32, lag: TimeDelta) -> Bound {
+        match self.mode {
+            Mode::Local => Bound::of_nodes(limit, cells),
+            _ => Bound::new(limit, self.region_mode(), cells, lag),
+        }
+    }
+
+    /// Returns how cells share the rule's counters: the region's mode, or `local` where each node counts for itself.
+    #[must_use]
+    pub fn shared_by(&self) -> &'static str {
+        if self.mode == Mode::Local { "local" } else { self.region_mode().name() }
+    }
+
     /// Returns the bound of one of the rule's limits over this many cells in words, with the conditions under which it
     /// holds.
     #[must_use]
     pub fn describe_bound(&self, limit: &Limit, cells: u32, lag: TimeDelta) -> String {
         let mode = self.region_mode();
-        let Bound { burst, beyond, rates, typical, has_windows } = Bound::new(limit, mode, cells, lag);
+        let Bound { burst, beyond, rates, typical, has_windows } = self.bound(limit, cells, lag);
         let (capacity, rate, lag_ms) = (limit.capacity(), limit.rate(), lag.as_micros() / 1_000);
         let most = match limit.algorithm() {
             Algorithm::Concurrency => format!("at most {capacity} held at once"),
@@ -86,6 +111,10 @@ impl Rule {
             _ => format!("at most {burst} + {rate} over any time"),
         };
         match mode {
+            _ if self.mode == Mode::Local => format!(
+                "{most} by each node, which counts for itself and loses its counters with its process: with n nodes n times \
+                 as much"
+            ),
             RegionMode::Shared if rates == 0 => format!("{most}, divided among the cells"),
             RegionMode::Shared if has_windows => format!(
                 "{most} by each cell, so {} in a window and {} + {rates} × {rate} over any time in the worst case, when all \
@@ -144,6 +173,29 @@ impl Rule {
     }
 }
 
+/// Returns a limit in words. One of permits has no rate: its period is how long a permit is held at most.
+///
+/// ```
+/// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
+/// use tollgate_rules::limit_in_words;
+/// let permits = LimitSpec::new(Algorithm::Concurrency, Rate::per_minute(nonzero!(7))).build()?;
+/// assert_eq!(limit_in_words(&permits), "concurrency 7, each held for 1m at most");
+/// # Ok::<(), tollgate_core::LimitError>(())
+/// ```
+#[must_use]
+pub fn limit_in_words(limit: &Limit) -> String {
+    match limit.algorithm() {
+        Algorithm::Concurrency => {
+            format!(
+                "concurrency {}, each held for {} at most",
+                limit.capacity(),
+                limit.rate().period.length()
+            )
+        }
+        _ => limit.to_string(),
+    }
+}
+
 /// Returns the units that a limit's rate gives in this time, rounded up.
 fn during(limit: &Limit, time: TimeDelta) -> u64 {
     let rate = limit.rate();
@@ -171,6 +223,8 @@ descriptors:
   - {key: g, name: g, limit: 30/10s, region: owner}
   - {key: h, name: h, limit: 1000/second, burst: 10}
   - {key: i, name: i, concurrency: 5, region: owner, on_error: closed}
+  - {key: j, name: j, limit: 5/second, mode: local}
+  - {key: k, name: k, limit: 5/second, algorithm: fixed_window, mode: local}
 ";
         let rules = Ruleset::load(&[Source::new("t.yaml", text)], &Options::default()).expect("rules");
         let domain = rules.domains().next().expect("a domain");
@@ -196,9 +250,22 @@ descriptors:
             ("h", "10 + 1000/1s over any time, and 420 more in the worst case (400 in steady use"),
             ("h", "with Redis and several nodes in a region 30 + 3 × 1000/1s"),
             ("i", "at most 5 held at once"),
+            ("j", "at most 5 + 5/1s over any time by each node, which counts for itself"),
+            ("k", "at most 5 in each window, and 10 + 5/1s over any time by each node"),
         ];
         for (rule, part) in cases {
             assert!(stated(rule).contains(part), "{}", stated(rule));
         }
+        // Three nodes, each alone.
+        for (name, burst, beyond) in [("j", 5, 10), ("k", 10, 20)] {
+            let rule = domain.domain_rules().find(|rule| rule.name == name).expect("a rule");
+            let limit = &rule.all_limits().next().expect("a limit").limit;
+            let bound = rule.bound(limit, 3, TimeDelta::from_millis(200));
+            assert_eq!((bound.burst, bound.beyond, bound.rates), (burst, beyond, 3), "{name}");
+            assert_eq!(rule.shared_by(), "local");
+        }
+        let permits = domain.domain_rules().find(|rule| rule.name == "i").expect("a rule");
+        let permits = &permits.all_limits().next().expect("a limit").limit;
+        assert_eq!(super::limit_in_words(permits), "concurrency 5, each held for 1m at most");
     }
 }

@@ -257,7 +257,7 @@ impl<'p> Plan<'p> {
         })
     }
 
-    /// Returns how many units of the fleet's capacity the request asks for; not more than there are at all.
+    /// Returns how many units of the fleet's capacity the request asks for: one, whatever it costs its caller.
     #[must_use]
     pub fn fleet_units(&self) -> u64 {
         let own = self.fleet.as_ref().and_then(|fleet| self.limits.iter().find(|one| fleet.is_fleet(one)));

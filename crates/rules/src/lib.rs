@@ -59,7 +59,7 @@ mod tree;
 mod unit;
 mod yaml;
 
-pub use bound::Bound;
+pub use bound::{Bound, limit_in_words};
 pub use compile::is_store_name;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;

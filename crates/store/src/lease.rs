@@ -434,4 +434,8 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
     fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown> {
         self.inner.last_known(charge)
     }
+
+    fn leased_units(&self, charge: &Charge<'_>) -> u64 {
+        self.table.available(self.hasher.name(&charge.key), self.clock.now())
+    }
 }

@@ -39,7 +39,6 @@ mod store;
 pub use kept::{DurableRow, Kept};
 pub use saved::SavedSlot;
 pub use slots::{Slot, is_kept, slot_of, used_after};
-pub(crate) use store::given_back;
 pub use store::{Durable, DurableStats, DurableStore, Peers, ReadBack};
 
 /// Name of a counter in the database: a keyed hash.

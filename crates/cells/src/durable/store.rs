@@ -7,15 +7,13 @@
 mod collect;
 mod record;
 
-pub(crate) use record::given_back;
-
 use super::CounterDigest;
 use super::canary::Canaries;
 use super::kept::{DurableRow, Kept};
 use super::marker::{MARKER, Marker};
 use super::saved::{Saved, SavedSlot, Slots};
 use super::slots::{inexact_units, is_kept, is_plausible, used_after};
-use crate::late_record::record_if_kept;
+use crate::late_record::{record_debited, record_if_kept};
 use crate::ledger::Ledger;
 use crate::members::Members;
 use crate::stats::add;
@@ -87,7 +85,7 @@ pub struct Durable<C> {
     canaries: Canaries,
     /// What requests have taken, and what other cells have reported.
     taken: Arc<Ledger>,
-    reported: Ledger,
+    reported: Arc<Ledger>,
     kept: Mutex<Kept>,
     saved: Saved,
     /// Ids of durable scopes, for charges that do not come from this node's rules: those of rules.
@@ -124,7 +122,7 @@ impl<C: Clock> Durable<C> {
             peers,
             canaries: Canaries::new(process, stores, canaries)?,
             taken: Arc::new(Ledger::new(MAX_ACTIVE)),
-            reported: Ledger::new(MAX_ACTIVE),
+            reported: Arc::new(Ledger::new(MAX_ACTIVE)),
             kept: Mutex::new(Kept::new(MAX_ROWS)),
             saved: Saved::new(),
             scopes: ArcSwap::default(),
@@ -469,7 +467,7 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
         self.inner.return_units(back).await?;
         if let Some(durable) = &self.durable {
             let refund = Charge::new(back.key, back.limit, Cost::refund(back.units));
-            durable.taken.record_debited(&[refund], &Ok(()), |charge| durable.is_debited(charge));
+            record_debited(&durable.taken, &[refund], &Ok(()), |charge| durable.is_debited(charge));
         }
         Ok(())
     }

@@ -65,9 +65,26 @@ impl PeerUrl {
     }
 }
 
-/// Moves consumption into the outboxes in each tick, for as long as the process runs.
+/// Moves consumption into the outboxes in each tick, for as long as the process runs. Beside it, makes debits that the store
+/// refused after its deadline.
 pub async fn run_ticks<S: CounterStore, C: Clock + Clone>(
     store: Arc<LinkedStore<S, C>>,
+    ticks: watch::Sender<u64>,
+) {
+    futures_util::future::join(exchange_in_ticks(&store, ticks), debit_in_ticks(&store)).await;
+}
+
+async fn debit_in_ticks<S: CounterStore, C: Clock + Clone>(store: &LinkedStore<S, C>) {
+    let mut interval = tokio::time::interval(duration(store.members().config().tick));
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        store.make_late_debits().await;
+    }
+}
+
+async fn exchange_in_ticks<S: CounterStore, C: Clock + Clone>(
+    store: &LinkedStore<S, C>,
     ticks: watch::Sender<u64>,
 ) {
     let mut interval = tokio::time::interval(duration(store.members().config().tick));

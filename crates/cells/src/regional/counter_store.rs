@@ -3,18 +3,19 @@
 
 use super::decide::{is_exchanged, may_be_lost};
 use super::{Charges, RegionalStore, WHOLE};
-use crate::durable::given_back;
 use crate::guarded::is_guarded;
+use crate::late_record::record_debited;
 use crate::ledger::is_applied;
 use crate::members::Decider;
 use crate::owner::Transport;
 use crate::pseudonym::{Names, needs_names, renamed};
+use crate::used_units::{self, given_back};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tollgate_core::{
-    Charge, Clock, Cost, CounterId, CounterKey, CounterOwner, CounterStore, Enforcement, KeyPart, LastKnown,
-    LateAnswer, Mode, Outcome, Outcomes, Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
+    Charge, Clock, Cost, CounterId, CounterKey, CounterOwner, CounterStore, KeyPart, LastKnown, LateAnswer,
+    LateCharge, Mode, Outcome, Outcomes, Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
 };
 
 type Parts<'a> = SmallVec<[SmallVec<[KeyPart<'a>; 4]>; 4]>;
@@ -96,7 +97,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
             self.cut_refunds(&mut reported, |refund| refund.cost.units() < refund.limit.refill_cost()).await;
             let result = self.debit_own(&own).await;
             if !self.outboxes.is_empty() {
-                self.ledger.record_debited(&reported, &result, is_exchanged);
+                record_debited(&self.ledger, &reported, &result, is_exchanged);
                 if result.is_ok() {
                     self.shorten_overdrafts(own.iter());
                 }
@@ -261,20 +262,8 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             if !self.is_reported_refund(charge) || !is_cut(charge) || is_overdrawn() {
                 continue;
             }
-            let peek = Charge {
-                cost: Cost::PEEK,
-                enforcement: Enforcement::Independent,
-                mode: Mode::Central,
-                ..*charge
-            };
-            let mut outcomes = Outcomes::default();
-            if !self.own.try_charge(&[peek], &mut outcomes) {
-                let Ok(looked) = self.own.charge(&[peek]).await else { continue };
-                outcomes = looked;
-            }
-            if let Some(outcome) = outcomes.per_charge.first() {
-                let used = charge.limit.capacity().saturating_sub(outcome.remaining);
-                charge.cost = given_back(charge, used);
+            if let Ok(known) = used_units::read(&self.own, charge).await {
+                charge.cost = given_back(charge, known.used);
             }
         }
     }
@@ -350,12 +339,14 @@ fn is_plain(charge: &Charge<'_>) -> bool {
 
 /// Makes the answers to late charges name counters as the caller does, who else charges them once more.
 fn with_ids_of(charges: &[Charge<'_>], renamed: &[Charge<'_>], error: StoreError) -> StoreError {
-    if error.late().is_empty() {
+    let beside = error.late_beside().iter().flat_map(|(_, late)| late);
+    let late: Vec<LateCharge> = error.late().into_iter().chain(beside).cloned().collect();
+    if late.is_empty() {
         return error;
     }
     let ids = renamed.iter().zip(charges).map(|(renamed, charge)| (renamed.key.id(), charge.key.id()));
     let ids: Arc<[(CounterId, CounterId)]> = ids.filter(|(renamed, id)| renamed != id).collect();
-    for late in error.late().into_iter().filter(|_| !ids.is_empty()) {
+    for late in late.iter().filter(|_| !ids.is_empty()) {
         let ids = Arc::clone(&ids);
         late.map_answer(move |answer| match answer {
             LateAnswer::Charged(mut names) => {

@@ -2,6 +2,7 @@
 
 use super::{Charges, RegionalStore, WHOLE};
 use crate::guarded::is_guarded;
+use crate::late_debits::TakenBy;
 use crate::late_record::record_if_kept;
 use crate::outbox::used;
 use crate::overdraft::{BucketTime, denial};
@@ -101,7 +102,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 let owed = Cost::new(known.units(&time, now));
                 if self.overdrafts.remove(id) && !owed.is_peek() {
                     let debit = [Charge { cost: owed, ..*charge }];
-                    keep_late(self.own.debit_reported(&debit).await)?;
+                    self.or_keep_late(&debit, self.own.debit_reported(&debit).await)?;
                 }
             } else if charge.enforcement == Enforcement::Required
                 && is_exchanged(charge)
@@ -182,7 +183,19 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             return Ok(());
         }
         add(&self.counts.assumed_lost, 1);
-        keep_late(self.own.debit_reported(&[Charge { cost: Cost::new(lost), ..peek }]).await)
+        let debit = [Charge { cost: Cost::new(lost), ..peek }];
+        self.or_keep_late(&debit, self.own.debit_reported(&debit).await)
+    }
+
+    /// Keeps a debit that the store may still apply: it counts as applied.
+    fn or_keep_late(&self, debit: &[Charge<'_>], result: Result<(), StoreError>) -> Result<(), StoreError> {
+        match result {
+            Err(error) if !error.late().is_empty() => {
+                self.keep_late(debit, &error, TakenBy::OtherCell);
+                Ok(())
+            }
+            other => other,
+        }
     }
 
     /// Writes what a decided request has taken from shared limits to the ledger.
@@ -288,17 +301,6 @@ fn is_shared_bucket(charge: &Charge<'_>) -> bool {
 /// it for its own.
 fn unkept(error: StoreError) -> StoreError {
     if error.late().is_empty() { error } else { StoreError::Timeout }
-}
-
-/// Keeps a debit that the store may still apply: it counts as applied.
-fn keep_late(result: Result<(), StoreError>) -> Result<(), StoreError> {
-    match result {
-        Err(error) if !error.late().is_empty() => {
-            error.late().into_iter().for_each(|late| late.keep(|_| {}));
-            Ok(())
-        }
-        other => other,
-    }
 }
 
 /// Returns whether a charge's counter counts as used up if its state was lost.

@@ -2,6 +2,7 @@
 
 use super::{Charges, RegionalStore};
 use crate::charge_codec::{SentCharge, as_charge};
+use crate::late_debits::TakenBy;
 use crate::message::{Hello, Message};
 use crate::owner::Transport;
 use crate::stats::add;
@@ -63,12 +64,13 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     async fn debit_received(&self, sent: &[SentCharge]) -> Result<(), StoreError> {
         let parts = parts_of(sent);
-        let debited = self.debit_own(&charges_of(sent, &parts)).await;
+        let charges = charges_of(sent, &parts);
+        let debited = self.debit_own(&charges).await;
         match debited {
-            // It may be applied, and the sender would repeat what failed.
-            Err(error) if error.is_in_doubt() => {
-                error.late().into_iter().for_each(|late| late.keep(|_| {}));
-                Ok(())
+            Err(error) => {
+                self.keep_late(&charges, &error, TakenBy::Owned);
+                // It may be applied, and the sender would repeat what failed.
+                if error.is_in_doubt() { Ok(()) } else { Err(error) }
             }
             debited => debited,
         }

@@ -9,7 +9,7 @@ use tollgate_cells::durable::{
 };
 use tollgate_core::{
     Algorithm, Calendar, CalendarUnit, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec,
-    ManualClock, Mode, Period, Rate, Scope, TimeDelta, Timestamp,
+    ManualClock, Mode, Outcomes, Period, Permit, Rate, Scope, StoreError, TimeDelta, Timestamp,
 };
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -302,6 +302,84 @@ fn a_refund_of_more_than_is_used_is_recorded_as_far_as_it_is_used() {
         write(&mut table, 0, &node);
         assert_eq!(table.saved().iter().map(|slot| slot.own).sum::<i64>(), 850);
     }
+}
+
+/// Without it a counter that is exactly used up counts as overdrawn by as much again: after a reset, a caller could consume the
+/// limit once more than the record says.
+#[test]
+fn what_a_used_up_counter_gives_back_is_recorded_exactly() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
+    let day = Rate::per(1_000, TimeDelta::from_secs(86_400));
+    let algorithms = [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::FixedWindow,
+        Algorithm::SlidingWindow,
+        Algorithm::SlidingLog,
+    ];
+    let of_a_day = algorithms.map(|one| LimitSpec::new(one, day.clone()).build().expect("a limit"));
+    for limit in of_a_day.into_iter().chain([month()]) {
+        for used in [1_000, 1_300] {
+            let give_back: [fn(&Node, &Limit); 3] = [
+                |node, limit| reset(node, limit, "a"),
+                |node, limit| debit(node, limit, "a", Cost::refund(1_900)),
+                |node, limit| {
+                    charge(node, limit, "a", Cost::refund(2_000));
+                },
+            ];
+            for (way, give_back) in give_back.into_iter().enumerate() {
+                let mut table = Table::default();
+                let node = node(&counters(&clock), "one", &clock);
+                debit(&node, &limit, "a", Cost::new(used));
+                give_back(&node, &limit);
+                assert_eq!(charge(&node, &limit, "a", Cost::new(900)), 100);
+                write(&mut table, 0, &node);
+                let recorded: i64 = table.saved().iter().map(|slot| slot.own).sum();
+                assert_eq!(recorded, 900, "{:?}, {used} used, {way}", limit.algorithm());
+            }
+        }
+    }
+}
+
+/// A store of which this process has leased units that no request has taken.
+struct Leased(MemoryStore<Clock>, u64);
+
+impl CounterStore for Leased {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        self.0.charge(charges).await
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.0.debit(charges).await
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.0.release(permits).await
+    }
+
+    fn leased_units(&self, _: &Charge<'_>) -> u64 {
+        self.1
+    }
+}
+
+/// Without it a reset takes more off the record than requests have put there, and what is restored later is too little.
+#[test]
+fn a_reset_gives_back_no_units_that_are_leased() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
+    let (limit, grants) = (month(), Scope::new("grant"));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+    let durable = Durable::new(b"key", "one", &[], 4, Peers::None, &grants, Arc::clone(&clock));
+    let node = DurableStore::new(Leased(store, 8), Some(Arc::new(durable.expect("valid"))));
+    let scope = Scope::new("d|api_key|fixed_window|1mo").with_durable(true);
+    let parts = [KeyPart::Secret("a")];
+    let one = |cost| Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, cost);
+    pollster::block_on(node.inner().debit(&[one(Cost::new(8))])).expect("leased");
+    pollster::block_on(node.charge(&[one(Cost::new(500))])).expect("charged");
+    pollster::block_on(node.debit(&[one(Cost::refund(u64::MAX))])).expect("reset");
+    pollster::block_on(node.charge(&[one(Cost::new(900))])).expect("charged");
+    let durable = node.durable().expect("a record");
+    durable.collect();
+    assert_eq!(durable.pending(8).iter().map(|row| row.units).sum::<i64>(), 900);
 }
 
 /// A node that restarts over a healthy store has read sums that age until a caller comes: they must not undo what other

@@ -99,39 +99,51 @@ fn a_late_charge_that_is_kept_is_reported_once() {
     }
 }
 
-/// What a store may have debited is not sent again, so it is reported: once, and a refund only if its answer may still come.
+/// What a store may have debited is not sent again, so it is reported: once, and as its late answer says; if there will be none, a
+/// refund is not.
 #[test]
 fn a_debit_in_doubt_is_reported_and_counts_as_made() {
     let spec = LimitSpec::new(Algorithm::FixedWindow, Rate::per(10, TimeDelta::from_secs(3_600)));
     let (limit, scope) = (spec.build().expect("valid"), Scope::new("api|caller"));
-    let late = || StoreError::Late(LateCharge::new().0);
     let lost = || StoreError::Lost("a connection".to_owned());
     let down = || StoreError::Unavailable("a server".to_owned());
+    let parts = [KeyPart::Text("a")];
+    let key = CounterKey { scope: &scope, parts: &parts };
+    let made = || Some(LateAnswer::Charged(vec![key.id()]));
     let (charge, refund) = (Cost::new(3), Cost::refund(3));
     let cases = [
-        (late(), charge, 8),
-        (late(), refund, 2),
-        (lost(), charge, 8),
-        (lost(), refund, 5),
-        (down(), charge, 5),
-        (down(), refund, 5),
+        (None, made(), charge, 8),
+        (None, made(), refund, 2),
+        (None, Some(LateAnswer::NotCharged), charge, 5),
+        (None, Some(LateAnswer::NotCharged), refund, 5),
+        (None, Some(LateAnswer::Unknown), charge, 8),
+        (None, Some(LateAnswer::Unknown), refund, 5),
+        (Some(lost()), None, charge, 8),
+        (Some(lost()), None, refund, 5),
+        (Some(down()), None, charge, 5),
+        (Some(down()), None, refund, 5),
     ];
-    for (failure, cost, reported) in cases {
+    for (failure, answer, cost, reported) in cases {
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
         let (near, far) = (cell("near", "far", &clock), cell("far", "near", &clock));
         near.members().on_hello(0, far.hello());
-        let parts = [KeyPart::Text("a")];
-        let debit = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, cost);
+        let debit = Charge::new(key, &limit, cost);
         block_on(near.debit(&[Charge { cost: Cost::new(5), ..debit }])).expect("debited");
-        *near.own().failure.lock().expect("an error") = Some(failure.clone());
+        let (late, responder) = LateCharge::new();
+        *near.own().failure.lock().expect("an error") =
+            Some(failure.clone().unwrap_or(StoreError::Late(late)));
         let error = block_on(near.debit(&[debit])).expect_err("a failure");
-        assert_eq!(error.is_in_doubt(), failure != down());
+        assert_eq!(error.is_in_doubt(), failure != Some(down()));
+        error.keep_late();
+        if let Some(answer) = answer.clone() {
+            responder.answer(answer, || unreachable!("it is kept"));
+        }
         near.tick();
         let units: Vec<i64> = near.next_batch(0).entries.iter().map(|entry| entry.units).collect();
-        assert_eq!(units, [reported], "{failure:?}, {cost:?}");
+        assert_eq!(units, [reported], "{failure:?}, {answer:?}, {cost:?}");
         // Another cell would repeat what is answered as failed.
         let answer = block_on(near.handle(&far.hello(), Message::Debit(vec![SentCharge::new(&debit)])));
-        assert_eq!(matches!(answer, Message::Done(_)), failure != down(), "{answer:?}");
+        assert_eq!(matches!(answer, Message::Done(_)), failure != Some(down()), "{answer:?}");
     }
 }
 

@@ -9,6 +9,7 @@ mod messages;
 mod no_link;
 mod overdrafts;
 mod refunds;
+mod refused_late;
 mod regional;
 mod same_name;
 mod slow_store;

@@ -236,6 +236,21 @@ fn a_refund_of_more_than_is_used_gives_back_nothing_elsewhere() {
     }
 }
 
+/// Without it a counter that is used up counts as overdrawn by as much again, and others are told to give that back too.
+#[test]
+fn a_refund_of_more_than_the_limit_gives_back_elsewhere_what_it_gives_back_here() {
+    for algorithm in WINDOWS.into_iter().chain([Algorithm::Gcra, Algorithm::TokenBucket]) {
+        let three = Three::start(limit(algorithm, 1_000, 86_400));
+        assert!(three.admits(0, 1_000));
+        three.exchange();
+        assert_eq!([0, 1, 2].map(|cell| three.left(cell)), [0; CELLS], "{algorithm:?}");
+        three.charged(0, Cost::refund(2_000));
+        assert!(three.admits(0, 1_000), "{algorithm:?}");
+        three.exchange();
+        assert_eq!([0, 1, 2].map(|cell| three.left(cell)), [0; CELLS], "{algorithm:?}");
+    }
+}
+
 /// Without it callers are locked out for hours by reservations that were canceled.
 #[test]
 fn canceled_reservations_leave_no_overdraft() {

@@ -103,16 +103,6 @@ pub(crate) fn reserved_charges(
     reserved
 }
 
-/// Returns whether it will never be known of a part of a debit whether it was applied.
-fn is_lost(error: &StoreError) -> bool {
-    match error {
-        StoreError::Lost(_) => true,
-        StoreError::Partial { cause, .. } => is_lost(cause),
-        StoreError::Several(all) => all.iter().any(is_lost),
-        _ => false,
-    }
-}
-
 impl<S: CounterStore> Limiter<S> {
     /// Adjusts the counters to the end of a reservation, where `now` is the time by the store's clock. The records have what
     /// is charged afterwards: if a part of the store fails, another attempt moves only what has not been moved. A counter that
@@ -199,13 +189,14 @@ impl<S: CounterStore> Limiter<S> {
         let debited = self.store.debit(&charges).await;
         self.full_counters.clear();
         let Err(error) = debited else { return Ok(()) };
-        let failed: Vec<usize> = match &error {
-            StoreError::Partial { failed, .. } => failed.clone(),
-            _ => (0..charges.len()).collect(),
-        };
+        let failed = error.failed_of(charges.len());
         if error.is_in_doubt() {
-            self.keep_doubtful(failed.iter().map(|at| &charges[*at]), &error);
+            let late: Vec<LateCharge> = error.late().into_iter().cloned().collect();
+            self.keep_doubtful(failed.iter().map(|at| &charges[*at]), &late, error.is_lost());
             return Ok(());
+        }
+        for (at, late) in error.late_beside() {
+            self.keep_doubtful(at.iter().map(|at| &charges[*at]), late, false);
         }
         Err((error, failed.into_iter().map(|at| charged[at]).collect()))
     }
@@ -213,15 +204,19 @@ impl<S: CounterStore> Limiter<S> {
     /// Keeps debits that the store may still apply, whose answers are late. If it answers that it has not applied them, what
     /// is charged becomes pending, unless the answer for a part of them is lost; a refund is not repeated, because time may have
     /// refilled its units by then.
-    fn keep_doubtful<'c>(&self, charges: impl Iterator<Item = &'c Charge<'c>>, error: &StoreError) {
-        let late: Vec<LateCharge> = error.late().into_iter().cloned().collect();
+    fn keep_doubtful<'c>(
+        &self,
+        charges: impl Iterator<Item = &'c Charge<'c>>,
+        late: &[LateCharge],
+        is_lost: bool,
+    ) {
         let mut more: Vec<&Charge<'_>> = charges.filter(|charge| !charge.cost.is_refund()).collect();
         // Meanwhile this node may decide by its own counters.
         more.iter().for_each(|charge| self.debit_local(charge));
-        if is_lost(error) {
+        if is_lost {
             more.clear();
         }
-        self.pending.add_unless_charged(more.into_iter(), &late);
+        self.pending.add_unless_charged(more.into_iter(), late);
     }
 
     /// Adjusts what this node has admitted and the store has not charged yet to the end of a reservation, because the

@@ -226,3 +226,20 @@ fn what_is_down_is_moved_later_and_what_is_late_is_not_moved_again() {
         assert_eq!(left(&node), [500, 1, 500], "{fault:?}");
     }
 }
+
+/// Without it what a late shard refuses is never charged if another one is down at the same time.
+#[test]
+fn a_settlement_that_one_shard_refuses_late_and_another_fails_charges_both_once() {
+    for fault in [Fault::Late, Fault::LateRefusal] {
+        let (shards, node) = node();
+        let id = reserve(&node, 100);
+        shards.set(&[("user", fault), ("team", Fault::Down)]);
+        let closed = pollster::block_on(node.settle(id, 300));
+        assert!(matches!(closed, Err(SettleError::Store(_))), "{closed:?}");
+        shards.fail(&[]);
+        assert_eq!(shards.answer(), 1);
+        assert!(pollster::block_on(node.settle(id, 300)).is_ok());
+        assert!(!pollster::block_on(node.reconcile()));
+        assert_eq!(left(&node), [700, 2, 700], "{fault:?}");
+    }
+}

@@ -148,6 +148,11 @@ impl Table {
         part.leases.get_mut(&name).is_some_and(|lease| lease.refund(limit, units, freed_at, now))
     }
 
+    /// Returns the units that are left of a key's lease.
+    pub(super) fn available(&self, name: u64, now: Timestamp) -> u64 {
+        self.shard(name).leases.get(&name).map_or(0, |lease| lease.available(now))
+    }
+
     /// Discards the cached denial of a key, because a refund may change the authority's verdict.
     pub(super) fn refunded(&self, name: u64) {
         if let Some(lease) = self.shard(name).leases.get_mut(&name) {

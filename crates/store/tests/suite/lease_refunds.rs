@@ -183,6 +183,10 @@ fn a_store_that_is_used_enough_is_refunded_beside_leases() {
     let mut fleet = Fleet::new(2, limit, &LeaseConfig::default());
     (0..3).for_each(|_| assert!(fleet.charge(0, 1).is_some()));
     assert!(fleet.nodes[0].stats().available > 0, "a lease is out");
+    let leased = fleet.with_charge(&fleet.limit, Cost::ONE, |charges| {
+        [0, 1].map(|node: usize| fleet.nodes[node].leased_units(&charges[0]))
+    });
+    assert_eq!(leased, [fleet.nodes[0].stats().available, 0]);
     let mut small = fleet.charge(1, 100).expect("room");
     fleet.settle(1, &mut small, 0);
     assert_eq!(fleet.nodes[1].stats().unrefunded, 100, "hardly anything is used");

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use tollgate_admin::{ExplainedOverload, ExplainedRule};
 use tollgate_core::TimeDelta;
 use tollgate_observe::humanize;
-use tollgate_rules::{Bound, Explanation, Ruleset};
+use tollgate_rules::{Explanation, Ruleset, limit_in_words};
 
 #[derive(Debug, Args)]
 #[command(override_usage = "tollgate explain --rules <PATH> [--attr <KEY=VALUE>]...\n       \
@@ -124,18 +124,17 @@ fn bounds(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
     for domain in rules.domains().filter(of_domain) {
         for rule in domain.domain_rules() {
             for limit in rule.all_limits() {
-                let mode = rule.region_mode();
-                let bound = Bound::new(&limit.limit, mode, flags.cells, lag);
-                all.push((domain.name(), rule, limit, mode, bound));
+                let bound = rule.bound(&limit.limit, flags.cells, lag);
+                all.push((domain.name(), rule, limit, bound));
             }
         }
     }
     if flags.admin.is_json() {
         let rows: Vec<Value> = all
             .iter()
-            .map(|(domain, rule, limit, mode, bound)| {
+            .map(|(domain, rule, limit, bound)| {
                 json!({
-                    "domain": domain, "rule": rule.name, "limit": limit.limit.to_string(), "region": mode.name(),
+                    "domain": domain, "rule": rule.name, "limit": limit_in_words(&limit.limit), "region": rule.shared_by(),
                     "cells": flags.cells, "lag_ms": flags.lag_ms, "burst": bound.burst,
                     "beyond": bound.beyond, "rates": bound.rates, "typically_beyond": bound.typical,
                     "without_owner": rule.without_owner(),
@@ -146,13 +145,13 @@ fn bounds(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
         print(&Value::from(rows))?;
         return Ok(ExitCode::SUCCESS);
     }
-    for (domain, rule, limit, mode, _) in all {
+    for (domain, rule, limit, _) in all {
         let (cells, text) = (flags.cells, rule.describe_bound(&limit.limit, flags.cells, lag));
         print_line(format!(
             "{domain}/{}: {}, {} over {cells} cells: {text}",
             rule.name,
-            limit.limit,
-            mode.name()
+            limit_in_words(&limit.limit),
+            rule.shared_by()
         ))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -277,6 +277,11 @@ pub(crate) fn metrics(store: &CellStore, page: &mut MetricsWriter) {
             stats.dropped_overdrafts,
         ),
         (
+            "dropped_debit_units",
+            "Number of units that the store refused to debit after its deadline and that were dropped, because there were too many.",
+            stats.dropped_debits,
+        ),
+        (
             "unreported_units",
             "Number of units not reported to any other cell because too many counters were active.",
             stats.unreported,

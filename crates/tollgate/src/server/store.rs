@@ -337,6 +337,13 @@ impl CounterStore for OwnStore {
             Self::Redis(redis) => redis.last_known(charge),
         }
     }
+
+    fn leased_units(&self, charge: &Charge<'_>) -> u64 {
+        match self {
+            Self::Memory(_) => 0,
+            Self::Redis(redis) => redis.leased_units(charge),
+        }
+    }
 }
 
 /// Returns the labels of a shard: its address and, with a named store, that name; then the others.

@@ -6,19 +6,29 @@
 
 use super::{Durable, DurableStore, at_store};
 use crate::durable::marker::{MARKER, Marker};
+use crate::late_record::record_debited;
 use crate::ledger::Ledger;
+use crate::used_units::{self, given_back};
 use smallvec::SmallVec;
+use std::sync::Arc;
 use tollgate_core::{Charge, Clock, Cost, CounterStore, StoreError};
 
 /// Charges as they are recorded.
 type Recorded<'a> = SmallVec<[Charge<'a>; 4]>;
 
 impl<S: CounterStore, C: Clock> DurableStore<S, C> {
-    /// Returns the units that the store says are used.
+    /// Returns the units that the store says are used, of the limit.
     pub(super) async fn used(&self, charge: &Charge<'_>) -> Result<u64, StoreError> {
         let looked = self.inner.charge(&[Charge { cost: Cost::PEEK, ..at_store(charge) }]).await?;
         let left = looked.per_charge.first().map_or(charge.limit.capacity(), |outcome| outcome.remaining);
         Ok(charge.limit.capacity().saturating_sub(left))
+    }
+
+    /// Returns the units that requests have taken, also beyond the limit. What this process has leased in advance is not
+    /// recorded before a request takes it.
+    async fn taken(&self, charge: &Charge<'_>) -> Result<u64, StoreError> {
+        let known = used_units::read(&self.inner, charge).await?;
+        Ok(known.used.saturating_sub(self.inner.leased_units(charge)))
     }
 
     /// Returns charges as they are recorded: those refunds that `is_read` only as far as units are used. If the store does
@@ -34,9 +44,9 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
             if charge.cost.is_refund()
                 && durable.is_debited(charge)
                 && is_read(charge)
-                && let Ok(used) = self.used(charge).await
+                && let Ok(taken) = self.taken(charge).await
             {
-                charge.cost = given_back(charge, used);
+                charge.cost = given_back(charge, taken);
             }
         }
         recorded
@@ -46,7 +56,7 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
     pub(super) async fn record_debit(
         &self,
         durable: &Durable<C>,
-        ledger: &Ledger,
+        ledger: &Arc<Ledger>,
         mut counted: Recorded<'_>,
         debit: impl Future<Output = Result<(), StoreError>>,
     ) -> Result<(), StoreError> {
@@ -54,8 +64,8 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
         for charge in &mut counted {
             // A reset refunds more than was used: what counts is what the store had.
             if is_reset(charge) && durable.is_debited(charge) {
-                let used = self.used(charge).await.map_err(|_| StoreError::Timeout)?;
-                charge.cost = given_back(charge, used);
+                let taken = self.taken(charge).await.map_err(|_| StoreError::Timeout)?;
+                charge.cost = given_back(charge, taken);
                 resets.push(*charge);
             }
         }
@@ -66,17 +76,9 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
                 let _ = self.inner.charge(&[marker.charge(charge)]).await;
             }
         }
-        ledger.record_debited(&counted, &result, |charge| durable.is_debited(charge));
+        record_debited(ledger, &counted, &result, |charge| durable.is_debited(charge));
         result
     }
-}
-
-/// Returns what a counter with so many used units gives back of a refund. One that is used up may be overdrawn, by as much
-/// again at most.
-pub(crate) fn given_back(refund: &Charge<'_>, used: u64) -> Cost {
-    let capacity = refund.limit.capacity();
-    let used = if used < capacity { used } else { capacity.saturating_mul(2) };
-    Cost::refund(refund.cost.units().min(used))
 }
 
 /// Returns whether a charge empties its counter.
