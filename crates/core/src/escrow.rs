@@ -118,6 +118,28 @@ impl Limit {
         }
     }
 
+    /// Returns the length of the window that `at` (shifted by the key's phase) lies in: units taken in it may be spent until it
+    /// ends. `None` for limits that have no windows.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Rate, TimeDelta, Timestamp, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::FixedWindow, Rate::per_minute(nonzero!(10))).build()?;
+    /// assert_eq!(limit.escrow_window(Timestamp::from_secs(90)), Some(TimeDelta::from_secs(60)));
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn escrow_window(&self, at: Timestamp) -> Option<TimeDelta> {
+        match self.shape {
+            Shape::Fixed(_) => {
+                let (start, end) = self.window_at(at);
+                Some(end.since(start))
+            }
+            Shape::Sliding => Some(self.rate().period.length()),
+            Shape::Strict(slots) => Some(TimeDelta::from_micros(slots.width)),
+            _ => None,
+        }
+    }
+
     /// Returns how long `units` taken at `at` (shifted by the key's phase) with this outcome may be spent; `None` for
     /// limits whose units cannot be taken ahead.
     #[must_use]

@@ -270,6 +270,19 @@ impl<S: CounterStore> Limiter<S> {
         &self,
         check: &Check<'_>,
         holder: impl FnOnce(DecisionId) -> PermitId,
+        keep: impl FnMut(&Plan<'_>, &DecisionDetails),
+    ) -> impl Future<Output = Decision> {
+        self.decide_changed(check, holder, |_| (), keep)
+    }
+
+    /// The same, with a plan that `change` has changed before it is charged.
+    #[allow(clippy::manual_async_fn, reason = "as above")]
+    #[inline]
+    pub(crate) fn decide_changed(
+        &self,
+        check: &Check<'_>,
+        holder: impl FnOnce(DecisionId) -> PermitId,
+        change: impl Fn(&mut Plan<'_>),
         mut keep: impl FnMut(&Plan<'_>, &DecisionDetails),
     ) -> impl Future<Output = Decision> {
         async move {
@@ -302,6 +315,7 @@ impl<S: CounterStore> Limiter<S> {
                         details.deny_uncharged(DecidedBy::MalformedCost);
                         return Tried::Decided;
                     }
+                    change(&mut plan);
                     if plan.fleet.is_some() {
                         return self.try_charge_shared(&mut plan, permit, grants.is_some(), details);
                     }

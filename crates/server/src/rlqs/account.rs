@@ -1,9 +1,9 @@
 //! Account of one bucket on one stream: its demand, its assignment, and the units charged for it. Pure, with `now` as an
 //! argument.
 //!
-//! **Invariant.** For every account and every instant x from now until its assignment has expired:
+//! **Invariant.** For every account, every limit of its bucket and every instant x from now until its assignment has expired:
 //!
-//! 1. the units in escrow that are still valid at x are at least the *exposure* at x, the most that the stream may admit
+//! 1. the limit's units in escrow that are still valid at x are at least the *exposure* at x, the most that the stream may admit
 //!    from x on: `max_tokens` + rate × the time that is left;
 //! 2. the units in escrow since the last report are at least the most that the stream may have admitted since then and
 //!    may still admit.
@@ -14,9 +14,9 @@
 //! changes nothing: its exposure lasts until the assignment expires, and the units were charged before. Exposure is
 //! linear in x and the number of valid units concave until a charge has lapsed, so 1 is checked at those instants.
 //!
-//! Units of windows beyond what 1 and 2 need cannot be spent, and are returned: when a share shrinks, when a bucket is
-//! abandoned, and when the assignment of a lost stream has expired (what it may have admitted since its last report stays
-//! charged). So are units whose slots passed before a report, while a window beside them lasts.
+//! Each limit is charged for what its own units do not cover ([`super::limit_escrow`]). Units of windows beyond what 1 and 2
+//! need cannot be spent, and are returned: when a share shrinks, when a bucket is abandoned, and when the assignment of a lost
+//! stream has expired (what it may have admitted since its last report stays charged).
 //!
 //! Assumptions, beside those of leases: an assignment takes effect within [`GUARD`] after it was sent, and its time to
 //! live counts from then.
@@ -24,11 +24,12 @@
 //! Limits whose burst is too short to cover a whole time to live (at least one second) are covered until whatever the
 //! next pass of a running server sends has taken effect ([`Cover::NextPass`]): the exposure is then what the stream may
 //! admit until that instant, and passes come more often. If the server dies, or a stream is lost and others take the units
-//! that its last second needs, at most one such time to live is not covered. Windows that end while an assignment lasts
-//! are charged again in the next pass.
+//! that its last second needs, at most one such time to live is not covered. Windows are covered until they end, and charged
+//! again in the next pass.
 
 use super::assignment::{Assignment, Tokens};
-use super::ledger::{Ledger, Unspent};
+use super::ledger::Unspent;
+use super::limit_escrow::{Exposed, LimitEscrow, Past};
 use super::sent::{Cover, GUARD, PASS, SHORT_PASS, Sent, Terms, UNTIL_NEXT_PASS, plus};
 use smallvec::SmallVec;
 use tollgate_core::{TimeDelta, Timestamp};
@@ -50,9 +51,10 @@ const HEADROOM: f64 = 1.25;
 const KEPT: std::ops::RangeInclusive<f64> = 0.96..=1.25;
 /// The same where the cover lasts until the next pass only: little of the burst is then left for growth.
 const SHORT_KEPT: std::ops::RangeInclusive<f64> = 0.96..=1.05;
-/// Units of windows are returned if they are more than one in so many of those in escrow. What is left over from one report is
-/// used for the next renewal.
-const RETURNED_PART: u64 = 4;
+/// The same of windows, where a change costs units of the current one until the next report.
+const WINDOW_KEPT: std::ops::RangeInclusive<f64> = 0.8..=1.25;
+/// The same of windows if the stream wants more than its share: the growth is worth the change.
+const SCARCE_KEPT: std::ops::RangeInclusive<f64> = 0.8..=1.08;
 
 /// Whether an account is to be charged and assigned in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,13 +67,55 @@ pub(super) enum Due {
     Now,
 }
 
+/// Units to charge for an account.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Want {
+    /// By counter.
+    pub(super) each: SmallVec<[(u64, u64); 2]>,
+    /// Of limits that are not known yet.
+    other: u64,
+}
+
+impl Want {
+    fn new(each: impl Iterator<Item = (u64, u64)>, other: u64) -> Self {
+        Self { each: each.collect(), other }
+    }
+
+    /// Returns the units of a counter.
+    pub(super) fn of(&self, counter: u64) -> u64 {
+        self.each.iter().find(|(own, _)| *own == counter).map_or(self.most(), |(_, units)| *units)
+    }
+
+    /// Returns the counters whose idle slots it takes.
+    pub(super) fn padding(&self, idle: impl Fn(u64) -> u64) -> SmallVec<[u64; 2]> {
+        let takes = |(counter, units): &&(u64, u64)| idle(*counter) > 0 && *units >= idle(*counter);
+        self.each.iter().filter(takes).map(|(counter, _)| *counter).collect()
+    }
+
+    /// Limits it to what remains of each counter. If one has less than the `least` assignment needs, only the `debt` is charged, to
+    /// each of the others.
+    pub(super) fn limit(&mut self, least: &Self, debt: u64, remaining: impl Fn(u64) -> u64) {
+        let is_vain = least.each.iter().any(|(counter, units)| remaining(*counter) < *units);
+        for (counter, units) in &mut self.each {
+            *units = remaining(*counter).min(if is_vain { debt } else { *units });
+        }
+        self.other = 0;
+    }
+
+    /// Returns the most units of any counter.
+    pub(super) fn most(&self) -> u64 {
+        self.each.iter().map(|(_, units)| *units).fold(self.other, u64::max)
+    }
+}
+
 /// One bucket on one stream.
 #[derive(Debug)]
 pub(super) struct Account {
-    ledger: Ledger,
+    /// Its limits; none until they are known.
+    limits: SmallVec<[LimitEscrow; 1]>,
     sent: Option<Sent>,
-    /// Most that may have been admitted since `settled` by assignments before the current one.
-    past: u64,
+    /// What may have been admitted since `settled` by assignments before the current one.
+    past: Past,
     settled: Timestamp,
     /// Requests since `measured`.
     requests: u64,
@@ -88,8 +132,6 @@ pub(super) struct Account {
     idle_reports: u32,
     has_news: bool,
     retry_at: Timestamp,
-    /// Units whose slots have passed unused, to be returned to their windows.
-    lapsed: SmallVec<[Unspent; 1]>,
     /// A planted bug: units that were reported as spent stay in escrow.
     #[cfg(test)]
     pub(super) spends_twice: bool,
@@ -102,9 +144,9 @@ impl Account {
     /// Creates the account of a bucket that a stream has reported for the first time.
     pub(super) fn new(allowed: u64, now: Timestamp) -> Self {
         Self {
-            ledger: Ledger::default(),
+            limits: SmallVec::new(),
             sent: None,
-            past: 0,
+            past: Past::default(),
             settled: now,
             requests: 0,
             measured: now,
@@ -116,7 +158,6 @@ impl Account {
             idle_reports: 0,
             has_news: true,
             retry_at: now,
-            lapsed: SmallVec::new(),
             #[cfg(test)]
             spends_twice: false,
             #[cfg(test)]
@@ -131,12 +172,14 @@ impl Account {
         self.uncharged = self.uncharged.saturating_add(allowed - own);
         #[cfg(test)]
         let own = if self.spends_twice { 0 } else { own };
-        self.ledger.spend(own, self.settled);
-        let read =
-            Timestamp::from_micros(now.as_micros().saturating_sub(GUARD.as_micros())).max(self.settled);
-        self.settled = read;
-        self.lapsed.extend(self.ledger.forget(read));
-        self.past = self.sent.as_ref().filter(|sent| read < sent.replaced).map_or(0, |sent| sent.residue);
+        let settled = self.settled;
+        let exposed = self.sent.map(|sent| Exposed { sent, past: &self.past, replaces: None, settled });
+        let read = Timestamp::from_micros(now.as_micros().saturating_sub(GUARD.as_micros())).max(settled);
+        for limit in &mut self.limits {
+            limit.spend(own, exposed.as_ref(), settled, now);
+            limit.forget(read);
+        }
+        (self.past, self.settled) = (Past::after_report(self.sent.as_ref(), read), read);
         self.requests = self.requests.saturating_add(allowed).saturating_add(denied);
         self.idle_reports = if allowed == 0 && denied == 0 { self.idle_reports.saturating_add(1) } else { 0 };
         self.has_news = true;
@@ -162,9 +205,16 @@ impl Account {
         self.sent.as_ref().is_none_or(|sent| sent.exposure(now) == 0)
     }
 
-    /// Returns the units in escrow.
-    pub(super) fn held(&self, now: Timestamp) -> u64 {
-        self.ledger.valid(now)
+    /// Returns the units of a counter in escrow.
+    pub(super) fn held(&self, counter: u64, now: Timestamp) -> u64 {
+        let own = self.limits.iter().find(|limit| limit.counter == counter);
+        own.map_or(0, |limit| limit.held(self.exposed().as_ref(), self.settled, now))
+    }
+
+    /// Returns what the stream may have admitted since its last report, and may still admit.
+    fn exposed(&self) -> Option<Exposed<'_>> {
+        let (past, settled) = (&self.past, self.settled);
+        self.sent.map(|sent| Exposed { sent, past, replaces: None, settled })
     }
 
     /// Returns the units that this account has been assigned and may still admit.
@@ -196,18 +246,21 @@ impl Account {
         due
     }
 
-    /// Returns the units to charge for an account that is due; zero is a peek. `idle` is the number of slots that begin
-    /// before the end of the cover and that no stream has taken: units taken now begin with those.
-    pub(super) fn charge(&mut self, idle: u64, now: Timestamp) -> u64 {
-        let Some(terms) = self.terms else { return self.uncharged };
-        self.has_news = false;
-        let need = self.padded_need(self.target(), self.ttl(terms), idle, now);
-        need.saturating_add(self.uncharged)
+    /// Returns the units to charge for an account that is due; zero is a peek. `idle` is the number of a counter's slots that
+    /// begin before the end of the cover and that no stream has taken: units taken now begin with those.
+    pub(super) fn charge(&mut self, idle: impl Fn(u64) -> u64, now: Timestamp) -> Want {
+        self.has_news &= self.terms.is_none();
+        self.lack(idle, now)
     }
 
     /// Returns whether requests were admitted without an assignment that have not been charged.
     pub(super) const fn has_debt(&self) -> bool {
         self.uncharged > 0
+    }
+
+    /// Returns the number of these requests.
+    pub(super) const fn debt(&self) -> u64 {
+        self.uncharged
     }
 
     /// Records that the limits have been charged all they had, or cannot be charged: what was admitted beyond that exceeds the
@@ -225,17 +278,17 @@ impl Account {
     }
 
     /// Returns what to charge for an account whose stream is lost: what keeps its assignment covered, and what it has reported.
-    pub(super) fn charge_after_loss(&self, idle: u64, now: Timestamp) -> u64 {
-        self.uncovered(idle, now).saturating_add(self.uncharged)
+    pub(super) fn charge_after_loss(&self, idle: impl Fn(u64) -> u64, now: Timestamp) -> Want {
+        let each = self.limits.iter().map(|limit| {
+            let uncovered = self.exposed().map_or(0, |of| limit.uncovered(&of, idle(limit.counter), now));
+            (limit.counter, uncovered.saturating_add(self.uncharged))
+        });
+        Want::new(each, self.uncharged)
     }
 
-    /// Returns what to charge for an account whose stream is lost, so that its assignment stays covered until it expires.
-    /// Nothing unless the limit's burst is shorter than the time to live.
-    pub(super) fn uncovered(&self, idle: u64, now: Timestamp) -> u64 {
-        let (Some(sent), at) = (&self.sent, now + PASS + GUARD) else { return 0 };
-        let later = self.shortfall(sent, (now, at), sent.expires);
-        let at_once = sent.exposure(now).saturating_sub(self.ledger.valid(now));
-        if later == 0 { at_once } else { at_once.max(later + idle) }
+    /// Returns whether the assignment of a lost stream is not covered until it expires.
+    pub(super) fn is_uncovered(&self, now: Timestamp) -> bool {
+        self.exposed().is_some_and(|of| self.limits.iter().any(|limit| limit.uncovered(&of, 0, now) > 0))
     }
 
     /// Returns the time to live of a new assignment.
@@ -265,16 +318,25 @@ impl Account {
     /// Returns whether the escrow covers the assignment for as long as the next pass needs, and now with regard to
     /// windows.
     fn is_covered(&self, now: Timestamp) -> bool {
-        let Some(sent) = self.sent.as_ref().filter(|sent| now < sent.expires) else { return true };
-        let until = self.terms.map_or(sent.expires, |terms| terms.covered_until(sent.expires, now));
-        let end = until.min(now + PASS);
-        self.shortfall(sent, (now, end), until) == 0
-            && sent.exposure_until(until, now) <= self.ledger.valid(now)
+        let Some(of) = self.exposed().filter(|of| now < of.sent.expires) else { return true };
+        let until = self.covered_until(&of.sent, now);
+        self.limits.iter().all(|limit| limit.covers(&of, until, now))
+    }
+
+    fn covered_until(&self, sent: &Sent, now: Timestamp) -> Timestamp {
+        self.terms.map_or(sent.expires, |terms| terms.covered_until(sent.expires, now))
     }
 
     /// Returns the bucket to assign for the share: the current one, unless the share has changed much.
     fn target(&self) -> Tokens {
-        let (fresh, kept) = (Tokens::for_rate(self.share), if self.is_short() { SHORT_KEPT } else { KEPT });
+        let has_windows = self.limits.iter().any(LimitEscrow::has_window);
+        let kept = match self.is_short() {
+            false if has_windows && self.want().is_some_and(|want| want > self.share) => SCARCE_KEPT,
+            _ if has_windows => WINDOW_KEPT,
+            true => SHORT_KEPT,
+            false => KEPT,
+        };
+        let fresh = Tokens::for_rate(self.share);
         match self.sent.as_ref().and_then(Sent::tokens) {
             Some(current) if kept.contains(&(fresh.rate() / current.rate())) => current,
             Some(current) => fresh.distinct_from(current),
@@ -284,116 +346,124 @@ impl Account {
 
     /// Returns the most that may have been admitted since the last report, until `until`.
     fn past_until(&self, until: Timestamp) -> u64 {
-        self.past.saturating_add(self.sent.as_ref().map_or(0, |sent| sent.own(self.settled, until)))
+        let own = self.sent.map_or(0, |sent| sent.own(self.settled, until));
+        self.past.since(self.settled).saturating_add(own)
     }
 
-    /// Returns what would be sent, and the most that may have been admitted since the last report by other assignments.
-    fn proposal(&self, tokens: Tokens, ttl: TimeDelta, now: Timestamp) -> (Sent, u64) {
+    /// Returns what would be sent, with what may have been admitted since the last report.
+    fn proposal(&self, tokens: Tokens, ttl: TimeDelta, now: Timestamp) -> Exposed<'_> {
+        let (past, settled) = (&self.past, self.settled);
         let (assignment, expires) = (Assignment::Tokens(tokens), now + plus(ttl, GUARD));
-        match &self.sent {
+        match self.sent {
             // An unchanged bucket is not refilled; only its time is extended. If it may have expired before this arrives,
             // the client starts a new one.
             Some(sent) if sent.assignment == assignment && now + GUARD < sent.lasts => {
-                (Sent { expires: expires.max(sent.expires), lasts: now + ttl, ttl, ..*sent }, self.past)
+                let sent = Sent { expires: expires.max(sent.expires), lasts: now + ttl, ttl, ..sent };
+                Exposed { sent, past, replaces: None, settled }
             }
-            sent => {
+            replaces => {
                 let replaced = now + plus(GUARD, GUARD);
-                let residue = sent.as_ref().map_or(0, |sent| sent.residue_at(now));
+                let residue = replaces.map_or(0, |sent| sent.residue_at(now));
                 let sent =
                     Sent { assignment, started: now, expires, lasts: now + ttl, ttl, residue, replaced };
-                (sent, self.past_until(replaced))
+                Exposed { sent, past, replaces, settled }
             }
         }
     }
 
-    /// Returns how many more units the escrow needs before this can be sent.
-    fn need(&self, tokens: Tokens, ttl: TimeDelta, now: Timestamp) -> u64 {
-        let (now_missing, at_end) = self.missing(tokens, ttl, now);
-        now_missing.max(at_end)
+    /// Records what is sent.
+    fn send(&mut self, sent: Sent, replaces: Option<Sent>) {
+        if let Some(before) = replaces {
+            self.past.push(before, sent.replaced, self.settled);
+        }
+        self.sent = Some(sent);
     }
 
-    /// Returns the units that are missing now, and those that are missing at the end of the cover.
-    fn missing(&self, tokens: Tokens, ttl: TimeDelta, now: Timestamp) -> (u64, u64) {
-        let (sent, past) = self.proposal(tokens, ttl, now);
-        self.missing_for(&sent, past, now)
+    /// Returns whether the escrow has all units that this needs.
+    fn suffices_for(&self, of: &Exposed<'_>, now: Timestamp) -> bool {
+        let until = self.covered_until(&of.sent, now);
+        !self.limits.is_empty() && self.limits.iter().all(|limit| limit.missing(of, until, now) == (0, 0))
     }
 
-    fn missing_for(&self, sent: &Sent, past: u64, now: Timestamp) -> (u64, u64) {
-        let until = self.terms.map_or(sent.expires, |terms| terms.covered_until(sent.expires, now));
-        let since_report = past.saturating_add(sent.own(self.settled, until));
-        let at_once = sent.exposure_until(until, now).saturating_sub(self.ledger.valid(now));
-        let since_report = since_report.saturating_sub(self.ledger.valid(self.settled));
-        (at_once.max(since_report), self.shortfall(sent, (now, until), until))
+    /// Returns how many units of each limit the target still lacks, with those that were admitted without an assignment.
+    pub(super) fn lack(&self, idle: impl Fn(u64) -> u64, now: Timestamp) -> Want {
+        let Some(terms) = self.terms else { return Want::new([].into_iter(), self.uncharged) };
+        let mut want = self.need(self.target(), self.ttl(terms), idle, now);
+        want.each.iter_mut().for_each(|(_, units)| *units = units.saturating_add(self.uncharged));
+        want.other = self.uncharged;
+        want
     }
 
-    /// Returns the most units that are missing at any instant between these two, for what may be admitted until `until`:
-    /// exposure is linear, so only the ends of charges matter.
-    fn shortfall(&self, sent: &Sent, (now, end): (Timestamp, Timestamp), until: Timestamp) -> u64 {
-        let instants = self.ledger.ends().filter(|at| now < *at && *at < end).chain([end]);
-        // At its very end, an assignment still has a full bucket.
-        let missing = instants.map(|at| {
-            let exposure = sent.exposure_until(until, Timestamp::from_micros(at.as_micros() - 1));
-            exposure.saturating_sub(self.ledger.in_slots(at))
-        });
-        missing.max().unwrap_or(0)
+    /// Returns how many units of each limit the smallest assignment lacks.
+    pub(super) fn least(&self, idle: impl Fn(u64) -> u64, now: Timestamp) -> Want {
+        self.need(self.bucket(0.0), TimeDelta::from_secs(1), idle, now)
     }
 
-    /// Returns how many units to charge so that enough of them are valid at the end of the cover.
-    fn padded_need(&self, tokens: Tokens, ttl: TimeDelta, idle: u64, now: Timestamp) -> u64 {
-        match self.missing(tokens, ttl, now) {
-            (at_once, 0) => at_once,
-            (at_once, at_end) => at_once.max(at_end.saturating_add(idle)),
+    fn need(&self, tokens: Tokens, ttl: TimeDelta, idle: impl Fn(u64) -> u64, now: Timestamp) -> Want {
+        let of = self.proposal(tokens, ttl, now);
+        let until = self.covered_until(&of.sent, now);
+        let each = self.limits.iter();
+        let each = each.map(|limit| (limit.counter, limit.need(&of, until, idle(limit.counter), now)));
+        Want::new(each, 0)
+    }
+
+    /// Returns a bucket for this rate that Envoy sees as a change of the current one if it is one.
+    fn bucket(&self, rate: f64) -> Tokens {
+        let (fresh, old) = (Tokens::for_rate(rate), self.sent.as_ref().and_then(Sent::tokens));
+        old.map_or(fresh, |old| fresh.distinct_from(old))
+    }
+
+    /// Returns the most tranches of a limit in escrow.
+    #[cfg(test)]
+    pub(super) fn tranches(&self) -> usize {
+        self.limits.iter().map(LimitEscrow::tranches).max().unwrap_or(0)
+    }
+
+    /// Records which limits the bucket has. What was charged to others is not asked for anymore.
+    pub(super) fn set_limits(&mut self, counters: &[CounterAhead], taken: Timestamp) {
+        self.limits.retain(|limit| counters.iter().any(|counter| counter.counter == limit.counter));
+        for counter in counters {
+            let known = self.limits.iter().position(|limit| limit.counter == counter.counter);
+            let at = known.unwrap_or_else(|| {
+                self.limits.push(LimitEscrow::new(counter.counter));
+                self.limits.len() - 1
+            });
+            self.limits[at].learn(counter, taken);
         }
     }
 
-    /// Returns how many units the target still lacks, with those that were admitted without an assignment.
-    pub(super) fn lack(&self, idle: u64, now: Timestamp) -> u64 {
-        let need = self.terms.map_or(0, |terms| self.padded_need(self.target(), self.ttl(terms), idle, now));
-        need.saturating_add(self.uncharged)
-    }
-
-    /// Returns the number of tranches in escrow.
-    #[cfg(test)]
-    pub(super) fn tranches(&self) -> usize {
-        self.ledger.len()
-    }
-
-    /// Adds `units` that were charged. Those admitted without an assignment are paid first. `taken_at` is the time by the
-    /// store's clock if they can be returned.
-    pub(super) fn add(
+    /// Adds what was charged: of each counter the requests that its units are for, and the time by the store's clock if they
+    /// can be returned. Those admitted without an assignment are paid first, to each limit. Returns the most of any counter.
+    pub(super) fn add<'c>(
         &mut self,
-        units: u64,
-        counters: &[CounterAhead],
+        charged: impl Iterator<Item = (&'c CounterAhead, u64, Option<Timestamp>)>,
         taken: Timestamp,
-        taken_at: Option<Timestamp>,
-    ) {
-        let paid = units.min(self.uncharged);
-        self.uncharged -= paid;
+    ) -> u64 {
+        let (mut paid, mut most) = (self.uncharged, 0);
+        let mut added: SmallVec<[u64; 2]> = SmallVec::new();
+        for (counter, requests, taken_at) in charged {
+            let own = self.limits.iter_mut().find(|limit| limit.counter == counter.counter);
+            let Some(limit) = own.filter(|_| !added.contains(&counter.counter)) else { continue };
+            let past = requests.min(self.uncharged);
+            limit.add(requests - past, counter, taken, taken_at);
+            added.push(counter.counter);
+            (paid, most) = (paid.min(past), most.max(requests));
+        }
+        self.uncharged -= if added.is_empty() { 0 } else { paid };
         self.tries = 0;
-        self.ledger.add(units - paid, counters, taken, taken_at);
-    }
-
-    /// From now on, other counters are charged: what is in escrow cannot be returned.
-    pub(super) fn change_counters(&mut self) {
-        self.lapsed.clear();
-        self.ledger.keep_all();
+        most
     }
 
     /// Removes and returns the units of windows that the stream has not spent and cannot spend: those in escrow beyond what
     /// both parts of the invariant need.
     pub(super) fn unspent(&mut self, now: Timestamp) -> SmallVec<[Unspent; 1]> {
-        let mut unspent = std::mem::take(&mut self.lapsed);
-        let (valid, since_report) = (self.ledger.valid(now), self.ledger.valid(self.settled));
-        let expires = self.sent.as_ref().map_or(now, |sent| sent.expires);
-        let surplus = valid
-            .saturating_sub(self.outstanding(now))
-            .min(since_report.saturating_sub(self.past_until(expires)));
         #[cfg(test)]
-        let surplus = if self.returns_all { valid } else { surplus };
-        if surplus.saturating_mul(RETURNED_PART) > valid || self.is_spent(now) {
-            unspent.extend(self.ledger.give_back(surplus, now));
+        if self.returns_all {
+            return self.limits.iter_mut().flat_map(|limit| limit.give_back(u64::MAX, now)).collect();
         }
-        unspent
+        let (settled, is_spent) = (self.settled, self.is_spent(now));
+        let of = self.sent.map(|sent| Exposed { sent, past: &self.past, replaces: None, settled });
+        self.limits.iter_mut().flat_map(|limit| limit.unspent(of.as_ref(), settled, is_spent, now)).collect()
     }
 
     /// Assigns a blanket rule until `retry_at`.
@@ -405,10 +475,9 @@ impl Account {
     ) -> (Assignment, u64) {
         let (replaced, ttl) = (now + plus(GUARD, GUARD), TimeDelta::from_secs(BLANKET_TTL));
         let residue = self.sent.as_ref().map_or(0, |sent| sent.residue_at(now));
-        self.past = self.past_until(replaced);
         let expires = now + plus(ttl, GUARD);
-        self.sent =
-            Some(Sent { assignment, started: now, expires, lasts: now + ttl, ttl, residue, replaced });
+        let sent = Sent { assignment, started: now, expires, lasts: now + ttl, ttl, residue, replaced };
+        self.send(sent, self.sent);
         if assignment == Assignment::AllowAll {
             self.forgive();
         }
@@ -423,7 +492,7 @@ impl Account {
             terms.cover == Cover::NextPass
                 && sent.tokens() == Some(self.target())
                 && !sent.is_late(terms.cover, now)
-                && self.missing_for(&sent, self.past, now) == (0, 0)
+                && self.exposed().is_some_and(|of| self.suffices_for(&of, now))
         })
     }
 
@@ -455,25 +524,24 @@ impl Account {
                 Cover::Expiry => TimeDelta::from_secs(1),
                 Cover::NextPass => SHORT_PASS,
             };
-            let retry_at = now + pause;
+            // A window that has ended has all its units again.
+            let ends = self.limits.iter().filter_map(|limit| limit.window_end(now));
+            let retry_at = ends.fold(now + pause, Timestamp::min);
             self.retry_at = retry_at;
             return (!lasts).then(|| self.assign_blanket(Assignment::DenyAll, retry_at, now));
         };
-        let (sent, past) = self.proposal(tokens, ttl, now);
-        self.past = past;
-        self.sent = Some(sent);
+        let Exposed { sent, replaces, .. } = self.proposal(tokens, ttl, now);
+        self.send(sent, replaces);
         Some((sent.assignment, ttl.as_micros() / 1_000_000))
     }
 
     /// Returns the fastest bucket up to `target` that the escrow covers.
     fn largest(&self, target: Tokens, ttl: TimeDelta, now: Timestamp) -> Option<Tokens> {
-        let fits = |tokens: &Tokens| self.need(*tokens, ttl, now) == 0;
+        let fits = |tokens: &Tokens| self.suffices_for(&self.proposal(*tokens, ttl, now), now);
         if fits(&target) {
             return Some(target);
         }
-        let old = self.sent.as_ref().and_then(Sent::tokens);
-        let at =
-            |rate: f64| old.map_or(Tokens::for_rate(rate), |old| Tokens::for_rate(rate).distinct_from(old));
+        let at = |rate: f64| self.bucket(rate);
         let (mut low, mut high) = (None, target.rate());
         let mut step = high / 2.0;
         high = step;

@@ -12,6 +12,8 @@ const SLOW: f64 = 4.0;
 const SLOW_INTERVAL: u32 = 5;
 /// Longest interval in seconds: the slowest rate that is assigned.
 const MAX_INTERVAL: u32 = 60;
+/// More seconds than any assignment lasts.
+const LONGEST: u32 = 16;
 /// A bucket holds the tokens of an eighth of a second: a changed assignment may start full.
 const BURSTS_PER_SECOND: f64 = 8.0;
 
@@ -59,10 +61,13 @@ impl Tokens {
         f64::from(self.tokens) / f64::from(self.interval)
     }
 
-    /// Returns the most tokens that it gains in this time.
+    /// Returns the most tokens that it gains in this time. A part of one is none if a whole one takes longer than any assignment
+    /// lasts: limits of a few units have none to spare for it.
     pub(super) fn gain(self, time: TimeDelta) -> u64 {
-        let micros = u128::from(self.tokens) * u128::from(time.as_micros());
-        u64::try_from(micros.div_ceil(u128::from(self.interval) * 1_000_000)).unwrap_or(u64::MAX)
+        let (micros, each) =
+            (u128::from(self.tokens) * u128::from(time.as_micros()), u128::from(self.interval) * 1_000_000);
+        let gain = if self.interval > LONGEST { micros / each } else { micros.div_ceil(each) };
+        u64::try_from(gain).unwrap_or(u64::MAX)
     }
 
     /// Returns the most requests that it admits in this time.

@@ -1,6 +1,7 @@
 //! What is known of a limit's counter from the last charge, and the rate that can be assigned of it. Pure.
 
 use super::allocation::Capacity;
+use super::limit_escrow::Window;
 use super::sent::Terms;
 use tollgate_core::{TimeDelta, Timestamp};
 use tollgate_engine::{AheadKind, CounterAhead};
@@ -11,6 +12,12 @@ const SPREAD_SECONDS: f64 = 10.0;
 const WINDOW_SPREAD_SECONDS: f64 = 20.0;
 /// The same for what no stream has claimed: over the longest time to live, one part in 32 of it.
 const UNCLAIMED_SECONDS: f64 = 15.0 * 32.0;
+/// Windows of up to so many seconds are divided evenly over their time: those that want more would use them up before the next
+/// report of the others.
+const EVEN_SECONDS: f64 = 31.0;
+/// Time of its rate by which a stream's assignment takes more of a window than it admits: its tokens at the end, and the time
+/// until the next one is charged.
+const WINDOW_SURPLUS_SECONDS: f64 = 0.25;
 /// Share of a short limit that is assigned.
 const SHORT_SHARE: f64 = 0.95;
 /// Factor of a limit's capacity after a denial, for what other users of the limit take, and its recovery per pass.
@@ -27,6 +34,8 @@ pub(super) struct Counter {
     pub(super) remaining: u64,
     read: Timestamp,
     is_slotted: bool,
+    /// The window of a limit that has all its units again when it ends.
+    window: Option<Window>,
     /// Part of the capacity that is assigned.
     factor: f64,
     /// Number of accounts in the last pass.
@@ -44,6 +53,7 @@ impl Counter {
             remaining: 0,
             read: now,
             is_slotted: false,
+            window: None,
             factor: 1.0,
             accounts: 0,
             is_denied: false,
@@ -61,6 +71,8 @@ impl Counter {
         self.rate = counter.count as f64 / (counter.period.as_micros() as f64 / 1e6).max(1e-6);
         (self.capacity, self.remaining, self.read) = (counter.capacity, counter.remaining, now);
         self.is_slotted = counter.kind == AheadKind::Slots;
+        let resets = counter.resets && counter.window.is_some();
+        self.window = Window::of(counter, now).or(self.window).filter(|_| resets);
         self.is_denied |= is_denied;
     }
 
@@ -88,12 +100,28 @@ impl Counter {
             let most = self.factor * self.rate * SHORT_SHARE;
             return Capacity { most, sustained: most, unclaimed: 0.0 };
         }
+        let width = self.window.map(|window| window.width().as_micros() as f64 / 1e6);
+        if let Some(width) = width.filter(|_| self.window.is_some_and(|own| Terms::is_short(own.width()))) {
+            let most = self.factor * self.rate * width / (width + WINDOW_SURPLUS_SECONDS);
+            return Capacity { most, sustained: most, unclaimed: 0.0 };
+        }
         // Units of a window that streams have are theirs to use; those of a bucket lapse.
         let (spread, held) =
             if self.is_slotted { (SPREAD_SECONDS, 0.0) } else { (WINDOW_SPREAD_SECONDS, held as f64) };
-        let remaining = (self.remaining as f64 + self.elapsed_units(now)).min(self.capacity as f64);
+        let remaining = match self.window {
+            Some(window) if window.has_ended(now) => self.capacity as f64,
+            Some(_) => self.remaining as f64,
+            None => (self.remaining as f64 + self.elapsed_units(now)).min(self.capacity as f64),
+        };
+        let most = self.rate + (remaining + held) / spread;
+        // What is left until a window ends is all there is; then assignments are charged to the next one.
+        let left = self.window.map(|window| window.end_at(now).since(now).as_micros() as f64 / 1e6);
+        let is_even = width.is_some_and(|width| width <= EVEN_SECONDS);
+        let until_end = left.filter(|left| is_even || *left < WINDOW_SPREAD_SECONDS);
+        let most =
+            until_end.map_or(most, |left| most.min((remaining + held) / (left + WINDOW_SURPLUS_SECONDS)));
         Capacity {
-            most: self.factor * (self.rate + (remaining + held) / spread),
+            most: self.factor * most,
             sustained: self.factor * self.rate,
             unclaimed: self.factor * remaining / UNCLAIMED_SECONDS,
         }

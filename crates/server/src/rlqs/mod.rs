@@ -12,7 +12,8 @@
 //! | `assignment` | token buckets and blanket rules, and the most that they can admit |
 //! | `sent` | assignments that were sent, how long they last, and what a client may still admit by them |
 //! | `counter` | what is known of a limit's counter, and the rate that can be assigned of it |
-//! | `ledger` | units in escrow, and until when they may be spent |
+//! | `ledger` | units of a limit in escrow, and until when they may be spent |
+//! | `limit_escrow` | what one limit of a bucket has in escrow, and still needs |
 //! | `account` | one bucket on one stream; **the invariant** |
 //! | `places` | how many buckets streams may have, and how large they are |
 //! | `turns` | which accounts a pass serves |
@@ -28,6 +29,7 @@ mod allocation;
 mod assignment;
 mod counter;
 mod ledger;
+mod limit_escrow;
 mod parts;
 mod places;
 mod sent;

@@ -72,14 +72,17 @@ impl Terms {
             })
             .min()
             .map_or(u64::MAX, |micros| u64::try_from(micros).unwrap_or(u64::MAX));
+        // A window is charged when it begins, so an assignment that the server cannot renew must not last for several.
+        let window = counters.iter().filter_map(|counter| counter.window).min();
+        let window = window.map_or(u64::MAX, TimeDelta::as_micros);
         let eighths = |count: u64| (reach.saturating_mul(count) / 8).saturating_sub(GUARD.as_micros());
         let report = REPORT_TTL * 1_000_000;
         let longer =
             if eighths(EIGHTHS_OF_BURST) >= report { report } else { eighths(EIGHTHS_OF_LESS).min(report) };
         let part = reach / PART_OF_BURST;
-        let seconds = |micros: u64| TimeDelta::from_secs((micros / 1_000_000).clamp(1, MAX_TTL));
-        let cover =
-            if Self::is_short(TimeDelta::from_micros(reach)) { Cover::NextPass } else { Cover::Expiry };
+        let seconds = |micros: u64| TimeDelta::from_secs((micros.min(window) / 1_000_000).clamp(1, MAX_TTL));
+        let is_short = Self::is_short(TimeDelta::from_micros(reach.min(window)));
+        let cover = if is_short { Cover::NextPass } else { Cover::Expiry };
         let ttl = seconds(part.max(longer));
         Self { ttl, first_ttl: seconds(part.min(report)), cover }
     }
@@ -144,6 +147,12 @@ impl Sent {
     pub(super) fn own(&self, since: Timestamp, until: Timestamp) -> u64 {
         let (since, until) = (since.max(self.started), until.min(self.expires));
         self.tokens().filter(|_| since < until).map_or(0, |tokens| tokens.exposure(until.since(since)))
+    }
+
+    /// Returns the tokens that it gains from `since` until `until`.
+    pub(super) fn gain(&self, since: Timestamp, until: Timestamp) -> u64 {
+        let (since, until) = (since.max(self.started), until.min(self.expires));
+        self.tokens().filter(|_| since < until).map_or(0, |tokens| tokens.gain(until.since(since)))
     }
 
     /// Returns the most that the client may still admit by this assignment and the one before when another is sent at

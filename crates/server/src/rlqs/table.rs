@@ -7,7 +7,7 @@
 //!
 //! Accounts of a lost stream stay until their assignments expire, because the client may go on using them.
 
-use super::account::{Account, BLANKET_TTL, Due};
+use super::account::{Account, BLANKET_TTL, Due, Want};
 use super::allocation::{Capacity, Claim, allocate};
 use super::assignment::Assignment;
 use super::counter::Counter;
@@ -56,11 +56,17 @@ pub(super) enum Action {
     Abandon,
 }
 
-/// Returns the number of slots of an entry's limits that begin before the end of its cover and that no stream has taken.
-fn idle_slots(counters: &HashMap<u64, Counter>, entry: &Entry, now: Timestamp) -> u64 {
-    let cover = entry.account.cover();
-    let counters = entry.counters.iter().filter_map(|counter| counters.get(counter));
-    counters.map(|counter| counter.idle(cover, now)).max().unwrap_or(0)
+/// Returns the number of slots of a counter that begin before the end of the cover and that no stream has taken: none if an
+/// account takes them in this pass.
+fn idle_slots(
+    counters: &HashMap<u64, Counter>,
+    padded: &HashSet<u64>,
+    counter: u64,
+    cover: TimeDelta,
+    now: Timestamp,
+) -> u64 {
+    let own = counters.get(&counter).filter(|_| !padded.contains(&counter));
+    own.map_or(0, |counter| counter.idle(cover, now))
 }
 
 struct Entry {
@@ -102,7 +108,7 @@ pub(super) struct Table<S> {
     last_stream: Option<StreamId>,
     has_more: bool,
     /// Units to be returned to their windows in the next pass. Not in this one: what it sends must not wait for it.
-    unspent: Vec<(Key, SmallVec<[u64; 2]>, Unspent)>,
+    unspent: Vec<(Key, Unspent)>,
 }
 
 impl<S: CounterStore> Table<S> {
@@ -186,8 +192,8 @@ impl<S: CounterStore> Table<S> {
         // What lost streams may still admit comes first: they cannot be told to admit less.
         let (lost, due): (Vec<_>, Vec<_>) =
             due.into_iter().partition(|(key, _)| self.entries.get(key).is_some_and(|entry| entry.is_lost));
-        for (key, units, charge, taken) in self.charge(lost.clone()).await {
-            if self.apply(&key, units, &charge, taken).is_some()
+        for (key, want, charge, taken) in self.charge(lost.clone()).await {
+            if self.apply(&key, &want, &charge, taken).is_some()
                 && let Some(entry) = self.entries.get_mut(&key)
             {
                 entry.account.forgive();
@@ -195,8 +201,8 @@ impl<S: CounterStore> Table<S> {
         }
         let again = self.lacking(lost.iter());
         self.charge_again(again).await;
-        for (key, units, charge, taken) in self.charge(due.clone()).await {
-            if let Some(rule) = self.apply(&key, units, &charge, taken) {
+        for (key, want, charge, taken) in self.charge(due.clone()).await {
+            if let Some(rule) = self.apply(&key, &want, &charge, taken) {
                 blanket.insert(key, rule);
             }
         }
@@ -210,8 +216,7 @@ impl<S: CounterStore> Table<S> {
                 None => entry.account.assign(now),
             };
             let unspent = entry.account.unspent(now);
-            self.unspent
-                .extend(unspent.into_iter().map(|units| (key.clone(), entry.counters.clone(), units)));
+            self.unspent.extend(unspent.into_iter().map(|units| (key.clone(), units)));
             if let Some((assignment, ttl)) = assigned {
                 actions.push((key.0, key.1, Action::Assign(assignment, ttl)));
             }
@@ -230,7 +235,7 @@ impl<S: CounterStore> Table<S> {
             let stays = !entry.is_lost || !entry.account.is_spent(now) || entry.account.has_debt();
             if !stays {
                 let units = entry.account.unspent(now).into_iter();
-                unspent.extend(units.map(|units| (key.clone(), entry.counters.clone(), units)));
+                unspent.extend(units.map(|units| (key.clone(), units)));
             }
             stays
         });
@@ -253,7 +258,7 @@ impl<S: CounterStore> Table<S> {
         for key in &idle {
             let Some(mut entry) = self.entries.remove(key) else { continue };
             let units = entry.account.unspent(now).into_iter();
-            self.unspent.extend(units.map(|units| (key.clone(), entry.counters.clone(), units)));
+            self.unspent.extend(units.map(|units| (key.clone(), units)));
         }
         idle.into_iter().map(|(stream, bucket)| (stream, bucket, Action::Abandon)).collect()
     }
@@ -265,7 +270,7 @@ impl<S: CounterStore> Table<S> {
         let mut held: HashMap<u64, u64> = HashMap::new();
         for entry in self.entries.values().filter(|entry| !entry.is_lost) {
             for counter in &entry.counters {
-                *held.entry(*counter).or_default() += entry.account.held(now);
+                *held.entry(*counter).or_default() += entry.account.held(*counter, now);
             }
         }
         for (key, counter) in &self.counters {
@@ -305,23 +310,20 @@ impl<S: CounterStore> Table<S> {
     ///
     /// One account of a limit takes its idle slots, and those after it in the same pass have later ones. If charges overtake
     /// each other, what some then lack is charged in the second round.
-    fn due(&mut self, now: Timestamp) -> Vec<(Key, u64)> {
+    fn due(&mut self, now: Timestamp) -> Vec<(Key, Want)> {
         let mut padded: HashSet<u64> = HashSet::new();
         let mut all = Vec::new();
         for key in self.in_turn(now) {
             let Some(entry) = self.entries.get_mut(&key) else { continue };
             entry.served = self.passes;
-            let is_padded = entry.counters.iter().any(|counter| padded.contains(counter));
-            let idle = if is_padded { 0 } else { idle_slots(&self.counters, entry, now) };
-            let units = if entry.is_lost {
-                entry.account.charge_after_loss(idle, now)
-            } else {
-                entry.account.charge(idle, now)
+            let (counters, cover) = (&self.counters, entry.account.cover());
+            let idle = |counter: u64| idle_slots(counters, &padded, counter, cover, now);
+            let want = match entry.is_lost {
+                true => entry.account.charge_after_loss(idle, now),
+                false => entry.account.charge(idle, now),
             };
-            if idle > 0 && units >= idle {
-                padded.extend(&entry.counters);
-            }
-            all.push((key, units));
+            padded.extend(want.padding(idle));
+            all.push((key, want));
         }
         all
     }
@@ -331,7 +333,7 @@ impl<S: CounterStore> Table<S> {
         let (mut keys, mut waiting) = (Vec::new(), Vec::new());
         for (key, entry) in &mut self.entries {
             let due = match entry.is_lost {
-                true if entry.account.uncovered(0, now) > 0 => Due::Now,
+                true if entry.account.is_uncovered(now) => Due::Now,
                 true if entry.account.has_debt() => Due::InTurn,
                 true => Due::No,
                 false => entry.account.due(now),
@@ -348,14 +350,18 @@ impl<S: CounterStore> Table<S> {
 
     /// Returns those of the accounts that lack units and whose limits have some, with the units to charge for each. Of those
     /// whose streams are lost, only what was admitted without an assignment counts as lack.
-    fn lacking<'k>(&mut self, due: impl Iterator<Item = &'k (Key, u64)>) -> Vec<(Key, u64)> {
+    ///
+    /// An assignment needs units of all its limits. What was admitted without one has happened, and is charged to each limit as
+    /// far as that has units.
+    fn lacking<'k>(&mut self, due: impl Iterator<Item = &'k (Key, Want)>) -> Vec<(Key, Want)> {
         let now = self.limiter.clock().now();
         let mut padded: HashSet<u64> = HashSet::new();
         let mut all = Vec::new();
         for (key, _) in due {
             let is_asked = |entry: &&mut Entry| !entry.is_lost || entry.account.has_debt();
             let Some(entry) = self.entries.get_mut(key).filter(is_asked) else { continue };
-            let counters = || entry.counters.iter().filter_map(|counter| self.counters.get(counter));
+            let known = &self.counters;
+            let counters = || entry.counters.iter().filter_map(|counter| known.get(counter));
             if entry.is_new {
                 let shares = counters().map(|counter| {
                     let Capacity { most, sustained, .. } = counter.assignable(0, now);
@@ -363,32 +369,30 @@ impl<S: CounterStore> Table<S> {
                 });
                 (entry.account.share, entry.is_new) = (shares.fold(f64::INFINITY, f64::min), false);
             }
-            let most = counters().map(|counter| counter.remaining).min().unwrap_or(0);
-            let is_padded = entry.counters.iter().any(|counter| padded.contains(counter));
-            let idle = if is_padded { 0 } else { idle_slots(&self.counters, entry, now) };
-            if most == 0 {
+            if counters().all(|counter| counter.remaining == 0) {
                 entry.account.forgive();
             }
-            let lack = match entry.is_lost {
+            let cover = entry.account.cover();
+            let idle = |counter: u64| idle_slots(known, &padded, counter, cover, now);
+            let mut want = match entry.is_lost {
                 true => entry.account.charge_after_loss(idle, now),
                 false => entry.account.lack(idle, now),
             };
-            let units = lack.min(most);
-            if idle > 0 && units >= idle {
-                padded.extend(&entry.counters);
-            }
-            if units > 0 {
-                all.push((key.clone(), units));
+            let remaining = |counter: u64| known.get(&counter).map_or(0, |own| own.remaining);
+            want.limit(&entry.account.least(idle, now), entry.account.debt(), remaining);
+            if want.each.iter().any(|(_, units)| *units > 0) {
+                padded.extend(want.padding(idle));
+                all.push((key.clone(), want));
             }
         }
         all
     }
 
     /// Charges what accounts lack, and records what becomes of that which was admitted without an assignment.
-    async fn charge_again(&mut self, all: Vec<(Key, u64)>) {
-        for (key, units, charge, taken) in self.charge(all).await {
-            let is_blanket = self.apply(&key, units, &charge, taken).is_some();
-            let is_per_request = charge.counters.iter().any(|counter| counter.cost != units);
+    async fn charge_again(&mut self, all: Vec<(Key, Want)>) {
+        for (key, want, charge, taken) in self.charge(all).await {
+            let is_blanket = self.apply(&key, &want, &charge, taken).is_some();
+            let is_per_request = charge.counters.iter().any(|one| one.cost != want.of(one.counter));
             let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.account.has_debt()) else {
                 continue;
             };
@@ -400,16 +404,16 @@ impl<S: CounterStore> Table<S> {
         }
     }
 
-    async fn charge(&self, all: Vec<(Key, u64)>) -> Vec<(Key, u64, ChargeAhead, Timestamp)> {
+    async fn charge(&self, all: Vec<(Key, Want)>) -> Vec<(Key, Want, ChargeAhead, Timestamp)> {
         let limiter = &*self.limiter;
-        let charge = |(key, units): (Key, u64)| async move {
+        let charge = |(key, want): (Key, Want)| async move {
             let taken = limiter.clock().now();
             let attributes: SmallVec<[(&str, &str); 8]> =
                 key.1.entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-            let check = Check::attributes(&key.1.domain, &attributes).with_cost(Cost::new(units));
-            let charge = limiter.charge_ahead(&check.with_protocol("rlqs")).await;
+            let check = Check::attributes(&key.1.domain, &attributes).with_cost(Cost::new(want.most()));
+            let charge = limiter.charge_ahead(&check.with_protocol("rlqs"), &want.each).await;
             drop(attributes);
-            (key, units, charge, taken)
+            (key, want, charge, taken)
         };
         futures_util::stream::iter(all).map(charge).buffer_unordered(CONCURRENCY).collect().await
     }
@@ -419,28 +423,32 @@ impl<S: CounterStore> Table<S> {
         let limiter = &*self.limiter;
         let rest = self.unspent.split_off(self.unspent.len().min(MAX_SERVED));
         let all = std::mem::replace(&mut self.unspent, rest);
-        for (_, counters, Unspent { units, .. }) in &all {
+        for (_, Unspent { counter, units, .. }) in &all {
             self.stats.returned += units;
-            for counter in counters {
-                if let Some(counter) = self.counters.get_mut(counter) {
-                    counter.give_back(*units);
-                }
+            if let Some(counter) = self.counters.get_mut(counter) {
+                counter.give_back(*units);
             }
         }
-        let back = |(key, counters, Unspent { units, taken_at }): (Key, SmallVec<[u64; 2]>, Unspent)| async move {
+        let back = |(key, Unspent { counter, units, taken_at }): (Key, Unspent)| async move {
             let attributes: SmallVec<[(&str, &str); 8]> =
                 key.1.entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
             let check = Check::attributes(&key.1.domain, &attributes).with_protocol("rlqs");
-            limiter.return_ahead(&check, &counters, units, taken_at).await;
+            limiter.return_ahead(&check, &[counter], units, taken_at).await;
         };
         futures_util::stream::iter(all).map(back).buffer_unordered(CONCURRENCY).collect::<()>().await;
     }
 
     /// Records a decision. Returns the blanket rule that it means, if it does.
-    fn apply(&mut self, key: &Key, units: u64, charge: &ChargeAhead, taken: Timestamp) -> Option<Assignment> {
+    fn apply(
+        &mut self,
+        key: &Key,
+        want: &Want,
+        charge: &ChargeAhead,
+        taken: Timestamp,
+    ) -> Option<Assignment> {
         let is_allowed = charge.decision.is_allowed();
         for counter in &charge.counters {
-            self.record(counter, !is_allowed && counter.remaining < units, taken);
+            self.record(counter, !is_allowed && counter.remaining < want.of(counter.counter), taken);
         }
         let entry = self.entries.get_mut(key)?;
         let has_permits = charge.counters.iter().any(|counter| counter.kind == AheadKind::Permits);
@@ -463,20 +471,18 @@ impl<S: CounterStore> Table<S> {
             false if charge.counters.is_empty() || by_policy => Some(Assignment::DenyAll),
             _ => None,
         };
-        let counters: SmallVec<[u64; 2]> = match rule {
+        entry.counters = match rule {
             Some(_) => SmallVec::new(),
             None => charge.counters.iter().map(|counter| counter.counter).collect(),
         };
-        if entry.counters != counters {
-            entry.account.change_counters();
-            entry.counters = counters;
-        }
         if rule.is_some() {
+            // What is in escrow stays: the limits may apply again soon.
             entry.account.terms = None;
             return rule;
         }
         entry.is_new |= entry.account.terms.is_none();
         entry.account.terms = Some(Terms::new(&charge.counters));
+        entry.account.set_limits(&charge.counters, taken);
         if entry.is_new {
             for counter in &entry.counters {
                 if let Some(counter) = self.counters.get_mut(counter) {
@@ -485,15 +491,15 @@ impl<S: CounterStore> Table<S> {
             }
         }
         if is_allowed {
-            // A rule whose cost comes from the request's attributes charges it for one request at a time.
-            let is_per_request = charge.counters.iter().any(|counter| counter.cost != units);
-            let requests = if is_per_request { units.min(1) } else { units };
-            let is_returnable = !is_per_request
-                && charge.decision.origin == Origin::Store
-                && charge.counters.iter().all(|counter| counter.escrow.is_some());
-            let taken_at = is_returnable.then_some(charge.decision.at);
-            entry.account.add(requests, &charge.counters, taken, taken_at);
-            self.stats.charged += requests;
+            let is_stored = charge.decision.origin == Origin::Store;
+            let charged = charge.counters.iter().map(|counter| {
+                // A rule whose cost comes from the request's attributes charges it for one request at a time.
+                let is_per_request = counter.cost != want.of(counter.counter);
+                let requests = if is_per_request { counter.cost.min(1) } else { counter.cost };
+                let is_returnable = is_stored && !is_per_request && counter.escrow.is_some();
+                (counter, requests, is_returnable.then_some(charge.decision.at))
+            });
+            self.stats.charged += entry.account.add(charged, taken);
         } else {
             self.stats.denied += 1;
         }

@@ -252,8 +252,14 @@ impl World {
 
     /// Returns what other protocols see as left of the limit.
     fn remaining(&self) -> u64 {
+        self.remaining_of_each()[0]
+    }
+
+    /// Returns the same for each limit of the rule.
+    fn remaining_of_each(&self) -> Vec<u64> {
         let check = Check::attributes("edge", &[("tenant", "a")]).with_cost(Cost::PEEK);
-        pollster::block_on(self.nodes[0].limiter.charge_ahead(&check)).counters[0].remaining
+        let ahead = pollster::block_on(self.nodes[0].limiter.charge_ahead(&check, &[]));
+        ahead.counters.iter().map(|counter| counter.remaining).collect()
     }
 
     fn total(&self) -> u64 {
@@ -488,4 +494,7 @@ fn accounts_stay_small() {
 
 mod debts;
 mod envoy_profile;
+mod lowered;
+mod several_limits;
+mod short_windows;
 mod windows;

@@ -171,7 +171,7 @@ async fn what_passed_without_an_assignment_is_charged_after_the_stream_has_ended
     messages.send(Bytes::from(message(vec![reported]))).await.expect("an open stream");
     drop((messages, responses));
     let check = Check::attributes("edge", &[("tenant", "a")]).with_cost(Cost::PEEK);
-    while limiter.charge_ahead(&check).await.counters[0].remaining > 0 {
+    while limiter.charge_ahead(&check, &[]).await.counters[0].remaining > 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

@@ -93,7 +93,7 @@ fn a_slow_stream_does_not_drain_a_window_beside_a_bucket() {
     world.clients[0].offered = 2.0 * PER_SECOND;
     world.run(300 * SECOND, 0, 1);
     let check = Check::attributes("edge", &[("tenant", "a")]).with_cost(Cost::PEEK);
-    let counters = pollster::block_on(world.nodes[0].limiter.charge_ahead(&check)).counters;
+    let counters = pollster::block_on(world.nodes[0].limiter.charge_ahead(&check, &[])).counters;
     let window = counters.iter().find(|counter| counter.kind == AheadKind::Window).expect("the window");
     let used = 2_000 - window.remaining;
     assert!(used <= world.total() + 400, "{used} charged for {}", world.total());
