@@ -132,20 +132,21 @@ impl Oracle {
             return Outcomes { admission, at: known.now, per_charge: each.into() };
         }
         for (charge, outcome) in charges.iter().zip(&mut each).filter(|(charge, _)| !independent(charge)) {
-            let state = self.0.entry((charge.limit, charge.key)).or_default();
             if outcome.verdict.is_allowed() {
+                let state = self.0.entry((charge.limit, charge.key)).or_default();
                 let look = known.step(charge, &mut state.clone(), Cost::PEEK, PermitId::ANONYMOUS);
                 *outcome = Outcome { verdict: outcome.verdict, ..look };
-            } else {
-                // A denial on its own changes nothing, but for an attempt that is counted.
-                let mut after = state.clone();
-                if known
-                    .step(charge, &mut after, cost(charge.cost), PermitId(charge.permit))
-                    .verdict
-                    .is_denied()
-                {
-                    *state = after;
-                }
+            }
+        }
+        // A denial on its own changes nothing, but for an attempt that is counted.
+        let is_attempt =
+            |(charge, outcome): &(&OneCharge, &Outcome)| !independent(charge) && outcome.verdict.is_denied();
+        for (charge, _) in charges.iter().zip(&each).filter(is_attempt) {
+            let state = self.0.entry((charge.limit, charge.key)).or_default();
+            let mut after = state.clone();
+            let attempt = known.step(charge, &mut after, cost(charge.cost), PermitId(charge.permit));
+            if attempt.verdict.is_denied() {
+                *state = after;
             }
         }
         Outcomes { admission, at: known.now, per_charge: each.into() }
