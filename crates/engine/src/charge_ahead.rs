@@ -252,7 +252,8 @@ impl<S: CounterStore> Limiter<S> {
             }
             return;
         }
-        let earlier = if record.mode == Mode::Central { TimeDelta::ZERO } else { CLOCK_OFFSET };
+        let may_be_leased = record.mode != Mode::Central && record.limit.is_leasable();
+        let earlier = if may_be_leased { CLOCK_OFFSET } else { TimeDelta::ZERO };
         let back = UnitReturn {
             key: record.key(&parts),
             limit: &record.limit,

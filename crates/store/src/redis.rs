@@ -76,7 +76,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tollgate_core::{
-    Admission, Charge, Clock, CounterStore, Enforcement, LastKnown, LogThrottle, LossPolicy, Outcome,
+    Admission, Charge, Clock, Cost, CounterStore, Enforcement, LastKnown, LogThrottle, LossPolicy, Outcome,
     Outcomes, Permit, StoreError, SystemClock, Timestamp, UnitReturn,
 };
 use topology::Topology;
@@ -361,6 +361,14 @@ impl CounterStore for RedisStore {
     }
 
     async fn return_units(&self, back: &UnitReturn<'_>) -> Result<(), StoreError> {
+        // A number under a key of envoyproxy/ratelimit: it has no mark that units were returned, and its window is by this
+        // node's clock.
+        let charge = Charge::new(back.key, back.limit, Cost::refund(back.units));
+        let shared_at = self.parts(&[charge]).first().and_then(|(_, part)| part.envoy_at);
+        if let Some(now) = shared_at {
+            let is_same = back.limit.refundable(back.units, back.taken_at, now) == back.units;
+            return if is_same { self.debit(&[charge]).await } else { Ok(()) };
+        }
         let parts =
             shard_request::from_unit_return(back, |scope| self.layout_of(scope), &self.shared.config.hashing);
         self.send_each(

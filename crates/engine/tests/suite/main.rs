@@ -2,6 +2,7 @@
 
 mod adapt;
 mod arrivals;
+mod charge_ahead;
 mod check_shedding;
 mod decision_reuse;
 mod decisions;
