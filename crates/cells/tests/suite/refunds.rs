@@ -236,7 +236,7 @@ fn a_refund_of_more_than_is_used_gives_back_nothing_elsewhere() {
     }
 }
 
-/// Without it a counter that is used up counts as overdrawn by as much again, and others are told to give that back too.
+/// Without it a counter that is used up counts as overdrawn by as much again, and the other cells give that back too.
 #[test]
 fn a_refund_of_more_than_the_limit_gives_back_elsewhere_what_it_gives_back_here() {
     for algorithm in WINDOWS.into_iter().chain([Algorithm::Gcra, Algorithm::TokenBucket]) {

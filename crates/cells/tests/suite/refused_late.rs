@@ -137,7 +137,7 @@ fn recorded(cell: &Cell) -> (i64, i64) {
     (rows.iter().map(|row| row.units).sum(), rows.iter().map(|row| row.reported).sum())
 }
 
-/// Without it a full Redis, or one that is a replica by now, forgets what other cells have consumed, and nobody counts it.
+/// Without it a full Redis, or one that is a replica by now, loses what other cells have consumed, and no metric shows it.
 #[test]
 fn a_report_that_is_refused_late_is_made_again_once() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::Gcra] {

@@ -16,7 +16,7 @@ fn ahead<S: CounterStore>(limiter: &Limiter<S>, units: u64, costs: &[(u64, u64)]
     pollster::block_on(limiter.charge_ahead(&check, costs))
 }
 
-/// A window that counts denied requests would be used up by units that nobody asked for.
+/// A window that counts denied requests would be used up by units that were asked for ahead and denied.
 fn returns_what_is_denied<S: CounterStore>(limiter: &Limiter<S>, origin: Origin) {
     let denied = ahead(limiter, 150, &[]);
     assert!(!denied.decision.is_allowed());

@@ -17,7 +17,7 @@ enum Fault {
     /// Counters with this in their names cannot be charged.
     Away(&'static str),
     Down,
-    /// Charged too late, and undone because nobody keeps the charge.
+    /// Charged too late, and undone because the charge is not kept.
     Late,
 }
 

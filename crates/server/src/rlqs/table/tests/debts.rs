@@ -87,7 +87,7 @@ fn what_a_limit_does_not_have_is_not_charged_later() {
     assert!(world.remaining() > 0);
 }
 
-/// A client that must wait for the next window is told so before the last assignment has expired, and not every second.
+/// A client that must wait for the next window gets `DENY_ALL` before the last assignment has expired, and not every second.
 #[test]
 fn the_same_denial_is_not_sent_every_second() {
     let mut world = World::new(HUNDRED[0], 0);

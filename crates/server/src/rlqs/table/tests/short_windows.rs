@@ -26,7 +26,7 @@ const WINDOWS: [(&str, u64, u64, [f64; 2]); 7] = [
     ("{unit: second, requests_per_unit: 100}", 1, 100, [0.6, 0.6]),
 ];
 
-/// The limit is used by those that want it, is not exceeded in any window, and nobody who wants little goes without.
+/// Busy streams use the limit, no window is exceeded, and a stream with little demand is served too.
 #[test]
 fn a_window_is_used_and_kept_by_all_streams() {
     for (rule, seconds, count, least) in WINDOWS {
