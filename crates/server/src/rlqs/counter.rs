@@ -1,7 +1,7 @@
 //! What is known of a limit's counter from the last charge, and the rate that can be assigned of it. Pure.
 
 use super::allocation::Capacity;
-use super::limit_escrow::Window;
+use super::pool::Window;
 use super::sent::Terms;
 use tollgate_core::{TimeDelta, Timestamp};
 use tollgate_engine::{AheadKind, CounterAhead};
@@ -24,6 +24,12 @@ const SHORT_SHARE: f64 = 0.95;
 const AFTER_DENIAL: f64 = 0.95;
 const RECOVERY: f64 = 1.2;
 const MIN_FACTOR: f64 = 0.5;
+/// The same of a short limit, and the time that must have passed since the last change: each changes the assignments, and a
+/// changed one may start full.
+const SHORT_AFTER_DENIAL: f64 = 0.9;
+const SHORT_CUT: TimeDelta = TimeDelta::from_secs(1);
+const SHORT_RECOVERY: f64 = 1.1;
+const SHORT_RECOVERED: TimeDelta = TimeDelta::from_secs(4);
 
 /// The last known state of a limit's counter.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +48,8 @@ pub(super) struct Counter {
     pub(super) accounts: u32,
     /// Denied in the current pass.
     is_denied: bool,
+    /// Time of the last change of `factor` of a short limit.
+    changed: Timestamp,
 }
 
 impl Counter {
@@ -57,13 +65,39 @@ impl Counter {
             factor: 1.0,
             accounts: 0,
             is_denied: false,
+            changed: now,
         }
     }
 
     /// Begins a pass: what the last one learned of denials applies, and accounts are counted again.
-    pub(super) fn begin_pass(&mut self) {
-        let factor = self.factor * if self.is_denied { AFTER_DENIAL } else { RECOVERY };
-        (self.factor, self.is_denied, self.accounts) = (factor.clamp(MIN_FACTOR, 1.0), false, 0);
+    pub(super) fn begin_pass(&mut self, now: Timestamp) {
+        let passed = now.since(self.changed);
+        let factor = match (self.is_denied, self.is_short()) {
+            (true, false) => AFTER_DENIAL,
+            (false, false) => RECOVERY,
+            (true, true) if passed >= SHORT_CUT => SHORT_AFTER_DENIAL,
+            (false, true) if passed >= SHORT_RECOVERED => SHORT_RECOVERY,
+            (_, true) => 1.0,
+        };
+        let factor = (self.factor * factor).clamp(MIN_FACTOR, 1.0);
+        if factor != self.factor {
+            self.changed = now;
+        }
+        (self.factor, self.is_denied, self.accounts) = (factor, false, 0);
+    }
+
+    /// Returns whether its assignments are covered until the next pass only.
+    fn is_short(&self) -> bool {
+        self.is_slotted && Terms::is_short(self.reach())
+    }
+
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "not negative, and saturating"
+    )]
+    fn reach(&self) -> TimeDelta {
+        TimeDelta::from_micros((self.capacity as f64 * 1e6 / self.rate.max(1e-6)) as u64)
     }
 
     /// Records what a charge has read.
@@ -95,8 +129,7 @@ impl Counter {
         reason = "not negative, and saturating"
     )]
     pub(super) fn assignable(&self, held: u64, now: Timestamp) -> Capacity {
-        let reach = TimeDelta::from_micros((self.capacity as f64 * 1e6 / self.rate.max(1e-6)) as u64);
-        if self.is_slotted && Terms::is_short(reach) {
+        if self.is_short() {
             let most = self.factor * self.rate * SHORT_SHARE;
             return Capacity { most, sustained: most, unclaimed: 0.0 };
         }

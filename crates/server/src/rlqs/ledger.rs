@@ -1,22 +1,21 @@
-//! Escrow ledger: units of one limit that were charged for one bucket of one stream and that it has not reported as spent.
+//! Escrow ledger: units of one limit that were charged for streams, and until when they may be spent.
 //!
 //! Each charge is a tranche. A unit of a bucket may be spent until its slot of time begins, a unit of a window until the
-//! window ends (see the lease proof in `docs/internals`). Units are spent in the order in which they lapse, so a tranche
-//! always holds its last ones, and the number that is still valid at an instant is a minimum.
+//! window ends (see the lease proof in `docs/internals`).
 //! Rejected: one ledger for all limits of a bucket, because what lapses by one of them (a second's slots) would be lost to the
 //! others (a day's window), and a bucket that is hardly used would drain them.
 //!
-//! An account has few tranches, so that its size is bounded: those that follow each other directly are joined, and beyond
+//! A ledger has few tranches, so that its size is bounded: those that follow each other directly are joined, and beyond
 //! the maximum those that lose least by it. A joined tranche never has more valid units than both had: the later units lapse
-//! as early as if they followed the earlier ones directly. Rejected: forgetting the oldest, because what a stream may have
-//! admitted since its last report must stay covered, and would be charged twice.
+//! as early as if they followed the earlier ones directly. Rejected: forgetting the oldest, because what streams may have
+//! admitted since their last reports must stay covered, and would be charged twice.
 
 use smallvec::SmallVec;
 use tollgate_core::{Escrow, TimeDelta, Timestamp};
 use tollgate_engine::{AheadKind, CounterAhead};
 
-/// Maximum number of tranches. An account that is renewed once per report has three.
-const MAX_TRANCHES: usize = 8;
+/// Maximum number of tranches: of limits that others use too, every charge is one until it has lapsed.
+const MAX_TRANCHES: usize = 32;
 /// Tranches are joined at once if the later one lapses by no more than this earlier. Longer losses would add up.
 const ADJACENT: TimeDelta = TimeDelta::from_millis(1);
 
@@ -58,14 +57,6 @@ impl Tranche {
             Bound::Slots(escrow) => self.units.min(escrow.valid_after(passed)),
             Bound::Until(lifetime) if passed < lifetime => self.units,
             Bound::Until(_) => 0,
-        }
-    }
-
-    /// Returns the valid units with regard to slots only.
-    fn in_slots(&self, at: Timestamp) -> u64 {
-        match self.bound {
-            Bound::Slots(_) => self.valid(at),
-            Bound::Until(_) => self.units,
         }
     }
 
@@ -171,31 +162,10 @@ impl Ledger {
         self.0.iter().map(|tranche| tranche.valid(at)).sum()
     }
 
-    /// Returns the units whose slots begin after `at`. Windows that end before do not count against them: they are
-    /// charged again when they have ended.
-    pub(super) fn in_slots(&self, at: Timestamp) -> u64 {
-        self.0.iter().filter(|tranche| !tranche.is_stale).map(|tranche| tranche.in_slots(at)).sum()
-    }
-
-    /// Returns the instants at which a charge has no valid slot left. Between two of them the number of valid units is
-    /// concave in time.
-    pub(super) fn ends(&self) -> impl Iterator<Item = Timestamp> {
-        self.0.iter().filter(|tranche| matches!(tranche.bound, Bound::Slots(_))).map(Tranche::end)
-    }
-
-    /// Removes `units` that were spent after `since`, and those that had lapsed by then. Up to `recent` of them may have been
-    /// spent in the window at `now`, and count there: what is left of it must not be too much.
-    pub(super) fn spend(&mut self, units: u64, recent: u64, since: Timestamp, now: Timestamp) {
-        self.forget(since);
-        let current = |tranche: &Tranche| matches!(tranche.bound, Bound::Until(_)) && tranche.valid(now) > 0;
+    /// Removes `units` that were spent of those that are valid at `now`.
+    pub(super) fn spend(&mut self, units: u64, now: Timestamp) {
         let mut left = units;
-        let mut recent = recent.min(units);
-        for tranche in self.0.iter_mut().filter(|tranche| current(tranche)) {
-            let spent = tranche.units.min(recent);
-            tranche.units -= spent;
-            (recent, left) = (recent - spent, left - spent);
-        }
-        for tranche in &mut self.0 {
+        for tranche in self.0.iter_mut().filter(|tranche| tranche.valid(now) > 0) {
             let spent = tranche.units.min(left);
             tranche.units -= spent;
             left -= spent;

@@ -12,9 +12,11 @@
 //! | `assignment` | token buckets and blanket rules, and the most that they can admit |
 //! | `sent` | assignments that were sent, how long they last, and what a client may still admit by them |
 //! | `counter` | what is known of a limit's counter, and the rate that can be assigned of it |
-//! | `ledger` | units of a limit in escrow, and until when they may be spent |
-//! | `limit_escrow` | what one limit of a bucket has in escrow, and still needs |
-//! | `account` | one bucket on one stream; **the invariant** |
+//! | `ledger` | units of a limit that were charged, and until when they may be spent |
+//! | `exposed` | the most that a stream may have admitted since its last report, and may still admit |
+//! | `pool` | units of a limit for all streams; **the invariant** |
+//! | `curve` | the units of a pool beside what streams may admit, in one pass |
+//! | `account` | one bucket on one stream |
 //! | `places` | how many buckets streams may have, and how large they are |
 //! | `turns` | which accounts a pass serves |
 //! | `table` | all accounts, and the pass: allocate, charge, assign |
@@ -28,10 +30,12 @@ mod account;
 mod allocation;
 mod assignment;
 mod counter;
+mod curve;
+mod exposed;
 mod ledger;
-mod limit_escrow;
 mod parts;
 mod places;
+mod pool;
 mod sent;
 mod service;
 mod stats;

@@ -117,6 +117,8 @@ pub(super) struct Sent {
     pub(super) residue: u64,
     /// Latest instant at which this assignment takes effect.
     pub(super) replaced: Timestamp,
+    /// Most tokens that the client's bucket may have had, and when: what was reported as admitted is not in it.
+    pub(super) level: Option<(u64, Timestamp)>,
 }
 
 impl Sent {
@@ -146,13 +148,33 @@ impl Sent {
     /// Returns the most that the client may admit by this assignment from `since` until `until`.
     pub(super) fn own(&self, since: Timestamp, until: Timestamp) -> u64 {
         let (since, until) = (since.max(self.started), until.min(self.expires));
-        self.tokens().filter(|_| since < until).map_or(0, |tokens| tokens.exposure(until.since(since)))
+        self.tokens().filter(|_| since < until).map_or(0, |tokens| {
+            let full = tokens.exposure(until.since(since));
+            let level = self.level.filter(|(_, at)| *at <= since);
+            level.map_or(full, |(left, at)| full.min(left.saturating_add(tokens.whole_gain(until.since(at)))))
+        })
+    }
+
+    /// Records that the client has reported `units` since its last report, which was written at `settled`; this one was at
+    /// `read`. A bucket that was not there all the time may be full.
+    pub(super) fn report(&mut self, units: u64, settled: Timestamp, read: Timestamp) {
+        let Some(tokens) = self.tokens() else { return };
+        self.level = (self.replaced <= settled).then(|| {
+            let (left, at) = self.level.unwrap_or((u64::from(tokens.max), settled));
+            (left.saturating_add(tokens.gain(read.since(at))).saturating_sub(units), read)
+        });
     }
 
     /// Returns the tokens that it gains from `since` until `until`.
     pub(super) fn gain(&self, since: Timestamp, until: Timestamp) -> u64 {
         let (since, until) = (since.max(self.started), until.min(self.expires));
         self.tokens().filter(|_| since < until).map_or(0, |tokens| tokens.gain(until.since(since)))
+    }
+
+    /// Returns the whole tokens that it gains from `since` until `until`, if it is in effect.
+    pub(super) fn whole_gain(&self, since: Timestamp, until: Timestamp) -> u64 {
+        let (since, until) = (since.max(self.started), until.min(self.expires));
+        self.tokens().filter(|_| since < until).map_or(0, |tokens| tokens.whole_gain(until.since(since)))
     }
 
     /// Returns the most that the client may still admit by this assignment and the one before when another is sent at

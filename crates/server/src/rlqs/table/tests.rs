@@ -4,7 +4,8 @@
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
-use tollgate_core::{Clock, ManualClock};
+use tollgate_core::{Clock, Cost, ManualClock};
+use tollgate_engine::{AheadKind, Check};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -202,12 +203,7 @@ impl World {
             }
             self.admitted.push(admitted);
             for Node { table, .. } in &mut self.nodes {
-                if self.is_faulty {
-                    table.entries.values_mut().for_each(|entry| entry.account.spends_twice = true);
-                }
-                if self.returns_all {
-                    table.entries.values_mut().for_each(|entry| entry.account.returns_all = true);
-                }
+                (table.spends_twice, table.returns_all) = (self.is_faulty, self.returns_all);
                 if !has_news && !self.step.is_multiple_of(table.interval().as_micros() / STEP) {
                     continue;
                 }
@@ -244,10 +240,10 @@ impl World {
         (self.sent - before) as f64 * REPORT_STEPS as f64 / (steps * self.clients.len() as u64) as f64
     }
 
-    /// Returns the most tranches of an account.
+    /// Returns the most tranches of a pool.
     fn tranches(&self) -> usize {
-        let accounts = self.nodes.iter().flat_map(|node| node.table.entries.values());
-        accounts.map(|entry| entry.account.tranches()).max().unwrap_or(0)
+        let pools = self.nodes.iter().flat_map(|node| node.table.pools.values());
+        pools.map(Pool::tranches).max().unwrap_or(0)
     }
 
     /// Returns what other protocols see as left of the limit.

@@ -1,0 +1,223 @@
+//! What the streams of a limit may admit, beside the units that there are for it: at each instant that matters. Pure.
+//!
+//! A pass makes one curve for each limit that it charges, and keeps it true while assignments change.
+
+use super::exposed::Exposed;
+use super::pool::Pool;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use tollgate_core::{TimeDelta, Timestamp};
+
+/// Units to charge for an account.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Want {
+    /// By counter.
+    pub(super) each: SmallVec<[(u64, u64); 2]>,
+    /// Of limits that are not known yet.
+    pub(super) other: u64,
+}
+
+impl Want {
+    /// Returns the units of a counter.
+    pub(super) fn of(&self, counter: u64) -> u64 {
+        self.each.iter().find(|(own, _)| *own == counter).map_or(self.most(), |(_, units)| *units)
+    }
+
+    /// Adds units to each.
+    pub(super) fn add(&mut self, units: u64) {
+        self.each.iter_mut().for_each(|(_, own)| *own = own.saturating_add(units));
+        self.other = self.other.saturating_add(units);
+    }
+
+    /// Returns the most units of any counter.
+    pub(super) fn most(&self) -> u64 {
+        self.each.iter().map(|(_, units)| *units).fold(self.other, u64::max)
+    }
+}
+
+/// One instant.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    since: Timestamp,
+    /// Units that were admitted and reported since.
+    reported: u64,
+    /// The most that streams may have admitted and may admit since, beside these.
+    demand: u64,
+    /// The same with what is planned in this pass.
+    planned: u64,
+    supply: u64,
+}
+
+impl Row {
+    const fn missing(&self) -> u64 {
+        self.reported.saturating_add(self.planned).saturating_sub(self.supply)
+    }
+
+    const fn room(&self) -> u64 {
+        self.supply.saturating_sub(self.reported)
+    }
+}
+
+/// One limit.
+#[derive(Clone, Debug)]
+pub(super) struct Curve {
+    rows: Vec<Row>,
+    /// Until when what is admitted counts; `None` if that has no end.
+    horizon: Option<Timestamp>,
+    /// Units that are being charged.
+    pending: u64,
+}
+
+impl Curve {
+    /// Returns the curve of the accounts that use this pool.
+    pub(super) fn new(pool: &mut Pool, all: &[Exposed<'_>], cover: TimeDelta, now: Timestamp) -> Self {
+        pool.advance(all, now);
+        let end = all.iter().map(|of| of.until).fold(now + cover, Timestamp::max);
+        let row = |(since, reported, supply)| Row { since, reported, demand: 0, planned: 0, supply };
+        let (rows, horizon): (Vec<_>, _) = match pool.window_at(now) {
+            Some((start, horizon)) => {
+                (vec![row((start, 0, pool.kept(now))), row((now, 0, pool.valid(now)))], Some(horizon))
+            }
+            None => (pool.cells(end).into_iter().map(row).collect(), None),
+        };
+        let mut curve = Self { rows, horizon, pending: 0 };
+        all.iter().for_each(|of| curve.commit(None, Some(of)));
+        curve
+    }
+
+    /// Reads the units of the pool again.
+    pub(super) fn refill(&mut self, pool: &Pool, now: Timestamp) {
+        let Some(last) = self.rows.last().map(|row| row.since) else { return };
+        if self.horizon.is_some() {
+            (self.rows[0].supply, self.rows[1].supply) = (pool.kept(now), pool.valid(now));
+        } else {
+            for (row, (_, _, supply)) in self.rows.iter_mut().zip(pool.cells(last)) {
+                row.supply = supply;
+            }
+        }
+        self.pending = 0;
+        self.rows.iter_mut().for_each(|row| row.planned = row.demand);
+    }
+
+    fn demand(&self, row: &Row, of: Option<&Exposed<'_>>) -> u64 {
+        of.map_or(0, |of| of.between(row.since, self.horizon.map_or(of.until, |end| of.until.min(end))))
+    }
+
+    /// Replaces what an account may admit.
+    pub(super) fn commit(&mut self, old: Option<&Exposed<'_>>, new: Option<&Exposed<'_>>) {
+        for at in 0..self.rows.len() {
+            let row = self.rows[at];
+            let (old, new) = (self.demand(&row, old), self.demand(&row, new));
+            let demand = row.demand.saturating_sub(old).saturating_add(new);
+            self.rows[at] = Row { demand, planned: demand, ..row };
+        }
+    }
+
+    /// Returns whether the units suffice if an account changes so.
+    pub(super) fn fits(&self, old: Option<&Exposed<'_>>, new: &Exposed<'_>) -> bool {
+        self.rows.iter().all(|row| {
+            let (old, new) = (self.demand(row, old), self.demand(row, Some(new)));
+            row.demand.saturating_sub(old).saturating_add(new) <= row.room()
+        })
+    }
+
+    /// Returns whether the units suffice.
+    pub(super) fn is_covered(&self) -> bool {
+        self.rows.iter().all(|row| row.demand <= row.room())
+    }
+
+    /// Plans that an account changes so.
+    fn plan(&mut self, old: Option<&Exposed<'_>>, new: Option<&Exposed<'_>>) {
+        for at in 0..self.rows.len() {
+            let row = self.rows[at];
+            let (old, new) = (self.demand(&row, old), self.demand(&row, new));
+            self.rows[at].planned = row.planned.saturating_sub(old).saturating_add(new);
+        }
+    }
+
+    /// Returns how many units to charge for what is planned, beside those that are being charged. `idle` is the number of slots
+    /// that begin within a time and that no stream has taken: units that are charged now begin with those.
+    fn need(&self, idle: impl Fn(TimeDelta) -> u64, now: Timestamp) -> u64 {
+        let missing = self.rows.iter().zip(1..).filter(|(row, _)| row.missing() > 0);
+        let each = missing.map(|(row, next)| {
+            let end = self.rows.get(next).map_or(row.since, |next| next.since);
+            row.missing().saturating_add(if self.horizon.is_some() { 0 } else { idle(end.since(now)) })
+        });
+        each.max().unwrap_or(0).saturating_sub(self.pending)
+    }
+
+    /// Returns the most that streams may have admitted since the window began, and may still admit in it.
+    pub(super) fn of_window(&self) -> Option<(u64, u64)> {
+        self.horizon.map(|_| (self.rows[0].demand, self.rows[1].demand))
+    }
+}
+
+/// The curves of a pass, by counter.
+#[derive(Debug, Default)]
+pub(super) struct Curves(pub(super) HashMap<u64, Curve>);
+
+impl Curves {
+    /// Returns how many units of each counter to charge if an account changes so, and plans it.
+    pub(super) fn want(
+        &mut self,
+        counters: &[u64],
+        (old, new): (Option<&Exposed<'_>>, Option<&Exposed<'_>>),
+        idle: impl Fn(u64, TimeDelta) -> u64,
+        now: Timestamp,
+    ) -> SmallVec<[(u64, u64); 2]> {
+        let each = counters.iter().map(|counter| {
+            let units = self.0.get_mut(counter).map_or(0, |curve| {
+                curve.plan(old, new);
+                curve.need(|time| idle(*counter, time), now)
+            });
+            (*counter, units)
+        });
+        each.collect()
+    }
+
+    /// Takes a plan back.
+    pub(super) fn cancel(
+        &mut self,
+        counters: &[u64],
+        (old, new): (Option<&Exposed<'_>>, Option<&Exposed<'_>>),
+    ) {
+        for counter in counters {
+            if let Some(curve) = self.0.get_mut(counter) {
+                curve.plan(new, old);
+            }
+        }
+    }
+
+    /// Records that units are being charged.
+    pub(super) fn charge(&mut self, want: &[(u64, u64)]) {
+        for (counter, units) in want {
+            if let Some(curve) = self.0.get_mut(counter) {
+                curve.pending = curve.pending.saturating_add(*units);
+            }
+        }
+    }
+
+    /// Returns the units of a counter that are being charged.
+    pub(super) fn pending(&self, counter: u64) -> u64 {
+        self.0.get(&counter).map_or(0, |curve| curve.pending)
+    }
+
+    /// Returns whether the units of all these counters suffice if an account changes so.
+    pub(super) fn fits(&self, counters: &[u64], old: Option<&Exposed<'_>>, new: &Exposed<'_>) -> bool {
+        counters.iter().all(|counter| self.0.get(counter).is_some_and(|curve| curve.fits(old, new)))
+    }
+
+    /// Returns whether they suffice as it is.
+    pub(super) fn are_covered(&self, counters: &[u64]) -> bool {
+        counters.iter().all(|counter| self.0.get(counter).is_none_or(Curve::is_covered))
+    }
+
+    /// Records that an account has changed so.
+    pub(super) fn commit(&mut self, counters: &[u64], old: Option<&Exposed<'_>>, new: Option<&Exposed<'_>>) {
+        for counter in counters {
+            if let Some(curve) = self.0.get_mut(counter) {
+                curve.commit(old, new);
+            }
+        }
+    }
+}
