@@ -414,20 +414,20 @@ impl Account {
         if let Some(current) = current.filter(is_near).filter(fits) {
             return Some(current);
         }
-        let at = |rate: f64| self.bucket(rate);
-        let (mut low, mut high) = (None, target.rate());
+        let slowest = Some(self.bucket(0.0)).filter(fits)?;
+        let (mut low, mut high) = (slowest, target.rate());
         let mut step = high / 2.0;
         high = step;
         for _ in 0..8 {
-            let tokens = at(high);
+            let tokens = self.bucket(high);
             step /= 2.0;
             if fits(&tokens) {
-                low = Some(tokens);
+                low = tokens;
                 high += step;
             } else {
                 high -= step;
             }
         }
-        low.or_else(|| Some(at(0.0)).filter(fits))
+        Some(low)
     }
 }

@@ -64,23 +64,22 @@ impl Tokens {
 
     /// Returns the tokens that it gains in this time, rounded up.
     pub(super) fn gain(self, time: TimeDelta) -> u64 {
-        let (micros, each) = self.share_of(time);
-        u64::try_from(micros.div_ceil(each)).unwrap_or(u64::MAX)
+        let each = u64::from(self.interval) * 1_000_000;
+        match u64::from(self.tokens).checked_mul(time.as_micros()) {
+            Some(micros) => micros.div_ceil(each),
+            None => u64::MAX,
+        }
     }
 
     /// Returns the whole tokens that it gains in this time.
     pub(super) fn whole_gain(self, time: TimeDelta) -> u64 {
-        let (micros, each) = self.share_of(time);
-        u64::try_from(micros / each).unwrap_or(u64::MAX)
-    }
-
-    fn share_of(self, time: TimeDelta) -> (u128, u128) {
-        (u128::from(self.tokens) * u128::from(time.as_micros()), u128::from(self.interval) * 1_000_000)
+        let each = u64::from(self.interval) * 1_000_000;
+        u64::from(self.tokens).checked_mul(time.as_micros()).map_or(u64::MAX, |micros| micros / each)
     }
 
     /// Returns the most requests that it admits in this time.
     pub(super) fn exposure(self, time: TimeDelta) -> u64 {
-        u64::from(self.max) + self.whole_gain(time)
+        u64::from(self.max).saturating_add(self.whole_gain(time))
     }
 
     /// Returns the bucket with twice the tokens in twice the time if Envoy would not see it as a change of `old`: it does not

@@ -99,26 +99,34 @@ impl Curve {
         self.rows.iter_mut().for_each(|row| row.planned = row.demand);
     }
 
-    fn demand(&self, row: &Row, of: Option<&Exposed<'_>>) -> u64 {
-        of.map_or(0, |of| of.between(row.since, self.horizon.map_or(of.until, |end| of.until.min(end))))
+    /// Returns the most that a stream may have admitted and may admit since each instant.
+    fn demands(&self, of: Option<&Exposed<'_>>) -> impl Iterator<Item = u64> {
+        let of = of.map(|of| (of, self.horizon.map_or(of.until, |end| of.until.min(end))));
+        let mut since_report = None;
+        self.rows.iter().map(move |row| match of {
+            Some((of, until)) if row.since <= of.settled => {
+                *since_report.get_or_insert_with(|| of.between(of.settled, until))
+            }
+            Some((of, until)) if row.since < until => of.between(row.since, until),
+            _ => 0,
+        })
     }
 
     /// Replaces what an account may admit.
     pub(super) fn commit(&mut self, old: Option<&Exposed<'_>>, new: Option<&Exposed<'_>>) {
-        for at in 0..self.rows.len() {
-            let row = self.rows[at];
-            let (old, new) = (self.demand(&row, old), self.demand(&row, new));
-            let demand = row.demand.saturating_sub(old).saturating_add(new);
-            self.rows[at] = Row { demand, planned: demand, ..row };
+        let changes: SmallVec<[(u64, u64); 64]> = self.demands(old).zip(self.demands(new)).collect();
+        for (row, (old, new)) in self.rows.iter_mut().zip(changes) {
+            row.demand = row.demand.saturating_sub(old).saturating_add(new);
+            row.planned = row.demand;
         }
     }
 
-    /// Returns whether the units suffice if an account changes so.
-    pub(super) fn fits(&self, old: Option<&Exposed<'_>>, new: &Exposed<'_>) -> bool {
-        self.rows.iter().all(|row| {
-            let (old, new) = (self.demand(row, old), self.demand(row, Some(new)));
-            row.demand.saturating_sub(old).saturating_add(new) <= row.room()
-        })
+    /// Returns whether the units suffice if what an account may admit is added.
+    pub(super) fn fits(&self, new: &Exposed<'_>) -> bool {
+        self.rows
+            .iter()
+            .zip(self.demands(Some(new)))
+            .all(|(row, new)| row.demand.saturating_add(new) <= row.room())
     }
 
     /// Returns whether the units suffice.
@@ -128,10 +136,9 @@ impl Curve {
 
     /// Plans that an account changes so.
     fn plan(&mut self, old: Option<&Exposed<'_>>, new: Option<&Exposed<'_>>) {
-        for at in 0..self.rows.len() {
-            let row = self.rows[at];
-            let (old, new) = (self.demand(&row, old), self.demand(&row, new));
-            self.rows[at].planned = row.planned.saturating_sub(old).saturating_add(new);
+        let changes: SmallVec<[(u64, u64); 64]> = self.demands(old).zip(self.demands(new)).collect();
+        for (row, (old, new)) in self.rows.iter_mut().zip(changes) {
+            row.planned = row.planned.saturating_sub(old).saturating_add(new);
         }
     }
 
@@ -202,9 +209,9 @@ impl Curves {
         self.0.get(&counter).map_or(0, |curve| curve.pending)
     }
 
-    /// Returns whether the units of all these counters suffice if an account changes so.
-    pub(super) fn fits(&self, counters: &[u64], old: Option<&Exposed<'_>>, new: &Exposed<'_>) -> bool {
-        counters.iter().all(|counter| self.0.get(counter).is_some_and(|curve| curve.fits(old, new)))
+    /// Returns whether the units of all these counters suffice if what an account may admit is added.
+    pub(super) fn fits(&self, counters: &[u64], new: &Exposed<'_>) -> bool {
+        counters.iter().all(|counter| self.0.get(counter).is_some_and(|curve| curve.fits(new)))
     }
 
     /// Returns whether they suffice as it is.

@@ -243,7 +243,7 @@ impl<S: CounterStore> Table<S> {
                 None => {
                     let pools = entry.counters.iter().filter_map(|counter| self.pools.get(counter));
                     let ends = pools.filter_map(|pool| pool.window_end(now)).min();
-                    entry.account.assign(|new| curves.fits(&entry.counters, None, new), ends, now)
+                    entry.account.assign(|new| curves.fits(&entry.counters, new), ends, now)
                 }
             };
             curves.commit(&entry.counters, None, entry.account.exposed(now).as_ref());
