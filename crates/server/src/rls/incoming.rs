@@ -107,10 +107,22 @@ impl Connected for Admitted {
 }
 
 impl Admitted {
-    /// Waits for the end of the connection, whatever its client does.
-    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+    /// Returns whether the connection must not last longer.
+    fn has_ended(&self) -> bool {
+        self.activity.has_ended() || self.end.as_ref().is_some_and(|end| end.is_elapsed())
+    }
+
+    /// Waits for the end of the connection while its client is waited for, whether that is to send or to read: one that never
+    /// reads keeps tonic from reading.
+    fn or_ended<T>(&mut self, polled: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if polled.is_ready() {
+            return polled;
+        }
         let is_old = self.end.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready());
-        if is_old { Poll::Ready(io::ErrorKind::TimedOut.into()) } else { Poll::Pending }
+        if is_old || self.activity.poll_ended(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Poll::Pending
     }
 
     /// Something is written: from now on the client is to read it, and to send the next request.
@@ -127,15 +139,12 @@ impl AsyncRead for Admitted {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.activity.has_ended() || self.end.as_ref().is_some_and(|end| end.is_elapsed()) {
+        if self.has_ended() {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         let before = buffer.filled().len();
-        match Pin::new(&mut self.stream).poll_read(cx, buffer) {
-            Poll::Pending => match self.poll_end(cx) {
-                Poll::Ready(error) => Poll::Ready(Err(error)),
-                Poll::Pending => self.activity.poll_ended(cx).map(|()| Err(io::ErrorKind::TimedOut.into())),
-            },
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        match self.or_ended(polled, cx) {
             Poll::Ready(Ok(())) => {
                 if self.requests.feed(&buffer.filled()[before..]) {
                     self.activity.busy();
@@ -144,7 +153,7 @@ impl AsyncRead for Admitted {
                 }
                 Poll::Ready(Ok(()))
             }
-            failed => failed,
+            other => other,
         }
     }
 }
@@ -152,7 +161,8 @@ impl AsyncRead for Admitted {
 impl AsyncWrite for Admitted {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.answering();
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.or_ended(polled, cx)
     }
 
     fn poll_write_vectored(
@@ -161,7 +171,8 @@ impl AsyncWrite for Admitted {
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.answering();
-        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
+        self.or_ended(polled, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -169,11 +180,13 @@ impl AsyncWrite for Admitted {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        self.or_ended(polled, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        let polled = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.or_ended(polled, cx)
     }
 }
 

@@ -299,4 +299,16 @@ mod tests {
         }
         panic!("the stream was never open");
     }
+
+    /// A client that is asked to read and never does must not keep its place.
+    #[tokio::test]
+    async fn an_old_connection_whose_client_never_reads_ends() {
+        use tokio::io::AsyncWriteExt;
+        let wait = Some(Duration::from_millis(50));
+        let mut client =
+            connect(RlsConfig { max_age: wait, max_age_grace: wait, ..RlsConfig::default() }).await;
+        let pings = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8].repeat(1_000);
+        let ended = async { while client.write_all(&pings).await.is_ok() {} };
+        tokio::time::timeout(Duration::from_secs(30), ended).await.expect("the connection ends");
+    }
 }

@@ -52,7 +52,7 @@ pub(super) fn boolean(text: &str) -> Result<bool, String> {
 }
 
 /// Parses a whole number, which may be negative: decimal, or with the prefix `0x`, `0b`, `0o` or `0`, which is octal too.
-/// Digits may be separated by single underscores where there is a prefix.
+/// Digits may be separated by single underscores.
 pub(super) fn integer(text: &str) -> Result<i64, String> {
     let wrong = || format!("`{text}` is not a whole number");
     let (sign, digits) = match text.strip_prefix(['+', '-']) {
@@ -69,7 +69,7 @@ pub(super) fn integer(text: &str) -> Result<i64, String> {
     };
     // An underscore may follow the prefix.
     let bare = digits.strip_prefix('_').filter(|_| radix != 10).unwrap_or(digits);
-    let is_separated = radix != 10 && bare.split('_').all(|group| !group.is_empty());
+    let is_separated = bare.split('_').all(|group| !group.is_empty());
     let bare = if is_separated { bare.replace('_', "") } else { bare.to_owned() };
     if !bare.starts_with(|c: char| c.is_ascii_alphanumeric()) {
         return Err(wrong());
@@ -173,10 +173,12 @@ mod tests {
             ("0o17", 15),
             ("010", 8),
             ("0_10", 8),
+            ("1_000", 1_000),
+            ("-1_0", -10),
         ] {
             assert_eq!(integer(text), Ok(number), "{text}");
         }
-        for wrong in ["", "-", "1_000", "08", "0x", "0x__1", "1.0", "ten", "--1", "0x-1", " 1"] {
+        for wrong in ["", "-", "1__0", "_1", "1_", "08", "0x", "0x__1", "1.0", "ten", "--1", "0x-1", " 1"] {
             assert!(integer(wrong).is_err(), "{wrong}");
         }
     }
