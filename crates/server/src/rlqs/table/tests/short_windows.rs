@@ -17,8 +17,8 @@ fn most(world: &World, seconds: u64) -> u64 {
 /// Rules with the seconds of their window, their count, and the least part of it that is used by up to two streams and by more:
 /// each change of a share costs its stream's tokens, and of a few units per second that is much.
 const WINDOWS: [(&str, u64, u64, [f64; 2]); 7] = [
-    ("{count: 100, period: 10s, algorithm: fixed_window}", 10, 100, [0.75, 0.6]),
-    ("{count: 1000, period: 10s, algorithm: fixed_window}", 10, 1_000, [0.85, 0.85]),
+    ("{count: 100, period: 10s, algorithm: fixed_window}", 10, 100, [0.8, 0.7]),
+    ("{count: 1000, period: 10s, algorithm: fixed_window}", 10, 1_000, [0.88, 0.88]),
     ("{count: 300, period: 30s, algorithm: fixed_window}", 30, 300, [0.9, 0.9]),
     ("{count: 600, period: minute, algorithm: fixed_window}", 60, 600, [0.9, 0.85]),
     ("{unit: minute, requests_per_unit: 600}", 60, 600, [0.9, 0.9]),
