@@ -32,6 +32,8 @@ mod state;
 pub use api::explain::{ExplainDescriptor, ExplainFuture, ExplainQuery, Explainer};
 pub use api::explained::{ExplainedOverload, ExplainedRule};
 pub use api::log_level::{LogLevels, LogSettings};
+#[doc(hidden)]
+pub use api::openapi::CLOSED_SCHEMAS;
 pub use api::overload::OverloadReport;
 pub use api::replica::DumpSlots;
 pub use api::rule_files::{ConfirmFilesError, PendingFiles, RuleFilesControl};
@@ -43,5 +45,7 @@ pub use auth::throttle::FailedAuthThrottle;
 pub use auth::tls::ALPN;
 pub use conn::limiter::port_limits;
 pub use dashboard::is_built as has_dashboard;
+#[doc(hidden)]
+pub use router::router_for;
 pub use router::serve;
 pub use state::AdminState;

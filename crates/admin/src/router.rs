@@ -11,20 +11,22 @@ use crate::api::{
     audit, consumption, decision_export, decisions, emergency, explain, health, history, log_level, openapi,
     overload, quota_bulk, quotas, replica, rule_files, rule_tree, rules, stats, tokens, usage,
 };
+use crate::auth::tls::ClientPeer;
 use crate::auth::{reject_cross_site, session};
 use crate::conn::listener;
 use crate::error::{ApiError, database_unavailable};
 use crate::{AdminState, dashboard};
-use axum::Router;
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::{Next, from_fn, map_request, map_response};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Router};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderValue, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY,
     WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderName, StatusCode};
 use std::future::Future;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -89,6 +91,14 @@ fn router(admin: Arc<AdminState>) -> Router {
         .merge(dashboard::routes())
         .layer(map_response(with_security_headers));
     Router::new().fallback_service(routed).layer(map_request(without_empty_segments))
+}
+
+/// Returns the router as it serves a client that has this name in its certificate, or none. For tests.
+#[doc(hidden)]
+pub fn router_for(admin: AdminState, name: Option<&str>) -> Router {
+    let mut peer = ClientPeer::plain(Ipv4Addr::LOCALHOST.into());
+    peer.names = name.map(str::to_owned).into_iter().collect();
+    router(Arc::new(admin)).layer(Extension(peer))
 }
 
 /// The path as received.
@@ -166,6 +176,3 @@ async fn with_security_headers(mut response: Response) -> Response {
     headers.entry(CONTENT_SECURITY_POLICY).or_insert(nothing);
     response
 }
-
-#[cfg(test)]
-mod tests;

@@ -16,6 +16,7 @@
 //! # Ok::<(), tollgate_core::conformance::Violation>(())
 //! ```
 
+mod any_store;
 mod cases;
 mod changed_limits;
 mod dead_store;
@@ -29,6 +30,7 @@ mod rng;
 #[cfg(test)]
 mod tests;
 
+pub use any_store::AnyStore;
 pub use dead_store::DeadStore;
 pub use ledger::{Ledger, ReferenceStore};
 pub use panicking_store::PanickingStore;

@@ -8,6 +8,7 @@
 //! | [`web`] | an HTTP/1.1 client that can send malformed requests |
 //! | [`origin`] | an upstream for proxies |
 //! | [`ports`] | ports that no other test gets |
+//! | [`own_process`] | tests of what is counted for a whole process |
 //! | [`open_files`] | raising the limit on open files |
 //! | [`signals`] | signals to child processes |
 //! | [`wait`] | waiting for observable conditions |
@@ -19,6 +20,7 @@ pub mod allocations;
 pub mod fuzz_seeds;
 pub mod open_files;
 pub mod origin;
+pub mod own_process;
 pub mod ports;
 pub mod signals;
 pub mod wait;

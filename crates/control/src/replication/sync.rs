@@ -14,6 +14,7 @@ use crate::db::transaction::CHANNEL;
 use crate::db::{Db, on};
 use crate::error::ControlError;
 use crate::preview::collect;
+use futures_util::future::BoxFuture;
 use sqlx::postgres::PgListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -124,11 +125,14 @@ impl ControlPlane {
         Ok(anything)
     }
 
-    /// Applies this node's own change immediately.
-    pub(crate) async fn apply(&self) {
-        if let Err(error) = self.catch_up().await {
-            tracing::warn!(%error, "change stored but not yet active on this node; retrying");
-        }
+    /// Applies this node's own change immediately. Its future is boxed: that of each change contains it, and the compiler
+    /// would examine all of it again for each handler of the admin API.
+    pub(crate) fn apply(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            if let Err(error) = self.catch_up().await {
+                tracing::warn!(%error, "change stored but not yet active on this node; retrying");
+            }
+        })
     }
 
     /// Replicates the changes of other nodes and purges old rows; never returns.

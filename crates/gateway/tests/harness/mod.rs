@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tollgate_core::conformance::AnyStore;
 use tollgate_core::{Clock, CounterStore, SystemClock};
 use tollgate_engine::Limiter;
 use tollgate_gateway::{GatewayConfig, GatewaySection, Handle};
@@ -35,12 +36,12 @@ struct File {
     responses: ResponseConfig,
 }
 
-pub(crate) struct Gateway<S: CounterStore + 'static = MemoryStore<SystemClock>> {
+pub(crate) struct Gateway {
     runtime: Option<Runtime>,
     stop: watch::Sender<bool>,
     serving: JoinHandle<()>,
-    handle: Handle<S>,
-    limiter: Arc<Limiter<S>>,
+    handle: Handle<AnyStore>,
+    limiter: Arc<Limiter<AnyStore>>,
     addresses: Vec<SocketAddr>,
 }
 
@@ -54,15 +55,19 @@ impl Gateway {
     pub(crate) fn start_with(rules: &str, more: &str, section: &str) -> Self {
         Self::start_over(memory(), 2, rules, more, section)
     }
-}
 
-pub(crate) fn memory() -> MemoryStore<SystemClock> {
-    MemoryStore::new(&MemoryConfig::with_bytes(MEMORY), SystemClock::new()).expect("memory")
-}
-
-impl<S: CounterStore + 'static> Gateway<S> {
     /// Starts a gateway over this store, on `threads` threads.
-    pub(crate) fn start_over(store: S, threads: usize, rules: &str, more: &str, section: &str) -> Self {
+    pub(crate) fn start_over(
+        store: impl CounterStore + 'static,
+        threads: usize,
+        rules: &str,
+        more: &str,
+        section: &str,
+    ) -> Self {
+        Self::start_over_any(AnyStore::new(store), threads, rules, more, section)
+    }
+
+    fn start_over_any(store: AnyStore, threads: usize, rules: &str, more: &str, section: &str) -> Self {
         let file: File = serde_saphyr::from_str(&format!("{more}\ngateway:\n{section}")).expect("settings");
         let config =
             GatewayConfig { gateway: file.gateway, identity: file.identity, responses: file.responses };
@@ -126,13 +131,17 @@ impl<S: CounterStore + 'static> Gateway<S> {
     }
 }
 
-impl<S: CounterStore + 'static> Drop for Gateway<S> {
+impl Drop for Gateway {
     fn drop(&mut self) {
         self.drain();
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
+}
+
+pub(crate) fn memory() -> MemoryStore<SystemClock> {
+    MemoryStore::new(&MemoryConfig::with_bytes(MEMORY), SystemClock::new()).expect("memory")
 }
 
 /// Returns a section with one listener, one upstream and one route for everything; `route` is added to that route.

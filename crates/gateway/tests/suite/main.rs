@@ -7,6 +7,7 @@ mod fast_path;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod http2;
+mod one_path;
 mod overload;
 mod panics;
 mod permits;

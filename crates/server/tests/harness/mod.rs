@@ -10,6 +10,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tollgate_core::conformance::AnyStore;
 use tollgate_core::{Clock, CounterStore, SystemClock};
 use tollgate_engine::Limiter;
 use tollgate_http::identity::IdentityConfig;
@@ -44,9 +45,9 @@ impl Settings {
 }
 
 /// The process status that these servers report.
-struct Process<S>(Arc<Limiter<S>>);
+struct Process(Arc<Limiter<AnyStore>>);
 
-impl<S: CounterStore + 'static> ProcessStatus for Process<S> {
+impl ProcessStatus for Process {
     fn is_ready(&self) -> bool {
         true
     }
@@ -89,8 +90,18 @@ impl Server {
     }
 
     /// Like [`Self::start_at`], over this store and with this number of threads.
-    pub(crate) fn start_over<S: CounterStore + 'static>(
-        store: S,
+    pub(crate) fn start_over(
+        store: impl CounterStore + 'static,
+        threads: usize,
+        rules: &[&str],
+        settings: &str,
+        grpc: SocketAddr,
+    ) -> Self {
+        Self::start_over_any(AnyStore::new(store), threads, rules, settings, grpc)
+    }
+
+    fn start_over_any(
+        store: AnyStore,
         threads: usize,
         rules: &[&str],
         settings: &str,

@@ -8,6 +8,7 @@ mod harness;
 mod http;
 mod http_bad_input;
 mod http_connection;
+mod one_path;
 mod overload;
 mod panics;
 mod request_head;

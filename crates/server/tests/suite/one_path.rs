@@ -1,9 +1,7 @@
 //! Every request of every protocol is identified once, planned once and charged once, also with a store that has to be
 //! awaited. Each plan advances a split counter to its next shard, so a request that is planned twice skips one.
 
-mod harness;
-
-use harness::{Server, memory};
+use crate::harness::{self, Server, memory};
 use redis::Value as Reply;
 use serde_json::json;
 use std::sync::Arc;
@@ -13,6 +11,7 @@ use tollgate_core::conformance::RemoteStore;
 use tollgate_http::identity::IDENTIFICATIONS;
 use tollgate_sdk::{CheckRequest, Decider, Remote, RemoteConfig};
 use tollgate_store::MemoryStore;
+use tollgate_testing::own_process::in_own_process;
 
 type Store = Arc<RemoteStore<MemoryStore<SystemClock>>>;
 
@@ -47,8 +46,13 @@ fn assert_once_each(name: &str, store: &Store, count: usize) {
     assert_eq!(all.len(), count, "{name}: a shard was charged twice before the others: {shards:?}");
 }
 
+/// Identifications are counted per process.
 #[test]
 fn checks_over_http_and_grpc_are_decided_once() {
+    in_own_process("one_path::checks_over_http_and_grpc_are_decided_once", every_check_once);
+}
+
+fn every_check_once() {
     let (server, store) = start();
     let bodies = [
         ("/v1/check", json!({"domain": "d", "attributes": {"user": "check"}})),

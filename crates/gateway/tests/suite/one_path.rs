@@ -1,20 +1,23 @@
 //! A request through the gateway is identified, planned and charged exactly once, over HTTP/1 and HTTP/2, also with an
 //! asynchronous store. A plan moves a split counter on to its next shard, so a request that is planned twice skips one.
 
-mod harness;
-
-use harness::{Gateway, Origin, memory, plain};
+use crate::harness::{Gateway, Origin, memory, plain};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tollgate_core::conformance::RemoteStore;
 use tollgate_http::identity::IDENTIFICATIONS;
+use tollgate_testing::own_process::in_own_process;
 
 const RULES: &str = "domain: d\ndescriptors:\n  - {key: api_key, name: per-key, limit: 8/hour, split: 8}\n";
 
-/// A single test, because identifications are counted per process.
+/// Identifications are counted per process.
 #[test]
 fn requests_are_identified_planned_and_charged_once() {
+    in_own_process("one_path::requests_are_identified_planned_and_charged_once", every_request_once);
+}
+
+fn every_request_once() {
     let origin = Origin::start();
     let store = Arc::new(RemoteStore::new(memory()));
     let gateway = Gateway::start_over(Arc::clone(&store), 1, RULES, "", &plain(origin.address, ""));

@@ -1,0 +1,3 @@
+//! The admin API, through its router.
+
+mod routes;
