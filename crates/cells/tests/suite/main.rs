@@ -2,6 +2,7 @@
 
 mod durable;
 mod durable_cells;
+mod durable_late;
 mod exchange;
 mod late;
 mod late_charges;
