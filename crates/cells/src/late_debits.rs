@@ -210,9 +210,8 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let ids: Vec<CounterId> = debits.iter().map(|debit| debit.id).collect();
         let _locked = self.lock(&charges, &ids).await;
         match self.debit_shared(&charges, &ids).await {
-            Err((failed, error)) if !error.is_in_doubt() => failed.into_iter().collect(),
-            // Made again, it could count twice.
-            _ => Vec::new(),
+            Err((failed, _)) => failed.into_iter().collect(),
+            Ok(()) => Vec::new(),
         }
     }
 }
